@@ -1,0 +1,6 @@
+//! Who owns each slice. The [`ledger`] decides and records; [`manager`] and [`agent`] are the two ends of the protocol,
+//! each an event-in, effects-out machine. No clock, file, socket, thread or task: the services perform the effects, and
+//! the simulation performs the same ones on a world of its own.
+#![forbid(unsafe_code)]
+
+pub mod protocol;

@@ -1,0 +1,15 @@
+//! The words every room of Tarn speaks: sizes, times, names, numbers, and all limits by name.
+//!
+//! Nothing here decides anything, and nothing here touches the world.
+#![forbid(unsafe_code)]
+
+pub mod limits;
+mod name;
+mod number;
+mod size;
+mod time;
+
+pub use name::{Name, NameError, RequestId};
+pub use number::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, Revision, SliceId};
+pub use size::{Bytes, Fraction, NotAFraction, SLICE};
+pub use time::{Ns, UnixMs};

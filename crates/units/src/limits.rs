@@ -1,0 +1,95 @@
+//! Every limit of Tarn, by name. Relations between them are checked by the compiler.
+
+use crate::Ns;
+
+/// Hosts in one rack.
+pub const HOSTS_MAX: usize = 1024;
+/// EMCs in one rack.
+pub const EMCS_MAX: usize = 256;
+/// EMCs one host may be wired to.
+pub const EMCS_PER_HOST_MAX: usize = 16;
+/// Slices on one EMC: 16 TiB.
+pub const SLICES_PER_EMC_MAX: u32 = 16 * 1024;
+/// Slices in one rack: 256 TiB.
+pub const SLICES_MAX: u32 = 256 * 1024;
+/// Slices one VM may have.
+pub const SLICES_PER_VM_MAX: u32 = 4096;
+/// Slices one host may hold; an order to a host names them all in one message.
+pub const SLICES_PER_HOST_MAX: u32 = 32 * 1024;
+/// Cores of one host.
+pub const CORES_PER_HOST_MAX: u32 = 4096;
+/// Local memory of one host, in MiB: 64 TiB.
+pub const LOCAL_MIB_PER_HOST_MAX: u64 = 64 << 20;
+
+/// Length of the name of a host, an EMC, a VM or a client.
+pub const NAME_BYTES_MAX: usize = 63;
+/// Length of a request id.
+pub const REQUEST_ID_BYTES_MAX: usize = 128;
+/// Length of a reason given by a person or a program.
+pub const REASON_BYTES_MAX: usize = 512;
+
+/// One gRPC message, in either direction.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// One datagram of `HostMemory`.
+pub const DATAGRAM_BYTES_MAX: usize = 64 << 10;
+/// Descriptors in one datagram of `HostMemory`; Linux takes 253.
+pub const DESCRIPTORS_PER_DATAGRAM_MAX: usize = 64;
+/// Entries in one page of a list.
+pub const LIST_PAGE_MAX: u32 = 16 * 1024;
+
+/// Requests waiting for the one task that owns the ledger; the next is refused as UNAVAILABLE.
+pub const REQUESTS_QUEUED_MAX: usize = 4096;
+/// Calls waiting in WaitReady or in Reserve with `wait_ready`.
+pub const WAITERS_MAX: usize = 16 * 1024;
+/// The longest a call may wait for slices to come online.
+pub const WAIT_READY_MAX: Ns = Ns::secs(300);
+/// Changes in one durable write.
+pub const BATCH_CHANGES_MAX: usize = 8192;
+/// How long a change that nobody waits for may wait for company before it is written.
+pub const BATCH_LINGER: Ns = Ns::ms(2);
+/// Events a watcher may be behind before it is told that it missed some.
+pub const WATCH_EVENTS_BEHIND_MAX: usize = 4096;
+/// Watchers of each kind.
+pub const WATCHERS_MAX: usize = 256;
+
+/// Remembered decisions; the oldest are forgotten first.
+pub const AUDIT_ENTRIES_MAX: u64 = 200_000;
+/// Decisions in one answer of Explain.
+pub const EXPLAIN_ENTRIES_MAX: usize = 1000;
+/// Remembered request ids of one client whose reservation has ended; the oldest are forgotten first.
+pub const ENDED_REQUESTS_PER_CLIENT_MAX: usize = 10_000;
+/// How long a request id outlives its reservation.
+pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
+/// The default time in which a reservation must be committed.
+pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
+/// The longest time in which a reservation may be committed.
+pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
+
+/// Parts of a lease after which an agent speaks again if it had nothing to say.
+pub const HEARTBEATS_PER_LEASE: u64 = 4;
+/// The least time between two orders to one host.
+pub const WANT_GAP: Ns = Ns::ms(1);
+/// How long the manager waits for a newer answer before it repeats an order.
+pub const WANT_REPEAT: Ns = Ns::secs(2);
+/// Between two attempts of a device call that failed.
+pub const DEVICE_RETRY: Ns = Ns::secs(1);
+/// Between two attempts of a host call that failed.
+pub const HOST_RETRY: Ns = Ns::ms(500);
+/// Device calls waiting for one EMC's driver.
+pub const DEVICE_CALLS_QUEUED_MAX: usize = 64 * 1024;
+/// Slices one host scrubs at the same time.
+pub const SCRUBS_PER_HOST_MAX: usize = 64;
+/// The shortest lease an operator may configure.
+pub const LEASE_TTL_MIN: Ns = Ns::ms(200);
+/// How often rack time is written down when nothing else is.
+pub const RACK_TIME_SAVED_EVERY: Ns = Ns::secs(60);
+
+/// Free space below which new grants are refused while releases still work, in bytes.
+pub const STORE_FREE_BYTES_MIN: u64 = 64 << 20;
+
+const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
+const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
+// An order to a host is one message: 96 bytes a slice with its handle.
+const _: () = assert!(SLICES_PER_HOST_MAX as usize * 96 <= MESSAGE_BYTES_MAX, "an order would not fit into a message");
+const _: () = assert!(LIST_PAGE_MAX as usize * 192 <= MESSAGE_BYTES_MAX, "a page would not fit into a message");
+const _: () = assert!(SLICES_PER_VM_MAX as usize * 2 <= BATCH_CHANGES_MAX, "a reservation fits into one durable write");

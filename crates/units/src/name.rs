@@ -1,0 +1,106 @@
+//! Names people give: hosts, EMCs, VMs, clients, and the request ids that make retries safe.
+
+use std::{borrow::Borrow, fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+
+/// Why something is not a name; prints the value and the rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{value:?} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash")]
+pub struct NameError {
+    value: String,
+    max: usize,
+}
+
+fn checked(text: &str, max: usize) -> Result<Arc<str>, NameError> {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b':' | b'-');
+    let begins_well = !matches!(text.as_bytes().first(), None | Some(b'.' | b'-'));
+    if begins_well && text.len() <= max && text.bytes().all(allowed) {
+        Ok(Arc::from(text))
+    } else {
+        Err(NameError { value: text.chars().take(2 * max).collect(), max })
+    }
+}
+
+macro_rules! text {
+    ($(#[$doc:meta])* $name:ident, $max:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks length and letters.
+            ///
+            /// # Errors
+            /// [`NameError`] with the value and the rule.
+            pub fn new(text: &str) -> Result<Self, NameError> {
+                checked(text, $max).map(Self)
+            }
+
+            /// As text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = NameError;
+
+            fn from_str(text: &str) -> Result<Self, NameError> {
+                Self::new(text)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = NameError;
+
+            fn try_from(text: String) -> Result<Self, NameError> {
+                Self::new(&text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> String {
+                name.0.as_ref().to_owned()
+            }
+        }
+    };
+}
+
+text!(
+    /// The name of a host, an EMC, a VM or a client. Safe as a file name.
+    Name, NAME_BYTES_MAX
+);
+text!(
+    /// Chosen by a client so that a repeated request gets the same answer.
+    RequestId, REQUEST_ID_BYTES_MAX
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_safe_as_a_file_name_and_says_why_it_is_not_one() {
+        assert_eq!(Name::new("vm-1.a:b_c").unwrap().as_str(), "vm-1.a:b_c");
+        for wrong in ["", ".", "..", "a/b", "-x", "a b", "ä", &"x".repeat(NAME_BYTES_MAX + 1)] {
+            let error = Name::new(wrong).unwrap_err().to_string();
+            assert!(error.contains("must be 1 to"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Generates the messages and services with protox, so that no `protoc` is needed.
+
+use std::{env, fs, path::PathBuf};
+
+use protox::prost::Message as _;
+
+const FILES: [&str; 5] = [
+    "tarn/v1/common.proto",
+    "tarn/v1/scheduler.proto",
+    "tarn/v1/admin.proto",
+    "tarn/v1/agent.proto",
+    "tarn/v1/host_memory.proto",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=tarn");
+    let descriptors =
+        protox::Compiler::new(["."])?.include_source_info(true).include_imports(true).open_files(FILES)?.file_descriptor_set();
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out.join("tarn.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}

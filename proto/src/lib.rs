@@ -1,0 +1,14 @@
+//! Tarn's words on the wire, generated from `tarn/v1/*.proto`. Nothing here is written by hand: meaning, checks and
+//! conversions belong to the services.
+#![forbid(unsafe_code)]
+
+/// Version of the protocol between manager and agent; both refuse another.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Package `tarn.v1`.
+#[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("tarn.v1");
+    /// Everything in this package, for gRPC reflection.
+    pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("tarn");
+}
