@@ -61,12 +61,23 @@ pub struct Have {
     pub scrubbed: Vec<Scrubbed>,
     /// Could not be done; repeated until the order no longer asks.
     pub failed: Vec<Failed>,
-    /// Registered VMs whose process lives, with the slices they were handed.
-    pub vms: BTreeMap<Name, Vec<Holding>>,
-    /// VMs whose registered process is gone; repeated until the order no longer names them.
-    pub ended: Vec<Name>,
+    /// Registered VMs whose process lives. By reservation: a VM's name may be reserved again while its last life ends.
+    pub vms: BTreeMap<ReservationId, HaveVm>,
+    /// Reservations whose registered process is gone; repeated until the order no longer names them.
+    pub ended: Vec<ReservationId>,
     /// Nothing is left from before this instance: no registered process, no mapping, no descriptor.
     pub clean: bool,
+}
+
+/// A VM that runs on memory of the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HaveVm {
+    /// Its name.
+    pub vm: Name,
+    /// Its process on that host.
+    pub pid: u32,
+    /// The slices it was handed.
+    pub slices: Vec<Holding>,
 }
 
 /// What a scrubber did.
