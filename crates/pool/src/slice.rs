@@ -1,0 +1,492 @@
+//! The life of one slice: a state machine with one `match`. It decides nothing about which slice goes where (the
+//! ledger does) and performs nothing (the manager says what to do).
+//!
+//! ```text
+//!            Assign        Granted        Onlined          Release            Released
+//!   Free ───────────▶ Assigned ──▶ Onlining ──▶ Online ─────────▶ Draining(host) ──▶ Draining(revoking)
+//!    ▲                                                                                     │ Revoked
+//!    │ Revoked, verified                                                                   ▼
+//!   Scrubbing(revoking) ◀── Scrubbed ── Scrubbing(working) ◀── Granted ── (granting) ◀── (waiting)
+//! ```
+//!
+//! Every change of hands, to a VM's host or to a scrubber, takes a new [`Epoch`]. A slice never has two owners because
+//! a grant follows only from `Free` or `Scrubbing(waiting)`, and both are reached only when the device has revoked.
+
+use serde::{Deserialize, Serialize};
+use units::{Epoch, HostId, ReservationId};
+
+use crate::protocol::Scrubbed;
+
+/// What the ledger knows about one slice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// The current or latest owner's number; 0 before the first.
+    pub epoch: Epoch,
+    /// Where it stands.
+    pub state: State,
+    /// Proof of the latest scrub.
+    pub receipt: Option<Receipt>,
+}
+
+/// Where a slice stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// Zeroed and nobody's.
+    #[default]
+    Free,
+    /// Owner recorded; the device has not confirmed the grant.
+    Assigned(Owner),
+    /// Granted at the device; the host has not shown it online.
+    Onlining(Owner),
+    /// Usable by its VM.
+    Online(Owner),
+    /// Being taken back.
+    Draining(Owner, Drain),
+    /// Being zeroed by a host that owns it for just that.
+    Scrubbing(Scrub),
+    /// Kept from everybody.
+    Quarantined(Quarantine),
+}
+
+/// The host that may reach a slice, and the reservation it does so for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// Which host.
+    pub host: HostId,
+    /// For whom.
+    pub reservation: ReservationId,
+}
+
+/// How far taking back has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Drain {
+    /// The host has been asked; with force, even if the VM still runs.
+    Host {
+        /// Whether a running VM loses it.
+        force: bool,
+    },
+    /// The host has let go, or never knew: the device is to revoke.
+    Revoking,
+}
+
+/// How far scrubbing has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scrub {
+    /// Revoked everywhere; no scrubber yet.
+    Waiting,
+    /// A scrubber is chosen; the device has not confirmed its grant.
+    Granting(HostId),
+    /// The scrubber is at work.
+    Working(HostId),
+    /// The scrubber is done or gone: the device is to revoke. Zeros only if `verified`.
+    Revoking {
+        /// The scrubber.
+        host: Option<HostId>,
+        /// Whether its receipt is there.
+        verified: bool,
+    },
+}
+
+/// Why a slice is kept from everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Quarantine {
+    /// It did not reach its owner as zeros.
+    Dirty {
+        /// Who saw it.
+        host: HostId,
+        /// Whether the device has revoked it since.
+        revoked: bool,
+    },
+    /// Its scrubber could not zero it.
+    ScrubFailed {
+        /// The scrubber.
+        host: HostId,
+        /// Whether the device has revoked it since.
+        revoked: bool,
+    },
+    /// The device grants it to a host without the ledger knowing.
+    UnknownGrant {
+        /// Whom the device grants it to.
+        host: HostId,
+    },
+    /// The device no longer has the grant that the ledger made.
+    LostGrant,
+    /// The ledger was restored from a backup and its hosts have not all reported.
+    Restored {
+        /// Whom the device grants it to, if anybody.
+        host: Option<HostId>,
+    },
+}
+
+/// Proof that a slice held only zeros after its last owner had lost access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// Who scrubbed.
+    pub scrubber: HostId,
+    /// What it reported.
+    pub scrubbed: Scrubbed,
+}
+
+/// What may happen to a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A VM's host becomes its owner.
+    Assign(Owner),
+    /// The device has granted this epoch.
+    Granted(Epoch),
+    /// The host shows it online.
+    Onlined(HostId, Epoch),
+    /// Its VM ended, or will not start.
+    Release {
+        /// Take it even from a running VM.
+        force: bool,
+    },
+    /// The host has let go of it.
+    Released(HostId, Epoch),
+    /// The device has revoked this epoch.
+    Revoked(Epoch),
+    /// A host becomes its owner in order to scrub it.
+    ScrubBy(HostId),
+    /// The scrubber reports zeros.
+    Scrubbed(HostId, Scrubbed),
+    /// The scrubber gave up.
+    ScrubFailed(HostId, Epoch),
+    /// The host saw that it is not zero.
+    FoundDirty(HostId, Epoch),
+    /// The device cut this host off.
+    OwnerFenced(HostId),
+    /// The device disagrees with the ledger, or the ledger with itself.
+    Quarantine(Quarantine),
+    /// An operator, or a host's report, allows a quarantined slice back into the cycle.
+    Requalify,
+    /// A host's report and the device agree that a quarantined slice is in use.
+    Adopt(Owner, Epoch),
+    /// The device's highest epoch is above ours: ours is old news.
+    Raise(Epoch),
+}
+
+/// An event that the slice's state does not accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotNow;
+
+impl Slot {
+    /// What an event makes of this slot. Changes nothing itself.
+    ///
+    /// # Errors
+    /// [`NotNow`] if the state does not accept the event: refused, never ignored.
+    pub fn step(self, event: Event) -> Result<Self, NotNow> {
+        use Event as E;
+        use State as S;
+        let Self { epoch, state, receipt } = self;
+        let go = |state| Ok(Self { state, ..self });
+        let hand_over = |state| Ok(Self { epoch: epoch.next(), state, receipt });
+        match (state, event) {
+            (S::Free, E::Assign(owner)) => hand_over(S::Assigned(owner)),
+            (S::Assigned(owner), E::Granted(e)) if e == epoch => go(S::Onlining(owner)),
+            (S::Onlining(owner), E::Onlined(by, e)) if by == owner.host && e == epoch => go(S::Online(owner)),
+
+            (S::Assigned(owner), E::Release { .. }) => go(S::Draining(owner, Drain::Revoking)),
+            (S::Onlining(owner) | S::Online(owner), E::Release { force }) => {
+                go(S::Draining(owner, Drain::Host { force }))
+            }
+            (S::Draining(owner, Drain::Host { force: false }), E::Release { force: true }) => {
+                go(S::Draining(owner, Drain::Host { force: true }))
+            }
+            (S::Draining(owner, Drain::Host { .. }), E::Released(by, e)) if by == owner.host && e == epoch => {
+                go(S::Draining(owner, Drain::Revoking))
+            }
+            (S::Draining(_, Drain::Revoking), E::Revoked(e)) if e == epoch => go(S::Scrubbing(Scrub::Waiting)),
+
+            (S::Scrubbing(Scrub::Waiting), E::ScrubBy(host)) => hand_over(S::Scrubbing(Scrub::Granting(host))),
+            (S::Scrubbing(Scrub::Granting(host)), E::Granted(e)) if e == epoch => {
+                go(S::Scrubbing(Scrub::Working(host)))
+            }
+            (S::Scrubbing(Scrub::Working(host)), E::Scrubbed(by, scrubbed))
+                if by == host && scrubbed.holding.epoch == epoch =>
+            {
+                let receipt = Some(Receipt { scrubber: host, scrubbed });
+                Ok(Self { epoch, receipt, state: S::Scrubbing(Scrub::Revoking { host: Some(host), verified: true }) })
+            }
+            (S::Scrubbing(Scrub::Revoking { verified, .. }), E::Revoked(e)) if e == epoch => {
+                go(if verified { S::Free } else { S::Scrubbing(Scrub::Waiting) })
+            }
+
+            (S::Assigned(o) | S::Onlining(o) | S::Online(o) | S::Draining(o, _), E::OwnerFenced(host))
+                if o.host == host =>
+            {
+                go(S::Draining(o, Drain::Revoking))
+            }
+            (S::Scrubbing(Scrub::Granting(by) | Scrub::Working(by)), E::OwnerFenced(host)) if by == host => {
+                go(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
+            }
+
+            (S::Onlining(o), E::FoundDirty(by, e)) if by == o.host && e == epoch => {
+                go(S::Quarantined(Quarantine::Dirty { host: by, revoked: false }))
+            }
+            (S::Scrubbing(Scrub::Working(host)), E::ScrubFailed(by, e)) if by == host && e == epoch => {
+                go(S::Quarantined(Quarantine::ScrubFailed { host, revoked: false }))
+            }
+            (S::Quarantined(Quarantine::Dirty { host, revoked: false }), E::Revoked(e)) if e == epoch => {
+                go(S::Quarantined(Quarantine::Dirty { host, revoked: true }))
+            }
+            (S::Quarantined(Quarantine::ScrubFailed { host, revoked: false }), E::Revoked(e)) if e == epoch => {
+                go(S::Quarantined(Quarantine::ScrubFailed { host, revoked: true }))
+            }
+            (_, E::Quarantine(why)) => go(S::Quarantined(why)),
+            (S::Quarantined(why), E::Requalify) => {
+                go(S::Scrubbing(Scrub::Revoking { host: why.host(), verified: false }))
+            }
+            (
+                S::Quarantined(Quarantine::UnknownGrant { host } | Quarantine::Restored { host: Some(host) }),
+                E::Adopt(owner, e),
+            ) if owner.host == host && e == epoch => go(S::Online(owner)),
+            (_, E::Raise(higher)) if higher > epoch => Ok(Self { epoch: higher, ..self }),
+            _ => Err(NotNow),
+        }
+    }
+
+    /// The host that may still reach the slice at the device.
+    pub fn holder(self) -> Option<HostId> {
+        match self.state {
+            State::Free | State::Scrubbing(Scrub::Waiting) => None,
+            State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => Some(o.host),
+            State::Scrubbing(Scrub::Granting(host) | Scrub::Working(host)) => Some(host),
+            State::Scrubbing(Scrub::Revoking { host, .. }) => host,
+            State::Quarantined(why) => why.host(),
+        }
+    }
+
+    /// The reservation it serves, from assignment until the device has revoked.
+    pub fn reservation(self) -> Option<ReservationId> {
+        match self.state {
+            State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => Some(o.reservation),
+            State::Free | State::Scrubbing(_) | State::Quarantined(_) => None,
+        }
+    }
+
+    /// The call the device owes to this state, if any. Safe to make again: calls are idempotent on (slice, epoch).
+    pub fn device_call(self) -> Option<Call> {
+        match self.state {
+            State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
+            State::Scrubbing(Scrub::Granting(host)) => Some(Call::Grant { epoch: self.epoch, host }),
+            State::Draining(_, Drain::Revoking)
+            | State::Scrubbing(Scrub::Revoking { .. })
+            | State::Quarantined(
+                Quarantine::Dirty { revoked: false, .. } | Quarantine::ScrubFailed { revoked: false, .. },
+            ) => Some(Call::Revoke { epoch: self.epoch }),
+            State::Free
+            | State::Onlining(_)
+            | State::Online(_)
+            | State::Draining(_, Drain::Host { .. })
+            | State::Scrubbing(Scrub::Waiting | Scrub::Working(_))
+            | State::Quarantined(_) => None,
+        }
+    }
+
+    /// The state's name, as operators see it.
+    pub fn state_name(self) -> &'static str {
+        match self.state {
+            State::Free => "free",
+            State::Assigned(_) => "assigned",
+            State::Onlining(_) => "onlining",
+            State::Online(_) => "online",
+            State::Draining(..) => "draining",
+            State::Scrubbing(_) => "scrubbing",
+            State::Quarantined(_) => "quarantined",
+        }
+    }
+}
+
+/// What the device is to do with one slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Let this host reach it, and nobody else.
+    Grant {
+        /// The owner's number.
+        epoch: Epoch,
+        /// The owner.
+        host: HostId,
+    },
+    /// Let nobody reach it.
+    Revoke {
+        /// The last owner's number.
+        epoch: Epoch,
+    },
+}
+
+impl Quarantine {
+    /// The host that may still reach the slice.
+    pub fn host(self) -> Option<HostId> {
+        match self {
+            Self::Dirty { host, revoked } | Self::ScrubFailed { host, revoked } => (!revoked).then_some(host),
+            Self::UnknownGrant { host } => Some(host),
+            Self::Restored { host } => host,
+            Self::LostGrant => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Quarantine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Dirty { .. } => "it did not reach its owner as zeros",
+            Self::ScrubFailed { .. } => "its scrubber could not zero it",
+            Self::UnknownGrant { .. } => "the device grants it to a host without the ledger knowing",
+            Self::LostGrant => "the device lost the grant that the ledger made",
+            Self::Restored { .. } => "the ledger was restored from a backup and its hosts have not all reported",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use units::{Bytes, SliceId, UnixMs};
+
+    use super::*;
+    use crate::protocol::Holding;
+
+    const VM_HOST: HostId = HostId(1);
+    const SCRUBBER: HostId = HostId(2);
+
+    fn owner() -> Owner {
+        Owner { host: VM_HOST, reservation: ReservationId(7) }
+    }
+
+    fn scrubbed(epoch: Epoch) -> Scrubbed {
+        let holding = Holding { slice: SliceId(0), epoch };
+        Scrubbed { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
+    }
+
+    /// A line of words is a story; the answer is how the slice ends, or which word was refused.
+    fn check(story: &str, ends: &str) {
+        let mut slot = Slot::default();
+        for word in story.split_whitespace() {
+            let event = match word {
+                "assign" => Event::Assign(owner()),
+                "granted" => Event::Granted(slot.epoch),
+                "granted-late" => Event::Granted(Epoch(slot.epoch.0 - 1)),
+                "onlined" => Event::Onlined(VM_HOST, slot.epoch),
+                "onlined-by-other" => Event::Onlined(SCRUBBER, slot.epoch),
+                "release" => Event::Release { force: false },
+                "force" => Event::Release { force: true },
+                "released" => Event::Released(VM_HOST, slot.epoch),
+                "released-by-other" => Event::Released(SCRUBBER, slot.epoch),
+                "revoked" => Event::Revoked(slot.epoch),
+                "revoked-late" => Event::Revoked(Epoch(slot.epoch.0 - 1)),
+                "scrub" => Event::ScrubBy(SCRUBBER),
+                "scrubbed" => Event::Scrubbed(SCRUBBER, scrubbed(slot.epoch)),
+                "scrubbed-late" => Event::Scrubbed(SCRUBBER, scrubbed(Epoch(slot.epoch.0 - 1))),
+                "fenced" => Event::OwnerFenced(VM_HOST),
+                "scrubber-fenced" => Event::OwnerFenced(SCRUBBER),
+                "dirty" => Event::FoundDirty(VM_HOST, slot.epoch),
+                "requalify" => Event::Requalify,
+                other => panic!("no word {other:?}"),
+            };
+            match slot.step(event) {
+                Ok(next) => slot = next,
+                Err(NotNow) => return assert_eq!(format!("{word} refused while {}", slot.state_name()), ends),
+            }
+        }
+        assert_eq!(format!("{} epoch {}", slot.state_name(), slot.epoch), ends);
+    }
+
+    #[test]
+    fn a_slice_goes_round_and_every_owner_has_a_number_of_its_own() {
+        let once = "assign granted onlined release released revoked scrub granted scrubbed revoked";
+        check(once, "free epoch 2");
+        check(&format!("{once} {once}"), "free epoch 4");
+    }
+
+    #[test]
+    fn a_slice_whose_grant_never_happened_needs_no_host_to_let_go() {
+        check("assign release revoked", "scrubbing epoch 1");
+    }
+
+    #[test]
+    fn nobody_speaks_for_another_host_or_another_epoch() {
+        check("assign granted onlined-by-other", "onlined-by-other refused while onlining");
+        check("assign granted onlined release released-by-other", "released-by-other refused while draining");
+        check("assign granted-late", "granted-late refused while assigned");
+        check("assign release revoked scrub granted scrubbed-late", "scrubbed-late refused while scrubbing");
+        check("assign granted release released revoked-late", "revoked-late refused while draining");
+    }
+
+    #[test]
+    fn no_second_owner_before_the_device_has_revoked_the_first() {
+        check("assign granted onlined release scrub", "scrub refused while draining");
+        check("assign granted onlined release released assign", "assign refused while draining");
+        check("assign release revoked assign", "assign refused while scrubbing");
+        check("assign release revoked scrub granted scrubbed assign", "assign refused while scrubbing");
+    }
+
+    #[test]
+    fn a_dead_scrubber_proves_nothing() {
+        check("assign release revoked scrub granted scrubber-fenced revoked", "scrubbing epoch 2");
+        check("assign release revoked scrub granted scrubber-fenced revoked assign", "assign refused while scrubbing");
+    }
+
+    #[test]
+    fn a_slice_of_a_fenced_host_is_revoked_and_scrubbed_before_anyone_gets_it() {
+        check("assign granted onlined fenced revoked", "scrubbing epoch 1");
+        check("assign granted onlined release fenced revoked", "scrubbing epoch 1");
+    }
+
+    #[test]
+    fn a_dirty_slice_is_kept_from_everybody_until_it_is_scrubbed_again() {
+        check("assign granted dirty revoked", "quarantined epoch 1");
+        check("assign granted dirty revoked assign", "assign refused while quarantined");
+        check("assign granted dirty revoked requalify revoked scrub granted scrubbed revoked", "free epoch 2");
+    }
+
+    fn any_event() -> impl Strategy<Value = Event> {
+        let host = prop_oneof![Just(VM_HOST), Just(SCRUBBER)];
+        let epoch = (0..6u64).prop_map(Epoch);
+        prop_oneof![
+            host.clone().prop_map(|host| Event::Assign(Owner { host, reservation: ReservationId(1) })),
+            epoch.clone().prop_map(Event::Granted),
+            (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::Onlined(h, e)),
+            any::<bool>().prop_map(|force| Event::Release { force }),
+            (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::Released(h, e)),
+            epoch.clone().prop_map(Event::Revoked),
+            host.clone().prop_map(Event::ScrubBy),
+            (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::Scrubbed(h, scrubbed(e))),
+            (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::ScrubFailed(h, e)),
+            (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::FoundDirty(h, e)),
+            host.prop_map(Event::OwnerFenced),
+            Just(Event::Requalify),
+        ]
+    }
+
+    proptest! {
+        /// The device table is the judge: it grants one owner at a time and only what the slot asks of it.
+        #[test]
+        fn a_slice_has_at_most_one_owner(story in prop::collection::vec(any_event(), 0..60)) {
+            let mut slot = Slot::default();
+            let mut device: Option<(Epoch, HostId)> = None;
+            for event in story {
+                let Ok(next) = slot.step(event) else { continue };
+                prop_assert!(next.epoch >= slot.epoch, "an epoch never falls");
+                if let Event::Revoked(_) = event { device = None; }
+                if let Event::Assign(_) | Event::ScrubBy(_) = event {
+                    prop_assert_eq!(device, None, "granted while another may reach it");
+                    prop_assert!(next.epoch > slot.epoch, "a new owner has a new number");
+                }
+                if let Some(Call::Grant { epoch, host }) = next.device_call() { device = Some((epoch, host)); }
+                if let Some((_, host)) = device { prop_assert_eq!(next.holder(), Some(host)); }
+                slot = next;
+            }
+        }
+
+        #[test]
+        fn a_slice_is_free_only_with_a_receipt_of_its_last_epoch(story in prop::collection::vec(any_event(), 0..80)) {
+            let mut slot = Slot::default();
+            for event in story {
+                slot = slot.step(event).unwrap_or(slot);
+                if slot.state == State::Free && slot.epoch > Epoch(0) {
+                    prop_assert_eq!(slot.receipt.map(|r| r.scrubbed.holding.epoch), Some(slot.epoch));
+                }
+            }
+        }
+    }
+}
