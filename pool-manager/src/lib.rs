@@ -1,1 +1,4 @@
-//! placeholder
+//! The rack's one manager: it owns the ledger, keeps it durable, drives the pool devices and answers schedulers,
+//! operators and agents. What may be decided is decided in `pool` and `prediction`; here it is done.
+
+pub mod store;

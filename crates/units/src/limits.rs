@@ -36,6 +36,8 @@ pub const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 pub const DESCRIPTORS_PER_DATAGRAM_MAX: usize = 64;
 /// Entries in one page of a list.
 pub const LIST_PAGE_MAX: u32 = 16 * 1024;
+/// Pages of one list that a client follows before it doubts the manager.
+pub const LIST_PAGES_MAX: u32 = 4096;
 
 /// Requests waiting for the one task that owns the ledger; the next is refused as UNAVAILABLE.
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
@@ -43,6 +45,12 @@ pub const REQUESTS_QUEUED_MAX: usize = 4096;
 pub const WAITERS_MAX: usize = 16 * 1024;
 /// The longest a call may wait for slices to come online.
 pub const WAIT_READY_MAX: Ns = Ns::secs(300);
+/// How long a command waits for an answer unless told otherwise.
+pub const ANSWER_WITHIN_DEFAULT: Ns = Ns::secs(30);
+/// How often the live view of a rack is drawn anew.
+pub const TOP_EVERY: Ns = Ns::secs(1);
+/// How far two machines' clocks may differ before people reading their logs are misled.
+pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
 /// Changes in one durable write.
 pub const BATCH_CHANGES_MAX: usize = 8192;
 /// How long a change that nobody waits for may wait for company before it is written.
@@ -86,6 +94,11 @@ pub const RACK_TIME_SAVED_EVERY: Ns = Ns::secs(60);
 
 /// Free space below which new grants are refused while releases still work, in bytes.
 pub const STORE_FREE_BYTES_MIN: u64 = 64 << 20;
+/// Memory the store may use to remember pages of its file, in bytes.
+pub const STORE_CACHE_BYTES: usize = 256 << 20;
+/// Free space of an emulated device's file system below which it grants nothing, in bytes: its slices are sparse, so the
+/// file system promises more than it has.
+pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");

@@ -1,0 +1,1 @@
+//! Copies of a store, and a store from a copy.

@@ -1,0 +1,126 @@
+//! What a store lies on: a directory of a file system, held by one process at a time. What is in its file is the
+//! store's business.
+
+use std::{
+    fs::{DirBuilder, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use redb::{StorageBackend, backends::FileBackend};
+
+use super::StoreError;
+
+/// The name of the store's file in its directory.
+pub const FILE: &str = "ledger.redb";
+/// The name of the file whose lock is the right to use the directory.
+pub const LOCK: &str = "lock";
+
+/// What a store lies on.
+pub trait Disk: Send {
+    /// Reads and writes of one opening.
+    type Backend: StorageBackend;
+
+    /// Opens what is there, or makes something empty.
+    ///
+    /// # Errors
+    /// The operating system's.
+    fn open(&self) -> io::Result<Self::Backend>;
+
+    /// How many bytes may still be written, or `None` if there is no limit.
+    ///
+    /// # Errors
+    /// The operating system's.
+    fn free_bytes(&self) -> io::Result<Option<u64>>;
+
+    /// Its name in messages.
+    fn place(&self) -> &Path;
+}
+
+/// A directory on a file system. While this lives no other process gets one for the same directory.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    file: PathBuf,
+    _lock: File,
+}
+
+impl Directory {
+    /// Takes the directory, made with mode 0700 if it is missing.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`] if another process has it, [`StoreError::Io`] if it cannot be made or locked.
+    pub fn take(path: &Path) -> Result<Self, StoreError> {
+        let make = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        make.map_err(StoreError::io("make the directory of", path))?;
+        let lock = private().create(true).open(path.join(LOCK));
+        let lock = lock.map_err(StoreError::io("open the lock of", path))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), file: path.join(FILE), _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(StoreError::InUse { place: path.to_owned() }),
+            Err(TryLockError::Error(errno)) => Err(StoreError::io("lock", path)(errno)),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Disk for Directory {
+    type Backend = FileBackend;
+
+    fn open(&self) -> io::Result<FileBackend> {
+        open_file(&self.file)
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        let free = rustix::fs::statvfs(&self.path)?;
+        Ok(Some(free.f_bavail.saturating_mul(free.f_frsize)))
+    }
+
+    fn place(&self) -> &Path {
+        &self.file
+    }
+}
+
+/// One file in a directory that its user holds already: a backup being written, or a store being put together.
+#[derive(Debug)]
+pub(super) struct Loose(pub(super) PathBuf);
+
+impl Disk for Loose {
+    type Backend = FileBackend;
+
+    fn open(&self) -> io::Result<FileBackend> {
+        open_file(&self.0)
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn place(&self) -> &Path {
+        &self.0
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<FileBackend> {
+    let file = private().create(true).open(path)?;
+    sync_parent(path)?;
+    FileBackend::new(file).map_err(io::Error::other)
+}
+
+/// For reading and writing, by the owner alone.
+pub(super) fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).truncate(false).mode(0o600);
+    options
+}
+
+/// Makes durable that a file of this name exists, or no longer does.
+pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent)?.sync_all()
+}

@@ -1,0 +1,259 @@
+//! The store in one file, by redb. One durable write per batch: redb checksums its pages, so that one sync tells a whole
+//! commit from a torn one.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+};
+
+use ::redb::{Database, ReadTransaction, ReadableDatabase, StorageBackend, TableDefinition, TableError};
+use units::limits::STORE_CACHE_BYTES;
+
+use super::{
+    Scan, Store, StoreError, Table, Write,
+    disk::{Directory, Disk},
+    settle_format,
+};
+
+/// How much is read and written again at a time after a failure. Also the size of a hole that stays one.
+const SETTLE_BYTES: usize = 64 << 10;
+/// redb's header, magic number first, fits into its first page.
+const HEADER_BYTES: u64 = 4096;
+/// The length of redb's magic number, which it writes last when it makes a file.
+const MAGIC_BYTES: usize = 9;
+
+type Entries = TableDefinition<'static, &'static [u8], &'static [u8]>;
+
+/// The store on a [`Disk`].
+pub struct RedbStore<D: Disk = Directory> {
+    disk: D,
+    /// `None` after a failure, until it is opened again.
+    database: Option<Database>,
+}
+
+impl<D: Disk> fmt::Debug for RedbStore<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedbStore").field("place", &self.disk.place()).finish_non_exhaustive()
+    }
+}
+
+impl RedbStore<Directory> {
+    /// Opens the store in a directory, or makes an empty one.
+    ///
+    /// # Errors
+    /// Every kind of [`StoreError`] but `Poisoned`.
+    pub fn open_directory(path: &Path) -> Result<Self, StoreError> {
+        Self::open(Directory::take(path)?)
+    }
+}
+
+impl<D: Disk> RedbStore<D> {
+    /// Opens the store on a disk, or makes an empty one.
+    ///
+    /// # Errors
+    /// Every kind of [`StoreError`] but `Poisoned`.
+    pub fn open(disk: D) -> Result<Self, StoreError> {
+        let database = open(&disk, |_| Ok(()))?;
+        let mut store = Self { disk, database: Some(database) };
+        let place = store.disk.place().to_owned();
+        settle_format(&mut store, &place)?;
+        Ok(store)
+    }
+
+    /// Reads every page and compares it with its checksum. `false` if something was wrong and could be put right.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] if it could not be put right.
+    pub fn verify(&mut self) -> Result<bool, StoreError> {
+        let place = self.disk.place();
+        let database = self.database.as_mut().ok_or_else(|| poisoned(place))?;
+        guarded(place, "verify", || Ok(database.check_integrity()?))
+    }
+
+    /// The store as it is now, to be read by another thread while this one goes on.
+    ///
+    /// # Errors
+    /// When the store failed before.
+    pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        let place = self.disk.place();
+        let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
+        let transaction = guarded(place, "read", || Ok(database.begin_read()?))?;
+        Ok(Snapshot { transaction, place: place.to_owned() })
+    }
+
+    /// Its disk.
+    pub fn disk(&self) -> &D {
+        &self.disk
+    }
+}
+
+/// A store as it was at one moment.
+pub struct Snapshot {
+    transaction: ReadTransaction,
+    place: PathBuf,
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Scan for Snapshot {
+    fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        let transaction = &self.transaction;
+        guarded(&self.place, "read", || scan(transaction, table, each))
+    }
+}
+
+impl<D: Disk> Scan for RedbStore<D> {
+    fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        self.snapshot()?.scan(table, each)
+    }
+}
+
+impl<D: Disk> Store for RedbStore<D> {
+    fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
+        let place = self.disk.place();
+        let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
+        let wrote = guarded(place, "write", || commit(database, batch));
+        if wrote.is_err() {
+            self.database = None;
+        }
+        wrote
+    }
+
+    fn reopen(&mut self) -> Result<(), StoreError> {
+        self.database = None;
+        self.database = Some(open(&self.disk, settle)?);
+        let place = self.disk.place().to_owned();
+        settle_format(self, &place).inspect_err(|_| self.database = None)
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
+        self.disk.free_bytes().map_err(StoreError::io("ask the free space of", self.disk.place()))
+    }
+}
+
+fn open<D: Disk>(
+    disk: &D,
+    prepare: impl FnOnce(&D::Backend) -> io::Result<()>,
+) -> Result<Database, StoreError> {
+    guarded(disk.place(), "open", || {
+        let backend = disk.open()?;
+        forget_interrupted_making(&backend)?;
+        prepare(&backend)?;
+        Ok(Database::builder().set_cache_size(STORE_CACHE_BYTES).create_with_backend(backend)?)
+    })
+}
+
+/// redb refuses a file whose making was cut short, which is one without a magic number and without anything after the
+/// header. Such a store never held anything; a damaged one has pages.
+fn forget_interrupted_making(backend: &impl StorageBackend) -> io::Result<()> {
+    let len = backend.len()?;
+    let mut magic = [0; MAGIC_BYTES];
+    let head = MAGIC_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_BYTES));
+    backend.read(0, &mut magic[..head])?;
+    let mut only_zeros = magic == [0; MAGIC_BYTES];
+    let mut at = HEADER_BYTES;
+    while only_zeros && at < len {
+        let chunk = read_chunk(backend, at, len)?;
+        only_zeros = is_zero(&chunk);
+        at += chunk.len() as u64;
+    }
+    if only_zeros && len > 0 { backend.set_len(0) } else { Ok(()) }
+}
+
+/// After a failed sync the operating system may show bytes that never reached the disk, and believe them clean. Writing
+/// again what can be read, and syncing that, makes true what is shown; redb's checksums sort out the rest.
+fn settle(backend: &impl StorageBackend) -> io::Result<()> {
+    let len = backend.len()?;
+    let mut at = 0;
+    while at < len {
+        let chunk = read_chunk(backend, at, len)?;
+        if !is_zero(&chunk) {
+            backend.write(at, &chunk)?;
+        }
+        at += chunk.len() as u64;
+    }
+    backend.sync_data()
+}
+
+fn read_chunk(backend: &impl StorageBackend, at: u64, len: u64) -> io::Result<Vec<u8>> {
+    let rest = usize::try_from(len - at).unwrap_or(SETTLE_BYTES);
+    let mut chunk = vec![0; rest.min(SETTLE_BYTES)];
+    backend.read(at, &mut chunk)?;
+    Ok(chunk)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|b| *b == 0)
+}
+
+fn scan(
+    transaction: &ReadTransaction,
+    table: Table,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> Result<(), ::redb::Error> {
+    let entries = match transaction.open_table(Entries::new(table.name())) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+        opened => opened?,
+    };
+    for entry in entries.range::<&[u8]>(..)? {
+        let (key, value) = entry?;
+        each(key.value(), value.value());
+    }
+    Ok(())
+}
+
+fn commit(database: &Database, batch: &[Write]) -> Result<(), ::redb::Error> {
+    let transaction = database.begin_write()?;
+    let mut tables = BTreeMap::new();
+    for write in batch {
+        let (Write::Put { table, .. } | Write::Delete { table, .. }) = write;
+        let entries = match tables.entry(*table) {
+            std::collections::btree_map::Entry::Occupied(open) => open.into_mut(),
+            std::collections::btree_map::Entry::Vacant(space) => {
+                space.insert(transaction.open_table(Entries::new(table.name()))?)
+            }
+        };
+        match write {
+            Write::Put { key, value, .. } => drop(entries.insert(key.as_slice(), value.as_slice())?),
+            Write::Delete { key, .. } => drop(entries.remove(key.as_slice())?),
+        }
+    }
+    drop(tables);
+    Ok(transaction.commit()?)
+}
+
+fn poisoned(place: &Path) -> StoreError {
+    StoreError::Poisoned { place: place.to_owned() }
+}
+
+/// Runs a piece of redb. It asserts what its file promises, so a file that lies makes it panic: that is an answer too.
+fn guarded<T>(
+    place: &Path,
+    doing: &'static str,
+    run: impl FnOnce() -> Result<T, ::redb::Error>,
+) -> Result<T, StoreError> {
+    // Whatever a panic leaves half done is inside redb's database, which is thrown away with the error.
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(done) => done.map_err(|error| explained(place, doing, error)),
+        Err(_) => Err(StoreError::Corrupt { place: place.to_owned(), what: format!("panic on {doing}") }),
+    }
+}
+
+fn explained(place: &Path, doing: &'static str, error: ::redb::Error) -> StoreError {
+    use io::ErrorKind::{InvalidData, UnexpectedEof};
+    let place = place.to_owned();
+    match error {
+        ::redb::Error::DatabaseAlreadyOpen => StoreError::InUse { place },
+        ::redb::Error::PreviousIo | ::redb::Error::LockPoisoned(_) => StoreError::Poisoned { place },
+        ::redb::Error::Io(errno) if !matches!(errno.kind(), InvalidData | UnexpectedEof) => {
+            StoreError::Io { doing, place, errno }
+        }
+        other => StoreError::Corrupt { place, what: other.to_string() },
+    }
+}
