@@ -1,0 +1,426 @@
+//! The words people type, checked as far as words can be. What they do is in the file named like the command.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use proto::v1;
+use units::{Bytes, Name, RequestId, ReservationId};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    error, or something is wrong (doctor)
+  2    usage, or a value the manager does not accept
+  3    not found
+  4    conflict: it exists already, or its state does not allow this
+  5    exhausted: out of slices, memory or cores
+  6    unavailable: the manager cannot be reached or is not ready
+  124  timed out";
+
+/// Looks at a rack and asks things of it.
+#[derive(Debug, Parser)]
+#[command(name = "tarn", version, about, max_term_width = 100, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// Where to ask and how to answer.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Global {
+    /// The pool manager: http://HOST:PORT, https://HOST:PORT or unix:/PATH [default: http://127.0.0.1:9750]
+    #[arg(long, env = "TARN_ENDPOINT", global = true, value_name = "URI")]
+    pub endpoint: Option<String>,
+    /// Certificate authority of the manager, a PEM file
+    #[arg(long, env = "TARN_CA", global = true, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// This client's certificate, a PEM file; needs --key
+    #[arg(long, env = "TARN_CERT", global = true, value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+    /// This client's private key, a PEM file; needs --cert
+    #[arg(long, env = "TARN_KEY", global = true, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// Name in the manager's certificate, if it is not the endpoint's host
+    #[arg(long, env = "TARN_SERVER_NAME", global = true, value_name = "NAME")]
+    pub server_name: Option<String>,
+    /// How long to wait for an answer, such as 500ms, 30s or 5m [default: 30s, or 5m when waiting for slices]
+    #[arg(long, global = true, value_name = "TIME", value_parser = span)]
+    pub timeout: Option<Duration>,
+    /// How to print
+    #[arg(short, long, global = true, value_enum, default_value_t)]
+    pub output: Format,
+}
+
+/// How answers are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// For people with wide terminals: every column.
+    Wide,
+    /// For programs; errors, too, are JSON on stderr.
+    Json,
+    /// The structure of json, as YAML.
+    Yaml,
+}
+
+/// What `tarn` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List things, or one of them
+    #[command(subcommand)]
+    Get(Kind),
+    /// Everything about one thing
+    #[command(subcommand)]
+    Describe(Subject),
+    /// Why things are as they are: every decision about one thing, newest last
+    #[command(subcommand)]
+    Explain(Subject),
+    /// How a VM's memory would be split and which hosts fit; reserves nothing
+    PlanVm(PlanVm),
+    /// Make a host the owner of memory for a VM
+    Reserve(Reserve),
+    /// Wait until every slice of a reservation is online
+    WaitReady(Which),
+    /// The VM was started: keep its memory until it ends
+    Commit(Which),
+    /// Give a VM's memory back
+    Release(Release),
+    /// Accept no new reservations on a host or from an EMC
+    #[command(subcommand)]
+    Cordon(Place),
+    /// Take a cordon or drain back, or clean a quarantined slice
+    #[command(subcommand)]
+    Uncordon(Mended),
+    /// Cordon, and ask the scheduler to move every VM away
+    #[command(subcommand)]
+    Drain(Place),
+    /// Cut a silent host off its slices
+    Fence(Fence),
+    /// Changes as they happen
+    Watch(Watch),
+    /// Requests to move a VM
+    #[command(subcommand)]
+    Migration(Migration),
+    /// The rack, live: hosts, EMCs and every slice
+    Top,
+    /// What is wrong, and the command that mends it
+    Doctor,
+    /// Completions for a shell, on stdout
+    Completions(Completions),
+    /// Manual pages, into a folder
+    #[command(hide = true)]
+    Man(Man),
+}
+
+/// Kinds of things that can be listed.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Kind {
+    /// The rack as a whole
+    Rack,
+    /// EMCs, the pool devices
+    #[command(visible_alias = "emc")]
+    Emcs(Named),
+    /// Hosts
+    #[command(visible_alias = "host")]
+    Hosts(Named),
+    /// Slices, 1 GiB each
+    #[command(visible_alias = "slice")]
+    Slices(Numbered),
+    /// Reservations, the memory of VMs
+    #[command(visible_alias = "reservation")]
+    Reservations(Reservations),
+    /// What the manager warns of
+    #[command(visible_alias = "alarm")]
+    Alarms(About),
+}
+
+/// Perhaps one of them, by name.
+#[derive(Clone, Debug, Args)]
+pub struct Named {
+    /// Only this one
+    pub name: Option<Name>,
+}
+
+/// Perhaps one of them, by number.
+#[derive(Clone, Debug, Args)]
+pub struct Numbered {
+    /// Only this one
+    #[arg(value_name = "NUMBER")]
+    pub slice: Option<u32>,
+}
+
+/// Which reservations.
+#[derive(Clone, Debug, Args)]
+pub struct Reservations {
+    /// Only this one, by its VM or as r-N
+    #[arg(value_name = "VM|r-N")]
+    pub which: Option<Ref>,
+    /// Also those that ended and are still remembered
+    #[arg(long, conflicts_with = "which")]
+    pub ended: bool,
+}
+
+/// Which alarms.
+#[derive(Clone, Debug, Args)]
+pub struct About {
+    /// Only those about this subject
+    pub subject: Option<String>,
+}
+
+/// One thing.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Subject {
+    /// A VM's memory
+    Vm {
+        /// The VM, or its reservation as r-N
+        #[arg(value_name = "VM|r-N")]
+        which: Ref,
+    },
+    /// A host
+    Host {
+        /// Its name
+        name: Name,
+    },
+    /// An EMC
+    Emc {
+        /// Its name
+        name: Name,
+    },
+    /// A slice
+    Slice {
+        /// Its number
+        #[arg(value_name = "NUMBER")]
+        slice: u32,
+    },
+}
+
+/// A VM to plan for.
+#[derive(Clone, Debug, Args)]
+pub struct PlanVm {
+    /// Its name
+    #[arg(long)]
+    pub vm: Name,
+    /// Its cores
+    #[arg(long)]
+    pub cores: u32,
+    /// Its memory, such as 16GiB
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Bytes,
+    /// Its pages must stay where they are (device assignment, SR-IOV)
+    #[arg(long)]
+    pub pinned: bool,
+}
+
+/// Memory for a VM.
+#[derive(Clone, Debug, Args)]
+pub struct Reserve {
+    /// The host that runs the VM
+    #[arg(long)]
+    pub host: Name,
+    /// The VM
+    #[arg(long)]
+    pub vm: Name,
+    /// Memory from the pool in whole slices of 1GiB, such as 4GiB
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub pool: Bytes,
+    /// Memory of the host itself in whole MiB, such as 8GiB
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub local: Bytes,
+    /// Cores
+    #[arg(long, default_value_t = 0)]
+    pub cores: u32,
+    /// Its pages must stay where they are (device assignment, SR-IOV)
+    #[arg(long)]
+    pub pinned: bool,
+    /// Answer what would happen, change nothing
+    #[arg(long, conflicts_with = "wait_ready")]
+    pub validate_only: bool,
+    /// Answer when every slice is online
+    #[arg(long)]
+    pub wait_ready: bool,
+    /// It ends by itself unless committed within this time [default: the rack's]
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    pub commit_within: Option<Duration>,
+    /// Repeat a request with the same id and it is done once [default: a random one, printed on stderr]
+    #[arg(long, value_name = "ID")]
+    pub request_id: Option<RequestId>,
+    /// The scheduler on whose behalf; request ids are remembered for each
+    #[arg(long, value_name = "NAME", default_value = "tarn")]
+    pub client: Name,
+}
+
+/// One reservation.
+#[derive(Clone, Debug, Args)]
+pub struct Which {
+    /// The VM, or its reservation as r-N
+    #[arg(value_name = "VM|r-N")]
+    pub which: Ref,
+}
+
+/// A reservation that ends.
+#[derive(Clone, Debug, Args)]
+pub struct Release {
+    /// The VM, or its reservation as r-N
+    #[arg(value_name = "VM|r-N")]
+    pub which: Ref,
+    /// Take the memory away even if the VM's process still runs: it dies of it. Needs --reason
+    #[arg(long, requires = "reason")]
+    pub force: bool,
+    /// Why, for the record
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// What can be closed to new reservations.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Place {
+    /// A host
+    Host(NamedWhy),
+    /// An EMC
+    Emc(NamedWhy),
+}
+
+/// What can be opened again.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Mended {
+    /// A host
+    Host(NamedWhy),
+    /// An EMC
+    Emc(NamedWhy),
+    /// A quarantined slice: it is revoked, scrubbed, verified, then free
+    Slice {
+        /// Its number
+        #[arg(value_name = "NUMBER")]
+        slice: u32,
+        /// Why, for the record
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+    },
+}
+
+/// A name, and why.
+#[derive(Clone, Debug, Args)]
+pub struct NamedWhy {
+    /// Its name
+    pub name: Name,
+    /// Why, for the record
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// A host to cut off.
+#[derive(Clone, Debug, Args)]
+pub struct Fence {
+    /// The host
+    pub host: Name,
+    /// You vouch that the machine is off
+    #[arg(long)]
+    pub confirm_powered_off: bool,
+    /// Why, for the record
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// What to watch.
+#[derive(Clone, Debug, Args)]
+pub struct Watch {
+    /// Of what
+    #[arg(value_enum, default_value_t)]
+    pub stream: Stream,
+}
+
+/// What can be watched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Stream {
+    /// Free cores, memory and slices.
+    Capacity,
+    /// Every durable change.
+    #[default]
+    Events,
+    /// VMs that ought to move.
+    Migrations,
+}
+
+/// What can be said about migrations.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Migration {
+    /// Answer a request to move a VM
+    Resolve {
+        /// The VM
+        vm: Name,
+        /// The answer
+        #[arg(value_enum)]
+        state: Resolution,
+        /// Why, for the record
+        #[arg(long, value_name = "TEXT")]
+        answer: Option<String>,
+    },
+}
+
+/// Answers to a request to move a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Resolution {
+    /// It will be moved.
+    Accepted,
+    /// It will not; the rack asks again after a while.
+    Declined,
+    /// It was moved, or has ended.
+    Done,
+}
+
+/// For which shell.
+#[derive(Clone, Debug, Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Where manual pages go.
+#[derive(Clone, Debug, Args)]
+pub struct Man {
+    /// The folder
+    pub dir: PathBuf,
+}
+
+/// Names a reservation: `r-7` is the reservation of that number, anything else a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ref {
+    /// By its own number.
+    Reservation(ReservationId),
+    /// By the VM it is for.
+    Vm(Name),
+}
+
+impl std::str::FromStr for Ref {
+    type Err = units::NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map_or_else(|_| text.parse().map(Self::Vm), |id| Ok(Self::Reservation(id)))
+    }
+}
+
+impl From<Ref> for v1::ReservationRef {
+    fn from(which: Ref) -> Self {
+        match which {
+            Ref::Reservation(id) => Self { reservation: id.to_string(), vm: String::new() },
+            Ref::Vm(name) => Self { reservation: String::new(), vm: name.into() },
+        }
+    }
+}
+
+/// A time as people write it, such as 500ms, 30s, 5m or 1h30m.
+fn span(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("must be longer than nothing".to_owned()),
+        Ok(span) => Ok(span),
+        Err(wrong) => Err(format!("{wrong}: must be a time such as 500ms, 30s or 5m")),
+    }
+}

@@ -1,0 +1,79 @@
+//! What to do next after a refusal: one table, by reason first and by gRPC code where a reason says no more. It advises;
+//! it does nothing.
+
+use tonic::Code;
+
+/// After a connection that could not be made.
+pub(crate) const NOBODY_THERE: &str =
+    "is pool-manager running, and is --endpoint (TARN_ENDPOINT) where it listens? https:// needs --ca";
+/// After an answer that did not come.
+pub(crate) const NO_ANSWER: &str =
+    "what was asked may still be done: ask again with the same --request-id, or with a longer --timeout";
+
+/// Advice by the manager's reason.
+const BY_REASON: &[(&str, &str)] = &[
+    ("HOST_NOT_FOUND", "`tarn get hosts` lists the hosts of this rack; new ones go into rack.toml"),
+    ("EMC_NOT_FOUND", "`tarn get emcs` lists the EMCs of this rack; new ones go into rack.toml"),
+    ("SLICE_NOT_FOUND", "`tarn get slices` lists every slice"),
+    ("VM_NOT_FOUND", "`tarn get reservations --ended` lists VMs with memory, and those that had some"),
+    ("RESERVATION_NOT_FOUND", "`tarn get reservations --ended` lists reservations, and those that ended"),
+    ("MIGRATION_NOT_FOUND", "`tarn watch migrations` shows the open requests"),
+    ("REQUEST_ID_REUSED", "a request id belongs to one request for ever: choose a new one"),
+    ("VM_ALREADY_RESERVED", "`tarn describe vm NAME` shows what it has; `tarn release NAME` gives it back"),
+    (
+        "HOST_NOT_SCHEDULABLE",
+        "`tarn describe host NAME` says why; `tarn uncordon host NAME` takes a cordon or drain back",
+    ),
+    (
+        "HOST_EXPECTED",
+        "its agent connects within seconds of a start: try again; `tarn doctor` if it does not",
+    ),
+    (
+        "OUT_OF_SLICES",
+        "`tarn watch capacity` shows where slices are free; draining ones come back by themselves",
+    ),
+    ("OUT_OF_LOCAL_MEMORY", "`tarn plan-vm` names the hosts that fit"),
+    ("OUT_OF_CORES", "`tarn plan-vm` names the hosts that fit"),
+    ("STORE_LOW_SPACE", "make room on the disk of the manager's store; releases work meanwhile"),
+    (
+        "RESERVATION_WRONG_STATE",
+        "`tarn describe vm NAME` shows its state, `tarn explain vm NAME` how it got there",
+    ),
+    ("SLICE_WRONG_STATE", "`tarn explain slice NUMBER` shows how it got there"),
+    ("HOST_CONNECTED", "drain a host that answers: `tarn drain host NAME`"),
+    ("STORE_FAILED", "repeat the request with the same --request-id: it finds out whether it was done"),
+    ("STARTING", "try again in a moment"),
+    ("NOT_READY_IN_TIME", "nothing was lost: `tarn wait-ready` again, or `tarn explain vm NAME`"),
+];
+
+/// What to do after the manager refused, if there is advice.
+pub(crate) fn for_refusal(code: Code, reason: Option<&str>) -> Option<&'static str> {
+    let known = BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
+    known.map(|(_, advice)| *advice).or_else(|| by_code(code))
+}
+
+fn by_code(code: Code) -> Option<&'static str> {
+    match code {
+        Code::Unavailable => {
+            Some("try again in a moment, with the same --request-id; `tarn doctor` if it stays so")
+        }
+        Code::PermissionDenied => {
+            Some("this client's certificate does not hold that role: ask with --cert of one that does")
+        }
+        Code::Unauthenticated => Some("this manager wants to know who asks: --cert and --key"),
+        Code::ResourceExhausted => Some("`tarn watch capacity` shows what is free"),
+        Code::DeadlineExceeded => Some(NO_ANSWER),
+        Code::Unimplemented => {
+            Some("the manager is older than this command: `tarn doctor` compares versions")
+        }
+        Code::Internal | Code::Unknown | Code::DataLoss => Some("the manager's log says more"),
+        Code::Ok
+        | Code::Cancelled
+        | Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange => None,
+    }
+}
