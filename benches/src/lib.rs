@@ -1,1 +1,19 @@
-//! placeholder
+//! What the benchmarks stand on: real programs in temporary folders, clients that load them, and the report. What is
+//! promised, and how it is measured, is each benchmark's own file, next to this folder.
+#![forbid(unsafe_code)]
+
+pub mod child;
+pub mod disk;
+pub mod etcd;
+pub mod failure;
+pub mod load;
+pub mod loopback;
+pub mod programs;
+pub mod rack;
+pub mod report;
+
+/// etcd's words on the wire, the part we need, generated from `proto/etcd.proto`.
+#[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]
+pub mod etcdserverpb {
+    tonic::include_proto!("etcdserverpb");
+}

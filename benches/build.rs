@@ -1,0 +1,8 @@
+//! Generates the client of etcd's key-value service with protox, so that no `protoc` is needed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(["etcd.proto"], ["proto"])?;
+    tonic_prost_build::configure().build_server(false).compile_fds(descriptors)?;
+    Ok(())
+}

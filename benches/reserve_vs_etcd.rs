@@ -1,0 +1,319 @@
+//! The promise: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd with one client,
+//! and at least twice as fast, in throughput and in the 99th percentile, with 64. Both servers run as they would in
+//! production, on one disk, loaded by one loop over as many connections, in turns. Also tells how long a slice takes
+//! until its host can use it.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use benches::{
+    child::own_cpu,
+    disk::Disk,
+    etcd::{Etcd, Pair},
+    failure::Failure,
+    load::{self, Ends, Outcome},
+    loopback::connect,
+    programs::{Programs, target_folder},
+    rack::{Plan, Rack, Reserver},
+    report::{Rounds, ratio, table},
+};
+use clap::{Parser, ValueEnum};
+use tonic::transport::Channel;
+
+/// Of the rack's slices, how many a round may take: it never runs out, and the last picks are as good as the first.
+const ROUND_SHARE_OF_SLICES: f64 = 0.75;
+/// Slices a round that waits until they are ready may take.
+const READY_WRITES_MAX: u64 = 4096;
+/// The many clients.
+const MANY: usize = 64;
+
+/// Durable reservations against etcd's transactions
+#[derive(Debug, Parser)]
+struct Args {
+    /// How often everything is measured; the report shows medians
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// How long one measurement lasts
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Connections to each server, shared by its clients
+    #[arg(long, default_value_t = 8)]
+    channels: usize,
+    /// Where the store and etcd's data go, on a disk [default: cargo's target folder]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    plan: Plan,
+    /// Measure one side alone, for profiling; prints no ratio
+    #[arg(long)]
+    only: Option<Side>,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Side {
+    Etcd,
+    Tarn,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let report = tokio::select! {
+        report = measure(&args) => report,
+        _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
+    };
+    match report {
+        Ok(report) => {
+            print!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("reserve_vs_etcd: {}", failure.story());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn measure(args: &Args) -> Result<String, Failure> {
+    let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
+    let etcd = match args.only {
+        Some(Side::Tarn) => None,
+        _ => Some(Etcd::start(&disk.folder("etcd")?, disk.path()).await?),
+    };
+    let rack = match args.only {
+        Some(Side::Etcd) => None,
+        _ => Some(Rack::start(args.plan, &Programs::ready()?, &disk).await?),
+    };
+    let mut arena = Arena::new(args, etcd, rack).await?;
+    arena.warm_up().await?;
+    for round in 0..args.rounds {
+        arena.round(round).await?;
+    }
+    Ok(arena.report(&disk))
+}
+
+/// Everything about one kind of measurement, over all rounds.
+#[derive(Debug, Default)]
+struct Series {
+    per_second: Rounds,
+    p50_us: Rounds,
+    p99_us: Rounds,
+    server_cpu_us: Rounds,
+    agents_cpu_us: Rounds,
+    clients_cpu_us: Rounds,
+}
+
+/// Processor time so far: the server, its agents, the clients.
+type Cpu = [Duration; 3];
+
+impl Series {
+    fn add(&mut self, outcome: &Outcome, before: Cpu, after: Cpu) {
+        self.per_second.add(outcome.per_second());
+        self.p50_us.add(outcome.within_us(0.50));
+        self.p99_us.add(outcome.within_us(0.99));
+        let each = |part: usize| (after[part] - before[part]).as_secs_f64() * 1e6 / outcome.writes as f64;
+        self.server_cpu_us.add(each(0));
+        self.agents_cpu_us.add(each(1));
+        self.clients_cpu_us.add(each(2));
+    }
+
+    fn row(&self, name: &str) -> Vec<String> {
+        let cells = [
+            &self.per_second,
+            &self.p50_us,
+            &self.p99_us,
+            &self.server_cpu_us,
+            &self.agents_cpu_us,
+            &self.clients_cpu_us,
+        ];
+        std::iter::once(name.to_owned()).chain(cells.map(Rounds::show)).collect()
+    }
+}
+
+/// Both servers, and what was measured of them.
+struct Arena<'a> {
+    args: &'a Args,
+    etcd: Option<(Etcd, Vec<Channel>)>,
+    rack: Option<(Rack, Vec<Channel>)>,
+    etcd_1: Series,
+    etcd_64: Series,
+    tarn_1: Series,
+    tarn_64: Series,
+    ready_1: Series,
+    ready_64: Series,
+}
+
+impl<'a> Arena<'a> {
+    async fn new(args: &'a Args, etcd: Option<Etcd>, rack: Option<Rack>) -> Result<Self, Failure> {
+        let etcd = match etcd {
+            Some(etcd) => {
+                let channels = connect(&etcd.uri, args.channels).await?;
+                Some((etcd, channels))
+            }
+            None => None,
+        };
+        let rack = match rack {
+            Some(rack) => {
+                let channels = connect(&rack.uri(), args.channels).await?;
+                Some((rack, channels))
+            }
+            None => None,
+        };
+        let [etcd_1, etcd_64, tarn_1, tarn_64, ready_1, ready_64] = Default::default();
+        Ok(Self { args, etcd, rack, etcd_1, etcd_64, tarn_1, tarn_64, ready_1, ready_64 })
+    }
+
+    /// One short turn of everything that counts for nothing: connections, caches, page tables.
+    async fn warm_up(&mut self) -> Result<(), Failure> {
+        let ends = Ends { after: Duration::from_millis(300), writes_max: READY_WRITES_MAX };
+        self.etcd(MANY, "warm", ends, |_| None).await?;
+        self.tarn(MANY, "warm", ends, false, |_| None).await
+    }
+
+    /// Measures everything once; odd rounds begin with Tarn, even ones with etcd.
+    async fn round(&mut self, round: u32) -> Result<(), Failure> {
+        let name = format!("r{round}");
+        let ends = self.ends();
+        for turn in [round, round + 1] {
+            if turn % 2 == 0 {
+                self.etcd(1, &name, ends, |arena| Some(&mut arena.etcd_1)).await?;
+                self.etcd(MANY, &name, ends, |arena| Some(&mut arena.etcd_64)).await?;
+            } else {
+                self.tarn(1, &name, ends, false, |arena| Some(&mut arena.tarn_1)).await?;
+                self.tarn(MANY, &name, ends, false, |arena| Some(&mut arena.tarn_64)).await?;
+            }
+        }
+        let ends = Ends { writes_max: READY_WRITES_MAX, ..ends };
+        self.tarn(1, &name, ends, true, |arena| Some(&mut arena.ready_1)).await?;
+        self.tarn(MANY, &name, ends, true, |arena| Some(&mut arena.ready_64)).await
+    }
+
+    fn ends(&self) -> Ends {
+        let writes_max = (f64::from(self.args.plan.slices()) * ROUND_SHARE_OF_SLICES).floor();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u32")]
+        Ends { after: Duration::from_secs_f64(self.args.seconds), writes_max: writes_max as u64 }
+    }
+
+    async fn etcd(
+        &mut self,
+        clients: usize,
+        round: &str,
+        ends: Ends,
+        series: impl Fn(&mut Self) -> Option<&mut Series>,
+    ) -> Result<(), Failure> {
+        let Some((etcd, channels)) = &mut self.etcd else { return Ok(()) };
+        let round = format!("{round}-{clients}");
+        let writers = (0..clients).map(|n| Pair::new(channels[n % channels.len()].clone(), &round)).collect();
+        let before = [etcd.child.cpu(), Duration::ZERO, own_cpu()];
+        let (outcome, _) = load::run(writers, ends).await?;
+        etcd.child.still_runs()?;
+        let after = [etcd.child.cpu(), Duration::ZERO, own_cpu()];
+        note("etcd", clients, &outcome);
+        if let Some(series) = series(self) {
+            series.add(&outcome, before, after);
+        }
+        Ok(())
+    }
+
+    async fn tarn(
+        &mut self,
+        clients: usize,
+        round: &str,
+        ends: Ends,
+        ready: bool,
+        series: impl Fn(&mut Self) -> Option<&mut Series>,
+    ) -> Result<(), Failure> {
+        let Some((rack, channels)) = &mut self.rack else { return Ok(()) };
+        let round = format!("{round}-{clients}-{}", if ready { "ready" } else { "assigned" });
+        let writer = |n: usize| {
+            let reserver =
+                Reserver::new(channels[n % channels.len()].clone(), self.args.plan.host_of(n), &round);
+            if ready { reserver.waiting_until_ready() } else { reserver }
+        };
+        let before = tarn_cpu(rack);
+        let (outcome, writers) = load::run((0..clients).map(writer).collect(), ends).await?;
+        let after = tarn_cpu(rack);
+        rack.still_runs()?;
+        note(if ready { "tarn, ready" } else { "tarn" }, clients, &outcome);
+        let reserved = writers.into_iter().flat_map(|writer| writer.reserved).collect();
+        rack.give_back(channels, reserved).await?;
+        if let Some(series) = series(self) {
+            series.add(&outcome, before, after);
+        }
+        Ok(())
+    }
+
+    fn report(&self, disk: &Disk) -> String {
+        let head = [
+            "median (least-most)",
+            "writes/s",
+            "p50 us",
+            "p99 us",
+            "server cpu us",
+            "agents cpu us",
+            "clients cpu us",
+        ];
+        let mut rows = Vec::new();
+        if self.etcd.is_some() {
+            rows.extend([
+                self.etcd_1.row("etcd, two puts, 1 client"),
+                self.etcd_64.row("etcd, two puts, 64 clients"),
+            ]);
+        }
+        rows.extend([
+            self.tarn_1.row("tarn, Reserve, 1 client"),
+            self.tarn_64.row("tarn, Reserve, 64 clients"),
+        ]);
+        rows.extend([
+            self.ready_1.row("tarn, ready, 1 client"),
+            self.ready_64.row("tarn, ready, 64 clients"),
+        ]);
+        format!("{}{}\n{}", self.setting(disk), table(&head, &rows), self.ratios())
+    }
+
+    fn setting(&self, disk: &Disk) -> String {
+        let (plan, args) = (self.args.plan, self.args);
+        let sync = |part| disk.sync_us.value_at_quantile(part);
+        let against = self.etcd.as_ref().map_or("nothing", |(etcd, _)| etcd.version.as_str());
+        format!(
+            "\n{} rounds of {} s against {against}; {} connections each; {} hosts, {} EMCs, {} slices\n\
+             disk: {}; append 4 KiB and fdatasync: p50 {} us, p99 {} us\n\n",
+            args.rounds,
+            args.seconds,
+            args.channels,
+            plan.hosts,
+            plan.emcs,
+            plan.slices(),
+            disk.kind,
+            sync(0.50),
+            sync(0.99),
+        )
+    }
+
+    fn ratios(&self) -> String {
+        if self.args.only.is_some() {
+            return String::new();
+        }
+        let over = |ahead: &Rounds, behind: &Rounds| ahead.median() / behind.median();
+        [
+            ratio("reserve_64_throughput", over(&self.tarn_64.per_second, &self.etcd_64.per_second)),
+            ratio("reserve_64_p99", over(&self.etcd_64.p99_us, &self.tarn_64.p99_us)),
+            ratio("reserve_1_throughput", over(&self.tarn_1.per_second, &self.etcd_1.per_second)),
+        ]
+        .map(|line| line + "\n")
+        .concat()
+    }
+}
+
+fn tarn_cpu(rack: &Rack) -> Cpu {
+    let (manager, agents) = rack.cpu();
+    [manager, agents, own_cpu()]
+}
+
+/// Progress, for whoever waits.
+fn note(who: &str, clients: usize, outcome: &Outcome) {
+    let (per_second, p99) = (outcome.per_second(), outcome.within_us(0.99));
+    eprintln!("  {who}, {clients} client(s): {} writes, {per_second:.0}/s, p99 {p99:.0} us", outcome.writes);
+}

@@ -1,0 +1,71 @@
+//! Where the programs under test are: those of `TARN_BIN_DIR` if it is set, else built by cargo now, in release, next to
+//! this benchmark.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::failure::Failure;
+
+/// Environment variable naming a folder with ready-built programs.
+const BIN_DIR: &str = "TARN_BIN_DIR";
+
+/// The services' programs.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// `pool-manager`.
+    pub pool_manager: PathBuf,
+    /// `host-agent`.
+    pub host_agent: PathBuf,
+}
+
+impl Programs {
+    /// Finds or builds them.
+    ///
+    /// # Errors
+    /// Cargo fails.
+    pub fn ready() -> Result<Self, Failure> {
+        if let Some(folder) = env::var_os(BIN_DIR) {
+            return Ok(Self::in_folder(Path::new(&folder)));
+        }
+        let target = target_folder()?;
+        build(&target)?;
+        Ok(Self::in_folder(&target.join("release")))
+    }
+
+    fn in_folder(folder: &Path) -> Self {
+        Self { pool_manager: folder.join("pool-manager"), host_agent: folder.join("host-agent") }
+    }
+}
+
+/// Cargo's target folder, in which this benchmark lies as `PROFILE/deps/NAME`.
+///
+/// # Errors
+/// The kernel does not tell where this program is.
+pub fn target_folder() -> Result<PathBuf, Failure> {
+    let own = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
+    Ok(own.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())
+}
+
+fn build(target: &Path) -> Result<(), Failure> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(&cargo)
+        .args([
+            "build",
+            "--release",
+            "--package",
+            "pool-manager",
+            "--package",
+            "host-agent",
+            "--bins",
+            "--manifest-path",
+        ])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
+        .env("CARGO_TARGET_DIR", target)
+        .stdin(Stdio::null())
+        .status()
+        .map_err(|source| Failure::Start { program: cargo.into(), source })?;
+    if status.success() { Ok(()) } else { Err(Failure::Build { status }) }
+}

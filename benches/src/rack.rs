@@ -1,0 +1,321 @@
+//! A whole rack of real processes: one `pool-manager serve`, a `host-agent serve` per host, EMCs emulated in memory, the
+//! store on a disk. Configured as any rack is; nothing is tuned for measuring.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use proto::v1::{
+    self as wire, HostState, ReservationRef, admin_client::AdminClient, scheduler_client::SchedulerClient,
+};
+use tempfile::TempDir;
+use tonic::transport::Channel;
+
+use crate::{
+    child::Child,
+    disk::Disk,
+    failure::Failure,
+    load::Writer,
+    loopback::{connect, free_port, until},
+    programs::Programs,
+};
+
+/// Where emulated EMCs and the agents' runtime folders live.
+const MEMORY: &str = "/dev/shm";
+/// How long a manager may take to answer at all.
+const MANAGER_WITHIN: Duration = Duration::from_secs(60);
+/// How long all agents together may take to be connected.
+const HOSTS_WITHIN: Duration = Duration::from_secs(60);
+/// How long released slices may take to be free again.
+const FREE_WITHIN: Duration = Duration::from_secs(300);
+/// The size of a slice.
+const SLICE_BYTES: u64 = 1 << 30;
+/// Who asks, for the manager's memory of request ids.
+const CLIENT: &str = "bench";
+
+/// How big a rack.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Plan {
+    /// Hosts, each with an agent of its own
+    #[arg(long, default_value_t = 4)]
+    pub hosts: u16,
+    /// EMCs, each wired to every host
+    #[arg(long, default_value_t = 4)]
+    pub emcs: u16,
+    /// Slices of each EMC
+    #[arg(long, default_value_t = 16_384)]
+    pub slices_per_emc: u32,
+}
+
+impl Plan {
+    /// Slices of all EMCs.
+    pub fn slices(&self) -> u32 {
+        u32::from(self.emcs) * self.slices_per_emc
+    }
+
+    /// The name of the host that the `client`th client asks for.
+    pub fn host_of(&self, client: usize) -> String {
+        format!("h{}", client % usize::from(self.hosts))
+    }
+
+    fn rack_toml(&self, listen: &str, store: &Path, memory: &Path) -> String {
+        let emcs: Vec<String> = (0..self.emcs).map(|emc| format!("emc{emc}")).collect();
+        let mut text = format!(
+            "[manager]\nlisten = {listen:?}\nstore = {store:?}\n[lease]\nttl_s = 10\nfence_after_s = 600\n"
+        );
+        for emc in &emcs {
+            let path = memory.join(emc);
+            let slices = self.slices_per_emc;
+            let _ = write!(
+                text,
+                "[[emc]]\nname = {emc:?}\nslices = {slices}\ndriver = \"emulated\"\npath = {path:?}\n"
+            );
+        }
+        for host in 0..self.hosts {
+            let _ = write!(
+                text,
+                "[[host]]\nname = \"h{host}\"\ncores = 64\nlocal_mib = 262144\nemcs = {emcs:?}\n"
+            );
+        }
+        text
+    }
+}
+
+/// A running rack. Dropped, its processes are killed and its folders removed.
+#[derive(Debug)]
+pub struct Rack {
+    // In this order: processes end before the folders they use are removed.
+    manager: Option<Child>,
+    agents: Vec<Child>,
+    memory: TempDir,
+    plan: Plan,
+    programs: Programs,
+    logs: PathBuf,
+    config: PathBuf,
+    listen: String,
+}
+
+impl Rack {
+    /// Starts the manager and all agents, and waits until every host is up.
+    ///
+    /// # Errors
+    /// A program does not start or does not answer.
+    pub async fn start(plan: Plan, programs: &Programs, disk: &Disk) -> Result<Self, Failure> {
+        let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY);
+        let memory = memory.map_err(Failure::file("create a folder in", MEMORY))?;
+        let (store, config) = (disk.path().join("store"), disk.path().join("rack.toml"));
+        let listen = format!("127.0.0.1:{}", free_port()?);
+        write(&config, &plan.rack_toml(&listen, &store, memory.path()))?;
+        let (programs, logs) = (programs.clone(), disk.path().to_owned());
+        let mut rack =
+            Self { manager: None, agents: Vec::new(), memory, plan, programs, logs, config, listen };
+        rack.start_manager()?;
+        rack.manager_answers().await?;
+        for host in 0..plan.hosts {
+            let agent = rack.start_agent(&format!("h{host}"), &store)?;
+            rack.agents.push(agent);
+        }
+        rack.hosts_are_up().await?;
+        Ok(rack)
+    }
+
+    /// Where clients connect.
+    pub fn uri(&self) -> String {
+        format!("http://{}", self.listen)
+    }
+
+    /// Starts the manager's program and returns at once.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_manager(&mut self) -> Result<(), Failure> {
+        let mut command = Command::new(&self.programs.pool_manager);
+        command.args(["serve", "--config"]).arg(&self.config);
+        self.manager = Some(Child::start("pool-manager", &mut command, &self.logs)?);
+        Ok(())
+    }
+
+    /// Takes the manager's process out, to stop or to kill it.
+    pub fn take_manager(&mut self) -> Option<Child> {
+        self.manager.take()
+    }
+
+    /// Waits until the manager answers.
+    ///
+    /// # Errors
+    /// It ended, or does not answer in time.
+    pub async fn manager_answers(&mut self) -> Result<wire::Rack, Failure> {
+        let uri = self.uri();
+        until("an answer from the manager", MANAGER_WITHIN, async || {
+            self.still_runs()?;
+            Ok(look(&uri).await.map_err(|failure| failure.story()))
+        })
+        .await
+    }
+
+    /// Waits until every host's agent is connected.
+    ///
+    /// # Errors
+    /// One is not, in time.
+    pub async fn hosts_are_up(&mut self) -> Result<(), Failure> {
+        let uri = self.uri();
+        until("agents of all hosts", HOSTS_WITHIN, async || {
+            self.still_runs()?;
+            let mut admin = AdminClient::new(connect(&uri, 1).await?.swap_remove(0));
+            let hosts =
+                admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::refused("list hosts"))?;
+            let hosts = hosts.into_inner().hosts;
+            let up = hosts.iter().filter(|host| host.state() == HostState::Up).count();
+            Ok(if up == hosts.len() { Ok(()) } else { Err(format!("{up} of {} up", hosts.len())) })
+        })
+        .await
+    }
+
+    /// Releases these reservations, as many at a time as there are channels, and waits until every slice is free.
+    ///
+    /// # Errors
+    /// A release is refused, or a slice is not free in time.
+    pub async fn give_back(&mut self, channels: &[Channel], reserved: Vec<String>) -> Result<(), Failure> {
+        let mut queues = vec![Vec::new(); RELEASES_AT_ONCE];
+        reserved.into_iter().enumerate().for_each(|(n, id)| queues[n % RELEASES_AT_ONCE].push(id));
+        let mut releasing = tokio::task::JoinSet::new();
+        for (n, queue) in queues.into_iter().enumerate() {
+            releasing.spawn(release_all(SchedulerClient::new(channels[n % channels.len()].clone()), queue));
+        }
+        while let Some(done) = releasing.join_next().await {
+            done.expect("a release does not panic and is not cancelled")?;
+        }
+        self.all_free().await
+    }
+
+    async fn all_free(&mut self) -> Result<(), Failure> {
+        let mut admin = AdminClient::new(connect(&self.uri(), 1).await?.swap_remove(0));
+        let all = self.plan.slices();
+        until("every slice free again", FREE_WITHIN, async || {
+            self.still_runs()?;
+            let rack = admin
+                .get_rack(wire::GetRackRequest {})
+                .await
+                .map_err(Failure::refused("look at the rack"))?;
+            let rack = rack.into_inner();
+            let seen = format!("{} of {all} free, alarms: {:?}", rack.slices_free, rack.alarms);
+            Ok(if rack.slices_free == all { Ok(()) } else { Err(seen) })
+        })
+        .await
+    }
+
+    /// Says which process is gone, if one is.
+    ///
+    /// # Errors
+    /// The manager or an agent has ended.
+    pub fn still_runs(&mut self) -> Result<(), Failure> {
+        self.manager.iter_mut().chain(&mut self.agents).try_for_each(Child::still_runs)
+    }
+
+    /// Processor time so far of the manager, and of all agents together.
+    pub fn cpu(&self) -> (Duration, Duration) {
+        let manager = self.manager.as_ref().map(Child::cpu).unwrap_or_default();
+        (manager, self.agents.iter().map(Child::cpu).sum())
+    }
+
+    fn start_agent(&self, host: &str, store: &Path) -> Result<Child, Failure> {
+        let (config, runtime) = (self.logs.join(format!("{host}.toml")), self.memory.path().join(host));
+        let token = store.join("tokens").join(format!("{host}.token"));
+        let uri = self.uri();
+        let text = format!(
+            "[agent]\nhost = {host:?}\nmanager = {uri:?}\nruntime_dir = {runtime:?}\ntoken_file = {token:?}\n\
+             [backend]\nkind = \"emulated\"\n"
+        );
+        write(&config, &text)?;
+        let mut command = Command::new(&self.programs.host_agent);
+        Child::start(host, command.args(["serve", "--config"]).arg(&config), &self.logs)
+    }
+}
+
+/// Releases asked for at the same time.
+const RELEASES_AT_ONCE: usize = 64;
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(Failure::file("write", path))
+}
+
+/// Asks a manager for its rack and its hosts, over a new connection.
+///
+/// # Errors
+/// It does not answer.
+pub async fn look(uri: &str) -> Result<wire::Rack, Failure> {
+    let mut admin = AdminClient::new(connect(uri, 1).await?.swap_remove(0));
+    let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::refused("look at the rack"))?;
+    admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::refused("list hosts"))?;
+    Ok(rack.into_inner())
+}
+
+async fn release_all(
+    mut scheduler: SchedulerClient<Channel>,
+    reservations: Vec<String>,
+) -> Result<(), Failure> {
+    for reservation in reservations {
+        let target = Some(ReservationRef { reservation, ..Default::default() });
+        let asked = wire::ReleaseRequest { target, ..Default::default() };
+        scheduler.release(asked).await.map_err(Failure::refused("release a reservation"))?;
+    }
+    Ok(())
+}
+
+/// Reserves slices for VMs of one host, each VM and each request new.
+#[derive(Clone, Debug)]
+pub struct Reserver {
+    scheduler: SchedulerClient<Channel>,
+    host: String,
+    round: String,
+    slices: u64,
+    wait_ready: bool,
+    /// What it was given and has not given back.
+    pub reserved: Vec<String>,
+}
+
+impl Reserver {
+    /// A client on this connection that asks for one slice at a time; `round` makes its names unique.
+    pub fn new(channel: Channel, host: String, round: &str) -> Self {
+        let scheduler = SchedulerClient::new(channel);
+        Self { scheduler, host, round: round.to_owned(), slices: 1, wait_ready: false, reserved: Vec::new() }
+    }
+
+    /// Wants its answers only when the slices can be used.
+    #[must_use]
+    pub fn waiting_until_ready(self) -> Self {
+        Self { wait_ready: true, ..self }
+    }
+
+    /// Asks for so many slices at a time.
+    #[must_use]
+    pub fn of_slices(self, slices: u64) -> Self {
+        Self { slices, ..self }
+    }
+}
+
+impl Writer for Reserver {
+    async fn write(&mut self, number: u64) -> Result<(), Failure> {
+        let name = format!("{}-{number}", self.round);
+        let asked = wire::ReserveRequest {
+            request_id: name.clone(),
+            host: self.host.clone(),
+            vm: name,
+            pool_bytes: self.slices * SLICE_BYTES,
+            wait_ready: self.wait_ready,
+            client: CLIENT.to_owned(),
+            ..Default::default()
+        };
+        let given =
+            self.scheduler.reserve(asked).await.map_err(Failure::refused("reserve a slice"))?.into_inner();
+        if given.slices.len() as u64 != self.slices {
+            return Err(Failure::Answer { what: "reserve a slice".to_owned(), answer: format!("{given:?}") });
+        }
+        self.reserved.push(given.reservation);
+        Ok(())
+    }
+}

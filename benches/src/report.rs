@@ -1,0 +1,90 @@
+//! What a benchmark says at its end: a table for people, and `ratio NAME VALUE` lines for programs.
+
+use std::fmt::Write as _;
+
+/// Several measurements of one thing.
+#[derive(Clone, Debug, Default)]
+pub struct Rounds(Vec<f64>);
+
+impl Rounds {
+    /// Adds one.
+    pub fn add(&mut self, measured: f64) {
+        self.0.push(measured);
+    }
+
+    /// The one in the middle; of an even number, the mean of the two in the middle. Not a number if there is none.
+    pub fn median(&self) -> f64 {
+        let sorted = self.sorted();
+        match sorted.len() {
+            0 => f64::NAN,
+            n if n % 2 == 1 => sorted[n / 2],
+            n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+        }
+    }
+
+    /// The median, and the least and the greatest in brackets.
+    pub fn show(&self) -> String {
+        let sorted = self.sorted();
+        match (sorted.first(), sorted.last()) {
+            (Some(least), Some(most)) => format!("{:.0} ({least:.0}-{most:.0})", self.median()),
+            _ => "none".to_owned(),
+        }
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted
+    }
+}
+
+/// A line that programs read; above 1, we are ahead.
+pub fn ratio(name: &str, value: f64) -> String {
+    format!("ratio {name} {value:.2}")
+}
+
+/// Rows under a head, in columns as wide as their widest cell, the first to the left, the others to the right.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(String::len);
+        cells.chain(head.get(column).map(|cell| cell.len())).max().unwrap_or(0)
+    };
+    let head: Vec<String> = head.iter().map(|&cell| cell.to_owned()).collect();
+    let mut text = String::new();
+    for row in std::iter::once(&head).chain(rows) {
+        for (column, cell) in row.iter().enumerate() {
+            let wide = width(column);
+            let cell = if column == 0 { format!("{cell:<wide$}") } else { format!("  {cell:>wide$}") };
+            let _ = write!(text, "{cell}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounds(measured: &[f64]) -> Rounds {
+        Rounds(measured.to_vec())
+    }
+
+    #[test]
+    fn one_bad_round_does_not_move_the_median() {
+        assert_eq!(rounds(&[3.0, 1000.0, 1.0]).median(), 3.0);
+        assert_eq!(rounds(&[4.0, 1.0, 2.0, 900.0]).median(), 3.0);
+        assert!(rounds(&[]).median().is_nan());
+    }
+
+    #[test]
+    fn a_ratio_is_one_line_of_three_words() {
+        assert_eq!(ratio("reserve_64_p99", 2.345), "ratio reserve_64_p99 2.35");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = vec![vec!["etcd".to_owned(), "12345".to_owned()]];
+        assert_eq!(table(&["", "a/s"], &rows), "        a/s\netcd  12345\n");
+    }
+}
