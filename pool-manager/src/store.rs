@@ -226,9 +226,13 @@ fn settle_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> 
     match meta_number(store, place, meta::FORMAT)? {
         Some(FORMAT) => Ok(()),
         Some(found) if found > FORMAT => Err(StoreError::Newer { place: place.to_owned(), found }),
-        Some(found) => Err(StoreError::Corrupt { place: place.to_owned(), what: format!("format {found} never was") }),
+        Some(found) => {
+            Err(StoreError::Corrupt { place: place.to_owned(), what: format!("format {found} never was") })
+        }
         None if is_empty(store)? => store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT)]),
-        None => Err(StoreError::Corrupt { place: place.to_owned(), what: "entries without a format".to_owned() }),
+        None => {
+            Err(StoreError::Corrupt { place: place.to_owned(), what: "entries without a format".to_owned() })
+        }
     }
 }
 

@@ -1,0 +1,167 @@
+//! The pool device: one external memory controller (EMC), the thing that decides at the hardware which host reaches
+//! which slice. A driver does as it is told and remembers; whom to tell what is the ledger's business.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+pub use pool::protocol::Handle;
+use units::{Epoch, HostId};
+
+pub mod emulated;
+
+pub use emulated::Emulated;
+
+/// Which kind of device an EMC is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// A directory; see [`emulated`].
+    Emulated,
+}
+
+impl Driver {
+    /// All there are.
+    pub const ALL: [Self; 1] = [Self::Emulated];
+
+    /// As `rack.toml` names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Emulated => "emulated",
+        }
+    }
+
+    /// The driver of this name, if there is one.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|driver| driver.name() == name)
+    }
+
+    /// Takes the EMC at a path, which has so many slices.
+    ///
+    /// # Errors
+    /// As the driver's own `open`.
+    pub fn open(self, path: &Path, slices: u32) -> Result<Box<dyn Device>, DeviceError> {
+        match self {
+            Self::Emulated => Ok(Box::new(Emulated::open(path, slices)?)),
+        }
+    }
+}
+
+/// One EMC. Calls block, and are made from one thread of that EMC alone. Slices are counted from 0 on each EMC.
+pub trait Device: Send {
+    /// Lets a host reach a slice, which holds zeros if the last owner's memory did. Idempotent: the same owner gets the
+    /// same handle.
+    ///
+    /// # Errors
+    /// A refusal leaves everything as it was; after a failure the call may be made again.
+    fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError>;
+
+    /// Takes a slice from its owner: once this returns, an access of that owner is a fatal memory error. Idempotent, and
+    /// final: this epoch is never granted again, even if it had not been yet.
+    ///
+    /// # Errors
+    /// After a failure the owner may still reach the slice; the call is to be made again.
+    fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError>;
+
+    /// Takes everything from a host; what it had. Idempotent.
+    ///
+    /// # Errors
+    /// After a failure the host may still reach some of it; the call is to be made again.
+    fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError>;
+
+    /// What the device believes, to be compared with what the ledger believes.
+    ///
+    /// # Errors
+    /// When the device cannot tell.
+    fn contents(&mut self) -> Result<Contents, DeviceError>;
+}
+
+/// One slice in the hands of one host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Grant {
+    /// Which slice of this EMC.
+    pub slice: u32,
+    /// Which of its owners.
+    pub epoch: Epoch,
+    /// Who that is.
+    pub host: HostId,
+    /// How the host opens it.
+    pub handle: Handle,
+}
+
+/// All a device remembers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Who has what, by slice.
+    pub grants: Vec<Grant>,
+    /// The highest epoch each slice ever had, revoked ones included; 0 for never.
+    pub highest: Vec<Epoch>,
+}
+
+/// Why the device did not.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A refusal: it has no such slice.
+    #[error("no slice {slice} on this EMC: must be below {slices}")]
+    NoSuchSlice {
+        /// What was asked for.
+        slice: u32,
+        /// How many it has.
+        slices: u32,
+    },
+    /// A refusal: the order is older than what the device has seen, or of an epoch that was revoked.
+    #[error("slice {slice}: epoch {epoch} is over; the highest was {highest}")]
+    StaleEpoch {
+        /// Which slice.
+        slice: u32,
+        /// What was asked for.
+        epoch: Epoch,
+        /// What it has seen.
+        highest: Epoch,
+    },
+    /// A refusal: somebody has it, and must lose it first.
+    #[error("slice {slice} is {host}'s with epoch {epoch}: must be revoked first")]
+    Held {
+        /// Which slice.
+        slice: u32,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// The owner.
+        host: HostId,
+    },
+    /// A refusal: the memory behind the device is nearly used up.
+    #[error("{} has {free} bytes free: must be at least {min} for another slice", path.display())]
+    NoSpace {
+        /// Where the memory comes from.
+        path: PathBuf,
+        /// What is left of it.
+        free: u64,
+        /// What must be left of it.
+        min: u64,
+    },
+    /// Another process drives it.
+    #[error("EMC {} is in use by another pool-manager: stop that one first", path.display())]
+    InUse {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// It is not the device that the configuration describes.
+    #[error("EMC {}: {what}", path.display())]
+    Unfit {
+        /// Where it is.
+        path: PathBuf,
+        /// In what way.
+        what: String,
+    },
+    /// A failure: the operating system refused.
+    #[error("{doing} {}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+}

@@ -1,0 +1,334 @@
+//! An EMC made of a directory: `slices/NNNNN.EPOCH.hHOST` is one grant, a sparse file of 1 GiB. Revoking truncates and
+//! unlinks it, so that the old owner's next access is a fatal memory error (SIGBUS), as on a real EMC, and the next
+//! owner's file is born zero. The directory may be on any file system; `slices` may be a mount of its own, such as
+//! hugetlbfs. It outlives the manager, and like memory it need not outlive the machine: nothing is synced.
+//!
+//! `epochs` holds, before a grant's file appears, what each slice has seen: a u64 per slice, least significant byte
+//! first, twice the highest epoch, plus 1 once that epoch was revoked. Lower epochs are refused for ever.
+//!
+//! For audits that must be able to fail there is [`fault`]: a device that lies.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    ops::RangeInclusive,
+    os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use units::{Epoch, HostId, SLICE, limits::DEVICE_FREE_BYTES_MIN};
+
+use super::{Contents, Device, DeviceError, Grant, Handle};
+use fault::{Fault, Faults};
+
+pub mod fault;
+
+/// Bytes of one entry of `epochs`.
+const ENTRY_BYTES: u64 = 8;
+/// The first owner has 1; twice a higher one than the last would not fit into an entry.
+const EPOCHS: RangeInclusive<u64> = 1..=u64::MAX >> 1;
+
+/// The driver of one emulated EMC.
+#[derive(Debug)]
+pub struct Emulated {
+    directory: PathBuf,
+    /// `directory/slices`, as handles begin with it.
+    files: PathBuf,
+    files_fd: File,
+    epochs: File,
+    seen: Vec<Seen>,
+    granted: BTreeMap<u32, Owner>,
+    faults: Faults,
+    /// Below so many bytes of free space nothing is granted.
+    free_min: u64,
+    _lock: File,
+}
+
+/// What a slice has been through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    highest: Epoch,
+    revoked: bool,
+}
+
+/// Who has a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owner {
+    epoch: Epoch,
+    host: HostId,
+}
+
+impl Seen {
+    fn from_entry(entry: u64) -> Self {
+        Self { highest: Epoch(entry >> 1), revoked: entry & 1 == 1 }
+    }
+
+    fn entry(self) -> u64 {
+        self.highest.0 << 1 | u64::from(self.revoked)
+    }
+
+    /// Whether this epoch may not be granted any more.
+    fn is_over(self, epoch: Epoch) -> bool {
+        epoch < self.highest || (epoch == self.highest && self.revoked) || !EPOCHS.contains(&epoch.0)
+    }
+}
+
+impl Emulated {
+    /// Takes the EMC in a directory, or makes an empty one there with so many slices. What an earlier manager left half
+    /// done is finished.
+    ///
+    /// # Errors
+    /// [`DeviceError::InUse`], [`DeviceError::Unfit`] if it has more slices than that, or [`DeviceError::Io`].
+    pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
+        let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
+        let files = directory.join("slices");
+        if files.to_str().is_none() {
+            return Err(DeviceError::Unfit { path: directory, what: "its path must be UTF-8".to_owned() });
+        }
+        make_directory(&directory)?;
+        let lock = take_lock(&directory)?;
+        make_directory(&files)?;
+        let epochs = open_private(&directory.join("epochs"))?;
+        let seen = read_epochs(&epochs, &directory, slices)?;
+        let files_fd = File::open(&files).map_err(io_error("open", &files))?;
+        let faults = Faults::new(&directory)?;
+        let (granted, free_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
+        let mut device =
+            Self { directory, files, files_fd, epochs, seen, granted, faults, free_min, _lock: lock };
+        device.load()?;
+        Ok(device)
+    }
+
+    /// Finds the grants that are there, and finishes what was interrupted.
+    fn load(&mut self) -> Result<(), DeviceError> {
+        let mut found = BTreeMap::<u32, Vec<Owner>>::new();
+        for entry in fs::read_dir(&self.files).map_err(io_error("list", &self.files))? {
+            let name = entry.map_err(io_error("list", &self.files))?.file_name();
+            match name.to_str().and_then(parse_name) {
+                Some((slice, owner)) => found.entry(slice).or_default().push(owner),
+                None => tracing::warn!(path = %self.files.join(name).display(), "not a slice"),
+            }
+        }
+        found.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
+    }
+
+    /// Of one slice only the newest file can be a grant. Others are revocations that were interrupted.
+    fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {
+        let seen = *self.seen(slice)?;
+        owners.sort_by_key(|owner| owner.epoch);
+        let newest = owners.pop_if(|newest| !seen.is_over(newest.epoch));
+        for old in owners {
+            tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "revocation finished");
+            self.cut_off(slice, old)?;
+        }
+        if let Some(owner) = newest {
+            self.remember(slice, Seen { highest: owner.epoch, revoked: false })?;
+            self.appear(slice, owner)?;
+            self.granted.insert(slice, owner);
+        }
+        Ok(())
+    }
+
+    fn seen(&self, slice: u32) -> Result<&Seen, DeviceError> {
+        let slices = u32::try_from(self.seen.len()).expect("made from a u32");
+        self.seen.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
+    }
+
+    fn remember(&mut self, slice: u32, seen: Seen) -> Result<(), DeviceError> {
+        if self.seen[slice as usize] != seen {
+            let at = u64::from(slice) * ENTRY_BYTES;
+            let wrote = self.epochs.write_all_at(&seen.entry().to_le_bytes(), at);
+            wrote.map_err(io_error("write", &self.directory.join("epochs")))?;
+            self.seen[slice as usize] = seen;
+        }
+        Ok(())
+    }
+
+    /// Makes the file of a grant; none the worse if it was half made.
+    fn appear(&self, slice: u32, owner: Owner) -> Result<File, DeviceError> {
+        let name = file_name(slice, owner);
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let made = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
+        let file = File::from(made.map_err(|e| io_error("make", &self.files.join(&name))(e.into()))?);
+        file.set_len(SLICE.get()).map_err(|errno| {
+            // Nobody was told of it; if it stays, it is found and taken away at the next start.
+            let _ = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
+            io_error("size", &self.files.join(&name))(errno)
+        })?;
+        Ok(file)
+    }
+
+    /// Takes the memory away from whoever has it mapped, then the name.
+    fn cut_off(&mut self, slice: u32, owner: Owner) -> Result<(), DeviceError> {
+        if self.faults.now() == Some(Fault::IgnoreRevoke) {
+            return Ok(());
+        }
+        let name = file_name(slice, owner);
+        let path = || self.files.join(&name);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match rustix::fs::openat(&self.files_fd, &name, flags, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => return Ok(()),
+            opened => File::from(opened.map_err(|e| io_error("open", &path())(e.into()))?),
+        };
+        self.faults.before_revoke(slice, &file);
+        file.set_len(0).map_err(io_error("truncate", &path()))?;
+        let gone = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
+        gone.map_err(|e| io_error("unlink", &path())(e.into()))
+    }
+
+    /// Sparse files promise memory that may not be there; an access then would kill a guest.
+    fn check_space(&self) -> Result<(), DeviceError> {
+        let asked = rustix::fs::fstatvfs(&self.files_fd);
+        let space = asked.map_err(|e| io_error("ask the free space of", &self.files)(e.into()))?;
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        // No blocks at all is how hugetlbfs says that it has no limit of its own.
+        if space.f_blocks == 0 || free >= self.free_min {
+            return Ok(());
+        }
+        Err(DeviceError::NoSpace { path: self.files.clone(), free, min: self.free_min })
+    }
+
+    fn handle(&self, slice: u32, owner: Owner) -> Handle {
+        let files = self.files.to_str().expect("checked when it was opened");
+        Arc::from(format!("{files}/{}", file_name(slice, owner)))
+    }
+
+    fn grant_of(&self, slice: u32, owner: Owner) -> Grant {
+        Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle(slice, owner) }
+    }
+
+    /// Whether this epoch may still be granted.
+    fn check_current(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
+        let seen = *self.seen(slice)?;
+        let stale = DeviceError::StaleEpoch { slice, epoch, highest: seen.highest };
+        if seen.is_over(epoch) { Err(stale) } else { Ok(()) }
+    }
+}
+
+impl Device for Emulated {
+    fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError> {
+        self.faults.refresh();
+        self.check_current(slice, epoch)?;
+        let owner = Owner { epoch, host };
+        match self.granted.get(&slice) {
+            Some(same) if *same == owner => return Ok(self.handle(slice, owner)),
+            Some(other) => return Err(DeviceError::Held { slice, epoch: other.epoch, host: other.host }),
+            None => self.check_space()?,
+        }
+        self.remember(slice, Seen { highest: epoch, revoked: false })?;
+        let file = self.appear(slice, owner)?;
+        self.faults.after_grant(slice, &file);
+        self.granted.insert(slice, owner);
+        Ok(self.handle(slice, owner))
+    }
+
+    fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
+        self.faults.refresh();
+        let seen = *self.seen(slice)?;
+        let owner = self.granted.get(&slice).copied();
+        match owner {
+            Some(Owner { epoch: held, host }) if held < epoch => {
+                return Err(DeviceError::Held { slice, epoch: held, host });
+            }
+            _ if epoch < seen.highest || !EPOCHS.contains(&epoch.0) => return Ok(()),
+            _ => self.remember(slice, Seen { highest: epoch, revoked: true })?,
+        }
+        if let Some(owner) = owner {
+            self.cut_off(slice, owner)?;
+            self.granted.remove(&slice);
+        }
+        Ok(())
+    }
+
+    fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError> {
+        let theirs = self.granted.iter().filter(|(_, owner)| owner.host == host);
+        let theirs: Vec<Grant> = theirs.map(|(slice, owner)| self.grant_of(*slice, *owner)).collect();
+        for grant in &theirs {
+            self.revoke(grant.slice, grant.epoch)?;
+        }
+        Ok(theirs)
+    }
+
+    fn contents(&mut self) -> Result<Contents, DeviceError> {
+        self.faults.refresh();
+        if self.faults.now() == Some(Fault::ForgetGrant)
+            && let Some((slice, owner)) = self.granted.pop_first()
+        {
+            // Best effort: a liar does not report its own errors.
+            let _ = rustix::fs::unlinkat(&self.files_fd, file_name(slice, owner), AtFlags::empty());
+        }
+        Ok(Contents {
+            grants: self.granted.iter().map(|(slice, owner)| self.grant_of(*slice, *owner)).collect(),
+            highest: self.seen.iter().map(|seen| seen.highest).collect(),
+        })
+    }
+}
+
+fn file_name(slice: u32, owner: Owner) -> String {
+    format!("{slice:05}.{}.h{}", owner.epoch.0, owner.host.0)
+}
+
+fn parse_name(name: &str) -> Option<(u32, Owner)> {
+    let mut parts = name.splitn(3, '.');
+    let slice = parts.next()?.parse().ok()?;
+    let epoch = Epoch(parts.next()?.parse().ok()?);
+    let host = HostId(parts.next()?.strip_prefix('h')?.parse().ok()?);
+    let owner = Owner { epoch, host };
+    (file_name(slice, owner) == name).then_some((slice, owner))
+}
+
+fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
+    move |errno| DeviceError::Io { doing, path: path.to_owned(), errno }
+}
+
+/// Makes a directory that others may pass through but not list; leaves one that is there as it is.
+fn make_directory(path: &Path) -> Result<(), DeviceError> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(io_error("make", parent))?;
+    }
+    match fs::create_dir(path) {
+        Err(errno) if errno.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(errno) => Err(io_error("make", path)(errno)),
+        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(0o711))
+            .map_err(io_error("set the mode of", path)),
+    }
+}
+
+fn open_private(path: &Path) -> Result<File, DeviceError> {
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    opened.map_err(io_error("open", path))
+}
+
+fn take_lock(directory: &Path) -> Result<File, DeviceError> {
+    let path = directory.join("lock");
+    let lock = open_private(&path)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(DeviceError::InUse { path: directory.to_owned() }),
+        Err(TryLockError::Error(errno)) => Err(io_error("lock", &path)(errno)),
+    }
+}
+
+fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<Seen>, DeviceError> {
+    let path = directory.join("epochs");
+    let want = u64::from(slices) * ENTRY_BYTES;
+    let len = file.metadata().map_err(io_error("ask the length of", &path))?.len();
+    if len > want || !len.is_multiple_of(ENTRY_BYTES) {
+        let what = format!(
+            "its epochs file has {len} bytes: must be whole entries of {ENTRY_BYTES}, at most {want} for {slices} slices"
+        );
+        return Err(DeviceError::Unfit { path: directory.to_owned(), what });
+    }
+    file.set_len(want).map_err(io_error("size", &path))?;
+    let mut bytes = vec![0; slices as usize * 8];
+    file.read_exact_at(&mut bytes, 0).map_err(io_error("read", &path))?;
+    let entries = bytes.as_chunks::<8>().0;
+    Ok(entries.iter().map(|entry| Seen::from_entry(u64::from_le_bytes(*entry))).collect())
+}
+
+#[cfg(test)]
+mod tests;

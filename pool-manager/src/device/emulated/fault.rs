@@ -1,0 +1,111 @@
+//! A device that lies, so that audits can be seen to fail. One word in the file `fault` of the device's directory, obeyed
+//! from the next call on for as long as it is there:
+//!
+//! - `ignore-revoke`: says it revoked, and leaves the old owner its memory.
+//! - `keep-bytes`: every later owner of a slice finds the beginning of what its first owner left.
+//! - `forget-grant`: each time it is asked for its contents it has forgotten its lowest grant.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use super::DeviceError;
+
+/// How much `keep-bytes` remembers of a slice.
+const KEPT_BYTES: usize = 4096;
+
+/// One way to lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// `ignore-revoke`
+    IgnoreRevoke,
+    /// `keep-bytes`
+    KeepBytes,
+    /// `forget-grant`
+    ForgetGrant,
+}
+
+impl Fault {
+    fn parse(word: &str) -> Option<Self> {
+        match word.trim() {
+            "ignore-revoke" => Some(Self::IgnoreRevoke),
+            "keep-bytes" => Some(Self::KeepBytes),
+            "forget-grant" => Some(Self::ForgetGrant),
+            _ => None,
+        }
+    }
+}
+
+/// Whether and how this device lies just now.
+#[derive(Debug)]
+pub(super) struct Faults {
+    path: PathBuf,
+    modified: Option<SystemTime>,
+    fault: Option<Fault>,
+    kept: HashMap<u32, Vec<u8>>,
+}
+
+impl Faults {
+    /// # Errors
+    /// When there is a word that means nothing.
+    pub(super) fn new(directory: &Path) -> Result<Self, DeviceError> {
+        let path = directory.join("fault");
+        let mut faults = Self { path, modified: None, fault: None, kept: HashMap::new() };
+        faults.read().map_err(|what| DeviceError::Unfit { path: directory.to_owned(), what })?;
+        Ok(faults)
+    }
+
+    pub(super) fn now(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// Looks whether the file changed; one `stat` if not.
+    pub(super) fn refresh(&mut self) {
+        if let Err(what) = self.read() {
+            tracing::error!(path = %self.path.display(), what, "fault not understood");
+        }
+    }
+
+    fn read(&mut self) -> Result<(), String> {
+        let modified = fs::metadata(&self.path).and_then(|file| file.modified()).ok();
+        if modified == self.modified {
+            return Ok(());
+        }
+        (self.modified, self.fault) = (modified, None);
+        if modified.is_none() {
+            tracing::warn!(path = %self.path.display(), "this device no longer lies");
+            return Ok(());
+        }
+        let word = fs::read_to_string(&self.path).map_err(|errno| format!("read its fault: {errno}"))?;
+        let rule = "must be ignore-revoke, keep-bytes or forget-grant";
+        let fault = Fault::parse(&word).ok_or_else(|| format!("its fault is {word:?}: {rule}"))?;
+        self.fault = Some(fault);
+        tracing::error!(path = %self.path.display(), ?fault, "this device lies");
+        Ok(())
+    }
+
+    /// The first bytes that are not zeros stay, whoever scrubs the slice afterwards.
+    pub(super) fn before_revoke(&mut self, slice: u32, file: &File) {
+        let mut bytes = vec![0; KEPT_BYTES];
+        if self.fault == Some(Fault::KeepBytes)
+            && file.read_exact_at(&mut bytes, 0).is_ok()
+            && bytes.iter().any(|byte| *byte != 0)
+        {
+            self.kept.entry(slice).or_insert(bytes);
+        }
+    }
+
+    pub(super) fn after_grant(&self, slice: u32, file: &File) {
+        if self.fault == Some(Fault::KeepBytes)
+            && let Some(bytes) = self.kept.get(&slice)
+        {
+            let wrote: io::Result<()> = file.write_all_at(bytes, 0);
+            tracing::error!(slice, error = ?wrote.err(), "old bytes granted");
+        }
+    }
+}
