@@ -108,10 +108,6 @@ pub enum Command {
     /// Requests to move a VM
     #[command(subcommand)]
     Migration(Migration),
-    /// The rack, live: hosts, EMCs and every slice
-    Top,
-    /// What is wrong, and the command that mends it
-    Doctor,
     /// Completions for a shell, on stdout
     Completions(Completions),
     /// Manual pages, into a folder

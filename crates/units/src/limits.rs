@@ -47,6 +47,8 @@ pub const WAITERS_MAX: usize = 16 * 1024;
 pub const WAIT_READY_MAX: Ns = Ns::secs(300);
 /// How long a command waits for an answer unless told otherwise.
 pub const ANSWER_WITHIN_DEFAULT: Ns = Ns::secs(30);
+/// How much longer than the manager's own deadline a command waits for its word.
+pub const ANSWER_SLACK: Ns = Ns::secs(1);
 /// How often the live view of a rack is drawn anew.
 pub const TOP_EVERY: Ns = Ns::secs(1);
 /// How far two machines' clocks may differ before people reading their logs are misled.
@@ -77,8 +79,8 @@ pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
 /// The least time between two orders to one host.
 pub const WANT_GAP: Ns = Ns::ms(1);
-/// How long the manager waits for a newer answer before it repeats an order.
-pub const WANT_REPEAT: Ns = Ns::secs(2);
+/// How long the manager waits for an answer before it repeats an order.
+pub const HOST_UNANSWERED_ORDERS_FOR: Ns = Ns::secs(2);
 /// Between two attempts of a device call that failed.
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
 /// Between two attempts of a host call that failed.

@@ -1,0 +1,112 @@
+//! `tarn describe` and `tarn explain`: everything about one thing, and why it is so.
+
+use proto::v1;
+use serde::Serialize;
+
+use crate::{
+    Connection, Failure, Format,
+    args::{Ref, Subject},
+    get, lists, print,
+    table::{self, Row},
+    view,
+};
+
+/// A VM's memory, slice by slice.
+#[derive(Debug, Serialize)]
+struct Vm {
+    #[serde(flatten)]
+    reservation: view::Reservation,
+    slice_details: Vec<view::SliceDetail>,
+}
+
+/// A host with what runs there.
+#[derive(Debug, Serialize)]
+struct Host {
+    #[serde(flatten)]
+    host: view::Host,
+    vms: Vec<view::Reservation>,
+    alarms: Vec<view::Alarm>,
+}
+
+/// An EMC with what is wrong with it.
+#[derive(Debug, Serialize)]
+struct Emc {
+    #[serde(flatten)]
+    emc: view::Emc,
+    alarms: Vec<view::Alarm>,
+}
+
+/// Prints everything about one thing.
+pub(crate) async fn run(subject: Subject, to: &Connection, format: Format) -> Result<(), Failure> {
+    match subject {
+        Subject::Vm { which } => vm(which, to, format).await,
+        Subject::Host { name } => host(name.into(), to, format).await,
+        Subject::Emc { name } => emc(name.into(), to, format).await,
+        Subject::Slice { slice } => {
+            let slice = view::SliceDetail::from(get::slice(to, slice).await?);
+            print::say(format, &slice, |_| table::facts(&slice))
+        }
+    }
+}
+
+async fn vm(which: Ref, to: &Connection, format: Format) -> Result<(), Failure> {
+    let reservation = get::reservation(to, which).await?;
+    let slice_details = slices_of(&reservation, to).await?;
+    let vm = Vm { reservation, slice_details };
+    print::say(format, &vm, |_| table::facts(&vm.reservation) + &section("SLICES", &vm.slice_details))
+}
+
+/// Slices of one VM are mostly neighbours: the pages between its first and its last hold few others. Those that have
+/// gone on to another owner are no longer this VM's.
+async fn slices_of(of: &view::Reservation, to: &Connection) -> Result<Vec<view::SliceDetail>, Failure> {
+    let (Some(first), Some(last)) = (of.slices.iter().min(), of.slices.iter().max()) else {
+        return Ok(Vec::new());
+    };
+    let between = lists::slices(to, *first, *last).await?;
+    let its = |s: &v1::Slice| of.slices.contains(&s.slice) && s.vm.as_ref() == Some(&of.vm);
+    Ok(between.into_iter().filter(its).map(view::SliceDetail::from).collect())
+}
+
+async fn host(name: String, to: &Connection, format: Format) -> Result<(), Failure> {
+    let host = get::host(to, name.clone()).await?;
+    let vms = lists::reservations(to, false).await?.into_iter().filter(|r| r.host == name);
+    let vms = vms.map(view::Reservation::from).collect();
+    let alarms = get::alarms(to, Some(&format!("host {name}"))).await?;
+    let host = Host { host, vms, alarms };
+    let text =
+        |_| table::facts(&host.host) + &section("RESERVATIONS", &host.vms) + &section("ALARMS", &host.alarms);
+    print::say(format, &host, text)
+}
+
+async fn emc(name: String, to: &Connection, format: Format) -> Result<(), Failure> {
+    let alarms = get::alarms(to, Some(&format!("emc {name}"))).await?;
+    let emc = Emc { emc: get::emc(to, name).await?, alarms };
+    print::say(format, &emc, |_| table::facts(&emc.emc) + &section("ALARMS", &emc.alarms))
+}
+
+/// A headed table, or nothing if there is nothing.
+fn section<T: Row>(head: &str, things: &[T]) -> String {
+    if things.is_empty() { String::new() } else { format!("\n{head}\n{}", table::rows(things, false)) }
+}
+
+/// Prints every decision about one thing.
+pub(crate) async fn explain(subject: Subject, to: &Connection, format: Format) -> Result<(), Failure> {
+    let subject = asked(subject, to).await?;
+    let answer = to.ask(to.admin().explain(v1::ExplainRequest { subject: subject.clone() })).await?;
+    let decisions: Vec<_> = answer.decisions.into_iter().map(view::Decision::from).collect();
+    print::say(format, &decisions, |_| match decisions.as_slice() {
+        [] => format!("no decision about {subject} is remembered\n"),
+        some => some.iter().map(table::decision).collect(),
+    })
+}
+
+/// The subject in the manager's words: decisions are filed under VMs, so a reservation is looked up first.
+async fn asked(subject: Subject, to: &Connection) -> Result<String, Failure> {
+    Ok(match subject {
+        Subject::Vm { which: Ref::Vm(name) } => format!("vm {name}"),
+        Subject::Vm { which } => format!("vm {}", get::reservation(to, which).await?.vm),
+        Subject::Host { name } => format!("host {name}"),
+        Subject::Emc { name } => format!("emc {name}"),
+        Subject::Slice { slice } => format!("slice {slice}"),
+    })
+}

@@ -1,0 +1,55 @@
+//! Whole lists from a manager that hands them out in pages. It shows nothing.
+
+use proto::v1;
+use units::limits::LIST_PAGES_MAX;
+
+use crate::{Connection, Failure};
+
+/// Every host.
+pub(crate) async fn hosts(to: &Connection) -> Result<Vec<v1::Host>, Failure> {
+    Ok(to.ask(to.admin().list_hosts(v1::ListHostsRequest {})).await?.hosts)
+}
+
+/// Every EMC.
+pub(crate) async fn emcs(to: &Connection) -> Result<Vec<v1::Emc>, Failure> {
+    Ok(to.ask(to.admin().list_emcs(v1::ListEmcsRequest {})).await?.emcs)
+}
+
+/// The rack as a whole.
+pub(crate) async fn rack(to: &Connection) -> Result<v1::Rack, Failure> {
+    to.ask(to.admin().get_rack(v1::GetRackRequest {})).await
+}
+
+/// Every slice from `first` to `last`, both included.
+pub(crate) async fn slices(to: &Connection, first: u32, last: u32) -> Result<Vec<v1::Slice>, Failure> {
+    let (mut slices, mut from) = (Vec::new(), first);
+    for _ in 0..LIST_PAGES_MAX {
+        let page = to.ask(to.admin().list_slices(v1::ListSlicesRequest { from, limit: 0 })).await?;
+        slices.extend(page.slices.into_iter().filter(|s| s.slice <= last));
+        match page.next {
+            Some(next) if next <= from => return Err(stuck("slices")),
+            Some(next) if next <= last => from = next,
+            _ => return Ok(slices),
+        }
+    }
+    Err(stuck("slices"))
+}
+
+/// Every reservation; also those that ended, if asked.
+pub(crate) async fn reservations(to: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
+    let (mut reservations, mut after) = (Vec::new(), String::new());
+    for _ in 0..LIST_PAGES_MAX {
+        let request = v1::ListReservationsRequest { ended, after, limit: 0 };
+        let page = to.ask(to.admin().list_reservations(request)).await?;
+        reservations.extend(page.reservations);
+        if page.next_after.is_empty() {
+            return Ok(reservations);
+        }
+        after = page.next_after;
+    }
+    Err(stuck("reservations"))
+}
+
+fn stuck(of: &str) -> Failure {
+    Failure::Protocol(format!("its list of {of} does not come to an end"))
+}

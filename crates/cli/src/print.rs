@@ -1,0 +1,61 @@
+//! Answers on stdout in the format that was asked for. What they look like is decided in `table.rs` and `view.rs`.
+
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+
+use crate::{
+    Failure, Format,
+    table::{self, Row},
+};
+
+/// A list of things.
+pub(crate) fn list<T: Row + Serialize>(format: Format, things: &[T]) -> Result<(), Failure> {
+    say(format, &things, |all_columns| table::rows(things, all_columns))
+}
+
+/// One thing, as a table of one row.
+pub(crate) fn one<T: Row + Serialize>(format: Format, thing: &T) -> Result<(), Failure> {
+    say(format, thing, |all_columns| table::rows(std::slice::from_ref(thing), all_columns))
+}
+
+/// Anything: for programs as it is, for people as `text` of whether every column is wanted.
+pub(crate) fn say<T: Serialize>(
+    format: Format,
+    thing: &T,
+    text: impl FnOnce(bool) -> String,
+) -> Result<(), Failure> {
+    match format {
+        Format::Table => out(&text(false)),
+        Format::Wide => out(&text(true)),
+        Format::Json => out(&(as_json(serde_json::to_string_pretty(thing))? + "\n")),
+        Format::Yaml => out(&as_yaml(thing)?),
+    }
+}
+
+/// One of an endless row of things: a line of `text`, one JSON object a line, or one YAML document.
+pub(crate) fn next<T: Serialize>(
+    format: Format,
+    thing: &T,
+    text: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    match format {
+        Format::Table | Format::Wide => out(&text()),
+        Format::Json => out(&(as_json(serde_json::to_string(thing))? + "\n")),
+        Format::Yaml => out(&format!("---\n{}", as_yaml(thing)?)),
+    }
+}
+
+/// Text as it is. Everything that reaches stdout comes through here, so that a closed pipe is met in one place.
+pub(crate) fn out(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::Output)
+}
+
+fn as_json(text: Result<String, serde_json::Error>) -> Result<String, Failure> {
+    text.map_err(|wrong| Failure::Output(io::Error::other(wrong)))
+}
+
+fn as_yaml<T: Serialize>(thing: &T) -> Result<String, Failure> {
+    serde_norway::to_string(thing).map_err(|wrong| Failure::Output(io::Error::other(wrong)))
+}

@@ -1,0 +1,293 @@
+//! How things look to people: the columns of each kind of thing, and rows of text under them. It prints nothing.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use units::Bytes;
+
+use crate::view::{
+    Alarm, Decision, Done, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
+    SliceDetail,
+};
+
+/// One column of a table about things of kind `T`.
+pub(crate) struct Column<T> {
+    head: &'static str,
+    /// Only where there is room.
+    wide: bool,
+    cell: fn(&T) -> String,
+}
+
+/// A column that is always shown.
+const fn col<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
+    Column { head, wide: false, cell }
+}
+
+/// A column for wide tables and descriptions.
+const fn wide<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
+    Column { head, wide: true, cell }
+}
+
+/// Things that are shown as rows.
+pub(crate) trait Row: Sized + 'static {
+    /// From left to right.
+    const COLUMNS: &'static [Column<Self>];
+}
+
+/// A table without frames, as other tools can cut it; ends with a newline.
+pub(crate) fn rows<T: Row>(things: &[T], all_columns: bool) -> String {
+    let columns: Vec<_> = T::COLUMNS.iter().filter(|c| all_columns || !c.wide).collect();
+    let mut table = bare();
+    table.set_header(columns.iter().map(|c| c.head));
+    for thing in things {
+        table.add_row(columns.iter().map(|c| (c.cell)(thing)));
+    }
+    flush_left(&table)
+}
+
+/// Every column of one thing, one to a line.
+pub(crate) fn facts<T: Row>(thing: &T) -> String {
+    let mut table = bare();
+    for column in T::COLUMNS {
+        table.add_row([format!("{}:", column.head), (column.cell)(thing)]);
+    }
+    flush_left(&table)
+}
+
+fn bare() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table
+}
+
+fn flush_left(table: &Table) -> String {
+    table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
+}
+
+/// A moment people can compare with a log; what is no moment shows as its number.
+pub(crate) fn moment(unix_ms: u64) -> String {
+    const YEAR_10000_MS: u64 = 253_402_300_800_000;
+    if unix_ms >= YEAR_10000_MS {
+        return format!("{unix_ms}ms");
+    }
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
+}
+
+fn size(bytes: u64) -> String {
+    Bytes::new(bytes).to_string()
+}
+
+fn or_dash(text: Option<&String>) -> String {
+    text.cloned().unwrap_or_else(|| "-".to_owned())
+}
+
+fn moment_or_dash(unix_ms: Option<u64>) -> String {
+    unix_ms.map_or_else(|| "-".to_owned(), moment)
+}
+
+fn joined(texts: &[String]) -> String {
+    if texts.is_empty() { "-".to_owned() } else { texts.join(",") }
+}
+
+fn yes(truth: bool) -> String {
+    if truth { "yes" } else { "no" }.to_owned()
+}
+
+/// Runs of numbers as people write them: `0-3,7`.
+fn runs(numbers: &[u32]) -> String {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    let runs = sorted.chunk_by(|a, b| a.checked_add(1) == Some(*b));
+    let text = runs.map(|run| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    });
+    joined(&text.collect::<Vec<_>>())
+}
+
+impl Row for Slice {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("SLICE", |s| s.slice.to_string()),
+        col("EMC", |s| s.emc.clone()),
+        col("STATE", |s| s.state.clone()),
+        col("HOST", |s| or_dash(s.host.as_ref())),
+        col("VM", |s| or_dash(s.vm.as_ref())),
+        wide("EPOCH", |s| s.epoch.to_string()),
+    ];
+}
+
+impl Row for SliceDetail {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("SLICE", |s| s.slice.slice.to_string()),
+        col("EMC", |s| s.slice.emc.clone()),
+        col("STATE", |s| s.slice.state.clone()),
+        col("HOST", |s| or_dash(s.slice.host.as_ref())),
+        col("VM", |s| or_dash(s.slice.vm.as_ref())),
+        col("EPOCH", |s| s.slice.epoch.to_string()),
+        wide("REASON", |s| or_dash(s.reason.as_ref())),
+        wide("LAST SCRUB", last_scrub),
+    ];
+}
+
+fn last_scrub(s: &SliceDetail) -> String {
+    s.receipt.as_ref().map_or_else(
+        || "-".to_owned(),
+        |r| {
+            format!(
+                "{} by {} as epoch {}, {} zero",
+                moment(r.ended_unix_ms),
+                r.scrubber,
+                r.epoch,
+                size(r.bytes_verified)
+            )
+        },
+    )
+}
+
+impl Row for Reservation {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("RESERVATION", |r| r.reservation.clone()),
+        col("VM", |r| r.vm.clone()),
+        col("HOST", |r| r.host.clone()),
+        col("STATE", |r| r.state.clone()),
+        col("ONLINE", |r| format!("{}/{}", r.slices_online, r.slices.len())),
+        col("LOCAL", |r| size(r.local_bytes)),
+        col("POOL", |r| size(r.pool_bytes)),
+        wide("CORES", |r| r.cores.to_string()),
+        wide("PINNED", |r| yes(r.pinned)),
+        wide("SLICES", |r| runs(&r.slices)),
+        wide("CREATED", |r| moment(r.created_unix_ms)),
+        wide("COMMIT BY", |r| moment_or_dash(r.commit_deadline_unix_ms)),
+        wide("REQUEST ID", |r| r.request_id.clone()),
+        wide("REASON", |r| or_dash(r.reason.as_ref())),
+    ];
+}
+
+impl Row for Host {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("HOST", |h| h.host.clone()),
+        col("STATE", |h| h.state.clone()),
+        col("SCHEDULING", |h| h.scheduling.clone()),
+        col("CORES", |h| format!("{}/{}", h.free_cores, h.cores)),
+        col("LOCAL", |h| format!("{}/{}", size(h.free_local_bytes), size(h.local_bytes))),
+        col("SLICES", |h| h.slices.to_string()),
+        col("VMS", |h| h.reservations.to_string()),
+        wide("EMCS", |h| joined(&h.emcs)),
+        wide("LAST HEARD", |h| moment_or_dash(h.last_heard_unix_ms)),
+        wide("BOOT ID", |h| or_dash(h.boot_id.as_ref())),
+        wide("SOCKET", |h| or_dash(h.host_memory_socket.as_ref())),
+    ];
+}
+
+impl Row for Emc {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("EMC", |e| e.emc.clone()),
+        col("STATE", |e| e.state.clone()),
+        col("SCHEDULING", |e| e.scheduling.clone()),
+        col("SLICES", |e| e.slices.to_string()),
+        col("FREE", |e| e.free.to_string()),
+        col("IN USE", |e| e.in_use.to_string()),
+        col("DRAINING", |e| e.draining.to_string()),
+        col("QUARANTINED", |e| e.quarantined.to_string()),
+        wide("FIRST", |e| e.first_slice.to_string()),
+        wide("DRIVER", |e| e.driver.clone()),
+        wide("PATH", |e| or_dash(e.path.as_ref())),
+        wide("ERROR", |e| or_dash(e.error.as_ref())),
+    ];
+}
+
+impl Row for Alarm {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("SINCE", |a| moment(a.since_unix_ms)),
+        col("REASON", |a| a.reason.clone()),
+        col("SUBJECT", |a| a.subject.clone()),
+        col("MESSAGE", |a| a.message.clone()),
+    ];
+}
+
+impl Row for Rack {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("RACK", |r| r.rack_uuid.clone()),
+        col("VERSION", |r| r.version.clone()),
+        col("SLICES", |r| r.slices.to_string()),
+        col("FREE", |r| r.slices_free.to_string()),
+        col("BUFFER", |r| r.buffer_target.to_string()),
+        col("ALARMS", |r| r.alarms.len().to_string()),
+        wide("REVISION", |r| format!("{}.{}", r.generation, r.revision)),
+        wide("STARTED", |r| moment(r.started_unix_ms)),
+    ];
+}
+
+impl Row for HostFit {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("HOST", |f| f.host.clone()),
+        col("FITS", |f| yes(f.fits)),
+        col("FREE CORES", |f| f.free_cores.to_string()),
+        col("FREE LOCAL", |f| size(f.free_local_bytes)),
+        col("EMC", |f| or_dash(f.emc.as_ref())),
+        col("WHY NOT", |f| or_dash(f.why_not.as_ref())),
+    ];
+}
+
+impl Row for HostCapacity {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("HOST", |h| h.host.clone()),
+        col("ACCEPTS", |h| yes(h.schedulable)),
+        col("FREE CORES", |h| h.free_cores.to_string()),
+        col("FREE LOCAL", |h| size(h.free_local_bytes)),
+        col("FREE SLICES", free_slices),
+    ];
+}
+
+fn free_slices(host: &HostCapacity) -> String {
+    joined(&host.emcs.iter().map(|e| format!("{}:{}", e.emc, e.free_slices)).collect::<Vec<_>>())
+}
+
+impl Row for Migration {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("ASKED", |m| moment(m.asked_unix_ms)),
+        col("VM", |m| m.vm.clone()),
+        col("HOST", |m| m.host.clone()),
+        col("STATE", |m| m.state.clone()),
+        col("WHY", |m| m.why.clone()),
+        wide("ANSWER", |m| or_dash(m.answer.as_ref())),
+    ];
+}
+
+impl Row for Done {
+    const COLUMNS: &'static [Column<Self>] =
+        &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| joined(&d.waiting_for))];
+}
+
+/// One decision as a paragraph.
+pub(crate) fn decision(d: &Decision) -> String {
+    let model = d.model.iter().map(|m| format!("  model: {m}\n")).collect::<String>();
+    let facts = d.facts.iter().map(|(name, value)| format!("  {name} = {value}\n")).collect::<String>();
+    let others = d.alternatives.iter().map(|other| format!("  instead: {other}\n")).collect::<String>();
+    let head = format!("{}  #{} {} {} (by {})", moment(d.at_unix_ms), d.seq, d.action, d.subject, d.actor);
+    format!("{head}\n  {}\n{model}{facts}{others}", d.why)
+}
+
+/// A plan: the split, then the hosts.
+pub(crate) fn plan(p: &Plan) -> String {
+    let why = p.decision.iter().map(|d| format!("why: {}\n", d.why)).collect::<String>();
+    format!("local {}, pool {}\n{why}\n{}", size(p.local_bytes), size(p.pool_bytes), rows(&p.hosts, true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_next_to_each_other_read_as_a_run() {
+        assert_eq!(runs(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
+        assert_eq!(runs(&[]), "-");
+    }
+
+    #[test]
+    fn any_moment_can_be_printed() {
+        assert_eq!(moment(1_700_000_000_999), "2023-11-14T22:13:20Z");
+        assert_eq!(moment(u64::MAX), "18446744073709551615ms");
+    }
+}

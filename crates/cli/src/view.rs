@@ -1,0 +1,443 @@
+//! What people and programs see, as values: one struct for each thing, made from its wire message, printed as JSON and
+//! YAML as it stands here. Names of fields are a promise to scripts. How tables look is `table.rs`'s.
+
+use std::collections::BTreeMap;
+
+use proto::v1;
+use serde::Serialize;
+
+/// One slice in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Slice {
+    pub(crate) slice: u32,
+    pub(crate) emc: String,
+    pub(crate) state: String,
+    pub(crate) host: Option<String>,
+    pub(crate) vm: Option<String>,
+    pub(crate) epoch: u64,
+}
+
+/// One slice with its past.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SliceDetail {
+    #[serde(flatten)]
+    pub(crate) slice: Slice,
+    pub(crate) reason: Option<String>,
+    pub(crate) receipt: Option<Receipt>,
+}
+
+/// Proof of a scrub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Receipt {
+    pub(crate) scrubber: String,
+    pub(crate) epoch: u64,
+    pub(crate) started_unix_ms: u64,
+    pub(crate) ended_unix_ms: u64,
+    pub(crate) bytes_verified: u64,
+}
+
+/// A VM's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Reservation {
+    pub(crate) reservation: String,
+    pub(crate) vm: String,
+    pub(crate) host: String,
+    pub(crate) state: String,
+    pub(crate) slices: Vec<u32>,
+    pub(crate) slices_online: u32,
+    pub(crate) local_bytes: u64,
+    pub(crate) pool_bytes: u64,
+    pub(crate) cores: u32,
+    pub(crate) pinned: bool,
+    pub(crate) request_id: String,
+    pub(crate) created_unix_ms: u64,
+    pub(crate) commit_deadline_unix_ms: Option<u64>,
+    pub(crate) reason: Option<String>,
+}
+
+/// A host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Host {
+    pub(crate) host: String,
+    pub(crate) state: String,
+    pub(crate) scheduling: String,
+    pub(crate) emcs: Vec<String>,
+    pub(crate) cores: u32,
+    pub(crate) free_cores: u32,
+    pub(crate) local_bytes: u64,
+    pub(crate) free_local_bytes: u64,
+    pub(crate) slices: u32,
+    pub(crate) reservations: u32,
+    pub(crate) boot_id: Option<String>,
+    pub(crate) last_heard_unix_ms: Option<u64>,
+    pub(crate) host_memory_socket: Option<String>,
+}
+
+/// A pool device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Emc {
+    pub(crate) emc: String,
+    pub(crate) state: String,
+    pub(crate) scheduling: String,
+    pub(crate) driver: String,
+    pub(crate) path: Option<String>,
+    pub(crate) first_slice: u32,
+    pub(crate) slices: u32,
+    pub(crate) free: u32,
+    pub(crate) in_use: u32,
+    pub(crate) draining: u32,
+    pub(crate) quarantined: u32,
+    pub(crate) error: Option<String>,
+}
+
+/// What the manager warns of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Alarm {
+    pub(crate) reason: String,
+    pub(crate) subject: String,
+    pub(crate) message: String,
+    pub(crate) since_unix_ms: u64,
+}
+
+/// The rack as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Rack {
+    pub(crate) rack_uuid: String,
+    pub(crate) version: String,
+    pub(crate) generation: u64,
+    pub(crate) revision: u64,
+    pub(crate) slices: u32,
+    pub(crate) slices_free: u32,
+    pub(crate) buffer_target: u32,
+    pub(crate) started_unix_ms: u64,
+    pub(crate) alarms: Vec<Alarm>,
+}
+
+/// One decision with everything it was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Decision {
+    pub(crate) seq: u64,
+    pub(crate) at_unix_ms: u64,
+    pub(crate) actor: String,
+    pub(crate) action: String,
+    pub(crate) subject: String,
+    pub(crate) why: String,
+    pub(crate) model: Option<String>,
+    pub(crate) facts: BTreeMap<String, String>,
+    pub(crate) alternatives: Vec<String>,
+}
+
+/// How a VM's memory would be split.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Plan {
+    pub(crate) local_bytes: u64,
+    pub(crate) pool_bytes: u64,
+    pub(crate) hosts: Vec<HostFit>,
+    pub(crate) decision: Option<Decision>,
+}
+
+/// Whether a host fits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct HostFit {
+    pub(crate) host: String,
+    pub(crate) fits: bool,
+    pub(crate) free_cores: u32,
+    pub(crate) free_local_bytes: u64,
+    pub(crate) emc: Option<String>,
+    pub(crate) why_not: Option<String>,
+}
+
+/// What is free, at one revision.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Capacity {
+    pub(crate) revision: u64,
+    pub(crate) hosts: Vec<HostCapacity>,
+    pub(crate) emcs: Vec<EmcCapacity>,
+}
+
+/// What is free on and for a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct HostCapacity {
+    pub(crate) host: String,
+    pub(crate) schedulable: bool,
+    pub(crate) free_cores: u32,
+    pub(crate) free_local_bytes: u64,
+    pub(crate) emcs: Vec<EmcCapacity>,
+}
+
+/// What is free on an EMC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct EmcCapacity {
+    pub(crate) emc: String,
+    pub(crate) free_slices: u32,
+    pub(crate) slices: u32,
+}
+
+/// A VM that ought to move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Migration {
+    pub(crate) vm: String,
+    pub(crate) host: String,
+    pub(crate) state: String,
+    pub(crate) why: String,
+    pub(crate) asked_unix_ms: u64,
+    pub(crate) answer: Option<String>,
+}
+
+/// One durable change: `{revision, at_unix_ms, slice: {...}}`, with the kind of thing as the last key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Event {
+    pub(crate) revision: u64,
+    pub(crate) at_unix_ms: u64,
+    #[serde(flatten)]
+    pub(crate) what: What,
+}
+
+/// What changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum What {
+    Slice(SliceDetail),
+    Reservation(Reservation),
+    Host(Host),
+    Emc(Emc),
+    Alarm(Alarm),
+    /// The watcher was too slow.
+    Missed {
+        events: u64,
+    },
+    /// A kind that a newer manager knows.
+    Other {},
+}
+
+/// What an operator's order did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Done {
+    pub(crate) revision: u64,
+    pub(crate) waiting_for: Vec<String>,
+}
+
+/// The protocol says "absent" with an empty string where a word cannot be empty.
+fn some(text: String) -> Option<String> {
+    if text.is_empty() { None } else { Some(text) }
+}
+
+/// `SLICE_STATE_FREE` is "free" here. A number that a newer manager sends shows as what it is.
+fn word<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'static str) -> String {
+    match E::try_from(number) {
+        Ok(known) => name(&known).trim_start_matches(prefix).to_lowercase(),
+        Err(_) => format!("number-{number}"),
+    }
+}
+
+fn scheduling(number: i32) -> String {
+    word(number, "SCHEDULING_", v1::Scheduling::as_str_name)
+}
+
+fn all<A, B: From<A>>(things: Vec<A>) -> Vec<B> {
+    things.into_iter().map(B::from).collect()
+}
+
+impl From<v1::Slice> for Slice {
+    fn from(s: v1::Slice) -> Self {
+        let state = word(s.state, "SLICE_STATE_", v1::SliceState::as_str_name);
+        Self { slice: s.slice, emc: s.emc, state, host: s.host, vm: s.vm, epoch: s.epoch }
+    }
+}
+
+impl From<v1::Slice> for SliceDetail {
+    fn from(mut s: v1::Slice) -> Self {
+        let (reason, receipt) = (s.reason.take(), s.receipt.take());
+        Self { slice: s.into(), reason, receipt: receipt.map(Receipt::from) }
+    }
+}
+
+impl From<v1::ScrubReceipt> for Receipt {
+    fn from(r: v1::ScrubReceipt) -> Self {
+        Self {
+            scrubber: r.scrubber,
+            epoch: r.epoch,
+            started_unix_ms: r.started_unix_ms,
+            ended_unix_ms: r.ended_unix_ms,
+            bytes_verified: r.bytes_verified,
+        }
+    }
+}
+
+impl From<v1::Reservation> for Reservation {
+    fn from(r: v1::Reservation) -> Self {
+        Self {
+            state: word(r.state, "RESERVATION_STATE_", v1::ReservationState::as_str_name),
+            reservation: r.reservation,
+            vm: r.vm,
+            host: r.host,
+            slices: r.slices,
+            slices_online: r.slices_online,
+            local_bytes: r.local_bytes,
+            pool_bytes: r.pool_bytes,
+            cores: r.cores,
+            pinned: r.pinned,
+            request_id: r.request_id,
+            created_unix_ms: r.created_unix_ms,
+            commit_deadline_unix_ms: r.commit_deadline_unix_ms,
+            reason: r.reason,
+        }
+    }
+}
+
+impl From<v1::Host> for Host {
+    fn from(h: v1::Host) -> Self {
+        Self {
+            state: word(h.state, "HOST_STATE_", v1::HostState::as_str_name),
+            scheduling: scheduling(h.scheduling),
+            host: h.host,
+            emcs: h.emcs,
+            cores: h.cores,
+            free_cores: h.free_cores,
+            local_bytes: h.local_bytes,
+            free_local_bytes: h.free_local_bytes,
+            slices: h.slices,
+            reservations: h.reservations,
+            boot_id: some(h.boot_id),
+            last_heard_unix_ms: h.last_heard_unix_ms,
+            host_memory_socket: some(h.host_memory_socket),
+        }
+    }
+}
+
+impl From<v1::Emc> for Emc {
+    fn from(e: v1::Emc) -> Self {
+        Self {
+            state: word(e.state, "EMC_STATE_", v1::EmcState::as_str_name),
+            scheduling: scheduling(e.scheduling),
+            emc: e.emc,
+            driver: e.driver,
+            path: some(e.path),
+            first_slice: e.first_slice,
+            slices: e.slices,
+            free: e.free,
+            in_use: e.in_use,
+            draining: e.draining,
+            quarantined: e.quarantined,
+            error: some(e.error),
+        }
+    }
+}
+
+impl From<v1::Alarm> for Alarm {
+    fn from(a: v1::Alarm) -> Self {
+        Self { reason: a.reason, subject: a.subject, message: a.message, since_unix_ms: a.since_unix_ms }
+    }
+}
+
+impl From<v1::Rack> for Rack {
+    fn from(r: v1::Rack) -> Self {
+        Self {
+            rack_uuid: r.rack_uuid,
+            version: r.version,
+            generation: r.generation,
+            revision: r.revision,
+            slices: r.slices,
+            slices_free: r.slices_free,
+            buffer_target: r.buffer_target,
+            started_unix_ms: r.started_unix_ms,
+            alarms: all(r.alarms),
+        }
+    }
+}
+
+impl From<v1::Decision> for Decision {
+    fn from(d: v1::Decision) -> Self {
+        Self {
+            seq: d.seq,
+            at_unix_ms: d.at_unix_ms,
+            actor: d.actor,
+            action: d.action,
+            subject: d.subject,
+            why: d.why,
+            model: some(d.model),
+            facts: d.facts.into_iter().collect(),
+            alternatives: d.alternatives,
+        }
+    }
+}
+
+impl From<v1::PlanVmResponse> for Plan {
+    fn from(p: v1::PlanVmResponse) -> Self {
+        let decision = p.decision.map(Decision::from);
+        Self { local_bytes: p.local_bytes, pool_bytes: p.pool_bytes, hosts: all(p.hosts), decision }
+    }
+}
+
+impl From<v1::HostFit> for HostFit {
+    fn from(f: v1::HostFit) -> Self {
+        Self {
+            host: f.host,
+            fits: f.fits,
+            free_cores: f.free_cores,
+            free_local_bytes: f.free_local_bytes,
+            emc: some(f.emc),
+            why_not: some(f.why_not),
+        }
+    }
+}
+
+impl From<v1::Capacity> for Capacity {
+    fn from(c: v1::Capacity) -> Self {
+        Self { revision: c.revision, hosts: all(c.hosts), emcs: all(c.emcs) }
+    }
+}
+
+impl From<v1::HostCapacity> for HostCapacity {
+    fn from(h: v1::HostCapacity) -> Self {
+        Self {
+            host: h.host,
+            schedulable: h.schedulable,
+            free_cores: h.free_cores,
+            free_local_bytes: h.free_local_bytes,
+            emcs: all(h.emcs),
+        }
+    }
+}
+
+impl From<v1::EmcCapacity> for EmcCapacity {
+    fn from(e: v1::EmcCapacity) -> Self {
+        Self { emc: e.emc, free_slices: e.free_slices, slices: e.slices }
+    }
+}
+
+impl From<v1::Migration> for Migration {
+    fn from(m: v1::Migration) -> Self {
+        let state = word(m.state, "MIGRATION_STATE_", v1::MigrationState::as_str_name);
+        Self {
+            vm: m.vm,
+            host: m.host,
+            state,
+            why: m.why,
+            asked_unix_ms: m.asked_unix_ms,
+            answer: some(m.answer),
+        }
+    }
+}
+
+impl From<v1::Event> for Event {
+    fn from(e: v1::Event) -> Self {
+        use v1::event::What as W;
+        let what = match e.what {
+            Some(W::Slice(s)) => What::Slice(s.into()),
+            Some(W::Reservation(r)) => What::Reservation(r.into()),
+            Some(W::Host(h)) => What::Host(h.into()),
+            Some(W::Emc(c)) => What::Emc(c.into()),
+            Some(W::Alarm(a)) => What::Alarm(a.into()),
+            Some(W::Missed(m)) => What::Missed { events: m.events },
+            None => What::Other {},
+        };
+        Self { revision: e.revision, at_unix_ms: e.at_unix_ms, what }
+    }
+}
+
+impl From<v1::TargetResponse> for Done {
+    fn from(t: v1::TargetResponse) -> Self {
+        Self { revision: t.revision, waiting_for: t.waiting_for }
+    }
+}
