@@ -3,5 +3,10 @@
 //! the simulation performs the same ones on a world of its own.
 #![forbid(unsafe_code)]
 
+pub mod audit;
+pub mod denied;
+pub mod ledger;
+pub mod manager;
 pub mod protocol;
+pub mod record;
 pub mod slice;

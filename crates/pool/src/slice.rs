@@ -192,12 +192,18 @@ impl Slot {
             (S::Draining(owner, Drain::Host { force: false }), E::Release { force: true }) => {
                 go(S::Draining(owner, Drain::Host { force: true }))
             }
-            (S::Draining(owner, Drain::Host { .. }), E::Released(by, e)) if by == owner.host && e == epoch => {
+            (S::Draining(owner, Drain::Host { .. }), E::Released(by, e))
+                if by == owner.host && e == epoch =>
+            {
                 go(S::Draining(owner, Drain::Revoking))
             }
-            (S::Draining(_, Drain::Revoking), E::Revoked(e)) if e == epoch => go(S::Scrubbing(Scrub::Waiting)),
+            (S::Draining(_, Drain::Revoking), E::Revoked(e)) if e == epoch => {
+                go(S::Scrubbing(Scrub::Waiting))
+            }
 
-            (S::Scrubbing(Scrub::Waiting), E::ScrubBy(host)) => hand_over(S::Scrubbing(Scrub::Granting(host))),
+            (S::Scrubbing(Scrub::Waiting), E::ScrubBy(host)) => {
+                hand_over(S::Scrubbing(Scrub::Granting(host)))
+            }
             (S::Scrubbing(Scrub::Granting(host)), E::Granted(e)) if e == epoch => {
                 go(S::Scrubbing(Scrub::Working(host)))
             }
@@ -205,7 +211,11 @@ impl Slot {
                 if by == host && scrubbed.holding.epoch == epoch =>
             {
                 let receipt = Some(Receipt { scrubber: host, scrubbed });
-                Ok(Self { epoch, receipt, state: S::Scrubbing(Scrub::Revoking { host: Some(host), verified: true }) })
+                Ok(Self {
+                    epoch,
+                    receipt,
+                    state: S::Scrubbing(Scrub::Revoking { host: Some(host), verified: true }),
+                })
             }
             (S::Scrubbing(Scrub::Revoking { verified, .. }), E::Revoked(e)) if e == epoch => {
                 go(if verified { S::Free } else { S::Scrubbing(Scrub::Waiting) })
@@ -229,7 +239,9 @@ impl Slot {
             (S::Quarantined(Quarantine::Dirty { host, revoked: false }), E::Revoked(e)) if e == epoch => {
                 go(S::Quarantined(Quarantine::Dirty { host, revoked: true }))
             }
-            (S::Quarantined(Quarantine::ScrubFailed { host, revoked: false }), E::Revoked(e)) if e == epoch => {
+            (S::Quarantined(Quarantine::ScrubFailed { host, revoked: false }), E::Revoked(e))
+                if e == epoch =>
+            {
                 go(S::Quarantined(Quarantine::ScrubFailed { host, revoked: true }))
             }
             (_, E::Quarantine(why)) => go(S::Quarantined(why)),
@@ -249,7 +261,9 @@ impl Slot {
     pub fn holder(self) -> Option<HostId> {
         match self.state {
             State::Free | State::Scrubbing(Scrub::Waiting) => None,
-            State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => Some(o.host),
+            State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
+                Some(o.host)
+            }
             State::Scrubbing(Scrub::Granting(host) | Scrub::Working(host)) => Some(host),
             State::Scrubbing(Scrub::Revoking { host, .. }) => host,
             State::Quarantined(why) => why.host(),
@@ -259,9 +273,16 @@ impl Slot {
     /// The reservation it serves, from assignment until the device has revoked.
     pub fn reservation(self) -> Option<ReservationId> {
         match self.state {
-            State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => Some(o.reservation),
+            State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
+                Some(o.reservation)
+            }
             State::Free | State::Scrubbing(_) | State::Quarantined(_) => None,
         }
+    }
+
+    /// Whether a scrubber has it or is about to.
+    pub fn is_being_scrubbed(self) -> bool {
+        matches!(self.state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)))
     }
 
     /// The call the device owes to this state, if any. Safe to make again: calls are idempotent on (slice, epoch).
@@ -333,7 +354,9 @@ impl std::fmt::Display for Quarantine {
             Self::ScrubFailed { .. } => "its scrubber could not zero it",
             Self::UnknownGrant { .. } => "the device grants it to a host without the ledger knowing",
             Self::LostGrant => "the device lost the grant that the ledger made",
-            Self::Restored { .. } => "the ledger was restored from a backup and its hosts have not all reported",
+            Self::Restored { .. } => {
+                "the ledger was restored from a backup and its hosts have not all reported"
+            }
         })
     }
 }
@@ -385,7 +408,9 @@ mod tests {
             };
             match slot.step(event) {
                 Ok(next) => slot = next,
-                Err(NotNow) => return assert_eq!(format!("{word} refused while {}", slot.state_name()), ends),
+                Err(NotNow) => {
+                    return assert_eq!(format!("{word} refused while {}", slot.state_name()), ends);
+                }
             }
         }
         assert_eq!(format!("{} epoch {}", slot.state_name(), slot.epoch), ends);
@@ -423,7 +448,10 @@ mod tests {
     #[test]
     fn a_dead_scrubber_proves_nothing() {
         check("assign release revoked scrub granted scrubber-fenced revoked", "scrubbing epoch 2");
-        check("assign release revoked scrub granted scrubber-fenced revoked assign", "assign refused while scrubbing");
+        check(
+            "assign release revoked scrub granted scrubber-fenced revoked assign",
+            "assign refused while scrubbing",
+        );
     }
 
     #[test]
@@ -436,7 +464,10 @@ mod tests {
     fn a_dirty_slice_is_kept_from_everybody_until_it_is_scrubbed_again() {
         check("assign granted dirty revoked", "quarantined epoch 1");
         check("assign granted dirty revoked assign", "assign refused while quarantined");
-        check("assign granted dirty revoked requalify revoked scrub granted scrubbed revoked", "free epoch 2");
+        check(
+            "assign granted dirty revoked requalify revoked scrub granted scrubbed revoked",
+            "free epoch 2",
+        );
     }
 
     fn any_event() -> impl Strategy<Value = Event> {

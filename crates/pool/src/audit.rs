@@ -1,0 +1,293 @@
+//! Every decision with what it was made from, typed and small; it becomes words only when somebody asks.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use units::{Bytes, Name, ReservationId, SliceId, UnixMs};
+
+/// One decision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// When, as people read time.
+    pub at: UnixMs,
+    /// Who asked.
+    pub actor: Actor,
+    /// What it is about.
+    pub subject: Subject,
+    /// What was decided, from what.
+    pub what: What,
+}
+
+/// Who asked for a decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Actor {
+    /// A scheduler or an operator.
+    Client(Name),
+    /// A host's agent.
+    Agent(Name),
+    /// Nobody: a deadline, a device, a restart.
+    Manager,
+}
+
+/// What a decision is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Subject {
+    /// A VM and its memory.
+    Vm(Name),
+    /// A host.
+    Host(Name),
+    /// A pool device.
+    Emc(Name),
+    /// A slice.
+    Slice(SliceId),
+    /// The rack itself.
+    Rack,
+}
+
+/// What was decided, from what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum What {
+    /// How a VM's memory should be split.
+    Planned {
+        /// Policy or model, with its version.
+        model: String,
+        /// What was asked.
+        memory: Bytes,
+        /// The local part.
+        local: Bytes,
+        /// The pool's part.
+        pool: Bytes,
+        /// Thresholds and inputs by name.
+        facts: Vec<(String, String)>,
+        /// Hosts, and why not those that do not fit.
+        hosts: Vec<(Name, Result<(), String>)>,
+    },
+    /// A host became owner of slices for a VM.
+    Reserved {
+        /// As which reservation.
+        reservation: ReservationId,
+        /// Which host.
+        host: Name,
+        /// Slices taken, and free slices before, by EMC.
+        taken: Vec<(Name, u32, u32)>,
+        /// The other EMCs within reach: free slices, and why not.
+        others: Vec<(Name, u32, NotChosen)>,
+        /// Local memory taken.
+        local: Bytes,
+        /// Cores taken.
+        cores: u32,
+    },
+    /// The VM was started.
+    Committed,
+    /// The reservation ended.
+    Ended {
+        /// Who or what ended it.
+        why: String,
+    },
+    /// A reservation cannot become ready or lost a slice.
+    Broken {
+        /// What happened.
+        why: String,
+    },
+    /// New reservations are no longer accepted.
+    Cordoned {
+        /// In the caller's words.
+        reason: String,
+    },
+    /// New reservations are accepted again.
+    Uncordoned {
+        /// In the caller's words.
+        reason: String,
+    },
+    /// VMs are asked to move away.
+    Draining {
+        /// In the caller's words.
+        reason: String,
+        /// How many VMs were there.
+        vms: u32,
+    },
+    /// A host is cut off its slices.
+    Fencing {
+        /// Why.
+        reason: String,
+        /// How many slices it had.
+        slices: u32,
+    },
+    /// Every device has cut the host off.
+    Fenced,
+    /// A fenced host returned clean.
+    Returned {
+        /// What proved it.
+        proof: String,
+    },
+    /// A slice is kept from everybody.
+    Quarantined {
+        /// Why.
+        why: String,
+    },
+    /// A quarantined slice goes back into the cycle.
+    Requalified {
+        /// Why.
+        reason: String,
+    },
+    /// A VM was found running on memory that a restored ledger did not know it had.
+    Adopted {
+        /// Its slices.
+        slices: Vec<SliceId>,
+    },
+    /// The scheduler answered a request to move the VM.
+    MigrationAnswered {
+        /// "accepted", "declined" or "done".
+        answer: String,
+        /// In the scheduler's words.
+        words: String,
+    },
+    /// rack.toml was read.
+    Configured {
+        /// What changed, one sentence each.
+        changes: Vec<String>,
+    },
+}
+
+/// Why slices were not taken from an EMC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NotChosen {
+    /// It has fewer free slices than the VM needs, and another has them all.
+    TooSmall,
+    /// Another has more free slices.
+    Fuller,
+    /// It takes no new reservations.
+    Cordoned,
+    /// Its driver reports errors.
+    Failed,
+}
+
+impl std::fmt::Display for NotChosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::TooSmall => "too few for the whole VM",
+            Self::Fuller => "another has more free",
+            Self::Cordoned => "cordoned",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Vm(name) => write!(f, "vm {name}"),
+            Self::Host(name) => write!(f, "host {name}"),
+            Self::Emc(name) => write!(f, "emc {name}"),
+            Self::Slice(id) => write!(f, "slice {id}"),
+            Self::Rack => f.write_str("rack"),
+        }
+    }
+}
+
+impl std::fmt::Display for Actor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Client(name) => write!(f, "{name}"),
+            Self::Agent(name) => write!(f, "agent of {name}"),
+            Self::Manager => f.write_str("manager"),
+        }
+    }
+}
+
+/// A decision in words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Words {
+    /// One word.
+    pub action: &'static str,
+    /// One sentence.
+    pub why: String,
+    /// What decided, with its version.
+    pub model: String,
+    /// Inputs, thresholds and outcomes by name.
+    pub facts: BTreeMap<String, String>,
+    /// What else was possible, and why it was not chosen.
+    pub alternatives: Vec<String>,
+}
+
+/// The rule by which slices are chosen; changes with the rule.
+pub const PLACEMENT_RULE: &str = "one-emc-most-free/1";
+
+impl What {
+    /// As words.
+    pub fn words(&self) -> Words {
+        let say = |action, why: String| Words { action, why, ..Words::default() };
+        match self {
+            Self::Planned { model, memory, local, pool, facts, hosts } => Words {
+                action: "plan",
+                why: format!("{pool} of {memory} may come from the pool, {local} stays local"),
+                model: model.clone(),
+                facts: facts.iter().cloned().collect(),
+                alternatives: hosts.iter().map(|(host, fits)| host_in_words(host, fits)).collect(),
+            },
+            Self::Reserved { reservation, host, taken, others, local, cores } => {
+                reserved_in_words(*reservation, host, taken, others, *local, *cores)
+            }
+            Self::Committed => say("commit", "the VM was started".into()),
+            Self::Ended { why } => say("end", why.clone()),
+            Self::Broken { why } => say("break", why.clone()),
+            Self::Cordoned { reason } => say("cordon", reason.clone()),
+            Self::Uncordoned { reason } => say("uncordon", reason.clone()),
+            Self::Draining { reason, vms } => say("drain", format!("{reason} ({vms} VMs to move)")),
+            Self::Fencing { reason, slices } => say("fence", format!("{reason} ({slices} slices)")),
+            Self::Fenced => say("fenced", "every device has cut the host off".into()),
+            Self::Returned { proof } => say("return", proof.clone()),
+            Self::Quarantined { why } => say("quarantine", why.clone()),
+            Self::Requalified { reason } => say("requalify", reason.clone()),
+            Self::Adopted { slices } => say("adopt", format!("found running on {} slices", slices.len())),
+            Self::MigrationAnswered { answer, words } => say("migration", format!("{answer} {words}")),
+            Self::Configured { changes } => say("configure", changes.join("; ")),
+        }
+    }
+}
+
+fn host_in_words(host: &Name, fits: &Result<(), String>) -> String {
+    match fits {
+        Ok(()) => format!("host {host}: fits"),
+        Err(why) => format!("host {host}: {why}"),
+    }
+}
+
+fn reserved_in_words(
+    reservation: ReservationId,
+    host: &Name,
+    taken: &[(Name, u32, u32)],
+    others: &[(Name, u32, NotChosen)],
+    local: Bytes,
+    cores: u32,
+) -> Words {
+    let slices: u32 = taken.iter().map(|(_, n, _)| n).sum();
+    let from: Vec<_> = taken.iter().map(|(emc, n, free)| format!("{n} of {free} free on {emc}")).collect();
+    let why = match taken {
+        [] => format!("{reservation} on {host} needs no slice"),
+        [_] => format!(
+            "{reservation} on {host}: all slices from one EMC, the one with most free: {}",
+            from.join(", ")
+        ),
+        _ => format!(
+            "{reservation} on {host}: no EMC has all slices, so the fewest that have: {}",
+            from.join(", ")
+        ),
+    };
+    let facts = [
+        ("slices", slices.to_string()),
+        ("local", local.to_string()),
+        ("cores", cores.to_string()),
+        ("host", host.to_string()),
+    ];
+    Words {
+        action: "reserve",
+        why,
+        model: PLACEMENT_RULE.into(),
+        facts: facts.map(|(k, v)| (k.to_owned(), v)).into(),
+        alternatives: others
+            .iter()
+            .map(|(emc, free, why)| format!("emc {emc}: {free} free, {why}"))
+            .collect(),
+    }
+}

@@ -1,0 +1,479 @@
+//! Who owns each slice, and why: the one truth of a rack. A ledger is the fold of its [`Record`]s.
+//!
+//! Deciding changes nothing: every `decide_*` answers with a [`Change`] or a [`Denied`]; [`Ledger::apply`] is the only
+//! way anything changes. The ledger calls no device and sends nothing; the [manager](crate::manager) makes changes
+//! durable and then acts on them.
+
+mod life;
+mod rack;
+mod reserve;
+mod slices;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use indexmap::IndexMap;
+use rustc_hash::FxBuildHasher;
+use units::limits::REQUEST_ID_KEPT;
+use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
+
+pub use self::{
+    life::Target,
+    rack::{EmcSpec, HostSpec, Place, RackSpec},
+    reserve::{Decided, Reserve},
+};
+use crate::{
+    audit::{Actor, Decision, Subject, What},
+    record::{Emc, Host, Key, Meta, Migration, Record, RequestKey, Reservation, Stage},
+    slice::{Scrub, Slot, State},
+};
+
+/// What a decision would change: records to make durable together.
+#[must_use = "a change that is not applied did not happen"]
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Change(pub Vec<Record>);
+
+/// When something is decided: on the clock of decisions, and as people read time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct When {
+    /// Rack time.
+    pub now: Ns,
+    /// As people read time.
+    pub wall: UnixMs,
+}
+
+/// Who owns each slice.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    meta: Meta,
+    slots: Vec<Slot>,
+    emcs: BTreeMap<EmcId, EmcEntry>,
+    hosts: BTreeMap<HostId, HostEntry>,
+    reservations: BTreeMap<ReservationId, Reservation>,
+    migrations: BTreeMap<ReservationId, Migration>,
+    by_emc_name: BTreeMap<Name, EmcId>,
+    by_host_name: BTreeMap<Name, HostId>,
+    by_first: BTreeMap<SliceId, EmcId>,
+    by_vm: IndexMap<Name, ReservationId, FxBuildHasher>,
+    by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
+    deadlines: BTreeSet<(Ns, ReservationId)>,
+    /// When ended reservations are forgotten, and in which order per client.
+    ended: BTreeSet<(Ns, ReservationId)>,
+    ended_by_client: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>>,
+}
+
+/// An EMC with what follows from its slots.
+#[derive(Clone, Debug)]
+pub struct EmcEntry {
+    /// Its record.
+    pub emc: Emc,
+    /// Whether its driver works, as far as the manager knows.
+    pub up: bool,
+    free: BTreeSet<SliceId>,
+    to_scrub: BTreeSet<SliceId>,
+    draining: u32,
+    quarantined: u32,
+}
+
+/// A host with what follows from its reservations and slots.
+#[derive(Clone, Debug)]
+pub struct HostEntry {
+    /// Its record.
+    pub host: Host,
+    held: BTreeSet<SliceId>,
+    scrubbing: usize,
+    reservations: BTreeSet<ReservationId>,
+    cores_used: u32,
+    local_used: Bytes,
+}
+
+impl EmcEntry {
+    /// How many slices may be reserved.
+    #[expect(clippy::cast_possible_truncation, reason = "an EMC has at most SLICES_PER_EMC_MAX slices")]
+    pub fn free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// How many slices are on their way back: draining or being scrubbed.
+    pub fn draining(&self) -> u32 {
+        self.draining
+    }
+
+    /// How many slices are kept from everybody.
+    pub fn quarantined(&self) -> u32 {
+        self.quarantined
+    }
+
+    /// Slices that wait for a scrubber, lowest first.
+    pub fn to_scrub(&self) -> impl Iterator<Item = SliceId> {
+        self.to_scrub.iter().copied()
+    }
+}
+
+impl HostEntry {
+    /// Slices it may still reach at a device.
+    pub fn held(&self) -> impl ExactSizeIterator<Item = SliceId> {
+        self.held.iter().copied()
+    }
+
+    /// How many slices it is scrubbing or about to.
+    pub fn scrubbing(&self) -> usize {
+        self.scrubbing
+    }
+
+    /// Its active reservations.
+    pub fn reservations(&self) -> impl ExactSizeIterator<Item = ReservationId> {
+        self.reservations.iter().copied()
+    }
+
+    /// Cores that may still be reserved.
+    pub fn cores_free(&self) -> u32 {
+        self.host.cores.saturating_sub(self.cores_used)
+    }
+
+    /// Local memory that may still be reserved.
+    pub fn local_free(&self) -> Bytes {
+        self.host.local.saturating_sub(self.local_used)
+    }
+}
+
+impl Ledger {
+    /// Of a rack without hosts, EMCs or past.
+    pub fn new(meta: Meta) -> Self {
+        let mut ledger = Self {
+            slots: Vec::new(),
+            meta: Meta::new(String::new()),
+            emcs: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            migrations: BTreeMap::new(),
+            by_emc_name: BTreeMap::new(),
+            by_host_name: BTreeMap::new(),
+            by_first: BTreeMap::new(),
+            by_vm: IndexMap::default(),
+            by_request: IndexMap::default(),
+            deadlines: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            ended_by_client: BTreeMap::new(),
+        };
+        ledger.install(Record::Meta(meta));
+        ledger
+    }
+
+    /// From all records of a store, in any order.
+    pub fn load(meta: Meta, records: impl IntoIterator<Item = Record>) -> Self {
+        let mut records: Vec<_> = records.into_iter().collect();
+        records.sort_by_key(Record::key); // EMCs and hosts before slices, those before reservations
+        let mut ledger = Self::new(meta.clone());
+        records.into_iter().for_each(|record| ledger.install(record));
+        ledger.install(Record::Meta(meta));
+        ledger
+    }
+
+    /// The only way anything changes. Answers with the records as they now are, decisions numbered: they must be made
+    /// durable before anybody outside learns of them.
+    pub fn apply(&mut self, change: Change) -> Vec<Record> {
+        let mut records = change.0;
+        for record in &mut records {
+            if let Record::Decision(seq, _) = record {
+                *seq = self.meta.next_decision;
+            }
+            self.install(record.clone());
+        }
+        records
+    }
+
+    /// Takes one fact in, and keeps what follows from it.
+    pub fn install(&mut self, record: Record) {
+        match record {
+            Record::Meta(meta) => {
+                self.slots.resize(meta.next_slice.0 as usize, Slot::default());
+                self.meta = meta;
+            }
+            Record::Emc(id, emc) => self.install_emc(id, emc),
+            Record::Host(id, host) => self.install_host(id, host),
+            Record::Slice(id, slot) => self.install_slot(id, slot),
+            Record::Reservation(id, reservation) => self.install_reservation(id, reservation),
+            Record::Migration(id, migration) => drop(self.migrations.insert(id, migration)),
+            Record::Decision(seq, _) => self.meta.next_decision = self.meta.next_decision.max(seq + 1),
+            Record::Gone(key) => self.remove(key),
+        }
+    }
+
+    fn install_emc(&mut self, id: EmcId, emc: Emc) {
+        self.meta.next_emc.0 = self.meta.next_emc.0.max(id.0 + 1);
+        self.meta.next_slice.0 = self.meta.next_slice.0.max(emc.first.0 + emc.slices);
+        self.slots.resize(self.meta.next_slice.0 as usize, Slot::default());
+        self.by_emc_name.insert(emc.name.clone(), id);
+        self.by_first.insert(emc.first, id);
+        if let Some(entry) = self.emcs.get_mut(&id) {
+            entry.emc = emc;
+            return;
+        }
+        let free = emc.range().filter(|s| self.slots[s.0 as usize].state == State::Free).collect();
+        let entry = EmcEntry { emc, up: true, free, to_scrub: BTreeSet::new(), draining: 0, quarantined: 0 };
+        self.emcs.insert(id, entry);
+    }
+
+    fn install_host(&mut self, id: HostId, host: Host) {
+        self.meta.next_host.0 = self.meta.next_host.0.max(id.0 + 1);
+        self.by_host_name.insert(host.name.clone(), id);
+        if let Some(entry) = self.hosts.get_mut(&id) {
+            entry.host = host;
+            return;
+        }
+        let entry = HostEntry {
+            host,
+            held: BTreeSet::new(),
+            scrubbing: 0,
+            reservations: BTreeSet::new(),
+            cores_used: 0,
+            local_used: Bytes::ZERO,
+        };
+        self.hosts.insert(id, entry);
+    }
+
+    fn install_slot(&mut self, id: SliceId, slot: Slot) {
+        let old = std::mem::replace(&mut self.slots[id.0 as usize], slot);
+        if let Some(entry) = old.holder().and_then(|host| self.hosts.get_mut(&host)) {
+            entry.held.remove(&id);
+            entry.scrubbing -= usize::from(old.is_being_scrubbed());
+        }
+        if let Some(entry) = slot.holder().and_then(|host| self.hosts.get_mut(&host)) {
+            entry.held.insert(id);
+            entry.scrubbing += usize::from(slot.is_being_scrubbed());
+        }
+        let Some(entry) = self.emc_of(id).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
+        entry.forget_slot(id, old);
+        entry.count_slot(id, slot);
+    }
+
+    fn install_reservation(&mut self, id: ReservationId, reservation: Reservation) {
+        self.meta.next_reservation.0 = self.meta.next_reservation.0.max(id.0 + 1);
+        if let Some(old) = self.reservations.remove(&id) {
+            self.unindex_reservation(id, &old);
+        }
+        self.by_request.insert(reservation.request.clone(), id);
+        if reservation.is_active() {
+            self.by_vm.insert(reservation.vm.clone(), id);
+            if let Some(entry) = self.hosts.get_mut(&reservation.host) {
+                entry.reservations.insert(id);
+                entry.cores_used += reservation.cores;
+                entry.local_used = [entry.local_used, reservation.local].into_iter().sum();
+            }
+        }
+        match reservation.stage {
+            Stage::Reserved { deadline, .. } => drop(self.deadlines.insert((deadline, id))),
+            Stage::Ended { at, .. } => {
+                self.ended.insert((at.after(REQUEST_ID_KEPT), id));
+                self.ended_by_client.entry(reservation.request.client.clone()).or_default().insert((at, id));
+            }
+            Stage::Committed | Stage::Broken { .. } => {}
+        }
+        self.reservations.insert(id, reservation);
+    }
+
+    fn unindex_reservation(&mut self, id: ReservationId, old: &Reservation) {
+        if old.is_active() {
+            if self.by_vm.get(&old.vm) == Some(&id) {
+                self.by_vm.swap_remove(&old.vm);
+            }
+            if let Some(entry) = self.hosts.get_mut(&old.host) {
+                entry.reservations.remove(&id);
+                entry.cores_used -= old.cores;
+                entry.local_used = entry.local_used.saturating_sub(old.local);
+            }
+        }
+        match old.stage {
+            Stage::Reserved { deadline, .. } => drop(self.deadlines.remove(&(deadline, id))),
+            Stage::Ended { at, .. } => {
+                self.ended.remove(&(at.after(REQUEST_ID_KEPT), id));
+                if let Some(ended) = self.ended_by_client.get_mut(&old.request.client) {
+                    ended.remove(&(at, id));
+                }
+            }
+            Stage::Committed | Stage::Broken { .. } => {}
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        match key {
+            Key::Reservation(id) => {
+                if let Some(old) = self.reservations.remove(&id) {
+                    self.unindex_reservation(id, &old);
+                    self.by_request.swap_remove(&old.request);
+                }
+            }
+            Key::Emc(id) => {
+                if let Some(old) = self.emcs.remove(&id) {
+                    self.by_emc_name.remove(&old.emc.name);
+                    self.by_first.remove(&old.emc.first);
+                }
+            }
+            Key::Host(id) => {
+                if let Some(old) = self.hosts.remove(&id) {
+                    self.by_host_name.remove(&old.host.name);
+                }
+            }
+            Key::Migration(id) => drop(self.migrations.remove(&id)),
+            Key::Decision(seq) => self.meta.first_decision = self.meta.first_decision.max(seq + 1),
+            Key::Slice(_) | Key::Meta => {}
+        }
+    }
+
+    /// The record that a key names now, as it is to be written down.
+    pub fn record(&self, key: Key) -> Record {
+        let found = match key {
+            Key::Meta => Some(Record::Meta(self.meta.clone())),
+            Key::Emc(id) => self.emcs.get(&id).map(|e| Record::Emc(id, e.emc.clone())),
+            Key::Host(id) => self.hosts.get(&id).map(|h| Record::Host(id, h.host.clone())),
+            Key::Slice(id) => self.slot(id).map(|slot| Record::Slice(id, slot)),
+            Key::Reservation(id) => self.reservations.get(&id).map(|r| Record::Reservation(id, r.clone())),
+            Key::Migration(id) => self.migrations.get(&id).map(|m| Record::Migration(id, m.clone())),
+            Key::Decision(_) => None,
+        };
+        found.unwrap_or(Record::Gone(key))
+    }
+
+    /// What concerns the whole ledger.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// What concerns the whole ledger; for the one who makes it durable.
+    pub(crate) fn meta_mut(&mut self) -> &mut Meta {
+        &mut self.meta
+    }
+
+    /// One slice, if the pool has it.
+    pub fn slot(&self, slice: SliceId) -> Option<Slot> {
+        self.emc_of(slice)?;
+        self.slots.get(slice.0 as usize).copied()
+    }
+
+    /// All slices of EMCs that are there, in order, from one on.
+    pub fn slots_from(&self, from: SliceId) -> impl Iterator<Item = (SliceId, EmcId, Slot)> {
+        self.by_first.values().filter_map(|id| Some((*id, self.emcs.get(id)?))).flat_map(
+            move |(id, entry)| {
+                entry.emc.range().filter(move |s| *s >= from).map(move |s| (s, id, self.slots[s.0 as usize]))
+            },
+        )
+    }
+
+    /// The EMC whose slice this is.
+    pub fn emc_of(&self, slice: SliceId) -> Option<EmcId> {
+        let (_, id) = self.by_first.range(..=slice).next_back()?;
+        self.emcs.get(id).filter(|entry| entry.emc.contains(slice)).map(|_| *id)
+    }
+
+    /// All EMCs.
+    pub fn emcs(&self) -> impl ExactSizeIterator<Item = (EmcId, &EmcEntry)> {
+        self.emcs.iter().map(|(id, entry)| (*id, entry))
+    }
+
+    /// One EMC.
+    pub fn emc(&self, id: EmcId) -> Option<&EmcEntry> {
+        self.emcs.get(&id)
+    }
+
+    /// Notes whether an EMC's driver works. Not durable: it is found out anew after a restart.
+    pub fn set_emc_up(&mut self, id: EmcId, up: bool) {
+        if let Some(entry) = self.emcs.get_mut(&id) {
+            entry.up = up;
+        }
+    }
+
+    /// All hosts.
+    pub fn hosts(&self) -> impl ExactSizeIterator<Item = (HostId, &HostEntry)> {
+        self.hosts.iter().map(|(id, entry)| (*id, entry))
+    }
+
+    /// One host.
+    pub fn host(&self, id: HostId) -> Option<&HostEntry> {
+        self.hosts.get(&id)
+    }
+
+    /// A host by its name.
+    pub fn host_named(&self, name: &Name) -> Option<HostId> {
+        self.by_host_name.get(name).copied()
+    }
+
+    /// An EMC by its name.
+    pub fn emc_named(&self, name: &Name) -> Option<EmcId> {
+        self.by_emc_name.get(name).copied()
+    }
+
+    /// All remembered reservations after one, in order of their numbers.
+    pub fn reservations_after(
+        &self,
+        after: ReservationId,
+    ) -> impl Iterator<Item = (ReservationId, &Reservation)> {
+        self.reservations.range(ReservationId(after.0 + 1)..).map(|(id, r)| (*id, r))
+    }
+
+    /// One reservation, ended ones too while they are remembered.
+    pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
+        self.reservations.get(&id)
+    }
+
+    /// The active reservation of a VM.
+    pub fn reservation_of(&self, vm: &Name) -> Option<ReservationId> {
+        self.by_vm.get(vm).copied()
+    }
+
+    /// Open and answered requests to move VMs.
+    pub fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
+        self.migrations.iter().map(|(id, m)| (*id, m))
+    }
+
+    /// How many of a reservation's slices its VM can use.
+    pub fn online(&self, reservation: &Reservation) -> u32 {
+        let online = |s: &&SliceId| matches!(self.slots[s.0 as usize].state, State::Online(_));
+        u32::try_from(reservation.slices.iter().filter(online).count()).unwrap_or(u32::MAX)
+    }
+
+    /// The earliest moment at which something ends or is forgotten by itself.
+    pub fn next_deadline(&self) -> Option<Ns> {
+        let first = |set: &BTreeSet<(Ns, ReservationId)>| set.first().map(|(at, _)| *at);
+        [first(&self.deadlines), first(&self.ended)].into_iter().flatten().min()
+    }
+}
+
+/// A decision; [`Ledger::apply`] numbers it.
+fn decision(when: When, actor: Actor, subject: Subject, what: What) -> Record {
+    Record::Decision(0, Decision { at: when.wall, actor, subject, what })
+}
+
+impl EmcEntry {
+    fn forget_slot(&mut self, id: SliceId, old: Slot) {
+        match old.state {
+            State::Free => drop(self.free.remove(&id)),
+            State::Scrubbing(scrub) => {
+                self.draining -= 1;
+                if scrub == Scrub::Waiting {
+                    self.to_scrub.remove(&id);
+                }
+            }
+            State::Draining(..) => self.draining -= 1,
+            State::Quarantined(_) => self.quarantined -= 1,
+            State::Assigned(_) | State::Onlining(_) | State::Online(_) => {}
+        }
+    }
+
+    fn count_slot(&mut self, id: SliceId, new: Slot) {
+        match new.state {
+            State::Free => drop(self.free.insert(id)),
+            State::Scrubbing(scrub) => {
+                self.draining += 1;
+                if scrub == Scrub::Waiting {
+                    self.to_scrub.insert(id);
+                }
+            }
+            State::Draining(..) => self.draining += 1,
+            State::Quarantined(_) => self.quarantined += 1,
+            State::Assigned(_) | State::Onlining(_) | State::Online(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

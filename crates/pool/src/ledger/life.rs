@@ -1,0 +1,152 @@
+//! The life of a reservation after it was made: commit, release, expiry, being broken, being forgotten.
+
+use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
+use units::{Name, ReservationId};
+
+use super::{Change, Ledger, When, decision};
+use crate::{
+    audit::{Actor, Subject, What},
+    denied::Denied,
+    record::{EndedBy, Key, Migration, MigrationAnswer, Record, Reservation, Stage},
+    slice::Event,
+};
+
+/// Names a reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// By its number.
+    Reservation(ReservationId),
+    /// By its VM, which has at most one.
+    Vm(Name),
+}
+
+impl Ledger {
+    /// Which reservation is meant.
+    ///
+    /// # Errors
+    /// Not known, or forgotten.
+    pub fn find(&self, target: &Target) -> Result<ReservationId, Denied> {
+        match target {
+            Target::Reservation(id) if self.reservations.contains_key(id) => Ok(*id),
+            Target::Reservation(id) => Err(Denied::NoSuchReservation(*id)),
+            Target::Vm(vm) => self.reservation_of(vm).ok_or_else(|| Denied::NoSuchVm(vm.clone())),
+        }
+    }
+
+    /// The VM was started. Nothing to change if that was known.
+    ///
+    /// # Errors
+    /// It ended or broke.
+    pub fn decide_commit(&self, when: When, id: ReservationId, actor: Actor) -> Result<Change, Denied> {
+        let reservation = self.reservations.get(&id).ok_or(Denied::NoSuchReservation(id))?;
+        match &reservation.stage {
+            Stage::Committed => Ok(Change::default()),
+            Stage::Reserved { .. } => Ok(Change(vec![
+                Record::Reservation(id, Reservation { stage: Stage::Committed, ..reservation.clone() }),
+                decision(when, actor, Subject::Vm(reservation.vm.clone()), What::Committed),
+            ])),
+            Stage::Broken { why } => {
+                Err(Denied::WrongState { reservation: id, state: format!("broken ({why})"), what: "commit" })
+            }
+            Stage::Ended { why, .. } => {
+                Err(Denied::WrongState { reservation: id, state: format!("ended ({why})"), what: "commit" })
+            }
+        }
+    }
+
+    /// The reservation ends; its slices drain. Nothing to change if it has, unless force is new.
+    ///
+    /// # Errors
+    /// The reservation is not known.
+    pub fn decide_end(
+        &self,
+        when: When,
+        id: ReservationId,
+        why: EndedBy,
+        actor: Actor,
+    ) -> Result<Change, Denied> {
+        let reservation = self.reservations.get(&id).ok_or(Denied::NoSuchReservation(id))?;
+        let force = matches!(why, EndedBy::Released { force: true, .. });
+        let mut records = self.releasing(id, reservation, force);
+        if reservation.is_active() {
+            let what = What::Ended { why: why.to_string() };
+            let stage = Stage::Ended { at: when.now, why };
+            records.push(Record::Reservation(id, Reservation { stage, ..reservation.clone() }));
+            records.extend(self.migrations.contains_key(&id).then_some(Record::Gone(Key::Migration(id))));
+            records.push(decision(when, actor, Subject::Vm(reservation.vm.clone()), what));
+        }
+        Ok(Change(records))
+    }
+
+    /// Slices of this reservation that can start on their way back.
+    fn releasing(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
+        let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
+        let own = own.filter(|(_, slot)| slot.reservation() == Some(id));
+        own.filter_map(|(s, slot)| Some(Record::Slice(s, slot.step(Event::Release { force }).ok()?)))
+            .collect()
+    }
+
+    /// A reservation cannot become ready, or lost a slice. Nothing to change if it ended or broke before.
+    pub fn decide_break(&self, when: When, id: ReservationId, why: String) -> Change {
+        let Some(reservation) = self.reservations.get(&id) else { return Change::default() };
+        match reservation.stage {
+            Stage::Ended { .. } | Stage::Broken { .. } => Change::default(),
+            Stage::Reserved { .. } | Stage::Committed => {
+                let what = What::Broken { why: why.clone() };
+                let stage = Stage::Broken { why };
+                Change(vec![
+                    Record::Reservation(id, Reservation { stage, ..reservation.clone() }),
+                    decision(when, Actor::Manager, Subject::Vm(reservation.vm.clone()), what),
+                ])
+            }
+        }
+    }
+
+    /// Reservations whose commit is overdue, in order, at most so many.
+    pub fn overdue(&self, when: When, most: usize) -> Vec<ReservationId> {
+        self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(most).map(|(_, id)| *id).collect()
+    }
+
+    /// Ended reservations that nobody needs any more: those past their time, and the oldest of clients with too many.
+    /// One whose slices are still on their way back is kept.
+    pub fn decide_forget(&self, when: When, most: usize) -> Change {
+        let past = self.ended.iter().take_while(|(at, _)| *at <= when.now).map(|(_, id)| *id);
+        let too_many = self.ended_by_client.values().flat_map(|ended| {
+            ended.iter().take(ended.len().saturating_sub(ENDED_REQUESTS_PER_CLIENT_MAX)).map(|(_, id)| *id)
+        });
+        let done = past.chain(too_many).filter(|id| !self.still_draining(*id)).take(most);
+        Change(done.map(|id| Record::Gone(Key::Reservation(id))).collect())
+    }
+
+    fn still_draining(&self, id: ReservationId) -> bool {
+        let slices = &self.reservations[&id].slices;
+        slices.iter().any(|s| self.slot(*s).is_some_and(|slot| slot.reservation() == Some(id)))
+    }
+
+    /// The scheduler's answer to a request to move a VM.
+    ///
+    /// # Errors
+    /// No such request.
+    pub fn decide_migration(
+        &self,
+        when: When,
+        vm: &Name,
+        answer: MigrationAnswer,
+        words: String,
+        actor: Actor,
+    ) -> Result<(ReservationId, Change), Denied> {
+        let found = self.migrations.iter().find(|(_, m)| m.vm == *vm);
+        let (id, migration) = found.ok_or_else(|| Denied::NoSuchMigration(vm.clone()))?;
+        let said = match answer {
+            MigrationAnswer::Open => "open",
+            MigrationAnswer::Accepted => "accepted",
+            MigrationAnswer::Declined => "declined",
+            MigrationAnswer::Done => "done",
+        };
+        let what = What::MigrationAnswered { answer: said.into(), words: words.clone() };
+        let answered = Migration { answer, words, ..migration.clone() };
+        let records =
+            vec![Record::Migration(*id, answered), decision(when, actor, Subject::Vm(vm.clone()), what)];
+        Ok((*id, Change(records)))
+    }
+}

@@ -1,0 +1,390 @@
+//! The rack itself: which hosts and EMCs there are, which of them take new reservations, and cutting a host off.
+
+use std::collections::BTreeMap;
+
+use units::limits::{EMCS_MAX, HOSTS_MAX, SLICES_MAX};
+use units::{Bytes, EmcId, HostId, Name, SliceId};
+
+use super::{Change, HostEntry, Ledger, When, decision};
+use crate::{
+    audit::{Actor, Subject, What},
+    denied::Denied,
+    record::{Emc, EndedBy, Fence, Host, Key, Migration, MigrationAnswer, Record, Scheduling},
+};
+
+/// A rack as its operator describes it, values checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RackSpec {
+    /// Its pool devices.
+    pub emcs: Vec<EmcSpec>,
+    /// Its hosts.
+    pub hosts: Vec<HostSpec>,
+}
+
+/// A pool device as its operator describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmcSpec {
+    /// Its name.
+    pub name: Name,
+    /// Its size.
+    pub slices: u32,
+    /// Which driver speaks to it.
+    pub driver: String,
+    /// Where the driver finds it.
+    pub path: String,
+}
+
+/// A host as its operator describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostSpec {
+    /// Its name.
+    pub name: Name,
+    /// Cores that may be reserved.
+    pub cores: u32,
+    /// Local memory that may be reserved.
+    pub local: Bytes,
+    /// The EMCs it is wired to.
+    pub emcs: Vec<Name>,
+}
+
+/// What a cordon, an uncordon or a drain is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A host.
+    Host(Name),
+    /// An EMC.
+    Emc(Name),
+    /// A slice; only quarantined ones, only to be let back.
+    Slice(SliceId),
+}
+
+impl Ledger {
+    /// What a new rack.toml changes: hosts and EMCs are added, resized in cores and local memory, wired to more, and
+    /// removed when nothing of them is in use.
+    ///
+    /// # Errors
+    /// Removing what is in use, changing what a running rack cannot change, too many of anything.
+    pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Denied> {
+        let mut said = Vec::new();
+        let mut records = Vec::new();
+        let emcs = self.configure_emcs(spec, &mut records, &mut said)?;
+        self.configure_hosts(spec, &emcs, &mut records, &mut said)?;
+        if !said.is_empty() {
+            records.push(decision(when, Actor::Manager, Subject::Rack, What::Configured { changes: said }));
+        }
+        Ok(Change(records))
+    }
+
+    fn configure_emcs(
+        &self,
+        spec: &RackSpec,
+        records: &mut Vec<Record>,
+        said: &mut Vec<String>,
+    ) -> Result<BTreeMap<Name, EmcId>, Denied> {
+        let mut ids = BTreeMap::new();
+        let (mut next, mut first) = (self.meta.next_emc, self.meta.next_slice);
+        for wanted in &spec.emcs {
+            let id = match self.emc_named(&wanted.name) {
+                Some(id) => {
+                    unchanged(&self.emcs[&id].emc, wanted)?;
+                    id
+                }
+                None => {
+                    let id = next;
+                    next = EmcId(next.0 + 1);
+                    said.push(format!(
+                        "emc {} added with {} slices from {first}",
+                        wanted.name, wanted.slices
+                    ));
+                    records.push(Record::Emc(id, new_emc(wanted, first)));
+                    first = SliceId(first.0.saturating_add(wanted.slices));
+                    id
+                }
+            };
+            ids.insert(wanted.name.clone(), id);
+        }
+        within("EMCs", ids.len() as u64, EMCS_MAX as u64)?;
+        within("slices", u64::from(first.0), u64::from(SLICES_MAX))?;
+        for (id, entry) in self.emcs.iter().filter(|(_, entry)| !ids.contains_key(&entry.emc.name)) {
+            if entry.free() != entry.emc.slices {
+                let why = format!("{} of its slices are not free", entry.emc.slices - entry.free());
+                return Err(Denied::NotDrained { what: format!("emc {}", entry.emc.name), why });
+            }
+            said.push(format!("emc {} removed", entry.emc.name));
+            records.extend(entry.emc.range().map(|s| Record::Gone(Key::Slice(s))));
+            records.push(Record::Gone(Key::Emc(*id)));
+        }
+        Ok(ids)
+    }
+
+    fn configure_hosts(
+        &self,
+        spec: &RackSpec,
+        emcs: &BTreeMap<Name, EmcId>,
+        records: &mut Vec<Record>,
+        said: &mut Vec<String>,
+    ) -> Result<(), Denied> {
+        within("hosts", spec.hosts.len() as u64, HOSTS_MAX as u64)?;
+        let mut next = self.meta.next_host;
+        for wanted in &spec.hosts {
+            let wires =
+                wanted.emcs.iter().map(|name| emcs.get(name).copied().ok_or(Denied::NoSuchEmc(name.clone())));
+            let wires: Vec<EmcId> = wires.collect::<Result<_, _>>()?;
+            match self.host_named(&wanted.name) {
+                Some(id) => {
+                    let host = Host {
+                        cores: wanted.cores,
+                        local: wanted.local,
+                        emcs: wires,
+                        ..self.hosts[&id].host.clone()
+                    };
+                    if host != self.hosts[&id].host {
+                        self.keeps_wires_in_use(&self.hosts[&id], &host)?;
+                        said.push(format!("host {} changed", wanted.name));
+                        records.push(Record::Host(id, host));
+                    }
+                }
+                None => {
+                    said.push(format!("host {} added", wanted.name));
+                    records.push(Record::Host(next, new_host(wanted, wires)));
+                    next = HostId(next.0 + 1);
+                }
+            }
+        }
+        let kept = |name: &Name| spec.hosts.iter().any(|host| host.name == *name);
+        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept(&entry.host.name)) {
+            if !entry.held.is_empty() || !entry.reservations.is_empty() {
+                let why =
+                    format!("{} reservations and {} slices", entry.reservations.len(), entry.held.len());
+                return Err(Denied::NotDrained { what: format!("host {}", entry.host.name), why });
+            }
+            said.push(format!("host {} removed", entry.host.name));
+            records.push(Record::Gone(Key::Host(*id)));
+        }
+        Ok(())
+    }
+
+    fn keeps_wires_in_use(&self, old: &HostEntry, new: &Host) -> Result<(), Denied> {
+        let cut = old.held().find(|s| self.emc_of(*s).is_some_and(|emc| !new.emcs.contains(&emc)));
+        match cut {
+            None => Ok(()),
+            Some(slice) => Err(Denied::NotDrained {
+                what: format!("a wire of host {}", new.name),
+                why: format!("it holds slice {slice} at its other end"),
+            }),
+        }
+    }
+
+    /// Cordons, uncordons or drains a host or an EMC, or lets a quarantined slice back.
+    ///
+    /// # Errors
+    /// No such thing, or a slice that is not quarantined.
+    pub fn decide_scheduling(
+        &self,
+        when: When,
+        place: &Place,
+        to: Scheduling,
+        actor: Actor,
+        reason: &str,
+    ) -> Result<Change, Denied> {
+        let moving = self.reservations_at(place)?;
+        let (subject, now, record) = match place {
+            Place::Slice(slice) if to == Scheduling::Enabled => {
+                return self.decide_requalify(when, *slice, actor, reason);
+            }
+            Place::Slice(slice) => {
+                let (slice, what) = (*slice, "cordon or drain: only uncordon, and only when quarantined");
+                let state = self.slot(slice).map_or("unknown", super::Slot::state_name);
+                return Err(Denied::SliceNotNow { slice, state, what });
+            }
+            Place::Host(name) => {
+                let id = self.host_named(name).ok_or_else(|| Denied::NoSuchHost(name.clone()))?;
+                let host = self.hosts[&id].host.clone();
+                let now = host.scheduling;
+                (Subject::Host(name.clone()), now, Record::Host(id, Host { scheduling: to, ..host }))
+            }
+            Place::Emc(name) => {
+                let id = self.emc_named(name).ok_or_else(|| Denied::NoSuchEmc(name.clone()))?;
+                let emc = self.emcs[&id].emc.clone();
+                let now = emc.scheduling;
+                (Subject::Emc(name.clone()), now, Record::Emc(id, Emc { scheduling: to, ..emc }))
+            }
+        };
+        if now == to {
+            return Ok(Change::default());
+        }
+        let (reason, vms) = (reason.to_owned(), u32::try_from(moving.len()).unwrap_or(u32::MAX));
+        let mut records = vec![record];
+        let what = match to {
+            Scheduling::Enabled => What::Uncordoned { reason },
+            Scheduling::Cordoned => What::Cordoned { reason },
+            Scheduling::Draining => What::Draining { reason, vms },
+        };
+        records.extend(self.migrations_for(when, place, to, &moving));
+        records.push(decision(when, actor, subject, what));
+        Ok(Change(records))
+    }
+
+    /// A drain asks for every VM there to move; taking it back withdraws what was asked.
+    fn migrations_for(
+        &self,
+        when: When,
+        place: &Place,
+        to: Scheduling,
+        moving: &[units::ReservationId],
+    ) -> Vec<Record> {
+        let why = match place {
+            Place::Host(name) => format!("host {name} is draining"),
+            Place::Emc(name) => format!("emc {name} is draining"),
+            Place::Slice(slice) => format!("slice {slice} is draining"),
+        };
+        match to {
+            Scheduling::Draining => {
+                let asked = moving.iter().map(|id| {
+                    let reservation = &self.reservations[id];
+                    let migration = Migration {
+                        vm: reservation.vm.clone(),
+                        host: reservation.host,
+                        why: why.clone(),
+                        asked: when.wall,
+                        answer: MigrationAnswer::Open,
+                        words: String::new(),
+                    };
+                    Record::Migration(*id, migration)
+                });
+                asked.collect()
+            }
+            Scheduling::Enabled | Scheduling::Cordoned => {
+                let withdrawn = self.migrations.iter().filter(|(_, m)| m.why == why);
+                withdrawn.map(|(id, _)| Record::Gone(Key::Migration(*id))).collect()
+            }
+        }
+    }
+
+    /// Active reservations on a host, or with slices of an EMC.
+    ///
+    /// # Errors
+    /// No such host or EMC.
+    pub fn reservations_at(&self, place: &Place) -> Result<Vec<units::ReservationId>, Denied> {
+        match place {
+            Place::Host(name) => {
+                let id = self.host_named(name).ok_or_else(|| Denied::NoSuchHost(name.clone()))?;
+                Ok(self.hosts[&id].reservations().collect())
+            }
+            Place::Emc(name) => {
+                let id = self.emc_named(name).ok_or_else(|| Denied::NoSuchEmc(name.clone()))?;
+                let emc = &self.emcs[&id].emc;
+                let active = self.by_vm.values().copied();
+                let mut on: Vec<_> =
+                    active.filter(|r| self.reservations[r].slices.iter().any(|s| emc.contains(*s))).collect();
+                on.sort_unstable();
+                Ok(on)
+            }
+            Place::Slice(slice) => self.slot(*slice).map(|_| Vec::new()).ok_or(Denied::NoSuchSlice(*slice)),
+        }
+    }
+
+    /// A host is to be cut off: the intent, before any device is told. Its reservations end.
+    pub fn decide_fence(
+        &self,
+        when: When,
+        host: HostId,
+        powered_off: bool,
+        actor: Actor,
+        reason: &str,
+    ) -> Change {
+        let Some(entry) = self.hosts.get(&host) else { return Change::default() };
+        if entry.host.fence != Fence::None {
+            return Change::default();
+        }
+        let mut records =
+            vec![Record::Host(host, Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() })];
+        for id in entry.reservations() {
+            let ended = self.decide_end(when, id, EndedBy::HostFenced, Actor::Manager);
+            records.extend(ended.map(|change| change.0).unwrap_or_default());
+        }
+        let slices = u32::try_from(entry.held.len()).unwrap_or(u32::MAX);
+        let what = What::Fencing { reason: reason.to_owned(), slices };
+        records.push(decision(when, actor, Subject::Host(entry.host.name.clone()), what));
+        Change(records)
+    }
+
+    /// Every device has cut the host off.
+    pub fn decide_fenced(&self, when: When, host: HostId) -> Change {
+        let Some(entry) = self.hosts.get(&host) else { return Change::default() };
+        let subject = Subject::Host(entry.host.name.clone());
+        Change(vec![
+            Record::Host(host, Host { fence: Fence::Fenced, must_report: false, ..entry.host.clone() }),
+            decision(when, Actor::Manager, subject, What::Fenced),
+        ])
+    }
+
+    /// A host says who it is. A fenced one is let back if it restarted or proved itself clean.
+    pub fn decide_report(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
+        let Some(entry) = self.hosts.get(&host) else { return Change::default() };
+        let mut new = entry.host.clone();
+        let rebooted = !new.boot_id.is_empty() && new.boot_id != boot_id;
+        new.boot_id = boot_id.to_owned();
+        let mut records = Vec::new();
+        if new.fence == Fence::Fenced && (rebooted || clean) {
+            new.fence = Fence::None;
+            let proof = if rebooted { "it restarted" } else { "its agent reports that nothing is left" };
+            let what = What::Returned { proof: proof.into() };
+            records.push(decision(
+                when,
+                Actor::Agent(new.name.clone()),
+                Subject::Host(new.name.clone()),
+                what,
+            ));
+        }
+        if new != entry.host {
+            records.push(Record::Host(host, new));
+        }
+        Change(records)
+    }
+
+    /// A host has reported all it has since the ledger was restored.
+    pub fn decide_reported(&self, host: HostId) -> Change {
+        let entry = self.hosts.get(&host).filter(|entry| entry.host.must_report);
+        let record = entry.map(|entry| Record::Host(host, Host { must_report: false, ..entry.host.clone() }));
+        Change(record.into_iter().collect())
+    }
+}
+
+fn unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Denied> {
+    let fixed = |field: &str, from: String, to: String| {
+        let what = format!("{field} of emc {}", old.name);
+        if from == to { Ok(()) } else { Err(Denied::Fixed { what, from, to }) }
+    };
+    fixed("slices", old.slices.to_string(), new.slices.to_string())?;
+    fixed("driver", old.driver.clone(), new.driver.clone())?;
+    fixed("path", old.path.clone(), new.path.clone())
+}
+
+fn within(what: &'static str, n: u64, max: u64) -> Result<(), Denied> {
+    if n <= max { Ok(()) } else { Err(Denied::TooMany { what, max }) }
+}
+
+fn new_emc(wanted: &EmcSpec, first: SliceId) -> Emc {
+    Emc {
+        name: wanted.name.clone(),
+        first,
+        slices: wanted.slices,
+        driver: wanted.driver.clone(),
+        path: wanted.path.clone(),
+        scheduling: Scheduling::Enabled,
+    }
+}
+
+fn new_host(wanted: &HostSpec, emcs: Vec<EmcId>) -> Host {
+    Host {
+        name: wanted.name.clone(),
+        cores: wanted.cores,
+        local: wanted.local,
+        emcs,
+        scheduling: Scheduling::Enabled,
+        fence: Fence::None,
+        boot_id: String::new(),
+        must_report: false,
+    }
+}

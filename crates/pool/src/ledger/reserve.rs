@@ -1,0 +1,227 @@
+//! Reserving: is there room, which slices, and is this a repetition? A VM's slices come from one EMC wherever one has
+//! them all (Pond 4.4: an EMC is a failure domain), the one with the most free, so that load spreads.
+
+use smallvec::SmallVec;
+use units::limits::SLICES_PER_HOST_MAX;
+use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
+
+use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
+use crate::{
+    audit::{Actor, NotChosen, Subject, What},
+    denied::Denied,
+    record::{Fence, Record, RequestKey, Reservation, Scheduling, Stage},
+    slice::{Event, Owner},
+};
+
+/// A request for a VM's memory, its values checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// Makes a repetition recognisable.
+    pub request: RequestKey,
+    /// Which host.
+    pub host: Name,
+    /// Which VM.
+    pub vm: Name,
+    /// How much of the pool, in slices.
+    pub slices: u32,
+    /// How much local memory.
+    pub local: Bytes,
+    /// How many cores.
+    pub cores: u32,
+    /// Whether the VM's pages must stay where they are.
+    pub pinned: bool,
+    /// Ends by itself unless committed within this time.
+    pub commit_within: Ns,
+}
+
+/// What a request to reserve comes to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decided {
+    /// A new reservation.
+    New(ReservationId, Change),
+    /// The same request made this one before.
+    Repeat(ReservationId),
+}
+
+/// Slices chosen on one EMC.
+struct Taken {
+    emc: EmcId,
+    slices: u32,
+}
+
+type Choice = SmallVec<[Taken; 2]>;
+
+impl Ledger {
+    /// What this request comes to. Changes nothing.
+    ///
+    /// # Errors
+    /// A repeated request id with other content, a VM that has memory, a host that takes nothing new, too little of
+    /// anything.
+    pub fn decide_reserve(&self, when: When, ask: &Reserve) -> Result<Decided, Denied> {
+        if let Some(id) = self.by_request.get(&ask.request) {
+            return self.repeated(*id, ask);
+        }
+        if let Some(id) = self.by_vm.get(&ask.vm) {
+            return Err(self.taken(*id, &ask.vm));
+        }
+        let host_id = self.host_named(&ask.host).ok_or_else(|| Denied::NoSuchHost(ask.host.clone()))?;
+        let host = &self.hosts[&host_id];
+        has_room(host, ask)?;
+        let choice = self.choose(host, ask)?;
+        Ok(Decided::New(self.meta.next_reservation, self.reserving(when, ask, host_id, &choice)))
+    }
+
+    fn repeated(&self, id: ReservationId, ask: &Reserve) -> Result<Decided, Denied> {
+        let had = &self.reservations[&id];
+        let host = &self.hosts.get(&had.host).map(|entry| entry.host.name.clone());
+        let same = [
+            ("vm", had.vm == ask.vm),
+            ("host", host.as_ref() == Some(&ask.host)),
+            ("pool_bytes", had.slices.len() == ask.slices as usize),
+            ("local_bytes", had.local == ask.local),
+            ("cores", had.cores == ask.cores),
+            ("pinned", had.pinned == ask.pinned),
+            ("commit_within_ms", had.commit_within == ask.commit_within),
+        ];
+        match same.iter().find(|(_, same)| !same) {
+            None => Ok(Decided::Repeat(id)),
+            Some((differs, _)) => {
+                Err(Denied::RequestReused { id: ask.request.id.clone(), reservation: id, differs })
+            }
+        }
+    }
+
+    fn taken(&self, id: ReservationId, vm: &Name) -> Denied {
+        let host = self.hosts[&self.reservations[&id].host].host.name.clone();
+        Denied::VmTaken { vm: vm.clone(), reservation: id, host }
+    }
+
+    /// One EMC that has all slices, the one with the most free; else the fewest EMCs that have them together.
+    fn choose(&self, host: &HostEntry, ask: &Reserve) -> Result<Choice, Denied> {
+        let mut choice = Choice::new();
+        if ask.slices == 0 {
+            return Ok(choice);
+        }
+        let mut open: SmallVec<[(u32, EmcId); 4]> =
+            self.reach(host).map(|(id, entry)| (entry.free(), id)).collect();
+        open.sort_by_key(|(free, id)| (std::cmp::Reverse(*free), *id));
+        let mut missing = ask.slices;
+        for (free, emc) in open {
+            let slices = missing.min(free);
+            if slices > 0 {
+                choice.push(Taken { emc, slices });
+                missing -= slices;
+            }
+        }
+        if missing > 0 {
+            return Err(Denied::OutOfSlices {
+                host: ask.host.clone(),
+                asked: ask.slices,
+                free: ask.slices - missing,
+            });
+        }
+        Ok(choice)
+    }
+
+    /// The EMCs from which a host may be given slices.
+    pub fn reach<'a>(&'a self, host: &'a HostEntry) -> impl Iterator<Item = (EmcId, &'a EmcEntry)> {
+        let entries = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
+        entries.filter(|(_, entry)| not_chosen(entry).is_none())
+    }
+
+    fn reserving(&self, when: When, ask: &Reserve, host: HostId, choice: &Choice) -> Change {
+        let id = self.meta.next_reservation;
+        let mut slices: Vec<SliceId> = Vec::with_capacity(ask.slices as usize);
+        for taken in choice {
+            slices.extend(self.emcs[&taken.emc].free.iter().take(taken.slices as usize));
+        }
+        slices.sort_unstable();
+        let mut records = Vec::with_capacity(slices.len() + 2);
+        for slice in &slices {
+            let slot = self.slots[slice.0 as usize].step(Event::Assign(Owner { host, reservation: id }));
+            records.push(Record::Slice(*slice, slot.expect("a slice in the free set is free")));
+        }
+        let reservation = Reservation {
+            vm: ask.vm.clone(),
+            host,
+            slices,
+            local: ask.local,
+            cores: ask.cores,
+            pinned: ask.pinned,
+            request: ask.request.clone(),
+            commit_within: ask.commit_within,
+            created: when.wall,
+            stage: Stage::Reserved {
+                deadline: when.now.after(ask.commit_within),
+                deadline_unix: units::UnixMs(when.wall.0.saturating_add(ask.commit_within.as_ms())),
+            },
+        };
+        records.push(Record::Reservation(id, reservation));
+        let actor = Actor::Client(ask.request.client.clone());
+        let what = self.why_these(id, ask, host, choice);
+        records.push(decision(when, actor, Subject::Vm(ask.vm.clone()), what));
+        Change(records)
+    }
+
+    fn why_these(&self, reservation: ReservationId, ask: &Reserve, host: HostId, choice: &Choice) -> What {
+        let entry = |id: &EmcId| &self.emcs[id];
+        let chosen = |id: &EmcId| choice.iter().any(|taken| taken.emc == *id);
+        let taken = choice.iter().map(|t| (entry(&t.emc).emc.name.clone(), t.slices, entry(&t.emc).free()));
+        let wired = self.hosts[&host].host.emcs.iter().filter(|id| self.emcs.contains_key(id) && !chosen(id));
+        let others = wired.map(|id| {
+            let fewer = if entry(id).free() < ask.slices { NotChosen::TooSmall } else { NotChosen::Fuller };
+            (entry(id).emc.name.clone(), entry(id).free(), not_chosen(entry(id)).unwrap_or(fewer))
+        });
+        What::Reserved {
+            reservation,
+            host: ask.host.clone(),
+            taken: taken.collect(),
+            others: others.collect(),
+            local: ask.local,
+            cores: ask.cores,
+        }
+    }
+}
+
+fn not_chosen(entry: &EmcEntry) -> Option<NotChosen> {
+    match (entry.up, entry.emc.scheduling) {
+        (false, _) => Some(NotChosen::Failed),
+        (true, Scheduling::Cordoned | Scheduling::Draining) => Some(NotChosen::Cordoned),
+        (true, Scheduling::Enabled) => None,
+    }
+}
+
+/// Whether a host takes new reservations, as far as the ledger knows.
+pub(super) fn not_schedulable(host: &HostEntry) -> Option<&'static str> {
+    match (host.host.fence, host.host.scheduling, host.host.must_report) {
+        (Fence::Fencing { .. } | Fence::Fenced, _, _) => Some("fenced"),
+        (_, Scheduling::Cordoned, _) => Some("cordoned"),
+        (_, Scheduling::Draining, _) => Some("draining"),
+        (_, _, true) => Some("yet to report after the ledger was restored"),
+        (Fence::None, Scheduling::Enabled, false) => None,
+    }
+}
+
+impl HostEntry {
+    /// Why it takes no new reservations, if it does not.
+    pub fn not_schedulable(&self) -> Option<&'static str> {
+        not_schedulable(self)
+    }
+}
+
+fn has_room(host: &HostEntry, ask: &Reserve) -> Result<(), Denied> {
+    let name = || ask.host.clone();
+    if let Some(why) = not_schedulable(host) {
+        return Err(Denied::HostNotSchedulable { host: name(), why });
+    }
+    if host.cores_free() < ask.cores {
+        return Err(Denied::OutOfCores { host: name(), asked: ask.cores, free: host.cores_free() });
+    }
+    if host.local_free() < ask.local {
+        return Err(Denied::OutOfLocal { host: name(), asked: ask.local, free: host.local_free() });
+    }
+    if host.held.len() + ask.slices as usize > SLICES_PER_HOST_MAX as usize {
+        return Err(Denied::TooMany { what: "slices on one host", max: u64::from(SLICES_PER_HOST_MAX) });
+    }
+    Ok(())
+}

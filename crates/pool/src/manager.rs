@@ -1,0 +1,461 @@
+//! The manager's end of the protocol: events in, effects out. It keeps the order that all invariants rest on (decide,
+//! store, and only then reply, device call and order) and performs nothing itself.
+//!
+//! Two ledgers: `head` has every decision at once, so that concurrent requests never pick the same slice; `durable` has
+//! what the store has confirmed. Everything that leaves the process (replies, device calls, orders, lists) is made from
+//! `durable`, so nothing ever has to be taken back. Decisions gather in one open batch while another is being written.
+//!
+//! ```text
+//!   event ─▶ decide on head ─▶ open batch ─▶ Store ─▶ stored ─▶ durable ─┬▶ Reply
+//!                                                                        ├▶ Device: Granted, Revoked ... come back as events
+//!                                                                        └▶ Send(Want): Have comes back as an event
+//! ```
+//!
+//! After a failed write nothing is known: everybody waiting hears UNAVAILABLE, and the store is read again.
+
+mod asks;
+mod buffer;
+mod devices;
+mod hosts;
+mod upkeep;
+mod view;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use units::limits::{AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER, RACK_TIME_SAVED_EVERY};
+use units::{EmcId, Epoch, HostId, InstanceId, Ns, ReservationId, Revision, SliceId};
+
+pub use self::{
+    asks::{Answer, Ask, ReservationView},
+    buffer::Buffer,
+    devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
+    view::{Alarm, EmcState, HostState},
+};
+use self::{devices::DeviceLink, hosts::Link};
+use crate::{
+    audit::Decision,
+    denied::Denied,
+    ledger::{Change, Ledger, When},
+    protocol::{Handle, Have, Hello, Want},
+    record::{Key, Meta, Record},
+    slice::Call,
+};
+
+/// Names one caller who waits for a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub u64);
+
+/// Names one connection of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// What an operator may set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// An agent must be heard at least this often.
+    pub lease_ttl: Ns,
+    /// When a host that is silent past its lease is cut off; `None` never.
+    pub fence_after: Option<Ns>,
+}
+
+/// What happens to the manager.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Everything the store has; first of all, and after every failed write.
+    Loaded {
+        /// What concerns the whole ledger.
+        meta: Meta,
+        /// The rest, in any order.
+        records: Vec<Record>,
+        /// The store was restored from a backup and has not been used since.
+        restored: bool,
+    },
+    /// Somebody asks for something.
+    Ask(Token, Ask),
+    /// The caller is no longer interested.
+    Gone(Token),
+    /// A batch is durable, or nobody knows.
+    Stored {
+        /// Which batch.
+        batch: u64,
+        /// Whether it is durable.
+        ok: bool,
+    },
+    /// A device answers.
+    Device(EmcId, DeviceDone),
+    /// An agent connected and said who it is.
+    AgentUp(SessionId, HostId, Hello),
+    /// An agent reports.
+    AgentHave(SessionId, Have),
+    /// An agent's connection is gone.
+    AgentDown(SessionId),
+    /// Whether the store's disk has room for new reservations.
+    StoreSpace {
+        /// Below the limit.
+        low: bool,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Make these durable, all or none, then say so.
+    Store {
+        /// To be named in the answer.
+        batch: u64,
+        /// One per key.
+        records: Arc<Vec<Record>>,
+    },
+    /// Open the store again and read everything.
+    Reload,
+    /// Answer a caller.
+    Reply(Token, Box<Result<Answer, Denied>>),
+    /// Ask a device, in order per device.
+    Device(EmcId, DeviceCall),
+    /// Send an order to an agent.
+    Send(SessionId, Want),
+    /// End an agent's connection.
+    Close(SessionId, Closed),
+    /// This has become durable: for watchers, metrics and traces.
+    Durable(Published),
+}
+
+/// Why the manager ends an agent's connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// A newer instance, or a newer connection of the same one, speaks for the host.
+    Superseded,
+    /// It claims a slice it was never given.
+    FalseClaim(SliceId, Epoch),
+    /// It was silent past its lease.
+    LeaseOver,
+    /// The host is not in this rack any more.
+    HostGone,
+}
+
+/// What has become durable in one batch.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The ledger's revision with it.
+    pub revision: Revision,
+    /// When.
+    pub when: When,
+    /// The records.
+    pub records: Arc<Vec<Record>>,
+    /// Slices that changed state: from, to.
+    pub transitions: Vec<(SliceId, &'static str, &'static str)>,
+}
+
+/// Decisions that become durable together, and who waits for them.
+#[derive(Debug, Default)]
+struct Batch {
+    number: u64,
+    records: BTreeMap<Key, Record>,
+    replies: Vec<(Token, Reply)>,
+    waiting: Vec<(Token, ReservationId, Ns)>,
+    /// When it was opened, and whether somebody waits for it.
+    since: Ns,
+    urgent: bool,
+}
+
+/// A reply that is made when its batch is durable.
+#[derive(Clone, Debug)]
+enum Reply {
+    Reservation(ReservationId),
+    Place(crate::ledger::Place),
+    Migration(ReservationId),
+    Done,
+}
+
+/// The manager's end of the protocol.
+#[derive(Debug)]
+pub struct Manager {
+    settings: Settings,
+    head: Ledger,
+    durable: Ledger,
+    loaded: bool,
+    open: Batch,
+    writing: Option<(Batch, Arc<Vec<Record>>)>,
+    batches: u64,
+    links: BTreeMap<HostId, Link>,
+    sessions: BTreeMap<SessionId, HostId>,
+    devices: BTreeMap<EmcId, DeviceLink>,
+    calls: BTreeMap<SliceId, Call>,
+    /// Fence calls under way, and those that are done for hosts that are not yet cut off everywhere.
+    fencing: BTreeSet<(EmcId, HostId)>,
+    fenced: BTreeSet<(EmcId, HostId)>,
+    handles: BTreeMap<SliceId, (Epoch, Handle)>,
+    waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
+    waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
+    orders_due: BTreeSet<HostId>,
+    buffer: Buffer,
+    store_low: bool,
+    effects: VecDeque<Effect>,
+}
+
+impl Manager {
+    /// Knows nothing until [`Event::Loaded`].
+    pub fn new(settings: Settings) -> Self {
+        let empty = || Ledger::new(Meta::new(String::new()));
+        Self {
+            settings,
+            head: empty(),
+            durable: empty(),
+            loaded: false,
+            open: Batch::default(),
+            writing: None,
+            batches: 0,
+            links: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            fencing: BTreeSet::new(),
+            fenced: BTreeSet::new(),
+            handles: BTreeMap::new(),
+            waiters: BTreeMap::new(),
+            waiter_deadlines: BTreeSet::new(),
+            orders_due: BTreeSet::new(),
+            buffer: Buffer::default(),
+            store_low: false,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// What is durable: the only thing anybody outside may see.
+    pub fn durable(&self) -> &Ledger {
+        &self.durable
+    }
+
+    /// Changes what an operator may set.
+    pub fn set(&mut self, settings: Settings) {
+        self.settings = settings;
+    }
+
+    /// Whether requests should wait until a batch has been written.
+    pub fn is_full(&self) -> bool {
+        self.open.records.len() >= BATCH_CHANGES_MAX
+    }
+
+    /// The next thing to do, oldest first.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Takes one event in. What is to be done about it waits in [`Manager::poll_effect`].
+    pub fn handle(&mut self, when: When, event: Event) {
+        let facts = !matches!(event, Event::Ask(..) | Event::Gone(_)); // a request alone makes no upkeep due
+        match event {
+            Event::Loaded { meta, records, restored } => self.on_loaded(when, meta, records, restored),
+            Event::Ask(token, ask) => self.on_ask(when, token, ask),
+            Event::Gone(token) => self.forget_waiter(token),
+            Event::Stored { batch, ok } => self.on_stored(when, batch, ok),
+            Event::Device(emc, done) => self.on_device(when, emc, done),
+            Event::AgentUp(session, host, hello) => self.on_agent_up(when, session, host, hello),
+            Event::AgentHave(session, have) => self.on_have(when, session, &have),
+            Event::AgentDown(session) => self.on_agent_down(session),
+            Event::StoreSpace { low } => self.store_low = low,
+            Event::Tick => {}
+        }
+        if self.loaded && facts {
+            self.keep_up(when);
+            self.send_orders(when);
+        }
+        self.write_batch(when);
+    }
+
+    /// When to call [`Manager::handle`] with [`Event::Tick`], if nothing else happens first.
+    pub fn next_wakeup(&self) -> Option<Ns> {
+        let batch = (!self.open.records.is_empty() && self.writing.is_none())
+            .then(|| self.open.since.after(BATCH_LINGER));
+        let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
+        let saved =
+            self.head.next_deadline().map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVED_EVERY));
+        let links = self.links.values().filter_map(|link| link.next_wakeup(&self.settings));
+        let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
+        let orders = self.orders_due.iter().filter_map(|host| self.links.get(host)?.next_order());
+        let others = [batch, waiter, saved, self.head.next_deadline()].into_iter().flatten();
+        others.chain(links).chain(devices).chain(orders).min()
+    }
+
+    fn on_loaded(&mut self, when: When, meta: Meta, records: Vec<Record>, restored: bool) {
+        self.durable = Ledger::load(meta, records);
+        for (emc, link) in &self.devices {
+            self.durable.set_emc_up(*emc, link.is_up());
+        }
+        let unknown: Vec<_> =
+            self.durable.emcs().map(|(id, _)| id).filter(|id| !self.devices.contains_key(id)).collect();
+        for emc in unknown {
+            self.durable.set_emc_up(emc, false);
+        }
+        self.head = self.durable.clone();
+        self.open = Batch::default();
+        self.writing = None;
+        self.loaded = true;
+        if restored {
+            let change = self.head.decide_restored();
+            self.change(when, change);
+            self.open.urgent = true;
+        }
+        let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
+        hosts.into_iter().for_each(|host| self.expect_host(when, host));
+        self.drive_everything();
+    }
+
+    /// Applies a change to `head` and adds it to the open batch.
+    fn change(&mut self, when: When, change: Change) {
+        if self.open.records.is_empty() {
+            self.open.since = when.now;
+        }
+        for record in self.head.apply(change) {
+            self.open.records.insert(record.key(), record);
+        }
+    }
+
+    /// Replies when everything decided so far is durable.
+    fn reply_durable(&mut self, token: Token, reply: Reply) {
+        if !self.open.records.is_empty() {
+            self.open.urgent = true;
+            self.open.replies.push((token, reply));
+        } else if let Some((batch, _)) = &mut self.writing {
+            batch.replies.push((token, reply));
+        } else {
+            self.reply_now(token, reply);
+        }
+    }
+
+    fn refuse(&mut self, token: Token, denied: Denied) {
+        self.effects.push_back(Effect::Reply(token, Box::new(Err(denied))));
+    }
+
+    fn write_batch(&mut self, when: When) {
+        let due = self.open.urgent || when.now >= self.open.since.after(BATCH_LINGER) || self.is_full();
+        if !self.loaded || self.writing.is_some() || self.open.records.is_empty() || !due {
+            return;
+        }
+        self.batches += 1;
+        let mut batch = std::mem::take(&mut self.open);
+        batch.number = self.batches;
+        self.forget_decisions(&mut batch);
+        let meta = self.head.meta_mut();
+        meta.revision = meta.revision.next();
+        meta.rack_time = when.now;
+        batch.records.insert(Key::Meta, Record::Meta(meta.clone()));
+        let records = Arc::new(std::mem::take(&mut batch.records).into_values().collect::<Vec<_>>());
+        self.effects.push_back(Effect::Store { batch: batch.number, records: Arc::clone(&records) });
+        self.writing = Some((batch, records));
+    }
+
+    fn forget_decisions(&mut self, batch: &mut Batch) {
+        let meta = self.head.meta();
+        let oldest = meta.next_decision.saturating_sub(AUDIT_ENTRIES_MAX);
+        for seq in meta.first_decision..oldest {
+            batch.records.insert(Key::Decision(seq), Record::Gone(Key::Decision(seq)));
+        }
+        let meta = self.head.meta_mut();
+        meta.first_decision = meta.first_decision.max(oldest);
+    }
+
+    fn on_stored(&mut self, when: When, number: u64, ok: bool) {
+        let Some((batch, records)) = self.writing.take_if(|(batch, _)| batch.number == number) else {
+            return;
+        };
+        if !ok {
+            return self.on_store_failed(batch);
+        }
+        let before: BTreeMap<SliceId, crate::slice::Slot> = records
+            .iter()
+            .filter_map(|r| {
+                if let Record::Slice(id, _) = r { Some((*id, self.durable.slot(*id)?)) } else { None }
+            })
+            .collect();
+        for record in records.iter() {
+            self.durable.install(record.clone());
+        }
+        let transitions = self.transitions(&before);
+        let revision = self.durable.meta().revision;
+        self.effects.push_back(Effect::Durable(Published {
+            revision,
+            when,
+            records: Arc::clone(&records),
+            transitions,
+        }));
+        for (token, reply) in batch.replies {
+            self.reply_now(token, reply);
+        }
+        for (token, reservation, deadline) in batch.waiting {
+            self.wait_ready(token, reservation, deadline);
+        }
+        for record in records.iter() {
+            self.act_on(when, record, &before);
+        }
+    }
+
+    fn transitions(
+        &self,
+        before: &BTreeMap<SliceId, crate::slice::Slot>,
+    ) -> Vec<(SliceId, &'static str, &'static str)> {
+        let changed = before.iter().filter_map(|(id, old)| {
+            let (from, to) = (old.state_name(), self.durable.slot(*id)?.state_name());
+            (from != to).then_some((*id, from, to))
+        });
+        changed.collect()
+    }
+
+    /// What a fact obliges us to, now that it is durable.
+    fn act_on(&mut self, when: When, record: &Record, before: &BTreeMap<SliceId, crate::slice::Slot>) {
+        match record {
+            Record::Slice(id, slot) => {
+                let old = before.get(id).and_then(|slot| slot.holder());
+                self.orders_due.extend(old.into_iter().chain(slot.holder()));
+                self.drive_slice(*id);
+                let concerned =
+                    slot.reservation().or_else(|| before.get(id).and_then(|old| old.reservation()));
+                concerned.into_iter().for_each(|reservation| self.answer_waiters(reservation));
+            }
+            Record::Reservation(id, reservation) => {
+                self.orders_due.insert(reservation.host);
+                self.answer_waiters(*id);
+            }
+            Record::Host(id, _) => {
+                self.expect_host(when, *id);
+                self.orders_due.insert(*id);
+                self.drive_fence(*id);
+            }
+            Record::Emc(id, _) => self.expect_emc(*id),
+            Record::Gone(Key::Host(id)) => self.drop_host(*id),
+            Record::Gone(Key::Emc(id)) => self.drop_emc(*id),
+            Record::Meta(_) | Record::Migration(..) | Record::Decision(..) | Record::Gone(_) => {}
+        }
+    }
+
+    fn on_store_failed(&mut self, batch: Batch) {
+        self.loaded = false;
+        let open = std::mem::take(&mut self.open);
+        let replies = batch.replies.into_iter().chain(open.replies).map(|(token, _)| token);
+        let waiting = batch.waiting.into_iter().chain(open.waiting).map(|(token, ..)| token);
+        let waiters = std::mem::take(&mut self.waiter_deadlines).into_iter().map(|(_, token, _)| token);
+        for token in replies.chain(waiting).chain(waiters).collect::<Vec<_>>() {
+            self.refuse(token, Denied::StoreFailed);
+        }
+        self.waiters.clear();
+        self.effects.push_back(Effect::Reload);
+    }
+
+    /// The agent instance that speaks for a host now.
+    pub fn instance(&self, host: HostId) -> Option<InstanceId> {
+        self.links.get(&host).and_then(Link::instance)
+    }
+
+    /// Every decision's words are read from the store; this tells which numbers there are.
+    pub fn decisions(&self) -> std::ops::Range<u64> {
+        self.durable.meta().first_decision..self.durable.meta().next_decision
+    }
+}
+
+/// A decision made outside the ledger, to be remembered with the others.
+pub fn note(decision: Decision) -> Change {
+    Change(vec![Record::Decision(0, decision)])
+}

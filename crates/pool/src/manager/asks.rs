@@ -1,0 +1,353 @@
+//! Requests: each is decided on `head` at once and answered from `durable` when it is.
+
+use units::limits::WAITERS_MAX;
+use units::{HostId, Name, Ns, ReservationId, Revision};
+
+use super::{Effect, Manager, Reply, Token, hosts::Link, note};
+use crate::{
+    audit::{Actor, Decision},
+    denied::Denied,
+    ledger::{Change, Decided, Ledger, Place, RackSpec, Reserve, Target, When},
+    record::{EndedBy, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
+};
+
+/// What somebody asks for, its values checked.
+#[derive(Clone, Debug)]
+pub enum Ask {
+    /// Memory for a VM; with `wait`, the answer comes when it is ready or the time is over.
+    Reserve {
+        /// What.
+        reserve: Reserve,
+        /// How long to wait for the slices.
+        wait: Option<Ns>,
+    },
+    /// What a [`Ask::Reserve`] would come to.
+    Validate(Reserve),
+    /// An answer when all slices are online.
+    WaitReady {
+        /// Of which reservation.
+        target: Target,
+        /// How long at most.
+        within: Ns,
+    },
+    /// The VM was started.
+    Commit {
+        /// Of which reservation.
+        target: Target,
+        /// Who says so.
+        actor: Actor,
+    },
+    /// The VM ended or will not start.
+    Release {
+        /// Of which reservation.
+        target: Target,
+        /// Even if the VM still runs.
+        force: bool,
+        /// In the caller's words.
+        reason: String,
+        /// Who says so.
+        actor: Actor,
+    },
+    /// Cordon, uncordon or drain.
+    Schedule {
+        /// What.
+        place: Place,
+        /// To which.
+        to: Scheduling,
+        /// Who says so.
+        actor: Actor,
+        /// Why.
+        reason: String,
+    },
+    /// Cut a silent host off.
+    Fence {
+        /// Which.
+        host: Name,
+        /// The operator vouches that the machine is off.
+        powered_off: bool,
+        /// Who says so.
+        actor: Actor,
+        /// Why.
+        reason: String,
+    },
+    /// The answer to a request to move a VM.
+    ResolveMigration {
+        /// Which VM.
+        vm: Name,
+        /// What the scheduler says.
+        answer: MigrationAnswer,
+        /// In its words.
+        words: String,
+        /// Who says so.
+        actor: Actor,
+    },
+    /// Remember a decision that was made outside the ledger.
+    Note(Decision),
+    /// A new rack.toml.
+    Configure(RackSpec),
+}
+
+/// What a caller gets.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// A reservation as it is now.
+    Reservation(ReservationView),
+    /// A cordon, uncordon, drain or fence is durable.
+    Scheduled {
+        /// With which revision.
+        revision: Revision,
+        /// VMs still there.
+        waiting_for: Vec<Name>,
+    },
+    /// A migration request as it is now.
+    Migration(Migration),
+    /// It is done.
+    Done(Revision),
+}
+
+/// A reservation with what follows from the ledger.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReservationView {
+    /// Its number.
+    pub id: ReservationId,
+    /// Its host's name.
+    pub host: Name,
+    /// How many of its slices are online.
+    pub online: u32,
+    /// The rest.
+    pub reservation: Reservation,
+}
+
+impl Ledger {
+    /// A reservation with what follows from the ledger.
+    pub fn view(&self, id: ReservationId) -> Option<ReservationView> {
+        let reservation = self.reservation(id)?.clone();
+        let gone = || Name::new("removed").expect("a name");
+        let host = self.host(reservation.host).map_or_else(gone, |entry| entry.host.name.clone());
+        Some(ReservationView { id, host, online: self.online(&reservation), reservation })
+    }
+}
+
+impl ReservationView {
+    /// Whether every slice is online for a VM that may still start.
+    pub fn is_ready(&self) -> bool {
+        self.reservation.is_active() && self.online as usize == self.reservation.slices.len()
+    }
+}
+
+impl Manager {
+    pub(super) fn on_ask(&mut self, when: When, token: Token, ask: Ask) {
+        if !self.loaded {
+            return self.refuse(token, Denied::Starting("its store is being read"));
+        }
+        let decided = match ask {
+            Ask::Reserve { reserve, wait } => return self.on_reserve(when, token, &reserve, wait),
+            Ask::WaitReady { target, within } => return self.on_wait_ready(when, token, &target, within),
+            Ask::Validate(reserve) => return self.on_validate(when, token, &reserve),
+            Ask::Commit { target, actor } => self.on_commit(when, &target, actor),
+            Ask::Release { target, force, reason, actor } => {
+                self.on_release(when, &target, force, reason, actor)
+            }
+            Ask::Schedule { place, to, actor, reason } => {
+                let decided = self.head.decide_scheduling(when, &place, to, actor, &reason);
+                decided.map(|change| (change, Reply::Place(place)))
+            }
+            Ask::Fence { host, powered_off, actor, reason } => {
+                self.on_fence(when, host, powered_off, actor, &reason)
+            }
+            Ask::ResolveMigration { vm, answer, words, actor } => self
+                .head
+                .decide_migration(when, &vm, answer, words, actor)
+                .map(|(id, change)| (change, Reply::Migration(id))),
+            Ask::Note(decision) => Ok((note(decision), Reply::Done)),
+            Ask::Configure(spec) => {
+                self.head.decide_configure(when, &spec).map(|change| (change, Reply::Done))
+            }
+        };
+        match decided {
+            Ok((change, reply)) => {
+                self.change(when, change);
+                self.reply_durable(token, reply);
+            }
+            Err(denied) => self.refuse(token, denied),
+        }
+    }
+
+    /// A repeated request is answered whatever its host's state; a new one needs a host that speaks to us.
+    fn decide_reserve(&self, when: When, reserve: &Reserve) -> Result<Decided, Denied> {
+        let decided = self.head.decide_reserve(when, reserve);
+        if let Ok(Decided::Repeat(_)) = decided {
+            return decided;
+        }
+        if let Some(host) = self.head.host_named(&reserve.host) {
+            self.takes_reservations(host, &reserve.host)?;
+            if let Err(Denied::OutOfSlices { .. }) = &decided
+                && self.has_starting_emc(host)
+            {
+                return Err(Denied::Starting("its EMCs are being compared with the ledger"));
+            }
+        }
+        if self.store_low && decided.is_ok() {
+            return Err(Denied::StoreFull);
+        }
+        decided
+    }
+
+    fn takes_reservations(&self, host: HostId, name: &Name) -> Result<(), Denied> {
+        match self.links.get(&host) {
+            Some(link) if link.is_expected() => Err(Denied::HostExpected(name.clone())),
+            Some(link) if link.is_unknown() => {
+                Err(Denied::HostNotSchedulable { host: name.clone(), why: "unknown: its lease is over" })
+            }
+            Some(_) => Ok(()),
+            None => Err(Denied::HostExpected(name.clone())),
+        }
+    }
+
+    fn on_reserve(&mut self, when: When, token: Token, reserve: &Reserve, wait: Option<Ns>) {
+        let id = match self.decide_reserve(when, reserve) {
+            Err(denied) => return self.refuse(token, denied),
+            Ok(Decided::Repeat(id)) => id,
+            Ok(Decided::New(id, change)) => {
+                self.buffer.reserved(when.now, reserve.slices);
+                self.change(when, change);
+                id
+            }
+        };
+        match wait {
+            None => self.reply_durable(token, Reply::Reservation(id)),
+            Some(within) => self.wait_durable(token, id, when.now.after(within)),
+        }
+    }
+
+    fn on_validate(&mut self, when: When, token: Token, reserve: &Reserve) {
+        let view = match self.decide_reserve(when, reserve) {
+            Err(denied) => return self.refuse(token, denied),
+            Ok(Decided::Repeat(id)) => return self.reply_durable(token, Reply::Reservation(id)),
+            Ok(Decided::New(id, change)) => {
+                let made = change.0.into_iter().find_map(|record| match record {
+                    crate::record::Record::Reservation(_, reservation) => Some(reservation),
+                    _ => None,
+                });
+                let reservation = made.expect("a new reservation is part of its change");
+                ReservationView { id, host: reserve.host.clone(), online: 0, reservation }
+            }
+        };
+        self.effects.push_back(Effect::Reply(token, Box::new(Ok(Answer::Reservation(view)))));
+    }
+
+    fn on_wait_ready(&mut self, when: When, token: Token, target: &Target, within: Ns) {
+        match self.head.find(target) {
+            Ok(id) => self.wait_durable(token, id, when.now.after(within)),
+            Err(denied) => self.refuse(token, denied),
+        }
+    }
+
+    fn on_commit(&self, when: When, target: &Target, actor: Actor) -> Result<(Change, Reply), Denied> {
+        let id = self.head.find(target)?;
+        Ok((self.head.decide_commit(when, id, actor)?, Reply::Reservation(id)))
+    }
+
+    fn on_release(
+        &self,
+        when: When,
+        target: &Target,
+        force: bool,
+        reason: String,
+        actor: Actor,
+    ) -> Result<(Change, Reply), Denied> {
+        let id = self.head.find(target)?;
+        let change = self.head.decide_end(when, id, EndedBy::Released { force, reason }, actor)?;
+        Ok((change, Reply::Reservation(id)))
+    }
+
+    fn on_fence(
+        &self,
+        when: When,
+        host: Name,
+        powered_off: bool,
+        actor: Actor,
+        reason: &str,
+    ) -> Result<(Change, Reply), Denied> {
+        let id = self.head.host_named(&host).ok_or_else(|| Denied::NoSuchHost(host.clone()))?;
+        if self.links.get(&id).is_some_and(Link::is_connected) {
+            return Err(Denied::HostConnected(host));
+        }
+        Ok((self.head.decide_fence(when, id, powered_off, actor, reason), Reply::Place(Place::Host(host))))
+    }
+
+    pub(super) fn reply_now(&mut self, token: Token, reply: Reply) {
+        let revision = self.durable.meta().revision;
+        let answer = match reply {
+            Reply::Reservation(id) => {
+                self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
+            }
+            Reply::Place(place) => {
+                let waiting = self.durable.reservations_at(&place).unwrap_or_default();
+                let waiting = waiting.iter().filter_map(|id| self.durable.reservation(*id));
+                Ok(Answer::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
+            }
+            Reply::Migration(id) => {
+                let found = self.durable.migrations().find(|(found, _)| *found == id);
+                found.map(|(_, m)| Answer::Migration(m.clone())).ok_or(Denied::NoSuchReservation(id))
+            }
+            Reply::Done => Ok(Answer::Done(revision)),
+        };
+        self.effects.push_back(Effect::Reply(token, Box::new(answer)));
+    }
+
+    fn wait_durable(&mut self, token: Token, id: ReservationId, deadline: Ns) {
+        if self.waiter_deadlines.len() >= WAITERS_MAX {
+            return self.refuse(
+                token,
+                Denied::TooMany { what: "callers waiting for slices", max: WAITERS_MAX as u64 },
+            );
+        }
+        if !self.open.records.is_empty() {
+            self.open.urgent = true;
+            self.open.waiting.push((token, id, deadline));
+        } else if let Some((batch, _)) = &mut self.writing {
+            batch.waiting.push((token, id, deadline));
+        } else {
+            self.wait_ready(token, id, deadline);
+        }
+    }
+
+    pub(super) fn wait_ready(&mut self, token: Token, id: ReservationId, deadline: Ns) {
+        self.waiters.entry(id).or_default().push((deadline, token));
+        self.waiter_deadlines.insert((deadline, token, id));
+        self.answer_waiters(id);
+    }
+
+    /// Answers who waits for a reservation, if it is ready or never will be.
+    pub(super) fn answer_waiters(&mut self, id: ReservationId) {
+        if !self.waiters.contains_key(&id) {
+            return;
+        }
+        let answer = match self.durable.view(id) {
+            None => Err(Denied::NoSuchReservation(id)),
+            Some(view) if view.is_ready() => Ok(Answer::Reservation(view)),
+            Some(view) => match &view.reservation.stage {
+                Stage::Broken { why } => Err(wrong(id, format!("broken ({why})"))),
+                Stage::Ended { why, .. } => Err(wrong(id, format!("ended ({why})"))),
+                Stage::Reserved { .. } | Stage::Committed => return,
+            },
+        };
+        for (deadline, token) in self.waiters.remove(&id).unwrap_or_default() {
+            self.waiter_deadlines.remove(&(deadline, token, id));
+            self.effects.push_back(Effect::Reply(token, Box::new(answer.clone())));
+        }
+    }
+
+    pub(super) fn forget_waiter(&mut self, token: Token) {
+        self.waiter_deadlines.retain(|(_, waiting, _)| *waiting != token);
+        self.waiters.retain(|_, tokens| {
+            tokens.retain(|(_, waiting)| *waiting != token);
+            !tokens.is_empty()
+        });
+    }
+}
+
+fn wrong(reservation: ReservationId, state: String) -> Denied {
+    Denied::WrongState { reservation, state, what: "waiting for it to become ready" }
+}

@@ -1,0 +1,376 @@
+//! Devices: every durable intent is driven until the device confirms it. Calls are idempotent on (slice, epoch), so
+//! after a restart, a failure or a doubt they are simply made again.
+
+use std::collections::BTreeMap;
+
+use units::limits::DEVICE_RETRY;
+use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs};
+
+use super::{Effect, Manager};
+use crate::{
+    ledger::{EmcEntry, When},
+    protocol::Handle,
+    record::{Fence, Host},
+    slice::{Call, Event, Quarantine, Slot, State},
+};
+
+/// What a device is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceCall {
+    /// What do you hold? Also the question whether it works at all.
+    Contents,
+    /// Let this host reach the slice, and nobody else.
+    Grant {
+        /// Which slice.
+        slice: SliceId,
+        /// Under which number.
+        epoch: Epoch,
+        /// Which host.
+        host: HostId,
+    },
+    /// Let nobody who got it under this number, or an older one, reach the slice.
+    Revoke {
+        /// Which slice.
+        slice: SliceId,
+        /// Up to which number.
+        epoch: Epoch,
+    },
+    /// Cut a host off everything.
+    Fence {
+        /// Which host.
+        host: HostId,
+        /// The operator vouches that the machine is off.
+        powered_off: bool,
+    },
+}
+
+/// What a device answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceDone {
+    /// This is what it holds.
+    Contents(Contents),
+    /// The host can reach the slice.
+    Granted {
+        /// Which slice.
+        slice: SliceId,
+        /// Under which number.
+        epoch: Epoch,
+        /// How the driver names it on a host.
+        handle: Handle,
+    },
+    /// Nobody of that number or older can reach the slice.
+    Revoked {
+        /// Which slice.
+        slice: SliceId,
+        /// Up to which number.
+        epoch: Epoch,
+    },
+    /// The host can reach nothing.
+    Fenced {
+        /// Which host.
+        host: HostId,
+    },
+    /// A call could not be done.
+    Failed {
+        /// Which.
+        call: DeviceCall,
+        /// Why.
+        failure: DeviceFailure,
+    },
+}
+
+/// Why a device could not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceFailure {
+    /// It has granted this slice under this number or a higher one before.
+    StaleEpoch {
+        /// The highest number it knows.
+        highest: Epoch,
+    },
+    /// Anything else, in the driver's words: the device counts as failed until it answers again.
+    Error(String),
+}
+
+/// What a device holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Slices that some host can reach.
+    pub grants: Vec<Grant>,
+    /// The highest number ever granted, by slice; none means never.
+    pub highest: Vec<(SliceId, Epoch)>,
+}
+
+/// A slice that a host can reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Which slice.
+    pub slice: SliceId,
+    /// Under which number.
+    pub epoch: Epoch,
+    /// Which host.
+    pub host: HostId,
+    /// How the driver names it on a host.
+    pub handle: Handle,
+}
+
+/// What the manager knows of a device beside the ledger.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceLink {
+    pub(super) condition: Condition,
+    asked: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// Its contents are being compared with the ledger.
+    Starting,
+    /// It works.
+    Up,
+    /// It does not.
+    Failed { error: String, since: UnixMs, retry_at: Ns },
+}
+
+impl DeviceLink {
+    pub(super) fn is_up(&self) -> bool {
+        self.condition == Condition::Up
+    }
+
+    pub(super) fn next_wakeup(&self) -> Option<Ns> {
+        match self.condition {
+            Condition::Failed { retry_at, .. } if !self.asked => Some(retry_at),
+            _ => None,
+        }
+    }
+}
+
+impl Manager {
+    pub(super) fn expect_emc(&mut self, emc: EmcId) {
+        if self.devices.contains_key(&emc) {
+            return;
+        }
+        self.devices.insert(emc, DeviceLink { condition: Condition::Starting, asked: true });
+        self.set_emc_up(emc, false);
+        self.effects.push_back(Effect::Device(emc, DeviceCall::Contents));
+    }
+
+    pub(super) fn drop_emc(&mut self, emc: EmcId) {
+        self.devices.remove(&emc);
+    }
+
+    fn set_emc_up(&mut self, emc: EmcId, up: bool) {
+        self.head.set_emc_up(emc, up);
+        self.durable.set_emc_up(emc, up);
+    }
+
+    /// Whether one of a host's EMCs has yet to be compared with the ledger.
+    pub(super) fn has_starting_emc(&self, host: HostId) -> bool {
+        let starting =
+            |emc: &EmcId| self.devices.get(emc).is_none_or(|link| link.condition == Condition::Starting);
+        self.head.host(host).is_some_and(|entry| entry.host.emcs.iter().any(starting))
+    }
+
+    pub(super) fn is_starting(&self, slice: SliceId) -> bool {
+        let emc = self.head.emc_of(slice);
+        emc.is_some_and(|emc| self.devices.get(&emc).is_none_or(|link| link.condition == Condition::Starting))
+    }
+
+    /// After a start: every EMC tells what it holds, and every open intent is driven again.
+    pub(super) fn drive_everything(&mut self) {
+        let emcs: Vec<EmcId> = self.durable.emcs().map(|(id, _)| id).collect();
+        for emc in emcs {
+            self.expect_emc(emc);
+            self.drive_emc(emc);
+        }
+    }
+
+    fn drive_emc(&mut self, emc: EmcId) {
+        let slices: Vec<SliceId> =
+            self.durable.emc(emc).map(|entry| entry.emc.range().collect()).unwrap_or_default();
+        slices.into_iter().for_each(|slice| self.drive_slice(slice));
+        let hosts: Vec<HostId> = self.durable.hosts().map(|(id, _)| id).collect();
+        hosts.into_iter().for_each(|host| self.drive_fence(host));
+        self.orders_due
+            .extend(self.durable.hosts().filter(|(_, h)| h.host.emcs.contains(&emc)).map(|(id, _)| id));
+    }
+
+    /// Makes the device call that a durable slot owes, unless a newer decision has overtaken it or one is under way.
+    pub(super) fn drive_slice(&mut self, slice: SliceId) {
+        let Some(slot) = self.durable.slot(slice) else { return };
+        let Some(call) = slot.device_call() else { return };
+        let overtaken =
+            self.head.slot(slice).is_none_or(|head| (head.state, head.epoch) != (slot.state, slot.epoch));
+        let Some(emc) = self.durable.emc_of(slice) else { return };
+        let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
+        if overtaken || !up || self.calls.contains_key(&slice) || self.is_cut_off(call) {
+            return;
+        }
+        self.calls.insert(slice, call);
+        let call = match call {
+            Call::Grant { epoch, host } => DeviceCall::Grant { slice, epoch, host },
+            Call::Revoke { epoch } => DeviceCall::Revoke { slice, epoch },
+        };
+        self.effects.push_back(Effect::Device(emc, call));
+    }
+
+    /// A host that is being fenced is granted nothing.
+    fn is_cut_off(&self, call: Call) -> bool {
+        let Call::Grant { host, .. } = call else { return false };
+        self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None)
+    }
+
+    /// Cuts a host off at every device that works, once the intent is durable.
+    pub(super) fn drive_fence(&mut self, host: HostId) {
+        let Some(Host { fence: Fence::Fencing { powered_off }, emcs, .. }) =
+            self.durable.host(host).map(|e| &e.host)
+        else {
+            return;
+        };
+        let (powered_off, emcs) = (*powered_off, emcs.clone());
+        for emc in emcs {
+            let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
+            if up && self.fencing.insert((emc, host)) {
+                self.effects.push_back(Effect::Device(emc, DeviceCall::Fence { host, powered_off }));
+            }
+        }
+    }
+
+    pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {
+        match &done {
+            DeviceDone::Granted { slice, .. } | DeviceDone::Revoked { slice, .. } => {
+                drop(self.calls.remove(slice))
+            }
+            DeviceDone::Failed { call, .. } => self.call_failed(emc, call),
+            DeviceDone::Fenced { host } => drop(self.fencing.remove(&(emc, *host))),
+            DeviceDone::Contents(_) => {}
+        }
+        if !self.loaded || !self.devices.contains_key(&emc) {
+            return; // after the store is read again everything is driven again
+        }
+        match done {
+            DeviceDone::Contents(contents) => self.on_contents(when, emc, contents),
+            DeviceDone::Granted { slice, epoch, handle } => {
+                self.handles.insert(slice, (epoch, handle));
+                self.slice_event(when, slice, Event::Granted(epoch));
+                self.drive_slice(slice);
+            }
+            DeviceDone::Revoked { slice, epoch } => {
+                self.handles.remove(&slice);
+                self.slice_event(when, slice, Event::Revoked(epoch));
+                self.drive_slice(slice);
+            }
+            DeviceDone::Fenced { host } => self.on_fenced(when, emc, host),
+            DeviceDone::Failed { call, failure } => self.on_failed(when, emc, &call, failure),
+        }
+    }
+
+    fn call_failed(&mut self, emc: EmcId, call: &DeviceCall) {
+        match call {
+            DeviceCall::Grant { slice, .. } | DeviceCall::Revoke { slice, .. } => {
+                drop(self.calls.remove(slice))
+            }
+            DeviceCall::Fence { host, .. } => drop(self.fencing.remove(&(emc, *host))),
+            DeviceCall::Contents => {}
+        }
+    }
+
+    fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
+        let Some(entry) = self.head.host(host) else { return };
+        if !matches!(entry.host.fence, Fence::Fencing { .. }) {
+            return;
+        }
+        let cut = self.head.decide_cut_off(host, emc);
+        self.change(when, cut);
+        self.fenced.insert((emc, host));
+        let entry = self.head.host(host).expect("it was just there");
+        if entry.host.emcs.iter().all(|emc| self.fenced.contains(&(*emc, host))) {
+            self.fenced.retain(|(_, fenced)| *fenced != host);
+            let change = self.head.decide_fenced(when, host);
+            self.change(when, change);
+        }
+    }
+
+    fn on_failed(&mut self, when: When, emc: EmcId, call: &DeviceCall, failure: DeviceFailure) {
+        match (failure, call) {
+            (DeviceFailure::StaleEpoch { highest }, DeviceCall::Grant { slice, host, .. }) => {
+                self.slice_event(when, *slice, Event::Raise(highest));
+                let why = Event::Quarantine(Quarantine::UnknownGrant { host: *host });
+                self.quarantine(when, *slice, why, "the device knows a later owner");
+            }
+            (DeviceFailure::StaleEpoch { .. }, _) => {}
+            (DeviceFailure::Error(error), _) => {
+                let since = match &self.devices[&emc].condition {
+                    Condition::Failed { since, .. } => *since,
+                    Condition::Starting | Condition::Up => when.wall,
+                };
+                let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY) };
+                self.devices.insert(emc, DeviceLink { condition, asked: false });
+                self.set_emc_up(emc, false);
+            }
+        }
+    }
+
+    /// A failed device is asked again after a while what it holds.
+    pub(super) fn retry_devices(&mut self, when: When) {
+        for (emc, link) in &mut self.devices {
+            if link.next_wakeup().is_some_and(|at| at <= when.now) {
+                link.asked = true;
+                self.effects.push_back(Effect::Device(*emc, DeviceCall::Contents));
+            }
+        }
+    }
+
+    /// Compares what a device holds with what the ledger thinks. What does not agree is kept from everybody.
+    fn on_contents(&mut self, when: When, emc: EmcId, contents: Contents) {
+        let Some(range) = self.head.emc(emc).map(|entry: &EmcEntry| entry.emc.range()) else { return };
+        let grants: BTreeMap<SliceId, Grant> =
+            contents.grants.into_iter().map(|grant| (grant.slice, grant)).collect();
+        let highest: BTreeMap<SliceId, Epoch> = contents.highest.into_iter().collect();
+        for slice in range {
+            let slot = self.head.slot(slice).unwrap_or_default();
+            let high = highest.get(&slice).copied().unwrap_or_default();
+            self.compare(when, slice, slot, high, grants.get(&slice));
+        }
+        self.handles.extend(grants.into_values().map(|grant| (grant.slice, (grant.epoch, grant.handle))));
+        self.devices.insert(emc, DeviceLink { condition: Condition::Up, asked: false });
+        self.set_emc_up(emc, true);
+        self.drive_emc(emc);
+    }
+
+    fn compare(&mut self, when: When, slice: SliceId, slot: Slot, high: Epoch, grant: Option<&Grant>) {
+        if high > slot.epoch {
+            self.slice_event(when, slice, Event::Raise(high));
+        }
+        let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
+        let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
+        let (why, detail) = match grant {
+            Some(grant) if restored => (Quarantine::Restored { host: Some(grant.host) }, String::new()),
+            None if restored => (Quarantine::Restored { host: None }, String::new()),
+            Some(grant) if expected(grant) => return,
+            Some(grant) => {
+                let detail = format!("epoch {} at the device, {} in the ledger", grant.epoch, slot.epoch);
+                (Quarantine::UnknownGrant { host: grant.host }, detail)
+            }
+            None if needs_grant(slot) => (Quarantine::LostGrant, String::new()),
+            None => return,
+        };
+        self.quarantine(when, slice, Event::Quarantine(why), &detail);
+    }
+
+    fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
+        if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
+            self.change(when, change);
+        }
+    }
+}
+
+/// Whether a slot claims that the device has confirmed its grant and not yet revoked it.
+fn needs_grant(slot: Slot) -> bool {
+    use crate::slice::{Drain, Scrub};
+    matches!(
+        slot.state,
+        State::Onlining(_)
+            | State::Online(_)
+            | State::Draining(_, Drain::Host { .. })
+            | State::Scrubbing(Scrub::Working(_))
+    )
+}

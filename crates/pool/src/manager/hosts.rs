@@ -1,0 +1,408 @@
+//! Hosts: who speaks for them, how long since, what they are told and what they report.
+//!
+//! Silence frees nothing. A host whose lease is over is `unknown`: it gets nothing new and keeps what it has, until it
+//! speaks again or is fenced.
+
+use std::collections::BTreeMap;
+
+use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP};
+use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, SliceId, UnixMs};
+
+use super::{Closed, Effect, Manager, SessionId, Settings};
+use crate::{
+    audit::Actor,
+    ledger::{HostEntry, When},
+    protocol::{FailedReason, Handle, Have, Hello, Holding, Want, WantVm},
+    record::{EndedBy, Fence, Reservation, Stage},
+    slice::{Drain, Event, Quarantine, Scrub, State},
+};
+
+/// What the manager knows of a host beside the ledger. Not durable: after a restart every host gets a full fresh lease.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    session: Option<SessionId>,
+    hello: Option<Hello>,
+    /// Last heard on the clock of decisions; the start of the manager before the first word.
+    heard: Ns,
+    pub(super) heard_wall: Option<UnixMs>,
+    unknown_since: Option<(Ns, UnixMs)>,
+    order: Option<SentOrder>,
+    /// The newest order that its agent has reflected.
+    reflected: OrderNumber,
+    /// The first order of this session that told it that it was fenced.
+    told_fenced: Option<OrderNumber>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SentOrder {
+    number: OrderNumber,
+    at: Ns,
+}
+
+impl Link {
+    fn new(now: Ns) -> Self {
+        Self {
+            session: None,
+            hello: None,
+            heard: now,
+            heard_wall: None,
+            unknown_since: None,
+            order: None,
+            reflected: OrderNumber::default(),
+            told_fenced: None,
+        }
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.session.is_some()
+    }
+
+    pub(super) fn is_expected(&self) -> bool {
+        self.hello.is_none() && self.unknown_since.is_none()
+    }
+
+    pub(super) fn is_unknown(&self) -> bool {
+        self.unknown_since.is_some()
+    }
+
+    pub(super) fn unknown_since(&self) -> Option<UnixMs> {
+        self.unknown_since.map(|(_, wall)| wall)
+    }
+
+    pub(super) fn hello(&self) -> Option<&Hello> {
+        self.hello.as_ref()
+    }
+
+    pub(super) fn instance(&self) -> Option<InstanceId> {
+        self.session.and(self.hello.as_ref()).map(|hello| hello.instance)
+    }
+
+    /// When its silence next means something.
+    pub(super) fn next_wakeup(&self, settings: &Settings) -> Option<Ns> {
+        match self.unknown_since {
+            None => Some(self.heard.after(settings.lease_ttl)),
+            Some((since, _)) if self.session.is_none() => Some(since.after(settings.fence_after?)),
+            Some(_) => None,
+        }
+    }
+
+    /// When it may be sent an order that is due.
+    pub(super) fn next_order(&self) -> Option<Ns> {
+        self.session?;
+        let Some(sent) = self.order else { return Some(Ns::ZERO) };
+        let answered = self.reflected >= sent.number;
+        Some(sent.at.after(if answered { WANT_GAP } else { HOST_UNANSWERED_ORDERS_FOR }))
+    }
+}
+
+impl Manager {
+    pub(super) fn expect_host(&mut self, when: When, host: HostId) {
+        self.links.entry(host).or_insert_with(|| Link::new(when.now));
+    }
+
+    pub(super) fn drop_host(&mut self, host: HostId) {
+        if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
+            self.close(session, Closed::HostGone);
+        }
+    }
+
+    fn close(&mut self, session: SessionId, why: Closed) {
+        if let Some(host) = self.sessions.remove(&session)
+            && let Some(link) = self.links.get_mut(&host)
+            && link.session == Some(session)
+        {
+            link.session = None;
+            link.order = None;
+        }
+        self.effects.push_back(Effect::Close(session, why));
+    }
+
+    pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
+        let Some(link) = self.links.get(&host) else { return self.close(session, Closed::HostGone) };
+        let older = link
+            .hello
+            .as_ref()
+            .is_some_and(|had| had.instance > hello.instance && had.boot_id == hello.boot_id);
+        if older {
+            return self.close(session, Closed::Superseded);
+        }
+        if let Some(old) = link.session {
+            self.close(old, Closed::Superseded);
+        }
+        let change = self.head.decide_report(when, host, &hello.boot_id, false);
+        self.change(when, change);
+        self.sessions.insert(session, host);
+        let heard_wall = Some(when.wall);
+        let link = Link { session: Some(session), hello: Some(hello), heard_wall, ..Link::new(when.now) };
+        self.links.insert(host, link);
+        self.orders_due.insert(host);
+    }
+
+    pub(super) fn on_agent_down(&mut self, session: SessionId) {
+        if let Some(host) = self.sessions.remove(&session)
+            && let Some(link) = self.links.get_mut(&host)
+        {
+            link.session = None;
+            link.order = None;
+        }
+    }
+
+    /// A host reports all it has. Each fact is taken as an event of its slice; late and repeated ones change nothing.
+    pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
+        let Some(host) = self.sessions.get(&session).copied() else { return };
+        let Some(link) = self.links.get_mut(&host) else { return };
+        link.heard = when.now;
+        link.heard_wall = Some(when.wall);
+        link.unknown_since = None;
+        link.reflected = link.reflected.max(have.number);
+        if !self.loaded {
+            return;
+        }
+        if let Some(claim) = self.false_claim(host, have) {
+            return self.close(session, Closed::FalseClaim(claim.slice, claim.epoch));
+        }
+        self.hear_slices(when, host, have);
+        self.hear_vms(when, host, have);
+        self.hear_clean(when, host, have);
+        self.hear_report(when, host, have);
+    }
+
+    /// A slice that this host cannot have: not there, not wired to it, another's, or of an epoch that never was.
+    fn false_claim(&self, host: HostId, have: &Have) -> Option<Holding> {
+        let entry = self.head.host(host)?;
+        have.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
+    }
+
+    fn is_false(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
+        let Some(slot) = self.head.slot(claim.slice) else { return true };
+        let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc));
+        let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
+        // After a lost or restored store the ledger may know less than the host: then the device is the judge.
+        let in_doubt = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }))
+            || self.is_starting(claim.slice);
+        let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
+        !wired || (!in_doubt && (never || others))
+    }
+
+    fn hear_slices(&mut self, when: When, host: HostId, have: &Have) {
+        for holding in &have.online {
+            self.slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
+        }
+        for holding in &have.released {
+            self.slice_event(when, holding.slice, Event::Released(host, holding.epoch));
+        }
+        for scrubbed in &have.scrubbed {
+            if scrubbed.verified >= units::SLICE {
+                self.slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
+            }
+        }
+        for failed in &have.failed {
+            let Holding { slice, epoch } = failed.holding;
+            let Some(slot) = self.head.slot(slice).filter(|slot| slot.epoch == epoch) else { continue };
+            let event = match (failed.reason, slot.state) {
+                (_, State::Scrubbing(Scrub::Working(_))) => Event::ScrubFailed(host, epoch),
+                (FailedReason::NotZero, _) => Event::FoundDirty(host, epoch),
+                (FailedReason::Host, _) => {
+                    self.break_reservation(when, host, slice, &failed.message);
+                    continue;
+                }
+            };
+            if let Some(change) = self.head.decide_quarantine(when, slice, event, &failed.message) {
+                self.change(when, change);
+            }
+        }
+    }
+
+    fn break_reservation(&mut self, when: When, host: HostId, slice: SliceId, message: &str) {
+        let slot = self.head.slot(slice).filter(|slot| slot.holder() == Some(host));
+        if let Some(id) = slot.and_then(crate::slice::Slot::reservation) {
+            let change =
+                self.head.decide_break(when, id, format!("slice {slice} did not come online: {message}"));
+            self.change(when, change);
+        }
+    }
+
+    /// A VM whose process is gone gives its memory back.
+    fn hear_vms(&mut self, when: When, host: HostId, have: &Have) {
+        let name = self.head.host(host).map(|entry| entry.host.name.clone());
+        let Some(name) = name else { return };
+        for id in &have.ended {
+            if self.head.reservation(*id).is_some_and(|r| r.host == host && r.is_active()) {
+                let ended = self.head.decide_end(when, *id, EndedBy::ProcessGone, Actor::Agent(name.clone()));
+                ended.into_iter().for_each(|change| self.change(when, change));
+            }
+        }
+    }
+
+    /// A fenced host proves itself clean only in answer to an order that told it.
+    fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
+        let told = self.links.get(&host).and_then(|link| link.told_fenced);
+        if have.clean && told.is_some_and(|told| have.number >= told) {
+            let boot_id = self.links[&host].hello.as_ref().map_or("", |hello| &hello.boot_id).to_owned();
+            let change = self.head.decide_report(when, host, &boot_id, true);
+            self.change(when, change);
+        }
+    }
+
+    /// After a restore: VMs found running keep their slices; then the host has reported.
+    fn hear_report(&mut self, when: When, host: HostId, have: &Have) {
+        let must = self.head.host(host).is_some_and(|entry| entry.host.must_report);
+        let starting = self.has_starting_emc(host);
+        let unknown = |slice: &SliceId| {
+            self.head.slot(*slice).is_some_and(|slot| matches!(slot.state, State::Quarantined(_)))
+        };
+        let found: Vec<_> = have
+            .vms
+            .iter()
+            .filter(|(_, vm)| vm.slices.iter().any(|h| unknown(&h.slice)))
+            .map(|(id, vm)| (*id, vm.clone()))
+            .collect();
+        for (id, vm) in found {
+            let same = self.head.reservation(id).is_some_and(|r| r.vm == vm.vm && r.host == host);
+            let other = self.head.reservation_of(&vm.vm);
+            let id = if same { id } else { other.unwrap_or(self.head.meta().next_reservation) };
+            let slices: Vec<_> = vm.slices.iter().map(|h| (h.slice, h.epoch)).collect();
+            if let Some(change) = self.head.decide_adopt(when, host, id, &vm.vm, &slices) {
+                self.change(when, change);
+            }
+        }
+        if must && !starting {
+            let change = self.head.decide_reported(host);
+            self.change(when, change);
+        }
+    }
+
+    pub(super) fn slice_event(&mut self, when: When, slice: SliceId, event: Event) {
+        if let Some(change) = self.head.decide_slice(slice, event) {
+            self.change(when, change);
+        }
+    }
+
+    /// Leases that are over, and hosts to be fenced.
+    pub(super) fn watch_leases(&mut self, when: When) {
+        let ttl = self.settings.lease_ttl;
+        let silent = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.unknown_since.is_none() && when.now >= link.heard.after(ttl));
+        for host in silent.map(|(host, _)| *host).collect::<Vec<_>>() {
+            let link = self.links.get_mut(&host).expect("it was just there");
+            link.unknown_since = Some((when.now, when.wall));
+            if let Some(session) = link.session {
+                self.close(session, Closed::LeaseOver);
+            }
+        }
+        let Some(fence_after) = self.settings.fence_after else { return };
+        let over =
+            |link: &Link| link.unknown_since.is_some_and(|(since, _)| when.now >= since.after(fence_after));
+        let lost =
+            self.links.iter().filter(|(_, link)| !link.is_connected() && over(link)).map(|(host, _)| *host);
+        for host in lost.collect::<Vec<_>>() {
+            let reason = format!("silent for {} past its lease", fence_after);
+            let change = self.head.decide_fence(when, host, false, Actor::Manager, &reason);
+            self.change(when, change);
+            if let Some(link) = self.links.get_mut(&host) {
+                link.unknown_since =
+                    Some((Ns::NEVER, link.unknown_since.map_or(when.wall, |(_, wall)| wall)));
+            }
+        }
+    }
+
+    /// Sends the orders that are due, one unanswered order at a time to each host.
+    pub(super) fn send_orders(&mut self, when: When) {
+        let due: Vec<HostId> = self.orders_due.iter().copied().collect();
+        for host in due {
+            let Some(link) = self.links.get(&host) else {
+                self.orders_due.remove(&host);
+                continue;
+            };
+            let Some(at) = link.next_order() else {
+                self.orders_due.remove(&host); // not connected: a new session is told everything
+                continue;
+            };
+            if at <= when.now {
+                self.orders_due.remove(&host);
+                self.send_order(when, host);
+            }
+        }
+    }
+
+    /// Orders that were not answered in time are sent again.
+    pub(super) fn repeat_orders(&mut self, when: When) {
+        let lost = self.links.iter().filter(|(_, link)| {
+            link.is_connected()
+                && link.order.is_some_and(|o| {
+                    link.reflected < o.number && when.now >= o.at.after(HOST_UNANSWERED_ORDERS_FOR)
+                })
+        });
+        self.orders_due.extend(lost.map(|(host, _)| *host).collect::<Vec<_>>());
+    }
+
+    fn send_order(&mut self, when: When, host: HostId) {
+        let Some(want) = self.want(host) else { return };
+        let Some(link) = self.links.get_mut(&host) else { return };
+        let Some(session) = link.session else { return };
+        link.order = Some(SentOrder { number: want.number, at: when.now });
+        if want.fenced && link.told_fenced.is_none() {
+            link.told_fenced = Some(want.number);
+        }
+        self.effects.push_back(Effect::Send(session, want));
+    }
+
+    /// The whole truth about one host, from what is durable.
+    fn want(&self, host: HostId) -> Option<Want> {
+        let entry = self.durable.host(host)?;
+        let meta = self.durable.meta();
+        let mut want = Want {
+            number: OrderNumber { generation: meta.generation, revision: meta.revision },
+            instance: self.links.get(&host)?.instance()?,
+            vms: BTreeMap::new(),
+            release: BTreeMap::new(),
+            scrub: BTreeMap::new(),
+            fenced: entry.host.fence != Fence::None,
+        };
+        if want.fenced {
+            return Some(want);
+        }
+        for slice in entry.held() {
+            let slot = self.durable.slot(slice)?;
+            let holding = Holding { slice, epoch: slot.epoch };
+            match slot.state {
+                State::Draining(_, Drain::Host { force }) => drop(want.release.insert(holding, force)),
+                State::Scrubbing(Scrub::Working(_)) => {
+                    if let Some(handle) = self.handle_of(holding) {
+                        want.scrub.insert(holding, handle);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for id in entry.reservations() {
+            let Some(reservation) = self.durable.reservation(id) else { continue };
+            if let Some(slices) = self.usable(reservation) {
+                let Reservation { vm, local, pinned, .. } = reservation.clone();
+                want.vms.insert(vm, WantVm { reservation: id, local, pinned, slices });
+            }
+        }
+        Some(want)
+    }
+
+    /// A VM's slices, once every one of them is granted: a VM is never told of a part of its memory.
+    fn usable(&self, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
+        if let Stage::Broken { .. } | Stage::Ended { .. } = reservation.stage {
+            return None;
+        }
+        let handle = |slice: &SliceId| {
+            let slot = self.durable.slot(*slice)?;
+            let holding = Holding { slice: *slice, epoch: slot.epoch };
+            matches!(slot.state, State::Onlining(_) | State::Online(_))
+                .then(|| Some((holding, self.handle_of(holding)?)))?
+        };
+        reservation.slices.iter().map(handle).collect()
+    }
+
+    fn handle_of(&self, holding: Holding) -> Option<Handle> {
+        let (epoch, handle) = self.handles.get(&holding.slice)?;
+        (*epoch == holding.epoch).then(|| handle.clone())
+    }
+}

@@ -1,0 +1,157 @@
+//! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
+//! it follows from what is known now.
+
+use units::{EmcId, HostId, UnixMs};
+
+use super::{Manager, devices::Condition};
+use crate::{audit::Subject, protocol::Hello, record::Fence, slice::Quarantine};
+
+/// What a host looks like from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostState {
+    /// Its agent is connected and its lease is fresh.
+    Up,
+    /// Silent, lease not over.
+    Silent,
+    /// Its lease is over: nothing new, its slices kept.
+    Unknown,
+    /// Cut off its slices.
+    Fenced,
+    /// Not heard since the manager started.
+    Expected,
+}
+
+/// What an EMC looks like from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EmcState {
+    /// Its contents are being compared with the ledger.
+    Starting,
+    /// It works.
+    Up,
+    /// It does not; in the driver's words.
+    Failed(String),
+}
+
+/// Something an operator should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alarm {
+    /// In UPPER_SNAKE_CASE.
+    pub reason: &'static str,
+    /// What it is about.
+    pub subject: Subject,
+    /// One sentence.
+    pub message: String,
+    /// Since when, if that is known.
+    pub since: UnixMs,
+}
+
+impl Manager {
+    /// What a host looks like from here.
+    pub fn host_state(&self, host: HostId) -> HostState {
+        let fenced = self.durable.host(host).is_some_and(|entry| entry.host.fence != Fence::None);
+        match self.links.get(&host) {
+            _ if fenced => HostState::Fenced,
+            None => HostState::Expected,
+            Some(link) if link.is_unknown() => HostState::Unknown,
+            Some(link) if link.is_connected() => HostState::Up,
+            Some(link) if link.is_expected() => HostState::Expected,
+            Some(_) => HostState::Silent,
+        }
+    }
+
+    /// What a host's agent said of itself, and when it was last heard.
+    pub fn host_said(&self, host: HostId) -> (Option<&Hello>, Option<UnixMs>) {
+        let link = self.links.get(&host);
+        (link.and_then(|link| link.hello()), link.and_then(|link| link.heard_wall))
+    }
+
+    /// What an EMC looks like from here.
+    pub fn emc_state(&self, emc: EmcId) -> EmcState {
+        match self.devices.get(&emc).map(|link| &link.condition) {
+            None | Some(Condition::Starting) => EmcState::Starting,
+            Some(Condition::Up) => EmcState::Up,
+            Some(Condition::Failed { error, .. }) => EmcState::Failed(error.clone()),
+        }
+    }
+
+    /// Whether a host takes new reservations now.
+    pub fn is_schedulable(&self, host: HostId) -> bool {
+        let fit = self.durable.host(host).is_some_and(|entry| entry.not_schedulable().is_none());
+        fit && matches!(self.host_state(host), HostState::Up | HostState::Silent)
+    }
+
+    /// How many free slices should be ready.
+    pub fn buffer_target(&self) -> u32 {
+        self.buffer.target(self.durable.emcs().map(|(_, e)| e.emc.slices).sum())
+    }
+
+    /// Everything an operator should know now.
+    pub fn alarms(&self) -> Vec<Alarm> {
+        let mut alarms: Vec<Alarm> =
+            self.host_alarms().chain(self.emc_alarms()).chain(self.slice_alarms()).collect();
+        let usable = |e: &crate::ledger::EmcEntry| if e.up { e.emc.slices - e.quarantined() } else { 0 };
+        if self.durable.emcs().map(|(_, e)| usable(e)).sum::<u32>() == 0 {
+            let message = "no slice of the pool is usable: a capacity of 0 is a fault, not a fact".to_owned();
+            alarms.push(Alarm { reason: "CAPACITY_ZERO", subject: Subject::Rack, message, since: UnixMs(0) });
+        }
+        if self.store_low {
+            let message =
+                "the store's disk is nearly full: releases work, new reservations do not".to_owned();
+            alarms.push(Alarm {
+                reason: "STORE_LOW_SPACE",
+                subject: Subject::Rack,
+                message,
+                since: UnixMs(0),
+            });
+        }
+        alarms
+    }
+
+    fn host_alarms(&self) -> impl Iterator<Item = Alarm> {
+        self.durable.hosts().filter_map(|(id, entry)| {
+            let name = &entry.host.name;
+            let slices = entry.held().len();
+            let since = self.links.get(&id).and_then(|link| link.unknown_since()).unwrap_or_default();
+            let (reason, message) = match self.host_state(id) {
+                HostState::Unknown => (
+                    "HOST_UNKNOWN",
+                    format!("host {name} is silent past its lease; its {slices} slices are kept"),
+                ),
+                HostState::Fenced => (
+                    "HOST_FENCED",
+                    format!("host {name} is cut off until it restarts or proves itself clean"),
+                ),
+                HostState::Up | HostState::Silent | HostState::Expected => return None,
+            };
+            Some(Alarm { reason, subject: Subject::Host(name.clone()), message, since })
+        })
+    }
+
+    fn emc_alarms(&self) -> impl Iterator<Item = Alarm> {
+        self.durable.emcs().filter_map(|(id, entry)| {
+            let Some(Condition::Failed { error, since, .. }) =
+                self.devices.get(&id).map(|link| &link.condition)
+            else {
+                return None;
+            };
+            let message = format!("emc {}: {error}", entry.emc.name);
+            Some(Alarm {
+                reason: "EMC_FAILED",
+                subject: Subject::Emc(entry.emc.name.clone()),
+                message,
+                since: *since,
+            })
+        })
+    }
+
+    fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
+        let quarantined = self.durable.emcs().any(|(_, entry)| entry.quarantined() > 0);
+        let slices = quarantined.then(|| self.durable.quarantined()).into_iter().flatten();
+        slices.filter(|(_, why)| !matches!(why, Quarantine::Restored { .. })).map(|(slice, why)| Alarm {
+            reason: "SLICE_QUARANTINED",
+            subject: Subject::Slice(slice),
+            message: format!("slice {slice} is kept from everybody: {why}"),
+            since: UnixMs(0),
+        })
+    }
+}

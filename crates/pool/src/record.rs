@@ -1,0 +1,312 @@
+//! The ledger's facts, as they are made durable: a ledger is the fold of its records. How they are written down is the
+//! store's business.
+
+use serde::{Deserialize, Serialize};
+use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, SliceId, UnixMs};
+
+use crate::{audit::Decision, slice::Slot};
+
+/// One durable fact. The newest of a [`Key`] counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Record {
+    /// What concerns the whole ledger.
+    Meta(Meta),
+    /// One EMC.
+    Emc(EmcId, Emc),
+    /// One host.
+    Host(HostId, Host),
+    /// One slice; a slice without a record is free and was never owned.
+    Slice(SliceId, Slot),
+    /// The memory of one VM.
+    Reservation(ReservationId, Reservation),
+    /// A request to move one VM.
+    Migration(ReservationId, Migration),
+    /// One decision, by its number.
+    Decision(u64, Decision),
+    /// What this names is no more.
+    Gone(Key),
+}
+
+/// What a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Key {
+    /// See [`Record::Meta`].
+    Meta,
+    /// See [`Record::Emc`].
+    Emc(EmcId),
+    /// See [`Record::Host`].
+    Host(HostId),
+    /// See [`Record::Slice`].
+    Slice(SliceId),
+    /// See [`Record::Reservation`].
+    Reservation(ReservationId),
+    /// See [`Record::Migration`].
+    Migration(ReservationId),
+    /// See [`Record::Decision`].
+    Decision(u64),
+}
+
+impl Record {
+    /// What it is about.
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Meta(_) => Key::Meta,
+            Self::Emc(id, _) => Key::Emc(*id),
+            Self::Host(id, _) => Key::Host(*id),
+            Self::Slice(id, _) => Key::Slice(*id),
+            Self::Reservation(id, _) => Key::Reservation(*id),
+            Self::Migration(id, _) => Key::Migration(*id),
+            Self::Decision(seq, _) => Key::Decision(*seq),
+            Self::Gone(key) => *key,
+        }
+    }
+}
+
+/// What concerns the whole ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// Tells this rack from every other.
+    pub rack_uuid: String,
+    /// Rises when the store is restored from a backup.
+    pub generation: u64,
+    /// Rises with every durable batch.
+    pub revision: Revision,
+    /// Rack time of the latest batch: how long the manager has run, all lives added up.
+    pub rack_time: Ns,
+    /// The next reservation's number.
+    pub next_reservation: ReservationId,
+    /// The next decision's number.
+    pub next_decision: u64,
+    /// The oldest remembered decision's number.
+    pub first_decision: u64,
+    /// The next host's number.
+    pub next_host: HostId,
+    /// The next EMC's number.
+    pub next_emc: EmcId,
+    /// The first slice of the next EMC.
+    pub next_slice: SliceId,
+}
+
+impl Meta {
+    /// Of a rack that has just been founded.
+    pub fn new(rack_uuid: String) -> Self {
+        Self {
+            rack_uuid,
+            generation: 1,
+            revision: Revision(0),
+            rack_time: Ns::ZERO,
+            next_reservation: ReservationId(1),
+            next_decision: 1,
+            first_decision: 1,
+            next_host: HostId(0),
+            next_emc: EmcId(0),
+            next_slice: SliceId(0),
+        }
+    }
+}
+
+/// Whether new reservations are accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scheduling {
+    /// They are.
+    #[default]
+    Enabled,
+    /// They are not.
+    Cordoned,
+    /// They are not, and what is there is to move away.
+    Draining,
+}
+
+/// One pool device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Emc {
+    /// As rack.toml has it.
+    pub name: Name,
+    /// Its lowest slice.
+    pub first: SliceId,
+    /// How many slices it has.
+    pub slices: u32,
+    /// Which driver speaks to it.
+    pub driver: String,
+    /// Where the driver finds it.
+    pub path: String,
+    /// Whether new slices are taken from it.
+    pub scheduling: Scheduling,
+}
+
+impl Emc {
+    /// Its slices.
+    pub fn range(&self) -> impl DoubleEndedIterator<Item = SliceId> + use<> {
+        (self.first.0..self.first.0 + self.slices).map(SliceId)
+    }
+
+    /// Whether the slice is its own.
+    pub fn contains(&self, slice: SliceId) -> bool {
+        (self.first.0..self.first.0 + self.slices).contains(&slice.0)
+    }
+}
+
+/// One host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// As rack.toml has it.
+    pub name: Name,
+    /// Cores that may be reserved.
+    pub cores: u32,
+    /// Local memory that may be reserved.
+    pub local: Bytes,
+    /// The EMCs it is wired to.
+    pub emcs: Vec<EmcId>,
+    /// Whether new reservations are accepted.
+    pub scheduling: Scheduling,
+    /// Whether it is cut off its slices.
+    pub fence: Fence,
+    /// The boot it was last seen in.
+    pub boot_id: String,
+    /// Whether the ledger was restored since it last reported.
+    pub must_report: bool,
+}
+
+/// Whether a host is cut off its slices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fence {
+    /// It is not.
+    #[default]
+    None,
+    /// It is being cut off; some device may not have done it yet.
+    Fencing {
+        /// The operator vouches that the machine is off.
+        powered_off: bool,
+    },
+    /// It is cut off, until it returns with another boot id or proves itself clean.
+    Fenced,
+}
+
+/// Whose request id it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RequestKey {
+    /// Who asked.
+    pub client: Name,
+    /// As which request.
+    pub id: RequestId,
+}
+
+/// The memory of one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reservation {
+    /// Whose memory it is.
+    pub vm: Name,
+    /// Where.
+    pub host: HostId,
+    /// Its slices, in ascending order.
+    pub slices: Vec<SliceId>,
+    /// Its local memory.
+    pub local: Bytes,
+    /// Its cores.
+    pub cores: u32,
+    /// Whether its pages must stay where they are.
+    pub pinned: bool,
+    /// The request that made it.
+    pub request: RequestKey,
+    /// How long the request allowed until the commit.
+    pub commit_within: Ns,
+    /// When it was made, as people read time.
+    pub created: UnixMs,
+    /// How far its life has come.
+    pub stage: Stage,
+}
+
+/// How far a reservation's life has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// Waiting for the commit until a moment of rack time.
+    Reserved {
+        /// When it ends by itself.
+        deadline: Ns,
+        /// The same as people read time; prolonged by the manager's downtime.
+        deadline_unix: UnixMs,
+    },
+    /// The VM runs on it.
+    Committed,
+    /// It cannot become ready, or lost a slice; the scheduler is to release it.
+    Broken {
+        /// What happened.
+        why: String,
+    },
+    /// Over. Remembered so that a repeated request gets its answer.
+    Ended {
+        /// When, in rack time.
+        at: Ns,
+        /// Who or what ended it.
+        why: EndedBy,
+    },
+}
+
+/// Who or what ended a reservation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EndedBy {
+    /// A release.
+    Released {
+        /// Even though the VM might still run.
+        force: bool,
+        /// In the caller's words.
+        reason: String,
+    },
+    /// Nobody committed it in time.
+    Deadline,
+    /// The VM's process is gone.
+    ProcessGone,
+    /// Its host was fenced.
+    HostFenced,
+}
+
+impl std::fmt::Display for EndedBy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Released { force: true, reason } => write!(f, "released by force: {reason}"),
+            Self::Released { force: false, reason } if reason.is_empty() => f.write_str("released"),
+            Self::Released { force: false, reason } => write!(f, "released: {reason}"),
+            Self::Deadline => f.write_str("not committed before its deadline"),
+            Self::ProcessGone => f.write_str("the VM's process is gone"),
+            Self::HostFenced => f.write_str("its host was fenced"),
+        }
+    }
+}
+
+impl Reservation {
+    /// Whether it still holds memory for a VM.
+    pub fn is_active(&self) -> bool {
+        !matches!(self.stage, Stage::Ended { .. })
+    }
+}
+
+/// A request to the scheduler to move one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migration {
+    /// Which VM.
+    pub vm: Name,
+    /// Away from where.
+    pub host: HostId,
+    /// Why.
+    pub why: String,
+    /// When it was asked, as people read time.
+    pub asked: UnixMs,
+    /// What the scheduler said.
+    pub answer: MigrationAnswer,
+    /// In the scheduler's words.
+    pub words: String,
+}
+
+/// What the scheduler said to a request to move a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MigrationAnswer {
+    /// Nothing yet.
+    #[default]
+    Open,
+    /// It will.
+    Accepted,
+    /// It will not.
+    Declined,
+    /// It did.
+    Done,
+}
