@@ -1,0 +1,77 @@
+//! The promise: deciding a one-slice reservation takes less than 200 ns, on a ledger of 65,536 slices and 4,096
+//! reservations. Nothing but the decision: no store, no wire, no other task.
+
+use std::{hint::black_box, time::Duration};
+
+use criterion::Criterion;
+use pool::{
+    ledger::{Decided, EmcSpec, HostSpec, Ledger, RackSpec, Reserve, When},
+    record::{Meta, RequestKey},
+};
+use units::{Bytes, Name, Ns, RequestId, UnixMs};
+
+const EMCS: u32 = 4;
+const SLICES_PER_EMC: u32 = 16_384;
+const HOSTS: u32 = 4;
+const RESERVATIONS: u32 = 4096;
+const SLICES_EACH: u32 = 8;
+
+fn main() {
+    let mut criterion = Criterion::default().measurement_time(Duration::from_secs(3)).configure_from_args();
+    let (ledger, ask) = (half_lent(), ask(RESERVATIONS, 1));
+    criterion.bench_function("decide a reserve of 1 slice (aim: below 200 ns)", |bencher| {
+        bencher.iter(|| black_box(&ledger).decide_reserve(now(), black_box(&ask)));
+    });
+    criterion.final_summary();
+}
+
+/// A rack with half of its slices lent.
+fn half_lent() -> Ledger {
+    let mut ledger = Ledger::new(Meta::new("bench".to_owned()));
+    let founded = ledger.decide_configure(now(), &rack()).expect("the rack is within all limits");
+    ledger.apply(founded);
+    for number in 0..RESERVATIONS {
+        let decided = ledger.decide_reserve(now(), &ask(number, SLICES_EACH));
+        let Ok(Decided::New(_, change)) = decided else { panic!("no room for {number}: {decided:?}") };
+        ledger.apply(change);
+    }
+    ledger
+}
+
+fn rack() -> RackSpec {
+    let emc = |n| EmcSpec {
+        name: name(&format!("emc{n}")),
+        slices: SLICES_PER_EMC,
+        driver: "emulated".to_owned(),
+        path: format!("/nowhere/emc{n}"),
+    };
+    let host = |n| HostSpec {
+        name: name(&format!("h{n}")),
+        cores: 64,
+        local: Bytes::gib(256),
+        emcs: (0..EMCS).map(|emc| name(&format!("emc{emc}"))).collect(),
+    };
+    RackSpec { emcs: (0..EMCS).map(emc).collect(), hosts: (0..HOSTS).map(host).collect() }
+}
+
+fn ask(number: u32, slices: u32) -> Reserve {
+    let id = RequestId::new(&format!("request-{number}")).expect("letters, digits and a dash");
+    Reserve {
+        request: RequestKey { client: name("bench"), id },
+        host: name(&format!("h{}", number % HOSTS)),
+        vm: name(&format!("vm-{number}")),
+        slices,
+        local: Bytes::ZERO,
+        cores: 0,
+        pinned: false,
+        commit_within: Ns::secs(300),
+    }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).expect("letters, digits and a dash")
+}
+
+fn now() -> When {
+    When { now: Ns::secs(1), wall: UnixMs(1_700_000_000_000) }
+}
