@@ -73,6 +73,21 @@ pub enum Format {
 /// What `tarn` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Over a connection to a manager.
+    #[command(flatten)]
+    Ask(Ask),
+    /// What is wrong, and the command that mends it
+    Doctor,
+    /// Completions for a shell, on stdout
+    Completions(Completions),
+    /// Manual pages, into a folder
+    #[command(hide = true)]
+    Man(Man),
+}
+
+/// What is asked of a manager.
+#[derive(Debug, Subcommand)]
+pub enum Ask {
     /// List things, or one of them
     #[command(subcommand)]
     Get(Kind),
@@ -108,11 +123,8 @@ pub enum Command {
     /// Requests to move a VM
     #[command(subcommand)]
     Migration(Migration),
-    /// Completions for a shell, on stdout
-    Completions(Completions),
-    /// Manual pages, into a folder
-    #[command(hide = true)]
-    Man(Man),
+    /// The rack, live: hosts, EMCs and every slice
+    Top,
 }
 
 /// Kinds of things that can be listed.

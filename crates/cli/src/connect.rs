@@ -70,7 +70,7 @@ impl Connection {
         self.timeout.unwrap_or(WAIT_READY_MAX.as_duration())
     }
 
-    /// The answer to one call, or why there is none; dropped calls are cancelled at the manager.
+    /// What one call answers, or why it does not; dropped calls are cancelled at the manager.
     ///
     /// # Errors
     /// [`Failure::Said`] with what the manager said, [`Failure::TimedOut`] if it said nothing in time.
@@ -90,12 +90,29 @@ impl Connection {
         span: Duration,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
-        let answer = tokio::time::timeout(span, call).await.map_err(|_| self.timed_out(span))?;
-        Ok(answer?.into_inner())
+        self.within(span, call).await.map(Response::into_inner)
     }
 
-    fn timed_out(&self, after: Duration) -> Failure {
-        Failure::TimedOut { endpoint: self.uri.clone(), after }
+    /// As [`Self::ask`], with the headers of the answer.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub(crate) async fn answer<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<Response<T>, Failure> {
+        self.within(self.timeout(), call).await
+    }
+
+    async fn within<T>(
+        &self,
+        after: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<Response<T>, Failure> {
+        match tokio::time::timeout(after, call).await {
+            Ok(answer) => Ok(answer?),
+            Err(_) => Err(Failure::TimedOut { endpoint: self.uri.clone(), after }),
+        }
     }
 }
 

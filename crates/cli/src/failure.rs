@@ -185,14 +185,15 @@ impl Failure {
     }
 
     /// What failed and the cause at the bottom of it; what lies between repeats one or the other.
-    fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         match self.source() {
             Some(cause) => format!("{self}: {}", root(cause)),
             None => self.to_string(),
         }
     }
 
-    fn hint(&self) -> Option<String> {
+    /// What to do next.
+    pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Unknown { hint, .. } => Some(hint.clone()),
             Self::Said(status) => {

@@ -2,7 +2,7 @@
 
 use crate::{
     Connection, Failure,
-    args::{Command, Kind, Mended, Place, Ref, Subject},
+    args::{Ask, Kind, Mended, Place, Ref, Subject},
     lists,
 };
 
@@ -11,7 +11,7 @@ const NAMES_SHOWN: usize = 8;
 /// Typing errors that still count as near.
 const SLIPS_MAX: usize = 2;
 
-/// The names a command speaks of.
+/// The names a question speaks of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     host: Option<String>,
@@ -35,21 +35,19 @@ impl Names {
         }
     }
 
-    /// Those in a command.
-    pub(crate) fn of(command: &Command) -> Self {
-        match command {
-            Command::Get(kind) => Self::of_kind(kind),
-            Command::Describe(subject) | Command::Explain(subject) => Self::of_subject(subject),
-            Command::Reserve(reserve) => Self::host(&reserve.host),
-            Command::Fence(fence) => Self::host(&fence.host),
-            Command::WaitReady(which) | Command::Commit(which) => Self::vm(&which.which),
-            Command::Release(release) => Self::vm(&release.which),
-            Command::Cordon(Place::Host(named)) | Command::Drain(Place::Host(named)) => {
-                Self::host(&named.name)
-            }
-            Command::Cordon(Place::Emc(named)) | Command::Drain(Place::Emc(named)) => Self::emc(&named.name),
-            Command::Uncordon(Mended::Host(named)) => Self::host(&named.name),
-            Command::Uncordon(Mended::Emc(named)) => Self::emc(&named.name),
+    /// Those in a question.
+    pub(crate) fn of(ask: &Ask) -> Self {
+        match ask {
+            Ask::Get(kind) => Self::of_kind(kind),
+            Ask::Describe(subject) | Ask::Explain(subject) => Self::of_subject(subject),
+            Ask::Reserve(reserve) => Self::host(&reserve.host),
+            Ask::Fence(fence) => Self::host(&fence.host),
+            Ask::WaitReady(which) | Ask::Commit(which) => Self::vm(&which.which),
+            Ask::Release(release) => Self::vm(&release.which),
+            Ask::Cordon(Place::Host(named)) | Ask::Drain(Place::Host(named)) => Self::host(&named.name),
+            Ask::Cordon(Place::Emc(named)) | Ask::Drain(Place::Emc(named)) => Self::emc(&named.name),
+            Ask::Uncordon(Mended::Host(named)) => Self::host(&named.name),
+            Ask::Uncordon(Mended::Emc(named)) => Self::emc(&named.name),
             _ => Self::default(),
         }
     }

@@ -6,6 +6,7 @@ mod admin;
 mod args;
 mod connect;
 mod describe;
+mod doctor;
 mod failure;
 mod get;
 mod hint;
@@ -14,13 +15,14 @@ mod lists;
 mod print;
 mod scheduler;
 mod table;
+mod top;
 mod view;
 mod watch;
 mod words;
 
 use std::process::ExitCode;
 
-pub use args::{Cli, Command, Format, Global};
+pub use args::{Ask, Cli, Command, Format, Global};
 pub use connect::Connection;
 pub use failure::{Exit, Failure};
 
@@ -38,38 +40,40 @@ pub async fn run(cli: Cli) -> ExitCode {
     }
 }
 
-/// Commands that need no manager, and one that is about not reaching it; all others get a connection.
 async fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
+        Command::Ask(ask) => asked(ask, &cli.global).await,
+        Command::Doctor => doctor::run(&cli.global).await,
         Command::Completions(asked) => words::completions(asked.shell),
         Command::Man(asked) => words::man(&asked),
-        command => {
-            let to = Connection::open(&cli.global).await?;
-            let names = known::Names::of(&command);
-            match ask(command, &to, cli.global.output).await {
-                Err(refused) => Err(names.explain(refused, &to).await),
-                done => done,
-            }
-        }
     }
 }
 
-async fn ask(command: Command, to: &Connection, format: Format) -> Result<(), Failure> {
-    match command {
-        Command::Get(kind) => get::run(kind, to, format).await,
-        Command::Describe(subject) => describe::run(subject, to, format).await,
-        Command::Explain(subject) => describe::explain(subject, to, format).await,
-        Command::PlanVm(args) => scheduler::plan_vm(args, to, format).await,
-        Command::Reserve(args) => scheduler::reserve(args, to, format).await,
-        Command::WaitReady(args) => scheduler::wait_ready(args.which, to, format).await,
-        Command::Commit(args) => scheduler::commit(args.which, to, format).await,
-        Command::Release(args) => scheduler::release(args, to, format).await,
-        Command::Cordon(place) => admin::cordon(place, to, format).await,
-        Command::Uncordon(mended) => admin::uncordon(mended, to, format).await,
-        Command::Drain(place) => admin::drain(place, to, format).await,
-        Command::Fence(args) => admin::fence(args, to, format).await,
-        Command::Watch(args) => watch::run(args.stream, to, format).await,
-        Command::Migration(asked) => scheduler::migration(asked, to, format).await,
-        Command::Completions(_) | Command::Man(_) => unreachable!("answered without a connection"),
+async fn asked(ask: Ask, global: &Global) -> Result<(), Failure> {
+    let to = Connection::open(global).await?;
+    let names = known::Names::of(&ask);
+    match answered(ask, &to, global.output).await {
+        Err(refused) => Err(names.explain(refused, &to).await),
+        done => done,
+    }
+}
+
+async fn answered(ask: Ask, to: &Connection, format: Format) -> Result<(), Failure> {
+    match ask {
+        Ask::Get(kind) => get::run(kind, to, format).await,
+        Ask::Describe(subject) => describe::run(subject, to, format).await,
+        Ask::Explain(subject) => describe::explain(subject, to, format).await,
+        Ask::PlanVm(args) => scheduler::plan_vm(args, to, format).await,
+        Ask::Reserve(args) => scheduler::reserve(args, to, format).await,
+        Ask::WaitReady(args) => scheduler::wait_ready(args.which, to, format).await,
+        Ask::Commit(args) => scheduler::commit(args.which, to, format).await,
+        Ask::Release(args) => scheduler::release(args, to, format).await,
+        Ask::Cordon(place) => admin::cordon(place, to, format).await,
+        Ask::Uncordon(mended) => admin::uncordon(mended, to, format).await,
+        Ask::Drain(place) => admin::drain(place, to, format).await,
+        Ask::Fence(args) => admin::fence(args, to, format).await,
+        Ask::Watch(args) => watch::run(args.stream, to, format).await,
+        Ask::Migration(asked) => scheduler::migration(asked, to, format).await,
+        Ask::Top => top::run(to).await,
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Column<T> {
 }
 
 /// A column that is always shown.
-const fn col<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
+pub(crate) const fn col<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
     Column { head, wide: false, cell }
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn moment(unix_ms: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
 }
 
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     Bytes::new(bytes).to_string()
 }
 
@@ -94,7 +94,7 @@ fn yes(truth: bool) -> String {
 }
 
 /// Runs of numbers as people write them: `0-3,7`.
-fn runs(numbers: &[u32]) -> String {
+pub(crate) fn runs(numbers: &[u32]) -> String {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
     let runs = sorted.chunk_by(|a, b| a.checked_add(1) == Some(*b));

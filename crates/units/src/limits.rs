@@ -51,6 +51,8 @@ pub const ANSWER_WITHIN_DEFAULT: Ns = Ns::secs(30);
 pub const ANSWER_SLACK: Ns = Ns::secs(1);
 /// How often the live view of a rack is drawn anew.
 pub const TOP_EVERY: Ns = Ns::secs(1);
+/// Keys pressed and not yet answered.
+pub const KEYS_AHEAD_MAX: usize = 64;
 /// How far two machines' clocks may differ before people reading their logs are misled.
 pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
 /// Changes in one durable write.
@@ -91,6 +93,10 @@ pub const DEVICE_CALLS_QUEUED_MAX: usize = 64 * 1024;
 pub const SCRUBS_PER_HOST_MAX: usize = 64;
 /// The shortest lease an operator may configure.
 pub const LEASE_TTL_MIN: Ns = Ns::ms(200);
+/// The longest lease an operator may configure.
+pub const LEASE_TTL_MAX: Ns = Ns::secs(3600);
+/// The longest silence after which an operator may have a host fenced; beyond it there is *never*.
+pub const FENCE_AFTER_MAX: Ns = Ns::secs(30 * 24 * 3600);
 /// How often rack time is written down when nothing else is.
 pub const RACK_TIME_SAVED_EVERY: Ns = Ns::secs(60);
 
