@@ -1,5 +1,7 @@
 //! The rack's one manager: it owns the ledger, keeps it durable, drives the pool devices and answers schedulers,
 //! operators and agents. What may be decided is decided in `pool` and `prediction`; here it is done.
 
+pub mod config;
 pub mod device;
 pub mod store;
+pub mod tokens;

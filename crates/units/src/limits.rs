@@ -91,12 +91,16 @@ pub const HOST_RETRY: Ns = Ns::ms(500);
 pub const DEVICE_CALLS_QUEUED_MAX: usize = 64 * 1024;
 /// Slices one host scrubs at the same time.
 pub const SCRUBS_PER_HOST_MAX: usize = 64;
+/// Names of certificates in one role.
+pub const ROLE_NAMES_MAX: usize = 256;
 /// The shortest lease an operator may configure.
 pub const LEASE_TTL_MIN: Ns = Ns::ms(200);
 /// The longest lease an operator may configure.
 pub const LEASE_TTL_MAX: Ns = Ns::secs(3600);
 /// The longest silence after which an operator may have a host fenced; beyond it there is *never*.
 pub const FENCE_AFTER_MAX: Ns = Ns::secs(30 * 24 * 3600);
+/// Between two attempts to open a store that failed.
+pub const STORE_RETRY: Ns = Ns::secs(1);
 /// How often rack time is written down when nothing else is.
 pub const RACK_TIME_SAVED_EVERY: Ns = Ns::secs(60);
 

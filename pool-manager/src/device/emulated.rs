@@ -284,10 +284,10 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceErr
     move |errno| DeviceError::Io { doing, path: path.to_owned(), errno }
 }
 
-/// Makes a directory that others may pass through but not list; leaves one that is there as it is.
+/// Makes a directory that others may pass through but not list, and those above it; leaves one that is there as it is.
 fn make_directory(path: &Path) -> Result<(), DeviceError> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(io_error("make", parent))?;
+    if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
+        make_directory(parent)?;
     }
     match fs::create_dir(path) {
         Err(errno) if errno.kind() == io::ErrorKind::AlreadyExists => Ok(()),

@@ -1,0 +1,398 @@
+//! `rack.toml`: the rack as its operator wants it. Holding a [`Config`] is proof that it was checked; whether the ledger
+//! allows what changed is the ledger's business.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use units::{
+    Bytes, Fraction, Name, Ns,
+    limits::{
+        COMMIT_WITHIN_DEFAULT, COMMIT_WITHIN_MAX, CORES_PER_HOST_MAX, EMCS_MAX, EMCS_PER_HOST_MAX,
+        FENCE_AFTER_MAX, HOSTS_MAX, LEASE_TTL_MAX, LEASE_TTL_MIN, LOCAL_MIB_PER_HOST_MAX, ROLE_NAMES_MAX,
+        SLICES_MAX, SLICES_PER_EMC_MAX,
+    },
+};
+
+use crate::device::Driver;
+use written::{Field, Section, Text};
+
+mod diff;
+mod written;
+
+pub use diff::{Diff, Fixed, diff};
+pub use written::Fault;
+
+/// A rack, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The manager itself.
+    pub manager: Manager,
+    /// How long silence is borne.
+    pub lease: Lease,
+    /// How VMs are placed.
+    pub policy: Policy,
+    /// Who may speak from other machines; always there if `manager.listen` is not loopback.
+    pub tls: Option<Tls>,
+    /// Pool devices, in the order of their slices.
+    pub emcs: Vec<Emc>,
+    /// Hosts.
+    pub hosts: Vec<Host>,
+}
+
+/// The manager itself. All paths of a [`Config`] are absolute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manager {
+    /// Where it answers.
+    pub listen: Listen,
+    /// The directory of its store.
+    pub store: PathBuf,
+    /// Where it tells its metrics.
+    pub metrics_listen: Option<SocketAddr>,
+}
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// An address and port.
+    Tcp(SocketAddr),
+    /// A socket in the file system.
+    Unix(PathBuf),
+}
+
+impl Listen {
+    /// Whether only this machine can get there.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().is_loopback(),
+            Self::Unix(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// How long silence is borne.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// After so much silence a host is unknown.
+    pub ttl: Ns,
+    /// After so much silence a host is fenced; `None` for never.
+    pub fence_after: Option<Ns>,
+}
+
+impl Default for Lease {
+    fn default() -> Self {
+        Self { ttl: Ns::secs(10), fence_after: Some(Ns::secs(600)) }
+    }
+}
+
+/// How VMs are placed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// The part of a VM's memory that goes to the pool until a model knows better.
+    pub pool_share: Fraction,
+    /// In what time a reservation must be committed unless its request says otherwise.
+    pub commit_within: Ns,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { pool_share: Fraction::new(0.25).expect("a fraction"), commit_within: COMMIT_WITHIN_DEFAULT }
+    }
+}
+
+/// Who may speak from other machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The manager's certificate with its chain, and its private key; PEM.
+    pub certificate: PathBuf,
+    /// See above.
+    pub key: PathBuf,
+    /// Who signs the certificates of those who call; PEM.
+    pub client_ca: PathBuf,
+    /// Names of certificates that may use the service Scheduler.
+    pub schedulers: Vec<Name>,
+    /// Names of certificates that may use the service Admin.
+    pub admins: Vec<Name>,
+}
+
+/// One pool device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emc {
+    /// Unlike every other EMC's.
+    pub name: Name,
+    /// How many it has.
+    pub slices: u32,
+    /// Who speaks to it.
+    pub driver: Driver,
+    /// Where the driver finds it; unlike every other EMC's.
+    pub path: PathBuf,
+}
+
+/// One host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Unlike every other host's.
+    pub name: Name,
+    /// Cores that may be reserved.
+    pub cores: u32,
+    /// Local memory that may be reserved.
+    pub local: Bytes,
+    /// The EMCs it is wired to, at least one.
+    pub emcs: Vec<Name>,
+    /// The SHA-256 of its token; `None` if the manager keeps the token itself.
+    pub token_sha256: Option<[u8; 32]>,
+}
+
+/// Why there is no [`Config`].
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// It says what must not be; all of it.
+    #[error("{}", listed(path, faults))]
+    Faults {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong, at least one thing.
+        faults: Vec<Fault>,
+    },
+}
+
+fn listed(path: &Path, faults: &[Fault]) -> String {
+    let lines: Vec<String> = faults.iter().map(|fault| format!("{}: {fault}", path.display())).collect();
+    lines.join("\n")
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with everything that is wrong.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let read = |errno| ConfigError::Read { path: path.to_owned(), errno };
+        let text = fs::read_to_string(path).map_err(read)?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks a text. The path is for messages; relative paths in the text are relative to its directory.
+    ///
+    /// # Errors
+    /// [`ConfigError::Faults`] with everything that is wrong.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let text = Text::new(text);
+        let document = text.parse();
+        let base = path.parent().unwrap_or(Path::new(""));
+        let config = document.as_ref().and_then(|table| Checker::new(base).rack(Section::top(&text, table)));
+        drop(document);
+        let faults = text.into_faults();
+        match config {
+            Some(config) if faults.is_empty() => Ok(config),
+            _ => Err(ConfigError::Faults { path: path.to_owned(), faults }),
+        }
+    }
+}
+
+/// What was seen so far, for rules about more than one field.
+#[derive(Debug)]
+struct Checker<'a> {
+    base: &'a Path,
+    has_tls: bool,
+    slices: u32,
+    emcs: BTreeSet<Name>,
+    hosts: BTreeSet<Name>,
+    directories: BTreeMap<PathBuf, &'static str>,
+    tokens: BTreeSet<[u8; 32]>,
+}
+
+impl<'a> Checker<'a> {
+    fn new(base: &'a Path) -> Self {
+        Self {
+            base,
+            has_tls: false,
+            slices: 0,
+            emcs: BTreeSet::new(),
+            hosts: BTreeSet::new(),
+            directories: BTreeMap::new(),
+            tokens: BTreeSet::new(),
+        }
+    }
+
+    fn rack(&mut self, mut top: Section<'_>) -> Option<Config> {
+        self.has_tls = top.has("tls");
+        let manager = top.required("manager", Field::section).and_then(|section| self.manager(section));
+        let lease = top.section("lease").map_or(Some(Lease::default()), lease);
+        let policy = top.section("policy").map_or(Some(Policy::default()), policy);
+        let tls = top.section("tls").map_or(Some(None), |section| self.tls(section).map(Some));
+        let emcs = top.sections("emc", EMCS_MAX);
+        let emcs: Vec<_> = emcs.into_iter().map(|section| self.emc(section)).collect();
+        let hosts = top.sections("host", HOSTS_MAX);
+        let hosts: Vec<_> = hosts.into_iter().map(|section| self.host(section)).collect();
+        let some = top.rule(!emcs.is_empty(), "emc", "must be there at least once");
+        let some = some.and(top.rule(!hosts.is_empty(), "host", "must be there at least once"));
+        top.end();
+        some?;
+        let (emcs, hosts) =
+            (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
+        Some(Config { manager: manager?, lease: lease?, policy: policy?, tls: tls?, emcs, hosts })
+    }
+
+    fn manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
+        let listen = section.required("listen", |field| self.listen(field));
+        let store = section.required("store", |field| self.directory(field, "manager.store"));
+        let metrics_listen = section.optional("metrics_listen", |field| match &listen {
+            Some(Listen::Tcp(taken)) if address(field)? == *taken && taken.port() != 0 => {
+                Err("must not be manager.listen".to_owned())
+            }
+            _ => address(field),
+        });
+        section.end();
+        Some(Manager { listen: listen?, store: store?, metrics_listen: metrics_listen? })
+    }
+
+    fn listen(&self, field: &Field<'_>) -> Result<Listen, String> {
+        if let Some(path) = field.str()?.strip_prefix("unix:") {
+            return written::absolute(self.base, path).map(Listen::Unix);
+        }
+        let listen = Listen::Tcp(address(field)?);
+        let allowed = listen.is_local() || self.has_tls;
+        allowed.then_some(listen).ok_or_else(|| "must be loopback or unix:/path without [tls]".to_owned())
+    }
+
+    fn tls(&self, mut section: Section<'_>) -> Option<Tls> {
+        let certificate = section.required("certificate", |field| field.path(self.base));
+        let key = section.required("key", |field| field.path(self.base));
+        let client_ca = section.required("client_ca", |field| field.path(self.base));
+        let schedulers = section.list("schedulers", ROLE_NAMES_MAX, Field::name);
+        let admins = section.list("admins", ROLE_NAMES_MAX, Field::name);
+        section.end();
+        Some(Tls {
+            certificate: certificate?,
+            key: key?,
+            client_ca: client_ca?,
+            schedulers: schedulers?,
+            admins: admins?,
+        })
+    }
+
+    fn emc(&mut self, mut section: Section<'_>) -> Option<Emc> {
+        let name = section.required("name", |field| unlike(field.name()?, &mut self.emcs));
+        let slices = section.required("slices", |field| self.slices(field));
+        let driver = section.required("driver", driver);
+        let path = section.required("path", |field| self.directory(field, "another EMC"));
+        section.end();
+        Some(Emc { name: name?, slices: slices?, driver: driver?, path: path? })
+    }
+
+    fn slices(&mut self, field: &Field<'_>) -> Result<u32, String> {
+        let slices = field.whole(1..=SLICES_PER_EMC_MAX)?;
+        self.slices = self.slices.saturating_add(slices);
+        let fits = self.slices <= SLICES_MAX;
+        fits.then_some(slices)
+            .ok_or_else(|| format!("the rack's EMCs together must have at most {SLICES_MAX}"))
+    }
+
+    fn directory(&mut self, field: &Field<'_>, whose: &'static str) -> Result<PathBuf, String> {
+        let path = field.path(self.base)?;
+        match self.directories.insert(path.clone(), whose) {
+            None => Ok(path),
+            Some(other) => Err(format!("must not be the path of {other}")),
+        }
+    }
+
+    fn host(&mut self, mut section: Section<'_>) -> Option<Host> {
+        let name = section.required("name", |field| unlike(field.name()?, &mut self.hosts));
+        let cores = section.required("cores", |field| field.whole(1..=CORES_PER_HOST_MAX));
+        let local = section.required("local_mib", |field| field.whole(1..=LOCAL_MIB_PER_HOST_MAX));
+        let emcs = self.wiring(&mut section);
+        let token = section.optional("token_sha256", |field| unlike(sha256(field)?, &mut self.tokens));
+        section.end();
+        Some(Host {
+            name: name?,
+            cores: cores?,
+            local: Bytes::mib(local?),
+            emcs: emcs?,
+            token_sha256: token?,
+        })
+    }
+
+    fn wiring(&self, section: &mut Section<'_>) -> Option<Vec<Name>> {
+        let mut wired = BTreeSet::new();
+        let emcs = section.list("emcs", EMCS_PER_HOST_MAX, |field| {
+            let emc = unlike(field.name()?, &mut wired)?;
+            let known = || self.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
+            if self.emcs.contains(&emc) {
+                Ok(emc)
+            } else {
+                Err(format!("no such EMC; must be one of {}", known()))
+            }
+        })?;
+        section.rule(!emcs.is_empty(), "emcs", "must name at least one EMC")?;
+        Some(emcs)
+    }
+}
+
+fn lease(mut section: Section<'_>) -> Option<Lease> {
+    let default = Lease::default();
+    let ttl = section.optional("ttl_s", |field| field.seconds(LEASE_TTL_MIN..=LEASE_TTL_MAX));
+    let fence_after = section.optional("fence_after_s", |field| match field.str() {
+        Ok("never") => Ok(None),
+        _ => field
+            .seconds(Ns::ZERO..=FENCE_AFTER_MAX)
+            .map(Some)
+            .map_err(|rule| format!("{rule}, or \"never\"")),
+    });
+    section.end();
+    Some(Lease { ttl: ttl?.unwrap_or(default.ttl), fence_after: fence_after?.unwrap_or(default.fence_after) })
+}
+
+fn policy(mut section: Section<'_>) -> Option<Policy> {
+    let default = Policy::default();
+    let pool_share = section.optional("pool_share", |field| {
+        Fraction::new(field.number()?).map_err(|_| "must be a fraction between 0 and 1".to_owned())
+    });
+    let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
+    section.end();
+    Some(Policy {
+        pool_share: pool_share?.unwrap_or(default.pool_share),
+        commit_within: within?.unwrap_or(default.commit_within),
+    })
+}
+
+fn unlike<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
+    if seen.insert(value.clone()) { Ok(value) } else { Err("must not be given twice".to_owned()) }
+}
+
+fn address(field: &Field<'_>) -> Result<SocketAddr, String> {
+    field.str()?.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:9750".to_owned())
+}
+
+fn driver(field: &Field<'_>) -> Result<Driver, String> {
+    let known = || Driver::ALL.map(Driver::name).join(", ");
+    Driver::named(field.str()?).ok_or_else(|| format!("no such driver; must be one of {}", known()))
+}
+
+fn sha256(field: &Field<'_>) -> Result<[u8; 32], String> {
+    crate::tokens::from_hex(field.str()?).ok_or_else(|| "must be 64 digits of 0-9 a-f".to_owned())
+}
+
+#[cfg(test)]
+mod tests;

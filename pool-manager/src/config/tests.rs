@@ -1,0 +1,293 @@
+//! What a `rack.toml` may say, and what its operator hears otherwise.
+
+use super::*;
+
+const RACK: &str = r#"
+[manager]
+listen = "127.0.0.1:9750"
+store = "store"
+
+[[emc]]
+name = "emc0"
+slices = 64
+driver = "emulated"
+path = "/dev/shm/emc0"
+
+[[emc]]
+name = "emc1"
+slices = 64
+driver = "emulated"
+path = "emc1"
+
+[[host]]
+name = "h0"
+cores = 32
+local_mib = 65536
+emcs = ["emc0", "emc1"]
+"#;
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, Path::new("/etc/tarn/rack.toml"))
+}
+
+fn rack() -> Config {
+    parse(RACK).unwrap()
+}
+
+/// The rack with one piece replaced, and all that is said about it.
+fn said(piece: &str, replaced: &str) -> String {
+    assert!(RACK.contains(piece), "{piece:?} is not in the rack");
+    let error = parse(&RACK.replacen(piece, replaced, 1)).expect_err(replaced).to_string();
+    error.replace("/etc/tarn/rack.toml: ", "")
+}
+
+#[track_caller]
+fn check(piece: &str, replaced: &str, expected: &str) {
+    assert_eq!(said(piece, replaced), expected);
+}
+
+#[test]
+fn the_example_is_a_rack() {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/rack.example.toml"));
+    let config = Config::load(path).unwrap();
+    assert_eq!((config.emcs.len(), config.hosts.len()), (2, 4));
+    let uncommented = fs::read_to_string(path).unwrap().replace("\n# [tls]", "\n[tls]");
+    let uncommented = uncommented.replace("\n# certificate", "\ncertificate").replace("\n# key", "\nkey");
+    let uncommented = uncommented.replace("\n# client_ca", "\nclient_ca").replace("\n# admins", "\nadmins");
+    assert!(Config::parse(&uncommented, path).unwrap().tls.is_some());
+}
+
+#[test]
+fn what_is_left_out_has_a_default() {
+    let config = rack();
+    assert_eq!(config.lease, Lease { ttl: Ns::secs(10), fence_after: Some(Ns::secs(600)) });
+    assert_eq!(config.policy.commit_within, COMMIT_WITHIN_DEFAULT);
+    assert_eq!((config.tls, config.manager.metrics_listen), (None, None));
+}
+
+#[test]
+fn relative_paths_are_relative_to_the_file() {
+    let config = rack();
+    assert_eq!(config.manager.store, Path::new("/etc/tarn/store"));
+    assert_eq!(config.emcs[1].path, Path::new("/etc/tarn/emc1"));
+    let socket = parse(&RACK.replace("127.0.0.1:9750", "unix:run/manager.sock")).unwrap();
+    assert_eq!(socket.manager.listen, Listen::Unix("/etc/tarn/run/manager.sock".into()));
+}
+
+#[test]
+fn leases_may_be_fractional_and_fencing_left_to_the_operator() {
+    let config = parse(&format!("{RACK}\n[lease]\nttl_s = 0.5\nfence_after_s = \"never\"")).unwrap();
+    assert_eq!(config.lease, Lease { ttl: Ns::ms(500), fence_after: None });
+    let config = parse(&format!("{RACK}\n[lease]\nttl_s = 1\nfence_after_s = 2.5")).unwrap();
+    assert_eq!(config.lease, Lease { ttl: Ns::secs(1), fence_after: Some(Ns::ms(2500)) });
+}
+
+#[test]
+fn a_typo_is_an_error() {
+    check(
+        "store =",
+        "stroe =",
+        "line 2: manager.store: is missing\nline 4: manager.stroe: unknown key; must be one of listen, store, metrics_listen",
+    );
+    check(
+        "[[host]]",
+        "[[hosts]]",
+        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, tls, emc, host",
+    );
+    check(
+        "cores = 32",
+        "cores = 32\ncoers = 33",
+        "line 21: host[0].coers: unknown key; must be one of name, cores, local_mib, emcs, token_sha256",
+    );
+}
+
+#[test]
+fn a_host_is_wired_to_emcs_that_are_there() {
+    check(r#"["emc0", "emc1"]"#, "[]", "line 18: host[0].emcs: must name at least one EMC");
+    check(
+        r#""emc1"]"#,
+        r#""emc2"]"#,
+        "line 22: host[0].emcs[1] = \"emc2\": no such EMC; must be one of emc0, emc1",
+    );
+    check(r#""emc1"]"#, r#""emc0"]"#, "line 22: host[0].emcs[1] = \"emc0\": must not be given twice");
+    check(r#"["emc0", "emc1"]"#, "\"emc0\"", "line 22: host[0].emcs = \"emc0\": must be a list");
+}
+
+#[test]
+fn no_two_things_have_one_name_or_one_place() {
+    check(
+        "\"emc1\"",
+        "\"emc0\"",
+        "line 13: emc[1].name = \"emc0\": must not be given twice\nline 22: host[0].emcs[1] = \"emc1\": no such EMC; must be one of emc0",
+    );
+    check(
+        "path = \"emc1\"",
+        "path = \"/dev/shm/emc0\"",
+        "line 16: emc[1].path = \"/dev/shm/emc0\": must not be the path of another EMC",
+    );
+    check(
+        "path = \"emc1\"",
+        "path = \"./store\"",
+        "line 16: emc[1].path = \"./store\": must not be the path of manager.store",
+    );
+    let second = "[[host]]\nname = \"h0\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n\n[[host]]";
+    check("[[host]]", second, "line 25: host[1].name = \"h0\": must not be given twice");
+}
+
+#[test]
+fn two_hosts_do_not_share_a_token() {
+    let token = format!("token_sha256 = \"{}\"", "0a".repeat(32));
+    let second = format!("[[host]]\nname = \"h1\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n{token}");
+    let error = parse(&format!("{RACK}{token}\n{second}")).unwrap_err().to_string();
+    assert!(error.contains("line 29: host[1].token_sha256 = "), "{error}");
+    assert!(error.ends_with("must not be given twice"), "{error}");
+    check(
+        "cores = 32",
+        "cores = 32\ntoken_sha256 = \"0A\"",
+        "line 21: host[0].token_sha256 = \"0A\": must be 64 digits of 0-9 a-f",
+    );
+}
+
+#[test]
+fn sizes_are_within_their_limits() {
+    for (wrong, line) in
+        [("0", 8), ("-1", 8), ("16385", 8), ("6.5", 8), ("\"64\"", 8), ("99999999999999999999", 8)]
+    {
+        let expected =
+            format!("line {line}: emc[0].slices = {wrong}: must be a whole number from 1 to 16384");
+        check("slices = 64", &format!("slices = {wrong}"), &expected);
+    }
+    check("cores = 32", "cores = 0", "line 20: host[0].cores = 0: must be a whole number from 1 to 4096");
+    check("65536", "0", "line 21: host[0].local_mib = 0: must be a whole number from 1 to 67108864");
+    let full = "[[emc]]\nname = \"e\"\nslices = 16384\ndriver = \"emulated\"\npath = \"e\"\n";
+    let many: String = (0..16).map(|i| full.replace("\"e\"", &format!("\"x{i}\""))).collect();
+    let error = parse(&format!("{RACK}{many}")).unwrap_err().to_string();
+    assert!(
+        error.ends_with("emc[17].slices = 16384: the rack's EMCs together must have at most 262144"),
+        "{error}"
+    );
+}
+
+#[test]
+fn addresses_are_addresses_and_only_tls_goes_beyond_this_machine() {
+    check(
+        "127.0.0.1:9750",
+        "localhost",
+        "line 3: manager.listen = \"localhost\": must be an IP address and a port, such as 127.0.0.1:9750",
+    );
+    check("127.0.0.1:9750", "unix:", "line 3: manager.listen = \"unix:\": must not be an empty path");
+    check(
+        "127.0.0.1:9750",
+        "0.0.0.0:9750",
+        "line 3: manager.listen = \"0.0.0.0:9750\": must be loopback or unix:/path without [tls]",
+    );
+    check(
+        "store =",
+        "metrics_listen = \"127.0.0.1:9750\"\nstore =",
+        "line 4: manager.metrics_listen = \"127.0.0.1:9750\": must not be manager.listen",
+    );
+    let tls = "[tls]\ncertificate = \"a\"\nkey = \"b\"\nclient_ca = \"c\"\nschedulers = [\"nova\"]";
+    let config = parse(&format!("{}{tls}", RACK.replace("127.0.0.1", "0.0.0.0"))).unwrap();
+    assert!(!config.manager.listen.is_local());
+    assert_eq!(config.tls.unwrap().certificate, Path::new("/etc/tarn/a"));
+    check(
+        "[[host]]",
+        "[tls]\nkey = 1\n\n[[host]]",
+        "line 18: tls.certificate: is missing\nline 18: tls.client_ca: is missing\nline 19: tls.key = 1: must be a text in quotes",
+    );
+}
+
+#[test]
+fn times_and_fractions_are_within_their_limits() {
+    let section = |text: &str| format!("{text}\n\n[[host]]");
+    for wrong in ["0.1", "0", "-1", "3601", "nan", "inf", "\"ten\""] {
+        let expected =
+            format!("line 19: lease.ttl_s = {wrong}: must be a number of seconds from 0.2 to 3600");
+        check("[[host]]", &section(&format!("[lease]\nttl_s = {wrong}")), &expected);
+    }
+    check(
+        "[[host]]",
+        &section("[lease]\nfence_after_s = \"nevre\""),
+        "line 19: lease.fence_after_s = \"nevre\": must be a number of seconds from 0 to 2592000, or \"never\"",
+    );
+    check(
+        "[[host]]",
+        &section("[policy]\ncommit_within_s = 0"),
+        "line 19: policy.commit_within_s = 0: must be a number of seconds from 0.001 to 86400",
+    );
+    for wrong in ["1.5", "-0.1", "nan"] {
+        let expected = format!("line 19: policy.pool_share = {wrong}: must be a fraction between 0 and 1");
+        check("[[host]]", &section(&format!("[policy]\npool_share = {wrong}")), &expected);
+    }
+}
+
+#[test]
+fn only_known_drivers_are_taken() {
+    check("emulated", "cxl", "line 9: emc[0].driver = \"cxl\": no such driver; must be one of emulated");
+}
+
+#[test]
+fn everything_wrong_is_said_at_once() {
+    let wrong = RACK.replace("64", "0").replace("\"h0\"", "\"../h0\"").replace("store", "stroe");
+    let ConfigError::Faults { faults, .. } = parse(&wrong).unwrap_err() else { panic!("not faults") };
+    let fields: Vec<&str> = faults.iter().map(|fault| fault.field.as_str()).collect();
+    assert_eq!(fields, ["manager.store", "manager.stroe", "emc[0].slices", "emc[1].slices", "host[0].name"]);
+}
+
+#[test]
+fn what_is_not_toml_is_said_with_its_line() {
+    let error = said("store = \"store\"", "store = \"store");
+    assert!(error.starts_with("line 4: not TOML: "), "{error}");
+    let error = said("slices = 64", "slices = 64\nslices = 65");
+    assert!(error.starts_with("line 9: not TOML: duplicate key"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Config::load(Path::new("/nonexistent/rack.toml")).unwrap_err();
+    assert_eq!(error.to_string(), "read /nonexistent/rack.toml");
+}
+
+#[test]
+fn the_same_file_changes_nothing() {
+    assert_eq!(diff(&rack(), &rack()), Diff::default());
+}
+
+#[test]
+fn a_reload_adds_changes_and_removes() {
+    let old = rack();
+    let mut new = old.clone();
+    new.emcs.push(Emc { name: Name::new("emc2").unwrap(), path: "/emc2".into(), ..old.emcs[0].clone() });
+    new.hosts[0].cores = 64;
+    new.hosts[0].emcs.push(Name::new("emc2").unwrap());
+    new.hosts.push(Host { name: Name::new("h1").unwrap(), ..old.hosts[0].clone() });
+    new.lease.ttl = Ns::secs(1);
+    let forth = diff(&old, &new);
+    assert_eq!((&forth.emcs_added[..], &forth.hosts_added[..]), (&new.emcs[2..], &new.hosts[1..]));
+    assert_eq!(
+        (&forth.hosts_changed[..], forth.lease, forth.policy),
+        (&new.hosts[..1], Some(new.lease), None)
+    );
+    assert_eq!((forth.emcs_removed.len(), forth.hosts_removed.len(), forth.fixed.len()), (0, 0, 0));
+    let back = diff(&new, &old);
+    assert_eq!(back.emcs_removed, [Name::new("emc2").unwrap()]);
+    assert_eq!(back.hosts_removed, [Name::new("h1").unwrap()]);
+}
+
+#[test]
+fn a_reload_says_what_it_cannot_change() {
+    let old = rack();
+    let mut new = old.clone();
+    new.manager.store = "/elsewhere".into();
+    new.emcs[0].slices = 128;
+    new.hosts[0].emcs.pop();
+    let fixed: Vec<String> = diff(&old, &new).fixed.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        fixed,
+        [
+            "manager.store: changes only with a restart of pool-manager",
+            "emc emc0: slices: never changes: drain the EMC, remove it, and add it under another name",
+            "host h0: emcs: a host is only ever wired to more EMCs: drain the host and remove it first",
+        ]
+    );
+}

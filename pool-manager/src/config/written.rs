@@ -1,0 +1,261 @@
+//! A TOML file as it is written: reads one field after the other and collects what is wrong, with line, value and rule,
+//! so that an operator hears everything at once. What the fields mean is the caller's business.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fmt::{self, Display},
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+use units::{Name, Ns};
+
+/// How much of a wrong value is shown.
+const SHOWN_CHARS_MAX: usize = 80;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where, counted from 1; `None` if it is about the whole file.
+    pub line: Option<usize>,
+    /// Which field, such as `host[2].emcs[0]`; empty for a file that is not TOML.
+    pub field: String,
+    /// What is there, as written.
+    pub value: Option<String>,
+    /// What ought to be.
+    pub rule: String,
+}
+
+impl Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        match (self.field.as_str(), &self.value) {
+            ("", _) => f.write_str(&self.rule),
+            (field, None) => write!(f, "{field}: {}", self.rule),
+            (field, Some(value)) => write!(f, "{field} = {value}: {}", self.rule),
+        }
+    }
+}
+
+/// The text and what was found wrong with it so far.
+#[derive(Debug)]
+pub(super) struct Text<'a> {
+    text: &'a str,
+    faults: RefCell<Vec<Fault>>,
+}
+
+impl<'a> Text<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { text, faults: RefCell::default() }
+    }
+
+    /// The document, if it is TOML at all.
+    pub(super) fn parse(&self) -> Option<DeTable<'a>> {
+        let (document, errors) = DeTable::parse_recoverable(self.text);
+        for error in &errors {
+            let at = error.span().map(|span| span.start);
+            self.report(at, String::new(), None, format!("not TOML: {}", error.message()));
+        }
+        errors.is_empty().then(|| document.into_inner())
+    }
+
+    /// Everything that is wrong, by line.
+    pub(super) fn into_faults(self) -> Vec<Fault> {
+        let mut faults = self.faults.into_inner();
+        faults.sort_by_key(|fault| fault.line);
+        faults
+    }
+
+    fn report(&self, at: Option<usize>, field: String, value: Option<String>, rule: String) {
+        let line = at.map(|at| self.text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1);
+        self.faults.borrow_mut().push(Fault { line, field, value, rule });
+    }
+}
+
+/// One table, whose fields are taken out one by one.
+#[derive(Debug)]
+pub(super) struct Section<'a> {
+    text: &'a Text<'a>,
+    path: String,
+    at: Option<usize>,
+    left: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Section<'a> {
+    pub(super) fn top(text: &'a Text<'a>, table: &'a DeTable<'a>) -> Self {
+        Self::new(text, String::new(), None, table)
+    }
+
+    fn new(text: &'a Text<'a>, path: String, at: Option<usize>, table: &'a DeTable<'a>) -> Self {
+        let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
+        Self { text, path, at, left: entries.collect(), known: Vec::new() }
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Field<'a>> {
+        self.known.push(key);
+        let (_, value) = self.left.remove(key)?;
+        Some(Field { text: self.text, path: self.field(key), value })
+    }
+
+    fn field(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.left.contains_key(key)
+    }
+
+    /// A field that must be there. `None` once it has been reported.
+    pub(super) fn required<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&Field<'a>) -> Result<T, String>,
+    ) -> Option<T> {
+        let Some(field) = self.take(key) else {
+            self.text.report(self.at, self.field(key), None, "is missing".to_owned());
+            return None;
+        };
+        field.read(read)
+    }
+
+    /// A field that need not be there. The outer `None` once it has been reported, the inner one without it.
+    pub(super) fn optional<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&Field<'a>) -> Result<T, String>,
+    ) -> Option<Option<T>> {
+        self.take(key).map_or(Some(None), |field| field.read(read).map(Some))
+    }
+
+    /// A list that need not be there; what was wrong in it has been reported.
+    pub(super) fn list<T>(
+        &mut self,
+        key: &'static str,
+        max: usize,
+        mut read: impl FnMut(&Field<'a>) -> Result<T, String>,
+    ) -> Option<Vec<T>> {
+        let items = self.optional(key, |field| field.items(max))?.unwrap_or_default();
+        items.iter().map(|item| item.read(&mut read)).collect::<Vec<_>>().into_iter().collect()
+    }
+
+    /// A table in this one that need not be there.
+    pub(super) fn section(&mut self, key: &'static str) -> Option<Section<'a>> {
+        self.optional(key, Field::section).flatten()
+    }
+
+    /// Tables in this one, as written `[[key]]`; those that are tables.
+    pub(super) fn sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
+        let items = self.optional(key, |field| field.items(max)).flatten().unwrap_or_default();
+        items.iter().filter_map(|item| item.read(Field::section)).collect()
+    }
+
+    /// A rule about a field that has been taken. `None` once its breach has been reported.
+    pub(super) fn rule(&self, kept: bool, key: &'static str, rule: &str) -> Option<()> {
+        if !kept {
+            self.text.report(self.at, self.field(key), None, rule.to_owned());
+        }
+        kept.then_some(())
+    }
+
+    /// Nothing else may be here.
+    pub(super) fn end(self) {
+        let rule = format!("unknown key; must be one of {}", self.known.join(", "));
+        for (key, (at, _)) in &self.left {
+            self.text.report(Some(*at), self.field(key), None, rule.clone());
+        }
+    }
+}
+
+/// One value, and where it stands.
+#[derive(Debug)]
+pub(super) struct Field<'a> {
+    text: &'a Text<'a>,
+    path: String,
+    value: &'a Spanned<DeValue<'a>>,
+}
+
+impl<'a> Field<'a> {
+    fn read<T>(&self, read: impl FnOnce(&Field<'a>) -> Result<T, String>) -> Option<T> {
+        read(self).map_err(|rule| self.report(rule)).ok()
+    }
+
+    fn report(&self, rule: String) {
+        let span = self.value.span();
+        let shown = self.text.text[span.clone()].lines().next().unwrap_or_default();
+        let shown = shown.chars().take(SHOWN_CHARS_MAX).collect();
+        self.text.report(Some(span.start), self.path.clone(), Some(shown), rule);
+    }
+
+    pub(super) fn section(&self) -> Result<Section<'a>, String> {
+        let table = self.value.get_ref().as_table().ok_or("must be a table")?;
+        Ok(Section::new(self.text, self.path.clone(), Some(self.value.span().start), table))
+    }
+
+    fn items(&self, max: usize) -> Result<Vec<Field<'a>>, String> {
+        let items = self.value.get_ref().as_array().ok_or("must be a list")?;
+        if items.len() > max {
+            return Err(format!("must be at most {max}, not {}", items.len()));
+        }
+        let item = |(i, value)| Field { text: self.text, path: format!("{}[{i}]", self.path), value };
+        Ok(items.iter().enumerate().map(item).collect())
+    }
+
+    pub(super) fn str(&self) -> Result<&'a str, String> {
+        self.value.get_ref().as_str().ok_or_else(|| "must be a text in quotes".to_owned())
+    }
+
+    pub(super) fn name(&self) -> Result<Name, String> {
+        Name::new(self.str()?).map_err(|error| error.to_string())
+    }
+
+    /// A path; a relative one is relative to `base`.
+    pub(super) fn path(&self, base: &Path) -> Result<PathBuf, String> {
+        absolute(base, self.str()?)
+    }
+
+    pub(super) fn whole<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
+    where
+        T: Copy + Display + PartialOrd + TryFrom<u64>,
+    {
+        let integer = self.value.get_ref().as_integer();
+        let number = integer.and_then(|n| u64::from_str_radix(n.as_str(), n.radix()).ok());
+        let number = number.and_then(|n| T::try_from(n).ok()).filter(|n| range.contains(n));
+        number.ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
+    }
+
+    pub(super) fn number(&self) -> Result<f64, String> {
+        let value = self.value.get_ref();
+        let digits = value.as_float().map(|n| n.as_str()).or(value.as_integer().map(|n| n.as_str()));
+        digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a number".to_owned())
+    }
+
+    /// A time in seconds, which may be fractional.
+    pub(super) fn seconds(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
+        let in_seconds = |ns: &Ns| ns.as_duration().as_secs_f64();
+        let rule = || {
+            format!(
+                "must be a number of seconds from {} to {}",
+                in_seconds(range.start()),
+                in_seconds(range.end())
+            )
+        };
+        let span = std::time::Duration::try_from_secs_f64(self.number().map_err(|_| rule())?);
+        span.ok().map(Ns::from).filter(|span| range.contains(span)).ok_or_else(rule)
+    }
+}
+
+/// A path from wherever one stands; a relative one is relative to `base`.
+pub(super) fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
+    match path {
+        "" => Err("must not be an empty path".to_owned()),
+        path => std::path::absolute(base.join(path)).map_err(|errno| format!("must be a path: {errno}")),
+    }
+}
