@@ -14,7 +14,7 @@ use benches::{
     loopback::connect,
     programs::{Programs, target_folder},
     rack::{Plan, Rack, Reserver},
-    report::{Rounds, ratio, table},
+    report::{Rounds, ratio, table, tell},
 };
 use clap::{Parser, ValueEnum};
 use tonic::transport::Channel;
@@ -60,31 +60,19 @@ enum Side {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    let report = tokio::select! {
-        report = measure(&args) => report,
-        _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
-    };
-    match report {
-        Ok(report) => {
-            print!("{report}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("reserve_vs_etcd: {}", failure.story());
-            ExitCode::FAILURE
-        }
-    }
+    tell("reserve_vs_etcd", measure(&args)).await
 }
 
 async fn measure(args: &Args) -> Result<String, Failure> {
+    let programs = if args.only == Some(Side::Etcd) { None } else { Some(Programs::ready()?) };
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
     let etcd = match args.only {
         Some(Side::Tarn) => None,
         _ => Some(Etcd::start(&disk.folder("etcd")?, disk.path()).await?),
     };
-    let rack = match args.only {
-        Some(Side::Etcd) => None,
-        _ => Some(Rack::start(args.plan, &Programs::ready()?, &disk).await?),
+    let rack = match &programs {
+        Some(programs) => Some(Rack::start(args.plan, programs, &disk).await?),
+        None => None,
     };
     let mut arena = Arena::new(args, etcd, rack).await?;
     arena.warm_up().await?;

@@ -15,7 +15,7 @@ use benches::{
     loopback::connect,
     programs::{Programs, target_folder},
     rack::{Plan, Rack, Reserver, look},
-    report::{Rounds, table},
+    report::{Rounds, table, tell},
 };
 use clap::Parser;
 
@@ -55,25 +55,13 @@ struct Args {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    let report = tokio::select! {
-        report = measure(&args) => report,
-        _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
-    };
-    match report {
-        Ok(report) => {
-            print!("{report}");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            eprintln!("restart: {}", failure.story());
-            ExitCode::FAILURE
-        }
-    }
+    tell("restart", measure(&args)).await
 }
 
 async fn measure(args: &Args) -> Result<String, Failure> {
+    let programs = Programs::ready()?;
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
-    let mut rack = Rack::start(args.plan, &Programs::ready()?, &disk).await?;
+    let mut rack = Rack::start(args.plan, &programs, &disk).await?;
     fill(&rack, args).await?;
     let (mut stopped, mut killed) = (Rounds::default(), Rounds::default());
     for _ in 0..args.rounds {

@@ -95,7 +95,7 @@ pub enum Failure {
         /// Which file system.
         kind: String,
     },
-    /// Somebody pressed Ctrl-C.
+    /// Somebody wants it to end: SIGINT or SIGTERM.
     #[error("interrupted; what was started has been ended and removed")]
     Interrupted,
 }

@@ -1,6 +1,37 @@
-//! What a benchmark says at its end: a table for people, and `ratio NAME VALUE` lines for programs.
+//! What a benchmark says at its end: a table for people, and `ratio NAME VALUE` lines for programs; or why there is none.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, process::ExitCode};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::failure::Failure;
+
+/// Prints what was measured, or why it was not. On SIGINT and SIGTERM measuring is dropped, and with it everything it
+/// started.
+pub async fn tell(name: &str, measure: impl Future<Output = Result<String, Failure>>) -> ExitCode {
+    let told = tokio::select! {
+        report = measure => report,
+        () = interrupted() => Err(Failure::Interrupted),
+    };
+    match told {
+        Ok(report) => {
+            print!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("{name}: {}", failure.story());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn interrupted() {
+    let mut terminate = signal(SignalKind::terminate()).expect("SIGTERM can be handled in a new process");
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
 
 /// Several measurements of one thing.
 #[derive(Clone, Debug, Default)]
