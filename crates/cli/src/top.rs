@@ -9,19 +9,27 @@ use std::{
 };
 
 use proto::v1;
-use ratatui::{
-    DefaultTerminal,
-    crossterm::event::{self, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
-};
+use ratatui::crossterm::event::{self, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::{
     sync::mpsc,
-    time::{self, MissedTickBehavior},
+    time::{self, Interval, MissedTickBehavior},
 };
 use tonic::Streaming;
-use units::limits::{KEYS_AHEAD_MAX, TOP_EVERY};
+use units::limits::{TOP_EVERY, TOP_NEWS_AHEAD_MAX};
 
 use crate::{Connection, Failure, lists, view};
 use picture::{Picture, Seat};
+
+/// What changes the picture. All of it comes through one queue, so that a manager that hangs never holds up a key.
+enum News {
+    Key(KeyEvent),
+    Looked(Box<Picture>),
+    Free(view::Capacity),
+    /// The manager does not answer: the last picture stands.
+    Trouble(String),
+    /// The terminal is gone.
+    Lost(Failure),
+}
 
 /// Shows the rack until a key ends it.
 pub(crate) async fn run(to: &Connection) -> Result<(), Failure> {
@@ -33,62 +41,94 @@ pub(crate) async fn run(to: &Connection) -> Result<(), Failure> {
         });
     }
     let first = look(to).await?;
-    let capacity = watch(to).await?;
-    let terminal = ratatui::try_init().map_err(Failure::Output)?;
-    let done = show(terminal, first, capacity, to).await;
+    let (tell, news) = mpsc::channel(TOP_NEWS_AHEAD_MAX);
+    tokio::spawn(look_again(to.clone(), tell.clone()));
+    tokio::spawn(watch_capacity(to.clone(), tell.clone()));
+    let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
+    // A thread, as a terminal has no other way to wait. It ends with the process.
+    thread::spawn(move || while tell.blocking_send(key()).is_ok() {});
+    let draw = |picture: &Picture, seat: &Seat| {
+        terminal.draw(|frame| picture::draw(frame, picture, seat)).map(|_| ()).map_err(Failure::Output)
+    };
+    let done = show(first, news, draw).await;
     ratatui::restore();
     done
 }
 
-/// Draws after every key, every change of capacity and every second.
+/// Draws after every piece of news, until a key says that it is enough.
 async fn show(
-    mut terminal: DefaultTerminal,
     mut picture: Picture,
-    capacity: Streaming<v1::Capacity>,
-    to: &Connection,
+    mut news: mpsc::Receiver<News>,
+    mut draw: impl FnMut(&Picture, &Seat) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut seat = Seat::default();
-    let mut keys = keys();
-    let mut capacity = Some(capacity);
-    let mut second = time::interval(TOP_EVERY.as_duration());
-    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    draw(&picture, &seat)?;
+    while let Some(news) = news.recv().await {
+        match news {
+            News::Key(key) => {
+                if pressed(key, &picture, &mut seat).is_break() {
+                    break;
+                }
+            }
+            News::Looked(fresh) => picture = Picture { free: picture.free, ..*fresh },
+            News::Free(free) => picture.free = free,
+            News::Trouble(why) => picture.trouble = Some(why),
+            News::Lost(failure) => return Err(failure),
+        }
+        draw(&picture, &seat)?;
+    }
+    Ok(())
+}
+
+/// Looks every second, for as long as anybody listens.
+async fn look_again(to: Connection, tell: mpsc::Sender<News>) {
+    let mut second = each_second();
     loop {
-        terminal.draw(|frame| picture::draw(frame, &picture, &seat)).map_err(Failure::Output)?;
-        tokio::select! {
-            key = keys.recv() => match key {
-                Some(key) => if pressed(key?, &picture, &mut seat).is_break() { return Ok(()) },
-                None => return Ok(()),
-            },
-            news = next(&mut capacity) => match news {
-                Some(free) => picture.free = free,
-                None => capacity = None,
-            },
-            _ = second.tick() => refresh(&mut picture, &mut capacity, to).await,
+        second.tick().await;
+        let news = match look(&to).await {
+            Ok(picture) => News::Looked(Box::new(picture)),
+            Err(failure) => News::Trouble(failure.sentence()),
+        };
+        if tell.send(news).await.is_err() {
+            return;
         }
     }
 }
 
-/// Looks again. A manager that does not answer leaves the last picture standing, with a word about it.
-async fn refresh(picture: &mut Picture, capacity: &mut Option<Streaming<v1::Capacity>>, to: &Connection) {
-    match look(to).await {
-        Ok(fresh) => *picture = Picture { free: std::mem::take(&mut picture.free), ..fresh },
-        Err(failure) => picture.trouble = Some(failure.sentence()),
-    }
-    if capacity.is_none() {
-        *capacity = watch(to).await.ok();
-    }
-}
-
-/// The next word about free capacity; `None` when the watch has ended; never while there is none.
-async fn next(capacity: &mut Option<Streaming<v1::Capacity>>) -> Option<view::Capacity> {
-    match capacity {
-        Some(stream) => stream.message().await.ok().flatten().map(view::Capacity::from),
-        None => std::future::pending().await,
+/// Follows free capacity, for as long as anybody listens; a watch that ends is begun again.
+async fn watch_capacity(to: Connection, tell: mpsc::Sender<News>) {
+    let mut second = each_second();
+    while !tell.is_closed() {
+        second.tick().await;
+        if let Ok(stream) = to.ask(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await {
+            follow(stream, &tell).await;
+        }
     }
 }
 
-async fn watch(to: &Connection) -> Result<Streaming<v1::Capacity>, Failure> {
-    to.ask(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await
+async fn follow(mut stream: Streaming<v1::Capacity>, tell: &mpsc::Sender<News>) {
+    while let Ok(Some(free)) = stream.message().await {
+        if tell.send(News::Free(free.into())).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn each_second() -> Interval {
+    let mut second = time::interval(TOP_EVERY.as_duration());
+    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    second
+}
+
+/// Waits for the next key.
+fn key() -> News {
+    loop {
+        match event::read() {
+            Ok(event::Event::Key(key)) if key.kind == KeyEventKind::Press => return News::Key(key),
+            Ok(_) => {}
+            Err(errno) => return News::Lost(Failure::Output(errno)),
+        }
+    }
 }
 
 async fn look(to: &Connection) -> Result<Picture, Failure> {
@@ -100,24 +140,6 @@ async fn look(to: &Connection) -> Result<Picture, Failure> {
         free: view::Capacity::default(),
         trouble: None,
     })
-}
-
-/// Keys, read by a thread of their own: a terminal has no other way to wait. It ends with the process.
-fn keys() -> mpsc::Receiver<Result<KeyEvent, Failure>> {
-    let (pressed, keys) = mpsc::channel(KEYS_AHEAD_MAX);
-    thread::spawn(move || {
-        loop {
-            let key = match event::read() {
-                Ok(event::Event::Key(key)) if key.kind == KeyEventKind::Press => Ok(key),
-                Ok(_) => continue,
-                Err(errno) => Err(Failure::Output(errno)),
-            };
-            if pressed.blocking_send(key).is_err() {
-                return;
-            }
-        }
-    });
-    keys
 }
 
 fn pressed(key: KeyEvent, picture: &Picture, seat: &mut Seat) -> ControlFlow<()> {
@@ -146,5 +168,29 @@ mod tests {
         }
         assert!(press(KeyCode::Char('q')).is_break() && press(KeyCode::Esc).is_break());
         assert_eq!((seat.host, seat.emc), (1, 1), "two hosts, two EMCs");
+    }
+
+    #[tokio::test]
+    async fn the_view_follows_the_rack_and_outlives_a_silent_manager() {
+        let (tell, news) = mpsc::channel(TOP_NEWS_AHEAD_MAX);
+        let fresh = Picture { hosts: Vec::new(), ..picture::tests::rack() };
+        let free = view::Capacity { revision: 5, ..view::Capacity::default() };
+        let leave = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);
+        let story = [
+            News::Free(free),
+            News::Trouble("no answer".into()),
+            News::Looked(Box::new(fresh)),
+            News::Key(leave),
+        ];
+        for chapter in story {
+            tell.send(chapter).await.unwrap();
+        }
+        let mut drawn = Vec::new();
+        let draw = |p: &Picture, _: &Seat| {
+            drawn.push((p.hosts.len(), p.free.revision, p.trouble.is_some()));
+            Ok(())
+        };
+        show(picture::tests::rack(), news, draw).await.unwrap();
+        assert_eq!(drawn, [(2, 0, false), (2, 5, false), (2, 5, true), (0, 5, false)]);
     }
 }

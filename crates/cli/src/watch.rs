@@ -3,13 +3,12 @@
 use proto::v1;
 use serde::Serialize;
 use tonic::{Status, Streaming};
-use units::Bytes;
 
 use crate::{
     Connection, Failure, Format,
     args::Stream,
     print,
-    table::moment,
+    table::{moment, size},
     view::{Alarm, Capacity, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail, What},
 };
 
@@ -52,7 +51,7 @@ fn host_line(revision: u64, host: &HostCapacity) -> String {
     let emcs: String =
         host.emcs.iter().map(|e| format!("  {} {}/{}", e.emc, e.free_slices, e.slices)).collect();
     let accepts = if host.schedulable { "accepts" } else { "closed" };
-    let local = Bytes::new(host.free_local_bytes);
+    let local = size(host.free_local_bytes);
     format!(
         "{revision:<8} {:<16} {accepts:<8} cores {:<5} local {local:<9}{emcs}\n",
         host.host, host.free_cores

@@ -35,9 +35,12 @@ pub const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Descriptors in one datagram of `HostMemory`; Linux takes 253.
 pub const DESCRIPTORS_PER_DATAGRAM_MAX: usize = 64;
 /// Entries in one page of a list.
-pub const LIST_PAGE_MAX: u32 = 16 * 1024;
+pub const LIST_PAGE_MAX: u32 = 8 * 1024;
 /// Pages of one list that a client follows before it doubts the manager.
 pub const LIST_PAGES_MAX: u32 = 4096;
+
+/// Reservations in one page of a list: one may name thousands of slices.
+pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
 /// Requests waiting for the one task that owns the ledger; the next is refused as UNAVAILABLE.
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
@@ -51,8 +54,8 @@ pub const ANSWER_WITHIN_DEFAULT: Ns = Ns::secs(30);
 pub const ANSWER_SLACK: Ns = Ns::secs(1);
 /// How often the live view of a rack is drawn anew.
 pub const TOP_EVERY: Ns = Ns::secs(1);
-/// Keys pressed and not yet answered.
-pub const KEYS_AHEAD_MAX: usize = 64;
+/// Keys and news of the rack that the live view has not drawn yet.
+pub const TOP_NEWS_AHEAD_MAX: usize = 64;
 /// How far two machines' clocks may differ before people reading their logs are misled.
 pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
 /// Changes in one durable write.
@@ -89,6 +92,10 @@ pub const DEVICE_RETRY: Ns = Ns::secs(1);
 pub const HOST_RETRY: Ns = Ns::ms(500);
 /// Device calls waiting for one EMC's driver.
 pub const DEVICE_CALLS_QUEUED_MAX: usize = 64 * 1024;
+/// Failed attempts of a host call after which the manager is told; the agent goes on trying.
+pub const HOST_ATTEMPTS_TOLD_AFTER: u32 = 3;
+/// How long an agent tells of an ended VM that its orders do not name: a manager that has just started may not yet.
+pub const ENDED_VM_TOLD_FOR: Ns = Ns::secs(3600);
 /// Slices one host scrubs at the same time.
 pub const SCRUBS_PER_HOST_MAX: usize = 64;
 /// Names of certificates in one role.
@@ -116,5 +123,5 @@ const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one E
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
 // An order to a host is one message: 96 bytes a slice with its handle.
 const _: () = assert!(SLICES_PER_HOST_MAX as usize * 96 <= MESSAGE_BYTES_MAX, "an order would not fit into a message");
-const _: () = assert!(LIST_PAGE_MAX as usize * 192 <= MESSAGE_BYTES_MAX, "a page would not fit into a message");
+const _: () = assert!(LIST_PAGE_MAX as usize * 384 <= MESSAGE_BYTES_MAX, "a page would not fit into a message");
 const _: () = assert!(SLICES_PER_VM_MAX as usize * 2 <= BATCH_CHANGES_MAX, "a reservation fits into one durable write");

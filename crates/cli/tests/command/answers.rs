@@ -1,0 +1,256 @@
+//! What is printed, to the letter.
+
+use crate::rack::{Mood, Rack, command};
+
+/// Runs and expects success, exactly this on stdout and nothing on stderr.
+async fn prints(words: &str, expected: &str) {
+    let ran = Rack::default().tarn(words).await;
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), (expected, "", 0), "tarn {words}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_tables_without_frames() {
+    prints(
+        "get slices",
+        "\
+SLICE  EMC  STATE        HOST  VM
+0      e0   online       h1    web
+1      e0   online       h1    web
+2      e0   free         -     -
+3      e0   draining     h1    -
+4      e1   free         -     -
+5      e1   scrubbing    h1    -
+6      e1   free         -     -
+7      e1   quarantined  h1    -
+",
+    )
+    .await;
+    prints(
+        "get hosts",
+        "\
+HOST  STATE  SCHEDULING  CORES  LOCAL        SLICES  VMS
+h1    up     enabled     30/32  63GiB/64GiB  2       1
+h2    up     enabled     30/32  63GiB/64GiB  2       1
+",
+    )
+    .await;
+    prints(
+        "get reservations",
+        "\
+RESERVATION  VM   HOST  STATE  ONLINE  LOCAL   POOL
+r-1          web  h1    ready  2/2     512MiB  2GiB
+r-2          db   h2    ready  2/2     512MiB  2GiB
+",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wide_tables_have_every_column() {
+    prints(
+        "get emcs -o wide",
+        "\
+EMC  STATE  SCHEDULING  SLICES  FREE  IN USE  DRAINING  QUARANTINED  FIRST  DRIVER    PATH      ERROR
+e0   up     enabled     4       1     2       1         0            0      emulated  /pool/e0  -
+e1   up     enabled     4       1     2       1         0            4      emulated  /pool/e1  -
+",
+    )
+    .await;
+    prints(
+        "get rack -o wide",
+        concat!(
+            "RACK  VERSION  SLICES  FREE  BUFFER  ALARMS  REVISION  STARTED\n",
+            "u-1   ",
+            env!("CARGO_PKG_VERSION"),
+            "    8       3     2       0       1.11      2023-11-14T22:13:20Z\n",
+        ),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slices_are_a_json_array_with_promised_keys() {
+    let ran = Rack::default().tarn("get slices -o json").await;
+    let slices: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(slices.as_array().unwrap().len(), 8);
+    let used = serde_json::json!({"slice": 1, "emc": "e0", "state": "online", "host": "h1", "vm": "web", "epoch": 2});
+    let free =
+        serde_json::json!({"slice": 2, "emc": "e0", "state": "free", "host": null, "vm": null, "epoch": 3});
+    assert_eq!((&slices[1], &slices[2]), (&used, &free));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_thing_by_name_is_one_object() {
+    for words in
+        ["get slices 1", "get hosts h1", "get emcs e0", "get reservations web", "get reservations r-1"]
+    {
+        let ran = Rack::default().tarn(&format!("{words} -o json")).await;
+        let one: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert!(one.is_object(), "tarn {words}: {one}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn yaml_has_the_structure_of_json() {
+    for words in ["get slices", "get hosts", "describe vm web", "explain vm web", "describe slice 6"] {
+        let rack = Rack::default();
+        let json = rack.tarn(&format!("{words} -o json")).await.stdout;
+        let yaml = rack.tarn(&format!("{words} -o yaml")).await.stdout;
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let yaml: serde_json::Value = serde_norway::from_str(&yaml).unwrap();
+        assert_eq!(json, yaml, "tarn {words}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_is_described_down_to_its_slices() {
+    prints(
+        "describe vm web",
+        "\
+RESERVATION:  r-1
+VM:           web
+HOST:         h1
+STATE:        ready
+ONLINE:       2/2
+LOCAL:        512MiB
+POOL:         2GiB
+CORES:        2
+PINNED:       no
+SLICES:       0-1
+CREATED:      2023-11-14T22:13:20Z
+COMMIT BY:    2023-11-14T22:18:20Z
+REQUEST ID:   q1
+REASON:       -
+
+SLICES
+SLICE  EMC  STATE   HOST  VM   EPOCH
+0      e0   online  h1    web  1
+1      e0   online  h1    web  2
+",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slice_is_described_with_its_receipt() {
+    prints(
+        "describe slice 6",
+        "\
+SLICE:       6
+EMC:         e1
+STATE:       free
+HOST:        -
+VM:          -
+EPOCH:       7
+REASON:      -
+LAST SCRUB:  2023-11-14T22:13:21Z by h2 as epoch 4, 1GiB zero
+",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_is_explained_with_what_it_was_made_from() {
+    let explained = "\
+2023-11-14T22:13:20Z  #7 reserve vm web (by nova)
+  e0 alone has enough free slices
+  model: fewest-emcs 1
+  free_on_e0 = 4
+  instead: e1: 2 free slices
+";
+    prints("explain vm web", explained).await;
+    prints("explain vm r-1", explained).await;
+    prints("explain host h1", "no decision about host h1 is remembered\n").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_names_the_hosts_that_fit_and_why_others_do_not() {
+    prints(
+        "plan-vm --vm new --cores 4 --memory 8GiB",
+        "\
+local 6GiB, pool 2GiB
+why: e0 alone has enough free slices
+
+HOST  FITS  FREE CORES  FREE LOCAL  EMC  WHY NOT
+h1    yes   30          63GiB       e0   -
+h2    no    30          63GiB       -    too few cores
+",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_answers_with_what_scripts_need() {
+    let words = "reserve --host h1 --vm web --pool 2GiB --request-id q1 -o json";
+    let ran = Rack::default().tarn(words).await;
+    let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let expected = serde_json::json!({
+        "reservation": "r-1", "vm": "web", "host": "h1", "state": "ready", "slices": [0, 1], "slices_online": 2,
+        "local_bytes": 536_870_912_u64, "pool_bytes": 2_147_483_648_u64, "cores": 2, "pinned": false,
+        "request_id": "q1", "created_unix_ms": 1_700_000_000_000_u64,
+        "commit_deadline_unix_ms": 1_700_000_300_000_u64, "reason": null,
+    });
+    assert_eq!((answer, ran.stderr.as_str()), (expected, ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watching_prints_a_line_for_each_change_until_the_manager_stops() {
+    let ran = Rack::default().tarn("watch").await;
+    let lines = "\
+2023-11-14T22:13:20Z  1        slice       7                quarantined  e1 epoch 8 host h1: not zero after a scrub
+2023-11-14T22:13:20Z  2        reservation r-1              ready        web host h1 2/2 online
+2023-11-14T22:13:20Z  3        missed      3                events       list again
+";
+    assert_eq!((ran.stdout.as_str(), ran.code), (lines, 6));
+    assert!(ran.stderr.contains("the manager ended the watch"), "{}", ran.stderr);
+    let capacity = Rack::default().tarn("watch capacity").await.stdout;
+    assert_eq!(capacity, "9        h1               accepts  cores 30    local 63GiB      e0 1/4  e1 1/4\n");
+    let migrations = Rack::default().tarn("watch migrations").await.stdout;
+    assert_eq!(
+        migrations,
+        "2023-11-14T22:13:20Z  web              on h1               open      h1 is draining\n"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watching_in_json_is_one_object_a_line() {
+    let ran = Rack::default().tarn("watch events -o json").await;
+    let events: Vec<serde_json::Value> =
+        ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(events.len(), 3);
+    assert_eq!((&events[0]["slice"]["state"], &events[0]["revision"]), (&"quarantined".into(), &1.into()));
+    assert_eq!(events[2]["missed"]["events"], 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_finds_nothing_wrong_with_a_healthy_rack() {
+    let ran = Rack::default().tarn("doctor -o json").await;
+    let findings: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
+    assert!(findings.len() >= 8 && findings.iter().all(|f| f["ok"] == true), "{findings:#?}");
+    assert_eq!((ran.stderr.as_str(), ran.code), ("", 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_says_what_is_wrong_and_what_mends_it() {
+    let ran = Rack::new(Mood::Sick).tarn("doctor").await;
+    assert_eq!((ran.stderr.as_str(), ran.code), ("error: 2 things are wrong\n", 1), "{}", ran.stdout);
+    for part in ["host h2", "`tarn fence h2`", "not zero after a scrub", "`tarn uncordon slice 7`"] {
+        assert!(ran.stdout.contains(part), "{part} is missing in\n{}", ran.stdout);
+    }
+    let alarms = Rack::new(Mood::Sick).tarn("get alarms h2").await.stdout;
+    assert!(
+        alarms.contains("2023-11-14T22:13:20Z  HOST_UNKNOWN  host h2  silent past its lease"),
+        "{alarms}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_has_seen_enough_ends_it_quietly() {
+    let rack = Rack::default();
+    let address = rack.listen().await;
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut tarn = command(&format!("--endpoint http://{address} get slices"));
+    let output = tarn.stdout(writer).output().await.unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+}

@@ -1,0 +1,89 @@
+//! What the manager hears for what was typed.
+
+use crate::rack::Rack;
+
+/// Runs and expects that the manager heard each of `parts` in its last call.
+async fn says(words: &str, parts: &[&str]) {
+    let rack = Rack::default();
+    let ran = rack.tarn(words).await;
+    assert_eq!(ran.code, 0, "tarn {words}: {}", ran.stderr);
+    let heard = rack.heard().pop().unwrap();
+    for part in parts {
+        assert!(heard.contains(part), "tarn {words}: {part} is missing in {heard}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_option_of_a_reservation_reaches_the_manager() {
+    let words = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
+                 --commit-within 5m --request-id q9 --client nova";
+    let parts = [
+        "Reserve ReserveRequest",
+        "request_id: \"q9\"",
+        "host: \"h1\"",
+        "vm: \"web\"",
+        "pool_bytes: 4294967296",
+        "local_bytes: 8589934592",
+        "cores: 3",
+        "pinned: true",
+        "validate_only: false",
+        "wait_ready: true",
+        "commit_within_ms: 300000",
+        "client: \"nova\"",
+    ];
+    says(words, &parts).await;
+    let parts = ["validate_only: true", "commit_within_ms: 0", "pool_bytes: 0"];
+    says("reserve --host h1 --vm web --cores 1 --validate-only --request-id q9", &parts).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_request_id_is_made_up_and_said_aloud() {
+    let rack = Rack::default();
+    let first = rack.tarn("reserve --host h1 --vm web --pool 1GiB").await;
+    let id = first.stderr.trim_end().strip_prefix("request_id: ").expect("the id is on stderr").to_owned();
+    assert!(id.len() == 32 && rack.heard()[0].contains(&format!("request_id: \"{id}\"")), "{id}");
+    let second = rack.tarn("reserve --host h1 --vm web --pool 1GiB -o json").await;
+    let said: serde_json::Value = serde_json::from_str(&second.stderr).unwrap();
+    assert_ne!(said["request_id"], id.as_str(), "ids are random");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reservation_is_named_by_its_number_or_its_vm() {
+    says("commit r-1", &["Commit", "reservation: \"r-1\", vm: \"\""]).await;
+    says("commit web", &["Commit", "reservation: \"\", vm: \"web\""]).await;
+    says("wait-ready web --timeout 3s", &["WaitReady", "vm: \"web\"", "timeout_ms: 3000"]).await;
+    says("wait-ready web", &["timeout_ms: 300000"]).await;
+    says("release web", &["Release", "force: false", "reason: \"\""]).await;
+    says("release web --force --reason stuck", &["force: true", "reason: \"stuck\""]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_orders_name_exactly_one_target() {
+    says("cordon host h1 --reason fans", &["Cordon", "host: \"h1\", emc: \"\", slice: None", "\"fans\""])
+        .await;
+    says("drain emc e0", &["Drain", "host: \"\", emc: \"e0\", slice: None"]).await;
+    says("uncordon slice 0", &["Uncordon", "host: \"\", emc: \"\", slice: Some(0)"]).await;
+    says("uncordon host h1", &["Uncordon", "host: \"h1\""]).await;
+    says("fence h1", &["Fence", "host: \"h1\"", "confirm_powered_off: false"]).await;
+    says("fence h1 --confirm-powered-off", &["confirm_powered_off: true"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn migrations_are_answered_in_one_word() {
+    says("migration resolve web accepted", &["ResolveMigration", "vm: \"web\"", "state: Accepted"]).await;
+    says("migration resolve web declined --answer later", &["state: Declined", "answer: \"later\""]).await;
+    says("migration resolve web done", &["state: Done"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_followed_to_their_last_page() {
+    let rack = Rack::default();
+    rack.tarn("get slices").await;
+    let from: Vec<_> = rack.heard().iter().map(|call| call.contains("from: ")).collect();
+    assert_eq!(from, [true; 3], "8 slices in pages of 3");
+    let rack = Rack::default();
+    rack.tarn("get reservations --ended").await;
+    let heard = rack.heard();
+    assert!(heard[0].contains("after: \"\"") && heard[1].contains("after: \"r-1\""), "{heard:?}");
+    assert!(heard.iter().all(|call| call.contains("ended: true")), "{heard:?}");
+}

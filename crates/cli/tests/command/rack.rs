@@ -1,0 +1,441 @@
+//! A rack of two hosts and two EMCs that answers the same every time, refuses when told to, and remembers what it heard.
+
+use std::{
+    fmt::Debug,
+    net::SocketAddr,
+    process::Stdio,
+    sync::{Arc, Mutex},
+};
+
+use proto::v1::{
+    self,
+    admin_server::{Admin, AdminServer},
+    scheduler_server::{Scheduler, SchedulerServer},
+};
+use tokio::{net::TcpListener, process::Command};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Code, Request, Response, Status, transport::Server};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+type Answer<T> = Result<Response<T>, Status>;
+type Stream<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
+
+/// Slices in one page of this rack: few, so that every list has several pages.
+const PAGE: u32 = 3;
+
+/// What the rack does with every call.
+#[derive(Clone, Debug, Default)]
+pub enum Mood {
+    #[default]
+    Willing,
+    /// Refuses, with a machine-readable reason.
+    Refusing(Code, &'static str, &'static str),
+    /// Never answers.
+    Deaf,
+    /// Willing, and in need of a doctor.
+    Sick,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Rack {
+    mood: Mood,
+    heard: Arc<Mutex<Vec<String>>>,
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Rack {
+    pub fn new(mood: Mood) -> Self {
+        Self { mood, heard: Arc::default() }
+    }
+
+    /// Everything that was asked, as `Debug` prints it.
+    pub fn heard(&self) -> Vec<String> {
+        self.heard.lock().unwrap().clone()
+    }
+
+    /// The services of this rack, ready to be served over any transport.
+    pub fn services(&self) -> (SchedulerServer<Self>, AdminServer<Self>) {
+        (SchedulerServer::new(self.clone()), AdminServer::new(self.clone()))
+    }
+
+    /// Listens on loopback until the test's runtime ends.
+    pub async fn listen(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (scheduler, admin) = self.services();
+        let serving = Server::builder().add_service(scheduler).add_service(admin);
+        tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
+        address
+    }
+
+    /// Runs `tarn` against this rack; words are split at spaces.
+    pub async fn tarn(&self, words: &str) -> Ran {
+        let address = self.listen().await;
+        tarn(&format!("--endpoint http://{address} {words}")).await
+    }
+
+    async fn hear<T: Debug>(&self, call: &str, request: Request<T>) -> Result<T, Status> {
+        let request = request.into_inner();
+        self.heard.lock().unwrap().push(format!("{call} {request:?}"));
+        match &self.mood {
+            Mood::Willing | Mood::Sick => Ok(request),
+            Mood::Refusing(code, reason, message) => Err(refusal(*code, reason, message)),
+            Mood::Deaf => std::future::pending().await,
+        }
+    }
+}
+
+/// A command with nothing of the caller's settings.
+pub fn command(words: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tarn"));
+    command.args(words.split_whitespace()).env_clear().stdin(Stdio::null());
+    command
+}
+
+/// Runs `tarn`; words are split at spaces.
+pub async fn tarn(words: &str) -> Ran {
+    let output = command(words).output().await.unwrap();
+    Ran {
+        code: output.status.code().expect("not killed"),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+fn refusal(code: Code, reason: &str, message: &str) -> Status {
+    let details = ErrorDetails::with_error_info(reason, "tarn", []);
+    Status::with_error_details(code, message, details)
+}
+
+fn unknown(reason: &str, message: String) -> Status {
+    refusal(Code::NotFound, reason, &message)
+}
+
+fn stream<T>(things: Vec<T>) -> Answer<Stream<T>> {
+    Ok(Response::new(tokio_stream::iter(things.into_iter().map(Ok).collect::<Vec<_>>())))
+}
+
+pub fn slice(slice: u32) -> v1::Slice {
+    let state = [
+        v1::SliceState::Online,
+        v1::SliceState::Online,
+        v1::SliceState::Free,
+        v1::SliceState::Draining,
+        v1::SliceState::Free,
+        v1::SliceState::Scrubbing,
+        v1::SliceState::Free,
+        v1::SliceState::Quarantined,
+    ][slice as usize];
+    let receipt = v1::ScrubReceipt {
+        scrubber: "h2".into(),
+        epoch: 4,
+        started_unix_ms: 1_700_000_000_000,
+        ended_unix_ms: 1_700_000_001_000,
+        bytes_verified: 1 << 30,
+    };
+    v1::Slice {
+        slice,
+        emc: if slice < 4 { "e0" } else { "e1" }.into(),
+        state: state.into(),
+        host: (state != v1::SliceState::Free).then(|| "h1".into()),
+        vm: (slice < 2).then(|| "web".into()),
+        epoch: u64::from(slice) + 1,
+        reason: (slice == 7).then(|| "not zero after a scrub".into()),
+        receipt: (slice == 6).then_some(receipt),
+    }
+}
+
+pub fn reservation() -> v1::Reservation {
+    v1::Reservation {
+        reservation: "r-1".into(),
+        vm: "web".into(),
+        host: "h1".into(),
+        state: v1::ReservationState::Ready.into(),
+        slices: vec![0, 1],
+        local_bytes: 512 << 20,
+        pool_bytes: 2 << 30,
+        cores: 2,
+        pinned: false,
+        commit_deadline_unix_ms: Some(1_700_000_300_000),
+        created_unix_ms: 1_700_000_000_000,
+        request_id: "q1".into(),
+        slices_online: 2,
+        reason: None,
+    }
+}
+
+fn host(name: &str, state: v1::HostState) -> v1::Host {
+    v1::Host {
+        host: name.into(),
+        state: state.into(),
+        scheduling: v1::Scheduling::Enabled.into(),
+        emcs: vec!["e0".into(), "e1".into()],
+        cores: 32,
+        free_cores: 30,
+        local_bytes: 64 << 30,
+        free_local_bytes: 63 << 30,
+        slices: 2,
+        reservations: 1,
+        last_heard_unix_ms: Some(1_700_000_000_000),
+        ..Default::default()
+    }
+}
+
+fn emc(name: &str, first_slice: u32, quarantined: u32) -> v1::Emc {
+    v1::Emc {
+        emc: name.into(),
+        state: v1::EmcState::Up.into(),
+        scheduling: v1::Scheduling::Enabled.into(),
+        driver: "emulated".into(),
+        path: format!("/pool/{name}"),
+        first_slice,
+        slices: 4,
+        free: 1,
+        in_use: 2,
+        draining: 1,
+        quarantined,
+        ..Default::default()
+    }
+}
+
+fn decision() -> v1::Decision {
+    v1::Decision {
+        seq: 7,
+        at_unix_ms: 1_700_000_000_000,
+        actor: "nova".into(),
+        action: "reserve".into(),
+        subject: "vm web".into(),
+        why: "e0 alone has enough free slices".into(),
+        model: "fewest-emcs 1".into(),
+        facts: [("free_on_e0".to_owned(), "4".to_owned())].into(),
+        alternatives: vec!["e1: 2 free slices".into()],
+    }
+}
+
+fn capacity() -> v1::Capacity {
+    let emc = |name: &str| v1::EmcCapacity { emc: name.into(), free_slices: 1, slices: 4 };
+    let host = v1::HostCapacity {
+        host: "h1".into(),
+        schedulable: true,
+        free_cores: 30,
+        free_local_bytes: 63 << 30,
+        emcs: vec![emc("e0"), emc("e1")],
+    };
+    v1::Capacity { revision: 9, hosts: vec![host], emcs: vec![emc("e0"), emc("e1")] }
+}
+
+fn migration(state: i32) -> v1::Migration {
+    v1::Migration {
+        vm: "web".into(),
+        host: "h1".into(),
+        state,
+        why: "h1 is draining".into(),
+        asked_unix_ms: 1_700_000_000_000,
+        answer: String::new(),
+    }
+}
+
+fn done() -> Response<v1::TargetResponse> {
+    Response::new(v1::TargetResponse { revision: 12, waiting_for: vec!["vm web".into()] })
+}
+
+#[tonic::async_trait]
+impl Scheduler for Rack {
+    type WatchCapacityStream = Stream<v1::Capacity>;
+    type WatchMigrationsStream = Stream<v1::Migration>;
+
+    async fn plan_vm(&self, r: Request<v1::PlanVmRequest>) -> Answer<v1::PlanVmResponse> {
+        self.hear("PlanVm", r).await?;
+        let fit = |host: &str, fits, emc: &str, why_not: &str| v1::HostFit {
+            host: host.into(),
+            fits,
+            free_cores: 30,
+            free_local_bytes: 63 << 30,
+            emc: emc.into(),
+            why_not: why_not.into(),
+        };
+        let hosts = vec![fit("h1", true, "e0", ""), fit("h2", false, "", "too few cores")];
+        let decision = Some(decision());
+        Ok(Response::new(v1::PlanVmResponse { local_bytes: 6 << 30, pool_bytes: 2 << 30, hosts, decision }))
+    }
+
+    async fn reserve(&self, r: Request<v1::ReserveRequest>) -> Answer<v1::Reservation> {
+        self.hear("Reserve", r).await?;
+        Ok(Response::new(reservation()))
+    }
+
+    async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> Answer<v1::Reservation> {
+        self.hear("WaitReady", r).await?;
+        Ok(Response::new(reservation()))
+    }
+
+    async fn commit(&self, r: Request<v1::CommitRequest>) -> Answer<v1::Reservation> {
+        self.hear("Commit", r).await?;
+        Ok(Response::new(reservation()))
+    }
+
+    async fn release(&self, r: Request<v1::ReleaseRequest>) -> Answer<v1::Reservation> {
+        self.hear("Release", r).await?;
+        Ok(Response::new(reservation()))
+    }
+
+    async fn watch_capacity(&self, r: Request<v1::WatchCapacityRequest>) -> Answer<Stream<v1::Capacity>> {
+        self.hear("WatchCapacity", r).await?;
+        stream(vec![capacity()])
+    }
+
+    async fn watch_migrations(
+        &self,
+        r: Request<v1::WatchMigrationsRequest>,
+    ) -> Answer<Stream<v1::Migration>> {
+        self.hear("WatchMigrations", r).await?;
+        stream(vec![migration(1)])
+    }
+
+    async fn resolve_migration(&self, r: Request<v1::ResolveMigrationRequest>) -> Answer<v1::Migration> {
+        let asked = self.hear("ResolveMigration", r).await?;
+        Ok(Response::new(migration(asked.state)))
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for Rack {
+    type WatchStream = Stream<v1::Event>;
+
+    async fn get_rack(&self, r: Request<v1::GetRackRequest>) -> Answer<v1::Rack> {
+        self.hear("GetRack", r).await?;
+        let sick = matches!(self.mood, Mood::Sick);
+        let alarm = v1::Alarm {
+            reason: "HOST_UNKNOWN".into(),
+            subject: "host h2".into(),
+            message: "silent past its lease".into(),
+            since_unix_ms: 1_700_000_000_000,
+        };
+        Ok(Response::new(v1::Rack {
+            rack_uuid: "u-1".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            revision: 11,
+            generation: 1,
+            alarms: if sick { vec![alarm] } else { Vec::new() },
+            slices: 8,
+            slices_free: 3,
+            buffer_target: 2,
+            started_unix_ms: 1_700_000_000_000,
+        }))
+    }
+
+    async fn list_hosts(&self, r: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
+        self.hear("ListHosts", r).await?;
+        let sick = matches!(self.mood, Mood::Sick);
+        let second = if sick { v1::HostState::Unknown } else { v1::HostState::Up };
+        let hosts = vec![host("h1", v1::HostState::Up), host("h2", second)];
+        Ok(Response::new(v1::ListHostsResponse { hosts }))
+    }
+
+    async fn get_host(&self, r: Request<v1::GetHostRequest>) -> Answer<v1::Host> {
+        let asked = self.hear("GetHost", r).await?.host;
+        match asked.as_str() {
+            "h1" | "h2" => Ok(Response::new(host(&asked, v1::HostState::Up))),
+            _ => Err(unknown("HOST_NOT_FOUND", format!("host {asked} is not in this rack"))),
+        }
+    }
+
+    async fn list_emcs(&self, r: Request<v1::ListEmcsRequest>) -> Answer<v1::ListEmcsResponse> {
+        self.hear("ListEmcs", r).await?;
+        let sick = matches!(self.mood, Mood::Sick);
+        Ok(Response::new(v1::ListEmcsResponse { emcs: vec![emc("e0", 0, 0), emc("e1", 4, u32::from(sick))] }))
+    }
+
+    async fn get_emc(&self, r: Request<v1::GetEmcRequest>) -> Answer<v1::Emc> {
+        let asked = self.hear("GetEmc", r).await?.emc;
+        match asked.as_str() {
+            "e0" | "e1" => Ok(Response::new(emc(&asked, 0, 0))),
+            _ => Err(unknown("EMC_NOT_FOUND", format!("emc {asked} is not in this rack"))),
+        }
+    }
+
+    async fn list_slices(&self, r: Request<v1::ListSlicesRequest>) -> Answer<v1::ListSlicesResponse> {
+        let from = self.hear("ListSlices", r).await?.from;
+        let next = from + PAGE;
+        let slices = (from..next.min(8)).map(slice).collect();
+        Ok(Response::new(v1::ListSlicesResponse { slices, next: (next < 8).then_some(next), revision: 11 }))
+    }
+
+    async fn get_slice(&self, r: Request<v1::GetSliceRequest>) -> Answer<v1::Slice> {
+        let asked = self.hear("GetSlice", r).await?.slice;
+        if asked < 8 {
+            return Ok(Response::new(slice(asked)));
+        }
+        Err(unknown("SLICE_NOT_FOUND", format!("slice {asked} is not in this pool")))
+    }
+
+    async fn list_reservations(
+        &self,
+        r: Request<v1::ListReservationsRequest>,
+    ) -> Answer<v1::ListReservationsResponse> {
+        let after = self.hear("ListReservations", r).await?.after;
+        let second = v1::Reservation {
+            reservation: "r-2".into(),
+            vm: "db".into(),
+            host: "h2".into(),
+            ..reservation()
+        };
+        let (reservations, next_after) = if after.is_empty() {
+            (vec![reservation()], "r-1".to_owned())
+        } else {
+            (vec![second], String::new())
+        };
+        Ok(Response::new(v1::ListReservationsResponse { reservations, next_after, revision: 11 }))
+    }
+
+    async fn get_reservation(&self, r: Request<v1::GetReservationRequest>) -> Answer<v1::Reservation> {
+        let target = self.hear("GetReservation", r).await?.target.unwrap();
+        match (target.reservation.as_str(), target.vm.as_str()) {
+            ("r-1", "") | ("", "web") => Ok(Response::new(reservation())),
+            ("", vm) => Err(unknown("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
+            (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} is not known"))),
+        }
+    }
+
+    async fn cordon(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+        self.hear("Cordon", r).await?;
+        Ok(done())
+    }
+
+    async fn uncordon(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+        self.hear("Uncordon", r).await?;
+        Ok(done())
+    }
+
+    async fn drain(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+        self.hear("Drain", r).await?;
+        Ok(done())
+    }
+
+    async fn fence(&self, r: Request<v1::FenceRequest>) -> Answer<v1::TargetResponse> {
+        self.hear("Fence", r).await?;
+        Ok(done())
+    }
+
+    async fn watch(&self, r: Request<v1::WatchRequest>) -> Answer<Stream<v1::Event>> {
+        use v1::event::What;
+        self.hear("Watch", r).await?;
+        let happened =
+            [What::Slice(slice(7)), What::Reservation(reservation()), What::Missed(v1::Missed { events: 3 })];
+        let event = |(n, what)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, what: Some(what) };
+        stream((1..).zip(happened).map(event).collect())
+    }
+
+    async fn explain(&self, r: Request<v1::ExplainRequest>) -> Answer<v1::ExplainResponse> {
+        let subject = self.hear("Explain", r).await?.subject;
+        let decisions = if subject == "vm web" { vec![decision()] } else { Vec::new() };
+        Ok(Response::new(v1::ExplainResponse { decisions }))
+    }
+}

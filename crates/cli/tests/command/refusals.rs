@@ -1,0 +1,163 @@
+//! What failures look like to people and to scripts.
+
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::rack::{Mood, Rack, tarn};
+
+/// The exit codes that `tarn --help` promises, one for each way a manager can refuse.
+const PROMISED: [(Code, i32); 16] = [
+    (Code::Cancelled, 1),
+    (Code::Unknown, 1),
+    (Code::InvalidArgument, 2),
+    (Code::DeadlineExceeded, 124),
+    (Code::NotFound, 3),
+    (Code::AlreadyExists, 4),
+    (Code::PermissionDenied, 1),
+    (Code::ResourceExhausted, 5),
+    (Code::FailedPrecondition, 4),
+    (Code::Aborted, 4),
+    (Code::OutOfRange, 1),
+    (Code::Unimplemented, 1),
+    (Code::Internal, 1),
+    (Code::Unavailable, 6),
+    (Code::DataLoss, 1),
+    (Code::Unauthenticated, 1),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_refusal_has_the_exit_code_that_help_promises() {
+    for (code, exit) in PROMISED {
+        let ran = Rack::new(Mood::Refusing(code, "SOME_REASON", "no")).tarn("get rack").await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (exit, ""), "{code:?}: {}", ran.stderr);
+        assert!(ran.stderr.starts_with("error: no (SOME_REASON)\n"), "{code:?}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_says_why_and_what_to_do_next() {
+    let mood = Mood::Refusing(
+        Code::ResourceExhausted,
+        "OUT_OF_SLICES",
+        "host h1 can reach 3 free slices, 4 are needed",
+    );
+    let words = "reserve --host h1 --vm web --pool 4GiB --request-id q1";
+    let ran = Rack::new(mood.clone()).tarn(words).await;
+    let said = "\
+error: host h1 can reach 3 free slices, 4 are needed (OUT_OF_SLICES)
+hint: `tarn watch capacity` shows where slices are free; draining ones come back by themselves
+";
+    assert_eq!((ran.stderr.as_str(), ran.code), (said, 5));
+    let ran = Rack::new(mood).tarn(&format!("{words} -o json")).await;
+    let said: serde_json::Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!((&said["reason"], &said["exit_code"]), (&"OUT_OF_SLICES".into(), &5.into()));
+    assert!(said["hint"].as_str().unwrap().contains("watch capacity") && said["error"].is_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_name_is_answered_with_those_that_exist() {
+    let cases = [
+        (
+            "describe host h11",
+            "error: host h11 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? hosts here: h1, h2\n",
+        ),
+        (
+            "get emcs far-away",
+            "error: emc far-away is not in this rack (EMC_NOT_FOUND)\nhint: EMCs here: e0, e1\n",
+        ),
+        (
+            "describe vm wbe",
+            "error: vm wbe has no reservation (VM_NOT_FOUND)\nhint: did you mean web? VMs here: web\n",
+        ),
+    ];
+    for (words, said) in cases {
+        let ran = Rack::default().tarn(words).await;
+        assert_eq!((ran.stderr.as_str(), ran.code), (said, 3), "tarn {words}");
+    }
+    let ran = Rack::default().tarn("describe slice 99").await;
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_is_not_there_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nowhere = listener.local_addr().unwrap();
+    drop(listener);
+    let ran = tarn(&format!("--endpoint http://{nowhere} get rack")).await;
+    assert_eq!(ran.code, 6, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains(&format!("cannot reach a pool manager at http://{nowhere}: Connection refused"))
+    );
+    assert!(ran.stderr.contains("hint: is pool-manager running"), "{}", ran.stderr);
+    let ran = tarn(&format!("--endpoint http://{nowhere} doctor")).await;
+    assert_eq!(ran.code, 1, "the doctor finds that, too: {}", ran.stderr);
+    assert!(ran.stdout.contains("cannot reach a pool manager"), "{}", ran.stdout);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_goes_away_in_the_middle_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((connection, _)) = listener.accept().await {
+            connection.readable().await.unwrap();
+            drop(connection);
+        }
+    });
+    let ran = tarn(&format!("--endpoint http://{address} get rack")).await;
+    assert_eq!(ran.code, 6, "{}", ran.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_does_not_answer_is_given_up() {
+    for words in [
+        "get rack",
+        "commit web",
+        "reserve --host h1 --vm v --pool 1GiB --request-id q --wait-ready",
+        "watch",
+    ] {
+        let ran = Rack::new(Mood::Deaf).tarn(&format!("--timeout 100ms {words}")).await;
+        assert_eq!(ran.code, 124, "tarn {words}: {}", ran.stderr);
+        assert!(ran.stderr.contains("within 100ms"), "{}", ran.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn words_that_make_no_sense_never_reach_the_manager() {
+    let wrong = [
+        "release web --force",
+        "reserve --host h1 --pool 1GiB",
+        "reserve --host h1 --vm web --pool 1gb",
+        "reserve --host h1 --vm web --pool 1GiB --validate-only --wait-ready",
+        "reserve --host ../h1 --vm web --pool 1GiB",
+        "cordon slice 3",
+        "get slices seven",
+        "get nothing",
+        "--timeout 0s get rack",
+        "--timeout soon get rack",
+        "top",
+    ];
+    for words in wrong {
+        let rack = Rack::default();
+        let ran = rack.tarn(words).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "tarn {words}: {}", ran.stderr);
+        assert!(ran.stderr.starts_with("error: "), "tarn {words}: {}", ran.stderr);
+        assert_eq!(rack.heard(), Vec::<String>::new(), "tarn {words}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_makes_no_sense_is_a_usage_error() {
+    for words in [
+        "--endpoint 127.0.0.1:9750",
+        "--endpoint ftp://x",
+        "--ca /x --endpoint http://127.0.0.1:1",
+        "--endpoint https://h",
+    ] {
+        let ran = tarn(&format!("{words} get rack")).await;
+        assert_eq!(ran.code, 2, "{words}: {}", ran.stderr);
+    }
+    let ran = tarn("--endpoint https://h --ca /no/such/file get rack").await;
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.starts_with("error: read /no/such/file: No such file or directory"), "{}", ran.stderr);
+}

@@ -1,0 +1,81 @@
+//! The words themselves: help, completions, manual pages.
+
+use clap::Parser as _;
+use cli::{Ask, Cli, Command, Format};
+use tempfile::TempDir;
+
+use crate::rack::tarn;
+
+fn parsed(words: &str) -> Cli {
+    Cli::try_parse_from(["tarn"].into_iter().chain(words.split_whitespace()))
+        .unwrap_or_else(|wrong| panic!("{wrong}"))
+}
+
+#[test]
+fn the_words_do_not_contradict_each_other() {
+    cli::command().debug_assert();
+}
+
+#[test]
+fn options_may_stand_before_and_after_the_command() {
+    for words in ["-o json get slices", "get -o json slices", "get slices --output json"] {
+        let cli = parsed(words);
+        assert_eq!(cli.global.output, Format::Json, "{words}");
+        assert!(matches!(cli.command, Command::Ask(Ask::Get(_))), "{words}");
+    }
+}
+
+#[test]
+fn things_have_one_name_or_many() {
+    for words in ["get host h1", "get hosts h1", "get emc", "get slice 3", "get reservation web", "get alarm"]
+    {
+        assert!(matches!(parsed(words).command, Command::Ask(Ask::Get(_))), "{words}");
+    }
+}
+
+#[test]
+fn every_command_says_what_it_does() {
+    fn check(command: &clap::Command) {
+        assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+        for argument in command.get_arguments() {
+            assert!(
+                argument.get_help().is_some(),
+                "{} {} has no help",
+                command.get_name(),
+                argument.get_id()
+            );
+        }
+        command.get_subcommands().for_each(check);
+    }
+    check(&cli::command());
+}
+
+#[tokio::test]
+async fn help_names_the_exit_codes() {
+    let help = tarn("--help").await.stdout;
+    for line in ["3    not found", "5    exhausted", "124  timed out"] {
+        assert!(help.contains(line), "{help}");
+    }
+}
+
+#[tokio::test]
+async fn completions_are_made_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ran = tarn(&format!("completions {shell}")).await;
+        assert!(ran.code == 0 && ran.stdout.contains("wait-ready"), "{shell}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test]
+async fn manual_pages_are_written_for_every_command() {
+    let folder = TempDir::new().unwrap();
+    let ran = tarn(&format!("man {}/pages", folder.path().display())).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    for page in ["tarn.1", "tarn-reserve.1", "tarn-get-slices.1", "tarn-doctor.1"] {
+        let text = std::fs::read_to_string(folder.path().join("pages").join(page)).unwrap();
+        assert!(text.contains(".SH NAME"), "{page}");
+    }
+    let ran = tarn("man /dev/null/pages").await;
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("/dev/null/pages"), "{}", ran.stderr);
+}
