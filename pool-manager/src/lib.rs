@@ -2,6 +2,16 @@
 //! operators and agents. What may be decided is decided in `pool` and `prediction`; here it is done.
 
 pub mod config;
+pub mod convert;
 pub mod device;
+pub mod driver;
+pub mod emc;
+pub mod keeper;
+pub mod metrics;
+pub mod offline;
+pub mod plan;
+pub mod records;
+pub mod rpc;
+pub mod serve;
 pub mod store;
 pub mod tokens;

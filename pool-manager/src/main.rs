@@ -1,1 +1,63 @@
-fn main() {}
+//! The command `pool-manager`: one per rack.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use pool_manager::{emc::chain, offline, serve};
+
+/// Lends a rack's CXL memory to its hosts, slice by slice, and remembers who has what.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run until SIGTERM; SIGHUP reads rack.toml again.
+    Serve {
+        #[command(flatten)]
+        rack: RackArg,
+        /// Check rack.toml and end.
+        #[arg(long)]
+        check_config: bool,
+    },
+    /// Check rack.toml and the whole store, without changing anything.
+    Check {
+        #[command(flatten)]
+        rack: RackArg,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct RackArg {
+    /// The rack, its hosts and its EMCs.
+    #[arg(long = "config", env = "TARN_CONFIG", default_value = "/etc/tarn/rack.toml")]
+    config: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    match run(args.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", chain(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
+    match command {
+        Command::Serve { rack, check_config: true } => offline::check_config(&rack.config)?,
+        Command::Serve { rack, check_config: false } => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            runtime.block_on(serve::serve(rack.config))?;
+        }
+        Command::Check { rack } => offline::check(&rack.config)?,
+    }
+    Ok(())
+}

@@ -193,6 +193,8 @@ pub struct Manager {
     orders_due: BTreeSet<HostId>,
     buffer: Buffer,
     store_low: bool,
+    /// Something that is not durable has changed since it was last asked: a host fell silent, an EMC failed.
+    changed: bool,
     effects: VecDeque<Effect>,
 }
 
@@ -220,6 +222,7 @@ impl Manager {
             orders_due: BTreeSet::new(),
             buffer: Buffer::default(),
             store_low: false,
+            changed: false,
             effects: VecDeque::new(),
         }
     }
@@ -237,6 +240,16 @@ impl Manager {
     /// Whether requests should wait until a batch has been written.
     pub fn is_full(&self) -> bool {
         self.open.records.len() >= BATCH_CHANGES_MAX
+    }
+
+    /// Whether anything decided is not yet durable.
+    pub fn is_writing(&self) -> bool {
+        self.writing.is_some() || !self.open.records.is_empty()
+    }
+
+    /// Whether something that watchers see but no batch tells has changed since the last call.
+    pub fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
     }
 
     /// The next thing to do, oldest first.

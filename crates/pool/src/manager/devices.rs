@@ -158,6 +158,7 @@ impl Manager {
     }
 
     fn set_emc_up(&mut self, emc: EmcId, up: bool) {
+        self.changed = true;
         self.head.set_emc_up(emc, up);
         self.durable.set_emc_up(emc, up);
     }

@@ -153,7 +153,7 @@ impl Manager {
         let Some(link) = self.links.get_mut(&host) else { return };
         link.heard = when.now;
         link.heard_wall = Some(when.wall);
-        link.unknown_since = None;
+        self.changed |= link.unknown_since.take().is_some();
         link.reflected = link.reflected.max(have.number);
         if !self.loaded {
             return;
@@ -288,6 +288,7 @@ impl Manager {
         for host in silent.map(|(host, _)| *host).collect::<Vec<_>>() {
             let link = self.links.get_mut(&host).expect("it was just there");
             link.unknown_since = Some((when.now, when.wall));
+            self.changed = true;
             if let Some(session) = link.session {
                 self.close(session, Closed::LeaseOver);
             }

@@ -1,0 +1,12 @@
+//! Wire to ours and back. Requests are checked here, each way to be wrong by name; behind this door no protobuf type is
+//! seen. (What agents say is converted in [`agent`](crate::convert::agent).)
+
+pub mod agent;
+mod requests;
+mod views;
+
+pub use requests::{Invalid, named, place, plan, reason, reserve, target, timeout};
+pub use views::{
+    alarm, capacity, decision, emc, emc_views, event, host, host_views, migration, reservation,
+    reservation_state, slice,
+};

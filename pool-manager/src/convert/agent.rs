@@ -1,0 +1,120 @@
+//! What agents say, checked, and what they are told.
+
+use std::collections::BTreeMap;
+
+use pool::protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, Want};
+use proto::v1 as wire;
+use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UnixMs};
+
+use super::requests::{Invalid, named};
+
+/// Who is calling: the host's name, and what its agent says of itself.
+///
+/// # Errors
+/// Another version of the protocol, or something not well formed.
+pub fn hello(h: wire::Hello) -> Result<(Name, Hello), Invalid> {
+    if h.protocol_version != proto::PROTOCOL_VERSION {
+        let rule = format!("must be {}: update the older of manager and agent", proto::PROTOCOL_VERSION);
+        return Err(Invalid::new("protocol_version", h.protocol_version, rule));
+    }
+    if h.boot_id.is_empty() || h.boot_id.len() > 64 {
+        return Err(Invalid::new("boot_id", format!("{:?}", h.boot_id), "must be 1 to 64 bytes"));
+    }
+    if h.host_memory_socket.len() > 256 {
+        return Err(Invalid::new(
+            "host_memory_socket",
+            h.host_memory_socket.len(),
+            "bytes: must be at most 256",
+        ));
+    }
+    let name = named("host", &h.host)?;
+    let instance = InstanceId(h.instance);
+    Ok((name, Hello { instance, boot_id: h.boot_id, host_memory_socket: h.host_memory_socket }))
+}
+
+fn holding(h: wire::Holding) -> Holding {
+    Holding { slice: SliceId(h.slice), epoch: Epoch(h.epoch) }
+}
+
+fn reservation(text: &str) -> Result<ReservationId, Invalid> {
+    text.parse().map_err(|problem| Invalid { field: "reservation", problem })
+}
+
+/// A report.
+///
+/// # Errors
+/// Something not well formed.
+pub fn have(h: wire::Have) -> Result<Have, Invalid> {
+    Ok(Have {
+        number: OrderNumber { generation: h.generation, revision: Revision(h.revision) },
+        online: h.online.into_iter().map(holding).collect(),
+        released: h.released.into_iter().map(holding).collect(),
+        scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
+        failed: h.failed.into_iter().map(failed).collect::<Result<_, _>>()?,
+        vms: h.vms.into_iter().map(have_vm).collect::<Result<BTreeMap<_, _>, _>>()?,
+        ended: h.ended.iter().map(|id| reservation(id)).collect::<Result<_, _>>()?,
+        clean: h.clean,
+    })
+}
+
+fn scrubbed(s: wire::Scrubbed) -> Scrubbed {
+    Scrubbed {
+        holding: Holding { slice: SliceId(s.slice), epoch: Epoch(s.epoch) },
+        started: UnixMs(s.started_unix_ms),
+        ended: UnixMs(s.ended_unix_ms),
+        verified: Bytes::new(s.bytes_verified),
+    }
+}
+
+fn failed(f: wire::Failed) -> Result<Failed, Invalid> {
+    let reason = match f.reason() {
+        wire::FailedReason::NotZero => FailedReason::NotZero,
+        wire::FailedReason::Host => FailedReason::Host,
+        wire::FailedReason::Unspecified => {
+            return Err(Invalid::new("failed.reason", f.reason, "is not a reason"));
+        }
+    };
+    let holding = Holding { slice: SliceId(f.slice), epoch: Epoch(f.epoch) };
+    Ok(Failed { holding, reason, message: f.message.chars().take(units::limits::REASON_BYTES_MAX).collect() })
+}
+
+fn have_vm(vm: wire::HaveVm) -> Result<(ReservationId, HaveVm), Invalid> {
+    let slices = vm.slices.into_iter().map(holding).collect();
+    Ok((reservation(&vm.reservation)?, HaveVm { vm: named("vm", &vm.vm)?, pid: vm.pid, slices }))
+}
+
+/// An order.
+pub fn want(rack_uuid: String, w: Want) -> wire::Want {
+    let slices = |slices: BTreeMap<Holding, _>| {
+        let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantSlice {
+            slice: h.slice.0,
+            epoch: h.epoch.0,
+            handle: handle.to_string(),
+        };
+        slices.into_iter().map(slice).collect()
+    };
+    let vm = |(vm, v): (Name, pool::protocol::WantVm)| wire::WantVm {
+        vm: vm.to_string(),
+        reservation: v.reservation.to_string(),
+        local_bytes: v.local.get(),
+        slices: slices(v.slices),
+        pinned: v.pinned,
+    };
+    let release =
+        |(h, force): (Holding, bool)| wire::WantRelease { slice: h.slice.0, epoch: h.epoch.0, force };
+    let scrub = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantScrub {
+        slice: h.slice.0,
+        epoch: h.epoch.0,
+        handle: handle.to_string(),
+    };
+    wire::Want {
+        rack_uuid,
+        generation: w.number.generation,
+        revision: w.number.revision.0,
+        instance: w.instance.0,
+        vms: w.vms.into_iter().map(vm).collect(),
+        release: w.release.into_iter().map(release).collect(),
+        scrub: w.scrub.into_iter().map(scrub).collect(),
+        fenced: w.fenced,
+    }
+}

@@ -1,0 +1,245 @@
+//! Requests of schedulers and operators, checked.
+
+use pool::{
+    denied::Denied,
+    ledger::{Place, Reserve, Target},
+    record::RequestKey,
+};
+use proto::v1 as wire;
+use units::limits::{
+    COMMIT_WITHIN_MAX, CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, REASON_BYTES_MAX, SLICES_PER_VM_MAX,
+    WAIT_READY_MAX,
+};
+use units::{Bytes, Name, NameError, Ns, RequestId, SliceId};
+
+use crate::plan::Plan;
+
+/// A way in which a request is wrong: field, value, rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct Invalid {
+    /// Which field.
+    pub field: &'static str,
+    /// Its value and the rule.
+    pub problem: String,
+}
+
+impl Invalid {
+    /// A value that breaks a rule.
+    pub fn new(field: &'static str, value: impl std::fmt::Display, rule: impl std::fmt::Display) -> Self {
+        Self { field, problem: format!("{value} {rule}") }
+    }
+}
+
+impl From<Invalid> for Denied {
+    fn from(invalid: Invalid) -> Self {
+        Self::BadValue { field: invalid.field, value: invalid.problem, rule: "" }
+    }
+}
+
+fn name(field: &'static str, text: &str) -> Result<Name, Invalid> {
+    Name::new(text).map_err(|error: NameError| Invalid { field, problem: error.to_string() })
+}
+
+/// A name that must be given.
+///
+/// # Errors
+/// It is empty or not a name.
+pub fn named(field: &'static str, text: &str) -> Result<Name, Invalid> {
+    name(field, text)
+}
+
+/// Who calls: over mTLS the certificate's name, otherwise what the caller says.
+pub fn client(said: &str, certified: Option<&Name>) -> Result<Name, Invalid> {
+    match (certified, said) {
+        (Some(name), _) => Ok(name.clone()),
+        (None, "") => Ok(Name::new("anonymous").expect("a name")),
+        (None, said) => name("client", said),
+    }
+}
+
+/// A reason within its limit.
+///
+/// # Errors
+/// It is too long.
+pub fn reason(text: String) -> Result<String, Invalid> {
+    if text.len() <= REASON_BYTES_MAX {
+        Ok(text)
+    } else {
+        Err(Invalid::new(
+            "reason",
+            format!("{} bytes", text.len()),
+            format!("must be at most {REASON_BYTES_MAX}"),
+        ))
+    }
+}
+
+fn within(field: &'static str, value: u64, max: u64) -> Result<u64, Invalid> {
+    if value <= max { Ok(value) } else { Err(Invalid::new(field, value, format!("must be at most {max}"))) }
+}
+
+/// Memory of the pool: whole slices, not more than one VM may have.
+fn pool_slices(bytes: u64) -> Result<u32, Invalid> {
+    let rule = "must be whole slices: a multiple of 1GiB (1073741824)";
+    let slices = Bytes::new(bytes).as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))?;
+    if slices <= SLICES_PER_VM_MAX {
+        Ok(slices)
+    } else {
+        let rule = format!("must be at most {} for one VM", Bytes::slices(SLICES_PER_VM_MAX));
+        Err(Invalid::new("pool_bytes", Bytes::new(bytes), rule))
+    }
+}
+
+fn local(bytes: u64) -> Result<Bytes, Invalid> {
+    let local = Bytes::new(within("local_bytes", bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+    if local.is_whole_mib() {
+        Ok(local)
+    } else {
+        Err(Invalid::new("local_bytes", bytes, "must be whole MiB: a multiple of 1048576"))
+    }
+}
+
+fn cores(n: u32) -> Result<u32, Invalid> {
+    within("cores", n.into(), CORES_PER_HOST_MAX.into()).map(|_| n)
+}
+
+/// A request to reserve. `commit_within` is the rack's default.
+///
+/// # Errors
+/// One per way to be wrong.
+pub fn reserve(
+    r: wire::ReserveRequest,
+    certified: Option<&Name>,
+    commit_within: Ns,
+) -> Result<Reserve, Invalid> {
+    let id = RequestId::new(&r.request_id);
+    let id = id.map_err(|error| Invalid { field: "request_id", problem: error.to_string() })?;
+    let request = RequestKey { client: client(&r.client, certified)?, id };
+    let reserve = Reserve {
+        request,
+        host: name("host", &r.host)?,
+        vm: name("vm", &r.vm)?,
+        slices: pool_slices(r.pool_bytes)?,
+        local: local(r.local_bytes)?,
+        cores: cores(r.cores)?,
+        pinned: r.pinned,
+        commit_within: match within("commit_within_ms", r.commit_within_ms, COMMIT_WITHIN_MAX.as_ms())? {
+            0 => commit_within,
+            ms => Ns::ms(ms),
+        },
+    };
+    if reserve.slices == 0 && reserve.local == Bytes::ZERO && reserve.cores == 0 {
+        let rule = "must be more than 0, unless local_bytes or cores is";
+        return Err(Invalid::new("pool_bytes", 0, rule));
+    }
+    Ok(reserve)
+}
+
+/// Names a reservation by exactly one of its id and its VM.
+///
+/// # Errors
+/// Neither, both, or not well formed.
+pub fn target(r: Option<wire::ReservationRef>) -> Result<Target, Invalid> {
+    let r = r.unwrap_or_default();
+    match (r.reservation.as_str(), r.vm.as_str()) {
+        (id, "") if !id.is_empty() => id
+            .parse()
+            .map(Target::Reservation)
+            .map_err(|problem| Invalid { field: "target.reservation", problem }),
+        ("", vm) if !vm.is_empty() => Ok(Target::Vm(name("target.vm", vm)?)),
+        ("", _) => Err(Invalid::new("target", "nothing", "must name a reservation or a vm")),
+        _ => Err(Invalid::new("target", "both", "must name a reservation or a vm, not both")),
+    }
+}
+
+/// How long a caller waits for slices at most.
+///
+/// # Errors
+/// Longer than allowed.
+pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
+    match within("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
+        0 => Ok(WAIT_READY_MAX),
+        ms => Ok(Ns::ms(ms)),
+    }
+}
+
+/// A host, an EMC or a slice: exactly one of them.
+///
+/// # Errors
+/// None, several, or not well formed.
+pub fn place(target: Option<wire::Target>) -> Result<Place, Invalid> {
+    let t = target.unwrap_or_default();
+    match (t.host.as_str(), t.emc.as_str(), t.slice) {
+        (host, "", None) if !host.is_empty() => Ok(Place::Host(name("target.host", host)?)),
+        ("", emc, None) if !emc.is_empty() => Ok(Place::Emc(name("target.emc", emc)?)),
+        ("", "", Some(slice)) => Ok(Place::Slice(SliceId(slice))),
+        ("", "", None) => Err(Invalid::new("target", "nothing", "must name a host, an emc or a slice")),
+        _ => Err(Invalid::new("target", "several", "must name a host, an emc or a slice, only one of them")),
+    }
+}
+
+/// A VM to be planned.
+///
+/// # Errors
+/// One per way to be wrong.
+pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
+    let memory = Bytes::new(within("memory_bytes", r.memory_bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+    if memory == Bytes::ZERO || !memory.is_whole_mib() {
+        return Err(Invalid::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
+    }
+    Ok(Plan { vm: name("vm", &r.vm)?, cores: cores(r.cores)?, memory, pinned: r.pinned })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> wire::ReserveRequest {
+        wire::ReserveRequest {
+            request_id: "r1".into(),
+            host: "h1".into(),
+            vm: "v1".into(),
+            pool_bytes: 4 << 30,
+            ..Default::default()
+        }
+    }
+
+    /// A change to a good request must be refused with the field's name, its value and the rule.
+    fn refuses(change: impl Fn(&mut wire::ReserveRequest), field: &str, says: &[&str]) {
+        let mut request = good();
+        change(&mut request);
+        let error = reserve(request, None, Ns::secs(1)).unwrap_err();
+        assert_eq!(error.field, field);
+        for word in says {
+            assert!(error.to_string().contains(word), "{error} does not say {word:?}");
+        }
+    }
+
+    #[test]
+    fn every_bad_value_is_refused_with_field_value_and_rule() {
+        assert!(reserve(good(), None, Ns::secs(1)).is_ok());
+        refuses(|r| r.pool_bytes = 0, "pool_bytes", &["0", "more than 0"]);
+        refuses(|r| r.pool_bytes = 5, "pool_bytes", &["5", "multiple of 1GiB"]);
+        refuses(|r| r.pool_bytes = u64::MAX, "pool_bytes", &["18446744073709551615"]);
+        refuses(|r| r.pool_bytes = 5000 << 30, "pool_bytes", &["5000GiB", "at most 4096GiB"]);
+        refuses(|r| r.local_bytes = 1000, "local_bytes", &["1000", "whole MiB"]);
+        refuses(|r| r.local_bytes = u64::MAX, "local_bytes", &["must be at most"]);
+        refuses(|r| r.cores = 1_000_000, "cores", &["1000000", "at most 4096"]);
+        refuses(|r| r.request_id.clear(), "request_id", &["must be 1 to 128"]);
+        refuses(|r| r.request_id = "x".repeat(129), "request_id", &["must be 1 to 128"]);
+        refuses(|r| r.host = "../etc".into(), "host", &["../etc", "must be 1 to 63"]);
+        refuses(|r| r.vm = "a b".into(), "vm", &["a b"]);
+        refuses(|r| r.commit_within_ms = u64::MAX, "commit_within_ms", &["at most"]);
+    }
+
+    #[test]
+    fn a_target_is_exactly_one_thing() {
+        let by = |reservation: &str, vm: &str| {
+            target(Some(wire::ReservationRef { reservation: reservation.into(), vm: vm.into() }))
+        };
+        assert_eq!(by("r-7", "").unwrap(), Target::Reservation(units::ReservationId(7)));
+        assert!(
+            by("r-7", "v").is_err() && by("", "").is_err() && by("7", "").is_err() && target(None).is_err()
+        );
+    }
+}

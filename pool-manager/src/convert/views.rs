@@ -1,0 +1,273 @@
+//! What the ledger has, as the wire shows it.
+
+use std::time::Duration;
+
+use pool::{
+    audit::Decision,
+    ledger::{EmcEntry, Ledger, When},
+    manager::{Alarm, EmcState, HostState, Manager, Published, ReservationView},
+    record::{Key, Migration, MigrationAnswer, Record, Scheduling, Stage},
+    slice::{Receipt, Slot, State},
+};
+use proto::v1 as wire;
+use units::{EmcId, HostId, SliceId};
+
+/// A name for a host that may have been removed since.
+fn host_name(ledger: &Ledger, id: HostId) -> String {
+    ledger.host(id).map_or_else(|| id.to_string(), |entry| entry.host.name.to_string())
+}
+
+/// One slice.
+pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slice {
+    let vm = slot.reservation().and_then(|r| ledger.reservation(r)).map(|r| r.vm.to_string());
+    let reason = match slot.state {
+        State::Quarantined(why) => Some(why.to_string()),
+        _ => None,
+    };
+    wire::Slice {
+        slice: id.0,
+        emc: ledger.emc(emc).map_or_else(|| emc.to_string(), |entry| entry.emc.name.to_string()),
+        state: slice_state(slot).into(),
+        host: slot.holder().map(|host| host_name(ledger, host)),
+        vm,
+        epoch: slot.epoch.0,
+        reason,
+        receipt: slot.receipt.map(|r| receipt(ledger, &r)),
+    }
+}
+
+fn slice_state(slot: Slot) -> wire::SliceState {
+    match slot.state {
+        State::Free => wire::SliceState::Free,
+        State::Assigned(_) => wire::SliceState::Assigned,
+        State::Onlining(_) => wire::SliceState::Onlining,
+        State::Online(_) => wire::SliceState::Online,
+        State::Draining(..) => wire::SliceState::Draining,
+        State::Scrubbing(_) => wire::SliceState::Scrubbing,
+        State::Quarantined(_) => wire::SliceState::Quarantined,
+    }
+}
+
+fn receipt(ledger: &Ledger, r: &Receipt) -> wire::ScrubReceipt {
+    wire::ScrubReceipt {
+        scrubber: host_name(ledger, r.scrubber),
+        epoch: r.scrubbed.holding.epoch.0,
+        started_unix_ms: r.scrubbed.started.0,
+        ended_unix_ms: r.scrubbed.ended.0,
+        bytes_verified: r.scrubbed.verified.get(),
+    }
+}
+
+/// How far a reservation has come, in one word.
+pub fn reservation_state(view: &ReservationView) -> wire::ReservationState {
+    match view.reservation.stage {
+        Stage::Reserved { .. } if view.is_ready() => wire::ReservationState::Ready,
+        Stage::Reserved { .. } => wire::ReservationState::Assigned,
+        Stage::Committed => wire::ReservationState::Committed,
+        Stage::Broken { .. } => wire::ReservationState::Broken,
+        Stage::Ended { .. } => wire::ReservationState::Released,
+    }
+}
+
+/// One reservation.
+pub fn reservation(view: ReservationView) -> wire::Reservation {
+    let state = reservation_state(&view).into();
+    let r = view.reservation;
+    let (deadline, reason) = match &r.stage {
+        Stage::Reserved { deadline_unix, .. } => (Some(deadline_unix.0), None),
+        Stage::Committed => (None, None),
+        Stage::Broken { why } => (None, Some(why.clone())),
+        Stage::Ended { why, .. } => (None, Some(why.to_string())),
+    };
+    wire::Reservation {
+        reservation: view.id.to_string(),
+        vm: r.vm.to_string(),
+        host: view.host.to_string(),
+        state,
+        local_bytes: r.local.get(),
+        pool_bytes: (r.slices.len() as u64) << 30,
+        slices: r.slices.iter().map(|s| s.0).collect(),
+        cores: r.cores,
+        pinned: r.pinned,
+        commit_deadline_unix_ms: deadline,
+        created_unix_ms: r.created.0,
+        request_id: r.request.id.to_string(),
+        slices_online: view.online,
+        reason,
+    }
+}
+
+/// One decision, in words.
+pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
+    let words = decision.what.words();
+    wire::Decision {
+        seq,
+        at_unix_ms: decision.at.0,
+        actor: decision.actor.to_string(),
+        action: words.action.into(),
+        subject: decision.subject.to_string(),
+        why: words.why,
+        model: words.model,
+        facts: words.facts.into_iter().collect(),
+        alternatives: words.alternatives,
+    }
+}
+
+/// Whether new reservations are accepted, and whether a drain is over.
+fn scheduling(now: Scheduling, empty: bool) -> wire::Scheduling {
+    match now {
+        Scheduling::Enabled => wire::Scheduling::Enabled,
+        Scheduling::Cordoned => wire::Scheduling::Cordoned,
+        Scheduling::Draining if empty => wire::Scheduling::Drained,
+        Scheduling::Draining => wire::Scheduling::Draining,
+    }
+}
+
+/// One host.
+pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
+    let ledger = manager.durable();
+    let entry = ledger.host(id)?;
+    let (hello, heard) = manager.host_said(id);
+    let state = match manager.host_state(id) {
+        HostState::Up => wire::HostState::Up,
+        HostState::Silent => wire::HostState::Silent,
+        HostState::Unknown => wire::HostState::Unknown,
+        HostState::Fenced => wire::HostState::Fenced,
+        HostState::Expected => wire::HostState::Expected,
+    };
+    let h = &entry.host;
+    let (slices, reservations) = (entry.held().len(), entry.reservations().len());
+    Some(wire::Host {
+        host: h.name.to_string(),
+        state: state.into(),
+        scheduling: scheduling(h.scheduling, slices == 0 && reservations == 0).into(),
+        emcs: h.emcs.iter().filter_map(|id| Some(ledger.emc(*id)?.emc.name.to_string())).collect(),
+        cores: h.cores,
+        free_cores: entry.cores_free(),
+        local_bytes: h.local.get(),
+        free_local_bytes: entry.local_free().get(),
+        slices: count(slices),
+        reservations: count(reservations),
+        boot_id: h.boot_id.clone(),
+        last_heard_unix_ms: heard.map(|at| at.0),
+        host_memory_socket: hello.map(|hello| hello.host_memory_socket.clone()).unwrap_or_default(),
+    })
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// All hosts.
+pub fn host_views(manager: &Manager) -> Vec<wire::Host> {
+    manager.durable().hosts().filter_map(|(id, _)| host(manager, id)).collect()
+}
+
+/// One EMC.
+pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
+    let entry = manager.durable().emc(id)?;
+    let (state, error) = match manager.emc_state(id) {
+        EmcState::Starting => (wire::EmcState::Starting, String::new()),
+        EmcState::Up => (wire::EmcState::Up, String::new()),
+        EmcState::Failed(error) => (wire::EmcState::Failed, error),
+    };
+    let e = &entry.emc;
+    Some(wire::Emc {
+        emc: e.name.to_string(),
+        state: state.into(),
+        scheduling: scheduling(e.scheduling, entry.free() == e.slices).into(),
+        driver: e.driver.clone(),
+        path: e.path.clone(),
+        first_slice: e.first.0,
+        slices: e.slices,
+        free: entry.free(),
+        in_use: e.slices - entry.free() - entry.draining() - entry.quarantined(),
+        draining: entry.draining(),
+        quarantined: entry.quarantined(),
+        error,
+    })
+}
+
+/// All EMCs.
+pub fn emc_views(manager: &Manager) -> Vec<wire::Emc> {
+    manager.durable().emcs().filter_map(|(id, _)| emc(manager, id)).collect()
+}
+
+/// Free capacity, a consistent picture.
+pub fn capacity(manager: &Manager) -> wire::Capacity {
+    let ledger = manager.durable();
+    let emc = |entry: &EmcEntry| wire::EmcCapacity {
+        emc: entry.emc.name.to_string(),
+        free_slices: if entry.up && entry.emc.scheduling == Scheduling::Enabled { entry.free() } else { 0 },
+        slices: entry.emc.slices,
+    };
+    let hosts = ledger.hosts().map(|(id, entry)| wire::HostCapacity {
+        host: entry.host.name.to_string(),
+        schedulable: manager.is_schedulable(id),
+        free_cores: entry.cores_free(),
+        free_local_bytes: entry.local_free().get(),
+        emcs: entry.host.emcs.iter().filter_map(|id| ledger.emc(*id)).map(emc).collect(),
+    });
+    wire::Capacity {
+        revision: ledger.meta().revision.0,
+        hosts: hosts.collect(),
+        emcs: ledger.emcs().map(|(_, entry)| emc(entry)).collect(),
+    }
+}
+
+/// One request to move a VM.
+pub fn migration(ledger: &Ledger, m: &Migration) -> wire::Migration {
+    let state = match m.answer {
+        MigrationAnswer::Open => wire::MigrationState::Open,
+        MigrationAnswer::Accepted => wire::MigrationState::Accepted,
+        MigrationAnswer::Declined => wire::MigrationState::Declined,
+        MigrationAnswer::Done => wire::MigrationState::Done,
+    };
+    wire::Migration {
+        vm: m.vm.to_string(),
+        host: host_name(ledger, m.host),
+        state: state.into(),
+        why: m.why.clone(),
+        asked_unix_ms: m.asked.0,
+        answer: m.words.clone(),
+    }
+}
+
+/// One alarm.
+pub fn alarm(a: Alarm) -> wire::Alarm {
+    wire::Alarm {
+        reason: a.reason.into(),
+        subject: a.subject.to_string(),
+        message: a.message,
+        since_unix_ms: a.since.0,
+    }
+}
+
+/// What became durable, as a watcher sees it: things as they are now.
+pub fn event(manager: &Manager, when: When, published: &Published) -> Vec<wire::Event> {
+    use wire::event::What;
+    let ledger = manager.durable();
+    let shown = published.records.iter().filter_map(|record| match record.key() {
+        Key::Slice(id) => Some(What::Slice(slice(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?))),
+        Key::Reservation(id) => Some(What::Reservation(reservation(ledger.view(id)?))),
+        Key::Host(id) => Some(What::Host(host(manager, id)?)),
+        Key::Emc(id) => Some(What::Emc(emc(manager, id)?)),
+        Key::Meta | Key::Migration(_) | Key::Decision(_) => None,
+    });
+    let events = shown.map(|what| wire::Event {
+        revision: published.revision.0,
+        at_unix_ms: published.when.wall.0.min(when.wall.0),
+        what: Some(what),
+    });
+    events.collect()
+}
+
+/// Whether a durable change may concern open migrations.
+pub fn concerns_migrations(published: &Published) -> bool {
+    published.records.iter().any(|r| matches!(r.key(), Key::Migration(_)) || matches!(r, Record::Gone(_)))
+}
+
+/// A span of decisions' time for people.
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

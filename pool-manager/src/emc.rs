@@ -1,0 +1,114 @@
+//! One thread per EMC: it opens the device, makes its calls in order and reports. Slices are the rack's numbers outside
+//! and the device's own inside; this is where they are translated.
+
+use std::{path::PathBuf, sync::mpsc, thread};
+
+use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant};
+use units::{EmcId, SliceId};
+
+use crate::device::{self, Device, DeviceError, Driver};
+
+/// Where an EMC is and what it has.
+#[derive(Clone, Debug)]
+pub struct EmcPlace {
+    /// Its number.
+    pub id: EmcId,
+    /// Which driver speaks to it.
+    pub driver: Driver,
+    /// Where the driver finds it.
+    pub path: PathBuf,
+    /// Its lowest slice.
+    pub first: SliceId,
+    /// How many slices it has.
+    pub slices: u32,
+}
+
+/// Starts the thread of one EMC. It ends when the sender is dropped.
+///
+/// # Errors
+/// The operating system has no more threads.
+pub fn start(
+    place: EmcPlace,
+    done: impl Fn(EmcId, DeviceDone) + Send + 'static,
+) -> std::io::Result<mpsc::Sender<DeviceCall>> {
+    let (calls, received) = mpsc::channel();
+    thread::Builder::new().name(format!("emc-{}", place.id.0)).spawn(move || {
+        let mut device = None;
+        while let Ok(call) = received.recv() {
+            done(place.id, perform(&place, &mut device, call));
+        }
+    })?;
+    Ok(calls)
+}
+
+fn perform(place: &EmcPlace, device: &mut Option<Box<dyn Device>>, call: DeviceCall) -> DeviceDone {
+    let opened = match device {
+        Some(device) => Ok(device),
+        None => place.driver.open(&place.path, place.slices).map(|opened| device.insert(opened)),
+    };
+    let result = opened.and_then(|device| place.make(device.as_mut(), &call));
+    result.unwrap_or_else(|error| {
+        let failure = match error {
+            DeviceError::StaleEpoch { highest, .. } => DeviceFailure::StaleEpoch { highest },
+            other => DeviceFailure::Error(chain(&other)),
+        };
+        if let DeviceFailure::Error(message) = &failure {
+            tracing::warn!(emc = place.id.0, ?call, error = message, "device call failed");
+        }
+        DeviceDone::Failed { call, failure }
+    })
+}
+
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+impl EmcPlace {
+    fn make(&self, device: &mut dyn Device, call: &DeviceCall) -> Result<DeviceDone, DeviceError> {
+        Ok(match *call {
+            DeviceCall::Contents => DeviceDone::Contents(self.contents(device.contents()?)),
+            DeviceCall::Grant { slice, epoch, host } => {
+                let handle = device.grant(self.index(slice), epoch, host)?;
+                DeviceDone::Granted { slice, epoch, handle }
+            }
+            DeviceCall::Revoke { slice, epoch } => {
+                device.revoke(self.index(slice), epoch)?;
+                DeviceDone::Revoked { slice, epoch }
+            }
+            DeviceCall::Fence { host, .. } => {
+                device.fence(host)?;
+                DeviceDone::Fenced { host }
+            }
+        })
+    }
+
+    fn index(&self, slice: SliceId) -> u32 {
+        slice.0 - self.first.0
+    }
+
+    fn slice(&self, index: u32) -> SliceId {
+        SliceId(self.first.0 + index)
+    }
+
+    fn contents(&self, contents: device::Contents) -> Contents {
+        let grant = |g: device::Grant| Grant {
+            slice: self.slice(g.slice),
+            epoch: g.epoch,
+            host: g.host,
+            handle: g.handle,
+        };
+        let highest = contents.highest.into_iter().zip(0..).filter(|(epoch, _)| epoch.0 > 0);
+        Contents {
+            grants: contents.grants.into_iter().map(grant).collect(),
+            highest: highest.map(|(epoch, index)| (self.slice(index), epoch)).collect(),
+        }
+    }
+}

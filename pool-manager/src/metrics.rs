@@ -1,0 +1,187 @@
+//! What the manager counts, and how it is shown to Prometheus. Names are listed in the README; gauges follow from the
+//! ledger when somebody asks, counters and histograms are fed as things become durable.
+
+use std::{collections::HashMap, sync::Mutex, time::Instant};
+
+use pool::manager::{EmcState, HostState, Manager, Published};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+use units::SliceId;
+
+/// Labels of one change of state.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FromTo {
+    from: &'static str,
+    to: &'static str,
+}
+
+/// Labels of slices in one state.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EmcInState {
+    emc: String,
+    state: &'static str,
+}
+
+/// Labels of one host.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HostLabel {
+    host: String,
+}
+
+/// Labels of one alarm.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AlarmLabel {
+    reason: &'static str,
+    subject: String,
+}
+
+/// What the manager counts.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    entered: Mutex<HashMap<SliceId, Instant>>,
+    /// Failed durable writes.
+    pub store_failures: Counter,
+    /// Records in one durable write.
+    pub batch_records: Histogram,
+    /// Seconds a request to reserve took, until it was durable.
+    pub reserve_seconds: Histogram,
+    transition_seconds: Family<FromTo, Histogram, fn() -> Histogram>,
+    scrubbed_bytes: Counter,
+    lease_expired: Counter,
+    slices: Family<EmcInState, Gauge>,
+    buffer_target: Gauge,
+    hosts_up: Family<HostLabel, Gauge>,
+    host_slices: Family<HostLabel, Gauge>,
+    emc_up: Family<EmcLabel, Gauge>,
+    alarms: Family<AlarmLabel, Gauge>,
+    revision: Gauge,
+}
+
+/// Labels of one EMC.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EmcLabel {
+    emc: String,
+}
+
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let metrics = Self {
+            registry: Mutex::new(Registry::with_prefix("tarn")),
+            entered: Mutex::default(),
+            store_failures: Counter::default(),
+            batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
+            reserve_seconds: seconds(),
+            transition_seconds: Family::new_with_constructor(seconds),
+            scrubbed_bytes: Counter::default(),
+            lease_expired: Counter::default(),
+            slices: Family::default(),
+            buffer_target: Gauge::default(),
+            hosts_up: Family::default(),
+            host_slices: Family::default(),
+            emc_up: Family::default(),
+            alarms: Family::default(),
+            revision: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&self) {
+        let mut r = self.registry.lock().expect("nobody panics while registering");
+        r.register("store_failures", "Durable writes that failed", self.store_failures.clone());
+        r.register("store_batch_records", "Records in one durable write", self.batch_records.clone());
+        r.register_with_unit(
+            "reserve",
+            "Time of a Reserve until durable",
+            Unit::Seconds,
+            self.reserve_seconds.clone(),
+        );
+        let help = "Time a slice spent in one state before the next";
+        r.register_with_unit("slice_transition", help, Unit::Seconds, self.transition_seconds.clone());
+        r.register_with_unit("scrub", "Scrubbed and verified", Unit::Bytes, self.scrubbed_bytes.clone());
+        r.register("lease_expired", "Leases that ended in silence", self.lease_expired.clone());
+        r.register("pool_slices", "Slices by EMC and state", self.slices.clone());
+        r.register("pool_buffer_target_slices", "Free slices to keep ready", self.buffer_target.clone());
+        r.register("host_up", "1 if the host's lease is fresh", self.hosts_up.clone());
+        r.register("host_slices", "Slices a host may reach", self.host_slices.clone());
+        r.register("emc_up", "1 if the EMC works", self.emc_up.clone());
+        r.register("alarm", "1 for each alarm", self.alarms.clone());
+        r.register("ledger_revision", "Durable changes so far", self.revision.clone());
+    }
+
+    /// Counts what became durable, and traces each change of a slice.
+    pub fn transitions(&self, durable: &Published) {
+        let mut entered = self.entered.lock().expect("nobody panics while counting");
+        for (slice, from, to) in &durable.transitions {
+            let span =
+                tracing::debug_span!("slice", slice = slice.0, from, to, revision = durable.revision.0);
+            span.in_scope(|| tracing::debug!("slice changed"));
+            let now = Instant::now();
+            if let Some(since) = entered.insert(*slice, now) {
+                let labels = FromTo { from, to };
+                self.transition_seconds.get_or_create(&labels).observe((now - since).as_secs_f64());
+            }
+            if (*from, *to) == ("scrubbing", "free") {
+                self.scrubbed_bytes.inc_by(units::SLICE.get());
+            }
+        }
+    }
+
+    /// A host fell silent past its lease.
+    pub fn lease_expired(&self) {
+        self.lease_expired.inc();
+    }
+
+    /// Sets the gauges to what is known now.
+    #[expect(clippy::cast_possible_wrap, reason = "counts of slices and revisions are far below i64::MAX")]
+    pub fn observe(&self, manager: &Manager) {
+        let ledger = manager.durable();
+        self.slices.clear();
+        for (_, emc, slot) in ledger.slots_from(SliceId(0)) {
+            let emc = ledger.emc(emc).map(|e| e.emc.name.to_string()).unwrap_or_default();
+            self.slices.get_or_create(&EmcInState { emc, state: slot.state_name() }).inc();
+        }
+        for (id, entry) in ledger.hosts() {
+            let label = HostLabel { host: entry.host.name.to_string() };
+            let up = matches!(manager.host_state(id), HostState::Up | HostState::Silent);
+            self.hosts_up.get_or_create(&label).set(i64::from(up));
+            self.host_slices.get_or_create(&label).set(entry.held().len() as i64);
+        }
+        for (id, entry) in ledger.emcs() {
+            let label = EmcLabel { emc: entry.emc.name.to_string() };
+            self.emc_up.get_or_create(&label).set(i64::from(manager.emc_state(id) == EmcState::Up));
+        }
+        self.alarms.clear();
+        for alarm in manager.alarms() {
+            let label = AlarmLabel { reason: alarm.reason, subject: alarm.subject.to_string() };
+            self.alarms.get_or_create(&label).set(1);
+        }
+        self.buffer_target.set(i64::from(manager.buffer_target()));
+        self.revision.set(ledger.meta().revision.0 as i64);
+    }
+
+    /// All of it, as Prometheus reads it.
+    ///
+    /// # Errors
+    /// Formatting failed.
+    pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry.lock().expect("nobody panics while reading"))?;
+        Ok(text)
+    }
+}

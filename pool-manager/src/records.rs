@@ -1,0 +1,122 @@
+//! Records of the ledger as entries of the store: one table per kind, keys in order of their numbers, values encoded
+//! with postcard. A kind of record only ever gains variants and fields at the end of a new format version.
+
+use pool::record::{Key, Meta, Record};
+
+use crate::store::{Scan, StoreError, Table, Write, meta, number};
+
+/// Under which key of [`Table::Meta`] the ledger keeps its own.
+const LEDGER: &[u8] = b"ledger";
+
+/// Everything a store has.
+#[derive(Debug)]
+pub struct Loaded {
+    /// What concerns the whole ledger; `None` in a store that was never used.
+    pub meta: Option<Meta>,
+    /// The rest, but for decisions.
+    pub records: Vec<Record>,
+    /// The store was restored from a backup and has not been used since.
+    pub restored: bool,
+}
+
+/// A record that cannot be read: its table, its key, and what is wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("entry {key:02x?} of table {table} is not a record of this version")]
+pub struct Unreadable {
+    table: Table,
+    key: Vec<u8>,
+    #[source]
+    cause: postcard::Error,
+}
+
+/// Why a store could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The store itself.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What is in it.
+    #[error("the store is corrupt: restore it with `pool-manager restore` from a backup")]
+    Record(#[from] Unreadable),
+}
+
+/// A record as a change of the store.
+pub fn write(record: &Record) -> Write {
+    let (table, key) = place(record.key());
+    match record {
+        Record::Gone(_) => Write::Delete { table, key },
+        other => Write::Put { table, key, value: encode(other) },
+    }
+}
+
+/// Forgets that the store was restored: goes with the first batch after a restore.
+pub fn restored_noted() -> [Write; 2] {
+    [meta::RESTORED, meta::GENERATION].map(|key| Write::Delete { table: Table::Meta, key: key.to_vec() })
+}
+
+fn encode(record: &Record) -> Vec<u8> {
+    postcard::to_stdvec(record).expect("a record has a known length everywhere")
+}
+
+fn place(key: Key) -> (Table, Vec<u8>) {
+    match key {
+        Key::Meta => (Table::Meta, LEDGER.to_vec()),
+        Key::Emc(id) => (Table::Emcs, id.0.to_be_bytes().to_vec()),
+        Key::Host(id) => (Table::Hosts, id.0.to_be_bytes().to_vec()),
+        Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
+        Key::Reservation(id) => (Table::Reservations, id.0.to_be_bytes().to_vec()),
+        Key::Migration(id) => (Table::Migrations, id.0.to_be_bytes().to_vec()),
+        Key::Decision(seq) => (Table::Audit, seq.to_be_bytes().to_vec()),
+    }
+}
+
+/// Reads one entry.
+///
+/// # Errors
+/// It is not a record of this version.
+pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable> {
+    postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
+}
+
+/// Reads all records of a table.
+///
+/// # Errors
+/// The store cannot be read, or something in it is not a record of this version.
+pub fn scan(store: &mut dyn Scan, table: Table, each: &mut dyn FnMut(Record)) -> Result<(), LoadError> {
+    let mut first_bad = None;
+    store.scan(table, &mut |key, value| match read(table, key, value) {
+        Ok(record) => each(record),
+        Err(bad) => drop(first_bad.get_or_insert(bad)),
+    })?;
+    first_bad.map_or(Ok(()), |bad| Err(bad.into()))
+}
+
+/// Reads everything but the decisions, which are read when somebody asks.
+///
+/// # Errors
+/// The store cannot be read, or something in it is not a record of this version.
+pub fn load(store: &mut dyn Scan) -> Result<Loaded, LoadError> {
+    let mut loaded = Loaded { meta: None, records: Vec::new(), restored: false };
+    let mut generation = 0;
+    let mut bad = None;
+    store.scan(Table::Meta, &mut |key, value| match key {
+        meta::RESTORED => loaded.restored = number(value) == Some(1),
+        meta::GENERATION => generation = number(value).unwrap_or(0),
+        LEDGER => match read(Table::Meta, key, value) {
+            Ok(Record::Meta(meta)) => loaded.meta = Some(meta),
+            Ok(_) => {}
+            Err(unreadable) => bad = Some(unreadable),
+        },
+        _ => {}
+    })?;
+    if let Some(bad) = bad {
+        return Err(bad.into());
+    }
+    if let Some(meta) = &mut loaded.meta {
+        meta.generation = meta.generation.max(generation);
+    }
+    for table in [Table::Emcs, Table::Hosts, Table::Slices, Table::Reservations, Table::Migrations] {
+        scan(store, table, &mut |record| loaded.records.push(record))?;
+    }
+    Ok(loaded)
+}

@@ -1,0 +1,51 @@
+//! The gRPC services. A handler translates, asks the driver, translates; nothing is decided here.
+
+pub mod admin;
+pub mod agent;
+pub mod identity;
+pub mod refused;
+pub mod scheduler;
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use units::{Fraction, Ns};
+
+use crate::{driver::Handle, metrics::Metrics};
+use identity::Identity;
+
+/// What every handler may use.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// The way to the ledger.
+    pub driver: Handle,
+    /// Who may call what.
+    pub identity: Arc<Identity>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// What an operator may change while the manager runs.
+    pub policy: watch::Receiver<Policy>,
+    /// True when the manager is ending: streams end.
+    pub stopping: watch::Receiver<bool>,
+    /// When this process started, in Unix milliseconds.
+    pub started_unix_ms: u64,
+}
+
+/// What an operator may change while the manager runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// The part of a VM's memory that may come from the pool until a model is trained.
+    pub pool_share: Fraction,
+    /// Ends by itself unless committed within this time.
+    pub commit_within: Ns,
+    /// An agent must be heard at least this often.
+    pub lease_ttl: Ns,
+}
+
+impl Shared {
+    /// Waits until the manager is ending.
+    pub async fn stopped(&self) {
+        let mut stopping = self.stopping.clone();
+        let _ = stopping.wait_for(|stop| *stop).await; // a lost sender is an end, too
+    }
+}

@@ -1,0 +1,279 @@
+//! The service Admin.
+
+use std::pin::Pin;
+
+use pool::{
+    audit::Actor,
+    manager::{Answer, Ask, Manager},
+    record::Scheduling,
+};
+use proto::v1::{self as wire, admin_server};
+use tokio::sync::broadcast::error::RecvError;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status};
+use units::limits::{LIST_PAGE_MAX, WATCHERS_MAX};
+use units::{Name, ReservationId, SliceId};
+
+use super::{
+    Shared,
+    identity::Role,
+    refused::{exhausted, invalid, refused},
+    scheduler::unexpected,
+};
+use crate::{
+    convert::{self, Invalid},
+    driver::Asked,
+};
+
+/// The service Admin.
+#[derive(Clone, Debug)]
+pub struct Admin(pub Shared);
+
+type Reply<T> = Result<Response<T>, Status>;
+
+/// Events that wait for one slow watcher before it is told that it missed some.
+const EVENTS_QUEUED_MAX: usize = 256;
+
+impl Admin {
+    fn admit<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
+        let certified = self.0.identity.admit(request, Role::Admin)?;
+        Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
+    }
+
+    async fn look<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Manager) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        self.0.driver.look(move |manager, _| question(manager)).await.map_err(refused)
+    }
+
+    /// One thing, or the refusal that it is not there.
+    async fn find<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Manager) -> Result<T, pool::denied::Denied> + Send + 'static,
+    ) -> Reply<T> {
+        let found = self.look(question).await?;
+        found.map(Response::new).map_err(|denied| refused(Asked::Denied(denied)))
+    }
+
+    async fn place(&self, ask: Ask) -> Reply<wire::TargetResponse> {
+        match self.0.driver.ask(ask).await.map_err(refused)? {
+            Answer::Scheduled { revision, waiting_for } => Ok(Response::new(wire::TargetResponse {
+                revision: revision.0,
+                waiting_for: waiting_for.into_iter().map(String::from).collect(),
+            })),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn schedule(
+        &self,
+        request: Request<wire::TargetRequest>,
+        to: Scheduling,
+    ) -> Reply<wire::TargetResponse> {
+        let actor = self.admit(&request)?;
+        let request = request.into_inner();
+        let place = convert::place(request.target).map_err(invalid)?;
+        let reason = convert::reason(request.reason).map_err(invalid)?;
+        self.place(Ask::Schedule { place, to, actor, reason }).await
+    }
+}
+
+fn page(limit: u32) -> usize {
+    if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
+}
+
+#[tonic::async_trait]
+impl admin_server::Admin for Admin {
+    async fn get_rack(&self, request: Request<wire::GetRackRequest>) -> Reply<wire::Rack> {
+        self.admit(&request)?;
+        let started_unix_ms = self.0.started_unix_ms;
+        let rack = self.look(move |manager| {
+            let ledger = manager.durable();
+            wire::Rack {
+                rack_uuid: ledger.meta().rack_uuid.clone(),
+                version: env!("CARGO_PKG_VERSION").into(),
+                revision: ledger.meta().revision.0,
+                generation: ledger.meta().generation,
+                alarms: manager.alarms().into_iter().map(convert::alarm).collect(),
+                slices: ledger.emcs().map(|(_, e)| e.emc.slices).sum(),
+                slices_free: ledger.emcs().map(|(_, e)| e.free()).sum(),
+                buffer_target: manager.buffer_target(),
+                started_unix_ms,
+            }
+        });
+        Ok(Response::new(rack.await?))
+    }
+
+    async fn list_hosts(&self, request: Request<wire::ListHostsRequest>) -> Reply<wire::ListHostsResponse> {
+        self.admit(&request)?;
+        Ok(Response::new(wire::ListHostsResponse { hosts: self.look(convert::host_views).await? }))
+    }
+
+    async fn get_host(&self, request: Request<wire::GetHostRequest>) -> Reply<wire::Host> {
+        self.admit(&request)?;
+        let name = convert::named("host", &request.into_inner().host).map_err(invalid)?;
+        self.find(move |manager| {
+            let id = manager.durable().host_named(&name);
+            id.and_then(|id| convert::host(manager, id)).ok_or(pool::denied::Denied::NoSuchHost(name))
+        })
+        .await
+    }
+
+    async fn list_emcs(&self, request: Request<wire::ListEmcsRequest>) -> Reply<wire::ListEmcsResponse> {
+        self.admit(&request)?;
+        Ok(Response::new(wire::ListEmcsResponse { emcs: self.look(convert::emc_views).await? }))
+    }
+
+    async fn get_emc(&self, request: Request<wire::GetEmcRequest>) -> Reply<wire::Emc> {
+        self.admit(&request)?;
+        let name = convert::named("emc", &request.into_inner().emc).map_err(invalid)?;
+        self.find(move |manager| {
+            let id = manager.durable().emc_named(&name);
+            id.and_then(|id| convert::emc(manager, id)).ok_or(pool::denied::Denied::NoSuchEmc(name))
+        })
+        .await
+    }
+
+    async fn list_slices(
+        &self,
+        request: Request<wire::ListSlicesRequest>,
+    ) -> Reply<wire::ListSlicesResponse> {
+        self.admit(&request)?;
+        let request = request.into_inner();
+        let page = page(request.limit);
+        let listed = self.look(move |manager| {
+            let ledger = manager.durable();
+            let mut slices = ledger.slots_from(SliceId(request.from));
+            let shown =
+                slices.by_ref().take(page).map(|(id, emc, slot)| convert::slice(ledger, id, emc, slot));
+            let shown = shown.collect();
+            let next = slices.next().map(|(id, ..)| id.0);
+            wire::ListSlicesResponse { slices: shown, next, revision: ledger.meta().revision.0 }
+        });
+        Ok(Response::new(listed.await?))
+    }
+
+    async fn get_slice(&self, request: Request<wire::GetSliceRequest>) -> Reply<wire::Slice> {
+        self.admit(&request)?;
+        let id = SliceId(request.into_inner().slice);
+        self.find(move |manager| {
+            let ledger = manager.durable();
+            let found = ledger.emc_of(id).zip(ledger.slot(id));
+            found
+                .map(|(emc, slot)| convert::slice(ledger, id, emc, slot))
+                .ok_or(pool::denied::Denied::NoSuchSlice(id))
+        })
+        .await
+    }
+
+    async fn list_reservations(
+        &self,
+        request: Request<wire::ListReservationsRequest>,
+    ) -> Reply<wire::ListReservationsResponse> {
+        self.admit(&request)?;
+        let request = request.into_inner();
+        let after = match request.after.as_str() {
+            "" => ReservationId(0),
+            text => text.parse().map_err(|problem| invalid(Invalid { field: "after", problem }))?,
+        };
+        let page = page(request.limit).min(units::limits::RESERVATIONS_PAGE_MAX);
+        let listed = self.look(move |manager| {
+            let ledger = manager.durable();
+            let mut wanted = ledger.reservations_after(after).filter(|(_, r)| request.ended || r.is_active());
+            let shown: Vec<ReservationId> = wanted.by_ref().take(page).map(|(id, _)| id).collect();
+            let more = wanted.next().and(shown.last()).map(ToString::to_string);
+            let reservations = shown.into_iter().filter_map(|id| ledger.view(id)).map(convert::reservation);
+            wire::ListReservationsResponse {
+                reservations: reservations.collect(),
+                next_after: more.unwrap_or_default(),
+                revision: ledger.meta().revision.0,
+            }
+        });
+        Ok(Response::new(listed.await?))
+    }
+
+    async fn get_reservation(
+        &self,
+        request: Request<wire::GetReservationRequest>,
+    ) -> Reply<wire::Reservation> {
+        self.admit(&request)?;
+        let target = convert::target(request.into_inner().target).map_err(invalid)?;
+        self.find(move |manager| {
+            let ledger = manager.durable();
+            let id = ledger.find(&target)?;
+            ledger.view(id).map(convert::reservation).ok_or(pool::denied::Denied::NoSuchReservation(id))
+        })
+        .await
+    }
+
+    async fn cordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
+        self.schedule(request, Scheduling::Cordoned).await
+    }
+
+    async fn uncordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
+        self.schedule(request, Scheduling::Enabled).await
+    }
+
+    async fn drain(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
+        self.schedule(request, Scheduling::Draining).await
+    }
+
+    async fn fence(&self, request: Request<wire::FenceRequest>) -> Reply<wire::TargetResponse> {
+        let actor = self.admit(&request)?;
+        let request = request.into_inner();
+        let host = convert::named("host", &request.host).map_err(invalid)?;
+        let reason = convert::reason(request.reason).map_err(invalid)?;
+        self.place(Ask::Fence { host, powered_off: request.confirm_powered_off, actor, reason }).await
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<wire::Event, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<wire::WatchRequest>) -> Reply<Self::WatchStream> {
+        self.admit(&request)?;
+        if self.0.driver.watchers() >= WATCHERS_MAX {
+            return Err(exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already")));
+        }
+        let (sender, receiver) = tokio::sync::mpsc::channel(EVENTS_QUEUED_MAX);
+        tokio::spawn(pass_on_events(self.0.clone(), self.0.driver.changes(), sender));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn explain(&self, request: Request<wire::ExplainRequest>) -> Reply<wire::ExplainResponse> {
+        self.admit(&request)?;
+        let subject = request.into_inner().subject;
+        let decisions = self.0.driver.explain(subject).await.map_err(refused)?;
+        let decisions = decisions.iter().map(|(seq, decision)| convert::decision(*seq, decision)).collect();
+        Ok(Response::new(wire::ExplainResponse { decisions }))
+    }
+}
+
+type Changes = tokio::sync::broadcast::Receiver<std::sync::Arc<pool::manager::Published>>;
+
+async fn pass_on_events(
+    shared: Shared,
+    mut changes: Changes,
+    sender: tokio::sync::mpsc::Sender<Result<wire::Event, Status>>,
+) {
+    loop {
+        let events = tokio::select! {
+            change = changes.recv() => match change {
+                Ok(published) => shared.driver.look(move |m, when| convert::event(m, when, &published)).await,
+                Err(RecvError::Lagged(events)) => Ok(vec![missed(events)]),
+                Err(RecvError::Closed) => return,
+            },
+            () = sender.closed() => return,
+            () = shared.stopped() => return,
+        };
+        for event in events.unwrap_or_default() {
+            if sender.send(Ok(event)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn missed(events: u64) -> wire::Event {
+    let what = Some(wire::event::What::Missed(wire::Missed { events }));
+    wire::Event { revision: 0, at_unix_ms: 0, what }
+}

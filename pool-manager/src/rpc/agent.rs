@@ -1,0 +1,145 @@
+//! The service Agent: one stream per host, facts up, orders down.
+
+use std::{pin::Pin, time::Duration};
+
+use pool::{manager::SessionId, protocol::Hello};
+use proto::v1::{self as wire, agent_server, from_agent, to_agent};
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+use units::HostId;
+
+use super::{
+    Shared,
+    refused::{closed, forbidden, invalid, precondition, refused, stopping},
+};
+use crate::{
+    convert::{self, Invalid},
+    driver::ToSession,
+};
+
+/// The service Agent.
+#[derive(Clone, Debug)]
+pub struct Agent(pub Shared);
+
+type Sent = Result<wire::ToAgent, Status>;
+
+/// Messages to one agent that wait for the network.
+const MESSAGES_QUEUED_MAX: usize = 4;
+/// How long a caller may take to say who it is.
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
+
+#[tonic::async_trait]
+impl agent_server::Agent for Agent {
+    type SessionStream = Pin<Box<dyn Stream<Item = Sent> + Send>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<wire::FromAgent>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let (metadata, extensions, mut messages) = request.into_parts();
+        let first = tokio::time::timeout(HELLO_WITHIN, messages.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no hello in time"))??;
+        let Some(from_agent::Message::Hello(said)) = first.and_then(|first| first.message) else {
+            return Err(invalid(Invalid::new("message", "something else", "must be a hello, first of all")));
+        };
+        let claimed_rack = said.rack_uuid.clone();
+        let (name, hello) = convert::agent::hello(said).map_err(invalid)?;
+        self.0.identity.admit_agent(&metadata, &extensions, &name)?;
+        let known = name.clone();
+        let looked = self.0.driver.look(move |manager, _| {
+            (manager.durable().meta().rack_uuid.clone(), manager.durable().host_named(&known))
+        });
+        let (rack_uuid, host) = looked.await.map_err(refused)?;
+        let host =
+            host.ok_or_else(|| forbidden("HOST_NOT_FOUND", format!("host: {name} is not in this rack")))?;
+        if !claimed_rack.is_empty() && claimed_rack != rack_uuid {
+            let message = format!(
+                "rack_uuid: {claimed_rack} is not this rack, {rack_uuid}: remove the host there first"
+            );
+            return Err(precondition("OTHER_RACK", message));
+        }
+        self.begin(host, hello, rack_uuid, messages).await
+    }
+}
+
+impl Agent {
+    async fn begin(
+        &self,
+        host: HostId,
+        hello: Hello,
+        rack_uuid: String,
+        messages: Streaming<wire::FromAgent>,
+    ) -> Result<Response<<Self as agent_server::Agent>::SessionStream>, Status> {
+        let (sender, receiver) = mpsc::channel(MESSAGES_QUEUED_MAX);
+        let (outbox, orders) = mpsc::channel(MESSAGES_QUEUED_MAX);
+        let welcome = wire::Welcome {
+            protocol_version: proto::PROTOCOL_VERSION,
+            rack_uuid: rack_uuid.clone(),
+            lease_ttl_ms: self.0.policy.borrow().lease_ttl.as_ms(),
+        };
+        let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
+        sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
+        let session = self.0.driver.agent_up(host, hello, outbox).await.map_err(refused)?;
+        let shared = self.0.clone();
+        tokio::spawn(async move {
+            let ended = tokio::select! {
+                ended = hear(&shared, session, messages) => ended,
+                ended = tell(orders, rack_uuid, &sender) => ended,
+                () = shared.stopped() => Some(stopping()),
+                () = sender.closed() => None,
+            };
+            if let Some(status) = ended {
+                let _ = sender.send(Err(status)).await; // a caller that is gone needs no reason
+            }
+            shared.driver.agent_down(session).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+/// Takes in reports until the agent ends or says something wrong.
+async fn hear(
+    shared: &Shared,
+    session: SessionId,
+    mut messages: Streaming<wire::FromAgent>,
+) -> Option<Status> {
+    loop {
+        let message = match messages.message().await {
+            Ok(Some(message)) => message,
+            Ok(None) => return None,
+            Err(status) => return (status.code() == tonic::Code::OutOfRange).then_some(status),
+        };
+        let Some(from_agent::Message::Have(have)) = message.message else {
+            return Some(invalid(Invalid::new(
+                "message",
+                "something else",
+                "must be a have after the hello",
+            )));
+        };
+        match convert::agent::have(have) {
+            Err(error) => return Some(invalid(error)),
+            Ok(have) => {
+                if let Err(error) = shared.driver.agent_have(session, have).await {
+                    return Some(refused(error));
+                }
+            }
+        }
+    }
+}
+
+/// Passes orders on until the driver ends the session.
+async fn tell(
+    mut orders: mpsc::Receiver<ToSession>,
+    rack_uuid: String,
+    sender: &mpsc::Sender<Sent>,
+) -> Option<Status> {
+    while let Some(order) = orders.recv().await {
+        let message = match order {
+            ToSession::Close(why) => return Some(closed(why)),
+            ToSession::Order(want) => to_agent::Message::Want(convert::agent::want(rack_uuid.clone(), want)),
+        };
+        sender.send(Ok(wire::ToAgent { message: Some(message) })).await.ok()?;
+    }
+    Some(stopping())
+}

@@ -1,0 +1,104 @@
+//! Refusals as gRPC statuses: one function, no `_`. Each carries google.rpc.ErrorInfo (domain "tarn", the reason), and a
+//! bad value also google.rpc.BadRequest with its field.
+
+use std::collections::HashMap;
+
+use pool::{denied::Denied, manager::Closed};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::{convert::Invalid, driver::Asked};
+
+/// The domain of every reason.
+pub const DOMAIN: &str = "tarn";
+
+fn status(code: Code, reason: &str, message: String) -> Status {
+    let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+    Status::with_error_details(code, message, details)
+}
+
+/// A request that is wrong in itself.
+pub fn invalid(error: Invalid) -> Status {
+    let message = error.to_string();
+    let mut details = ErrorDetails::with_error_info("BAD_VALUE", DOMAIN, HashMap::new());
+    details.add_bad_request_violation(error.field, error.problem);
+    Status::with_error_details(Code::InvalidArgument, message, details)
+}
+
+/// A caller who may not do this.
+pub fn forbidden(reason: &str, message: String) -> Status {
+    status(Code::PermissionDenied, reason, message)
+}
+
+/// A state of affairs that does not allow this.
+pub fn precondition(reason: &str, message: String) -> Status {
+    status(Code::FailedPrecondition, reason, message)
+}
+
+/// More of something than a limit allows.
+pub fn exhausted(reason: &str, message: String) -> Status {
+    status(Code::ResourceExhausted, reason, message)
+}
+
+/// The manager is ending.
+pub fn stopping() -> Status {
+    status(Code::Unavailable, "STOPPING", "the manager is stopping".into())
+}
+
+/// A request that was not answered with what was asked.
+pub fn refused(error: Asked) -> Status {
+    let message = error.to_string();
+    match error {
+        Asked::Denied(denied) => status(code(&denied), denied.reason(), message),
+        Asked::Overloaded => status(Code::Unavailable, "OVERLOADED", message),
+        Asked::Stopping => stopping(),
+        Asked::Unreadable(cause) => status(Code::Internal, "STORE_UNREADABLE", format!("{message}: {cause}")),
+    }
+}
+
+fn code(denied: &Denied) -> Code {
+    match denied {
+        Denied::NoSuchHost(_)
+        | Denied::NoSuchEmc(_)
+        | Denied::NoSuchSlice(_)
+        | Denied::NoSuchVm(_)
+        | Denied::NoSuchReservation(_)
+        | Denied::NoSuchMigration(_) => Code::NotFound,
+        Denied::BadValue { .. } => Code::InvalidArgument,
+        Denied::RequestReused { .. } | Denied::VmTaken { .. } => Code::AlreadyExists,
+        Denied::HostNotSchedulable { .. }
+        | Denied::WrongState { .. }
+        | Denied::SliceNotNow { .. }
+        | Denied::HostConnected(_)
+        | Denied::NotDrained { .. }
+        | Denied::Fixed { .. } => Code::FailedPrecondition,
+        Denied::OutOfSlices { .. }
+        | Denied::OutOfLocal { .. }
+        | Denied::OutOfCores { .. }
+        | Denied::StoreFull
+        | Denied::TooMany { .. } => Code::ResourceExhausted,
+        Denied::HostExpected(_) | Denied::StoreFailed | Denied::Starting(_) => Code::Unavailable,
+        Denied::NotReadyInTime { .. } => Code::DeadlineExceeded,
+    }
+}
+
+/// Why an agent's connection was ended.
+pub fn closed(why: Closed) -> Status {
+    match why {
+        Closed::Superseded => {
+            status(Code::Aborted, "SUPERSEDED", "a newer agent speaks for this host".into())
+        }
+        Closed::FalseClaim(slice, epoch) => forbidden(
+            "FALSE_CLAIM",
+            format!(
+                "online: slice {slice} epoch {epoch} was never given to this host: must be one of its orders"
+            ),
+        ),
+        Closed::LeaseOver => status(
+            Code::Aborted,
+            "LEASE_OVER",
+            "nothing was heard for longer than the lease: connect again".into(),
+        ),
+        Closed::HostGone => forbidden("HOST_NOT_FOUND", "this host is not in the rack any more".into()),
+    }
+}

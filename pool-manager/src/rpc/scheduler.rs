@@ -1,0 +1,207 @@
+//! The service Scheduler.
+
+use std::{pin::Pin, time::Instant};
+
+use pool::{
+    audit::Actor,
+    manager::{Answer, Ask},
+    record::MigrationAnswer,
+};
+use proto::v1::{self as wire, scheduler_server};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status};
+use units::Name;
+use units::limits::{WAIT_READY_MAX, WATCHERS_MAX};
+
+use super::{
+    Shared,
+    identity::Role,
+    refused::{exhausted, invalid, refused},
+};
+use crate::{
+    convert::{self, Invalid},
+    driver::Asked,
+};
+
+/// The service Scheduler.
+#[derive(Clone, Debug)]
+pub struct Scheduler(pub Shared);
+
+type Reply<T> = Result<Response<T>, Status>;
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Messages that wait for one slow watcher.
+const WATCH_QUEUED_MAX: usize = 16;
+
+impl Scheduler {
+    fn admit<T>(&self, request: &Request<T>) -> Result<Option<Name>, Status> {
+        self.0.identity.admit(request, Role::Scheduler)
+    }
+
+    async fn reservation(&self, ask: Ask) -> Reply<wire::Reservation> {
+        match self.0.driver.ask(ask).await.map_err(refused)? {
+            Answer::Reservation(view) => Ok(Response::new(convert::reservation(view))),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// The driver answered something else than was asked: a fault of ours.
+pub(super) fn unexpected(answer: &Answer) -> Status {
+    Status::internal(format!("unexpected answer {answer:?}"))
+}
+
+fn actor(certified: Option<Name>) -> Actor {
+    Actor::Client(certified.unwrap_or_else(|| Name::new("scheduler").expect("a name")))
+}
+
+#[tonic::async_trait]
+impl scheduler_server::Scheduler for Scheduler {
+    async fn plan_vm(&self, request: Request<wire::PlanVmRequest>) -> Reply<wire::PlanVmResponse> {
+        let actor = actor(self.admit(&request)?);
+        let plan = convert::plan(request.into_inner()).map_err(invalid)?;
+        let share = self.0.policy.borrow().pool_share;
+        let planned =
+            self.0.driver.look(move |manager, when| crate::plan::plan(manager, when, &plan, share, actor));
+        let (response, decision) = planned.await.map_err(refused)?;
+        self.0.driver.ask(Ask::Note(decision)).await.map_err(refused)?;
+        Ok(Response::new(response))
+    }
+
+    async fn reserve(&self, request: Request<wire::ReserveRequest>) -> Reply<wire::Reservation> {
+        let began = Instant::now();
+        let certified = self.admit(&request)?;
+        let request = request.into_inner();
+        let (validate_only, wait_ready) = (request.validate_only, request.wait_ready);
+        let commit_within = self.0.policy.borrow().commit_within;
+        let reserve = convert::reserve(request, certified.as_ref(), commit_within).map_err(invalid)?;
+        if validate_only {
+            return self.reservation(Ask::Validate(reserve)).await;
+        }
+        let wait = wait_ready.then_some(WAIT_READY_MAX);
+        let reply = self.reservation(Ask::Reserve { reserve, wait }).await;
+        if !wait_ready {
+            self.0.metrics.reserve_seconds.observe(began.elapsed().as_secs_f64());
+        }
+        reply
+    }
+
+    async fn wait_ready(&self, request: Request<wire::WaitReadyRequest>) -> Reply<wire::Reservation> {
+        self.admit(&request)?;
+        let request = request.into_inner();
+        let target = convert::target(request.target).map_err(invalid)?;
+        let within = convert::timeout(request.timeout_ms).map_err(invalid)?;
+        self.reservation(Ask::WaitReady { target, within }).await
+    }
+
+    async fn commit(&self, request: Request<wire::CommitRequest>) -> Reply<wire::Reservation> {
+        let actor = actor(self.admit(&request)?);
+        let target = convert::target(request.into_inner().target).map_err(invalid)?;
+        self.reservation(Ask::Commit { target, actor }).await
+    }
+
+    async fn release(&self, request: Request<wire::ReleaseRequest>) -> Reply<wire::Reservation> {
+        let actor = actor(self.admit(&request)?);
+        let request = request.into_inner();
+        let force = request.force;
+        if force && request.reason.is_empty() {
+            return Err(invalid(Invalid::new("reason", "nothing", "must be given with force")));
+        }
+        let reason = convert::reason(request.reason).map_err(invalid)?;
+        let target = convert::target(request.target).map_err(invalid)?;
+        self.reservation(Ask::Release { target, force, reason, actor }).await
+    }
+
+    type WatchCapacityStream = Streamed<wire::Capacity>;
+
+    async fn watch_capacity(
+        &self,
+        request: Request<wire::WatchCapacityRequest>,
+    ) -> Reply<Self::WatchCapacityStream> {
+        self.admit(&request)?;
+        watch(
+            &self.0,
+            |manager| vec![convert::capacity(manager)],
+            |c| wire::Capacity { revision: 0, ..c.clone() },
+        )
+    }
+
+    type WatchMigrationsStream = Streamed<wire::Migration>;
+
+    async fn watch_migrations(
+        &self,
+        request: Request<wire::WatchMigrationsRequest>,
+    ) -> Reply<Self::WatchMigrationsStream> {
+        self.admit(&request)?;
+        let all = |manager: &pool::manager::Manager| {
+            let ledger = manager.durable();
+            ledger.migrations().map(|(_, m)| convert::migration(ledger, m)).collect()
+        };
+        watch(&self.0, all, wire::Migration::clone)
+    }
+
+    async fn resolve_migration(
+        &self,
+        request: Request<wire::ResolveMigrationRequest>,
+    ) -> Reply<wire::Migration> {
+        let actor = actor(self.admit(&request)?);
+        let request = request.into_inner();
+        let answer = match request.state() {
+            wire::MigrationState::Accepted => MigrationAnswer::Accepted,
+            wire::MigrationState::Declined => MigrationAnswer::Declined,
+            wire::MigrationState::Done => MigrationAnswer::Done,
+            wire::MigrationState::Open | wire::MigrationState::Unspecified => {
+                let rule = "must be ACCEPTED, DECLINED or DONE";
+                return Err(invalid(Invalid::new("state", request.state().as_str_name(), rule)));
+            }
+        };
+        let vm = convert::named("vm", &request.vm).map_err(invalid)?;
+        let words = convert::reason(request.answer).map_err(invalid)?;
+        let looked =
+            self.0.driver.ask(Ask::ResolveMigration { vm, answer, words, actor }).await.map_err(refused)?;
+        let Answer::Migration(migration) = looked else { return Err(unexpected(&looked)) };
+        let shown = self.0.driver.look(move |manager, _| convert::migration(manager.durable(), &migration));
+        Ok(Response::new(shown.await.map_err(refused)?))
+    }
+}
+
+/// A stream of what is known now, again whenever something of it changes. `key` leaves out what is no change.
+fn watch<T, K>(
+    shared: &Shared,
+    what: impl Fn(&pool::manager::Manager) -> Vec<T> + Copy + Send + Sync + 'static,
+    key: impl Fn(&T) -> K + Send + Sync + 'static,
+) -> Reply<Streamed<T>>
+where
+    T: Send + Sync + 'static,
+    K: PartialEq + Send + Sync,
+{
+    let mut changed = shared.driver.changed();
+    if shared.driver.watchers() >= WATCHERS_MAX {
+        return Err(exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already")));
+    }
+    let counted = shared.driver.changes(); // is one of the watchers while the stream lives
+    let (sender, receiver) = tokio::sync::mpsc::channel(WATCH_QUEUED_MAX);
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let _counted = counted;
+        let mut shown: Vec<K> = Vec::new();
+        loop {
+            changed.mark_unchanged();
+            let now: Result<Vec<T>, Asked> = shared.driver.look(move |manager, _| what(manager)).await;
+            let Ok(now) = now else { return };
+            let keys: Vec<K> = now.iter().map(&key).collect();
+            for (item, key) in now.into_iter().zip(&keys) {
+                if !shown.contains(key) && sender.send(Ok(item)).await.is_err() {
+                    return;
+                }
+            }
+            shown = keys;
+            tokio::select! {
+                woken = changed.changed() => if woken.is_err() { return },
+                () = sender.closed() => return,
+                () = shared.stopped() => return,
+            }
+        }
+    });
+    Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+}

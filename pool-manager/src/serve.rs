@@ -1,0 +1,356 @@
+//! `pool-manager serve`: from rack.toml to answering, reloading on SIGHUP, and a clean end on SIGTERM or SIGINT.
+//!
+//! The order matters: the store is read, the rack configured and durable, and only then does anybody get an answer.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use pool::{
+    ledger::{EmcSpec, HostSpec, RackSpec},
+    manager::{Ask, Settings},
+};
+use proto::v1::{admin_server::AdminServer, agent_server::AgentServer, scheduler_server::SchedulerServer};
+use sd_notify::NotifyState;
+use tokio::{
+    net::{TcpListener, UnixListener},
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinHandle,
+};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::transport::{Certificate, Identity as Certified, Server, ServerTlsConfig, server::Router};
+use units::limits::MESSAGE_BYTES_MAX;
+
+use crate::{
+    config::{Config, ConfigError, Listen, Tls, diff},
+    driver::{self, Asked, Handle, Start},
+    emc::chain,
+    metrics::Metrics,
+    records::{self, LoadError},
+    rpc::{
+        Policy, Shared,
+        admin::Admin,
+        agent::Agent,
+        identity::{Identity, Rules},
+        scheduler::Scheduler,
+    },
+    store::{Store, StoreError, redb::RedbStore},
+    tokens::{TokenError, Tokens},
+};
+
+/// How long calls may take to end after a signal.
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why the manager did not start, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// rack.toml.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What is in the store.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A token file.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// rack.toml does not fit the ledger.
+    #[error("rack.toml does not fit what the store knows")]
+    Configure(#[source] Asked),
+    /// A field that needs a restart.
+    #[error("{0}")]
+    Fixed(String),
+    /// The operating system refused.
+    #[error("{doing} {place}")]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        place: String,
+        /// Why not.
+        #[source]
+        errno: std::io::Error,
+    },
+    /// The gRPC server.
+    #[error("serve gRPC on {place}")]
+    Transport {
+        /// Where.
+        place: String,
+        /// Why not.
+        #[source]
+        cause: tonic::transport::Error,
+    },
+}
+
+fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> ServeError {
+    let place = place.to_string();
+    move |errno| ServeError::Io { doing, place, errno }
+}
+
+/// Runs until a signal ends it.
+///
+/// # Errors
+/// Before it answers anybody: configuration, store, tokens or sockets are not right.
+pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
+    let config = Config::load(&path)?;
+    let identity = Arc::new(Identity::new(rules(&config)?));
+    let metrics = Arc::new(Metrics::default());
+    let mut store = RedbStore::open_directory(&config.manager.store)?;
+    let loaded = records::load(&mut store)?;
+    let rack_uuid = uuid();
+    let start = Start { settings: settings(&config), loaded, rack_uuid };
+    let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
+        .map_err(io("start a thread for", "the store"))?;
+    configure(&handle, &config).await?;
+
+    let (policy, policy_seen) = watch::channel(policy(&config));
+    let (stop, stopping) = watch::channel(false);
+    let shared = Shared {
+        driver: handle.clone(),
+        identity: Arc::clone(&identity),
+        metrics: Arc::clone(&metrics),
+        policy: policy_seen,
+        stopping: stopping.clone(),
+        started_unix_ms: unix_ms(),
+    };
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<SchedulerServer<Scheduler>>().await;
+    health.set_serving::<AdminServer<Admin>>().await;
+    health.set_serving::<AgentServer<Agent>>().await;
+    let router = router(&config, shared.clone())?.add_service(health_service);
+    let server = listen(&config.manager.listen, router, stopping.clone()).await?;
+    let exporter = match config.manager.metrics_listen {
+        Some(address) => Some(export(address, shared, stopping).await?),
+        None => None,
+    };
+    tracing::info!(listen = %config.manager.listen, store = %config.manager.store.display(), "pool-manager ready");
+    notify(&[NotifyState::Ready]);
+    let watchdog = tokio::spawn(watchdog(handle.clone()));
+
+    reload_until_stopped(&path, config, &handle, &identity, &policy).await?;
+
+    tracing::info!("pool-manager stopping");
+    notify(&[NotifyState::Stopping]);
+    let _ = stop.send(true); // the servers may have ended already
+    watchdog.abort();
+    let ended = tokio::time::timeout(STOP_WITHIN, server).await;
+    if let Some(exporter) = exporter {
+        exporter.abort();
+    }
+    drop(handle);
+    let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
+    tracing::info!(calls_ended = ended.is_ok(), durable = flushed.is_ok(), "pool-manager stopped");
+    Ok(())
+}
+
+fn boxed(store: RedbStore) -> Box<dyn Store> {
+    Box::new(store)
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!(%error, "no service manager to notify");
+    }
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A new rack's name, from the kernel's random numbers.
+fn uuid() -> String {
+    let mut bytes = [0_u8; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .expect("the kernel has random numbers");
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings { lease_ttl: config.lease.ttl, fence_after: config.lease.fence_after }
+}
+
+fn policy(config: &Config) -> Policy {
+    Policy {
+        pool_share: config.policy.pool_share,
+        commit_within: config.policy.commit_within,
+        lease_ttl: config.lease.ttl,
+    }
+}
+
+fn rules(config: &Config) -> Result<Rules, TokenError> {
+    let tokens = Tokens::load(&config.manager.store, &config.hosts)?;
+    let certified = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
+    Ok(Rules { tokens, certified })
+}
+
+fn rack(config: &Config) -> RackSpec {
+    let emc = |e: &crate::config::Emc| EmcSpec {
+        name: e.name.clone(),
+        slices: e.slices,
+        driver: e.driver.name().into(),
+        path: e.path.display().to_string(),
+    };
+    let host = |h: &crate::config::Host| HostSpec {
+        name: h.name.clone(),
+        cores: h.cores,
+        local: h.local,
+        emcs: h.emcs.clone(),
+    };
+    RackSpec { emcs: config.emcs.iter().map(emc).collect(), hosts: config.hosts.iter().map(host).collect() }
+}
+
+async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
+    handle.ask(Ask::Configure(rack(config))).await.map_err(ServeError::Configure)?;
+    handle.set(settings(config)).await.map_err(ServeError::Configure)
+}
+
+/// Reads rack.toml again on SIGHUP; a faulty one changes nothing. Ends on SIGTERM and SIGINT.
+async fn reload_until_stopped(
+    path: &std::path::Path,
+    mut config: Config,
+    handle: &Handle,
+    identity: &Identity,
+    policy_sender: &watch::Sender<Policy>,
+) -> Result<(), ServeError> {
+    let on = |kind| signal(kind).map_err(io("listen for", "signals"));
+    let (mut hangup, mut terminate, mut interrupt) =
+        (on(SignalKind::hangup())?, on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    loop {
+        tokio::select! {
+            _ = hangup.recv() => match reload(path, &config, handle, identity).await {
+                Ok(new) => {
+                    tracing::info!(path = %path.display(), "rack.toml read again");
+                    policy_sender.send_replace(policy(&new));
+                    config = new;
+                }
+                Err(error) => {
+                    let error = chain(&error);
+                    tracing::error!(path = %path.display(), error, "rack.toml refused, nothing changed");
+                }
+            },
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
+    }
+}
+
+async fn reload(
+    path: &std::path::Path,
+    old: &Config,
+    handle: &Handle,
+    identity: &Identity,
+) -> Result<Config, ServeError> {
+    let new = Config::load(path)?;
+    let fixed: Vec<String> = diff(old, &new).fixed.iter().map(ToString::to_string).collect();
+    if !fixed.is_empty() {
+        return Err(ServeError::Fixed(fixed.join("; ")));
+    }
+    let rules = rules(&new)?;
+    configure(handle, &new).await?;
+    identity.replace(rules);
+    Ok(new)
+}
+
+fn router(config: &Config, shared: Shared) -> Result<Router, ServeError> {
+    let mut server = Server::builder();
+    if let Some(tls) = &config.tls {
+        let place = config.manager.listen.to_string();
+        server =
+            server.tls_config(server_tls(tls)?).map_err(|cause| ServeError::Transport { place, cause })?;
+    }
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(proto::v1::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .expect("the descriptors were made with the services");
+    Ok(server
+        .add_service(reflection)
+        .add_service(
+            SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX)))
+}
+
+fn server_tls(tls: &Tls) -> Result<ServerTlsConfig, ServeError> {
+    let read = |path: &PathBuf| std::fs::read(path).map_err(io("read", path.display()));
+    let own = Certified::from_pem(read(&tls.certificate)?, read(&tls.key)?);
+    Ok(ServerTlsConfig::new().identity(own).client_ca_root(Certificate::from_pem(read(&tls.client_ca)?)))
+}
+
+async fn listen(
+    listen: &Listen,
+    router: Router,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<JoinHandle<()>, ServeError> {
+    let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
+    let report = |result: Result<(), tonic::transport::Error>| {
+        if let Err(error) = result {
+            tracing::error!(error = chain(&error), "gRPC server ended");
+        }
+    };
+    match listen {
+        Listen::Tcp(address) => {
+            let listener = TcpListener::bind(address).await.map_err(io("listen on", address))?;
+            let incoming = TcpListenerStream::new(listener);
+            let incoming = tokio_stream::StreamExt::map(incoming, |stream| {
+                stream.inspect(|stream| drop(stream.set_nodelay(true))) // a small reply must not wait for company
+            });
+            Ok(tokio::spawn(
+                async move { report(router.serve_with_incoming_shutdown(incoming, stopped).await) },
+            ))
+        }
+        Listen::Unix(path) => {
+            let _ = std::fs::remove_file(path); // the store's lock says that no other manager uses it
+            let listener = UnixListener::bind(path).map_err(io("listen on", path.display()))?;
+            let incoming = UnixListenerStream::new(listener);
+            Ok(tokio::spawn(
+                async move { report(router.serve_with_incoming_shutdown(incoming, stopped).await) },
+            ))
+        }
+    }
+}
+
+/// Shows metrics over HTTP.
+async fn export(
+    address: std::net::SocketAddr,
+    shared: Shared,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<JoinHandle<()>, ServeError> {
+    let listener = TcpListener::bind(address).await.map_err(io("listen on", address))?;
+    let show = move || {
+        let shared = shared.clone();
+        async move {
+            let metrics = Arc::clone(&shared.metrics);
+            let observed = shared.driver.look(move |manager, _| metrics.observe(manager)).await;
+            observed.map_err(|error| error.to_string())?;
+            shared.metrics.text().map_err(|error| error.to_string())
+        }
+    };
+    let app = axum::Router::new().route("/metrics", axum::routing::get(show));
+    let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
+    Ok(tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stopped).await {
+            tracing::error!(%error, "metrics server ended");
+        }
+    }))
+}
+
+/// Tells the service manager that the driver still answers, if it wants to know.
+async fn watchdog(handle: Handle) {
+    let Some(within) = sd_notify::watchdog_enabled() else { return };
+    let mut beat = tokio::time::interval(within / 3);
+    loop {
+        beat.tick().await;
+        if handle.look(|_, _| ()).await.is_ok() {
+            notify(&[NotifyState::Watchdog]);
+        }
+    }
+}
