@@ -1,1 +1,51 @@
-fn main() {}
+//! The chores of this repository: `cargo xtask TASK`, one file per task. Knows the services only as programs to build and
+//! to run, never their code.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod debian;
+mod failure;
+mod lint;
+mod man;
+mod repository;
+mod sim;
+mod step;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// The chores of this repository.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", max_term_width = 100)]
+enum Task {
+    /// Every test
+    Test(test::Args),
+    /// Formatting, clippy and documentation, without a warning
+    Lint,
+    /// The house rules: who may import whom, headers, pure rooms, sizes, limits, the code map
+    Tidy,
+    /// The promised ratios, measured against etcd on this machine
+    Bench,
+    /// The rack in one thread, grown from many seeds
+    Sim(sim::Args),
+    /// The manual pages of `tarn`, into target/man
+    Man,
+}
+
+fn main() -> ExitCode {
+    let done = match Task::parse() {
+        Task::Test(args) => test::run(&args),
+        Task::Lint => lint::run(),
+        Task::Tidy => tidy::run(),
+        Task::Bench => bench::run(),
+        Task::Sim(args) => sim::run(&args),
+        Task::Man => man::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

@@ -1,0 +1,24 @@
+//! `cargo xtask bench`: runs what `benches/` measures and repeats its ratios at the end. Above 1 we are ahead.
+
+use crate::{debian, failure::Failure, repository::cargo, step::step_read};
+
+/// How a measured promise begins its line: `ratio NAME VALUE`.
+const RATIO: &str = "ratio ";
+
+/// Measures, and prints every ratio once more.
+///
+/// # Errors
+/// A benchmark fails, or none printed a ratio.
+pub fn run() -> Result<(), Failure> {
+    debian::ensure(debian::FOR_BENCH)?;
+    let mut ratios = Vec::new();
+    step_read("benchmarks", &mut cargo(&["bench", "--package", "benches"]), |line| {
+        println!("{line}");
+        ratios.extend(line.starts_with(RATIO).then(|| line.to_owned()));
+    })?;
+    if ratios.is_empty() {
+        return Err(Failure::Result("the benchmarks printed no ratio".to_owned()));
+    }
+    println!("\n{}", ratios.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! Programs from Debian that a task needs: installed if missing and allowed, else asked for. The build needs none.
+
+use std::{env, path::Path, process::Command};
+
+use crate::{failure::Failure, step::step};
+
+/// A program and the package that holds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Needed {
+    /// The program.
+    pub program: &'static str,
+    /// The package.
+    pub package: &'static str,
+}
+
+/// What the benchmarks measure against. Tests need nothing but cargo and a linker.
+pub const FOR_BENCH: Needed = Needed { program: "etcd", package: "etcd-server" };
+
+/// Sees to it that the program is there.
+///
+/// # Errors
+/// It is missing and this user may not install it, or installing fails.
+pub fn ensure(needed: Needed) -> Result<(), Failure> {
+    let Needed { program, package } = needed;
+    if installed(program) {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() || !installed("apt-get") {
+        return Err(Failure::Missing { program, package });
+    }
+    step("package lists", apt().arg("update"))?;
+    step(&format!("install {package}"), apt().args(["install", "--yes", "--no-install-recommends", package]))
+}
+
+fn apt() -> Command {
+    let mut command = Command::new("apt-get");
+    command.arg("--quiet").env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn installed(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).chain([Path::new("/usr/sbin").to_owned()]).any(|dir| dir.join(program).is_file())
+}

@@ -1,0 +1,22 @@
+//! `cargo xtask man`: the manual pages of `tarn`, written by `tarn` itself.
+
+use std::{fs, process::Command};
+
+use crate::{
+    failure::Failure,
+    repository::root,
+    step::{build, step},
+};
+
+/// Builds `tarn` and lets it write its pages into `target/man`.
+///
+/// # Errors
+/// It does not build, or cannot write.
+pub fn run() -> Result<(), Failure> {
+    let [tarn] = build(["cli"], ["tarn"])?;
+    let pages = root().join("target/man");
+    fs::create_dir_all(&pages).map_err(Failure::file("create", &pages))?;
+    step("manual pages", Command::new(tarn).arg("man").arg(&pages))?;
+    println!("man -l {}", pages.join("tarn.1").display());
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! `cargo xtask test`: builds everything, runs every test, and says at the end what ran. Which tests there are is each
+//! room's business.
+
+use std::{fmt, time::Instant};
+
+use crate::{
+    failure::Failure,
+    repository::cargo,
+    step::{step, step_read},
+};
+
+/// How thorough.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Args {
+    /// Fewer seeds of the simulation, for a look in between
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Read by the simulation tests: how many seeds they run. Unset, they run their thousands.
+const SEEDS: &str = "TARN_SEEDS";
+/// Seeds of a quick run.
+const QUICK_SEEDS: &str = "50";
+
+/// Builds and runs them all, even when one fails.
+///
+/// # Errors
+/// Something does not build, a test fails, or one was left out.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let begun = Instant::now();
+    // System tests start the programs, which `cargo test` alone does not build.
+    step("build programs", &mut cargo(&["build", "--workspace", "--bins"]))?;
+    step("build tests", &mut cargo(&["test", "--workspace", "--no-run"]))?;
+    let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    if args.quick {
+        tests.env(SEEDS, QUICK_SEEDS);
+    }
+    let mut tally = Tally::default();
+    let ran = step_read("tests", &mut tests, |line| {
+        println!("{line}");
+        tally.see(line);
+    });
+    println!("\n{tally} in {:.0} s", begun.elapsed().as_secs_f64());
+    ran.and_then(|()| tally.verdict())
+}
+
+/// What all test programs together reported.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    programs: u64,
+    passed: u64,
+    failed: Vec<String>,
+    left_out: u64,
+}
+
+impl Tally {
+    /// Takes in one line of a test program: of one test that failed, or of the whole program at its end.
+    fn see(&mut self, line: &str) {
+        if let Some(test) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+            self.failed.push(test.to_owned());
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            self.programs += 1;
+            self.passed += count(result, "passed");
+            self.left_out += count(result, "ignored");
+        }
+    }
+
+    /// Every test ran and passed, and there were some.
+    fn verdict(&self) -> Result<(), Failure> {
+        match self {
+            Self { left_out: 1.., .. } => Err(Failure::Result("a test was left out (#[ignore])".to_owned())),
+            Self { passed: 0, .. } => Err(Failure::Result("not one test ran".to_owned())),
+            Self { .. } => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for test in &self.failed {
+            writeln!(f, "failed: {test}")?;
+        }
+        let Self { programs, passed, failed, left_out } = self;
+        write!(
+            f,
+            "{passed} tests passed, {} failed, {left_out} left out, in {programs} programs,",
+            failed.len()
+        )
+    }
+}
+
+/// The number before a word in `ok. 3 passed; 0 failed; 1 ignored; ...`.
+fn count(result: &str, what: &str) -> u64 {
+    let words: Vec<&str> = result.split([' ', ';']).filter(|word| !word.is_empty()).collect();
+    words.windows(2).find(|pair| pair[1] == what).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(lines: &[&str]) -> Tally {
+        let mut tally = Tally::default();
+        lines.iter().for_each(|line| tally.see(line));
+        tally
+    }
+
+    #[test]
+    fn results_of_all_programs_are_summed() {
+        let seen = tally(&[
+            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
+            "test a::b ... FAILED",
+            "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
+        ]);
+        assert_eq!(seen, Tally { programs: 2, passed: 7, failed: vec!["a::b".to_owned()], left_out: 0 });
+    }
+
+    #[test]
+    fn a_test_left_out_is_a_failure() {
+        let seen = tally(&["test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured"]);
+        assert!(seen.verdict().is_err());
+    }
+
+    #[test]
+    fn no_test_at_all_is_a_failure() {
+        assert!(tally(&[]).verdict().is_err());
+    }
+}

@@ -1,0 +1,80 @@
+//! `cargo xtask tidy`: the house rules that no compiler and no clippy knows, each a function from the repository's files
+//! to complaints, each with a test in which it bites. Formatting and lints are `lint`'s.
+
+mod headers;
+mod limits;
+mod map;
+mod metrics;
+mod names;
+mod protos;
+mod pure;
+mod rooms;
+mod rust;
+mod size;
+mod sources;
+mod tests_run;
+mod unsafety;
+mod words;
+
+use std::fmt;
+
+use sources::Sources;
+
+use crate::{failure::Failure, repository::root};
+
+/// One place where a house rule is broken.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Complaint {
+    /// The file, from the root of the repository.
+    pub path: String,
+    /// Its line, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub what: String,
+    /// What to do about it.
+    pub mend: &'static str,
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}\n    {}", self.path, self.line, self.what, self.mend)
+    }
+}
+
+/// Looks at all files and answers with every place where it is broken.
+type Rule = fn(&Sources) -> Vec<Complaint>;
+
+/// Every rule, by the sentence it keeps true.
+const RULES: &[(&str, Rule)] = &[
+    ("each room imports only what the map allows", rooms::imports),
+    ("pure rooms import only what cannot touch the world", rooms::externals),
+    ("pure rooms touch no clock, file, thread or environment", pure::paths),
+    ("pure rooms forbid unsafe code and are watched by clippy", pure::guards),
+    ("unsafe code is where the map says", unsafety::places),
+    ("each file first says what it is", headers::first_lines),
+    ("functions and files stay small", size::lengths),
+    ("every limit limits something", limits::used),
+    ("every metric is told to the operator", metrics::documented),
+    ("every message on the wire is explained", protos::explained),
+    ("no test is left out or succeeds by failing", tests_run::all),
+    ("files have names of our domain", names::files),
+    ("nothing is left for later, nothing points outside", words::none_forbidden),
+    ("the README's code map is the folders", map::matches),
+];
+
+/// Keeps every rule, or prints each place where one is broken.
+///
+/// # Errors
+/// The repository cannot be read, or a rule is broken.
+pub fn run() -> Result<(), Failure> {
+    let sources = Sources::read(&root())?;
+    let broken: usize = RULES.iter().map(|(sentence, rule)| keep(sentence, rule(&sources))).sum();
+    if broken > 0 { Err(Failure::Untidy(broken)) } else { Ok(()) }
+}
+
+fn keep(sentence: &str, mut complaints: Vec<Complaint>) -> usize {
+    complaints.sort();
+    println!("{} {sentence}", if complaints.is_empty() { "ok    " } else { "BROKEN" });
+    complaints.iter().for_each(|complaint| println!("  {complaint}"));
+    complaints.len()
+}

@@ -1,0 +1,318 @@
+//! One Rust file as a syntax tree, and the questions rules ask of it: what it names, what in it is test, how long its
+//! functions are. Judges nothing.
+
+use std::collections::BTreeSet;
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::{
+    Attribute, Block, Expr, ExprLit, ExprMethodCall, ImplItemFn, Item, ItemFn, ItemMod, Lit, Meta, Signature,
+    TraitItemFn, UseRename, UseTree,
+    spanned::Spanned,
+    visit::{self, Visit},
+};
+
+use crate::failure::Failure;
+
+/// One Rust file.
+pub struct RustFile {
+    /// Its path from the root of the repository.
+    pub path: String,
+    /// Its text.
+    pub text: String,
+    /// Whether only tests have it.
+    pub test: bool,
+    tree: syn::File,
+}
+
+/// Something at a line.
+pub type At<T> = (usize, T);
+
+impl RustFile {
+    /// Parses it.
+    ///
+    /// # Errors
+    /// It is not Rust.
+    pub fn parse(path: &str, text: &str) -> Result<Self, Failure> {
+        let tree = syn::parse_file(text)
+            .map_err(|wrong| Failure::Result(format!("{path}:{}: {wrong}", wrong.span().start().line)))?;
+        // Integration tests, and the package that is nothing but tests.
+        let test = path.starts_with("tests/") || path.contains("/tests/");
+        Ok(Self { path: path.to_owned(), text: text.to_owned(), test, tree })
+    }
+
+    /// Every path that it names outside of tests, with imports spelled out: `use std::{fs, io::Read}` names `std::fs` and
+    /// `std::io::Read`.
+    pub fn paths(&self) -> Vec<At<String>> {
+        let mut seen = Paths::default();
+        seen.visit_file(&self.tree);
+        seen.0
+    }
+
+    /// Every function outside of tests: where it begins, its name, its lines from `fn` to the closing brace.
+    pub fn functions(&self) -> Vec<At<(String, usize)>> {
+        let mut seen = Functions::default();
+        seen.visit_file(&self.tree);
+        seen.0
+    }
+
+    /// Every attribute in the file, tests included, as written without spaces: `ignore`, `cfg(test)`.
+    pub fn attributes(&self) -> Vec<At<String>> {
+        let mut seen = Attributes::default();
+        seen.visit_file(&self.tree);
+        seen.0
+    }
+
+    /// Every word of code, in tests and macros too, never of comments and strings.
+    pub fn idents(&self) -> Vec<At<String>> {
+        let mut idents = Vec::new();
+        let tokens = self.text.parse::<TokenStream>().expect("a file that parses is made of tokens");
+        idents_in(tokens, &mut idents);
+        idents
+    }
+
+    /// Names and lines of the constants at its top level.
+    pub fn constants(&self) -> Vec<At<String>> {
+        let constants = self.tree.items.iter().filter_map(|item| match item {
+            Item::Const(constant) => Some((constant.ident.span().start().line, constant.ident.to_string())),
+            _ => None,
+        });
+        constants.filter(|(_, name)| name != "_").collect()
+    }
+
+    /// The texts that methods of these names get as their first argument, outside of tests.
+    pub fn calls_with_text(&self, methods: &[&str]) -> Vec<At<String>> {
+        let mut seen = Calls { methods, texts: Vec::new() };
+        seen.visit_file(&self.tree);
+        seen.texts
+    }
+
+    /// Lines outside of tests.
+    pub fn lines_shipped(&self) -> usize {
+        let tests = self.tree.items.iter().filter(|item| is_test(attributes_of(item)));
+        self.text.lines().count().saturating_sub(tests.map(|item| lines(item.span())).sum())
+    }
+
+    /// Modules that are declared here, live in files of their own, and that only tests have.
+    fn test_modules(&self) -> Vec<String> {
+        let declared = self.tree.items.iter().filter_map(|item| match item {
+            Item::Mod(module) if module.content.is_none() && is_test(&module.attrs) => Some(module),
+            _ => None,
+        });
+        declared.map(|module| module.ident.to_string()).collect()
+    }
+
+    /// Where modules declared here live: beside `lib.rs` and `main.rs`, else in the folder named like the file.
+    fn folder(&self) -> String {
+        let (folder, name) = self.path.rsplit_once('/').unwrap_or(("", &self.path));
+        match name {
+            "lib.rs" | "main.rs" | "mod.rs" => folder.to_owned(),
+            _ => self.path.trim_end_matches(".rs").to_owned(),
+        }
+    }
+}
+
+/// Marks the files behind `#[cfg(test)] mod name;`, and whatever they contain.
+pub fn mark_test_modules(files: &mut [RustFile]) {
+    let declared = files.iter().flat_map(|file| {
+        let folder = file.folder();
+        file.test_modules().into_iter().map(move |name| format!("{folder}/{name}"))
+    });
+    let declared: Vec<String> = declared.collect();
+    for file in files {
+        let own = file.path.trim_end_matches(".rs");
+        file.test |= declared.iter().any(|d| own == d || own.starts_with(&format!("{d}/")));
+    }
+}
+
+fn lines(span: proc_macro2::Span) -> usize {
+    span.end().line + 1 - span.start().line
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes
+        .iter()
+        .any(|attribute| matches!(words(attribute).as_str(), "cfg(test)" | "test" | "tokio::test"))
+}
+
+/// An attribute as written, without spaces and values: `ignore`, `cfg(test)`, `tokio::test`.
+fn words(attribute: &Attribute) -> String {
+    let path = |path: &syn::Path| {
+        path.segments.iter().map(|segment| segment.ident.to_string()).collect::<Vec<_>>().join("::")
+    };
+    match &attribute.meta {
+        Meta::Path(name) => path(name),
+        Meta::List(list) => format!("{}({})", path(&list.path), list.tokens.to_string().replace(' ', "")),
+        Meta::NameValue(pair) => path(&pair.path),
+    }
+}
+
+fn attributes_of(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Fn(ItemFn { attrs, .. }) | Item::Mod(ItemMod { attrs, .. }) => attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Use(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+fn idents_in(tokens: TokenStream, idents: &mut Vec<At<String>>) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => idents_in(group.stream(), idents),
+            TokenTree::Ident(ident) => idents.push((ident.span().start().line, ident.to_string())),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
+/// Visits what ships: an item that only tests have is passed over.
+macro_rules! skip_tests {
+    () => {
+        fn visit_item(&mut self, item: &'ast Item) {
+            if !is_test(attributes_of(item)) {
+                visit::visit_item(self, item);
+            }
+        }
+    };
+}
+
+#[derive(Default)]
+struct Paths(Vec<At<String>>);
+
+impl<'ast> Visit<'ast> for Paths {
+    skip_tests!();
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        spell_out(String::new(), &item.tree, &mut self.0);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        self.0.push((path.span().start().line, segments.join("::")));
+        visit::visit_path(self, path);
+    }
+}
+
+fn spell_out(before: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
+    let joined = |name: String| if before.is_empty() { name } else { format!("{before}::{name}") };
+    match tree {
+        UseTree::Path(step) => spell_out(joined(step.ident.to_string()), &step.tree, paths),
+        UseTree::Group(group) => group.items.iter().for_each(|item| spell_out(before.clone(), item, paths)),
+        UseTree::Glob(star) => paths.push((star.span().start().line, joined("*".to_owned()))),
+        UseTree::Rename(UseRename { ident, .. }) => {
+            paths.push((ident.span().start().line, joined(ident.to_string())))
+        }
+        UseTree::Name(name) => paths.push((name.span().start().line, joined(name.ident.to_string()))),
+    }
+}
+
+#[derive(Default)]
+struct Functions(Vec<At<(String, usize)>>);
+
+impl Functions {
+    fn see(&mut self, signature: &Signature, body: &Block) {
+        let from = signature.fn_token.span().start().line;
+        let to = body.brace_token.span.close().end().line;
+        self.0.push((from, (signature.ident.to_string(), to + 1 - from)));
+    }
+}
+
+impl<'ast> Visit<'ast> for Functions {
+    skip_tests!();
+
+    fn visit_item_fn(&mut self, function: &'ast ItemFn) {
+        self.see(&function.sig, &function.block);
+        visit::visit_item_fn(self, function);
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast ImplItemFn) {
+        self.see(&function.sig, &function.block);
+        visit::visit_impl_item_fn(self, function);
+    }
+
+    fn visit_trait_item_fn(&mut self, function: &'ast TraitItemFn) {
+        function.default.iter().for_each(|body| self.see(&function.sig, body));
+        visit::visit_trait_item_fn(self, function);
+    }
+}
+
+struct Calls<'a> {
+    methods: &'a [&'a str],
+    texts: Vec<At<String>>,
+}
+
+impl<'ast> Visit<'ast> for Calls<'_> {
+    skip_tests!();
+
+    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
+        let named = self.methods.iter().any(|method| call.method == method);
+        if let (true, Some(Expr::Lit(ExprLit { lit: Lit::Str(text), .. }))) = (named, call.args.first()) {
+            self.texts.push((text.span().start().line, text.value()));
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+}
+
+#[derive(Default)]
+struct Attributes(Vec<At<String>>);
+
+impl<'ast> Visit<'ast> for Attributes {
+    fn visit_attribute(&mut self, attribute: &'ast Attribute) {
+        self.0.push((attribute.span().start().line, words(attribute)));
+    }
+}
+
+/// Every word of code of all files but one, for rules about what is used.
+pub fn idents_outside(files: &[RustFile], path: &str) -> BTreeSet<String> {
+    let others = files.iter().filter(|file| file.path != path);
+    others.flat_map(|file| file.idents().into_iter().map(|(_, ident)| ident)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> RustFile {
+        RustFile::parse("crates/a/src/b.rs", text).unwrap()
+    }
+
+    #[test]
+    fn grouped_imports_are_spelled_out() {
+        let paths = file("use std::{fs, io::{self, Read}};\nuse a::*;").paths();
+        let expected = [(1, "std::fs"), (1, "std::io::self"), (1, "std::io::Read"), (2, "a::*")];
+        assert_eq!(paths, expected.map(|(line, path)| (line, path.to_owned())));
+    }
+
+    #[test]
+    fn what_only_tests_have_is_passed_over() {
+        let file = file("fn a() {}\n#[cfg(test)]\nmod tests {\n    use std::fs;\n    fn b() {}\n}\n");
+        assert_eq!(file.paths(), []);
+        assert_eq!(file.functions(), [(1, ("a".to_owned(), 1))]);
+        assert_eq!(file.lines_shipped(), 1);
+    }
+
+    #[test]
+    fn words_in_comments_and_strings_are_not_code() {
+        let idents = file("// LIMIT\nfn a() { b(\"LIMIT\"); }").idents();
+        assert!(!idents.iter().any(|(_, ident)| ident == "LIMIT"), "{idents:?}");
+    }
+
+    #[test]
+    fn a_file_behind_a_test_module_is_test() {
+        let parse = |path, text| RustFile::parse(path, text).unwrap();
+        let mut files = [
+            parse("crates/a/src/ledger.rs", "#[cfg(test)]\nmod tests;\nmod life;"),
+            parse("crates/a/src/ledger/tests.rs", ""),
+            parse("crates/a/src/ledger/tests/story.rs", ""),
+            parse("crates/a/src/ledger/life.rs", ""),
+        ];
+        mark_test_modules(&mut files);
+        assert_eq!(files.map(|file| file.test), [false, true, true, false]);
+    }
+
+    #[test]
+    fn what_is_not_rust_is_told_with_its_line() {
+        let wrong = RustFile::parse("a.rs", "fn a() {}\nfn fn").err().unwrap();
+        assert!(wrong.to_string().starts_with("a.rs:2: "), "{wrong}");
+    }
+}

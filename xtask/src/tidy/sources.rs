@@ -1,0 +1,100 @@
+//! The repository's own files in memory, read once, so that a rule is a pure function and its test needs no disk.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use super::rust::RustFile;
+use crate::failure::Failure;
+
+/// What is in the root and not the repository's own: what cargo built, what git remembers.
+const FOREIGN: &[&str] = &["target", ".git"];
+/// The deepest folder that is looked into; deeper means that something links to itself.
+const DEPTH_MAX: usize = 16;
+
+/// Every text file by its path from the root, and the Rust ones as syntax trees.
+#[derive(Default)]
+pub struct Sources {
+    /// Texts by path.
+    pub texts: BTreeMap<String, String>,
+    /// Syntax trees of the texts that end in `.rs`.
+    pub rust: Vec<RustFile>,
+}
+
+impl Sources {
+    /// Reads all files below `root`, but for what cargo built and what git remembers.
+    ///
+    /// # Errors
+    /// A folder or file cannot be read, or a Rust file cannot be parsed.
+    pub fn read(root: &Path) -> Result<Self, Failure> {
+        let mut texts = BTreeMap::new();
+        collect(root, "", DEPTH_MAX, &mut texts)?;
+        Self::of(texts)
+    }
+
+    /// From texts.
+    ///
+    /// # Errors
+    /// A Rust file cannot be parsed.
+    pub fn of(texts: BTreeMap<String, String>) -> Result<Self, Failure> {
+        let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+        let mut rust = rust.map(|(path, text)| RustFile::parse(path, text)).collect::<Result<Vec<_>, _>>()?;
+        super::rust::mark_test_modules(&mut rust);
+        Ok(Self { texts, rust })
+    }
+
+    /// Files of this extension.
+    pub fn ending<'a>(&'a self, end: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.texts
+            .iter()
+            .filter(move |(path, _)| path.ends_with(end))
+            .map(|(path, text)| (path.as_str(), text.as_str()))
+    }
+
+    /// Rust that ships: not the files that only tests have.
+    pub fn shipped(&self) -> impl Iterator<Item = &RustFile> {
+        self.rust.iter().filter(|file| !file.test)
+    }
+}
+
+fn collect(
+    root: &Path,
+    folder: &str,
+    depth: usize,
+    texts: &mut BTreeMap<String, String>,
+) -> Result<(), Failure> {
+    let here = root.join(folder);
+    if depth == 0 {
+        return Err(Failure::Result(format!("folders are nested too deeply at {}", here.display())));
+    }
+    for entry in fs::read_dir(&here).map_err(Failure::file("list", &here))? {
+        let entry = entry.map_err(Failure::file("list", &here))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if folder.is_empty() && FOREIGN.contains(&name.as_str()) {
+            continue;
+        }
+        let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+        let kind = entry.file_type().map_err(Failure::file("look at", entry.path()))?;
+        if kind.is_dir() {
+            collect(root, &path, depth - 1, texts)?;
+        } else if kind.is_file() {
+            // What is not text has no lines to complain about.
+            let bytes = fs::read(entry.path()).map_err(Failure::file("read", entry.path()))?;
+            texts.extend(String::from_utf8(bytes).ok().map(|text| (path, text)));
+        }
+    }
+    Ok(())
+}
+
+/// A repository of these files, for tests of rules.
+#[cfg(test)]
+pub fn sources(files: &[(&str, &str)]) -> Sources {
+    let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
+    Sources::of(texts.collect()).unwrap()
+}
+
+/// The places a rule complains about, as `path:line`, for tests of rules.
+#[cfg(test)]
+pub fn places(complaints: &[super::Complaint]) -> Vec<String> {
+    let mut places: Vec<String> = complaints.iter().map(|c| format!("{}:{}", c.path, c.line)).collect();
+    places.sort();
+    places
+}

@@ -1,0 +1,34 @@
+//! Rule: unsafe code is in a few named files. Whether each block is right is said in its SAFETY note, which clippy demands.
+
+use super::{Complaint, sources::Sources};
+
+/// Files that may hold unsafe code, and what the kernel demands it for there.
+const MAY_BE_UNSAFE: &[(&str, &str)] = &[];
+
+/// Complains about each other file that does.
+pub fn places(sources: &Sources) -> Vec<Complaint> {
+    let others = sources.rust.iter().filter(|file| !MAY_BE_UNSAFE.iter().any(|(path, _)| file.path == *path));
+    let found = others.filter_map(|file| {
+        let (line, _) = file.idents().into_iter().find(|(_, ident)| ident == "unsafe")?;
+        Some(Complaint {
+            path: file.path.clone(),
+            line,
+            what: "unsafe code in a file that is not known for it".to_owned(),
+            mend: "find a safe interface, or add the file to MAY_BE_UNSAFE in xtask/src/tidy/unsafety.rs",
+        })
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::sources::{places as at, sources};
+
+    #[test]
+    fn unsafe_code_in_a_new_place_is_found() {
+        let safe = ("a.rs", "//! A.\n#![forbid(unsafe_code)]\n// unsafe\n");
+        let not = ("b.rs", "//! B.\nfn b() {\n    unsafe { c() }\n}\n");
+        assert_eq!(at(&places(&sources(&[safe, not]))), ["b.rs:3"]);
+    }
+}
