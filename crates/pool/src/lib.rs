@@ -3,6 +3,7 @@
 //! the simulation performs the same ones on a world of its own.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod audit;
 pub mod denied;
 pub mod ledger;

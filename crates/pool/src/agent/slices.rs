@@ -1,0 +1,257 @@
+//! What becomes of each slice: one call under way per slice, given back before taken, tried again when it failed.
+
+use std::collections::BTreeMap;
+
+use units::limits::{HOST_ATTEMPTS_TOLD_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
+use units::{Epoch, Ns, ReservationId};
+
+use super::{Agent, Done, Effect, HostFailure};
+use crate::protocol::{FailedReason, Handle, Holding, Want};
+
+/// What the newest order says about one slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Online(ReservationId, Handle),
+    Release { force: bool },
+    Scrub(Handle),
+}
+
+/// Where one slice stands on this host. One that is nowhere on it has no entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stand {
+    Opening(Handle),
+    Online(Handle),
+    Closing(Handle),
+    Scrubbing,
+}
+
+/// What has been tried with a slice and did not work.
+#[derive(Clone, Debug)]
+pub(super) struct Attempts {
+    count: u32,
+    failure: HostFailure,
+    /// When to try again; a slice that was not zero is not asked twice.
+    pub(super) next: Option<Ns>,
+}
+
+impl Attempts {
+    /// What the manager should hear of: what is certain, and what keeps failing.
+    pub(super) fn told(&self) -> Option<&HostFailure> {
+        (self.next.is_none() || self.count >= HOST_ATTEMPTS_TOLD_AFTER).then_some(&self.failure)
+    }
+}
+
+impl Agent {
+    /// Takes an order as the whole truth about what is wanted.
+    pub(super) fn follow(&mut self, want: Want) {
+        self.fenced = want.fenced;
+        let online = want.vms.values().flat_map(|vm| {
+            let order = |(holding, handle): (&Holding, &Handle)| {
+                (*holding, Order::Online(vm.reservation, handle.clone()))
+            };
+            vm.slices.iter().map(order)
+        });
+        let scrub = want.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle)));
+        let release = want.release.into_iter().map(|(holding, force)| (holding, Order::Release { force }));
+        let orders = online.chain(scrub).chain(release).collect();
+        let before = std::mem::replace(&mut self.orders, orders);
+        self.wanted = want.vms;
+        self.forget_answers(&before);
+        self.reconcile();
+    }
+
+    /// Answers, failures among them, are repeated until the order no longer asks the same.
+    fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>) {
+        let orders = &self.orders;
+        self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release { .. })));
+        self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
+        self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
+        let kind = |order: &Order| std::mem::discriminant(order);
+        self.attempts.retain(|holding, _| orders.get(holding).map(kind) == before.get(holding).map(kind));
+    }
+
+    /// From what is wanted and what there is to what to do about it. Gives back before it takes.
+    fn reconcile(&mut self) {
+        let kept = self.slices.keys().copied();
+        let (back, take): (Vec<_>, Vec<_>) = self.orders.iter().partition(|(_, order)| order.gives_back());
+        let back = back.into_iter().map(|(holding, _)| *holding);
+        let take: Vec<Holding> = take.into_iter().map(|(holding, _)| *holding).collect();
+        for holding in kept.chain(back).collect::<Vec<_>>() {
+            self.give_back(holding);
+        }
+        take.into_iter().for_each(|holding| self.take(holding));
+    }
+
+    /// Whatever the order, its newest facts and the clock now allow to be done with one slice.
+    pub(super) fn step(&mut self, holding: Holding) {
+        self.give_back(holding);
+        self.take(holding);
+    }
+
+    /// Gives a slice back if it should go and may.
+    fn give_back(&mut self, holding: Holding) {
+        let Some(force) = self.must_go(holding) else { return };
+        if self.released.contains(&holding) || self.waits(holding) || (self.is_in_use(holding) && !force) {
+            return;
+        }
+        let on_record = self.handle_on_record(holding);
+        let verify = !force && on_record.is_some();
+        let handle = match (self.slices.get(&holding), on_record) {
+            (Some(Stand::Online(handle)), _) => handle.clone(),
+            (Some(_), _) => return, // a call is under way
+            (None, Some(handle)) => handle,
+            (None, None) => return self.answer_released(holding), // never seen, or gone already
+        };
+        self.slices.insert(holding, Stand::Closing(handle.clone()));
+        self.effects.push_back(Effect::Offline { holding, handle, verify });
+    }
+
+    /// Whether a slice should leave this host, and if so, whether even from under its VM.
+    fn must_go(&self, holding: Holding) -> Option<bool> {
+        match self.orders.get(&holding) {
+            Some(Order::Release { force }) => Some(*force),
+            Some(Order::Online(..) | Order::Scrub(_)) => None,
+            None => (self.fenced || self.is_succeeded(holding)).then_some(false),
+        }
+    }
+
+    /// The order names a later owner of the same slice, so this one's time is over.
+    fn is_succeeded(&self, Holding { slice, epoch }: Holding) -> bool {
+        let later = Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) };
+        self.orders.range(later).next().is_some()
+    }
+
+    fn take(&mut self, holding: Holding) {
+        if self.slices.contains_key(&holding) || self.waits(holding) {
+            return;
+        }
+        match self.orders.get(&holding).cloned() {
+            Some(Order::Online(reservation, handle)) if !self.has_ended(reservation) => {
+                self.open(holding, handle);
+            }
+            Some(Order::Scrub(handle)) if !self.scrubbed.contains_key(&holding) => {
+                self.scrub(holding, handle)
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn open(&mut self, holding: Holding, handle: Handle) {
+        let check_zero = self.handle_on_record(holding).is_none();
+        self.slices.insert(holding, Stand::Opening(handle.clone()));
+        self.effects.push_back(Effect::Online { holding, handle, check_zero });
+    }
+
+    fn scrub(&mut self, holding: Holding, handle: Handle) {
+        if self.scrubs_running >= SCRUBS_PER_HOST_MAX {
+            self.scrubs_waiting.insert(holding);
+            return;
+        }
+        self.scrubs_waiting.remove(&holding);
+        self.scrubs_running += 1;
+        self.slices.insert(holding, Stand::Scrubbing);
+        self.effects.push_back(Effect::Scrub { holding, handle });
+    }
+
+    /// One call is over: where the slice stands now, and what comes next. Answers to no question are ignored.
+    pub(super) fn on_done(&mut self, holding: Holding, result: Result<Done, HostFailure>) {
+        let Some(stand) = self.slices.get(&holding).cloned() else { return };
+        match (stand, result) {
+            (Stand::Opening(handle), Ok(Done::Onlined)) => self.on_onlined(holding, handle),
+            (Stand::Closing(_), Ok(Done::Offlined)) => self.on_offlined(holding),
+            (Stand::Scrubbing, Ok(Done::Scrubbed(scrubbed))) => self.on_scrubbed(holding, scrubbed),
+            (Stand::Online(_), _) | (_, Ok(_)) => return,
+            (stand, Err(failure)) => self.on_failed(holding, &stand, failure),
+        }
+        self.dirty = true;
+        self.step(holding);
+    }
+
+    fn on_onlined(&mut self, holding: Holding, handle: Handle) {
+        self.attempts.remove(&holding);
+        self.slices.insert(holding, Stand::Online(handle));
+    }
+
+    /// The host left things as they were before the call.
+    fn on_failed(&mut self, holding: Holding, stand: &Stand, failure: HostFailure) {
+        match stand {
+            Stand::Closing(handle) => drop(self.slices.insert(holding, Stand::Online(handle.clone()))),
+            Stand::Opening(_) | Stand::Online(_) | Stand::Scrubbing => drop(self.slices.remove(&holding)),
+        }
+        self.note_failure(holding, stand, failure);
+        if *stand == Stand::Scrubbing {
+            self.next_scrub();
+        }
+    }
+
+    fn on_offlined(&mut self, holding: Holding) {
+        self.attempts.remove(&holding);
+        self.slices.remove(&holding);
+        self.drop_from_records(holding);
+        self.answer_released(holding);
+    }
+
+    fn answer_released(&mut self, holding: Holding) {
+        if matches!(self.orders.get(&holding), Some(Order::Release { .. })) {
+            self.dirty |= self.released.insert(holding);
+        }
+    }
+
+    fn on_scrubbed(&mut self, holding: Holding, scrubbed: crate::protocol::Scrubbed) {
+        self.attempts.remove(&holding);
+        self.slices.remove(&holding);
+        if matches!(self.orders.get(&holding), Some(Order::Scrub(_))) {
+            self.scrubbed.insert(holding, scrubbed);
+        }
+        self.next_scrub();
+    }
+
+    fn next_scrub(&mut self) {
+        self.scrubs_running -= 1;
+        while self.scrubs_running < SCRUBS_PER_HOST_MAX
+            && let Some(next) = self.scrubs_waiting.pop_first()
+        {
+            self.take(next);
+        }
+    }
+
+    /// A failure matters only while what failed is still asked for.
+    fn note_failure(&mut self, holding: Holding, failed: &Stand, failure: HostFailure) {
+        let asked = match failed {
+            Stand::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
+            Stand::Scrubbing => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
+            Stand::Closing(_) | Stand::Online(_) => self.must_go(holding).is_some(),
+        };
+        if !asked {
+            return;
+        }
+        let count = self.attempts.get(&holding).map_or(1, |before| before.count.saturating_add(1));
+        let next = (failure.reason == FailedReason::Host).then(|| self.now.after(HOST_RETRY));
+        self.attempts.insert(holding, Attempts { count, failure, next });
+    }
+
+    /// Whether a slice is not to be touched before a later moment, or not at all.
+    fn waits(&self, holding: Holding) -> bool {
+        self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
+            Some(at) => self.now < at,
+            // What was not zero is not taken again; it may still be given back.
+            None => self.must_go(holding).is_none(),
+        })
+    }
+
+    pub(super) fn retry(&mut self) {
+        let due = self.attempts.iter().filter(|(_, a)| a.next.is_some_and(|at| at <= self.now));
+        for holding in due.map(|(holding, _)| *holding).collect::<Vec<_>>() {
+            self.step(holding);
+            if let Some(attempts) = self.attempts.get_mut(&holding) {
+                attempts.next = Some(self.now.after(HOST_RETRY)); // nothing may be due twice at the same moment
+            }
+        }
+    }
+}
+
+impl Order {
+    fn gives_back(&self) -> bool {
+        matches!(self, Self::Release { .. })
+    }
+}

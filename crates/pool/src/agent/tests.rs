@@ -1,0 +1,421 @@
+//! The agent's promises: scenarios as lines of words, and properties over stories of random orders, failures and deaths.
+//!
+//! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `fail:S.E`, `dirty:S.E`,
+//! `attach:VM@PID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
+//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`.
+//! VM `a` is reservation 1, `b` is 2.
+
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+use units::limits::{ENDED_VM_TOLD_FOR, HOST_RETRY};
+use units::{Epoch, Revision, SliceId, UnixMs};
+
+use super::*;
+use crate::protocol::WantVm;
+
+mod story;
+
+const INSTANCE: InstanceId = InstanceId(5);
+
+pub(super) fn holding(text: &str) -> Holding {
+    let (slice, epoch) = text.split_once('.').expect("slice.epoch");
+    Holding { slice: SliceId(slice.parse().unwrap()), epoch: Epoch(epoch.parse().unwrap()) }
+}
+
+fn handle(holding: Holding) -> Handle {
+    format!("/emc/{}.{}", holding.slice, holding.epoch).into()
+}
+
+fn reservation(vm: &str) -> ReservationId {
+    ReservationId(u64::from(vm.as_bytes()[0] - b'a' + 1))
+}
+
+fn vm_name(id: ReservationId) -> char {
+    char::from(b'a' + u8::try_from(id.0).unwrap() - 1)
+}
+
+fn process(pid: u32) -> Process {
+    Process { pid, started: 1, cgroup: "/".to_owned() }
+}
+
+fn holdings(text: &str) -> impl Iterator<Item = Holding> {
+    text.split('+').filter(|one| !one.is_empty()).map(holding)
+}
+
+fn want(number: u64) -> Want {
+    Want {
+        number: OrderNumber { generation: 0, revision: Revision(number) },
+        instance: INSTANCE,
+        vms: BTreeMap::new(),
+        release: BTreeMap::new(),
+        scrub: BTreeMap::new(),
+        fenced: false,
+    }
+}
+
+fn want_vm(id: ReservationId, slices: impl Iterator<Item = Holding>) -> WantVm {
+    let slices = slices.map(|holding| (holding, handle(holding))).collect();
+    WantVm { reservation: id, local: Bytes::mib(64), pinned: false, slices }
+}
+
+fn order(text: &str) -> Event {
+    let mut parts = text.split(':');
+    let mut want = want(parts.next().unwrap().parse().unwrap());
+    let mut rack = "R";
+    for part in parts {
+        match part.split_once('=') {
+            None if part == "fenced" => want.fenced = true,
+            None if part == "instance" => want.instance = InstanceId(4),
+            None if part == "rack" => rack = "Q",
+            Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, false))),
+            Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, true))),
+            Some(("scrub", list)) => want.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
+            Some((vm, list)) => {
+                let wanted = want_vm(reservation(vm), holdings(list));
+                want.vms.insert(Name::new(vm).unwrap(), wanted);
+            }
+            None => panic!("no part {part}"),
+        }
+    }
+    Event::Want { rack: rack.to_owned(), want }
+}
+
+fn done(agent: &Agent, holding: Holding) -> Done {
+    match &agent.slices[&holding] {
+        Stand::Opening(_) => Done::Onlined,
+        Stand::Closing(_) => Done::Offlined,
+        Stand::Scrubbing => {
+            let (started, ended, verified) = (UnixMs(1), UnixMs(2), units::SLICE);
+            Done::Scrubbed(Scrubbed { holding, started, ended, verified })
+        }
+        Stand::Online(_) => panic!("nothing is under way for {holding:?}"),
+    }
+}
+
+fn failure(reason: FailedReason) -> HostFailure {
+    HostFailure { reason, message: "it did not work".to_owned() }
+}
+
+fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
+    let (verb, rest) = word.split_once(':').unwrap_or((word, ""));
+    match verb {
+        "up" => Event::SessionUp {
+            rack: if rest.is_empty() { "R" } else { rest }.to_owned(),
+            lease_ttl: Ns::secs(4),
+        },
+        "down" => Event::SessionDown,
+        "want" => order(rest),
+        "ok" => Event::Done { holding: holding(rest), result: Ok(done(agent, holding(rest))) },
+        "fail" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::Host)) },
+        "dirty" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::NotZero)) },
+        "attach" => {
+            let (vm, pid) = rest.split_once('@').unwrap();
+            *tickets += 1;
+            let vm = Name::new(vm).unwrap();
+            Event::Attach { ticket: Ticket(*tickets), vm, process: process(pid.parse().unwrap()) }
+        }
+        "recorded" => Event::Recorded { reservation: reservation(rest), result: Ok(()) },
+        "unrecorded" => Event::Recorded { reservation: reservation(rest), result: Err("full".to_owned()) },
+        "gone" => Event::ProcessGone { reservation: reservation(rest) },
+        "tick" => Event::Tick,
+        _ => panic!("no word {word}"),
+    }
+}
+
+fn list(holdings: impl IntoIterator<Item = Holding>) -> String {
+    holdings.into_iter().map(|h| format!("{}.{}", h.slice, h.epoch)).collect::<Vec<_>>().join("+")
+}
+
+fn have_words(have: &Have) -> String {
+    let mut words = format!("have:{}", have.number.revision);
+    let mut part = |name: &str, list: String| {
+        if !list.is_empty() {
+            write!(words, ":{name}={list}").unwrap();
+        }
+    };
+    part("online", list(have.online.iter().copied()));
+    part("released", list(have.released.iter().copied()));
+    part("scrubbed", list(have.scrubbed.iter().map(|s| s.holding)));
+    part("failed", list(have.failed.iter().map(|f| f.holding)));
+    part("vms", have.vms.keys().copied().map(vm_name).collect());
+    part("ended", have.ended.iter().copied().map(vm_name).collect());
+    words + if have.clean { ":clean" } else { "" }
+}
+
+fn effect_words(effect: &Effect) -> String {
+    let mark = |yes: bool| if yes { "?" } else { "" };
+    match effect {
+        Effect::Online { holding, check_zero, .. } => {
+            format!("online:{}{}", list([*holding]), mark(*check_zero))
+        }
+        Effect::Offline { holding, verify, .. } => format!("offline:{}{}", list([*holding]), mark(*verify)),
+        Effect::Scrub { holding, .. } => format!("scrub:{}", list([*holding])),
+        Effect::Record(record) => format!("record:{}", record.vm),
+        Effect::Forget(id) => format!("forget:{}", vm_name(*id)),
+        Effect::HandOut { ticket, record } => {
+            format!("handout:{}={}", ticket.0, list(record.slices.keys().copied()))
+        }
+        Effect::Refuse { ticket, why } => format!("refuse:{}:{why}", ticket.0),
+        Effect::Watch { reservation, process } => format!("watch:{}@{}", vm_name(*reservation), process.pid),
+        Effect::Kill(id) => format!("kill:{}", vm_name(*id)),
+        Effect::FreeLocal(id) => format!("free:{}", vm_name(*id)),
+        Effect::SendHave(have) => have_words(have),
+        Effect::Remember { rack } => format!("remember:{rack}"),
+        Effect::HangUp(_) => "hangup".to_owned(),
+        Effect::Bounced(_, why) => format!("bounced:{why}"),
+    }
+}
+
+/// Runs a line of words through an agent and compares what the last word led to.
+#[track_caller]
+fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
+    let mut now = Ns::secs(1);
+    let mut agent = Agent::new(now, INSTANCE, None, found);
+    let (mut tickets, mut last) = (0, String::new());
+    for word in script.split_whitespace() {
+        if let Some(ms) = word.strip_prefix("tick:") {
+            now = now.after(Ns::ms(ms.parse().unwrap()));
+        }
+        let event = event(&agent, &mut tickets, word);
+        agent.handle(now, event);
+        let effects: Vec<_> = std::iter::from_fn(|| agent.poll_effect()).collect();
+        last = effects.iter().map(effect_words).collect::<Vec<_>>().join(" ");
+    }
+    assert_eq!(last, expected, "after {script}");
+}
+
+#[track_caller]
+fn check(script: &str, expected: &str) {
+    check_found(Vec::new(), script, expected);
+}
+
+fn adopted(vm: &str, slices: &str, lives: bool) -> Adopted {
+    let wanted = want_vm(reservation(vm), holdings(slices));
+    let (vm, process) = (Name::new(vm).unwrap(), process(100));
+    let (reservation, local) = (wanted.reservation, wanted.local);
+    let record = VmRecord { reservation, vm, process, local, pinned: false, slices: wanted.slices };
+    Adopted { record, lives }
+}
+
+const ATTACHED: &str = "up want:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
+
+fn attached(more: &str) -> String {
+    format!("{ATTACHED} {more}")
+}
+
+#[test]
+fn a_slice_nobody_had_is_seen_to_be_zero_before_it_is_usable() {
+    check("up want:1:a=1.1", "online:1.1? have:1");
+    check("up want:1:a=1.1 ok:1.1", "have:1:online=1.1");
+}
+
+#[test]
+fn a_slice_that_is_not_zero_is_reported_and_never_handed_out() {
+    check("up want:1:a=1.1 dirty:1.1", "have:1:failed=1.1:clean");
+    check("up want:1:a=1.1 dirty:1.1 tick:60000", "have:1:failed=1.1:clean");
+    check("up want:1:a=1.1 dirty:1.1 want:2:a=1.1", "have:2:failed=1.1:clean");
+    check("up want:1:a=1.1 dirty:1.1 attach:a@100", "refuse:1:0 of 1 slices of VM a are online");
+    check("up want:1:a=1.1 dirty:1.1 want:2", "have:2:clean");
+    check("up want:1:a=1.1 dirty:1.1 want:2:release=1.1", "have:2:released=1.1:clean");
+}
+
+#[test]
+fn a_host_call_that_fails_is_tried_again_and_told_when_it_keeps_failing() {
+    let ms = HOST_RETRY.as_ms();
+    check("up want:1:a=1.1 fail:1.1", "have:1:clean");
+    check(&format!("up want:1:a=1.1 fail:1.1 tick:{}", ms - 1), "");
+    check(&format!("up want:1:a=1.1 fail:1.1 tick:{ms}"), "online:1.1?");
+    let twice = format!("up want:1:a=1.1 fail:1.1 tick:{ms} fail:1.1 tick:{ms}");
+    check(&format!("{twice} fail:1.1"), "have:1:failed=1.1:clean");
+    check(&format!("{twice} ok:1.1"), "have:1:online=1.1");
+}
+
+#[test]
+fn a_process_gets_nothing_before_it_is_on_record() {
+    check("up want:1:a=1.1 ok:1.1 attach:a@100", "record:a");
+    check(ATTACHED, "watch:a@100 handout:1=1.1 have:1:online=1.1:vms=a");
+    check("up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
+    check(
+        "up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",
+        "watch:a@100 handout:1=1.1 handout:2=1.1 have:1:online=1.1:vms=a",
+    );
+    check(
+        "up want:1:a=1.1 ok:1.1 attach:a@100 unrecorded:a",
+        "forget:a refuse:1:VM a could not be recorded: full have:1:online=1.1",
+    );
+}
+
+#[test]
+fn a_vm_is_handed_out_whole_or_not_at_all() {
+    check("up want:1:a=1.1+2.1 ok:1.1 attach:a@100", "refuse:1:1 of 2 slices of VM a are online");
+    check("up attach:a@100", "refuse:1:no VM a on this host");
+}
+
+#[test]
+fn a_vm_without_slices_is_handed_its_local_memory() {
+    check("up want:1:a= attach:a@100 recorded:a", "watch:a@100 handout:1= have:1:vms=a");
+}
+
+#[test]
+fn a_vm_is_one_process_which_may_ask_again_and_nobody_follows_it() {
+    check(&attached("attach:a@100"), "handout:2=1.1");
+    check(&attached("down want:2 attach:a@100"), "handout:2=1.1");
+    check(&attached("attach:a@200"), "refuse:2:VM a is process 100, which still runs");
+    check(&attached("gone:a attach:a@200"), "refuse:2:VM a was process 100, which is gone: reserve anew");
+    check(
+        "up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@200",
+        "refuse:2:VM a is process 100, which still runs",
+    );
+}
+
+#[test]
+fn what_was_ordered_while_a_record_was_written_counts() {
+    check(
+        "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:release=1.1 recorded:a",
+        "forget:a refuse:1:no VM a on this host offline:1.1 have:2",
+    );
+    check(
+        "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:a=1.1:force=1.1 recorded:a",
+        "forget:a refuse:1:0 of 1 slices of VM a are online have:2",
+    );
+}
+
+#[test]
+fn a_slice_is_never_taken_from_under_a_vm_unless_forced() {
+    check(&attached("want:2:release=1.1"), "have:2:online=1.1:vms=a");
+    check(&attached("want:2:release=1.1 gone:a"), "free:a offline:1.1? have:2:ended=a");
+    check(&attached("want:2:release=1.1 gone:a ok:1.1"), "have:2:released=1.1:ended=a:clean");
+    check(&attached("want:2:force=1.1"), "offline:1.1 have:2:vms=a");
+    check(&attached("want:2:force=1.1 ok:1.1"), "have:2:released=1.1:vms=a");
+}
+
+#[test]
+fn a_slice_that_a_process_still_has_stays_and_is_asked_about_again() {
+    let gone = attached("want:2:release=1.1 gone:a fail:1.1");
+    check(&gone, "have:2:online=1.1:ended=a");
+    check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
+}
+
+#[test]
+fn a_slice_never_seen_is_given_back_at_once_and_said_to_be_until_nobody_asks() {
+    check("up want:1:release=9.3", "have:1:released=9.3:clean");
+    check("up want:1:release=9.3 want:1:release=9.3", "have:1:released=9.3:clean");
+    check("up want:1:release=9.3 tick:1000", "have:1:released=9.3:clean");
+    check("up want:1:release=9.3 want:2", "have:2:clean");
+}
+
+#[test]
+fn a_release_waits_for_the_call_under_way() {
+    check("up want:1:a=1.1 want:2:release=1.1", "have:2");
+    check("up want:1:a=1.1 want:2:release=1.1 ok:1.1", "offline:1.1 have:2");
+    check("up want:1:a=1.1 want:2:release=1.1 fail:1.1", "have:2:released=1.1:clean");
+}
+
+#[test]
+fn absence_is_no_order() {
+    check("up want:1:a=1.1 ok:1.1 want:2", "have:2:online=1.1");
+    check(&attached("want:2"), "have:2:online=1.1:vms=a");
+}
+
+#[test]
+fn an_owner_whose_successor_is_ordered_makes_way_first() {
+    check("up want:1:a=1.1 ok:1.1 want:2:b=1.2", "offline:1.1 online:1.2? have:2");
+    check(&attached("want:2:b=1.2"), "online:1.2? have:2:online=1.1:vms=a");
+}
+
+#[test]
+fn what_goes_is_given_back_before_anything_is_taken() {
+    check("up want:1:a=7.1 ok:7.1 want:2:b=1.1:release=7.1", "offline:7.1 online:1.1? have:2");
+}
+
+#[test]
+fn a_scrub_is_told_until_nobody_asks() {
+    check("up want:1:scrub=1.2", "scrub:1.2 have:1");
+    check("up want:1:scrub=1.2 ok:1.2", "have:1:scrubbed=1.2:clean");
+    check("up want:1:scrub=1.2 ok:1.2 want:1:scrub=1.2", "have:1:scrubbed=1.2:clean");
+    check("up want:1:scrub=1.2 ok:1.2 want:2", "have:2:clean");
+    check("up want:1:scrub=1.2 want:2 ok:1.2", "have:2:clean");
+}
+
+#[test]
+fn old_and_foreign_orders_bounce() {
+    check("want:1:a=1.1", "bounced:no rack has welcomed this host");
+    check("up want:2 want:1:a=1.1", "bounced:older than order 0.2");
+    check("up want:2:a=1.1:instance", "bounced:for instance 4, this is 5");
+    check(
+        "up want:2:a=1.1:rack",
+        "bounced:this host serves rack R, not Q: empty its runtime directory if it was moved",
+    );
+    check("up down up:Q", "hangup");
+    check("up down up:Q want:3:a=1.1:rack tick:60000", "");
+}
+
+#[test]
+fn a_fenced_host_ends_what_may_run_elsewhere_and_then_is_clean() {
+    check(&attached("want:2:fenced"), "kill:a have:2:online=1.1:vms=a");
+    check(&attached("want:2:fenced gone:a"), "free:a offline:1.1? have:2:ended=a");
+    check(&attached("want:2:fenced gone:a ok:1.1"), "have:2:ended=a:clean");
+    check("up want:1:a=1.1 ok:1.1 want:2:fenced", "offline:1.1 have:2");
+    check("up want:1:fenced", "have:1:clean");
+}
+
+#[test]
+fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
+    let ended = attached("gone:a");
+    check(&ended, "free:a have:1:online=1.1:ended=a");
+    let later = ENDED_VM_TOLD_FOR.as_ms();
+    check(&format!("{ended} tick:{later}"), "have:1:online=1.1:ended=a");
+    let unnamed = format!("{ended} want:2:release=1.1 ok:1.1 want:3");
+    check(&unnamed, "have:3:ended=a:clean");
+    check(&format!("{unnamed} tick:{later}"), "forget:a have:3:clean");
+    check(&format!("{ended} want:2 tick:{later}"), "have:2:online=1.1:ended=a");
+}
+
+#[test]
+fn an_agent_that_starts_again_keeps_the_vms_it_finds() {
+    let live = || vec![adopted("a", "1.1", true)];
+    check_found(live(), "up", "watch:a@100 online:1.1 remember:R have:0:vms=a");
+    check_found(live(), "up ok:1.1", "have:0:online=1.1:vms=a");
+    check_found(live(), "up ok:1.1 attach:a@100", "handout:1=1.1");
+    check_found(live(), "up ok:1.1 want:1:release=1.1", "have:1:online=1.1:vms=a");
+    check_found(live(), "up fail:1.1 want:1:release=1.1", "have:1:vms=a");
+    check_found(live(), "up fail:1.1 want:1:release=1.1 gone:a", "free:a offline:1.1? have:1:ended=a");
+}
+
+#[test]
+fn an_agent_that_starts_again_reports_who_died_meanwhile() {
+    let dead = || vec![adopted("a", "1.1", false)];
+    check_found(dead(), "up", "remember:R have:0:ended=a:clean");
+    check_found(dead(), "up want:1:a=1.1", "have:1:ended=a:clean");
+    check_found(dead(), "up want:1:release=1.1", "offline:1.1? have:1:ended=a");
+    check_found(
+        dead(),
+        "up want:1:a=1.1 attach:a@200",
+        "refuse:1:VM a was process 100, which is gone: reserve anew",
+    );
+}
+
+#[test]
+fn a_name_reserved_again_is_another_vm() {
+    let mut again = want(2);
+    again.vms.insert(Name::new("a").unwrap(), want_vm(ReservationId(2), holdings("2.1")));
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), vec![adopted("a", "1.1", true)]);
+    agent.handle(Ns::ZERO, Event::Want { rack: "R".to_owned(), want: again });
+    agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(Done::Onlined) });
+    let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), process: process(200) };
+    agent.handle(Ns::ZERO, attach);
+    agent.handle(Ns::ZERO, Event::Recorded { reservation: ReservationId(2), result: Ok(()) });
+    assert_eq!(have_words(&agent.have()), "have:2:online=2.1:vms=ab");
+}
+
+#[test]
+fn it_speaks_a_few_times_in_every_lease_and_only_while_somebody_listens() {
+    check("up tick:999", "");
+    check("up tick:1000", "have:0:clean");
+    check("up down tick:5000", "");
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new());
+    assert_eq!(agent.next_wakeup(), None);
+    agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
+    assert_eq!(agent.next_wakeup(), Some(Ns::secs(1)));
+}

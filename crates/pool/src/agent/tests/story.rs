@@ -1,0 +1,309 @@
+//! Stories: random orders, repeated, reordered and foreign ones among them, to an agent whose host is slow and sometimes
+//! fails and whose VMs die when they like. What every effect must respect is checked as it comes out.
+
+use units::limits::SCRUBS_PER_HOST_MAX;
+
+use super::*;
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+enum Turn {
+    Order { number: u64, foreign: u8, wants: Vec<(u8, u32, u64)>, fenced: bool },
+    HostAnswers { which: usize, ok: u8 },
+    Attach { vm: u8, pid: u32 },
+    DiskAnswers { which: usize, ok: bool },
+    Dies { which: usize },
+    Restart,
+    Wait { ms: u64 },
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let wants = prop::collection::vec((0..6u8, 0..4u32, 1..3u64), 0..6);
+    prop_oneof![
+        4 => (1..12u64, 0..12u8, wants, prop::bool::weighted(0.1))
+            .prop_map(|(number, foreign, wants, fenced)| Turn::Order { number, foreign, wants, fenced }),
+        8 => (any::<usize>(), 0..8u8).prop_map(|(which, ok)| Turn::HostAnswers { which, ok }),
+        4 => (0..2u8, 100..102u32).prop_map(|(vm, pid)| Turn::Attach { vm, pid }),
+        4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, ok)| Turn::DiskAnswers { which, ok }),
+        1 => any::<usize>().prop_map(|which| Turn::Dies { which }),
+        1 => Just(Turn::Restart),
+        2 => (0..2000u64).prop_map(|ms| Turn::Wait { ms }),
+    ]
+}
+
+/// A host made of sets: what was asked of it, what is on its disk, which processes have which slices.
+struct World {
+    now: Ns,
+    agent: Agent,
+    calls: BTreeMap<Holding, Effect>,
+    to_record: BTreeMap<ReservationId, VmRecord>,
+    disk: BTreeMap<ReservationId, VmRecord>,
+    running: BTreeMap<ReservationId, VmRecord>,
+    order: Option<Want>,
+    given_back: BTreeSet<Holding>,
+    tickets: u64,
+    open_tickets: BTreeSet<Ticket>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new());
+        agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
+        Self {
+            now: Ns::ZERO,
+            agent,
+            calls: BTreeMap::new(),
+            to_record: BTreeMap::new(),
+            disk: BTreeMap::new(),
+            running: BTreeMap::new(),
+            order: None,
+            given_back: BTreeSet::new(),
+            tickets: 0,
+            open_tickets: BTreeSet::new(),
+        }
+    }
+
+    fn take(&mut self, turn: Turn) {
+        match turn {
+            Turn::Order { number, foreign, wants, fenced } => self.order(number, foreign, &wants, fenced),
+            Turn::HostAnswers { which, ok } => self.host_answers(which, ok),
+            Turn::Attach { vm, pid } => self.attach(vm, pid),
+            Turn::DiskAnswers { which, ok } => self.disk_answers(which, ok),
+            Turn::Dies { which } => self.dies(which),
+            Turn::Restart => self.restart(),
+            Turn::Wait { ms } => {
+                self.now = self.now.after(Ns::ms(ms));
+                self.handle(Event::Tick);
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.agent.handle(self.now, event);
+        while let Some(effect) = self.agent.poll_effect() {
+            self.perform(effect);
+        }
+    }
+
+    /// VM a has the even slices, VM b the odd ones, so that an order never gives one slice to two.
+    fn order(&mut self, number: u64, foreign: u8, wants: &[(u8, u32, u64)], fenced: bool) {
+        let mut want = want(number);
+        want.fenced = fenced;
+        let mut slices = [BTreeSet::new(), BTreeSet::new()];
+        for (what, slice, epoch) in wants {
+            let holding = Holding { slice: SliceId(*slice), epoch: Epoch(*epoch) };
+            match what {
+                0 => drop(want.release.insert(holding, false)),
+                1 => drop(want.release.insert(holding, true)),
+                2 => {
+                    drop(want.scrub.insert(Holding { epoch: Epoch(epoch + 10), ..holding }, handle(holding)))
+                }
+                _ => drop(slices[(slice % 2) as usize].insert(holding)),
+            }
+        }
+        for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
+            if !slices.is_empty() && !fenced {
+                want.vms.insert(Name::new(vm).unwrap(), want_vm(reservation(vm), slices.into_iter()));
+            }
+        }
+        let rack = if foreign == 0 { "Q" } else { "R" };
+        if foreign == 1 {
+            want.instance = InstanceId(4);
+        }
+        self.send(rack, want, foreign > 1);
+    }
+
+    fn send(&mut self, rack: &str, want: Want, ours: bool) {
+        let newest = self.order.as_ref().map_or(OrderNumber::default(), |order| order.number);
+        let obeyed = ours && want.number >= newest;
+        let before = (self.agent.have(), self.calls.clone());
+        if obeyed {
+            self.given_back.retain(|holding| want.release.contains_key(holding));
+            self.order = Some(want.clone());
+        }
+        self.handle(Event::Want { rack: rack.to_owned(), want });
+        if !obeyed {
+            assert_eq!(
+                before,
+                (self.agent.have(), self.calls.clone()),
+                "a stale or foreign order changed something"
+            );
+        }
+    }
+
+    fn host_answers(&mut self, which: usize, ok: u8) {
+        let Some(holding) = self.calls.keys().copied().nth(which % self.calls.len().max(1)) else { return };
+        let call = self.calls.remove(&holding).unwrap();
+        let result = match (ok, &call) {
+            (0, _) => Err(failure(FailedReason::Host)),
+            (1, Effect::Online { check_zero: true, .. }) => Err(failure(FailedReason::NotZero)),
+            _ => Ok(done(&self.agent, holding)),
+        };
+        self.handle(Event::Done { holding, result });
+    }
+
+    fn attach(&mut self, vm: u8, pid: u32) {
+        self.tickets += 1;
+        let (ticket, vm) = (Ticket(self.tickets), Name::new(["a", "b"][usize::from(vm)]).unwrap());
+        self.open_tickets.insert(ticket);
+        self.handle(Event::Attach { ticket, vm, process: process(pid) });
+    }
+
+    fn disk_answers(&mut self, which: usize, ok: bool) {
+        let Some(id) = self.to_record.keys().copied().nth(which % self.to_record.len().max(1)) else {
+            return;
+        };
+        let record = self.to_record.remove(&id).unwrap();
+        if ok {
+            self.disk.insert(id, record);
+        }
+        let result = if ok { Ok(()) } else { Err("full".to_owned()) };
+        self.handle(Event::Recorded { reservation: id, result });
+    }
+
+    fn dies(&mut self, which: usize) {
+        let Some(id) = self.running.keys().copied().nth(which % self.running.len().max(1)) else { return };
+        self.running.remove(&id);
+        self.handle(Event::ProcessGone { reservation: id });
+    }
+
+    /// The agent dies; the VMs and the disk stay.
+    fn restart(&mut self) {
+        let found = self.disk.values().map(|record| Adopted {
+            record: record.clone(),
+            lives: self.running.contains_key(&record.reservation),
+        });
+        let found: Vec<_> = found.collect();
+        self.calls.clear();
+        self.to_record.clear();
+        self.given_back.clear();
+        self.open_tickets.clear();
+        self.order = None;
+        self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), found);
+        self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
+    }
+
+    /// What must hold whenever the agent wants something done.
+    fn perform(&mut self, effect: Effect) {
+        match &effect {
+            Effect::Online { holding, check_zero, .. } => {
+                let recorded = self.disk.values().any(|record| record.slices.contains_key(holding));
+                assert!(*check_zero || recorded, "{holding:?} was taken unseen");
+                self.call(*holding, effect);
+            }
+            Effect::Offline { holding, .. } => {
+                let forced = self.order.as_ref().and_then(|order| order.release.get(holding)) == Some(&true);
+                assert!(forced || !self.has_user(*holding), "{holding:?} was taken from under a VM");
+                self.call(*holding, effect);
+            }
+            Effect::Scrub { holding, .. } => self.call(*holding, effect),
+            Effect::Record(record) => drop(self.to_record.insert(record.reservation, record.clone())),
+            Effect::Forget(id) => {
+                assert!(!self.running.contains_key(id), "a running VM was forgotten");
+                self.disk.remove(id);
+            }
+            Effect::HandOut { ticket, record } => {
+                assert!(self.open_tickets.remove(ticket), "{ticket:?} was answered twice");
+                self.hand_out(record);
+            }
+            Effect::Refuse { ticket, .. } => {
+                assert!(self.open_tickets.remove(ticket), "{ticket:?} was answered twice")
+            }
+            Effect::SendHave(have) => self.check_have(have),
+            Effect::Watch { reservation, .. } => assert!(self.disk.contains_key(reservation)),
+            Effect::Kill(id) => {
+                assert!(self.order.as_ref().is_some_and(|o| o.fenced && named(o, *id).is_none()))
+            }
+            Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
+            Effect::Remember { .. } | Effect::HangUp(_) | Effect::Bounced(..) => {}
+        }
+    }
+
+    fn call(&mut self, holding: Holding, effect: Effect) {
+        let before = self.calls.insert(holding, effect);
+        assert_eq!(before, None, "two calls at once for one slice");
+        let scrubs = self.calls.values().filter(|call| matches!(call, Effect::Scrub { .. }));
+        assert!(scrubs.count() <= SCRUBS_PER_HOST_MAX);
+    }
+
+    fn hand_out(&mut self, record: &VmRecord) {
+        let on_disk = self.disk.get(&record.reservation).map(|found| &found.process);
+        assert_eq!(on_disk, Some(&record.process), "handed out before it was on record");
+        for holding in record.slices.keys() {
+            assert_eq!(self.agent.slices.get(holding), Some(&Stand::Online(handle(*holding))));
+            let other = self
+                .running
+                .values()
+                .any(|vm| !vm.process.is(&record.process) && vm.slices.contains_key(holding));
+            assert!(!other, "{holding:?} has two users");
+        }
+        self.running.insert(record.reservation, record.clone());
+    }
+
+    fn has_user(&self, holding: Holding) -> bool {
+        self.running.values().any(|vm| vm.slices.contains_key(&holding))
+    }
+
+    fn check_have(&mut self, have: &Have) {
+        let newest = self.order.as_ref().map_or(OrderNumber::default(), |order| order.number);
+        assert_eq!(have.number, newest);
+        for holding in &have.released {
+            let forced = self.order.as_ref().and_then(|order| order.release.get(holding)) == Some(&true);
+            assert!(forced || !self.has_user(*holding), "{holding:?} was said to be given back");
+        }
+        let released: BTreeSet<_> = have.released.iter().copied().collect();
+        assert!(self.given_back.is_subset(&released), "said to be given back, and then no longer");
+        self.given_back = released;
+        assert_eq!(have.vms.keys().collect::<Vec<_>>(), self.running.keys().collect::<Vec<_>>());
+        assert!(!have.clean || self.running.is_empty() && self.calls.is_empty());
+    }
+
+    /// Everything answers and nobody dies any more: the order is carried out, as far as the living allow.
+    fn settle(&mut self) {
+        for _ in 0..200 {
+            while !self.calls.is_empty() || !self.to_record.is_empty() {
+                self.host_answers(0, 2);
+                self.disk_answers(0, true);
+            }
+            self.now = self.now.after(HOST_RETRY);
+            self.handle(Event::Tick);
+        }
+        let Some(order) = self.order.clone() else { return };
+        let have = self.agent.have();
+        for (holding, force) in &order.release {
+            assert!(
+                have.released.contains(holding) || (!force && self.has_user(*holding)),
+                "{holding:?} stays"
+            );
+        }
+        for holding in order.scrub.keys() {
+            assert!(have.scrubbed.iter().any(|s| s.holding == *holding), "{holding:?} was not scrubbed");
+        }
+        for vm in order.vms.values().filter(|vm| !have.ended.contains(&vm.reservation)) {
+            for holding in vm.slices.keys().filter(|holding| !order.release.contains_key(holding)) {
+                let failed = have.failed.iter().any(|failed| failed.holding == *holding);
+                assert!(failed || have.online.contains(holding), "{holding:?} did not come online");
+            }
+        }
+        assert!(self.open_tickets.is_empty(), "somebody still waits");
+        assert!(
+            !order.fenced || have.clean || !self.running.is_empty(),
+            "a fenced host without VMs is not clean"
+        );
+    }
+}
+
+fn named(order: &Want, id: ReservationId) -> Option<&WantVm> {
+    order.vms.values().find(|vm| vm.reservation == id)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_agent_keeps_its_promises_whatever_happens(story in prop::collection::vec(turn(), 0..80)) {
+        let mut world = World::new();
+        story.into_iter().for_each(|turn| world.take(turn));
+        world.settle();
+    }
+}

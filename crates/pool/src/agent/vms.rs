@@ -1,0 +1,247 @@
+//! Which process is which VM. On record before it gets anything, watched until it is gone, never followed by another.
+
+use std::collections::BTreeMap;
+
+use units::limits::ENDED_VM_TOLD_FOR;
+use units::{Name, Ns, ReservationId};
+
+use super::{Adopted, Agent, Effect, Process, Refusal, Ticket, VmRecord, slices::Stand};
+use crate::protocol::{Handle, HaveVm, Holding, WantVm};
+
+/// A VM that has, will have or had a process.
+#[derive(Clone, Debug)]
+pub(super) struct Vm {
+    record: VmRecord,
+    life: Life,
+}
+
+#[derive(Clone, Debug)]
+enum Life {
+    /// On its way to the disk; these wait for it.
+    Recording(Vec<Ticket>),
+    /// Has been handed its memory.
+    Running,
+    /// Its process is gone.
+    Ended {
+        /// Since when no order names it. A manager that has just started may not name it yet.
+        unnamed: Option<Ns>,
+    },
+}
+
+impl Vm {
+    /// Whether a process has its memory, or is about to.
+    pub(super) fn lives(&self) -> bool {
+        !matches!(self.life, Life::Ended { .. })
+    }
+
+    fn runs(&self) -> bool {
+        matches!(self.life, Life::Running)
+    }
+}
+
+impl Agent {
+    pub(super) fn adopt(&mut self, Adopted { record, lives }: Adopted) {
+        let reservation = record.reservation;
+        let life = if lives { Life::Running } else { Life::Ended { unnamed: None } };
+        let (process, slices) = (record.process.clone(), record.slices.clone());
+        self.register(Vm { record, life });
+        if lives {
+            self.effects.push_back(Effect::Watch { reservation, process });
+            slices.into_iter().for_each(|(holding, handle)| self.open(holding, handle));
+        }
+    }
+
+    fn register(&mut self, vm: Vm) {
+        let reservation = vm.record.reservation;
+        self.handed.extend(vm.record.slices.keys().map(|holding| (*holding, reservation)));
+        self.vms.insert(reservation, vm);
+    }
+
+    fn unregister(&mut self, reservation: ReservationId) -> Option<Vm> {
+        let vm = self.vms.remove(&reservation)?;
+        self.handed.retain(|_, id| *id != reservation);
+        self.effects.push_back(Effect::Forget(reservation));
+        Some(vm)
+    }
+
+    /// Whether a process that lives has this slice, or is about to.
+    pub(super) fn is_in_use(&self, holding: Holding) -> bool {
+        self.handed.get(&holding).and_then(|id| self.vms.get(id)).is_some_and(Vm::lives)
+    }
+
+    /// How the VM that has or had this slice was told to find it.
+    pub(super) fn handle_on_record(&self, holding: Holding) -> Option<Handle> {
+        let reservation = self.handed.get(&holding)?;
+        self.vms.get(reservation)?.record.slices.get(&holding).cloned()
+    }
+
+    /// A slice was taken from its VM, dead or alive.
+    pub(super) fn drop_from_records(&mut self, holding: Holding) {
+        if let Some(vm) = self.handed.remove(&holding).and_then(|id| self.vms.get_mut(&id)) {
+            vm.record.slices.remove(&holding);
+        }
+    }
+
+    pub(super) fn has_ended(&self, reservation: ReservationId) -> bool {
+        self.vms.get(&reservation).is_some_and(|vm| !vm.lives())
+    }
+
+    pub(super) fn live_vms(&self) -> BTreeMap<ReservationId, HaveVm> {
+        let running = self.vms.iter().filter(|(_, vm)| vm.runs());
+        let told = |record: &VmRecord| HaveVm {
+            vm: record.vm.clone(),
+            pid: record.process.pid,
+            slices: record.slices.keys().copied().collect(),
+        };
+        running.map(|(id, vm)| (*id, told(&vm.record))).collect()
+    }
+
+    pub(super) fn ended_vms(&self) -> Vec<ReservationId> {
+        self.vms.iter().filter(|(_, vm)| !vm.lives()).map(|(id, _)| *id).collect()
+    }
+
+    /// A process asks for the memory of a VM and is told, or waits for the disk.
+    pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, process: Process) {
+        let wanted = self.wanted.get(vm).cloned();
+        let known = wanted.as_ref().map(|vm| vm.reservation).or_else(|| self.running(vm, &process));
+        let outcome = match (known.and_then(|id| self.vms.get_mut(&id)), wanted) {
+            (Some(known), _) => known.join(ticket, &process).map(|again| again.then(|| known.record.clone())),
+            (None, Some(wanted)) => self.record(ticket, vm, wanted, process).map(|()| None),
+            (None, None) => Err(Refusal::VmUnknown(vm.clone())),
+        };
+        match outcome.and_then(|again| again.map(|record| self.ready(record)).transpose()) {
+            Ok(Some(record)) => self.effects.push_back(Effect::HandOut { ticket, record }),
+            Ok(None) => {} // it hears when the record is on disk
+            Err(why) => self.effects.push_back(Effect::Refuse { ticket, why }),
+        }
+    }
+
+    /// A VM that no order names at the moment still is its process's.
+    fn running(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
+        let same = |known: &&Vm| known.runs() && known.record.vm == *vm && known.record.process.is(process);
+        self.vms.values().find(same).map(|known| known.record.reservation)
+    }
+
+    /// A VM is handed out whole or not at all.
+    fn ready(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
+        let is_online = |holding: &&Holding| matches!(self.slices.get(holding), Some(Stand::Online(_)));
+        let (online, slices) = (record.slices.keys().filter(is_online).count(), record.slices.len());
+        if online == slices { Ok(record) } else { Err(Refusal::NotReady { vm: record.vm, online, slices }) }
+    }
+
+    /// A new process for a VM that has none: on record before it gets anything.
+    fn record(&mut self, ticket: Ticket, vm: &Name, wanted: WantVm, process: Process) -> Result<(), Refusal> {
+        let WantVm { reservation, local, pinned, slices } = wanted;
+        let record = self.ready(VmRecord { reservation, vm: vm.clone(), process, local, pinned, slices })?;
+        let other = record.slices.keys().find_map(|holding| self.vms.get(self.handed.get(holding)?));
+        if let Some(other) = other {
+            return Err(other.refusal());
+        }
+        self.effects.push_back(Effect::Record(record.clone()));
+        self.register(Vm { record, life: Life::Recording(vec![ticket]) });
+        Ok(())
+    }
+
+    /// The disk has answered. What was ordered meanwhile counts: only a VM that is still wanted is handed out.
+    pub(super) fn on_recorded(&mut self, reservation: ReservationId, result: Result<(), String>) {
+        let Some(Vm { record, life: Life::Recording(tickets) }) = self.vms.get(&reservation) else { return };
+        let (record, tickets) = (record.clone(), tickets.clone());
+        let vm = record.vm.clone();
+        let recorded = result.map_err(|message| Refusal::NotRecorded { vm: vm.clone(), message });
+        let wanted = self.is_named(&record).then_some(()).ok_or(Refusal::VmUnknown(vm));
+        match recorded.and(wanted).and_then(|()| self.ready(record)) {
+            Ok(record) => self.run(record, tickets),
+            Err(why) => self.withdraw(reservation, tickets, &why),
+        }
+    }
+
+    fn run(&mut self, record: VmRecord, tickets: Vec<Ticket>) {
+        let (reservation, process) = (record.reservation, record.process.clone());
+        self.vms.entry(reservation).and_modify(|vm| vm.life = Life::Running);
+        self.effects.push_back(Effect::Watch { reservation, process });
+        let hand_out = |ticket| Effect::HandOut { ticket, record: record.clone() };
+        self.effects.extend(tickets.into_iter().map(hand_out));
+        self.dirty = true;
+    }
+
+    /// Nobody got anything, so it never happened.
+    fn withdraw(&mut self, reservation: ReservationId, tickets: Vec<Ticket>, why: &Refusal) {
+        let gone = self.unregister(reservation);
+        let refuse = |ticket| Effect::Refuse { ticket, why: why.clone() };
+        self.effects.extend(tickets.into_iter().map(refuse));
+        let slices = gone.into_iter().flat_map(|vm| vm.record.slices.into_keys());
+        slices.for_each(|holding| self.step(holding));
+        self.dirty = true;
+    }
+
+    pub(super) fn on_process_gone(&mut self, reservation: ReservationId) {
+        let now = self.now;
+        let Some(vm) = self.vms.get(&reservation).filter(|vm| vm.runs()) else { return };
+        let unnamed = (!self.is_named(&vm.record)).then_some(now);
+        let slices: Vec<Holding> = vm.record.slices.keys().copied().collect();
+        self.vms.entry(reservation).and_modify(|vm| vm.life = Life::Ended { unnamed });
+        self.effects.push_back(Effect::FreeLocal(reservation));
+        slices.into_iter().for_each(|holding| self.step(holding));
+        self.dirty = true;
+    }
+
+    /// A fenced host ends the VMs that its order no longer names: they may have been started elsewhere.
+    pub(super) fn end_strangers(&mut self) {
+        let strangers = self.vms.values().filter(|vm| vm.runs() && !self.is_named(&vm.record));
+        let kill: Vec<_> = strangers.map(|vm| Effect::Kill(vm.record.reservation)).collect();
+        self.effects.extend(kill);
+    }
+
+    fn is_named(&self, record: &VmRecord) -> bool {
+        self.wanted.get(&record.vm).is_some_and(|vm| vm.reservation == record.reservation)
+    }
+
+    /// After a new order: who has ended is told until it has not been named for a while.
+    pub(super) fn note_unnamed(&mut self) {
+        let (now, wanted) = (self.now, &self.wanted);
+        for vm in self.vms.values_mut() {
+            let named = wanted.get(&vm.record.vm).is_some_and(|w| w.reservation == vm.record.reservation);
+            if let Life::Ended { unnamed } = &mut vm.life {
+                *unnamed = if named { None } else { unnamed.or(Some(now)) };
+            }
+        }
+    }
+
+    pub(super) fn next_forget(&self) -> Option<Ns> {
+        self.vms.values().filter_map(|vm| self.forget_at(vm)).min()
+    }
+
+    pub(super) fn forget_ended(&mut self) {
+        let due = self.vms.values().filter(|vm| self.forget_at(vm).is_some_and(|at| at <= self.now));
+        for reservation in due.map(|vm| vm.record.reservation).collect::<Vec<_>>() {
+            drop(self.unregister(reservation));
+            self.dirty = true;
+        }
+    }
+
+    /// While a slice of it is open, a VM is not forgotten: another process might be handed what it left.
+    fn forget_at(&self, vm: &Vm) -> Option<Ns> {
+        let Life::Ended { unnamed: Some(since) } = vm.life else { return None };
+        let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
+        closed.then(|| since.after(ENDED_VM_TOLD_FOR))
+    }
+}
+
+impl Vm {
+    /// Whether a process that asks again gets the same again now (`true`) or waits with the others.
+    fn join(&mut self, ticket: Ticket, process: &Process) -> Result<bool, Refusal> {
+        if !self.lives() || !self.record.process.is(process) {
+            return Err(self.refusal());
+        }
+        if let Life::Recording(tickets) = &mut self.life {
+            tickets.push(ticket);
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn refusal(&self) -> Refusal {
+        let (vm, pid) = (self.record.vm.clone(), self.record.process.pid);
+        if self.lives() { Refusal::Attached { vm, pid } } else { Refusal::Ended { vm, pid } }
+    }
+}
