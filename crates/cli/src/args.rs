@@ -1,6 +1,6 @@
 //! The words people type, checked as far as words can be. What they do is in the file named like the command.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
@@ -17,9 +17,9 @@ Exit codes:
   6    unavailable: the manager cannot be reached or is not ready
   124  timed out";
 
-/// Looks at a rack and asks things of it.
+/// Looks at a rack that lends memory, and asks things of its pool manager
 #[derive(Debug, Parser)]
-#[command(name = "tarn", version, about, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "tarn", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
     /// Where to ask and how to answer.
     #[command(flatten)]
@@ -431,4 +431,11 @@ fn span(text: &str) -> Result<Duration, String> {
         Ok(span) => Ok(span),
         Err(wrong) => Err(format!("{wrong}: must be a time such as 500ms, 30s or 5m")),
     }
+}
+
+/// Whether words that are no command ask for JSON all the same, so that a program can read what is wrong with them.
+pub(crate) fn asks_for_json(words: &[OsString]) -> bool {
+    let joined = ["-ojson", "-o=json", "--output=json"];
+    let apart = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";
+    words.iter().any(|word| joined.iter().any(|j| word == j)) || words.windows(2).any(apart)
 }

@@ -12,7 +12,7 @@ use tonic::Response;
 use units::limits::CLOCK_SKEW_MAX;
 
 use crate::{
-    Connection, Failure, Global, get, lists, print,
+    Connection, Failure, Global, lists, print,
     table::{self, Column, Row, col},
     view::{Alarm, Emc, Host, Rack, Slice, SliceDetail},
 };
@@ -35,6 +35,12 @@ impl Finding {
 
     fn bad(check: &'static str, subject: String, what: String, mend: impl Into<String>) -> Self {
         Self { check, ok: false, subject, what, mend: Some(mend.into()) }
+    }
+
+    /// Quarantined slices are found by cause and alarmed one by one.
+    fn covers(&self, alarm: &Alarm) -> bool {
+        let by_cause = self.check == "slices" && alarm.reason == "SLICE_QUARANTINED";
+        !self.ok && (by_cause || self.subject == alarm.subject)
     }
 }
 
@@ -113,15 +119,15 @@ fn date<T>(answer: &Response<T>) -> Option<SystemTime> {
     httpdate::parse_http_date(date).ok()
 }
 
-/// What all that means. An alarm about something that has a finding already is the same news twice.
+/// What all that means. An alarm about what has been found already is the same news twice.
 fn verdict(seen: &Seen) -> Vec<Finding> {
     let mut found = vec![version(&seen.rack), clock(seen.clocks)];
     found.extend(each("hosts", seen.hosts.iter().filter_map(host), seen.hosts.len()));
     found.extend(each("emcs", seen.emcs.iter().filter_map(emc), seen.emcs.len()));
     found.push(buffer(&seen.rack));
     found.extend(each("slices", quarantine(&seen.quarantined).into_iter(), seen.rack.slices as usize));
-    let news = |alarm: &&Alarm| !found.iter().any(|f| get::concerns(&alarm.subject, &f.subject));
-    let alarms: Vec<_> = seen.rack.alarms.iter().filter(news).map(alarm).collect();
+    let alarms: Vec<_> =
+        seen.rack.alarms.iter().filter(|a| !found.iter().any(|f| f.covers(a))).map(alarm).collect();
     found.extend(if alarms.is_empty() { vec![Finding::good("alarms", "no others")] } else { alarms });
     found
 }
@@ -212,7 +218,7 @@ fn buffer(rack: &Rack) -> Finding {
     }
     let what = format!("{free} slices free, {target} wanted");
     let mend = "draining slices come back by themselves (`tarn watch`); else release VMs or add an EMC";
-    Finding::bad("buffer", "rack".to_owned(), what, mend)
+    Finding::bad("buffer", "pool".to_owned(), what, mend)
 }
 
 /// One finding for each EMC and reason: a fenced host may leave thousands of slices behind for one cause.
@@ -241,6 +247,7 @@ fn alarm(alarm: &Alarm) -> Finding {
     let mend = match alarm.reason.as_str() {
         "STORE_LOW_SPACE" => "make room on the disk of the manager's store".to_owned(),
         "CAPACITY_ZERO" => "mend rack.toml or the device: a capacity of 0 is never a fact".to_owned(),
+        _ if alarm.subject == "rack" => "`tarn get rack -o wide`, and the manager's log".to_owned(),
         _ => format!("`tarn explain {}`", alarm.subject),
     };
     Finding::bad("alarms", alarm.subject.clone(), what, mend)
@@ -284,14 +291,14 @@ mod tests {
     fn each_trouble_is_found_once_even_if_an_alarm_repeats_it() {
         let mut seen = healthy();
         seen.hosts[0].state = "unknown".into();
-        let alarm = |subject: &str| Alarm {
-            reason: "HOST_UNKNOWN".into(),
+        let alarm = |reason: &str, subject: &str| Alarm {
+            reason: reason.into(),
             subject: subject.into(),
             message: "silent".into(),
             since_unix_ms: 0,
         };
-        seen.rack.alarms = vec![alarm("host h1"), alarm("store")];
-        assert_eq!(wrong(&seen), [("hosts", "host h1".to_owned()), ("alarms", "store".to_owned())]);
+        seen.rack.alarms = vec![alarm("HOST_UNKNOWN", "host h1"), alarm("STORE_LOW_SPACE", "rack")];
+        assert_eq!(wrong(&seen), [("hosts", "host h1".to_owned()), ("alarms", "rack".to_owned())]);
     }
 
     #[test]
@@ -307,6 +314,13 @@ mod tests {
         };
         let mut seen = healthy();
         seen.quarantined = vec![slice(1, "fenced"), slice(2, "fenced"), slice(9, "not zero")];
+        let alarm = |n: u32| Alarm {
+            reason: "SLICE_QUARANTINED".into(),
+            subject: format!("slice {n}"),
+            message: "kept".into(),
+            since_unix_ms: 0,
+        };
+        seen.rack.alarms = vec![alarm(1), alarm(2), alarm(9)];
         assert_eq!(wrong(&seen), [("slices", "slices 1-2".to_owned()), ("slices", "slice 9".to_owned())]);
     }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::{Format, hint};
+use crate::{Format, hint, print};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +45,9 @@ pub enum Failure {
         /// How long was waited.
         after: Duration,
     },
+    /// Words that are no command.
+    #[error("{0}")]
+    Words(String),
     /// An option's value breaks its rule.
     #[error("{field}: {value:?} {rule}")]
     Value {
@@ -131,7 +134,7 @@ impl Failure {
             Self::Said(status) | Self::Unknown { status, .. } => exit(code(status)),
             Self::Connect { .. } => Exit::Unavailable,
             Self::TimedOut { .. } => Exit::TimedOut,
-            Self::Value { .. } => Exit::Usage,
+            Self::Words(_) | Self::Value { .. } => Exit::Usage,
             Self::Protocol(_) | Self::File { .. } | Self::Output(_) | Self::Found(_) => Exit::Error,
         }
     }
@@ -201,6 +204,7 @@ impl Failure {
             }
             Self::Connect { .. } => Some(hint::NOBODY_THERE.to_owned()),
             Self::TimedOut { .. } => Some(hint::NO_ANSWER.to_owned()),
+            Self::Words(_) => Some("`tarn --help`, or --help after any command".to_owned()),
             Self::Value { .. } | Self::Protocol(_) | Self::File { .. } | Self::Output(_) | Self::Found(_) => {
                 None
             }
@@ -212,7 +216,7 @@ impl Report {
     fn lines(&self) -> String {
         let reason = self.reason.iter().map(|reason| format!(" ({reason})")).collect::<String>();
         let hint = self.hint.iter().map(|hint| format!("hint: {hint}\n")).collect::<String>();
-        format!("error: {}{reason}\n{hint}", self.error)
+        print::plain(&format!("error: {}{reason}\n{hint}", self.error))
     }
 }
 

@@ -66,7 +66,6 @@ pub(crate) async fn alarms(to: &Connection, about: Option<&str>) -> Result<Vec<v
     Ok(lists::rack(to).await?.alarms.into_iter().filter(wanted).map(view::Alarm::from).collect())
 }
 
-/// Whether an alarm's subject is what was asked about.
-pub(crate) fn concerns(subject: &str, asked: &str) -> bool {
+fn concerns(subject: &str, asked: &str) -> bool {
     subject == asked || subject.split_once(' ').is_some_and(|(_, name)| name == asked)
 }

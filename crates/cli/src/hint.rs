@@ -7,8 +7,7 @@ use tonic::Code;
 pub(crate) const NOBODY_THERE: &str =
     "is pool-manager running, and is --endpoint (TARN_ENDPOINT) where it listens? https:// needs --ca";
 /// After an answer that did not come.
-pub(crate) const NO_ANSWER: &str =
-    "what was asked may still be done: ask again with the same --request-id, or with a longer --timeout";
+pub(crate) const NO_ANSWER: &str = "what was asked may still be done: ask again (a reservation with the same --request-id), or with a longer --timeout";
 
 /// Advice by the manager's reason.
 const BY_REASON: &[(&str, &str)] = &[
@@ -54,9 +53,9 @@ pub(crate) fn for_refusal(code: Code, reason: Option<&str>) -> Option<&'static s
 
 fn by_code(code: Code) -> Option<&'static str> {
     match code {
-        Code::Unavailable => {
-            Some("try again in a moment, with the same --request-id; `tarn doctor` if it stays so")
-        }
+        Code::Unavailable => Some(
+            "try again in a moment (a reservation with the same --request-id); `tarn doctor` if it stays so",
+        ),
         Code::PermissionDenied => {
             Some("this client's certificate does not hold that role: ask with --cert of one that does")
         }

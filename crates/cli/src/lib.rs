@@ -20,7 +20,9 @@ mod view;
 mod watch;
 mod words;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{CommandFactory as _, Parser as _};
 
 pub use args::{Ask, Cli, Command, Format, Global};
 pub use connect::Connection;
@@ -28,16 +30,32 @@ pub use failure::{Exit, Failure};
 
 /// Every word that `tarn` understands, for manual pages and completions.
 pub fn command() -> clap::Command {
-    <Cli as clap::CommandFactory>::command()
+    Cli::command()
 }
 
-/// Does what was asked and says how it went, on stdout and stderr and as the exit code.
-pub async fn run(cli: Cli) -> ExitCode {
+/// Does what the words ask and says how it went, on stdout and stderr and as the exit code.
+pub async fn run(words: Vec<OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(&words) {
+        Ok(cli) => cli,
+        Err(misread) => return misunderstood(&misread, &words),
+    };
     let format = cli.global.output;
     match dispatch(cli).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(format),
     }
+}
+
+/// Help and version are no failures; people get clap's own words, programs that asked for JSON get JSON.
+fn misunderstood(misread: &clap::Error, words: &[OsString]) -> ExitCode {
+    if misread.use_stderr() && args::asks_for_json(words) {
+        let said = misread.to_string();
+        let said = said.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
+        return Failure::Words(said.to_owned()).report(Format::Json);
+    }
+    // With the terminal gone there is nobody left to tell; the exit code still says it.
+    let _ = misread.print();
+    if misread.use_stderr() { ExitCode::from(Exit::Usage as u8) } else { ExitCode::SUCCESS }
 }
 
 async fn dispatch(cli: Cli) -> Result<(), Failure> {

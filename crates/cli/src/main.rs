@@ -2,9 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 #[tokio::main]
 async fn main() -> ExitCode {
-    cli::run(cli::Cli::parse()).await
+    cli::run(std::env::args_os().collect()).await
 }

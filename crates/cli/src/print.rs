@@ -26,8 +26,8 @@ pub(crate) fn say<T: Serialize>(
     text: impl FnOnce(bool) -> String,
 ) -> Result<(), Failure> {
     match format {
-        Format::Table => out(&text(false)),
-        Format::Wide => out(&text(true)),
+        Format::Table => out(&plain(&text(false))),
+        Format::Wide => out(&plain(&text(true))),
         Format::Json => out(&(as_json(serde_json::to_string_pretty(thing))? + "\n")),
         Format::Yaml => out(&as_yaml(thing)?),
     }
@@ -40,10 +40,15 @@ pub(crate) fn next<T: Serialize>(
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
     match format {
-        Format::Table | Format::Wide => out(&text()),
+        Format::Table | Format::Wide => out(&plain(&text())),
         Format::Json => out(&(as_json(serde_json::to_string(thing))? + "\n")),
         Format::Yaml => out(&format!("---\n{}", as_yaml(thing)?)),
     }
+}
+
+/// Reasons and messages are other people's words: in a terminal they must not become orders to it.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 /// Text as it is. Everything that reaches stdout comes through here, so that a closed pipe is met in one place.
@@ -58,4 +63,17 @@ fn as_json(text: Result<String, serde_json::Error>) -> Result<String, Failure> {
 
 fn as_yaml<T: Serialize>(thing: &T) -> Result<String, Failure> {
     serde_norway::to_string(thing).map_err(|wrong| Failure::Output(io::Error::other(wrong)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_others_cannot_command_a_terminal() {
+        assert_eq!(
+            plain("reason: \u{1b}[2Jgone\r\n\u{9b}31m"),
+            "reason: \u{fffd}[2Jgone\u{fffd}\n\u{fffd}31m"
+        );
+    }
 }

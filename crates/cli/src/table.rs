@@ -199,7 +199,7 @@ impl Row for Emc {
 
 impl Row for Alarm {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("SINCE", |a| moment(a.since_unix_ms)),
+        col("SINCE", |a| moment_or_dash(Some(a.since_unix_ms).filter(|since| *since > 0))),
         col("REASON", |a| a.reason.clone()),
         col("SUBJECT", |a| a.subject.clone()),
         col("MESSAGE", |a| a.message.clone()),

@@ -147,6 +147,15 @@ async fn words_that_make_no_sense_never_reach_the_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_program_reads_its_own_mistakes_as_json() {
+    for words in ["release web --force -o json", "get --output=json nothing", "-ojson reserve --pool 1gb"] {
+        let ran = tarn(words).await;
+        let said: serde_json::Value = serde_json::from_str(&ran.stderr).expect("JSON on stderr");
+        assert!(ran.code == 2 && said["exit_code"] == 2 && said["error"].is_string(), "tarn {words}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_that_makes_no_sense_is_a_usage_error() {
     for words in [
         "--endpoint 127.0.0.1:9750",
