@@ -155,6 +155,12 @@ pub enum StoreError {
         /// Which store.
         place: PathBuf,
     },
+    /// There is none where one was expected.
+    #[error("no store at {}: check manager.store in rack.toml", place.display())]
+    Missing {
+        /// Where.
+        place: PathBuf,
+    },
     /// A later version wrote it.
     #[error("store {} has format {found}: must be at most {FORMAT}; use the newer pool-manager that wrote it", place.display())]
     Newer {
@@ -236,11 +242,14 @@ fn settle_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> 
     }
 }
 
-/// Whether no table holds anything.
+/// Whether no table holds anything but what the store itself wrote.
 fn is_empty(store: &mut dyn Scan) -> Result<bool, StoreError> {
     let mut entries = 0_u64;
     for table in Table::ALL {
-        store.scan(table, &mut |_, _| entries += 1)?;
+        store.scan(table, &mut |key, _| entries += u64::from((table, key) != (Table::Meta, meta::FORMAT)))?;
     }
     Ok(entries == 0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,2 +1,258 @@
-//! A disk for tests that tears and forgets: what was synced, what was not, and a cut between them. It decides nothing by
-//! itself; whoever cuts the power chooses what survives.
+//! A disk for tests, which tears and forgets as real ones do: what was synced is kept, of what was not a cut of the power
+//! keeps any part, by sectors; a sync that fails may have written some of it and believes the rest clean; a write that
+//! fails may have got half way. Whoever makes the disk chooses by a function of numbers, so that a seed replays a failure.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use redb::StorageBackend;
+
+use super::disk::Disk;
+
+/// A sector is written whole or not at all.
+const SECTOR_BYTES: usize = 512;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The power fails before the operation; nothing works until [`FaultyDisk::power_on`].
+    PowerCut,
+    /// The operation fails so, with this `errno`.
+    Errno(i32),
+}
+
+/// A disk in memory. Clones are the same disk.
+#[derive(Clone)]
+pub struct FaultyDisk(Arc<Mutex<State>>);
+
+struct State {
+    choose: Box<dyn FnMut(usize) -> usize + Send>,
+    /// What reading shows.
+    seen: Vec<u8>,
+    /// What is on the medium.
+    synced: Vec<u8>,
+    /// What was done since, in order.
+    unsynced: Vec<Change>,
+    /// Writes, syncs and changes of length so far.
+    operations: u64,
+    faults: BTreeMap<u64, Fault>,
+    /// Counts the openings; what an older one still wants to write is refused.
+    opening: u64,
+    off: bool,
+}
+
+#[derive(Clone)]
+enum Change {
+    Write { at: usize, bytes: Vec<u8> },
+    Length(usize),
+}
+
+impl fmt::Debug for FaultyDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        let (operations, off) = (state.operations, state.off);
+        f.debug_struct("FaultyDisk")
+            .field("operations", &operations)
+            .field("off", &off)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FaultyDisk {
+    /// An empty disk. `choose(n)` gives a number below `n`.
+    pub fn new(choose: impl FnMut(usize) -> usize + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            choose: Box::new(choose),
+            seen: Vec::new(),
+            synced: Vec::new(),
+            unsynced: Vec::new(),
+            operations: 0,
+            faults: BTreeMap::new(),
+            opening: 0,
+            off: false,
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("nothing panics with the disk in its hands")
+    }
+
+    /// How many writes, syncs and changes of length there have been.
+    pub fn operations(&self) -> u64 {
+        self.state().operations
+    }
+
+    /// Lets the operation after so many go wrong.
+    pub fn fail_at(&self, operations: u64, fault: Fault) {
+        self.state().faults.insert(operations, fault);
+    }
+
+    /// Takes back every fault that has not happened.
+    pub fn fail_no_more(&self) {
+        self.state().faults.clear();
+    }
+
+    /// Cuts the power now, if it is not off already.
+    pub fn power_off(&self) {
+        self.state().off = true;
+    }
+
+    /// The machine starts again, with what the medium kept.
+    pub fn power_on(&self) {
+        let mut state = self.state();
+        state.write_back();
+        state.seen = state.synced.clone();
+        state.off = false;
+        state.opening += 1;
+    }
+
+    /// What is on the disk, to be damaged.
+    pub fn with_bytes<T>(&self, damage: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let mut state = self.state();
+        let done = damage(&mut state.seen);
+        state.synced = state.seen.clone();
+        state.unsynced.clear();
+        done
+    }
+}
+
+impl State {
+    fn operate(&mut self, opening: u64) -> io::Result<()> {
+        self.powered(opening)?;
+        self.operations += 1;
+        match self.faults.remove(&(self.operations - 1)) {
+            None => Ok(()),
+            Some(Fault::Errno(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            Some(Fault::PowerCut) => {
+                self.off = true;
+                self.powered(opening)
+            }
+        }
+    }
+
+    fn powered(&self, opening: u64) -> io::Result<()> {
+        let on = !self.off && self.opening == opening;
+        if on { Ok(()) } else { Err(io::Error::other("the power is off")) }
+    }
+
+    fn change(&mut self, change: Change) {
+        apply(&mut self.seen, &change);
+        self.unsynced.push(change);
+    }
+
+    /// Whole, not at all, or some of its sectors.
+    fn torn(&mut self, change: Change) -> Vec<Change> {
+        match ((self.choose)(3), change) {
+            (0, _) => vec![],
+            (1, Change::Write { at, bytes }) => {
+                let sectors = bytes.chunks(SECTOR_BYTES).enumerate();
+                let kept = sectors.filter(|_| (self.choose)(2) == 0);
+                kept.map(|(i, sector)| Change::Write { at: at + i * SECTOR_BYTES, bytes: sector.to_vec() })
+                    .collect()
+            }
+            (_, change) => vec![change],
+        }
+    }
+
+    /// What the medium gets of what nobody made sure of.
+    fn write_back(&mut self) {
+        for change in std::mem::take(&mut self.unsynced) {
+            for part in self.torn(change) {
+                apply(&mut self.synced, &part);
+            }
+        }
+    }
+}
+
+fn apply(image: &mut Vec<u8>, change: &Change) {
+    match change {
+        Change::Length(len) => image.resize(*len, 0),
+        Change::Write { at, bytes } => {
+            image.resize(image.len().max(at + bytes.len()), 0);
+            image[*at..at + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+}
+
+impl Disk for FaultyDisk {
+    type Backend = Opening;
+
+    fn open(&self) -> io::Result<Opening> {
+        let mut state = self.state();
+        state.opening += 1;
+        state.powered(state.opening)?;
+        Ok(Opening { disk: self.clone(), number: state.opening })
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn place(&self) -> &Path {
+        Path::new("faulty disk")
+    }
+}
+
+/// One opening of the disk.
+#[derive(Debug)]
+pub struct Opening {
+    disk: FaultyDisk,
+    number: u64,
+}
+
+fn index(offset: u64) -> usize {
+    usize::try_from(offset).expect("the disk is in memory")
+}
+
+impl StorageBackend for Opening {
+    fn len(&self) -> io::Result<u64> {
+        let state = self.disk.state();
+        state.powered(self.number)?;
+        Ok(state.seen.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let state = self.disk.state();
+        state.powered(self.number)?;
+        let bytes = state.seen.get(index(offset)..).and_then(|rest| rest.get(..out.len()));
+        out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.disk.state();
+        state.operate(self.number)?;
+        state.change(Change::Length(index(len)));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.disk.state();
+        let synced = state.operate(self.number);
+        if synced.is_ok() {
+            for change in std::mem::take(&mut state.unsynced) {
+                apply(&mut state.synced, &change);
+            }
+        } else if !state.off {
+            state.write_back();
+        }
+        synced
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut state = self.disk.state();
+        let change = Change::Write { at: index(offset), bytes: data.to_vec() };
+        let wrote = state.operate(self.number);
+        let happened = match wrote {
+            Ok(()) => vec![change],
+            Err(_) if state.off => vec![],
+            Err(_) => state.torn(change),
+        };
+        happened.into_iter().for_each(|change| state.change(change));
+        wrote
+    }
+}

@@ -8,12 +8,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ::redb::{Database, ReadTransaction, ReadableDatabase, StorageBackend, TableDefinition, TableError};
+use ::redb::{
+    Database, DatabaseError, ReadTransaction, ReadableDatabase, RepairSession, StorageBackend,
+    TableDefinition, TableError,
+};
 use units::limits::STORE_CACHE_BYTES;
 
 use super::{
     Scan, Store, StoreError, Table, Write,
-    disk::{Directory, Disk},
+    disk::{Directory, Disk, FILE},
     settle_format,
 };
 
@@ -47,15 +50,24 @@ impl RedbStore<Directory> {
     pub fn open_directory(path: &Path) -> Result<Self, StoreError> {
         Self::open(Directory::take(path)?)
     }
+
+    /// Opens the store in a directory.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`] where there is none, else as [`RedbStore::open_directory`].
+    pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
+        let place = path.join(FILE);
+        if place.exists() { Self::open_directory(path) } else { Err(StoreError::Missing { place }) }
+    }
 }
 
 impl<D: Disk> RedbStore<D> {
-    /// Opens the store on a disk, or makes an empty one.
+    /// Opens the store on a disk and compares every page with its checksum, or makes an empty one.
     ///
     /// # Errors
     /// Every kind of [`StoreError`] but `Poisoned`.
     pub fn open(disk: D) -> Result<Self, StoreError> {
-        let database = open(&disk, |_| Ok(()))?;
+        let database = open(&disk)?;
         let mut store = Self { disk, database: Some(database) };
         let place = store.disk.place().to_owned();
         settle_format(&mut store, &place)?;
@@ -127,7 +139,7 @@ impl<D: Disk> Store for RedbStore<D> {
 
     fn reopen(&mut self) -> Result<(), StoreError> {
         self.database = None;
-        self.database = Some(open(&self.disk, settle)?);
+        self.database = Some(open(&self.disk)?);
         let place = self.disk.place().to_owned();
         settle_format(self, &place).inspect_err(|_| self.database = None)
     }
@@ -137,16 +149,29 @@ impl<D: Disk> Store for RedbStore<D> {
     }
 }
 
-fn open<D: Disk>(
-    disk: &D,
-    prepare: impl FnOnce(&D::Backend) -> io::Result<()>,
-) -> Result<Database, StoreError> {
+/// Opens what is there. If whoever had it last did not close it, a write or sync of theirs may have failed.
+fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
     guarded(disk.place(), "open", || {
+        let mut builder = Database::builder();
+        builder.set_cache_size(STORE_CACHE_BYTES).set_repair_callback(RepairSession::abort);
         let backend = disk.open()?;
         forget_interrupted_making(&backend)?;
-        prepare(&backend)?;
-        Ok(Database::builder().set_cache_size(STORE_CACHE_BYTES).create_with_backend(backend)?)
+        match builder.create_with_backend(backend) {
+            Err(DatabaseError::RepairAborted) => {
+                settle(&disk.open()?)?;
+                Ok(builder.set_repair_callback(|_| ()).create_with_backend(disk.open()?)?)
+            }
+            opened => verified(opened?),
+        }
     })
+}
+
+/// A file that was closed is opened without a look at its pages; rot is found here, and not when it is believed.
+fn verified(mut database: Database) -> Result<Database, ::redb::Error> {
+    if !database.check_integrity()? {
+        tracing::warn!("store put right");
+    }
+    Ok(database)
 }
 
 /// redb refuses a file whose making was cut short, which is one without a magic number and without anything after the
