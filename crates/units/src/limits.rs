@@ -86,6 +86,10 @@ pub const HEARTBEATS_PER_LEASE: u64 = 4;
 pub const WANT_GAP: Ns = Ns::ms(1);
 /// How long the manager waits for an answer before it repeats an order.
 pub const HOST_UNANSWERED_ORDERS_FOR: Ns = Ns::secs(2);
+/// The shortest pause before an agent connects again.
+pub const RECONNECT_AFTER_MIN: Ns = Ns::ms(100);
+/// The longest pause before an agent connects again.
+pub const RECONNECT_AFTER_MAX: Ns = Ns::secs(1);
 /// Between two attempts of a device call that failed.
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
 /// Between two attempts of a host call that failed.

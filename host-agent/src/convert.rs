@@ -1,0 +1,93 @@
+//! Wire to ours and back: orders are checked here, reports written out. Behind this door no protobuf type is seen.
+
+use std::collections::BTreeMap;
+
+use pool::protocol::{FailedReason, Handle, Have, Holding, Scrubbed, Want, WantVm};
+use proto::v1 as wire;
+use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId};
+
+/// A way in which an order is wrong: field, value and rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct Invalid {
+    field: &'static str,
+    problem: String,
+}
+
+fn holding(slice: u32, epoch: u64) -> Holding {
+    Holding { slice: SliceId(slice), epoch: Epoch(epoch) }
+}
+
+/// An order.
+///
+/// # Errors
+/// A name or a reservation's number that is none.
+pub fn want(w: wire::Want) -> Result<Want, Invalid> {
+    let vms = w.vms.into_iter().map(want_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
+    Ok(Want {
+        number: OrderNumber { generation: w.generation, revision: Revision(w.revision) },
+        instance: InstanceId(w.instance),
+        vms,
+        release: w.release.into_iter().map(|r| (holding(r.slice, r.epoch), r.force)).collect(),
+        scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::from(s.handle))).collect(),
+        fenced: w.fenced,
+    })
+}
+
+fn want_vm(vm: wire::WantVm) -> Result<(Name, WantVm), Invalid> {
+    let name = Name::new(&vm.vm).map_err(|error| Invalid { field: "vms.vm", problem: error.to_string() })?;
+    let reservation: ReservationId =
+        vm.reservation.parse().map_err(|problem| Invalid { field: "vms.reservation", problem })?;
+    let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::from(s.handle)));
+    let local = Bytes::new(vm.local_bytes);
+    Ok((name, WantVm { reservation, local, pinned: vm.pinned, slices: slices.collect() }))
+}
+
+fn shown(h: Holding) -> wire::Holding {
+    wire::Holding { slice: h.slice.0, epoch: h.epoch.0 }
+}
+
+/// A report.
+pub fn have(instance: InstanceId, h: Have) -> wire::Have {
+    let vm = |(reservation, vm): (ReservationId, pool::protocol::HaveVm)| wire::HaveVm {
+        vm: vm.vm.to_string(),
+        pid: vm.pid,
+        slices: vm.slices.into_iter().map(shown).collect(),
+        reservation: reservation.to_string(),
+    };
+    wire::Have {
+        instance: instance.0,
+        generation: h.number.generation,
+        revision: h.number.revision.0,
+        online: h.online.into_iter().map(shown).collect(),
+        released: h.released.into_iter().map(shown).collect(),
+        scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
+        failed: h.failed.into_iter().map(failed).collect(),
+        vms: h.vms.into_iter().map(vm).collect(),
+        ended: h.ended.iter().map(ToString::to_string).collect(),
+        clean: h.clean,
+    }
+}
+
+fn scrubbed(s: Scrubbed) -> wire::Scrubbed {
+    wire::Scrubbed {
+        slice: s.holding.slice.0,
+        epoch: s.holding.epoch.0,
+        started_unix_ms: s.started.0,
+        ended_unix_ms: s.ended.0,
+        bytes_verified: s.verified.get(),
+    }
+}
+
+fn failed(f: pool::protocol::Failed) -> wire::Failed {
+    let reason = match f.reason {
+        FailedReason::NotZero => wire::FailedReason::NotZero,
+        FailedReason::Host => wire::FailedReason::Host,
+    };
+    wire::Failed {
+        slice: f.holding.slice.0,
+        epoch: f.holding.epoch.0,
+        reason: reason.into(),
+        message: f.message,
+    }
+}

@@ -1,0 +1,195 @@
+//! The stream to the manager: connect, say who we are, pass orders on and reports up; and again after a pause when it
+//! breaks. Guests do not notice any of this.
+
+use std::{path::PathBuf, time::Duration};
+
+use pool::protocol::{Have, Want};
+use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Request, Status,
+    metadata::MetadataValue,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
+use units::{InstanceId, Name, Ns};
+
+use crate::convert;
+
+/// Reports waiting for the network; the newest is the whole truth, so more would be useless.
+const REPORTS_QUEUED_MAX: usize = 2;
+
+/// Who we are and where the manager is.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The manager's address: `http://…`, `https://…` or `unix:/path`.
+    pub manager: String,
+    /// Our host.
+    pub host: Name,
+    /// This host's token; `None` where certificates are used.
+    pub token: Option<String>,
+    /// Our certificate, where the manager wants one.
+    pub tls: Option<Tls>,
+    /// Changes when the machine restarts.
+    pub boot_id: String,
+    /// This start of the agent.
+    pub instance: InstanceId,
+    /// Where a VMM on this host fetches memory.
+    pub socket: PathBuf,
+}
+
+/// Certificates for a manager on another machine.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// Who signed the manager's; PEM.
+    pub ca: Vec<u8>,
+    /// Ours; PEM.
+    pub certificate: Vec<u8>,
+    /// Its private key; PEM.
+    pub key: Vec<u8>,
+    /// The name the manager's certificate carries.
+    pub server_name: String,
+}
+
+/// What the manager says.
+#[derive(Clone, Debug)]
+pub enum Heard {
+    /// It welcomed us.
+    Up {
+        /// Its rack.
+        rack: String,
+        /// It must hear us at least this often.
+        lease_ttl: Ns,
+    },
+    /// An order of the rack it named.
+    Want(String, Want),
+    /// The connection is gone.
+    Down,
+}
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("connect to {manager}")]
+    Connect {
+        manager: String,
+        #[source]
+        cause: tonic::transport::Error,
+    },
+    #[error("manager refused: {} ({:?})", .0.message(), .0.code())]
+    Status(#[from] Status),
+    #[error("manager closed the stream")]
+    Closed,
+    #[error("manager said something wrong")]
+    Invalid(#[from] convert::Invalid),
+    #[error("token has letters that do not fit into a header")]
+    Token,
+    #[error("the agent is ending")]
+    Stopping,
+}
+
+/// Keeps a session alive until nobody listens. `reports` always holds the newest report; `rack` the rack served before.
+pub async fn keep(
+    caller: Caller,
+    rack: watch::Receiver<Option<String>>,
+    mut reports: watch::Receiver<Option<Have>>,
+    heard: mpsc::Sender<Heard>,
+) {
+    let mut pause = RECONNECT_AFTER_MIN.as_duration();
+    loop {
+        let known = rack.borrow().clone().unwrap_or_default();
+        let mut welcomed = false;
+        let ended = session(&caller, known, &mut reports, &heard, &mut welcomed).await;
+        let Err(ended) = ended;
+        if matches!(ended, Ended::Stopping) || heard.send(Heard::Down).await.is_err() {
+            return;
+        }
+        pause = if welcomed { RECONNECT_AFTER_MIN.as_duration() } else { next_pause(pause) };
+        let cause = std::error::Error::source(&ended).map(ToString::to_string).unwrap_or_default();
+        tracing::warn!(manager = caller.manager, error = %ended, cause, retry_in = ?pause, "session ended");
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = heard.closed() => return,
+        }
+    }
+}
+
+fn next_pause(pause: Duration) -> Duration {
+    (pause * 2).min(RECONNECT_AFTER_MAX.as_duration())
+}
+
+async fn connect(caller: &Caller) -> Result<Channel, Ended> {
+    let wrong = |cause| Ended::Connect { manager: caller.manager.clone(), cause };
+    let mut endpoint = Endpoint::from_shared(caller.manager.clone())
+        .map_err(wrong)?
+        .tcp_nodelay(true)
+        .connect_timeout(RECONNECT_AFTER_MAX.as_duration());
+    if let Some(tls) = &caller.tls {
+        let config = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&tls.ca))
+            .identity(Identity::from_pem(&tls.certificate, &tls.key))
+            .domain_name(&tls.server_name);
+        endpoint = endpoint.tls_config(config).map_err(wrong)?;
+    }
+    endpoint.connect().await.map_err(wrong)
+}
+
+/// One connection, from hello to its end. There is no other way out than an end with a reason.
+async fn session(
+    caller: &Caller,
+    known_rack: String,
+    reports: &mut watch::Receiver<Option<Have>>,
+    heard: &mpsc::Sender<Heard>,
+    welcomed: &mut bool,
+) -> Result<std::convert::Infallible, Ended> {
+    let channel = connect(caller).await?;
+    let mut client = AgentClient::new(channel)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let (sender, receiver) = mpsc::channel(REPORTS_QUEUED_MAX);
+    sender.send(hello(caller, known_rack)).await.map_err(|_| Ended::Closed)?;
+    let mut request = Request::new(ReceiverStream::new(receiver));
+    if let Some(token) = &caller.token {
+        let bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| Ended::Token)?;
+        request.metadata_mut().insert("authorization", bearer);
+    }
+    let mut orders = client.session(request).await?.into_inner();
+    let first = orders.message().await?.and_then(|first| first.message);
+    let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(Ended::Closed) };
+    *welcomed = true;
+    let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl: Ns::ms(welcome.lease_ttl_ms) };
+    reports.mark_unchanged(); // what was said before this session is told anew when we are asked
+    heard.send(up).await.map_err(|_| Ended::Stopping)?;
+    loop {
+        tokio::select! {
+            order = orders.message() => {
+                let order = order?.ok_or(Ended::Closed)?.message;
+                let Some(to_agent::Message::Want(want)) = order else { return Err(Ended::Closed) };
+                let rack = want.rack_uuid.clone();
+                let heard_want = Heard::Want(rack, convert::want(want)?);
+                heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
+            }
+            changed = reports.changed() => {
+                changed.map_err(|_| Ended::Stopping)?;
+                let newest = reports.borrow_and_update().clone();
+                let Some(have) = newest else { continue };
+                let have = from_agent::Message::Have(convert::have(caller.instance, have));
+                sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| Ended::Closed)?;
+            }
+        }
+    }
+}
+
+fn hello(caller: &Caller, rack_uuid: String) -> wire::FromAgent {
+    let hello = wire::Hello {
+        protocol_version: proto::PROTOCOL_VERSION,
+        host: caller.host.to_string(),
+        rack_uuid,
+        boot_id: caller.boot_id.clone(),
+        instance: caller.instance.0,
+        host_memory_socket: caller.socket.display().to_string(),
+        version: env!("CARGO_PKG_VERSION").into(),
+    };
+    wire::FromAgent { message: Some(from_agent::Message::Hello(hello)) }
+}
