@@ -199,6 +199,7 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Unknown { hint, .. } => Some(hint.clone()),
+            Self::Said(status) if broke(status) => Some(hint::BROKEN.to_owned()),
             Self::Said(status) => {
                 hint::for_refusal(code(status), self.reason().as_deref()).map(str::to_owned)
             }
@@ -224,16 +225,20 @@ fn root<'a>(cause: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     cause.source().map_or(cause, root)
 }
 
-/// A connection that broke in the middle of a call comes as "unknown" from the transport, and means "try again".
+/// Whether a status is the network's word instead of the manager's: made on this side, from what the transport said.
+fn broke(status: &Status) -> bool {
+    status.source().is_some() && matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal)
+}
+
+/// A connection that breaks in the middle of a call has many names in the transport; all mean "try again".
 fn code(status: &Status) -> Code {
-    let transport = status.source().is_some_and(|cause| cause.is::<tonic::transport::Error>());
-    if status.code() == Code::Unknown && transport { Code::Unavailable } else { status.code() }
+    if broke(status) { Code::Unavailable } else { status.code() }
 }
 
 fn said(status: &Status) -> String {
-    if status.message().is_empty() {
-        status.code().description().to_owned()
-    } else {
-        status.message().to_owned()
+    match status.message() {
+        "" => status.code().description().to_owned(),
+        text if broke(status) => format!("the connection to the manager broke: {text}"),
+        text => text.to_owned(),
     }
 }

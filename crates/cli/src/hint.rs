@@ -6,6 +6,9 @@ use tonic::Code;
 /// After a connection that could not be made.
 pub(crate) const NOBODY_THERE: &str =
     "is pool-manager running, and is --endpoint (TARN_ENDPOINT) where it listens? https:// needs --ca";
+/// After a connection that broke.
+pub(crate) const BROKEN: &str =
+    "the manager stopped, or does not accept this client's certificate: see its log, try again";
 /// After an answer that did not come.
 pub(crate) const NO_ANSWER: &str = "what was asked may still be done: ask again (a reservation with the same --request-id), or with a longer --timeout";
 

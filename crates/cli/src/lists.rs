@@ -39,13 +39,14 @@ pub(crate) async fn slices(to: &Connection, first: u32, last: u32) -> Result<Vec
 pub(crate) async fn reservations(to: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
     let (mut reservations, mut after) = (Vec::new(), String::new());
     for _ in 0..LIST_PAGES_MAX {
-        let request = v1::ListReservationsRequest { ended, after, limit: 0 };
+        let request = v1::ListReservationsRequest { ended, after: after.clone(), limit: 0 };
         let page = to.ask(to.admin().list_reservations(request)).await?;
         reservations.extend(page.reservations);
-        if page.next_after.is_empty() {
-            return Ok(reservations);
+        match page.next_after {
+            next if next.is_empty() => return Ok(reservations),
+            next if next == after => return Err(stuck("reservations")),
+            next => after = next,
         }
-        after = page.next_after;
     }
     Err(stuck("reservations"))
 }

@@ -5,5 +5,6 @@ mod answers;
 mod orders;
 mod rack;
 mod refusals;
-mod secrets;
+mod terminal;
+mod ways;
 mod words;

@@ -1,10 +1,17 @@
-//! Ways to a manager other than loopback TCP: a unix socket, and TLS with certificates on both sides.
+//! Ways to a manager: a unix socket, TLS with certificates on both sides, and one that was restarted.
 
-use std::{fs, path::Path};
+use std::{fs, net::SocketAddr, path::Path};
 
+use clap::Parser as _;
+use cli::{Cli, Connection, Exit};
+use proto::v1::GetRackRequest;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::oneshot,
+    task::JoinHandle,
+};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 
@@ -65,4 +72,36 @@ async fn a_manager_behind_mutual_tls_lets_in_only_whom_it_knows() {
     assert_eq!(ran.code, 6, "a manager of another name: {}", ran.stderr);
     let ran = tarn(&format!("{known} --cert {at}/operator.pem get rack")).await;
     assert_eq!(ran.code, 2, "half an identity: {}", ran.stderr);
+}
+
+/// A manager that stops when told to.
+async fn start(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<()>) {
+    let listener = TcpListener::bind(at).await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let (scheduler, admin) = Rack::default().services();
+    let router = Server::builder().add_service(scheduler).add_service(admin);
+    let serving = router.serve_with_incoming_shutdown(TcpListenerStream::new(listener), async {
+        let _ = stopped.await;
+    });
+    (at, stop, tokio::spawn(async { serving.await.unwrap() }))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_outlives_a_restart_of_its_manager() {
+    let (at, stop, stopped) = start("127.0.0.1:0".parse().unwrap()).await;
+    let words = ["tarn".to_owned(), "--endpoint".to_owned(), format!("http://{at}"), "doctor".to_owned()];
+    let to = Connection::open(&Cli::parse_from(words).global).await.unwrap();
+    to.ask(to.admin().get_rack(GetRackRequest {})).await.unwrap();
+    stop.send(()).unwrap();
+    stopped.await.unwrap();
+    let refused = to.ask(to.admin().get_rack(GetRackRequest {})).await.unwrap_err();
+    assert_eq!(refused.exit(), Exit::Unavailable, "{refused}");
+    let (_, stop, stopped) = start(at).await;
+    to.ask(to.admin().get_rack(GetRackRequest {})).await.unwrap();
+    let another = to.another().await.unwrap();
+    another.ask(another.admin().get_rack(GetRackRequest {})).await.unwrap();
+    drop((to, another));
+    stop.send(()).unwrap();
+    stopped.await.unwrap();
 }

@@ -1,0 +1,63 @@
+//! The live view on a terminal of its own.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    os::fd::OwnedFd,
+    process::Stdio,
+    time::Duration,
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
+
+use crate::rack::{Rack, command};
+
+/// A terminal of 100 by 30: the side of the person, and the side of the program.
+fn terminal() -> (File, OwnedFd) {
+    let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&person).unwrap();
+    unlockpt(&person).unwrap();
+    let path = ptsname(&person, Vec::new()).unwrap();
+    let program =
+        rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    tcsetwinsize(&program, Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    (File::from(person), program)
+}
+
+/// Reads what the program draws until `wanted` is on the screen; once it is, presses `key`. Ends with the program.
+fn watch(mut person: File, wanted: &str, key: u8) -> String {
+    let (mut seen, mut chunk, mut pressed) = (String::new(), [0; 4096], false);
+    // A terminal whose program is gone answers with EIO.
+    while let Ok(n) = person.read(&mut chunk) {
+        seen.push_str(&String::from_utf8_lossy(&chunk[..n]));
+        if !pressed && seen.contains(wanted) {
+            person.write_all(&[key]).unwrap();
+            pressed = true;
+        }
+    }
+    seen
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_shows_the_rack_until_q_and_leaves_the_terminal_as_it_was() {
+    let (person, program) = terminal();
+    let address = Rack::default().listen().await;
+    let mut tarn = command(&format!("--endpoint http://{address} top"));
+    let stdio = || Stdio::from(program.try_clone().unwrap());
+    let mut running = tarn.stdin(stdio()).stdout(stdio()).stderr(stdio()).kill_on_drop(true).spawn().unwrap();
+    // Only the program holds its side now: when it ends, the person's reads end, too.
+    drop((tarn, program));
+    let watching = tokio::task::spawn_blocking(move || watch(person, "quarantined", b'q'));
+    let ended = tokio::time::timeout(Duration::from_secs(30), running.wait()).await;
+    assert!(ended.expect("q ends it").unwrap().success());
+    let seen = watching.await.unwrap();
+    let (enter, leave) = ("\u{1b}[?1049h", "\u{1b}[?1049l");
+    for part in ["rack u-1  3 of 8 slices free", "30/32", "e1  up enabled  1/4 free"] {
+        assert!(seen.contains(part), "{part} is missing in {seen:?}");
+    }
+    assert!(seen.contains(enter) && seen.contains(leave), "{seen:?}");
+}
