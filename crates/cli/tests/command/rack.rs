@@ -34,6 +34,8 @@ pub enum Mood {
     Deaf,
     /// Willing, and in need of a doctor.
     Sick,
+    /// Its lists never come to an end.
+    Circling,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -85,7 +87,7 @@ impl Rack {
         let request = request.into_inner();
         self.heard.lock().unwrap().push(format!("{call} {request:?}"));
         match &self.mood {
-            Mood::Willing | Mood::Sick => Ok(request),
+            Mood::Willing | Mood::Sick | Mood::Circling => Ok(request),
             Mood::Refusing(code, reason, message) => Err(refusal(*code, reason, message)),
             Mood::Deaf => std::future::pending().await,
         }
@@ -363,7 +365,7 @@ impl Admin for Rack {
 
     async fn list_slices(&self, r: Request<v1::ListSlicesRequest>) -> Answer<v1::ListSlicesResponse> {
         let from = self.hear("ListSlices", r).await?.from;
-        let next = from + PAGE;
+        let next = if matches!(self.mood, Mood::Circling) { from } else { from + PAGE };
         let slices = (from..next.min(8)).map(slice).collect();
         Ok(Response::new(v1::ListSlicesResponse { slices, next: (next < 8).then_some(next), revision: 11 }))
     }
@@ -381,13 +383,14 @@ impl Admin for Rack {
         r: Request<v1::ListReservationsRequest>,
     ) -> Answer<v1::ListReservationsResponse> {
         let after = self.hear("ListReservations", r).await?.after;
+        let circling = matches!(self.mood, Mood::Circling);
         let second = v1::Reservation {
             reservation: "r-2".into(),
             vm: "db".into(),
             host: "h2".into(),
             ..reservation()
         };
-        let (reservations, next_after) = if after.is_empty() {
+        let (reservations, next_after) = if after.is_empty() || circling {
             (vec![reservation()], "r-1".to_owned())
         } else {
             (vec![second], String::new())

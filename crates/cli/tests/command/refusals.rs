@@ -123,6 +123,15 @@ async fn a_manager_that_does_not_answer_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_never_ends_is_not_followed_for_ever() {
+    for words in ["get slices", "get reservations"] {
+        let ran = Rack::new(Mood::Circling).tarn(words).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "tarn {words}: {}", ran.stderr);
+        assert!(ran.stderr.contains("does not come to an end"), "tarn {words}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn words_that_make_no_sense_never_reach_the_manager() {
     let wrong = [
         "release web --force",
