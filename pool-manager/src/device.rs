@@ -56,8 +56,8 @@ pub trait Device: Send {
     /// A refusal leaves everything as it was; after a failure the call may be made again.
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError>;
 
-    /// Takes a slice from its owner: once this returns, an access of that owner is a fatal memory error. Idempotent, and
-    /// final: this epoch is never granted again, even if it had not been yet.
+    /// Takes a slice from whoever got it under this epoch or an earlier one: once this returns, an access of that owner is
+    /// a fatal memory error. Idempotent, and final: none of these epochs is granted again, even if it had not been yet.
     ///
     /// # Errors
     /// After a failure the owner may still reach the slice; the call is to be made again.

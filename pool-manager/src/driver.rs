@@ -30,8 +30,6 @@ use crate::{
     store::Store,
 };
 
-/// Orders waiting to be sent to one agent; a lost one is repeated, so a slow agent costs only time.
-const ORDERS_QUEUED_MAX: usize = 4;
 /// Events taken in before effects are performed.
 const EVENTS_AT_ONCE_MAX: usize = 256;
 

@@ -28,6 +28,25 @@ enum Command {
         #[command(flatten)]
         rack: RackArg,
     },
+    /// Copy the store into a file.
+    Backup {
+        #[command(flatten)]
+        rack: RackArg,
+        /// Must not exist.
+        #[arg(long)]
+        to: PathBuf,
+    },
+    /// Make the store from a backup. Every slice is quarantined until its hosts have reported.
+    Restore {
+        #[command(flatten)]
+        rack: RackArg,
+        /// What `backup` wrote.
+        #[arg(long)]
+        from: PathBuf,
+        /// Even if there is a store.
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -58,6 +77,8 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             runtime.block_on(serve::serve(rack.config))?;
         }
         Command::Check { rack } => offline::check(&rack.config)?,
+        Command::Backup { rack, to } => offline::backup(&rack.config, &to)?,
+        Command::Restore { rack, from, force } => offline::restore(&rack.config, &from, force)?,
     }
     Ok(())
 }

@@ -1,11 +1,18 @@
 //! What is done to a rack while its manager is down: checking, copying, restoring.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use crate::{
     config::{Config, ConfigError},
     records::{self, LoadError},
-    store::{StoreError, Table, redb::RedbStore},
+    store::{
+        Scan, StoreError,
+        backup::{self, BackupError, Restore},
+        redb::RedbStore,
+    },
 };
 
 /// Why it could not be done.
@@ -20,6 +27,19 @@ pub enum OfflineError {
     /// What is in it.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A copy, or a store from one.
+    #[error(transparent)]
+    Backup(#[from] BackupError),
+    /// Entries that cannot be read.
+    #[error("store {place}: {wrong} entries are wrong ({faults}): restore it with `pool-manager restore`")]
+    Wrong {
+        /// Which store.
+        place: String,
+        /// How many.
+        wrong: u64,
+        /// The first of them.
+        faults: String,
+    },
 }
 
 /// Checks rack.toml and says what it describes.
@@ -46,16 +66,55 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
     let mut store = RedbStore::open_directory(&config.manager.store)?;
-    let sound = store.verify()?;
-    let loaded = records::load(&mut store)?;
-    let mut decisions = 0_u64;
-    records::scan(&mut store, Table::Audit, &mut |_| decisions += 1)?;
+    let checked = backup::check(&mut store, &mut |table, key, value| {
+        records::judge(table, key, value).map_err(|bad| bad.to_string())
+    })?;
     let place = config.manager.store.display();
-    let revision = loaded.meta.map_or(0, |meta| meta.revision.0);
-    let repaired = if sound { "" } else { ", put right after a crash" };
+    if checked.wrong > 0 {
+        let faults: Vec<_> = checked.faults.into_iter().map(|(_, fault)| fault).collect();
+        return Err(OfflineError::Wrong {
+            place: place.to_string(),
+            wrong: checked.wrong,
+            faults: faults.join("; "),
+        });
+    }
+    let revision = records::load(&mut store)?.meta.map_or(0, |meta| meta.revision.0);
+    println!("{place}: revision {revision}, {} entries: ok", checked.entries.values().sum::<u64>());
+    Ok(())
+}
+
+/// Copies the store into a file that does not exist yet.
+///
+/// # Errors
+/// A manager is running, the store cannot be read, or the file cannot be written.
+pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
+    let config = Config::load(path)?;
+    let mut store = RedbStore::open_directory(&config.manager.store)?;
+    let entries = backup::backup(&mut store, to)?;
     println!(
-        "{place}: revision {revision}, {} records, {decisions} decisions: ok{repaired}",
-        loaded.records.len()
+        "{}: {} entries of {}",
+        to.display(),
+        entries.values().sum::<u64>(),
+        config.manager.store.display()
     );
+    Ok(())
+}
+
+/// Makes the store from a backup. What it says of a slice is believed only when the slice's hosts have reported.
+///
+/// # Errors
+/// A manager is running, there is a store and no force, or the backup cannot be used.
+pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError> {
+    let config = Config::load(path)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let generation = |store: &mut dyn Scan| records::load(store).ok()?.meta.map(|meta| meta.generation);
+    let into = &config.manager.store;
+    let restored =
+        Restore { from, into, force, unix_seconds: now.as_secs(), generation: &generation }.run()?;
+    println!("{}: restored from {}, generation {}", into.display(), from.display(), restored.generation);
+    if let Some(aside) = restored.put_aside {
+        println!("the store that was there is now {}", aside.display());
+    }
+    println!("every slice is quarantined until its hosts have reported");
     Ok(())
 }

@@ -78,6 +78,15 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
     postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
 }
 
+/// Whether an entry is sound: a record of this version, or one of the store's own.
+///
+/// # Errors
+/// It is neither.
+pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
+    let own = table == Table::Meta && key != LEDGER;
+    if own { Ok(()) } else { read(table, key, value).map(drop) }
+}
+
 /// Reads all records of a table.
 ///
 /// # Errors

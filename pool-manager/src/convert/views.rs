@@ -1,12 +1,10 @@
 //! What the ledger has, as the wire shows it.
 
-use std::time::Duration;
-
 use pool::{
     audit::Decision,
     ledger::{EmcEntry, Ledger, When},
     manager::{Alarm, EmcState, HostState, Manager, Published, ReservationView},
-    record::{Key, Migration, MigrationAnswer, Record, Scheduling, Stage},
+    record::{Key, Migration, MigrationAnswer, Scheduling, Stage},
     slice::{Receipt, Slot, State},
 };
 use proto::v1 as wire;
@@ -260,14 +258,4 @@ pub fn event(manager: &Manager, when: When, published: &Published) -> Vec<wire::
         what: Some(what),
     });
     events.collect()
-}
-
-/// Whether a durable change may concern open migrations.
-pub fn concerns_migrations(published: &Published) -> bool {
-    published.records.iter().any(|r| matches!(r.key(), Key::Migration(_)) || matches!(r, Record::Gone(_)))
-}
-
-/// A span of decisions' time for people.
-pub fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

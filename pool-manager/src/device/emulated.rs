@@ -228,15 +228,11 @@ impl Device for Emulated {
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         self.faults.refresh();
         let seen = *self.seen(slice)?;
-        let owner = self.granted.get(&slice).copied();
-        match owner {
-            Some(Owner { epoch: held, host }) if held < epoch => {
-                return Err(DeviceError::Held { slice, epoch: held, host });
-            }
-            _ if epoch < seen.highest || !EPOCHS.contains(&epoch.0) => return Ok(()),
-            _ => self.remember(slice, Seen { highest: epoch, revoked: true })?,
+        if epoch >= seen.highest && EPOCHS.contains(&epoch.0) {
+            self.remember(slice, Seen { highest: epoch, revoked: true })?;
         }
-        if let Some(owner) = owner {
+        // A later owner keeps it. An earlier one may still be there after a revocation that failed.
+        if let Some(owner) = self.granted.get(&slice).copied().filter(|owner| owner.epoch <= epoch) {
             self.cut_off(slice, owner)?;
             self.granted.remove(&slice);
         }

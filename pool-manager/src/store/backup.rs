@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::fs::{CWD, RenameFlags};
-use units::limits::BATCH_CHANGES_MAX;
+use units::limits::{BATCH_CHANGES_MAX, CHECK_FAULTS_MAX};
 
 use super::{
     Scan, Store, StoreError, Table, Write,
@@ -217,28 +217,41 @@ impl Restore<'_> {
 pub struct Checked {
     /// How many entries were read.
     pub entries: Entries,
-    /// What is wrong with some of them, by table.
+    /// How many of them are wrong.
+    pub wrong: u64,
+    /// In what way, for the first of them.
     pub faults: Vec<(Table, String)>,
 }
+
+/// Whether an entry is sound, or why not.
+pub type Judge<'a> = dyn FnMut(Table, &[u8], &[u8]) -> Result<(), String> + 'a;
 
 /// Reads every entry and asks about each. That pages match their checksums was seen when the store was opened.
 ///
 /// # Errors
 /// When the store cannot be read.
-pub fn check(
-    store: &mut dyn Scan,
-    judge: &mut dyn FnMut(Table, &[u8], &[u8]) -> Result<(), String>,
-) -> Result<Checked, StoreError> {
+pub fn check(store: &mut dyn Scan, judge: &mut Judge<'_>) -> Result<Checked, StoreError> {
     let mut checked = Checked::default();
     for table in Table::ALL {
         let mut entries = 0;
         store.scan(table, &mut |key, value| {
             entries += 1;
-            checked.faults.extend(judge(table, key, value).err().map(|fault| (table, fault)));
+            if let Err(fault) = judge(table, key, value) {
+                checked.note(table, fault);
+            }
         })?;
         checked.entries.insert(table, entries);
     }
     Ok(checked)
+}
+
+impl Checked {
+    fn note(&mut self, table: Table, fault: String) {
+        self.wrong += 1;
+        if self.faults.len() < CHECK_FAULTS_MAX {
+            self.faults.push((table, fault));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -291,6 +304,19 @@ mod tests {
         drop(restored);
         assert_eq!(meta_of(&new, meta::RESTORED), Some(1));
         assert_eq!(meta_of(&new, meta::GENERATION), Some(1000));
+    }
+
+    #[test]
+    fn a_check_counts_what_is_wrong_and_shows_the_first_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = store(folder.path(), 1);
+        let checked = check(&mut store, &mut |table, _, value| match table {
+            Table::Slices => Err(format!("wrong {}", value[0])),
+            _ => Ok(()),
+        });
+        let checked = checked.unwrap();
+        assert_eq!((checked.wrong, checked.faults.len()), (100, CHECK_FAULTS_MAX));
+        assert_eq!(checked.faults[1], (Table::Slices, "wrong 1".to_owned()));
     }
 
     #[test]
