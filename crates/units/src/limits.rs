@@ -119,6 +119,8 @@ pub const RACK_TIME_SAVED_EVERY: Ns = Ns::secs(60);
 pub const STORE_FREE_BYTES_MIN: u64 = 64 << 20;
 /// Memory the store may use to remember pages of its file, in bytes.
 pub const STORE_CACHE_BYTES: usize = 256 << 20;
+/// Wrong entries of a store that a check describes; the rest is counted.
+pub const CHECK_FAULTS_MAX: usize = 20;
 /// Free space of an emulated device's file system below which it grants nothing, in bytes: its slices are sparse, so the
 /// file system promises more than it has.
 pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;

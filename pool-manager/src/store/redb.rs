@@ -74,16 +74,6 @@ impl<D: Disk> RedbStore<D> {
         Ok(store)
     }
 
-    /// Reads every page and compares it with its checksum. `false` if something was wrong and could be put right.
-    ///
-    /// # Errors
-    /// [`StoreError::Corrupt`] if it could not be put right.
-    pub fn verify(&mut self) -> Result<bool, StoreError> {
-        let place = self.disk.place();
-        let database = self.database.as_mut().ok_or_else(|| poisoned(place))?;
-        guarded(place, "verify", || Ok(database.check_integrity()?))
-    }
-
     /// The store as it is now, to be read by another thread while this one goes on.
     ///
     /// # Errors

@@ -95,6 +95,25 @@ fn revoking_takes_a_slice_from_every_owner_up_to_that_number_and_from_no_later_o
 }
 
 #[test]
+fn a_revocation_that_failed_is_not_done_until_it_was_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut device = device(&directory);
+    let name = device.grant(1, Epoch(3), HOST).unwrap();
+    let aside = directory.path().join("aside");
+    fs::rename(name.as_ref(), &aside).unwrap();
+    fs::create_dir(name.as_ref()).unwrap();
+    assert!(matches!(device.revoke(1, Epoch(5)), Err(DeviceError::Io { .. })));
+    assert!(device.grant(1, Epoch(6), OTHER).is_err(), "granted while another may reach it");
+    assert!(device.grant(1, Epoch(3), HOST).is_err(), "granted again after it was to be revoked");
+    fs::remove_dir(name.as_ref()).unwrap();
+    fs::rename(&aside, name.as_ref()).unwrap();
+    let file = open(&name);
+    device.revoke(1, Epoch(3)).unwrap();
+    assert_eq!(first_byte(&file), None);
+    device.grant(1, Epoch(6), OTHER).unwrap();
+}
+
+#[test]
 fn fencing_takes_everything_from_one_host_and_nothing_from_another() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
