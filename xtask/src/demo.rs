@@ -1,9 +1,195 @@
-//! `cargo xtask demo`: a rack on this machine.
-use crate::failure::Failure;
+//! `cargo xtask demo`: a rack on this machine, told as a story. Real processes of the real programs; a stream of VMs through
+//! the scheduler's door; a host that loses power, a manager that is killed, a host that returns. The story is here; what
+//! its words mean is in the files beside.
+
+mod ask;
+mod life;
+mod processes;
+mod rack;
+mod replay;
+mod scratch;
+mod service;
+mod verdict;
+mod wait;
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use ask::{Ask, Host};
+use life::Lives;
+use rack::{Plan, Rack};
+use replay::{Replay, Trace};
+use scratch::Scratch;
+use service::{Programs, Services};
+use wait::Patience;
+
+use crate::{failure::Failure, step::build};
+
 /// What to show.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {}
-/// Shows it.
-pub fn run(_: &Args) -> Result<(), Failure> {
+pub struct Args {
+    /// A trace of VM arrivals, plain or gzipped [default: one made from --seed]
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// A rack.toml; its addresses, paths, tokens and [tls] are replaced by the demo's own [default: 4 hosts, 2 EMCs]
+    #[arg(long, value_name = "FILE")]
+    rack: Option<PathBuf>,
+    /// Only the first VMs of the trace
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    limit: u64,
+    /// From what the trace is made
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Keep the result as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// When what happens, as parts of the VMs that the trace has.
+const POWER_LOSS_AT: f64 = 0.15;
+const MANAGER_KILLED_AT: f64 = 0.45;
+const HOST_RETURNS_AT: f64 = 0.6;
+
+/// How long the manager and the agents may take to be there.
+const UP_WITHIN: Duration = Duration::from_secs(30);
+/// The longest lease that the story waits for; with a longer one the host returns before it is missed.
+const MISSED_WITHIN_MAX: Duration = Duration::from_secs(15);
+/// How much later than the rack's own deadlines a change may be seen.
+const SEEN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Shows it, and leaves nothing behind.
+///
+/// # Errors
+/// A program fails, the story takes too long, somebody interrupts it, or the audit found something.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let [manager, agent, tarn] =
+        build(["pool-manager", "host-agent", "cli"], ["pool-manager", "host-agent", "tarn"])?;
+    let programs = Programs { manager, agent, tarn };
+    let patience = Patience::new()?;
+    let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
+    let scratch = Scratch::new()?;
+    let told = show(args, &programs, &patience, &trace, &scratch);
+    let cleared = scratch.clear();
+    let verdict = told.inspect_err(|_| eprintln!("\nthe demo ends here"))?;
+    cleared?;
+    verdict.keep(args.json.as_deref())?;
+    print!("{verdict}");
+    verdict.judge()
+}
+
+fn show(
+    args: &Args,
+    programs: &Programs,
+    patience: &Patience,
+    trace: &Trace,
+    scratch: &Scratch,
+) -> Result<verdict::Verdict, Failure> {
+    let rack = Plan::read(args.rack.as_deref())?.placed(scratch)?;
+    let mut services = Services::new(programs, &rack, scratch);
+    let told = story(programs, patience, trace, scratch, &rack, &mut services);
+    // Whoever stopped cannot explain itself: its log can.
+    let told = told.inspect_err(|_| services.print_last_words());
+    services.stop(patience).and(told)
+}
+
+/// The story, from the first process to the last answer.
+fn story(
+    programs: &Programs,
+    patience: &Patience,
+    trace: &Trace,
+    scratch: &Scratch,
+    rack: &Rack,
+    services: &mut Services<'_>,
+) -> Result<verdict::Verdict, Failure> {
+    let ask = Ask::new(programs, rack);
+    say(&format!("a rack starts: {}", rack.summary()));
+    services.start_manager()?;
+    patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
+    rack.hosts.iter().try_for_each(|host| services.start_agent(host))?;
+    patience.until("every host up", UP_WITHIN, || all_up(&ask))?;
+    note(&format!(
+        "all hosts are up; look yourself: {} --endpoint {} top",
+        programs.tarn.display(),
+        rack.uri()
+    ));
+
+    let mut lives = Lives::watch(programs, rack, scratch)?;
+    say(&format!("VMs come and go: {trace}"));
+    let mut replay = Replay::start(programs, rack, trace, scratch)?;
+    replay.reach(POWER_LOSS_AT, patience, services)?;
+
+    let lost = busiest(&ask)?;
+    say(&format!("host {} loses power: its agent and its VMs are gone at once", lost.host));
+    let before = ask.slices_of(&lost.host)?;
+    let vms = services.cut_power(&lost.host)?;
+    note(&format!("{vms} VMs ended with it; it held {} slices", before.len()));
+    missed(&ask, patience, rack, &lost.host)?;
+
+    replay.reach(MANAGER_KILLED_AT, patience, services)?;
+    lives.stop();
+    say("the manager is killed and starts again; guests run on, the scheduler repeats what was not answered");
+    services.kill_manager();
+    services.start_manager()?;
+    let answered = patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
+    note(&format!("it answers again after {:.0} ms", answered.as_secs_f64() * 1000.0));
+
+    replay.reach(HOST_RETURNS_AT, patience, services)?;
+    say(&format!("host {} returns", lost.host));
+    services.start_agent(&lost.host)?;
+    let back = patience.until("the lost host up again", UP_WITHIN, || ask.state_is(&lost.host, &["up"]))?;
+    note(&format!("it proved itself clean and is up after {:.1} s", back.as_secs_f64()));
+
+    let result = replay.finish(patience, services)?;
+    say("slices moved");
+    before.iter().filter_map(|slice| lives.of(*slice)).take(LIVES_SHOWN).for_each(|life| note(&life));
+    note(&ask.table("emcs")?);
+    Ok(result)
+}
+
+/// How many slices' lives are told.
+const LIVES_SHOWN: usize = 3;
+
+/// Waits until the manager misses a host, and, where the rack fences soon, until it has cut it off.
+fn missed(ask: &Ask<'_>, patience: &Patience, rack: &Rack, host: &str) -> Result<(), Failure> {
+    for (after, state, words) in [
+        (Some(rack.ttl), ["unknown", "fenced"], "its lease ended: it gets nothing new, its slices are kept"),
+        (
+            rack.fence_after,
+            ["fenced", "fenced"],
+            "it is fenced: its slices are taken back, scrubbed and lent again",
+        ),
+    ] {
+        let Some(after) = after.filter(|after| *after <= MISSED_WITHIN_MAX) else {
+            note("its lease is longer than this demo: its slices stay its own until it returns");
+            return Ok(());
+        };
+        let seen = patience.until(state[0], after + SEEN_WITHIN, || ask.state_is(host, &state))?;
+        note(&format!("after {:.1} s more {words}", seen.as_secs_f64()));
+    }
     Ok(())
+}
+
+fn all_up(ask: &Ask<'_>) -> Result<bool, Failure> {
+    Ok(ask.hosts()?.iter().all(|host| host.state == "up"))
+}
+
+/// The host with the most to lose.
+fn busiest(ask: &Ask<'_>) -> Result<Host, Failure> {
+    let hosts = ask.hosts()?.into_iter();
+    hosts.max_by_key(|host| (host.slices, host.reservations)).ok_or_else(|| Failure::Answer {
+        program: "tarn get hosts".to_owned(),
+        why: "the rack has no host".to_owned(),
+    })
+}
+
+fn say(words: &str) {
+    println!("\n● {words}");
+}
+
+fn note(words: &str) {
+    words.lines().for_each(|line| println!("    {line}"));
+}
+
+/// Writes a file of the demo's own.
+fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(Failure::file("write", path))
 }

@@ -5,6 +5,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::{ExitCode, ExitStatus},
+    time::Duration,
 };
 
 /// Why a task did not succeed.
@@ -57,6 +58,17 @@ pub enum Failure {
     /// House rules are broken; each was printed.
     #[error("{0} house rules broken")]
     Untidy(usize),
+    /// Something did not happen in time.
+    #[error("{what} did not come within {within:?}")]
+    Late {
+        /// What.
+        what: &'static str,
+        /// For how long it was waited for.
+        within: Duration,
+    },
+    /// The person asked to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// The task ran and its result is not good.
     #[error("{0}")]
     Result(String),
@@ -84,6 +96,10 @@ impl Failure {
             cause = error.source();
         }
         eprintln!();
-        ExitCode::FAILURE
+        match self {
+            // As a shell says it of a program that ended by SIGINT.
+            Self::Interrupted => ExitCode::from(130),
+            _ => ExitCode::FAILURE,
+        }
     }
 }

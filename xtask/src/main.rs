@@ -4,6 +4,7 @@
 
 mod bench;
 mod debian;
+mod demo;
 mod failure;
 mod lint;
 mod man;
@@ -21,6 +22,8 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", max_term_width = 100)]
 enum Task {
+    /// A rack on this machine: real processes, a trace of VMs, a lost host, a killed manager
+    Demo(demo::Args),
     /// Every test
     Test(test::Args),
     /// Formatting, clippy and documentation, without a warning
@@ -37,6 +40,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let done = match Task::parse() {
+        Task::Demo(args) => demo::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Lint => lint::run(),
         Task::Tidy => tidy::run(),

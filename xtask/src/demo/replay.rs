@@ -1,0 +1,159 @@
+//! The replay of a trace against the rack: `tarn replay`, watched through the log it keeps of acknowledged replies. What
+//! it reports is `verdict.rs`'s.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    io::{self, BufRead, BufReader, IsTerminal, Read, Write},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use flate2::read::MultiGzDecoder;
+
+use super::{
+    rack::Rack,
+    scratch::Scratch,
+    service::{Programs, Service, Services},
+    verdict::Verdict,
+    wait::Patience,
+};
+use crate::failure::Failure;
+
+/// After so long without having reached a part of the trace the story goes on all the same.
+const PART_WITHIN: Duration = Duration::from_secs(8);
+/// How long a replay may take.
+const REPLAY_WITHIN: Duration = Duration::from_secs(3600);
+/// How a gzipped file begins.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// How the log tells that memory was given to a VM.
+const RESERVED: &str = "\"action\":\"reserve\"";
+
+/// What is replayed.
+#[derive(Debug)]
+pub struct Trace {
+    /// As `tarn replay` takes it.
+    source: String,
+    limit: u64,
+    seed: u64,
+    /// At most so many VMs arrive.
+    vms: u64,
+}
+
+impl Trace {
+    /// A file, or else one made from the seed; the first `limit` VMs of it.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn new(file: Option<&Path>, limit: u64, seed: u64) -> Result<Self, Failure> {
+        let Some(file) = file else {
+            return Ok(Self { source: format!("generated:{limit}"), limit, seed, vms: limit });
+        };
+        let rows = rows(file).map_err(Failure::file("read", file))?;
+        let absolute = fs::canonicalize(file).map_err(Failure::file("find", file))?;
+        Ok(Self { source: absolute.display().to_string(), limit, seed, vms: rows.min(limit) })
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} VMs of {}", self.vms, self.source)
+    }
+}
+
+fn rows(file: &Path) -> io::Result<u64> {
+    let mut text = BufReader::new(File::open(file)?);
+    let zipped = text.fill_buf()?.starts_with(&GZIP);
+    let text: Box<dyn Read> = if zipped { Box::new(MultiGzDecoder::new(text)) } else { Box::new(text) };
+    BufReader::new(text).split(b'\n').try_fold(0, |rows, row| row.map(|_| rows + 1))
+}
+
+/// A running replay.
+#[derive(Debug)]
+pub struct Replay {
+    process: Service,
+    vms: u64,
+    log: PathBuf,
+    report: PathBuf,
+}
+
+impl Replay {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(
+        programs: &Programs,
+        rack: &Rack,
+        trace: &Trace,
+        scratch: &Scratch,
+    ) -> Result<Self, Failure> {
+        let (log, report) = (scratch.file("replies.jsonl"), scratch.file("report.json"));
+        let mut command = Command::new(&programs.tarn);
+        command.arg("replay").arg(&trace.source).arg("--rack").arg(&rack.file);
+        command.args(["--limit", &trace.limit.to_string(), "--seed", &trace.seed.to_string()]);
+        command.arg("--log").arg(&log).arg("--json").arg(&report);
+        let process = Service::start(&mut command, scratch.file("replay.log"))?;
+        Ok(Self { process, vms: trace.vms, log, report })
+    }
+
+    /// Waits until this part of the VMs was given memory, the replay is over, or it has been long enough.
+    ///
+    /// # Errors
+    /// A process of the rack ended, or somebody interrupts.
+    pub fn reach(
+        &mut self,
+        part: f64,
+        patience: &Patience,
+        services: &mut Services<'_>,
+    ) -> Result<(), Failure> {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        let enough = (self.vms as f64 * part) as u64;
+        let begun = Instant::now();
+        while self.reserved() < enough && begun.elapsed() < PART_WITHIN && self.process.ended()?.is_none() {
+            services.still_run()?;
+            self.show();
+            patience.pause()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until it is over and says what it found.
+    ///
+    /// # Errors
+    /// It failed, a process of the rack ended, or somebody interrupts.
+    pub fn finish(mut self, patience: &Patience, services: &mut Services<'_>) -> Result<Verdict, Failure> {
+        patience.until("the end of the replay", REPLAY_WITHIN, || {
+            services.still_run()?;
+            self.show();
+            Ok(self.process.ended()?.is_some())
+        })?;
+        let said = self.process.last_words();
+        match self.process.ended()?.filter(|status| !status.success()) {
+            // Its report says what is wrong more precisely than its exit code, if it came to making one.
+            Some(status) if !self.report.exists() => {
+                eprintln!("{said}");
+                Err(Failure::Step { step: "tarn replay".to_owned(), status })
+            }
+            _ => Verdict::read(&self.report),
+        }
+    }
+
+    /// VMs that were given memory so far. The log holds one line for each reply; a last line that is not whole yet counts
+    /// next time.
+    fn reserved(&self) -> u64 {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        log.lines().filter(|line| line.contains(RESERVED)).count() as u64
+    }
+
+    /// How far it is, for a person who waits.
+    fn show(&self) {
+        let mut terminal = io::stderr();
+        if terminal.is_terminal() {
+            // Progress that cannot be shown is none that matters.
+            let _ = write!(terminal, "\r    {} of {} VMs placed ", self.reserved(), self.vms);
+            let _ = terminal.flush();
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Where the demo's rack lives: one folder in memory for what the devices hold, one on disk for the rest. Both are gone
+//! afterwards, with every process that names them.
+
+use std::{
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use super::processes;
+use crate::failure::Failure;
+
+/// Where memory is a file system.
+const MEMORY: &str = "/dev/shm";
+/// How names of both folders begin.
+const PREFIX: &str = "tarn-demo-";
+/// How long stragglers may take to end by themselves.
+const END_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks for stragglers.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Both folders.
+#[derive(Debug)]
+pub struct Scratch {
+    disk: TempDir,
+    memory: TempDir,
+}
+
+impl Scratch {
+    /// Makes them. Without a file system in memory the devices are sparse files on disk.
+    ///
+    /// # Errors
+    /// A folder cannot be made.
+    pub fn new() -> Result<Self, Failure> {
+        let temporary = std::env::temp_dir();
+        let memory = Some(Path::new(MEMORY)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
+        Ok(Self { disk: folder(&temporary)?, memory: folder(memory)? })
+    }
+
+    /// For what devices hold.
+    pub fn memory(&self) -> &Path {
+        self.memory.path()
+    }
+
+    /// For stores, settings and logs.
+    pub fn disk(&self) -> &Path {
+        self.disk.path()
+    }
+
+    /// A file on disk.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.disk.path().join(name)
+    }
+
+    /// What an agent knows between two starts, and where its socket is.
+    pub fn runtime_of(&self, host: &str) -> PathBuf {
+        self.disk.path().join("hosts").join(host)
+    }
+
+    /// Ends what still runs here, then removes everything.
+    ///
+    /// # Errors
+    /// A folder cannot be removed.
+    pub fn clear(self) -> Result<(), Failure> {
+        let begun = Instant::now();
+        while !processes::naming(self.disk()).is_empty() && begun.elapsed() < END_WITHIN {
+            thread::sleep(LOOK_EVERY);
+        }
+        processes::naming(self.disk()).iter().for_each(processes::Process::kill);
+        for folder in [self.memory, self.disk] {
+            let path = folder.path().to_owned();
+            folder.close().map_err(Failure::file("remove", path))?;
+        }
+        Ok(())
+    }
+}
+
+fn folder(within: &Path) -> Result<TempDir, Failure> {
+    tempfile::Builder::new()
+        .prefix(PREFIX)
+        .tempdir_in(within)
+        .map_err(Failure::file("make a folder in", within))
+}

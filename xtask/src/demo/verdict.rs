@@ -1,0 +1,122 @@
+//! What the replay reported, whether it is good, and how people read it. How it was found out is `tarn replay`'s.
+
+use std::{fmt, fs, path::Path};
+
+use serde_json::Value;
+
+use super::write;
+use crate::failure::Failure;
+
+/// What must be found to be 0.
+const AUDITS: &[(&str, &str)] = &[
+    ("/audit/double_owned", "slices with two owners at once"),
+    ("/audit/granted_dirty", "slices that reached an owner with bytes of another"),
+    ("/audit/acknowledged_lost", "acknowledged requests that were lost"),
+];
+/// What is worth reading besides.
+const LINES: &[(&str, &str)] = &[
+    ("/vms/requested", "VMs requested"),
+    ("/vms/placed", "VMs placed"),
+    ("/vms/rejected", "VMs rejected"),
+    ("/vms/lost", "VMs lost with their host"),
+    ("/slices/capacity", "slices in the rack"),
+    ("/slices/peak_in_use", "slices in use at most"),
+    ("/slices/moved_between_hosts", "slices that moved between hosts"),
+    ("/reserve_ms/p50", "ms to reserve, half of all"),
+    ("/reserve_ms/p99", "ms to reserve, 99 in 100"),
+    ("/duration_s", "s for the whole trace"),
+];
+
+/// A replay's report.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    report: Value,
+}
+
+impl Verdict {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// There is none, or it is not JSON.
+    pub fn read(file: &Path) -> Result<Self, Failure> {
+        let text = fs::read_to_string(file).map_err(Failure::file("read", file))?;
+        let report = serde_json::from_str(&text)
+            .map_err(|wrong| Failure::Answer { program: "tarn replay".to_owned(), why: wrong.to_string() })?;
+        Ok(Self { report })
+    }
+
+    /// Writes it where it was asked for.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep(&self, file: Option<&Path>) -> Result<(), Failure> {
+        file.map_or(Ok(()), |file| write(file, &format!("{:#}\n", self.report)))
+    }
+
+    /// Good if everything was audited and found to be 0.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn judge(&self) -> Result<(), Failure> {
+        let wrong = AUDITS.iter().filter(|(at, _)| self.at(at) != Some(&Value::from(0)));
+        let wrong: Vec<String> = wrong.map(|(at, what)| format!("{}: {what}", self.word(at))).collect();
+        if wrong.is_empty() { Ok(()) } else { Err(Failure::Result(format!("audit: {}", wrong.join(", ")))) }
+    }
+
+    fn at(&self, pointer: &str) -> Option<&Value> {
+        self.report.pointer(pointer).filter(|value| !value.is_null())
+    }
+
+    fn word(&self, pointer: &str) -> String {
+        match self.at(pointer) {
+            None => "not known".to_owned(),
+            Some(value) => {
+                value.as_f64().filter(|_| value.is_f64()).map_or(value.to_string(), |x| format!("{x:.2}"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n● the result")?;
+        for (at, what) in LINES.iter().chain(AUDITS) {
+            writeln!(f, "  {:>10}  {what}", self.word(at))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn verdict(double_owned: Value) -> Verdict {
+        let audit = json!({"double_owned": double_owned, "granted_dirty": 0, "acknowledged_lost": 0});
+        Verdict { report: json!({"vms": {"placed": 7}, "reserve_ms": {"p50": 1.234}, "audit": audit}) }
+    }
+
+    #[test]
+    fn a_clean_audit_is_good() {
+        assert!(verdict(json!(0)).judge().is_ok());
+    }
+
+    #[test]
+    fn anything_found_is_not_good_and_neither_is_not_having_looked() {
+        assert_eq!(
+            verdict(json!(3)).judge().unwrap_err().to_string(),
+            "audit: 3: slices with two owners at once"
+        );
+        let blind = verdict(Value::Null).judge().unwrap_err();
+        assert_eq!(blind.to_string(), "audit: not known: slices with two owners at once");
+    }
+
+    #[test]
+    fn people_read_short_numbers() {
+        let text = verdict(json!(0)).to_string();
+        assert!(text.contains("         7  VMs placed\n"), "{text}");
+        assert!(text.contains("      1.23  ms to reserve, half of all\n"), "{text}");
+    }
+}

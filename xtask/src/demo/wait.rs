@@ -1,0 +1,87 @@
+//! Waiting for something outside to become true, never longer than said and never past a person's Ctrl-C. What is waited
+//! for is the caller's.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::failure::Failure;
+
+/// Between two looks at other processes, which tell nobody that they changed.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
+/// Knows whether somebody asked to stop.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    stop: Arc<AtomicBool>,
+}
+
+impl Patience {
+    /// From now on SIGINT, SIGTERM and SIGHUP end waits instead of the process, so that it can clear up.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn new() -> Result<Self, Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&stop))
+                .map_err(Failure::start("signal handling"))?;
+        }
+        Ok(Self { stop })
+    }
+
+    /// Looks until it is so, and says how long that took.
+    ///
+    /// # Errors
+    /// [`Failure::Late`], [`Failure::Interrupted`], or what `look` says.
+    pub fn until(
+        &self,
+        what: &'static str,
+        within: Duration,
+        mut look: impl FnMut() -> Result<bool, Failure>,
+    ) -> Result<Duration, Failure> {
+        let begun = Instant::now();
+        while begun.elapsed() < within {
+            if look()? {
+                return Ok(begun.elapsed());
+            }
+            self.pause()?;
+        }
+        Err(Failure::Late { what, within })
+    }
+
+    /// A moment between two looks.
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`].
+    pub fn pause(&self) -> Result<(), Failure> {
+        thread::sleep(LOOK_EVERY);
+        if self.stop.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_come_is_late() {
+        let patience = Patience { stop: Arc::default() };
+        let late = patience.until("a miracle", Duration::from_millis(60), || Ok(false));
+        assert!(matches!(late, Err(Failure::Late { what: "a miracle", .. })));
+    }
+
+    #[test]
+    fn a_person_who_interrupts_does_not_wait() {
+        let patience = Patience { stop: Arc::new(AtomicBool::new(true)) };
+        let ended = patience.until("a miracle", Duration::from_secs(600), || Ok(false));
+        assert!(matches!(ended, Err(Failure::Interrupted)));
+    }
+}
