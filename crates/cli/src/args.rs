@@ -185,6 +185,8 @@ pub struct About {
 /// One thing.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Subject {
+    /// The rack as a whole
+    Rack,
     /// A VM's memory
     Vm {
         /// The VM, or its reservation as r-N

@@ -39,6 +39,10 @@ struct Emc {
 /// Prints everything about one thing.
 pub(crate) async fn run(subject: Subject, to: &Connection, format: Format) -> Result<(), Failure> {
     match subject {
+        Subject::Rack => {
+            let rack = view::Rack::from(lists::rack(to).await?);
+            print::say(format, &rack, |_| table::facts(&rack) + &section("ALARMS", &rack.alarms))
+        }
         Subject::Vm { which } => vm(which, to, format).await,
         Subject::Host { name } => host(name.into(), to, format).await,
         Subject::Emc { name } => emc(name.into(), to, format).await,
@@ -103,6 +107,7 @@ pub(crate) async fn explain(subject: Subject, to: &Connection, format: Format) -
 /// The subject in the manager's words: decisions are filed under VMs, so a reservation is looked up first.
 async fn asked(subject: Subject, to: &Connection) -> Result<String, Failure> {
     Ok(match subject {
+        Subject::Rack => "rack".to_owned(),
         Subject::Vm { which: Ref::Vm(name) } => format!("vm {name}"),
         Subject::Vm { which } => format!("vm {}", get::reservation(to, which).await?.vm),
         Subject::Host { name } => format!("host {name}"),

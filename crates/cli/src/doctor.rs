@@ -247,7 +247,6 @@ fn alarm(alarm: &Alarm) -> Finding {
     let mend = match alarm.reason.as_str() {
         "STORE_LOW_SPACE" => "make room on the disk of the manager's store".to_owned(),
         "CAPACITY_ZERO" => "mend rack.toml or the device: a capacity of 0 is never a fact".to_owned(),
-        _ if alarm.subject == "rack" => "`tarn get rack -o wide`, and the manager's log".to_owned(),
         _ => format!("`tarn explain {}`", alarm.subject),
     };
     Finding::bad("alarms", alarm.subject.clone(), what, mend)

@@ -45,6 +45,13 @@ const BY_REASON: &[(&str, &str)] = &[
     ("HOST_CONNECTED", "drain a host that answers: `tarn drain host NAME`"),
     ("STORE_FAILED", "repeat the request with the same --request-id: it finds out whether it was done"),
     ("STARTING", "try again in a moment"),
+    (
+        "ROLE_MISSING",
+        "schedulers and operators have roles of their own: ask with --cert of one that holds this one",
+    ),
+    ("TOO_MANY_WATCHERS", "end a watch that nobody reads; `tarn get rack` needs none"),
+    ("OVERLOADED", "too much at once: try again in a moment"),
+    ("STOPPING", "the manager is restarting or being stopped: try again in a moment"),
     ("NOT_READY_IN_TIME", "nothing was lost: `tarn wait-ready` again, or `tarn explain vm NAME`"),
 ];
 

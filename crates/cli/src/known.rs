@@ -66,7 +66,7 @@ impl Names {
             Subject::Vm { which } => Self::vm(which),
             Subject::Host { name } => Self::host(name),
             Subject::Emc { name } => Self::emc(name),
-            Subject::Slice { .. } => Self::default(),
+            Subject::Rack | Subject::Slice { .. } => Self::default(),
         }
     }
 

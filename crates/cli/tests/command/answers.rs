@@ -39,7 +39,7 @@ h2    up     enabled     30/32  63GiB/64GiB  2       1
         "\
 RESERVATION  VM   HOST  STATE  ONLINE  LOCAL   POOL
 r-1          web  h1    ready  2/2     512MiB  2GiB
-r-2          db   h2    ready  2/2     512MiB  2GiB
+r-2          db  h2    ready  2/2     512MiB  2GiB
 ",
     )
     .await;
@@ -150,6 +150,21 @@ LAST SCRUB:  2023-11-14T22:13:21Z by h2 as epoch 4, 1GiB zero
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn hosts_emcs_and_the_rack_are_described_with_their_alarms() {
+    let sick = Rack::new(Mood::Sick);
+    let described = sick.tarn("describe rack").await.stdout;
+    assert!(described.contains("BUFFER:    2\n") && described.contains("\nALARMS\nSINCE"), "{described}");
+    let described = sick.tarn("describe host h2").await.stdout;
+    assert!(
+        described.contains("\nRESERVATIONS\n") && described.contains("r-2          db  h2"),
+        "{described}"
+    );
+    assert!(!described.contains("r-1") && described.contains("HOST_UNKNOWN"), "{described}");
+    let described = sick.tarn("describe emc e0").await.stdout;
+    assert!(described.contains("DRIVER:       emulated\n") && !described.contains("ALARMS"), "{described}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_decision_is_explained_with_what_it_was_made_from() {
     let explained = "\
 2023-11-14T22:13:20Z  #7 reserve vm web (by nova)
@@ -160,6 +175,7 @@ async fn a_decision_is_explained_with_what_it_was_made_from() {
 ";
     prints("explain vm web", explained).await;
     prints("explain vm r-1", explained).await;
+    prints("explain rack", "no decision about rack is remembered\n").await;
     prints("explain host h1", "no decision about host h1 is remembered\n").await;
 }
 
