@@ -39,7 +39,7 @@ h2    up     enabled     30/32  63GiB/64GiB  2       1
         "\
 RESERVATION  VM   HOST  STATE  ONLINE  LOCAL   POOL
 r-1          web  h1    ready  2/2     512MiB  2GiB
-r-2          db  h2    ready  2/2     512MiB  2GiB
+r-2          db   h2    ready  2/2     512MiB  2GiB
 ",
     )
     .await;
