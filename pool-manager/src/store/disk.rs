@@ -4,11 +4,12 @@
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},
     io,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
-use redb::{StorageBackend, backends::FileBackend};
+use redb::StorageBackend;
+use rustix::{fs::FallocateFlags, io::Errno};
 
 use super::StoreError;
 
@@ -70,9 +71,9 @@ impl Directory {
 }
 
 impl Disk for Directory {
-    type Backend = FileBackend;
+    type Backend = StoreFile;
 
-    fn open(&self) -> io::Result<FileBackend> {
+    fn open(&self) -> io::Result<StoreFile> {
         open_file(&self.file)
     }
 
@@ -91,9 +92,9 @@ impl Disk for Directory {
 pub(super) struct Loose(pub(super) PathBuf);
 
 impl Disk for Loose {
-    type Backend = FileBackend;
+    type Backend = StoreFile;
 
-    fn open(&self) -> io::Result<FileBackend> {
+    fn open(&self) -> io::Result<StoreFile> {
         open_file(&self.0)
     }
 
@@ -106,10 +107,44 @@ impl Disk for Loose {
     }
 }
 
-fn open_file(path: &Path) -> io::Result<FileBackend> {
+/// The file of a store. It takes its space when it grows, so that a disk which others fill up refuses it more, and not what
+/// it has: it can still be opened and put right. It is not locked; the directory is.
+#[derive(Debug)]
+pub struct StoreFile(File);
+
+impl StorageBackend for StoreFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(out, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let before = StorageBackend::len(self)?;
+        if len <= before {
+            return self.0.set_len(len);
+        }
+        match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), before, len - before) {
+            Err(Errno::OPNOTSUPP) => self.0.set_len(len),
+            taken => Ok(taken?),
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(data, offset)
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<StoreFile> {
     let file = private().create(true).open(path)?;
     sync_parent(path)?;
-    FileBackend::new(file).map_err(io::Error::other)
+    Ok(StoreFile(file))
 }
 
 /// For reading and writing, by the owner alone.

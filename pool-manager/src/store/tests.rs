@@ -287,6 +287,17 @@ fn the_store_knows_how_much_room_there_is_and_is_its_owners_alone() {
     assert_eq!((mode(store.disk().path()), mode(&store.disk().path().join(disk::FILE))), (0o700, 0o600));
 }
 
+/// On a disk that others filled up a manager must still be able to open what it has.
+#[test]
+fn the_store_has_taken_the_space_it_needs() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut store = RedbStore::open_directory(directory.path()).unwrap();
+    store.commit(&[put(Table::Audit, b"much", &vec![7; 3 << 20])]).unwrap();
+    let file = std::fs::metadata(directory.path().join(disk::FILE)).unwrap();
+    assert!(file.len() > 3 << 20 && file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
+}
+
 #[test]
 fn a_snapshot_stays_as_it_was() {
     let mut store = RedbStore::open(disk(0)).unwrap();
