@@ -1,9 +1,9 @@
-//! `cargo xtask lint`: formatting, clippy and documentation, each without a warning. The rules that no tool knows are
-//! `tidy`'s.
+//! `cargo xtask lint`: formatting, clippy and documentation, each without a warning, and the licences of what is built in.
+//! The rules that no tool knows are `tidy`'s.
 
-use crate::{failure::Failure, repository::cargo, step::step};
+use crate::{failure::Failure, licences, repository::cargo, step::step};
 
-/// Runs all three; the first that complains ends it.
+/// Runs all four; the first that complains ends it.
 ///
 /// # Errors
 /// One complains.
@@ -11,5 +11,6 @@ pub fn run() -> Result<(), Failure> {
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut docs = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
-    step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"))
+    step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"))?;
+    licences::run()
 }

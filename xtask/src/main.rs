@@ -6,6 +6,7 @@ mod bench;
 mod debian;
 mod demo;
 mod failure;
+mod licences;
 mod lint;
 mod man;
 mod repository;
@@ -26,7 +27,7 @@ enum Task {
     Demo(demo::Args),
     /// Every test
     Test(test::Args),
-    /// Formatting, clippy and documentation, without a warning
+    /// Formatting, clippy and documentation without a warning, and the licences of what is built in
     Lint,
     /// The house rules: who may import whom, headers, pure rooms, sizes, limits, the code map
     Tidy,
