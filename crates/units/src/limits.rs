@@ -34,6 +34,14 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 pub const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Descriptors in one datagram of `HostMemory`; Linux takes 253.
 pub const DESCRIPTORS_PER_DATAGRAM_MAX: usize = 64;
+/// VMMs connected to one host's agent at a time; more wait.
+pub const HOST_MEMORY_CONNECTIONS_MAX: usize = 1024;
+/// Requests of VMMs waiting for the one task that owns the agent; more wait at the socket.
+pub const HOST_MEMORY_REQUESTS_QUEUED_MAX: usize = 256;
+/// How long a VMM may take to take its answer.
+pub const HOST_MEMORY_ANSWER_WITHIN: Ns = Ns::secs(10);
+/// Host calls under way at a time; each has a thread of its own.
+pub const HOST_CALLS_AT_ONCE_MAX: usize = 8;
 /// Entries in one page of a list.
 pub const LIST_PAGE_MAX: u32 = 8 * 1024;
 /// Pages of one list that a client follows before it doubts the manager.
@@ -66,6 +74,39 @@ pub const BATCH_LINGER: Ns = Ns::ms(2);
 pub const WATCH_EVENTS_BEHIND_MAX: usize = 4096;
 /// Watchers of each kind.
 pub const WATCHERS_MAX: usize = 256;
+
+/// Rows of one trace of VMs.
+pub const TRACE_ROWS_MAX: usize = 4 << 20;
+/// Moments of a trace, in seconds from its start: a century.
+pub const TRACE_SECONDS_MAX: u64 = 100 * 366 * 24 * 3600;
+/// Calls that a replay keeps under way unless told otherwise.
+pub const REPLAY_CLIENTS_DEFAULT: usize = 64;
+/// Calls that a replay may be told to keep under way.
+pub const REPLAY_CLIENTS_MAX: usize = 1024;
+/// Stand-in processes of a replay at one time; further VMs have none.
+pub const REPLAY_STAND_INS_MAX: usize = 1024;
+/// Hosts that are asked to take one VM of a replay before it is turned away.
+pub const REPLAY_ATTEMPTS_MAX: usize = 6;
+/// How long a replay waits for a VM's slices before it tries another host.
+pub const REPLAY_READY_WITHIN: Ns = Ns::secs(10);
+/// How long a stand-in may take to look through its slices, or to end.
+pub const REPLAY_STAND_IN_WITHIN: Ns = Ns::secs(30);
+/// How long slices may take to come back from their last owner, unless told otherwise, before a VM is turned away.
+pub const REPLAY_SETTLE_DEFAULT: Ns = Ns::secs(2);
+/// How long a replay may be told to wait for them.
+pub const REPLAY_SETTLE_MAX: Ns = Ns::secs(60);
+/// How long a manager may be away before a replay gives up.
+pub const REPLAY_UNAVAILABLE_FOR: Ns = Ns::secs(60);
+/// Between the first two attempts to reach a manager that is away; doubled up to [`REPLAY_BACKOFF_MAX`].
+pub const REPLAY_BACKOFF_FIRST: Ns = Ns::ms(20);
+/// Between two attempts to reach a manager that is away.
+pub const REPLAY_BACKOFF_MAX: Ns = Ns::secs(1);
+/// How often a replay looks who can reach each slice.
+pub const REPLAY_LOOK_EVERY: Ns = Ns::ms(200);
+/// Comparisons with the ledger that must agree before an acknowledged fact counts as lost.
+pub const REPLAY_COMPARISONS: usize = 3;
+/// Memory of each slice that a stand-in writes, in MiB.
+pub const STAND_IN_TOUCH_MIB_MAX: u64 = 1024;
 
 /// Remembered decisions; the oldest are forgotten first.
 pub const AUDIT_ENTRIES_MAX: u64 = 200_000;

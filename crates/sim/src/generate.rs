@@ -1,0 +1,144 @@
+//! VMs grown from a seed, for when no trace is at hand. The same seed and count give the same VMs. They are Azure-like and
+//! no more than that; what is drawn, independently for each VM:
+//!
+//! | what | distribution |
+//! |---|---|
+//! | cores | 1: 40 %, 2: 25 %, 4: 20 %, 8: 11 %, 16: 4 % |
+//! | GiB per core | 1.75: 45 %, 3.5: 30 %, 7: 20 %, 14: 5 % |
+//! | lifetime | exponential with a mean of 15 min: 55 %, 2 h: 30 %, 1 day: 12 %, 10 days: 3 %; whole seconds, at least 1 |
+//! | arrivals | Poisson, one in 60 s on average; over each day the rate swings as a sine by half of itself |
+//!
+//! The shape follows what is published of Azure: most VMs are small and short-lived, a few long-lived ones are most of the
+//! load, and memory per core varies so that a rack sells out of cores on some hosts and of memory on others.
+
+use std::f64::consts::TAU;
+
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg64;
+use units::{Bytes, Ns};
+
+use crate::trace::Arrival;
+
+/// Cores, by weight in percent.
+const CORES: [(u32, u32); 5] = [(40, 1), (25, 2), (20, 4), (11, 8), (4, 16)];
+/// MiB per core, by weight in percent.
+const MIB_PER_CORE: [(u32, u64); 4] = [(45, 1792), (30, 3584), (20, 7168), (5, 14336)];
+/// Mean lifetimes in seconds, by weight in percent.
+const LIFETIMES_S: [(u32, f64); 4] = [(55, 900.0), (30, 7200.0), (12, 86_400.0), (3, 864_000.0)];
+/// Between two arrivals, on average over a day.
+const GAP_S: f64 = 60.0;
+/// How far the rate of arrivals swings around its mean, as a part of it.
+const SWING: f64 = 0.5;
+const DAY_S: f64 = 86_400.0;
+
+/// So many VMs.
+pub fn generate(seed: u64, count: usize) -> Vec<Arrival> {
+    let mut rng = Pcg64::seed_from_u64(seed);
+    let mut now = 0.0;
+    let vm = |n| {
+        now = next_arrival(&mut rng, now);
+        one(&mut rng, n, now)
+    };
+    (1..=count as u64).map(vm).collect()
+}
+
+fn one(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
+    let cores = pick(rng, &CORES);
+    let memory = Bytes::mib(pick(rng, &MIB_PER_CORE) * u64::from(cores));
+    let mean = pick(rng, &LIFETIMES_S);
+    let arrive = seconds(now);
+    let depart = arrive.after(seconds(exponential(rng, mean).max(1.0)));
+    Arrival {
+        line: n,
+        id: format!("g{n}"),
+        arrive: Some(arrive),
+        depart: Some(depart),
+        cores,
+        memory,
+        app: None,
+    }
+}
+
+/// By thinning: candidates come at the highest rate, each stays with the chance that the rate of its moment has.
+fn next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
+    loop {
+        now += exponential(rng, GAP_S / (1.0 + SWING));
+        let rate = 1.0 + SWING * (TAU * now / DAY_S).sin();
+        if rng.random::<f64>() * (1.0 + SWING) < rate {
+            return now;
+        }
+    }
+}
+
+fn exponential(rng: &mut Pcg64, mean: f64) -> f64 {
+    // 1 - x is never 0, which has no logarithm.
+    -mean * (1.0 - rng.random::<f64>()).ln()
+}
+
+fn pick<T: Copy>(rng: &mut Pcg64, table: &[(u32, T)]) -> T {
+    let whole: u32 = table.iter().map(|(weight, _)| weight).sum();
+    let mut at = rng.random_range(0..whole);
+    for (weight, value) in table {
+        match at.checked_sub(*weight) {
+            Some(rest) => at = rest,
+            None => return *value,
+        }
+    }
+    unreachable!("the weights add up to the whole")
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of a trace, in seconds")]
+fn seconds(time: f64) -> Ns {
+    Ns::secs(time as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(vms: &[Arrival], of: impl Fn(&Arrival) -> bool) -> f64 {
+        vms.iter().filter(|vm| of(vm)).count() as f64 / vms.len() as f64
+    }
+
+    fn life_s(vm: &Arrival) -> u64 {
+        vm.depart.unwrap().since(vm.arrive.unwrap()).as_ms() / 1000
+    }
+
+    #[test]
+    fn a_seed_grows_the_same_vms_every_time_and_another_seed_grows_others() {
+        assert_eq!(generate(7, 500), generate(7, 500));
+        assert_ne!(generate(7, 500), generate(8, 500));
+        assert_eq!(generate(7, 500)[..100], generate(7, 100));
+    }
+
+    #[test]
+    fn the_vms_are_distributed_as_documented() {
+        let vms = generate(1, 20_000);
+        let close = |a: f64, b: f64| (a - b).abs() < 0.02;
+        assert!(close(share(&vms, |vm| vm.cores == 1), 0.40));
+        assert!(close(share(&vms, |vm| vm.cores == 16), 0.04));
+        assert!(close(share(&vms, |vm| vm.memory == Bytes::mib(1792 * u64::from(vm.cores))), 0.45));
+        let hour = |mean: f64| 1.0 - (-3600.0 / mean).exp();
+        let within_an_hour: f64 =
+            LIFETIMES_S.iter().map(|(w, mean)| f64::from(*w) / 100.0 * hour(*mean)).sum();
+        assert!(close(share(&vms, |vm| life_s(vm) < 3600), within_an_hour));
+        let last = vms.last().unwrap().arrive.unwrap().as_ms() as f64 / 1000.0;
+        // The last day is no whole one.
+        assert!((last / 20_000.0 / GAP_S - 1.0).abs() < 0.04);
+    }
+
+    #[test]
+    fn more_vms_come_by_day_than_by_night() {
+        let vms = generate(1, 20_000);
+        let day = |vm: &Arrival| vm.arrive.unwrap().as_ms() / 1000 % 86_400 < 43_200;
+        let expected = 0.5 + SWING / std::f64::consts::PI;
+        assert!((share(&vms, day) - expected).abs() < 0.02);
+    }
+
+    #[test]
+    fn vms_come_in_order_and_live_for_a_while() {
+        let vms = generate(3, 2_000);
+        assert!(vms.is_sorted_by_key(|vm| vm.arrive));
+        assert!(vms.iter().all(|vm| life_s(vm) >= 1 && vm.memory.is_whole_mib()));
+    }
+}

@@ -1,0 +1,110 @@
+//! Which column means what: found by a header's names, or fixed as in Azure's VM table. What a value must be is
+//! `field.rs`'s business.
+
+use csv::ByteRecord;
+
+use super::{
+    Arrival, Malformed, TraceError,
+    field::{self, Field},
+};
+
+/// How a trace is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// A header names the columns.
+    Named,
+    /// Azure's public VM table, V1 or V2: eleven columns, no header, sizes as numbers or buckets such as `>24`.
+    AzureVmTable,
+}
+
+/// Columns of Azure's VM table.
+const AZURE_COLUMNS: usize = 11;
+/// How much of a first row is shown that is no beginning of a trace.
+const SHOWN_BYTES_MAX: usize = 120;
+
+/// Where each column is, and what it is called there.
+#[derive(Clone, Debug)]
+pub(super) struct Columns {
+    count: usize,
+    id: Column,
+    arrive: Column,
+    depart: Column,
+    cores: Column,
+    memory: Column,
+    app: Option<Column>,
+    buckets: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Column {
+    name: &'static str,
+    at: usize,
+}
+
+/// The layout of a trace that begins with this row.
+pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError> {
+    if let Some(columns) = Columns::named(first) {
+        return Ok((Layout::Named, columns));
+    }
+    if first.len() == AZURE_COLUMNS && !first.iter().any(|name| name == b"vmid") {
+        return Ok((Layout::AzureVmTable, Columns::azure()));
+    }
+    let shown = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
+    Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_BYTES_MAX).collect() })
+}
+
+impl Columns {
+    fn named(header: &ByteRecord) -> Option<Self> {
+        let find = |name: &'static str| {
+            let at = header.iter().position(|field| field.trim_ascii() == name.as_bytes())?;
+            Some(Column { name, at })
+        };
+        Some(Self {
+            count: header.len(),
+            id: find("vm_id")?,
+            arrive: find("arrive_s")?,
+            depart: find("depart_s")?,
+            cores: find("cores")?,
+            memory: find("mem_gb")?,
+            app: find("app_name"),
+            buckets: false,
+        })
+    }
+
+    fn azure() -> Self {
+        let column = |at, name| Column { name, at };
+        Self {
+            count: AZURE_COLUMNS,
+            id: column(0, "vmid"),
+            arrive: column(3, "vmcreated"),
+            depart: column(4, "vmdeleted"),
+            cores: column(9, "vmcorecountbucket"),
+            memory: column(10, "vmmemorybucket"),
+            app: None,
+            buckets: true,
+        }
+    }
+
+    /// One row as a VM.
+    pub(super) fn arrival(&self, row: &ByteRecord) -> Result<Arrival, Malformed> {
+        let line = row.position().map_or(0, csv::Position::line);
+        if row.len() != self.count {
+            let rule = "must be as many columns as the first row has";
+            return Err(Malformed { line, field: "row", value: format!("{} columns", row.len()), rule });
+        }
+        let take = |column: Column| Field::new(line, column.name, &row[column.at]);
+        let arrive = take(self.arrive)?.seconds()?;
+        let depart = take(self.depart)?;
+        let (left, cores, memory) = (depart.seconds()?, take(self.cores)?, take(self.memory)?);
+        depart.check(left.is_none() || left >= arrive, "must not be before the VM came")?;
+        Ok(Arrival {
+            line,
+            id: take(self.id)?.some_text()?.to_owned(),
+            arrive,
+            depart: left,
+            cores: cores.cores(self.buckets.then_some(field::CORES_OVER_24))?,
+            memory: memory.memory(self.buckets.then_some(field::GIB_OVER_64))?,
+            app: self.app.map(|app| take(app).map(|field| field.text().to_owned())).transpose()?,
+        })
+    }
+}
