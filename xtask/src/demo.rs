@@ -88,7 +88,8 @@ fn show(
     let told = story(programs, patience, trace, scratch, &rack, &mut services);
     // Whoever stopped cannot explain itself: its log can.
     let told = told.inspect_err(|_| services.print_last_words());
-    services.stop(patience).and(told)
+    let stopped = services.stop();
+    told.and_then(|verdict| stopped.map(|()| verdict))
 }
 
 /// The story, from the first process to the last answer.

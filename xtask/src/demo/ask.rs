@@ -1,13 +1,13 @@
 //! Asks the rack as an operator would: through `tarn`, whose JSON is a promise to scripts.
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+use std::{path::Path, process::Output};
 
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{rack::Rack, service::Programs};
+use super::{
+    rack::Rack,
+    service::{Programs, command},
+};
 use crate::failure::Failure;
 
 /// A host, as far as the story needs it.
@@ -111,7 +111,10 @@ impl<'a> Ask<'a> {
     }
 
     fn run(&self, words: &[&str]) -> Result<Output, Failure> {
-        let mut command = Command::new(self.tarn);
-        command.args(["--endpoint", &self.uri]).args(words).output().map_err(Failure::start("tarn"))
+        command(self.tarn)
+            .args(["--endpoint", &self.uri])
+            .args(words)
+            .output()
+            .map_err(Failure::start("tarn"))
     }
 }

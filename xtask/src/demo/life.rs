@@ -1,13 +1,13 @@
 //! The lives of slices, from the events that `tarn watch` prints: whose each was, one after the other.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, process::Command};
+use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use serde::Deserialize;
 
 use super::{
     rack::Rack,
     scratch::Scratch,
-    service::{Programs, Service},
+    service::{Programs, Service, command},
 };
 use crate::failure::Failure;
 
@@ -42,7 +42,7 @@ impl Lives {
     /// `tarn` does not start.
     pub fn watch(programs: &Programs, rack: &Rack, scratch: &Scratch) -> Result<Self, Failure> {
         let log = scratch.file("watch.jsonl");
-        let mut command = Command::new(&programs.tarn);
+        let mut command = command(&programs.tarn);
         command.args(["--endpoint", &rack.uri(), "--output", "json", "watch", "events"]);
         Ok(Self { watch: Some(Service::start(&mut command, log.clone())?), log })
     }

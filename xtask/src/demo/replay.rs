@@ -6,7 +6,6 @@ use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, IsTerminal, Read, Write},
     path::{Path, PathBuf},
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -15,7 +14,7 @@ use flate2::read::MultiGzDecoder;
 use super::{
     rack::Rack,
     scratch::Scratch,
-    service::{Programs, Service, Services},
+    service::{Programs, Service, Services, command},
     verdict::Verdict,
     wait::Patience,
 };
@@ -90,7 +89,7 @@ impl Replay {
         scratch: &Scratch,
     ) -> Result<Self, Failure> {
         let (log, report) = (scratch.file("replies.jsonl"), scratch.file("report.json"));
-        let mut command = Command::new(&programs.tarn);
+        let mut command = command(&programs.tarn);
         command.arg("replay").arg(&trace.source).arg("--rack").arg(&rack.file);
         command.args(["--limit", &trace.limit.to_string(), "--seed", &trace.seed.to_string()]);
         command.arg("--log").arg(&log).arg("--json").arg(&report);

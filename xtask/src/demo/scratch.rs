@@ -3,13 +3,12 @@
 
 use std::{
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tempfile::TempDir;
 
-use super::processes;
+use super::{processes, wait::until};
 use crate::failure::Failure;
 
 /// Where memory is a file system.
@@ -18,8 +17,6 @@ const MEMORY: &str = "/dev/shm";
 const PREFIX: &str = "tarn-demo-";
 /// How long stragglers may take to end by themselves.
 const END_WITHIN: Duration = Duration::from_secs(5);
-/// Between two looks for stragglers.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Both folders.
 #[derive(Debug)]
@@ -64,11 +61,11 @@ impl Scratch {
     /// # Errors
     /// A folder cannot be removed.
     pub fn clear(self) -> Result<(), Failure> {
-        let begun = Instant::now();
-        while !processes::naming(self.disk()).is_empty() && begun.elapsed() < END_WITHIN {
-            thread::sleep(LOOK_EVERY);
+        let ended =
+            until("the end of every process", END_WITHIN, || Ok(processes::naming(self.disk()).is_empty()));
+        if ended.is_err() {
+            processes::naming(self.disk()).iter().for_each(processes::Process::kill);
         }
-        processes::naming(self.disk()).iter().for_each(processes::Process::kill);
         for folder in [self.memory, self.disk] {
             let path = folder.path().to_owned();
             folder.close().map_err(Failure::file("remove", path))?;

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    env,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -11,7 +12,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{processes, rack::Rack, scratch::Scratch, wait::Patience, write};
+use super::{processes, rack::Rack, scratch::Scratch, wait::until, write};
 use crate::failure::Failure;
 
 /// How long a process may take to end once asked to.
@@ -31,6 +32,19 @@ pub struct Programs {
     /// `tarn`.
     pub tarn: PathBuf,
 }
+
+/// One of them, about to start. It does not hear of the person's own rack.
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    let settings = env::vars_os().map(|(name, _)| name);
+    settings.filter(|name| name.to_string_lossy().starts_with(SETTING)).for_each(|name| {
+        command.env_remove(name);
+    });
+    command
+}
+
+/// How settings of Tarn's programs begin.
+const SETTING: &str = "TARN_";
 
 /// One running process. Dropped, it is killed.
 #[derive(Debug)]
@@ -187,15 +201,15 @@ impl<'a> Services<'a> {
     ///
     /// # Errors
     /// One does not end in time, or not well. All are gone in any case.
-    pub fn stop(mut self, patience: &Patience) -> Result<(), Failure> {
+    pub fn stop(mut self) -> Result<(), Failure> {
         let manager = self.running.remove(MANAGER);
         let agents = std::mem::take(&mut self.running);
-        end_all(agents.into_values().collect(), patience)?;
-        end_all(manager.into_iter().collect(), patience)
+        end_all(agents.into_values().collect())?;
+        end_all(manager.into_iter().collect())
     }
 
     fn start(&mut self, name: &str, program: &Path, settings: &Path) -> Result<(), Failure> {
-        let mut command = Command::new(program);
+        let mut command = command(program);
         command.args(["serve", "--config"]).arg(settings);
         let service = Service::start(&mut command, self.scratch.file(&format!("{name}.log")))?;
         self.running.insert(name.to_owned(), service);
@@ -203,9 +217,9 @@ impl<'a> Services<'a> {
     }
 }
 
-fn end_all(mut services: Vec<Service>, patience: &Patience) -> Result<(), Failure> {
+fn end_all(mut services: Vec<Service>) -> Result<(), Failure> {
     services.iter_mut().for_each(Service::ask_to_end);
-    patience.until("the end of the rack's processes", END_WITHIN, || {
+    until("the end of the rack's processes", END_WITHIN, || {
         services.iter_mut().try_fold(true, |all, service| Ok(all && service.ended()?.is_some()))
     })?;
     let bad = services.iter().find(|service| service.ended.is_some_and(|status| !status.success()));

@@ -47,14 +47,7 @@ impl Patience {
         within: Duration,
         mut look: impl FnMut() -> Result<bool, Failure>,
     ) -> Result<Duration, Failure> {
-        let begun = Instant::now();
-        while begun.elapsed() < within {
-            if look()? {
-                return Ok(begun.elapsed());
-            }
-            self.pause()?;
-        }
-        Err(Failure::Late { what, within })
+        until(what, within, || self.check().and_then(|()| look()))
     }
 
     /// A moment between two looks.
@@ -63,8 +56,31 @@ impl Patience {
     /// [`Failure::Interrupted`].
     pub fn pause(&self) -> Result<(), Failure> {
         thread::sleep(LOOK_EVERY);
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), Failure> {
         if self.stop.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
     }
+}
+
+/// Looks until it is so, whoever asks to stop: for ending in order.
+///
+/// # Errors
+/// [`Failure::Late`], or what `look` says.
+pub fn until(
+    what: &'static str,
+    within: Duration,
+    mut look: impl FnMut() -> Result<bool, Failure>,
+) -> Result<Duration, Failure> {
+    let begun = Instant::now();
+    while !look()? {
+        if begun.elapsed() > within {
+            return Err(Failure::Late { what, within });
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(begun.elapsed())
 }
 
 #[cfg(test)]
