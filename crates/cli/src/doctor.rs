@@ -263,7 +263,7 @@ mod tests {
         let rack = v1::Rack {
             version: env!("CARGO_PKG_VERSION").into(),
             slices: 4,
-            slices_free: 4,
+            slices_free: 2,
             buffer_target: 2,
             ..Default::default()
         };

@@ -20,12 +20,12 @@ pub(crate) async fn rack(to: &Connection) -> Result<v1::Rack, Failure> {
     to.ask(to.admin().get_rack(v1::GetRackRequest {})).await
 }
 
-/// Every slice from `first` to `last`, both included.
+/// Every slice from `first` on, by whole pages until `last` is among them.
 pub(crate) async fn slices(to: &Connection, first: u32, last: u32) -> Result<Vec<v1::Slice>, Failure> {
     let (mut slices, mut from) = (Vec::new(), first);
     for _ in 0..LIST_PAGES_MAX {
         let page = to.ask(to.admin().list_slices(v1::ListSlicesRequest { from, limit: 0 })).await?;
-        slices.extend(page.slices.into_iter().filter(|s| s.slice <= last));
+        slices.extend(page.slices);
         match page.next {
             Some(next) if next <= from => return Err(stuck("slices")),
             Some(next) if next <= last => from = next,

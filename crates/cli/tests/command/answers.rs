@@ -132,6 +132,14 @@ SLICE  EMC  STATE   HOST  VM   EPOCH
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn slices_that_went_on_to_another_owner_are_not_shown_as_the_vms() {
+    let ran = Rack::default().tarn("describe vm r-0 -o json").await;
+    let vm: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let shown: Vec<_> = vm["slice_details"].as_array().unwrap().iter().map(|s| &s["slice"]).collect();
+    assert_eq!((&vm["slices"], shown), (&serde_json::json!([1, 2]), vec![1]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_slice_is_described_with_its_receipt() {
     prints(
         "describe slice 6",

@@ -402,6 +402,7 @@ impl Admin for Rack {
         let target = self.hear("GetReservation", r).await?.target.unwrap();
         match (target.reservation.as_str(), target.vm.as_str()) {
             ("r-1", "") | ("", "web") => Ok(Response::new(reservation())),
+            ("r-0", "") => Ok(Response::new(v1::Reservation { slices: vec![1, 2], ..reservation() })),
             ("", vm) => Err(unknown("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
             (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} is not known"))),
         }
