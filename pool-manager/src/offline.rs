@@ -65,7 +65,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
-    let mut store = RedbStore::open_directory(&config.manager.store)?;
+    let mut store = RedbStore::open_existing(&config.manager.store)?;
     let checked = backup::check(&mut store, &mut |table, key, value| {
         records::judge(table, key, value).map_err(|bad| bad.to_string())
     })?;
@@ -89,7 +89,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
 /// A manager is running, the store cannot be read, or the file cannot be written.
 pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
-    let mut store = RedbStore::open_directory(&config.manager.store)?;
+    let mut store = RedbStore::open_existing(&config.manager.store)?;
     let entries = backup::backup(&mut store, to)?;
     println!(
         "{}: {} entries of {}",

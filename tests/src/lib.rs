@@ -1,1 +1,3 @@
-//! placeholder
+//! What system tests share.
+
+pub mod rack;

@@ -1,0 +1,140 @@
+//! Real processes, killed with SIGKILL at random moments while clients reserve and release: nothing that was
+//! acknowledged is lost, nothing has two owners. (That this holds when the power fails is shown on the simulated disk.)
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use proto::v1 as wire;
+use rand::{Rng, SeedableRng};
+use rand_pcg::Pcg64;
+use tests::rack::{Plan, Rack, by_id, reserve};
+use tonic::{Code, transport::Endpoint};
+
+/// How often something is killed.
+const KILLS: usize = 20;
+/// Clients at the same time.
+const CLIENTS: u64 = 4;
+
+/// What clients were told, by reservation: its slices, and whether its release was acknowledged.
+type Acknowledged = Arc<Mutex<BTreeMap<String, (Vec<u32>, Option<bool>)>>>;
+
+/// Reserves and releases until told to stop, and repeats what got no answer under the same request id.
+async fn client(endpoint: String, number: u64, told: Acknowledged, stop: Arc<AtomicBool>) {
+    let channel = Endpoint::from_shared(endpoint).unwrap().connect_lazy();
+    let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel);
+    let mut random = Pcg64::seed_from_u64(number);
+    for round in 0_u64.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let host = format!("h{}", random.random_range(0..2));
+        let request = reserve(
+            &host,
+            &format!("v{number}-{round}"),
+            random.random_range(1..4),
+            &format!("{number}-{round}"),
+        );
+        let made = loop {
+            match scheduler.reserve(request.clone()).await {
+                Ok(made) => break Some(made.into_inner()),
+                Err(status)
+                    if matches!(status.code(), Code::ResourceExhausted | Code::FailedPrecondition) =>
+                {
+                    break None;
+                }
+                Err(_) if stop.load(Ordering::Relaxed) => return, // never acknowledged
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        };
+        let Some(made) = made else { continue };
+        told.lock().unwrap().insert(made.reservation.clone(), (made.slices.clone(), None));
+        if random.random_bool(0.3) {
+            continue;
+        }
+        let release = wire::ReleaseRequest { target: by_id(&made.reservation), ..Default::default() };
+        told.lock().unwrap().get_mut(&made.reservation).unwrap().1 = Some(false);
+        while scheduler.release(release.clone()).await.is_err() {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        told.lock().unwrap().get_mut(&made.reservation).unwrap().1 = Some(true);
+    }
+}
+
+/// Compares what was acknowledged with what the ledger has now.
+async fn nothing_acknowledged_is_lost(rack: &Rack, told: &Acknowledged) {
+    let before = told.lock().unwrap().clone();
+    let active: BTreeMap<String, Vec<u32>> =
+        rack.reservations().await.into_iter().map(|r| (r.reservation, r.slices)).collect();
+    for (reservation, (slices, released)) in before {
+        match released {
+            None => assert_eq!(
+                active.get(&reservation),
+                Some(&slices),
+                "{reservation} was acknowledged and is lost"
+            ),
+            Some(true) => {
+                assert!(!active.contains_key(&reservation), "{reservation} was released and is back")
+            }
+            Some(false) => {} // under way: both are right
+        }
+    }
+    let mut owners = BTreeMap::new();
+    for (reservation, slices) in &active {
+        for slice in slices {
+            let other = owners.insert(*slice, reservation);
+            assert_eq!(other, None, "slice {slice} belongs to {reservation} and another");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_when_anything_is_killed_at_any_moment() {
+    let seed = std::env::var("TARN_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand_seed);
+    println!("seed {seed} (TARN_SEED={seed} repeats the choices)");
+    let mut random = Pcg64::seed_from_u64(seed);
+    let mut rack = Rack::start(Plan::small(32)).await;
+    let (told, stop) = (Acknowledged::default(), Arc::new(AtomicBool::new(false)));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|n| tokio::spawn(client(rack.endpoint(), n, Arc::clone(&told), Arc::clone(&stop))))
+        .collect();
+    for _ in 0..KILLS {
+        tokio::time::sleep(Duration::from_millis(random.random_range(20..300))).await;
+        if random.random_bool(0.6) {
+            rack.kill_manager();
+            rack.start_manager().await;
+            nothing_acknowledged_is_lost(&rack, &told).await;
+        } else {
+            let host = random.random_range(0..2);
+            rack.kill_agent(host);
+            rack.start_agent(host);
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.unwrap();
+    }
+    nothing_acknowledged_is_lost(&rack, &told).await;
+    let made = told.lock().unwrap().len();
+    println!("{made} acknowledged reservations survived {KILLS} kills");
+    assert!(made > 20, "too little happened to prove anything");
+
+    for reservation in rack.reservations().await {
+        let release = wire::ReleaseRequest { target: by_id(&reservation.reservation), ..Default::default() };
+        rack.scheduler().await.release(release).await.unwrap();
+    }
+    rack.wait_all_free().await; // whatever was half done when something died was driven to its end
+}
+
+fn rand_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::from(now.subsec_nanos())
+}

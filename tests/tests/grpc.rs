@@ -1,0 +1,267 @@
+//! The scheduler's and the operator's API, against a real manager and real agents: what is promised, and what is said to
+//! those who ask for something wrong.
+
+use proto::v1 as wire;
+use tests::rack::{Plan, Rack, by_id, by_vm, reserve};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+/// The code, the machine-readable reason and the sentence of a refusal.
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, reason: &str, says: &[&str]) {
+    let status = result.expect_err("this had to be refused");
+    assert_eq!(status.code(), code, "{status:?}");
+    let info = status.get_details_error_info().expect("every refusal has a reason");
+    assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, "tarn"));
+    for word in says {
+        assert!(status.message().contains(word), "{:?} does not say {word:?}", status.message());
+    }
+}
+
+#[tokio::test]
+async fn a_vm_gets_its_slices_on_one_emc_and_gives_them_back() {
+    let rack = Rack::start(Plan::small(8)).await;
+    let mut scheduler = rack.scheduler().await;
+    let request = wire::ReserveRequest {
+        wait_ready: true,
+        cores: 4,
+        local_bytes: 8 << 30,
+        ..reserve("h0", "v", 5, "r1")
+    };
+    let ready = scheduler.reserve(request.clone()).await.unwrap().into_inner();
+    assert_eq!(
+        (ready.state(), ready.slices.len(), ready.slices_online),
+        (wire::ReservationState::Ready, 5, 5)
+    );
+    let slices = rack.slices().await;
+    let mine: Vec<_> = slices.iter().filter(|s| ready.slices.contains(&s.slice)).collect();
+    assert!(mine.iter().all(|s| s.emc == mine[0].emc), "all on one EMC: {mine:?}");
+    assert!(
+        mine.iter().all(|s| s.host.as_deref() == Some("h0") && s.vm.as_deref() == Some("v") && s.epoch == 1)
+    );
+
+    let host = &rack.hosts().await[0];
+    assert_eq!((host.free_cores, host.free_local_bytes), (60, (256 - 8) << 30));
+
+    let commit = wire::CommitRequest { target: by_vm("v") };
+    assert_eq!(
+        scheduler.commit(commit.clone()).await.unwrap().into_inner().state(),
+        wire::ReservationState::Committed
+    );
+    assert_eq!(
+        scheduler.commit(commit).await.unwrap().into_inner().state(),
+        wire::ReservationState::Committed
+    );
+
+    let release = wire::ReleaseRequest { target: by_id(&ready.reservation), ..Default::default() };
+    for _ in 0..2 {
+        let released = scheduler.release(release.clone()).await.unwrap().into_inner();
+        assert_eq!(released.state(), wire::ReservationState::Released, "releasing is idempotent");
+    }
+    rack.wait_all_free().await;
+    for slice in rack.slices().await.iter().filter(|s| ready.slices.contains(&s.slice)) {
+        let receipt = slice.receipt.as_ref().expect("a slice that had an owner has a receipt");
+        assert_eq!((receipt.epoch, receipt.bytes_verified), (slice.epoch, 1 << 30));
+    }
+}
+
+#[tokio::test]
+async fn a_repeated_request_gets_the_same_answer_after_a_restart_too() {
+    let mut rack = Rack::start(Plan::small(4)).await;
+    let first = rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
+    for restart in [false, true] {
+        if restart {
+            rack.kill_manager();
+            rack.start_manager().await;
+        }
+        let again = rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
+        assert_eq!((&again.reservation, &again.slices), (&first.reservation, &first.slices));
+        let other = rack.scheduler().await.reserve(reserve("h0", "v", 3, "same")).await;
+        refused(other, Code::AlreadyExists, "REQUEST_ID_REUSED", &["same", "pool_bytes"]);
+    }
+    assert_eq!(rack.reservations().await.len(), 1);
+}
+
+#[tokio::test]
+async fn bad_requests_are_refused_by_name_and_change_nothing() {
+    let rack = Rack::start(Plan::small(4)).await;
+    let mut scheduler = rack.scheduler().await;
+    scheduler
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "taken", 1, "r0") })
+        .await
+        .unwrap();
+    rack.scheduler().await.commit(wire::CommitRequest { target: by_vm("taken") }).await.unwrap();
+    let before = (rack.slices().await, rack.reservations().await);
+
+    let mut ask = async |change: &dyn Fn(&mut wire::ReserveRequest)| {
+        let mut request = reserve("h0", "v", 1, "r1");
+        change(&mut request);
+        scheduler.reserve(request).await
+    };
+    let bad = Code::InvalidArgument;
+    refused(ask(&|r| r.pool_bytes = 0).await, bad, "BAD_VALUE", &["pool_bytes", "0"]);
+    refused(
+        ask(&|r| r.pool_bytes = (1 << 30) + 1).await,
+        bad,
+        "BAD_VALUE",
+        &["pool_bytes", "1073741825", "multiple of"],
+    );
+    refused(ask(&|r| r.pool_bytes = u64::MAX).await, bad, "BAD_VALUE", &["pool_bytes"]);
+    refused(ask(&|r| r.pool_bytes = 1 << 50).await, bad, "BAD_VALUE", &["pool_bytes", "at most"]);
+    refused(ask(&|r| r.local_bytes = 7).await, bad, "BAD_VALUE", &["local_bytes", "7", "whole MiB"]);
+    refused(ask(&|r| r.vm = "a/b".into()).await, bad, "BAD_VALUE", &["vm", "a/b"]);
+    refused(ask(&|r| r.request_id = String::new()).await, bad, "BAD_VALUE", &["request_id"]);
+    refused(ask(&|r| r.host = "nobody".into()).await, Code::NotFound, "HOST_NOT_FOUND", &["nobody"]);
+    refused(
+        ask(&|r| r.vm = "taken".into()).await,
+        Code::AlreadyExists,
+        "VM_ALREADY_RESERVED",
+        &["taken", "h0"],
+    );
+    refused(ask(&|r| r.pool_bytes = 8 << 30).await, Code::ResourceExhausted, "OUT_OF_SLICES", &["7", "8"]);
+    refused(ask(&|r| r.cores = 65).await, Code::ResourceExhausted, "OUT_OF_CORES", &["64", "65"]);
+    refused(
+        ask(&|r| r.local_bytes = 257 << 30).await,
+        Code::ResourceExhausted,
+        "OUT_OF_LOCAL_MEMORY",
+        &["257GiB"],
+    );
+
+    let no = by_vm("nobody");
+    let commit = rack.scheduler().await.commit(wire::CommitRequest { target: no.clone() }).await;
+    refused(commit, Code::NotFound, "VM_NOT_FOUND", &["nobody"]);
+    let release = wire::ReleaseRequest { target: by_vm("taken"), force: true, reason: String::new() };
+    refused(rack.scheduler().await.release(release).await, bad, "BAD_VALUE", &["reason", "force"]);
+    let nothing = wire::ReleaseRequest::default();
+    refused(rack.scheduler().await.release(nothing).await, bad, "BAD_VALUE", &["target"]);
+    let fence = wire::FenceRequest { host: "h0".into(), ..Default::default() };
+    refused(rack.admin().await.fence(fence).await, Code::FailedPrecondition, "HOST_CONNECTED", &["h0"]);
+    let slice = wire::Target { slice: Some(0), ..Default::default() };
+    let uncordon = wire::TargetRequest { target: Some(slice), reason: String::new() };
+    refused(
+        rack.admin().await.uncordon(uncordon).await,
+        Code::FailedPrecondition,
+        "SLICE_WRONG_STATE",
+        &["slice 0"],
+    );
+    let get = rack.admin().await.get_slice(wire::GetSliceRequest { slice: 99 }).await;
+    refused(get, Code::NotFound, "SLICE_NOT_FOUND", &["99"]);
+
+    assert_eq!((rack.slices().await, rack.reservations().await), before, "a refusal changed something");
+}
+
+#[tokio::test]
+async fn a_request_that_is_only_validated_changes_nothing() {
+    let rack = Rack::start(Plan::small(4)).await;
+    let request = wire::ReserveRequest { validate_only: true, ..reserve("h0", "v", 2, "r1") };
+    let would = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
+    assert_eq!(would.slices.len(), 2);
+    assert!(rack.reservations().await.is_empty());
+    assert!(rack.slices().await.iter().all(|s| s.state() == wire::SliceState::Free));
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_out_of_range() {
+    let rack = Rack::start(Plan::small(1)).await;
+    let request = reserve("h0", &"v".repeat(5 << 20), 1, "r1");
+    let status = rack.scheduler().await.reserve(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+}
+
+#[tokio::test]
+async fn a_reservation_that_nobody_commits_ends_by_itself() {
+    let rack = Rack::start(Plan::small(4)).await;
+    let request = wire::ReserveRequest { commit_within_ms: 300, ..reserve("h0", "v", 2, "r1") };
+    let made = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
+    rack.wait_all_free().await;
+    let get = wire::GetReservationRequest { target: by_id(&made.reservation) };
+    let ended = rack.admin().await.get_reservation(get).await.unwrap().into_inner();
+    assert_eq!(ended.state(), wire::ReservationState::Released);
+    assert!(ended.reason().contains("deadline"), "{ended:?}");
+    let commit =
+        rack.scheduler().await.commit(wire::CommitRequest { target: by_id(&made.reservation) }).await;
+    refused(commit, Code::FailedPrecondition, "RESERVATION_WRONG_STATE", &[&made.reservation, "ended"]);
+}
+
+#[tokio::test]
+async fn a_cordoned_place_takes_nothing_new_and_a_draining_one_asks_its_vms_to_move() {
+    let rack = Rack::start(Plan::small(4)).await;
+    let mut scheduler = rack.scheduler().await;
+    scheduler
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "v", 1, "r1") })
+        .await
+        .unwrap();
+    let host = || wire::TargetRequest {
+        target: Some(wire::Target { host: "h0".into(), ..Default::default() }),
+        reason: "maintenance".into(),
+    };
+    rack.admin().await.cordon(host()).await.unwrap();
+    let more = scheduler.reserve(reserve("h0", "w", 1, "r2")).await;
+    refused(more, Code::FailedPrecondition, "HOST_NOT_SCHEDULABLE", &["h0", "cordoned"]);
+
+    let drained = rack.admin().await.drain(host()).await.unwrap().into_inner();
+    assert_eq!(drained.waiting_for, ["v"]);
+    let mut migrations =
+        scheduler.watch_migrations(wire::WatchMigrationsRequest {}).await.unwrap().into_inner();
+    let asked = migrations.message().await.unwrap().unwrap();
+    assert_eq!(
+        (asked.vm.as_str(), asked.host.as_str(), asked.state()),
+        ("v", "h0", wire::MigrationState::Open)
+    );
+    let resolve = wire::ResolveMigrationRequest {
+        vm: "v".into(),
+        state: wire::MigrationState::Accepted.into(),
+        answer: "soon".into(),
+    };
+    let answered = scheduler.resolve_migration(resolve).await.unwrap().into_inner();
+    assert_eq!(answered.state(), wire::MigrationState::Accepted);
+
+    scheduler.release(wire::ReleaseRequest { target: by_vm("v"), ..Default::default() }).await.unwrap();
+    rack.wait_for("the host to be drained", async |rack| {
+        rack.hosts().await[0].scheduling() == wire::Scheduling::Drained
+    })
+    .await;
+    rack.admin().await.uncordon(host()).await.unwrap();
+    scheduler.reserve(reserve("h0", "w", 1, "r3")).await.unwrap();
+}
+
+#[tokio::test]
+async fn capacity_is_told_now_and_whenever_it_changes() {
+    let rack = Rack::start(Plan::small(4)).await;
+    let mut scheduler = rack.scheduler().await;
+    let mut capacity = scheduler.watch_capacity(wire::WatchCapacityRequest {}).await.unwrap().into_inner();
+    let free = |c: &wire::Capacity| c.emcs.iter().map(|e| e.free_slices).sum::<u32>();
+    let now = capacity.message().await.unwrap().unwrap();
+    assert_eq!((free(&now), now.hosts.len()), (8, 2));
+    scheduler.reserve(wire::ReserveRequest { cores: 3, ..reserve("h1", "v", 3, "r1") }).await.unwrap();
+    let mut next = capacity.message().await.unwrap().unwrap();
+    while free(&next) != 5 {
+        next = capacity.message().await.unwrap().unwrap();
+    }
+    assert!(next.revision > now.revision);
+    assert_eq!(next.hosts.iter().find(|h| h.host == "h1").unwrap().free_cores, 61);
+}
+
+#[tokio::test]
+async fn every_decision_about_a_vm_can_be_explained() {
+    let rack = Rack::start(Plan::small(4)).await;
+    let mut scheduler = rack.scheduler().await;
+    let plan = wire::PlanVmRequest { vm: "v".into(), cores: 4, memory_bytes: 16 << 30, pinned: false };
+    let planned = scheduler.plan_vm(plan).await.unwrap().into_inner();
+    assert_eq!(
+        (planned.local_bytes, planned.pool_bytes),
+        (12 << 30, 4 << 30),
+        "a quarter goes to the pool by default"
+    );
+    assert!(planned.hosts.iter().all(|host| host.fits), "{:?}", planned.hosts);
+    scheduler.reserve(reserve("h0", "v", 4, "r1")).await.unwrap();
+    scheduler.release(wire::ReleaseRequest { target: by_vm("v"), ..Default::default() }).await.unwrap();
+    let explained =
+        rack.admin().await.explain(wire::ExplainRequest { subject: "vm v".into() }).await.unwrap();
+    let decisions = explained.into_inner().decisions;
+    let actions: Vec<&str> = decisions.iter().map(|d| d.action.as_str()).collect();
+    assert_eq!(actions, ["plan", "reserve", "end"]);
+    assert_eq!(decisions[0].model, "fixed-share/1");
+    assert_eq!(decisions[0].facts["pool_share"], "0.25");
+    assert!(decisions[1].alternatives.iter().any(|a| a.starts_with("emc emc")), "{:?}", decisions[1]);
+}

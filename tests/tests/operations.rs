@@ -1,0 +1,236 @@
+//! What an operator does to a rack: reloads, backups, certificates, bad files, full disks. Against real processes.
+
+use std::{fs, process::Command};
+
+use proto::v1 as wire;
+use rustix::process::Signal;
+use tests::rack::{Plan, Rack, by_vm, programs, reserve};
+use tonic::Code;
+
+fn pool_manager(rack: &Rack, args: &[&str]) -> (bool, String) {
+    let (command, rest) = args.split_first().expect("a command");
+    let mut run = Command::new(programs().join("pool-manager"));
+    let output = run.arg(command).arg("--config").arg(rack.rack_toml_path()).args(rest).output().unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    (output.status.success(), said)
+}
+
+#[tokio::test]
+async fn hosts_and_emcs_are_added_by_reload_and_removed_only_when_drained() {
+    let mut rack = Rack::start(Plan::small(2)).await;
+    let mut scheduler = rack.scheduler().await;
+    scheduler
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h1", "v", 1, "r1") })
+        .await
+        .unwrap();
+    let old = rack.rack_toml();
+    let emc2 = rack.dir().join("emc2");
+    let added = format!(
+        "{old}[[emc]]\nname = \"emc2\"\nslices = 3\ndriver = \"emulated\"\npath = {emc2:?}\n\
+         [[host]]\nname = \"h2\"\ncores = 8\nlocal_mib = 1024\nemcs = [\"emc2\"]\n"
+    );
+    rack.write_rack_toml(&added);
+    rack.signal_manager(Signal::HUP);
+    rack.wait_for("the new host and EMC", async |rack| {
+        rack.hosts().await.len() == 3 && rack.slices().await.len() == 7
+    })
+    .await;
+
+    let h1 = "[[host]]\nname = \"h1\"";
+    let without_h1 = added.replace(h1, "[[host]]\nname = \"h9\"");
+    rack.write_rack_toml(&without_h1);
+    rack.signal_manager(Signal::HUP);
+    rack.wait_for("the refusal", async |rack| rack.logged("manager").contains("drain it first")).await;
+    assert!(rack.hosts().await.iter().any(|h| h.host == "h1"), "a host in use was removed");
+
+    rack.write_rack_toml("[manager]\nlisten = 5\nbogus = true\n");
+    rack.signal_manager(Signal::HUP);
+    rack.wait_for("the second refusal", async |rack| rack.logged("manager").contains("bogus")).await;
+    assert_eq!(rack.hosts().await.len(), 3);
+
+    scheduler.release(wire::ReleaseRequest { target: by_vm("v"), ..Default::default() }).await.unwrap();
+    rack.wait_all_free().await;
+    rack.kill_agent(1);
+    rack.write_rack_toml(&without_h1);
+    rack.signal_manager(Signal::HUP);
+    rack.wait_for("the exchange", async |rack| rack.hosts().await.iter().any(|h| h.host == "h9")).await;
+    assert!(rack.hosts().await.iter().all(|h| h.host != "h1"));
+}
+
+#[tokio::test]
+async fn a_restored_store_believes_nothing_until_the_hosts_have_reported() {
+    let mut rack = Rack::start(Plan::small(3)).await;
+    let vm = |name: &'static str, host: &'static str, slices| wire::ReserveRequest {
+        wait_ready: true,
+        ..reserve(host, name, slices, name)
+    };
+    rack.scheduler().await.reserve(vm("before", "h0", 1)).await.unwrap();
+    rack.stop_manager();
+    let copy = rack.dir().join("copy");
+    let (ok, said) = pool_manager(&rack, &["backup", "--to", copy.to_str().unwrap()]);
+    assert!(ok, "{said}");
+
+    // A VM that the backup has never heard of, and one that ends after it was made.
+    rack.start_manager().await;
+    rack.wait_hosts_up().await;
+    rack.scheduler().await.reserve(vm("after", "h1", 2)).await.unwrap();
+    let mut running = rack.start_vm(1, "after");
+    wait_for_line(&mut running);
+    rack.scheduler()
+        .await
+        .release(wire::ReleaseRequest { target: by_vm("before"), ..Default::default() })
+        .await
+        .unwrap();
+    rack.wait_for("the slice to be free", async |rack| {
+        rack.slices().await.iter().filter(|s| s.state() == wire::SliceState::Free).count() == 4
+    })
+    .await;
+    let orders = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+    rack.stop_manager();
+
+    let (ok, said) = pool_manager(&rack, &["restore", "--from", copy.to_str().unwrap()]);
+    assert!(!ok && said.contains("--force"), "{said}");
+    let (ok, said) = pool_manager(&rack, &["restore", "--from", copy.to_str().unwrap(), "--force"]);
+    assert!(ok, "{said}");
+    rack.kill_agent(0);
+    rack.start_manager().await;
+    rack.wait_for("the report of one host", async |rack| {
+        rack.hosts().await[1].state() == wire::HostState::Up
+    })
+    .await;
+    let restored = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+    assert!(restored.generation > orders.generation, "orders of the forgotten future must stay older");
+    let free =
+        |slices: Vec<wire::Slice>| slices.iter().filter(|s| s.state() == wire::SliceState::Free).count();
+    assert_eq!(free(rack.slices().await), 0, "a host has not reported, so nothing is known to be free");
+
+    rack.start_agent(0);
+    rack.wait_for("what nobody claims to be free", async |rack| free(rack.slices().await) == 4).await;
+    let kept = rack.slices().await.iter().filter(|s| s.vm.as_deref() == Some("after")).count();
+    assert_eq!(kept, 2, "a VM that was running keeps its memory");
+    drop(running.stdin.take());
+    assert!(running.wait().unwrap().success(), "and nobody wrote into it");
+}
+
+fn wait_for_line(child: &mut std::process::Child) {
+    use std::io::{BufRead, BufReader};
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(!line.is_empty(), "the stand-in said nothing");
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_right_is_refused_by_name() {
+    let mut rack = Rack::new(Plan::small(2));
+    rack.start_manager().await;
+    let (ok, said) = pool_manager(&rack, &["serve"]);
+    assert!(!ok && said.contains("in use by another pool-manager"), "{said}");
+    rack.stop_manager();
+    let (ok, said) = pool_manager(&rack, &["check"]);
+    assert!(ok && said.contains("ok"), "{said}");
+
+    let file = fs::read_dir(rack.dir().join("store")).unwrap().map(|entry| entry.unwrap().path());
+    let file = file.filter(|path| path.is_file()).max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 3;
+    bytes[..middle].fill(0x5a);
+    fs::write(&file, bytes).unwrap();
+    for command in ["check", "serve"] {
+        let (ok, said) = pool_manager(&rack, &[command]);
+        assert!(!ok && said.contains("corrupt") && said.contains("restore"), "{command}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_faulty_rack_toml_is_refused_with_everything_that_is_wrong() {
+    let rack = Rack::new(Plan::small(2));
+    let good = rack.rack_toml();
+    let (ok, said) = pool_manager(&rack, &["serve", "--check-config"]);
+    assert!(ok && said.contains("2 hosts, 2 EMCs, 4 slices"), "{said}");
+    let bad =
+        good.replace("name = \"h1\"", "name = \"h0\"").replace("emcs = [\"emc0\"", "emcs = [\"nowhere\"")
+            + "[policy]\npool_share = 1.5\n";
+    rack.write_rack_toml(&bad);
+    let (ok, said) = pool_manager(&rack, &["serve", "--check-config"]);
+    assert!(!ok);
+    for word in ["h0", "nowhere", "pool_share", "1.5"] {
+        assert!(said.contains(word), "{said} does not name {word}");
+    }
+    rack.write_rack_toml(&good.replace("ttl_s", "tll_s"));
+    let (ok, said) = pool_manager(&rack, &["serve"]);
+    assert!(!ok && said.contains("tll_s"), "{said}");
+    let no_wire = good.replacen("emcs = [\"emc0\", \"emc1\"]", "emcs = []", 1);
+    rack.write_rack_toml(&no_wire);
+    let (ok, said) = pool_manager(&rack, &["serve"]);
+    assert!(!ok && said.contains("emcs"), "{said}");
+}
+
+/// A certificate authority with certificates for these names, in a folder.
+fn certificates(dir: &std::path::Path, names: &[&str]) {
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let authority = rcgen::CertifiedIssuer::self_signed(params, key).unwrap();
+    fs::write(dir.join("ca.pem"), authority.pem()).unwrap();
+    for name in names {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate =
+            rcgen::CertificateParams::new(vec![(*name).to_owned()]).unwrap().signed_by(&key, &authority);
+        fs::write(dir.join(format!("{name}.pem")), certificate.unwrap().pem()).unwrap();
+        fs::write(dir.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn over_tls_a_certificate_says_who_may_schedule_and_who_may_administer() {
+    use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+    let rack = Rack::new(Plan::small(2));
+    certificates(rack.dir(), &["manager", "nova", "ops", "h0"]);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let tls = "[tls]\ncertificate = \"manager.pem\"\nkey = \"manager.key\"\nclient_ca = \"ca.pem\"\n\
+               schedulers = [\"nova\"]\nadmins = [\"ops\"]\n[[emc]]";
+    let text =
+        rack.rack_toml().replace(&rack.endpoint(), &format!("127.0.0.1:{port}")).replacen("[[emc]]", tls, 1);
+    rack.write_rack_toml(&text);
+    let mut manager = Command::new(programs().join("pool-manager"));
+    let log = fs::File::create(rack.dir().join("manager.log")).unwrap();
+    let mut manager =
+        manager.args(["serve", "--config"]).arg(rack.rack_toml_path()).stderr(log).spawn().unwrap();
+    rack.wait_for("the manager", async |rack| rack.logged("manager").contains("pool-manager ready")).await;
+
+    let read = |name: String| fs::read(rack.dir().join(name)).unwrap();
+    let channel = async |name: &str| {
+        let config = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(read("ca.pem".into())))
+            .identity(Identity::from_pem(read(format!("{name}.pem")), read(format!("{name}.key"))))
+            .domain_name("manager");
+        let endpoint =
+            Endpoint::from_shared(format!("https://127.0.0.1:{port}")).unwrap().tls_config(config).unwrap();
+        endpoint.connect().await.unwrap()
+    };
+    for (name, schedules, administers) in [("nova", true, false), ("ops", false, true), ("h0", false, false)]
+    {
+        let mut admin = wire::admin_client::AdminClient::new(channel(name).await);
+        let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel(name).await);
+        let looked = admin.get_rack(wire::GetRackRequest {}).await.map(drop).map_err(|s| s.code());
+        assert_eq!(looked, if administers { Ok(()) } else { Err(Code::PermissionDenied) }, "{name}");
+        let ask = reserve("nobody", "v", 1, "r1");
+        let asked = scheduler.reserve(ask).await.unwrap_err().code();
+        assert_eq!(asked, if schedules { Code::NotFound } else { Code::PermissionDenied }, "{name}");
+    }
+    let plain = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect().await;
+    if let Ok(channel) = plain {
+        let mut admin = wire::admin_client::AdminClient::new(channel);
+        assert!(
+            admin.get_rack(wire::GetRackRequest {}).await.is_err(),
+            "somebody without a certificate was let in"
+        );
+    }
+    manager.kill().unwrap();
+    manager.wait().unwrap();
+
+    let open = text.replace("127.0.0.1", "0.0.0.0").replace(tls, "[[emc]]");
+    rack.write_rack_toml(&open);
+    let (ok, said) = pool_manager(&rack, &["serve", "--check-config"]);
+    assert!(!ok && said.contains("tls"), "{said}");
+}
