@@ -410,6 +410,11 @@ impl Agent {
         self.rack.as_deref()
     }
 
+    /// Whether a manager of our rack is listening.
+    pub fn is_heard(&self) -> bool {
+        self.heartbeat.is_some()
+    }
+
     fn on_session_up(&mut self, rack: String, lease_ttl: Ns) {
         match &self.rack {
             Some(ours) if *ours != rack => {

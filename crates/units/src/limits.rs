@@ -131,6 +131,8 @@ pub const HOST_UNANSWERED_ORDERS_FOR: Ns = Ns::secs(2);
 pub const RECONNECT_AFTER_MIN: Ns = Ns::ms(100);
 /// The longest pause before an agent connects again.
 pub const RECONNECT_AFTER_MAX: Ns = Ns::secs(1);
+/// After so much silence of its connection an agent asks whether the manager is there, and as long waits for the answer.
+pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 /// Between two attempts of a device call that failed.
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
 /// Between two attempts of a host call that failed.

@@ -386,7 +386,7 @@ fn an_agent_that_starts_again_keeps_the_vms_it_finds() {
 #[test]
 fn an_agent_that_starts_again_reports_who_died_meanwhile() {
     let dead = || vec![adopted("a", "1.1", false)];
-    check_found(dead(), "up", "remember:R have:0:ended=a:clean");
+    check_found(dead(), "up", "free:a remember:R have:0:ended=a:clean");
     check_found(dead(), "up want:1:a=1.1", "have:1:ended=a:clean");
     check_found(dead(), "up want:1:release=1.1", "offline:1.1? have:1:ended=a");
     check_found(

@@ -48,6 +48,8 @@ impl Agent {
         if lives {
             self.effects.push_back(Effect::Watch { reservation, process });
             slices.into_iter().for_each(|(holding, handle)| self.open(holding, handle));
+        } else {
+            self.effects.push_back(Effect::FreeLocal(reservation));
         }
     }
 
@@ -103,7 +105,7 @@ impl Agent {
     /// A process asks for the memory of a VM and is told, or waits for the disk.
     pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, process: Process) {
         let wanted = self.wanted.get(vm).cloned();
-        let known = wanted.as_ref().map(|vm| vm.reservation).or_else(|| self.running(vm, &process));
+        let known = wanted.as_ref().map(|vm| vm.reservation).or_else(|| self.vm_of(vm, &process));
         let outcome = match (known.and_then(|id| self.vms.get_mut(&id)), wanted) {
             (Some(known), _) => known.join(ticket, &process).map(|again| again.then(|| known.record.clone())),
             (None, Some(wanted)) => self.record(ticket, vm, wanted, process).map(|()| None),
@@ -116,8 +118,8 @@ impl Agent {
         }
     }
 
-    /// A VM that no order names at the moment still is its process's.
-    fn running(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
+    /// Which VM of this name a process is, whether an order names it at the moment or not.
+    pub fn vm_of(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
         let same = |known: &&Vm| known.runs() && known.record.vm == *vm && known.record.process.is(process);
         self.vms.values().find(same).map(|known| known.record.reservation)
     }
