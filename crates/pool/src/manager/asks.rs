@@ -176,8 +176,8 @@ impl Manager {
     /// A repeated request is answered whatever its host's state; a new one needs a host that speaks to us.
     fn decide_reserve(&self, when: When, reserve: &Reserve) -> Result<Decided, Denied> {
         let decided = self.head.decide_reserve(when, reserve);
-        if let Ok(Decided::Repeat(_)) = decided {
-            return decided;
+        if let Ok(Decided::Repeat(_)) | Err(Denied::RequestReused { .. } | Denied::VmTaken { .. }) = decided {
+            return decided; // true whatever the host's state
         }
         if let Some(host) = self.head.host_named(&reserve.host) {
             self.takes_reservations(host, &reserve.host)?;
@@ -316,6 +316,7 @@ impl Manager {
     pub(super) fn wait_ready(&mut self, token: Token, id: ReservationId, deadline: Ns) {
         self.waiters.entry(id).or_default().push((deadline, token));
         self.waiter_deadlines.insert((deadline, token, id));
+        self.waiting.insert(token, (deadline, id));
         self.answer_waiters(id);
     }
 
@@ -335,16 +336,20 @@ impl Manager {
         };
         for (deadline, token) in self.waiters.remove(&id).unwrap_or_default() {
             self.waiter_deadlines.remove(&(deadline, token, id));
+            self.waiting.remove(&token);
             self.effects.push_back(Effect::Reply(token, Box::new(answer.clone())));
         }
     }
 
     pub(super) fn forget_waiter(&mut self, token: Token) {
-        self.waiter_deadlines.retain(|(_, waiting, _)| *waiting != token);
-        self.waiters.retain(|_, tokens| {
+        let Some((deadline, id)) = self.waiting.remove(&token) else { return };
+        self.waiter_deadlines.remove(&(deadline, token, id));
+        if let Some(tokens) = self.waiters.get_mut(&id) {
             tokens.retain(|(_, waiting)| *waiting != token);
-            !tokens.is_empty()
-        });
+            if tokens.is_empty() {
+                self.waiters.remove(&id);
+            }
+        }
     }
 }
 

@@ -238,7 +238,7 @@ impl Manager {
     pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {
         match &done {
             DeviceDone::Granted { slice, .. } | DeviceDone::Revoked { slice, .. } => {
-                drop(self.calls.remove(slice))
+                self.calls.remove(slice);
             }
             DeviceDone::Failed { call, .. } => self.call_failed(emc, call),
             DeviceDone::Fenced { host } => drop(self.fencing.remove(&(emc, *host))),
@@ -267,7 +267,7 @@ impl Manager {
     fn call_failed(&mut self, emc: EmcId, call: &DeviceCall) {
         match call {
             DeviceCall::Grant { slice, .. } | DeviceCall::Revoke { slice, .. } => {
-                drop(self.calls.remove(slice))
+                self.calls.remove(slice);
             }
             DeviceCall::Fence { host, .. } => drop(self.fencing.remove(&(emc, *host))),
             DeviceCall::Contents => {}
