@@ -73,7 +73,7 @@ fn rows(file: &Path) -> io::Result<u64> {
 pub struct Replay {
     process: Service,
     vms: u64,
-    log: PathBuf,
+    replies: Replies,
     report: PathBuf,
 }
 
@@ -94,7 +94,7 @@ impl Replay {
         command.args(["--limit", &trace.limit.to_string(), "--seed", &trace.seed.to_string()]);
         command.arg("--log").arg(&log).arg("--json").arg(&report);
         let process = Service::start(&mut command, scratch.file("replay.log"))?;
-        Ok(Self { process, vms: trace.vms, log, report })
+        Ok(Self { process, vms: trace.vms, replies: Replies::of(log), report })
     }
 
     /// Waits until this part of the VMs was given memory, the replay is over, or it has been long enough.
@@ -110,7 +110,10 @@ impl Replay {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let enough = (self.vms as f64 * part) as u64;
         let begun = Instant::now();
-        while self.reserved() < enough && begun.elapsed() < PART_WITHIN && self.process.ended()?.is_none() {
+        while self.replies.read()? < enough
+            && begun.elapsed() < PART_WITHIN
+            && self.process.ended()?.is_none()
+        {
             services.still_run()?;
             self.show();
             patience.pause()?;
@@ -125,6 +128,7 @@ impl Replay {
     pub fn finish(mut self, patience: &Patience, services: &mut Services<'_>) -> Result<Verdict, Failure> {
         patience.until("the end of the replay", REPLAY_WITHIN, || {
             services.still_run()?;
+            self.replies.read()?;
             self.show();
             Ok(self.process.ended()?.is_some())
         })?;
@@ -139,20 +143,72 @@ impl Replay {
         }
     }
 
-    /// VMs that were given memory so far. The log holds one line for each reply; a last line that is not whole yet counts
-    /// next time.
-    fn reserved(&self) -> u64 {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        log.lines().filter(|line| line.contains(RESERVED)).count() as u64
-    }
-
     /// How far it is, for a person who waits.
     fn show(&self) {
         let mut terminal = io::stderr();
         if terminal.is_terminal() {
             // Progress that cannot be shown is none that matters.
-            let _ = write!(terminal, "\r    {} of {} VMs placed ", self.reserved(), self.vms);
+            let _ = write!(terminal, "\r    {} of {} VMs placed \r", self.replies.reserved, self.vms);
             let _ = terminal.flush();
         }
+    }
+}
+
+/// The log of acknowledged replies, read on as it grows: one line for each.
+#[derive(Debug)]
+struct Replies {
+    path: PathBuf,
+    open: Option<BufReader<File>>,
+    /// The beginning of a line whose end is not written yet.
+    begun: String,
+    /// Replies that gave memory to a VM.
+    reserved: u64,
+}
+
+impl Replies {
+    fn of(path: PathBuf) -> Self {
+        Self { path, open: None, begun: String::new(), reserved: 0 }
+    }
+
+    /// Reads what is new, and says how many replies gave memory so far.
+    fn read(&mut self) -> Result<u64, Failure> {
+        // It is there once the first reply is.
+        self.open = self.open.take().or_else(|| File::open(&self.path).ok().map(BufReader::new));
+        let Some(log) = &mut self.open else { return Ok(0) };
+        while log.read_line(&mut self.begun).map_err(Failure::file("read", &self.path))? > 0 {
+            if self.begun.ends_with('\n') {
+                self.reserved += u64::from(self.begun.contains(RESERVED));
+                self.begun.clear();
+            }
+        }
+        Ok(self.reserved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_growing_log_is_counted_line_by_whole_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("replies.jsonl");
+        let mut replies = Replies::of(path.clone());
+        assert_eq!(replies.read().unwrap(), 0);
+        let mut log = File::create(&path).unwrap();
+        log.write_all(b"{\"action\":\"reserve\"}\n{\"action\":\"commit\"}\n{\"action\":\"res").unwrap();
+        assert_eq!(replies.read().unwrap(), 1);
+        log.write_all(b"erve\"}\n").unwrap();
+        assert_eq!(replies.read().unwrap(), 2);
+    }
+
+    #[test]
+    fn a_trace_has_no_more_vms_than_rows_or_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.csv");
+        fs::write(&path, "vm_id\na\nb\n").unwrap();
+        assert_eq!(Trace::new(Some(&path), 2, 1).unwrap().vms, 2);
+        assert_eq!(Trace::new(Some(&path), 9, 1).unwrap().vms, 3);
+        assert_eq!(Trace::new(None, 9, 1).unwrap().vms, 9);
     }
 }
