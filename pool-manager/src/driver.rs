@@ -281,6 +281,7 @@ struct Driving {
 impl Driving {
     async fn run(&mut self, mut requests: mpsc::Receiver<Request>, mut facts: mpsc::UnboundedReceiver<Fact>) {
         let mut open = true;
+        self.manager.settle(self.clock.now());
         self.perform();
         while open || self.manager.is_writing() {
             let wake = self.manager.next_wakeup().map(|at| self.clock.instant(at));
@@ -310,6 +311,7 @@ impl Driving {
                     break;
                 }
             }
+            self.manager.settle(self.clock.now());
             self.perform();
         }
     }

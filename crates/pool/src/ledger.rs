@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use units::limits::REQUEST_ID_KEPT;
-use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
+use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
 
 pub use self::{
     life::Target,
@@ -71,7 +71,7 @@ pub struct EmcEntry {
     free: BTreeSet<SliceId>,
     to_scrub: BTreeSet<SliceId>,
     draining: u32,
-    quarantined: u32,
+    quarantined: BTreeSet<SliceId>,
 }
 
 /// A host with what follows from its reservations and slots.
@@ -99,12 +99,24 @@ impl EmcEntry {
     }
 
     /// How many slices are kept from everybody.
+    #[expect(clippy::cast_possible_truncation, reason = "an EMC has at most SLICES_PER_EMC_MAX slices")]
     pub fn quarantined(&self) -> u32 {
-        self.quarantined
+        self.quarantined.len() as u32
+    }
+
+    /// Slices kept from everybody, lowest first.
+    pub fn quarantined_slices(&self) -> impl Iterator<Item = SliceId> {
+        self.quarantined.iter().copied()
+    }
+
+    /// How many slices wait for a scrubber.
+    #[expect(clippy::cast_possible_truncation, reason = "an EMC has at most SLICES_PER_EMC_MAX slices")]
+    pub fn to_scrub(&self) -> u32 {
+        self.to_scrub.len() as u32
     }
 
     /// Slices that wait for a scrubber, lowest first.
-    pub fn to_scrub(&self) -> impl Iterator<Item = SliceId> {
+    pub fn slices_to_scrub(&self) -> impl Iterator<Item = SliceId> {
         self.to_scrub.iter().copied()
     }
 }
@@ -210,7 +222,14 @@ impl Ledger {
             return;
         }
         let free = emc.range().filter(|s| self.slots[s.0 as usize].state == State::Free).collect();
-        let entry = EmcEntry { emc, up: true, free, to_scrub: BTreeSet::new(), draining: 0, quarantined: 0 };
+        let entry = EmcEntry {
+            emc,
+            up: true,
+            free,
+            to_scrub: BTreeSet::new(),
+            draining: 0,
+            quarantined: BTreeSet::new(),
+        };
         self.emcs.insert(id, entry);
     }
 
@@ -431,10 +450,26 @@ impl Ledger {
         u32::try_from(reservation.slices.iter().filter(online).count()).unwrap_or(u32::MAX)
     }
 
-    /// The earliest moment at which something ends or is forgotten by itself.
-    pub fn next_deadline(&self) -> Option<Ns> {
-        let first = |set: &BTreeSet<(Ns, ReservationId)>| set.first().map(|(at, _)| *at);
-        [first(&self.deadlines), first(&self.ended)].into_iter().flatten().min()
+    /// When the next reservation ends for want of a commit.
+    pub fn next_expiry(&self) -> Option<Ns> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// When the next ended reservation may be forgotten, if its slices are back by then.
+    pub fn next_forgetting(&self) -> Option<Ns> {
+        self.ended.first().map(|(at, _)| *at)
+    }
+
+    /// Whether a host may reach a slice under exactly this number. Cheap: reports name thousands.
+    pub fn is_held(&self, host: HostId, slice: SliceId, epoch: Epoch) -> bool {
+        let slot = self.slots.get(slice.0 as usize);
+        slot.is_some_and(|slot| slot.epoch == epoch && slot.holder() == Some(host))
+    }
+
+    /// Whether a slice is known to be online under exactly this number. Cheap: reports name thousands.
+    pub fn is_online(&self, slice: SliceId, epoch: Epoch) -> bool {
+        let slot = self.slots.get(slice.0 as usize);
+        slot.is_some_and(|slot| slot.epoch == epoch && matches!(slot.state, State::Online(_)))
     }
 }
 
@@ -454,7 +489,7 @@ impl EmcEntry {
                 }
             }
             State::Draining(..) => self.draining -= 1,
-            State::Quarantined(_) => self.quarantined -= 1,
+            State::Quarantined(_) => drop(self.quarantined.remove(&id)),
             State::Assigned(_) | State::Onlining(_) | State::Online(_) => {}
         }
     }
@@ -469,7 +504,7 @@ impl EmcEntry {
                 }
             }
             State::Draining(..) => self.draining += 1,
-            State::Quarantined(_) => self.quarantined += 1,
+            State::Quarantined(_) => drop(self.quarantined.insert(id)),
             State::Assigned(_) | State::Onlining(_) | State::Online(_) => {}
         }
     }

@@ -23,7 +23,7 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use units::limits::{AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER, RACK_TIME_SAVED_EVERY};
+use units::limits::{AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER};
 use units::{EmcId, Epoch, HostId, InstanceId, Ns, ReservationId, Revision, SliceId};
 
 pub use self::{
@@ -190,9 +190,14 @@ pub struct Manager {
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
+    /// What each caller waits for: callers leave often, and most of them wait for nothing.
+    waiting: BTreeMap<Token, (Ns, ReservationId)>,
     orders_due: BTreeSet<HostId>,
     buffer: Buffer,
     store_low: bool,
+    /// A fact came in since the last upkeep; a request alone makes none due.
+    upkeep_due: bool,
+    forget_at: Ns,
     /// Something that is not durable has changed since it was last asked: a host fell silent, an EMC failed.
     changed: bool,
     effects: VecDeque<Effect>,
@@ -219,9 +224,12 @@ impl Manager {
             handles: BTreeMap::new(),
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             orders_due: BTreeSet::new(),
             buffer: Buffer::default(),
             store_low: false,
+            upkeep_due: false,
+            forget_at: Ns::ZERO,
             changed: false,
             effects: VecDeque::new(),
         }
@@ -257,9 +265,10 @@ impl Manager {
         self.effects.pop_front()
     }
 
-    /// Takes one event in. What is to be done about it waits in [`Manager::poll_effect`].
+    /// Takes one event in. [`Manager::settle`] is to follow once a burst of them is in; then what is to be done waits in
+    /// [`Manager::poll_effect`].
     pub fn handle(&mut self, when: When, event: Event) {
-        let facts = !matches!(event, Event::Ask(..) | Event::Gone(_)); // a request alone makes no upkeep due
+        self.upkeep_due |= !matches!(event, Event::Ask(..) | Event::Gone(_));
         match event {
             Event::Loaded { meta, records, restored } => self.on_loaded(when, meta, records, restored),
             Event::Ask(token, ask) => self.on_ask(when, token, ask),
@@ -272,25 +281,31 @@ impl Manager {
             Event::StoreSpace { low } => self.store_low = low,
             Event::Tick => {}
         }
-        if self.loaded && facts {
+    }
+
+    /// Does once for many events what follows from all of them: what is due by now, orders, the next durable write.
+    pub fn settle(&mut self, when: When) {
+        if self.loaded && std::mem::take(&mut self.upkeep_due) {
             self.keep_up(when);
             self.send_orders(when);
         }
         self.write_batch(when);
     }
 
-    /// When to call [`Manager::handle`] with [`Event::Tick`], if nothing else happens first.
+    /// When to call [`Manager::handle`] with [`Event::Tick`] and settle, if nothing else happens first.
     pub fn next_wakeup(&self) -> Option<Ns> {
+        if !self.loaded {
+            return None; // nothing is known, so nothing can be due
+        }
         let batch = (!self.open.records.is_empty() && self.writing.is_none())
             .then(|| self.open.since.after(BATCH_LINGER));
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
-        let saved =
-            self.head.next_deadline().map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVED_EVERY));
         let links = self.links.values().filter_map(|link| link.next_wakeup(&self.settings));
+        let repeats = self.links.values().filter_map(Link::repeat_at);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
         let orders = self.orders_due.iter().filter_map(|host| self.links.get(host)?.next_order());
-        let others = [batch, waiter, saved, self.head.next_deadline()].into_iter().flatten();
-        others.chain(links).chain(devices).chain(orders).min()
+        let others = [batch, waiter, self.next_upkeep()].into_iter().flatten();
+        others.chain(links).chain(repeats).chain(devices).chain(orders).min()
     }
 
     fn on_loaded(&mut self, when: When, meta: Meta, records: Vec<Record>, restored: bool) {
@@ -454,6 +469,7 @@ impl Manager {
             self.refuse(token, Denied::StoreFailed);
         }
         self.waiters.clear();
+        self.waiting.clear();
         self.effects.push_back(Effect::Reload);
     }
 

@@ -116,6 +116,8 @@ pub const EXPLAIN_ENTRIES_MAX: usize = 1000;
 pub const ENDED_REQUESTS_PER_CLIENT_MAX: usize = 10_000;
 /// How long a request id outlives its reservation.
 pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
+/// How often the manager looks for ended reservations that it may forget.
+pub const FORGET_EVERY: Ns = Ns::secs(1);
 /// The default time in which a reservation must be committed.
 pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
 /// The longest time in which a reservation may be committed.
@@ -125,6 +127,8 @@ pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
 /// The least time between two orders to one host.
 pub const WANT_GAP: Ns = Ns::ms(1);
+/// How much longer that is for every slice the host holds: an order names them all.
+pub const WANT_GAP_PER_SLICE: Ns = Ns(2_000);
 /// How long the manager waits for an answer before it repeats an order.
 pub const HOST_UNANSWERED_ORDERS_FOR: Ns = Ns::secs(2);
 /// The shortest pause before an agent connects again.

@@ -2,7 +2,7 @@
 
 use units::{Epoch, HostId, ReservationId, SliceId};
 
-use super::{Change, Ledger, When, decision};
+use super::{Change, EmcEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
@@ -124,7 +124,8 @@ impl Ledger {
 
     /// Slices kept from everybody, with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
-        self.slots_from(SliceId(0)).filter_map(|(slice, _, slot)| match slot.state {
+        let slices = self.emcs.values().flat_map(EmcEntry::quarantined_slices);
+        slices.filter_map(|slice| match self.slots[slice.0 as usize].state {
             State::Quarantined(why) => Some((slice, why)),
             _ => None,
         })

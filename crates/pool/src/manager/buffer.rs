@@ -2,7 +2,8 @@
 //!
 //! Pond (4.4, 4.5) finds that offlining at 1 to 10 GB/s suffices when a buffer of free slices is kept and refilled in
 //! the background. Its size follows demand here: what the busiest of the latest windows took. Below the target,
-//! draining and scrubbing run at full pace; above it they run gently, so that they do not steal tenants' bandwidth.
+//! scrubbing runs at full pace; above it gently, so that it does not steal tenants' bandwidth, unless so much of the
+//! pool waits for it that the next wave of VMs would find the buffer too small.
 
 use units::Ns;
 use units::limits::SCRUBS_PER_HOST_MAX;
@@ -17,6 +18,19 @@ const LEAST: u32 = 4;
 const POOL_PARTS: u32 = 4;
 /// Slices one host scrubs at a time while the buffer is full.
 const GENTLE: usize = 4;
+/// Scrubbing is gentle only while less than one part in so many of the pool waits for it.
+const WAITING_PARTS: u32 = 16;
+
+/// What the pool has, in slices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Supply {
+    /// All there are.
+    pub pool: u32,
+    /// Ready to be reserved.
+    pub free: u32,
+    /// Waiting for a scrubber.
+    pub to_scrub: u32,
+}
 
 /// Demand for slices lately.
 #[derive(Clone, Debug, Default)]
@@ -40,8 +54,10 @@ impl Buffer {
     }
 
     /// How many slices one host may scrub at a time.
-    pub fn pace(&self, free: u32, pool: u32) -> usize {
-        if free < self.target(pool) { SCRUBS_PER_HOST_MAX } else { GENTLE }
+    pub fn pace(&self, supply: Supply) -> usize {
+        let enough = supply.free >= self.target(supply.pool);
+        let few_wait = supply.to_scrub <= supply.pool / WAITING_PARTS;
+        if enough && few_wait { GENTLE } else { SCRUBS_PER_HOST_MAX }
     }
 
     /// Forgets demand that is too old.
@@ -79,9 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn scrubbing_is_gentle_while_enough_slices_are_free() {
+    fn scrubbing_is_gentle_while_enough_slices_are_free_and_few_wait() {
         let buffer = Buffer::default();
-        assert_eq!(buffer.pace(100, 1000), GENTLE);
-        assert_eq!(buffer.pace(1, 1000), SCRUBS_PER_HOST_MAX);
+        let pace = |free, to_scrub| buffer.pace(Supply { pool: 1600, free, to_scrub });
+        assert_eq!(pace(100, 100), GENTLE);
+        assert_eq!(pace(1, 100), SCRUBS_PER_HOST_MAX, "too few are free");
+        assert_eq!(pace(100, 101), SCRUBS_PER_HOST_MAX, "too many wait");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP};
+use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP, WANT_GAP_PER_SLICE};
 use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, SliceId, UnixMs};
 
 use super::{Closed, Effect, Manager, SessionId, Settings};
@@ -37,6 +37,8 @@ pub(super) struct Link {
 struct SentOrder {
     number: OrderNumber,
     at: Ns,
+    /// The least time to the next one: an order names all that a host has, so a large one is not made often.
+    gap: Ns,
 }
 
 impl Link {
@@ -91,7 +93,13 @@ impl Link {
         self.session?;
         let Some(sent) = self.order else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
-        Some(sent.at.after(if answered { WANT_GAP } else { HOST_UNANSWERED_ORDERS_FOR }))
+        Some(sent.at.after(if answered { sent.gap } else { HOST_UNANSWERED_ORDERS_FOR }))
+    }
+
+    /// When an order that was not answered is sent again.
+    pub(super) fn repeat_at(&self) -> Option<Ns> {
+        let sent = self.order.filter(|sent| self.is_connected() && self.reflected < sent.number)?;
+        Some(sent.at.after(HOST_UNANSWERED_ORDERS_FOR))
     }
 }
 
@@ -174,6 +182,9 @@ impl Manager {
     }
 
     fn is_false(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
+        if self.head.is_held(host, claim.slice, claim.epoch) {
+            return false;
+        }
         let Some(slot) = self.head.slot(claim.slice) else { return true };
         let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc));
         let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
@@ -185,7 +196,8 @@ impl Manager {
     }
 
     fn hear_slices(&mut self, when: When, host: HostId, have: &Have) {
-        for holding in &have.online {
+        let news = have.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
+        for holding in news.copied().collect::<Vec<_>>() {
             self.slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
         }
         for holding in &have.released {
@@ -330,20 +342,17 @@ impl Manager {
 
     /// Orders that were not answered in time are sent again.
     pub(super) fn repeat_orders(&mut self, when: When) {
-        let lost = self.links.iter().filter(|(_, link)| {
-            link.is_connected()
-                && link.order.is_some_and(|o| {
-                    link.reflected < o.number && when.now >= o.at.after(HOST_UNANSWERED_ORDERS_FOR)
-                })
-        });
-        self.orders_due.extend(lost.map(|(host, _)| *host).collect::<Vec<_>>());
+        let lost = self.links.iter().filter(|(_, link)| link.repeat_at().is_some_and(|at| when.now >= at));
+        self.orders_due.extend(lost.map(|(host, _)| *host));
     }
 
     fn send_order(&mut self, when: When, host: HostId) {
         let Some(want) = self.want(host) else { return };
+        let held = self.durable.host(host).map_or(0, |entry| entry.held().len() as u64);
+        let gap = WANT_GAP.after(Ns(WANT_GAP_PER_SLICE.0.saturating_mul(held)));
         let Some(link) = self.links.get_mut(&host) else { return };
         let Some(session) = link.session else { return };
-        link.order = Some(SentOrder { number: want.number, at: when.now });
+        link.order = Some(SentOrder { number: want.number, at: when.now, gap });
         if want.fenced && link.told_fenced.is_none() {
             link.told_fenced = Some(want.number);
         }

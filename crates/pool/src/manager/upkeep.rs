@@ -1,9 +1,9 @@
 //! What goes on by itself: leases, deadlines, scrubbing, forgetting, retries.
 
-use units::limits::{BATCH_CHANGES_MAX, RACK_TIME_SAVED_EVERY};
-use units::{EmcId, HostId, SliceId};
+use units::limits::{BATCH_CHANGES_MAX, FORGET_EVERY, RACK_TIME_SAVED_EVERY};
+use units::{EmcId, HostId, Ns, SliceId};
 
-use super::{Effect, Manager};
+use super::{Effect, Manager, buffer::Supply};
 use crate::{
     audit::Actor,
     denied::Denied,
@@ -29,9 +29,21 @@ impl Manager {
         self.end_overdue(when);
         self.release_restored(when);
         self.choose_scrubbers(when);
-        let forgotten = self.head.decide_forget(when, UPKEEP_CHANGES_MAX);
-        self.change(when, forgotten);
+        self.forget(when);
         self.save_rack_time(when);
+    }
+
+    /// Looking for what may be forgotten passes everything that still drains, so it is done now and then; as often as
+    /// needed while there is much.
+    fn forget(&mut self, when: When) {
+        if when.now < self.forget_at {
+            return;
+        }
+        let forgotten = self.head.decide_forget(when, UPKEEP_CHANGES_MAX);
+        if forgotten.0.len() < UPKEEP_CHANGES_MAX {
+            self.forget_at = when.now.after(FORGET_EVERY);
+        }
+        self.change(when, forgotten);
     }
 
     fn end_overdue(&mut self, when: When) {
@@ -59,32 +71,35 @@ impl Manager {
 
     /// Gives slices that wait for it to hosts that can scrub them, the least busy first.
     fn choose_scrubbers(&mut self, when: When) {
-        let emcs: Vec<EmcId> = self
-            .head
-            .emcs()
-            .filter(|(_, e)| e.up && e.to_scrub().next().is_some())
-            .map(|(id, _)| id)
-            .collect();
+        let waiting = self.head.emcs().filter(|(_, e)| e.up && e.to_scrub() > 0);
+        let emcs: Vec<EmcId> = waiting.map(|(id, _)| id).collect();
         if emcs.is_empty() {
             return;
         }
-        let (free, pool) =
-            self.head.emcs().fold((0, 0), |(free, all), (_, e)| (free + e.free(), all + e.emc.slices));
-        let pace = self.buffer.pace(free, pool);
+        let pace = self.buffer.pace(self.supply());
         for emc in emcs {
             let mut hosts = self.scrubbers(emc);
-            let waiting: Vec<SliceId> = self
-                .head
-                .emc(emc)
-                .map(|e| e.to_scrub().take(UPKEEP_CHANGES_MAX).collect())
-                .unwrap_or_default();
-            for slice in waiting {
+            let places = hosts.iter().map(|(busy, _)| pace.saturating_sub(*busy)).sum::<usize>();
+            for slice in self.waiting_to_be_scrubbed(emc, places.min(UPKEEP_CHANGES_MAX)) {
                 let Some(least) = hosts.iter_mut().filter(|(busy, _)| *busy < pace).min() else { break };
                 least.0 += 1;
                 let host = least.1;
                 self.slice_event(when, slice, Event::ScrubBy(host));
             }
         }
+    }
+
+    fn waiting_to_be_scrubbed(&self, emc: EmcId, most: usize) -> Vec<SliceId> {
+        self.head.emc(emc).map(|entry| entry.slices_to_scrub().take(most).collect()).unwrap_or_default()
+    }
+
+    /// What the pool has, as far as scrubbing minds.
+    fn supply(&self) -> Supply {
+        self.head.emcs().fold(Supply::default(), |sum, (_, entry)| Supply {
+            pool: sum.pool + entry.emc.slices,
+            free: sum.free + entry.free(),
+            to_scrub: sum.to_scrub + entry.to_scrub(),
+        })
     }
 
     /// Live hosts wired to an EMC, with how many slices each scrubs already.
@@ -103,35 +118,49 @@ impl Manager {
     fn release_restored(&mut self, when: When) {
         let waiting = |host: &crate::record::Host| host.must_report;
         let mut ready: Vec<EmcId> = Vec::new();
-        for (emc, entry) in self.head.emcs().filter(|(_, entry)| entry.up && entry.quarantined() > 0) {
-            let wired = self.head.hosts().filter(|(_, h)| h.host.emcs.contains(&emc));
-            if !wired.into_iter().any(|(_, h)| waiting(&h.host)) && entry.quarantined() > 0 {
+        for (emc, _) in self.head.emcs().filter(|(_, entry)| entry.up && entry.quarantined() > 0) {
+            let mut wired = self.head.hosts().filter(|(_, h)| h.host.emcs.contains(&emc));
+            if !wired.any(|(_, h)| waiting(&h.host)) {
                 ready.push(emc);
             }
         }
         for emc in ready {
-            let slices: Vec<SliceId> =
-                self.head.emc(emc).map(|e| e.emc.range().collect()).unwrap_or_default();
-            let unclaimed = slices.into_iter().filter(|slice| {
-                let state = self.head.slot(*slice).map(|slot| slot.state);
-                matches!(state, Some(State::Quarantined(Quarantine::Restored { .. })))
-            });
-            for slice in unclaimed.take(UPKEEP_CHANGES_MAX).collect::<Vec<_>>() {
+            for slice in self.unclaimed(emc, UPKEEP_CHANGES_MAX) {
                 self.slice_event(when, slice, Event::Requalify);
             }
         }
     }
 
+    fn unclaimed(&self, emc: EmcId, most: usize) -> Vec<SliceId> {
+        let Some(entry) = self.head.emc(emc) else { return Vec::new() };
+        let restored = |slice: &SliceId| {
+            let state = self.head.slot(*slice).map(|slot| slot.state);
+            matches!(state, Some(State::Quarantined(Quarantine::Restored { .. })))
+        };
+        entry.quarantined_slices().filter(restored).take(most).collect()
+    }
+
     /// Deadlines run on rack time: it is written down now and then, so that a crash does not prolong them for long.
     fn save_rack_time(&mut self, when: When) {
-        let due = self.durable.meta().rack_time.after(RACK_TIME_SAVED_EVERY);
-        if self.head.next_deadline().is_some()
-            && when.now >= due
-            && self.open.records.is_empty()
-            && self.writing.is_none()
-        {
+        if self.rack_time_due().is_some_and(|due| when.now >= due) {
             let meta = self.head.record(Key::Meta);
             self.change(when, Change(vec![meta]));
         }
+    }
+
+    /// When rack time is to be written down, if no batch does it anyway and something runs on it.
+    pub(super) fn rack_time_due(&self) -> Option<Ns> {
+        let runs = self.head.next_expiry().or(self.head.next_forgetting());
+        (!self.is_writing()).then_some(())?;
+        runs.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVED_EVERY))
+    }
+
+    /// When something ends by itself, or may be forgotten.
+    pub(super) fn next_upkeep(&self) -> Option<Ns> {
+        if self.is_full() {
+            return None; // the write under way comes first
+        }
+        let forgetting = self.head.next_forgetting().map(|at| at.max(self.forget_at));
+        [self.head.next_expiry(), forgetting, self.rack_time_due()].into_iter().flatten().min()
     }
 }
