@@ -1,1 +1,25 @@
-//! placeholder
+//! The agent of one host: follows the rack's orders on its machine, remembers which process is which VM, and hands VMs
+//! their memory. It decides nothing about ownership: [`pool::agent`] says what to do, this performs it.
+
+pub mod config;
+pub mod convert;
+pub mod driver;
+pub mod host;
+pub mod host_memory;
+pub mod metrics;
+mod readiness;
+pub mod records;
+pub mod runtime_dir;
+pub mod serve;
+pub mod session;
+
+/// An error with everything beneath it, for one line of a log.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(beneath) = cause {
+        text = format!("{text}: {beneath}");
+        cause = beneath.source();
+    }
+    text
+}

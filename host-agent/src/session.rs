@@ -3,19 +3,19 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use pool::protocol::{Have, Want};
+use pool::protocol::Want;
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Request, Status,
     metadata::MetadataValue,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
-use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
+use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN, SESSION_SILENCE_MAX};
 use units::{InstanceId, Name, Ns};
 
-use crate::convert;
+use crate::{convert, driver::Reports};
 
 /// Reports waiting for the network; the newest is the whole truth, so more would be useless.
 const REPORTS_QUEUED_MAX: usize = 2;
@@ -85,20 +85,17 @@ enum Ended {
     Invalid(#[from] convert::Invalid),
     #[error("token has letters that do not fit into a header")]
     Token,
+    #[error("this manager is another rack's")]
+    OtherRack,
     #[error("the agent is ending")]
     Stopping,
 }
 
-/// Keeps a session alive until nobody listens. `reports` always holds the newest report; `rack` the rack served before.
-pub async fn keep(
-    caller: Caller,
-    rack: watch::Receiver<Option<String>>,
-    mut reports: watch::Receiver<Option<Have>>,
-    heard: mpsc::Sender<Heard>,
-) {
+/// Keeps a session alive until nobody listens.
+pub async fn keep(caller: Caller, mut reports: Reports, heard: mpsc::Sender<Heard>) {
     let mut pause = RECONNECT_AFTER_MIN.as_duration();
     loop {
-        let known = rack.borrow().clone().unwrap_or_default();
+        let known = reports.rack.borrow().clone().unwrap_or_default();
         let mut welcomed = false;
         let ended = session(&caller, known, &mut reports, &heard, &mut welcomed).await;
         let Err(ended) = ended;
@@ -124,7 +121,9 @@ async fn connect(caller: &Caller) -> Result<Channel, Ended> {
     let mut endpoint = Endpoint::from_shared(caller.manager.clone())
         .map_err(wrong)?
         .tcp_nodelay(true)
-        .connect_timeout(RECONNECT_AFTER_MAX.as_duration());
+        .connect_timeout(RECONNECT_AFTER_MAX.as_duration())
+        .http2_keep_alive_interval(SESSION_SILENCE_MAX.as_duration())
+        .keep_alive_timeout(SESSION_SILENCE_MAX.as_duration());
     if let Some(tls) = &caller.tls {
         let config = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(&tls.ca))
@@ -139,7 +138,7 @@ async fn connect(caller: &Caller) -> Result<Channel, Ended> {
 async fn session(
     caller: &Caller,
     known_rack: String,
-    reports: &mut watch::Receiver<Option<Have>>,
+    reports: &mut Reports,
     heard: &mpsc::Sender<Heard>,
     welcomed: &mut bool,
 ) -> Result<std::convert::Infallible, Ended> {
@@ -159,7 +158,7 @@ async fn session(
     let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(Ended::Closed) };
     *welcomed = true;
     let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl: Ns::ms(welcome.lease_ttl_ms) };
-    reports.mark_unchanged(); // what was said before this session is told anew when we are asked
+    reports.have.mark_unchanged(); // what was said before this session is told anew when we are asked
     heard.send(up).await.map_err(|_| Ended::Stopping)?;
     loop {
         tokio::select! {
@@ -170,13 +169,14 @@ async fn session(
                 let heard_want = Heard::Want(rack, convert::want(want)?);
                 heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
             }
-            changed = reports.changed() => {
+            changed = reports.have.changed() => {
                 changed.map_err(|_| Ended::Stopping)?;
-                let newest = reports.borrow_and_update().clone();
+                let newest = reports.have.borrow_and_update().clone();
                 let Some(have) = newest else { continue };
                 let have = from_agent::Message::Have(convert::have(caller.instance, have));
                 sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| Ended::Closed)?;
             }
+            () = reports.hang_up.notified() => return Err(Ended::OtherRack),
         }
     }
 }

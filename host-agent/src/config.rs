@@ -1,0 +1,358 @@
+//! `host.toml`: first as its operator wrote it, then as checked. Holding a [`Config`] is proof that it was checked; nothing
+//! is opened here but the file itself.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use tonic::transport::Uri;
+use units::Name;
+
+/// Where the manager of a rack on one machine listens.
+const MANAGER_DEFAULT: &str = "http://127.0.0.1:9750";
+/// The longest path of a unix socket that Linux takes.
+const SOCKET_BYTES_MAX: usize = 107;
+
+/// A host, checked. All paths are absolute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Its name in `rack.toml`.
+    pub host: Name,
+    /// The manager's address: `http://`, `https://` or `unix:`.
+    pub manager: String,
+    /// Where the agent keeps what it must remember.
+    pub runtime_dir: PathBuf,
+    /// The secret that says that we are this host; there unless certificates say so.
+    pub token_file: Option<PathBuf>,
+    /// Where VMMs fetch memory.
+    pub socket: PathBuf,
+    /// Whose processes may.
+    pub allowed_uids: BTreeSet<u32>,
+    /// Where it tells its metrics.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Certificates; there if the manager is on another machine.
+    pub tls: Option<Tls>,
+    /// What the machine's slices are.
+    pub backend: Backend,
+}
+
+/// Certificates, as PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Who signed the manager's.
+    pub ca: PathBuf,
+    /// Ours; its name is the host's.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The name the manager's certificate carries.
+    pub server_name: String,
+}
+
+/// What the machine's slices are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// Files of an emulated EMC.
+    Emulated {
+        /// Where local memory lies for VMMs that only take paths; a directory on tmpfs.
+        local_dir: Option<PathBuf>,
+    },
+}
+
+/// As written by the operator. An unknown key is a typo, so it is an error.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    agent: RawAgent,
+    tls: Option<RawTls>,
+    backend: RawBackend,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawAgent {
+    host: String,
+    manager: Option<String>,
+    runtime_dir: PathBuf,
+    token_file: Option<PathBuf>,
+    socket: Option<PathBuf>,
+    allowed_uids: Option<Vec<u32>>,
+    metrics_listen: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTls {
+    ca: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
+    server_name: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawBackend {
+    kind: String,
+    local_dir: Option<PathBuf>,
+}
+
+/// Why there is no [`Config`].
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// It is not TOML, or has a key that is unknown, missing or of another kind.
+    #[error("{}", path.display())]
+    Toml {
+        /// Which file.
+        path: PathBuf,
+        /// Line, key and rule.
+        #[source]
+        cause: Box<toml::de::Error>,
+    },
+    /// A value that must not be.
+    #[error("{}: {field} = {value:?}: {rule}", path.display())]
+    Value {
+        /// Which file.
+        path: PathBuf,
+        /// Which field.
+        field: &'static str,
+        /// What is there.
+        value: String,
+        /// What ought to be.
+        rule: String,
+    },
+}
+
+/// A value that must not be, wherever it was read.
+#[derive(Debug)]
+struct Fault {
+    field: &'static str,
+    value: String,
+    rule: String,
+}
+
+fn fault(field: &'static str, value: impl ToString, rule: impl ToString) -> Fault {
+    Fault { field, value: value.to_string(), rule: rule.to_string() }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the first thing that is wrong.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = fs::read_to_string(path);
+        let text = text.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks a text. The path is for messages; relative paths in the text are relative to its directory.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the first thing that is wrong.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let raw = toml::from_str::<RawConfig>(text);
+        let raw = raw.map_err(|cause| ConfigError::Toml { path: path.to_owned(), cause: Box::new(cause) })?;
+        let base = std::path::absolute(path.parent().unwrap_or(Path::new("")));
+        let base = base.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
+        check(raw, &base).map_err(|Fault { field, value, rule }| ConfigError::Value {
+            path: path.to_owned(),
+            field,
+            value,
+            rule,
+        })
+    }
+}
+
+fn check(raw: RawConfig, base: &Path) -> Result<Config, Fault> {
+    let agent = raw.agent;
+    let host = Name::new(&agent.host).map_err(|error| fault("agent.host", &agent.host, error))?;
+    let tls = raw.tls.map(|tls| check_tls(tls, base)).transpose()?;
+    let manager = agent.manager.unwrap_or_else(|| MANAGER_DEFAULT.to_owned());
+    check_manager(&manager, tls.is_some())?;
+    if tls.is_none() && agent.token_file.is_none() {
+        return Err(fault("agent.token_file", "", "must be there unless [tls] is"));
+    }
+    let runtime_dir = base.join(agent.runtime_dir);
+    let socket = agent.socket.map_or_else(|| runtime_dir.join("host-memory.sock"), |path| base.join(path));
+    check_socket(&socket)?;
+    Ok(Config {
+        host,
+        manager,
+        token_file: agent.token_file.map(|path| base.join(path)),
+        socket,
+        allowed_uids: allowed_uids(agent.allowed_uids)?,
+        metrics_listen: agent.metrics_listen.map(|text| check_metrics(&text)).transpose()?,
+        runtime_dir,
+        tls,
+        backend: check_backend(raw.backend, base)?,
+    })
+}
+
+fn check_tls(raw: RawTls, base: &Path) -> Result<Tls, Fault> {
+    if raw.server_name.is_empty() {
+        return Err(fault("tls.server_name", "", "must be the name in the manager's certificate"));
+    }
+    let (ca, certificate, key) = (base.join(raw.ca), base.join(raw.certificate), base.join(raw.key));
+    Ok(Tls { ca, certificate, key, server_name: raw.server_name })
+}
+
+/// Without certificates a token travels as it is, so only within this machine.
+fn check_manager(manager: &str, has_tls: bool) -> Result<(), Fault> {
+    let wrong = |rule: &str| Err(fault("agent.manager", manager, rule));
+    if let Some(path) = manager.strip_prefix("unix:") {
+        let rule = "must be unix: and an absolute path, without [tls]";
+        return if path.starts_with('/') && !has_tls { Ok(()) } else { wrong(rule) };
+    }
+    let Ok(uri) = manager.parse::<Uri>() else { return wrong("must be http://, https:// or unix:") };
+    let (Some(host), Some(scheme)) = (uri.host(), uri.scheme_str()) else {
+        return wrong("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH");
+    };
+    match (scheme, has_tls) {
+        ("http", false) if is_loopback(host) => Ok(()),
+        ("http", false) => wrong("must be https:// with [tls], or be on this machine"),
+        ("https", true) => Ok(()),
+        ("https", false) => wrong("needs [tls]"),
+        ("http", true) => wrong("must be https:// where there is [tls]"),
+        _ => wrong("must be http://, https:// or unix:"),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn check_socket(socket: &Path) -> Result<(), Fault> {
+    let bytes = socket.as_os_str().len();
+    let rule = format!("must be at most {SOCKET_BYTES_MAX} bytes long, not {bytes}");
+    if bytes <= SOCKET_BYTES_MAX { Ok(()) } else { Err(fault("agent.socket", socket.display(), rule)) }
+}
+
+fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<u32>, Fault> {
+    match written {
+        None => Ok(BTreeSet::from([0, rustix::process::getuid().as_raw()])),
+        Some(uids) if uids.is_empty() => Err(fault("agent.allowed_uids", "[]", "must name somebody")),
+        Some(uids) => Ok(uids.into_iter().collect()),
+    }
+}
+
+fn check_metrics(text: &str) -> Result<SocketAddr, Fault> {
+    text.parse()
+        .map_err(|_| fault("agent.metrics_listen", text, "must be ADDRESS:PORT, such as 127.0.0.1:9752"))
+}
+
+fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, Fault> {
+    match raw.kind.as_str() {
+        "emulated" => Ok(Backend::Emulated { local_dir: raw.local_dir.map(|path| base.join(path)) }),
+        other => Err(fault("backend.kind", other, "must be emulated")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALLEST: &str = r#"
+        [agent]
+        host = "h0"
+        runtime_dir = "run"
+        token_file = "/etc/tarn/h0.token"
+        [backend]
+        kind = "emulated"
+    "#;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("/etc/tarn/host.toml")).map_err(|error| crate::chain(&error))
+    }
+
+    #[track_caller]
+    fn refused(from: &str, to: &str, why: &str) {
+        assert!(SMALLEST.contains(from), "nothing was changed");
+        let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
+        assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(why), "{error}");
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default_and_relative_paths_begin_at_the_file() {
+        let config = parse(SMALLEST).unwrap();
+        assert_eq!(config.manager, "http://127.0.0.1:9750");
+        assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
+        assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
+        assert!(config.allowed_uids.contains(&0));
+        assert!(config.allowed_uids.contains(&rustix::process::getuid().as_raw()));
+        assert_eq!(config.backend, Backend::Emulated { local_dir: None });
+    }
+
+    #[test]
+    fn the_example_is_a_config() {
+        let config = parse(include_str!("../host.example.toml")).unwrap();
+        assert_eq!(config.host.as_str(), "h0");
+    }
+
+    #[test]
+    fn a_typo_is_an_error_that_names_the_key() {
+        refused("runtime_dir", "runtime_dirs", "unknown field `runtime_dirs`");
+        refused("[backend]", "[backends]", "unknown field `backends`");
+        refused("host = \"h0\"", "", "missing field `host`");
+        refused("host = \"h0\"", "host = 7", "expected a string");
+    }
+
+    #[test]
+    fn a_wrong_value_is_an_error_with_field_value_and_rule() {
+        refused("\"h0\"", "\"../h0\"", "agent.host = \"../h0\": \"../h0\" is not a name");
+        refused("\"emulated\"", "\"dax\"", "backend.kind = \"dax\": must be emulated");
+        refused("\"run\"", &format!("\"{}\"", "x".repeat(120)), "agent.socket");
+        refused(
+            "host = \"h0\"",
+            "host = \"h0\"\nallowed_uids = []",
+            "agent.allowed_uids = \"[]\": must name",
+        );
+        refused(
+            "host = \"h0\"",
+            "host = \"h0\"\nmetrics_listen = \"9752\"",
+            "agent.metrics_listen = \"9752\"",
+        );
+        refused("token_file", "# token_file", "agent.token_file");
+    }
+
+    #[test]
+    fn a_token_never_leaves_the_machine_unencrypted() {
+        let manager = |uri: &str| SMALLEST.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
+        for good in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:9750", "unix:/run/tarn.sock"] {
+            assert_eq!(parse(&manager(good)).unwrap().manager, good);
+        }
+        for bad in
+            ["http://10.0.0.1:1", "https://10.0.0.1:1", "ftp://127.0.0.1:1", "unix:tarn.sock", "h0:9750", ""]
+        {
+            let error = parse(&manager(bad)).unwrap_err();
+            assert!(error.contains(&format!("agent.manager = {bad:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_manager_on_another_machine_needs_certificates() {
+        let tls =
+            "[tls]\nca = \"ca.pem\"\ncertificate = \"h0.pem\"\nkey = \"h0.key\"\nserver_name = \"manager\"";
+        let with_tls = |uri: &str| {
+            let agent = SMALLEST.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
+            agent.replace("[backend]", &format!("{tls}\n[backend]"))
+        };
+        let config = parse(&with_tls("https://10.0.0.1:9750")).unwrap();
+        assert_eq!(config.tls.unwrap().ca, Path::new("/etc/tarn/ca.pem"));
+        assert!(parse(&with_tls("http://127.0.0.1:9750")).unwrap_err().contains("must be https://"));
+        assert!(parse(&with_tls("unix:/run/tarn.sock")).unwrap_err().contains("without [tls]"));
+    }
+}

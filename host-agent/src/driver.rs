@@ -1,0 +1,360 @@
+//! The one task that owns the agent's machine. It feeds events to it and performs its effects; it decides nothing itself.
+//! Whatever may take long runs beside it and comes back as an event.
+
+mod calls;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use pool::{
+    agent::{Agent, Bounce, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord},
+    protocol::Have,
+};
+use tokio::{
+    sync::{Notify, Semaphore, mpsc, oneshot, watch},
+    task::JoinSet,
+    time::Instant,
+};
+use units::limits::{HOST_CALLS_AT_ONCE_MAX, HOST_MEMORY_REQUESTS_QUEUED_MAX};
+use units::{Name, Ns, OrderNumber, ReservationId};
+
+use crate::{
+    host::{Form, Host, HostError, Part},
+    metrics::Metrics,
+    records::Records,
+    runtime_dir::RuntimeDir,
+    session::Heard,
+};
+
+/// Events taken in before effects are performed, so that many share one report.
+const EVENTS_AT_ONCE_MAX: usize = 256;
+
+/// What other tasks ask of the driver.
+enum Request {
+    Attach { vm: Name, process: Process, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
+    Touched { vm: Name, process: Process, touched: Touched, reply: oneshot::Sender<Result<(), Asked>> },
+    Look(Box<dyn FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) + Send>),
+}
+
+/// Bytes a guest has touched so far, by its VMM's word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Of local memory.
+    pub local: u64,
+    /// Of slices.
+    pub pool: u64,
+}
+
+/// A VM's memory.
+#[derive(Clone, Debug)]
+pub struct Handed {
+    /// Local memory first, then slices in order.
+    pub parts: Vec<Part>,
+    /// Whether its pages must stay where they are.
+    pub pinned: bool,
+}
+
+/// Why the driver says no.
+#[derive(Debug, thiserror::Error)]
+pub enum Asked {
+    /// The VM cannot be handed out.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The machine could not.
+    #[error("its memory cannot be had")]
+    Host(#[source] HostError),
+    /// Another process's VM.
+    #[error("VM {0} is not this process")]
+    NotYours(Name),
+    /// The agent is ending.
+    #[error("the agent is stopping")]
+    Stopping,
+}
+
+/// A way to the driver; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Handle(mpsc::Sender<Request>);
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Request")
+    }
+}
+
+impl Handle {
+    /// A process asks for the memory of a VM.
+    ///
+    /// # Errors
+    /// [`Asked`].
+    pub async fn attach(&self, vm: Name, process: Process, form: Form) -> Result<Handed, Asked> {
+        self.ask(|reply| Request::Attach { vm, process, form, reply }).await?
+    }
+
+    /// A VM's process tells how much its guest has touched.
+    ///
+    /// # Errors
+    /// [`Asked`].
+    pub async fn touched(&self, vm: Name, process: Process, local: u64, pool: u64) -> Result<(), Asked> {
+        let touched = Touched { local, pool };
+        self.ask(|reply| Request::Touched { vm, process, touched, reply }).await?
+    }
+
+    /// Looks at what is known now.
+    ///
+    /// # Errors
+    /// The agent is ending.
+    pub async fn look<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) -> T + Send + 'static,
+    ) -> Result<T, Asked> {
+        self.ask(|reply| {
+            Request::Look(Box::new(move |agent, touched| {
+                let _ = reply.send(question(agent, touched)); // whoever asked may have gone
+            }))
+        })
+        .await
+    }
+
+    /// Waits for the driver's end.
+    pub async fn ended(&self) {
+        self.0.closed().await;
+    }
+
+    async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Asked> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(request(reply)).await.map_err(|_| Asked::Stopping)?;
+        answer.await.map_err(|_| Asked::Stopping)
+    }
+}
+
+/// What the driver works with.
+#[derive(Debug)]
+pub struct Start {
+    /// The machine of the protocol, with what it found.
+    pub agent: Agent,
+    /// What it does to this machine.
+    pub host: Arc<dyn Host>,
+    /// Where VMs are on record.
+    pub records: Records,
+    /// Where the rack is remembered.
+    pub runtime_dir: RuntimeDir,
+    /// What happened, counted.
+    pub metrics: Arc<Metrics>,
+    /// What the session hears.
+    pub heard: mpsc::Receiver<Heard>,
+}
+
+/// What the session tells.
+#[derive(Clone, Debug)]
+pub struct Reports {
+    /// The newest report.
+    pub have: watch::Receiver<Option<Have>>,
+    /// The rack this host serves.
+    pub rack: watch::Receiver<Option<String>>,
+    /// The manager is not ours.
+    pub hang_up: Arc<Notify>,
+}
+
+/// The driver, before it runs.
+#[derive(Debug)]
+pub struct Driver {
+    agent: Agent,
+    host: Arc<dyn Host>,
+    records: Records,
+    runtime_dir: RuntimeDir,
+    metrics: Arc<Metrics>,
+    began: Instant,
+    heard: mpsc::Receiver<Heard>,
+    requests: mpsc::Receiver<Request>,
+    have: watch::Sender<Option<Have>>,
+    rack: watch::Sender<Option<String>>,
+    hang_up: Arc<Notify>,
+    /// Host calls, records being written, processes being watched: each ends with an event. There is one per slice and
+    /// two per VM at most, for the machine never asks twice at once.
+    tasks: JoinSet<Event>,
+    places: Arc<Semaphore>,
+    tickets: u64,
+    waiting: BTreeMap<Ticket, (Form, oneshot::Sender<Result<Handed, Asked>>)>,
+    watched: BTreeMap<ReservationId, Process>,
+    touched: BTreeMap<ReservationId, Touched>,
+}
+
+impl Driver {
+    /// A driver, the way to it, and what it reports.
+    pub fn new(start: Start) -> (Self, Handle, Reports) {
+        let (sender, requests) = mpsc::channel(HOST_MEMORY_REQUESTS_QUEUED_MAX);
+        let (have, have_seen) = watch::channel(None);
+        let (rack, rack_seen) = watch::channel(start.agent.rack().map(str::to_owned));
+        let hang_up = Arc::new(Notify::new());
+        let reports = Reports { have: have_seen, rack: rack_seen, hang_up: Arc::clone(&hang_up) };
+        let driver = Self {
+            agent: start.agent,
+            host: start.host,
+            records: start.records,
+            runtime_dir: start.runtime_dir,
+            metrics: start.metrics,
+            began: Instant::now(),
+            heard: start.heard,
+            requests,
+            have,
+            rack,
+            hang_up,
+            tasks: JoinSet::new(),
+            places: Arc::new(Semaphore::new(HOST_CALLS_AT_ONCE_MAX)),
+            tickets: 0,
+            waiting: BTreeMap::new(),
+            watched: BTreeMap::new(),
+            touched: BTreeMap::new(),
+        };
+        (driver, Handle(sender), reports)
+    }
+
+    /// Runs until nobody can ask or tell any more, or until it is dropped. Nothing is released at the end: guests run on.
+    pub async fn run(mut self) {
+        self.perform_all();
+        loop {
+            let tick = self.agent.next_wakeup().map(|at| self.began + at.as_duration());
+            tokio::select! {
+                heard = self.heard.recv() => match heard {
+                    Some(heard) => self.hear(heard),
+                    None => return,
+                },
+                request = self.requests.recv() => match request {
+                    Some(request) => self.answer(request),
+                    None => return,
+                },
+                Some(done) = self.tasks.join_next() => self.finish(done),
+                () = sleep_until(tick) => self.handle(Event::Tick),
+            }
+            self.take_what_is_there();
+            self.perform_all();
+        }
+    }
+
+    fn take_what_is_there(&mut self) {
+        for _ in 0..EVENTS_AT_ONCE_MAX {
+            if let Some(done) = self.tasks.try_join_next() {
+                self.finish(done);
+            } else if let Ok(request) = self.requests.try_recv() {
+                self.answer(request);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = Ns::from(self.began.elapsed());
+        self.agent.handle(now, event);
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        self.handle(match heard {
+            Heard::Up { rack, lease_ttl } => {
+                tracing::info!(rack, lease_ttl = %lease_ttl, "welcomed by the manager");
+                Event::SessionUp { rack, lease_ttl }
+            }
+            Heard::Want(rack, want) => Event::Want { rack, want },
+            Heard::Down => Event::SessionDown,
+        });
+        self.metrics.connected.set(i64::from(self.agent.is_heard()));
+    }
+
+    /// A call that panicked leaves a slice in a state nobody knows: better to start again from the records.
+    fn finish(&mut self, done: Result<Event, tokio::task::JoinError>) {
+        match done {
+            Ok(event) => self.handle(event),
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => {} // the runtime is ending
+        }
+    }
+
+    fn answer(&mut self, request: Request) {
+        match request {
+            Request::Attach { vm, process, form, reply } => {
+                self.tickets += 1;
+                let ticket = Ticket(self.tickets);
+                self.waiting.insert(ticket, (form, reply));
+                self.handle(Event::Attach { ticket, vm, process });
+            }
+            Request::Touched { vm, process, touched, reply } => {
+                let reservation = self.agent.vm_of(&vm, &process).ok_or(Asked::NotYours(vm));
+                let noted = reservation.map(|id| {
+                    self.touched.insert(id, touched);
+                });
+                let _ = reply.send(noted); // whoever asked may have gone
+            }
+            Request::Look(question) => question(&self.agent, &self.touched),
+        }
+    }
+
+    fn perform_all(&mut self) {
+        while let Some(effect) = self.agent.poll_effect() {
+            self.perform(effect);
+        }
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Online { holding, handle, check_zero } => self.online(holding, handle, check_zero),
+            Effect::Offline { holding, handle, verify } => self.offline(holding, handle, verify),
+            Effect::Scrub { holding, handle } => self.scrub(holding, handle),
+            Effect::Record(record) => self.record(record),
+            Effect::Forget(reservation) => self.forget(reservation),
+            Effect::HandOut { ticket, record } => self.hand_out(ticket, &record),
+            Effect::Refuse { ticket, why } => self.refuse(ticket, why),
+            Effect::Watch { reservation, process } => self.watch(reservation, process),
+            Effect::Kill(reservation) => self.kill(reservation),
+            Effect::FreeLocal(reservation) => self.free_local(reservation),
+            Effect::SendHave(have) => drop(self.have.send_replace(Some(have))),
+            Effect::Remember { rack } => self.remember(rack),
+            Effect::HangUp(other) => self.hang_up(&other),
+            Effect::Bounced(number, why) => self.bounced(number, &why),
+        }
+    }
+
+    fn hand_out(&mut self, ticket: Ticket, record: &VmRecord) {
+        let Some((form, reply)) = self.waiting.remove(&ticket) else { return };
+        let parts = self.host.memory(record, form);
+        let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
+        match &parts {
+            Ok(_) => tracing::info!(vm, pid, slices, "memory handed out"),
+            Err(error) => tracing::error!(vm, pid, error = crate::chain(error), "memory not handed out"),
+        }
+        let handed = parts.map(|parts| Handed { parts, pinned: record.pinned }).map_err(Asked::Host);
+        let _ = reply.send(handed); // the process may be gone, which is seen by its end
+    }
+
+    fn refuse(&mut self, ticket: Ticket, why: Refusal) {
+        if let Some((_, reply)) = self.waiting.remove(&ticket) {
+            tracing::info!(why = %why, "attach refused");
+            let _ = reply.send(Err(why.into())); // whoever asked may have gone
+        }
+    }
+
+    fn remember(&mut self, rack: String) {
+        if let Err(error) = self.runtime_dir.remember_rack(&rack) {
+            tracing::error!(rack, error = crate::chain(&error), "rack not remembered");
+        }
+        self.rack.send_replace(Some(rack));
+    }
+
+    fn hang_up(&self, other: &OtherRack) {
+        tracing::error!(error = %other, "manager is not ours");
+        self.hang_up.notify_one();
+    }
+
+    fn bounced(&self, number: OrderNumber, why: &Bounce) {
+        self.metrics.bounced.inc();
+        tracing::info!(order = %number, why = %why, "order bounced");
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Between two attempts to watch a process that cannot be watched now.
+pub(crate) const WATCH_AGAIN_AFTER: Duration = units::limits::HOST_RETRY.as_duration();

@@ -1,0 +1,146 @@
+//! What the driver has done beside it: calls of the host, records, and processes. Each comes back as one event.
+
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use pool::{
+    agent::{Done, Event, Process, VmRecord},
+    protocol::{Handle, Holding, Scrubbed},
+};
+use units::{ReservationId, UnixMs};
+
+use super::{Driver, WATCH_AGAIN_AFTER};
+use crate::{
+    host::{Host, HostError, process::Watched},
+    metrics::Call,
+    readiness,
+};
+
+impl Driver {
+    pub(super) fn online(&mut self, holding: Holding, handle: Handle, check_zero: bool) {
+        self.call(Call::Online, holding, move |host| {
+            host.online(holding, &handle, check_zero).map(|()| Done::Onlined)
+        });
+    }
+
+    pub(super) fn offline(&mut self, holding: Holding, handle: Handle, verify: bool) {
+        self.call(Call::Offline, holding, move |host| {
+            host.offline(holding, &handle, verify).map(|()| Done::Offlined)
+        });
+    }
+
+    pub(super) fn scrub(&mut self, holding: Holding, handle: Handle) {
+        self.call(Call::Scrub, holding, move |host| {
+            let started = now();
+            let verified = host.scrub(holding, &handle)?;
+            Ok(Done::Scrubbed(Scrubbed { holding, started, ended: now(), verified }))
+        });
+    }
+
+    /// A few at a time on threads of their own.
+    fn call(
+        &mut self,
+        call: Call,
+        holding: Holding,
+        work: impl FnOnce(&dyn Host) -> Result<Done, HostError> + Send + 'static,
+    ) {
+        let (host, places) = (Arc::clone(&self.host), Arc::clone(&self.places));
+        let metrics = Arc::clone(&self.metrics);
+        self.tasks.spawn(async move {
+            let _place = places.acquire().await.expect("it is never closed");
+            let began = Instant::now();
+            let result = finished(tokio::task::spawn_blocking(move || work(&*host)).await);
+            metrics.called(call, began.elapsed(), result.is_ok());
+            let (slice, epoch) = (holding.slice.0, holding.epoch.0);
+            let result = result.map_err(|error| {
+                tracing::warn!(slice, epoch, ?call, error = crate::chain(&error), "host call failed");
+                error.told()
+            });
+            if result.is_ok() {
+                tracing::debug!(slice, epoch, ?call, "host call done");
+            }
+            Event::Done { holding, result }
+        });
+    }
+
+    pub(super) fn record(&mut self, record: VmRecord) {
+        let records = self.records.clone();
+        let reservation = record.reservation;
+        self.tasks.spawn(async move {
+            let wrote = finished(tokio::task::spawn_blocking(move || records.write(&record)).await);
+            let result = wrote.map_err(|error| {
+                let error = crate::chain(&error);
+                tracing::error!(%reservation, error, "VM not recorded");
+                error
+            });
+            Event::Recorded { reservation, result }
+        });
+    }
+
+    /// At once: were it beside the driver, it might overtake a record that is written again.
+    pub(super) fn forget(&mut self, reservation: ReservationId) {
+        self.touched.remove(&reservation);
+        if let Err(error) = self.records.remove(reservation) {
+            // The next start finds it, sees that its process is gone, and tells of it once more.
+            tracing::warn!(%reservation, error = crate::chain(&error), "record not removed");
+        }
+    }
+
+    pub(super) fn watch(&mut self, reservation: ReservationId, process: Process) {
+        self.watched.insert(reservation, process.clone());
+        self.tasks.spawn(async move {
+            until_gone(&process).await;
+            tracing::info!(%reservation, pid = process.pid, "VM's process is gone");
+            Event::ProcessGone { reservation }
+        });
+    }
+
+    pub(super) fn kill(&mut self, reservation: ReservationId) {
+        let Some(process) = self.watched.get(&reservation) else { return };
+        let killed = Watched::open(process).map(|watched| watched.map_or(Ok(()), |watched| watched.kill()));
+        let pid = process.pid;
+        match killed {
+            Ok(Ok(())) => tracing::warn!(%reservation, pid, "VM ended: its host was fenced"),
+            Ok(Err(error)) => tracing::error!(%reservation, pid, %error, "VM not ended"),
+            Err(error) => tracing::error!(%reservation, pid, error = crate::chain(&error), "VM not ended"),
+        }
+    }
+
+    pub(super) fn free_local(&mut self, reservation: ReservationId) {
+        self.watched.remove(&reservation);
+        self.touched.remove(&reservation);
+        if let Err(error) = self.host.free_local(reservation) {
+            tracing::warn!(%reservation, error = crate::chain(&error), "local memory not given back");
+        }
+    }
+}
+
+fn finished<T>(joined: Result<T, tokio::task::JoinError>) -> T {
+    joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
+/// Not knowing is not gone: a process that cannot be watched is tried again.
+async fn until_gone(process: &Process) {
+    loop {
+        match Watched::open(process).map(|watched| watched.map(|watched| readiness::watch(watched.into()))) {
+            Ok(None) => return,
+            Ok(Some(Ok(watched))) => match watched.readable().await {
+                Ok(_) => return,
+                Err(error) => tracing::warn!(pid = process.pid, %error, "process not watched"),
+            },
+            Ok(Some(Err(error))) => tracing::warn!(pid = process.pid, %error, "process not watched"),
+            Err(error) => {
+                tracing::warn!(pid = process.pid, error = crate::chain(&error), "process not watched");
+            }
+        }
+        tokio::time::sleep(WATCH_AGAIN_AFTER).await;
+    }
+}
+
+/// As people read time; nothing is decided by it.
+fn now() -> UnixMs {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,148 @@
+//! What the agent does to a machine, behind one trait. Paths of /proc, /sys and devices appear below here and nowhere
+//! else; what is to be done is decided elsewhere.
+
+pub mod emulated;
+pub mod fake;
+pub mod process;
+mod zero;
+
+use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+
+use pool::{
+    agent::{HostFailure, VmRecord},
+    protocol::{FailedReason, Handle, Holding},
+};
+use units::{Bytes, ReservationId};
+
+/// Everything the agent does to a machine's memory. Calls for different slices come at the same time from many threads;
+/// for one slice there is one at a time. Every call may be repeated, and one that fails leaves things as they were.
+pub trait Host: fmt::Debug + Send + Sync {
+    /// Opens a slice, so that it can be handed out; sees that it holds only zeros if asked to.
+    ///
+    /// # Errors
+    /// [`HostError::NotZero`], or what the machine said.
+    fn online(&self, holding: Holding, handle: &Handle, check_zero: bool) -> Result<(), HostError>;
+
+    /// Closes a slice; sees that no process has it if asked to.
+    ///
+    /// # Errors
+    /// [`HostError::InUse`], or what the machine said.
+    fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError>;
+
+    /// Zeroes a slice, sees that it is zero and closes it. Answers how much was seen to be zero.
+    ///
+    /// # Errors
+    /// [`HostError::NotZero`], or what the machine said.
+    fn scrub(&self, holding: Holding, handle: &Handle) -> Result<Bytes, HostError>;
+
+    /// A VM's memory, local first, then its slices in order. The same again for the same VM.
+    ///
+    /// # Errors
+    /// A slice that is not open, or what the machine said.
+    fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError>;
+
+    /// Gives back a VM's local memory, if it has any.
+    ///
+    /// # Errors
+    /// What the machine said.
+    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError>;
+}
+
+/// How a VMM wants its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As descriptors.
+    Descriptors,
+    /// As paths that this uid can open.
+    Paths {
+        /// Whose they will be.
+        uid: u32,
+    },
+}
+
+/// One part of a VM's memory.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Which slice; `None` for local memory.
+    pub slice: Option<Holding>,
+    /// How much.
+    pub bytes: Bytes,
+    /// Where it starts in its place.
+    pub offset: u64,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where memory is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// In what this descriptor refers to.
+    Descriptor(Arc<OwnedFd>),
+    /// In the file of this name.
+    Path(PathBuf),
+}
+
+/// What a machine could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The operating system refused.
+    #[error("{doing} {}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// What the handle names is not a whole slice: it was revoked, or never was one.
+    #[error("{} has {bytes} bytes: a slice has {}", path.display(), units::SLICE.get())]
+    NotASlice {
+        /// Which file.
+        path: PathBuf,
+        /// How long it is.
+        bytes: u64,
+    },
+    /// Somebody else's bytes.
+    #[error("{} is not zero at byte {at}", path.display())]
+    NotZero {
+        /// Which file.
+        path: PathBuf,
+        /// The first byte that is not zero, in steps of what is read at once.
+        at: u64,
+    },
+    /// Processes still have it.
+    #[error("{} is still in use by processes {pids:?}", path.display())]
+    InUse {
+        /// Which file.
+        path: PathBuf,
+        /// Which processes.
+        pids: Vec<u32>,
+    },
+    /// It was not brought online before.
+    #[error("slice {} of epoch {} is not open", .0.slice, .0.epoch)]
+    NotOpen(Holding),
+    /// Local memory was asked for as a path.
+    #[error("local memory can be had by path only if backend.local_dir is set")]
+    NoLocalDirectory,
+}
+
+impl HostError {
+    pub(crate) fn io(doing: &'static str, path: impl Into<PathBuf>, errno: impl Into<io::Error>) -> Self {
+        Self::Io { doing, path: path.into(), errno: errno.into() }
+    }
+
+    /// As the manager hears it.
+    pub fn told(&self) -> HostFailure {
+        let reason = match self {
+            Self::NotZero { .. } => FailedReason::NotZero,
+            Self::Io { .. }
+            | Self::NotASlice { .. }
+            | Self::InUse { .. }
+            | Self::NotOpen(_)
+            | Self::NoLocalDirectory => FailedReason::Host,
+        };
+        HostFailure { reason, message: crate::chain(self) }
+    }
+}

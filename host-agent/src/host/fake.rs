@@ -1,0 +1,131 @@
+//! A host that is only a table, and fails when told to.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use pool::{
+    agent::VmRecord,
+    protocol::{Handle, Holding},
+};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use units::{Bytes, ReservationId, SLICE};
+
+use super::{Form, Host, HostError, Part, Place};
+
+/// What can be told to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    /// [`Host::online`].
+    Online,
+    /// [`Host::offline`].
+    Offline,
+    /// [`Host::scrub`].
+    Scrub,
+    /// [`Host::memory`].
+    Memory,
+}
+
+/// A host that is only a table.
+#[derive(Debug, Default)]
+pub struct Fake(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    open: BTreeSet<Holding>,
+    dirty: BTreeSet<Holding>,
+    failing: BTreeMap<Call, usize>,
+    calls: Vec<(Call, Holding)>,
+    freed: Vec<ReservationId>,
+}
+
+impl Fake {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next so many calls of this kind fail.
+    pub fn fail(&self, call: Call, times: usize) {
+        self.table().failing.insert(call, times);
+    }
+
+    /// A slice arrives with somebody else's bytes.
+    pub fn dirty(&self, holding: Holding) {
+        self.table().dirty.insert(holding);
+    }
+
+    /// Slices that are open now.
+    pub fn open(&self) -> Vec<Holding> {
+        self.table().open.iter().copied().collect()
+    }
+
+    /// Every call that did not fail, oldest first.
+    pub fn calls(&self) -> Vec<(Call, Holding)> {
+        self.table().calls.clone()
+    }
+
+    /// VMs whose local memory was given back.
+    pub fn freed(&self) -> Vec<ReservationId> {
+        self.table().freed.clone()
+    }
+
+    fn call(&self, call: Call, handle: &str) -> Result<MutexGuard<'_, Table>, HostError> {
+        let mut table = self.table();
+        match table.failing.get_mut(&call).filter(|times| **times > 0) {
+            None => Ok(table),
+            Some(times) => {
+                *times -= 1;
+                Err(HostError::io("pretend with", handle, std::io::ErrorKind::Other))
+            }
+        }
+    }
+}
+
+impl Host for Fake {
+    fn online(&self, holding: Holding, handle: &Handle, check_zero: bool) -> Result<(), HostError> {
+        let mut table = self.call(Call::Online, handle)?;
+        if check_zero && table.dirty.contains(&holding) {
+            return Err(HostError::NotZero { path: (**handle).into(), at: 0 });
+        }
+        table.open.insert(holding);
+        table.calls.push((Call::Online, holding));
+        Ok(())
+    }
+
+    fn offline(&self, holding: Holding, handle: &Handle, _: bool) -> Result<(), HostError> {
+        let mut table = self.call(Call::Offline, handle)?;
+        table.open.remove(&holding);
+        table.calls.push((Call::Offline, holding));
+        Ok(())
+    }
+
+    fn scrub(&self, holding: Holding, handle: &Handle) -> Result<Bytes, HostError> {
+        let mut table = self.call(Call::Scrub, handle)?;
+        table.dirty.remove(&holding);
+        table.calls.push((Call::Scrub, holding));
+        Ok(SLICE)
+    }
+
+    fn memory(&self, record: &VmRecord, _: Form) -> Result<Vec<Part>, HostError> {
+        let table = self.call(Call::Memory, record.vm.as_str())?;
+        let part = |slice: Option<Holding>, bytes: Bytes| {
+            let name = record.vm.as_str();
+            let memfd =
+                memfd_create(name, MemfdFlags::CLOEXEC).map_err(|e| HostError::io("make", name, e))?;
+            ftruncate(&memfd, bytes.get()).map_err(|e| HostError::io("size", name, e))?;
+            Ok(Part { slice, bytes, offset: 0, place: Place::Descriptor(Arc::new(memfd)) })
+        };
+        let local = (record.local > Bytes::ZERO).then(|| part(None, record.local));
+        let slices = record.slices.keys().map(|holding| {
+            table.open.get(holding).ok_or(HostError::NotOpen(*holding))?;
+            part(Some(*holding), SLICE)
+        });
+        local.into_iter().chain(slices).collect()
+    }
+
+    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
+        self.table().freed.push(reservation);
+        Ok(())
+    }
+}

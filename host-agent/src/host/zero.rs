@@ -1,0 +1,129 @@
+//! Zeros in a sparse file: seeing that there is nothing else, and making it so. Holes are zeros by definition, so only
+//! what a file really holds is read.
+
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::{fd::AsFd, unix::fs::FileExt},
+};
+
+use rustix::{
+    fs::{FallocateFlags, SeekFrom, fallocate, seek},
+    io::Errno,
+};
+
+/// Read and compared at once.
+const STEP: usize = 256 << 10;
+static ZEROS: [u8; STEP] = [0; STEP];
+
+/// Where the first bytes that are not zero are, to within what is read at once.
+pub(super) fn first_not_zero(file: &File, bytes: u64) -> io::Result<Option<u64>> {
+    let mut from = 0;
+    while let Some(data) = next_data(file, from, bytes)? {
+        if let Some(at) = not_zero_in(file, data.clone())? {
+            return Ok(Some(at));
+        }
+        from = data.end;
+    }
+    Ok(None)
+}
+
+/// Makes everything zero, and gives back the memory it took.
+pub(super) fn make_zero(file: &File, bytes: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match fallocate(file.as_fd(), flags, 0, bytes) {
+        Err(Errno::OPNOTSUPP) => write_zeros(file, bytes),
+        done => Ok(done?),
+    }
+}
+
+/// For file systems that cannot make holes.
+fn write_zeros(file: &File, bytes: u64) -> io::Result<()> {
+    steps(0..bytes).try_for_each(|step| file.write_all_at(zeros(&step), step.start))
+}
+
+/// The next stretch that may hold something else than zeros.
+fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>>> {
+    if from >= bytes {
+        return Ok(None);
+    }
+    match seek(file, SeekFrom::Data(from)) {
+        Ok(start) => {
+            Ok(Some(start..seek(file, SeekFrom::Hole(start))?.min(bytes)).filter(|data| data.start < bytes))
+        }
+        Err(Errno::NXIO) => Ok(None),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from..bytes)), // it does not know its holes
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn not_zero_in(file: &File, data: Range<u64>) -> io::Result<Option<u64>> {
+    let mut buffer = vec![0; STEP];
+    for step in steps(data) {
+        let zeros = zeros(&step);
+        let read = &mut buffer[..zeros.len()];
+        file.read_exact_at(read, step.start)?;
+        if read != zeros {
+            return Ok(Some(step.start));
+        }
+    }
+    Ok(None)
+}
+
+fn zeros(step: &Range<u64>) -> &'static [u8] {
+    let bytes = usize::try_from(step.end - step.start).expect("a step is at most STEP long");
+    &ZEROS[..bytes]
+}
+
+fn steps(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range.step_by(STEP).map(move |start| start..end.min(start + STEP as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: u64 = 64 << 20;
+
+    fn sparse(writes: &[(u64, u8)]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(BYTES).unwrap();
+        for (at, byte) in writes {
+            file.write_all_at(&[*byte], *at).unwrap();
+        }
+        file
+    }
+
+    #[test]
+    fn one_byte_that_is_not_zero_is_found_wherever_it_is() {
+        for at in [0, 1, STEP as u64 - 1, STEP as u64, BYTES / 2 + 17, BYTES - 1] {
+            let found = first_not_zero(&sparse(&[(at, 1)]), BYTES).unwrap().expect("it is there");
+            assert!(found <= at && at < found + STEP as u64, "{at} was found at {found}");
+        }
+    }
+
+    #[test]
+    fn zeros_that_were_written_are_zeros_too() {
+        assert_eq!(first_not_zero(&sparse(&[]), BYTES).unwrap(), None);
+        assert_eq!(first_not_zero(&sparse(&[(5, 0), (BYTES - 1, 0)]), BYTES).unwrap(), None);
+    }
+
+    #[test]
+    fn what_was_made_zero_is_zero_and_takes_no_memory() {
+        use std::os::unix::fs::MetadataExt;
+        let file = sparse(&[(0, 7), (BYTES / 2, 8), (BYTES - 1, 9)]);
+        make_zero(&file, BYTES).unwrap();
+        assert_eq!(first_not_zero(&file, BYTES).unwrap(), None);
+        assert_eq!(file.metadata().unwrap().len(), BYTES);
+        assert_eq!(file.metadata().unwrap().blocks(), 0);
+    }
+
+    #[test]
+    fn writing_zeros_does_as_well_as_making_holes() {
+        let file = sparse(&[(0, 7), (BYTES - 1, 9)]);
+        write_zeros(&file, BYTES).unwrap();
+        assert_eq!(first_not_zero(&file, BYTES).unwrap(), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! What one agent counts, and how it is shown to Prometheus. Every series carries the host's name. Counters are fed as
+//! things happen, gauges are set when somebody asks.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use pool::{agent::Agent, protocol::Have};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text::encode},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+use units::{Name, ReservationId};
+
+use crate::driver::Touched;
+
+/// A kind of host call.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Call {
+    /// Opening a slice.
+    Online,
+    /// Closing a slice.
+    Offline,
+    /// Zeroing a slice.
+    Scrub,
+}
+
+impl EncodeLabelValue for Call {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> std::fmt::Result {
+        let name = match self {
+            Self::Online => "online",
+            Self::Offline => "offline",
+            Self::Scrub => "scrub",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CallLabel {
+    call: Call,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StateLabel {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TouchedLabel {
+    vm: String,
+    memory: &'static str,
+}
+
+/// What an agent counts.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    /// 1 while a manager of our rack listens.
+    pub connected: Gauge,
+    /// Orders that were not followed.
+    pub bounced: Counter,
+    call_seconds: Family<CallLabel, Histogram, fn() -> Histogram>,
+    calls_failed: Family<CallLabel, Counter>,
+    slices: Family<StateLabel, Gauge>,
+    vms: Gauge,
+    touched: Family<TouchedLabel, Gauge>,
+}
+
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
+}
+
+impl Metrics {
+    /// Nothing counted yet.
+    pub fn new(host: &Name) -> Self {
+        let labels = [("host".into(), host.to_string().into())];
+        let metrics = Self {
+            registry: Mutex::new(Registry::with_prefix_and_labels("tarn", labels.into_iter())),
+            connected: Gauge::default(),
+            bounced: Counter::default(),
+            call_seconds: Family::new_with_constructor(seconds),
+            calls_failed: Family::default(),
+            slices: Family::default(),
+            vms: Gauge::default(),
+            touched: Family::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&self) {
+        let mut r = self.registry();
+        r.register(
+            "agent_connected",
+            "1 while a manager of this host's rack listens",
+            self.connected.clone(),
+        );
+        r.register("agent_orders_bounced", "Orders that were not followed", self.bounced.clone());
+        let help = "Time of a call that opens, closes or zeroes a slice";
+        r.register_with_unit("agent_host_call", help, Unit::Seconds, self.call_seconds.clone());
+        r.register("agent_host_calls_failed", "Host calls that failed", self.calls_failed.clone());
+        r.register(
+            "agent_slices",
+            "Slices in the agent's report, by what it says of them",
+            self.slices.clone(),
+        );
+        r.register("agent_vms", "VMs whose process lives", self.vms.clone());
+        let help = "Memory a guest has touched, by its VMM's word";
+        r.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
+    }
+
+    /// A host call is over.
+    pub fn called(&self, call: Call, took: Duration, ok: bool) {
+        self.call_seconds.get_or_create(&CallLabel { call }).observe(took.as_secs_f64());
+        if !ok {
+            self.calls_failed.get_or_create(&CallLabel { call }).inc();
+        }
+    }
+
+    /// Sets the gauges to what is known now.
+    pub fn observe(&self, agent: &Agent, touched: &BTreeMap<ReservationId, Touched>) {
+        let have = agent.have();
+        self.connected.set(i64::from(agent.is_heard()));
+        for (state, count) in [
+            ("online", have.online.len()),
+            ("released", have.released.len()),
+            ("scrubbed", have.scrubbed.len()),
+            ("failed", have.failed.len()),
+        ] {
+            self.slices.get_or_create(&StateLabel { state }).set(shown(count as u64));
+        }
+        self.vms.set(shown(have.vms.len() as u64));
+        self.observe_touched(&have, touched);
+    }
+
+    fn observe_touched(&self, have: &Have, touched: &BTreeMap<ReservationId, Touched>) {
+        self.touched.clear();
+        for (reservation, touched) in touched {
+            let Some(vm) = have.vms.get(reservation).map(|vm| vm.vm.to_string()) else { continue };
+            let label = |memory| TouchedLabel { vm: vm.clone(), memory };
+            self.touched.get_or_create(&label("local")).set(shown(touched.local));
+            self.touched.get_or_create(&label("pool")).set(shown(touched.pool));
+        }
+    }
+
+    /// All of it, as Prometheus reads it.
+    ///
+    /// # Errors
+    /// Formatting failed.
+    pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry())?;
+        Ok(text)
+    }
+}
+
+fn shown(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_series_names_the_host() {
+        let metrics = Metrics::new(&Name::new("h0").unwrap());
+        metrics.called(Call::Scrub, Duration::from_millis(3), false);
+        metrics.connected.set(1);
+        let text = metrics.text().unwrap();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            assert!(line.contains("host=\"h0\""), "{line}");
+        }
+        assert!(text.contains("tarn_agent_host_calls_failed_total{host=\"h0\",call=\"scrub\"} 1"), "{text}");
+        assert!(text.contains("tarn_agent_connected{host=\"h0\"} 1"), "{text}");
+    }
+}

@@ -1,0 +1,16 @@
+//! Lets a task wait for a descriptor: a socket of ours, or a process. The one place that must promise tokio something.
+
+use std::{io, os::fd::OwnedFd};
+
+use tokio::io::unix::AsyncFd;
+
+/// A descriptor whose readiness tasks can wait for. It is owned here from now on, so nobody can close it meanwhile.
+///
+/// # Errors
+/// The kernel cannot watch it.
+pub(crate) fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` is open and names the same file until it is dropped, and it moves into the `AsyncFd`, which
+    // drops it only after it has stopped watching.
+    let watched = unsafe { AsyncFd::register(descriptor) };
+    Ok(watched?)
+}

@@ -1,0 +1,276 @@
+//! Which process has which memory, on disk: one file per VM, `vms/RESERVATION.json`, written before the process gets its
+//! first descriptor. After a restart of the agent they say whom to look for.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use pool::{
+    agent::{Adopted, Process, VmRecord},
+    protocol::{Handle, Holding},
+};
+use serde::{Deserialize, Serialize};
+use units::{Bytes, Epoch, Name, ReservationId, SliceId};
+
+use crate::{
+    host::process::{ProcessError, Watched},
+    runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably},
+};
+
+/// Why the records cannot be used. An agent does not start without them: nothing starts from an empty list.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordsError {
+    /// The operating system refused.
+    #[error(transparent)]
+    Dir(#[from] RuntimeDirError),
+    /// A file is not a record.
+    #[error("{} is not a record of a VM: see which VM it was, then remove it", path.display())]
+    Corrupt {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        cause: Wrong,
+    },
+    /// Whether a VM's process lives cannot be said.
+    #[error("look for the process of {}", path.display())]
+    Process {
+        /// Whose record.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        cause: ProcessError,
+    },
+}
+
+/// What is wrong with a record.
+#[derive(Debug, thiserror::Error)]
+pub enum Wrong {
+    /// Not what is written there.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// A VM's name or number.
+    #[error("{field}: {problem}")]
+    Field {
+        /// Which field.
+        field: &'static str,
+        /// Value and rule.
+        problem: String,
+    },
+}
+
+/// The records of one host.
+#[derive(Clone, Debug)]
+pub struct Records {
+    directory: PathBuf,
+    boot_id: String,
+}
+
+/// A record as it is written. An unknown key is another version's, so it is an error.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    reservation: String,
+    vm: String,
+    pid: u32,
+    started_ticks: u64,
+    boot_id: String,
+    cgroup: String,
+    local_bytes: u64,
+    pinned: bool,
+    slices: Vec<WrittenSlice>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSlice {
+    slice: u32,
+    epoch: u64,
+    handle: String,
+}
+
+impl Records {
+    /// The records in an agent's directory, on a machine that was booted as told.
+    ///
+    /// # Errors
+    /// The operating system refused.
+    pub fn open(runtime_dir: &Path, boot_id: &str) -> Result<Self, RecordsError> {
+        let directory = runtime_dir.join("vms");
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        made.map_err(io_error("make", &directory))?;
+        Ok(Self { directory, boot_id: boot_id.to_owned() })
+    }
+
+    /// Every VM on record, and whether its process still runs.
+    ///
+    /// # Errors
+    /// A record that cannot be read or understood, or a process nobody can tell about.
+    pub fn load(&self) -> Result<Vec<Adopted>, RecordsError> {
+        let list = || io_error("list", &self.directory);
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(list())? {
+            let path = entry.map_err(list())?.path();
+            if path.extension().is_some_and(|extension| extension == "new") {
+                // Its VM was never handed anything: that waits for the rename.
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+            } else {
+                found.push(self.load_one(path)?);
+            }
+        }
+        Ok(found)
+    }
+
+    fn load_one(&self, path: PathBuf) -> Result<Adopted, RecordsError> {
+        let bytes = fs::read(&path).map_err(io_error("read", &path))?;
+        let (record, boot_id) = match understand(&bytes) {
+            Err(cause) => return Err(RecordsError::Corrupt { path, cause }),
+            Ok(understood) => understood,
+        };
+        let lives = boot_id == self.boot_id
+            && Watched::open(&record.process)
+                .map_err(|cause| RecordsError::Process { path, cause })?
+                .is_some();
+        Ok(Adopted { record, lives })
+    }
+
+    /// Writes a record; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// The operating system refused: whether it is there, nobody knows.
+    pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
+        let bytes = serde_json::to_vec_pretty(&self.written(record)).expect("numbers and texts are JSON");
+        Ok(write_durably(&self.path(record.reservation), &bytes)?)
+    }
+
+    /// Removes a record, if it is there.
+    ///
+    /// # Errors
+    /// The operating system refused.
+    pub fn remove(&self, reservation: ReservationId) -> Result<(), RecordsError> {
+        let path = self.path(reservation);
+        match fs::remove_file(&path) {
+            Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(errno) => Err(io_error("remove", path)(errno).into()),
+            Ok(()) => Ok(sync_parent(&path)?),
+        }
+    }
+
+    fn path(&self, reservation: ReservationId) -> PathBuf {
+        self.directory.join(format!("{reservation}.json"))
+    }
+
+    fn written(&self, record: &VmRecord) -> Written {
+        let slice = |(holding, handle): (&Holding, &Handle)| WrittenSlice {
+            slice: holding.slice.0,
+            epoch: holding.epoch.0,
+            handle: handle.to_string(),
+        };
+        Written {
+            reservation: record.reservation.to_string(),
+            vm: record.vm.to_string(),
+            pid: record.process.pid,
+            started_ticks: record.process.started,
+            boot_id: self.boot_id.clone(),
+            cgroup: record.process.cgroup.clone(),
+            local_bytes: record.local.get(),
+            pinned: record.pinned,
+            slices: record.slices.iter().map(slice).collect(),
+        }
+    }
+}
+
+/// A record, and the boot it is from.
+fn understand(bytes: &[u8]) -> Result<(VmRecord, String), Wrong> {
+    let written: Written = serde_json::from_slice(bytes)?;
+    let field = |field| move |problem| Wrong::Field { field, problem };
+    let reservation = written.reservation.parse().map_err(field("reservation"))?;
+    let vm = Name::new(&written.vm).map_err(|error| field("vm")(error.to_string()))?;
+    let slices: BTreeMap<Holding, Handle> = written.slices.into_iter().map(understand_slice).collect();
+    let process = Process { pid: written.pid, started: written.started_ticks, cgroup: written.cgroup };
+    let local = Bytes::new(written.local_bytes);
+    Ok((VmRecord { reservation, vm, process, local, pinned: written.pinned, slices }, written.boot_id))
+}
+
+fn understand_slice(written: WrittenSlice) -> (Holding, Handle) {
+    let holding = Holding { slice: SliceId(written.slice), epoch: Epoch(written.epoch) };
+    (holding, written.handle.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::host::process;
+
+    fn record(process: Process) -> VmRecord {
+        let holding = Holding { slice: SliceId(17), epoch: Epoch(42) };
+        VmRecord {
+            reservation: ReservationId(7),
+            vm: Name::new("vm:1").unwrap(),
+            process,
+            local: Bytes::mib(64),
+            pinned: true,
+            slices: BTreeMap::from([(holding, "/emc/slices/00017.42.h0".into())]),
+        }
+    }
+
+    #[test]
+    fn a_vm_whose_process_runs_is_found_alive_and_after_its_end_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path(), "boot").unwrap();
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let record = record(process::identify(child.id()).unwrap());
+        records.write(&record).unwrap();
+        assert_eq!(records.load().unwrap(), [Adopted { record: record.clone(), lives: true }]);
+        let rebooted = Records::open(dir.path(), "another boot").unwrap();
+        assert_eq!(rebooted.load().unwrap(), [Adopted { record: record.clone(), lives: false }]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(records.load().unwrap(), [Adopted { record, lives: false }]);
+    }
+
+    #[test]
+    fn a_removed_record_is_gone_and_removing_it_again_does_no_harm() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path(), "boot").unwrap();
+        let record = record(Process { pid: 1, started: 1, cgroup: String::new() });
+        records.write(&record).unwrap();
+        records.remove(record.reservation).unwrap();
+        records.remove(record.reservation).unwrap();
+        assert_eq!(records.load().unwrap(), []);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_understood_is_an_error_that_names_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path(), "boot").unwrap();
+        records.write(&record(Process { pid: 1, started: 1, cgroup: String::new() })).unwrap();
+        let path = dir.path().join("vms/r-7.json");
+        let good = fs::read_to_string(&path).unwrap();
+        for (bad, why) in [
+            (good[..good.len() / 2].to_owned(), "EOF"),
+            (good.replace("r-7", "7"), "reservation: \"7\" is not a reservation"),
+            (good.replace("vm:1", "../vm"), "vm: \"../vm\" is not a name"),
+            (good.replace("cgroup", "cgroups"), "unknown field `cgroups`"),
+            (String::new(), "EOF"),
+        ] {
+            fs::write(&path, bad).unwrap();
+            let error = crate::chain(&records.load().unwrap_err());
+            assert!(error.contains("vms/r-7.json") && error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_record_that_was_not_finished_never_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path(), "boot").unwrap();
+        fs::write(dir.path().join("vms/r-7.new"), "{ \"reser").unwrap();
+        assert_eq!(records.load().unwrap(), []);
+        assert_eq!(fs::read_dir(dir.path().join("vms")).unwrap().count(), 0);
+    }
+}

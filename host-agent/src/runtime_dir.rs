@@ -1,0 +1,203 @@
+//! The agent's directory: one agent at a time, which start this is, and which rack this host serves. What it says is on
+//! disk before anybody hears of it. The VMs in it are [`crate::records`].
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use units::InstanceId;
+
+/// Why the directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeDirError {
+    /// The operating system refused.
+    #[error("{doing} {}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// Another agent serves this host.
+    #[error("another host-agent uses {}", path.display())]
+    InUse {
+        /// Which directory.
+        path: PathBuf,
+    },
+    /// A file is not what was written.
+    #[error("{} holds {text:?}: must be {rule}", path.display())]
+    Corrupt {
+        /// Which file.
+        path: PathBuf,
+        /// What is in it.
+        text: String,
+        /// What ought to be.
+        rule: &'static str,
+    },
+}
+
+pub(crate) fn io_error(
+    doing: &'static str,
+    path: impl Into<PathBuf>,
+) -> impl FnOnce(io::Error) -> RuntimeDirError {
+    let path = path.into();
+    move |errno| RuntimeDirError::Io { doing, path, errno }
+}
+
+/// The directory, locked for as long as this lives.
+#[derive(Debug)]
+pub struct RuntimeDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RuntimeDir {
+    /// Makes the directory if it is missing, and takes it.
+    ///
+    /// # Errors
+    /// [`RuntimeDirError::InUse`], or what the operating system said.
+    pub fn take(path: &Path) -> Result<Self, RuntimeDirError> {
+        // Others may pass through, for the socket in it; what they may see there is each file's business.
+        let made = DirBuilder::new().recursive(true).mode(0o711).create(path);
+        made.map_err(io_error("make", path))?;
+        let at = path.join("lock");
+        let mut options = OpenOptions::new();
+        let lock = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&at);
+        let lock = lock.map_err(io_error("open", &at))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(RuntimeDirError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(errno)) => Err(io_error("lock", at)(errno)),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of this start: above all before it, even if the clock went back or the file was lost.
+    ///
+    /// # Errors
+    /// The file is not a number, or the operating system refused.
+    pub fn next_instance(&self) -> Result<InstanceId, RuntimeDirError> {
+        let path = self.path.join("instance");
+        let last = match read(&path)? {
+            None => 0,
+            Some(text) => parse_instance(&path, text)?,
+        };
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let clock = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let next = last.saturating_add(1).max(clock);
+        write_durably(&path, next.to_string().as_bytes())?;
+        Ok(InstanceId(next))
+    }
+
+    /// The rack this host has served before.
+    ///
+    /// # Errors
+    /// The file holds something else, or the operating system refused.
+    pub fn rack(&self) -> Result<Option<String>, RuntimeDirError> {
+        let path = self.path.join("rack");
+        let Some(text) = read(&path)? else { return Ok(None) };
+        let well_formed = (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
+        if well_formed {
+            Ok(Some(text))
+        } else {
+            Err(RuntimeDirError::Corrupt { path, text, rule: "a rack's uuid" })
+        }
+    }
+
+    /// Remembers the rack this host serves.
+    ///
+    /// # Errors
+    /// The operating system refused.
+    pub fn remember_rack(&self, rack: &str) -> Result<(), RuntimeDirError> {
+        write_durably(&self.path.join("rack"), rack.as_bytes())
+    }
+}
+
+fn parse_instance(path: &Path, text: String) -> Result<u64, RuntimeDirError> {
+    let corrupt = |text| RuntimeDirError::Corrupt { path: path.to_owned(), text, rule: "a whole number" };
+    text.parse().map_err(|_| corrupt(text))
+}
+
+fn read(path: &Path) -> Result<Option<String>, RuntimeDirError> {
+    match fs::read_to_string(path) {
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some).map_err(io_error("read", path)),
+    }
+}
+
+/// After a crash the file holds all of the old or all of the new, and once this has returned, the new.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), RuntimeDirError> {
+    let new = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new);
+    let mut file = file.map_err(io_error("make", &new))?;
+    file.write_all(bytes).map_err(io_error("write", &new))?;
+    file.sync_all().map_err(io_error("sync", &new))?;
+    fs::rename(&new, path).map_err(io_error("rename to", path))?;
+    sync_parent(path)
+}
+
+/// What was made, renamed or removed in a directory is so after a crash too.
+pub(crate) fn sync_parent(path: &Path) -> Result<(), RuntimeDirError> {
+    let parent = path.parent().expect("a file is in a directory");
+    let synced = File::open(parent).and_then(|directory| directory.sync_all());
+    synced.map_err(io_error("sync", parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_one_agent_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = RuntimeDir::take(dir.path()).unwrap();
+        assert!(matches!(RuntimeDir::take(dir.path()), Err(RuntimeDirError::InUse { .. })));
+        drop(first);
+        RuntimeDir::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn every_start_has_a_higher_number_even_if_the_clock_went_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
+        let first = runtime_dir.next_instance().unwrap();
+        let second = runtime_dir.next_instance().unwrap();
+        assert!(second > first);
+        let future = u64::MAX / 2;
+        fs::write(dir.path().join("instance"), future.to_string()).unwrap();
+        assert_eq!(runtime_dir.next_instance().unwrap(), InstanceId(future + 1));
+    }
+
+    #[test]
+    fn a_file_that_is_not_what_was_written_is_an_error_that_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
+        fs::write(dir.path().join("instance"), "12x").unwrap();
+        fs::write(dir.path().join("rack"), "").unwrap();
+        let instance = runtime_dir.next_instance().unwrap_err().to_string();
+        assert!(instance.contains("instance holds \"12x\": must be a whole number"), "{instance}");
+        let rack = runtime_dir.rack().unwrap_err().to_string();
+        assert!(rack.contains("must be a rack's uuid"), "{rack}");
+    }
+
+    #[test]
+    fn the_rack_is_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
+        assert_eq!(runtime_dir.rack().unwrap(), None);
+        runtime_dir.remember_rack("rack-1").unwrap();
+        assert_eq!(runtime_dir.rack().unwrap().as_deref(), Some("rack-1"));
+    }
+}

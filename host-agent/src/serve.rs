@@ -1,0 +1,266 @@
+//! `host-agent serve`: from host.toml to following orders, and a clean end on SIGTERM or SIGINT. Guests run on.
+//!
+//! The order matters: the directory is taken, the VMs in it are found, and only then does anybody hear of this agent.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use pool::agent::Agent;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use sd_notify::NotifyState;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+    task::JoinHandle,
+};
+use units::{InstanceId, Ns};
+
+use crate::{
+    chain,
+    config::{Backend, Config, ConfigError, Tls},
+    driver::{Driver, Handle, Start},
+    host::{
+        Host,
+        emulated::Emulated,
+        process::{self, ProcessError},
+    },
+    host_memory::{HostMemory, ListenError},
+    metrics::Metrics,
+    records::{Records, RecordsError},
+    runtime_dir::{RuntimeDir, RuntimeDirError},
+    session::{self, Caller},
+};
+
+/// What the session has heard and the driver has not taken yet; orders wait in the network meanwhile.
+const HEARD_QUEUED_MAX: usize = 4;
+/// Permissions of anybody but the owner.
+const OTHERS: u32 = 0o077;
+/// The longest token.
+const TOKEN_BYTES_MAX: usize = 1024;
+
+/// Why the agent did not start, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// host.toml.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The agent's directory.
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
+    /// The VMs on record.
+    #[error(transparent)]
+    Records(#[from] RecordsError),
+    /// This machine's boot.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The operating system refused.
+    #[error("{doing} {place}")]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        place: String,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// Others may read the token.
+    #[error("token {} has mode {mode:04o}: must be its owner's alone; `chmod 600` it", path.display())]
+    TokenOpen {
+        /// Which file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The file holds no token.
+    #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable letters", path.display())]
+    NotAToken {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The one task that owns the agent's machine is gone.
+    #[error("the driver ended by itself")]
+    DriverEnded,
+}
+
+fn io_error(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(io::Error) -> ServeError {
+    let place = place.to_string();
+    move |errno| ServeError::Io { doing, place, errno }
+}
+
+/// Reads and checks host.toml and the files it names; starts nothing.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_config(path: &Path) -> Result<(), ServeError> {
+    let config = Config::load(path)?;
+    read_secrets(&config)?;
+    Ok(())
+}
+
+/// Runs until a signal ends it.
+///
+/// # Errors
+/// Before it speaks to anybody: configuration, records or sockets are not right.
+pub async fn serve(path: &Path) -> Result<(), ServeError> {
+    let config = Config::load(path)?;
+    let (token, tls) = read_secrets(&config)?;
+    let signals = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    raise_descriptors();
+    let Prepared { start, heard, boot_id, instance } = prepare(&config)?;
+    let metrics = Arc::clone(&start.metrics);
+    let (driver, handle, reports) = Driver::new(start);
+    let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
+    if let Some(address) = config.metrics_listen {
+        export(address, metrics, handle.clone()).await?;
+    }
+    let (manager, host, socket) = (config.manager, config.host, config.socket);
+    tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
+    let caller = Caller { manager, host, token, tls, boot_id, instance, socket };
+    let mut driver = tokio::spawn(driver.run());
+    tokio::spawn(host_memory.serve(handle.clone()));
+    tokio::spawn(session::keep(caller, reports, heard));
+    tokio::spawn(watchdog(handle));
+    notify(&[NotifyState::Ready]);
+
+    let ended = until_stopped(signals, &mut driver).await;
+    notify(&[NotifyState::Stopping]);
+    driver.abort();
+    tracing::info!("host-agent stopped, guests run on");
+    ended
+}
+
+/// All that is there before anybody hears of this agent.
+struct Prepared {
+    start: Start,
+    heard: mpsc::Sender<session::Heard>,
+    boot_id: String,
+    instance: InstanceId,
+}
+
+fn prepare(config: &Config) -> Result<Prepared, ServeError> {
+    let runtime_dir = RuntimeDir::take(&config.runtime_dir)?;
+    let boot_id = process::boot_id()?;
+    let records = Records::open(runtime_dir.path(), &boot_id)?;
+    let found = records.load()?;
+    let alive = found.iter().filter(|adopted| adopted.lives).count();
+    tracing::info!(found = found.len(), alive, "VMs on record");
+    let (rack, instance) = (runtime_dir.rack()?, runtime_dir.next_instance()?);
+    let agent = Agent::new(Ns::ZERO, instance, rack, found);
+    let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
+    let metrics = Arc::new(Metrics::new(&config.host));
+    let start = Start { agent, host: host(&config.backend)?, records, runtime_dir, metrics, heard };
+    Ok(Prepared { start, heard: sender, boot_id, instance })
+}
+
+fn host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
+    match backend {
+        Backend::Emulated { local_dir } => {
+            if let Some(directory) = local_dir {
+                let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
+                made.map_err(io_error("make", directory.display()))?;
+            }
+            Ok(Arc::new(Emulated::new(local_dir.clone())))
+        }
+    }
+}
+
+fn read_secrets(config: &Config) -> Result<(Option<String>, Option<session::Tls>), ServeError> {
+    let token = config.token_file.as_deref().map(read_token).transpose()?;
+    Ok((token, config.tls.as_ref().map(read_tls).transpose()?))
+}
+
+fn read_token(path: &Path) -> Result<String, ServeError> {
+    let metadata = fs::metadata(path).map_err(io_error("read", path.display()))?;
+    let mode = metadata.mode() & 0o7777;
+    if mode & OTHERS != 0 {
+        return Err(ServeError::TokenOpen { path: path.to_owned(), mode });
+    }
+    let token = fs::read_to_string(path).map_err(io_error("read", path.display()))?.trim().to_owned();
+    let well_formed =
+        (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
+    if well_formed { Ok(token) } else { Err(ServeError::NotAToken { path: path.to_owned() }) }
+}
+
+fn read_tls(tls: &Tls) -> Result<session::Tls, ServeError> {
+    let read = |path: &PathBuf| fs::read(path).map_err(io_error("read", path.display()));
+    Ok(session::Tls {
+        ca: read(&tls.ca)?,
+        certificate: read(&tls.certificate)?,
+        key: read(&tls.key)?,
+        server_name: tls.server_name.clone(),
+    })
+}
+
+/// Each slice of this host takes a descriptor, so as many as the machine allows.
+fn raise_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "descriptors stay few");
+    }
+}
+
+fn on(kind: SignalKind) -> Result<Signal, ServeError> {
+    signal(kind).map_err(io_error("listen for", "signals"))
+}
+
+async fn until_stopped(
+    (mut terminate, mut interrupt): (Signal, Signal),
+    driver: &mut JoinHandle<()>,
+) -> Result<(), ServeError> {
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        _ = driver => Err(ServeError::DriverEnded),
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!(%error, "no service manager to notify");
+    }
+}
+
+/// Tells the service manager that the driver still answers, if it wants to know.
+async fn watchdog(driver: Handle) {
+    let Some(within) = sd_notify::watchdog_enabled() else { return };
+    let mut beat = tokio::time::interval(within / 3);
+    loop {
+        beat.tick().await;
+        if driver.look(|_, _| ()).await.is_ok() {
+            notify(&[NotifyState::Watchdog]);
+        }
+    }
+}
+
+/// Shows metrics over HTTP.
+async fn export(address: SocketAddr, metrics: Arc<Metrics>, driver: Handle) -> Result<(), ServeError> {
+    let listener = TcpListener::bind(address).await.map_err(io_error("listen on", address))?;
+    let show = move || {
+        let (metrics, driver) = (Arc::clone(&metrics), driver.clone());
+        async move {
+            let seen = Arc::clone(&metrics);
+            let observed = driver.look(move |agent, touched| seen.observe(agent, touched)).await;
+            observed.map_err(|error| error.to_string())?;
+            metrics.text().map_err(|error| error.to_string())
+        }
+    };
+    let app = axum::Router::new().route("/metrics", axum::routing::get(show));
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            tracing::error!(error = chain(&error), "metrics server ended");
+        }
+    });
+    Ok(())
+}
