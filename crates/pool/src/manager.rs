@@ -168,6 +168,8 @@ enum Reply {
     Place(crate::ledger::Place),
     Migration(ReservationId),
     Done,
+    /// Decided from facts that may not be durable yet: it names a reservation that a failed write would undo.
+    Refused(Denied),
 }
 
 /// The manager's end of the protocol.

@@ -57,17 +57,17 @@ impl Ledger {
     /// # Errors
     /// A repeated request id with other content, a VM that has memory, a host that takes nothing new, too little of
     /// anything.
-    pub fn decide_reserve(&self, when: When, ask: &Reserve) -> Result<Decided, Denied> {
+    pub fn decide_reserve(&self, when: When, ask: Reserve) -> Result<Decided, Denied> {
         if let Some(id) = self.by_request.get(&ask.request) {
-            return self.repeated(*id, ask);
+            return self.repeated(*id, &ask);
         }
         if let Some(id) = self.by_vm.get(&ask.vm) {
             return Err(self.taken(*id, &ask.vm));
         }
         let host_id = self.host_named(&ask.host).ok_or_else(|| Denied::NoSuchHost(ask.host.clone()))?;
         let host = &self.hosts[&host_id];
-        has_room(host, ask)?;
-        let choice = self.choose(host, ask)?;
+        has_room(host, &ask)?;
+        let choice = self.choose(host, &ask)?;
         Ok(Decided::New(self.meta.next_reservation, self.reserving(when, ask, host_id, &choice)))
     }
 
@@ -129,8 +129,10 @@ impl Ledger {
         entries.filter(|(_, entry)| not_chosen(entry).is_none())
     }
 
-    fn reserving(&self, when: When, ask: &Reserve, host: HostId, choice: &Choice) -> Change {
+    fn reserving(&self, when: When, ask: Reserve, host: HostId, choice: &Choice) -> Change {
         let id = self.meta.next_reservation;
+        let what = self.why_these(id, &ask, host, choice);
+        let (actor, subject) = (Actor::Client(ask.request.client.clone()), Subject::Vm(ask.vm.clone()));
         let mut slices: Vec<SliceId> = Vec::with_capacity(ask.slices as usize);
         for taken in choice {
             slices.extend(self.emcs[&taken.emc].free.iter().take(taken.slices as usize));
@@ -142,13 +144,13 @@ impl Ledger {
             records.push(Record::Slice(*slice, slot.expect("a slice in the free set is free")));
         }
         let reservation = Reservation {
-            vm: ask.vm.clone(),
+            vm: ask.vm,
             host,
             slices,
             local: ask.local,
             cores: ask.cores,
             pinned: ask.pinned,
-            request: ask.request.clone(),
+            request: ask.request,
             commit_within: ask.commit_within,
             created: when.wall,
             stage: Stage::Reserved {
@@ -157,26 +159,28 @@ impl Ledger {
             },
         };
         records.push(Record::Reservation(id, reservation));
-        let actor = Actor::Client(ask.request.client.clone());
-        let what = self.why_these(id, ask, host, choice);
-        records.push(decision(when, actor, Subject::Vm(ask.vm.clone()), what));
+        records.push(decision(when, actor, subject, what));
         Change(records)
     }
 
     fn why_these(&self, reservation: ReservationId, ask: &Reserve, host: HostId, choice: &Choice) -> What {
-        let entry = |id: &EmcId| &self.emcs[id];
-        let chosen = |id: &EmcId| choice.iter().any(|taken| taken.emc == *id);
-        let taken = choice.iter().map(|t| (entry(&t.emc).emc.name.clone(), t.slices, entry(&t.emc).free()));
-        let wired = self.hosts[&host].host.emcs.iter().filter(|id| self.emcs.contains_key(id) && !chosen(id));
-        let others = wired.map(|id| {
-            let fewer = if entry(id).free() < ask.slices { NotChosen::TooSmall } else { NotChosen::Fuller };
-            (entry(id).emc.name.clone(), entry(id).free(), not_chosen(entry(id)).unwrap_or(fewer))
-        });
+        let wired = &self.hosts[&host].host.emcs;
+        let mut taken = Vec::with_capacity(choice.len());
+        let mut others = Vec::with_capacity(wired.len() - choice.len());
+        for (id, entry) in wired.iter().filter_map(|id| Some((id, self.emcs.get(id)?))) {
+            let (name, free) = (entry.emc.name.clone(), entry.free());
+            if let Some(chosen) = choice.iter().find(|taken| taken.emc == *id) {
+                taken.push((name, chosen.slices, free));
+            } else {
+                let fewer = if free < ask.slices { NotChosen::TooSmall } else { NotChosen::Fuller };
+                others.push((name, free, not_chosen(entry).unwrap_or(fewer)));
+            }
+        }
         What::Reserved {
             reservation,
             host: ask.host.clone(),
-            taken: taken.collect(),
-            others: others.collect(),
+            taken,
+            others,
             local: ask.local,
             cores: ask.cores,
         }

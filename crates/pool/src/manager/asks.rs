@@ -141,9 +141,9 @@ impl Manager {
             return self.refuse(token, Denied::Starting("its store is being read"));
         }
         let decided = match ask {
-            Ask::Reserve { reserve, wait } => return self.on_reserve(when, token, &reserve, wait),
+            Ask::Reserve { reserve, wait } => return self.on_reserve(when, token, reserve, wait),
             Ask::WaitReady { target, within } => return self.on_wait_ready(when, token, &target, within),
-            Ask::Validate(reserve) => return self.on_validate(when, token, &reserve),
+            Ask::Validate(reserve) => return self.on_validate(when, token, reserve),
             Ask::Commit { target, actor } => self.on_commit(when, &target, actor),
             Ask::Release { target, force, reason, actor } => {
                 self.on_release(when, &target, force, reason, actor)
@@ -169,18 +169,19 @@ impl Manager {
                 self.change(when, change);
                 self.reply_durable(token, reply);
             }
-            Err(denied) => self.refuse(token, denied),
+            Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
         }
     }
 
     /// A repeated request is answered whatever its host's state; a new one needs a host that speaks to us.
-    fn decide_reserve(&self, when: When, reserve: &Reserve) -> Result<Decided, Denied> {
+    fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<Decided, Denied> {
+        let host = self.head.host_named(&reserve.host);
         let decided = self.head.decide_reserve(when, reserve);
         if let Ok(Decided::Repeat(_)) | Err(Denied::RequestReused { .. } | Denied::VmTaken { .. }) = decided {
             return decided; // true whatever the host's state
         }
-        if let Some(host) = self.head.host_named(&reserve.host) {
-            self.takes_reservations(host, &reserve.host)?;
+        if let Some(host) = host {
+            self.takes_reservations(host)?;
             if let Err(Denied::OutOfSlices { .. }) = &decided
                 && self.has_starting_emc(host)
             {
@@ -193,23 +194,24 @@ impl Manager {
         decided
     }
 
-    fn takes_reservations(&self, host: HostId, name: &Name) -> Result<(), Denied> {
-        match self.links.get(&host) {
-            Some(link) if link.is_expected() => Err(Denied::HostExpected(name.clone())),
+    fn takes_reservations(&self, id: HostId) -> Result<(), Denied> {
+        let Some(host) = self.head.host(id).map(|entry| &entry.host.name) else { return Ok(()) };
+        match self.links.get(&id) {
             Some(link) if link.is_unknown() => {
-                Err(Denied::HostNotSchedulable { host: name.clone(), why: "unknown: its lease is over" })
+                Err(Denied::HostNotSchedulable { host: host.clone(), why: "unknown: its lease is over" })
             }
-            Some(_) => Ok(()),
-            None => Err(Denied::HostExpected(name.clone())),
+            Some(link) if !link.is_expected() => Ok(()),
+            Some(_) | None => Err(Denied::HostExpected(host.clone())),
         }
     }
 
-    fn on_reserve(&mut self, when: When, token: Token, reserve: &Reserve, wait: Option<Ns>) {
+    fn on_reserve(&mut self, when: When, token: Token, reserve: Reserve, wait: Option<Ns>) {
+        let slices = reserve.slices;
         let id = match self.decide_reserve(when, reserve) {
-            Err(denied) => return self.refuse(token, denied),
+            Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
             Ok(Decided::Repeat(id)) => id,
             Ok(Decided::New(id, change)) => {
-                self.buffer.reserved(when.now, reserve.slices);
+                self.buffer.reserved(when.now, slices);
                 self.change(when, change);
                 id
             }
@@ -220,9 +222,10 @@ impl Manager {
         }
     }
 
-    fn on_validate(&mut self, when: When, token: Token, reserve: &Reserve) {
+    fn on_validate(&mut self, when: When, token: Token, reserve: Reserve) {
+        let host = reserve.host.clone();
         let view = match self.decide_reserve(when, reserve) {
-            Err(denied) => return self.refuse(token, denied),
+            Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
             Ok(Decided::Repeat(id)) => return self.reply_durable(token, Reply::Reservation(id)),
             Ok(Decided::New(id, change)) => {
                 let made = change.0.into_iter().find_map(|record| match record {
@@ -230,7 +233,7 @@ impl Manager {
                     _ => None,
                 });
                 let reservation = made.expect("a new reservation is part of its change");
-                ReservationView { id, host: reserve.host.clone(), online: 0, reservation }
+                ReservationView { id, host, online: 0, reservation }
             }
         };
         self.effects.push_back(Effect::Reply(token, Box::new(Ok(Answer::Reservation(view)))));
@@ -239,7 +242,7 @@ impl Manager {
     fn on_wait_ready(&mut self, when: When, token: Token, target: &Target, within: Ns) {
         match self.head.find(target) {
             Ok(id) => self.wait_durable(token, id, when.now.after(within)),
-            Err(denied) => self.refuse(token, denied),
+            Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
         }
     }
 
@@ -292,6 +295,7 @@ impl Manager {
                 found.map(|(_, m)| Answer::Migration(m.clone())).ok_or(Denied::NoSuchReservation(id))
             }
             Reply::Done => Ok(Answer::Done(revision)),
+            Reply::Refused(denied) => Err(denied),
         };
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
