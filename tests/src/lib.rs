@@ -1,3 +1,6 @@
 //! What system tests share.
 
 pub mod rack;
+
+/// Steps of one simulated rack before everything comes to rest.
+pub const SIMULATION_STEPS: u64 = 1500;

@@ -5,3 +5,4 @@
 pub mod generate;
 pub mod packing;
 pub mod trace;
+pub mod world;

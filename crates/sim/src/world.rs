@@ -1,0 +1,250 @@
+//! A rack in one thread, grown from a number: the manager's and the agents' real machines, exactly as the programs run
+//! them, between a wire, disks, devices and people that do all that may happen to them. The machines decide; this is
+//! everything around them, and after every step it looks whether the promises still hold ([`check`](World::step)).
+//!
+//! Nothing here is concurrent and nothing is left to chance: the same seed is the same story.
+
+mod calm;
+mod check;
+mod device;
+mod hosts;
+mod machine;
+mod people;
+mod program;
+mod store;
+mod story;
+mod trouble;
+mod weather;
+mod wire;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use pool::manager::SessionId;
+use pool::protocol::{Have, Want};
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg64;
+use units::{EmcId, HostId, Ns, ReservationId, UnixMs};
+
+use self::{
+    check::Truth,
+    device::Device,
+    machine::{Job, Machine, Pid},
+    people::People,
+    program::Program,
+    story::Story,
+    trouble::Trouble,
+    weather::Weather,
+    wire::Wire,
+};
+pub use self::{
+    store::{MemoryStore, Store},
+    story::{Failure, Summary},
+};
+
+/// Something that will happen.
+#[derive(Debug)]
+enum Happening {
+    ManagerStarts,
+    ManagerWakes,
+    ManagerSettles(u64),
+    /// The store is done with a batch of this life of the manager.
+    StoreDone(u64),
+    StoreRead(u64),
+    /// The first of the calls of this life that wait for this device is made.
+    DeviceTurn(u64, EmcId),
+    Boots(HostId),
+    AgentStarts(HostId, u64),
+    AgentWakes(HostId, u64),
+    /// The host is done with something that this start of the agent asked for.
+    HostDone(HostId, u64, Box<Job>),
+    ProcessGone(HostId, u64, ReservationId),
+    /// A process of this boot asks its agent for memory, again perhaps.
+    Asks(HostId, u64, Pid),
+    /// A process does something with its memory, or ends.
+    Lives(HostId, u64, Pid),
+    Connects(HostId, u64),
+    Welcome(SessionId),
+    ToManager(SessionId, Box<Have>),
+    ToAgent(SessionId, Box<Want>),
+    ManagerHearsEnd(SessionId),
+    AgentHearsEnd(SessionId),
+    PeopleAct,
+    TroubleComes,
+    TroubleEnds(Trouble),
+}
+
+/// A rack, its people and its bad luck.
+#[derive(Debug)]
+pub struct World {
+    seed: u64,
+    rng: Pcg64,
+    now: Ns,
+    steps: u64,
+    queue: BTreeMap<(Ns, u64), Happening>,
+    queued: u64,
+    weather: Weather,
+    program: Program,
+    devices: Vec<Device>,
+    machines: Vec<Machine>,
+    wire: Wire,
+    people: People,
+    truth: Truth,
+    story: Story,
+    /// Nothing goes wrong any more.
+    calm: bool,
+}
+
+impl World {
+    /// The world of this seed, with a store in memory.
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Pcg64::seed_from_u64(seed);
+        let weather = Weather::of(&mut rng);
+        let store = Box::new(MemoryStore::new(rng.random(), weather.store_fails));
+        Self::grow(seed, rng, weather, store)
+    }
+
+    /// The world of this seed, with another store.
+    pub fn with_store(seed: u64, store: Box<dyn Store>) -> Self {
+        let mut rng = Pcg64::seed_from_u64(seed);
+        let weather = Weather::of(&mut rng);
+        Self::grow(seed, rng, weather, store)
+    }
+
+    fn grow(seed: u64, rng: Pcg64, weather: Weather, store: Box<dyn Store>) -> Self {
+        let mut world = Self {
+            seed,
+            rng,
+            now: Ns::ZERO,
+            steps: 0,
+            queue: BTreeMap::new(),
+            queued: 0,
+            devices: weather.devices(),
+            machines: weather.machines(),
+            program: Program::new(store),
+            wire: Wire::default(),
+            people: People::default(),
+            truth: Truth::default(),
+            story: Story::default(),
+            calm: false,
+            weather,
+        };
+        world.after(Ns::ZERO, Happening::ManagerStarts);
+        for host in world.hosts() {
+            world.after(Ns::ms(1), Happening::Boots(host));
+        }
+        world.after(Ns::ms(5), Happening::PeopleAct);
+        world.after(Ns::ms(20), Happening::TroubleComes);
+        world
+    }
+
+    /// Keeps what happens in words, to be printed with a failure.
+    #[must_use]
+    pub fn told(mut self) -> Self {
+        self.story.tell();
+        self
+    }
+
+    /// Lives through so many steps, then lets everything come to rest.
+    ///
+    /// # Errors
+    /// A promise was broken.
+    pub fn run(mut self, steps: u64) -> Result<Summary, Box<Failure>> {
+        for _ in 0..steps {
+            self.step()?;
+        }
+        self.settle()?;
+        Ok(self.story.summary(self.steps))
+    }
+
+    /// The next thing happens; then every promise is looked at.
+    ///
+    /// # Errors
+    /// A promise was broken.
+    pub fn step(&mut self) -> Result<(), Box<Failure>> {
+        if let Some(((at, _), happening)) = self.queue.pop_first() {
+            self.now = at;
+            self.steps += 1;
+            self.happen(happening);
+            self.check();
+        }
+        self.story.failure(self.seed, self.steps).map_or(Ok(()), Err)
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::ManagerStarts => self.start_manager(),
+            Happening::ManagerWakes => self.wake_manager(),
+            Happening::ManagerSettles(life) => self.end_burst(life),
+            Happening::StoreDone(life) => self.store_done(life),
+            Happening::StoreRead(life) => self.store_read(life),
+            Happening::DeviceTurn(life, emc) => self.device_turn(life, emc),
+            Happening::Boots(host) => self.boot(host),
+            Happening::AgentStarts(host, boot) => self.start_agent(host, boot),
+            Happening::AgentWakes(host, instance) => self.wake_agent(host, instance),
+            Happening::HostDone(host, instance, job) => self.host_done(host, instance, *job),
+            Happening::ProcessGone(host, instance, id) => self.process_gone(host, instance, id),
+            Happening::Asks(host, boot, pid) => self.process_asks(host, boot, pid),
+            Happening::Lives(host, boot, pid) => self.process_lives(host, boot, pid),
+            Happening::Connects(host, instance) => self.connect(host, instance),
+            Happening::Welcome(session) => self.welcome(session),
+            Happening::ToManager(session, have) => self.to_manager(session, *have),
+            Happening::ToAgent(session, want) => self.to_agent(session, *want),
+            Happening::ManagerHearsEnd(session) => self.manager_hears_end(session),
+            Happening::AgentHearsEnd(session) => self.agent_hears_end(session),
+            Happening::PeopleAct => self.people_act(),
+            Happening::TroubleComes => self.trouble_comes(),
+            Happening::TroubleEnds(trouble) => self.trouble_ends(trouble),
+        }
+    }
+
+    fn at(&mut self, at: Ns, happening: Happening) {
+        self.queued += 1; // what is due at the same time happens in the order it was foreseen
+        self.queue.insert((at.max(self.now), self.queued), happening);
+    }
+
+    fn after(&mut self, span: Ns, happening: Happening) {
+        self.at(self.now.after(span), happening);
+    }
+
+    /// Most things take about so long, some ten times that.
+    fn about(&mut self, span: Ns) -> Ns {
+        let usual = self.rng.random_range(span.0 / 2..=span.0 * 3 / 2);
+        Ns(if self.rng.random_bool(0.05) { usual * 10 } else { usual })
+    }
+
+    fn between(&mut self, least: Ns, most: Ns) -> Ns {
+        Ns(self.rng.random_range(least.0..=most.0))
+    }
+
+    fn chance(&mut self, part: f64) -> bool {
+        self.rng.random_bool(part)
+    }
+
+    fn any<T: Clone>(&mut self, of: &[T]) -> Option<T> {
+        (!of.is_empty()).then(|| of[self.rng.random_range(0..of.len())].clone())
+    }
+
+    fn hosts(&self) -> Vec<HostId> {
+        self.machines.iter().map(|machine| machine.id).collect()
+    }
+
+    fn machine(&mut self, host: HostId) -> &mut Machine {
+        &mut self.machines[usize::from(host.0)]
+    }
+
+    fn wall(&self) -> UnixMs {
+        UnixMs(self.now.as_ms())
+    }
+
+    fn say(&mut self, words: impl FnOnce() -> String) {
+        self.story.say(self.now, words);
+    }
+
+    /// A promise is broken: the first one counts.
+    fn blame(&mut self, promise: &'static str, what: String) {
+        self.story.blame(promise, what);
+    }
+}
+
+/// As the manager hands its batches over.
+type Records = Arc<Vec<pool::record::Record>>;

@@ -1,0 +1,140 @@
+//! When nothing goes wrong any more, everything comes to rest: what lives becomes ready, what was released becomes free,
+//! everybody who waits is answered, and a restart would find what the manager knows.
+
+use pool::{
+    ledger::{Ledger, Place, Target},
+    record::{Fence, Key, Record, Scheduling, Stage},
+    slice::State,
+};
+use units::{Ns, SliceId};
+
+use super::{Failure, Happening, World};
+
+/// How long everything may take to become ready, and then to become free.
+const READY_WITHIN: Ns = Ns::secs(60);
+const FREE_WITHIN: Ns = Ns::secs(120);
+/// How often people look and ask again.
+const LOOK_EVERY: Ns = Ns::ms(500);
+
+impl World {
+    /// Lets everything come to rest.
+    ///
+    /// # Errors
+    /// A promise was broken, the last one among them: that it does.
+    pub fn settle(&mut self) -> Result<(), Box<Failure>> {
+        self.end_all_trouble();
+        self.live_until(READY_WITHIN, Self::not_ready)?;
+        self.end_all_guests();
+        self.live_until(FREE_WITHIN, Self::not_free)?;
+        self.compare_with_disk();
+        self.story.failure(self.seed, self.steps).map_or(Ok(()), Err)
+    }
+
+    fn end_all_trouble(&mut self) {
+        self.say(|| "all trouble is over".into());
+        self.calm = true;
+        self.program.store.calm();
+        self.after(Ns::ms(1), Happening::ManagerStarts);
+        self.devices.iter_mut().for_each(|device| device.failed = false);
+        for host in self.hosts() {
+            let machine = self.machine(host);
+            (machine.is_cut_off, machine.frozen_until) = (false, Ns::ZERO);
+            let boot = machine.boot;
+            self.after(Ns::ms(1), Happening::Boots(host));
+            self.after(Ns::ms(2), Happening::AgentStarts(host, boot));
+        }
+    }
+
+    fn end_all_guests(&mut self) {
+        for host in self.hosts() {
+            let pids: Vec<_> = self.machine(host).processes.keys().copied().collect();
+            pids.into_iter().for_each(|pid| self.end_process(host, pid));
+        }
+    }
+
+    /// Lives on until nothing is missing any more.
+    fn live_until(
+        &mut self,
+        within: Ns,
+        missing: fn(&mut Self) -> Option<String>,
+    ) -> Result<(), Box<Failure>> {
+        let deadline = self.now.after(within);
+        loop {
+            let Some(what) = missing(self) else { return Ok(()) };
+            if self.now >= deadline {
+                self.blame("everything comes to rest", what);
+            }
+            let look = self.now.after(LOOK_EVERY);
+            while self.queue.first_key_value().is_some_and(|((at, _), _)| *at <= look) {
+                self.step()?;
+            }
+            self.now = look;
+            self.story.failure(self.seed, self.steps).map_or(Ok(()), Err)?;
+        }
+    }
+
+    /// Which reservation is not ready and should be.
+    fn not_ready(&mut self) -> Option<String> {
+        if !self.program.is_open() {
+            return Some("the manager does not start".into());
+        }
+        let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(_));
+        let live = self.truth.reservations().filter(|(_, r)| r.is_active());
+        let mut live = live.filter(|(_, r)| !matches!(r.stage, Stage::Broken { .. }));
+        let (id, reservation) = live.find(|(_, r)| !r.slices.iter().all(online))?;
+        let slots: Vec<_> = reservation.slices.iter().map(|s| (*s, self.truth.slot(*s).state)).collect();
+        Some(format!("{id} is not ready: {slots:?}"))
+    }
+
+    /// Which slice is not free and should be. People go on releasing what is left.
+    fn not_free(&mut self) -> Option<String> {
+        let active: Vec<_> = self
+            .truth
+            .reservations()
+            .filter(|(_, r)| r.is_active())
+            .map(|(id, r)| (id, r.vm.clone()))
+            .collect();
+        for (id, vm) in active {
+            self.release(vm, Target::Reservation(id), false);
+        }
+        self.quarantined().into_iter().for_each(|slice| self.let_back(slice));
+        for host in self.hosts() {
+            let place = Place::Host(self.machine(host).name.clone());
+            self.schedule(place, Scheduling::Enabled);
+        }
+        self.first_not_free()
+    }
+
+    fn first_not_free(&self) -> Option<String> {
+        let fenced = self.truth.records().find_map(|record| match record {
+            Record::Host(id, host) if host.fence != Fence::None => Some(format!("{id} is {:?}", host.fence)),
+            Record::Reservation(id, r) if r.is_active() => Some(format!("{id} is {:?}", r.stage)),
+            Record::Slice(id, slot) if slot.state != State::Free => Some(format!("slice {id} is {slot:?}")),
+            _ => None,
+        });
+        fenced.or_else(|| {
+            (!self.people.asked.is_empty()).then(|| format!("unanswered: {:?}", self.people.asked))
+        })
+    }
+
+    /// A restart now would change nothing.
+    fn compare_with_disk(&mut self) {
+        let Some(running) = &self.program.running else { return };
+        let known = running.manager.durable();
+        let records: Vec<Record> = self.truth.records().cloned().collect();
+        let meta = known.meta().clone();
+        let disk = Ledger::load(meta, records.iter().filter(|r| r.key() != Key::Meta).cloned());
+        let same = records.iter().filter(|r| r.key() != Key::Meta).all(|r| known.record(r.key()) == *r);
+        let usage = |ledger: &Ledger| {
+            let hosts = ledger
+                .hosts()
+                .map(|(id, h)| (id, h.held().len(), h.cores_free(), h.local_free(), h.scrubbing()));
+            let emcs = ledger.emcs().map(|(id, e)| (id, e.free(), e.draining(), e.quarantined()));
+            (hosts.collect::<Vec<_>>(), emcs.collect::<Vec<_>>())
+        };
+        if !same || usage(known) != usage(&disk) {
+            let what = format!("{:?} in memory, {:?} on disk", usage(known), usage(&disk));
+            self.blame("a restart changes nothing", what);
+        }
+    }
+}

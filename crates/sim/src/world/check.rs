@@ -1,0 +1,401 @@
+//! The promises, looked at from outside after every step: what processes can really reach, what the store really has,
+//! what hosts and devices really said. The ledger's own opinion is never asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pool::{
+    agent::VmRecord,
+    manager::{DeviceCall, DeviceDone},
+    protocol::{FailedReason, Have, Holding, Want},
+    record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
+    slice::{Call, Drain, Scrub, Slot, State},
+};
+use units::{Epoch, HostId, Name, Ns, ReservationId, SliceId};
+
+use super::{
+    World,
+    device::{Mark, Physics},
+    machine::Guest,
+};
+
+/// What is so, as far as somebody outside can know.
+#[derive(Debug, Default)]
+pub(super) struct Truth {
+    /// What the store has, decisions aside.
+    records: BTreeMap<Key, Record>,
+    /// What clients were told.
+    pub(super) acked: BTreeMap<RequestKey, Acked>,
+    /// Who was granted each slice last.
+    hands: BTreeMap<SliceId, Hand>,
+    /// VMs that somebody asked to release by force, hosts to fence, slices to let back.
+    pub(super) force_asked: BTreeSet<Name>,
+    pub(super) fence_asked: BTreeSet<Name>,
+    pub(super) requalify_asked: BTreeSet<SliceId>,
+    forced: BTreeSet<ReservationId>,
+    /// Grants that went with the power of their device.
+    lost: BTreeSet<Holding>,
+    /// When the present manager last heard each host, and which were silent for long enough to be fenced.
+    heard: BTreeMap<HostId, Ns>,
+    long_silent: BTreeSet<HostId>,
+}
+
+/// A reservation that a client knows of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Acked {
+    pub(super) id: ReservationId,
+    pub(super) slices: Vec<SliceId>,
+    pub(super) committed: bool,
+    pub(super) ended: bool,
+}
+
+/// The latest owner that a device let in.
+#[derive(Clone, Copy, Debug)]
+struct Hand {
+    epoch: Epoch,
+    host: HostId,
+    /// Its host may know of it.
+    told: bool,
+    /// Its host said that it let go, or a device or a person saw to it.
+    let_go: bool,
+}
+
+impl Truth {
+    pub(super) fn slot(&self, slice: SliceId) -> Slot {
+        match self.records.get(&Key::Slice(slice)) {
+            Some(Record::Slice(_, slot)) => *slot,
+            _ => Slot::default(),
+        }
+    }
+
+    pub(super) fn host(&self, host: HostId) -> Option<&Host> {
+        match self.records.get(&Key::Host(host)) {
+            Some(Record::Host(_, host)) => Some(host),
+            _ => None,
+        }
+    }
+
+    pub(super) fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
+        match self.records.get(&Key::Reservation(id)) {
+            Some(Record::Reservation(_, reservation)) => Some(reservation),
+            _ => None,
+        }
+    }
+
+    pub(super) fn reservations(&self) -> impl Iterator<Item = (ReservationId, &Reservation)> {
+        self.records.values().filter_map(|record| match record {
+            Record::Reservation(id, reservation) => Some((*id, reservation)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn records(&self) -> impl Iterator<Item = &Record> {
+        self.records.values()
+    }
+
+    fn let_go(&mut self, host: HostId, holding: Holding) {
+        if let Some(hand) = self.hands.get_mut(&holding.slice)
+            && (hand.host, hand.epoch) == (host, holding.epoch)
+        {
+            hand.let_go = true;
+        }
+    }
+
+    fn put(&mut self, record: &Record) {
+        match record {
+            Record::Gone(key) => drop(self.records.remove(key)),
+            Record::Decision(..) => {}
+            kept => drop(self.records.insert(kept.key(), kept.clone())),
+        }
+    }
+}
+
+impl World {
+    /// What must hold at every moment.
+    pub(super) fn check(&mut self) {
+        let mut owners: BTreeMap<SliceId, (Epoch, HostId)> = BTreeMap::new();
+        let mut clash = None;
+        for machine in &self.machines {
+            for (holding, _) in machine.mappings() {
+                let device = self.devices.iter().find(|device| device.has(holding.slice));
+                if !device.is_some_and(|device| device.reaches(holding, machine.id)) {
+                    continue;
+                }
+                let here = (holding.epoch, machine.id);
+                let other = *owners.entry(holding.slice).or_insert(here);
+                if other != here {
+                    clash = Some((holding.slice, other, here));
+                }
+            }
+        }
+        if let Some((slice, (e1, h1), (e2, h2))) = clash {
+            let what = format!("slice {slice}: {h1} reaches it by epoch {e1} and {h2} by epoch {e2}");
+            self.blame("one owner", what);
+        }
+    }
+
+    /// A batch that is about to be written.
+    pub(super) fn check_batch(&mut self, records: &[Record]) {
+        for record in records {
+            match record {
+                Record::Slice(slice, slot) => self.check_slot(*slice, *slot),
+                Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
+                Record::Host(id, host) => self.check_fencing(*id, host),
+                Record::Gone(Key::Reservation(id)) if self.truth.acked.values().any(|a| a.id == *id) => {
+                    self.blame("durable before done", format!("{id} is forgotten within a day"));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn check_slot(&mut self, slice: SliceId, slot: Slot) {
+        let before = self.truth.slot(slice);
+        if slot.epoch < before.epoch {
+            self.blame("epochs only rise", format!("slice {slice}: from {} to {}", before.epoch, slot.epoch));
+        }
+        if let State::Draining(owner, Drain::Host { force: true }) = slot.state {
+            self.truth.forced.insert(owner.reservation);
+            let vm = self.truth.reservation(owner.reservation).map(|r| r.vm.clone());
+            if vm.is_some_and(|vm| !self.truth.force_asked.contains(&vm)) {
+                self.blame(
+                    "guests outlive us",
+                    format!("slice {slice} is taken by force, which nobody asked"),
+                );
+            }
+        }
+        if slot.state == State::Free {
+            self.check_free(slice, slot);
+        }
+    }
+
+    fn check_free(&mut self, slice: SliceId, slot: Slot) {
+        let receipt = slot.receipt.map(|receipt| receipt.scrubbed.holding);
+        if slot.epoch > Epoch(0) && receipt != Some(Holding { slice, epoch: slot.epoch }) {
+            let what = format!("slice {slice} is free after epoch {} with receipt {receipt:?}", slot.epoch);
+            self.blame("clean hands", what);
+        }
+        if self.weather.physics == Physics::SharedDax && self.device(slice).read(slice) != Mark::ZERO {
+            self.blame("clean hands", format!("slice {slice} is free and not zero"));
+        }
+    }
+
+    fn check_reservation(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
+        let acked = self.truth.acked.values().find(|acked| acked.id == id).cloned();
+        if let Some(old) = self.truth.reservation(id) {
+            let kept = (&old.vm, old.host, &old.slices, &old.request)
+                == (&new.vm, new.host, &new.slices, &new.request);
+            let revived = !old.is_active() && new.is_active();
+            if !kept || revived || acked.is_some_and(|acked| !is_kept(&acked, new)) {
+                self.blame("durable before done", format!("{id} was {old:?} and becomes {new:?}"));
+            }
+        } else if self.is_closed(new, batch) {
+            self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
+        }
+    }
+
+    /// Whether a new reservation's host was cordoned or draining well before it.
+    fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
+        let changes = batch.iter().any(|record| record.key() == Key::Host(new.host));
+        let host = self.truth.host(new.host);
+        !changes && host.is_some_and(|h| h.scheduling != Scheduling::Enabled || h.fence != Fence::None)
+    }
+
+    /// A host is fenced only if somebody asked, or after a long silence.
+    fn check_fencing(&mut self, id: HostId, host: &Host) {
+        let was = self.truth.host(id).map_or(Fence::None, |host| host.fence);
+        if was != Fence::None || host.fence == Fence::None {
+            return;
+        }
+        let asked = self.truth.fence_asked.contains(&host.name);
+        if !asked && !self.is_long_silent(id) && !self.truth.long_silent.contains(&id) {
+            self.blame("unknown is not free", format!("{id} is fenced without a long silence"));
+        }
+    }
+
+    fn is_long_silent(&self, host: HostId) -> bool {
+        let Some(fence_after) = self.weather.settings.fence_after else { return false };
+        let heard = self.truth.heard.get(&host).copied().unwrap_or_default();
+        self.now >= heard.after(self.weather.settings.lease_ttl).after(fence_after)
+    }
+
+    /// A manager that starts gives everybody a fresh lease.
+    pub(super) fn fresh_leases(&mut self) {
+        let hosts = self.hosts();
+        self.truth.heard = hosts.into_iter().map(|host| (host, self.now)).collect();
+        self.truth.long_silent.clear();
+    }
+
+    /// The manager has heard a host.
+    pub(super) fn heard(&mut self, host: HostId) {
+        if self.is_long_silent(host) {
+            self.truth.long_silent.insert(host);
+        }
+        self.truth.heard.insert(host, self.now);
+    }
+
+    pub(super) fn truth_committed(&mut self, records: &[Record]) {
+        records.iter().for_each(|record| self.truth.put(record));
+    }
+
+    /// The store was read: nothing that anybody was told may be missing.
+    pub(super) fn truth_loaded(&mut self, meta: Option<&Meta>, records: &[Record]) {
+        self.truth.records.clear();
+        self.truth.records.extend(meta.map(|meta| (Key::Meta, Record::Meta(meta.clone()))));
+        self.truth_committed(records);
+        let lost = self.truth.acked.iter().find(|(_, acked)| {
+            !self.truth.reservation(acked.id).is_some_and(|reservation| is_kept(acked, reservation))
+        });
+        if let Some((request, acked)) = lost {
+            let what = format!("{request:?} was answered with {acked:?}, which the store does not have");
+            self.blame("durable before done", what);
+        }
+    }
+
+    /// A device is about to be asked: the intent must be on disk, and must be the latest.
+    pub(super) fn check_call(&mut self, call: &DeviceCall) {
+        let owed = match call {
+            DeviceCall::Contents => true,
+            DeviceCall::Grant { slice, epoch, host } => {
+                self.truth.slot(*slice).device_call() == Some(Call::Grant { epoch: *epoch, host: *host })
+            }
+            DeviceCall::Revoke { slice, epoch } => {
+                self.truth.slot(*slice).device_call() == Some(Call::Revoke { epoch: *epoch })
+            }
+            DeviceCall::Fence { host, .. } => {
+                self.truth.host(*host).is_some_and(|host| matches!(host.fence, Fence::Fencing { .. }))
+            }
+        };
+        if !owed {
+            self.blame("intent before act", format!("the store knows nothing of {call:?}"));
+        }
+    }
+
+    /// A device has done something: a new owner is let in only when the last one has let go.
+    pub(super) fn note_device(&mut self, call: &DeviceCall, done: &DeviceDone) {
+        match (call, done) {
+            (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
+                self.note_grant(*slice, *epoch, *host);
+            }
+            (_, DeviceDone::Fenced { host }) => {
+                for hand in self.truth.hands.values_mut().filter(|hand| hand.host == *host) {
+                    hand.let_go = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note_grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
+        let before = self.truth.hands.get(&slice).copied();
+        if before.is_some_and(|hand| (hand.epoch, hand.host) == (epoch, host)) {
+            return;
+        }
+        if let Some(hand) = before.filter(|hand| hand.told && !hand.let_go) {
+            let what =
+                format!("slice {slice} goes to {host}; {} never let go of epoch {}", hand.host, hand.epoch);
+            self.blame("unknown is not free", what);
+        }
+        self.story.counts.moved += u64::from(before.is_some_and(|hand| hand.host != host));
+        self.truth.requalify_asked.remove(&slice);
+        self.truth.hands.insert(slice, Hand { epoch, host, told: false, let_go: false });
+    }
+
+    /// A device lost its power, and these grants with it.
+    pub(super) fn lost_with_power(&mut self, holding: Holding) {
+        self.truth.lost.insert(holding);
+        self.freed_by_hand(holding.slice);
+    }
+
+    /// A person, or the loss of a device, freed a slice of whoever had it.
+    pub(super) fn freed_by_hand(&mut self, slice: SliceId) {
+        if let Some(hand) = self.truth.hands.get_mut(&slice) {
+            hand.let_go = true;
+        }
+    }
+
+    /// An order names only what is on disk.
+    pub(super) fn check_want(&mut self, host: HostId, want: &Want) {
+        let vms = want.vms.values().flat_map(|vm| vm.slices.keys().map(|h| (*h, false)));
+        let named: Vec<_> = vms.chain(want.scrub.keys().map(|h| (*h, true))).collect();
+        for (holding, scrub) in named {
+            let slot = self.truth.slot(holding.slice);
+            let state_fits = match slot.state {
+                State::Onlining(owner) | State::Online(owner) => !scrub && owner.host == host,
+                State::Scrubbing(Scrub::Working(by)) => scrub && by == host,
+                _ => false,
+            };
+            if slot.epoch != holding.epoch || !state_fits {
+                self.blame("intent before act", format!("{host} is sent {holding:?}, on disk is {slot:?}"));
+            }
+            if let Some(hand) = self.truth.hands.get_mut(&holding.slice)
+                && (hand.host, hand.epoch) == (host, holding.epoch)
+            {
+                hand.told = true;
+            }
+        }
+    }
+
+    /// What a host says counts, and must be so.
+    pub(super) fn note_have(&mut self, host: HostId, have: &Have) {
+        for holding in &have.released {
+            self.check_released(host, *holding);
+            self.truth.let_go(host, *holding);
+        }
+        have.scrubbed.iter().for_each(|scrubbed| self.truth.let_go(host, scrubbed.holding));
+        for failed in &have.failed {
+            let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
+            if failed.reason == FailedReason::NotZero || scrubber {
+                self.truth.let_go(host, failed.holding);
+            }
+        }
+    }
+
+    fn check_released(&mut self, host: HostId, holding: Holding) {
+        let physics = self.weather.physics;
+        let machine = self.machine(host);
+        let users = machine.processes.values().filter(|guest| guest.mapped.contains(&holding));
+        let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.reservation)).collect();
+        for (pid, reservation) in users {
+            // An emulated device cuts off by itself whom the host only stopped serving.
+            let forced = reservation.is_some_and(|id| self.truth.forced.contains(&id));
+            if physics == Physics::SharedDax || !forced {
+                let what = format!("{host} says it released {holding:?}, which process {pid} has");
+                self.blame("released means gone", what);
+            }
+        }
+    }
+
+    /// Nothing is handed out that would be forgotten with the agent.
+    pub(super) fn check_hand_out(&mut self, host: HostId, record: &VmRecord) {
+        let kept = self.machine(host).records.get(&record.reservation).cloned();
+        let known = kept.is_some_and(|kept| {
+            kept.process.is(&record.process) && record.slices.keys().all(|h| kept.slices.contains_key(h))
+        });
+        if !known {
+            self.blame("on record before handed out", format!("{host} hands out {}", record.reservation));
+        }
+    }
+
+    /// A process lost memory it was using: somebody must have asked for that.
+    pub(super) fn check_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
+        self.say(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
+        let forced = guest.reservation.is_some_and(|id| self.truth.forced.contains(&id));
+        let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None);
+        let let_back = self.truth.requalify_asked.contains(&holding.slice);
+        let lost = self.truth.lost.contains(&holding);
+        if !forced && !fenced && !let_back && !lost {
+            let what = format!("process {} of {host} lost {holding:?}: {why}", guest.process.pid);
+            self.blame("guests outlive us", what);
+        }
+    }
+}
+
+/// Whether a reservation still is what a client was told.
+fn is_kept(acked: &Acked, reservation: &Reservation) -> bool {
+    let stage = match reservation.stage {
+        Stage::Ended { .. } => true,
+        Stage::Reserved { .. } => !acked.ended && !acked.committed,
+        Stage::Committed | Stage::Broken { .. } => !acked.ended,
+    };
+    stage && reservation.slices == acked.slices
+}

@@ -1,0 +1,152 @@
+//! A pool device in memory, in two kinds of physics. It is honest: what it answers is so. Whether the manager may ask
+//! what it asks is checked elsewhere.
+
+use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant};
+use pool::protocol::Holding;
+use units::{Epoch, HostId, SliceId};
+
+/// What a slice holds: nothing but zeros, or what a VM wrote last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mark(pub u64);
+
+impl Mark {
+    /// Only zeros.
+    pub(super) const ZERO: Self = Self(0);
+}
+
+/// What a device can do to those who have a slice mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Physics {
+    /// Revoking cuts every mapping off, and a grant is born zero.
+    Emulated,
+    /// Revoking is only a note, and what was written stays until somebody writes over it.
+    SharedDax,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    highest: Epoch,
+    revoked: bool,
+    grant: Option<(Epoch, HostId)>,
+    holds: Mark,
+}
+
+/// One pool device.
+#[derive(Debug)]
+pub(super) struct Device {
+    physics: Physics,
+    first: SliceId,
+    cells: Vec<Cell>,
+    /// It answers nothing but errors.
+    pub(super) failed: bool,
+}
+
+impl Device {
+    pub(super) fn new(physics: Physics, first: SliceId, slices: u32) -> Self {
+        Self { physics, first, cells: vec![Cell::default(); slices as usize], failed: false }
+    }
+
+    pub(super) fn has(&self, slice: SliceId) -> bool {
+        slice >= self.first
+            && slice.0 - self.first.0 < u32::try_from(self.cells.len()).expect("made from a u32")
+    }
+
+    fn cell(&mut self, slice: SliceId) -> &mut Cell {
+        &mut self.cells[(slice.0 - self.first.0) as usize]
+    }
+
+    /// Whether a mapping of this grant still leads to the slice.
+    pub(super) fn reaches(&self, holding: Holding, host: HostId) -> bool {
+        let cell = &self.cells[(holding.slice.0 - self.first.0) as usize];
+        self.physics == Physics::SharedDax || cell.grant == Some((holding.epoch, host))
+    }
+
+    pub(super) fn read(&self, slice: SliceId) -> Mark {
+        self.cells[(slice.0 - self.first.0) as usize].holds
+    }
+
+    pub(super) fn write(&mut self, slice: SliceId, mark: Mark) {
+        self.cell(slice).holds = mark;
+    }
+
+    /// Does what it is asked, and says whose mappings it cut off on the way.
+    pub(super) fn perform(&mut self, call: &DeviceCall) -> (DeviceDone, Vec<Holding>) {
+        let failed = |failure| DeviceDone::Failed { call: call.clone(), failure };
+        if self.failed {
+            return (failed(DeviceFailure::Error("the device does not answer".into())), Vec::new());
+        }
+        match *call {
+            DeviceCall::Contents => (DeviceDone::Contents(self.contents()), Vec::new()),
+            DeviceCall::Grant { slice, epoch, host } => match self.grant(slice, epoch, host) {
+                Ok(()) => (DeviceDone::Granted { slice, epoch, handle: handle(slice, epoch) }, Vec::new()),
+                Err(failure) => (failed(failure), Vec::new()),
+            },
+            DeviceCall::Revoke { slice, epoch } => {
+                (DeviceDone::Revoked { slice, epoch }, self.revoke(slice, epoch).into_iter().collect())
+            }
+            DeviceCall::Fence { powered_off: false, .. } if self.physics == Physics::SharedDax => {
+                (failed(DeviceFailure::Error("it has no fence of its own".into())), Vec::new())
+            }
+            DeviceCall::Fence { host, .. } => (DeviceDone::Fenced { host }, self.fence(host)),
+        }
+    }
+
+    fn grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) -> Result<(), DeviceFailure> {
+        let physics = self.physics;
+        let cell = self.cell(slice);
+        if epoch < cell.highest || (epoch == cell.highest && cell.revoked) {
+            return Err(DeviceFailure::StaleEpoch { highest: cell.highest });
+        }
+        match cell.grant {
+            Some(same) if same == (epoch, host) => Ok(()),
+            Some((held, by)) => Err(DeviceFailure::Error(format!("epoch {held} of {by} has it"))),
+            None => {
+                let holds = if physics == Physics::Emulated { Mark::ZERO } else { cell.holds };
+                *cell = Cell { highest: epoch, revoked: false, grant: Some((epoch, host)), holds };
+                Ok(())
+            }
+        }
+    }
+
+    fn revoke(&mut self, slice: SliceId, epoch: Epoch) -> Option<Holding> {
+        let cell = self.cell(slice);
+        if epoch >= cell.highest {
+            (cell.highest, cell.revoked) = (epoch, true);
+        }
+        let (held, _) = cell.grant.take_if(|(held, _)| *held <= epoch)?;
+        Some(Holding { slice, epoch: held })
+    }
+
+    fn fence(&mut self, host: HostId) -> Vec<Holding> {
+        let theirs = self.grants().into_iter().filter(|(_, _, by)| *by == host);
+        let theirs: Vec<_> = theirs.collect();
+        theirs.into_iter().filter_map(|(slice, epoch, _)| self.revoke(slice, epoch)).collect()
+    }
+
+    /// Its power fails for a moment: what it held and whom it served is gone, the numbers it has seen are not.
+    pub(super) fn lose_power(&mut self) -> Vec<Holding> {
+        let lost = self.grants();
+        for cell in &mut self.cells {
+            *cell = Cell { highest: cell.highest, revoked: cell.revoked, ..Cell::default() };
+        }
+        lost.into_iter().map(|(slice, epoch, _)| Holding { slice, epoch }).collect()
+    }
+
+    fn grants(&self) -> Vec<(SliceId, Epoch, HostId)> {
+        let cells = (self.first.0..).map(SliceId).zip(&self.cells);
+        cells.filter_map(|(slice, cell)| cell.grant.map(|(epoch, host)| (slice, epoch, host))).collect()
+    }
+
+    fn contents(&self) -> Contents {
+        let grant = |(slice, epoch, host)| Grant { slice, epoch, host, handle: handle(slice, epoch) };
+        let seen = (self.first.0..).map(SliceId).zip(&self.cells).filter(|(_, cell)| cell.highest.0 > 0);
+        Contents {
+            grants: self.grants().into_iter().map(grant).collect(),
+            highest: seen.map(|(slice, cell)| (slice, cell.highest)).collect(),
+        }
+    }
+}
+
+fn handle(slice: SliceId, epoch: Epoch) -> pool::protocol::Handle {
+    format!("{slice}.{epoch}").into()
+}

@@ -1,0 +1,115 @@
+//! One host: what survives its agent (processes, records), what survives the machine (its name, its EMCs), and the agent
+//! that runs on it now. It only holds things; what happens to them is told in [`hosts`](super::hosts).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pool::{
+    agent::{Agent, Process, Ticket, VmRecord},
+    manager::SessionId,
+    protocol::Holding,
+};
+use units::{HostId, Name, Ns, ReservationId, UnixMs};
+
+use super::device::Mark;
+
+/// As the host counts processes; used again after a restart of the machine.
+pub(super) type Pid = u32;
+
+/// Something the agent asked its host to do.
+#[derive(Debug)]
+pub(super) enum Job {
+    Online { holding: Holding, check_zero: bool },
+    Offline { holding: Holding, verify: bool },
+    Scrub { holding: Holding, started: UnixMs },
+    Record(VmRecord),
+}
+
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub(super) id: HostId,
+    pub(super) name: Name,
+    pub(super) up: bool,
+    pub(super) boot: u64,
+    pub(super) running: Option<Running>,
+    /// Its runtime directory.
+    pub(super) records: BTreeMap<ReservationId, VmRecord>,
+    pub(super) rack: Option<String>,
+    pub(super) instances: u64,
+    pub(super) processes: BTreeMap<Pid, Guest>,
+    pub(super) next_pid: Pid,
+    /// Its agent does not run until then; its processes do.
+    pub(super) frozen_until: Ns,
+    /// Its network is out.
+    pub(super) is_cut_off: bool,
+}
+
+/// One start of the agent.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) agent: Agent,
+    pub(super) instance: u64,
+    pub(super) session: Option<SessionId>,
+    pub(super) wake: Option<Ns>,
+    pub(super) idle: u32,
+    pub(super) watched: BTreeMap<ReservationId, Process>,
+    pub(super) tickets: BTreeMap<Ticket, Pid>,
+    /// Slices it has mapped to zero them.
+    pub(super) scrubbing: BTreeSet<Holding>,
+}
+
+/// A process that is a VM, or the child of one.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    pub(super) process: Process,
+    pub(super) vm: Name,
+    /// What it writes.
+    pub(super) mark: Mark,
+    pub(super) reservation: Option<ReservationId>,
+    pub(super) mapped: BTreeSet<Holding>,
+    pub(super) asked: u32,
+}
+
+impl Machine {
+    pub(super) fn new(id: HostId, name: Name) -> Self {
+        Self {
+            id,
+            name,
+            up: false,
+            boot: 0,
+            running: None,
+            records: BTreeMap::new(),
+            rack: None,
+            instances: 0,
+            processes: BTreeMap::new(),
+            next_pid: 100,
+            frozen_until: Ns::ZERO,
+            is_cut_off: false,
+        }
+    }
+
+    /// This start of the agent, if it is the one that runs.
+    pub(super) fn running(&mut self, instance: u64) -> Option<&mut Running> {
+        self.running.as_mut().filter(|running| running.instance == instance)
+    }
+
+    pub(super) fn session(&mut self, session: Option<SessionId>) {
+        if let Some(running) = &mut self.running {
+            running.session = session;
+        }
+    }
+
+    pub(super) fn current_session(&self) -> Option<SessionId> {
+        self.running.as_ref()?.session
+    }
+
+    pub(super) fn is_alive(&self, process: &Process) -> bool {
+        self.processes.get(&process.pid).is_some_and(|guest| guest.process.is(process))
+    }
+
+    /// Who of this machine has a slice mapped, under which epoch.
+    pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
+        let guests = self.processes.values().flat_map(|g| g.mapped.iter().map(|h| (*h, g.process.pid)));
+        let scrubs = self.running.iter().flat_map(|running| running.scrubbing.iter().map(|h| (*h, 0)));
+        guests.chain(scrubs)
+    }
+}

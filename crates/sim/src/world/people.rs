@@ -1,0 +1,360 @@
+//! Schedulers, launchers and operators: they ask for things, repeat themselves, contradict themselves, give up waiting,
+//! and hold the manager to what it answered.
+
+use std::collections::BTreeMap;
+
+use pool::{
+    audit::Actor,
+    denied::Denied,
+    ledger::{Place, Reserve, Target},
+    manager::{Answer, Ask, Event, ReservationView, Token},
+    record::{RequestKey, Scheduling, Stage},
+    slice::State,
+};
+use rand::Rng as _;
+use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
+
+use super::{Happening, World, check::Acked, device::Physics, weather::name};
+
+/// How many of the latest requests are acted upon.
+const TENANTS_ACTIVE: usize = 24;
+/// How many names the VMs share.
+const VM_NAMES: usize = 12;
+
+#[derive(Debug, Default)]
+pub(super) struct People {
+    tenants: Vec<Tenant>,
+    pub(super) asked: BTreeMap<Token, Asked>,
+    /// Operators' requests so far; the disk has little room.
+    store_low: bool,
+}
+
+/// Somebody who wanted memory for a VM.
+#[derive(Clone, Debug)]
+struct Tenant {
+    reserve: Reserve,
+    host: HostId,
+    id: Option<ReservationId>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Asked {
+    Reserve { tenant: usize, content: Box<Reserve>, wait: bool },
+    Wait,
+    Commit,
+    Release,
+    Other,
+}
+
+impl World {
+    pub(super) fn people_act(&mut self) {
+        if self.calm {
+            return;
+        }
+        let pause = self.about(self.weather.act_every);
+        self.after(pause, Happening::PeopleAct);
+        match self.rng.random_range(0..100) {
+            0..26 => self.reserve_anew(),
+            26..36 => self.reserve_again(false),
+            36..39 => self.reserve_again(true),
+            39..46 => self.wait_ready(),
+            46..54 => self.commit(),
+            54..68 => self.release_some(),
+            68..88 => self.launch_some(),
+            88..91 => self.schedule_some(),
+            91..93 => self.fence_some(),
+            93..96 => self.let_back_some(),
+            96..97 => self.stop_waiting(),
+            97..98 => self.fill_disk(),
+            _ => self.kill_some(),
+        }
+    }
+
+    /// Asks, if somebody is there to hear it.
+    fn ask(&mut self, ask: Ask, asked: Asked) {
+        if self.program.is_open() {
+            let token = self.program.token();
+            self.say(|| format!("{} asks {}", token.0, brief(&ask)));
+            self.people.asked.insert(token, asked);
+            self.manager(Event::Ask(token, ask));
+        }
+    }
+
+    fn reserve_anew(&mut self) {
+        let number = self.people.tenants.len();
+        let Some(host) = self.any(&self.hosts()) else { return };
+        let client = name("c", self.rng.random_range(0..3));
+        let id = RequestId::new(&format!("r{number}")).expect("a letter and a number are a request id");
+        let reserve = Reserve {
+            request: RequestKey { client, id },
+            host: self.machine(host).name.clone(),
+            vm: name("v", self.rng.random_range(0..VM_NAMES)),
+            slices: self.rng.random_range(1..=3),
+            local: Bytes::gib(1),
+            cores: 1,
+            pinned: false,
+            commit_within: Ns::ms(self.rng.random_range(200..5000)),
+        };
+        self.people.tenants.push(Tenant { reserve, host, id: None });
+        self.ask_reserve(number, false);
+    }
+
+    fn some_tenant(&mut self) -> Option<usize> {
+        let count = self.people.tenants.len();
+        (count > 0).then(|| self.rng.random_range(count.saturating_sub(TENANTS_ACTIVE)..count))
+    }
+
+    fn reserve_again(&mut self, altered: bool) {
+        if let Some(tenant) = self.some_tenant() {
+            self.ask_reserve(tenant, altered);
+        }
+    }
+
+    fn ask_reserve(&mut self, tenant: usize, altered: bool) {
+        let mut content = self.people.tenants[tenant].reserve.clone();
+        content.slices += u32::from(altered);
+        let wait = self.chance(0.3).then(|| Ns::ms(500));
+        let asked = Asked::Reserve { tenant, content: Box::new(content.clone()), wait: wait.is_some() };
+        self.ask(Ask::Reserve { reserve: content, wait }, asked);
+    }
+
+    fn some_target(&mut self) -> Option<(usize, Target)> {
+        let tenant = self.some_tenant()?;
+        let Tenant { reserve, id, .. } = &self.people.tenants[tenant];
+        let (vm, id) = (Target::Vm(reserve.vm.clone()), id.map(Target::Reservation));
+        let by_id = self.chance(0.7);
+        Some((tenant, id.filter(|_| by_id).unwrap_or(vm)))
+    }
+
+    fn wait_ready(&mut self) {
+        if let Some((_, target)) = self.some_target() {
+            let within = self.between(Ns::ZERO, Ns::secs(3));
+            self.ask(Ask::WaitReady { target, within }, Asked::Wait);
+        }
+    }
+
+    fn commit(&mut self) {
+        if let Some((_, target)) = self.some_target() {
+            self.ask(Ask::Commit { target, actor: Actor::Manager }, Asked::Commit);
+        }
+    }
+
+    fn release_some(&mut self) {
+        if let Some((tenant, target)) = self.some_target() {
+            let force = self.chance(0.25);
+            let vm = self.people.tenants[tenant].reserve.vm.clone();
+            self.release(vm, target, force);
+        }
+    }
+
+    pub(super) fn release(&mut self, vm: Name, target: Target, force: bool) {
+        if force {
+            self.truth.force_asked.insert(vm);
+        }
+        let reason = if force { "by force".into() } else { String::new() };
+        self.ask(Ask::Release { target, force, reason, actor: Actor::Manager }, Asked::Release);
+    }
+
+    fn launch_some(&mut self) {
+        let Some(tenant) = self.some_tenant() else { return };
+        let Tenant { reserve, host, .. } = self.people.tenants[tenant].clone();
+        let elsewhere = self.chance(0.05);
+        let host = if elsewhere { self.any(&self.hosts()).unwrap_or(host) } else { host };
+        self.launch(host, &reserve.vm);
+    }
+
+    fn schedule_some(&mut self) {
+        let hosts = self.weather.rack.hosts.iter().map(|host| Place::Host(host.name.clone()));
+        let emcs = self.weather.rack.emcs.iter().map(|emc| Place::Emc(emc.name.clone()));
+        let places: Vec<Place> = hosts.chain(emcs).collect();
+        let to = [Scheduling::Enabled, Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining];
+        let (place, to) = (self.any(&places), self.any(&to));
+        if let Some((place, to)) = place.zip(to) {
+            self.schedule(place, to);
+        }
+    }
+
+    pub(super) fn schedule(&mut self, place: Place, to: Scheduling) {
+        let ask = Ask::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
+        self.ask(ask, Asked::Other);
+    }
+
+    /// Nobody vouches for a machine that runs; without a fence of its own a device needs somebody to vouch.
+    fn fence_some(&mut self) {
+        let Some(host) = self.any(&self.hosts()) else { return };
+        let off = !self.machine(host).up;
+        if !off && self.weather.physics == Physics::SharedDax {
+            return;
+        }
+        let name = self.machine(host).name.clone();
+        self.truth.fence_asked.insert(name.clone());
+        let ask = Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
+        self.ask(ask, Asked::Other);
+    }
+
+    /// An operator lets a quarantined slice back, if it is certain that nobody uses it.
+    pub(super) fn let_back_some(&mut self) {
+        let slices = self.quarantined();
+        if let Some(slice) = self.any(&slices) {
+            self.let_back(slice);
+        }
+    }
+
+    pub(super) fn quarantined(&self) -> Vec<SliceId> {
+        let slices = (0..self.weather.rack.emcs.iter().map(|emc| emc.slices).sum()).map(SliceId);
+        slices.filter(|s| matches!(self.truth.slot(*s).state, State::Quarantined(_))).collect()
+    }
+
+    pub(super) fn let_back(&mut self, slice: SliceId) {
+        let used = self.machines.iter().any(|m| m.mappings().any(|(held, _)| held.slice == slice));
+        if !used {
+            self.truth.requalify_asked.insert(slice);
+            self.freed_by_hand(slice);
+            self.schedule(Place::Slice(slice), Scheduling::Enabled);
+        }
+    }
+
+    fn stop_waiting(&mut self) {
+        let waiting: Vec<Token> = self.people.asked.keys().copied().collect();
+        if let Some(token) = self.any(&waiting) {
+            self.people.asked.remove(&token);
+            self.manager(Event::Gone(token));
+        }
+    }
+
+    fn fill_disk(&mut self) {
+        self.people.store_low = !self.people.store_low;
+        let low = self.people.store_low;
+        self.manager(Event::StoreSpace { low });
+    }
+
+    fn kill_some(&mut self) {
+        let Some(host) = self.any(&self.hosts()) else { return };
+        let pids: Vec<_> = self.machine(host).processes.keys().copied().collect();
+        if let Some(pid) = self.any(&pids) {
+            self.end_process(host, pid);
+        }
+    }
+
+    /// The manager died: nobody hears of what they asked.
+    pub(super) fn forget_askers(&mut self) {
+        self.people.asked.clear();
+    }
+
+    pub(super) fn on_reply(&mut self, token: Token, answer: Result<Answer, Denied>) {
+        if self.program.running.as_ref().is_some_and(|running| running.ready == Some(token)) {
+            return self.on_ready(&answer);
+        }
+        let Some(asked) = self.people.asked.remove(&token) else { return };
+        self.say(|| format!("{} hears {}", token.0, brief_answer(&answer)));
+        match (asked, answer) {
+            (Asked::Reserve { tenant, content, wait }, Ok(Answer::Reservation(view))) => {
+                self.on_reserved(tenant, &content, &view);
+                if wait {
+                    self.check_ready(&view);
+                }
+            }
+            (Asked::Reserve { content, wait, .. }, Err(denied)) => {
+                self.check_repeat_refused(&content, wait, &denied);
+            }
+            (Asked::Wait, Ok(Answer::Reservation(view))) => self.check_ready(&view),
+            (Asked::Commit, Ok(Answer::Reservation(view))) => self.note_stage(&view, false),
+            (Asked::Release, Ok(Answer::Reservation(view))) => self.note_stage(&view, true),
+            _ => {}
+        }
+    }
+
+    /// The manager takes connections when its rack.toml is durable; without it, it does not start.
+    fn on_ready(&mut self, answer: &Result<Answer, Denied>) {
+        let Some(running) = &mut self.program.running else { return };
+        running.ready = None;
+        running.open = answer.is_ok();
+        if answer.is_err() {
+            self.kill_manager();
+            self.after(Ns::ms(10), Happening::ManagerStarts);
+        }
+    }
+
+    /// The answer is what was asked, is on disk, and is what it was the first time.
+    fn on_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
+        let made = &view.reservation;
+        let asked = (&content.vm, content.slices as usize, &content.host, &content.request);
+        if asked != (&made.vm, made.slices.len(), &view.host, &made.request) {
+            self.blame("a request gets what it asked", format!("{content:?} gets {view:?}"));
+        }
+        if self.truth.reservation(view.id) != Some(made) {
+            self.blame("durable before done", format!("{view:?} is not on disk"));
+        }
+        let new = Acked { id: view.id, slices: made.slices.clone(), committed: false, ended: false };
+        let known = self.truth.acked.get(&content.request).cloned();
+        if let Some(known) = known.as_ref().filter(|k| (k.id, &k.slices) != (new.id, &new.slices)) {
+            self.blame("a repeated request gets the same answer", format!("{known:?}, then {new:?}"));
+        }
+        if known.is_none() {
+            self.story.counts.reserved += 1;
+            self.truth.acked.insert(content.request.clone(), new);
+        }
+        self.people.tenants[tenant].id = Some(view.id);
+        self.people.tenants[tenant].reserve = content.clone();
+    }
+
+    fn check_repeat_refused(&mut self, content: &Reserve, wait: bool, denied: &Denied) {
+        let Some(acked) = self.truth.acked.get(&content.request).cloned() else { return };
+        let other = acked.slices.len() != content.slices as usize;
+        let fits = match denied {
+            Denied::StoreFailed | Denied::Starting(_) => true,
+            Denied::RequestReused { .. } => other,
+            Denied::NotReadyInTime { .. } | Denied::WrongState { .. } | Denied::TooMany { .. } => {
+                wait && !other
+            }
+            _ => false,
+        };
+        if !fits {
+            self.blame("a repeated request gets the same answer", format!("{acked:?}, then {denied:?}"));
+        }
+    }
+
+    /// Who is told that a VM may start finds every slice online.
+    fn check_ready(&mut self, view: &ReservationView) {
+        let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(owner) if owner.reservation == view.id);
+        let ready = view.reservation.slices.iter().all(online);
+        if !ready || !view.reservation.is_active() {
+            self.blame("durable before done", format!("{view:?} is said to be ready"));
+        }
+    }
+
+    fn note_stage(&mut self, view: &ReservationView, release: bool) {
+        let ended = matches!(view.reservation.stage, Stage::Ended { .. });
+        if self.truth.reservation(view.id) != Some(&view.reservation) || (release && !ended) {
+            self.blame("durable before done", format!("{view:?} is not on disk"));
+        }
+        for acked in self.truth.acked.values_mut().filter(|acked| acked.id == view.id) {
+            acked.committed = true;
+            acked.ended |= ended;
+        }
+    }
+}
+
+fn brief(ask: &Ask) -> String {
+    match ask {
+        Ask::Reserve { reserve, wait } => format!(
+            "reserve {} of {} on {} as {} wait={}",
+            reserve.slices,
+            reserve.vm,
+            reserve.host,
+            reserve.request.id.as_str(),
+            wait.is_some()
+        ),
+        other => format!("{other:?}"),
+    }
+}
+
+fn brief_answer(answer: &Result<Answer, Denied>) -> String {
+    match answer {
+        Ok(Answer::Reservation(view)) => {
+            format!("{} {:?} {:?}", view.id, view.reservation.stage, view.reservation.slices)
+        }
+        Ok(other) => format!("{other:?}"),
+        Err(denied) => format!("no: {denied}"),
+    }
+}

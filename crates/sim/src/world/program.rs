@@ -1,0 +1,295 @@
+//! The manager's program: one life after another of the real machine, with a store and a thread per device. It performs
+//! effects as `pool-manager` does and may die between any two of them.
+
+use std::collections::VecDeque;
+
+use pool::{
+    ledger::When,
+    manager::{Ask, DeviceCall, Effect, Event, Manager, Token},
+    record::{Meta, Record},
+};
+use units::{EmcId, Ns, limits::STORE_RETRY};
+
+use super::{Happening, Records, World, store::Store};
+
+/// Ticks in a row that did nothing: more would be a busy loop.
+const IDLE_TICKS_MAX: u32 = 100;
+/// How soon a machine that wants to be woken in the past is woken.
+const AT_ONCE: Ns = Ns(20_000);
+/// How long the store, a device, the start of the program take.
+const STORE_TAKES: Ns = Ns(400_000);
+const DEVICE_TAKES: Ns = Ns(300_000);
+
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) running: Option<Running>,
+    pub(super) store: Box<dyn Store>,
+    life: u64,
+    tokens: u64,
+}
+
+/// One life of it.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) manager: Manager,
+    life: u64,
+    /// Rack time when it started, and when that was.
+    base: Ns,
+    started: Ns,
+    /// It has its rack.toml and takes connections.
+    pub(super) ready: Option<Token>,
+    pub(super) open: bool,
+    writing: Option<(u64, Records)>,
+    /// Calls that wait for each device's thread, and when the last of them will be done.
+    calls: Vec<(VecDeque<DeviceCall>, Ns)>,
+    wake: Option<Ns>,
+    idle: u32,
+    /// Events have been taken in about which nothing has been done.
+    bursting: bool,
+}
+
+impl Program {
+    pub(super) fn new(store: Box<dyn Store>) -> Self {
+        Self { running: None, store, life: 0, tokens: 0 }
+    }
+
+    pub(super) fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token(self.tokens)
+    }
+
+    fn alive(&mut self, life: u64) -> Option<&mut Running> {
+        self.running.as_mut().filter(|running| running.life == life)
+    }
+
+    /// Whether it takes connections and requests.
+    pub(super) fn is_open(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.open)
+    }
+}
+
+impl World {
+    pub(super) fn start_manager(&mut self) {
+        if self.program.running.is_some() {
+            return;
+        }
+        let Some((meta, records)) = self.program.store.load() else {
+            self.say(|| "manager cannot read its store".into());
+            return self.after(Ns::ms(100), Happening::ManagerStarts);
+        };
+        self.truth_loaded(meta.as_ref(), &records);
+        self.fresh_leases();
+        let meta = meta.unwrap_or_else(|| Meta::new("rack".into()));
+        self.program.life += 1;
+        let ready = self.program.token();
+        let (life, base) = (self.program.life, meta.rack_time);
+        self.program.running = Some(Running {
+            manager: Manager::new(self.weather.settings.clone()),
+            life,
+            base,
+            started: self.now,
+            ready: Some(ready),
+            open: false,
+            writing: None,
+            calls: self.devices.iter().map(|_| (VecDeque::new(), Ns::ZERO)).collect(),
+            wake: None,
+            idle: 0,
+            bursting: false,
+        });
+        self.say(|| format!("manager starts its life {life}"));
+        self.manager(Event::Loaded { meta, records, restored: false });
+        let rack = self.weather.rack.clone();
+        self.manager(Event::Ask(ready, Ask::Configure(rack)));
+    }
+
+    /// It dies now. What its threads were about to do happens or does not.
+    pub(super) fn kill_manager(&mut self) {
+        let Some(running) = self.program.running.take() else { return };
+        self.say(|| "manager is killed".into());
+        self.program.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
+        for (calls, emc) in running.calls.into_iter().zip(0..) {
+            let done = if self.chance(0.5) { calls.0.len() } else { 0 };
+            for call in calls.0.iter().take(done) {
+                self.make_call(EmcId(emc), call);
+            }
+        }
+        self.forget_askers();
+        self.break_connections();
+    }
+
+    /// One event for the manager. Sometimes others join it before anything is done about them.
+    pub(super) fn manager(&mut self, event: Event) {
+        let when = self.when();
+        let burst = !self.calm && self.chance(0.2);
+        let Some(running) = &mut self.program.running else { return };
+        let tick = matches!(event, Event::Tick);
+        running.manager.handle(when, event);
+        if running.bursting {
+            return;
+        }
+        if burst {
+            running.bursting = true;
+            let life = running.life;
+            return self.after(AT_ONCE, Happening::ManagerSettles(life));
+        }
+        self.settle_manager(tick);
+    }
+
+    pub(super) fn end_burst(&mut self, life: u64) {
+        if let Some(running) = self.program.alive(life) {
+            running.bursting = false;
+            self.settle_manager(false);
+        }
+    }
+
+    fn when(&self) -> When {
+        let now = self
+            .program
+            .running
+            .as_ref()
+            .map_or(Ns::ZERO, |running| running.base.after(self.now.since(running.started)));
+        When { now, wall: self.wall() }
+    }
+
+    fn settle_manager(&mut self, tick: bool) {
+        let when = self.when();
+        let Some(running) = &mut self.program.running else { return };
+        running.manager.settle(when);
+        let idle = !self.perform_manager() && tick;
+        let Some(running) = &mut self.program.running else { return };
+        running.idle = if idle { running.idle + 1 } else { 0 };
+        if running.idle > IDLE_TICKS_MAX {
+            let at = running.manager.next_wakeup();
+            self.blame("nothing spins", format!("the manager, at {}, wants to be woken at {at:?}", when.now));
+        }
+        self.plan_waking();
+    }
+
+    fn plan_waking(&mut self) {
+        let now = self.now;
+        let Some(running) = &mut self.program.running else { return };
+        let Some(at) = running.manager.next_wakeup() else { return };
+        let at = running.started.after(at.since(running.base)).max(now.after(AT_ONCE));
+        if running.wake.is_none_or(|planned| at < planned || planned < now) {
+            running.wake = Some(at);
+            self.at(at, Happening::ManagerWakes);
+        }
+    }
+
+    pub(super) fn wake_manager(&mut self) {
+        let now = self.now;
+        if let Some(running) = self.program.running.as_mut()
+            && running.wake == Some(now)
+        {
+            running.wake = None;
+            self.manager(Event::Tick);
+        }
+    }
+
+    /// Whether there was anything to do.
+    fn perform_manager(&mut self) -> bool {
+        let mut any = false;
+        while let Some(effect) =
+            self.program.running.as_mut().and_then(|running| running.manager.poll_effect())
+        {
+            any = true;
+            self.perform_manager_effect(effect);
+        }
+        any
+    }
+
+    fn perform_manager_effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Store { batch, records } => self.begin_store(batch, records),
+            Effect::Reload => {
+                self.say(|| "store is read again".into());
+                let (life, span) = (self.program.life, self.about(STORE_TAKES));
+                self.after(span, Happening::StoreRead(life));
+            }
+            Effect::Reply(token, answer) => self.on_reply(token, *answer),
+            Effect::Device(emc, call) => self.begin_call(emc, call),
+            Effect::Send(session, want) => self.send_want(session, want),
+            Effect::Close(session, why) => self.manager_closes(session, &why),
+            Effect::Durable(_) => {}
+        }
+    }
+
+    fn begin_store(&mut self, batch: u64, records: Records) {
+        let life = self.program.life;
+        let running = self.program.running.as_mut().expect("an effect of a running manager");
+        running.writing = Some((batch, records));
+        let span = self.about(STORE_TAKES);
+        self.after(span, Happening::StoreDone(life));
+    }
+
+    pub(super) fn store_done(&mut self, life: u64) {
+        let Some(running) = self.program.alive(life) else { return };
+        let Some((batch, records)) = running.writing.take() else { return };
+        self.check_batch(&records);
+        let ok = self.program.store.commit(&records);
+        if ok {
+            self.truth_committed(&records);
+        }
+        self.say(|| format!("batch {batch} ok={ok}: {}", brief(&records)));
+        self.manager(Event::Stored { batch, ok });
+    }
+
+    pub(super) fn store_read(&mut self, life: u64) {
+        if self.program.alive(life).is_none() {
+            return;
+        }
+        match self.program.store.load() {
+            None => self.after(STORE_RETRY, Happening::StoreRead(life)),
+            Some((meta, records)) => {
+                self.truth_loaded(meta.as_ref(), &records);
+                // A store that never held anything has nothing to go on with: the program ends and starts anew.
+                match meta {
+                    Some(meta) => self.manager(Event::Loaded { meta, records, restored: false }),
+                    None => {
+                        self.kill_manager();
+                        self.after(Ns::ms(1), Happening::ManagerStarts);
+                    }
+                }
+            }
+        }
+    }
+
+    fn begin_call(&mut self, emc: EmcId, call: DeviceCall) {
+        self.check_call(&call);
+        self.say(|| format!("{emc} is asked {call:?}"));
+        let (now, span) = (self.now, self.about(DEVICE_TAKES));
+        let life = self.program.life;
+        let running = self.program.running.as_mut().expect("an effect of a running manager");
+        let (calls, last) = &mut running.calls[usize::from(emc.0)];
+        calls.push_back(call);
+        *last = (*last).max(now).after(span);
+        let at = *last;
+        self.at(at, Happening::DeviceTurn(life, emc));
+    }
+
+    pub(super) fn device_turn(&mut self, life: u64, emc: EmcId) {
+        let Some(running) = self.program.alive(life) else { return };
+        let Some(call) = running.calls[usize::from(emc.0)].0.pop_front() else { return };
+        let done = self.make_call(emc, &call);
+        self.say(|| format!("{emc} answers {done:?}"));
+        self.manager(Event::Device(emc, done));
+    }
+
+    fn make_call(&mut self, emc: EmcId, call: &DeviceCall) -> pool::manager::DeviceDone {
+        let (done, cut) = self.devices[usize::from(emc.0)].perform(call);
+        self.note_device(call, &done);
+        cut.into_iter().for_each(|holding| self.cut_off(holding, "revoked"));
+        done
+    }
+}
+
+fn brief(records: &[Record]) -> String {
+    let word = |record: &Record| match record {
+        Record::Slice(id, slot) => format!("{id}.{} {:?}; ", slot.epoch, slot.state),
+        Record::Reservation(id, r) => format!("{id} {:?}; ", r.stage),
+        Record::Host(id, host) => format!("{id} {:?} {:?}; ", host.fence, host.scheduling),
+        Record::Gone(key) => format!("gone {key:?}; "),
+        Record::Meta(_) | Record::Emc(..) | Record::Migration(..) | Record::Decision(..) => String::new(),
+    };
+    records.iter().map(word).collect()
+}

@@ -1,0 +1,77 @@
+//! Where the world's manager keeps its records: anything that commits all or nothing, and may fail with nobody knowing
+//! which. The one here is a map; the system tests put the real store on a simulated disk in its place.
+
+use std::collections::BTreeMap;
+
+use pool::record::{Key, Meta, Record};
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg64;
+
+/// What keeps the manager's records.
+pub trait Store: std::fmt::Debug {
+    /// Makes all of these durable (`true`), or nobody knows (`false`): then all or none of them are.
+    fn commit(&mut self, records: &[Record]) -> bool;
+    /// The manager dies; this was on its way.
+    fn crash(&mut self, under_way: Option<&[Record]>);
+    /// Opens again and reads everything but decisions; `None` if that fails for now.
+    fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)>;
+    /// From now on nothing goes wrong by itself.
+    fn calm(&mut self);
+}
+
+/// A store in memory.
+#[derive(Debug)]
+pub struct MemoryStore {
+    records: BTreeMap<Key, Record>,
+    rng: Pcg64,
+    failing: f64,
+}
+
+impl MemoryStore {
+    /// An empty one, of whose commits and loads this part fails.
+    pub fn new(seed: u64, failing: f64) -> Self {
+        Self { records: BTreeMap::new(), rng: Pcg64::seed_from_u64(seed), failing }
+    }
+
+    fn put(&mut self, records: &[Record]) {
+        for record in records {
+            match record {
+                Record::Gone(key) => drop(self.records.remove(key)),
+                Record::Decision(..) => {}
+                kept => drop(self.records.insert(kept.key(), kept.clone())),
+            }
+        }
+    }
+}
+
+impl Store for MemoryStore {
+    fn commit(&mut self, records: &[Record]) -> bool {
+        let ok = !self.rng.random_bool(self.failing);
+        if ok || self.rng.random_bool(0.5) {
+            self.put(records);
+        }
+        ok
+    }
+
+    fn crash(&mut self, under_way: Option<&[Record]>) {
+        if let Some(records) = under_way.filter(|_| self.rng.random_bool(0.5)) {
+            self.put(records);
+        }
+    }
+
+    fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
+        if self.rng.random_bool(self.failing) {
+            return None;
+        }
+        let meta = self.records.get(&Key::Meta).and_then(|record| match record {
+            Record::Meta(meta) => Some(meta.clone()),
+            _ => None,
+        });
+        let rest = self.records.values().filter(|record| record.key() != Key::Meta);
+        Some((meta, rest.cloned().collect()))
+    }
+
+    fn calm(&mut self) {
+        self.failing = 0.0;
+    }
+}

@@ -1,0 +1,95 @@
+//! What kind of world a seed gives: how big the rack is, what its devices can do, how reliable its wire is.
+
+use pool::ledger::{EmcSpec, HostSpec, RackSpec};
+use pool::manager::Settings;
+use rand::Rng as _;
+use rand_pcg::Pcg64;
+use units::{Bytes, HostId, Name, Ns, SliceId};
+
+use super::{
+    device::{Device, Physics},
+    machine::Machine,
+};
+
+#[derive(Debug)]
+pub(super) struct Weather {
+    pub(super) physics: Physics,
+    pub(super) settings: Settings,
+    pub(super) rack: RackSpec,
+    /// Messages of one connection arrive in order or not at all, as on a real stream.
+    pub(super) in_order: bool,
+    /// Parts of all messages that are lost or come twice.
+    pub(super) lost: f64,
+    pub(super) repeated: f64,
+    /// Parts of all commits and host calls that fail.
+    pub(super) store_fails: f64,
+    pub(super) host_fails: f64,
+    /// Between two acts of people, and two troubles, on average.
+    pub(super) act_every: Ns,
+    pub(super) trouble_every: Ns,
+}
+
+impl Weather {
+    pub(super) fn of(rng: &mut Pcg64) -> Self {
+        let physics = if rng.random_bool(0.5) { Physics::Emulated } else { Physics::SharedDax };
+        let lease_ttl = Ns::ms(rng.random_range(200..800));
+        // Where only a person can say that a host is off, only a person fences.
+        let by_itself = physics == Physics::Emulated && rng.random_bool(0.7);
+        let fence_after = by_itself.then(|| Ns::ms(rng.random_range(300..1500)));
+        let in_order = rng.random_bool(0.5);
+        let some =
+            |rng: &mut Pcg64, most: f64| if rng.random_bool(0.5) { rng.random_range(0.0..most) } else { 0.0 };
+        Self {
+            physics,
+            settings: Settings { lease_ttl, fence_after },
+            rack: rack(rng),
+            in_order,
+            lost: if in_order { 0.0 } else { some(rng, 0.2) },
+            repeated: if in_order { 0.0 } else { some(rng, 0.2) },
+            store_fails: some(rng, 0.03),
+            host_fails: some(rng, 0.1),
+            act_every: Ns::ms(rng.random_range(5..60)),
+            trouble_every: Ns::ms(rng.random_range(100..1000)),
+        }
+    }
+
+    pub(super) fn devices(&self) -> Vec<Device> {
+        let mut first = SliceId(0);
+        let device = |emc: &EmcSpec| {
+            let device = Device::new(self.physics, first, emc.slices);
+            first.0 += emc.slices;
+            device
+        };
+        self.rack.emcs.iter().map(device).collect()
+    }
+
+    pub(super) fn machines(&self) -> Vec<Machine> {
+        let hosts = self.rack.hosts.iter().zip(0..);
+        hosts.map(|(host, id)| Machine::new(HostId(id), host.name.clone())).collect()
+    }
+}
+
+/// Two or three hosts on one or two EMCs, not all pairs connected.
+fn rack(rng: &mut Pcg64) -> RackSpec {
+    let emcs: Vec<EmcSpec> = (0..rng.random_range(1..=2)).map(|n| emc(n, rng.random_range(2..=5))).collect();
+    let hosts = (0..rng.random_range(2..=3)).map(|n| {
+        let one = rng.random_range(0..emcs.len());
+        let all = rng.random_bool(0.7);
+        let wires = emcs.iter().enumerate().filter(|(i, _)| all || *i == one);
+        host(n, wires.map(|(_, emc)| emc.name.clone()).collect())
+    });
+    let hosts = hosts.collect();
+    RackSpec { emcs, hosts }
+}
+
+fn emc(n: usize, slices: u32) -> EmcSpec {
+    EmcSpec { name: name("e", n), slices, driver: "simulated".into(), path: String::new() }
+}
+
+fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
+    HostSpec { name: name("h", n), cores: 64, local: Bytes::gib(64), emcs }
+}
+
+pub(super) fn name(prefix: &str, n: usize) -> Name {
+    Name::new(&format!("{prefix}{n}")).expect("a letter and a number are a name")
+}

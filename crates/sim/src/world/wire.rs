@@ -1,0 +1,263 @@
+//! Connections between agents and the manager. A message may be late, lost, repeated or overtaken; what arrives on a
+//! connection that its receiver has closed is dropped, as a stream does. Either end may be the last to learn of an end.
+
+use std::collections::BTreeMap;
+
+use pool::{
+    agent::Event as Told,
+    manager::{Closed, Event, SessionId},
+    protocol::{Have, Hello, Want},
+};
+use units::limits::{RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
+use units::{HostId, InstanceId, Ns};
+
+use super::{Happening, World};
+
+/// How long a message takes.
+const WIRE_TAKES: Ns = Ns(150_000);
+
+#[derive(Debug, Default)]
+pub(super) struct Wire {
+    sessions: BTreeMap<SessionId, Session>,
+    made: u64,
+}
+
+#[derive(Debug)]
+struct Session {
+    host: HostId,
+    instance: u64,
+    /// Which ends still believe in it.
+    manager: bool,
+    agent: bool,
+    /// No message of either direction arrives before the latest one, if the wire keeps order.
+    up: Ns,
+    down: Ns,
+}
+
+impl World {
+    pub(super) fn connect(&mut self, host: HostId, instance: u64) {
+        if self.postpone(host, || Happening::Connects(host, instance)) {
+            return;
+        }
+        let Some(hello) = self.hello(host, instance) else { return };
+        if !self.program.is_open() || self.machine(host).is_cut_off {
+            let pause = self.between(RECONNECT_AFTER_MIN, RECONNECT_AFTER_MAX);
+            return self.after(pause, Happening::Connects(host, instance));
+        }
+        self.wire.made += 1;
+        let id = SessionId(self.wire.made);
+        let at = self.now.after(WIRE_TAKES);
+        let session = Session { host, instance, manager: true, agent: true, up: at, down: at };
+        self.wire.sessions.insert(id, session);
+        self.machine(host).session(Some(id));
+        self.say(|| format!("{host} connects as instance {instance} in session {}", id.0));
+        self.at(at, Happening::Welcome(id));
+        self.manager(Event::AgentUp(id, host, hello));
+    }
+
+    fn hello(&mut self, host: HostId, instance: u64) -> Option<Hello> {
+        let machine = self.machine(host);
+        machine.running(instance).filter(|running| running.session.is_none())?;
+        Some(Hello {
+            instance: InstanceId(instance),
+            boot_id: format!("boot-{}", machine.boot),
+            host_memory_socket: "/run/host-memory".into(),
+        })
+    }
+
+    pub(super) fn welcome(&mut self, id: SessionId) {
+        let Some(session) = self.wire.sessions.get(&id).filter(|session| session.agent) else { return };
+        let (host, instance) = (session.host, session.instance);
+        if self.postpone(host, || Happening::Welcome(id)) {
+            return;
+        }
+        let lease_ttl = self.weather.settings.lease_ttl;
+        self.agent(host, instance, Told::SessionUp { rack: "rack".into(), lease_ttl });
+    }
+
+    pub(super) fn send_want(&mut self, id: SessionId, want: Want) {
+        let Some(session) = self.wire.sessions.get(&id) else { return };
+        let host = session.host;
+        self.check_want(host, &want);
+        self.say(|| format!("manager -> {host}: {}", brief(&want)));
+        for at in self.arrivals(id, false) {
+            self.at(at, Happening::ToAgent(id, Box::new(want.clone())));
+        }
+    }
+
+    pub(super) fn send_have(&mut self, host: HostId, id: SessionId, have: Have) {
+        self.note_have(host, &have);
+        self.say(|| format!("{host} -> manager: {}", brief_have(&have)));
+        for at in self.arrivals(id, true) {
+            self.at(at, Happening::ToManager(id, Box::new(have.clone())));
+        }
+    }
+
+    /// When a message arrives: never, once or twice.
+    fn arrivals(&mut self, id: SessionId, up: bool) -> Vec<Ns> {
+        let (lost, repeated) = (self.weather.lost, self.weather.repeated);
+        let calm = self.calm;
+        if !calm && self.chance(lost) {
+            return Vec::new();
+        }
+        let copies = 1 + usize::from(!calm && self.chance(repeated));
+        (0..copies).map(|_| self.arrival(id, up)).collect()
+    }
+
+    fn arrival(&mut self, id: SessionId, up: bool) -> Ns {
+        let span = self.about(WIRE_TAKES);
+        let far = if self.calm || self.weather.in_order || !self.chance(0.1) { Ns::ZERO } else { Ns::ms(50) };
+        let late = self.between(Ns::ZERO, far);
+        let at = self.now.after(WIRE_TAKES).after(span).after(late);
+        let ordered = self.weather.in_order || self.calm;
+        let session = self.wire.sessions.get_mut(&id).expect("messages are sent on a session");
+        let latest = if up { &mut session.up } else { &mut session.down };
+        if !ordered {
+            return at;
+        }
+        *latest = at.max(*latest);
+        *latest
+    }
+
+    pub(super) fn to_manager(&mut self, id: SessionId, have: Have) {
+        let Some(session) = self.wire.sessions.get(&id).filter(|session| session.manager) else { return };
+        let host = session.host;
+        if self.held_back(host, |have| Happening::ToManager(id, Box::new(have)), have.clone()) {
+            return;
+        }
+        self.heard(host);
+        self.manager(Event::AgentHave(id, have));
+    }
+
+    pub(super) fn to_agent(&mut self, id: SessionId, want: Want) {
+        let Some(session) = self.wire.sessions.get(&id).filter(|session| session.agent) else { return };
+        let (host, instance) = (session.host, session.instance);
+        if self.held_back(host, |want| Happening::ToAgent(id, Box::new(want)), want.clone()) {
+            return;
+        }
+        if self.postpone(host, || Happening::ToAgent(id, Box::new(want.clone()))) {
+            return;
+        }
+        self.agent(host, instance, Told::Want { rack: "rack".into(), want });
+    }
+
+    /// A cable that is out: a stream sends again later, a worse wire forgets.
+    fn held_back<M>(&mut self, host: HostId, again: impl FnOnce(M) -> Happening, message: M) -> bool {
+        if !self.machine(host).is_cut_off {
+            return false;
+        }
+        if self.weather.in_order {
+            self.after(Ns::ms(20), again(message));
+        }
+        true
+    }
+
+    /// The manager ends a connection.
+    pub(super) fn manager_closes(&mut self, id: SessionId, why: &Closed) {
+        let Some(session) = self.wire.sessions.get_mut(&id) else { return };
+        session.manager = false;
+        let host = session.host;
+        self.say(|| format!("manager closes session {} of {host}: {why:?}", id.0));
+        if let Closed::FalseClaim(slice, epoch) = why {
+            self.blame("nobody honest is accused", format!("{host} of claiming {slice} under epoch {epoch}"));
+        }
+        self.after(Ns::ms(1), Happening::AgentHearsEnd(id));
+    }
+
+    /// Something between the ends breaks; each learns of it in its own time.
+    pub(super) fn break_session(&mut self, host: HostId) {
+        let id = self.machine(host).current_session();
+        let Some(id) = id else { return };
+        self.say(|| format!("session {} of {host} breaks", id.0));
+        let (one, other) = (self.between(Ns::ZERO, Ns::ms(50)), self.between(Ns::ZERO, Ns::ms(50)));
+        self.after(one, Happening::ManagerHearsEnd(id));
+        self.after(other, Happening::AgentHearsEnd(id));
+    }
+
+    /// The agent's end is gone with its process: its kernel tells the manager.
+    pub(super) fn agent_gone(&mut self, id: SessionId, told: bool) {
+        if let Some(session) = self.wire.sessions.get_mut(&id) {
+            session.agent = false;
+            if told {
+                self.after(Ns::ms(1), Happening::ManagerHearsEnd(id));
+            }
+        }
+    }
+
+    /// The manager's ends are gone with its process.
+    pub(super) fn break_connections(&mut self) {
+        let open: Vec<SessionId> = self.wire.sessions.keys().copied().collect();
+        for id in open {
+            self.wire.sessions.entry(id).and_modify(|session| session.manager = false);
+            let late = self.between(Ns(100_000), Ns::ms(5));
+            self.after(late, Happening::AgentHearsEnd(id));
+        }
+    }
+
+    pub(super) fn manager_hears_end(&mut self, id: SessionId) {
+        let Some(session) = self.wire.sessions.get_mut(&id).filter(|session| session.manager) else { return };
+        session.manager = false;
+        self.sweep(id);
+        self.manager(Event::AgentDown(id));
+    }
+
+    pub(super) fn agent_hears_end(&mut self, id: SessionId) {
+        let Some(session) = self.wire.sessions.get(&id).filter(|session| session.agent) else {
+            return self.sweep(id);
+        };
+        let (host, instance) = (session.host, session.instance);
+        if self.postpone(host, || Happening::AgentHearsEnd(id)) {
+            return;
+        }
+        if self.machine(host).is_cut_off {
+            return self.after(Ns::ms(20), Happening::AgentHearsEnd(id));
+        }
+        self.wire.sessions.entry(id).and_modify(|session| session.agent = false);
+        self.sweep(id);
+        if self.machine(host).current_session() == Some(id) {
+            self.machine(host).session(None);
+            self.agent(host, instance, Told::SessionDown);
+            let pause = self.between(RECONNECT_AFTER_MIN, RECONNECT_AFTER_MAX);
+            self.after(pause, Happening::Connects(host, instance));
+        }
+    }
+
+    fn sweep(&mut self, id: SessionId) {
+        if self.wire.sessions.get(&id).is_some_and(|session| !session.manager && !session.agent) {
+            self.wire.sessions.remove(&id);
+        }
+    }
+}
+
+fn brief(want: &Want) -> String {
+    let vms = want.vms.values().map(|vm| (vm.reservation.0, held(vm.slices.keys())));
+    let fenced = if want.fenced { " FENCED" } else { "" };
+    format!(
+        "want {}{fenced} vms {:?} release {:?} scrub {}",
+        want.number,
+        vms.collect::<Vec<_>>(),
+        want.release.iter().map(|(h, force)| (h.slice.0, h.epoch.0, *force)).collect::<Vec<_>>(),
+        held(want.scrub.keys())
+    )
+}
+
+fn brief_have(have: &Have) -> String {
+    let scrubbed: Vec<_> = have.scrubbed.iter().map(|scrubbed| scrubbed.holding).collect();
+    let failed: Vec<_> = have.failed.iter().map(|failed| failed.holding).collect();
+    format!(
+        "have {} online {} released {} scrubbed {} failed {} vms {:?} ended {:?}{}",
+        have.number,
+        held(&have.online),
+        held(&have.released),
+        held(&scrubbed),
+        held(&failed),
+        have.vms.keys().map(|id| id.0).collect::<Vec<_>>(),
+        have.ended.iter().map(|id| id.0).collect::<Vec<_>>(),
+        if have.clean { " clean" } else { "" },
+    )
+}
+
+fn held<'a>(holdings: impl IntoIterator<Item = &'a pool::protocol::Holding>) -> String {
+    let words: Vec<_> = holdings.into_iter().map(|h| format!("{}.{}", h.slice, h.epoch)).collect();
+    format!("[{}]", words.join(" "))
+}
