@@ -12,7 +12,7 @@ mod service;
 mod verdict;
 mod wait;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{env, fs, path::PathBuf, time::Duration};
 
 use ask::{Ask, Host};
 use life::Lives;
@@ -44,6 +44,8 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+/// Environment variable naming a folder with ready-built programs.
+const BIN_DIR: &str = "TARN_BIN_DIR";
 /// When what happens, as parts of the VMs that the trace has.
 const POWER_LOSS_AT: f64 = 0.15;
 const MANAGER_KILLED_AT: f64 = 0.45;
@@ -61,9 +63,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(5);
 /// # Errors
 /// A program fails, the story takes too long, somebody interrupts it, or the audit found something.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let [manager, agent, tarn] =
-        build(["pool-manager", "host-agent", "cli"], ["pool-manager", "host-agent", "tarn"])?;
-    let programs = Programs { manager, agent, tarn };
+    let programs = programs()?;
     let patience = Patience::new()?;
     let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
     let scratch = Scratch::new()?;
@@ -74,6 +74,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     verdict.keep(args.json.as_deref())?;
     print!("{verdict}");
     verdict.judge()
+}
+
+/// Those of the folder that is named, else built now.
+fn programs() -> Result<Programs, Failure> {
+    let names = ["pool-manager", "host-agent", "tarn"];
+    let [manager, agent, tarn] = match env::var_os(BIN_DIR).map(PathBuf::from) {
+        Some(folder) => names.map(|name| folder.join(name)),
+        None => build(["pool-manager", "host-agent", "cli"], names)?,
+    };
+    Ok(Programs { manager, agent, tarn })
 }
 
 fn show(
