@@ -2,6 +2,8 @@
 //! Whatever may take long runs beside it and comes back as an event.
 
 mod calls;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -28,11 +30,14 @@ use crate::{
 /// Events taken in before effects are performed, so that many share one report.
 const EVENTS_AT_ONCE_MAX: usize = 256;
 
+/// A question about what is known now.
+type Look = Box<dyn FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) + Send>;
+
 /// What other tasks ask of the driver.
 enum Request {
     Attach { vm: Name, process: Process, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
     Touched { vm: Name, process: Process, touched: Touched, reply: oneshot::Sender<Result<(), Asked>> },
-    Look(Box<dyn FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) + Send>),
+    Look(Look),
 }
 
 /// Bytes a guest has touched so far, by its VMM's word.

@@ -133,10 +133,20 @@ fn started(pid: u32) -> Result<Option<u64>, ProcessError> {
         Err(errno) if is_gone(&errno) => return Ok(None),
         read => read.map_err(io_error("read", &path))?,
     };
-    // The name in parentheses may hold anything. After it come state, parent, ..., and the 20th is the start.
-    let after_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let started = after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok());
+    // After the name come state, parent, ..., and the 20th is the start.
+    let started = after_name(&text).nth(19).and_then(|ticks| ticks.parse().ok());
     started.map(Some).ok_or(ProcessError::Unreadable { path, text })
+}
+
+/// The words of a stat file after the name, which stands in parentheses and may hold anything.
+fn after_name(stat: &str) -> impl Iterator<Item = &str> {
+    stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace()
+}
+
+/// Whether it has ended and only waits for its parent to take notice. It has no memory and no descriptors.
+fn is_zombie(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| matches!(after_name(&stat).next(), Some("Z" | "X") | None))
 }
 
 fn cgroup(pid: u32) -> Result<String, ProcessError> {
@@ -189,7 +199,7 @@ pub fn users_of(file: FileId) -> Result<Users, ProcessError> {
             Ok(true) => users.pids.push(pid),
             Ok(false) => {}
             Err(errno) if is_gone(&errno) => {}
-            Err(_) => users.unseen += 1,
+            Err(_) => users.unseen += usize::from(!is_zombie(pid)),
         }
     }
     Ok(users)

@@ -1,1 +1,146 @@
+//! What the files of an emulated EMC promise. Whole VMs are in the tests of the package.
 
+use std::{
+    os::unix::fs::{FileExt, symlink},
+    process::{Command, Stdio},
+};
+
+use pool::agent::Process;
+use units::{Epoch, Name, SliceId};
+
+use super::*;
+
+const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
+
+struct Emc {
+    dir: tempfile::TempDir,
+    host: Emulated,
+}
+
+impl Emc {
+    fn new() -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let host = Emulated::new(Some(dir.path().to_owned()));
+        Self { dir, host }
+    }
+
+    fn handle(&self) -> Handle {
+        self.dir.path().join("00001.1.h0").to_str().unwrap().into()
+    }
+
+    fn grant(&self, bytes: u64) -> File {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&*self.handle()).unwrap();
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    fn record(&self) -> VmRecord {
+        VmRecord {
+            reservation: ReservationId(7),
+            vm: Name::new("a").unwrap(),
+            process: Process { pid: 1, started: 1, cgroup: String::new() },
+            local: Bytes::mib(2),
+            pinned: false,
+            slices: BTreeMap::from([(SLICE_1, self.handle())]),
+        }
+    }
+}
+
+fn descriptor(part: &Part) -> File {
+    let Place::Descriptor(fd) = &part.place else { panic!("it is a descriptor") };
+    File::from(fd.try_clone().unwrap())
+}
+
+#[test]
+fn a_slice_that_was_revoked_or_is_no_file_is_not_opened() {
+    let emc = Emc::new();
+    let missing = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
+    assert!(matches!(missing, HostError::Io { doing: "open", .. }), "{missing:?}");
+    emc.grant(0);
+    let short = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
+    assert!(matches!(short, HostError::NotASlice { bytes: 0, .. }), "{short:?}");
+    fs::remove_file(&*emc.handle()).unwrap();
+    symlink("/dev/zero", &*emc.handle()).unwrap();
+    assert!(emc.host.online(SLICE_1, &emc.handle(), false).is_err(), "a link was followed");
+}
+
+#[test]
+fn a_slice_that_is_not_zero_stays_closed() {
+    let emc = Emc::new();
+    emc.grant(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
+    let dirty = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
+    assert_eq!(dirty.told().reason, pool::protocol::FailedReason::NotZero);
+    assert!(matches!(emc.host.memory(&emc.record(), Form::Descriptors), Err(HostError::NotOpen(SLICE_1))));
+    emc.host.online(SLICE_1, &emc.handle(), false).unwrap();
+}
+
+#[test]
+fn every_call_may_be_repeated() {
+    let emc = Emc::new();
+    emc.grant(SLICE.get()).write_all_at(b"x", 0).unwrap();
+    for _ in 0..2 {
+        assert_eq!(emc.host.scrub(SLICE_1, &emc.handle()).unwrap(), SLICE);
+    }
+    for _ in 0..2 {
+        emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
+    }
+    for _ in 0..2 {
+        emc.host.offline(SLICE_1, &emc.handle(), true).unwrap();
+        emc.host.free_local(ReservationId(7)).unwrap();
+    }
+}
+
+#[test]
+fn a_slice_that_a_process_has_is_not_given_back_unless_forced() {
+    let emc = Emc::new();
+    let file = emc.grant(SLICE.get());
+    emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
+    let mut child = Command::new("sleep").arg("600").stdin(Stdio::from(file)).spawn().unwrap();
+    let error = emc.host.offline(SLICE_1, &emc.handle(), true).unwrap_err();
+    assert!(matches!(&error, HostError::InUse { pids, .. } if *pids == [child.id()]), "{error:?}");
+    assert!(emc.host.memory(&emc.record(), Form::Descriptors).is_ok(), "it was closed all the same");
+    emc.host.offline(SLICE_1, &emc.handle(), false).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    emc.host.offline(SLICE_1, &emc.handle(), true).unwrap();
+}
+
+#[test]
+fn a_vm_gets_the_same_local_memory_each_time_and_cannot_change_its_size() {
+    let emc = Emc::new();
+    emc.grant(SLICE.get());
+    emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
+    let parts = emc.host.memory(&emc.record(), Form::Descriptors).unwrap();
+    let lengths: Vec<_> = parts.iter().map(|part| (part.slice, part.bytes)).collect();
+    assert_eq!(lengths, [(None, Bytes::mib(2)), (Some(SLICE_1), SLICE)]);
+    let local = descriptor(&parts[0]);
+    local.write_all_at(b"x", 5).unwrap();
+    local.set_len(1).unwrap_err();
+    let again = emc.host.memory(&emc.record(), Form::Descriptors).unwrap();
+    let mut byte = [0];
+    descriptor(&again[0]).read_exact_at(&mut byte, 5).unwrap();
+    assert_eq!(byte, *b"x");
+    emc.host.free_local(ReservationId(7)).unwrap();
+    let anew = emc.host.memory(&emc.record(), Form::Descriptors).unwrap();
+    descriptor(&anew[0]).read_exact_at(&mut byte, 5).unwrap();
+    assert_eq!(byte, [0]);
+}
+
+#[test]
+fn memory_by_path_belongs_to_who_asked_for_it() {
+    use std::os::unix::fs::MetadataExt;
+    let emc = Emc::new();
+    emc.grant(SLICE.get());
+    emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
+    let own = rustix::process::getuid();
+    let uid = if own.is_root() { 12345 } else { own.as_raw() };
+    for part in emc.host.memory(&emc.record(), Form::Paths { uid }).unwrap() {
+        let Place::Path(path) = &part.place else { panic!("it is a path") };
+        let metadata = path.metadata().unwrap();
+        assert_eq!((metadata.uid(), metadata.len()), (uid, part.bytes.get()));
+    }
+    let nowhere = Emulated::new(None);
+    let error = nowhere.memory(&emc.record(), Form::Paths { uid }).unwrap_err();
+    assert!(error.to_string().contains("backend.local_dir"), "{error}");
+}

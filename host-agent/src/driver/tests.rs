@@ -1,0 +1,158 @@
+//! The driver over a host that fails when told to, and a manager that is only two channels.
+
+use std::time::Duration;
+
+use pool::{
+    agent::HostFailure,
+    protocol::{FailedReason, Holding, Want, WantVm},
+};
+use units::{Bytes, Epoch, InstanceId, Revision, SliceId};
+
+use super::*;
+use crate::host::{
+    fake::{Call, Fake},
+    process,
+};
+
+const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
+const WITHIN: Duration = Duration::from_secs(20);
+
+struct Rig {
+    host: Arc<Fake>,
+    heard: mpsc::Sender<Heard>,
+    driver: Handle,
+    reports: Reports,
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Arc::new(Fake::default());
+        let (sender, heard) = mpsc::channel(4);
+        let start = Start {
+            agent: Agent::new(Ns::ZERO, InstanceId(5), None, Vec::new()),
+            host: Arc::clone(&host) as Arc<dyn Host>,
+            records: Records::open(dir.path(), "boot").unwrap(),
+            runtime_dir: RuntimeDir::take(dir.path()).unwrap(),
+            metrics: Arc::new(Metrics::new(&Name::new("h0").unwrap())),
+            heard,
+        };
+        let (driver, handle, reports) = Driver::new(start);
+        tokio::spawn(driver.run());
+        sender.send(Heard::Up { rack: "R".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
+        Self { host, heard: sender, driver: handle, reports, dir }
+    }
+
+    async fn order(&self, revision: u64, change: impl FnOnce(&mut Want)) {
+        let number = OrderNumber { generation: 0, revision: Revision(revision) };
+        let (vms, release, scrub) = Default::default();
+        let mut want = Want { number, instance: InstanceId(5), vms, release, scrub, fenced: false };
+        change(&mut want);
+        self.heard.send(Heard::Want("R".to_owned(), want)).await.unwrap();
+    }
+
+    async fn order_vm(&self, revision: u64) {
+        let slices = BTreeMap::from([(SLICE_1, "/emc/1.1".into())]);
+        let vm = WantVm { reservation: ReservationId(1), local: Bytes::mib(1), pinned: true, slices };
+        self.order(revision, |want| drop(want.vms.insert(name(), vm))).await;
+    }
+
+    async fn wait(&mut self, is_right: impl Fn(&Have) -> bool) -> Have {
+        let right = |have: &Option<Have>| have.as_ref().is_some_and(&is_right);
+        let found = tokio::time::timeout(WITHIN, self.reports.have.wait_for(right)).await;
+        found.expect("no report is right").expect("the driver ended").clone().expect("there is one")
+    }
+
+    async fn attach(&self) -> Result<Handed, Asked> {
+        let process = process::identify(std::process::id()).unwrap();
+        self.driver.attach(name(), process, Form::Descriptors).await
+    }
+}
+
+fn name() -> Name {
+    Name::new("a").unwrap()
+}
+
+#[tokio::test]
+async fn a_slice_that_could_not_be_opened_is_opened_later() {
+    let mut rig = Rig::new().await;
+    rig.host.fail(Call::Online, 2);
+    rig.order_vm(1).await;
+    rig.wait(|have| have.online == [SLICE_1]).await;
+    assert_eq!(rig.host.calls(), [(Call::Online, SLICE_1)]);
+}
+
+#[tokio::test]
+async fn what_keeps_failing_is_told_with_the_words_of_the_host() {
+    let mut rig = Rig::new().await;
+    rig.host.fail(Call::Scrub, 3);
+    rig.order(1, |want| drop(want.scrub.insert(SLICE_1, "/emc/1.1".into()))).await;
+    let have = rig.wait(|have| !have.failed.is_empty()).await;
+    let HostFailure { reason, message } =
+        HostFailure { reason: have.failed[0].reason, message: have.failed[0].message.clone() };
+    assert_eq!(reason, FailedReason::Host);
+    assert!(message.contains("pretend with /emc/1.1"), "{message}");
+    let have = rig.wait(|have| !have.scrubbed.is_empty()).await;
+    assert!(have.failed.is_empty());
+}
+
+#[tokio::test]
+async fn a_dirty_slice_is_told_and_not_tried_again() {
+    let mut rig = Rig::new().await;
+    rig.host.dirty(SLICE_1);
+    rig.order_vm(1).await;
+    let have = rig.wait(|have| !have.failed.is_empty()).await;
+    assert_eq!(have.failed[0].reason, FailedReason::NotZero);
+    assert!(rig.host.open().is_empty());
+}
+
+#[tokio::test]
+async fn nothing_is_handed_out_that_could_not_be_recorded() {
+    let mut rig = Rig::new().await;
+    rig.order_vm(1).await;
+    rig.wait(|have| have.online == [SLICE_1]).await;
+    std::fs::remove_dir(rig.dir.path().join("vms")).unwrap();
+    let refused = rig.attach().await.unwrap_err();
+    assert!(matches!(refused, Asked::Refused(Refusal::NotRecorded { .. })), "{refused:?}");
+    std::fs::create_dir(rig.dir.path().join("vms")).unwrap();
+    let handed = rig.attach().await.unwrap();
+    assert!(handed.pinned);
+    assert_eq!(handed.parts.len(), 2);
+    assert!(rig.dir.path().join("vms/r-1.json").exists());
+}
+
+#[tokio::test]
+async fn memory_that_cannot_be_had_is_told_and_may_be_asked_for_again() {
+    let mut rig = Rig::new().await;
+    rig.order_vm(1).await;
+    rig.wait(|have| have.online == [SLICE_1]).await;
+    rig.host.fail(Call::Memory, 1);
+    let error = crate::chain(&rig.attach().await.unwrap_err());
+    assert!(error.contains("its memory cannot be had: pretend with a"), "{error}");
+    rig.attach().await.unwrap();
+}
+
+#[tokio::test]
+async fn only_a_vms_own_process_tells_what_its_guest_touched() {
+    let mut rig = Rig::new().await;
+    rig.order_vm(1).await;
+    rig.wait(|have| have.online == [SLICE_1]).await;
+    let process = process::identify(std::process::id()).unwrap();
+    let touched = rig.driver.touched(name(), process.clone(), 1, 2).await;
+    assert!(matches!(touched, Err(Asked::NotYours(_))), "{touched:?}");
+    rig.attach().await.unwrap();
+    rig.driver.touched(name(), process, 1, 2).await.unwrap();
+    let seen = rig.driver.look(|_, touched| touched.get(&ReservationId(1)).copied()).await.unwrap();
+    assert_eq!(seen, Some(Touched { local: 1, pool: 2 }));
+}
+
+#[tokio::test]
+async fn the_manager_of_another_rack_is_left() {
+    let mut rig = Rig::new().await;
+    rig.wait(|have| have.clean).await;
+    rig.heard.send(Heard::Down).await.unwrap();
+    rig.heard.send(Heard::Up { rack: "Q".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
+    tokio::time::timeout(WITHIN, rig.reports.hang_up.notified()).await.unwrap();
+    assert_eq!(rig.reports.rack.borrow().as_deref(), Some("R"));
+}

@@ -1,0 +1,271 @@
+//! The agent as a process, with VMs as processes: what a host promises its rack and its guests.
+
+mod rig;
+
+use std::{
+    fs::{self, OpenOptions},
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
+};
+
+use host_agent::host_memory::client::{Client, ClientError};
+use proto::v1::{self as wire, MemoryForm};
+use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm};
+
+const GIB: u64 = 1 << 30;
+
+/// A rack whose VM `a` has slice 1 and runs.
+fn running() -> (Rig, rig::Vmm) {
+    let mut rig = Rig::new();
+    let slice = rig.grant(1, 1);
+    rig.order(want_vm(vec![slice]), |have| pairs(&have.online) == [(1, 1)]);
+    let mut vmm = rig.vmm();
+    assert_eq!(vmm.say("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    rig.wait(|have| have.vms.len() == 1);
+    (rig, vmm)
+}
+
+#[test]
+fn an_agent_says_who_it_is() {
+    let rig = Rig::new();
+    assert_eq!(rig.hello.host, "h0");
+    assert_eq!(rig.hello.protocol_version, proto::PROTOCOL_VERSION);
+    assert_eq!(rig.hello.host_memory_socket, rig.socket().to_str().unwrap());
+    assert_eq!(rig.bearer.as_deref(), Some(format!("Bearer {TOKEN}").as_str()));
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    assert_eq!(rig.hello.boot_id, boot_id.trim());
+}
+
+#[test]
+fn a_vm_has_its_memory_from_the_first_word_to_the_end_of_its_process() {
+    let (mut rig, mut vmm) = running();
+    assert_eq!(vmm.say("zero"), "true");
+    assert_eq!(vmm.say("write"), "written");
+    let have = rig.order(release(1, 1, false), |have| have.vms.len() == 1);
+    assert_eq!(have.vms[0].pid, vmm.pid());
+    assert_eq!(pairs(&have.online), [(1, 1)], "taken from under a VM");
+    assert_eq!(pairs(&have.released), []);
+    vmm.kill();
+    let have = rig.wait(|have| pairs(&have.released) == [(1, 1)]);
+    assert_eq!(have.ended, ["r-1"]);
+    assert!(have.clean && have.vms.is_empty() && have.online.is_empty());
+}
+
+#[test]
+fn a_slice_with_somebody_elses_bytes_is_never_handed_out() {
+    let mut rig = Rig::new();
+    let slice = rig.grant(1, 1);
+    let file = OpenOptions::new().write(true).open(rig.slice_path(1, 1)).unwrap();
+    file.write_all_at(b"secret", GIB / 2).unwrap();
+    let have = rig.order(want_vm(vec![slice]), |have| !have.failed.is_empty());
+    assert_eq!(have.failed[0].reason(), wire::FailedReason::NotZero);
+    assert!(have.failed[0].message.contains("00001.1.h0 is not zero"), "{}", have.failed[0].message);
+    let answer = rig.vmm().say("attach a descriptors");
+    assert!(answer.starts_with("refused VM_NOT_READY 0 of 1 slices of VM a are online"), "{answer}");
+}
+
+#[test]
+fn a_slice_that_is_not_there_is_told_with_the_reason_of_the_machine() {
+    let mut rig = Rig::new();
+    let slice = rig.want_slice(1, 1);
+    let have = rig.order(want_vm(vec![slice]), |have| !have.failed.is_empty());
+    assert_eq!(have.failed[0].reason(), wire::FailedReason::Host);
+    assert!(have.failed[0].message.contains("No such file"), "{}", have.failed[0].message);
+    rig.grant(1, 1);
+    rig.wait(|have| pairs(&have.online) == [(1, 1)]);
+}
+
+#[test]
+fn guests_outlive_their_agent_and_the_next_one_knows_them() {
+    let (mut rig, mut vmm) = running();
+    let before = rig.hello.instance;
+    vmm.say("write");
+    rig.kill_agent();
+    assert_eq!(vmm.say("write"), "written");
+    rig.start_agent();
+    assert!(rig.hello.instance > before);
+    assert_eq!(rig.hello.rack_uuid, RACK);
+    let have = rig.order(want_vm(vec![rig.want_slice(1, 1)]), |have| pairs(&have.online) == [(1, 1)]);
+    assert_eq!((have.vms[0].reservation.as_str(), have.vms[0].pid), ("r-1", vmm.pid()));
+    let other = rig.vmm().say("attach a descriptors");
+    assert!(other.starts_with("refused VM_ATTACHED"), "{other}");
+    rig.order(release(1, 1, false), |have| pairs(&have.online) == [(1, 1)]);
+    vmm.kill();
+    rig.wait(|have| pairs(&have.released) == [(1, 1)] && have.ended == ["r-1"]);
+}
+
+#[test]
+fn a_vm_that_ended_while_no_agent_ran_is_told_and_nobody_follows_it() {
+    let (mut rig, mut vmm) = running();
+    rig.kill_agent();
+    vmm.kill();
+    drop(vmm);
+    rig.start_agent();
+    let have = rig.order(want_vm(vec![rig.want_slice(1, 1)]), |_| true);
+    assert_eq!(have.ended, ["r-1"]);
+    let answer = rig.vmm().say("attach a descriptors");
+    assert!(answer.starts_with("refused VM_ATTACHED VM a was process"), "{answer}");
+}
+
+#[test]
+fn an_agent_told_to_stop_ends_well_and_releases_nothing() {
+    let (mut rig, mut vmm) = running();
+    assert!(rig.terminate_agent().success());
+    assert_eq!(vmm.say("write"), "written");
+    assert!(!vmm.has_ended());
+    rig.start_agent();
+    rig.order(want(), |have| have.vms.len() == 1 && pairs(&have.online) == [(1, 1)]);
+}
+
+#[test]
+fn the_same_process_may_ask_again_and_gets_the_same() {
+    let (_rig, mut vmm) = running();
+    vmm.say("write");
+    assert_eq!(vmm.say("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    assert_eq!(vmm.say("zero"), "false");
+}
+
+#[test]
+fn a_vmm_that_only_takes_paths_gets_paths_it_can_open() {
+    let (mut rig, mut vmm) = (Rig::new(), None);
+    let slice = rig.grant(1, 1);
+    rig.order(want_vm(vec![slice]), |have| pairs(&have.online) == [(1, 1)]);
+    let vmm = vmm.insert(rig.vmm());
+    assert_eq!(vmm.say("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    assert_eq!(vmm.say("zero"), "true");
+    assert_eq!(vmm.say("write"), "written");
+    let local = rig.dir.path().join("local/r-1.local");
+    assert_eq!(local.metadata().unwrap().mode() & 0o777, 0o600);
+    vmm.kill();
+    rig.wait(|have| have.ended == ["r-1"]);
+    assert!(!local.exists(), "local memory of a VM that ended is still there");
+}
+
+#[test]
+fn a_vm_larger_than_a_datagram_gets_all_of_its_memory_in_order() {
+    let mut rig = Rig::new();
+    let slices: Vec<_> = (0..150).map(|slice| rig.grant(slice, 1)).collect();
+    rig.order(want_vm(slices), |have| have.online.len() == 150);
+    let client = Client::connect(&rig.socket()).unwrap();
+    let memory = client.attach("a", MemoryForm::Descriptors).unwrap();
+    let slices: Vec<_> = memory.regions.iter().filter_map(|region| region.slice).collect();
+    assert_eq!(slices, (0..150).map(|slice| (slice, 1)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_scrubbed_slice_is_zero_and_has_a_receipt() {
+    let mut rig = Rig::new();
+    let slice = rig.grant(7, 3);
+    let file = OpenOptions::new().read(true).write(true).open(rig.slice_path(7, 3)).unwrap();
+    file.write_all_at(b"secret", GIB - 6).unwrap();
+    let wire::WantSlice { slice, epoch, handle } = slice;
+    let scrub = wire::Want { scrub: vec![wire::WantScrub { slice, epoch, handle }], ..want() };
+    let have = rig.order(scrub, |have| !have.scrubbed.is_empty());
+    let receipt = &have.scrubbed[0];
+    assert_eq!((receipt.slice, receipt.epoch, receipt.bytes_verified), (7, 3, GIB));
+    assert!(receipt.started_unix_ms > 0 && receipt.started_unix_ms <= receipt.ended_unix_ms);
+    assert_eq!(file.metadata().unwrap().blocks(), 0);
+    rig.order(want(), |have| have.scrubbed.is_empty() && have.clean);
+}
+
+#[test]
+fn a_fenced_host_ends_its_vms_and_is_clean() {
+    let (mut rig, mut vmm) = running();
+    let have = rig.order(wire::Want { fenced: true, ..want() }, |have| have.clean);
+    assert_eq!(have.ended, ["r-1"]);
+    assert!(have.online.is_empty());
+    assert!(vmm.has_ended());
+}
+
+#[test]
+fn force_takes_a_slice_from_a_vm_that_still_runs() {
+    let (mut rig, mut vmm) = running();
+    let have = rig.order(release(1, 1, true), |have| pairs(&have.released) == [(1, 1)]);
+    assert_eq!(have.vms.len(), 1);
+    assert!(!vmm.has_ended());
+}
+
+#[test]
+fn an_old_order_or_one_for_another_instance_changes_nothing() {
+    let (mut rig, _vmm) = running();
+    let instance = rig.hello.instance;
+    rig.hello.instance = instance - 1;
+    rig.order_unanswered(release(1, 1, true));
+    rig.hello.instance = instance;
+    let have = rig.order(want(), |_| true);
+    assert_eq!(pairs(&have.online), [(1, 1)]);
+}
+
+#[test]
+fn a_caller_is_known_by_what_the_kernel_says_of_it() {
+    let rig = Rig::with("allowed_uids = [12345]");
+    let client = Client::connect(&rig.socket()).unwrap();
+    let Err(ClientError::Refused { reason, message }) = client.attach("a", MemoryForm::Descriptors) else {
+        panic!("a stranger was let in");
+    };
+    assert_eq!(reason, "PEER_NOT_ALLOWED");
+    assert!(message.contains("agent.allowed_uids"), "{message}");
+}
+
+#[test]
+fn what_is_not_a_message_is_refused_and_the_next_one_is_heard() {
+    let (rig, mut vmm) = running();
+    let client = Client::connect(&rig.socket()).unwrap();
+    for (vm, form, why) in [
+        ("../a", MemoryForm::Descriptors, "attach.vm: \"../a\" is not a name"),
+        ("a", MemoryForm::Unspecified, "attach.form = 0: must be 1 or 2"),
+        (&"x".repeat(70_000), MemoryForm::Descriptors, "at most 65536 bytes"),
+    ] {
+        let Err(ClientError::Refused { reason, message }) = client.attach(vm, form) else {
+            panic!("it was taken");
+        };
+        assert_eq!(reason, "BAD_MESSAGE");
+        assert!(message.contains(why), "{message}");
+    }
+    let Err(ClientError::Refused { reason, .. }) = client.attach("b", MemoryForm::Descriptors) else {
+        panic!("VM b is not there");
+    };
+    assert_eq!(reason, "VM_UNKNOWN");
+    assert_eq!(vmm.say("touched a 5 7"), "noted");
+    assert!(vmm.say("touched b 5 7").starts_with("refused VM_UNKNOWN VM b is not this process"));
+}
+
+#[test]
+fn a_host_has_one_agent() {
+    let rig = Rig::new();
+    let second = serve(&rig.config()).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let error = String::from_utf8(second.stderr).unwrap();
+    assert!(error.contains("another host-agent uses"), "{error}");
+}
+
+#[test]
+fn an_agent_whose_records_cannot_be_read_does_not_start() {
+    let (mut rig, _vmm) = running();
+    rig.kill_agent();
+    fs::write(rig.dir.path().join("run/vms/r-1.json"), "{").unwrap();
+    let output = serve(&rig.config()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("run/vms/r-1.json is not a record of a VM"), "{error}");
+}
+
+#[test]
+fn a_token_that_others_can_read_is_refused_with_the_remedy() {
+    let rig = Rig::without_agent("");
+    let check = || serve(&rig.config()).arg("--check-config").output().unwrap();
+    assert!(check().status.success());
+    fs::set_permissions(rig.dir.path().join("token"), fs::Permissions::from_mode(0o640)).unwrap();
+    let output = check();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("token has mode 0640") && error.contains("chmod 600"), "{error}");
+}
+
+#[test]
+fn wrong_usage_and_wrong_configuration_have_exit_codes_of_their_own() {
+    let rig = Rig::without_agent("hots = 1");
+    assert_eq!(serve(&rig.config()).arg("--nonsense").output().unwrap().status.code(), Some(2));
+    let output = serve(&rig.config()).arg("--check-config").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("unknown field `hots`"));
+}

@@ -1,0 +1,316 @@
+//! A rack of one host: the real `host-agent` as a process, VMMs as processes, and a manager that is only a mailbox.
+#![expect(clippy::unwrap_used, reason = "a test ends where the world is not as it must be")]
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    pin::Pin,
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use proto::v1::{self as wire, agent_server, from_agent, to_agent};
+use tokio::{
+    net::TcpListener,
+    runtime::Runtime,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
+use tokio_stream::{
+    Stream,
+    wrappers::{TcpListenerStream, UnboundedReceiverStream},
+};
+use tonic::{Request, Response, Status, Streaming};
+
+/// How long anything may take before a test fails.
+pub const WITHIN: Duration = Duration::from_secs(20);
+/// The secret of host h0.
+pub const TOKEN: &str = "0123456789abcdef";
+/// The rack's name.
+pub const RACK: &str = "rack-of-one";
+const SLICE: u64 = 1 << 30;
+
+/// What the mailbox has got.
+#[derive(Debug)]
+pub enum Mail {
+    /// An agent connected: its hello, its credentials and the way back to it.
+    Hello(wire::Hello, Option<String>, UnboundedSender<wire::Want>),
+    /// A report.
+    Have(wire::Have),
+}
+
+#[derive(Clone)]
+struct Mailbox(UnboundedSender<Mail>);
+
+#[tonic::async_trait]
+impl agent_server::Agent for Mailbox {
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<wire::ToAgent, Status>> + Send>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<wire::FromAgent>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let bearer = request.metadata().get("authorization").and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let mut messages = request.into_inner();
+        let Some(from_agent::Message::Hello(hello)) = messages.message().await?.and_then(|m| m.message)
+        else {
+            return Err(Status::invalid_argument("no hello"));
+        };
+        let (orders, mut ordered) = unbounded_channel::<wire::Want>();
+        let (out, stream) = unbounded_channel();
+        let welcome = wire::Welcome { protocol_version: 1, rack_uuid: RACK.to_owned(), lease_ttl_ms: 2000 };
+        let down = |message| Ok(wire::ToAgent { message: Some(message) });
+        out.send(down(to_agent::Message::Welcome(welcome))).expect("it was just made");
+        let mail = self.0.clone();
+        let _ = mail.send(Mail::Hello(hello, bearer, orders)); // the test may be over
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    Some(want) = ordered.recv() => drop(out.send(down(to_agent::Message::Want(want)))),
+                    message = messages.message() => match message {
+                        Ok(Some(wire::FromAgent { message: Some(from_agent::Message::Have(have)) })) => {
+                            let _ = mail.send(Mail::Have(have)); // the test may be over
+                        }
+                        _ => return,
+                    },
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
+    }
+}
+
+/// A rack of one host.
+pub struct Rig {
+    pub dir: tempfile::TempDir,
+    runtime: Runtime,
+    mail: UnboundedReceiver<Mail>,
+    agent: Option<Child>,
+    orders: Option<UnboundedSender<wire::Want>>,
+    /// The hello of the running agent.
+    pub hello: wire::Hello,
+    /// What it presented.
+    pub bearer: Option<String>,
+    revision: u64,
+}
+
+impl Rig {
+    /// Starts a manager and an agent.
+    pub fn new() -> Self {
+        Self::with("")
+    }
+
+    /// The same, with more lines in `[agent]`.
+    pub fn with(more: &str) -> Self {
+        let mut rig = Self::without_agent(more);
+        rig.start_agent();
+        rig
+    }
+
+    pub fn without_agent(more: &str) -> Self {
+        let dir = tempfile::Builder::new().prefix("tarn-agent-").tempdir_in("/dev/shm").unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (sender, mail) = unbounded_channel();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tonic::transport::Server::builder()
+            .add_service(agent_server::AgentServer::new(Mailbox(sender)))
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        runtime.spawn(server);
+        write_config(dir.path(), &format!("manager = \"http://{address}\"\n{more}"));
+        let hello = wire::Hello::default();
+        Self { dir, runtime, mail, agent: None, orders: None, hello, bearer: None, revision: 0 }
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.dir.path().join("host.toml")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("run/host-memory.sock")
+    }
+
+    /// Starts an agent and waits for its hello.
+    pub fn start_agent(&mut self) {
+        self.agent = Some(serve(&self.config()).spawn().unwrap());
+        let (hello, bearer, orders) = loop {
+            if let Mail::Hello(hello, bearer, orders) = self.next_mail() {
+                break (hello, bearer, orders);
+            }
+        };
+        (self.hello, self.bearer, self.orders) = (hello, bearer, Some(orders));
+    }
+
+    pub fn kill_agent(&mut self) {
+        let mut agent = self.agent.take().expect("it runs");
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+    }
+
+    /// Stops the agent as a service manager does.
+    pub fn terminate_agent(&mut self) -> ExitStatus {
+        let mut agent = self.agent.take().expect("it runs");
+        let pid = rustix::process::Pid::from_child(&agent);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        agent.wait().unwrap()
+    }
+
+    fn next_mail(&mut self) -> Mail {
+        let mail = &mut self.mail;
+        let next = self.runtime.block_on(async { tokio::time::timeout(WITHIN, mail.recv()).await });
+        next.expect("the agent says nothing").expect("the manager ended")
+    }
+
+    /// Sends an order and waits until a report that reflects it is as it ought to be.
+    #[track_caller]
+    pub fn order(&mut self, want: wire::Want, is_right: impl Fn(&wire::Have) -> bool) -> wire::Have {
+        self.order_unanswered(want);
+        self.wait(is_right)
+    }
+
+    /// Sends an order.
+    pub fn order_unanswered(&mut self, want: wire::Want) {
+        self.revision += 1;
+        let want = wire::Want {
+            rack_uuid: RACK.to_owned(),
+            generation: 1,
+            revision: self.revision,
+            instance: self.hello.instance,
+            ..want
+        };
+        self.orders.as_ref().expect("an agent has connected").send(want).expect("the session lives");
+    }
+
+    /// Waits for a report that reflects the newest order and is as it ought to be.
+    #[track_caller]
+    pub fn wait(&mut self, is_right: impl Fn(&wire::Have) -> bool) -> wire::Have {
+        let until = Instant::now() + WITHIN;
+        let mut last = None;
+        while Instant::now() < until {
+            if let Mail::Have(have) = self.next_mail() {
+                if have.revision >= self.revision && is_right(&have) {
+                    return have;
+                }
+                last = Some(have);
+            }
+        }
+        panic!("no report is right, the last one was {last:?}");
+    }
+
+    /// A slice as the EMC grants it: 1 GiB of nothing.
+    pub fn grant(&self, slice: u32, epoch: u64) -> wire::WantSlice {
+        let path = self.slice_path(slice, epoch);
+        fs::File::create_new(&path).unwrap().set_len(SLICE).unwrap();
+        self.want_slice(slice, epoch)
+    }
+
+    pub fn want_slice(&self, slice: u32, epoch: u64) -> wire::WantSlice {
+        let handle = self.slice_path(slice, epoch).to_str().unwrap().to_owned();
+        wire::WantSlice { slice, epoch, handle }
+    }
+
+    pub fn slice_path(&self, slice: u32, epoch: u64) -> PathBuf {
+        self.dir.path().join("slices").join(format!("{slice:05}.{epoch}.h0"))
+    }
+
+    pub fn vmm(&self) -> Vmm {
+        Vmm::new(&self.socket())
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            let _ = agent.kill(); // it may have ended
+            let _ = agent.wait();
+        }
+    }
+}
+
+pub fn serve(config: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_host-agent"));
+    command.arg("serve").arg("--config").arg(config).stdin(Stdio::null());
+    command
+}
+
+fn write_config(dir: &Path, agent: &str) {
+    fs::create_dir(dir.join("slices")).unwrap();
+    let token = dir.join("token");
+    fs::write(&token, TOKEN).unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let text = format!(
+        "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\ntoken_file = \"token\"\n{agent}\n\
+         [backend]\nkind = \"emulated\"\nlocal_dir = \"local\"\n"
+    );
+    fs::write(dir.join("host.toml"), text).unwrap();
+}
+
+pub fn want() -> wire::Want {
+    wire::Want::default()
+}
+
+/// An order for one VM, `a`, of reservation r-1.
+pub fn want_vm(slices: Vec<wire::WantSlice>) -> wire::Want {
+    let vm = wire::WantVm {
+        vm: "a".to_owned(),
+        reservation: "r-1".to_owned(),
+        local_bytes: 16 << 20,
+        slices,
+        pinned: false,
+    };
+    wire::Want { vms: vec![vm], ..want() }
+}
+
+pub fn release(slice: u32, epoch: u64, force: bool) -> wire::Want {
+    wire::Want { release: vec![wire::WantRelease { slice, epoch, force }], ..want() }
+}
+
+pub fn pairs(holdings: &[wire::Holding]) -> Vec<(u32, u64)> {
+    holdings.iter().map(|holding| (holding.slice, holding.epoch)).collect()
+}
+
+/// A process that is a VM.
+pub struct Vmm {
+    process: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Vmm {
+    pub fn new(socket: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_host-agent-test-vmm"));
+        let mut process = command.arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (stdin, stdout) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        Self { process, stdin, stdout: BufReader::new(stdout) }
+    }
+
+    /// Says a word and hears the answer.
+    pub fn say(&mut self, words: &str) -> String {
+        writeln!(self.stdin, "{words}").unwrap();
+        let mut answer = String::new();
+        self.stdout.read_line(&mut answer).unwrap();
+        answer.trim_end().to_owned()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends it and does not wait for it, as a VMM dies whose parent is busy.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let _ = self.process.kill(); // it may have ended
+        let _ = self.process.wait();
+    }
+}
