@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
 use units::{Bytes, Name, RequestId, ReservationId};
 
+use crate::replay;
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0    done
@@ -76,6 +78,11 @@ pub enum Command {
     /// Over a connection to a manager.
     #[command(flatten)]
     Ask(Ask),
+    /// Play a trace of VMs on the rack, and report what came of it
+    Replay(replay::Args),
+    /// Do with a VM's slices what a VMM would; started by replay
+    #[command(hide = true)]
+    StandInVm(replay::StandIn),
     /// What is wrong, and the command that mends it
     Doctor,
     /// Completions for a shell, on stdout

@@ -13,6 +13,7 @@ mod hint;
 mod known;
 mod lists;
 mod print;
+mod replay;
 mod scheduler;
 mod table;
 mod top;
@@ -61,6 +62,8 @@ fn misunderstood(misread: &clap::Error, words: &[OsString]) -> ExitCode {
 async fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Ask(ask) => asked(ask, &cli.global).await,
+        Command::Replay(args) => replay::run(args, &cli.global).await,
+        Command::StandInVm(args) => replay::stand_in(&args),
         Command::Doctor => doctor::run(&cli.global).await,
         Command::Completions(asked) => words::completions(asked.shell),
         Command::Man(asked) => words::man(&asked),

@@ -16,7 +16,7 @@ use units::{
     },
 };
 
-use crate::{Connection, Failure, Format, Global, lists, print};
+use crate::{Connection, Failure, Global, lists};
 
 mod calls;
 mod capacity;
@@ -33,14 +33,23 @@ mod stand_ins;
 mod tally;
 mod watcher;
 
+pub use input::Source;
 pub use stand_in::{StandIn, run as stand_in};
+
+use capacity::Free;
+use journal::Journal;
+use play::Play;
+use report::Report;
+use stand_ins::StandIns;
+use tally::Tally;
+use watcher::News;
 
 /// VMs to replay, and how.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A trace of VM arrivals, plain or gzipped; or generated[:COUNT] for VMs grown from a seed
     #[arg(value_name = "FILE|generated[:COUNT]")]
-    pub trace: input::Source,
+    pub trace: Source,
     /// The rack's rack.toml, for where its manager listens; --endpoint goes before it
     #[arg(long, value_name = "FILE")]
     pub rack: Option<PathBuf>,
@@ -76,15 +85,15 @@ struct Rack {
     to: Connection,
     /// Distinguishes this replay's VMs and requests from those of any other.
     run: String,
-    journal: Mutex<journal::Journal>,
-    tally: Mutex<tally::Tally>,
-    free: Mutex<capacity::Free>,
-    news: watcher::News,
-    stand_ins: stand_ins::StandIns,
+    journal: Mutex<Journal>,
+    tally: Mutex<Tally>,
+    free: Arc<Mutex<Free>>,
+    news: News,
+    stand_ins: StandIns,
     settle: Duration,
 }
 
-/// Replays a trace and prints the report.
+/// Replays a trace and prints the report. What is on the rack afterwards is what was there before.
 ///
 /// # Errors
 /// A trace that cannot be read, a manager that stays away, or a promise that was seen broken.
@@ -92,29 +101,47 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     let arrivals = input::read(&args)?;
     let to = Connection::open(&input::endpoint(args.rack.as_deref(), global)?).await?;
     let (emcs, hosts) = (lists::emcs(&to).await?, lists::hosts(&to).await?);
-    let journal = journal::Journal::open(args.log.as_deref())?;
-    let (watching, news) = watcher::start(&to).await?;
+    let free = Arc::default();
+    let (watching, news) = watcher::start(&to, &free).await?;
+    let looking = reach::Looking::start(to.clone(), &emcs);
     let rack = Arc::new(Rack {
+        to,
         run: run_name()?,
-        journal: Mutex::new(journal),
+        journal: Mutex::new(Journal::open(args.log.as_deref())?),
         tally: Mutex::default(),
-        free: Mutex::new(capacity::Free::new(news.latest())),
+        free,
         news,
-        stand_ins: stand_ins::StandIns::new(&hosts, args.touch)?,
+        stand_ins: StandIns::new(&hosts, args.touch)?,
         settle: Ns::ms(args.settle).as_duration(),
-        to: to.clone(),
     });
-    let looking = reach::Looking::start(to, &emcs);
+    let clients = u32::try_from(args.max_clients).expect("checked to be few");
+    let mut play = Play::new(Arc::clone(&rack), &arrivals, clients);
     let began = Instant::now();
-    let played = play::play(&rack, &arrivals, args.max_clients).await;
-    watching.abort();
-    let stranded = play::Stranded::of(&hosts, &played);
-    let audited = match &played {
-        Ok(played) => Some((played.lost_facts, looking.end().await)),
-        Err(_) => None,
+    let interrupted = tokio::select! {
+        played = play.through(&arrivals) => played.map(|()| false)?,
+        asked = tokio::signal::ctrl_c() => asked.map(|()| true).map_err(Failure::Output)?,
     };
-    let played = played?;
-    let (lost, reach) = audited.expect("a replay that was played was audited");
-    let report = report::Report::new(&rack, &emcs, &played, stranded, lost, &reach, began.elapsed());
-    tell(&report, &args, global.output)
+    let found = report::Found {
+        requested: arrivals.len(),
+        took: began.elapsed(),
+        lost_facts: play.losses().await?,
+        stranded_mean: play.stranded_mean(),
+        reach: looking.end().await,
+    };
+    play.everybody_leaves().await?;
+    watching.abort();
+    Report::new(&rack, &emcs, &hosts, &found).tell(&args, global.output)?;
+    if interrupted {
+        Err(Failure::Found("interrupted: the report is about a part".to_owned()))
+    } else {
+        Ok(())
+    }
+}
+
+/// What tells this replay's VMs and requests from those of any other.
+fn run_name() -> Result<String, Failure> {
+    let mut random = [0_u8; 4];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Failure::Protocol(format!("no random numbers from the system: {errno}")))?;
+    Ok(format!("{:08x}", u32::from_be_bytes(random)))
 }

@@ -1,0 +1,80 @@
+//! What a replay counts beside what the journal holds. What it comes to is said in `report.rs`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+
+/// Counts of one replay.
+#[derive(Debug)]
+pub(super) struct Tally {
+    /// In microseconds.
+    pub(super) reserve: Histogram<u64>,
+    /// In microseconds.
+    pub(super) ready: Histogram<u64>,
+    pub(super) placed: u64,
+    pub(super) rejected: u64,
+    pub(super) lost: u64,
+    /// Slices that a stand-in looked through before it used them.
+    pub(super) read: u64,
+    /// Slices that did not arrive as zeros.
+    pub(super) dirty: u64,
+    /// Slices in which a stand-in found another's bytes over its own.
+    pub(super) overwritten: BTreeSet<u32>,
+    /// VMs with slices that nobody looked through, by why.
+    pub(super) unread: BTreeMap<String, u64>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let histogram = || Histogram::new(3).expect("three digits are few enough");
+        Self {
+            reserve: histogram(),
+            ready: histogram(),
+            placed: 0,
+            rejected: 0,
+            lost: 0,
+            read: 0,
+            dirty: 0,
+            overwritten: BTreeSet::new(),
+            unread: BTreeMap::new(),
+        }
+    }
+}
+
+impl Tally {
+    pub(super) fn reserve_took(&mut self, span: Duration) {
+        record(&mut self.reserve, span);
+    }
+
+    pub(super) fn ready_took(&mut self, span: Duration) {
+        record(&mut self.ready, span);
+    }
+
+    /// A VM's slices were not looked through.
+    pub(super) fn unread(&mut self, why: String) {
+        *self.unread.entry(why).or_default() += 1;
+    }
+}
+
+fn record(histogram: &mut Histogram<u64>, span: Duration) {
+    let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+    histogram.record(micros).expect("a histogram that grows takes every value");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_kept_as_they_were_measured() {
+        let mut tally = Tally::default();
+        for ms in [1, 5, 70_000] {
+            tally.reserve_took(Duration::from_millis(ms));
+        }
+        let close = |q, ms: u64| tally.reserve.value_at_quantile(q).abs_diff(1000 * ms) <= ms;
+        assert!(close(0.5, 5) && close(0.99, 70_000), "{:?}", tally.reserve);
+    }
+}

@@ -1,0 +1,102 @@
+//! An agent that is only its socket: hands the files of a VM's slices to whoever asks, as a host's agent does.
+
+use std::{
+    fs::File,
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd as _, OwnedFd},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+};
+
+use prost::Message as _;
+use proto::v1;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::rack::Rack;
+
+/// What the agent does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// Hands out slices that were not scrubbed.
+    Dirty,
+    /// Hands out the grant before the current one.
+    Stale,
+    /// Hands out nothing.
+    Refuses,
+}
+
+/// Serves from a thread of its own until the test's process ends.
+pub fn serve(socket: &Path, emc: &Path, rack: Rack, fault: Fault) {
+    let flags = SocketFlags::CLOEXEC;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    rustix::net::listen(&listener, 128).unwrap();
+    std::fs::create_dir(emc.join("slices")).unwrap();
+    let slices = emc.join("slices");
+    std::thread::spawn(move || {
+        while let Ok(peer) = rustix::net::accept_with(&listener, flags) {
+            answer(&peer, &slices, &rack, fault);
+        }
+    });
+}
+
+fn answer(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
+    let mut bytes = [0; 4096];
+    let mut none: [MaybeUninit<u8>; 0] = [];
+    let got = rustix::net::recvmsg(
+        peer,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut RecvAncillaryBuffer::new(&mut none),
+        RecvFlags::empty(),
+    );
+    let request = v1::HostMemoryRequest::decode(&bytes[..got.unwrap().bytes]).unwrap();
+    let Some(v1::host_memory_request::Request::Attach(attach)) = request.request else { panic!() };
+    if fault == Fault::Refuses {
+        let refused = v1::Refused { reason: "VM_NOT_READY".into(), message: "not yet".into() };
+        return send(peer, v1::host_memory_reply::Reply::Refused(refused), &[]);
+    }
+    let files: Vec<(v1::Region, File)> = grants(rack, &attach.vm, fault)
+        .map(|(slice, epoch)| (region(slice, epoch), file(slices, slice, epoch, fault)))
+        .collect();
+    // One slice a message, so that every answer has several.
+    for (n, (region, file)) in files.iter().enumerate() {
+        let memory = v1::Memory { regions: vec![region.clone()], more: n + 1 < files.len(), pinned: false };
+        send(peer, v1::host_memory_reply::Reply::Memory(memory), &[file]);
+    }
+}
+
+fn grants(rack: &Rack, vm: &str, fault: Fault) -> impl Iterator<Item = (u32, u64)> {
+    let back = u64::from(fault == Fault::Stale);
+    let slots = rack.state().slots.clone();
+    let own =
+        slots.into_iter().enumerate().filter(|(_, slot)| slot.owner.as_ref().is_some_and(|o| o.0 == vm));
+    own.map(move |(n, slot)| (u32::try_from(n).unwrap(), slot.epoch - back)).collect::<Vec<_>>().into_iter()
+}
+
+fn region(slice: u32, epoch: u64) -> v1::Region {
+    v1::Region { slice: Some(slice), epoch, bytes: 1 << 30, emc: "e".into(), ..Default::default() }
+}
+
+fn file(slices: &Path, slice: u32, epoch: u64, fault: Fault) -> File {
+    let path: PathBuf = slices.join(format!("{slice:05}.{epoch}.h0"));
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    file.set_len(1 << 30).unwrap();
+    if fault == Fault::Dirty {
+        file.write_all_at(b"secret", 1 << 29).unwrap();
+    }
+    file
+}
+
+fn send(peer: &OwnedFd, reply: v1::host_memory_reply::Reply, files: &[&File]) {
+    let bytes = v1::HostMemoryReply { reply: Some(reply) }.encode_to_vec();
+    let fds: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    rustix::net::sendmsg(peer, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+}
