@@ -107,6 +107,15 @@ fn a_vm_that_ended_while_no_agent_ran_is_told_and_nobody_follows_it() {
 }
 
 #[test]
+fn an_agent_comes_back_to_its_manager_and_tells_everything_again() {
+    let (mut rig, _vmm) = running();
+    let before = rig.hello.clone();
+    rig.hang_up();
+    assert_eq!(rig.hello, wire::Hello { rack_uuid: RACK.to_owned(), ..before });
+    rig.wait(|have| have.vms.len() == 1 && pairs(&have.online) == [(1, 1)]);
+}
+
+#[test]
 fn an_agent_told_to_stop_ends_well_and_releases_nothing() {
     let (mut rig, mut vmm) = running();
     assert!(rig.terminate_agent().success());

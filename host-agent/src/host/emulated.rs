@@ -10,7 +10,7 @@ use std::{
         unix::fs::OpenOptionsExt,
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
 };
 
 use pool::{
@@ -24,6 +24,9 @@ use rustix::{
 use units::{Bytes, ReservationId, SLICE};
 
 use super::{Form, Host, HostError, Part, Place, process, process::FileId, zero};
+
+/// Some machines hide a process even from root. That is worth one line, not one per slice.
+static UNSEEN: Once = Once::new();
 
 /// Slices as files.
 #[derive(Debug)]
@@ -178,7 +181,7 @@ fn see_unused(path: &Path) -> Result<(), HostError> {
     let users = process::users_of(FileId::of(&metadata))
         .map_err(|error| HostError::io("look for users of", path, io::Error::other(crate::chain(&error))))?;
     if users.unseen > 0 {
-        tracing::warn!(path = %path.display(), unseen = users.unseen, "some processes cannot be looked into");
+        UNSEEN.call_once(|| tracing::warn!(unseen = users.unseen, "some processes cannot be looked into"));
     }
     if users.pids.is_empty() {
         Ok(())

@@ -67,7 +67,10 @@ impl agent_server::Agent for Mailbox {
         tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    Some(want) = ordered.recv() => drop(out.send(down(to_agent::Message::Want(want)))),
+                    want = ordered.recv() => match want {
+                        Some(want) => drop(out.send(down(to_agent::Message::Want(want)))),
+                        None => return, // the manager hangs up
+                    },
                     message = messages.message() => match message {
                         Ok(Some(wire::FromAgent { message: Some(from_agent::Message::Have(have)) })) => {
                             let _ = mail.send(Mail::Have(have)); // the test may be over
@@ -135,6 +138,16 @@ impl Rig {
     /// Starts an agent and waits for its hello.
     pub fn start_agent(&mut self) {
         self.agent = Some(serve(&self.config()).spawn().unwrap());
+        self.wait_for_hello();
+    }
+
+    /// The manager goes and comes back.
+    pub fn hang_up(&mut self) {
+        self.orders = None;
+        self.wait_for_hello();
+    }
+
+    fn wait_for_hello(&mut self) {
         let (hello, bearer, orders) = loop {
             if let Mail::Hello(hello, bearer, orders) = self.next_mail() {
                 break (hello, bearer, orders);
