@@ -444,10 +444,11 @@ impl Ledger {
         self.migrations.iter().map(|(id, m)| (*id, m))
     }
 
-    /// How many of a reservation's slices its VM can use.
-    pub fn online(&self, reservation: &Reservation) -> u32 {
-        let online = |s: &&SliceId| matches!(self.slots[s.0 as usize].state, State::Online(_));
-        u32::try_from(reservation.slices.iter().filter(online).count()).unwrap_or(u32::MAX)
+    /// How many of a reservation's slices its VM can use. One that was taken from it may be online for another by now.
+    pub fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
+        let own = |state| matches!(state, State::Online(owner) if owner.reservation == id);
+        let online = reservation.slices.iter().filter(|s| own(self.slots[s.0 as usize].state));
+        u32::try_from(online.count()).unwrap_or(u32::MAX)
     }
 
     /// When the next reservation ends for want of a commit.

@@ -124,14 +124,15 @@ impl Ledger {
         let reservation = self.reservation(id)?.clone();
         let gone = || Name::new("removed").expect("a name");
         let host = self.host(reservation.host).map_or_else(gone, |entry| entry.host.name.clone());
-        Some(ReservationView { id, host, online: self.online(&reservation), reservation })
+        Some(ReservationView { id, host, online: self.online(id, &reservation), reservation })
     }
 }
 
 impl ReservationView {
     /// Whether every slice is online for a VM that may still start.
     pub fn is_ready(&self) -> bool {
-        self.reservation.is_active() && self.online as usize == self.reservation.slices.len()
+        let may_start = matches!(self.reservation.stage, Stage::Reserved { .. } | Stage::Committed);
+        may_start && self.online as usize == self.reservation.slices.len()
     }
 }
 
@@ -359,4 +360,49 @@ impl Manager {
 
 fn wrong(reservation: ReservationId, state: String) -> Denied {
     Denied::WrongState { reservation, state, what: "waiting for it to become ready" }
+}
+
+#[cfg(test)]
+mod tests {
+    use units::{Bytes, EmcId, RequestId, SliceId, UnixMs};
+
+    use super::*;
+    use crate::record::{Emc, Meta, Record, RequestKey};
+    use crate::slice::{Owner, Slot, State};
+
+    fn emc() -> Emc {
+        let name = Name::new("e0").unwrap();
+        let (driver, path) = ("emulated".into(), String::new());
+        Emc { name, first: SliceId(0), slices: 1, driver, path, scheduling: Scheduling::Enabled }
+    }
+
+    fn broken() -> Reservation {
+        let client = Name::new("c").unwrap();
+        Reservation {
+            vm: Name::new("v").unwrap(),
+            host: HostId(0),
+            slices: vec![SliceId(0)],
+            local: Bytes::ZERO,
+            cores: 0,
+            pinned: false,
+            request: RequestKey { client, id: RequestId::new("r").unwrap() },
+            commit_within: Ns::secs(1),
+            created: UnixMs(0),
+            stage: Stage::Broken { why: "its slice was quarantined".into() },
+        }
+    }
+
+    /// A slice was lost with its device and let back by an operator; when it was online for the next VM, the first VM's
+    /// broken reservation counted it as its own and was said to be ready.
+    #[test]
+    fn a_broken_reservation_is_not_ready_because_its_slice_is_online_for_another() {
+        let mut ledger = Ledger::new(Meta::new("rack".into()));
+        ledger.install(Record::Emc(EmcId(0), emc()));
+        let other = Owner { host: HostId(1), reservation: ReservationId(2) };
+        let slot = Slot { state: State::Online(other), ..Slot::default() };
+        ledger.install(Record::Slice(SliceId(0), slot));
+        ledger.install(Record::Reservation(ReservationId(1), broken()));
+        let view = ledger.view(ReservationId(1)).unwrap();
+        assert_eq!((view.online, view.is_ready()), (0, false));
+    }
 }
