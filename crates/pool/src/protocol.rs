@@ -81,7 +81,7 @@ pub struct HaveVm {
 }
 
 /// What a scrubber did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scrubbed {
     /// Which slice, under which epoch of its own.
     pub holding: Holding,

@@ -18,7 +18,7 @@ use units::{Epoch, HostId, ReservationId};
 use crate::protocol::Scrubbed;
 
 /// What the ledger knows about one slice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Slot {
     /// The current or latest owner's number; 0 before the first.
     pub epoch: Epoch,
@@ -29,7 +29,7 @@ pub struct Slot {
 }
 
 /// Where a slice stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum State {
     /// Zeroed and nobody's.
     #[default]
@@ -49,7 +49,7 @@ pub enum State {
 }
 
 /// The host that may reach a slice, and the reservation it does so for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owner {
     /// Which host.
     pub host: HostId,
@@ -58,7 +58,7 @@ pub struct Owner {
 }
 
 /// How far taking back has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Drain {
     /// The host has been asked; with force, even if the VM still runs.
     Host {
@@ -70,7 +70,7 @@ pub enum Drain {
 }
 
 /// How far scrubbing has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scrub {
     /// Revoked everywhere; no scrubber yet.
     Waiting,
@@ -88,7 +88,7 @@ pub enum Scrub {
 }
 
 /// Why a slice is kept from everybody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Quarantine {
     /// It did not reach its owner as zeros.
     Dirty {
@@ -119,7 +119,7 @@ pub enum Quarantine {
 }
 
 /// Proof that a slice held only zeros after its last owner had lost access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Receipt {
     /// Who scrubbed.
     pub scrubber: HostId,
@@ -128,7 +128,7 @@ pub struct Receipt {
 }
 
 /// What may happen to a slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A VM's host becomes its owner.
     Assign(Owner),
@@ -166,7 +166,7 @@ pub enum Event {
 }
 
 /// An event that the slice's state does not accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NotNow;
 
 impl Slot {
@@ -319,7 +319,7 @@ impl Slot {
 }
 
 /// What the device is to do with one slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// Let this host reach it, and nobody else.
     Grant {
