@@ -21,6 +21,7 @@ use crate::{Connection, Failure, Global, lists};
 mod calls;
 mod capacity;
 mod descriptors;
+mod dirt;
 mod input;
 mod journal;
 mod life;
@@ -101,6 +102,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     let arrivals = input::read(&args)?;
     let to = Connection::open(&input::endpoint(args.rack.as_deref(), global)?).await?;
     let (emcs, hosts) = (lists::emcs(&to).await?, lists::hosts(&to).await?);
+    let dirty = dirt::found(&to).await?;
     let free = Arc::default();
     let (watching, news) = watcher::start(&to, &free).await?;
     let looking = reach::Looking::start(to.clone(), &emcs);
@@ -125,6 +127,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
         requested: arrivals.len(),
         took: began.elapsed(),
         lost_facts: play.losses().await?,
+        dirty: dirt::found(&rack.to).await?.difference(&dirty).count(),
         stranded_mean: play.stranded_mean(),
         reach: looking.end().await,
     };

@@ -27,30 +27,33 @@ struct Known {
     slices: BTreeMap<u32, v1::Slice>,
 }
 
-/// Reservations about which the ledger disagrees with what it acknowledged, in several comparisons one after the other:
-/// a ledger that is read in pages while it changes may disagree once.
+/// Reservations about which the ledger disagrees with what it acknowledged. It is read in parts while it changes, so what
+/// seems lost is looked at again, and counts unless that explains it.
 pub(super) async fn lost(rack: Arc<Rack>) -> Result<BTreeSet<String>, Failure> {
-    let mut lost = compare(&rack).await?;
+    let before = rack.journal().acknowledged();
+    let known = Known::read(&rack).await?;
+    let mut lost = missing(&before, &rack.journal().acknowledged(), &known);
     for _ in 1..REPLAY_COMPARISONS {
         if lost.is_empty() {
             break;
         }
         tokio::time::sleep(REPLAY_LOOK_EVERY.as_duration()).await;
-        let again = compare(&rack).await?;
-        lost.retain(|reservation| again.contains(reservation));
+        let now = rack.journal().acknowledged();
+        let known = Known::read(&rack).await?;
+        lost.retain(|reservation| !is_explained(reservation, &now, &known));
     }
     Ok(lost)
 }
 
-async fn compare(rack: &Rack) -> Result<BTreeSet<String>, Failure> {
-    let before = rack.journal().acknowledged();
-    let reservations = patiently(|| lists::reservations(&rack.to, true)).await?;
-    let slices = patiently(|| lists::slices(&rack.to, 0, u32::MAX)).await?;
-    let known = Known {
-        reservations: reservations.into_iter().map(|r| (r.reservation.clone(), r)).collect(),
-        slices: slices.into_iter().map(|s| (s.slice, s)).collect(),
-    };
-    Ok(missing(&before, &rack.journal().acknowledged(), &known))
+impl Known {
+    async fn read(rack: &Rack) -> Result<Self, Failure> {
+        let reservations = patiently(|| lists::reservations(&rack.to, true)).await?;
+        let slices = patiently(|| lists::slices(&rack.to, 0, u32::MAX)).await?;
+        Ok(Self {
+            reservations: reservations.into_iter().map(|r| (r.reservation.clone(), r)).collect(),
+            slices: slices.into_iter().map(|s| (s.slice, s)).collect(),
+        })
+    }
 }
 
 fn missing(before: &Acknowledged, after: &Acknowledged, known: &Known) -> BTreeSet<String> {
@@ -61,6 +64,17 @@ fn missing(before: &Acknowledged, after: &Acknowledged, known: &Known) -> BTreeS
         throughout.filter(|(id, held)| !is_known(held, known.reservations.get(*id), &known.slices));
     let risen = before.released.iter().filter(|id| known.reservations.get(*id).is_some_and(is_active));
     forgotten.map(|(id, _)| id).chain(risen).cloned().collect()
+}
+
+/// Whether what seemed lost ended by itself just then, or is there after all. That its VM has left since explains nothing.
+fn is_explained(id: &str, now: &Acknowledged, known: &Known) -> bool {
+    let Some(reservation) = known.reservations.get(id) else { return false };
+    let there = |held: &Held| !held.giving_back && is_known(held, Some(reservation), &known.slices);
+    ended_by_itself(reservation) || now.held.get(id).is_some_and(there)
+}
+
+fn ended_by_itself(reservation: &v1::Reservation) -> bool {
+    !is_active(reservation) && ENDS_BY_ITSELF.iter().any(|end| reservation.reason().contains(end))
 }
 
 fn is_active(reservation: &v1::Reservation) -> bool {
@@ -74,9 +88,7 @@ fn is_known(held: &Held, reservation: Option<&v1::Reservation>, slices: &BTreeMa
     let stage = match known.state() {
         ReservationState::Committed => true,
         ReservationState::Assigned | ReservationState::Ready => !held.committed,
-        ReservationState::Released => {
-            return same && ENDS_BY_ITSELF.iter().any(|end| known.reason().contains(end));
-        }
+        ReservationState::Released => return same && ended_by_itself(known),
         // Until it was ready the scheduler is told so and tries elsewhere.
         ReservationState::Broken => return same && !held.ready,
         ReservationState::Unspecified => false,
@@ -84,9 +96,10 @@ fn is_known(held: &Held, reservation: Option<&v1::Reservation>, slices: &BTreeMa
     same && stage && held.slices.iter().all(|slice| slices.get(slice).is_some_and(|s| is_owned(s, held)))
 }
 
+/// A slice that is being taken from its owner, as a fence does, is known to be the owner's.
 fn is_owned(slice: &v1::Slice, held: &Held) -> bool {
-    let usable = matches!(slice.state(), SliceState::Assigned | SliceState::Onlining | SliceState::Online);
-    usable && slice.host() == held.host && slice.vm() == held.vm
+    let owned = [SliceState::Assigned, SliceState::Onlining, SliceState::Online, SliceState::Draining];
+    owned.contains(&slice.state()) && slice.host() == held.host && slice.vm() == held.vm
 }
 
 #[cfg(test)]
@@ -172,6 +185,18 @@ mod tests {
         let risen = v1::Reservation { state: ReservationState::Committed.into(), ..Default::default() };
         known.reservations.insert("r-0".into(), risen);
         assert_eq!(missing(&acknowledged(held()), &acknowledged(held()), &known), ["r-0".into()].into());
+    }
+
+    #[test]
+    fn a_second_look_explains_what_ended_by_itself_but_not_what_left_since() {
+        let mut known = known();
+        assert!(is_explained("r-1", &acknowledged(held()), &known), "it is there after all");
+        assert!(!is_explained("r-1", &acknowledged(held()), &Known::default()));
+        assert!(!is_explained("r-1", &Acknowledged::default(), &known), "it left");
+        let reservation = known.reservations.get_mut("r-1").unwrap();
+        reservation.set_state(ReservationState::Released);
+        reservation.reason = Some("its host was fenced".into());
+        assert!(is_explained("r-1", &Acknowledged::default(), &known));
     }
 
     #[test]
