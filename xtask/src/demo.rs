@@ -44,12 +44,19 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+/// Where to look next.
+const NEXT: &str = "
+  README.md, \"On a real rack\": the same with your own hosts
+  cargo run --bin tarn -- --help: what an operator can ask
+  cargo xtask test: how it is known to hold
+
+";
 /// Environment variable naming a folder with ready-built programs.
 const BIN_DIR: &str = "TARN_BIN_DIR";
-/// When what happens, as parts of the VMs that the trace has.
-const POWER_LOSS_AT: f64 = 0.15;
-const MANAGER_KILLED_AT: f64 = 0.45;
-const HOST_RETURNS_AT: f64 = 0.6;
+/// When what happens, as parts of the trace's VMs that were given memory: early, for a small rack turns most of them away.
+const POWER_LOSS_AT: f64 = 0.2;
+const MANAGER_KILLED_AT: f64 = 0.3;
+const HOST_RETURNS_AT: f64 = 0.4;
 
 /// How long the manager and the agents may take to be there.
 const UP_WITHIN: Duration = Duration::from_secs(30);
@@ -72,7 +79,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let verdict = told.inspect_err(|_| eprintln!("\nthe demo ends here"))?;
     cleared?;
     verdict.keep(args.json.as_deref())?;
-    print!("{verdict}");
+    print!("{verdict}{NEXT}");
     verdict.judge()
 }
 
@@ -128,11 +135,12 @@ fn story(
     let mut replay = Replay::start(programs, rack, trace, scratch)?;
     replay.reach(POWER_LOSS_AT, patience, services)?;
 
+    note(&ask.table("hosts")?);
     let lost = busiest(&ask)?;
     say(&format!("host {} loses power: its agent and its VMs are gone at once", lost.host));
     let before = ask.slices_of(&lost.host)?;
     let vms = services.cut_power(&lost.host)?;
-    note(&format!("{vms} VMs ended with it; it held {} slices", before.len()));
+    note(&format!("{vms} VMs with pool memory ended with it; it held {} slices", before.len()));
     missed(&ask, patience, rack, &lost.host)?;
 
     replay.reach(MANAGER_KILLED_AT, patience, services)?;
@@ -147,11 +155,15 @@ fn story(
     say(&format!("host {} returns", lost.host));
     services.start_agent(&lost.host)?;
     let back = patience.until("the lost host up again", UP_WITHIN, || ask.state_is(&lost.host, &["up"]))?;
-    note(&format!("it proved itself clean and is up after {:.1} s", back.as_secs_f64()));
+    note(&format!("it proved itself clean and is up after {:.0} ms", back.as_secs_f64() * 1000.0));
 
     let result = replay.finish(patience, services)?;
-    say("slices moved");
-    before.iter().filter_map(|slice| lives.of(*slice)).take(LIVES_SHOWN).for_each(|life| note(&life));
+    say(&format!("where slices of {} went when it was lost, and that all came back in the end", lost.host));
+    before
+        .iter()
+        .filter_map(|slice| lives.after(&lost.host, *slice))
+        .take(LIVES_SHOWN)
+        .for_each(|life| note(&life));
     note(&ask.table("emcs")?);
     Ok(result)
 }

@@ -1,6 +1,6 @@
-//! The lives of slices, from the events that `tarn watch` prints: whose each was, one after the other.
+//! What became of slices, from the events that `tarn watch` prints: whose each was, one after the other.
 
-use std::{collections::BTreeSet, fs, path::PathBuf};
+use std::{fs, path::PathBuf};
 
 use serde::Deserialize;
 
@@ -10,9 +10,6 @@ use super::{
     service::{Programs, Service, command},
 };
 use crate::failure::Failure;
-
-/// Stations of a life that are shown; a longer one is cut at the end.
-const STATIONS_MAX: usize = 8;
 
 /// One line of the watch, if it is about a slice.
 #[derive(Debug, Deserialize)]
@@ -52,26 +49,23 @@ impl Lives {
         self.watch = None;
     }
 
-    /// The life of a slice that had two hosts or more.
-    pub fn of(&self, slice: u32) -> Option<String> {
-        life(&fs::read_to_string(&self.log).ok()?, slice)
+    /// What became of a slice after a host had it: from its last VM there to its next one elsewhere, if it had one.
+    pub fn after(&self, host: &str, slice: u32) -> Option<String> {
+        life(&fs::read_to_string(&self.log).ok()?, host, slice)
     }
 }
 
-/// In words, if it had two hosts or more. States between two that matter are left out.
-fn life(log: &str, slice: u32) -> Option<String> {
+fn life(log: &str, host: &str, slice: u32) -> Option<String> {
     let events =
         log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok().map(|line| line.slice));
     let mut stations: Vec<Station> =
         events.filter(|event| event.slice == slice).filter_map(station).collect();
     stations.dedup();
-    let hosts: BTreeSet<&str> = stations.iter().filter_map(|station| station.host.as_deref()).collect();
-    (hosts.len() > 1).then(|| {
-        let shown: Vec<&str> =
-            stations.iter().map(|station| station.words.as_str()).take(STATIONS_MAX).collect();
-        let more = if stations.len() > STATIONS_MAX { " → …" } else { "" };
-        format!("slice {slice}: {}{more}", shown.join(" → "))
-    })
+    let from = stations.iter().rposition(|station| station.host.as_deref() == Some(host))?;
+    let next = stations[from + 1..].iter().position(|station| station.host.is_some())?;
+    let told: Vec<&str> =
+        stations[from..=from + 1 + next].iter().map(|station| station.words.as_str()).collect();
+    Some(format!("slice {slice}: {}", told.join(" → ")))
 }
 
 /// One part of a slice's life that is worth telling.
@@ -103,8 +97,9 @@ mod tests {
     }
 
     #[test]
-    fn a_life_with_two_hosts_is_told_in_order() {
+    fn a_slice_is_followed_from_the_lost_host_to_its_next_vm() {
         let log = [
+            event(7, "online", "\"h0\"", "\"z\""),
             event(7, "online", "\"h1\"", "\"a\""),
             event(8, "online", "\"h1\"", "\"b\""),
             r#"{"revision":2,"host":{"host":"h1"}}"#.to_owned(),
@@ -112,9 +107,10 @@ mod tests {
             event(7, "scrubbing", "\"h2\"", "null"),
             event(7, "free", "null", "null"),
             event(7, "online", "\"h2\"", "\"c\""),
+            event(7, "online", "\"h3\"", "\"d\""),
         ]
         .join("\n");
-        assert_eq!(life(&log, 7).unwrap(), "slice 7: a on h1 → scrubbed by h2 → c on h2");
-        assert_eq!(life(&log, 8), None);
+        assert_eq!(life(&log, "h1", 7).unwrap(), "slice 7: a on h1 → scrubbed by h2 → c on h2");
+        assert_eq!(life(&log, "h1", 8), None);
     }
 }

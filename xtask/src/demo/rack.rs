@@ -13,7 +13,8 @@ use toml::{Table, Value};
 use super::{scratch::Scratch, write};
 use crate::failure::Failure;
 
-/// The rack unless another is given: memory is what its hosts run out of first, and leases end while one watches.
+/// The rack unless another is given: 2000 VMs of the generator are a little more than it can take, so that its pool is
+/// really lent, and its leases end while one watches.
 const OWN: &str = r#"
 [lease]
 ttl_s = 1
@@ -21,30 +22,30 @@ fence_after_s = 2
 
 [[emc]]
 name = "emc0"
-slices = 48
+slices = 128
 [[emc]]
 name = "emc1"
-slices = 48
+slices = 128
 
 [[host]]
 name = "h0"
-cores = 32
-local_mib = 65536
+cores = 128
+local_mib = 393216
 emcs = ["emc0"]
 [[host]]
 name = "h1"
-cores = 32
-local_mib = 65536
+cores = 128
+local_mib = 393216
 emcs = ["emc0", "emc1"]
 [[host]]
 name = "h2"
-cores = 32
-local_mib = 65536
+cores = 128
+local_mib = 393216
 emcs = ["emc0", "emc1"]
 [[host]]
 name = "h3"
-cores = 32
-local_mib = 65536
+cores = 128
+local_mib = 393216
 emcs = ["emc1"]
 "#;
 

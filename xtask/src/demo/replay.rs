@@ -21,9 +21,9 @@ use super::{
 use crate::failure::Failure;
 
 /// After so long without having reached a part of the trace the story goes on all the same.
-const PART_WITHIN: Duration = Duration::from_secs(8);
-/// How long a replay may take.
-const REPLAY_WITHIN: Duration = Duration::from_secs(3600);
+const PART_WITHIN: Duration = Duration::from_secs(6);
+/// After so long without a reply a replay is taken to be stuck; it waits less itself for anything.
+const REPLY_WITHIN: Duration = Duration::from_secs(180);
 /// How a gzipped file begins.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// How the log tells that memory was given to a VM.
@@ -110,6 +110,7 @@ impl Replay {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let enough = (self.vms as f64 * part) as u64;
         let begun = Instant::now();
+        // A trace that is over is over: what the story has left to tell is told of a rack at rest.
         while self.replies.read()? < enough
             && begun.elapsed() < PART_WITHIN
             && self.process.ended()?.is_none()
@@ -126,12 +127,16 @@ impl Replay {
     /// # Errors
     /// It failed, a process of the rack ended, or somebody interrupts.
     pub fn finish(mut self, patience: &Patience, services: &mut Services<'_>) -> Result<Verdict, Failure> {
-        patience.until("the end of the replay", REPLAY_WITHIN, || {
+        while self.process.ended()?.is_none() {
             services.still_run()?;
             self.replies.read()?;
+            if self.replies.silent() > REPLY_WITHIN {
+                eprintln!("{}", self.process.last_words());
+                return Err(Failure::Late { what: "a reply to the replay", within: REPLY_WITHIN });
+            }
             self.show();
-            Ok(self.process.ended()?.is_some())
-        })?;
+            patience.pause()?;
+        }
         let said = self.process.last_words();
         match self.process.ended()?.filter(|status| !status.success()) {
             // Its report says what is wrong more precisely than its exit code, if it came to making one.
@@ -163,11 +168,13 @@ struct Replies {
     begun: String,
     /// Replies that gave memory to a VM.
     reserved: u64,
+    /// When the last reply was read.
+    heard: Instant,
 }
 
 impl Replies {
     fn of(path: PathBuf) -> Self {
-        Self { path, open: None, begun: String::new(), reserved: 0 }
+        Self { path, open: None, begun: String::new(), reserved: 0, heard: Instant::now() }
     }
 
     /// Reads what is new, and says how many replies gave memory so far.
@@ -179,9 +186,15 @@ impl Replies {
             if self.begun.ends_with('\n') {
                 self.reserved += u64::from(self.begun.contains(RESERVED));
                 self.begun.clear();
+                self.heard = Instant::now();
             }
         }
         Ok(self.reserved)
+    }
+
+    /// For how long nothing was replied.
+    fn silent(&self) -> Duration {
+        self.heard.elapsed()
     }
 }
 
