@@ -202,7 +202,7 @@ fn understand_slice(written: WrittenSlice) -> (Holding, Handle) {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::*;
     use crate::host::process;
@@ -223,7 +223,7 @@ mod tests {
     fn a_vm_whose_process_runs_is_found_alive_and_after_its_end_dead() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
-        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let record = record(process::identify(child.id()).unwrap());
         records.write(&record).unwrap();
         assert_eq!(records.load().unwrap(), [Adopted { record: record.clone(), lives: true }]);

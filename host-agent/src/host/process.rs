@@ -243,8 +243,9 @@ mod tests {
 
     use super::*;
 
+    /// Ends at the latest when it is dropped, with its input.
     fn sleeper() -> Child {
-        Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap()
+        Command::new("cat").stdin(Stdio::piped()).spawn().unwrap()
     }
 
     fn end(mut child: Child) {
@@ -282,7 +283,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let id = FileId::of(&file.as_file().metadata().unwrap());
         assert_eq!(users_of(id).unwrap().pids, Vec::<u32>::new());
-        let child = Command::new("sleep").arg("600").stdin(file.reopen().unwrap()).spawn().unwrap();
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(file.reopen().unwrap()).spawn().unwrap();
         assert_eq!(users_of(id).unwrap().pids, [child.id()]);
         end(child);
         assert_eq!(users_of(id).unwrap().pids, Vec::<u32>::new());

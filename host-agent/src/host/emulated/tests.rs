@@ -96,7 +96,7 @@ fn a_slice_that_a_process_has_is_not_given_back_unless_forced() {
     let emc = Emc::new();
     let file = emc.grant(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
-    let mut child = Command::new("sleep").arg("600").stdin(Stdio::from(file)).spawn().unwrap();
+    let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(file)).spawn().unwrap();
     let error = emc.host.offline(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(&error, HostError::InUse { pids, .. } if *pids == [child.id()]), "{error:?}");
     assert!(emc.host.memory(&emc.record(), Form::Descriptors).is_ok(), "it was closed all the same");
