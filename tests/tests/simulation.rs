@@ -4,6 +4,8 @@ use sim::world::{Summary, World};
 use tests::SIMULATION_STEPS;
 
 const SEEDS_DEFAULT: u64 = 2000;
+/// How much of what led to a failure is told.
+const EVENTS_TOLD: usize = 100;
 
 #[test]
 fn every_promise_is_kept_whatever_happens_to_wire_disk_devices_hosts_and_manager() {
@@ -14,7 +16,7 @@ fn every_promise_is_kept_whatever_happens_to_wire_disk_devices_hosts_and_manager
         match World::new(seed).run(SIMULATION_STEPS) {
             Ok(summary) => sum += summary,
             Err(_) => {
-                panic!("{}", World::new(seed).told().run(SIMULATION_STEPS).expect_err("a seed replays"))
+                panic!("{}", World::new(seed).told(EVENTS_TOLD).run(SIMULATION_STEPS).expect_err("a seed replays"))
             }
         }
     }

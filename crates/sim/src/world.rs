@@ -137,10 +137,10 @@ impl World {
         world
     }
 
-    /// Keeps what happens in words, to be printed with a failure.
+    /// Keeps the latest events in words, to be printed with a failure.
     #[must_use]
-    pub fn told(mut self) -> Self {
-        self.story.tell();
+    pub fn told(mut self, events: usize) -> Self {
+        self.story.tell(events);
         self
     }
 

@@ -9,6 +9,8 @@ use std::{
 use clap::Parser;
 use sim::world::{Failure, Summary, World};
 
+/// How much of what led to a failure is told unless more is asked for.
+const EVENTS_TOLD: usize = 60;
 /// How often progress is told.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
@@ -27,7 +29,7 @@ struct Args {
     /// How many steps before everything comes to rest
     #[arg(long, default_value_t = tests::SIMULATION_STEPS)]
     steps: u64,
-    /// Tell the latest events at the end
+    /// Tell everything that led to a failure, not just the end of it
     #[arg(long)]
     trace: bool,
 }
@@ -64,6 +66,6 @@ fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
 
 /// A seed that fails is lived again, told as a story.
 fn one(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
-    let story = || World::new(seed).told().run(args.steps);
-    if args.trace { story() } else { World::new(seed).run(args.steps).or_else(|_| story()) }
+    let story = |events| World::new(seed).told(events).run(args.steps);
+    if args.trace { story(usize::MAX) } else { story(0).or_else(|_| story(EVENTS_TOLD)) }
 }

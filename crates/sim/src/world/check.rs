@@ -353,11 +353,11 @@ impl World {
     fn check_released(&mut self, host: HostId, holding: Holding) {
         let physics = self.weather.physics;
         let machine = self.machine(host);
-        let users = machine.processes.values().filter(|guest| guest.mapped.contains(&holding));
-        let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.reservation)).collect();
+        let users = machine.processes.values().filter(|guest| guest.mapped.contains_key(&holding));
+        let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.mapped[&holding])).collect();
         for (pid, reservation) in users {
             // An emulated device cuts off by itself whom the host only stopped serving.
-            let forced = reservation.is_some_and(|id| self.truth.forced.contains(&id));
+            let forced = self.truth.forced.contains(&reservation);
             if physics == Physics::SharedDax || !forced {
                 let what = format!("{host} says it released {holding:?}, which process {pid} has");
                 self.blame("released means gone", what);
@@ -379,7 +379,7 @@ impl World {
     /// A process lost memory it was using: somebody must have asked for that.
     pub(super) fn check_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
         self.say(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
-        let forced = guest.reservation.is_some_and(|id| self.truth.forced.contains(&id));
+        let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.forced.contains(id));
         let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None);
         let let_back = self.truth.requalify_asked.contains(&holding.slice);
         let lost = self.truth.lost.contains(&holding);

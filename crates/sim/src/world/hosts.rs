@@ -16,8 +16,8 @@ use super::{
 };
 
 /// How often a process asks for its memory before it gives up, and how long it waits in between.
-const ASKS_MAX: u32 = 30;
-const ASK_AGAIN: Ns = Ns::ms(60);
+const ASKS_MAX: u32 = 12;
+const ASK_AGAIN: Ns = Ns::ms(40);
 /// Ticks in a row that did nothing: more would be a busy loop.
 const IDLE_TICKS_MAX: u32 = 100;
 const AT_ONCE: Ns = Ns(20_000);
@@ -309,7 +309,7 @@ impl World {
         let (pid, boot) = (machine.next_pid, machine.boot);
         let process = Process { pid, started, cgroup: String::new() };
         let guest =
-            Guest { process, vm: vm.clone(), mark, reservation: None, mapped: BTreeSet::new(), asked: 0 };
+            Guest { process, vm: vm.clone(), mark, has_memory: false, mapped: BTreeMap::new(), asked: 0 };
         machine.processes.insert(pid, guest);
         self.after(Ns::ms(1), Happening::Asks(host, boot, pid));
     }
@@ -320,7 +320,7 @@ impl World {
         }
         let Some(guest) = self.machine(host).processes.get_mut(&pid) else { return };
         guest.asked += 1;
-        let (vm, process, waits) = (guest.vm.clone(), guest.process.clone(), guest.reservation.is_none());
+        let (vm, process, waits) = (guest.vm.clone(), guest.process.clone(), !guest.has_memory);
         if guest.asked > ASKS_MAX && waits {
             return self.end_process(host, pid);
         }
@@ -347,17 +347,19 @@ impl World {
         let Some(pid) = self.take_ticket(host, instance, ticket) else { return };
         let boot = self.machine(host).boot;
         let Some(guest) = self.machine(host).processes.get_mut(&pid) else { return };
-        let first = guest.reservation.is_none();
+        let first = !guest.has_memory;
         let mark = guest.mark;
-        guest.reservation = Some(record.reservation);
-        guest.mapped.extend(record.slices.keys().copied());
+        guest.has_memory = true;
+        guest.mapped.extend(record.slices.keys().map(|holding| (*holding, record.reservation)));
         self.say(|| format!("{host} hands {} to process {pid}", record.reservation));
         for holding in record.slices.keys() {
             self.first_look(host, pid, *holding, mark);
         }
-        self.story.counts.started += u64::from(first);
-        let span = self.between(Ns::ms(10), Ns::ms(300));
-        self.after(span, Happening::Lives(host, boot, pid));
+        if first {
+            self.story.counts.started += 1;
+            let span = self.between(Ns::ms(10), Ns::ms(300));
+            self.after(span, Happening::Lives(host, boot, pid));
+        }
     }
 
     fn first_look(&mut self, host: HostId, pid: Pid, holding: Holding, mark: Mark) {
@@ -379,16 +381,11 @@ impl World {
         }
         let Some(guest) = self.machine(host).processes.get(&pid).cloned() else { return };
         match self.rng.random_range(0..10) {
-            0 => return self.end_process(host, pid),
-            1 => self.process_asks(host, boot, pid),
+            0..3 => return self.end_process(host, pid),
+            3 => self.process_asks(host, boot, pid),
             _ => {
-                for holding in guest
-                    .mapped
-                    .iter()
-                    .filter(|holding| self.reaches(**holding, host))
-                    .copied()
-                    .collect::<Vec<_>>()
-                {
+                let reached = guest.mapped.into_keys().filter(|holding| self.reaches(*holding, host));
+                for holding in reached.collect::<Vec<_>>() {
                     self.device(holding.slice).write(holding.slice, guest.mark);
                 }
             }
@@ -421,7 +418,7 @@ impl World {
         let Some(running) = self.machine(host).running(instance) else { return };
         let Some(process) = running.watched.get(&id).cloned() else { return };
         if self.machine(host).is_alive(&process) {
-            let held = self.machine(host).processes[&process.pid].mapped.first().copied();
+            let held = self.machine(host).processes[&process.pid].mapped.keys().next().copied();
             match held {
                 Some(holding) => self.lose_memory(host, process.pid, holding, "killed by the agent"),
                 None => self.end_process(host, process.pid),
@@ -451,9 +448,8 @@ impl World {
         self.say(|| format!("process {pid} of {} on {host} is gone", guest.vm));
         let Some(running) = &self.machine(host).running else { return };
         let instance = running.instance;
-        let watched =
-            running.watched.iter().find(|(_, process)| guest.process.is(process)).map(|(id, _)| *id);
-        if let Some(id) = watched {
+        let watched = running.watched.iter().filter(|(_, process)| guest.process.is(process));
+        for id in watched.map(|(id, _)| *id).collect::<Vec<_>>() {
             let span = self.about(HOST_TAKES);
             self.after(span, Happening::ProcessGone(host, instance, id));
         }

@@ -64,8 +64,9 @@ pub(super) struct Guest {
     pub(super) vm: Name,
     /// What it writes.
     pub(super) mark: Mark,
-    pub(super) reservation: Option<ReservationId>,
-    pub(super) mapped: BTreeSet<Holding>,
+    pub(super) has_memory: bool,
+    /// What it was handed, and as which reservation's.
+    pub(super) mapped: BTreeMap<Holding, ReservationId>,
     pub(super) asked: u32,
 }
 
@@ -108,7 +109,7 @@ impl Machine {
 
     /// Who of this machine has a slice mapped, under which epoch.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
-        let guests = self.processes.values().flat_map(|g| g.mapped.iter().map(|h| (*h, g.process.pid)));
+        let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
         let scrubs = self.running.iter().flat_map(|running| running.scrubbing.iter().map(|h| (*h, 0)));
         guests.chain(scrubs)
     }

@@ -17,7 +17,7 @@ use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 use super::{Happening, World, check::Acked, device::Physics, weather::name};
 
 /// How many of the latest requests are acted upon.
-const TENANTS_ACTIVE: usize = 24;
+const TENANTS_ACTIVE: usize = 10;
 /// How many names the VMs share.
 const VM_NAMES: usize = 12;
 

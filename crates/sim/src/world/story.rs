@@ -4,9 +4,6 @@ use std::{collections::VecDeque, fmt};
 
 use units::Ns;
 
-/// How many of the latest events a failure tells.
-const EVENTS_TOLD: usize = 300;
-
 /// A promise was broken. The seed replays it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -61,22 +58,26 @@ impl std::ops::AddAssign for Summary {
 
 #[derive(Debug, Default)]
 pub(super) struct Story {
-    told: Option<VecDeque<String>>,
+    /// The latest events, at most so many.
+    told: VecDeque<String>,
+    most: usize,
     broken: Option<(&'static str, String)>,
     pub(super) counts: Summary,
 }
 
 impl Story {
-    pub(super) fn tell(&mut self) {
-        self.told = Some(VecDeque::with_capacity(EVENTS_TOLD));
+    pub(super) fn tell(&mut self, events: usize) {
+        self.most = events;
     }
 
     pub(super) fn say(&mut self, now: Ns, words: impl FnOnce() -> String) {
-        let Some(told) = &mut self.told else { return };
-        if told.len() == EVENTS_TOLD {
-            told.pop_front();
+        if self.most == 0 {
+            return;
         }
-        told.push_back(format!("{:>9.3} ms  {}", now.as_duration().as_secs_f64() * 1000.0, words()));
+        if self.told.len() >= self.most {
+            self.told.pop_front();
+        }
+        self.told.push_back(format!("{:>9.3} ms  {}", now.as_duration().as_secs_f64() * 1000.0, words()));
     }
 
     pub(super) fn blame(&mut self, promise: &'static str, what: String) {
@@ -85,7 +86,7 @@ impl Story {
 
     pub(super) fn failure(&self, seed: u64, step: u64) -> Option<Box<Failure>> {
         let (promise, what) = self.broken.clone()?;
-        let story = self.told.iter().flatten().cloned().collect();
+        let story = self.told.iter().cloned().collect();
         Some(Box::new(Failure { seed, step, promise, what, story }))
     }
 

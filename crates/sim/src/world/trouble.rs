@@ -3,7 +3,7 @@
 use rand::Rng as _;
 use units::{HostId, Ns};
 
-use super::{Happening, World};
+use super::{Happening, World, device::Physics};
 
 /// Something that will be over.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,11 @@ impl World {
         self.after(span, Happening::TroubleEnds(Trouble::Device(emc)));
     }
 
+    /// Only a device that cuts off by itself has grants to lose: those of the other kind are the ledger's alone.
     fn power_device_off(&mut self) {
+        if self.weather.physics == Physics::SharedDax {
+            return;
+        }
         let emc = self.rng.random_range(0..self.devices.len());
         self.say(|| format!("emc {emc} loses its power"));
         for holding in self.devices[emc].lose_power() {
