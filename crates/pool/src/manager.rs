@@ -190,6 +190,8 @@ pub struct Manager {
     fencing: BTreeSet<(EmcId, HostId)>,
     fenced: BTreeSet<(EmcId, HostId)>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
+    /// Handles that a device named when it was compared; hosts see them with the next durable revision.
+    found: Vec<(SliceId, (Epoch, Handle))>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
     /// What each caller waits for: callers leave often, and most of them wait for nothing.
@@ -224,6 +226,7 @@ impl Manager {
             fencing: BTreeSet::new(),
             fenced: BTreeSet::new(),
             handles: BTreeMap::new(),
+            found: Vec::new(),
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),
@@ -323,6 +326,7 @@ impl Manager {
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
+        self.fenced.clear(); // what followed from it may not be on disk
         self.loaded = true;
         if restored {
             let change = self.head.decide_restored();
@@ -331,6 +335,8 @@ impl Manager {
         }
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.into_iter().for_each(|host| self.expect_host(when, host));
+        self.hear_boots(when);
+        self.note_found(when);
         self.drive_everything();
     }
 
@@ -340,6 +346,11 @@ impl Manager {
             self.open.since = when.now;
         }
         for record in self.head.apply(change) {
+            if let Record::Emc(id, _) = &record
+                && !self.devices.contains_key(id)
+            {
+                self.head.set_emc_up(*id, false); // nothing is taken from it before it is compared
+            }
             self.open.records.insert(record.key(), record);
         }
     }
@@ -418,6 +429,7 @@ impl Manager {
         for (token, reservation, deadline) in batch.waiting {
             self.wait_ready(token, reservation, deadline);
         }
+        self.show_found();
         for record in records.iter() {
             self.act_on(when, record, &before);
         }
@@ -490,3 +502,6 @@ impl Manager {
 pub fn note(decision: Decision) -> Change {
     Change(vec![Record::Decision(0, decision)])
 }
+
+#[cfg(test)]
+mod tests;

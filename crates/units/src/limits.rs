@@ -118,6 +118,8 @@ pub const ENDED_REQUESTS_PER_CLIENT_MAX: usize = 10_000;
 pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
 /// How often the manager looks for ended reservations that it may forget.
 pub const FORGET_EVERY: Ns = Ns::secs(1);
+/// Reservations that may have been made since the backup that a store is restored from.
+pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
 /// The default time in which a reservation must be committed.
 pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
 /// The longest time in which a reservation may be committed.

@@ -284,7 +284,8 @@ impl Ledger {
         }
     }
 
-    /// A host is to be cut off: the intent, before any device is told. Its reservations end.
+    /// A host is to be cut off: the intent, before any device is told. Its reservations end. Nothing to change if it was
+    /// decided before, unless it is new that somebody vouches for the machine being off.
     pub fn decide_fence(
         &self,
         when: When,
@@ -294,7 +295,8 @@ impl Ledger {
         reason: &str,
     ) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
-        if entry.host.fence != Fence::None {
+        let vouched = powered_off && entry.host.fence == Fence::Fencing { powered_off: false };
+        if entry.host.fence != Fence::None && !vouched {
             return Change::default();
         }
         let mut records =

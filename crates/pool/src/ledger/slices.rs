@@ -1,12 +1,13 @@
 //! What happens to slices outside requests: devices and hosts report, scrubbers are chosen, something is not right.
 
+use units::limits::RESERVATIONS_LOST_MAX;
 use units::{Epoch, HostId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{Host, Record, RequestKey, Reservation, Stage},
+    record::{EndedBy, Host, Meta, Record, RequestKey, Reservation, Stage},
     slice::{Event, Owner, Quarantine, Slot, State},
 };
 
@@ -57,6 +58,27 @@ impl Ledger {
         Ok(Change(vec![Record::Slice(slice, next), decision(when, actor, Subject::Slice(slice), said)]))
     }
 
+    /// After a restore every host has reported, and nobody was found to use these slices (in ascending order): they go
+    /// back into the cycle, and what the ledger thought had them is broken.
+    pub fn decide_unclaimed(&self, when: When, slices: &[SliceId]) -> Change {
+        let requalified = slices.iter().filter_map(|slice| {
+            let next = self.slot(*slice)?.step(Event::Requalify).ok()?;
+            Some(Record::Slice(*slice, next))
+        });
+        let mut records: Vec<Record> = requalified.collect();
+        if slices.is_empty() {
+            return Change(records);
+        }
+        for id in self.by_vm.values() {
+            let named = &self.reservations[id].slices;
+            if let Some(slice) = named.iter().find(|slice| slices.binary_search(slice).is_ok()) {
+                let why = format!("slice {slice} was not in use when the hosts reported after a restore");
+                records.extend(self.decide_break(when, *id, why).0);
+            }
+        }
+        Change(records)
+    }
+
     /// Slices that a host's loss sends back: one of its devices has cut it off.
     pub fn decide_cut_off(&self, host: HostId, on: units::EmcId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
@@ -70,7 +92,7 @@ impl Ledger {
     }
 
     /// A VM that a restored ledger does not know, or knows otherwise, is found running on slices that the device
-    /// confirms. It keeps them.
+    /// confirms. It keeps them; until its process ends, if its reservation had ended before.
     pub fn decide_adopt(
         &self,
         when: When,
@@ -80,11 +102,17 @@ impl Ledger {
         slices: &[(SliceId, Epoch)],
     ) -> Option<Change> {
         let owner = Owner { host, reservation: id };
+        let ended = self.reservations.get(&id).filter(|known| !known.is_active());
         let mut records = Vec::with_capacity(slices.len() + 2);
         for (slice, epoch) in slices {
-            let next = self.slot(*slice)?.step(Event::Adopt(owner, *epoch)).ok()?;
+            let online = self.slot(*slice)?.step(Event::Adopt(owner, *epoch)).ok()?;
+            let next = match ended {
+                Some(_) => online.step(Event::Release { force: false }).ok()?,
+                None => online,
+            };
             records.push(Record::Slice(*slice, next));
         }
+        records.extend(self.replaced(when, id, vm)?.0);
         let ids: Vec<_> = slices.iter().map(|(slice, _)| *slice).collect();
         let request = RequestKey {
             client: units::Name::new("restored").expect("a name"),
@@ -103,13 +131,26 @@ impl Ledger {
             created: when.wall,
             stage: Stage::Committed,
         });
-        let adopted = Reservation { host, slices: ids.clone(), stage: Stage::Committed, ..known };
+        let stage = ended.map_or(Stage::Committed, |known| known.stage.clone());
+        let adopted = Reservation { host, slices: ids.clone(), stage, ..known };
         records.push(Record::Reservation(id, adopted));
         records.push(decision(when, Actor::Manager, Subject::Vm(vm.clone()), What::Adopted { slices: ids }));
         Some(Change(records))
     }
 
-    /// The store is a backup's: whatever it says of a slice may be old news, until the hosts have reported.
+    /// What the ledger thought the VM had before it was found elsewhere: nothing of that is left, or else nothing may be
+    /// replaced.
+    fn replaced(&self, when: When, id: ReservationId, vm: &units::Name) -> Option<Change> {
+        let Some(other) = self.reservation_of(vm).filter(|other| *other != id) else {
+            return Some(Change::default());
+        };
+        let own = |slice: &SliceId| self.slot(*slice).is_some_and(|slot| slot.reservation() == Some(other));
+        let in_use = self.reservations[&other].slices.iter().any(own);
+        (!in_use).then(|| self.decide_end(when, other, EndedBy::ProcessGone, Actor::Manager).ok())?
+    }
+
+    /// The store is a backup's: whatever it says of a slice may be old news, until the hosts have reported. Numbers that
+    /// reservations had since the backup are not used again: hosts still know them.
     pub fn decide_restored(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {
             let why = Quarantine::Restored { host: slot.holder() };
@@ -119,7 +160,9 @@ impl Ledger {
             .hosts
             .iter()
             .map(|(id, entry)| Record::Host(*id, Host { must_report: true, ..entry.host.clone() }));
-        Change(slices.chain(hosts).collect())
+        let unused = self.meta.next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
+        let meta = Meta { next_reservation: ReservationId(unused), ..self.meta.clone() };
+        Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())
     }
 
     /// Slices kept from everybody, with the reason.

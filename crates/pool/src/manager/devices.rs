@@ -8,9 +8,9 @@ use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs};
 
 use super::{Effect, Manager};
 use crate::{
-    ledger::{EmcEntry, When},
+    ledger::{Change, EmcEntry, When},
     protocol::Handle,
-    record::{Fence, Host},
+    record::{Fence, Host, Key},
     slice::{Call, Event, Quarantine, Slot, State},
 };
 
@@ -190,8 +190,6 @@ impl Manager {
         slices.into_iter().for_each(|slice| self.drive_slice(slice));
         let hosts: Vec<HostId> = self.durable.hosts().map(|(id, _)| id).collect();
         hosts.into_iter().for_each(|host| self.drive_fence(host));
-        self.orders_due
-            .extend(self.durable.hosts().filter(|(_, h)| h.host.emcs.contains(&emc)).map(|(id, _)| id));
     }
 
     /// Makes the device call that a durable slot owes, unless a newer decision has overtaken it or one is under way.
@@ -229,7 +227,8 @@ impl Manager {
         let (powered_off, emcs) = (*powered_off, emcs.clone());
         for emc in emcs {
             let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-            if up && self.fencing.insert((emc, host)) {
+            let done = self.fenced.contains(&(emc, host));
+            if up && !done && self.fencing.insert((emc, host)) {
                 self.effects.push_back(Effect::Device(emc, DeviceCall::Fence { host, powered_off }));
             }
         }
@@ -331,10 +330,29 @@ impl Manager {
             let high = highest.get(&slice).copied().unwrap_or_default();
             self.compare(when, slice, slot, high, grants.get(&slice));
         }
-        self.handles.extend(grants.into_values().map(|grant| (grant.slice, (grant.epoch, grant.handle))));
+        let named = grants.into_values().map(|grant| (grant.slice, (grant.epoch, grant.handle)));
+        let handles = &self.handles;
+        self.found.extend(named.filter(|(slice, named)| handles.get(slice) != Some(named)));
+        self.note_found(when);
         self.devices.insert(emc, DeviceLink { condition: Condition::Up, asked: false });
         self.set_emc_up(emc, true);
         self.drive_emc(emc);
+    }
+
+    /// Handles that a device named are shown to hosts with the next durable revision: two orders of one number are equal,
+    /// so that the answer to one cannot be taken for the answer to the other.
+    pub(super) fn note_found(&mut self, when: When) {
+        if !self.found.is_empty() {
+            let meta = self.head.record(Key::Meta);
+            self.change(when, Change(vec![meta]));
+        }
+    }
+
+    pub(super) fn show_found(&mut self) {
+        for (slice, named) in std::mem::take(&mut self.found) {
+            self.orders_due.extend(self.durable.slot(slice).and_then(Slot::holder));
+            self.handles.insert(slice, named);
+        }
     }
 
     fn compare(&mut self, when: When, slice: SliceId, slot: Slot, high: Epoch, grant: Option<&Grant>) {
@@ -351,10 +369,20 @@ impl Manager {
                 let detail = format!("epoch {} at the device, {} in the ledger", grant.epoch, slot.epoch);
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
+            None if self.is_being_fenced(slot) => return, // the device may have done it: it is asked again
             None if needs_grant(slot) => (Quarantine::LostGrant, String::new()),
+            None if slot.state == State::Free && high > slot.epoch => {
+                let detail = format!("the device has seen epoch {high}, the ledger {}", slot.epoch);
+                (Quarantine::Restored { host: None }, detail)
+            }
             None => return,
         };
         self.quarantine(when, slice, Event::Quarantine(why), &detail);
+    }
+
+    fn is_being_fenced(&self, slot: Slot) -> bool {
+        let host = slot.holder().and_then(|host| self.head.host(host));
+        host.is_some_and(|entry| matches!(entry.host.fence, Fence::Fencing { .. }))
     }
 
     fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP, WANT_GAP_PER_SLICE};
-use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, SliceId, UnixMs};
+use units::{Epoch, HostId, InstanceId, Name, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
 
 use super::{Closed, Effect, Manager, SessionId, Settings};
 use crate::{
@@ -146,6 +146,16 @@ impl Manager {
         self.orders_due.insert(host);
     }
 
+    /// Agents that said who they are while the store was being read again: what was noted of it then is gone.
+    pub(super) fn hear_boots(&mut self, when: When) {
+        let live = self.links.iter().filter(|(_, link)| link.is_connected());
+        let said = live.filter_map(|(host, link)| Some((*host, link.hello()?.boot_id.clone())));
+        for (host, boot_id) in said.collect::<Vec<_>>() {
+            let change = self.head.decide_report(when, host, &boot_id, false);
+            self.change(when, change);
+        }
+    }
+
     pub(super) fn on_agent_down(&mut self, session: SessionId) {
         if let Some(host) = self.sessions.remove(&session)
             && let Some(link) = self.links.get_mut(&host)
@@ -270,9 +280,7 @@ impl Manager {
             .map(|(id, vm)| (*id, vm.clone()))
             .collect();
         for (id, vm) in found {
-            let same = self.head.reservation(id).is_some_and(|r| r.vm == vm.vm && r.host == host);
-            let other = self.head.reservation_of(&vm.vm);
-            let id = if same { id } else { other.unwrap_or(self.head.meta().next_reservation) };
+            let id = self.adopted_as(host, id, &vm.vm);
             let slices: Vec<_> = vm.slices.iter().map(|h| (h.slice, h.epoch)).collect();
             if let Some(change) = self.head.decide_adopt(when, host, id, &vm.vm, &slices) {
                 self.change(when, change);
@@ -281,6 +289,16 @@ impl Manager {
         if must && !starting {
             let change = self.head.decide_reported(host);
             self.change(when, change);
+        }
+    }
+
+    /// A number of the part of history that was lost is kept: the host goes on using it.
+    fn adopted_as(&self, host: HostId, said: ReservationId, vm: &Name) -> ReservationId {
+        let next = self.head.meta().next_reservation;
+        match self.head.reservation(said) {
+            Some(known) if known.vm == *vm && known.host == host => said,
+            None if said < next => said,
+            Some(_) | None => next,
         }
     }
 

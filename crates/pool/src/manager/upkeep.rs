@@ -125,9 +125,9 @@ impl Manager {
             }
         }
         for emc in ready {
-            for slice in self.unclaimed(emc, UPKEEP_CHANGES_MAX) {
-                self.slice_event(when, slice, Event::Requalify);
-            }
+            let unclaimed = self.unclaimed(emc, UPKEEP_CHANGES_MAX);
+            let change = self.head.decide_unclaimed(when, &unclaimed);
+            self.change(when, change);
         }
     }
 

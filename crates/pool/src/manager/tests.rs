@@ -1,0 +1,10 @@
+//! The manager's promises: scenarios as lines of words, each with what the manager does about them, and a property over
+//! stories of everything at once. The [`rig`] plays the store, the devices, the agents and the callers, and judges
+//! every effect as it comes out: what is not durable has no consequences, and no slice has two owners or old bytes.
+
+mod devices;
+mod hosts;
+mod requests;
+mod rig;
+mod store;
+mod story;

@@ -1,0 +1,188 @@
+//! What holds of devices: intents are driven until confirmed, and what does not agree is kept from everybody.
+
+use super::rig::Rig;
+
+/// A rack in which h1 has slice 0 online, slice 1 is on its way back from h1 and slice 4 was never owned.
+fn rig() -> Rig {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 cordon:e2 go reserve:b@h1=1 enable:e2 go release:b stored");
+    rig.tells("slices | 0.1:online@h1 1.1:draining@h1");
+    rig
+}
+
+/// What a restarted manager makes of slices that its devices tell differently.
+fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
+    let mut rig = rig();
+    meddle(&mut rig);
+    rig.run("restart device tick:2");
+    if rig.is_storing() {
+        rig.run("stored");
+    }
+    assert_eq!(rig.run("slices"), expected);
+}
+
+#[test]
+fn a_device_that_agrees_changes_nothing() {
+    compares(|_| {}, "0.1:online@h1 1.1:draining@h1");
+}
+
+#[test]
+fn a_grant_that_the_device_lost_is_quarantined() {
+    compares(|rig| rig.meddle(0, None), "0.1:quarantined 1.1:draining@h1");
+    compares(|rig| rig.meddle(1, None), "0.1:online@h1 1.1:quarantined");
+}
+
+#[test]
+fn a_grant_that_the_ledger_does_not_know_is_quarantined_never_free() {
+    compares(|rig| rig.meddle(4, Some((1, "h2"))), "0.1:online@h1 1.1:draining@h1 4.1:quarantined@h2");
+    compares(|rig| rig.meddle(0, Some((1, "h2"))), "0.1:quarantined@h2 1.1:draining@h1");
+    compares(|rig| rig.meddle(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
+}
+
+#[test]
+fn a_free_slice_of_which_the_device_has_seen_more_is_not_believed_to_be_clean() {
+    // A store that was lost and founded again calls every slice free, while the device remembers later owners.
+    compares(|rig| rig.seen(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
+    let mut rig = rig();
+    rig.seen(4, 7);
+    rig.tells(
+        "restart up:h1 up:h2 up:h3 go
+         slices | 0.1:online@h1",
+    );
+}
+
+#[test]
+fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
+    let mut rig = rig();
+    rig.meddle(0, None);
+    rig.tells(
+        "restart device tick:2 stored up:h1 | e1.contents e2.contents store h1<release=1.1
+         alarms | SLICE_QUARANTINED
+         wait:a | wait:a->RESERVATION_WRONG_STATE
+         release:a go
+         slices | 0.1:quarantined
+         enable:0 go
+         slices alarms |",
+    );
+}
+
+#[test]
+fn a_grant_is_asked_for_once_and_again_after_a_restart() {
+    Rig::up().tells(
+        "reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
+         tick:100 obey:h1 tick:100 wait:a tick:100 | h1<nothing
+         restart device | e1.contents e2.contents e1.grant(0.1>h1)
+         up:h1 go
+         slices | 0.1:online@h1",
+    );
+}
+
+#[test]
+fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
+    Rig::up().tells(
+        "break:e1 reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
+         device alarms | EMC_FAILED
+         reserve:b@h2=5 | reserve:b->OUT_OF_SLICES
+         reserve:b@h2=1 | store
+         stored | reserve:b->ok(4) e2.grant(4.1>h2)
+         tick:999 | h1<nothing h2<nothing
+         tick:1 device | e1.contents
+         mend:e1 tick:999 | store
+         tick:1 device alarms | e1.contents e1.grant(0.1>h1)
+         go
+         slices | 0.1:online@h1 4.1:online@h2",
+    );
+}
+
+#[test]
+fn a_release_overtakes_a_grant_that_was_not_made_yet() {
+    Rig::up().tells(
+        "reserve:a@h1=1 | store
+         release:a |
+         stored | reserve:a->ok(0) store
+         stored | release:a->ok(0) e1.revoke(0.1)
+         go
+         slices |",
+    );
+}
+
+#[test]
+fn a_slice_that_is_not_zero_is_kept_from_everybody() {
+    Rig::up().tells(
+        "reserve:a@h1=2~ stored device tick:2 obey:h1 stored tick:1
+         have:h1:dirty=0.1 tick:2 | h1<a=0.1+1.1 store
+         stored | e1.revoke(0.1) reserve:a->RESERVATION_WRONG_STATE
+         alarms | SLICE_QUARANTINED
+         release:a go
+         slices | 0.1:quarantined
+         enable:1 | enable:1->SLICE_WRONG_STATE
+         enable:0 go
+         slices alarms |",
+    );
+}
+
+#[test]
+fn a_slice_is_scrubbed_by_a_live_host_that_reaches_it() {
+    // The third host does not reach the first EMC, and the first one is silent.
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go release:a stored tick:2 obey:h1 down:h1
+         tick:2 stored | store e1.revoke(0.1)
+         device tick:2 stored | store e1.grant(0.2>h2) h2<nothing
+         down:h2 device tick:2 stored slices | store 0.2:scrubbing@h2",
+    );
+    // A scrubber that went away keeps the slice, as any owner does, until it is cut off.
+    rig.tells(
+        "fence:h2 go slices | store fence:h2->ok[0] e1.fence(h2) e2.fence(h2) store e1.revoke(0.2) store 0.2:scrubbing
+         up:h1 go
+         slices |",
+    );
+}
+
+/// A rack in which h1 has been told to scrub slice 0.
+fn scrubbing() -> Rig {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:2 obey:h1 tick:2 stored
+         device tick:2 stored device have:h1 tick:2 stored have:h1 tick:2
+         slices | 0.2:scrubbing@h1",
+    );
+    rig
+}
+
+#[test]
+fn only_a_whole_scrub_of_the_current_epoch_counts() {
+    scrubbing().tells(
+        "have:h1:half=0.2 have:h1:scrubbed=0.1 have:h1:scrubbed=0.3 tick:2 |
+         have:h1:scrubbed=0.2 tick:2 | store
+         stored | e1.revoke(0.2) h1<nothing
+         slices | 0.2:scrubbing@h1
+         device tick:2 | store
+         stored slices |",
+    );
+}
+
+#[test]
+fn a_slice_that_cannot_be_scrubbed_is_kept_from_everybody() {
+    scrubbing().tells(
+        "have:h1:broken=0.2 tick:2 stored | store e1.revoke(0.2) h1<nothing
+         device tick:2 stored
+         slices alarms | 0.2:quarantined SLICE_QUARANTINED",
+    );
+}
+
+#[test]
+fn a_fence_that_the_manager_did_not_live_to_note_is_not_taken_for_a_loss() {
+    // The device had cut the host off when the manager died: on the way back its grants were missing and its slices
+    // were quarantined as lost, for an operator to sort out.
+    let mut rig = rig();
+    rig.run("down:h1 fence:h1 stored");
+    rig.meddle(0, None);
+    rig.meddle(1, None);
+    rig.tells(
+        "restart device | e1.contents e2.contents e1.fence(h1) e2.fence(h1)
+         slices alarms | 0.1:draining@h1 1.1:draining@h1 HOST_FENCED
+         up:h2 go
+         slices |",
+    );
+}

@@ -1,0 +1,208 @@
+//! What holds of hosts: silence frees nothing, fencing is certain, and nobody is told too much or believed too easily.
+
+use super::rig::{Rig, name};
+use crate::audit::Subject;
+
+#[test]
+fn an_order_never_shows_a_part_of_a_vms_memory() {
+    // Four slices are on the first EMC, one on the second, which fails.
+    Rig::up().tells(
+        "break:e2
+         reserve:a@h1=5 stored device tick:2 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) h1<nothing store
+         stored obey:h1 tick:2 | h1<nothing
+         slices | 0.1:onlining@h1 1.1:onlining@h1 2.1:onlining@h1 3.1:onlining@h1 4.1:assigned@h1
+         mend:e2 tick:1000 | e2.contents
+         device tick:2 stored | e2.grant(4.1>h1) store
+         obey:h1 tick:2 | h1<a=0.1+1.1+2.1+3.1+4.1",
+    );
+}
+
+#[test]
+fn only_the_current_owners_word_gives_a_slice_back() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         release:a stored tick:2 | store release:a->ok(0) h1<release=0.1
+         have:h1:released=0.2 have:h2:released=0.1 have:h1 tick:2 |
+         slices | 0.1:draining@h1
+         have:h1:released=0.1 tick:2 | store
+         stored | e1.revoke(0.1) h1<nothing",
+    );
+}
+
+#[test]
+fn what_a_report_leaves_out_is_kept() {
+    Rig::up().tells(
+        "reserve:a@h1=2 go
+         have:h1 have:h1:online=0.1 tick:100 |
+         slices | 0.1:online@h1 1.1:online@h1",
+    );
+}
+
+#[test]
+fn a_vm_whose_process_is_gone_gives_its_memory_back() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         have:h2:ended=1 tick:2 |
+         have:h1:ended=1 tick:2 | store
+         stored | h1<release=0.1
+         go
+         slices |",
+    );
+}
+
+#[test]
+fn a_silent_host_keeps_what_it_has_and_gets_nothing_new() {
+    Rig::up().tells(
+        "reserve:a@h1=2 go
+         tick:2000 have:h2 have:h3
+         tick:2000 | h1.close(LeaseOver)
+         state:h1 state:h2 alarms | Unknown Up HOST_UNKNOWN
+         slices | 0.1:online@h1 1.1:online@h1
+         reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE
+         up:h1 state:h1 alarms | h1<a=0.1+1.1 Up
+         reserve:b@h1=1 | store",
+    );
+}
+
+#[test]
+fn a_connected_host_is_not_fenced() {
+    Rig::up().tells(
+        "fence:h1 | fence:h1->HOST_CONNECTED
+         vouch:h1 | vouch:h1->HOST_CONNECTED
+         fence:h9 | fence:h9->HOST_NOT_FOUND
+         down:h1 fence:h1 | store",
+    );
+}
+
+#[test]
+fn a_host_that_stays_silent_is_cut_off_before_its_slices_are_revoked_and_scrubbed() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=2 go
+         tick:4000 | h1.close(LeaseOver) h2.close(LeaseOver) h3.close(LeaseOver)
+         tick:59000 up:h2 up:h3 go
+         tick:990 |
+         tick:10 tick:2 | store
+         slices | 0.1:online@h1 1.1:online@h1
+         stored | e1.fence(h1) e2.fence(h1)
+         slices | 0.1:draining@h1 1.1:draining@h1
+         device tick:2 | store
+         slices | 0.1:draining@h1 1.1:draining@h1
+         stored | e1.revoke(0.1) e1.revoke(1.1)
+         device tick:2 | store
+         go
+         slices state:h1 alarms | Fenced HOST_FENCED",
+    );
+    assert!(rig.remembers(&Subject::Host(name("h1")), "silent for"));
+    assert!(rig.remembers(&Subject::Vm(name("a")), "its host was fenced"));
+}
+
+#[test]
+fn a_host_is_fenced_at_a_device_that_failed_meanwhile() {
+    Rig::up().tells(
+        "reserve:a@h1=5 go
+         break:e2 reserve:b@h2=1 stored device
+         down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
+         device tick:2 stored | store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1)
+         state:h1 | Fenced
+         mend:e2 tick:1000 | e2.contents
+         device | e2.grant(5.1>h2) e2.fence(h1)
+         go
+         slices | 5.1:online@h2",
+    );
+}
+
+#[test]
+fn an_operator_may_vouch_for_a_host_that_is_being_fenced_already() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         break:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
+         device tick:2 |
+         vouch:h1 | store
+         stored mend:e1 tick:1000 device | vouch:h1->ok[0] e1.contents e1.fence(h1!)
+         go
+         slices |",
+    );
+}
+
+#[test]
+fn a_fenced_host_comes_back_when_it_proves_that_nothing_is_left() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go down:h1 fence:h1 go
+         up:h1 | h1<fenced
+         have:h1:early:clean tick:2 state:h1 | Fenced
+         have:h1:clean tick:2 | store
+         stored state:h1 | h1<nothing Up
+         reserve:b@h1=1 | store",
+    );
+}
+
+#[test]
+fn a_fenced_host_comes_back_when_it_has_restarted() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go down:h1 fence:h1 go
+         up:h1/b1 state:h1 | h1<fenced Fenced
+         up:h1/b2 tick:2 | h1.close(Superseded) h1<fenced store
+         stored state:h1 | Up",
+    );
+}
+
+#[test]
+fn a_restart_during_a_failed_write_is_remembered() {
+    // The agent of a fenced host came back from a restart just while the store was being read again: the manager heard
+    // it on a ledger that it was about to throw away, and the host stayed fenced.
+    Rig::up().tells(
+        "down:h1 fence:h1 go
+         reserve:a@h2=1 lost up:h1/b2 reload
+         go
+         state:h1 | Up",
+    );
+}
+
+#[test]
+fn a_host_that_claims_what_it_was_never_given_is_sent_away() {
+    let rig = || {
+        let mut rig = Rig::up();
+        rig.run("reserve:a@h1=1 reserve:b@h2=1 go");
+        rig
+    };
+    rig().tells("have:h1:online=0.1 | ");
+    rig().tells("have:h1:online=4.1 | h1.close(FalseClaim:4.1)");
+    rig().tells("have:h1:online=0.2 | h1.close(FalseClaim:0.2)");
+    rig().tells("have:h1:online=0.0 | h1.close(FalseClaim:0.0)");
+    rig().tells("have:h1:online=99.1 | h1.close(FalseClaim:99.1)");
+    rig().tells("have:h3:online=2.1 | h3.close(FalseClaim:2.1)");
+}
+
+#[test]
+fn the_newest_agent_speaks_for_its_host() {
+    Rig::up().tells(
+        "up:h1#5 | h1.close(Superseded) h1<nothing
+         up:h1#4 | h1.close(Superseded)
+         state:h1 | Up
+         up:h1#6 | h1.close(Superseded) h1<nothing
+         up:h1#2/b2 | h1.close(Superseded) h1<nothing",
+    );
+}
+
+#[test]
+fn an_order_that_is_not_answered_is_repeated_and_never_doubled() {
+    Rig::up().tells(
+        "reserve:a@h1=1 stored device tick:2 stored | store reserve:a->ok(0) e1.grant(0.1>h1) h1<nothing store
+         tick:1000 have:h1:early have:h2 have:h3 tick:999 |
+         tick:1 | h1<a=0.1
+         tick:1999 have:h1:early have:h2 have:h3 |
+         tick:1 | h1<a=0.1
+         obey:h1 tick:2 | store",
+    );
+}
+
+#[test]
+fn a_host_removed_from_the_rack_is_sent_away() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         rack:e1=4&e2=4&h2:e1+e2&h3:e2 | rack:e1=4&e2=4&h2:e1+e2&h3:e2->NOT_DRAINED
+         release:a go
+         rack:e1=4&e2=4&h2:e1+e2&h3:e2 stored | store rack:e1=4&e2=4&h2:e1+e2&h3:e2->ok host#0.close(HostGone)",
+    );
+}

@@ -1,0 +1,169 @@
+//! What callers may rely on.
+
+use super::rig::Rig;
+
+#[test]
+fn no_reply_device_call_or_order_before_its_batch_is_stored() {
+    Rig::up().tells(
+        "reserve:a@h1=2 | store
+         tick:5 |
+         stored | reserve:a->ok(0,1) e1.grant(0.1>h1) e1.grant(1.1>h1) h1<nothing
+         device |
+         tick:2 | store
+         tick:5 obey:h1 tick:1 |
+         stored | h1<a=0.1+1.1
+         obey:h1 |
+         slices | 0.1:onlining@h1 1.1:onlining@h1
+         tick:2 | store
+         stored slices | h1<a=0.1+1.1 0.1:online@h1 1.1:online@h1",
+    );
+}
+
+#[test]
+fn concurrent_requests_share_one_write_and_never_a_slice() {
+    let mut rig = Rig::up();
+    assert_eq!(rig.burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
+    assert_eq!(rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]), "", "one write at a time");
+    let said = rig.run("stored");
+    assert!(said.starts_with("reserve:a->ok(0,1) reserve:b->ok(4,5) reserve:c->ok(2) "), "{said}");
+    let said = rig.run("stored");
+    assert!(said.starts_with("reserve:d->ok(6,7) reserve:e->ok(3) "), "{said}");
+}
+
+#[test]
+fn after_a_failed_write_everybody_hears_so_and_the_request_can_be_repeated() {
+    Rig::up().tells(
+        "reserve:a@h1=1 | store
+         reserve:b@h1=1~ |
+         lost | reserve:a->STORE_FAILED reserve:b->STORE_FAILED reload
+         reserve:c@h1=1 | reserve:c->STARTING
+         reload slices |
+         reserve:a@h1=1 | store
+         stored | reserve:a->ok(0) e1.grant(0.1>h1)",
+    );
+}
+
+#[test]
+fn a_write_that_failed_and_is_on_disk_all_the_same_answers_the_repeated_request() {
+    Rig::up().tells(
+        "reserve:a@h1=1 | store
+         torn | reserve:a->STORE_FAILED reload
+         reload | e1.grant(0.1>h1)
+         reserve:a@h1=1 | reserve:a->ok(0)
+         reserve:b@h1=1 | store
+         stored | reserve:b->ok(4) e2.grant(4.1>h1)",
+    );
+}
+
+#[test]
+fn a_refusal_waits_for_the_facts_it_rests_on() {
+    Rig::up().tells(
+        "reserve:a@h1=1 | store
+         reserve:a@h1=1!other |
+         stored | reserve:a->ok(0) reserve:a->VM_ALREADY_RESERVED e1.grant(0.1>h1)
+         reserve:b@h1=1 | store
+         reserve:b@h1=1!other |
+         lost | reserve:b->STORE_FAILED reserve:b->STORE_FAILED reload",
+    );
+}
+
+#[test]
+fn a_repeated_request_gets_the_same_answer_after_a_restart_too() {
+    Rig::up().tells(
+        "reserve:a@h1=2 go
+         reserve:a@h1=2 | reserve:a->ok(0,1)
+         restart | e1.contents e2.contents
+         reserve:a@h1=2 | reserve:a->ok(0,1)
+         reserve:a@h1=3 | reserve:a->REQUEST_ID_REUSED",
+    );
+}
+
+#[test]
+fn who_waits_is_answered_when_the_slices_are_online() {
+    let mut rig = Rig::up();
+    let said = rig.run("reserve:a@h1=2~ go");
+    assert_eq!(said.matches("reserve:a->").count(), 1, "{said}");
+    assert!(said.contains("h1<a=0.1+1.1 store reserve:a->ok(0,1)"), "{said}");
+    rig.tells("wait:a | wait:a->ok(0,1)");
+}
+
+#[test]
+fn who_waits_too_long_hears_how_far_it_came() {
+    Rig::up().tells(
+        "reserve:a@h1=2 stored
+         wait:a |
+         tick:999 | h1<nothing
+         tick:1 | wait:a->NOT_READY_IN_TIME",
+    );
+}
+
+#[test]
+fn who_left_is_not_answered() {
+    Rig::up().tells(
+        "reserve:a@h1=2 stored
+         wait:a gone:a |
+         tick:1000 | h1<nothing",
+    );
+}
+
+#[test]
+fn who_waits_for_what_cannot_come_hears_why() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         reserve:b@h1=1 stored device tick:2 obey:h1 stored tick:1
+         wait:b |
+         have:h1:online=0.1:broken=4.1 tick:2 | h1<a=0.1;b=4.1 store
+         stored | wait:b->RESERVATION_WRONG_STATE
+         reserve:c@h1=1 stored
+         wait:c release:c | store
+         stored | release:c->ok(1) wait:c->RESERVATION_WRONG_STATE
+         device | e1.revoke(1.1)",
+    );
+}
+
+#[test]
+fn with_a_full_disk_memory_can_be_given_back_but_not_reserved() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         low alarms | STORE_LOW_SPACE
+         reserve:b@h1=1 | reserve:b->STORE_LOW_SPACE
+         reserve:a@h1=1 | reserve:a->ok(0)
+         release:a | store
+         stored tick:2 | release:a->ok(0) h1<release=0.1
+         roomy alarms |
+         reserve:b@h1=1 | store",
+    );
+}
+
+#[test]
+fn a_validation_changes_nothing() {
+    Rig::up().tells(
+        "validate:a@h1=2 | validate:a->would(2)
+         validate:a@h1=9 | validate:a->OUT_OF_SLICES
+         validate:a@h9=1 | validate:a->HOST_NOT_FOUND
+         slices |",
+    );
+}
+
+#[test]
+fn nothing_is_promised_on_a_host_that_was_never_heard() {
+    Rig::of(super::rig::RACK).tells(
+        "reserve:a@h1=1 | reserve:a->HOST_EXPECTED
+         state:h1 | Expected
+         up:h1 state:h1 | h1<nothing Up",
+    );
+}
+
+#[test]
+fn a_drain_names_who_has_to_move_and_a_cordon_stops_newcomers() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         drain:h1 | store
+         stored | drain:h1->ok[1]
+         reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE
+         cordon:e1 cordon:e2 | store
+         stored stored | cordon:e1->ok[1] store cordon:e2->ok[0]
+         reserve:b@h2=1 | reserve:b->OUT_OF_SLICES
+         enable:e2 stored reserve:b@h2=1 | store enable:e2->ok[0] store",
+    );
+}

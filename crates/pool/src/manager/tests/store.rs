@@ -1,0 +1,75 @@
+//! What holds across the manager's lives.
+
+use super::rig::{Rig, name, settings};
+use crate::{audit::Subject, manager::Settings};
+
+#[test]
+fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go");
+    let backup = rig.disk.clone();
+    rig.run("reserve:b@h2=1 go commit:b go reserve:c@h1=1 go release:a go");
+    rig.tells("slices | 1.1:online@h1 4.1:online@h2");
+    rig.disk = backup;
+    rig.tells(
+        "restore | e1.contents e2.contents store
+         stored device go
+         slices | 0.2:quarantined 1.1:quarantined@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined
+         alarms | CAPACITY_ZERO",
+    );
+    // Two hosts report, one with a VM that the backup has never heard of; the third is missing.
+    rig.tells(
+        "restart device up:h1 up:h3 tick:2 stored
+         reserve:d@h1=1 | reserve:d->HOST_NOT_SCHEDULABLE
+         have:h1:online=1.1:vm3c=1.1 have:h3 tick:2 go
+         slices | 0.2:quarantined 1.1:online@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined",
+    );
+    // The third reports too: what it has is its own, and the rest is scrubbed before anybody gets it.
+    rig.tells(
+        "up:h2 have:h2:online=4.1:vm2b=4.1 go
+         slices | 1.1:online@h1 4.1:online@h2
+         wait:b wait:c wait:a | wait:b->ok(4) wait:c->ok(1) wait:a->RESERVATION_WRONG_STATE
+         have:h2:ended=2 go
+         slices | 1.1:online@h1",
+    );
+    assert!(rig.remembers(&Subject::Vm(name("c")), "found running on 1 slices"));
+}
+
+#[test]
+fn the_managers_absence_brings_no_deadline_nearer() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go
+         tick:250000 go restart",
+    );
+    rig.manager.set(Settings { fence_after: None, ..settings() });
+    rig.tells(
+        "go
+         tick:49000 go
+         slices | 0.1:online@h1
+         tick:1500 go
+         slices | 0.1:draining@h1",
+    );
+}
+
+#[test]
+fn a_reservation_that_nobody_commits_ends_and_a_committed_one_does_not() {
+    Rig::up().tells(
+        "reserve:a@h1=1 reserve:b@h1=1 go commit:b go
+         tick:299000 up:h1 up:h2 up:h3 go
+         slices | 0.1:online@h1 4.1:online@h1
+         tick:1001 go
+         slices | 4.1:online@h1",
+    );
+}
+
+#[test]
+fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
+    Rig::up().tells(
+        "rack:e1=4&e2=4&e3=16&h1:e1+e2+e3&h2:e1+e2&h3:e2 | store
+         reserve:a@h1=9 |
+         stored | rack:e1=4&e2=4&e3=16&h1:e1+e2+e3&h2:e1+e2&h3:e2->ok reserve:a->STARTING e3.contents
+         reserve:a@h1=9 | reserve:a->STARTING
+         device reserve:a@h1=9 | store",
+    );
+}

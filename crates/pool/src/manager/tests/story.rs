@@ -1,0 +1,168 @@
+//! Stories of chance: requests, reports, failures, restarts and silence in any order. What every effect must respect the
+//! [rig](super::rig) checks as it comes out; what must hold between two effects is checked here.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use units::{EmcId, Ns};
+
+use super::rig::{RACK, Rig};
+use crate::{
+    ledger::Ledger,
+    record::{Key, Record},
+    slice::State,
+};
+
+/// One thing that happens, or, where it cannot, does not.
+#[derive(Clone, Debug)]
+enum Turn {
+    Say(String),
+    Store { ok: bool, on_disk: bool },
+    Obey(usize),
+    Connect { host: usize, up: bool },
+    Wake,
+    Restart,
+}
+
+const HOSTS: [&str; 3] = ["h1", "h2", "h3"];
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let vm = || prop::sample::select(vec!["a", "b", "c", "d"]);
+    let host = || prop::sample::select(HOSTS.to_vec());
+    let say = |text: String| Turn::Say(text);
+    prop_oneof![
+        6 => (vm(), 0..100u32, host(), 0..6u32)
+            .prop_map(move |(vm, request, host, n)| say(format!("reserve:{vm}@{host}={n}!{request}"))),
+        2 => (vm(), prop::sample::select(vec!["commit", "release", "force", "wait"]))
+            .prop_map(move |(vm, verb)| say(format!("{verb}:{vm}"))),
+        1 => (prop::sample::select(vec!["cordon", "drain", "enable"]), prop::sample::select(vec!["h1", "e1", "e2"]))
+            .prop_map(move |(verb, place)| say(format!("{verb}:{place}"))),
+        1 => (0..8u32).prop_map(move |slice| say(format!("enable:{slice}"))),
+        1 => host().prop_map(move |host| say(format!("fence:{host}"))),
+        1 => (host(), 1..20u32).prop_map(move |(host, id)| say(format!("have:{host}:ended={id}"))),
+        1 => (host(), 0..8u32, 1..4u32, prop::sample::select(vec!["released", "scrubbed", "half", "dirty", "broken"]))
+            .prop_map(move |(host, slice, epoch, what)| say(format!("have:{host}:{what}={slice}.{epoch}"))),
+        1 => (prop::sample::select(vec!["break", "mend", "mend"]), prop::sample::select(vec!["e1", "e2"]))
+            .prop_map(move |(verb, emc)| say(format!("{verb}:{emc}"))),
+        1 => prop::sample::select(vec!["low", "roomy", "roomy"]).prop_map(move |word| say(word.to_owned())),
+        8 => Just(Turn::Say("device".to_owned())),
+        10 => (prop::bool::weighted(0.9), any::<bool>()).prop_map(|(ok, disk)| Turn::Store { ok, on_disk: ok || disk }),
+        8 => (0..3usize).prop_map(Turn::Obey),
+        2 => (0..3usize, prop::bool::weighted(0.7)).prop_map(|(host, up)| Turn::Connect { host, up }),
+        8 => Just(Turn::Wake),
+        3 => (1..5000u64).prop_map(move |ms| say(format!("tick:{ms}"))),
+        1 => Just(Turn::Restart),
+    ]
+}
+
+impl Rig {
+    fn take(&mut self, turn: &Turn) {
+        match turn {
+            Turn::Say(words) => drop(self.run(words)),
+            Turn::Store { ok, on_disk } if self.is_storing() => self.stored(*ok, *on_disk),
+            Turn::Store { .. } if self.is_reloading() => drop(self.run("reload")),
+            Turn::Store { .. } => {}
+            Turn::Obey(host) => self.obey(self.host(HOSTS[*host])),
+            Turn::Connect { host, up } => {
+                let name = HOSTS[*host];
+                if self.is_connected(self.host(name)) != *up {
+                    self.run(&format!("{}:{name}", if *up { "up" } else { "down" }));
+                }
+            }
+            Turn::Wake => self.wake(),
+            Turn::Restart => drop(self.run("restart")),
+        }
+    }
+
+    /// Time passes to when the manager wants to be woken, and it does not ask for the same moment for ever.
+    fn wake(&mut self) {
+        let Some(at) = self.manager.next_wakeup().filter(|at| *at < Ns::secs(100_000)) else { return };
+        self.now = self.now.max(at);
+        for _ in 0..10 {
+            self.run("tick:0");
+            if self.manager.next_wakeup().is_none_or(|at| at > self.now) {
+                return;
+            }
+        }
+        panic!("woken ten times at {}, it asks for {:?} again", self.now, self.manager.next_wakeup());
+    }
+}
+
+/// Every slice is free, with an owner, on its way back or quarantined, and no two reservations name one they hold.
+fn holds_together(ledger: &Ledger) {
+    for (id, entry) in ledger.emcs() {
+        let of = |name: &str| count(ledger, id, name);
+        let in_use = of("assigned") + of("onlining") + of("online");
+        assert_eq!(entry.free(), of("free"));
+        assert_eq!(entry.draining(), of("draining") + of("scrubbing"));
+        assert_eq!(entry.quarantined(), of("quarantined"));
+        assert_eq!(entry.free() + in_use + entry.draining() + entry.quarantined(), entry.emc.slices);
+    }
+    for (slice, _, slot) in ledger.slots_from(units::SliceId(0)) {
+        if let State::Assigned(owner) | State::Onlining(owner) | State::Online(owner) = slot.state {
+            let reservation = ledger.reservation(owner.reservation).expect("an owner that is known");
+            assert!(
+                reservation.is_active() && reservation.slices.contains(&slice),
+                "slice {slice}: {reservation:?}"
+            );
+        }
+    }
+}
+
+fn count(ledger: &Ledger, emc: EmcId, state: &str) -> u32 {
+    let slots = ledger.slots_from(units::SliceId(0));
+    let such = slots.filter(|(_, of, slot)| *of == emc && slot.state_name() == state).count();
+    u32::try_from(such).unwrap()
+}
+
+/// What is durable is what is on disk, whatever failed on the way.
+fn is_on_disk(rig: &Rig) {
+    if rig.is_storing() || rig.is_reloading() {
+        return;
+    }
+    let disk: BTreeMap<Key, Record> = rig.disk.clone();
+    for (key, record) in disk.into_iter().filter(|(key, _)| !matches!(key, Key::Decision(_))) {
+        assert_eq!(rig.manager.durable().record(key), record);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_manager_keeps_its_promises_whatever_happens(story in prop::collection::vec(turn(), 0..150)) {
+        let mut rig = Rig::of(RACK);
+        rig.run("up:h1 up:h2 up:h3 go");
+        for turn in &story {
+            rig.take(turn);
+            holds_together(rig.manager.durable());
+            is_on_disk(&rig);
+        }
+    }
+
+    /// However bad it was: when everything works again and every VM is released, every slice comes back.
+    #[test]
+    fn a_rack_comes_to_rest_after_any_story(story in prop::collection::vec(turn(), 0..100)) {
+        let mut rig = Rig::of(RACK);
+        rig.run("up:h1 up:h2 up:h3 go");
+        story.iter().for_each(|turn| rig.take(turn));
+        rig.come_to_rest();
+        prop_assert_eq!(rig.run("slices"), "");
+    }
+}
+
+impl Rig {
+    fn come_to_rest(&mut self) {
+        while self.is_storing() {
+            self.stored(true, true);
+        }
+        self.run("restart mend:e1 mend:e2 roomy go");
+        HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host} go tick:1000 up:{host}/again go"))));
+        for vm in ["a", "b", "c", "d"] {
+            self.run(&format!("force:{vm} go tick:3 go"));
+        }
+        let kept: Vec<_> = self.manager.durable().quarantined().map(|(slice, _)| slice.0).collect();
+        kept.into_iter().for_each(|slice| drop(self.run(&format!("enable:{slice} go"))));
+        self.run("tick:1100 go tick:2100 go");
+    }
+}
