@@ -44,13 +44,11 @@ pub(super) struct Acknowledged {
     pub(super) released: BTreeSet<String>,
 }
 
-/// Who held each slice, and how many are held.
+/// What became of slices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Movement {
     /// How often a slice was reserved on another host than its owner before.
     pub(super) moved: u64,
-    /// Slices reserved now.
-    pub(super) in_use: u64,
     /// The most slices reserved at one time.
     pub(super) peak: u64,
 }
@@ -62,6 +60,8 @@ pub(super) struct Journal {
     acknowledged: Acknowledged,
     movement: Movement,
     last_host: BTreeMap<u32, String>,
+    /// By slice, the reservation that has it. One that was fenced may be overtaken before it is released.
+    in_use: BTreeMap<u32, String>,
 }
 
 #[derive(Serialize)]
@@ -97,9 +97,9 @@ impl Journal {
         for slice in &reservation.slices {
             let before = self.last_host.insert(*slice, reservation.host.clone());
             self.movement.moved += u64::from(before.is_some_and(|host| host != reservation.host));
+            self.in_use.insert(*slice, reservation.reservation.clone());
         }
-        self.movement.in_use += reservation.slices.len() as u64;
-        self.movement.peak = self.movement.peak.max(self.movement.in_use);
+        self.movement.peak = self.movement.peak.max(self.in_use.len() as u64);
         let held = Held {
             vm: reservation.vm.clone(),
             host: reservation.host.clone(),
@@ -131,7 +131,11 @@ impl Journal {
     /// The rack took the memory back.
     pub(super) fn released(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.remove(&reservation.reservation) {
-            self.movement.in_use -= held.slices.len() as u64;
+            for slice in &held.slices {
+                if self.in_use.get(slice) == Some(&reservation.reservation) {
+                    self.in_use.remove(slice);
+                }
+            }
             self.acknowledged.released.insert(reservation.reservation.clone());
         }
         self.write(Action::Release, reservation)
@@ -170,7 +174,18 @@ mod tests {
             journal.released(&r).unwrap();
         }
         assert_eq!(journal.movement().moved, 4);
-        assert_eq!((journal.movement().in_use, journal.movement().peak), (0, 2));
+        assert_eq!((journal.in_use.len(), journal.movement().peak), (0, 2));
+    }
+
+    #[test]
+    fn a_slice_that_a_fenced_vm_still_counts_on_is_in_use_once() {
+        let mut journal = Journal::default();
+        let (fenced, next) = (reservation("r-1", "a", &[7]), reservation("r-2", "b", &[7]));
+        journal.reserved(&fenced).unwrap();
+        journal.reserved(&next).unwrap();
+        assert_eq!(journal.movement().peak, 1);
+        journal.released(&fenced).unwrap();
+        assert_eq!(journal.in_use.len(), 1, "it is the next one's");
     }
 
     #[test]

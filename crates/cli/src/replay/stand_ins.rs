@@ -75,6 +75,8 @@ impl StandIns {
         let mut command = Command::new(&self.program);
         command.arg("stand-in-vm").arg("--socket").arg(socket).args(["--vm", vm]);
         command.args(["--touch", &self.touch_mib.to_string()]);
+        // A Ctrl-C is the replay's to answer; its stand-ins leave when it lets them.
+        command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         match command.spawn() {
             Ok(child) => first_word(child, room).await,

@@ -59,7 +59,7 @@ fn small() -> Rack {
 #[tokio::test]
 async fn a_trace_is_placed_as_a_best_fit_scheduler_would() {
     // a and b fill one host, c takes the other with two slices, d finds no cores, e comes when a and b have left.
-    let rows = "a,0,10,2,2\nb,0,10,2,2\nc,1,20,4,6\nd,2,20,1,1\ne,10,,4,6\n";
+    let rows = "a,0,10,2,2\nb,0,10,2,2\nc,1,,4,6\nd,2,20,1,1\ne,10,,4,6\n";
     let ran = replay(&small(), rows, &["--settle", "0"]).await;
     assert_eq!((ran.code, ran.vms()), (0, [5, 4, 1, 0]), "{ran:?}");
     assert_eq!(ran.at("/slices/capacity"), 4);
