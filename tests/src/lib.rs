@@ -3,4 +3,4 @@
 pub mod rack;
 
 /// Steps of one simulated rack before everything comes to rest.
-pub const SIMULATION_STEPS: u64 = 1500;
+pub const SIMULATION_STEPS: u64 = 4000;

@@ -16,7 +16,10 @@ fn every_promise_is_kept_whatever_happens_to_wire_disk_devices_hosts_and_manager
         match World::new(seed).run(SIMULATION_STEPS) {
             Ok(summary) => sum += summary,
             Err(_) => {
-                panic!("{}", World::new(seed).told(EVENTS_TOLD).run(SIMULATION_STEPS).expect_err("a seed replays"))
+                panic!(
+                    "{}",
+                    World::new(seed).told(EVENTS_TOLD).run(SIMULATION_STEPS).expect_err("a seed replays")
+                )
             }
         }
     }

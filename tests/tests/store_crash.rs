@@ -1,0 +1,124 @@
+//! The simulated rack on the real store, and that on a disk that tears and forgets: the power fails, writes and syncs
+//! fail, at any operation, and the rack lives on with what is left. Fewer seeds than the simulation: a disk is slower.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use pool::record::{Meta, Record};
+use pool_manager::{
+    records,
+    store::{
+        Store as _,
+        faulty::{Fault, FaultyDisk},
+        redb::RedbStore,
+    },
+};
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg64;
+use sim::world::{Store, Summary, World};
+
+const SEEDS: u64 = 300;
+const STEPS: u64 = 3000;
+/// How much of what led to a failure is told.
+const EVENTS_TOLD: usize = 100;
+/// One in so many commits has a fault somewhere on its way.
+const FAULT_EVERY: u32 = 12;
+/// Operations of the disk in which a commit's fault may strike.
+const OPERATIONS_AHEAD: u64 = 12;
+const EIO: i32 = 5;
+
+#[derive(Debug)]
+struct DiskStore {
+    disk: FaultyDisk,
+    store: Option<RedbStore<FaultyDisk>>,
+    rng: Pcg64,
+    calm: bool,
+    power_cuts: Arc<AtomicU64>,
+}
+
+impl DiskStore {
+    fn new(seed: u64, power_cuts: Arc<AtomicU64>) -> Self {
+        let mut chance = Pcg64::seed_from_u64(seed);
+        let disk = FaultyDisk::new(move |n| chance.random_range(0..n));
+        let rng = Pcg64::seed_from_u64(seed + 1);
+        Self { disk, store: None, rng, calm: false, power_cuts }
+    }
+
+    fn write(&mut self, batch: &[Record]) -> bool {
+        let writes: Vec<_> = batch.iter().map(records::write).collect();
+        self.store.as_mut().is_some_and(|store| store.commit(&writes).is_ok())
+    }
+
+    /// Something will go wrong with one of the next operations.
+    fn plan(&mut self, fault: Fault) {
+        let ahead = self.rng.random_range(0..OPERATIONS_AHEAD);
+        self.disk.fail_at(self.disk.operations() + ahead, fault);
+    }
+
+    /// Whoever used the disk is gone; the machine has power again.
+    fn restart(&mut self) {
+        self.disk.power_off();
+        self.store = None;
+        self.disk.fail_no_more();
+        self.disk.power_on();
+        self.power_cuts.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Store for DiskStore {
+    fn commit(&mut self, batch: &[Record]) -> bool {
+        if !self.calm && self.rng.random_ratio(1, FAULT_EVERY) {
+            let fault = if self.rng.random_bool(0.5) { Fault::PowerCut } else { Fault::Errno(EIO) };
+            self.plan(fault);
+        }
+        self.write(batch)
+    }
+
+    /// The manager dies alone, or with the power of its machine in the middle of a write.
+    fn crash(&mut self, under_way: Option<&[Record]>) {
+        if let Some(batch) = under_way {
+            if !self.calm {
+                self.plan(Fault::PowerCut);
+            }
+            self.write(batch);
+        }
+        if under_way.is_some() || self.rng.random_bool(0.3) {
+            self.restart();
+        }
+        self.store = None;
+        self.disk.fail_no_more();
+    }
+
+    fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
+        if self.store.as_mut().is_none_or(|store| store.reopen().is_err()) {
+            self.restart();
+            self.store =
+                Some(RedbStore::open(self.disk.clone()).expect("a disk with power gives its store back"));
+        }
+        let loaded = records::load(self.store.as_mut()?).expect("a store that opens can be read");
+        Some((loaded.meta, loaded.records))
+    }
+
+    fn calm(&mut self) {
+        self.calm = true;
+        self.disk.fail_no_more();
+    }
+}
+
+#[test]
+fn every_promise_is_kept_on_the_real_store_when_the_power_fails_at_any_write() {
+    let power_cuts = Arc::new(AtomicU64::new(0));
+    let mut sum = Summary::default();
+    for seed in 0..SEEDS {
+        let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts)));
+        match World::with_store(seed, store).told(EVENTS_TOLD).run(STEPS) {
+            Ok(summary) => sum += summary,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    let cuts = power_cuts.load(Ordering::Relaxed);
+    println!("{SEEDS} seeds, {cuts} cuts of the power: {sum:?}");
+    assert!(cuts > SEEDS && sum.reserved > SEEDS, "too little happened: {cuts} cuts, {sum:?}");
+}
