@@ -1,5 +1,6 @@
-//! What a replay believes to be free: the latest picture from the manager, less what it has asked for since. It may be a
-//! little wrong while calls are under way; the manager's refusals put it right.
+//! What a replay believes to be free. Cores and local memory it counts itself, so that a VM is placed as the trace would
+//! have it however late the manager's pictures come; free slices are the latest picture's, less what was asked for since.
+//! It may be a little wrong while calls are under way; the manager's refusals put it right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,27 +10,37 @@ use units::{Bytes, Name};
 
 use crate::Failure;
 
-/// What is free, and for whom some of it is kept.
+/// What is free, and what this replay has of it.
 #[derive(Debug, Default)]
 pub(super) struct Free {
     seen: Capacity,
+    /// Cores and local memory of each host if no VM of this replay were there.
+    whole: BTreeMap<Name, (u32, Bytes)>,
     now: Capacity,
-    holds: BTreeMap<u64, Hold>,
+    mine: BTreeMap<u64, Mine>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Hold {
+struct Mine {
     placement: Placement,
-    /// The manager has answered: its next picture shows it.
-    answered: bool,
+    slices: Shown,
 }
 
-/// A place that is kept for one VM until the manager's picture shows it.
+/// Whether the manager's picture shows that a VM has its slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    NotYet,
+    /// The manager has answered: its next picture shows it.
+    Next,
+    Yes,
+}
+
+/// A place that one VM has.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) placement: Placement,
-    hold: u64,
+    number: u64,
 }
 
 impl Free {
@@ -40,38 +51,60 @@ impl Free {
 
     /// A newer picture.
     pub(super) fn adopt(&mut self, seen: Capacity) {
+        for mine in self.mine.values_mut().filter(|mine| mine.slices == Shown::Next) {
+            mine.slices = Shown::Yes;
+        }
+        for (host, room) in &seen.hosts {
+            self.whole.entry(host.clone()).or_insert((room.cores, room.local));
+        }
         self.seen = seen;
-        self.holds.retain(|_, hold| !hold.answered);
         self.reckon();
+    }
+
+    /// A picture from a moment when nothing was under way: everything in it is so.
+    pub(super) fn adopt_calm(&mut self, seen: Capacity) {
+        self.whole = seen.hosts.iter().map(|(host, room)| (host.clone(), (room.cores, room.local))).collect();
+        for Mine { placement, slices } in self.mine.values_mut() {
+            *slices = Shown::Yes;
+            if let Some((cores, local)) = self.whole.get_mut(&placement.host) {
+                *cores += placement.cores;
+                *local = local.checked_add(placement.local).unwrap_or(*local);
+            }
+        }
+        self.adopt(seen);
     }
 
     fn reckon(&mut self) {
         self.now = self.seen.clone();
-        for hold in self.holds.values() {
-            self.now.take(&hold.placement);
+        for (host, room) in &mut self.now.hosts {
+            (room.cores, room.local) = self.whole.get(host).copied().unwrap_or_default();
+        }
+        for Mine { placement, slices } in self.mine.values() {
+            let missing = if *slices == Shown::Yes { 0 } else { placement.slices };
+            self.now.take(&Placement { slices: missing, ..placement.clone() });
         }
     }
 
-    /// The best place for a VM, kept for it.
+    /// The best place for a VM, which has it from now on.
     pub(super) fn place(&mut self, need: Need, except: &BTreeSet<Name>) -> Option<Place> {
         let placement = packing::place(need, &self.now, except)?;
         self.now.take(&placement);
-        let hold = self.next;
+        let number = self.next;
         self.next += 1;
-        self.holds.insert(hold, Hold { placement: placement.clone(), answered: false });
-        Some(Place { placement, hold })
+        self.mine.insert(number, Mine { placement: placement.clone(), slices: Shown::NotYet });
+        Some(Place { placement, number })
     }
 
-    /// The manager gave what was kept.
+    /// The manager gave the VM its place.
     pub(super) fn given(&mut self, place: &Place) {
-        if let Some(hold) = self.holds.get_mut(&place.hold) {
-            hold.answered = true;
+        if let Some(mine) = self.mine.get_mut(&place.number) {
+            mine.slices = Shown::Next;
         }
     }
 
-    /// The manager refused.
-    pub(super) fn refused(&mut self, place: &Place) {
-        self.holds.remove(&place.hold);
+    /// The VM does not have its place any more, or was refused it.
+    pub(super) fn left(&mut self, place: &Place) {
+        self.mine.remove(&place.number);
         self.reckon();
     }
 
@@ -136,21 +169,50 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_from_before_the_answer_does_not_set_it_free() {
-        let mut free = free(2);
+    fn cores_are_counted_once_however_early_or_late_the_pictures_come() {
+        for when_shown in 0..3 {
+            let mut free = free(4);
+            let place = free.place(NEED, &BTreeSet::new()).unwrap();
+            // The picture that shows the VM may come before the answer, and the one before it after the answer.
+            free.adopt(picture(if when_shown == 0 { 2 } else { 4 }));
+            assert_eq!(free.now().hosts["a"].cores, 2);
+            free.given(&place);
+            free.adopt(picture(if when_shown == 1 { 2 } else { 4 }));
+            assert_eq!(free.now().hosts["a"].cores, 2);
+            free.left(&place);
+            assert_eq!(free.now().hosts["a"].cores, 4, "it is free as soon as it was released");
+        }
+    }
+
+    #[test]
+    fn what_others_have_shows_when_nothing_is_under_way() {
+        let mut free = free(8);
         let place = free.place(NEED, &BTreeSet::new()).unwrap();
-        free.adopt(picture(2));
-        assert!(free.place(NEED, &BTreeSet::new()).is_none());
         free.given(&place);
-        free.adopt(picture(2));
-        assert!(free.place(NEED, &BTreeSet::new()).is_some(), "by then the picture is right");
+        free.adopt_calm(picture(3));
+        assert_eq!(free.now().hosts["a"].cores, 3);
+        free.left(&place);
+        assert_eq!(free.now().hosts["a"].cores, 5);
+    }
+
+    #[test]
+    fn slices_stay_taken_until_a_picture_after_the_answer() {
+        let mut free = free(8);
+        let place = free.place(NEED, &BTreeSet::new()).unwrap();
+        let slices = |free: &Free| free.now().slices["e"];
+        assert_eq!(slices(&free), 3);
+        free.adopt(picture(8));
+        assert_eq!(slices(&free), 3);
+        free.given(&place);
+        free.adopt(picture(8));
+        assert_eq!(slices(&free), 4, "by then the picture is right");
     }
 
     #[test]
     fn what_was_refused_is_free_at_once() {
         let mut free = free(2);
         let place = free.place(NEED, &BTreeSet::new()).unwrap();
-        free.refused(&place);
+        free.left(&place);
         assert_eq!(*free.now(), picture(2));
     }
 

@@ -35,6 +35,7 @@ pub(super) struct Vm {
 /// A VM that runs.
 #[derive(Debug)]
 struct Home {
+    place: Place,
     reservation: v1::Reservation,
     stand_in: Option<Box<Running>>,
 }
@@ -58,20 +59,26 @@ pub(super) async fn live(
             permit = departing => {
                 let left = stand_in.leave().await;
                 note_leaving(&rack, left.map(|left| left.overwritten));
-                rack.release(&home.reservation).await?;
+                leave(&rack, &home.place, &home.reservation).await?;
                 drop(permit);
             }
             _ = stand_in.died() => {
                 rack.tally().lost += 1;
-                rack.release(&home.reservation).await?;
+                leave(&rack, &home.place, &home.reservation).await?;
             }
         },
         None => {
             let permit = departing.await;
-            rack.release(&home.reservation).await?;
+            leave(&rack, &home.place, &home.reservation).await?;
             drop(permit);
         }
     }
+    Ok(())
+}
+
+async fn leave(rack: &Rack, place: &Place, reservation: &v1::Reservation) -> Result<(), Failure> {
+    rack.release(reservation).await?;
+    rack.free().left(place);
     Ok(())
 }
 
@@ -115,7 +122,7 @@ async fn try_host(rack: &Rack, vm: &Vm, place: &Place, attempt: usize) -> Result
     let reservation = match rack.reserve(&vm.name, &place.placement, attempt).await {
         Ok(reservation) => reservation,
         Err(failure) => {
-            rack.free().refused(place);
+            rack.free().left(place);
             return if is_refusal(&failure) { Ok(None) } else { Err(failure) };
         }
     };
@@ -126,8 +133,8 @@ async fn try_host(rack: &Rack, vm: &Vm, place: &Place, attempt: usize) -> Result
         Err(failure) => return Err(failure),
     };
     match moved {
-        Some(stand_in) => Ok(Some(Home { reservation, stand_in })),
-        None => rack.release(&reservation).await.map(|()| None),
+        Some(stand_in) => Ok(Some(Home { place: place.clone(), reservation, stand_in })),
+        None => leave(rack, place, &reservation).await.map(|()| None),
     }
 }
 

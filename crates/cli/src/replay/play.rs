@@ -157,7 +157,7 @@ impl Play {
     async fn second_look(&mut self, need: Need) -> Result<Option<(Place, OwnedSemaphorePermit)>, Failure> {
         self.calm().await?;
         if !self.settled {
-            watcher::fresh(&self.rack.to, &self.rack.free).await?;
+            watcher::calm(&self.rack.to, &self.rack.free).await?;
             self.settled = true;
         }
         let mut place = self.rack.free().place(need, &BTreeSet::new());

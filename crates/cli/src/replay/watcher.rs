@@ -1,9 +1,10 @@
 //! Follows the manager's pictures of what is free, through its restarts. Each one goes to [`Free`] at once; who waits for
 //! one is woken.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use proto::v1;
+use sim::packing::Capacity;
 use tokio::{sync::watch, task::JoinHandle};
 use tonic::Streaming;
 
@@ -48,11 +49,12 @@ pub(super) async fn start(
     let pictures = open(to).await?;
     let (mut tell, news) = watch::channel(Heard::default());
     let (to, free) = (to.clone(), Arc::clone(free));
-    let mut pictures = first(pictures, &free).await?;
+    let mut pictures = first(pictures, |seen| lock(&free).adopt(seen)).await?;
     let following = tokio::spawn(async move {
         loop {
             let ended = follow(&mut pictures, &free, &mut tell).await;
-            pictures = match calls::patiently(|| async { first(open(&to).await?, &free).await }).await {
+            let again = || async { first(open(&to).await?, |seen| lock(&free).adopt(seen)).await };
+            pictures = match calls::patiently(again).await {
                 Ok(pictures) => pictures,
                 Err(_) => return ended,
             };
@@ -64,7 +66,18 @@ pub(super) async fn start(
 
 /// A picture that shows everything that was answered before.
 pub(super) async fn fresh(to: &Connection, free: &Mutex<Free>) -> Result<(), Failure> {
-    calls::patiently(|| async { first(open(to).await?, free).await }).await.map(drop)
+    calls::patiently(|| async { first(open(to).await?, |seen| lock(free).adopt(seen)).await }).await.map(drop)
+}
+
+/// The same, when nothing is under way: all of it is so.
+pub(super) async fn calm(to: &Connection, free: &Mutex<Free>) -> Result<(), Failure> {
+    calls::patiently(|| async { first(open(to).await?, |seen| lock(free).adopt_calm(seen)).await })
+        .await
+        .map(drop)
+}
+
+fn lock(free: &Mutex<Free>) -> MutexGuard<'_, Free> {
+    free.lock().expect("no holder of this lock panics")
 }
 
 async fn open(to: &Connection) -> Result<Streaming<v1::Capacity>, Failure> {
@@ -73,10 +86,10 @@ async fn open(to: &Connection) -> Result<Streaming<v1::Capacity>, Failure> {
 
 async fn first(
     mut pictures: Streaming<v1::Capacity>,
-    free: &Mutex<Free>,
+    adopt: impl FnOnce(Capacity),
 ) -> Result<Streaming<v1::Capacity>, Failure> {
     match pictures.message().await? {
-        Some(picture) => adopt(picture, free)?,
+        Some(picture) => adopt(capacity::seen(picture)?),
         None => return Err(Failure::Protocol("no picture of what is free".to_owned())),
     }
     Ok(pictures)
@@ -90,7 +103,7 @@ async fn follow(
 ) -> Failure {
     loop {
         let adopted = match pictures.message().await {
-            Ok(Some(picture)) => adopt(picture, free),
+            Ok(Some(picture)) => capacity::seen(picture).map(|seen| lock(free).adopt(seen)),
             Ok(None) => Err(Failure::Protocol("the pictures of what is free ended".to_owned())),
             Err(status) => Err(status.into()),
         };
@@ -99,10 +112,4 @@ async fn follow(
             Err(ended) => return ended,
         }
     }
-}
-
-fn adopt(picture: v1::Capacity, free: &Mutex<Free>) -> Result<(), Failure> {
-    let seen = capacity::seen(picture)?;
-    free.lock().expect("no holder of this lock panics").adopt(seen);
-    Ok(())
 }
