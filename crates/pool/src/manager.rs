@@ -334,7 +334,8 @@ impl Manager {
             self.open.urgent = true;
         }
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
-        hosts.into_iter().for_each(|host| self.expect_host(when, host));
+        hosts.iter().for_each(|host| self.expect_host(when, *host));
+        self.orders_due.extend(hosts); // what was just read may be news to those who are connected
         self.hear_boots(when);
         self.note_found(when);
         self.drive_everything();

@@ -73,3 +73,12 @@ fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
          device reserve:a@h1=9 | store",
     );
 }
+
+/// A batch was written although nobody knew. The host was told of the state before it, had answered, and was not told
+/// again: the slice stayed with it and never came online.
+#[test]
+fn what_was_written_without_anybody_knowing_is_told_to_hosts_that_stayed_connected() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 stored device tick:3 torn reload go");
+    rig.tells("slices | 0.1:online@h1");
+}
