@@ -62,6 +62,8 @@ const HOST_RETURNS_AT: f64 = 0.4;
 const UP_WITHIN: Duration = Duration::from_secs(30);
 /// The longest lease that the story waits for; with a longer one the host returns before it is missed.
 const MISSED_WITHIN_MAX: Duration = Duration::from_secs(15);
+/// How long the last slices may take to be scrubbed and free.
+const BACK_WITHIN: Duration = Duration::from_secs(60);
 /// How much later than the rack's own deadlines a change may be seen.
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
@@ -158,6 +160,7 @@ fn story(
     note(&format!("it proved itself clean and is up after {:.0} ms", back.as_secs_f64() * 1000.0));
 
     let result = replay.finish(patience, services)?;
+    patience.until("every slice back", BACK_WITHIN, || ask.nothing_drains())?;
     say(&format!("where slices of {} went when it was lost, and that all came back in the end", lost.host));
     before
         .iter()

@@ -29,6 +29,11 @@ struct Slice {
     host: Option<String>,
 }
 
+#[derive(Clone, Debug, Deserialize)]
+struct Emc {
+    draining: u32,
+}
+
 /// `tarn`, and which rack to ask.
 #[derive(Debug)]
 pub struct Ask<'a> {
@@ -78,6 +83,15 @@ impl<'a> Ask<'a> {
         let slices: Vec<Slice> = self.json(&["get", "slices"])?;
         let held = slices.into_iter().filter(|slice| slice.host.as_deref() == Some(host));
         Ok(held.map(|slice| slice.slice).collect())
+    }
+
+    /// Whether no slice is on its way from one owner to the next.
+    ///
+    /// # Errors
+    /// No answer, or one that is not understood.
+    pub fn nothing_drains(&self) -> Result<bool, Failure> {
+        let emcs: Vec<Emc> = self.json(&["get", "emcs"])?;
+        Ok(emcs.iter().all(|emc| emc.draining == 0))
     }
 
     /// A list as people read it.

@@ -13,8 +13,8 @@ use toml::{Table, Value};
 use super::{scratch::Scratch, write};
 use crate::failure::Failure;
 
-/// The rack unless another is given: 2000 VMs of the generator are a little more than it can take, so that its pool is
-/// really lent, and its leases end while one watches.
+/// The rack unless another is given: little memory for its cores, as in a rack that counts on its pool, and leases that end
+/// while one watches. Traces of public clouds and the generator's fill it and its pool.
 const OWN: &str = r#"
 [lease]
 ttl_s = 1
@@ -22,30 +22,30 @@ fence_after_s = 2
 
 [[emc]]
 name = "emc0"
-slices = 128
+slices = 160
 [[emc]]
 name = "emc1"
-slices = 128
+slices = 160
 
 [[host]]
 name = "h0"
-cores = 128
-local_mib = 393216
+cores = 160
+local_mib = 196608
 emcs = ["emc0"]
 [[host]]
 name = "h1"
-cores = 128
-local_mib = 393216
+cores = 160
+local_mib = 196608
 emcs = ["emc0", "emc1"]
 [[host]]
 name = "h2"
-cores = 128
-local_mib = 393216
+cores = 160
+local_mib = 196608
 emcs = ["emc0", "emc1"]
 [[host]]
 name = "h3"
-cores = 128
-local_mib = 393216
+cores = 160
+local_mib = 196608
 emcs = ["emc1"]
 "#;
 

@@ -20,8 +20,9 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// After so long without having reached a part of the trace the story goes on all the same.
-const PART_WITHIN: Duration = Duration::from_secs(6);
+/// After so long without having reached a part of the trace the story goes on all the same: a small rack may turn most of
+/// the VMs away, and never get there.
+const PART_WITHIN: Duration = Duration::from_secs(3);
 /// After so long without a reply a replay is taken to be stuck; it waits less itself for anything.
 const REPLY_WITHIN: Duration = Duration::from_secs(180);
 /// How a gzipped file begins.

@@ -33,10 +33,11 @@ pub struct Programs {
     pub tarn: PathBuf,
 }
 
-/// One of them, about to start. It does not hear of the person's own rack.
+/// One of them, about to start. It does not hear of the person's own rack, and its log has no colours.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     let settings = env::vars_os().map(|(name, _)| name);
+    command.env("NO_COLOR", "1");
     settings.filter(|name| name.to_string_lossy().starts_with(SETTING)).for_each(|name| {
         command.env_remove(name);
     });
@@ -222,10 +223,10 @@ fn end_all(mut services: Vec<Service>) -> Result<(), Failure> {
     until("the end of the rack's processes", END_WITHIN, || {
         services.iter_mut().try_fold(true, |all, service| Ok(all && service.ended()?.is_some()))
     })?;
-    let bad = services.iter().find(|service| service.ended.is_some_and(|status| !status.success()));
-    bad.map_or(Ok(()), |service| {
-        eprintln!("{}", service.last_words());
-        let status = service.ended.expect("it ended badly");
-        Err(Failure::Step { step: format!("ending the process of {}", service.log.display()), status })
-    })
+    let bad = services.iter().find_map(|service| {
+        let status = service.ended.filter(|status| !status.success())?;
+        let (log, words) = (service.log.display(), service.last_words());
+        Some(Failure::Result(format!("a process did not end well: {status}; its log {log} ends:\n{words}")))
+    });
+    bad.map_or(Ok(()), Err)
 }
