@@ -240,9 +240,13 @@ impl Ledger {
             entry.host = host;
             return;
         }
+        // A device may have named a host before rack.toml did: what is kept from everybody for that is the host's own.
+        let used = self.emcs.values().filter(|entry| entry.free() < entry.emc.slices);
+        let slices = used.flat_map(|entry| entry.emc.range());
+        let held = slices.filter(|s| self.slots[s.0 as usize].holder() == Some(id)).collect();
         let entry = HostEntry {
             host,
-            held: BTreeSet::new(),
+            held,
             scrubbing: 0,
             reservations: BTreeSet::new(),
             cores_used: 0,

@@ -1,1 +1,539 @@
-//! t
+//! The ledger's promises, one sentence each. What must hold after any story at all is in [`story`].
+
+mod story;
+
+use units::limits::{ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_KEPT, SLICES_MAX};
+use units::{Epoch, RequestId};
+
+use super::*;
+use crate::{
+    audit::NotChosen,
+    denied::Denied,
+    protocol::{Holding, Scrubbed},
+    record::{EndedBy, Fence, MigrationAnswer, RequestKey, Scheduling},
+    slice::{Drain, Event, Owner, Quarantine},
+};
+
+const COMMIT_WITHIN: Ns = Ns::secs(300);
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn at(seconds: u64) -> When {
+    When { now: Ns::secs(seconds), wall: UnixMs(1_000_000 + seconds * 1000) }
+}
+
+fn tester() -> Actor {
+    Actor::Client(name("tester"))
+}
+
+/// `e1=4 e2=8 h1:e1+e2`: EMCs with slices, hosts of 16 cores and 64 GiB with wires.
+fn spec(text: &str) -> RackSpec {
+    let mut rack = RackSpec::default();
+    for word in text.split_whitespace() {
+        if let Some((emc, slices)) = word.split_once('=') {
+            let (driver, path) = ("emulated".to_owned(), format!("/{emc}"));
+            rack.emcs.push(EmcSpec { name: name(emc), slices: slices.parse().unwrap(), driver, path });
+        } else {
+            let (host, emcs) = word.split_once(':').unwrap();
+            let emcs = emcs.split('+').map(name).collect();
+            rack.hosts.push(HostSpec { name: name(host), cores: 16, local: Bytes::gib(64), emcs });
+        }
+    }
+    rack
+}
+
+fn ask(vm: &str, host: &str, slices: u32) -> Reserve {
+    Reserve {
+        request: RequestKey { client: name("tester"), id: RequestId::new(vm).unwrap() },
+        host: name(host),
+        vm: name(vm),
+        slices,
+        local: Bytes::gib(1),
+        cores: 1,
+        pinned: false,
+        commit_within: COMMIT_WITHIN,
+    }
+}
+
+/// A ledger and what a store would have of it.
+struct Rack {
+    ledger: Ledger,
+    disk: BTreeMap<Key, Record>,
+}
+
+impl Rack {
+    fn of(text: &str) -> Self {
+        let mut rack = Self { ledger: Ledger::new(Meta::new("rack".to_owned())), disk: BTreeMap::new() };
+        rack.configure(text).unwrap();
+        rack
+    }
+
+    fn apply(&mut self, change: Change) {
+        for record in self.ledger.apply(change) {
+            match record {
+                Record::Gone(key) => drop(self.disk.remove(&key)),
+                record => drop(self.disk.insert(record.key(), record)),
+            }
+        }
+    }
+
+    fn configure(&mut self, text: &str) -> Result<(), Denied> {
+        let change = self.ledger.decide_configure(at(0), &spec(text))?;
+        self.apply(change);
+        Ok(())
+    }
+
+    fn reserve(&mut self, ask: Reserve) -> Result<ReservationId, Denied> {
+        match self.ledger.decide_reserve(at(1), ask)? {
+            Decided::Repeat(id) => Ok(id),
+            Decided::New(id, change) => {
+                self.apply(change);
+                Ok(id)
+            }
+        }
+    }
+
+    /// The slices that a new reservation gets.
+    fn takes(&mut self, vm: &str, host: &str, slices: u32) -> Vec<u32> {
+        let id = self.reserve(ask(vm, host, slices)).unwrap();
+        self.ledger.reservation(id).unwrap().slices.iter().map(|s| s.0).collect()
+    }
+
+    fn end(&mut self, id: ReservationId, why: EndedBy) {
+        let change = self.ledger.decide_end(at(2), id, why, tester()).unwrap();
+        self.apply(change);
+    }
+
+    fn schedule(&mut self, place: Place, to: Scheduling) {
+        let change = self.ledger.decide_scheduling(at(2), &place, to, tester(), "why").unwrap();
+        self.apply(change);
+    }
+
+    fn slice(&mut self, slice: u32, event: Event) {
+        let change = self.ledger.decide_slice(SliceId(slice), event).expect("an event that fits");
+        self.apply(change);
+    }
+
+    /// Device and host do their part for a slice that is reserved.
+    fn online(&mut self, slice: u32) {
+        let slot = self.slot(slice);
+        self.slice(slice, Event::Granted(slot.epoch));
+        self.slice(slice, Event::Onlined(slot.holder().unwrap(), slot.epoch));
+    }
+
+    fn slot(&self, slice: u32) -> Slot {
+        self.ledger.slot(SliceId(slice)).unwrap()
+    }
+
+    fn host(&self, host: &str) -> &HostEntry {
+        &self.ledger.hosts[&self.ledger.host_named(&name(host)).unwrap()]
+    }
+
+    fn emc(&self, emc: &str) -> &EmcEntry {
+        &self.ledger.emcs[&self.ledger.emc_named(&name(emc)).unwrap()]
+    }
+
+    /// What was decided last.
+    fn why(&self) -> &What {
+        let last = self.disk.values().rev().find_map(|record| match record {
+            Record::Decision(_, decision) => Some(&decision.what),
+            _ => None,
+        });
+        last.expect("a decision")
+    }
+}
+
+fn released() -> EndedBy {
+    EndedBy::Released { force: false, reason: String::new() }
+}
+
+#[test]
+fn a_repeated_request_gets_the_same_reservation() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    assert_eq!(rack.reserve(ask("a", "h1", 2)), Ok(id));
+    rack.end(id, released());
+    assert_eq!(rack.reserve(ask("a", "h1", 2)), Ok(id), "even when it is over");
+    assert_eq!(rack.ledger.reservations.len(), 1);
+}
+
+#[test]
+fn a_request_id_with_other_content_is_refused_naming_what_differs() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let first = ask("a", "h1", 2);
+    rack.reserve(first.clone()).unwrap();
+    let others = [
+        ("vm", Reserve { vm: name("b"), ..first.clone() }),
+        ("host", Reserve { host: name("h2"), ..first.clone() }),
+        ("pool_bytes", Reserve { slices: 3, ..first.clone() }),
+        ("local_bytes", Reserve { local: Bytes::gib(2), ..first.clone() }),
+        ("cores", Reserve { cores: 2, ..first.clone() }),
+        ("pinned", Reserve { pinned: true, ..first.clone() }),
+        ("commit_within_ms", Reserve { commit_within: Ns::secs(1), ..first.clone() }),
+    ];
+    for (field, other) in others {
+        let Err(Denied::RequestReused { differs, .. }) = rack.reserve(other) else { panic!("{field}") };
+        assert_eq!(differs, field);
+    }
+    let other_client = RequestKey { client: name("other"), id: first.request.id.clone() };
+    rack.reserve(Reserve { vm: name("b"), request: other_client, ..first }).unwrap();
+}
+
+#[test]
+fn a_vm_has_one_reservation_at_a_time() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let again = |request: &str| {
+        let asked = ask("a", "h2", 1);
+        Reserve { request: RequestKey { id: RequestId::new(request).unwrap(), ..asked.request }, ..asked }
+    };
+    let denied = Denied::VmTaken { vm: name("a"), reservation: id, host: name("h1") };
+    assert_eq!(rack.reserve(again("two")), Err(denied));
+    rack.end(id, released());
+    assert_eq!(rack.reserve(again("three")), Ok(ReservationId(id.0 + 1)));
+}
+
+#[test]
+fn a_vms_slices_come_from_the_one_emc_with_the_most_free() {
+    let mut rack = Rack::of("e1=4 e2=6 e3=2 h1:e1+e2+e3");
+    assert_eq!(rack.takes("a", "h1", 3), [4, 5, 6]);
+    assert_eq!(rack.takes("b", "h1", 2), [0, 1], "the first has most free now");
+    let What::Reserved { taken, others, .. } = rack.why() else { panic!() };
+    assert_eq!(taken, &[(name("e1"), 2, 4)]);
+    assert_eq!(others, &[(name("e2"), 3, NotChosen::Fuller), (name("e3"), 2, NotChosen::Fuller)]);
+}
+
+#[test]
+fn where_no_emc_has_them_all_a_vms_slices_come_from_the_fewest() {
+    let mut rack = Rack::of("e1=4 e2=6 e3=2 h1:e1+e2+e3");
+    assert_eq!(rack.takes("a", "h1", 7), [0, 4, 5, 6, 7, 8, 9]);
+    let What::Reserved { others, .. } = rack.why() else { panic!() };
+    assert_eq!(others, &[(name("e3"), 2, NotChosen::TooSmall)]);
+}
+
+#[test]
+fn a_host_gets_slices_only_from_emcs_it_is_wired_to() {
+    let mut rack = Rack::of("e1=4 e2=8 h1:e1 h2:e2");
+    assert_eq!(rack.takes("a", "h1", 4), [0, 1, 2, 3]);
+    let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0 };
+    assert_eq!(rack.reserve(ask("b", "h1", 1)), Err(denied));
+    assert_eq!(rack.takes("c", "h2", 1), [4]);
+}
+
+#[test]
+fn nothing_new_is_taken_from_an_emc_that_is_cordoned_draining_or_failed() {
+    for stop in ["cordoned", "draining", "failed"] {
+        let mut rack = Rack::of("e1=8 e2=4 h1:e1+e2");
+        match stop {
+            "cordoned" => rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned),
+            "draining" => rack.schedule(Place::Emc(name("e1")), Scheduling::Draining),
+            _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
+        }
+        assert_eq!(rack.takes("a", "h1", 1), [8], "{stop}");
+        let denied = Denied::OutOfSlices { host: name("h1"), asked: 5, free: 3 };
+        assert_eq!(rack.reserve(ask("b", "h1", 5)), Err(denied), "{stop}");
+    }
+}
+
+#[test]
+fn a_host_that_is_cordoned_draining_or_fenced_takes_nothing_new() {
+    let mut rack = Rack::of("e1=8 h1:e1");
+    for (to, why) in [(Scheduling::Cordoned, "cordoned"), (Scheduling::Draining, "draining")] {
+        rack.schedule(Place::Host(name("h1")), to);
+        let denied = Denied::HostNotSchedulable { host: name("h1"), why };
+        assert_eq!(rack.reserve(ask("a", "h1", 0)), Err(denied));
+    }
+    rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
+    let fence = rack.ledger.decide_fence(at(1), HostId(0), false, tester(), "why");
+    rack.apply(fence);
+    let denied = Denied::HostNotSchedulable { host: name("h1"), why: "fenced" };
+    assert_eq!(rack.reserve(ask("a", "h1", 0)), Err(denied));
+}
+
+#[test]
+fn what_is_exhausted_is_refused_with_its_numbers() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    rack.reserve(Reserve { cores: 10, local: Bytes::gib(60), ..ask("a", "h1", 1) }).unwrap();
+    let cores = rack.reserve(Reserve { cores: 7, ..ask("b", "h1", 0) });
+    assert_eq!(cores, Err(Denied::OutOfCores { host: name("h1"), asked: 7, free: 6 }));
+    let local = rack.reserve(Reserve { local: Bytes::gib(5), ..ask("b", "h1", 0) });
+    let free = Bytes::gib(4);
+    assert_eq!(local, Err(Denied::OutOfLocal { host: name("h1"), asked: Bytes::gib(5), free }));
+    let slices = rack.reserve(ask("b", "h1", 4));
+    assert_eq!(slices, Err(Denied::OutOfSlices { host: name("h1"), asked: 4, free: 3 }));
+    assert_eq!(rack.reserve(ask("b", "h9", 1)), Err(Denied::NoSuchHost(name("h9"))));
+}
+
+#[test]
+fn committing_and_releasing_again_changes_nothing() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    let commit = rack.ledger.decide_commit(at(2), id, tester()).unwrap();
+    rack.apply(commit);
+    assert_eq!(rack.ledger.next_expiry(), None, "a committed reservation has no deadline");
+    assert_eq!(rack.ledger.decide_commit(at(3), id, tester()), Ok(Change::default()));
+    rack.online(0);
+    rack.end(id, released());
+    assert_eq!(rack.ledger.decide_end(at(3), id, released(), tester()), Ok(Change::default()));
+    let Err(Denied::WrongState { .. }) = rack.ledger.decide_commit(at(3), id, tester()) else { panic!() };
+    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
+    rack.end(id, EndedBy::Released { force: true, reason: String::new() });
+    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: true })), "force is news");
+    let unknown = ReservationId(99);
+    assert_eq!(
+        rack.ledger.decide_end(at(3), unknown, released(), tester()),
+        Err(Denied::NoSuchReservation(unknown))
+    );
+}
+
+#[test]
+fn a_reservation_that_is_not_committed_in_time_is_overdue() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let deadline = at(1).now.after(COMMIT_WITHIN);
+    assert_eq!(rack.ledger.next_expiry(), Some(deadline));
+    let before = When { now: Ns(deadline.0 - 1), ..at(1) };
+    assert_eq!(rack.ledger.overdue(before, 9), []);
+    assert_eq!(rack.ledger.overdue(When { now: deadline, ..at(1) }, 9), [id]);
+    rack.end(id, EndedBy::Deadline);
+    assert_eq!(rack.ledger.overdue(When { now: deadline, ..at(1) }, 9), []);
+}
+
+#[test]
+fn an_ended_request_is_remembered_for_its_time_and_while_its_slices_drain() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let (a, b) = (rack.reserve(ask("a", "h1", 1)).unwrap(), rack.reserve(ask("b", "h1", 0)).unwrap());
+    rack.online(0);
+    rack.end(a, released());
+    rack.end(b, released());
+    let later = |more| When { now: at(2).now.after(REQUEST_ID_KEPT).after(Ns(more)), ..at(2) };
+    let gone =
+        |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Gone(Key::Reservation(*id))).collect());
+    assert_eq!(rack.ledger.decide_forget(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
+    assert_eq!(rack.ledger.decide_forget(later(0), 9), gone(&[b]), "a slice of the first is still out");
+    rack.slice(0, Event::Released(HostId(0), Epoch(1)));
+    rack.slice(0, Event::Revoked(Epoch(1)));
+    assert_eq!(rack.ledger.decide_forget(later(0), 9), gone(&[a, b]));
+    assert_eq!(rack.ledger.decide_forget(later(0), 1), gone(&[a]), "at most so many at a time");
+    let change = rack.ledger.decide_forget(later(0), 9);
+    rack.apply(change);
+    assert_ne!(rack.reserve(ask("a", "h1", 1)), Ok(a), "a forgotten id is a new request");
+}
+
+#[test]
+fn a_client_that_asks_without_end_is_remembered_only_so_far() {
+    let mut rack = Rack::of("e1=1 h1:e1");
+    let most = ENDED_REQUESTS_PER_CLIENT_MAX as u64;
+    for vm in 0..most + 3 {
+        let id = rack.reserve(ask(&format!("vm{vm}"), "h1", 0)).unwrap();
+        rack.end(id, released());
+    }
+    let forgotten = rack.ledger.decide_forget(at(3), 100).0;
+    let oldest: Vec<_> = (1..=3).map(|id| Record::Gone(Key::Reservation(ReservationId(id)))).collect();
+    assert_eq!(forgotten, oldest);
+}
+
+#[test]
+fn a_rack_grows_while_it_runs() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    rack.reserve(ask("a", "h1", 4)).unwrap();
+    rack.configure("e1=4 e2=4 h1:e1+e2 h2:e2").unwrap();
+    assert_eq!(rack.takes("b", "h1", 1), [4]);
+    assert_eq!(rack.takes("c", "h2", 3), [5, 6, 7]);
+    assert_eq!(rack.ledger.decide_configure(at(3), &spec("e1=4 e2=4 h1:e1+e2 h2:e2")), Ok(Change::default()));
+}
+
+#[test]
+fn what_is_in_use_is_not_removed_from_the_rack() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e2");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let refused = |rack: &mut Rack, text: &str| match rack.configure(text) {
+        Err(Denied::NotDrained { what, .. } | Denied::Fixed { what, .. }) => what,
+        other => panic!("{text}: {other:?}"),
+    };
+    assert_eq!(refused(&mut rack, "e2=4 h1:e2 h2:e2"), "emc e1");
+    assert_eq!(refused(&mut rack, "e1=4 e2=4 h2:e2"), "host h1");
+    assert_eq!(refused(&mut rack, "e1=4 e2=4 h1:e2 h2:e2"), "a wire of host h1");
+    assert_eq!(refused(&mut rack, "e1=5 e2=4 h1:e1+e2 h2:e2"), "slices of emc e1");
+    rack.configure("e1=4 h1:e1").expect("the second host and EMC are not in use");
+    rack.end(id, released());
+    rack.slice(0, Event::Revoked(Epoch(1)));
+    assert_eq!(refused(&mut rack, "e2=4 h1:e2"), "emc e1", "a slice waits to be scrubbed");
+    rack.configure("e1=4 e3=4 h2:e1+e3").expect("the host has nothing left");
+    assert_eq!(rack.takes("b", "h2", 4), [8, 9, 10, 11], "numbers of slices are not used again");
+}
+
+#[test]
+fn a_rack_has_limits() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let slices = u64::from(SLICES_MAX);
+    let too_many = rack.configure(&format!("e1=4 e2={SLICES_MAX} h1:e1"));
+    assert_eq!(too_many, Err(Denied::TooMany { what: "slices", max: slices }));
+    assert_eq!(rack.configure("e1=4 h1:e2"), Err(Denied::NoSuchEmc(name("e2"))));
+}
+
+#[test]
+fn a_drain_asks_for_every_vm_there_to_move_and_taking_it_back_withdraws_that() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e2");
+    let a = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let b = rack.reserve(ask("b", "h2", 1)).unwrap();
+    let asked = |rack: &Rack| rack.ledger.migrations().map(|(id, _)| id).collect::<Vec<_>>();
+    rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
+    assert_eq!(asked(&rack), [a]);
+    rack.schedule(Place::Host(name("h2")), Scheduling::Draining);
+    assert_eq!(asked(&rack), [a, b]);
+    let answer = |vm: &str| {
+        rack.ledger.decide_migration(at(3), &name(vm), MigrationAnswer::Accepted, "soon".into(), tester())
+    };
+    assert_eq!(answer("c"), Err(Denied::NoSuchMigration(name("c"))));
+    let (id, change) = answer("a").unwrap();
+    assert_eq!(id, a);
+    rack.apply(change);
+    assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted);
+    rack.schedule(Place::Host(name("h2")), Scheduling::Enabled);
+    assert_eq!(asked(&rack), [a]);
+    rack.end(a, released());
+    assert_eq!(asked(&rack), [], "a VM that ended need not move");
+}
+
+#[test]
+fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e1");
+    let id = rack.reserve(ask("a", "h1", 5)).unwrap();
+    (0..5).for_each(|slice| rack.online(slice));
+    let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
+    rack.apply(fence);
+    assert!(!rack.ledger.reservation(id).unwrap().is_active());
+    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { .. })), "nothing is cut off yet");
+    let again = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
+    assert_eq!(again, Change::default());
+    let cut = rack.ledger.decide_cut_off(HostId(0), EmcId(0));
+    rack.apply(cut);
+    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Revoking)));
+    assert!(
+        matches!(rack.slot(4).state, State::Draining(_, Drain::Host { .. })),
+        "the other EMC has not done it"
+    );
+}
+
+#[test]
+fn a_fenced_host_comes_back_restarted_or_clean_and_not_before_it_is_fenced() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let report = |rack: &mut Rack, boot: &str, clean| {
+        let change = rack.ledger.decide_report(at(3), HostId(0), boot, clean);
+        rack.apply(change);
+        rack.host("h1").host.fence
+    };
+    report(&mut rack, "b1", false);
+    let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
+    rack.apply(fence);
+    assert_eq!(report(&mut rack, "b1", true), Fence::Fencing { powered_off: false });
+    let vouched = rack.ledger.decide_fence(at(3), HostId(0), true, tester(), "why");
+    rack.apply(vouched);
+    assert_eq!(rack.host("h1").host.fence, Fence::Fencing { powered_off: true });
+    let fenced = rack.ledger.decide_fenced(at(3), HostId(0));
+    rack.apply(fenced.clone());
+    assert_eq!(report(&mut rack, "b1", false), Fence::Fenced);
+    assert_eq!(report(&mut rack, "b1", true), Fence::None);
+    rack.apply(fenced);
+    assert_eq!(report(&mut rack, "b2", false), Fence::None);
+}
+
+#[test]
+fn a_quarantined_slice_breaks_its_reservation_and_comes_back_only_when_let() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    rack.slice(0, Event::Granted(Epoch(1)));
+    let dirty = Event::FoundDirty(HostId(0), Epoch(1));
+    let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
+    rack.apply(change);
+    let Stage::Broken { why } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
+    assert_eq!(why, "slice 0 is quarantined: it did not reach its owner as zeros: byte 7");
+    assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
+    let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
+    assert!(matches!(refused, Err(Denied::SliceNotNow { state: "free", .. })));
+    rack.schedule(Place::Slice(SliceId(0)), Scheduling::Enabled);
+    assert_eq!((rack.emc("e1").draining(), rack.emc("e1").quarantined()), (1, 0));
+}
+
+/// A rack restored from a backup in which VM a has slice 0 on h1, and what its devices then say.
+fn restored() -> (Rack, ReservationId) {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.online(0);
+    let change = rack.ledger.decide_restored();
+    rack.apply(change);
+    assert_eq!(rack.emc("e1").quarantined(), 4, "nothing is believed");
+    rack.slice(1, Event::Raise(Epoch(5)));
+    rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(1)) }));
+    (rack, id)
+}
+
+#[test]
+fn after_a_restore_vms_found_running_keep_their_slices() {
+    let (mut rack, id) = restored();
+    let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
+        rack.ledger.decide_adopt(at(3), host, id, &name(vm), &[(SliceId(slice), Epoch(epoch))])
+    };
+    let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("as the ledger had it");
+    rack.apply(change);
+    assert_eq!(rack.slot(0).state, State::Online(Owner { host: HostId(0), reservation: id }));
+    let lost = ReservationId(id.0 + 7);
+    assert_eq!(adopt(&rack, HostId(1), lost, "b", 1, 4), None, "another epoch than the device's");
+    assert_eq!(adopt(&rack, HostId(0), lost, "b", 1, 5), None, "another host than the device's");
+    let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("of the lost part of history");
+    rack.apply(change);
+    assert_eq!(rack.ledger.reservation_of(&name("b")), Some(lost));
+    let next = rack.reserve(ask("c", "h1", 0));
+    assert!(matches!(next, Err(Denied::HostNotSchedulable { .. })), "the host has yet to report");
+    let reported = rack.ledger.decide_reported(HostId(0));
+    rack.apply(reported);
+    assert!(rack.reserve(ask("c", "h1", 0)).unwrap() > lost, "numbers of lost history are not used again");
+}
+
+#[test]
+fn after_a_restore_a_vm_found_elsewhere_replaces_what_the_backup_thought() {
+    let (mut rack, old) = restored();
+    let new = ReservationId(old.0 + 7);
+    let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &name("a"), &[(SliceId(1), Epoch(5))]);
+    rack.apply(change.unwrap());
+    assert_eq!(rack.ledger.reservation_of(&name("a")), Some(new));
+    assert!(!rack.ledger.reservation(old).unwrap().is_active());
+}
+
+#[test]
+fn after_a_restore_a_vm_whose_reservation_had_ended_keeps_its_slices_only_until_it_stops() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.online(0);
+    rack.end(id, released());
+    let change = rack.ledger.decide_restored();
+    rack.apply(change);
+    let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &name("a"), &[(SliceId(0), Epoch(1))]);
+    rack.apply(change.unwrap());
+    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
+    assert_eq!(rack.ledger.reservation_of(&name("a")), None);
+}
+
+#[test]
+fn a_healthy_vm_is_not_replaced_by_what_somebody_claims_to_run() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.online(0);
+    rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
+    let claim = [(SliceId(1), Epoch(0))];
+    assert_eq!(rack.ledger.decide_adopt(at(3), HostId(1), ReservationId(id.0 + 1), &name("a"), &claim), None);
+}
+
+#[test]
+fn slices_that_nobody_uses_after_a_restore_are_scrubbed_and_break_what_named_them() {
+    let (mut rack, id) = restored();
+    let all: Vec<SliceId> = rack.emc("e1").quarantined_slices().collect();
+    let change = rack.ledger.decide_unclaimed(at(3), &all);
+    rack.apply(change);
+    assert_eq!((rack.emc("e1").free(), rack.emc("e1").draining()), (0, 4));
+    let Stage::Broken { why } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
+    assert!(why.contains("slice 0 was not in use"), "{why}");
+}

@@ -1,0 +1,285 @@
+//! What holds after any story: refusals change nothing, a ledger is the fold of its records, and its sums add up.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::slice::Call;
+
+/// One thing that somebody wants or reports; whether it makes sense is for the ledger to say.
+#[derive(Clone, Debug)]
+enum Turn {
+    Reserve { vm: u8, host: u8, slices: u32, cores: u32, request: u8 },
+    Commit(u64),
+    End { id: u64, force: bool },
+    Break(u64),
+    Step { slice: u32, kind: u8 },
+    Quarantine { slice: u32, kind: u8 },
+    Schedule { place: u8, to: u8 },
+    Fence { host: u16, vouched: bool },
+    CutOff { host: u16, emc: u16 },
+    Fenced(u16),
+    Report { host: u16, boot: u8, clean: bool },
+    Restore,
+    Reported(u16),
+    Adopt { id: u64, vm: u8, slices: Vec<u32> },
+    Unclaimed(u32),
+    Answer(u8),
+    Configure(usize),
+    Later { seconds: u64 },
+}
+
+const RACKS: [&str; 4] = [
+    "e1=6 e2=6 e3=3 h1:e1+e2 h2:e1+e2+e3 h3:e3",
+    "e1=6 e2=6 h1:e1+e2 h2:e1+e2 h3:e2",
+    "e1=6 e2=6 e3=3 e4=2 h1:e1+e2 h2:e1+e2+e3 h3:e3+e4 h4:e4",
+    "e2=6 e3=3 h1:e2 h2:e2+e3",
+];
+
+fn turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        8 => (0..6u8, 0..4u8, 0..9u32, 0..9u32, 0..30u8)
+            .prop_map(|(vm, host, slices, cores, request)| Turn::Reserve { vm, host, slices, cores, request }),
+        3 => (0..20u64).prop_map(Turn::Commit),
+        4 => (0..20u64, any::<bool>()).prop_map(|(id, force)| Turn::End { id, force }),
+        1 => (0..20u64).prop_map(Turn::Break),
+        24 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Step { slice, kind }),
+        2 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Quarantine { slice, kind }),
+        2 => (0..16u8, 0..3u8).prop_map(|(place, to)| Turn::Schedule { place, to }),
+        1 => (0..4u16, any::<bool>()).prop_map(|(host, vouched)| Turn::Fence { host, vouched }),
+        2 => (0..4u16, 0..4u16).prop_map(|(host, emc)| Turn::CutOff { host, emc }),
+        1 => (0..4u16).prop_map(Turn::Fenced),
+        2 => (0..4u16, 0..3u8, any::<bool>()).prop_map(|(host, boot, clean)| Turn::Report { host, boot, clean }),
+        1 => Just(Turn::Restore),
+        2 => (0..4u16).prop_map(Turn::Reported),
+        3 => (0..20u64, 0..6u8, prop::collection::vec(0..15u32, 1..3))
+            .prop_map(|(id, vm, slices)| Turn::Adopt { id, vm, slices }),
+        1 => (0..15u32).prop_map(Turn::Unclaimed),
+        1 => (0..6u8).prop_map(Turn::Answer),
+        1 => (0..RACKS.len()).prop_map(Turn::Configure),
+        2 => prop_oneof![0..400u64, Just(90_000)].prop_map(|seconds| Turn::Later { seconds }),
+    ]
+}
+
+fn vm(number: u8) -> Name {
+    name(&format!("vm{number}"))
+}
+
+impl Rack {
+    fn take(&mut self, when: &mut When, turn: &Turn) -> Result<(), Denied> {
+        let change = match turn {
+            Turn::Later { seconds } => {
+                when.now = when.now.after(Ns::secs(*seconds));
+                self.upkeep(*when);
+                return Ok(());
+            }
+            turn => self.decide(*when, turn)?,
+        };
+        self.apply(change);
+        Ok(())
+    }
+
+    fn upkeep(&mut self, when: When) {
+        for id in self.ledger.overdue(when, 100) {
+            let change = self.ledger.decide_end(when, id, EndedBy::Deadline, Actor::Manager).unwrap();
+            self.apply(change);
+        }
+        let change = self.ledger.decide_forget(when, 100);
+        self.apply(change);
+    }
+
+    fn decide(&self, when: When, turn: &Turn) -> Result<Change, Denied> {
+        let ledger = &self.ledger;
+        Ok(match turn {
+            Turn::Reserve { vm, host, slices, cores, request } => {
+                let asked = ask(&format!("vm{vm}"), &format!("h{}", host + 1), *slices);
+                let id = RequestId::new(&format!("r{request}")).unwrap();
+                let request = RequestKey { id, ..asked.request };
+                match ledger.decide_reserve(when, Reserve { request, cores: *cores, ..asked })? {
+                    Decided::New(_, change) => change,
+                    Decided::Repeat(_) => Change::default(),
+                }
+            }
+            Turn::Commit(id) => ledger.decide_commit(when, ReservationId(*id), tester())?,
+            Turn::End { id, force } => {
+                let why = EndedBy::Released { force: *force, reason: String::new() };
+                ledger.decide_end(when, ReservationId(*id), why, tester())?
+            }
+            Turn::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
+            Turn::Step { slice, kind } => self.step(SliceId(*slice), *kind),
+            Turn::Quarantine { slice, kind } => {
+                let host = HostId(u16::from(*kind) % 4);
+                let why = match kind % 3 {
+                    0 => Quarantine::LostGrant,
+                    1 => Quarantine::UnknownGrant { host },
+                    _ => Quarantine::Restored { host: Some(host) },
+                };
+                ledger
+                    .decide_quarantine(when, SliceId(*slice), Event::Quarantine(why), "")
+                    .unwrap_or_default()
+            }
+            Turn::Schedule { place, to } => {
+                let to = [Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining][usize::from(*to)];
+                ledger.decide_scheduling(when, &some_place(*place), to, tester(), "why")?
+            }
+            Turn::Fence { host, vouched } => {
+                ledger.decide_fence(when, HostId(*host), *vouched, tester(), "why")
+            }
+            Turn::CutOff { host, emc } => ledger.decide_cut_off(HostId(*host), EmcId(*emc)),
+            Turn::Fenced(host) => ledger.decide_fenced(when, HostId(*host)),
+            Turn::Report { host, boot, clean } => {
+                ledger.decide_report(when, HostId(*host), &format!("b{boot}"), *clean)
+            }
+            Turn::Restore => ledger.decide_restored(),
+            Turn::Reported(host) => ledger.decide_reported(HostId(*host)),
+            Turn::Adopt { id, vm: number, slices } => {
+                self.adopt(when, ReservationId(*id), &vm(*number), slices)
+            }
+            Turn::Unclaimed(slice) => {
+                let such = |s: &SliceId| matches!(ledger.slots[s.0 as usize].state, State::Quarantined(_));
+                let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(such).collect();
+                ledger.decide_unclaimed(when, &slices)
+            }
+            Turn::Answer(number) => {
+                let (_, change) = ledger.decide_migration(
+                    when,
+                    &vm(*number),
+                    MigrationAnswer::Done,
+                    String::new(),
+                    tester(),
+                )?;
+                change
+            }
+            Turn::Configure(which) => ledger.decide_configure(when, &spec(RACKS[*which]))?,
+            Turn::Later { .. } => Change::default(),
+        })
+    }
+
+    /// Something that could happen to a slice as it is, now and then something that could not.
+    fn step(&self, slice: SliceId, kind: u8) -> Change {
+        let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
+        let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u16::from(kind) % 3)));
+        let scrubbed = Scrubbed {
+            holding: Holding { slice, epoch },
+            started: UnixMs(0),
+            ended: UnixMs(1),
+            verified: units::SLICE,
+        };
+        let event = match (slot.device_call(), slot.state, kind % 8) {
+            (_, _, 0) => Event::Raise(Epoch(epoch.0 + 2)),
+            (_, State::Onlining(_), 1) => Event::FoundDirty(holder, epoch),
+            (_, State::Scrubbing(Scrub::Working(_)), 1) => Event::ScrubFailed(holder, epoch),
+            (_, _, 1) => Event::OwnerFenced(holder),
+            (Some(Call::Grant { .. }), ..) => Event::Granted(epoch),
+            (Some(Call::Revoke { .. }), ..) => Event::Revoked(epoch),
+            (None, State::Onlining(_), _) => Event::Onlined(holder, epoch),
+            (None, State::Draining(..), _) => Event::Released(holder, epoch),
+            (None, State::Scrubbing(Scrub::Waiting), _) => Event::ScrubBy(holder),
+            (None, State::Scrubbing(_), _) => Event::Scrubbed(holder, scrubbed),
+            (None, State::Quarantined(_), 2) => Event::Requalify,
+            (None, ..) => Event::Onlined(holder, Epoch(epoch.0 + 1)),
+        };
+        self.ledger.decide_slice(slice, event).unwrap_or_default()
+    }
+
+    fn adopt(&self, when: When, id: ReservationId, vm: &Name, slices: &[u32]) -> Change {
+        let mut slices = slices.to_vec();
+        slices.sort_unstable();
+        slices.dedup();
+        let found: Vec<_> =
+            slices.iter().filter_map(|s| Some((SliceId(*s), self.ledger.slot(SliceId(*s))?))).collect();
+        let Some(host) = found.first().and_then(|(_, slot)| slot.holder()) else { return Change::default() };
+        let known = self.ledger.reservation(id);
+        if known.is_some_and(|known| known.vm != *vm || known.host != host)
+            || !self.ledger.hosts.contains_key(&host)
+        {
+            return Change::default(); // the manager gives it a number of its own
+        }
+        let found: Vec<_> = found.into_iter().map(|(slice, slot)| (slice, slot.epoch)).collect();
+        self.ledger.decide_adopt(when, host, id, vm, &found).unwrap_or_default()
+    }
+}
+
+fn some_place(number: u8) -> Place {
+    match number {
+        0..4 => Place::Host(name(&format!("h{}", number + 1))),
+        4..8 => Place::Emc(name(&format!("e{}", number - 3))),
+        slice => Place::Slice(SliceId(u32::from(slice) - 8)),
+    }
+}
+
+/// Everything a ledger knows, what it derived included, in an order of its own.
+fn all_of(ledger: &Ledger) -> String {
+    let by_vm: BTreeMap<_, _> = ledger.by_vm.iter().collect();
+    let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
+    let by_client: Vec<_> = ledger.ended_by_client.iter().filter(|(_, ended)| !ended.is_empty()).collect();
+    let slots: Vec<_> = ledger.slots_from(SliceId(0)).collect();
+    let named = (&ledger.by_emc_name, &ledger.by_host_name, &ledger.by_first);
+    let known = (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
+    format!("{:#?}", (known, named, by_vm, by_request, &ledger.deadlines, &ledger.ended, by_client))
+}
+
+fn sums(ledger: &Ledger) {
+    for (id, entry) in ledger.emcs() {
+        let own = ledger.slots_from(SliceId(0)).filter(|(_, emc, _)| *emc == id);
+        let in_use = own.filter(|(_, _, slot)| {
+            matches!(slot.state, State::Assigned(_) | State::Onlining(_) | State::Online(_))
+        });
+        let in_use = u32::try_from(in_use.count()).unwrap();
+        let sum = entry.free() + in_use + entry.draining() + entry.quarantined();
+        assert_eq!(sum, entry.emc.slices, "free + in use + draining + quarantined");
+    }
+    for (id, entry) in ledger.hosts() {
+        let active = ledger.reservations.values().filter(|r| r.host == id && r.is_active());
+        let cores: u32 = active.map(|r| r.cores).sum();
+        assert_eq!(entry.cores_used, cores);
+        assert!(cores <= entry.host.cores, "more cores than there are");
+    }
+    let active = || ledger.reservations.iter().filter(|(_, r)| r.is_active());
+    assert_eq!(active().count(), ledger.by_vm.len(), "one active reservation per VM");
+    for (id, reservation) in active() {
+        assert_eq!(ledger.reservation_of(&reservation.vm), Some(*id));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_refused_decision_changes_nothing_and_sums_always_add_up(story in prop::collection::vec(turn(), 0..120)) {
+        let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
+        for turn in &story {
+            let before = rack.ledger.clone();
+            if rack.take(&mut when, turn).is_err() {
+                prop_assert_eq!(all_of(&before), all_of(&rack.ledger), "{:?}", turn);
+            }
+            sums(&rack.ledger);
+        }
+    }
+
+    /// What is derived never drifts from what is recorded.
+    #[test]
+    fn a_ledger_is_the_fold_of_its_records(story in prop::collection::vec(turn(), 0..120)) {
+        let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
+        for turn in &story {
+            let _ = rack.take(&mut when, turn);
+        }
+        let loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().rev().cloned());
+        prop_assert_eq!(all_of(&loaded), all_of(&rack.ledger));
+    }
+
+    /// However a story went, no slice changes hands but from free or scrubbed, and no number of an owner comes twice.
+    #[test]
+    fn every_owner_of_a_slice_has_a_number_of_its_own(story in prop::collection::vec(turn(), 0..120)) {
+        let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
+        let mut owners: BTreeMap<(SliceId, Epoch), HostId> = BTreeMap::new();
+        for turn in &story {
+            let _ = rack.take(&mut when, turn);
+            for (slice, _, slot) in rack.ledger.slots_from(SliceId(0)) {
+                if let State::Assigned(owner) | State::Onlining(owner) = slot.state {
+                    let first = *owners.entry((slice, slot.epoch)).or_insert(owner.host);
+                    prop_assert_eq!(first, owner.host);
+                }
+            }
+        }
+    }
+}
