@@ -10,7 +10,7 @@ use pool::{
     record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Call, Drain, Scrub, Slot, State},
 };
-use units::{Epoch, HostId, Name, Ns, ReservationId, SliceId};
+use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
 
 use super::{
     World,
@@ -34,6 +34,8 @@ pub(super) struct Truth {
     forced: BTreeSet<ReservationId>,
     /// Grants that went with the power of their device.
     lost: BTreeSet<Holding>,
+    /// Which devices have cut off which hosts since these were last to be fenced.
+    cut: BTreeSet<(EmcId, HostId)>,
     /// When the present manager last heard each host, and which were silent for long enough to be fenced.
     heard: BTreeMap<HostId, Ns>,
     long_silent: BTreeSet<HostId>,
@@ -55,6 +57,8 @@ struct Hand {
     host: HostId,
     /// Its host may know of it.
     told: bool,
+    /// Its host said that it can be used.
+    online: bool,
     /// Its host said that it let go, or a device or a person saw to it.
     let_go: bool,
 }
@@ -163,8 +167,21 @@ impl World {
                 );
             }
         }
-        if slot.state == State::Free {
-            self.check_free(slice, slot);
+        match slot.state {
+            State::Free => self.check_free(slice, slot),
+            State::Online(owner) => self.check_online(slice, slot.epoch, owner.host),
+            _ => {}
+        }
+    }
+
+    /// What the ledger calls online is what its host called so.
+    fn check_online(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
+        let hand = self.truth.hands.get(&slice);
+        if !hand.is_some_and(|hand| (hand.epoch, hand.host) == (epoch, host) && hand.online) {
+            self.blame(
+                "ready means ready",
+                format!("{host} never said that slice {slice} is online as {epoch}"),
+            );
         }
     }
 
@@ -203,9 +220,16 @@ impl World {
     /// A host is fenced only if somebody asked, or after a long silence.
     fn check_fencing(&mut self, id: HostId, host: &Host) {
         let was = self.truth.host(id).map_or(Fence::None, |host| host.fence);
+        if host.fence == Fence::Fenced && was != Fence::Fenced {
+            let reached = host.emcs.iter().find(|emc| !self.truth.cut.contains(&(**emc, id)));
+            if let Some(emc) = reached {
+                self.blame("unknown is not free", format!("{id} counts as fenced, {emc} has not cut it off"));
+            }
+        }
         if was != Fence::None || host.fence == Fence::None {
             return;
         }
+        self.truth.cut.retain(|(_, cut)| *cut != id);
         let asked = self.truth.fence_asked.contains(&host.name);
         if !asked && !self.is_long_silent(id) && !self.truth.long_silent.contains(&id) {
             self.blame("unknown is not free", format!("{id} is fenced without a long silence"));
@@ -271,15 +295,16 @@ impl World {
     }
 
     /// A device has done something: a new owner is let in only when the last one has let go.
-    pub(super) fn note_device(&mut self, call: &DeviceCall, done: &DeviceDone) {
+    pub(super) fn note_device(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceDone) {
         match (call, done) {
             (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
                 self.note_grant(*slice, *epoch, *host);
             }
             (_, DeviceDone::Fenced { host }) => {
-                for hand in self.truth.hands.values_mut().filter(|hand| hand.host == *host) {
-                    hand.let_go = true;
-                }
+                self.truth.cut.insert((emc, *host));
+                let device = &self.devices[usize::from(emc.0)];
+                let theirs = self.truth.hands.iter_mut().filter(|(slice, _)| device.has(**slice));
+                theirs.filter(|(_, hand)| hand.host == *host).for_each(|(_, hand)| hand.let_go = true);
             }
             _ => {}
         }
@@ -297,7 +322,7 @@ impl World {
         }
         self.story.counts.moved += u64::from(before.is_some_and(|hand| hand.host != host));
         self.truth.requalify_asked.remove(&slice);
-        self.truth.hands.insert(slice, Hand { epoch, host, told: false, let_go: false });
+        self.truth.hands.insert(slice, Hand { epoch, host, told: false, online: false, let_go: false });
     }
 
     /// A device lost its power, and these grants with it.
@@ -337,6 +362,11 @@ impl World {
 
     /// What a host says counts, and must be so.
     pub(super) fn note_have(&mut self, host: HostId, have: &Have) {
+        for holding in &have.online {
+            if let Some(hand) = self.truth.hands.get_mut(&holding.slice) {
+                hand.online |= (hand.host, hand.epoch) == (host, holding.epoch);
+            }
+        }
         for holding in &have.released {
             self.check_released(host, *holding);
             self.truth.let_go(host, *holding);

@@ -39,10 +39,18 @@ struct Tenant {
 
 #[derive(Clone, Debug)]
 pub(super) enum Asked {
-    Reserve { tenant: usize, content: Box<Reserve>, wait: bool },
+    Reserve {
+        tenant: usize,
+        content: Box<Reserve>,
+        wait: bool,
+    },
     Wait,
     Commit,
     Release,
+    /// A fence, of a host that was connected or not.
+    Fence {
+        connected: bool,
+    },
     Other,
 }
 
@@ -189,7 +197,8 @@ impl World {
         let name = self.machine(host).name.clone();
         self.truth.fence_asked.insert(name.clone());
         let ask = Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
-        self.ask(ask, Asked::Other);
+        let connected = self.speaks(host);
+        self.ask(ask, Asked::Fence { connected });
     }
 
     /// An operator lets a quarantined slice back, if it is certain that nobody uses it.
@@ -260,6 +269,9 @@ impl World {
             (Asked::Wait, Ok(Answer::Reservation(view))) => self.check_ready(&view),
             (Asked::Commit, Ok(Answer::Reservation(view))) => self.note_stage(&view, false),
             (Asked::Release, Ok(Answer::Reservation(view))) => self.note_stage(&view, true),
+            (Asked::Fence { connected: true }, Ok(_)) => {
+                self.blame("guests outlive us", "a host that speaks to the manager is fenced".into());
+            }
             _ => {}
         }
     }

@@ -277,7 +277,7 @@ impl World {
 
     fn make_call(&mut self, emc: EmcId, call: &DeviceCall) -> pool::manager::DeviceDone {
         let (done, cut) = self.devices[usize::from(emc.0)].perform(call);
-        self.note_device(call, &done);
+        self.note_device(emc, call, &done);
         cut.into_iter().for_each(|holding| self.cut_off(holding, "revoked"));
         done
     }

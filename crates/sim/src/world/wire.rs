@@ -119,7 +119,7 @@ impl World {
         *latest
     }
 
-    pub(super) fn to_manager(&mut self, id: SessionId, have: Have) {
+    pub(super) fn manager_hears(&mut self, id: SessionId, have: Have) {
         let Some(session) = self.wire.sessions.get(&id).filter(|session| session.manager) else { return };
         let host = session.host;
         if self.held_back(host, |have| Happening::ToManager(id, Box::new(have)), have.clone()) {
@@ -129,7 +129,7 @@ impl World {
         self.manager(Event::AgentHave(id, have));
     }
 
-    pub(super) fn to_agent(&mut self, id: SessionId, want: Want) {
+    pub(super) fn agent_hears(&mut self, id: SessionId, want: Want) {
         let Some(session) = self.wire.sessions.get(&id).filter(|session| session.agent) else { return };
         let (host, instance) = (session.host, session.instance);
         if self.held_back(host, |want| Happening::ToAgent(id, Box::new(want)), want.clone()) {
@@ -220,6 +220,11 @@ impl World {
             let pause = self.between(RECONNECT_AFTER_MIN, RECONNECT_AFTER_MAX);
             self.after(pause, Happening::Connects(host, instance));
         }
+    }
+
+    /// Whether the manager has a connection of this host.
+    pub(super) fn speaks(&self, host: HostId) -> bool {
+        self.wire.sessions.values().any(|session| session.host == host && session.manager)
     }
 
     fn sweep(&mut self, id: SessionId) {
