@@ -30,7 +30,7 @@ pub struct Args {
     /// A trace of VM arrivals, plain or gzipped [default: one made from --seed]
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// A rack.toml; its addresses, paths, tokens and [tls] are replaced by the demo's own [default: 4 hosts, 2 EMCs]
+    /// A rack.toml; its addresses, paths, tokens and certificates are replaced by the demo's own [default: 4 hosts, 2 EMCs]
     #[arg(long, value_name = "FILE")]
     rack: Option<PathBuf>,
     /// Only the first VMs of the trace
