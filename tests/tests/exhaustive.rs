@@ -108,7 +108,7 @@ enum Step {
 }
 
 fn host(h: usize) -> HostId {
-    HostId(u16::try_from(h).unwrap())
+    HostId(u16::try_from(h).expect("a handful of hosts"))
 }
 
 fn owner(h: usize) -> Owner {
@@ -183,7 +183,10 @@ impl<const SLICES: usize> Rack<SLICES> {
             Step::CallDevice(s) => next.call_device(s),
             Step::SendOrder(s) => next.send_order(s),
             Step::Report(h, s) => next.report(h, s),
-            Step::Lose(m) => Some(drop(next.wire.remove(m))),
+            Step::Lose(m) => {
+                next.wire.remove(m);
+                Some(())
+            }
             Step::Arrive(m) => {
                 let message = next.wire.remove(m);
                 next.arrive(&message)
@@ -382,7 +385,7 @@ struct Explored {
 }
 
 fn number(index: usize) -> u32 {
-    u32::try_from(index).unwrap()
+    u32::try_from(index).expect("fewer states than memory")
 }
 
 impl Explored {
