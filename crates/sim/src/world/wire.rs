@@ -15,6 +15,8 @@ use super::{Happening, World};
 
 /// How long a message takes.
 const WIRE_TAKES: Ns = Ns(150_000);
+/// How late the latest of them are.
+const LATE_MAX: Ns = Ns::ms(600);
 
 #[derive(Debug, Default)]
 pub(super) struct Wire {
@@ -106,10 +108,10 @@ impl World {
 
     fn arrival(&mut self, id: SessionId, up: bool) -> Ns {
         let span = self.about(WIRE_TAKES);
-        let far = if self.calm || self.weather.in_order || !self.chance(0.1) { Ns::ZERO } else { Ns::ms(50) };
+        let ordered = self.weather.in_order || self.calm;
+        let far = if ordered || !self.chance(0.15) { Ns::ZERO } else { LATE_MAX };
         let late = self.between(Ns::ZERO, far);
         let at = self.now.after(WIRE_TAKES).after(span).after(late);
-        let ordered = self.weather.in_order || self.calm;
         let session = self.wire.sessions.get_mut(&id).expect("messages are sent on a session");
         let latest = if up { &mut session.up } else { &mut session.down };
         if !ordered {
