@@ -156,7 +156,7 @@ struct Batch {
     records: BTreeMap<Key, Record>,
     replies: Vec<(Token, Reply)>,
     waiting: Vec<(Token, ReservationId, Ns)>,
-    /// When it was opened, and whether somebody waits for it.
+    /// When it was opened, and whether somebody waits for it: then it waits for no company.
     since: Ns,
     urgent: bool,
 }
@@ -352,8 +352,15 @@ impl Manager {
             {
                 self.head.set_emc_up(*id, false); // nothing is taken from it before it is compared
             }
+            self.open.urgent |= self.is_awaited(&record);
             self.open.records.insert(record.key(), record);
         }
+    }
+
+    /// Whether somebody waits for this step of a slice to be durable.
+    fn is_awaited(&self, record: &Record) -> bool {
+        let Record::Slice(_, slot) = record else { return false };
+        slot.reservation().is_some_and(|id| self.waiters.contains_key(&id))
     }
 
     /// Replies when everything decided so far is durable.

@@ -69,7 +69,7 @@ pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
 /// Changes in one durable write.
 pub const BATCH_CHANGES_MAX: usize = 8192;
 /// How long a change that nobody waits for may wait for company before it is written.
-pub const BATCH_LINGER: Ns = Ns::ms(2);
+pub const BATCH_LINGER: Ns = Ns::ms(10);
 /// Events a watcher may be behind before it is told that it missed some.
 pub const WATCH_EVENTS_BEHIND_MAX: usize = 4096;
 /// Watchers of each kind.
@@ -128,9 +128,10 @@ pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
 /// Parts of a lease after which an agent speaks again if it had nothing to say.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
 /// The least time between two orders to one host.
-pub const WANT_GAP: Ns = Ns::ms(1);
-/// How much longer that is for every slice the host holds: an order names them all.
-pub const WANT_GAP_PER_SLICE: Ns = Ns(2_000);
+pub const WANT_GAP: Ns = Ns::ms(2);
+/// How much longer that is for every slice the host holds. An order names them all, and so does its answer: about ten
+/// times what that costs both ends, so that it never takes more than a tenth of their time.
+pub const WANT_GAP_PER_SLICE: Ns = Ns(20_000);
 /// How long the manager waits for an answer before it repeats an order.
 pub const HOST_UNANSWERED_ORDERS_FOR: Ns = Ns::secs(2);
 /// The shortest pause before an agent connects again.

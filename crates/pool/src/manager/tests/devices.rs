@@ -14,7 +14,7 @@ fn rig() -> Rig {
 fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
     let mut rig = rig();
     meddle(&mut rig);
-    rig.run("restart device tick:2");
+    rig.run("restart device tick:10");
     if rig.is_storing() {
         rig.run("stored");
     }
@@ -56,7 +56,7 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
     let mut rig = rig();
     rig.meddle(0, None);
     rig.tells(
-        "restart device tick:2 stored up:h1 | e1.contents e2.contents store h1<release=1.1
+        "restart device tick:10 stored up:h1 | e1.contents e2.contents store h1<release=1.1
          alarms | SLICE_QUARANTINED
          wait:a | wait:a->RESERVATION_WRONG_STATE
          release:a go
@@ -109,8 +109,8 @@ fn a_release_overtakes_a_grant_that_was_not_made_yet() {
 #[test]
 fn a_slice_that_is_not_zero_is_kept_from_everybody() {
     Rig::up().tells(
-        "reserve:a@h1=2~ stored device tick:2 obey:h1 stored tick:1
-         have:h1:dirty=0.1 tick:2 | h1<a=0.1+1.1 store
+        "reserve:a@h1=2~ stored device obey:h1 stored
+         tick:3 have:h1:dirty=0.1 | h1<a=0.1+1.1 store
          stored | e1.revoke(0.1) reserve:a->RESERVATION_WRONG_STATE
          alarms | SLICE_QUARANTINED
          release:a go
@@ -126,10 +126,10 @@ fn a_slice_is_scrubbed_by_a_live_host_that_reaches_it() {
     // The third host does not reach the first EMC, and the first one is silent.
     let mut rig = Rig::up();
     rig.tells(
-        "reserve:a@h1=1 go release:a stored tick:2 obey:h1 down:h1
-         tick:2 stored | store e1.revoke(0.1)
-         device tick:2 stored | store e1.grant(0.2>h2) h2<nothing
-         down:h2 device tick:2 stored slices | store 0.2:scrubbing@h2",
+        "reserve:a@h1=1 go release:a stored tick:10 obey:h1 down:h1
+         tick:10 stored | store e1.revoke(0.1)
+         device tick:10 stored | store e1.grant(0.2>h2) h2<nothing
+         down:h2 device tick:10 stored slices | store 0.2:scrubbing@h2",
     );
     // A scrubber that went away keeps the slice, as any owner does, until it is cut off.
     rig.tells(
@@ -143,8 +143,8 @@ fn a_slice_is_scrubbed_by_a_live_host_that_reaches_it() {
 fn scrubbing() -> Rig {
     let mut rig = Rig::up();
     rig.tells(
-        "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:2 obey:h1 tick:2 stored
-         device tick:2 stored device have:h1 tick:2 stored have:h1 tick:2
+        "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored
+         device tick:10 stored device have:h1 tick:10 stored have:h1 tick:10
          slices | 0.2:scrubbing@h1",
     );
     rig
@@ -153,11 +153,11 @@ fn scrubbing() -> Rig {
 #[test]
 fn only_a_whole_scrub_of_the_current_epoch_counts() {
     scrubbing().tells(
-        "have:h1:half=0.2 have:h1:scrubbed=0.1 have:h1:scrubbed=0.3 tick:2 |
-         have:h1:scrubbed=0.2 tick:2 | store
+        "have:h1:half=0.2 have:h1:scrubbed=0.1 have:h1:scrubbed=0.3 tick:10 |
+         have:h1:scrubbed=0.2 tick:10 | store
          stored | e1.revoke(0.2) h1<nothing
          slices | 0.2:scrubbing@h1
-         device tick:2 | store
+         device tick:10 | store
          stored slices |",
     );
 }
@@ -165,8 +165,8 @@ fn only_a_whole_scrub_of_the_current_epoch_counts() {
 #[test]
 fn a_slice_that_cannot_be_scrubbed_is_kept_from_everybody() {
     scrubbing().tells(
-        "have:h1:broken=0.2 tick:2 stored | store e1.revoke(0.2) h1<nothing
-         device tick:2 stored
+        "have:h1:broken=0.2 tick:10 stored | store e1.revoke(0.2) h1<nothing
+         device tick:10 stored
          slices alarms | 0.2:quarantined SLICE_QUARANTINED",
     );
 }

@@ -8,12 +8,12 @@ fn an_order_never_shows_a_part_of_a_vms_memory() {
     // Four slices are on the first EMC, one on the second, which fails.
     Rig::up().tells(
         "break:e2
-         reserve:a@h1=5 stored device tick:2 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) h1<nothing store
-         stored obey:h1 tick:2 | h1<nothing
+         reserve:a@h1=5 stored device tick:10 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) h1<nothing store
+         stored obey:h1 tick:10 | h1<nothing
          slices | 0.1:onlining@h1 1.1:onlining@h1 2.1:onlining@h1 3.1:onlining@h1 4.1:assigned@h1
          mend:e2 tick:1000 | e2.contents
-         device tick:2 stored | e2.grant(4.1>h1) store
-         obey:h1 tick:2 | h1<a=0.1+1.1+2.1+3.1+4.1",
+         device tick:10 stored | e2.grant(4.1>h1) store
+         obey:h1 tick:10 | h1<a=0.1+1.1+2.1+3.1+4.1",
     );
 }
 
@@ -21,10 +21,10 @@ fn an_order_never_shows_a_part_of_a_vms_memory() {
 fn only_the_current_owners_word_gives_a_slice_back() {
     Rig::up().tells(
         "reserve:a@h1=1 go
-         release:a stored tick:2 | store release:a->ok(0) h1<release=0.1
-         have:h1:released=0.2 have:h2:released=0.1 have:h1 tick:2 |
+         release:a stored tick:10 | store release:a->ok(0) h1<release=0.1
+         have:h1:released=0.2 have:h2:released=0.1 have:h1 tick:10 |
          slices | 0.1:draining@h1
-         have:h1:released=0.1 tick:2 | store
+         have:h1:released=0.1 tick:10 | store
          stored | e1.revoke(0.1) h1<nothing",
     );
 }
@@ -42,8 +42,8 @@ fn what_a_report_leaves_out_is_kept() {
 fn a_vm_whose_process_is_gone_gives_its_memory_back() {
     Rig::up().tells(
         "reserve:a@h1=1 go
-         have:h2:ended=1 tick:2 |
-         have:h1:ended=1 tick:2 | store
+         have:h2:ended=1 tick:10 |
+         have:h1:ended=1 tick:10 | store
          stored | h1<release=0.1
          go
          slices |",
@@ -82,14 +82,14 @@ fn a_host_that_stays_silent_is_cut_off_before_its_slices_are_revoked_and_scrubbe
          tick:4000 | h1.close(LeaseOver) h2.close(LeaseOver) h3.close(LeaseOver)
          tick:59000 up:h2 up:h3 go
          tick:990 |
-         tick:10 tick:2 | store
+         tick:10 tick:10 | store
          slices | 0.1:online@h1 1.1:online@h1
          stored | e1.fence(h1) e2.fence(h1)
          slices | 0.1:draining@h1 1.1:draining@h1
-         device tick:2 | store
+         device tick:10 | store
          slices | 0.1:draining@h1 1.1:draining@h1
          stored | e1.revoke(0.1) e1.revoke(1.1)
-         device tick:2 | store
+         device tick:10 | store
          go
          slices state:h1 alarms | Fenced HOST_FENCED",
     );
@@ -103,7 +103,7 @@ fn a_host_is_fenced_at_a_device_that_failed_meanwhile() {
         "reserve:a@h1=5 go
          break:e2 reserve:b@h2=1 stored device
          down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
-         device tick:2 stored | store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1)
+         device tick:10 stored | store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1)
          state:h1 | Fenced
          mend:e2 tick:1000 | e2.contents
          device | e2.grant(5.1>h2) e2.fence(h1)
@@ -117,7 +117,7 @@ fn an_operator_may_vouch_for_a_host_that_is_being_fenced_already() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          break:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
-         device tick:2 |
+         device tick:10 |
          vouch:h1 | store
          stored mend:e1 tick:1000 device | vouch:h1->ok[0] e1.contents e1.fence(h1!)
          go
@@ -130,8 +130,8 @@ fn a_fenced_host_comes_back_when_it_proves_that_nothing_is_left() {
     Rig::up().tells(
         "reserve:a@h1=1 go down:h1 fence:h1 go
          up:h1 | h1<fenced
-         have:h1:early:clean tick:2 state:h1 | Fenced
-         have:h1:clean tick:2 | store
+         have:h1:early:clean tick:10 state:h1 | Fenced
+         have:h1:clean tick:10 | store
          stored state:h1 | h1<nothing Up
          reserve:b@h1=1 | store",
     );
@@ -142,7 +142,7 @@ fn a_fenced_host_comes_back_when_it_has_restarted() {
     Rig::up().tells(
         "reserve:a@h1=1 go down:h1 fence:h1 go
          up:h1/b1 state:h1 | h1<fenced Fenced
-         up:h1/b2 tick:2 | h1.close(Superseded) h1<fenced store
+         up:h1/b2 tick:10 | h1.close(Superseded) h1<fenced store
          stored state:h1 | Up",
     );
 }
@@ -188,12 +188,12 @@ fn the_newest_agent_speaks_for_its_host() {
 #[test]
 fn an_order_that_is_not_answered_is_repeated_and_never_doubled() {
     Rig::up().tells(
-        "reserve:a@h1=1 stored device tick:2 stored | store reserve:a->ok(0) e1.grant(0.1>h1) h1<nothing store
+        "reserve:a@h1=1 stored device tick:10 stored | store reserve:a->ok(0) e1.grant(0.1>h1) h1<nothing store
          tick:1000 have:h1:early have:h2 have:h3 tick:999 |
          tick:1 | h1<a=0.1
          tick:1999 have:h1:early have:h2 have:h3 |
          tick:1 | h1<a=0.1
-         obey:h1 tick:2 | store",
+         obey:h1 tick:10 | store",
     );
 }
 

@@ -9,12 +9,12 @@ fn no_reply_device_call_or_order_before_its_batch_is_stored() {
          tick:5 |
          stored | reserve:a->ok(0,1) e1.grant(0.1>h1) e1.grant(1.1>h1) h1<nothing
          device |
-         tick:2 | store
+         tick:10 | store
          tick:5 obey:h1 tick:1 |
          stored | h1<a=0.1+1.1
          obey:h1 |
          slices | 0.1:onlining@h1 1.1:onlining@h1
-         tick:2 | store
+         tick:10 | store
          stored slices | h1<a=0.1+1.1 0.1:online@h1 1.1:online@h1",
     );
 }
@@ -110,9 +110,9 @@ fn who_left_is_not_answered() {
 fn who_waits_for_what_cannot_come_hears_why() {
     Rig::up().tells(
         "reserve:a@h1=1 go
-         reserve:b@h1=1 stored device tick:2 obey:h1 stored tick:1
+         reserve:b@h1=1 stored device tick:10 obey:h1 stored tick:1
          wait:b |
-         have:h1:online=0.1:broken=4.1 tick:2 | h1<a=0.1;b=4.1 store
+         have:h1:online=0.1:broken=4.1 tick:10 | h1<a=0.1;b=4.1 store
          stored | wait:b->RESERVATION_WRONG_STATE
          reserve:c@h1=1 stored
          wait:c release:c | store
@@ -129,7 +129,7 @@ fn with_a_full_disk_memory_can_be_given_back_but_not_reserved() {
          reserve:b@h1=1 | reserve:b->STORE_LOW_SPACE
          reserve:a@h1=1 | reserve:a->ok(0)
          release:a | store
-         stored tick:2 | release:a->ok(0) h1<release=0.1
+         stored tick:10 | release:a->ok(0) h1<release=0.1
          roomy alarms |
          reserve:b@h1=1 | store",
     );

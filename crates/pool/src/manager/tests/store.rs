@@ -19,9 +19,9 @@ fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
     );
     // Two hosts report, one with a VM that the backup has never heard of; the third is missing.
     rig.tells(
-        "restart device up:h1 up:h3 tick:2 stored
+        "restart device up:h1 up:h3 tick:10 stored
          reserve:d@h1=1 | reserve:d->HOST_NOT_SCHEDULABLE
-         have:h1:online=1.1:vm3c=1.1 have:h3 tick:2 go
+         have:h1:online=1.1:vm3c=1.1 have:h3 tick:10 go
          slices | 0.2:quarantined 1.1:online@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined",
     );
     // The third reports too: what it has is its own, and the rest is scrubbed before anybody gets it.
@@ -79,6 +79,6 @@ fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
 #[test]
 fn what_was_written_without_anybody_knowing_is_told_to_hosts_that_stayed_connected() {
     let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 stored device tick:3 torn reload go");
+    rig.run("reserve:a@h1=1 stored device tick:10 torn reload go");
     rig.tells("slices | 0.1:online@h1");
 }
