@@ -357,10 +357,14 @@ impl Manager {
         }
     }
 
-    /// Whether somebody waits for this step of a slice to be durable.
+    /// Whether somebody waits for this step of a reservation or of one of its slices to be durable.
     fn is_awaited(&self, record: &Record) -> bool {
-        let Record::Slice(_, slot) = record else { return false };
-        slot.reservation().is_some_and(|id| self.waiters.contains_key(&id))
+        let concerned = match record {
+            Record::Slice(_, slot) => slot.reservation(),
+            Record::Reservation(id, _) => Some(*id),
+            _ => None,
+        };
+        concerned.is_some_and(|id| self.waiters.contains_key(&id))
     }
 
     /// Replies when everything decided so far is durable.

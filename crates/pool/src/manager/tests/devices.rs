@@ -109,7 +109,7 @@ fn a_release_overtakes_a_grant_that_was_not_made_yet() {
 #[test]
 fn a_slice_that_is_not_zero_is_kept_from_everybody() {
     Rig::up().tells(
-        "reserve:a@h1=2~ stored device obey:h1 stored
+        "reserve:a@h1=2~ stored device stored stored
          tick:3 have:h1:dirty=0.1 | h1<a=0.1+1.1 store
          stored | e1.revoke(0.1) reserve:a->RESERVATION_WRONG_STATE
          alarms | SLICE_QUARANTINED
