@@ -112,7 +112,7 @@ fn who_waits_for_what_cannot_come_hears_why() {
         "reserve:a@h1=1 go
          reserve:b@h1=1 stored device tick:10 obey:h1 stored tick:1
          wait:b |
-         have:h1:online=0.1:broken=4.1 tick:10 | h1<a=0.1;b=4.1 store
+         have:h1:online=0.1:broken=4.1 tick:10 | store h1<a=0.1;b=4.1
          stored | wait:b->RESERVATION_WRONG_STATE
          reserve:c@h1=1 stored
          wait:c release:c | store
