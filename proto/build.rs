@@ -14,8 +14,11 @@ const FILES: [&str; 5] = [
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=tarn");
-    let descriptors =
-        protox::Compiler::new(["."])?.include_source_info(true).include_imports(true).open_files(FILES)?.file_descriptor_set();
+    let descriptors = protox::Compiler::new(["."])?
+        .include_source_info(true)
+        .include_imports(true)
+        .open_files(FILES)?
+        .file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("tarn.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure().compile_fds(descriptors)?;

@@ -144,8 +144,6 @@ pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
 /// Between two attempts of a host call that failed.
 pub const HOST_RETRY: Ns = Ns::ms(500);
-/// Device calls waiting for one EMC's driver.
-pub const DEVICE_CALLS_QUEUED_MAX: usize = 64 * 1024;
 /// Failed attempts of a host call after which the manager is told; the agent goes on trying.
 pub const HOST_ATTEMPTS_TOLD_AFTER: u32 = 3;
 /// How long an agent tells of an ended VM that its orders do not name: a manager that has just started may not yet.
@@ -178,6 +176,9 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
 // An order to a host is one message: 96 bytes a slice with its handle.
-const _: () = assert!(SLICES_PER_HOST_MAX as usize * 96 <= MESSAGE_BYTES_MAX, "an order would not fit into a message");
-const _: () = assert!(LIST_PAGE_MAX as usize * 384 <= MESSAGE_BYTES_MAX, "a page would not fit into a message");
-const _: () = assert!(SLICES_PER_VM_MAX as usize * 2 <= BATCH_CHANGES_MAX, "a reservation fits into one durable write");
+const _: () =
+    assert!(SLICES_PER_HOST_MAX as usize * 96 <= MESSAGE_BYTES_MAX, "an order would not fit into a message");
+const _: () =
+    assert!(LIST_PAGE_MAX as usize * 384 <= MESSAGE_BYTES_MAX, "a page would not fit into a message");
+const _: () =
+    assert!(SLICES_PER_VM_MAX as usize * 2 <= BATCH_CHANGES_MAX, "a reservation fits into one durable write");

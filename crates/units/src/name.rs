@@ -8,7 +8,9 @@ use crate::limits::{NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 
 /// Why something is not a name; prints the value and the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{value:?} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash")]
+#[error(
+    "{value:?} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash"
+)]
 pub struct NameError {
     value: String,
     max: usize,

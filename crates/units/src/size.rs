@@ -146,7 +146,11 @@ impl Fraction {
     }
 
     /// This part of a size, rounded down to the byte.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a size is a smaller size")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a fraction of a size is a smaller size"
+    )]
     #[expect(clippy::cast_precision_loss, reason = "sizes of real machines are far below 2^53")]
     pub fn of(self, whole: Bytes) -> Bytes {
         Bytes((self.0 * whole.0 as f64) as u64)

@@ -78,6 +78,17 @@ fn a_grant_is_asked_for_once_and_again_after_a_restart() {
 }
 
 #[test]
+fn an_agent_that_comes_back_before_its_device_was_compared_is_told_everything_afterwards() {
+    // Both orders had the same number: the answer to the first was taken for the answer to the second.
+    Rig::up().tells(
+        "reserve:a@h1=1 go restart
+         up:h1 obey:h1 tick:2 | h1<nothing
+         device tick:2 | store
+         stored | h1<a=0.1",
+    );
+}
+
+#[test]
 fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
     Rig::up().tells(
         "break:e1 reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
