@@ -1,4 +1,5 @@
 //! Agents that are not what they say, die, pause or come back; and VMs that outlive them. Against real processes.
+#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::process::Child;
 

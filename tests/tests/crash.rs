@@ -1,5 +1,6 @@
 //! Real processes, killed with SIGKILL at random moments while clients reserve and release: nothing that was
 //! acknowledged is lost, nothing has two owners. (That this holds when the power fails is shown on the simulated disk.)
+#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
     collections::BTreeMap,

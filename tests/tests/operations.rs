@@ -1,4 +1,5 @@
 //! What an operator does to a rack: reloads, backups, certificates, bad files, full disks. Against real processes.
+#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{fs, process::Command};
 
