@@ -1,5 +1,5 @@
 //! Wire to ours and back. Requests are checked here, each way to be wrong by name; behind this door no protobuf type is
-//! seen. (What agents say is converted in [`agent`](crate::convert::agent).)
+//! seen. (What agents say is converted in [`agent`].)
 
 pub mod agent;
 mod requests;

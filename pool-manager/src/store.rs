@@ -21,7 +21,7 @@ pub const FORMAT: u64 = 1;
 pub mod meta {
     /// The format of the store.
     pub const FORMAT: &[u8] = b"format";
-    /// The least generation that the ledger may continue with. Present after a restore; see [`super::backup::restore`].
+    /// The least generation that the ledger may continue with. Present after a restore; see [`super::backup::Restore`].
     pub const GENERATION: &[u8] = b"generation";
     /// 1 after a restore: what this store says of a slice is not to be believed before its host has reported. Whoever
     /// acts on it deletes it in the same batch.
