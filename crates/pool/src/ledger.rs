@@ -1,6 +1,6 @@
 //! Who owns each slice, and why: the one truth of a rack. A ledger is the fold of its [`Record`]s.
 //!
-//! Deciding changes nothing: every `decide_*` answers with a [`Change`] or a [`Denied`]; [`Ledger::apply`] is the only
+//! Deciding changes nothing: every `decide_*` answers with a [`Change`] or a [`Denied`](crate::denied::Denied); [`Ledger::apply`] is the only
 //! way anything changes. The ledger calls no device and sends nothing; the [manager](crate::manager) makes changes
 //! durable and then acts on them.
 
