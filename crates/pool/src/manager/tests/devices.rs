@@ -82,8 +82,8 @@ fn an_agent_that_comes_back_before_its_device_was_compared_is_told_everything_af
     // Both orders had the same number: the answer to the first was taken for the answer to the second.
     Rig::up().tells(
         "reserve:a@h1=1 go restart
-         up:h1 obey:h1 tick:2 | h1<nothing
-         device tick:2 | store
+         up:h1 obey:h1 tick:10 | h1<nothing
+         device tick:10 | store
          stored | h1<a=0.1",
     );
 }
