@@ -30,6 +30,8 @@ pub struct Plan {
     pub lease_ttl_s: f64,
     /// Seconds of silence past the lease until a host is fenced, or never.
     pub fence_after_s: Option<f64>,
+    /// Local memory of each host.
+    pub local_mib: u64,
     /// Lines to add to rack.toml.
     pub more: String,
 }
@@ -42,6 +44,7 @@ impl Plan {
             hosts: vec![vec![0, 1], vec![0, 1]],
             lease_ttl_s: 2.0,
             fence_after_s: None,
+            local_mib: 256 << 10,
             more: String::new(),
         }
     }
@@ -143,8 +146,12 @@ impl Rack {
         }
         for (host, wires) in self.plan.hosts.iter().enumerate() {
             let wires: Vec<_> = wires.iter().map(|emc| format!("emc{emc}")).collect();
-            write!(text, "[[host]]\nname = \"h{host}\"\ncores = 64\nlocal_mib = 262144\nemcs = {wires:?}\n")
-                .expect("text grows");
+            write!(
+                text,
+                "[[host]]\nname = \"h{host}\"\ncores = 64\nlocal_mib = {}\nemcs = {wires:?}\n",
+                self.plan.local_mib
+            )
+            .expect("text grows");
         }
         text
     }
