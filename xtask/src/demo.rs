@@ -52,7 +52,7 @@ const NEXT: &str = "
 
 ";
 /// Environment variable naming a folder with ready-built programs.
-const BIN_DIR: &str = "TARN_BIN_DIR";
+pub const BIN_DIR: &str = "TARN_BIN_DIR";
 /// When what happens, as parts of the trace's VMs that were given memory: early, for a small rack turns most of them away.
 const POWER_LOSS_AT: f64 = 0.2;
 const MANAGER_KILLED_AT: f64 = 0.3;

@@ -1,9 +1,10 @@
 //! `cargo xtask test`: builds everything, runs every test, and says at the end what ran. Which tests there are is each
 //! room's business.
 
-use std::{fmt, time::Instant};
+use std::{fmt, path::Path, time::Instant};
 
 use crate::{
+    demo::BIN_DIR,
     failure::Failure,
     repository::cargo,
     step::{step, step_read},
@@ -32,6 +33,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     step("build programs", &mut cargo(&["build", "--workspace", "--bins"]))?;
     step("build tests", &mut cargo(&["test", "--workspace", "--no-run"]))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
+        tests.env(BIN_DIR, programs); // they were built beside this one
+    }
     if args.quick {
         tests.env(SEEDS, QUICK_SEEDS);
     }

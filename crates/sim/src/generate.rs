@@ -6,7 +6,7 @@
 //! | cores | 1: 40 %, 2: 25 %, 4: 20 %, 8: 11 %, 16: 4 % |
 //! | GiB per core | 1.75: 45 %, 3.5: 30 %, 7: 20 %, 14: 5 % |
 //! | lifetime | exponential with a mean of 15 min: 55 %, 2 h: 30 %, 1 day: 12 %, 10 days: 3 %; whole seconds, at least 1 |
-//! | arrivals | Poisson, one in 60 s on average; over each day the rate swings as a sine by half of itself |
+//! | arrivals | Poisson, one in 120 s on average; over each day the rate swings as a sine by half of itself |
 //!
 //! The shape follows what is published of Azure: most VMs are small and short-lived, a few long-lived ones are most of the
 //! load, and memory per core varies so that a rack sells out of cores on some hosts and of memory on others.
@@ -26,7 +26,7 @@ const MIB_PER_CORE: [(u32, u64); 4] = [(45, 1792), (30, 3584), (20, 7168), (5, 1
 /// Mean lifetimes in seconds, by weight in percent.
 const LIFETIMES_S: [(u32, f64); 4] = [(55, 900.0), (30, 7200.0), (12, 86_400.0), (3, 864_000.0)];
 /// Between two arrivals, on average over a day.
-const GAP_S: f64 = 60.0;
+const GAP_S: f64 = 120.0;
 /// How far the rate of arrivals swings around its mean, as a part of it.
 const SWING: f64 = 0.5;
 const DAY_S: f64 = 86_400.0;

@@ -85,6 +85,7 @@ impl Report {
     pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], found: &Found) -> Self {
         let (tally, movement) = (rack.tally(), rack.journal().movement());
         let dirty = tally.dirty + found.dirty as u64;
+        let looked = tally.read > 0 || dirty > 0 || movement.peak == 0; // what was never lent is nobody's dirt
         let local: u64 = hosts.iter().map(|host| host.local_bytes).sum();
         Self {
             vms: Vms {
@@ -103,12 +104,12 @@ impl Report {
             ready_ms: Quantiles::of(&tally.ready),
             audit: Audit {
                 double_owned: double_owned(&found.reach, &tally.overwritten),
-                granted_dirty: (tally.read > 0 || dirty > 0).then_some(dirty),
+                granted_dirty: looked.then_some(dirty),
                 acknowledged_lost: Some(found.lost_facts as u64),
                 slices_read: tally.read,
             },
             duration_s: found.took.as_secs_f64(),
-            untold: untold(&found.reach, &tally, dirty > 0),
+            untold: untold(&found.reach, &tally, looked),
         }
     }
 
@@ -144,10 +145,10 @@ fn double_owned(reach: &Reach, overwritten: &std::collections::BTreeSet<u32>) ->
     if reach.unknown().is_some() && seen == 0 { None } else { Some(seen) }
 }
 
-fn untold(reach: &Reach, tally: &super::tally::Tally, dirty: bool) -> Vec<String> {
+fn untold(reach: &Reach, tally: &super::tally::Tally, looked: bool) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(reach.unknown().map(|why| format!("double_owned was not found out: {why}")));
-    if tally.read == 0 && !dirty {
+    if !looked {
         lines.push("granted_dirty was not found out: no stand-in looked through a slice".to_owned());
     }
     let unread = tally.unread.iter();
