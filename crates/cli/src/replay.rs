@@ -48,7 +48,7 @@ use watcher::News;
 /// VMs to replay, and how.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A trace of VM arrivals, plain or gzipped; or generated[:COUNT] for VMs grown from a seed
+    /// A trace of VM arrivals, plain or gzipped; or `generated:COUNT` for VMs grown from a seed
     #[arg(value_name = "FILE|generated[:COUNT]")]
     pub trace: Source,
     /// The rack's rack.toml, for where its manager listens; --endpoint goes before it
