@@ -266,6 +266,14 @@ impl World {
         self.truth.records.clear();
         self.truth.records.extend(meta.map(|meta| (Key::Meta, Record::Meta(meta.clone()))));
         self.truth_committed(records);
+        let forced = records.iter().filter_map(|record| match record {
+            Record::Slice(_, Slot { state: State::Draining(owner, Drain::Host { force: true }), .. }) => {
+                Some(*owner)
+            }
+            _ => None,
+        });
+        // A batch may have reached the disk without the manager living to see it.
+        self.truth.forced.extend(forced.map(|owner| owner.reservation));
         let lost = self.truth.acked.iter().find(|(_, acked)| {
             !self.truth.reservation(acked.id).is_some_and(|reservation| is_kept(acked, reservation))
         });
