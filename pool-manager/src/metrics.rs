@@ -142,15 +142,11 @@ impl Metrics {
         }
     }
 
-    /// A host fell silent past its lease.
-    pub fn lease_expired(&self) {
-        self.lease_expired.inc();
-    }
-
     /// Sets the gauges to what is known now.
     #[expect(clippy::cast_possible_wrap, reason = "counts of slices and revisions are far below i64::MAX")]
     pub fn observe(&self, manager: &Manager) {
         let ledger = manager.durable();
+        self.lease_expired.inc_by(manager.leases_expired() - self.lease_expired.get());
         self.slices.clear();
         for (_, emc, slot) in ledger.slots_from(SliceId(0)) {
             let emc = ledger.emc(emc).map(|e| e.emc.name.to_string()).unwrap_or_default();
@@ -183,5 +179,49 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry.lock().expect("nobody panics while reading"))?;
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pool::{
+        ledger::{HostSpec, RackSpec, When},
+        manager::{Ask, Effect, Event, Settings, Token},
+        record::Meta,
+    };
+    use units::{Bytes, Name, Ns};
+
+    use super::*;
+
+    #[test]
+    fn a_lease_that_ends_in_silence_is_counted_once() {
+        let mut manager = Manager::new(Settings { lease_ttl: Ns::secs(1), fence_after: None });
+        let host =
+            HostSpec { name: Name::new("h1").unwrap(), cores: 1, local: Bytes::gib(1), emcs: Vec::new() };
+        let rack = RackSpec { emcs: Vec::new(), hosts: vec![host] };
+        let mut happens = |at, event| {
+            let when = When { now: Ns::secs(at), ..When::default() };
+            manager.handle(when, event);
+            manager.settle(when);
+            while let Some(effect) = manager.poll_effect() {
+                if let Effect::Store { batch, .. } = effect {
+                    manager.handle(when, Event::Stored { batch, ok: true });
+                    manager.settle(when);
+                }
+            }
+        };
+        happens(0, Event::Loaded { meta: Meta::new("rack".into()), records: Vec::new(), restored: false });
+        happens(0, Event::Ask(Token(1), Ask::Configure(rack)));
+        happens(5, Event::Tick);
+        happens(9, Event::Tick);
+        let metrics = Metrics::default();
+        for _ in 0..2 {
+            metrics.observe(&manager);
+            assert!(
+                metrics.text().unwrap().contains("tarn_lease_expired_total 1\n"),
+                "{}",
+                metrics.text().unwrap()
+            );
+        }
     }
 }

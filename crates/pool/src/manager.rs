@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use units::limits::{AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER};
-use units::{EmcId, Epoch, HostId, InstanceId, Ns, ReservationId, Revision, SliceId};
+use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId};
 
 pub use self::{
     asks::{Answer, Ask, ReservationView},
@@ -199,6 +199,7 @@ pub struct Manager {
     orders_due: BTreeSet<HostId>,
     buffer: Buffer,
     store_low: bool,
+    leases_expired: u64,
     /// A fact came in since the last upkeep; a request alone makes none due.
     upkeep_due: bool,
     forget_at: Ns,
@@ -233,6 +234,7 @@ impl Manager {
             orders_due: BTreeSet::new(),
             buffer: Buffer::default(),
             store_low: false,
+            leases_expired: 0,
             upkeep_due: false,
             forget_at: Ns::ZERO,
             changed: false,
@@ -497,16 +499,6 @@ impl Manager {
         self.waiters.clear();
         self.waiting.clear();
         self.effects.push_back(Effect::Reload);
-    }
-
-    /// The agent instance that speaks for a host now.
-    pub fn instance(&self, host: HostId) -> Option<InstanceId> {
-        self.links.get(&host).and_then(Link::instance)
-    }
-
-    /// Every decision's words are read from the store; this tells which numbers there are.
-    pub fn decisions(&self) -> std::ops::Range<u64> {
-        self.durable.meta().first_decision..self.durable.meta().next_decision
     }
 }
 

@@ -28,20 +28,22 @@ fn tester() -> Actor {
     Actor::Client(name("tester"))
 }
 
-/// `e1=4 e2=8 h1:e1+e2`: EMCs with slices, hosts of 16 cores and 64 GiB with wires.
-fn spec(text: &str) -> RackSpec {
-    let mut rack = RackSpec::default();
-    for word in text.split_whitespace() {
-        if let Some((emc, slices)) = word.split_once('=') {
-            let (driver, path) = ("emulated".to_owned(), format!("/{emc}"));
-            rack.emcs.push(EmcSpec { name: name(emc), slices: slices.parse().unwrap(), driver, path });
-        } else {
-            let (host, emcs) = word.split_once(':').unwrap();
-            let emcs = emcs.split('+').map(name).collect();
-            rack.hosts.push(HostSpec { name: name(host), cores: 16, local: Bytes::gib(64), emcs });
+impl RackSpec {
+    /// `e1=4 e2=8 h1:e1+e2`: EMCs with slices, hosts of 16 cores and 64 GiB with wires.
+    pub(crate) fn in_words(text: &str) -> Self {
+        let mut rack = Self::default();
+        for word in text.split_whitespace() {
+            if let Some((emc, slices)) = word.split_once('=') {
+                let (driver, path) = ("emulated".to_owned(), format!("/{emc}"));
+                rack.emcs.push(EmcSpec { name: name(emc), slices: slices.parse().unwrap(), driver, path });
+            } else {
+                let (host, emcs) = word.split_once(':').unwrap();
+                let emcs = emcs.split('+').map(name).collect();
+                rack.hosts.push(HostSpec { name: name(host), cores: 16, local: Bytes::gib(64), emcs });
+            }
         }
+        rack
     }
-    rack
 }
 
 fn ask(vm: &str, host: &str, slices: u32) -> Reserve {
@@ -80,7 +82,7 @@ impl Rack {
     }
 
     fn configure(&mut self, text: &str) -> Result<(), Denied> {
-        let change = self.ledger.decide_configure(at(0), &spec(text))?;
+        let change = self.ledger.decide_configure(at(0), &RackSpec::in_words(text))?;
         self.apply(change);
         Ok(())
     }
@@ -342,7 +344,10 @@ fn a_rack_grows_while_it_runs() {
     rack.configure("e1=4 e2=4 h1:e1+e2 h2:e2").unwrap();
     assert_eq!(rack.takes("b", "h1", 1), [4]);
     assert_eq!(rack.takes("c", "h2", 3), [5, 6, 7]);
-    assert_eq!(rack.ledger.decide_configure(at(3), &spec("e1=4 e2=4 h1:e1+e2 h2:e2")), Ok(Change::default()));
+    assert_eq!(
+        rack.ledger.decide_configure(at(3), &RackSpec::in_words("e1=4 e2=4 h1:e1+e2 h2:e2")),
+        Ok(Change::default())
+    );
 }
 
 #[test]

@@ -318,6 +318,7 @@ impl Manager {
         for host in silent.map(|(host, _)| *host).collect::<Vec<_>>() {
             let link = self.links.get_mut(&host).expect("it was just there");
             link.unknown_since = Some((when.now, when.wall));
+            self.leases_expired += 1;
             self.changed = true;
             if let Some(session) = link.session {
                 self.close(session, Closed::LeaseOver);

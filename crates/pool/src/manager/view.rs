@@ -80,6 +80,11 @@ impl Manager {
         fit && matches!(self.host_state(host), HostState::Up | HostState::Silent)
     }
 
+    /// How many leases have ended in silence since the manager started.
+    pub fn leases_expired(&self) -> u64 {
+        self.leases_expired
+    }
+
     /// How many free slices should be ready.
     pub fn buffer_target(&self) -> u32 {
         self.buffer.target(self.durable.emcs().map(|(_, e)| e.emc.slices).sum())

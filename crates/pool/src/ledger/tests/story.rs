@@ -149,7 +149,7 @@ impl Rack {
                 )?;
                 change
             }
-            Turn::Configure(which) => ledger.decide_configure(when, &spec(RACKS[*which]))?,
+            Turn::Configure(which) => ledger.decide_configure(when, &RackSpec::in_words(RACKS[*which]))?,
             Turn::Later { .. } => Change::default(),
         })
     }

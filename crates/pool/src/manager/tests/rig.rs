@@ -21,7 +21,7 @@ use units::{Bytes, EmcId, Epoch, HostId, InstanceId, Name, Ns, RequestId, Reserv
 use crate::{
     audit::{Actor, Subject},
     denied::Denied,
-    ledger::{EmcSpec, HostSpec, Place, RackSpec, Reserve, Target, When},
+    ledger::{Place, RackSpec, Reserve, Target, When},
     manager::{
         Answer, Ask, Closed, Contents, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Grant, Manager,
         SessionId, Settings, Token,
@@ -90,21 +90,6 @@ fn list(holdings: impl IntoIterator<Item = Holding>) -> String {
     words.join("+")
 }
 
-fn spec(text: &str) -> RackSpec {
-    let mut rack = RackSpec::default();
-    for word in text.split_whitespace() {
-        if let Some((emc, slices)) = word.split_once('=') {
-            let (driver, path) = ("emulated".to_owned(), format!("/{emc}"));
-            rack.emcs.push(EmcSpec { name: name(emc), slices: slices.parse().unwrap(), driver, path });
-        } else {
-            let (host, emcs) = word.split_once(':').unwrap();
-            let emcs = emcs.split('+').map(name).collect();
-            rack.hosts.push(HostSpec { name: name(host), cores: 16, local: Bytes::gib(64), emcs });
-        }
-    }
-    rack
-}
-
 pub(super) fn scrubbed(holding: Holding, verified: Bytes) -> Scrubbed {
     Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified }
 }
@@ -132,7 +117,7 @@ impl Rig {
         let meta = Meta::new("rack".to_owned());
         rig.disk.insert(Key::Meta, Record::Meta(meta.clone()));
         rig.event(Event::Loaded { meta, records: Vec::new(), restored: false });
-        rig.ask("found", Ask::Configure(spec(rack)));
+        rig.ask("found", Ask::Configure(RackSpec::in_words(rack)));
         rig.run("stored device");
         rig
     }
@@ -233,7 +218,7 @@ impl Rig {
             "enable" => schedule(Scheduling::Enabled),
             "fence" => fence(false),
             "vouch" => fence(true),
-            "rack" => Ask::Configure(spec(&rest.replace('&', " "))),
+            "rack" => Ask::Configure(RackSpec::in_words(&rest.replace('&', " "))),
             other => panic!("no word {other:?}"),
         }
     }
