@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pool::protocol::{FailedReason, Handle, Have, Holding, Scrubbed, Want, WantVm};
+use pool::protocol::{FailedReason, Handle, Have, Holding, NoMore, Scrubbed, Want, WantVm};
 use proto::v1 as wire;
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId};
 
@@ -24,23 +24,33 @@ fn holding(slice: u32, epoch: u64) -> Holding {
 /// A name or a reservation's number that is none.
 pub fn want(w: wire::Want) -> Result<Want, Invalid> {
     let vms = w.vms.into_iter().map(want_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
+    let number = |generation, revision| OrderNumber { generation, revision: Revision(revision) };
+    let no_more = NoMore {
+        vms: w.no_more_vms.iter().map(|id| reservation("no_more_vms", id)).collect::<Result<_, _>>()?,
+        slices: w.no_more_slices.into_iter().map(SliceId).collect(),
+    };
     Ok(Want {
-        number: OrderNumber { generation: w.generation, revision: Revision(w.revision) },
+        number: number(w.generation, w.revision),
+        base: w.base.map(|base| number(base.generation, base.revision)),
         instance: InstanceId(w.instance),
         vms,
         release: w.release.into_iter().map(|r| (holding(r.slice, r.epoch), r.force)).collect(),
         scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::from(s.handle))).collect(),
+        no_more,
         fenced: w.fenced,
     })
 }
 
-fn want_vm(vm: wire::WantVm) -> Result<(Name, WantVm), Invalid> {
+fn reservation(field: &'static str, text: &str) -> Result<ReservationId, Invalid> {
+    text.parse().map_err(|problem| Invalid { field, problem })
+}
+
+fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {
     let name = Name::new(&vm.vm).map_err(|error| Invalid { field: "vms.vm", problem: error.to_string() })?;
-    let reservation: ReservationId =
-        vm.reservation.parse().map_err(|problem| Invalid { field: "vms.reservation", problem })?;
+    let reservation = reservation("vms.reservation", &vm.reservation)?;
     let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::from(s.handle)));
     let local = Bytes::new(vm.local_bytes);
-    Ok((name, WantVm { reservation, local, pinned: vm.pinned, slices: slices.collect() }))
+    Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, slices: slices.collect() }))
 }
 
 fn shown(h: Holding) -> wire::Holding {
@@ -59,6 +69,7 @@ pub fn have(instance: InstanceId, h: Have) -> wire::Have {
         instance: instance.0,
         generation: h.number.generation,
         revision: h.number.revision.0,
+        whole: h.whole,
         online: h.online.into_iter().map(shown).collect(),
         released: h.released.into_iter().map(shown).collect(),
         scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),

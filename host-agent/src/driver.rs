@@ -7,10 +7,7 @@ mod tests;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use pool::{
-    agent::{Agent, Bounce, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord},
-    protocol::Have,
-};
+use pool::agent::{Agent, Bounce, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord};
 use tokio::{
     sync::{Notify, Semaphore, mpsc, oneshot, watch},
     task::JoinSet,
@@ -22,6 +19,7 @@ use units::{Name, Ns, OrderNumber, ReservationId};
 use crate::{
     host::{Form, Host, HostError, Part},
     metrics::Metrics,
+    outbox::Outbox,
     records::Records,
     runtime_dir::RuntimeDir,
     session::Heard,
@@ -151,8 +149,8 @@ pub struct Start {
 /// What the session tells.
 #[derive(Clone, Debug)]
 pub struct Reports {
-    /// The newest report.
-    pub have: watch::Receiver<Option<Have>>,
+    /// Reports.
+    pub have: Arc<Outbox>,
     /// The rack this host serves.
     pub rack: watch::Receiver<Option<String>>,
     /// The manager is not ours.
@@ -170,7 +168,7 @@ pub struct Driver {
     began: Instant,
     heard: mpsc::Receiver<Heard>,
     requests: mpsc::Receiver<Request>,
-    have: watch::Sender<Option<Have>>,
+    have: Arc<Outbox>,
     rack: watch::Sender<Option<String>>,
     hang_up: Arc<Notify>,
     /// Host calls, records being written, processes being watched: each ends with an event. There is one per slice and
@@ -187,10 +185,10 @@ impl Driver {
     /// A driver, the way to it, and what it reports.
     pub fn new(start: Start) -> (Self, Handle, Reports) {
         let (sender, requests) = mpsc::channel(HOST_MEMORY_REQUESTS_QUEUED_MAX);
-        let (have, have_seen) = watch::channel(None);
+        let have = Arc::new(Outbox::default());
         let (rack, rack_seen) = watch::channel(start.agent.rack().map(str::to_owned));
         let hang_up = Arc::new(Notify::new());
-        let reports = Reports { have: have_seen, rack: rack_seen, hang_up: Arc::clone(&hang_up) };
+        let reports = Reports { have: Arc::clone(&have), rack: rack_seen, hang_up: Arc::clone(&hang_up) };
         let driver = Self {
             agent: start.agent,
             host: start.host,
@@ -310,7 +308,7 @@ impl Driver {
             Effect::Watch { reservation, process } => self.watch(reservation, process),
             Effect::Kill(reservation) => self.kill(reservation),
             Effect::FreeLocal(reservation) => self.free_local(reservation),
-            Effect::SendHave(have) => drop(self.have.send_replace(Some(have))),
+            Effect::SendHave(have) => self.have.put(have),
             Effect::Remember { rack } => self.remember(rack),
             Effect::HangUp(other) => self.hang_up(&other),
             Effect::Bounced(number, why) => self.bounced(number, &why),

@@ -7,6 +7,7 @@ pub mod driver;
 pub mod host;
 pub mod host_memory;
 pub mod metrics;
+pub mod outbox;
 mod readiness;
 pub mod records;
 pub mod runtime_dir;

@@ -17,7 +17,7 @@ use units::{InstanceId, Name, Ns};
 
 use crate::{convert, driver::Reports};
 
-/// Reports waiting for the network; the newest is the whole truth, so more would be useless.
+/// Reports waiting for the network; later ones gather in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
 
 /// Who we are and where the manager is.
@@ -92,12 +92,12 @@ enum Ended {
 }
 
 /// Keeps a session alive until nobody listens.
-pub async fn keep(caller: Caller, mut reports: Reports, heard: mpsc::Sender<Heard>) {
+pub async fn keep(caller: Caller, reports: Reports, heard: mpsc::Sender<Heard>) {
     let mut pause = RECONNECT_AFTER_MIN.as_duration();
     loop {
         let known = reports.rack.borrow().clone().unwrap_or_default();
         let mut welcomed = false;
-        let ended = session(&caller, known, &mut reports, &heard, &mut welcomed).await;
+        let ended = session(&caller, known, &reports, &heard, &mut welcomed).await;
         let Err(ended) = ended;
         if matches!(ended, Ended::Stopping) || heard.send(Heard::Down).await.is_err() {
             return;
@@ -138,7 +138,7 @@ async fn connect(caller: &Caller) -> Result<Channel, Ended> {
 async fn session(
     caller: &Caller,
     known_rack: String,
-    reports: &mut Reports,
+    reports: &Reports,
     heard: &mpsc::Sender<Heard>,
     welcomed: &mut bool,
 ) -> Result<std::convert::Infallible, Ended> {
@@ -158,7 +158,7 @@ async fn session(
     let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(Ended::Closed) };
     *welcomed = true;
     let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl: Ns::ms(welcome.lease_ttl_ms) };
-    reports.have.mark_unchanged(); // what was said before this session is told anew when we are asked
+    reports.have.clear(); // this session is told everything anew
     heard.send(up).await.map_err(|_| Ended::Stopping)?;
     loop {
         tokio::select! {
@@ -169,10 +169,7 @@ async fn session(
                 let heard_want = Heard::Want(rack, convert::want(want)?);
                 heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
             }
-            changed = reports.have.changed() => {
-                changed.map_err(|_| Ended::Stopping)?;
-                let newest = reports.have.borrow_and_update().clone();
-                let Some(have) = newest else { continue };
+            have = reports.have.next() => {
                 let have = from_agent::Message::Have(convert::have(caller.instance, have));
                 sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| Ended::Closed)?;
             }

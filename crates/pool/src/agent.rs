@@ -18,14 +18,14 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use units::limits::{HEARTBEATS_PER_LEASE, LEASE_TTL_MIN};
+use units::limits::{HAVE_LINGER, HEARTBEATS_PER_LEASE, LEASE_TTL_MIN};
 use units::{Bytes, InstanceId, Name, Ns, OrderNumber, ReservationId};
 
 use self::{
     slices::{Attempts, Order, Stand},
     vms::Vm,
 };
-use crate::protocol::{Failed, FailedReason, Handle, Have, Holding, Scrubbed, Want};
+use crate::protocol::{Failed, FailedReason, Handle, Have, Holding, Scrubbed, Want, WantVm};
 
 /// Names one process that asked for the memory of its VM and waits for the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -277,6 +277,14 @@ pub enum Bounce {
         /// The newest one.
         newest: OrderNumber,
     },
+    /// It changes an order that is not the one followed last.
+    #[error("changes order {base}, the newest followed is {newest}")]
+    OtherBase {
+        /// What it changes.
+        base: OrderNumber,
+        /// The newest one.
+        newest: OrderNumber,
+    },
     /// It is for an earlier or later start of this agent.
     #[error("for instance {theirs}, this is {ours}")]
     OtherInstance {
@@ -302,11 +310,17 @@ pub struct Agent {
     /// How often to speak, while there is somebody to speak to.
     heartbeat: Option<Ns>,
     spoke: Ns,
+    told_all: Ns,
+    /// Something is to be told, and whether that is everything.
     dirty: bool,
+    tell_all: bool,
+    /// Brought online since the last report.
+    untold: BTreeSet<Holding>,
     newest: OrderNumber,
     fenced: bool,
+    /// What the newest order says, by VM and by slice.
+    wanted: BTreeMap<ReservationId, WantVm>,
     orders: BTreeMap<Holding, Order>,
-    wanted: BTreeMap<Name, crate::protocol::WantVm>,
     slices: BTreeMap<Holding, Stand>,
     /// Answers to orders, kept until the order no longer asks.
     released: BTreeSet<Holding>,
@@ -314,6 +328,8 @@ pub struct Agent {
     attempts: BTreeMap<Holding, Attempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
+    /// Calls under way that open or close a slice: short ones, unlike scrubs.
+    calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
     /// Which of them has or had a slice.
     handed: BTreeMap<Holding, ReservationId>,
@@ -330,7 +346,10 @@ impl Agent {
             now,
             heartbeat: None,
             spoke: now,
+            told_all: now,
             dirty: false,
+            tell_all: true,
+            untold: BTreeSet::new(),
             newest: OrderNumber::default(),
             fenced: false,
             orders: BTreeMap::new(),
@@ -341,6 +360,7 @@ impl Agent {
             attempts: BTreeMap::new(),
             scrubs_waiting: BTreeSet::new(),
             scrubs_running: 0,
+            calls: 0,
             vms: BTreeMap::new(),
             handed: BTreeMap::new(),
             effects: VecDeque::new(),
@@ -364,38 +384,59 @@ impl Agent {
         }
         self.retry();
         self.forget_ended();
-        if self.heartbeat.is_some_and(|every| self.now >= self.spoke.after(every)) {
-            self.dirty = true;
+        if self.heartbeat.is_some_and(|every| self.now >= self.told_all.after(every)) {
+            (self.dirty, self.tell_all) = (true, true);
         }
     }
 
     /// The next thing to do, oldest first. A report comes last, so that many events handled between two calls share one.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front().or_else(|| {
-            (self.heartbeat.is_some() && std::mem::take(&mut self.dirty)).then(|| {
-                self.spoke = self.now;
-                Effect::SendHave(self.have())
-            })
+            self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendHave(self.report()))
         })
+    }
+
+    /// When to report what is new. Calls under way share a report, unless they take long.
+    fn report_due(&self) -> Option<Ns> {
+        let due = if self.calls == 0 { Ns::ZERO } else { self.spoke.after(HAVE_LINGER) };
+        (self.heartbeat.is_some() && self.dirty).then_some(due)
+    }
+
+    /// Everything now and then and when asked; else what is new, as the manager has heard the rest.
+    fn report(&mut self) -> Have {
+        (self.dirty, self.spoke) = (false, self.now);
+        let untold = std::mem::take(&mut self.untold);
+        if std::mem::take(&mut self.tell_all) {
+            self.told_all = self.now;
+            return self.have();
+        }
+        let online = untold.into_iter().filter(|holding| self.is_online(*holding)).collect();
+        self.have_with(false, online)
     }
 
     /// When to call [`Agent::handle`] with [`Event::Tick`], if nothing else happens first.
     pub fn next_wakeup(&self) -> Option<Ns> {
-        let heartbeat = self.heartbeat.map(|every| self.spoke.after(every));
+        let heartbeat = self.heartbeat.map(|every| self.told_all.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
-        [heartbeat, retry, self.next_forget()].into_iter().flatten().min()
+        let report = self.report_due().filter(|due| *due > self.now); // one that is due is an effect
+        [heartbeat, retry, self.next_forget(), report].into_iter().flatten().min()
     }
 
     /// The whole truth about this host.
     pub fn have(&self) -> Have {
         let online = self.slices.iter().filter(|(_, stand)| matches!(stand, Stand::Online(_)));
+        self.have_with(true, online.map(|(holding, _)| *holding).collect())
+    }
+
+    fn have_with(&self, whole: bool, online: Vec<Holding>) -> Have {
         let failed = self.attempts.iter().filter_map(|(holding, attempts)| {
             let HostFailure { reason, message } = attempts.told()?.clone();
             Some(Failed { holding: *holding, reason, message })
         });
         Have {
             number: self.newest,
-            online: online.map(|(holding, _)| *holding).collect(),
+            whole,
+            online,
             released: self.released.iter().copied().collect(),
             scrubbed: self.scrubbed.values().copied().collect(),
             failed: failed.collect(),
@@ -428,7 +469,7 @@ impl Agent {
             }
         }
         self.heartbeat = Some(Ns(lease_ttl.max(LEASE_TTL_MIN).0 / HEARTBEATS_PER_LEASE));
-        self.dirty = true;
+        (self.dirty, self.tell_all) = (true, true);
     }
 
     fn on_want(&mut self, rack: &str, want: Want) {
@@ -437,6 +478,7 @@ impl Agent {
         }
         self.newest = want.number;
         self.dirty = true;
+        self.tell_all |= want.base.is_none();
         self.follow(want);
         self.note_unnamed();
         if self.fenced {
@@ -453,6 +495,10 @@ impl Agent {
         if want.instance != self.instance {
             return Err(Bounce::OtherInstance { ours: self.instance, theirs: want.instance });
         }
-        if want.number < self.newest { Err(Bounce::Old { newest: self.newest }) } else { Ok(()) }
+        match want.base {
+            _ if want.number < self.newest => Err(Bounce::Old { newest: self.newest }),
+            Some(base) if base != self.newest => Err(Bounce::OtherBase { base, newest: self.newest }),
+            _ => Ok(()),
+        }
     }
 }

@@ -337,7 +337,7 @@ impl Manager {
         }
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.iter().for_each(|host| self.expect_host(when, *host));
-        self.orders_due.extend(hosts); // what was just read may be news to those who are connected
+        hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
         self.hear_boots(when);
         self.note_found(when);
         self.drive_everything();
@@ -464,20 +464,27 @@ impl Manager {
     fn act_on(&mut self, when: When, record: &Record, before: &BTreeMap<SliceId, crate::slice::Slot>) {
         match record {
             Record::Slice(id, slot) => {
-                let old = before.get(id).and_then(|slot| slot.holder());
-                self.orders_due.extend(old.into_iter().chain(slot.holder()));
+                let old = before.get(id);
+                let of = [slot.reservation(), old.and_then(|old| old.reservation())];
+                if hosts::asked_of(old.copied()) != hosts::asked_of(Some(*slot)) {
+                    for host in old.and_then(|old| old.holder()).into_iter().chain(slot.holder()) {
+                        self.tell_slice(host, *id, of);
+                    }
+                }
                 self.drive_slice(*id);
-                let concerned =
-                    slot.reservation().or_else(|| before.get(id).and_then(|old| old.reservation()));
-                concerned.into_iter().for_each(|reservation| self.answer_waiters(reservation));
+                of.into_iter()
+                    .flatten()
+                    .next()
+                    .into_iter()
+                    .for_each(|concerned| self.answer_waiters(concerned));
             }
             Record::Reservation(id, reservation) => {
-                self.orders_due.insert(reservation.host);
+                self.tell_reservation(*id, reservation);
                 self.answer_waiters(*id);
             }
             Record::Host(id, _) => {
                 self.expect_host(when, *id);
-                self.orders_due.insert(*id);
+                self.tell_host(*id);
                 self.drive_fence(*id);
             }
             Record::Emc(id, _) => self.expect_emc(*id),

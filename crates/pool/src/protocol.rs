@@ -1,7 +1,14 @@
-//! What manager and agent say to each other, as values: [`Want`] flows down, [`Have`] flows up. Both are the whole truth
+//! What manager and agent say to each other, as values: [`Want`] flows down, [`Have`] flows up. Both tell the whole truth
 //! about one host, so a lost one costs time and never correctness. How they travel is the services' business.
+//!
+//! The whole truth about thousands of slices is long, and most of it is old. So a `Want` may say only what has changed
+//! since the order before, which it names: an agent that did not follow that one ignores it, and is soon told everything.
+//! A `Have` may leave out slices it named before: facts are never taken back by silence.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, SliceId, UnixMs};
@@ -23,23 +30,76 @@ pub type Handle = Arc<str>;
 pub struct Want {
     /// Newer ones win.
     pub number: OrderNumber,
+    /// The order that this one changes; `None` says that this is all there is to say.
+    pub base: Option<OrderNumber>,
     /// The agent instance it is for; any other ignores it.
     pub instance: InstanceId,
     /// Bring these online for their VMs.
-    pub vms: BTreeMap<Name, WantVm>,
+    pub vms: BTreeMap<ReservationId, WantVm>,
     /// Give these back, then say so for exactly these. The value is *force*: even from a VM that still runs.
     pub release: BTreeMap<Holding, bool>,
     /// Zero, verify and give back.
     pub scrub: BTreeMap<Holding, Handle>,
+    /// What the order before asked and this one does not.
+    pub no_more: NoMore,
     /// The host was fenced: end everything that is left of before, then report [`Have::clean`].
     pub fenced: bool,
+}
+
+/// What is not asked any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NoMore {
+    /// These have no VM here.
+    pub vms: BTreeSet<ReservationId>,
+    /// Of these nothing is asked, unless a VM named here has them.
+    pub slices: BTreeSet<SliceId>,
+}
+
+impl Want {
+    /// The slices it says something about.
+    pub fn slices(&self) -> impl Iterator<Item = SliceId> {
+        let vms = self.vms.values().flat_map(|vm| vm.slices.keys());
+        let named = vms.chain(self.release.keys()).chain(self.scrub.keys());
+        named.map(|holding| holding.slice).chain(self.no_more.slices.iter().copied())
+    }
+
+    /// Makes of an order, with the one that follows it, what the latter means in whole.
+    pub fn amend(&mut self, newer: Self) {
+        if newer.base.is_none() {
+            *self = newer;
+            return;
+        }
+        self.vms.retain(|id, _| !newer.no_more.vms.contains(id));
+        for slice in newer.slices().collect::<Vec<_>>() {
+            take_slice(&mut self.release, slice).for_each(drop);
+            take_slice(&mut self.scrub, slice).for_each(drop);
+        }
+        self.vms.extend(newer.vms);
+        self.release.extend(newer.release);
+        self.scrub.extend(newer.scrub);
+        (self.number, self.instance, self.fenced) = (newer.number, newer.instance, newer.fenced);
+    }
+}
+
+/// Takes what is said about any owner of a slice.
+pub(crate) fn take_slice<T>(
+    said: &mut BTreeMap<Holding, T>,
+    slice: SliceId,
+) -> impl Iterator<Item = (Holding, T)> {
+    let owners = said.range(owners_of(slice)).map(|(holding, _)| *holding).collect::<Vec<_>>();
+    owners.into_iter().filter_map(|holding| said.remove_entry(&holding))
+}
+
+/// All owners of a slice there ever were or will be.
+pub(crate) fn owners_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
+    Holding { slice, epoch: Epoch(0) }..=Holding { slice, epoch: Epoch(u64::MAX) }
 }
 
 /// The memory of one VM, as its host should have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantVm {
-    /// Which reservation gave it.
-    pub reservation: ReservationId,
+    /// Its name.
+    pub vm: Name,
     /// Local memory to hand out with the slices.
     pub local: Bytes,
     /// Whether its pages must stay where they are.
@@ -53,6 +113,8 @@ pub struct WantVm {
 pub struct Have {
     /// The order this answers; zero before the first.
     pub number: OrderNumber,
+    /// Whether `online` is all of it; else slices that have been told before are left out.
+    pub whole: bool,
     /// Usable by their VMs.
     pub online: Vec<Holding>,
     /// Given back, no mapping left; repeated until the order no longer asks.
@@ -67,6 +129,20 @@ pub struct Have {
     pub ended: Vec<ReservationId>,
     /// Nothing is left from before this instance: no registered process, no mapping, no descriptor.
     pub clean: bool,
+}
+
+impl Have {
+    /// This report and the next as one.
+    #[must_use]
+    pub fn followed_by(self, newer: Self) -> Self {
+        if newer.whole {
+            return newer;
+        }
+        let mut online = self.online;
+        online.retain(|holding| !newer.released.contains(holding));
+        online.extend(newer.online.iter().copied());
+        Self { whole: self.whole, online, ..newer }
+    }
 }
 
 /// A VM that runs on memory of the pool.

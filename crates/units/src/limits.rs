@@ -127,11 +127,12 @@ pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
 
 /// Parts of a lease after which an agent speaks again if it had nothing to say.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
-/// The least time between two orders to one host.
-pub const WANT_GAP: Ns = Ns::ms(2);
-/// How much longer that is for every slice the host holds. An order names them all, and so does its answer: about ten
-/// times what that costs both ends, so that it never takes more than a tenth of their time.
-pub const WANT_GAP_PER_SLICE: Ns = Ns(20_000);
+/// The least time between two orders to one host while somebody waits for what the next one will bring.
+pub const WANT_GAP: Ns = Ns::ms(1);
+/// The least time between two orders to one host that nobody waits for: what changes meanwhile shares one.
+pub const WANT_LINGER: Ns = Ns::ms(10);
+/// How long an agent with calls under way waits for their end before it tells of those that are over.
+pub const HAVE_LINGER: Ns = Ns::ms(1);
 /// How long the manager waits for an answer before it repeats an order.
 pub const HOST_UNANSWERED_ORDERS_FOR: Ns = Ns::secs(2);
 /// The shortest pause before an agent connects again.

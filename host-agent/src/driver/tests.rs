@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pool::{
     agent::HostFailure,
-    protocol::{FailedReason, Holding, Want, WantVm},
+    protocol::{FailedReason, Have, Holding, Want, WantVm},
 };
 use units::{Bytes, Epoch, InstanceId, Revision, SliceId};
 
@@ -22,6 +22,8 @@ struct Rig {
     heard: mpsc::Sender<Heard>,
     driver: Handle,
     reports: Reports,
+    /// All reports so far as one.
+    told: Have,
     dir: tempfile::TempDir,
 }
 
@@ -41,27 +43,31 @@ impl Rig {
         let (driver, handle, reports) = Driver::new(start);
         tokio::spawn(driver.run());
         sender.send(Heard::Up { rack: "R".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
-        Self { host, heard: sender, driver: handle, reports, dir }
+        Self { host, heard: sender, driver: handle, reports, told: Have::default(), dir }
     }
 
     async fn order(&self, revision: u64, change: impl FnOnce(&mut Want)) {
         let number = OrderNumber { generation: 0, revision: Revision(revision) };
-        let (vms, release, scrub) = Default::default();
-        let mut want = Want { number, instance: InstanceId(5), vms, release, scrub, fenced: false };
+        let (base, vms, release, scrub, no_more) = Default::default();
+        let instance = InstanceId(5);
+        let mut want = Want { number, base, instance, vms, release, scrub, no_more, fenced: false };
         change(&mut want);
         self.heard.send(Heard::Want("R".to_owned(), want)).await.unwrap();
     }
 
     async fn order_vm(&self, revision: u64) {
         let slices = BTreeMap::from([(SLICE_1, "/emc/1.1".into())]);
-        let vm = WantVm { reservation: ReservationId(1), local: Bytes::mib(1), pinned: true, slices };
-        self.order(revision, |want| drop(want.vms.insert(name(), vm))).await;
+        let vm = WantVm { vm: name(), local: Bytes::mib(1), pinned: true, slices };
+        self.order(revision, |want| drop(want.vms.insert(ReservationId(1), vm))).await;
     }
 
     async fn wait(&mut self, is_right: impl Fn(&Have) -> bool) -> Have {
-        let right = |have: &Option<Have>| have.as_ref().is_some_and(&is_right);
-        let found = tokio::time::timeout(WITHIN, self.reports.have.wait_for(right)).await;
-        found.expect("no report is right").expect("the driver ended").clone().expect("there is one")
+        while !is_right(&self.told) {
+            let next = tokio::time::timeout(WITHIN, self.reports.have.next()).await;
+            let next = next.expect("no report is right");
+            self.told = std::mem::take(&mut self.told).followed_by(next);
+        }
+        self.told.clone()
     }
 
     async fn attach(&self) -> Result<Handed, Asked> {

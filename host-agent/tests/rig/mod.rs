@@ -96,6 +96,8 @@ pub struct Rig {
     /// What it presented.
     pub bearer: Option<String>,
     revision: u64,
+    /// What it has named as online and not as released.
+    online: std::collections::BTreeSet<(u32, u64)>,
 }
 
 impl Rig {
@@ -124,7 +126,8 @@ impl Rig {
         runtime.spawn(server);
         write_config(dir.path(), &format!("manager = \"http://{address}\"\n{more}"));
         let hello = wire::Hello::default();
-        Self { dir, runtime, mail, agent: None, orders: None, hello, bearer: None, revision: 0 }
+        let online = std::collections::BTreeSet::new();
+        Self { dir, runtime, mail, agent: None, orders: None, hello, bearer: None, revision: 0, online }
     }
 
     pub fn config(&self) -> PathBuf {
@@ -203,6 +206,7 @@ impl Rig {
         let mut last = None;
         while Instant::now() < until {
             if let Mail::Have(have) = self.next_mail() {
+                let have = self.with_what_was_told(have);
                 if have.revision >= self.revision && is_right(&have) {
                     return have;
                 }
@@ -210,6 +214,19 @@ impl Rig {
             }
         }
         panic!("no report is right, the last one was {last:?}");
+    }
+
+    /// A report with the slices that were named as online before.
+    fn with_what_was_told(&mut self, mut have: wire::Have) -> wire::Have {
+        if have.whole || have.clean {
+            self.online.clear();
+        }
+        self.online.extend(pairs(&have.online));
+        for gone in &have.released {
+            self.online.remove(&(gone.slice, gone.epoch));
+        }
+        have.online = self.online.iter().map(|&(slice, epoch)| wire::Holding { slice, epoch }).collect();
+        have
     }
 
     /// A slice as the EMC grants it: 1 GiB of nothing.

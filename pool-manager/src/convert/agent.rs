@@ -47,6 +47,7 @@ fn reservation(text: &str) -> Result<ReservationId, Invalid> {
 pub fn have(h: wire::Have) -> Result<Have, Invalid> {
     Ok(Have {
         number: OrderNumber { generation: h.generation, revision: Revision(h.revision) },
+        whole: h.whole,
         online: h.online.into_iter().map(holding).collect(),
         released: h.released.into_iter().map(holding).collect(),
         scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
@@ -93,9 +94,9 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         };
         slices.into_iter().map(slice).collect()
     };
-    let vm = |(vm, v): (Name, pool::protocol::WantVm)| wire::WantVm {
-        vm: vm.to_string(),
-        reservation: v.reservation.to_string(),
+    let vm = |(reservation, v): (ReservationId, pool::protocol::WantVm)| wire::WantVm {
+        vm: v.vm.to_string(),
+        reservation: reservation.to_string(),
         local_bytes: v.local.get(),
         slices: slices(v.slices),
         pinned: v.pinned,
@@ -116,5 +117,8 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         release: w.release.into_iter().map(release).collect(),
         scrub: w.scrub.into_iter().map(scrub).collect(),
         fenced: w.fenced,
+        base: w.base.map(|base| wire::OrderNumber { generation: base.generation, revision: base.revision.0 }),
+        no_more_vms: w.no_more.vms.iter().map(ToString::to_string).collect(),
+        no_more_slices: w.no_more.slices.iter().map(|slice| slice.0).collect(),
     }
 }

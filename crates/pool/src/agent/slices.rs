@@ -1,12 +1,12 @@
 //! What becomes of each slice: one call under way per slice, given back before taken, tried again when it failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{HOST_ATTEMPTS_TOLD_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
-use units::{Epoch, Ns, ReservationId};
+use units::{Epoch, Ns, ReservationId, SliceId};
 
 use super::{Agent, Done, Effect, HostFailure};
-use crate::protocol::{FailedReason, Handle, Holding, Want};
+use crate::protocol::{FailedReason, Handle, Holding, Want, WantVm, owners_of, take_slice};
 
 /// What the newest order says about one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,44 +42,71 @@ impl Attempts {
 }
 
 impl Agent {
-    /// Takes an order as the whole truth about what is wanted.
+    /// Takes an order as the whole truth about what is wanted, or as what has changed of it.
     pub(super) fn follow(&mut self, want: Want) {
+        let whole = want.base.is_none() || want.fenced != self.fenced; // a fence concerns every slice
+        let mut touched = self.named(&want);
+        let mut before = BTreeMap::new();
+        if want.base.is_none() {
+            before = std::mem::take(&mut self.orders);
+            self.wanted.clear();
+        }
+        touched.iter().for_each(|slice| before.extend(take_slice(&mut self.orders, *slice)));
+        if whole {
+            let known = self.orders.keys().chain(before.keys()).chain(self.slices.keys());
+            touched.extend(known.map(|holding| holding.slice));
+        }
         self.fenced = want.fenced;
-        let online = want.vms.values().flat_map(|vm| {
-            let order = |(holding, handle): (&Holding, &Handle)| {
-                (*holding, Order::Online(vm.reservation, handle.clone()))
-            };
-            vm.slices.iter().map(order)
-        });
-        let scrub = want.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle)));
-        let release = want.release.into_iter().map(|(holding, force)| (holding, Order::Release { force }));
-        let orders = online.chain(scrub).chain(release).collect();
-        let before = std::mem::replace(&mut self.orders, orders);
-        self.wanted = want.vms;
-        self.forget_answers(&before);
-        self.reconcile();
+        for (id, vm) in &want.vms {
+            let order =
+                |(holding, handle): (&Holding, &Handle)| (*holding, Order::Online(*id, handle.clone()));
+            self.orders.extend(vm.slices.iter().map(order));
+        }
+        self.orders.extend(want.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
+        self.orders
+            .extend(want.release.into_iter().map(|(holding, force)| (holding, Order::Release { force })));
+        want.no_more.vms.iter().for_each(|id| drop(self.wanted.remove(id)));
+        self.wanted.extend(want.vms);
+        self.forget_answers(&before, &touched);
+        self.reconcile(&touched);
+    }
+
+    /// Slices of which an order says something, be it that their VM is gone.
+    fn named(&self, want: &Want) -> BTreeSet<SliceId> {
+        let held = |vm: &WantVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
+        let changed = want.no_more.vms.iter().chain(want.vms.keys());
+        let had = changed.filter_map(|id| self.wanted.get(id)).flat_map(held);
+        want.slices().chain(had).collect()
     }
 
     /// Answers, failures among them, are repeated until the order no longer asks the same.
-    fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>) {
+    fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
         let orders = &self.orders;
         self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release { .. })));
         self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
         self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
         let kind = |order: &Order| std::mem::discriminant(order);
-        self.attempts.retain(|holding, _| orders.get(holding).map(kind) == before.get(holding).map(kind));
+        self.attempts.retain(|holding, _| {
+            !touched.contains(&holding.slice)
+                || orders.get(holding).map(kind) == before.get(holding).map(kind)
+        });
     }
 
     /// From what is wanted and what there is to what to do about it. Gives back before it takes.
-    fn reconcile(&mut self) {
-        let kept = self.slices.keys().copied();
-        let (back, take): (Vec<_>, Vec<_>) = self.orders.iter().partition(|(_, order)| order.gives_back());
-        let back = back.into_iter().map(|(holding, _)| *holding);
-        let take: Vec<Holding> = take.into_iter().map(|(holding, _)| *holding).collect();
-        for holding in kept.chain(back).collect::<Vec<_>>() {
-            self.give_back(holding);
+    fn reconcile(&mut self, touched: &BTreeSet<SliceId>) {
+        let (mut back, mut take) = (Vec::new(), Vec::new());
+        for slice in touched {
+            back.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
+            for (holding, order) in self.orders.range(owners_of(*slice)) {
+                if order.gives_back() { back.push(*holding) } else { take.push(*holding) }
+            }
         }
+        back.into_iter().for_each(|holding| self.give_back(holding));
         take.into_iter().for_each(|holding| self.take(holding));
+    }
+
+    pub(super) fn is_online(&self, holding: Holding) -> bool {
+        matches!(self.slices.get(&holding), Some(Stand::Online(_)))
     }
 
     /// Whatever the order, its newest facts and the clock now allow to be done with one slice.
@@ -103,6 +130,7 @@ impl Agent {
             (None, None) => return self.answer_released(holding), // never seen, or gone already
         };
         self.slices.insert(holding, Stand::Closing(handle.clone()));
+        self.calls += 1;
         self.effects.push_back(Effect::Offline { holding, handle, verify });
     }
 
@@ -139,6 +167,7 @@ impl Agent {
     pub(super) fn open(&mut self, holding: Holding, handle: Handle) {
         let check_zero = self.handle_on_record(holding).is_none();
         self.slices.insert(holding, Stand::Opening(handle.clone()));
+        self.calls += 1;
         self.effects.push_back(Effect::Online { holding, handle, check_zero });
     }
 
@@ -156,6 +185,7 @@ impl Agent {
     /// One call is over: where the slice stands now, and what comes next. Answers to no question are ignored.
     pub(super) fn on_done(&mut self, holding: Holding, result: Result<Done, HostFailure>) {
         let Some(stand) = self.slices.get(&holding).cloned() else { return };
+        let short = matches!(stand, Stand::Opening(_) | Stand::Closing(_));
         match (stand, result) {
             (Stand::Opening(handle), Ok(Done::Onlined)) => self.on_onlined(holding, handle),
             (Stand::Closing(_), Ok(Done::Offlined)) => self.on_offlined(holding),
@@ -163,6 +193,7 @@ impl Agent {
             (Stand::Online(_), _) | (_, Ok(_)) => return,
             (stand, Err(failure)) => self.on_failed(holding, &stand, failure),
         }
+        self.calls -= usize::from(short);
         self.dirty = true;
         self.step(holding);
     }
@@ -170,6 +201,7 @@ impl Agent {
     fn on_onlined(&mut self, holding: Holding, handle: Handle) {
         self.attempts.remove(&holding);
         self.slices.insert(holding, Stand::Online(handle));
+        self.untold.insert(holding);
     }
 
     /// The host left things as they were before the call.

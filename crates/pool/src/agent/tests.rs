@@ -2,7 +2,8 @@
 //!
 //! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `fail:S.E`, `dirty:S.E`,
 //! `attach:VM@PID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
-//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`.
+//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
+//! order N: `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` when they are whole, else `news:N`.
 //! VM `a` is reservation 1, `b` is 2.
 
 use std::fmt::Write as _;
@@ -12,7 +13,7 @@ use units::limits::{ENDED_VM_TOLD_FOR, HOST_RETRY};
 use units::{Epoch, Revision, SliceId, UnixMs};
 
 use super::*;
-use crate::protocol::WantVm;
+use crate::protocol::{NoMore, WantVm};
 
 mod story;
 
@@ -47,16 +48,18 @@ fn want(number: u64) -> Want {
     Want {
         number: OrderNumber { generation: 0, revision: Revision(number) },
         instance: INSTANCE,
+        base: None,
         vms: BTreeMap::new(),
         release: BTreeMap::new(),
         scrub: BTreeMap::new(),
+        no_more: NoMore::default(),
         fenced: false,
     }
 }
 
-fn want_vm(id: ReservationId, slices: impl Iterator<Item = Holding>) -> WantVm {
+fn want_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> WantVm {
     let slices = slices.map(|holding| (holding, handle(holding))).collect();
-    WantVm { reservation: id, local: Bytes::mib(64), pinned: false, slices }
+    WantVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, slices }
 }
 
 fn order(text: &str) -> Event {
@@ -68,12 +71,19 @@ fn order(text: &str) -> Event {
             None if part == "fenced" => want.fenced = true,
             None if part == "instance" => want.instance = InstanceId(4),
             None if part == "rack" => rack = "Q",
+            Some(("base", number)) => {
+                let revision = Revision(number.parse().unwrap());
+                want.base = Some(OrderNumber { generation: 0, revision });
+            }
+            Some(("no_vm", list)) => want.no_more.vms.extend(list.split('+').map(reservation)),
+            Some(("no_slice", list)) => {
+                want.no_more.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
+            }
             Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, false))),
             Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, true))),
             Some(("scrub", list)) => want.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
-                let wanted = want_vm(reservation(vm), holdings(list));
-                want.vms.insert(Name::new(vm).unwrap(), wanted);
+                want.vms.insert(reservation(vm), want_vm(vm, holdings(list)));
             }
             None => panic!("no part {part}"),
         }
@@ -128,7 +138,7 @@ fn list(holdings: impl IntoIterator<Item = Holding>) -> String {
 }
 
 fn have_words(have: &Have) -> String {
-    let mut words = format!("have:{}", have.number.revision);
+    let mut words = format!("{}:{}", if have.whole { "have" } else { "news" }, have.number.revision);
     let mut part = |name: &str, list: String| {
         if !list.is_empty() {
             write!(words, ":{name}={list}").unwrap();
@@ -191,10 +201,9 @@ fn check(script: &str, expected: &str) {
 }
 
 fn adopted(vm: &str, slices: &str, lives: bool) -> Adopted {
-    let wanted = want_vm(reservation(vm), holdings(slices));
-    let (vm, process) = (Name::new(vm).unwrap(), process(100));
-    let (reservation, local) = (wanted.reservation, wanted.local);
-    let record = VmRecord { reservation, vm, process, local, pinned: false, slices: wanted.slices };
+    let WantVm { vm: name, local, pinned, slices } = want_vm(vm, holdings(slices));
+    let (reservation, process) = (reservation(vm), process(100));
+    let record = VmRecord { reservation, vm: name, process, local, pinned, slices };
     Adopted { record, lives }
 }
 
@@ -206,7 +215,7 @@ fn attached(more: &str) -> String {
 
 #[test]
 fn a_slice_nobody_had_is_seen_to_be_zero_before_it_is_usable() {
-    check("up want:1:a=1.1", "online:1.1? have:1");
+    check("up want:1:a=1.1", "online:1.1?");
     check("up want:1:a=1.1 ok:1.1", "have:1:online=1.1");
 }
 
@@ -227,22 +236,22 @@ fn a_host_call_that_fails_is_tried_again_and_told_when_it_keeps_failing() {
     check(&format!("up want:1:a=1.1 fail:1.1 tick:{}", ms - 1), "");
     check(&format!("up want:1:a=1.1 fail:1.1 tick:{ms}"), "online:1.1?");
     let twice = format!("up want:1:a=1.1 fail:1.1 tick:{ms} fail:1.1 tick:{ms}");
-    check(&format!("{twice} fail:1.1"), "have:1:failed=1.1:clean");
-    check(&format!("{twice} ok:1.1"), "have:1:online=1.1");
+    check(&format!("{twice} fail:1.1"), "news:1:failed=1.1:clean");
+    check(&format!("{twice} ok:1.1"), "news:1:online=1.1");
 }
 
 #[test]
 fn a_process_gets_nothing_before_it_is_on_record() {
     check("up want:1:a=1.1 ok:1.1 attach:a@100", "record:a");
-    check(ATTACHED, "watch:a@100 handout:1=1.1 have:1:online=1.1:vms=a");
+    check(ATTACHED, "watch:a@100 handout:1=1.1 news:1:vms=a");
     check("up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
     check(
         "up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",
-        "watch:a@100 handout:1=1.1 handout:2=1.1 have:1:online=1.1:vms=a",
+        "watch:a@100 handout:1=1.1 handout:2=1.1 news:1:vms=a",
     );
     check(
         "up want:1:a=1.1 ok:1.1 attach:a@100 unrecorded:a",
-        "forget:a refuse:1:VM a could not be recorded: full have:1:online=1.1",
+        "forget:a refuse:1:VM a could not be recorded: full news:1",
     );
 }
 
@@ -254,7 +263,7 @@ fn a_vm_is_handed_out_whole_or_not_at_all() {
 
 #[test]
 fn a_vm_without_slices_is_handed_its_local_memory() {
-    check("up want:1:a= attach:a@100 recorded:a", "watch:a@100 handout:1= have:1:vms=a");
+    check("up want:1:a= attach:a@100 recorded:a", "watch:a@100 handout:1= news:1:vms=a");
 }
 
 #[test]
@@ -273,27 +282,27 @@ fn a_vm_is_one_process_which_may_ask_again_and_nobody_follows_it() {
 fn what_was_ordered_while_a_record_was_written_counts() {
     check(
         "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:release=1.1 recorded:a",
-        "forget:a refuse:1:no VM a on this host offline:1.1 have:2",
+        "forget:a refuse:1:no VM a on this host offline:1.1",
     );
     check(
         "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:a=1.1:force=1.1 recorded:a",
-        "forget:a refuse:1:0 of 1 slices of VM a are online have:2",
+        "forget:a refuse:1:0 of 1 slices of VM a are online",
     );
 }
 
 #[test]
 fn a_slice_is_never_taken_from_under_a_vm_unless_forced() {
     check(&attached("want:2:release=1.1"), "have:2:online=1.1:vms=a");
-    check(&attached("want:2:release=1.1 gone:a"), "free:a offline:1.1? have:2:ended=a");
-    check(&attached("want:2:release=1.1 gone:a ok:1.1"), "have:2:released=1.1:ended=a:clean");
-    check(&attached("want:2:force=1.1"), "offline:1.1 have:2:vms=a");
+    check(&attached("want:2:release=1.1 gone:a"), "free:a offline:1.1?");
+    check(&attached("want:2:release=1.1 gone:a ok:1.1"), "news:2:released=1.1:ended=a:clean");
+    check(&attached("want:2:force=1.1"), "offline:1.1");
     check(&attached("want:2:force=1.1 ok:1.1"), "have:2:released=1.1:vms=a");
 }
 
 #[test]
 fn a_slice_that_a_process_still_has_stays_and_is_asked_about_again() {
     let gone = attached("want:2:release=1.1 gone:a fail:1.1");
-    check(&gone, "have:2:online=1.1:ended=a");
+    check(&gone, "news:2:ended=a");
     check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
 }
 
@@ -307,8 +316,8 @@ fn a_slice_never_seen_is_given_back_at_once_and_said_to_be_until_nobody_asks() {
 
 #[test]
 fn a_release_waits_for_the_call_under_way() {
-    check("up want:1:a=1.1 want:2:release=1.1", "have:2");
-    check("up want:1:a=1.1 want:2:release=1.1 ok:1.1", "offline:1.1 have:2");
+    check("up want:1:a=1.1 want:2:release=1.1", "");
+    check("up want:1:a=1.1 want:2:release=1.1 ok:1.1", "offline:1.1");
     check("up want:1:a=1.1 want:2:release=1.1 fail:1.1", "have:2:released=1.1:clean");
 }
 
@@ -320,22 +329,22 @@ fn absence_is_no_order() {
 
 #[test]
 fn an_owner_whose_successor_is_ordered_makes_way_first() {
-    check("up want:1:a=1.1 ok:1.1 want:2:b=1.2", "offline:1.1 online:1.2? have:2");
-    check(&attached("want:2:b=1.2"), "online:1.2? have:2:online=1.1:vms=a");
+    check("up want:1:a=1.1 ok:1.1 want:2:b=1.2", "offline:1.1 online:1.2?");
+    check(&attached("want:2:b=1.2"), "online:1.2?");
 }
 
 #[test]
 fn what_goes_is_given_back_before_anything_is_taken() {
-    check("up want:1:a=7.1 ok:7.1 want:2:b=1.1:release=7.1", "offline:7.1 online:1.1? have:2");
+    check("up want:1:a=7.1 ok:7.1 want:2:b=1.1:release=7.1", "offline:7.1 online:1.1?");
 }
 
 #[test]
 fn a_scrub_is_told_until_nobody_asks() {
     check("up want:1:scrub=1.2", "scrub:1.2 have:1");
-    check("up want:1:scrub=1.2 ok:1.2", "have:1:scrubbed=1.2:clean");
+    check("up want:1:scrub=1.2 ok:1.2", "news:1:scrubbed=1.2:clean");
     check("up want:1:scrub=1.2 ok:1.2 want:1:scrub=1.2", "have:1:scrubbed=1.2:clean");
     check("up want:1:scrub=1.2 ok:1.2 want:2", "have:2:clean");
-    check("up want:1:scrub=1.2 want:2 ok:1.2", "have:2:clean");
+    check("up want:1:scrub=1.2 want:2 ok:1.2", "news:2:clean");
 }
 
 #[test]
@@ -354,16 +363,16 @@ fn old_and_foreign_orders_bounce() {
 #[test]
 fn a_fenced_host_ends_what_may_run_elsewhere_and_then_is_clean() {
     check(&attached("want:2:fenced"), "kill:a have:2:online=1.1:vms=a");
-    check(&attached("want:2:fenced gone:a"), "free:a offline:1.1? have:2:ended=a");
-    check(&attached("want:2:fenced gone:a ok:1.1"), "have:2:ended=a:clean");
-    check("up want:1:a=1.1 ok:1.1 want:2:fenced", "offline:1.1 have:2");
+    check(&attached("want:2:fenced gone:a"), "free:a offline:1.1?");
+    check(&attached("want:2:fenced gone:a ok:1.1"), "news:2:ended=a:clean");
+    check("up want:1:a=1.1 ok:1.1 want:2:fenced", "offline:1.1");
     check("up want:1:fenced", "have:1:clean");
 }
 
 #[test]
 fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
     let ended = attached("gone:a");
-    check(&ended, "free:a have:1:online=1.1:ended=a");
+    check(&ended, "free:a news:1:ended=a");
     let later = ENDED_VM_TOLD_FOR.as_ms();
     check(&format!("{ended} tick:{later}"), "have:1:online=1.1:ended=a");
     let unnamed = format!("{ended} want:2:release=1.1 ok:1.1 want:3");
@@ -375,12 +384,12 @@ fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
 #[test]
 fn an_agent_that_starts_again_keeps_the_vms_it_finds() {
     let live = || vec![adopted("a", "1.1", true)];
-    check_found(live(), "up", "watch:a@100 online:1.1 remember:R have:0:vms=a");
+    check_found(live(), "up", "watch:a@100 online:1.1 remember:R");
     check_found(live(), "up ok:1.1", "have:0:online=1.1:vms=a");
     check_found(live(), "up ok:1.1 attach:a@100", "handout:1=1.1");
     check_found(live(), "up ok:1.1 want:1:release=1.1", "have:1:online=1.1:vms=a");
     check_found(live(), "up fail:1.1 want:1:release=1.1", "have:1:vms=a");
-    check_found(live(), "up fail:1.1 want:1:release=1.1 gone:a", "free:a offline:1.1? have:1:ended=a");
+    check_found(live(), "up fail:1.1 want:1:release=1.1 gone:a", "free:a offline:1.1?");
 }
 
 #[test]
@@ -388,7 +397,7 @@ fn an_agent_that_starts_again_reports_who_died_meanwhile() {
     let dead = || vec![adopted("a", "1.1", false)];
     check_found(dead(), "up", "free:a remember:R have:0:ended=a:clean");
     check_found(dead(), "up want:1:a=1.1", "have:1:ended=a:clean");
-    check_found(dead(), "up want:1:release=1.1", "offline:1.1? have:1:ended=a");
+    check_found(dead(), "up want:1:release=1.1", "offline:1.1?");
     check_found(
         dead(),
         "up want:1:a=1.1 attach:a@200",
@@ -399,7 +408,7 @@ fn an_agent_that_starts_again_reports_who_died_meanwhile() {
 #[test]
 fn a_name_reserved_again_is_another_vm() {
     let mut again = want(2);
-    again.vms.insert(Name::new("a").unwrap(), want_vm(ReservationId(2), holdings("2.1")));
+    again.vms.insert(ReservationId(2), want_vm("a", holdings("2.1")));
     let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), vec![adopted("a", "1.1", true)]);
     agent.handle(Ns::ZERO, Event::Want { rack: "R".to_owned(), want: again });
     agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(Done::Onlined) });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use units::limits::ENDED_VM_TOLD_FOR;
 use units::{Name, Ns, ReservationId};
 
-use super::{Adopted, Agent, Effect, Process, Refusal, Ticket, VmRecord, slices::Stand};
+use super::{Adopted, Agent, Effect, Process, Refusal, Ticket, VmRecord};
 use crate::protocol::{Handle, HaveVm, Holding, WantVm};
 
 /// A VM that has, will have or had a process.
@@ -104,11 +104,12 @@ impl Agent {
 
     /// A process asks for the memory of a VM and is told, or waits for the disk.
     pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, process: Process) {
-        let wanted = self.wanted.get(vm).cloned();
-        let known = wanted.as_ref().map(|vm| vm.reservation).or_else(|| self.vm_of(vm, &process));
+        let wanted = self.wanted.iter().find(|(_, wanted)| wanted.vm == *vm);
+        let wanted = wanted.map(|(id, wanted)| (*id, wanted.clone()));
+        let known = wanted.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &process));
         let outcome = match (known.and_then(|id| self.vms.get_mut(&id)), wanted) {
             (Some(known), _) => known.join(ticket, &process).map(|again| again.then(|| known.record.clone())),
-            (None, Some(wanted)) => self.record(ticket, vm, wanted, process).map(|()| None),
+            (None, Some((id, wanted))) => self.record(ticket, id, wanted, process).map(|()| None),
             (None, None) => Err(Refusal::VmUnknown(vm.clone())),
         };
         match outcome.and_then(|again| again.map(|record| self.ready(record)).transpose()) {
@@ -126,15 +127,21 @@ impl Agent {
 
     /// A VM is handed out whole or not at all.
     fn ready(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
-        let is_online = |holding: &&Holding| matches!(self.slices.get(holding), Some(Stand::Online(_)));
-        let (online, slices) = (record.slices.keys().filter(is_online).count(), record.slices.len());
+        let online = record.slices.keys().filter(|holding| self.is_online(**holding)).count();
+        let slices = record.slices.len();
         if online == slices { Ok(record) } else { Err(Refusal::NotReady { vm: record.vm, online, slices }) }
     }
 
     /// A new process for a VM that has none: on record before it gets anything.
-    fn record(&mut self, ticket: Ticket, vm: &Name, wanted: WantVm, process: Process) -> Result<(), Refusal> {
-        let WantVm { reservation, local, pinned, slices } = wanted;
-        let record = self.ready(VmRecord { reservation, vm: vm.clone(), process, local, pinned, slices })?;
+    fn record(
+        &mut self,
+        ticket: Ticket,
+        reservation: ReservationId,
+        wanted: WantVm,
+        process: Process,
+    ) -> Result<(), Refusal> {
+        let WantVm { vm, local, pinned, slices } = wanted;
+        let record = self.ready(VmRecord { reservation, vm, process, local, pinned, slices })?;
         let other = record.slices.keys().find_map(|holding| self.vms.get(self.handed.get(holding)?));
         if let Some(other) = other {
             return Err(other.refusal());
@@ -195,14 +202,14 @@ impl Agent {
     }
 
     fn is_named(&self, record: &VmRecord) -> bool {
-        self.wanted.get(&record.vm).is_some_and(|vm| vm.reservation == record.reservation)
+        self.wanted.contains_key(&record.reservation)
     }
 
     /// After a new order: who has ended is told until it has not been named for a while.
     pub(super) fn note_unnamed(&mut self) {
         let (now, wanted) = (self.now, &self.wanted);
         for vm in self.vms.values_mut() {
-            let named = wanted.get(&vm.record.vm).is_some_and(|w| w.reservation == vm.record.reservation);
+            let named = wanted.contains_key(&vm.record.reservation);
             if let Life::Ended { unnamed } = &mut vm.life {
                 *unnamed = if named { None } else { unnamed.or(Some(now)) };
             }

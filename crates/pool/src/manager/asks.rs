@@ -325,7 +325,7 @@ impl Manager {
         self.answer_waiters(id);
     }
 
-    /// Answers who waits for a reservation, if it is ready or never will be.
+    /// Answers who waits for a reservation, if it is ready or never will be; else its host is told soon.
     pub(super) fn answer_waiters(&mut self, id: ReservationId) {
         if !self.waiters.contains_key(&id) {
             return;
@@ -336,7 +336,7 @@ impl Manager {
             Some(view) => match &view.reservation.stage {
                 Stage::Broken { why } => Err(wrong(id, format!("broken ({why})"))),
                 Stage::Ended { why, .. } => Err(wrong(id, format!("ended ({why})"))),
-                Stage::Reserved { .. } | Stage::Committed => return,
+                Stage::Reserved { .. } | Stage::Committed => return self.hurry_order(id),
             },
         };
         for (deadline, token) in self.waiters.remove(&id).unwrap_or_default() {

@@ -350,7 +350,11 @@ impl Manager {
 
     pub(super) fn show_found(&mut self) {
         for (slice, named) in std::mem::take(&mut self.found) {
-            self.orders_due.extend(self.durable.slot(slice).and_then(Slot::holder));
+            if let Some(slot) = self.durable.slot(slice)
+                && let Some(host) = slot.holder()
+            {
+                self.tell_slice(host, slice, [slot.reservation(), None]);
+            }
             // What was found waits for a durable write, and while the store fails a later grant may come before it.
             if self.handles.get(&slice).is_none_or(|(known, _)| *known <= named.0) {
                 self.handles.insert(slice, named);

@@ -3,18 +3,18 @@
 //! Silence frees nothing. A host whose lease is over is `unknown`: it gets nothing new and keeps what it has, until it
 //! speaks again or is fenced.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP, WANT_GAP_PER_SLICE};
+use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP, WANT_LINGER};
 use units::{Epoch, HostId, InstanceId, Name, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
 
 use super::{Closed, Effect, Manager, SessionId, Settings};
 use crate::{
     audit::Actor,
     ledger::{HostEntry, When},
-    protocol::{FailedReason, Handle, Have, Hello, Holding, Want, WantVm},
+    protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantVm},
     record::{EndedBy, Fence, Reservation, Stage},
-    slice::{Drain, Event, Quarantine, Scrub, State},
+    slice::{Drain, Event, Quarantine, Scrub, Slot, State},
 };
 
 /// What the manager knows of a host beside the ledger. Not durable: after a restart every host gets a full fresh lease.
@@ -27,6 +27,7 @@ pub(super) struct Link {
     pub(super) heard_wall: Option<UnixMs>,
     unknown_since: Option<(Ns, UnixMs)>,
     order: Option<SentOrder>,
+    news: News,
     /// The newest order that its agent has reflected.
     reflected: OrderNumber,
     /// The first order of this session that told it that it was fenced.
@@ -37,8 +38,17 @@ pub(super) struct Link {
 struct SentOrder {
     number: OrderNumber,
     at: Ns,
-    /// The least time to the next one: an order names all that a host has, so a large one is not made often.
-    gap: Ns,
+}
+
+/// What has changed for a host since its last order.
+#[derive(Clone, Debug, Default)]
+struct News {
+    reservations: BTreeSet<ReservationId>,
+    slices: BTreeSet<SliceId>,
+    /// More than can be said so.
+    all: bool,
+    /// Somebody waits for what the next order will bring.
+    awaited: bool,
 }
 
 impl Link {
@@ -50,6 +60,7 @@ impl Link {
             heard_wall: None,
             unknown_since: None,
             order: None,
+            news: News { all: true, ..News::default() },
             reflected: OrderNumber::default(),
             told_fenced: None,
         }
@@ -93,7 +104,11 @@ impl Link {
         self.session?;
         let Some(sent) = self.order else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
-        Some(sent.at.after(if answered { sent.gap } else { HOST_UNANSWERED_ORDERS_FOR }))
+        Some(sent.at.after(match self.news.awaited {
+            _ if !answered => HOST_UNANSWERED_ORDERS_FOR,
+            true => WANT_GAP,
+            false => WANT_LINGER,
+        }))
     }
 
     /// When an order that was not answered is sent again.
@@ -286,7 +301,7 @@ impl Manager {
                 self.change(when, change);
             }
         }
-        if must && !starting {
+        if must && !starting && have.whole {
             let change = self.head.decide_reported(host);
             self.change(when, change);
         }
@@ -340,6 +355,41 @@ impl Manager {
         }
     }
 
+    /// The next order to a reservation's host is not to linger: somebody waits for its slices.
+    pub(super) fn hurry_order(&mut self, id: ReservationId) {
+        let host = self.durable.reservation(id).map(|reservation| reservation.host);
+        if let Some(link) = host.and_then(|host| self.links.get_mut(&host)) {
+            link.news.awaited = true;
+        }
+    }
+
+    /// A host is to be told of a slice, and of the reservations that have or had it.
+    pub(super) fn tell_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
+        if let Some(link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
+            link.news.slices.insert(slice);
+            link.news.reservations.extend(of.into_iter().flatten());
+            self.orders_due.insert(host);
+        }
+    }
+
+    /// A reservation's host is to be told of it; of one whose slices are still to be granted it has not heard.
+    pub(super) fn tell_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
+        let waits = matches!(reservation.stage, Stage::Reserved { .. }) && self.usable(reservation).is_none();
+        if !waits && let Some(link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected())
+        {
+            link.news.reservations.insert(id);
+            self.orders_due.insert(reservation.host);
+        }
+    }
+
+    /// A host is to be told everything.
+    pub(super) fn tell_host(&mut self, host: HostId) {
+        if let Some(link) = self.links.get_mut(&host) {
+            link.news.all = true;
+            self.orders_due.insert(host);
+        }
+    }
+
     /// Sends the orders that are due, one unanswered order at a time to each host.
     pub(super) fn send_orders(&mut self, when: When) {
         let due: Vec<HostId> = self.orders_due.iter().copied().collect();
@@ -361,59 +411,107 @@ impl Manager {
 
     /// Orders that were not answered in time are sent again.
     pub(super) fn repeat_orders(&mut self, when: When) {
-        let lost = self.links.iter().filter(|(_, link)| link.repeat_at().is_some_and(|at| when.now >= at));
-        self.orders_due.extend(lost.map(|(host, _)| *host));
+        for (host, link) in &mut self.links {
+            if link.repeat_at().is_some_and(|at| when.now >= at) {
+                link.news.all = true;
+                self.orders_due.insert(*host);
+            }
+        }
     }
 
     fn send_order(&mut self, when: When, host: HostId) {
-        let Some(want) = self.want(host) else { return };
-        let held = self.durable.host(host).map_or(0, |entry| entry.held().len() as u64);
-        let gap = WANT_GAP.after(Ns(WANT_GAP_PER_SLICE.0.saturating_mul(held)));
         let Some(link) = self.links.get_mut(&host) else { return };
         let Some(session) = link.session else { return };
-        link.order = Some(SentOrder { number: want.number, at: when.now, gap });
+        let news = std::mem::take(&mut link.news);
+        let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
+        let Some(want) =
+            last.and_then(|last| self.changed_want(host, last, &news)).or_else(|| self.want(host))
+        else {
+            return;
+        };
+        let link = self.links.get_mut(&host).expect("it was just there");
+        link.order = Some(SentOrder { number: want.number, at: when.now });
         if want.fenced && link.told_fenced.is_none() {
             link.told_fenced = Some(want.number);
         }
         self.effects.push_back(Effect::Send(session, want));
     }
 
+    /// What has changed since an order, if that can be said.
+    fn changed_want(&self, host: HostId, base: OrderNumber, news: &News) -> Option<Want> {
+        let mut want = self.empty_want(host)?;
+        if news.all || want.fenced || want.number <= base {
+            return None;
+        }
+        want.base = Some(base);
+        for id in &news.reservations {
+            if !self.want_vm(host, *id, &mut want) {
+                want.no_more.vms.insert(*id);
+            }
+        }
+        let named: BTreeSet<SliceId> = want.slices().collect();
+        for slice in news.slices.difference(&named) {
+            if !self.want_slice(host, *slice, &mut want) {
+                want.no_more.slices.insert(*slice);
+            }
+        }
+        Some(want)
+    }
+
     /// The whole truth about one host, from what is durable.
-    fn want(&self, host: HostId) -> Option<Want> {
+    pub fn want(&self, host: HostId) -> Option<Want> {
+        let mut want = self.empty_want(host)?;
+        if want.fenced {
+            return Some(want);
+        }
         let entry = self.durable.host(host)?;
+        for slice in entry.held() {
+            self.want_slice(host, slice, &mut want);
+        }
+        for id in entry.reservations() {
+            self.want_vm(host, id, &mut want);
+        }
+        Some(want)
+    }
+
+    fn empty_want(&self, host: HostId) -> Option<Want> {
         let meta = self.durable.meta();
-        let mut want = Want {
+        Some(Want {
             number: OrderNumber { generation: meta.generation, revision: meta.revision },
+            base: None,
             instance: self.links.get(&host)?.instance()?,
             vms: BTreeMap::new(),
             release: BTreeMap::new(),
             scrub: BTreeMap::new(),
-            fenced: entry.host.fence != Fence::None,
+            no_more: NoMore::default(),
+            fenced: self.durable.host(host)?.host.fence != Fence::None,
+        })
+    }
+
+    /// Adds what a host is to do with a slice that is no VM's, if anything.
+    fn want_slice(&self, host: HostId, slice: SliceId, want: &mut Want) -> bool {
+        let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
+            return false;
         };
-        if want.fenced {
-            return Some(want);
+        let holding = Holding { slice, epoch: slot.epoch };
+        match slot.state {
+            State::Draining(_, Drain::Host { force }) => drop(want.release.insert(holding, force)),
+            State::Scrubbing(Scrub::Working(_)) => match self.handle_of(holding) {
+                Some(handle) => drop(want.scrub.insert(holding, handle)),
+                None => return false,
+            },
+            _ => return false,
         }
-        for slice in entry.held() {
-            let slot = self.durable.slot(slice)?;
-            let holding = Holding { slice, epoch: slot.epoch };
-            match slot.state {
-                State::Draining(_, Drain::Host { force }) => drop(want.release.insert(holding, force)),
-                State::Scrubbing(Scrub::Working(_)) => {
-                    if let Some(handle) = self.handle_of(holding) {
-                        want.scrub.insert(holding, handle);
-                    }
-                }
-                _ => {}
-            }
-        }
-        for id in entry.reservations() {
-            let Some(reservation) = self.durable.reservation(id) else { continue };
-            if let Some(slices) = self.usable(reservation) {
-                let Reservation { vm, local, pinned, .. } = reservation.clone();
-                want.vms.insert(vm, WantVm { reservation: id, local, pinned, slices });
-            }
-        }
-        Some(want)
+        true
+    }
+
+    /// Adds a VM that its host is to have ready, if it is one.
+    fn want_vm(&self, host: HostId, id: ReservationId, want: &mut Want) -> bool {
+        let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
+        let Some(slices) = self.usable(reservation) else { return false };
+        let Reservation { vm, local, pinned, .. } = reservation;
+        want.vms.insert(id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, slices });
+        true
     }
 
     /// A VM's slices, once every one of them is granted: a VM is never told of a part of its memory.
@@ -433,5 +531,17 @@ impl Manager {
     fn handle_of(&self, holding: Holding) -> Option<Handle> {
         let (epoch, handle) = self.handles.get(&holding.slice)?;
         (*epoch == holding.epoch).then(|| handle.clone())
+    }
+}
+
+/// What a slice's holder is asked to do with it, if anything, and as whose.
+pub(super) fn asked_of(slot: Option<Slot>) -> Option<(Epoch, State)> {
+    let slot = slot?;
+    match slot.state {
+        State::Onlining(owner) | State::Online(owner) => Some((slot.epoch, State::Online(owner))),
+        State::Draining(_, Drain::Host { .. }) | State::Scrubbing(Scrub::Working(_)) => {
+            Some((slot.epoch, slot.state))
+        }
+        _ => None,
     }
 }

@@ -34,6 +34,8 @@ struct Session {
     /// No message of either direction arrives before the latest one, if the wire keeps order.
     up: Ns,
     down: Ns,
+    /// All that the orders sent so far mean together.
+    told: Option<Want>,
 }
 
 impl World {
@@ -49,7 +51,7 @@ impl World {
         self.wire.made += 1;
         let id = SessionId(self.wire.made);
         let at = self.now.after(WIRE_TAKES);
-        let session = Session { host, instance, manager: true, agent: true, up: at, down: at };
+        let session = Session { host, instance, manager: true, agent: true, up: at, down: at, told: None };
         self.wire.sessions.insert(id, session);
         self.machine(host).session(Some(id));
         self.say(|| format!("{host} connects as instance {instance} in session {}", id.0));
@@ -81,9 +83,28 @@ impl World {
         let Some(session) = self.wire.sessions.get(&id) else { return };
         let host = session.host;
         self.check_want(host, &want);
+        self.check_told(id, &want);
         self.say(|| format!("manager -> {host}: {}", brief(&want)));
         for at in self.arrivals(id, false) {
             self.at(at, Happening::ToAgent(id, Box::new(want.clone())));
+        }
+    }
+
+    /// Orders that say only what has changed add up to the whole truth.
+    fn check_told(&mut self, id: SessionId, want: &Want) {
+        let Some(session) = self.wire.sessions.get_mut(&id) else { return };
+        let host = session.host;
+        let told = match session.told.take() {
+            Some(mut told) => {
+                told.amend(want.clone());
+                told
+            }
+            None => want.clone(),
+        };
+        session.told = Some(told.clone());
+        let whole = self.program.running.as_ref().and_then(|running| running.manager.want(host));
+        if whole.as_ref() != Some(&told) {
+            self.blame("changes add up", format!("{host} was told {told:?}, true is {whole:?}"));
         }
     }
 
@@ -237,10 +258,12 @@ impl World {
 }
 
 fn brief(want: &Want) -> String {
-    let vms = want.vms.values().map(|vm| (vm.reservation.0, held(vm.slices.keys())));
+    let vms = want.vms.iter().map(|(id, vm)| (id.0, held(vm.slices.keys())));
     let fenced = if want.fenced { " FENCED" } else { "" };
+    let base =
+        want.base.map(|base| format!(" changes {base}, no more {:?},", want.no_more)).unwrap_or_default();
     format!(
-        "want {}{fenced} vms {:?} release {:?} scrub {}",
+        "want {}{base}{fenced} vms {:?} release {:?} scrub {}",
         want.number,
         vms.collect::<Vec<_>>(),
         want.release.iter().map(|(h, force)| (h.slice.0, h.epoch.0, *force)).collect::<Vec<_>>(),

@@ -103,7 +103,7 @@ impl World {
         }
         for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
             if !slices.is_empty() && !fenced {
-                want.vms.insert(Name::new(vm).unwrap(), want_vm(reservation(vm), slices.into_iter()));
+                want.vms.insert(reservation(vm), want_vm(vm, slices.into_iter()));
             }
         }
         let rack = if foreign == 0 { "Q" } else { "R" };
@@ -117,10 +117,21 @@ impl World {
         let newest = self.order.as_ref().map_or(OrderNumber::default(), |order| order.number);
         let obeyed = ours && want.number >= newest;
         let before = (self.agent.have(), self.calls.clone());
+        let before_order = self.order.clone();
         if obeyed {
             self.given_back.retain(|holding| want.release.contains_key(holding));
             self.order = Some(want.clone());
         }
+        let want = match before_order {
+            Some(before) if want.number.revision.0.is_multiple_of(2) => {
+                let change = change(&before, &want);
+                let mut told = before;
+                told.amend(change.clone());
+                assert_eq!(told, want, "a change adds up to the whole");
+                change
+            }
+            _ => want,
+        };
         self.handle(Event::Want { rack: rack.to_owned(), want });
         if !obeyed {
             assert_eq!(
@@ -286,7 +297,7 @@ impl World {
         for holding in order.scrub.keys() {
             assert!(have.scrubbed.iter().any(|s| s.holding == *holding), "{holding:?} was not scrubbed");
         }
-        for vm in order.vms.values().filter(|vm| !have.ended.contains(&vm.reservation)) {
+        for (_, vm) in order.vms.iter().filter(|(id, _)| !have.ended.contains(id)) {
             for holding in vm.slices.keys().filter(|holding| !order.release.contains_key(holding)) {
                 let failed = have.failed.iter().any(|failed| failed.holding == *holding);
                 assert!(failed || have.online.contains(holding), "{holding:?} did not come online");
@@ -301,7 +312,36 @@ impl World {
 }
 
 fn named(order: &Want, id: ReservationId) -> Option<&WantVm> {
-    order.vms.values().find(|vm| vm.reservation == id)
+    order.vms.get(&id)
+}
+
+/// What an order says of one VM and of all slices that are or were its own.
+fn part(order: &Want, odd: bool) -> Want {
+    let mine = |slice: SliceId| (slice.0 % 2 == 1) == odd;
+    let mut part = order.clone();
+    part.vms.retain(|id, _| (*id == reservation("b")) == odd);
+    part.release.retain(|holding, _| mine(holding.slice));
+    part.scrub.retain(|holding, _| mine(holding.slice));
+    part
+}
+
+/// An order as a change of another: what differs is said anew.
+fn change(before: &Want, after: &Want) -> Want {
+    let mut change = Want { base: Some(before.number), ..want(after.number.revision.0) };
+    (change.instance, change.fenced) = (after.instance, after.fenced);
+    for odd in [false, true] {
+        let (old, new) = (part(before, odd), part(after, odd));
+        if (&old.vms, &old.release, &old.scrub) == (&new.vms, &new.release, &new.scrub) {
+            continue;
+        }
+        change.no_more.vms.extend(old.vms.keys().filter(|id| !new.vms.contains_key(id)));
+        let said: BTreeSet<SliceId> = new.slices().collect();
+        change.no_more.slices.extend(old.slices().filter(|slice| !said.contains(slice)));
+        change.vms.extend(new.vms);
+        change.release.extend(new.release);
+        change.scrub.extend(new.scrub);
+    }
+    change
 }
 
 proptest! {

@@ -70,7 +70,7 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
 fn a_grant_is_asked_for_once_and_again_after_a_restart() {
     Rig::up().tells(
         "reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
-         tick:100 obey:h1 tick:100 wait:a tick:100 | h1<nothing
+         tick:100 obey:h1 tick:100 wait:a tick:100 |
          restart device | e1.contents e2.contents e1.grant(0.1>h1)
          up:h1 go
          slices | 0.1:online@h1",
@@ -96,7 +96,7 @@ fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
          reserve:b@h2=5 | reserve:b->OUT_OF_SLICES
          reserve:b@h2=1 | store
          stored | reserve:b->ok(4) e2.grant(4.1>h2)
-         tick:999 | h1<nothing h2<nothing
+         tick:999 |
          tick:1 device | e1.contents
          mend:e1 tick:999 | store
          tick:1 device alarms | e1.contents e1.grant(0.1>h1)
@@ -139,7 +139,7 @@ fn a_slice_is_scrubbed_by_a_live_host_that_reaches_it() {
     rig.tells(
         "reserve:a@h1=1 go release:a stored tick:10 obey:h1 down:h1
          tick:10 stored | store e1.revoke(0.1)
-         device tick:10 stored | store e1.grant(0.2>h2) h2<nothing
+         device tick:10 stored | store e1.grant(0.2>h2)
          down:h2 device tick:10 stored slices | store 0.2:scrubbing@h2",
     );
     // A scrubber that went away keeps the slice, as any owner does, until it is cut off.

@@ -8,12 +8,12 @@ fn an_order_never_shows_a_part_of_a_vms_memory() {
     // Four slices are on the first EMC, one on the second, which fails.
     Rig::up().tells(
         "break:e2
-         reserve:a@h1=5 stored device tick:10 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) h1<nothing store
+         reserve:a@h1=5 stored device tick:10 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) store
          stored obey:h1 tick:10 | h1<nothing
          slices | 0.1:onlining@h1 1.1:onlining@h1 2.1:onlining@h1 3.1:onlining@h1 4.1:assigned@h1
          mend:e2 tick:1000 | e2.contents
-         device tick:10 stored | e2.grant(4.1>h1) store
-         obey:h1 tick:10 | h1<a=0.1+1.1+2.1+3.1+4.1",
+         device tick:10 stored | e2.grant(4.1>h1) store h1<a=0.1+1.1+2.1+3.1+4.1
+         obey:h1 tick:10 | store",
     );
 }
 
@@ -188,7 +188,7 @@ fn the_newest_agent_speaks_for_its_host() {
 #[test]
 fn an_order_that_is_not_answered_is_repeated_and_never_doubled() {
     Rig::up().tells(
-        "reserve:a@h1=1 stored device tick:10 stored | store reserve:a->ok(0) e1.grant(0.1>h1) h1<nothing store
+        "reserve:a@h1=1 stored device tick:10 stored | store reserve:a->ok(0) e1.grant(0.1>h1) store h1<a=0.1
          tick:1000 have:h1:early have:h2 have:h3 tick:999 |
          tick:1 | h1<a=0.1
          tick:1999 have:h1:early have:h2 have:h3 |

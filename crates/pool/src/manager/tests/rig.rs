@@ -340,9 +340,16 @@ impl Rig {
 
     fn order(&mut self, session: SessionId, want: Want) {
         let host = self.sessions[&session];
+        let before = self.agents[&host].order.as_ref().map(|(before, _)| before.clone());
+        let mut whole = before.clone().unwrap_or_else(|| want.clone());
+        assert!(want.base.is_none() || want.base == before.map(|before| before.number), "{want:?}");
+        whole.amend(want);
+        let want = whole;
+        assert_eq!(Some(&want), self.manager.want(host).as_ref(), "changes add up to the whole truth");
         let mut parts = Vec::new();
-        for (vm, wanted) in &want.vms {
-            let reservation = self.manager.durable().reservation(wanted.reservation).unwrap();
+        for (id, wanted) in &want.vms {
+            let vm = &wanted.vm;
+            let reservation = self.manager.durable().reservation(*id).unwrap();
             let told: Vec<_> = wanted.slices.keys().map(|h| h.slice).collect();
             assert_eq!(told, reservation.slices, "an order shows a part of a VM's memory");
             wanted.slices.keys().for_each(|h| self.may_reach(host, *h));
@@ -498,7 +505,7 @@ impl Rig {
     fn have(&mut self, rest: &str) {
         let mut parts = rest.split(':');
         let host = self.host(parts.next().unwrap());
-        let mut have = Have::default();
+        let mut have = Have { whole: true, ..Have::default() };
         let mut early = false;
         for part in parts {
             match part.split_once('=') {
@@ -559,6 +566,7 @@ impl Rig {
             released: want.release.keys().copied().collect(),
             scrubbed: want.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
             clean: want.fenced,
+            whole: true,
             ..Have::default()
         };
         self.report(host, have, false);
