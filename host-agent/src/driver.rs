@@ -2,6 +2,7 @@
 //! Whatever may take long runs beside it and comes back as an event.
 
 mod calls;
+mod crew;
 #[cfg(test)]
 mod tests;
 
@@ -9,13 +10,14 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use pool::agent::{Agent, Bounce, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord};
 use tokio::{
-    sync::{Notify, Semaphore, mpsc, oneshot, watch},
+    sync::{Notify, mpsc, oneshot, watch},
     task::JoinSet,
     time::Instant,
 };
-use units::limits::{HOST_CALLS_AT_ONCE_MAX, HOST_MEMORY_REQUESTS_QUEUED_MAX};
+use units::limits::HOST_MEMORY_REQUESTS_QUEUED_MAX;
 use units::{Name, Ns, OrderNumber, ReservationId};
 
+use self::crew::{Crew, Made};
 use crate::{
     host::{Form, Host, HostError, Part},
     metrics::Metrics,
@@ -171,10 +173,11 @@ pub struct Driver {
     have: Arc<Outbox>,
     rack: watch::Sender<Option<String>>,
     hang_up: Arc<Notify>,
-    /// Host calls, records being written, processes being watched: each ends with an event. There is one per slice and
-    /// two per VM at most, for the machine never asks twice at once.
+    /// Makes calls of the host; what comes of them.
+    crew: Crew,
+    made: mpsc::UnboundedReceiver<Made>,
+    /// Records being written, processes being watched: each ends with an event. There are two per VM at most.
     tasks: JoinSet<Event>,
-    places: Arc<Semaphore>,
     tickets: u64,
     waiting: BTreeMap<Ticket, (Form, oneshot::Sender<Result<Handed, Asked>>)>,
     watched: BTreeMap<ReservationId, Process>,
@@ -183,9 +186,13 @@ pub struct Driver {
 
 impl Driver {
     /// A driver, the way to it, and what it reports.
-    pub fn new(start: Start) -> (Self, Handle, Reports) {
+    ///
+    /// # Errors
+    /// The operating system has no more threads.
+    pub fn new(start: Start) -> std::io::Result<(Self, Handle, Reports)> {
         let (sender, requests) = mpsc::channel(HOST_MEMORY_REQUESTS_QUEUED_MAX);
         let have = Arc::new(Outbox::default());
+        let (crew, made) = Crew::start()?;
         let (rack, rack_seen) = watch::channel(start.agent.rack().map(str::to_owned));
         let hang_up = Arc::new(Notify::new());
         let reports = Reports { have: Arc::clone(&have), rack: rack_seen, hang_up: Arc::clone(&hang_up) };
@@ -201,14 +208,15 @@ impl Driver {
             have,
             rack,
             hang_up,
+            crew,
+            made,
             tasks: JoinSet::new(),
-            places: Arc::new(Semaphore::new(HOST_CALLS_AT_ONCE_MAX)),
             tickets: 0,
             waiting: BTreeMap::new(),
             watched: BTreeMap::new(),
             touched: BTreeMap::new(),
         };
-        (driver, Handle(sender), reports)
+        Ok((driver, Handle(sender), reports))
     }
 
     /// Runs until nobody can ask or tell any more, or until it is dropped. Nothing is released at the end: guests run on.
@@ -225,6 +233,7 @@ impl Driver {
                     Some(request) => self.answer(request),
                     None => return,
                 },
+                Some(made) = self.made.recv() => self.take_made(made),
                 Some(done) = self.tasks.join_next() => self.finish(done),
                 () = sleep_until(tick) => self.handle(Event::Tick),
             }
@@ -235,7 +244,9 @@ impl Driver {
 
     fn take_what_is_there(&mut self) {
         for _ in 0..EVENTS_AT_ONCE_MAX {
-            if let Some(done) = self.tasks.try_join_next() {
+            if let Ok(made) = self.made.try_recv() {
+                self.take_made(made);
+            } else if let Some(done) = self.tasks.try_join_next() {
                 self.finish(done);
             } else if let Ok(request) = self.requests.try_recv() {
                 self.answer(request);
@@ -263,6 +274,13 @@ impl Driver {
     }
 
     /// A call that panicked leaves a slice in a state nobody knows: better to start again from the records.
+    fn take_made(&mut self, made: Made) {
+        match made {
+            Ok(event) => self.handle(event),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
     fn finish(&mut self, done: Result<Event, tokio::task::JoinError>) {
         match done {
             Ok(event) => self.handle(event),

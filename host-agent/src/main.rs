@@ -46,7 +46,8 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Serve { config, check_config: true } => Ok(serve::check_config(&config)?),
         Command::Serve { config, check_config: false } => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            // One thread talks; whatever may take long has threads of its own. The cores are the guests'.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let ended = runtime.block_on(serve::serve(&config));
             runtime.shutdown_timeout(STOP_WITHIN);
             Ok(ended?)

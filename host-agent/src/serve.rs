@@ -119,7 +119,8 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     raise_descriptors();
     let Prepared { start, heard, boot_id, instance } = prepare(&config)?;
     let metrics = Arc::clone(&start.metrics);
-    let (driver, handle, reports) = Driver::new(start);
+    let (driver, handle, reports) =
+        Driver::new(start).map_err(io_error("start threads for", "host calls"))?;
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         export(address, metrics, handle.clone()).await?;

@@ -1,10 +1,17 @@
-//! The one task that owns the ledger. It feeds events to the protocol machine and performs the machine's effects; it
-//! decides nothing itself.
+//! The way to the ledger, and the lock that guards it. Whoever has an event takes the lock and hands it to the protocol
+//! machine, which is quick; one thread performs what follows, see [`thread`]. Nothing is decided here.
+//!
+//! ```text
+//!   requests, agents, devices ──lock──▶ Manager ──effects──▶ the driver's thread ─▶ store · replies · devices · orders
+//! ```
+//!
+//! Thus decisions gather in the next batch while one is being written, and whoever only looks never waits for the disk.
+
+mod thread;
 
 use std::{
-    collections::HashMap,
-    path::PathBuf,
-    sync::{Arc, mpsc as blocking},
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,40 +19,21 @@ use pool::{
     audit::Decision,
     denied::Denied,
     ledger::When,
-    manager::{
-        Answer, Ask, Closed, DeviceCall, Effect, Event, Manager, Published, SessionId, Settings, Token,
-    },
+    manager::{Answer, Ask, Closed, DeviceDone, Event, Manager, Published, SessionId, Settings, Token},
     protocol::{Have, Hello, Want},
+    record::Meta,
 };
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use units::limits::{EXPLAIN_ENTRIES_MAX, REQUESTS_QUEUED_MAX, WATCH_EVENTS_BEHIND_MAX};
+use tokio::sync::{Notify, Semaphore, broadcast, mpsc, oneshot, watch};
+use units::limits::{EXPLAINS_QUEUED_MAX, REQUESTS_QUEUED_MAX, WATCH_EVENTS_BEHIND_MAX};
 use units::{EmcId, HostId, Ns, UnixMs};
 
+use self::thread::Driving;
 use crate::{
-    device::Driver,
-    emc::{self, EmcPlace},
-    keeper::{self, Job},
+    keeper::Keeper,
     metrics::Metrics,
     records::{LoadError, Loaded},
     store::Store,
 };
-
-/// Events taken in before effects are performed.
-const EVENTS_AT_ONCE_MAX: usize = 256;
-
-/// A question about what is known now.
-type Look = Box<dyn FnOnce(&Manager, When) + Send>;
-
-/// What other tasks ask of the driver.
-enum Request {
-    Ask(Ask, oneshot::Sender<Result<Answer, Denied>>),
-    Look(Look),
-    Set(Settings),
-    AgentUp(HostId, Hello, mpsc::Sender<ToSession>, oneshot::Sender<SessionId>),
-    AgentHave(SessionId, Have),
-    AgentDown(SessionId),
-    Explain(String, oneshot::Sender<Result<Vec<(u64, Decision)>, LoadError>>),
-}
 
 /// What the driver tells one agent's connection.
 #[derive(Debug)]
@@ -56,7 +44,7 @@ pub enum ToSession {
     Close(Closed),
 }
 
-/// Why the driver gave no answer.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Asked {
     /// The ledger refuses.
@@ -73,13 +61,100 @@ pub enum Asked {
     Unreadable(#[source] LoadError),
 }
 
-/// A way to the driver; cheap to clone.
-#[derive(Clone)]
-pub struct Handle {
-    requests: mpsc::Sender<Request>,
-    published: broadcast::Sender<Arc<Published>>,
-    changed: watch::Receiver<u64>,
+type Replied = Result<Answer, Denied>;
+type Decisions = Result<Vec<(u64, Decision)>, LoadError>;
+
+/// A question that only the store can answer.
+struct Explain {
+    subject: String,
+    reply: oneshot::Sender<Decisions>,
 }
+
+/// What the lock guards.
+struct Core {
+    manager: Manager,
+    replies: HashMap<Token, oneshot::Sender<Replied>>,
+    sessions: HashMap<SessionId, mpsc::Sender<ToSession>>,
+    explains: VecDeque<Explain>,
+    next_token: u64,
+    next_session: u64,
+    /// Until when the driver's thread sleeps, if it does.
+    asleep: Option<Ns>,
+    /// Nothing more is taken in.
+    closed: bool,
+}
+
+impl Core {
+    /// Whether the driver's thread sleeps while there is something to do, or longer than it may. Most facts only join an
+    /// open batch that is not due yet, and are not worth waking anybody.
+    fn oversleeps(&self) -> bool {
+        self.asleep.is_some_and(|until| {
+            self.manager.has_news()
+                || !self.explains.is_empty()
+                || self.manager.next_wakeup().is_some_and(|at| at < until)
+        })
+    }
+}
+
+/// The ledger and what everybody needs around it.
+struct Shared {
+    core: Mutex<Core>,
+    /// There is something for the driver's thread to do.
+    work: Condvar,
+    /// The open batch was handed to the store: there is room in the next one.
+    room: Notify,
+    /// One place for every request that has not been answered.
+    places: Semaphore,
+    clock: Clock,
+    published: broadcast::Sender<Arc<Published>>,
+    changed: watch::Sender<u64>,
+}
+
+impl Shared {
+    /// Nobody knows what a panic left behind in the ledger. The disk knows what is true, and a new process reads it.
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(|_| {
+            tracing::error!("panic while the ledger was being changed");
+            std::process::abort()
+        })
+    }
+
+    /// Changes something under the lock, and sees that what follows is done.
+    fn change<T>(&self, change: impl FnOnce(&mut Core, When) -> T) -> Result<T, Asked> {
+        let mut core = self.lock();
+        if core.closed {
+            return Err(Asked::Stopping);
+        }
+        let changed = change(&mut core, self.clock.now());
+        let wake = core.oversleeps();
+        if wake {
+            core.asleep = None;
+        }
+        drop(core);
+        if wake {
+            self.work.notify_one();
+        }
+        Ok(changed)
+    }
+
+    fn event(&self, event: Event) -> Result<(), Asked> {
+        self.change(|core, when| core.manager.handle(when, event))
+    }
+
+    fn device_answers(&self, emc: EmcId, answers: Vec<DeviceDone>) -> Result<(), Asked> {
+        self.change(|core, when| {
+            answers.into_iter().for_each(|done| core.manager.handle(when, Event::Device(emc, done)));
+        })
+    }
+
+    fn note_change(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+}
+
+/// A way to the ledger; cheap to clone.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -87,36 +162,65 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-impl Handle {
-    fn send(&self, request: Request) -> Result<(), Asked> {
-        self.requests.try_send(request).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Asked::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => Asked::Stopping,
-        })
-    }
+/// Somebody who waits for a reply. Given up, the ledger forgets them.
+struct Waiting<'a> {
+    shared: &'a Shared,
+    token: Token,
+}
 
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let token = self.token;
+        let _ = self.shared.change(|core, when| {
+            if core.replies.remove(&token).is_some() {
+                core.manager.handle(when, Event::Gone(token));
+            }
+        }); // a manager that ends forgets everybody
+    }
+}
+
+impl Handle {
     /// Asks the ledger; the answer is durable.
     ///
     /// # Errors
     /// The ledger refuses, too many wait, or the manager stops.
     pub async fn ask(&self, ask: Ask) -> Result<Answer, Asked> {
+        let _place = self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?;
+        self.room().await?;
         let (reply, answer) = oneshot::channel();
-        self.send(Request::Ask(ask, reply))?;
-        Ok(answer.await.map_err(|_| Asked::Stopping)??)
+        let token = self.0.change(|core, when| {
+            core.next_token += 1;
+            let token = Token(core.next_token);
+            core.replies.insert(token, reply);
+            core.manager.handle(when, Event::Ask(token, ask));
+            token
+        })?;
+        let waiting = Waiting { shared: &self.0, token };
+        let answered = answer.await;
+        std::mem::forget(waiting);
+        Ok(answered.map_err(|_| Asked::Stopping)??)
+    }
+
+    /// Waits until the open batch is not full. Many may find room at once: the limit is one on the size of a write, and
+    /// those who wait are few.
+    async fn room(&self) -> Result<(), Asked> {
+        while self.look(|manager, _| manager.is_full())? {
+            let mut emptied = std::pin::pin!(self.0.room.notified());
+            emptied.as_mut().enable(); // from here on no word of it is missed
+            if self.look(|manager, _| manager.is_full())? {
+                emptied.await;
+            }
+        }
+        Ok(())
     }
 
     /// Looks at what is durable and known now.
     ///
     /// # Errors
-    /// Too many wait, or the manager stops.
-    pub async fn look<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&Manager, When) -> T + Send + 'static,
-    ) -> Result<T, Asked> {
-        let (reply, answer) = oneshot::channel();
-        let look = Box::new(move |manager: &Manager, when: When| drop(reply.send(question(manager, when))));
-        self.send(Request::Look(look))?;
-        answer.await.map_err(|_| Asked::Stopping)
+    /// The manager stops.
+    pub fn look<T>(&self, question: impl FnOnce(&Manager, When) -> T) -> Result<T, Asked> {
+        let core = self.0.lock();
+        if core.closed { Err(Asked::Stopping) } else { Ok(question(&core.manager, self.0.clock.now())) }
     }
 
     /// Every remembered decision about a subject, the newest last.
@@ -125,7 +229,16 @@ impl Handle {
     /// Decisions cannot be read, too many wait, or the manager stops.
     pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, Asked> {
         let (reply, answer) = oneshot::channel();
-        self.send(Request::Explain(subject, reply))?;
+        let queued = self.0.change(|core, _| {
+            let fits = core.explains.len() < EXPLAINS_QUEUED_MAX;
+            if fits {
+                core.explains.push_back(Explain { subject, reply });
+            }
+            fits
+        })?;
+        if !queued {
+            return Err(Asked::Overloaded);
+        }
         answer.await.map_err(|_| Asked::Stopping)?.map_err(Asked::Unreadable)
     }
 
@@ -133,52 +246,74 @@ impl Handle {
     ///
     /// # Errors
     /// The manager stops.
-    pub async fn set(&self, settings: Settings) -> Result<(), Asked> {
-        self.requests.send(Request::Set(settings)).await.map_err(|_| Asked::Stopping)
+    pub fn set(&self, settings: Settings) -> Result<(), Asked> {
+        self.0.change(|core, _| core.manager.set(settings))
     }
 
     /// An agent connected.
     ///
     /// # Errors
     /// The manager stops.
-    pub async fn agent_up(
+    pub fn agent_up(
         &self,
         host: HostId,
         hello: Hello,
         outbox: mpsc::Sender<ToSession>,
     ) -> Result<SessionId, Asked> {
-        let (reply, answer) = oneshot::channel();
-        let request = Request::AgentUp(host, hello, outbox, reply);
-        self.requests.send(request).await.map_err(|_| Asked::Stopping)?;
-        answer.await.map_err(|_| Asked::Stopping)
+        tracing::info!(host = host.0, instance = hello.instance.0, boot = hello.boot_id, "agent connected");
+        let session = self.0.change(|core, when| {
+            core.next_session += 1;
+            let session = SessionId(core.next_session);
+            core.sessions.insert(session, outbox);
+            core.manager.handle(when, Event::AgentUp(session, host, hello));
+            session
+        });
+        self.0.note_change();
+        session
     }
 
     /// An agent reports.
     ///
     /// # Errors
     /// The manager stops.
-    pub async fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
-        self.requests.send(Request::AgentHave(session, have)).await.map_err(|_| Asked::Stopping)
+    pub fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
+        self.0.event(Event::AgentHave(session, have))
     }
 
     /// An agent's connection is gone.
-    pub async fn agent_down(&self, session: SessionId) {
-        let _ = self.requests.send(Request::AgentDown(session)).await; // a stopping manager forgets it anyway
+    pub fn agent_down(&self, session: SessionId) {
+        let had = self.0.change(|core, when| {
+            core.manager.handle(when, Event::AgentDown(session));
+            core.sessions.remove(&session).is_some()
+        });
+        if let Ok(true) = had {
+            tracing::info!(session = session.0, "agent disconnected");
+        }
+        self.0.note_change();
+    }
+
+    /// Takes nothing more in. The driver ends when everything decided so far is durable.
+    pub fn close(&self) {
+        let mut core = self.0.lock();
+        core.closed = true;
+        drop(core);
+        self.0.work.notify_one();
+        self.0.room.notify_waiters();
     }
 
     /// Durable changes from now on.
     pub fn changes(&self) -> broadcast::Receiver<Arc<Published>> {
-        self.published.subscribe()
+        self.0.published.subscribe()
     }
 
     /// Wakes whenever what [`Handle::look`] shows may have changed.
     pub fn changed(&self) -> watch::Receiver<u64> {
-        self.changed.clone()
+        self.0.changed.subscribe()
     }
 
     /// For wrapping a question into a set of limits: how many connections watch now.
     pub fn watchers(&self) -> usize {
-        self.published.receiver_count()
+        self.0.published.receiver_count()
     }
 }
 
@@ -193,8 +328,8 @@ pub struct Start {
     pub rack_uuid: String,
 }
 
-/// Starts the driver, the store's thread and the devices' threads. The task ends when every [`Handle`] is gone and the
-/// last batch is durable; then the store is closed.
+/// Starts the driver's thread, to be called within a runtime. The task ends after [`Handle::close`], when everything
+/// decided is durable and the store is closed.
 ///
 /// # Errors
 /// The operating system has no more threads.
@@ -203,45 +338,38 @@ pub fn start(
     store: Box<dyn Store>,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<(Handle, tokio::task::JoinHandle<()>)> {
-    let (requests, received) = mpsc::channel(REQUESTS_QUEUED_MAX);
-    let (facts, facts_received) = mpsc::unbounded_channel(); // bounded by what the machine asked for
-    let (published, _) = broadcast::channel(WATCH_EVENTS_BEHIND_MAX);
-    let (changed, changed_seen) = watch::channel(0);
-    let (jobs, jobs_received) = blocking::channel();
     let restored = start.loaded.restored;
-    let stored = facts.clone();
-    let keeper = std::thread::Builder::new().name("store".into()).spawn(move || {
-        keeper::serve(store, restored, &jobs_received, |done| drop(stored.send(Fact::Store(done))))
-    })?;
-    let meta = start.loaded.meta.unwrap_or_else(|| pool::record::Meta::new(start.rack_uuid));
+    let meta = start.loaded.meta.unwrap_or_else(|| Meta::new(start.rack_uuid));
     let clock = Clock { base: meta.rack_time, started: Instant::now() };
-    let mut driver = Driving {
-        manager: Manager::new(start.settings),
-        clock,
-        jobs,
-        facts,
-        emcs: HashMap::new(),
-        sessions: HashMap::new(),
+    let mut manager = Manager::new(start.settings);
+    manager.handle(clock.now(), Event::Loaded { meta, records: start.loaded.records, restored });
+    let core = Core {
+        manager,
         replies: HashMap::new(),
+        sessions: HashMap::new(),
+        explains: VecDeque::new(),
         next_token: 0,
         next_session: 0,
-        published: published.clone(),
-        changed,
-        metrics,
+        asleep: None,
+        closed: false,
     };
-    driver.event(Event::Loaded { meta, records: start.loaded.records, restored });
-    let task = tokio::spawn(async move {
-        driver.run(received, facts_received).await;
-        drop(driver); // ends the threads
-        let _ = tokio::task::spawn_blocking(move || keeper.join()).await;
+    let shared = Arc::new(Shared {
+        core: Mutex::new(core),
+        work: Condvar::new(),
+        room: Notify::new(),
+        places: Semaphore::new(REQUESTS_QUEUED_MAX),
+        clock,
+        published: broadcast::channel(WATCH_EVENTS_BEHIND_MAX).0,
+        changed: watch::channel(0).0,
     });
-    Ok((Handle { requests, published, changed: changed_seen }, task))
-}
-
-/// Something that other threads report.
-enum Fact {
-    Store(keeper::Done),
-    Device(EmcId, pool::manager::DeviceDone),
+    let mut driving = Driving::new(Arc::clone(&shared), Keeper::new(store, restored), metrics);
+    let thread = std::thread::Builder::new().name("ledger".into()).spawn(move || driving.run())?;
+    let ended = tokio::task::spawn_blocking(move || {
+        if thread.join().is_err() {
+            std::process::abort(); // it panicked: nothing would be stored any more
+        }
+    });
+    Ok((Handle(shared), ended))
 }
 
 /// Rack time: how long the manager has run, all its lives added up.
@@ -256,205 +384,5 @@ impl Clock {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall = UnixMs(u64::try_from(wall.as_millis()).unwrap_or(u64::MAX));
         When { now: self.base.after(self.started.elapsed().into()), wall }
-    }
-
-    fn instant(self, at: Ns) -> tokio::time::Instant {
-        (self.started + at.since(self.base).as_duration().min(std::time::Duration::from_secs(3600))).into()
-    }
-}
-
-struct Driving {
-    manager: Manager,
-    clock: Clock,
-    jobs: blocking::Sender<Job>,
-    facts: mpsc::UnboundedSender<Fact>,
-    emcs: HashMap<EmcId, blocking::Sender<DeviceCall>>,
-    sessions: HashMap<SessionId, mpsc::Sender<ToSession>>,
-    replies: HashMap<Token, oneshot::Sender<Result<Answer, Denied>>>,
-    next_token: u64,
-    next_session: u64,
-    published: broadcast::Sender<Arc<Published>>,
-    changed: watch::Sender<u64>,
-    metrics: Arc<Metrics>,
-}
-
-impl Driving {
-    async fn run(&mut self, mut requests: mpsc::Receiver<Request>, mut facts: mpsc::UnboundedReceiver<Fact>) {
-        let mut open = true;
-        self.manager.settle(self.clock.now());
-        self.perform();
-        while open || self.manager.is_writing() {
-            let wake = self.manager.next_wakeup().map(|at| self.clock.instant(at));
-            let wake = async {
-                match wake {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                Some(fact) = facts.recv() => self.fact(fact),
-                request = requests.recv(), if open && !self.manager.is_full() => match request {
-                    Some(request) => self.request(request),
-                    None => open = false,
-                },
-                () = wake => self.event(Event::Tick),
-            }
-            for _ in 0..EVENTS_AT_ONCE_MAX {
-                if let Ok(fact) = facts.try_recv() {
-                    self.fact(fact);
-                } else if self.manager.is_full() {
-                    break;
-                } else if let Ok(request) = requests.try_recv() {
-                    self.request(request);
-                } else {
-                    break;
-                }
-            }
-            self.manager.settle(self.clock.now());
-            self.perform();
-        }
-    }
-
-    fn event(&mut self, event: Event) {
-        self.manager.handle(self.clock.now(), event);
-    }
-
-    fn fact(&mut self, fact: Fact) {
-        match fact {
-            Fact::Device(emc, done) => self.event(Event::Device(emc, done)),
-            Fact::Store(keeper::Done::Stored { batch, result }) => {
-                if let Err(error) = &result {
-                    tracing::error!(batch, error = emc::chain(error), "store failed");
-                    self.metrics.store_failures.inc();
-                }
-                self.event(Event::Stored { batch, ok: result.is_ok() });
-            }
-            Fact::Store(keeper::Done::Space { low }) => self.event(Event::StoreSpace { low }),
-            Fact::Store(keeper::Done::Reloaded(Ok(loaded))) => {
-                tracing::warn!(records = loaded.records.len(), "store read again");
-                if let Some(meta) = loaded.meta {
-                    self.event(Event::Loaded { meta, records: loaded.records, restored: loaded.restored });
-                }
-            }
-            Fact::Store(keeper::Done::Reloaded(Err(error))) => {
-                tracing::error!(error = emc::chain(&error), "store cannot be read again");
-                let (jobs, retry) = (self.jobs.clone(), units::limits::STORE_RETRY.as_duration());
-                tokio::spawn(async move {
-                    tokio::time::sleep(retry).await;
-                    drop(jobs.send(Job::Reload));
-                });
-            }
-        }
-    }
-
-    fn request(&mut self, request: Request) {
-        match request {
-            Request::Ask(ask, reply) => {
-                self.next_token += 1;
-                let token = Token(self.next_token);
-                self.replies.insert(token, reply);
-                self.event(Event::Ask(token, ask));
-            }
-            Request::Look(look) => look(&self.manager, self.clock.now()),
-            Request::Set(settings) => self.manager.set(settings),
-            Request::AgentUp(host, hello, outbox, reply) => {
-                self.next_session += 1;
-                let session = SessionId(self.next_session);
-                self.sessions.insert(session, outbox);
-                let _ = reply.send(session);
-                tracing::info!(
-                    host = host.0,
-                    instance = hello.instance.0,
-                    boot = hello.boot_id,
-                    "agent connected"
-                );
-                self.event(Event::AgentUp(session, host, hello));
-                self.note_change();
-            }
-            Request::AgentHave(session, have) => self.event(Event::AgentHave(session, have)),
-            Request::AgentDown(session) => {
-                if self.sessions.remove(&session).is_some() {
-                    tracing::info!(session = session.0, "agent disconnected");
-                }
-                self.event(Event::AgentDown(session));
-                self.note_change();
-            }
-            Request::Explain(subject, reply) => {
-                let keep = |decision: &Decision, subject: &str| decision.subject.to_string() == subject;
-                let _ = self.jobs.send(Job::Decisions { keep, subject, most: EXPLAIN_ENTRIES_MAX, reply });
-            }
-        }
-    }
-
-    fn note_change(&self) {
-        self.changed.send_modify(|count| *count += 1);
-    }
-
-    fn perform(&mut self) {
-        let mut published = false;
-        while let Some(effect) = self.manager.poll_effect() {
-            match effect {
-                Effect::Store { batch, records } => {
-                    self.metrics.batch_records.observe(records.len() as f64);
-                    let _ = self.jobs.send(Job::Commit { batch, records });
-                }
-                Effect::Reload => drop(self.jobs.send(Job::Reload)),
-                Effect::Reply(token, answer) => {
-                    if let Some(reply) = self.replies.remove(&token)
-                        && reply.send(*answer).is_err()
-                    {
-                        tracing::debug!(token = token.0, "caller gone");
-                    }
-                }
-                Effect::Device(emc, call) => self.call_device(emc, call),
-                Effect::Send(session, want) => {
-                    if let Some(outbox) = self.sessions.get(&session) {
-                        let _ = outbox.try_send(ToSession::Order(want)); // a lost order is repeated
-                    }
-                }
-                Effect::Close(session, why) => self.close(session, why),
-                Effect::Durable(durable) => {
-                    self.metrics.transitions(&durable);
-                    let _ = self.published.send(Arc::new(durable)); // nobody may be watching
-                    published = true;
-                }
-            }
-        }
-        if published || self.manager.take_changed() {
-            self.note_change();
-        }
-    }
-
-    fn close(&mut self, session: SessionId, why: Closed) {
-        tracing::warn!(session = session.0, ?why, "agent connection ended");
-        if let Some(outbox) = self.sessions.remove(&session) {
-            let _ = outbox.try_send(ToSession::Close(why)); // a full outbox is dropped, which ends the session too
-        }
-    }
-
-    fn call_device(&mut self, id: EmcId, call: DeviceCall) {
-        if !self.emcs.contains_key(&id)
-            && let Some(calls) = self.open_emc(id)
-        {
-            self.emcs.insert(id, calls);
-        }
-        match self.emcs.get(&id) {
-            Some(calls) => drop(calls.send(call)),
-            None => {
-                let failure = pool::manager::DeviceFailure::Error("no thread for its driver".into());
-                drop(self.facts.send(Fact::Device(id, pool::manager::DeviceDone::Failed { call, failure })));
-            }
-        }
-    }
-
-    fn open_emc(&self, id: EmcId) -> Option<blocking::Sender<DeviceCall>> {
-        let emc = &self.manager.durable().emc(id)?.emc;
-        let driver = Driver::named(&emc.driver)?;
-        let place =
-            EmcPlace { id, driver, path: PathBuf::from(&emc.path), first: emc.first, slices: emc.slices };
-        let facts = self.facts.clone();
-        let started = emc::start(place, move |id, done| drop(facts.send(Fact::Device(id, done))));
-        started.inspect_err(|error| tracing::error!(emc = id.0, %error, "no thread for an EMC")).ok()
     }
 }

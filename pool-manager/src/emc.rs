@@ -4,7 +4,7 @@
 use std::{path::PathBuf, sync::mpsc, thread};
 
 use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant};
-use units::{EmcId, SliceId};
+use units::{EmcId, SliceId, limits::DEVICE_ANSWERS_AT_ONCE_MAX};
 
 use crate::device::{self, Device, DeviceError, Driver};
 
@@ -23,19 +23,21 @@ pub struct EmcPlace {
     pub slices: u32,
 }
 
-/// Starts the thread of one EMC. It ends when the sender is dropped.
+/// Starts the thread of one EMC. Calls that wait are made in a row and reported together. It ends when the sender is
+/// dropped.
 ///
 /// # Errors
 /// The operating system has no more threads.
 pub fn start(
     place: EmcPlace,
-    done: impl Fn(EmcId, DeviceDone) + Send + 'static,
+    report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
 ) -> std::io::Result<mpsc::Sender<DeviceCall>> {
     let (calls, received) = mpsc::channel();
     thread::Builder::new().name(format!("emc-{}", place.id.0)).spawn(move || {
         let mut device = None;
         while let Ok(call) = received.recv() {
-            done(place.id, perform(&place, &mut device, call));
+            let calls = std::iter::once(call).chain(received.try_iter()).take(DEVICE_ANSWERS_AT_ONCE_MAX);
+            report(place.id, calls.map(|call| perform(&place, &mut device, call)).collect());
         }
     })?;
     Ok(calls)

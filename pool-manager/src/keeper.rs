@@ -1,120 +1,84 @@
-//! The thread that owns the store: it writes batches in order, loads, and reads decisions. It knows no ledger.
+//! The store as the driver sees it: records in, batch by batch, and everything out again. It knows no ledger.
 
-use std::sync::{Arc, mpsc};
+use std::collections::VecDeque;
 
 use pool::{audit::Decision, record::Record};
-use tokio::sync::oneshot;
+use units::limits::{EXPLAIN_ENTRIES_MAX, STORE_FREE_BYTES_MIN};
 
 use crate::{
     records::{self, LoadError, Loaded},
-    store::{Store, StoreError, Table, Write},
+    store::{Scan, Store, StoreError, Table, Write},
 };
 
-/// What the store's thread is asked to do.
-#[derive(Debug)]
-pub enum Job {
-    /// Make these durable, all or none.
-    Commit {
-        /// To be named in the answer.
-        batch: u64,
-        /// What.
-        records: Arc<Vec<Record>>,
-    },
-    /// Open again and read everything.
-    Reload,
-    /// Read the decisions that a filter keeps, at most so many, the newest.
-    Decisions {
-        /// Which.
-        keep: fn(&Decision, &str) -> bool,
-        /// What the filter is asked about.
-        subject: String,
-        /// How many.
-        most: usize,
-        /// Where they go.
-        reply: oneshot::Sender<Result<Vec<(u64, Decision)>, LoadError>>,
-    },
-}
-
-/// What the store's thread answers.
-#[derive(Debug)]
-pub enum Done {
-    /// A batch is durable, or nobody knows.
-    Stored {
-        /// Which.
-        batch: u64,
-        /// How it went.
-        result: Result<(), StoreError>,
-    },
-    /// Everything was read again.
-    Reloaded(Result<Loaded, LoadError>),
-    /// The disk has room for new reservations, or not.
-    Space {
-        /// Below the limit.
-        low: bool,
-    },
-}
-
-/// Serves jobs until nobody can ask any more. `done` is called with each answer, in order.
-pub fn serve(mut store: Box<dyn Store>, restored: bool, jobs: &mpsc::Receiver<Job>, done: impl Fn(Done)) {
-    let mut keeper = Keeper { note_restored: restored, space_low: false };
-    while let Ok(job) = jobs.recv() {
-        match job {
-            Job::Commit { batch, records } => {
-                let result = keeper.commit(store.as_mut(), &records);
-                done(Done::Stored { batch, result });
-                if let Some(low) = keeper.space_changed(store.as_ref()) {
-                    done(Done::Space { low });
-                }
-            }
-            Job::Reload => done(Done::Reloaded(reload(store.as_mut()))),
-            Job::Decisions { keep, subject, most, reply } => {
-                let _ = reply.send(decisions(store.as_mut(), keep, &subject, most));
-            }
-        }
-    }
-}
-
-struct Keeper {
+/// A store, and what is to be remembered about it between two batches.
+pub struct Keeper {
+    store: Box<dyn Store>,
     note_restored: bool,
     space_low: bool,
 }
 
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeper").field("note_restored", &self.note_restored).finish_non_exhaustive()
+    }
+}
+
 impl Keeper {
-    fn commit(&mut self, store: &mut dyn Store, records: &[Record]) -> Result<(), StoreError> {
+    /// Of a store that may have been restored from a backup and not used since.
+    pub fn new(store: Box<dyn Store>, restored: bool) -> Self {
+        Self { store, note_restored: restored, space_low: false }
+    }
+
+    /// Makes records durable, all or none.
+    ///
+    /// # Errors
+    /// Then nobody knows which; the store is to be read again.
+    pub fn commit(&mut self, records: &[Record]) -> Result<(), StoreError> {
         let mut writes: Vec<Write> = records.iter().map(records::write).collect();
         if self.note_restored {
             writes.extend(records::restored_noted());
         }
-        store.commit(&writes)?;
+        self.store.commit(&writes)?;
         self.note_restored = false;
         Ok(())
     }
 
-    /// Whether the answer to "is there room" has changed.
-    fn space_changed(&mut self, store: &dyn Store) -> Option<bool> {
-        let free = store.free_bytes().ok().flatten()?;
-        let low = free < units::limits::STORE_FREE_BYTES_MIN;
+    /// Whether the disk is too full for new reservations, if the answer has changed.
+    pub fn space_changed(&mut self) -> Option<bool> {
+        let free = self.store.free_bytes().ok().flatten()?;
+        let low = free < STORE_FREE_BYTES_MIN;
         (low != std::mem::replace(&mut self.space_low, low)).then_some(low)
+    }
+
+    /// Opens the store again and reads everything.
+    ///
+    /// # Errors
+    /// May be tried again.
+    pub fn reload(&mut self) -> Result<Loaded, LoadError> {
+        self.store.reopen()?;
+        records::load(self.store.as_mut())
+    }
+
+    /// The store as it is now.
+    ///
+    /// # Errors
+    /// It failed, and has not been read again.
+    pub fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
+        self.store.snapshot()
     }
 }
 
-fn reload(store: &mut dyn Store) -> Result<Loaded, LoadError> {
-    store.reopen()?;
-    records::load(store)
-}
-
-fn decisions(
-    store: &mut dyn Store,
-    keep: fn(&Decision, &str) -> bool,
-    subject: &str,
-    most: usize,
-) -> Result<Vec<(u64, Decision)>, LoadError> {
-    let mut found = std::collections::VecDeque::with_capacity(most.min(64));
+/// The newest decisions about a subject, in their order.
+///
+/// # Errors
+/// They cannot be read.
+pub fn decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decision)>, LoadError> {
+    let mut found = VecDeque::new();
     records::scan(store, Table::Audit, &mut |record| {
         if let Record::Decision(seq, decision) = record
-            && keep(&decision, subject)
+            && decision.subject.to_string() == subject
         {
-            if found.len() == most {
+            if found.len() == EXPLAIN_ENTRIES_MAX {
                 found.pop_front();
             }
             found.push_back((seq, decision));

@@ -5,6 +5,10 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use pool_manager::{emc::chain, offline, serve};
 
+/// A durable write makes and drops many buffers of a page each, and every request some of its own.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Lends a rack's CXL memory to its hosts, slice by slice, and remembers who has what.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -73,7 +77,11 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Serve { rack, check_config: true } => offline::check_config(&rack.config)?,
         Command::Serve { rack, check_config: false } => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            // The ledger has a thread of its own, which is busy when the others are.
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let workers = cores.saturating_sub(1).max(1);
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = runtime.worker_threads(workers).enable_all().build()?;
             runtime.block_on(serve::serve(rack.config))?;
         }
         Command::Check { rack } => offline::check(&rack.config)?,

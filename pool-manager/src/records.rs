@@ -8,6 +8,9 @@ use crate::store::{Scan, StoreError, Table, Write, meta, number};
 /// Under which key of [`Table::Meta`] the ledger keeps its own.
 const LEDGER: &[u8] = b"ledger";
 
+/// Most records fit into so many bytes.
+const RECORD_BYTES_USUAL: usize = 256;
+
 /// Everything a store has.
 #[derive(Debug)]
 pub struct Loaded {
@@ -55,7 +58,8 @@ pub fn restored_noted() -> [Write; 2] {
 }
 
 fn encode(record: &Record) -> Vec<u8> {
-    postcard::to_stdvec(record).expect("a record has a known length everywhere")
+    let empty = Vec::with_capacity(RECORD_BYTES_USUAL);
+    postcard::to_extend(record, empty).expect("a record has a known length everywhere")
 }
 
 fn place(key: Key) -> (Table, Vec<u8>) {

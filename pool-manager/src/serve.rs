@@ -142,7 +142,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     if let Some(exporter) = exporter {
         exporter.abort();
     }
-    drop(handle);
+    handle.close();
     let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
     tracing::info!(calls_ended = ended.is_ok(), durable = flushed.is_ok(), "pool-manager stopped");
     Ok(())
@@ -208,7 +208,7 @@ fn rack(config: &Config) -> RackSpec {
 
 async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
     handle.ask(Ask::Configure(rack(config))).await.map_err(ServeError::Configure)?;
-    handle.set(settings(config)).await.map_err(ServeError::Configure)
+    handle.set(settings(config)).map_err(ServeError::Configure)
 }
 
 /// Reads rack.toml again on SIGHUP; a faulty one changes nothing. Ends on SIGTERM and SIGINT.
@@ -329,7 +329,7 @@ async fn export(
         let shared = shared.clone();
         async move {
             let metrics = Arc::clone(&shared.metrics);
-            let observed = shared.driver.look(move |manager, _| metrics.observe(manager)).await;
+            let observed = shared.driver.look(|manager, _| metrics.observe(manager));
             observed.map_err(|error| error.to_string())?;
             shared.metrics.text().map_err(|error| error.to_string())
         }
@@ -349,7 +349,7 @@ async fn watchdog(handle: Handle) {
     let mut beat = tokio::time::interval(within / 3);
     loop {
         beat.tick().await;
-        if handle.look(|_, _| ()).await.is_ok() {
+        if handle.look(|_, _| ()).is_ok() {
             notify(&[NotifyState::Watchdog]);
         }
     }

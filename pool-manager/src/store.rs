@@ -1,4 +1,4 @@
-//! Where the ledger's facts are kept: nine tables of bytes, written in all-or-nothing batches. What the bytes mean is
+//! Where the ledger's facts are kept: seven tables of bytes, written in all-or-nothing batches. What the bytes mean is
 //! the driver's business; nothing here knows who owns what.
 //!
 //! The traits ask for no more than any ordered key-value service with transactions can do, so that a store on another
@@ -31,52 +31,57 @@ pub mod meta {
 /// One kind of fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
-    /// What concerns the whole store.
-    Meta,
     /// Pool devices.
     Emcs,
     /// Hosts.
     Hosts,
     /// Slices.
     Slices,
-    /// The memory of VMs.
-    Reservations,
-    /// Remembered request ids.
-    Requests,
-    /// Proofs of scrubs.
-    Receipts,
-    /// Decisions.
-    Audit,
     /// Requests to move a VM.
     Migrations,
+    /// The memory of VMs.
+    Reservations,
+    /// Decisions.
+    Audit,
+    /// What concerns the whole store.
+    Meta,
 }
 
 impl Table {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 9] = [
-        Self::Meta,
+    pub const ALL: [Self; 7] = [
         Self::Emcs,
         Self::Hosts,
         Self::Slices,
-        Self::Reservations,
-        Self::Requests,
-        Self::Receipts,
-        Self::Audit,
         Self::Migrations,
+        Self::Reservations,
+        Self::Audit,
+        Self::Meta,
     ];
 
-    /// The name it is stored under; never changes.
+    /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Meta => "meta",
             Self::Emcs => "emcs",
             Self::Hosts => "hosts",
             Self::Slices => "slices",
-            Self::Reservations => "reservations",
-            Self::Requests => "requests",
-            Self::Receipts => "receipts",
-            Self::Audit => "audit",
             Self::Migrations => "migrations",
+            Self::Reservations => "reservations",
+            Self::Audit => "audit",
+            Self::Meta => "meta",
+        }
+    }
+
+    /// What its keys begin with where all tables share one; never changes.
+    pub const fn tag(self) -> u8 {
+        match self {
+            Self::Emcs => 1,
+            Self::Hosts => 2,
+            Self::Slices => 3,
+            Self::Migrations => 4,
+            Self::Reservations => 5,
+            Self::Audit => 6,
+            Self::Meta => 7,
         }
     }
 }
@@ -138,6 +143,12 @@ pub trait Store: Scan {
     /// # Errors
     /// As for opening; may be tried again.
     fn reopen(&mut self) -> Result<(), StoreError>;
+
+    /// The store as it is now, to be read while others write.
+    ///
+    /// # Errors
+    /// When the store failed before.
+    fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError>;
 
     /// How many bytes may still be written, or `None` if the store has no such notion.
     ///

@@ -267,6 +267,11 @@ impl Manager {
         std::mem::take(&mut self.changed)
     }
 
+    /// Whether there is something to do or to tell before [`Manager::next_wakeup`].
+    pub fn has_news(&self) -> bool {
+        !self.effects.is_empty() || self.changed
+    }
+
     /// The next thing to do, oldest first.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
@@ -304,8 +309,7 @@ impl Manager {
         if !self.loaded {
             return None; // nothing is known, so nothing can be due
         }
-        let batch = (!self.open.records.is_empty() && self.writing.is_none())
-            .then(|| self.open.since.after(BATCH_LINGER));
+        let batch = (!self.open.records.is_empty() && self.writing.is_none()).then(|| self.batch_due());
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
         let links = self.links.values().filter_map(|link| link.next_wakeup(&self.settings));
         let repeats = self.links.values().filter_map(Link::repeat_at);
@@ -385,8 +389,12 @@ impl Manager {
         self.effects.push_back(Effect::Reply(token, Box::new(Err(denied))));
     }
 
+    fn batch_due(&self) -> Ns {
+        if self.open.urgent || self.is_full() { Ns::ZERO } else { self.open.since.after(BATCH_LINGER) }
+    }
+
     fn write_batch(&mut self, when: When) {
-        let due = self.open.urgent || when.now >= self.open.since.after(BATCH_LINGER) || self.is_full();
+        let due = when.now >= self.batch_due();
         if !self.loaded || self.writing.is_some() || self.open.records.is_empty() || !due {
             return;
         }
@@ -429,17 +437,13 @@ impl Manager {
         for record in records.iter() {
             self.durable.install(record.clone());
         }
-        let transitions = self.transitions(&before);
-        let revision = self.durable.meta().revision;
-        self.effects.push_back(Effect::Durable(Published {
-            revision,
-            when,
-            records: Arc::clone(&records),
-            transitions,
-        }));
         for (token, reply) in batch.replies {
             self.reply_now(token, reply);
         }
+        let transitions = self.transitions(&before);
+        let revision = self.durable.meta().revision;
+        let published = Published { revision, when, records: Arc::clone(&records), transitions };
+        self.effects.push_back(Effect::Durable(published));
         for (token, reservation, deadline) in batch.waiting {
             self.wait_ready(token, reservation, deadline);
         }

@@ -50,8 +50,10 @@ pub const LIST_PAGES_MAX: u32 = 4096;
 /// Reservations in one page of a list: one may name thousands of slices.
 pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
-/// Requests waiting for the one task that owns the ledger; the next is refused as UNAVAILABLE.
+/// Requests to the ledger that have not been answered; the next is refused as UNAVAILABLE.
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
+/// Requests to explain something that wait for the store.
+pub const EXPLAINS_QUEUED_MAX: usize = 64;
 /// Calls waiting in WaitReady or in Reserve with `wait_ready`.
 pub const WAITERS_MAX: usize = 16 * 1024;
 /// The longest a call may wait for slices to come online.
@@ -127,6 +129,8 @@ pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
 
 /// Parts of a lease after which an agent speaks again if it had nothing to say.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
+/// Answers of a device that are taken in together.
+pub const DEVICE_ANSWERS_AT_ONCE_MAX: usize = 64;
 /// The least time between two orders to one host while somebody waits for what the next one will bring.
 pub const WANT_GAP: Ns = Ns::ms(1);
 /// The least time between two orders to one host that nobody waits for: what changes meanwhile shares one.

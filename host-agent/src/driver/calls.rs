@@ -39,19 +39,16 @@ impl Driver {
         });
     }
 
-    /// A few at a time on threads of their own.
     fn call(
         &mut self,
         call: Call,
         holding: Holding,
         work: impl FnOnce(&dyn Host) -> Result<Done, HostError> + Send + 'static,
     ) {
-        let (host, places) = (Arc::clone(&self.host), Arc::clone(&self.places));
-        let metrics = Arc::clone(&self.metrics);
-        self.tasks.spawn(async move {
-            let _place = places.acquire().await.expect("it is never closed");
+        let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
+        self.crew.call(move || {
             let began = Instant::now();
-            let result = finished(tokio::task::spawn_blocking(move || work(&*host)).await);
+            let result = work(&*host);
             metrics.called(call, began.elapsed(), result.is_ok());
             let (slice, epoch) = (holding.slice.0, holding.epoch.0);
             let result = result.map_err(|error| {

@@ -40,7 +40,7 @@ impl Rig {
             metrics: Arc::new(Metrics::new(&Name::new("h0").unwrap())),
             heard,
         };
-        let (driver, handle, reports) = Driver::new(start);
+        let (driver, handle, reports) = Driver::new(start).unwrap();
         tokio::spawn(driver.run());
         sender.send(Heard::Up { rack: "R".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
         Self { host, heard: sender, driver: handle, reports, told: Have::default(), dir }

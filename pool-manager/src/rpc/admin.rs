@@ -44,7 +44,7 @@ impl Admin {
         &self,
         question: impl FnOnce(&Manager) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        self.0.driver.look(move |manager, _| question(manager)).await.map_err(refused)
+        self.0.driver.look(|manager, _| question(manager)).map_err(refused)
     }
 
     /// One thing, or the refusal that it is not there.
@@ -258,7 +258,7 @@ async fn pass_on_events(
     loop {
         let events = tokio::select! {
             change = changes.recv() => match change {
-                Ok(published) => shared.driver.look(move |m, when| convert::event(m, when, &published)).await,
+                Ok(published) => shared.driver.look(|m, when| convert::event(m, when, &published)),
                 Err(RecvError::Lagged(events)) => Ok(vec![missed(events)]),
                 Err(RecvError::Closed) => return,
             },

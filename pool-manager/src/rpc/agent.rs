@@ -50,7 +50,7 @@ impl agent_server::Agent for Agent {
         let looked = self.0.driver.look(move |manager, _| {
             (manager.durable().meta().rack_uuid.clone(), manager.durable().host_named(&known))
         });
-        let (rack_uuid, host) = looked.await.map_err(refused)?;
+        let (rack_uuid, host) = looked.map_err(refused)?;
         let host =
             host.ok_or_else(|| forbidden("HOST_NOT_FOUND", format!("host: {name} is not in this rack")))?;
         if !claimed_rack.is_empty() && claimed_rack != rack_uuid {
@@ -80,7 +80,7 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
-        let session = self.0.driver.agent_up(host, hello, outbox).await.map_err(refused)?;
+        let session = self.0.driver.agent_up(host, hello, outbox).map_err(refused)?;
         let shared = self.0.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
@@ -92,7 +92,7 @@ impl Agent {
             if let Some(status) = ended {
                 let _ = sender.send(Err(status)).await; // a caller that is gone needs no reason
             }
-            shared.driver.agent_down(session).await;
+            shared.driver.agent_down(session);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -120,7 +120,7 @@ async fn hear(
         match convert::agent::have(have) {
             Err(error) => return Some(invalid(error)),
             Ok(have) => {
-                if let Err(error) = shared.driver.agent_have(session, have).await {
+                if let Err(error) = shared.driver.agent_have(session, have) {
                     return Some(refused(error));
                 }
             }

@@ -63,7 +63,7 @@ impl scheduler_server::Scheduler for Scheduler {
         let share = self.0.policy.borrow().pool_share;
         let planned =
             self.0.driver.look(move |manager, when| crate::plan::plan(manager, when, &plan, share, actor));
-        let (response, decision) = planned.await.map_err(refused)?;
+        let (response, decision) = planned.map_err(refused)?;
         self.0.driver.ask(Ask::Note(decision)).await.map_err(refused)?;
         Ok(Response::new(response))
     }
@@ -161,7 +161,7 @@ impl scheduler_server::Scheduler for Scheduler {
             self.0.driver.ask(Ask::ResolveMigration { vm, answer, words, actor }).await.map_err(refused)?;
         let Answer::Migration(migration) = looked else { return Err(unexpected(&looked)) };
         let shown = self.0.driver.look(move |manager, _| convert::migration(manager.durable(), &migration));
-        Ok(Response::new(shown.await.map_err(refused)?))
+        Ok(Response::new(shown.map_err(refused)?))
     }
 }
 
@@ -187,7 +187,7 @@ where
         let mut shown: Vec<K> = Vec::new();
         loop {
             changed.mark_unchanged();
-            let now: Result<Vec<T>, Asked> = shared.driver.look(move |manager, _| what(manager)).await;
+            let now: Result<Vec<T>, Asked> = shared.driver.look(|manager, _| what(manager));
             let Ok(now) = now else { return };
             let keys: Vec<K> = now.iter().map(&key).collect();
             for (item, key) in now.into_iter().zip(&keys) {

@@ -290,7 +290,7 @@ mod tests {
         let mut store = store(&old, 7);
         let mut snapshot = store.snapshot().unwrap();
         store.commit(&[Write::number(Table::Slices, b"late", 1)]).unwrap();
-        let entries = backup(&mut snapshot, &file).unwrap();
+        let entries = backup(snapshot.as_mut(), &file).unwrap();
         assert_eq!((entries[&Table::Slices], entries[&Table::Hosts]), (100, 0));
         assert_eq!(restore(&file, &new, false).unwrap(), Restored { generation: 1000, put_aside: None });
         let mut restored = RedbStore::open_existing(&new).unwrap();

@@ -1,8 +1,10 @@
 //! The store in one file, by redb. One durable write per batch: redb checksums its pages, so that one sync tells a whole
 //! commit from a torn one.
+//!
+//! All tables are one to redb, each a range of its keys: every table a commit touches costs it pages of its own. The
+//! newest decisions and what concerns the whole store, which every commit writes, lie side by side.
 
 use std::{
-    collections::BTreeMap,
     fmt, io,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
@@ -27,7 +29,8 @@ const HEADER_BYTES: u64 = 4096;
 /// The length of redb's magic number, which it writes last when it makes a file.
 const MAGIC_BYTES: usize = 9;
 
-type Entries = TableDefinition<'static, &'static [u8], &'static [u8]>;
+/// Everything, under keys that begin with the [`Table::tag`].
+const FACTS: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("facts");
 
 /// The store on a [`Disk`].
 pub struct RedbStore<D: Disk = Directory> {
@@ -74,11 +77,7 @@ impl<D: Disk> RedbStore<D> {
         Ok(store)
     }
 
-    /// The store as it is now, to be read by another thread while this one goes on.
-    ///
-    /// # Errors
-    /// When the store failed before.
-    pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
+    fn read(&self) -> Result<Snapshot, StoreError> {
         let place = self.disk.place();
         let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
         let transaction = guarded(place, "read", || Ok(database.begin_read()?))?;
@@ -112,7 +111,7 @@ impl Scan for Snapshot {
 
 impl<D: Disk> Scan for RedbStore<D> {
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
-        self.snapshot()?.scan(table, each)
+        self.read()?.scan(table, each)
     }
 }
 
@@ -132,6 +131,10 @@ impl<D: Disk> Store for RedbStore<D> {
         self.database = Some(open(&self.disk)?);
         let place = self.disk.place().to_owned();
         settle_format(self, &place).inspect_err(|_| self.database = None)
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
+        Ok(Box::new(self.read()?))
     }
 
     fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
@@ -212,34 +215,33 @@ fn scan(
     table: Table,
     each: &mut dyn FnMut(&[u8], &[u8]),
 ) -> Result<(), ::redb::Error> {
-    let entries = match transaction.open_table(Entries::new(table.name())) {
+    let entries = match transaction.open_table(FACTS) {
         Err(TableError::TableDoesNotExist(_)) => return Ok(()),
         opened => opened?,
     };
-    for entry in entries.range::<&[u8]>(..)? {
+    let (first, end) = ([table.tag()], [table.tag() + 1]);
+    for entry in entries.range::<&[u8]>(first.as_slice()..end.as_slice())? {
         let (key, value) = entry?;
-        each(key.value(), value.value());
+        each(&key.value()[first.len()..], value.value());
     }
     Ok(())
 }
 
 fn commit(database: &Database, batch: &[Write]) -> Result<(), ::redb::Error> {
     let transaction = database.begin_write()?;
-    let mut tables = BTreeMap::new();
+    let mut facts = transaction.open_table(FACTS)?;
+    let mut place = Vec::new();
     for write in batch {
-        let (Write::Put { table, .. } | Write::Delete { table, .. }) = write;
-        let entries = match tables.entry(*table) {
-            std::collections::btree_map::Entry::Occupied(open) => open.into_mut(),
-            std::collections::btree_map::Entry::Vacant(space) => {
-                space.insert(transaction.open_table(Entries::new(table.name()))?)
-            }
-        };
+        let (Write::Put { table, key, .. } | Write::Delete { table, key }) = write;
+        place.clear();
+        place.push(table.tag());
+        place.extend_from_slice(key);
         match write {
-            Write::Put { key, value, .. } => drop(entries.insert(key.as_slice(), value.as_slice())?),
-            Write::Delete { key, .. } => drop(entries.remove(key.as_slice())?),
+            Write::Put { value, .. } => drop(facts.insert(place.as_slice(), value.as_slice())?),
+            Write::Delete { .. } => drop(facts.remove(place.as_slice())?),
         }
     }
-    drop(tables);
+    drop(facts);
     Ok(transaction.commit()?)
 }
 

@@ -304,6 +304,6 @@ fn a_snapshot_stays_as_it_was() {
     store.commit(&[put(Table::Hosts, b"h", b"before")]).unwrap();
     let mut snapshot = store.snapshot().unwrap();
     store.commit(&[put(Table::Hosts, b"h", b"after")]).unwrap();
-    let seen = std::thread::spawn(move || facts(&mut snapshot).unwrap()).join().unwrap();
+    let seen = std::thread::spawn(move || facts(snapshot.as_mut()).unwrap()).join().unwrap();
     assert_eq!(seen.into_values().next().unwrap(), b"before");
 }

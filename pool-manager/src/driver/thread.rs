@@ -1,0 +1,223 @@
+//! The one thread that performs what the ledger's machine asks for, in the order it asks: batches into the store, replies,
+//! device calls, orders. The store is written here and not on a thread of its own, as a reply waits for nothing else.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, MutexGuard, mpsc as blocking},
+    time::{Duration, Instant},
+};
+
+use pool::manager::{Closed, DeviceCall, DeviceDone, DeviceFailure, Effect, Event};
+use pool::record::Record;
+use tokio::{
+    runtime::Handle as Runtime,
+    sync::{mpsc, oneshot},
+};
+use units::{EmcId, Ns};
+
+use super::{Core, Explain, Replied, Shared, ToSession};
+use crate::{
+    device::Driver,
+    emc::{self, EmcPlace},
+    keeper::{self, Keeper},
+    metrics::Metrics,
+};
+
+/// The longest sleep; a deadline further away is looked at again.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
+
+/// An effect with the one it is for.
+enum Act {
+    Reply(oneshot::Sender<Replied>, Box<Replied>),
+    Tell(mpsc::Sender<ToSession>, ToSession),
+    Do(Effect),
+}
+
+pub(super) struct Driving {
+    shared: Arc<Shared>,
+    keeper: Keeper,
+    emcs: HashMap<EmcId, blocking::Sender<DeviceCall>>,
+    metrics: Arc<Metrics>,
+    /// Where slow reading goes on beside this thread.
+    runtime: Runtime,
+    /// When to try again to read a store that could not be read.
+    reload_at: Option<Instant>,
+}
+
+impl Driving {
+    pub(super) fn new(shared: Arc<Shared>, keeper: Keeper, metrics: Arc<Metrics>) -> Self {
+        let (emcs, runtime) = (HashMap::new(), Runtime::current());
+        Self { shared, keeper, emcs, metrics, runtime, reload_at: None }
+    }
+
+    pub(super) fn run(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut acts = Vec::new();
+        while wait_for_work(&shared, self.reload_at, &mut acts) {
+            self.explain();
+            if self.reload_at.take_if(|at| *at <= Instant::now()).is_some() {
+                self.reload();
+            }
+            acts.drain(..).for_each(|act| self.perform(act));
+            if shared.lock().manager.take_changed() {
+                shared.note_change();
+            }
+        }
+        shared.lock().replies.clear(); // whoever still waits hears that the manager is stopping
+    }
+
+    fn perform(&mut self, act: Act) {
+        match act {
+            Act::Reply(reply, answer) => drop(reply.send(*answer)), // whoever asked may have gone
+            Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost order is repeated
+            Act::Do(Effect::Store { batch, records }) => self.store(batch, &records),
+            Act::Do(Effect::Reload) => self.reload(),
+            Act::Do(Effect::Device(emc, call)) => self.call_device(emc, call),
+            Act::Do(Effect::Durable(durable)) => {
+                self.metrics.transitions(&durable);
+                let _ = self.shared.published.send(Arc::new(durable)); // nobody may be watching
+                self.shared.note_change();
+            }
+            Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::Close(..)) => {} // have no receiver any more
+        }
+    }
+
+    /// What follows from an event at once is done at once: replies wait neither for upkeep nor for the next batch. A
+    /// manager that takes nothing more in still hears what comes of what it does.
+    fn event(&mut self, event: Event) {
+        let mut acts = Vec::new();
+        {
+            let mut core = self.shared.lock();
+            core.manager.handle(self.shared.clock.now(), event);
+            collect(&mut core, &mut acts);
+        }
+        acts.into_iter().for_each(|act| self.perform(act));
+    }
+
+    fn store(&mut self, batch: u64, records: &[Record]) {
+        self.shared.room.notify_waiters();
+        self.metrics.batch_records.observe(records.len() as f64);
+        let result = self.keeper.commit(records);
+        if let Err(error) = &result {
+            tracing::error!(batch, error = emc::chain(error), "store failed");
+            self.metrics.store_failures.inc();
+        }
+        self.event(Event::Stored { batch, ok: result.is_ok() });
+        if let Some(low) = self.keeper.space_changed() {
+            self.event(Event::StoreSpace { low });
+        }
+    }
+
+    fn reload(&mut self) {
+        match self.keeper.reload() {
+            Ok(loaded) => {
+                tracing::warn!(records = loaded.records.len(), "store read again");
+                if let Some(meta) = loaded.meta {
+                    let (records, restored) = (loaded.records, loaded.restored);
+                    self.event(Event::Loaded { meta, records, restored });
+                }
+            }
+            Err(error) => {
+                tracing::error!(error = emc::chain(&error), "store cannot be read again");
+                self.reload_at = Some(Instant::now() + units::limits::STORE_RETRY.as_duration());
+            }
+        }
+    }
+
+    /// Decisions are many: they are read beside this thread, from the store as it is now.
+    fn explain(&mut self) {
+        let asked = std::mem::take(&mut self.shared.lock().explains);
+        for Explain { subject, reply } in asked {
+            let snapshot = self.keeper.snapshot();
+            self.runtime.spawn_blocking(move || {
+                let found = snapshot
+                    .map_err(Into::into)
+                    .and_then(|mut snapshot| keeper::decisions(snapshot.as_mut(), &subject));
+                drop(reply.send(found)); // whoever asked may have gone
+            });
+        }
+    }
+
+    fn call_device(&mut self, id: EmcId, call: DeviceCall) {
+        if !self.emcs.contains_key(&id)
+            && let Some(calls) = self.open_emc(id)
+        {
+            self.emcs.insert(id, calls);
+        }
+        match self.emcs.get(&id) {
+            Some(calls) => drop(calls.send(call)), // its thread ends with this one
+            None => {
+                let failure = DeviceFailure::Error("no thread for its driver".into());
+                self.event(Event::Device(id, DeviceDone::Failed { call, failure }));
+            }
+        }
+    }
+
+    fn open_emc(&self, id: EmcId) -> Option<blocking::Sender<DeviceCall>> {
+        let place = {
+            let core = self.shared.lock();
+            let emc = &core.manager.durable().emc(id)?.emc;
+            let (path, first, slices) = (PathBuf::from(&emc.path), emc.first, emc.slices);
+            EmcPlace { id, driver: Driver::named(&emc.driver)?, path, first, slices }
+        };
+        let shared = Arc::clone(&self.shared);
+        let report = move |id, answers| drop(shared.device_answers(id, answers)); // nobody listens after the end
+        let started = emc::start(place, report);
+        started.inspect_err(|error| tracing::error!(emc = id.0, %error, "no thread for an EMC")).ok()
+    }
+}
+
+/// Sleeps until there is something to do, and collects it. `false` when nothing is left and nothing more can come.
+fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act>) -> bool {
+    let mut core = shared.lock();
+    loop {
+        let now = shared.clock.now();
+        core.manager.settle(now);
+        collect(&mut core, acts);
+        let reload_due = reload_at.is_some_and(|at| at <= Instant::now());
+        if !acts.is_empty() || !core.explains.is_empty() || reload_due {
+            return true;
+        }
+        if core.closed && !core.manager.is_writing() {
+            return false;
+        }
+        let wake = core.manager.next_wakeup();
+        let sleep = wake.map_or(SLEEP_MAX, |at| Ns(at.0.saturating_sub(now.now.0)).as_duration());
+        let retry = reload_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
+        core.asleep = Some(wake.unwrap_or(Ns::NEVER));
+        core = sleep_for(shared, core, sleep.min(retry).min(SLEEP_MAX));
+    }
+}
+
+fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, time: Duration) -> MutexGuard<'a, Core> {
+    let slept = shared.work.wait_timeout(core, time);
+    let (mut core, slept) = slept.unwrap_or_else(|_| std::process::abort()); // as in `Shared::lock`
+    core.asleep = None;
+    if slept.timed_out() {
+        core.manager.handle(shared.clock.now(), Event::Tick);
+    }
+    core
+}
+
+fn collect(core: &mut Core, acts: &mut Vec<Act>) {
+    while let Some(effect) = core.manager.poll_effect() {
+        let act = match effect {
+            Effect::Reply(token, answer) => {
+                core.replies.remove(&token).map(|reply| Act::Reply(reply, answer))
+            }
+            Effect::Send(session, want) => {
+                core.sessions.get(&session).map(|outbox| Act::Tell(outbox.clone(), ToSession::Order(want)))
+            }
+            Effect::Close(session, why) => close(core, session, why),
+            other => Some(Act::Do(other)),
+        };
+        acts.extend(act);
+    }
+}
+
+/// A full outbox is dropped with its connection, which ends the session too.
+fn close(core: &mut Core, session: pool::manager::SessionId, why: Closed) -> Option<Act> {
+    tracing::warn!(session = session.0, ?why, "agent connection ended");
+    core.sessions.remove(&session).map(|outbox| Act::Tell(outbox, ToSession::Close(why)))
+}
