@@ -11,7 +11,10 @@ mod thread;
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Condvar, Mutex, MutexGuard},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -101,6 +104,8 @@ struct Shared {
     core: Mutex<Core>,
     /// There is something for the driver's thread to do.
     work: Condvar,
+    /// The same, to be seen without the lock. Only a hint: the lock says what is true.
+    nudged: AtomicBool,
     /// The open batch was handed to the store: there is room in the next one.
     room: Notify,
     /// One place for every request that has not been answered.
@@ -129,6 +134,7 @@ impl Shared {
         let wake = core.oversleeps();
         if wake {
             core.asleep = None;
+            self.nudged.store(true, Ordering::Relaxed);
         }
         drop(core);
         if wake {
@@ -296,6 +302,7 @@ impl Handle {
     pub fn close(&self) {
         let mut core = self.0.lock();
         core.closed = true;
+        core.asleep = None;
         drop(core);
         self.0.work.notify_one();
         self.0.room.notify_waiters();
@@ -356,6 +363,7 @@ pub fn start(
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         work: Condvar::new(),
+        nudged: AtomicBool::new(false),
         room: Notify::new(),
         places: Semaphore::new(REQUESTS_QUEUED_MAX),
         clock,

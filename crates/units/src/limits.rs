@@ -52,6 +52,9 @@ pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
 /// Requests to the ledger that have not been answered; the next is refused as UNAVAILABLE.
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
+/// How long the ledger's thread looks for more work before it sleeps. A processor that was put to sleep takes about as
+/// long to be of use again as a durable write takes, and callers who ask one thing after another would pay for it each time.
+pub const LEDGER_AWAKE_FOR: Ns = Ns(100_000);
 /// Requests to explain something that wait for the store.
 pub const EXPLAINS_QUEUED_MAX: usize = 64;
 /// Calls waiting in WaitReady or in Reserve with `wait_ready`.

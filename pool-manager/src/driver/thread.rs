@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, MutexGuard, mpsc as blocking},
+    sync::{Arc, MutexGuard, atomic::Ordering, mpsc as blocking},
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use tokio::{
     runtime::Handle as Runtime,
     sync::{mpsc, oneshot},
 };
-use units::{EmcId, Ns};
+use units::{EmcId, Ns, limits::LEDGER_AWAKE_FOR};
 
 use super::{Core, Explain, Replied, Shared, ToSession};
 use crate::{
@@ -26,6 +26,9 @@ use crate::{
 
 /// The longest sleep; a deadline further away is looked at again.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
+
+/// Who waits, and for what.
+type Reply = (oneshot::Sender<Replied>, Box<Replied>);
 
 /// An effect with the one it is for.
 enum Act {
@@ -39,6 +42,8 @@ pub(super) struct Driving {
     keeper: Keeper,
     emcs: HashMap<EmcId, blocking::Sender<DeviceCall>>,
     metrics: Arc<Metrics>,
+    /// Replies of one batch, handed to the connections in one go. Bounded by the requests that may wait.
+    replies: mpsc::UnboundedSender<Vec<Reply>>,
     /// Where slow reading goes on beside this thread.
     runtime: Runtime,
     /// When to try again to read a store that could not be read.
@@ -48,7 +53,9 @@ pub(super) struct Driving {
 impl Driving {
     pub(super) fn new(shared: Arc<Shared>, keeper: Keeper, metrics: Arc<Metrics>) -> Self {
         let (emcs, runtime) = (HashMap::new(), Runtime::current());
-        Self { shared, keeper, emcs, metrics, runtime, reload_at: None }
+        let (replies, received) = mpsc::unbounded_channel();
+        runtime.spawn(pass_on(received));
+        Self { shared, keeper, emcs, metrics, replies, runtime, reload_at: None }
     }
 
     pub(super) fn run(&mut self) {
@@ -59,7 +66,7 @@ impl Driving {
             if self.reload_at.take_if(|at| *at <= Instant::now()).is_some() {
                 self.reload();
             }
-            acts.drain(..).for_each(|act| self.perform(act));
+            self.perform_all(&mut acts);
             if shared.lock().manager.take_changed() {
                 shared.note_change();
             }
@@ -67,9 +74,28 @@ impl Driving {
         shared.lock().replies.clear(); // whoever still waits hears that the manager is stopping
     }
 
+    fn perform_all(&mut self, acts: &mut Vec<Act>) {
+        let mut replies = Vec::new();
+        for act in acts.drain(..) {
+            match act {
+                Act::Reply(reply, answer) => replies.push((reply, answer)),
+                other => {
+                    self.reply(&mut replies);
+                    self.perform(other);
+                }
+            }
+        }
+        self.reply(&mut replies);
+    }
+
+    fn reply(&self, replies: &mut Vec<Reply>) {
+        if !replies.is_empty() {
+            let _ = self.replies.send(std::mem::take(replies)); // without the runtime nobody waits any more
+        }
+    }
+
     fn perform(&mut self, act: Act) {
         match act {
-            Act::Reply(reply, answer) => drop(reply.send(*answer)), // whoever asked may have gone
             Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost order is repeated
             Act::Do(Effect::Store { batch, records }) => self.store(batch, &records),
             Act::Do(Effect::Reload) => self.reload(),
@@ -79,7 +105,7 @@ impl Driving {
                 let _ = self.shared.published.send(Arc::new(durable)); // nobody may be watching
                 self.shared.note_change();
             }
-            Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::Close(..)) => {} // have no receiver any more
+            Act::Reply(..) | Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::Close(..)) => {} // done elsewhere
         }
     }
 
@@ -92,7 +118,7 @@ impl Driving {
             core.manager.handle(self.shared.clock.now(), event);
             collect(&mut core, &mut acts);
         }
-        acts.into_iter().for_each(|act| self.perform(act));
+        self.perform_all(&mut acts);
     }
 
     fn store(&mut self, batch: u64, records: &[Record]) {
@@ -168,6 +194,15 @@ impl Driving {
     }
 }
 
+/// Wakes those who wait, from within the runtime: once for a batch, and not once for each of them.
+async fn pass_on(mut replies: mpsc::UnboundedReceiver<Vec<Reply>>) {
+    while let Some(batch) = replies.recv().await {
+        for (reply, answer) in batch {
+            let _ = reply.send(*answer); // whoever asked may have gone
+        }
+    }
+}
+
 /// Sleeps until there is something to do, and collects it. `false` when nothing is left and nothing more can come.
 fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act>) -> bool {
     let mut core = shared.lock();
@@ -190,14 +225,28 @@ fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act
     }
 }
 
+/// Sleeps, unless something comes up soon.
 fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, time: Duration) -> MutexGuard<'a, Core> {
-    let slept = shared.work.wait_timeout(core, time);
+    shared.nudged.store(false, Ordering::Relaxed);
+    drop(core);
+    stay_awake(shared, time.min(LEDGER_AWAKE_FOR.as_duration()));
+    let core = shared.lock();
+    let still = |core: &mut Core| core.asleep.is_some();
+    let slept = shared.work.wait_timeout_while(core, time, still);
     let (mut core, slept) = slept.unwrap_or_else(|_| std::process::abort()); // as in `Shared::lock`
     core.asleep = None;
     if slept.timed_out() {
         core.manager.handle(shared.clock.now(), Event::Tick);
     }
     core
+}
+
+/// Whoever else wants the processor gets it.
+fn stay_awake(shared: &Shared, time: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < time && !shared.nudged.load(Ordering::Relaxed) {
+        std::thread::yield_now();
+    }
 }
 
 fn collect(core: &mut Core, acts: &mut Vec<Act>) {
