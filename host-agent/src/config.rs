@@ -165,13 +165,10 @@ impl Config {
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let raw = toml::from_str::<RawConfig>(text);
         let raw = raw.map_err(|cause| ConfigError::Toml { path: path.to_owned(), cause: Box::new(cause) })?;
-        let base = std::path::absolute(path.parent().unwrap_or(Path::new("")));
-        let base = base.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
-        check(raw, &base).map_err(|Fault { field, value, rule }| ConfigError::Value {
-            path: path.to_owned(),
-            field,
-            value,
-            rule,
+        let place =
+            std::path::absolute(path).map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
+        check(raw, place.parent().unwrap_or(&place)).map_err(|Fault { field, value, rule }| {
+            ConfigError::Value { path: path.to_owned(), field, value, rule }
         })
     }
 }
@@ -283,6 +280,12 @@ mod tests {
         assert!(SMALLEST.contains(from), "nothing was changed");
         let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
         assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(why), "{error}");
+    }
+
+    #[test]
+    fn a_file_may_be_named_without_its_directory() {
+        let config = Config::parse(SMALLEST, Path::new("host.toml")).unwrap();
+        assert_eq!(config.runtime_dir, std::env::current_dir().unwrap().join("run"));
     }
 
     #[test]

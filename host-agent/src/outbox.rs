@@ -43,3 +43,37 @@ impl Outbox {
         *self.waiting() = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pool::protocol::Holding;
+    use units::{Epoch, SliceId};
+
+    use super::*;
+
+    fn news(slice: u32) -> Have {
+        Have { online: vec![Holding { slice: SliceId(slice), epoch: Epoch(1) }], ..Have::default() }
+    }
+
+    #[tokio::test]
+    async fn reports_that_pile_up_become_one_and_nothing_is_lost() {
+        let outbox = Outbox::default();
+        (1..=3).for_each(|slice| outbox.put(news(slice)));
+        let slices: Vec<u32> = outbox.next().await.online.iter().map(|holding| holding.slice.0).collect();
+        assert_eq!(slices, [1, 2, 3]);
+        outbox.put(news(4));
+        assert_eq!(outbox.next().await, news(4), "what was taken is not told again");
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_hears_of_the_next_report_and_a_new_session_of_none_before_it() {
+        let outbox = std::sync::Arc::new(Outbox::default());
+        outbox.put(news(1));
+        outbox.clear();
+        let waits = std::sync::Arc::clone(&outbox);
+        let heard = tokio::spawn(async move { waits.next().await });
+        tokio::task::yield_now().await;
+        outbox.put(news(2));
+        assert_eq!(heard.await.unwrap(), news(2));
+    }
+}

@@ -20,10 +20,10 @@ use units::{
 use crate::device::Driver;
 use written::{Field, Section, Text};
 
-mod diff;
+mod fixed;
 mod written;
 
-pub use diff::{Diff, Fixed, diff};
+pub use fixed::{Fixed, fixed};
 pub use written::Fault;
 
 /// A rack, checked.

@@ -25,7 +25,7 @@ use tonic::transport::{Certificate, Identity as Certified, Server, ServerTlsConf
 use units::limits::MESSAGE_BYTES_MAX;
 
 use crate::{
-    config::{Config, ConfigError, Listen, Tls, diff},
+    config::{Config, ConfigError, Listen, Tls, fixed},
     driver::{self, Asked, Handle, Start},
     emc::chain,
     metrics::Metrics,
@@ -248,7 +248,7 @@ async fn reload(
     identity: &Identity,
 ) -> Result<Config, ServeError> {
     let new = Config::load(path)?;
-    let fixed: Vec<String> = diff(old, &new).fixed.iter().map(ToString::to_string).collect();
+    let fixed: Vec<String> = fixed(old, &new).iter().map(ToString::to_string).collect();
     if !fixed.is_empty() {
         return Err(ServeError::Fixed(fixed.join("; ")));
     }

@@ -107,3 +107,47 @@ impl Drop for Crew {
         self.0.more.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use units::ReservationId;
+
+    use super::*;
+
+    fn event(id: u64) -> Event {
+        Event::ProcessGone { reservation: ReservationId(id) }
+    }
+
+    #[tokio::test]
+    async fn as_many_calls_are_made_at_once_as_there_are_threads_and_each_is_told() {
+        let (crew, mut made) = Crew::start().unwrap();
+        let together = Arc::new(Barrier::new(HOST_CALLS_AT_ONCE_MAX));
+        for id in 0..3 * HOST_CALLS_AT_ONCE_MAX as u64 {
+            let together = Arc::clone(&together);
+            crew.call(move || {
+                together.wait(); // passes only when all threads are in a call
+                event(id)
+            });
+        }
+        let mut told = Vec::new();
+        while told.len() < 3 * HOST_CALLS_AT_ONCE_MAX {
+            let Ok(Event::ProcessGone { reservation }) = made.recv().await.unwrap() else {
+                panic!("another event")
+            };
+            told.push(reservation.0);
+        }
+        told.sort_unstable();
+        assert_eq!(told, (0..3 * HOST_CALLS_AT_ONCE_MAX as u64).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_call_that_panics_is_told_and_the_crew_goes_on() {
+        let (crew, mut made) = Crew::start().unwrap();
+        crew.call(|| panic!("a host call gone wrong"));
+        assert!(made.recv().await.unwrap().is_err());
+        crew.call(|| event(1));
+        assert!(made.recv().await.unwrap().is_ok());
+    }
+}

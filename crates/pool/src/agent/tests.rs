@@ -220,6 +220,31 @@ fn a_slice_nobody_had_is_seen_to_be_zero_before_it_is_usable() {
 }
 
 #[test]
+fn a_change_is_followed_on_top_of_the_order_it_names_and_of_no_other() {
+    check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1", "online:2.1?");
+    check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1 ok:2.1", "news:2:online=2.1");
+    check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1 ok:2.1 want:3", "have:3:online=1.1+2.1");
+    check("up want:1:a=1.1 ok:1.1 want:2:base=1:no_vm=a:release=1.1", "offline:1.1");
+    check("up want:1:a=1.1 ok:1.1 want:2:base=1:no_vm=a:release=1.1 ok:1.1", "news:2:released=1.1:clean");
+    check(
+        "up want:1:a=1.1 ok:1.1 want:2:base=1:no_vm=a:release=1.1 ok:1.1 want:3:base=2:no_slice=1",
+        "news:3:clean",
+    );
+    check("up want:1 want:3:base=2:a=1.1", "bounced:changes order 0.2, the newest followed is 0.1");
+    check(
+        "up want:1 want:2:base=1:a=1.1 want:2:base=1:a=1.1",
+        "bounced:changes order 0.1, the newest followed is 0.2",
+    );
+}
+
+#[test]
+fn everything_is_told_with_every_heartbeat_and_what_is_new_between() {
+    let ms = 4000 / HEARTBEATS_PER_LEASE;
+    check(&format!("up want:1:a=1.1+2.1 ok:1.1 ok:2.1 tick:{}", ms - 1), "");
+    check(&format!("up want:1:a=1.1+2.1 ok:1.1 ok:2.1 tick:{ms}"), "have:1:online=1.1+2.1");
+}
+
+#[test]
 fn a_slice_that_is_not_zero_is_reported_and_never_handed_out() {
     check("up want:1:a=1.1 dirty:1.1", "have:1:failed=1.1:clean");
     check("up want:1:a=1.1 dirty:1.1 tick:60000", "have:1:failed=1.1:clean");

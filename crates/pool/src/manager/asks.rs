@@ -274,8 +274,12 @@ impl Manager {
         reason: &str,
     ) -> Result<(Change, Reply), Denied> {
         let id = self.head.host_named(&host).ok_or_else(|| Denied::NoSuchHost(host.clone()))?;
-        if self.links.get(&id).is_some_and(Link::is_connected) {
+        let link = self.links.get(&id);
+        if link.is_some_and(Link::is_connected) {
             return Err(Denied::HostConnected(host));
+        }
+        if !powered_off && link.is_some_and(Link::is_expected) {
+            return Err(Denied::HostExpected(host)); // it may be about to speak, and its VMs run
         }
         Ok((self.head.decide_fence(when, id, powered_off, actor, reason), Reply::Place(Place::Host(host))))
     }

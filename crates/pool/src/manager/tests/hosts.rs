@@ -65,6 +65,14 @@ fn a_silent_host_keeps_what_it_has_and_gets_nothing_new() {
 }
 
 #[test]
+fn a_host_that_a_new_manager_still_expects_is_fenced_only_when_its_machine_is_off() {
+    Rig::up().tells(
+        "restart device fence:h1 | e1.contents e2.contents fence:h1->HOST_EXPECTED
+         vouch:h1 | store",
+    );
+}
+
+#[test]
 fn a_connected_host_is_not_fenced() {
     Rig::up().tells(
         "fence:h1 | fence:h1->HOST_CONNECTED
