@@ -211,7 +211,7 @@ fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act
         core.manager.settle(now);
         collect(&mut core, acts);
         let reload_due = reload_at.is_some_and(|at| at <= Instant::now());
-        if !acts.is_empty() || !core.explains.is_empty() || reload_due {
+        if !acts.is_empty() || core.manager.has_news() || !core.explains.is_empty() || reload_due {
             return true;
         }
         if core.closed && !core.manager.is_writing() {

@@ -12,7 +12,7 @@ use std::{
 
 use ::redb::{
     Database, DatabaseError, ReadTransaction, ReadableDatabase, RepairSession, StorageBackend,
-    TableDefinition, TableError,
+    TableDefinition, TableError, TableHandle,
 };
 use units::limits::STORE_CACHE_BYTES;
 
@@ -71,6 +71,7 @@ impl<D: Disk> RedbStore<D> {
     /// Every kind of [`StoreError`] but `Poisoned`.
     pub fn open(disk: D) -> Result<Self, StoreError> {
         let database = open(&disk)?;
+        only_facts(&database, disk.place())?;
         let mut store = Self { disk, database: Some(database) };
         let place = store.disk.place().to_owned();
         settle_format(&mut store, &place)?;
@@ -157,6 +158,22 @@ fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
             opened => verified(opened?),
         }
     })
+}
+
+/// A file with other tables than ours is no empty store, though we see nothing in it.
+fn only_facts(database: &Database, place: &Path) -> Result<(), StoreError> {
+    let names = guarded(place, "read", || {
+        let transaction = database.begin_read()?;
+        let tables = transaction.list_tables()?;
+        Ok(tables.map(|table| table.name().to_owned()).collect::<Vec<_>>())
+    })?;
+    match names.into_iter().find(|name| name != FACTS.name()) {
+        None => Ok(()),
+        Some(name) => {
+            let what = format!("a table {name:?}, which no pool-manager of this or a later version made");
+            Err(StoreError::Corrupt { place: place.to_owned(), what })
+        }
+    }
 }
 
 /// A file that was closed is opened without a look at its pages; rot is found here, and not when it is believed.

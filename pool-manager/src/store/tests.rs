@@ -268,6 +268,20 @@ fn a_file_that_is_no_store_is_named_with_what_to_do() {
 }
 
 #[test]
+fn a_redb_file_of_something_else_is_not_taken_for_an_empty_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let database = ::redb::Database::create(directory.path().join(disk::FILE)).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let theirs = ::redb::TableDefinition::<&[u8], &[u8]>::new("meta");
+    transaction.open_table(theirs).unwrap().insert(&b"format"[..], &b"1"[..]).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let error = RedbStore::open_directory(directory.path()).unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+    assert!(error.to_string().contains("\"meta\""), "{error}");
+}
+
+#[test]
 fn a_second_manager_is_told_that_the_store_is_in_use() {
     let directory = tempfile::tempdir().unwrap();
     let first = RedbStore::open_directory(directory.path()).unwrap();
