@@ -139,6 +139,9 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let _ = stop.send(true); // the servers may have ended already
     watchdog.abort();
     let ended = tokio::time::timeout(STOP_WITHIN, server).await;
+    if ended.is_err() {
+        tracing::warn!(waited = ?STOP_WITHIN, "connections cut: some client or agent does not let go of its own");
+    }
     if let Some(exporter) = exporter {
         exporter.abort();
     }

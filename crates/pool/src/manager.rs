@@ -165,7 +165,11 @@ struct Batch {
 #[derive(Clone, Debug)]
 enum Reply {
     Reservation(ReservationId),
-    Place(crate::ledger::Place),
+    /// With the VMs that are to move, if it drains.
+    Place {
+        place: crate::ledger::Place,
+        drains: bool,
+    },
     Migration(ReservationId),
     Done,
     /// Decided from facts that may not be durable yet: it names a reservation that a failed write would undo.

@@ -78,16 +78,14 @@ fn within(field: &'static str, value: u64, max: u64) -> Result<u64, Invalid> {
     if value <= max { Ok(value) } else { Err(Invalid::new(field, value, format!("must be at most {max}"))) }
 }
 
-/// Memory of the pool: whole slices, not more than one VM may have.
+/// Memory of the pool: not more than one VM may have, and whole slices.
 fn pool_slices(bytes: u64) -> Result<u32, Invalid> {
-    let rule = "must be whole slices: a multiple of 1GiB (1073741824)";
-    let slices = Bytes::new(bytes).as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))?;
-    if slices <= SLICES_PER_VM_MAX {
-        Ok(slices)
-    } else {
-        let rule = format!("must be at most {} for one VM", Bytes::slices(SLICES_PER_VM_MAX));
-        Err(Invalid::new("pool_bytes", Bytes::new(bytes), rule))
+    let (asked, most) = (Bytes::new(bytes), Bytes::slices(SLICES_PER_VM_MAX));
+    if asked > most {
+        return Err(Invalid::new("pool_bytes", asked, format!("must be at most {most} for one VM")));
     }
+    let rule = "must be whole slices: a multiple of 1GiB (1073741824)";
+    asked.as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))
 }
 
 fn local(bytes: u64) -> Result<Bytes, Invalid> {

@@ -151,7 +151,7 @@ impl Manager {
             }
             Ask::Schedule { place, to, actor, reason } => {
                 let decided = self.head.decide_scheduling(when, &place, to, actor, &reason);
-                decided.map(|change| (change, Reply::Place(place)))
+                decided.map(|change| (change, Reply::Place { place, drains: to == Scheduling::Draining }))
             }
             Ask::Fence { host, powered_off, actor, reason } => {
                 self.on_fence(when, host, powered_off, actor, &reason)
@@ -178,8 +178,12 @@ impl Manager {
     fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<Decided, Denied> {
         let host = self.head.host_named(&reserve.host);
         let decided = self.head.decide_reserve(when, reserve);
-        if let Ok(Decided::Repeat(_)) | Err(Denied::RequestReused { .. } | Denied::VmTaken { .. }) = decided {
-            return decided; // true whatever the host's state
+        if let Ok(Decided::Repeat(_))
+        | Err(
+            Denied::RequestReused { .. } | Denied::VmTaken { .. } | Denied::HostNotSchedulable { .. },
+        ) = decided
+        {
+            return decided; // true whether the host speaks to us or not
         }
         if let Some(host) = host {
             self.takes_reservations(host)?;
@@ -281,7 +285,10 @@ impl Manager {
         if !powered_off && link.is_some_and(Link::is_expected) {
             return Err(Denied::HostExpected(host)); // it may be about to speak, and its VMs run
         }
-        Ok((self.head.decide_fence(when, id, powered_off, actor, reason), Reply::Place(Place::Host(host))))
+        Ok((
+            self.head.decide_fence(when, id, powered_off, actor, reason),
+            Reply::Place { place: Place::Host(host), drains: false },
+        ))
     }
 
     pub(super) fn reply_now(&mut self, token: Token, reply: Reply) {
@@ -290,8 +297,9 @@ impl Manager {
             Reply::Reservation(id) => {
                 self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
             }
-            Reply::Place(place) => {
-                let waiting = self.durable.reservations_at(&place).unwrap_or_default();
+            Reply::Place { place, drains } => {
+                let waiting =
+                    self.durable.reservations_at(&place).ok().filter(|_| drains).unwrap_or_default();
                 let waiting = waiting.iter().filter_map(|id| self.durable.reservation(*id));
                 Ok(Answer::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
             }

@@ -68,7 +68,9 @@ fn a_silent_host_keeps_what_it_has_and_gets_nothing_new() {
 fn a_host_that_a_new_manager_still_expects_is_fenced_only_when_its_machine_is_off() {
     Rig::up().tells(
         "restart device fence:h1 | e1.contents e2.contents fence:h1->HOST_EXPECTED
-         vouch:h1 | store",
+         vouch:h1 | store
+         stored | vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
+         reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE",
     );
 }
 

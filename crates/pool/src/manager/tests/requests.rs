@@ -162,7 +162,7 @@ fn a_drain_names_who_has_to_move_and_a_cordon_stops_newcomers() {
          stored | drain:h1->ok[1] h1<a=0.1
          reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE
          cordon:e1 cordon:e2 | store
-         stored stored | cordon:e1->ok[1] store cordon:e2->ok[0]
+         stored stored | cordon:e1->ok[0] store cordon:e2->ok[0]
          reserve:b@h2=1 | reserve:b->OUT_OF_SLICES
          enable:e2 stored reserve:b@h2=1 | store enable:e2->ok[0] store",
     );
