@@ -96,7 +96,7 @@ fn wait_for_line(child: &mut Child) {
 async fn a_reservation_that_a_device_forgot_is_found() {
     let mut rack = Rack::start(poor_in_memory(4)).await;
     // The first VM stays, so its slices are the lowest, which are what the device forgets.
-    let run = replay(&rack, &format!("0,0,,1,3\n{}", churn(1, 400)));
+    let run = replay(&rack, &format!("0,0,,1,3\n{}", churn(1, 2000)));
     rack.wait_for("the VM that stays", async |rack| {
         rack.reservations().await.iter().any(|r| r.state() == wire::ReservationState::Committed)
     })
