@@ -345,7 +345,8 @@ impl Rack {
     }
 }
 
-fn signal(child: &Child, what: Signal) {
+/// Sends a process a signal.
+pub fn signal(child: &Child, what: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not zero");
     kill_process(pid, what).expect("our child");
 }

@@ -9,7 +9,7 @@ use std::{
 
 use proto::v1 as wire;
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, by_vm, programs, reserve};
+use tests::rack::{Plan, Rack, by_vm, programs, reserve, signal};
 
 /// From now on an EMC lies in this way.
 fn breaks(rack: &Rack, emc: usize, fault: &str) {
@@ -95,14 +95,18 @@ fn wait_for_line(child: &mut Child) {
 #[tokio::test]
 async fn a_reservation_that_a_device_forgot_is_found() {
     let mut rack = Rack::start(poor_in_memory(4)).await;
-    // The first VM stays, so its slices are the lowest, which are what the device forgets.
-    let run = replay(&rack, &format!("0,0,,1,3\n{}", churn(1, 2000)));
+    // The first VM stays, so its slices are the lowest of its EMC, which are what that forgets.
+    let run = replay(&rack, &format!("0,0,,1,3\n{}", churn(1, 30)));
     rack.wait_for("the VM that stays", async |rack| {
-        rack.reservations().await.iter().any(|r| r.state() == wire::ReservationState::Committed)
+        let stays = |r: &wire::Reservation| r.vm.starts_with("vm2.");
+        rack.reservations().await.iter().any(|r| stays(r) && r.state() == wire::ReservationState::Committed)
     })
     .await;
+    // What comes and goes must not be over before the device has forgotten.
+    signal(&run, Signal::STOP);
     rack.kill_manager();
     (0..2).for_each(|emc| breaks(&rack, emc, "forget-grant"));
     rack.start_manager().await;
+    signal(&run, Signal::CONT);
     assert!(audit(&rack, run, "acknowledged_lost") > 0);
 }
