@@ -272,7 +272,7 @@ mod tests {
     "#;
 
     fn parse(text: &str) -> Result<Config, String> {
-        Config::parse(text, Path::new("/etc/tarn/host.toml")).map_err(|error| crate::chain(&error))
+        Config::parse(text, Path::new("/etc/tarn/host.toml")).map_err(|error| units::chain(&error))
     }
 
     #[track_caller]

@@ -339,7 +339,7 @@ impl Driver {
         let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
         match &parts {
             Ok(_) => tracing::info!(vm, pid, slices, "memory handed out"),
-            Err(error) => tracing::error!(vm, pid, error = crate::chain(error), "memory not handed out"),
+            Err(error) => tracing::error!(vm, pid, error = units::chain(error), "memory not handed out"),
         }
         let handed = parts.map(|parts| Handed { parts, pinned: record.pinned }).map_err(Asked::Host);
         let _ = reply.send(handed); // the process may be gone, which is seen by its end
@@ -354,7 +354,7 @@ impl Driver {
 
     fn remember(&mut self, rack: String) {
         if let Err(error) = self.runtime_dir.remember_rack(&rack) {
-            tracing::error!(rack, error = crate::chain(&error), "rack not remembered");
+            tracing::error!(rack, error = units::chain(&error), "rack not remembered");
         }
         self.rack.send_replace(Some(rack));
     }

@@ -143,6 +143,6 @@ impl HostError {
             | Self::NotOpen(_)
             | Self::NoLocalDirectory => FailedReason::Host,
         };
-        HostFailure { reason, message: crate::chain(self) }
+        HostFailure { reason, message: units::chain(self) }
     }
 }

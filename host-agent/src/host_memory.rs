@@ -182,7 +182,7 @@ impl Caller {
         }
         let process = match &self.process {
             Ok(process) => process.clone(),
-            Err(error) => return refused("PEER_NOT_ALLOWED", crate::chain(error)),
+            Err(error) => return refused("PEER_NOT_ALLOWED", units::chain(error)),
         };
         match wire::HostMemoryRequest::decode(bytes).map(|message| message.request) {
             Err(error) => refused("BAD_MESSAGE", error.to_string()),

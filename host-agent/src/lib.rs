@@ -13,14 +13,3 @@ pub mod records;
 pub mod runtime_dir;
 pub mod serve;
 pub mod session;
-
-/// An error with everything beneath it, for one line of a log.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(beneath) = cause {
-        text = format!("{text}: {beneath}");
-        cause = beneath.source();
-    }
-    text
-}

@@ -1,9 +1,10 @@
 //! The command `host-agent`: one per host.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand};
-use host_agent::{chain, serve};
+use host_agent::serve;
+use units::chain;
 
 /// How long host calls under way may take to end after a signal.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
@@ -32,7 +33,12 @@ enum Command {
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
     match run(args.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

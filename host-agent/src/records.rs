@@ -260,7 +260,7 @@ mod tests {
             (String::new(), "EOF"),
         ] {
             fs::write(&path, bad).unwrap();
-            let error = crate::chain(&records.load().unwrap_err());
+            let error = units::chain(&records.load().unwrap_err());
             assert!(error.contains("vms/r-7.json") && error.contains(why), "{error}");
         }
     }

@@ -23,7 +23,6 @@ use tokio::{
 use units::{InstanceId, Ns};
 
 use crate::{
-    chain,
     config::{Backend, Config, ConfigError, Tls},
     driver::{Driver, Handle, Start},
     host::{
@@ -260,7 +259,7 @@ async fn export(address: SocketAddr, metrics: Arc<Metrics>, driver: Handle) -> R
     let app = axum::Router::new().route("/metrics", axum::routing::get(show));
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, app).await {
-            tracing::error!(error = chain(&error), "metrics server ended");
+            tracing::error!(error = units::chain(&error), "metrics server ended");
         }
     });
     Ok(())

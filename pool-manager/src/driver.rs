@@ -32,6 +32,7 @@ use units::{EmcId, HostId, Ns, UnixMs};
 
 use self::thread::Driving;
 use crate::{
+    convert,
     keeper::Keeper,
     metrics::Metrics,
     records::{LoadError, Loaded},
@@ -73,11 +74,17 @@ struct Explain {
     reply: oneshot::Sender<Decisions>,
 }
 
+/// One agent's connection.
+struct Session {
+    host: String,
+    outbox: mpsc::Sender<ToSession>,
+}
+
 /// What the lock guards.
 struct Core {
     manager: Manager,
     replies: HashMap<Token, oneshot::Sender<Replied>>,
-    sessions: HashMap<SessionId, mpsc::Sender<ToSession>>,
+    sessions: HashMap<SessionId, Session>,
     explains: VecDeque<Explain>,
     next_token: u64,
     next_session: u64,
@@ -266,11 +273,12 @@ impl Handle {
         hello: Hello,
         outbox: mpsc::Sender<ToSession>,
     ) -> Result<SessionId, Asked> {
-        tracing::info!(host = host.0, instance = hello.instance.0, boot = hello.boot_id, "agent connected");
         let session = self.0.change(|core, when| {
+            let name = convert::host_name(core.manager.durable(), host);
+            tracing::info!(host = name, instance = hello.instance.0, boot = hello.boot_id, "agent connected");
             core.next_session += 1;
             let session = SessionId(core.next_session);
-            core.sessions.insert(session, outbox);
+            core.sessions.insert(session, Session { host: name, outbox });
             core.manager.handle(when, Event::AgentUp(session, host, hello));
             session
         });
@@ -290,10 +298,10 @@ impl Handle {
     pub fn agent_down(&self, session: SessionId) {
         let had = self.0.change(|core, when| {
             core.manager.handle(when, Event::AgentDown(session));
-            core.sessions.remove(&session).is_some()
+            core.sessions.remove(&session)
         });
-        if let Ok(true) = had {
-            tracing::info!(session = session.0, "agent disconnected");
+        if let Ok(Some(Session { host, .. })) = had {
+            tracing::info!(host, "agent disconnected");
         }
         self.0.note_change();
     }

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, sync::mpsc, thread};
 
 use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant};
-use units::{EmcId, SliceId, limits::DEVICE_ANSWERS_AT_ONCE_MAX};
+use units::{EmcId, Name, SliceId, limits::DEVICE_ANSWERS_AT_ONCE_MAX};
 
 use crate::device::{self, Device, DeviceError, Driver};
 
@@ -13,6 +13,8 @@ use crate::device::{self, Device, DeviceError, Driver};
 pub struct EmcPlace {
     /// Its number.
     pub id: EmcId,
+    /// Its name.
+    pub name: Name,
     /// Which driver speaks to it.
     pub driver: Driver,
     /// Where the driver finds it.
@@ -52,25 +54,13 @@ fn perform(place: &EmcPlace, device: &mut Option<Box<dyn Device>>, call: DeviceC
     result.unwrap_or_else(|error| {
         let failure = match error {
             DeviceError::StaleEpoch { highest, .. } => DeviceFailure::StaleEpoch { highest },
-            other => DeviceFailure::Error(chain(&other)),
+            other => DeviceFailure::Error(units::chain(&other)),
         };
         if let DeviceFailure::Error(message) = &failure {
-            tracing::warn!(emc = place.id.0, ?call, error = message, "device call failed");
+            tracing::warn!(emc = %place.name, ?call, error = message, "device call failed");
         }
         DeviceDone::Failed { call, failure }
     })
-}
-
-/// An error with its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 impl EmcPlace {

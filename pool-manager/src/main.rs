@@ -1,9 +1,10 @@
 //! The command `pool-manager`: one per rack.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use pool_manager::{emc::chain, offline, serve};
+use pool_manager::{offline, serve};
+use units::chain;
 
 /// A durable write makes and drops many buffers of a page each, and every request some of its own.
 #[global_allocator]
@@ -63,7 +64,12 @@ struct RackArg {
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
     match run(args.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -5,6 +5,7 @@ pub mod agent;
 pub mod identity;
 pub mod refused;
 pub mod scheduler;
+mod watched;
 
 use std::sync::Arc;
 

@@ -27,7 +27,6 @@ use units::limits::MESSAGE_BYTES_MAX;
 use crate::{
     config::{Config, ConfigError, Listen, Tls, fixed},
     driver::{self, Asked, Handle, Start},
-    emc::chain,
     metrics::Metrics,
     records::{self, LoadError},
     rpc::{
@@ -234,7 +233,7 @@ async fn reload_until_stopped(
                     config = new;
                 }
                 Err(error) => {
-                    let error = chain(&error);
+                    let error = units::chain(&error);
                     tracing::error!(path = %path.display(), error, "rack.toml refused, nothing changed");
                 }
             },
@@ -296,7 +295,7 @@ async fn listen(
     let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
     let report = |result: Result<(), tonic::transport::Error>| {
         if let Err(error) = result {
-            tracing::error!(error = chain(&error), "gRPC server ended");
+            tracing::error!(error = units::chain(&error), "gRPC server ended");
         }
     };
     match listen {

@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -343,6 +344,14 @@ impl Rack {
             .spawn();
         child.expect("a stand-in starts")
     }
+}
+
+/// Waits until a process has said something on its standard output.
+pub fn wait_for_line(child: &mut Child) {
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().expect("a pipe was asked for");
+    BufReader::new(stdout).read_line(&mut line).expect("it speaks UTF-8");
+    assert!(!line.is_empty(), "it ended without a word");
 }
 
 /// Sends a process a signal.

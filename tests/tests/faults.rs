@@ -9,7 +9,7 @@ use std::{
 
 use proto::v1 as wire;
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, by_vm, programs, reserve, signal};
+use tests::rack::{Plan, Rack, by_vm, programs, reserve, signal, wait_for_line};
 
 /// From now on an EMC lies in this way.
 fn breaks(rack: &Rack, emc: usize, fault: &str) {
@@ -83,13 +83,6 @@ async fn a_slice_that_two_hosts_reach_is_found() {
     old.kill().unwrap();
     old.wait().unwrap();
     assert!(found > 0);
-}
-
-fn wait_for_line(child: &mut Child) {
-    use std::io::{BufRead, BufReader};
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    assert!(!line.is_empty(), "the stand-in said nothing");
 }
 
 #[tokio::test]

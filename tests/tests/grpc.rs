@@ -54,9 +54,9 @@ async fn a_vm_gets_its_slices_on_one_emc_and_gives_them_back() {
         wire::ReservationState::Committed
     );
 
-    let release = wire::ReleaseRequest { target: by_id(&ready.reservation), ..Default::default() };
-    for _ in 0..2 {
-        let released = scheduler.release(release.clone()).await.unwrap().into_inner();
+    for target in [by_vm("v"), by_vm("v"), by_id(&ready.reservation)] {
+        let release = wire::ReleaseRequest { target, ..Default::default() };
+        let released = scheduler.release(release).await.unwrap().into_inner();
         assert_eq!(released.state(), wire::ReservationState::Released, "releasing is idempotent");
     }
     rack.wait_all_free().await;
@@ -216,8 +216,15 @@ async fn a_cordoned_place_takes_nothing_new_and_a_draining_one_asks_its_vms_to_m
     };
     let answered = scheduler.resolve_migration(resolve).await.unwrap().into_inner();
     assert_eq!(answered.state(), wire::MigrationState::Accepted);
+    let listed = rack.admin().await.list_migrations(wire::ListMigrationsRequest::default()).await.unwrap();
+    assert_eq!(listed.into_inner().migrations, [answered]);
 
     scheduler.release(wire::ReleaseRequest { target: by_vm("v"), ..Default::default() }).await.unwrap();
+    let mut news = migrations.message().await.unwrap().unwrap();
+    while news.state() == wire::MigrationState::Accepted {
+        news = migrations.message().await.unwrap().unwrap();
+    }
+    assert_eq!((news.vm.as_str(), news.state()), ("v", wire::MigrationState::Withdrawn));
     rack.wait_for("the host to be drained", async |rack| {
         rack.hosts().await[0].scheduling() == wire::Scheduling::Drained
     })

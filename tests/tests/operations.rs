@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 
 use proto::v1 as wire;
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, by_vm, programs, reserve};
+use tests::rack::{Plan, Rack, by_vm, programs, reserve, wait_for_line};
 use tonic::Code;
 
 fn pool_manager(rack: &Rack, args: &[&str]) -> (bool, String) {
@@ -113,11 +113,29 @@ async fn a_restored_store_believes_nothing_until_the_hosts_have_reported() {
     assert!(running.wait().unwrap().success(), "and nobody wrote into it");
 }
 
-fn wait_for_line(child: &mut std::process::Child) {
-    use std::io::{BufRead, BufReader};
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    assert!(!line.is_empty(), "the stand-in said nothing");
+#[tokio::test]
+async fn a_watch_outlives_a_restart_of_the_manager() {
+    let mut rack = Rack::start(Plan::small(2)).await;
+    let seen = rack.dir().join("seen");
+    let mut watch = Command::new(programs().join("tarn"));
+    watch.args(["watch", "capacity", "--endpoint", &rack.endpoint()]);
+    let mut watch = watch.stdout(fs::File::create(&seen).unwrap()).spawn().unwrap();
+    let shows = |words: &str| {
+        let seen = fs::read_to_string(&seen).unwrap();
+        seen.lines().rfind(|line| line.contains("h0")).is_some_and(|line| line.contains(words))
+    };
+    rack.wait_for("capacity to be shown", async |_| shows("accepts")).await;
+    rack.stop_manager();
+    rack.start_manager().await;
+    rack.wait_hosts_up().await;
+    rack.kill_manager();
+    rack.start_manager().await;
+    rack.wait_hosts_up().await;
+    rack.wait_for("capacity to be shown again", async |_| shows("accepts")).await;
+    assert!(rack.tarn(&["cordon", "host", "h0"]).status.success());
+    rack.wait_for("a change after that to be shown", async |_| shows("closed")).await;
+    watch.kill().unwrap();
+    watch.wait().unwrap();
 }
 
 #[tokio::test]

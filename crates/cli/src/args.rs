@@ -127,7 +127,7 @@ pub enum Ask {
     Fence(Fence),
     /// Changes as they happen
     Watch(Watch),
-    /// Requests to move a VM
+    /// Answer requests to move a VM
     #[command(subcommand)]
     Migration(Migration),
     /// The rack, live: hosts, EMCs and every slice
@@ -151,6 +151,9 @@ pub enum Kind {
     /// Reservations, the memory of VMs
     #[command(visible_alias = "reservation")]
     Reservations(Reservations),
+    /// Requests to move a VM, and what the scheduler said
+    #[command(visible_alias = "migration")]
+    Migrations(OfVm),
     /// What the manager warns of
     #[command(visible_alias = "alarm")]
     Alarms(About),
@@ -180,6 +183,13 @@ pub struct Reservations {
     /// Also those that ended and are still remembered
     #[arg(long, conflicts_with = "which")]
     pub ended: bool,
+}
+
+/// Perhaps of one VM.
+#[derive(Clone, Debug, Args)]
+pub struct OfVm {
+    /// Only this VM's
+    pub vm: Option<Name>,
 }
 
 /// Which alarms.

@@ -2,6 +2,7 @@
 
 use proto::v1;
 use serde::Serialize;
+use tonic::Status;
 
 use crate::{
     Connection, Failure, Format,
@@ -95,13 +96,31 @@ fn section<T: Row>(head: &str, things: &[T]) -> String {
 
 /// Prints every decision about one thing.
 pub(crate) async fn explain(subject: Subject, to: &Connection, format: Format) -> Result<(), Failure> {
-    let subject = asked(subject, to).await?;
-    let answer = to.ask(to.admin().explain(v1::ExplainRequest { subject: subject.clone() })).await?;
+    let words = asked(subject.clone(), to).await?;
+    let answer = to.ask(to.admin().explain(v1::ExplainRequest { subject: words.clone() })).await?;
     let decisions: Vec<_> = answer.decisions.into_iter().map(view::Decision::from).collect();
+    let without = if decisions.is_empty() { unexplained(subject, &words, to).await? } else { String::new() };
     print::say(format, &decisions, |_| match decisions.as_slice() {
-        [] => format!("no decision about {subject} is remembered\n"),
+        [] => without,
         some => some.iter().map(table::decision).collect(),
     })
+}
+
+/// What to say of something that nothing was decided about; a refusal if it does not exist.
+async fn unexplained(subject: Subject, words: &str, to: &Connection) -> Result<String, Failure> {
+    let nothing = format!("no decision about {words} is remembered");
+    match subject {
+        Subject::Rack => {}
+        Subject::Vm { .. } => return Err(Status::not_found(nothing).into()),
+        Subject::Host { name } => drop(get::host(to, name.into()).await?),
+        Subject::Emc { name } => drop(get::emc(to, name.into()).await?),
+        Subject::Slice { slice } => {
+            let vm = get::slice(to, slice).await?.vm;
+            let more = vm.map(|vm| format!("; its VM's are: `tarn explain vm {vm}`")).unwrap_or_default();
+            return Ok(format!("{nothing}{more}\n"));
+        }
+    }
+    Ok(format!("{nothing}\n"))
 }
 
 /// The subject in the manager's words: decisions are filed under VMs, so a reservation is looked up first.

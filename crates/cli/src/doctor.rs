@@ -124,6 +124,7 @@ fn verdict(seen: &Seen) -> Vec<Finding> {
     let mut found = vec![version(&seen.rack), clock(seen.clocks)];
     found.extend(each("hosts", seen.hosts.iter().filter_map(host), seen.hosts.len()));
     found.extend(each("emcs", seen.emcs.iter().filter_map(emc), seen.emcs.len()));
+    found.push(scheduling(seen));
     found.push(buffer(&seen.rack));
     found.extend(each("slices", quarantine(&seen.quarantined).into_iter(), seen.rack.slices as usize));
     let alarms: Vec<_> =
@@ -184,7 +185,9 @@ fn host(host: &Host) -> Option<Finding> {
         ),
         "fenced" => (
             "cut off its slices".to_owned(),
-            "restart the machine, then its host-agent: it proves itself clean".to_owned(),
+            "start its host-agent: the host returns once that shows that nothing of the old slices is in use \
+             there; a restart of the machine makes sure"
+                .to_owned(),
         ),
         "expected" => (
             "not seen since the manager started".to_owned(),
@@ -209,6 +212,21 @@ fn emc(emc: &Emc) -> Option<Finding> {
         return None;
     };
     Some(Finding::bad("emcs", format!("emc {}", emc.emc), what, mend))
+}
+
+/// What an operator closed is not wrong, but easily forgotten.
+fn scheduling(seen: &Seen) -> Finding {
+    let hosts = seen.hosts.iter().map(|h| ("host", &h.host, &h.scheduling));
+    let emcs = seen.emcs.iter().map(|e| ("emc", &e.emc, &e.scheduling));
+    let closed: Vec<_> = hosts.chain(emcs).filter(|(.., scheduling)| *scheduling != "enabled").collect();
+    let Some((kind, name, _)) = closed.first() else {
+        return Finding::good("scheduling", "every host and EMC takes new reservations");
+    };
+    let each = closed.iter().map(|(kind, name, scheduling)| format!("{kind} {name} is {scheduling}"));
+    Finding {
+        mend: Some(format!("when done: `tarn uncordon {kind} {name}`")),
+        ..Finding::good("scheduling", each.collect::<Vec<_>>().join(", "))
+    }
 }
 
 fn buffer(rack: &Rack) -> Finding {
@@ -257,9 +275,15 @@ mod tests {
     use super::*;
 
     fn healthy() -> Seen {
-        let host =
-            v1::Host { host: "h1".into(), cores: 8, emcs: vec!["e0".into()], state: 1, ..Default::default() };
-        let emc = v1::Emc { emc: "e0".into(), state: 1, slices: 4, ..Default::default() };
+        let host = v1::Host {
+            host: "h1".into(),
+            cores: 8,
+            emcs: vec!["e0".into()],
+            state: 1,
+            scheduling: 1,
+            ..Default::default()
+        };
+        let emc = v1::Emc { emc: "e0".into(), state: 1, scheduling: 1, slices: 4, ..Default::default() };
         let rack = v1::Rack {
             version: env!("CARGO_PKG_VERSION").into(),
             slices: 4,
@@ -283,7 +307,18 @@ mod tests {
     #[test]
     fn a_healthy_rack_has_nothing_wrong() {
         assert_eq!(wrong(&healthy()), []);
-        assert_eq!(verdict(&healthy()).len(), 7, "every check says that it was made");
+        assert_eq!(verdict(&healthy()).len(), 8, "every check says that it was made");
+    }
+
+    #[test]
+    fn what_an_operator_closed_is_said_but_not_wrong() {
+        let mut seen = healthy();
+        seen.hosts[0].scheduling = "cordoned".into();
+        seen.emcs[0].scheduling = "draining".into();
+        assert_eq!(wrong(&seen), []);
+        let said = verdict(&seen).into_iter().find(|f| f.check == "scheduling").unwrap();
+        assert_eq!(said.what, "host h1 is cordoned, emc e0 is draining");
+        assert_eq!(said.mend.as_deref(), Some("when done: `tarn uncordon host h1`"));
     }
 
     #[test]

@@ -28,6 +28,11 @@ pub(crate) async fn run(kind: Kind, to: &Connection, format: Format) -> Result<(
             Some(which) => print::one(format, &reservation(to, which).await?),
             None => list::<_, view::Reservation>(format, lists::reservations(to, asked.ended).await?),
         },
+        Kind::Migrations(of) => {
+            let mut asked = lists::migrations(to).await?;
+            asked.retain(|m| of.vm.as_ref().is_none_or(|vm| m.vm == vm.as_str()));
+            list::<_, view::Migration>(format, asked)
+        }
         Kind::Alarms(about) => print::list(format, &alarms(to, about.subject.as_deref()).await?),
     }
 }

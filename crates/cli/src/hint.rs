@@ -19,7 +19,7 @@ const BY_REASON: &[(&str, &str)] = &[
     ("SLICE_NOT_FOUND", "`tarn get slices` lists every slice"),
     ("VM_NOT_FOUND", "`tarn get reservations --ended` lists VMs with memory, and those that had some"),
     ("RESERVATION_NOT_FOUND", "`tarn get reservations --ended` lists reservations, and those that ended"),
-    ("MIGRATION_NOT_FOUND", "`tarn watch migrations` shows the open requests"),
+    ("MIGRATION_NOT_FOUND", "`tarn get migrations` lists the requests there are"),
     ("REQUEST_ID_REUSED", "a request id belongs to one request for ever: choose a new one"),
     ("VM_ALREADY_RESERVED", "`tarn describe vm NAME` shows what it has; `tarn release NAME` gives it back"),
     (

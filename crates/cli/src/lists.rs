@@ -51,6 +51,22 @@ pub(crate) async fn reservations(to: &Connection, ended: bool) -> Result<Vec<v1:
     Err(stuck("reservations"))
 }
 
+/// Every request to move a VM.
+pub(crate) async fn migrations(to: &Connection) -> Result<Vec<v1::Migration>, Failure> {
+    let (mut migrations, mut after) = (Vec::new(), String::new());
+    for _ in 0..LIST_PAGES_MAX {
+        let request = v1::ListMigrationsRequest { after: after.clone(), limit: 0 };
+        let page = to.ask(to.admin().list_migrations(request)).await?;
+        migrations.extend(page.migrations);
+        match page.next_after {
+            next if next.is_empty() => return Ok(migrations),
+            next if next == after => return Err(stuck("migrations")),
+            next => after = next,
+        }
+    }
+    Err(stuck("migrations"))
+}
+
 fn stuck(of: &str) -> Failure {
     Failure::Protocol(format!("its list of {of} does not come to an end"))
 }

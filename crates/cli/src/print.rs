@@ -46,6 +46,16 @@ pub(crate) fn next<T: Serialize>(
     }
 }
 
+/// A word on stderr about how the command fares.
+pub(crate) fn note(format: Format, text: &str) {
+    let line = match format {
+        Format::Json => serde_json::json!({ "note": text }).to_string(),
+        Format::Table | Format::Wide | Format::Yaml => format!("note: {text}"),
+    };
+    // With stderr gone there is nobody left to tell.
+    let _ = writeln!(io::stderr().lock(), "{}", plain(&line));
+}
+
 /// Reasons and messages are other people's words: in a terminal they must not become orders to it.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()

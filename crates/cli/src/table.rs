@@ -252,6 +252,7 @@ impl Row for Migration {
         col("STATE", |m| m.state.clone()),
         col("WHY", |m| m.why.clone()),
         wide("ANSWER", |m| or_dash(m.answer.as_ref())),
+        wide("RESERVATION", |m| m.reservation.clone()),
     ];
 }
 
@@ -266,7 +267,8 @@ pub(crate) fn decision(d: &Decision) -> String {
     let facts = d.facts.iter().map(|(name, value)| format!("  {name} = {value}\n")).collect::<String>();
     let others = d.alternatives.iter().map(|other| format!("  instead: {other}\n")).collect::<String>();
     let head = format!("{}  #{} {} {} (by {})", moment(d.at_unix_ms), d.seq, d.action, d.subject, d.actor);
-    format!("{head}\n  {}\n{model}{facts}{others}", d.why)
+    let why = Some(&d.why).filter(|why| !why.is_empty()).map(|why| format!("  {why}\n")).unwrap_or_default();
+    format!("{head}\n{why}{model}{facts}{others}")
 }
 
 /// A plan: the split, then the hosts.

@@ -35,9 +35,9 @@ enum News {
 pub(crate) async fn run(to: &Connection) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Failure::Value {
-            field: "top",
+            field: "output",
             value: "a pipe or a file".to_owned(),
-            rule: "must have a terminal; `tarn get rack` and `tarn watch` write to anything",
+            rule: "must be a terminal, as must be the input; `tarn get rack` and `tarn watch` write to anything",
         });
     }
     let first = look(to).await?;

@@ -177,6 +177,7 @@ pub(crate) struct EmcCapacity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Migration {
     pub(crate) vm: String,
+    pub(crate) reservation: String,
     pub(crate) host: String,
     pub(crate) state: String,
     pub(crate) why: String,
@@ -411,6 +412,7 @@ impl From<v1::Migration> for Migration {
         let state = word(m.state, "MIGRATION_STATE_", v1::MigrationState::as_str_name);
         Self {
             vm: m.vm,
+            reservation: m.reservation,
             host: m.host,
             state,
             why: m.why,

@@ -1,12 +1,16 @@
-//! `tarn watch`: changes as they happen, a line each, until the reader or the manager ends it.
+//! `tarn watch`: changes as they happen, a line each, until the reader ends it. A manager that is restarted is waited for.
+
+use std::time::{Duration, Instant};
 
 use proto::v1;
 use serde::Serialize;
 use tonic::{Status, Streaming};
+use units::limits::WATCH_AGAIN_EVERY;
 
 use crate::{
     Connection, Failure, Format,
     args::Stream,
+    failure::Exit,
     print,
     table::{moment, size},
     view::{Alarm, Capacity, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail, What},
@@ -14,33 +18,65 @@ use crate::{
 
 /// Prints one stream.
 pub(crate) async fn run(stream: Stream, to: &Connection, format: Format) -> Result<(), Failure> {
+    let within = to.timeout();
     match stream {
         Stream::Capacity => {
-            let stream = to.ask(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await?;
-            follow::<_, Capacity>(stream, format, capacity_lines).await
+            let open = async || to.ask(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await;
+            follow::<_, Capacity>(open, within, format, capacity_lines).await
         }
         Stream::Events => {
-            let stream = to.ask(to.admin().watch(v1::WatchRequest {})).await?;
-            follow::<_, Event>(stream, format, event_line).await
+            let open = async || to.ask(to.admin().watch(v1::WatchRequest {})).await;
+            follow::<_, Event>(open, within, format, event_line).await
         }
         Stream::Migrations => {
-            let stream = to.ask(to.scheduler().watch_migrations(v1::WatchMigrationsRequest {})).await?;
-            follow::<_, Migration>(stream, format, migration_line).await
+            let open = async || to.ask(to.scheduler().watch_migrations(v1::WatchMigrationsRequest {})).await;
+            follow::<_, Migration>(open, within, format, migration_line).await
         }
     }
 }
 
-/// A stream that just ends is a manager that stops; whoever watches wants to know.
+/// A stream that breaks is opened again; one that just ends was ended on purpose, and whoever watches wants to know.
 async fn follow<A, B: From<A> + Serialize>(
-    mut stream: Streaming<A>,
+    open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
+    within: Duration,
     format: Format,
     text: fn(&B) -> String,
 ) -> Result<(), Failure> {
-    while let Some(message) = stream.message().await? {
-        let thing = B::from(message);
-        print::next(format, &thing, || text(&thing))?;
+    let mut stream = open().await?;
+    loop {
+        match stream.message().await {
+            Ok(Some(message)) => {
+                let thing = B::from(message);
+                print::next(format, &thing, || text(&thing))?;
+            }
+            Ok(None) => return Err(Status::unavailable("the manager ended the watch").into()),
+            Err(broke) => stream = again(&open, within, format, broke.into()).await?,
+        }
     }
-    Err(Status::unavailable("the manager ended the watch").into())
+}
+
+/// Waits for the manager to be back.
+async fn again<A>(
+    open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
+    within: Duration,
+    format: Format,
+    broke: Failure,
+) -> Result<Streaming<A>, Failure> {
+    let since = Instant::now();
+    let mut failure = broke;
+    let patience = humantime::format_duration(within);
+    print::note(format, &format!("the manager is gone: waiting for it, at most {patience}"));
+    while failure.exit() == Exit::Unavailable && since.elapsed() < within {
+        tokio::time::sleep(WATCH_AGAIN_EVERY.as_duration()).await;
+        match open().await {
+            Ok(stream) => {
+                print::note(format, "the manager is back: what changed meanwhile is not shown, list again");
+                return Ok(stream);
+            }
+            Err(not_yet) => failure = not_yet,
+        }
+    }
+    Err(failure)
 }
 
 fn capacity_lines(capacity: &Capacity) -> String {

@@ -135,6 +135,13 @@ pub enum What {
         /// Its slices.
         slices: Vec<SliceId>,
     },
+    /// The scheduler was asked to move the VM.
+    MigrationAsked {
+        /// Why.
+        why: String,
+    },
+    /// The scheduler need not move the VM any more.
+    MigrationWithdrawn,
     /// The scheduler answered a request to move the VM.
     MigrationAnswered {
         /// "accepted", "declined" or "done".
@@ -160,6 +167,8 @@ pub enum NotChosen {
     Cordoned,
     /// Its driver reports errors.
     Failed,
+    /// Its VMs are asked to move away.
+    Draining,
 }
 
 impl std::fmt::Display for NotChosen {
@@ -168,6 +177,7 @@ impl std::fmt::Display for NotChosen {
             Self::TooSmall => "too few for the whole VM",
             Self::Fuller => "another has more free",
             Self::Cordoned => "cordoned",
+            Self::Draining => "draining",
             Self::Failed => "failed",
         })
     }
@@ -233,17 +243,35 @@ impl What {
             Self::Broken { why } => say("break", why.clone()),
             Self::Cordoned { reason } => say("cordon", reason.clone()),
             Self::Uncordoned { reason } => say("uncordon", reason.clone()),
-            Self::Draining { reason, vms } => say("drain", format!("{reason} ({vms} VMs to move)")),
-            Self::Fencing { reason, slices } => say("fence", format!("{reason} ({slices} slices)")),
+            Self::Draining { reason, vms } => {
+                say("drain", with_count(reason, *vms, "VM to move", "VMs to move"))
+            }
+            Self::Fencing { reason, slices } => say("fence", with_count(reason, *slices, "slice", "slices")),
             Self::Fenced => say("fenced", "every device has cut the host off".into()),
             Self::Returned { proof } => say("return", proof.clone()),
             Self::Quarantined { why } => say("quarantine", why.clone()),
             Self::Requalified { reason } => say("requalify", reason.clone()),
-            Self::Adopted { slices } => say("adopt", format!("found running on {} slices", slices.len())),
-            Self::MigrationAnswered { answer, words } => say("migration", format!("{answer} {words}")),
+            Self::Adopted { slices } => {
+                let count = u32::try_from(slices.len()).unwrap_or(u32::MAX);
+                say("adopt", with_count("found running", count, "slice", "slices"))
+            }
+            Self::MigrationAsked { why } => say("ask-migration", why.clone()),
+            Self::MigrationWithdrawn => say("withdraw-migration", "nothing there drains any more".into()),
+            Self::MigrationAnswered { answer, words } if words.is_empty() => {
+                say("answer-migration", answer.clone())
+            }
+            Self::MigrationAnswered { answer, words } => {
+                say("answer-migration", format!("{answer}: {words}"))
+            }
             Self::Configured { changes } => say("configure", changes.join("; ")),
         }
     }
+}
+
+/// "maintenance (3 slices)", or "3 slices" where nobody gave a reason.
+fn with_count(reason: &str, count: u32, one: &str, many: &str) -> String {
+    let counted = format!("{count} {}", if count == 1 { one } else { many });
+    if reason.is_empty() { counted } else { format!("{reason} ({counted})") }
 }
 
 fn host_in_words(host: &Name, fits: &Result<(), String>) -> String {

@@ -1,5 +1,6 @@
 //! Refusals: a word for the program, a sentence for the person.
 
+use crate::audit::NotChosen;
 use units::{Bytes, Name, RequestId, ReservationId, SliceId};
 
 /// Why a request was refused. Nothing has changed.
@@ -65,7 +66,7 @@ pub enum Denied {
     #[error("host {0} has not reported since the manager started")]
     HostExpected(Name),
     /// Too few free slices within the host's reach.
-    #[error("host {host} can reach {free} free slices, {asked} are needed")]
+    #[error("host {host} can reach {free} free slices, {asked} needed{}", not_counted(.closed))]
     OutOfSlices {
         /// The host.
         host: Name,
@@ -73,9 +74,11 @@ pub enum Denied {
         asked: u32,
         /// How many there are.
         free: u32,
+        /// Wired EMCs that give none: their free slices, and why not.
+        closed: Vec<(Name, u32, NotChosen)>,
     },
     /// Too little local memory.
-    #[error("host {host} has {free} of local memory free, {asked} is needed")]
+    #[error("host {host} has {free} of local memory free, {asked} needed")]
     OutOfLocal {
         /// The host.
         host: Name,
@@ -85,7 +88,7 @@ pub enum Denied {
         free: Bytes,
     },
     /// Too few cores.
-    #[error("host {host} has {free} cores free, {asked} are needed")]
+    #[error("host {host} has {free} cores free, {asked} needed")]
     OutOfCores {
         /// The host.
         host: Name,
@@ -162,6 +165,13 @@ pub enum Denied {
         /// How many should be.
         slices: u32,
     },
+}
+
+/// "; not counted: 4 on e1 (cordoned)".
+fn not_counted(closed: &[(Name, u32, NotChosen)]) -> String {
+    let each = closed.iter().map(|(emc, free, why)| format!("{free} on {emc} ({why})"));
+    let each = each.collect::<Vec<_>>().join(", ");
+    if each.is_empty() { each } else { format!("; not counted: {each}") }
 }
 
 impl Denied {

@@ -5,11 +5,15 @@
 //! durable and then acts on them.
 
 mod life;
+mod migrations;
 mod rack;
 mod reserve;
 mod slices;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    ops::Bound,
+};
 
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
@@ -54,8 +58,12 @@ pub struct Ledger {
     by_host_name: BTreeMap<Name, HostId>,
     by_first: BTreeMap<SliceId, EmcId>,
     by_vm: IndexMap<Name, ReservationId, FxBuildHasher>,
+    /// Ended reservations of each VM, while they are remembered.
+    ended_of_vm: BTreeMap<Name, BTreeSet<ReservationId>>,
     by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
     deadlines: BTreeSet<(Ns, ReservationId)>,
+    /// When requests to move a VM that were declined are made again.
+    declined: BTreeSet<(Ns, ReservationId)>,
     /// When ended reservations are forgotten, and in which order per client.
     ended: BTreeSet<(Ns, ReservationId)>,
     ended_by_client: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>>,
@@ -162,8 +170,10 @@ impl Ledger {
             by_host_name: BTreeMap::new(),
             by_first: BTreeMap::new(),
             by_vm: IndexMap::default(),
+            ended_of_vm: BTreeMap::new(),
             by_request: IndexMap::default(),
             deadlines: BTreeSet::new(),
+            declined: BTreeSet::new(),
             ended: BTreeSet::new(),
             ended_by_client: BTreeMap::new(),
         };
@@ -205,7 +215,7 @@ impl Ledger {
             Record::Host(id, host) => self.install_host(id, host),
             Record::Slice(id, slot) => self.install_slot(id, slot),
             Record::Reservation(id, reservation) => self.install_reservation(id, reservation),
-            Record::Migration(id, migration) => drop(self.migrations.insert(id, migration)),
+            Record::Migration(id, migration) => self.install_migration(id, migration),
             Record::Decision(seq, _) => self.meta.next_decision = self.meta.next_decision.max(seq + 1),
             Record::Gone(key) => self.remove(key),
         }
@@ -289,6 +299,7 @@ impl Ledger {
             Stage::Ended { at, .. } => {
                 self.ended.insert((at.after(REQUEST_ID_KEPT), id));
                 self.ended_by_client.entry(reservation.request.client.clone()).or_default().insert((at, id));
+                self.ended_of_vm.entry(reservation.vm.clone()).or_default().insert(id);
             }
             Stage::Committed | Stage::Broken { .. } => {}
         }
@@ -313,8 +324,26 @@ impl Ledger {
                 if let Some(ended) = self.ended_by_client.get_mut(&old.request.client) {
                     ended.remove(&(at, id));
                 }
+                if let Entry::Occupied(mut ended) = self.ended_of_vm.entry(old.vm.clone()) {
+                    ended.get_mut().remove(&id);
+                    if ended.get().is_empty() {
+                        ended.remove();
+                    }
+                }
             }
             Stage::Committed | Stage::Broken { .. } => {}
+        }
+    }
+
+    fn install_migration(&mut self, id: ReservationId, migration: Migration) {
+        self.remove_migration(id);
+        self.declined.extend(migration.again.map(|at| (at, id)));
+        self.migrations.insert(id, migration);
+    }
+
+    fn remove_migration(&mut self, id: ReservationId) {
+        if let Some(at) = self.migrations.remove(&id).and_then(|old| old.again) {
+            self.declined.remove(&(at, id));
         }
     }
 
@@ -337,7 +366,7 @@ impl Ledger {
                     self.by_host_name.remove(&old.host.name);
                 }
             }
-            Key::Migration(id) => drop(self.migrations.remove(&id)),
+            Key::Migration(id) => self.remove_migration(id),
             Key::Decision(seq) => self.meta.first_decision = self.meta.first_decision.max(seq + 1),
             Key::Slice(_) | Key::Meta => {}
         }
@@ -430,7 +459,7 @@ impl Ledger {
         &self,
         after: ReservationId,
     ) -> impl Iterator<Item = (ReservationId, &Reservation)> {
-        self.reservations.range(ReservationId(after.0 + 1)..).map(|(id, r)| (*id, r))
+        self.reservations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, r)| (*id, r))
     }
 
     /// One reservation, ended ones too while they are remembered.
@@ -438,14 +467,14 @@ impl Ledger {
         self.reservations.get(&id)
     }
 
+    /// The newest reservation of a VM that ended and is still remembered.
+    pub fn ended_of(&self, vm: &Name) -> Option<ReservationId> {
+        self.ended_of_vm.get(vm)?.last().copied()
+    }
+
     /// The active reservation of a VM.
     pub fn reservation_of(&self, vm: &Name) -> Option<ReservationId> {
         self.by_vm.get(vm).copied()
-    }
-
-    /// Open and answered requests to move VMs.
-    pub fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
-        self.migrations.iter().map(|(id, m)| (*id, m))
     }
 
     /// How many of a reservation's slices its VM can use. One that was taken from it may be online for another by now.

@@ -295,6 +295,8 @@ pub struct Migration {
     pub answer: MigrationAnswer,
     /// In the scheduler's words.
     pub words: String,
+    /// When one that was declined is asked again, on the rack's clock.
+    pub again: Option<Ns>,
 }
 
 /// What the scheduler said to a request to move a VM.
@@ -305,7 +307,7 @@ pub enum MigrationAnswer {
     Open,
     /// It will.
     Accepted,
-    /// It will not.
+    /// It will not; it is asked again after [`units::limits::MIGRATION_ASKED_AGAIN_AFTER`].
     Declined,
     /// It did.
     Done,

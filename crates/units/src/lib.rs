@@ -3,12 +3,14 @@
 //! Nothing here decides anything, and nothing here touches the world.
 #![forbid(unsafe_code)]
 
+mod chain;
 pub mod limits;
 mod name;
 mod number;
 mod size;
 mod time;
 
+pub use chain::chain;
 pub use name::{Name, NameError, RequestId};
 pub use number::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, Revision, SliceId};
 pub use size::{Bytes, Fraction, NotAFraction, SLICE};

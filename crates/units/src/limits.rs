@@ -79,6 +79,8 @@ pub const BATCH_LINGER: Ns = Ns::ms(10);
 pub const WATCH_EVENTS_BEHIND_MAX: usize = 4096;
 /// Watchers of each kind.
 pub const WATCHERS_MAX: usize = 256;
+/// How often a watcher that lost its manager tries again.
+pub const WATCH_AGAIN_EVERY: Ns = Ns::ms(200);
 
 /// Rows of one trace of VMs.
 pub const TRACE_ROWS_MAX: usize = 4 << 20;
@@ -129,6 +131,8 @@ pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
 pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
 /// The longest time in which a reservation may be committed.
 pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
+/// How long after a scheduler declined to move a VM it is asked again.
+pub const MIGRATION_ASKED_AGAIN_AFTER: Ns = Ns::secs(600);
 
 /// Parts of a lease after which an agent speaks again if it had nothing to say.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;

@@ -52,7 +52,7 @@ impl Driver {
             metrics.called(call, began.elapsed(), result.is_ok());
             let (slice, epoch) = (holding.slice.0, holding.epoch.0);
             let result = result.map_err(|error| {
-                tracing::warn!(slice, epoch, ?call, error = crate::chain(&error), "host call failed");
+                tracing::warn!(slice, epoch, ?call, error = units::chain(&error), "host call failed");
                 error.told()
             });
             if result.is_ok() {
@@ -68,7 +68,7 @@ impl Driver {
         self.tasks.spawn(async move {
             let wrote = finished(tokio::task::spawn_blocking(move || records.write(&record)).await);
             let result = wrote.map_err(|error| {
-                let error = crate::chain(&error);
+                let error = units::chain(&error);
                 tracing::error!(%reservation, error, "VM not recorded");
                 error
             });
@@ -81,7 +81,7 @@ impl Driver {
         self.touched.remove(&reservation);
         if let Err(error) = self.records.remove(reservation) {
             // The next start finds it, sees that its process is gone, and tells of it once more.
-            tracing::warn!(%reservation, error = crate::chain(&error), "record not removed");
+            tracing::warn!(%reservation, error = units::chain(&error), "record not removed");
         }
     }
 
@@ -101,7 +101,7 @@ impl Driver {
         match killed {
             Ok(Ok(())) => tracing::warn!(%reservation, pid, "VM ended: its host was fenced"),
             Ok(Err(error)) => tracing::error!(%reservation, pid, %error, "VM not ended"),
-            Err(error) => tracing::error!(%reservation, pid, error = crate::chain(&error), "VM not ended"),
+            Err(error) => tracing::error!(%reservation, pid, error = units::chain(&error), "VM not ended"),
         }
     }
 
@@ -109,7 +109,7 @@ impl Driver {
         self.watched.remove(&reservation);
         self.touched.remove(&reservation);
         if let Err(error) = self.host.free_local(reservation) {
-            tracing::warn!(%reservation, error = crate::chain(&error), "local memory not given back");
+            tracing::warn!(%reservation, error = units::chain(&error), "local memory not given back");
         }
     }
 }
@@ -129,7 +129,7 @@ async fn until_gone(process: &Process) {
             },
             Ok(Some(Err(error))) => tracing::warn!(pid = process.pid, %error, "process not watched"),
             Err(error) => {
-                tracing::warn!(pid = process.pid, error = crate::chain(&error), "process not watched");
+                tracing::warn!(pid = process.pid, error = units::chain(&error), "process not watched");
             }
         }
         tokio::time::sleep(WATCH_AGAIN_AFTER).await;

@@ -134,7 +134,7 @@ async fn memory_that_cannot_be_had_is_told_and_may_be_asked_for_again() {
     rig.order_vm(1).await;
     rig.wait(|have| have.online == [SLICE_1]).await;
     rig.host.fail(Call::Memory, 1);
-    let error = crate::chain(&rig.attach().await.unwrap_err());
+    let error = units::chain(&rig.attach().await.unwrap_err());
     assert!(error.contains("its memory cannot be had: pretend with a"), "{error}");
     rig.attach().await.unwrap();
 }

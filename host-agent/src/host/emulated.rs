@@ -179,7 +179,7 @@ fn see_unused(path: &Path) -> Result<(), HostError> {
         seen => seen.map_err(|errno| HostError::io("ask about", path, errno))?,
     };
     let users = process::users_of(FileId::of(&metadata))
-        .map_err(|error| HostError::io("look for users of", path, io::Error::other(crate::chain(&error))))?;
+        .map_err(|error| HostError::io("look for users of", path, io::Error::other(units::chain(&error))))?;
     if users.unseen > 0 {
         UNSEEN.call_once(|| tracing::warn!(unseen = users.unseen, "some processes cannot be looked into"));
     }

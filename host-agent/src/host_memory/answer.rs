@@ -35,7 +35,7 @@ fn refusal(asked: &Asked) -> Answer {
         Asked::Refused(Refusal::Attached { .. } | Refusal::Ended { .. }) => "VM_ATTACHED",
         Asked::Host(_) | Asked::Stopping => "VM_NOT_READY",
     };
-    refused(reason, crate::chain(asked))
+    refused(reason, units::chain(asked))
 }
 
 pub(super) fn noted(asked: Result<(), Asked>) -> Answer {

@@ -8,10 +8,11 @@ use pool::{
     slice::{Receipt, Slot, State},
 };
 use proto::v1 as wire;
-use units::{EmcId, HostId, SliceId};
+use units::{EmcId, HostId, ReservationId, SliceId};
 
 /// A name for a host that may have been removed since.
-fn host_name(ledger: &Ledger, id: HostId) -> String {
+/// What people call a host.
+pub fn host_name(ledger: &Ledger, id: HostId) -> String {
     ledger.host(id).map_or_else(|| id.to_string(), |entry| entry.host.name.to_string())
 }
 
@@ -214,7 +215,7 @@ pub fn capacity(manager: &Manager) -> wire::Capacity {
 }
 
 /// One request to move a VM.
-pub fn migration(ledger: &Ledger, m: &Migration) -> wire::Migration {
+pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Migration {
     let state = match m.answer {
         MigrationAnswer::Open => wire::MigrationState::Open,
         MigrationAnswer::Accepted => wire::MigrationState::Accepted,
@@ -228,6 +229,7 @@ pub fn migration(ledger: &Ledger, m: &Migration) -> wire::Migration {
         why: m.why.clone(),
         asked_unix_ms: m.asked.0,
         answer: m.words.clone(),
+        reservation: id.to_string(),
     }
 }
 

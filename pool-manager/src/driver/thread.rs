@@ -16,7 +16,7 @@ use tokio::{
 };
 use units::{EmcId, Ns, limits::LEDGER_AWAKE_FOR};
 
-use super::{Core, Explain, Replied, Shared, ToSession};
+use super::{Core, Explain, Replied, Session, Shared, ToSession};
 use crate::{
     device::Driver,
     emc::{self, EmcPlace},
@@ -126,7 +126,7 @@ impl Driving {
         self.metrics.batch_records.observe(records.len() as f64);
         let result = self.keeper.commit(records);
         if let Err(error) = &result {
-            tracing::error!(batch, error = emc::chain(error), "store failed");
+            tracing::error!(batch, error = units::chain(error), "store failed");
             self.metrics.store_failures.inc();
         }
         self.event(Event::Stored { batch, ok: result.is_ok() });
@@ -145,7 +145,7 @@ impl Driving {
                 }
             }
             Err(error) => {
-                tracing::error!(error = emc::chain(&error), "store cannot be read again");
+                tracing::error!(error = units::chain(&error), "store cannot be read again");
                 self.reload_at = Some(Instant::now() + units::limits::STORE_RETRY.as_duration());
             }
         }
@@ -185,7 +185,7 @@ impl Driving {
             let core = self.shared.lock();
             let emc = &core.manager.durable().emc(id)?.emc;
             let (path, first, slices) = (PathBuf::from(&emc.path), emc.first, emc.slices);
-            EmcPlace { id, driver: Driver::named(&emc.driver)?, path, first, slices }
+            EmcPlace { id, name: emc.name.clone(), driver: Driver::named(&emc.driver)?, path, first, slices }
         };
         let shared = Arc::clone(&self.shared);
         let report = move |id, answers| drop(shared.device_answers(id, answers)); // nobody listens after the end
@@ -256,7 +256,7 @@ fn collect(core: &mut Core, acts: &mut Vec<Act>) {
                 core.replies.remove(&token).map(|reply| Act::Reply(reply, answer))
             }
             Effect::Send(session, want) => {
-                core.sessions.get(&session).map(|outbox| Act::Tell(outbox.clone(), ToSession::Order(want)))
+                core.sessions.get(&session).map(|to| Act::Tell(to.outbox.clone(), ToSession::Order(want)))
             }
             Effect::Close(session, why) => close(core, session, why),
             other => Some(Act::Do(other)),
@@ -267,6 +267,7 @@ fn collect(core: &mut Core, acts: &mut Vec<Act>) {
 
 /// A full outbox is dropped with its connection, which ends the session too.
 fn close(core: &mut Core, session: pool::manager::SessionId, why: Closed) -> Option<Act> {
-    tracing::warn!(session = session.0, ?why, "agent connection ended");
-    core.sessions.remove(&session).map(|outbox| Act::Tell(outbox, ToSession::Close(why)))
+    let Session { host, outbox } = core.sessions.remove(&session)?;
+    tracing::warn!(host, ?why, "agent connection ended");
+    Some(Act::Tell(outbox, ToSession::Close(why)))
 }

@@ -11,13 +11,13 @@ use proto::v1::{self as wire, admin_server};
 use tokio::sync::broadcast::error::RecvError;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
-use units::limits::{LIST_PAGE_MAX, WATCHERS_MAX};
+use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX, WATCHERS_MAX};
 use units::{Name, ReservationId, SliceId};
 
 use super::{
     Shared,
     identity::Role,
-    refused::{exhausted, invalid, refused},
+    refused::{exhausted, invalid, refused, stopping},
     scheduler::unexpected,
 };
 use crate::{
@@ -81,6 +81,14 @@ impl Admin {
 
 fn page(limit: u32) -> usize {
     if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
+}
+
+/// The last of the page before.
+fn after(text: &str) -> Result<ReservationId, Status> {
+    match text {
+        "" => Ok(ReservationId(0)),
+        text => text.parse().map_err(|problem| invalid(Invalid { field: "after", problem })),
+    }
 }
 
 #[tonic::async_trait]
@@ -173,11 +181,8 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::ListReservationsResponse> {
         self.admit(&request)?;
         let request = request.into_inner();
-        let after = match request.after.as_str() {
-            "" => ReservationId(0),
-            text => text.parse().map_err(|problem| invalid(Invalid { field: "after", problem }))?,
-        };
-        let page = page(request.limit).min(units::limits::RESERVATIONS_PAGE_MAX);
+        let after = after(&request.after)?;
+        let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
         let listed = self.look(move |manager| {
             let ledger = manager.durable();
             let mut wanted = ledger.reservations_after(after).filter(|(_, r)| request.ended || r.is_active());
@@ -205,6 +210,29 @@ impl admin_server::Admin for Admin {
             ledger.view(id).map(convert::reservation).ok_or(pool::denied::Denied::NoSuchReservation(id))
         })
         .await
+    }
+
+    async fn list_migrations(
+        &self,
+        request: Request<wire::ListMigrationsRequest>,
+    ) -> Reply<wire::ListMigrationsResponse> {
+        self.admit(&request)?;
+        let request = request.into_inner();
+        let after = after(&request.after)?;
+        let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
+        let listed = self.look(move |manager| {
+            let ledger = manager.durable();
+            let mut wanted = ledger.migrations_after(after);
+            let shown = wanted.by_ref().take(page).map(|(id, m)| convert::migration(ledger, id, m));
+            let migrations: Vec<_> = shown.collect();
+            let more = wanted.next().and(migrations.last()).map(|m| m.reservation.clone());
+            wire::ListMigrationsResponse {
+                migrations,
+                next_after: more.unwrap_or_default(),
+                revision: ledger.meta().revision.0,
+            }
+        });
+        Ok(Response::new(listed.await?))
     }
 
     async fn cordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
@@ -263,7 +291,7 @@ async fn pass_on_events(
                 Err(RecvError::Closed) => return,
             },
             () = sender.closed() => return,
-            () = shared.stopped() => return,
+            () = shared.stopped() => return drop(sender.send(Err(stopping())).await),
         };
         for event in events.unwrap_or_default() {
             if sender.send(Ok(event)).await.is_err() {

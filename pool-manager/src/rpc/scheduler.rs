@@ -1,6 +1,6 @@
 //! The service Scheduler.
 
-use std::{pin::Pin, time::Instant};
+use std::time::Instant;
 
 use pool::{
     audit::Actor,
@@ -8,30 +8,23 @@ use pool::{
     record::MigrationAnswer,
 };
 use proto::v1::{self as wire, scheduler_server};
-use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 use units::Name;
-use units::limits::{WAIT_READY_MAX, WATCHERS_MAX};
+use units::limits::WAIT_READY_MAX;
 
 use super::{
     Shared,
     identity::Role,
-    refused::{exhausted, invalid, refused},
+    refused::{invalid, refused},
+    watched::{Streamed, watch},
 };
-use crate::{
-    convert::{self, Invalid},
-    driver::Asked,
-};
+use crate::convert::{self, Invalid};
 
 /// The service Scheduler.
 #[derive(Clone, Debug)]
 pub struct Scheduler(pub Shared);
 
 type Reply<T> = Result<Response<T>, Status>;
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-/// Messages that wait for one slow watcher.
-const WATCH_QUEUED_MAX: usize = 16;
 
 impl Scheduler {
     fn admit<T>(&self, request: &Request<T>) -> Result<Option<Name>, Status> {
@@ -119,11 +112,7 @@ impl scheduler_server::Scheduler for Scheduler {
         request: Request<wire::WatchCapacityRequest>,
     ) -> Reply<Self::WatchCapacityStream> {
         self.admit(&request)?;
-        watch(
-            &self.0,
-            |manager| vec![convert::capacity(manager)],
-            |c| wire::Capacity { revision: 0, ..c.clone() },
-        )
+        watch(&self.0, |manager| vec![convert::capacity(manager)])
     }
 
     type WatchMigrationsStream = Streamed<wire::Migration>;
@@ -133,11 +122,10 @@ impl scheduler_server::Scheduler for Scheduler {
         request: Request<wire::WatchMigrationsRequest>,
     ) -> Reply<Self::WatchMigrationsStream> {
         self.admit(&request)?;
-        let all = |manager: &pool::manager::Manager| {
+        watch(&self.0, |manager| {
             let ledger = manager.durable();
-            ledger.migrations().map(|(_, m)| convert::migration(ledger, m)).collect()
-        };
-        watch(&self.0, all, wire::Migration::clone)
+            ledger.migrations().map(|(id, m)| convert::migration(ledger, id, m)).collect()
+        })
     }
 
     async fn resolve_migration(
@@ -150,7 +138,9 @@ impl scheduler_server::Scheduler for Scheduler {
             wire::MigrationState::Accepted => MigrationAnswer::Accepted,
             wire::MigrationState::Declined => MigrationAnswer::Declined,
             wire::MigrationState::Done => MigrationAnswer::Done,
-            wire::MigrationState::Open | wire::MigrationState::Unspecified => {
+            wire::MigrationState::Open
+            | wire::MigrationState::Withdrawn
+            | wire::MigrationState::Unspecified => {
                 let rule = "must be ACCEPTED, DECLINED or DONE";
                 return Err(invalid(Invalid::new("state", request.state().as_str_name(), rule)));
             }
@@ -159,49 +149,8 @@ impl scheduler_server::Scheduler for Scheduler {
         let words = convert::reason(request.answer).map_err(invalid)?;
         let looked =
             self.0.driver.ask(Ask::ResolveMigration { vm, answer, words, actor }).await.map_err(refused)?;
-        let Answer::Migration(migration) = looked else { return Err(unexpected(&looked)) };
-        let shown = self.0.driver.look(move |manager, _| convert::migration(manager.durable(), &migration));
+        let Answer::Migration(id, asked) = looked else { return Err(unexpected(&looked)) };
+        let shown = self.0.driver.look(move |manager, _| convert::migration(manager.durable(), id, &asked));
         Ok(Response::new(shown.map_err(refused)?))
     }
-}
-
-/// A stream of what is known now, again whenever something of it changes. `key` leaves out what is no change.
-fn watch<T, K>(
-    shared: &Shared,
-    what: impl Fn(&pool::manager::Manager) -> Vec<T> + Copy + Send + Sync + 'static,
-    key: impl Fn(&T) -> K + Send + Sync + 'static,
-) -> Reply<Streamed<T>>
-where
-    T: Send + Sync + 'static,
-    K: PartialEq + Send + Sync,
-{
-    let mut changed = shared.driver.changed();
-    if shared.driver.watchers() >= WATCHERS_MAX {
-        return Err(exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already")));
-    }
-    let counted = shared.driver.changes(); // is one of the watchers while the stream lives
-    let (sender, receiver) = tokio::sync::mpsc::channel(WATCH_QUEUED_MAX);
-    let shared = shared.clone();
-    tokio::spawn(async move {
-        let _counted = counted;
-        let mut shown: Vec<K> = Vec::new();
-        loop {
-            changed.mark_unchanged();
-            let now: Result<Vec<T>, Asked> = shared.driver.look(|manager, _| what(manager));
-            let Ok(now) = now else { return };
-            let keys: Vec<K> = now.iter().map(&key).collect();
-            for (item, key) in now.into_iter().zip(&keys) {
-                if !shown.contains(key) && sender.send(Ok(item)).await.is_err() {
-                    return;
-                }
-            }
-            shown = keys;
-            tokio::select! {
-                woken = changed.changed() => if woken.is_err() { return },
-                () = sender.closed() => return,
-                () = shared.stopped() => return,
-            }
-        }
-    });
-    Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
 }

@@ -66,7 +66,7 @@ struct Slice {
 pub fn run(args: &StandIn) -> Result<(), Failure> {
     let failed = |tried| move |errno| Failure::File { tried, path: args.socket.clone(), errno };
     let pieces = attach(&args.socket, &args.vm)
-        .map_err(|wrong: AttachError| failed("attach through")(io::Error::other(chain(&wrong))))?;
+        .map_err(|wrong: AttachError| failed("attach through")(io::Error::other(units::chain(&wrong))))?;
     let slices = pieces.into_iter().filter(|piece| piece.region.slice.is_some()).collect::<Vec<_>>();
     let dirty = dirty(&slices).map_err(failed("read slices of"))?;
     let numbers = slices.iter().filter_map(|piece| piece.region.slice).collect();
@@ -83,11 +83,6 @@ pub fn run(args: &StandIn) -> Result<(), Failure> {
     });
     let overwritten = changed.collect::<io::Result<_>>().map_err(failed("read again slices of"))?;
     say(&Left { vm: args.vm.clone(), overwritten })
-}
-
-fn chain(error: &AttachError) -> String {
-    let source = std::error::Error::source(error).map(|source| format!(": {source}"));
-    format!("{error}{}", source.unwrap_or_default())
 }
 
 fn say<T: Serialize>(line: &T) -> Result<(), Failure> {

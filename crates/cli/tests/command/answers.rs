@@ -186,6 +186,10 @@ async fn a_decision_is_explained_with_what_it_was_made_from() {
     prints("explain vm r-1", explained).await;
     prints("explain rack", "no decision about rack is remembered\n").await;
     prints("explain host h1", "no decision about host h1 is remembered\n").await;
+    let slice = "no decision about slice 7 is remembered\n";
+    prints("explain slice 7", slice).await;
+    let unknown = Rack::default().tarn("explain vm nope").await;
+    assert_eq!((unknown.code, unknown.stdout.as_str()), (3, ""), "{}", unknown.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,6 +239,17 @@ async fn watching_prints_a_line_for_each_change_until_the_manager_stops() {
         migrations,
         "2023-11-14T22:13:20Z  web              on h1               open      h1 is draining\n"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_to_move_a_vm_are_listed() {
+    let listed = "\
+ASKED                 VM   HOST  STATE  WHY
+2023-11-14T22:13:20Z  web  h1    open   h1 is draining
+";
+    prints("get migrations", listed).await;
+    prints("get migrations web", listed).await;
+    prints("get migrations other", "ASKED  VM  HOST  STATE  WHY\n").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

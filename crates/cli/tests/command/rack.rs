@@ -241,6 +241,7 @@ fn migration(state: i32) -> v1::Migration {
         why: "h1 is draining".into(),
         asked_unix_ms: 1_700_000_000_000,
         answer: String::new(),
+        reservation: "r-1".into(),
     }
 }
 
@@ -426,6 +427,15 @@ impl Admin for Rack {
     async fn fence(&self, r: Request<v1::FenceRequest>) -> Answer<v1::TargetResponse> {
         self.hear("Fence", r).await?;
         Ok(done())
+    }
+
+    async fn list_migrations(
+        &self,
+        r: Request<v1::ListMigrationsRequest>,
+    ) -> Answer<v1::ListMigrationsResponse> {
+        self.hear("ListMigrations", r).await?;
+        let migrations = vec![migration(1)];
+        Ok(Response::new(v1::ListMigrationsResponse { migrations, next_after: String::new(), revision: 9 }))
     }
 
     async fn watch(&self, r: Request<v1::WatchRequest>) -> Answer<Stream<v1::Event>> {

@@ -384,6 +384,13 @@ impl Admin for Rack {
         Err(Status::unimplemented("not in this model"))
     }
 
+    async fn list_migrations(
+        &self,
+        _: Request<v1::ListMigrationsRequest>,
+    ) -> Answer<v1::ListMigrationsResponse> {
+        Err(Status::unimplemented("not in this model"))
+    }
+
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Answer<Streamed<v1::Event>> {
         Err(Status::unimplemented("not in this model"))
     }

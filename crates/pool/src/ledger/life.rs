@@ -7,7 +7,7 @@ use super::{Change, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{EndedBy, Key, Migration, MigrationAnswer, Record, Reservation, Stage},
+    record::{EndedBy, Key, Record, Reservation, Stage},
     slice::Event,
 };
 
@@ -16,7 +16,7 @@ use crate::{
 pub enum Target {
     /// By its number.
     Reservation(ReservationId),
-    /// By its VM, which has at most one.
+    /// By its VM, which has at most one; else the newest of its that ended, so that what is repeated finds it.
     Vm(Name),
 }
 
@@ -29,7 +29,10 @@ impl Ledger {
         match target {
             Target::Reservation(id) if self.reservations.contains_key(id) => Ok(*id),
             Target::Reservation(id) => Err(Denied::NoSuchReservation(*id)),
-            Target::Vm(vm) => self.reservation_of(vm).ok_or_else(|| Denied::NoSuchVm(vm.clone())),
+            Target::Vm(vm) => {
+                let found = self.reservation_of(vm).or_else(|| self.ended_of(vm));
+                found.ok_or_else(|| Denied::NoSuchVm(vm.clone()))
+            }
         }
     }
 
@@ -121,32 +124,5 @@ impl Ledger {
     fn still_draining(&self, id: ReservationId) -> bool {
         let slices = &self.reservations[&id].slices;
         slices.iter().any(|s| self.slot(*s).is_some_and(|slot| slot.reservation() == Some(id)))
-    }
-
-    /// The scheduler's answer to a request to move a VM.
-    ///
-    /// # Errors
-    /// No such request.
-    pub fn decide_migration(
-        &self,
-        when: When,
-        vm: &Name,
-        answer: MigrationAnswer,
-        words: String,
-        actor: Actor,
-    ) -> Result<(ReservationId, Change), Denied> {
-        let found = self.migrations.iter().find(|(_, m)| m.vm == *vm);
-        let (id, migration) = found.ok_or_else(|| Denied::NoSuchMigration(vm.clone()))?;
-        let said = match answer {
-            MigrationAnswer::Open => "open",
-            MigrationAnswer::Accepted => "accepted",
-            MigrationAnswer::Declined => "declined",
-            MigrationAnswer::Done => "done",
-        };
-        let what = What::MigrationAnswered { answer: said.into(), words: words.clone() };
-        let answered = Migration { answer, words, ..migration.clone() };
-        let records =
-            vec![Record::Migration(*id, answered), decision(when, actor, Subject::Vm(vm.clone()), what)];
-        Ok((*id, Change(records)))
     }
 }

@@ -9,7 +9,7 @@ use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{Emc, EndedBy, Fence, Host, Key, Migration, MigrationAnswer, Record, Scheduling},
+    record::{Emc, EndedBy, Fence, Host, Key, Record, Scheduling},
 };
 
 /// A rack as its operator describes it, values checked.
@@ -223,42 +223,6 @@ impl Ledger {
         records.extend(self.migrations_for(when, place, to, &moving));
         records.push(decision(when, actor, subject, what));
         Ok(Change(records))
-    }
-
-    /// A drain asks for every VM there to move; taking it back withdraws what was asked.
-    fn migrations_for(
-        &self,
-        when: When,
-        place: &Place,
-        to: Scheduling,
-        moving: &[units::ReservationId],
-    ) -> Vec<Record> {
-        let why = match place {
-            Place::Host(name) => format!("host {name} is draining"),
-            Place::Emc(name) => format!("emc {name} is draining"),
-            Place::Slice(slice) => format!("slice {slice} is draining"),
-        };
-        match to {
-            Scheduling::Draining => {
-                let asked = moving.iter().map(|id| {
-                    let reservation = &self.reservations[id];
-                    let migration = Migration {
-                        vm: reservation.vm.clone(),
-                        host: reservation.host,
-                        why: why.clone(),
-                        asked: when.wall,
-                        answer: MigrationAnswer::Open,
-                        words: String::new(),
-                    };
-                    Record::Migration(*id, migration)
-                });
-                asked.collect()
-            }
-            Scheduling::Enabled | Scheduling::Cordoned => {
-                let withdrawn = self.migrations.iter().filter(|(_, m)| m.why == why);
-                withdrawn.map(|(id, _)| Record::Gone(Key::Migration(*id))).collect()
-            }
-        }
     }
 
     /// Active reservations on a host, or with slices of an EMC.

@@ -118,9 +118,17 @@ impl Ledger {
                 host: ask.host.clone(),
                 asked: ask.slices,
                 free: ask.slices - missing,
+                closed: self.closed_to(host),
             });
         }
         Ok(choice)
+    }
+
+    /// Wired EMCs with free slices that may not be given now.
+    fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, NotChosen)> {
+        let wired = host.host.emcs.iter().filter_map(|id| self.emcs.get(id));
+        let closed = wired.filter_map(|e| Some((e.emc.name.clone(), e.free(), not_chosen(e)?)));
+        closed.filter(|(_, free, _)| *free > 0).collect()
     }
 
     /// The EMCs from which a host may be given slices.
@@ -190,7 +198,8 @@ impl Ledger {
 fn not_chosen(entry: &EmcEntry) -> Option<NotChosen> {
     match (entry.up, entry.emc.scheduling) {
         (false, _) => Some(NotChosen::Failed),
-        (true, Scheduling::Cordoned | Scheduling::Draining) => Some(NotChosen::Cordoned),
+        (true, Scheduling::Cordoned) => Some(NotChosen::Cordoned),
+        (true, Scheduling::Draining) => Some(NotChosen::Draining),
         (true, Scheduling::Enabled) => None,
     }
 }

@@ -2,7 +2,9 @@
 
 mod story;
 
-use units::limits::{ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_KEPT, SLICES_MAX};
+use units::limits::{
+    ENDED_REQUESTS_PER_CLIENT_MAX, MIGRATION_ASKED_AGAIN_AFTER, REQUEST_ID_KEPT, SLICES_MAX,
+};
 use units::{Epoch, RequestId};
 
 use super::*;
@@ -219,23 +221,24 @@ fn where_no_emc_has_them_all_a_vms_slices_come_from_the_fewest() {
 fn a_host_gets_slices_only_from_emcs_it_is_wired_to() {
     let mut rack = Rack::of("e1=4 e2=8 h1:e1 h2:e2");
     assert_eq!(rack.takes("a", "h1", 4), [0, 1, 2, 3]);
-    let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0 };
+    let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0, closed: Vec::new() };
     assert_eq!(rack.reserve(ask("b", "h1", 1)), Err(denied));
     assert_eq!(rack.takes("c", "h2", 1), [4]);
 }
 
 #[test]
 fn nothing_new_is_taken_from_an_emc_that_is_cordoned_draining_or_failed() {
-    for stop in ["cordoned", "draining", "failed"] {
+    for stop in [NotChosen::Cordoned, NotChosen::Draining, NotChosen::Failed] {
         let mut rack = Rack::of("e1=8 e2=4 h1:e1+e2");
         match stop {
-            "cordoned" => rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned),
-            "draining" => rack.schedule(Place::Emc(name("e1")), Scheduling::Draining),
+            NotChosen::Cordoned => rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned),
+            NotChosen::Draining => rack.schedule(Place::Emc(name("e1")), Scheduling::Draining),
             _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
         }
         assert_eq!(rack.takes("a", "h1", 1), [8], "{stop}");
-        let denied = Denied::OutOfSlices { host: name("h1"), asked: 5, free: 3 };
-        assert_eq!(rack.reserve(ask("b", "h1", 5)), Err(denied), "{stop}");
+        let denied = rack.reserve(ask("b", "h1", 5)).unwrap_err().to_string();
+        let said = format!("host h1 can reach 3 free slices, 5 needed; not counted: 8 on e1 ({stop})");
+        assert_eq!(denied, said);
     }
 }
 
@@ -264,8 +267,27 @@ fn what_is_exhausted_is_refused_with_its_numbers() {
     let free = Bytes::gib(4);
     assert_eq!(local, Err(Denied::OutOfLocal { host: name("h1"), asked: Bytes::gib(5), free }));
     let slices = rack.reserve(ask("b", "h1", 4));
-    assert_eq!(slices, Err(Denied::OutOfSlices { host: name("h1"), asked: 4, free: 3 }));
+    assert_eq!(slices, Err(Denied::OutOfSlices { host: name("h1"), asked: 4, free: 3, closed: Vec::new() }));
     assert_eq!(rack.reserve(ask("b", "h9", 1)), Err(Denied::NoSuchHost(name("h9"))));
+}
+
+#[test]
+fn a_vm_that_ended_is_found_by_its_name_until_it_is_forgotten_or_named_again() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let target = Target::Vm(name("a"));
+    assert_eq!(rack.ledger.find(&target), Err(Denied::NoSuchVm(name("a"))));
+    let first = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.end(first, released());
+    assert_eq!(rack.ledger.find(&target), Ok(first), "a release that is repeated finds what it released");
+    let request = RequestKey { id: RequestId::new("another").unwrap(), ..ask("a", "h1", 1).request };
+    let second = rack.reserve(Reserve { request, ..ask("a", "h1", 1) }).unwrap();
+    assert_eq!(rack.ledger.find(&target), Ok(second));
+    rack.end(second, released());
+    assert_eq!(rack.ledger.find(&target), Ok(second), "the newer of two");
+    for id in [second, first] {
+        rack.apply(Change(vec![Record::Gone(Key::Reservation(id))]));
+    }
+    assert_eq!(rack.ledger.find(&target), Err(Denied::NoSuchVm(name("a"))));
 }
 
 #[test]
@@ -401,6 +423,46 @@ fn a_drain_asks_for_every_vm_there_to_move_and_taking_it_back_withdraws_that() {
     assert_eq!(asked(&rack), [a]);
     rack.end(a, released());
     assert_eq!(asked(&rack), [], "a VM that ended need not move");
+}
+
+#[test]
+fn a_vm_with_two_reasons_to_move_is_asked_once_and_until_both_are_gone() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
+    let a = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    let (_, accepted) = rack
+        .ledger
+        .decide_migration(at(3), &name("a"), MigrationAnswer::Accepted, "soon".into(), tester())
+        .unwrap();
+    rack.apply(accepted);
+    rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
+    assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted, "it is on its way already");
+    rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
+    let asked = &rack.ledger.migrations[&a];
+    assert_eq!((asked.why.as_str(), asked.answer), ("emc e1 is draining", MigrationAnswer::Accepted));
+    rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
+    assert_eq!(rack.ledger.migrations().count(), 0, "a cordon asks nobody to move");
+}
+
+#[test]
+fn a_move_that_was_declined_is_asked_for_again_after_a_while() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let a = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    let (_, declined) = rack
+        .ledger
+        .decide_migration(at(3), &name("a"), MigrationAnswer::Declined, "busy".into(), tester())
+        .unwrap();
+    rack.apply(declined);
+    let due = at(3).now.after(MIGRATION_ASKED_AGAIN_AFTER);
+    assert_eq!(rack.ledger.next_asking_again(), Some(due));
+    let early = When { now: Ns(due.0 - 1), ..at(4) };
+    assert_eq!(rack.ledger.decide_ask_again(early, 9), Change::default());
+    let again = rack.ledger.decide_ask_again(When { now: due, ..at(4) }, 9);
+    rack.apply(again);
+    let asked = &rack.ledger.migrations[&a];
+    assert_eq!((asked.answer, asked.words.as_str()), (MigrationAnswer::Open, ""));
+    assert_eq!(rack.ledger.next_asking_again(), None);
 }
 
 #[test]

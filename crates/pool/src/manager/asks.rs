@@ -100,7 +100,7 @@ pub enum Answer {
         waiting_for: Vec<Name>,
     },
     /// A migration request as it is now.
-    Migration(Migration),
+    Migration(ReservationId, Migration),
     /// It is done.
     Done(Revision),
 }
@@ -304,8 +304,8 @@ impl Manager {
                 Ok(Answer::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
             }
             Reply::Migration(id) => {
-                let found = self.durable.migrations().find(|(found, _)| *found == id);
-                found.map(|(_, m)| Answer::Migration(m.clone())).ok_or(Denied::NoSuchReservation(id))
+                let found = self.durable.migration(id).map(|m| Answer::Migration(id, m.clone()));
+                found.ok_or(Denied::NoSuchReservation(id))
             }
             Reply::Done => Ok(Answer::Done(revision)),
             Reply::Refused(denied) => Err(denied),

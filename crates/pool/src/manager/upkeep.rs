@@ -29,6 +29,7 @@ impl Manager {
         self.end_overdue(when);
         self.release_restored(when);
         self.choose_scrubbers(when);
+        self.ask_again(when);
         self.forget(when);
         self.save_rack_time(when);
     }
@@ -44,6 +45,11 @@ impl Manager {
             self.forget_at = when.now.after(FORGET_EVERY);
         }
         self.change(when, forgotten);
+    }
+
+    fn ask_again(&mut self, when: When) {
+        let asked = self.head.decide_ask_again(when, UPKEEP_CHANGES_MAX);
+        self.change(when, asked);
     }
 
     fn end_overdue(&mut self, when: When) {
@@ -150,7 +156,7 @@ impl Manager {
 
     /// When rack time is to be written down, if no batch does it anyway and something runs on it.
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
-        let runs = self.head.next_expiry().or(self.head.next_forgetting());
+        let runs = self.head.next_expiry().or(self.head.next_forgetting()).or(self.head.next_asking_again());
         (!self.is_writing()).then_some(())?;
         runs.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVED_EVERY))
     }
@@ -161,6 +167,7 @@ impl Manager {
             return None; // the write under way comes first
         }
         let forgetting = self.head.next_forgetting().map(|at| at.max(self.forget_at));
-        [self.head.next_expiry(), forgetting, self.rack_time_due()].into_iter().flatten().min()
+        let due = [self.head.next_expiry(), self.head.next_asking_again(), forgetting, self.rack_time_due()];
+        due.into_iter().flatten().min()
     }
 }

@@ -83,8 +83,9 @@ impl Rack {
             let change = self.ledger.decide_end(when, id, EndedBy::Deadline, Actor::Manager).unwrap();
             self.apply(change);
         }
-        let change = self.ledger.decide_forget(when, 100);
-        self.apply(change);
+        for change in [self.ledger.decide_ask_again(when, 100), self.ledger.decide_forget(when, 100)] {
+            self.apply(change);
+        }
     }
 
     fn decide(&self, when: When, turn: &Turn) -> Result<Change, Denied> {
@@ -143,7 +144,8 @@ impl Rack {
                 let (_, change) = ledger.decide_migration(
                     when,
                     &vm(*number),
-                    MigrationAnswer::Done,
+                    [MigrationAnswer::Accepted, MigrationAnswer::Declined, MigrationAnswer::Done]
+                        [usize::from(number % 3)],
                     String::new(),
                     tester(),
                 )?;
@@ -215,7 +217,9 @@ fn all_of(ledger: &Ledger) -> String {
     let slots: Vec<_> = ledger.slots_from(SliceId(0)).collect();
     let named = (&ledger.by_emc_name, &ledger.by_host_name, &ledger.by_first);
     let known = (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
-    format!("{:#?}", (known, named, by_vm, by_request, &ledger.deadlines, &ledger.ended, by_client))
+    let times = (&ledger.deadlines, &ledger.declined, &ledger.ended);
+    let by_name = (by_vm, &ledger.ended_of_vm);
+    format!("{:#?}", (known, named, by_name, by_request, times, by_client))
 }
 
 fn sums(ledger: &Ledger) {
@@ -238,6 +242,15 @@ fn sums(ledger: &Ledger) {
     assert_eq!(active().count(), ledger.by_vm.len(), "one active reservation per VM");
     for (id, reservation) in active() {
         assert_eq!(ledger.reservation_of(&reservation.vm), Some(*id));
+    }
+    for (id, migration) in ledger.migrations() {
+        assert!(ledger.reservations[&id].is_active(), "who ended need not move");
+        let mut hosts = ledger.hosts().map(|(_, h)| ("host", &h.host.name, h.host.scheduling));
+        let mut emcs = ledger.emcs().map(|(_, e)| ("emc", &e.emc.name, e.emc.scheduling));
+        let asks = |(kind, name, to): (&str, &Name, Scheduling)| {
+            to == Scheduling::Draining && migration.why == format!("{kind} {name} is draining")
+        };
+        assert!(hosts.any(asks) || emcs.any(asks), "asked for nothing: {migration:?}");
     }
 }
 

@@ -296,7 +296,7 @@ impl Rig {
                 format!("ok({})", slices.join(","))
             }
             Ok(Answer::Scheduled { waiting_for, .. }) => format!("ok[{}]", waiting_for.len()),
-            Ok(Answer::Migration(_) | Answer::Done(_)) => "ok".to_owned(),
+            Ok(Answer::Migration(..) | Answer::Done(_)) => "ok".to_owned(),
         };
         self.said.push(format!("{}->{answer}", self.caller(token)));
     }

@@ -32,7 +32,7 @@ fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
          have:h2:ended=2 go
          slices | 1.1:online@h1",
     );
-    assert!(rig.remembers(&Subject::Vm(name("c")), "found running on 1 slices"));
+    assert!(rig.remembers(&Subject::Vm(name("c")), "found running (1 slice)"));
 }
 
 #[test]

@@ -1,0 +1,153 @@
+//! Requests to the scheduler to move a VM: asked by a drain, answered by the scheduler, asked again after it declined,
+//! withdrawn when nothing under the VM drains any more. Moving is the scheduler's; a request ends with its reservation.
+
+use std::ops::Bound;
+
+use units::limits::MIGRATION_ASKED_AGAIN_AFTER;
+use units::{Name, ReservationId};
+
+use super::{Change, Ledger, When, decision, rack::Place};
+use crate::{
+    audit::{Actor, Subject, What},
+    denied::Denied,
+    record::{Key, Migration, MigrationAnswer, Record, Scheduling},
+};
+
+impl Ledger {
+    /// Requests to move VMs, whatever was answered.
+    pub fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
+        self.migrations.iter().map(|(id, m)| (*id, m))
+    }
+
+    /// Those after a reservation, in order.
+    pub fn migrations_after(
+        &self,
+        after: ReservationId,
+    ) -> impl Iterator<Item = (ReservationId, &Migration)> {
+        self.migrations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, m)| (*id, m))
+    }
+
+    /// The request to move the VM of this reservation.
+    pub fn migration(&self, id: ReservationId) -> Option<&Migration> {
+        self.migrations.get(&id)
+    }
+
+    /// The scheduler's answer to a request to move a VM.
+    ///
+    /// # Errors
+    /// No such request.
+    pub fn decide_migration(
+        &self,
+        when: When,
+        vm: &Name,
+        answer: MigrationAnswer,
+        words: String,
+        actor: Actor,
+    ) -> Result<(ReservationId, Change), Denied> {
+        let asked = self.reservation_of(vm).and_then(|id| Some((id, self.migration(id)?)));
+        let (id, migration) = asked.ok_or_else(|| Denied::NoSuchMigration(vm.clone()))?;
+        let said = match answer {
+            MigrationAnswer::Open => "open",
+            MigrationAnswer::Accepted => "accepted",
+            MigrationAnswer::Declined => "declined",
+            MigrationAnswer::Done => "done",
+        };
+        let what = What::MigrationAnswered { answer: said.into(), words: words.clone() };
+        let again =
+            (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_ASKED_AGAIN_AFTER));
+        let answered = Migration { answer, words, again, ..migration.clone() };
+        Ok((id, Change(vec![Record::Migration(id, answered), about(when, actor, vm, what)])))
+    }
+
+    /// Asks again for VMs whose move was declined long enough ago, at most so many.
+    pub fn decide_ask_again(&self, when: When, most: usize) -> Change {
+        let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(most);
+        let again = due.filter_map(|(_, id)| {
+            let declined = self.migration(*id)?;
+            let open = Migration {
+                answer: MigrationAnswer::Open,
+                words: String::new(),
+                again: None,
+                asked: when.wall,
+                ..declined.clone()
+            };
+            let what = What::MigrationAsked { why: format!("again: {}", open.why) };
+            let said = about(when, Actor::Manager, &open.vm, what);
+            Some([Record::Migration(*id, open), said])
+        });
+        Change(again.flatten().collect())
+    }
+
+    /// When the next request that was declined is asked again.
+    pub fn next_asking_again(&self) -> Option<units::Ns> {
+        self.declined.first().map(|(at, _)| *at)
+    }
+
+    /// What a new scheduling of a place means for the VMs there: a drain asks for each of them to move, and taking it
+    /// back withdraws that, unless something else under the VM drains too.
+    pub(super) fn migrations_for(
+        &self,
+        when: When,
+        place: &Place,
+        to: Scheduling,
+        there: &[ReservationId],
+    ) -> Vec<Record> {
+        let why = drains(place);
+        if to == Scheduling::Draining {
+            let unasked = there.iter().filter(|id| !self.migrations.contains_key(id));
+            return unasked.flat_map(|id| self.asking(when, *id, &why)).collect();
+        }
+        let for_that = self.migrations.iter().filter(|(_, m)| m.why == why);
+        for_that.flat_map(|(id, m)| self.withdrawing(when, *id, m, place)).collect()
+    }
+
+    fn asking(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
+        let reservation = &self.reservations[&id];
+        let migration = Migration {
+            vm: reservation.vm.clone(),
+            host: reservation.host,
+            why: why.to_owned(),
+            asked: when.wall,
+            answer: MigrationAnswer::Open,
+            words: String::new(),
+            again: None,
+        };
+        let what = What::MigrationAsked { why: why.to_owned() };
+        let said = about(when, Actor::Manager, &migration.vm, what);
+        [Record::Migration(id, migration), said]
+    }
+
+    fn withdrawing(&self, when: When, id: ReservationId, m: &Migration, from: &Place) -> Vec<Record> {
+        match self.other_drain(id, from) {
+            Some(other) => vec![Record::Migration(id, Migration { why: drains(&other), ..m.clone() })],
+            None => vec![
+                Record::Gone(Key::Migration(id)),
+                about(when, Actor::Manager, &m.vm, What::MigrationWithdrawn),
+            ],
+        }
+    }
+
+    /// What else drains under a VM.
+    fn other_drain(&self, id: ReservationId, than: &Place) -> Option<Place> {
+        let reservation = self.reservations.get(&id)?;
+        let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
+        let host = host.filter(|host| host.scheduling == Scheduling::Draining);
+        let emcs = self.emcs.values().map(|entry| &entry.emc).filter(|emc| {
+            emc.scheduling == Scheduling::Draining && reservation.slices.iter().any(|s| emc.contains(*s))
+        });
+        let places = host.map(|host| Place::Host(host.name.clone())).into_iter();
+        places.chain(emcs.map(|emc| Place::Emc(emc.name.clone()))).find(|place| place != than)
+    }
+}
+
+fn drains(place: &Place) -> String {
+    match place {
+        Place::Host(name) => format!("host {name} is draining"),
+        Place::Emc(name) => format!("emc {name} is draining"),
+        Place::Slice(slice) => format!("slice {slice} is draining"),
+    }
+}
+
+fn about(when: When, actor: Actor, vm: &Name, what: What) -> Record {
+    decision(when, actor, Subject::Vm(vm.clone()), what)
+}

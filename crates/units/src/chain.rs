@@ -1,0 +1,29 @@
+//! Errors with their causes, as one line of a log or a message.
+
+use std::error::Error;
+
+/// What failed, and why, down to the root: "store: open /x: Permission denied".
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("open the store")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn an_error_is_said_with_its_causes() {
+        assert_eq!(chain(&Outer(std::io::Error::other("no such disk"))), "open the store: no such disk");
+    }
+}

@@ -1,0 +1,161 @@
+//! Streams of what is known now, and again of whatever changes. A watcher that is slow sees the newest state, not every
+//! one in between; it holds up nobody.
+
+use std::{collections::BTreeMap, pin::Pin};
+
+use pool::manager::Manager;
+use proto::v1 as wire;
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Response, Status};
+use units::limits::WATCHERS_MAX;
+
+use super::{
+    Shared,
+    refused::{exhausted, stopping},
+};
+
+/// A stream of messages.
+pub(super) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Messages that wait for one slow watcher.
+const WATCH_QUEUED_MAX: usize = 16;
+
+/// Something that is watched.
+pub(super) trait Watched: Clone + Send + Sync + 'static {
+    /// What stays while the rest changes.
+    fn id(&self) -> String;
+    /// Whether a watcher need not be told of the newer one.
+    fn is_as(&self, newer: &Self) -> bool;
+    /// Which of several are told first: the lower ones.
+    fn rank(&self) -> u8 {
+        0
+    }
+    /// What is told when it is not there any more.
+    fn gone(self) -> Option<Self> {
+        None
+    }
+}
+
+impl Watched for wire::Capacity {
+    fn id(&self) -> String {
+        String::new() // there is one
+    }
+
+    fn is_as(&self, newer: &Self) -> bool {
+        self.hosts == newer.hosts && self.emcs == newer.emcs
+    }
+}
+
+impl Watched for wire::Migration {
+    fn id(&self) -> String {
+        self.reservation.clone()
+    }
+
+    fn is_as(&self, newer: &Self) -> bool {
+        self == newer
+    }
+
+    fn rank(&self) -> u8 {
+        u8::from(self.state() != wire::MigrationState::Open)
+    }
+
+    fn gone(self) -> Option<Self> {
+        Some(Self { state: wire::MigrationState::Withdrawn.into(), ..self })
+    }
+}
+
+type Shown<T> = BTreeMap<String, T>;
+
+/// What is known now, again whenever something of it changes.
+pub(super) fn watch<T: Watched>(
+    shared: &Shared,
+    what: impl Fn(&Manager) -> Vec<T> + Copy + Send + Sync + 'static,
+) -> Result<Response<Streamed<T>>, Status> {
+    let mut changed = shared.driver.changed();
+    if shared.driver.watchers() >= WATCHERS_MAX {
+        return Err(exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already")));
+    }
+    let counted = shared.driver.changes(); // is one of the watchers while the stream lives
+    let (sender, receiver) = mpsc::channel(WATCH_QUEUED_MAX);
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let _counted = counted;
+        let mut shown = Shown::new();
+        loop {
+            changed.mark_unchanged();
+            let Ok(now) = shared.driver.look(|manager, _| what(manager)) else { return };
+            let now: Shown<T> = now.into_iter().map(|thing| (thing.id(), thing)).collect();
+            for thing in news(shown, &now) {
+                if sender.send(Ok(thing)).await.is_err() {
+                    return;
+                }
+            }
+            shown = now;
+            tokio::select! {
+                woken = changed.changed() => if woken.is_err() { return },
+                () = sender.closed() => return,
+                () = shared.stopped() => return drop(sender.send(Err(stopping())).await),
+            }
+        }
+    });
+    Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+}
+
+/// What a watcher who has seen that is told now.
+fn news<T: Watched>(mut seen: Shown<T>, now: &Shown<T>) -> Vec<T> {
+    let mut news: Vec<T> = Vec::new();
+    for (id, thing) in now {
+        if !seen.remove(id).is_some_and(|old| old.is_as(thing)) {
+            news.push(thing.clone());
+        }
+    }
+    news.extend(seen.into_values().filter_map(Watched::gone));
+    news.sort_by_key(Watched::rank);
+    news
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::MigrationState::{self, Accepted, Open, Withdrawn};
+
+    fn shown(migrations: &[(&str, MigrationState)]) -> Shown<wire::Migration> {
+        let migration = |(reservation, state): &(&str, MigrationState)| {
+            let reservation = (*reservation).to_owned();
+            (
+                reservation.clone(),
+                wire::Migration { reservation, state: (*state).into(), ..Default::default() },
+            )
+        };
+        migrations.iter().map(migration).collect()
+    }
+
+    fn told(
+        seen: &[(&str, MigrationState)],
+        now: &[(&str, MigrationState)],
+    ) -> Vec<(String, MigrationState)> {
+        let news = news(shown(seen), &shown(now));
+        news.into_iter().map(|m| (m.reservation.clone(), m.state())).collect()
+    }
+
+    #[test]
+    fn a_watcher_is_told_what_is_there_open_requests_first_then_changes_and_withdrawals() {
+        let of = |id: &str, state| (id.to_owned(), state);
+        let first = [("r-1", Accepted), ("r-2", Open)];
+        assert_eq!(told(&[], &first), [of("r-2", Open), of("r-1", Accepted)]);
+        assert_eq!(told(&first, &first), []);
+        assert_eq!(told(&first, &[("r-2", Accepted)]), [of("r-2", Accepted), of("r-1", Withdrawn)]);
+    }
+
+    #[test]
+    fn capacity_is_told_again_only_when_something_is_more_or_less_free() {
+        let capacity = |revision, free| {
+            let emcs = vec![wire::EmcCapacity { emc: "e".into(), free_slices: free, slices: 9 }];
+            let capacity = wire::Capacity { revision, hosts: Vec::new(), emcs };
+            Shown::from([(capacity.id(), capacity)])
+        };
+        assert_eq!(news(capacity(1, 4), &capacity(2, 4)).len(), 0);
+        assert_eq!(news(capacity(1, 4), &capacity(2, 3)).len(), 1);
+    }
+}
