@@ -325,14 +325,8 @@ impl Manager {
 
     fn on_loaded(&mut self, when: When, meta: Meta, records: Vec<Record>, restored: bool) {
         self.durable = Ledger::load(meta, records);
-        for (emc, link) in &self.devices {
-            self.durable.set_emc_up(*emc, link.is_up());
-        }
-        let unknown: Vec<_> =
-            self.durable.emcs().map(|(id, _)| id).filter(|id| !self.devices.contains_key(id)).collect();
-        for emc in unknown {
-            self.durable.set_emc_up(emc, false);
-        }
+        let emcs: Vec<_> = self.durable.emcs().map(|(id, _)| id).collect();
+        emcs.iter().for_each(|emc| self.durable.set_emc_up(*emc, false));
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
@@ -348,7 +342,7 @@ impl Manager {
         hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
         self.hear_boots(when);
         self.note_found(when);
-        self.drive_everything();
+        emcs.into_iter().for_each(|emc| self.compare_emc(emc));
     }
 
     /// Applies a change to `head` and adds it to the open batch.

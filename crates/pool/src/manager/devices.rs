@@ -144,11 +144,21 @@ impl DeviceLink {
 }
 
 impl Manager {
+    /// An EMC is part of the rack.
     pub(super) fn expect_emc(&mut self, emc: EmcId) {
-        if self.devices.contains_key(&emc) {
-            return;
+        if !self.devices.contains_key(&emc) {
+            self.compare_emc(emc);
         }
-        self.devices.insert(emc, DeviceLink { condition: Condition::Starting, asked: true });
+    }
+
+    /// Asks an EMC what it holds; nothing is asked of it or taken from it before that is compared with the ledger. After
+    /// the store was read again, too: what an earlier comparison found may not be on disk, and an answer that came
+    /// meanwhile was not looked at.
+    pub(super) fn compare_emc(&mut self, emc: EmcId) {
+        let link = self.devices.remove(&emc);
+        let failed = link.map(|link| link.condition).filter(|c| matches!(c, Condition::Failed { .. }));
+        let condition = failed.unwrap_or(Condition::Starting);
+        self.devices.insert(emc, DeviceLink { condition, asked: true });
         self.set_emc_up(emc, false);
         self.effects.push_back(Effect::Device(emc, DeviceCall::Contents));
     }
@@ -173,15 +183,6 @@ impl Manager {
     pub(super) fn is_starting(&self, slice: SliceId) -> bool {
         let emc = self.head.emc_of(slice);
         emc.is_some_and(|emc| self.devices.get(&emc).is_none_or(|link| link.condition == Condition::Starting))
-    }
-
-    /// After a start: every EMC tells what it holds, and every open intent is driven again.
-    pub(super) fn drive_everything(&mut self) {
-        let emcs: Vec<EmcId> = self.durable.emcs().map(|(id, _)| id).collect();
-        for emc in emcs {
-            self.expect_emc(emc);
-            self.drive_emc(emc);
-        }
     }
 
     fn drive_emc(&mut self, emc: EmcId) {
@@ -244,7 +245,7 @@ impl Manager {
             DeviceDone::Contents(_) => {}
         }
         if !self.loaded || !self.devices.contains_key(&emc) {
-            return; // after the store is read again everything is driven again
+            return; // once the store is read again the device is asked what it holds
         }
         match done {
             DeviceDone::Contents(contents) => self.on_contents(when, emc, contents),

@@ -66,6 +66,24 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
     );
 }
 
+/// The store failed just when a device had been compared with it: what the comparison found was forgotten with the batch,
+/// and the slice waited for ever for a host that nobody told of it.
+#[test]
+fn what_a_comparison_found_is_found_again_after_the_store_failed() {
+    let mut rig = rig();
+    rig.meddle(0, None);
+    rig.run("restart device tick:10 lost reload device tick:10 stored");
+    assert_eq!(rig.run("slices"), "0.1:quarantined 1.1:draining@h1");
+}
+
+/// Its contents came while the store was being read again.
+#[test]
+fn a_device_that_answered_while_the_store_was_read_is_asked_again() {
+    let mut rig = rig();
+    rig.run("restart cordon:h2 lost device reload go up:h1 go");
+    assert_eq!(rig.run("slices"), "0.1:online@h1", "what was draining has come back");
+}
+
 #[test]
 fn a_grant_is_asked_for_once_and_again_after_a_restart() {
     Rig::up().tells(

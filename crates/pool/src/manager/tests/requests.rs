@@ -37,7 +37,8 @@ fn after_a_failed_write_everybody_hears_so_and_the_request_can_be_repeated() {
          reserve:b@h1=1~ |
          lost | reserve:a->STORE_FAILED reserve:b->STORE_FAILED reload
          reserve:c@h1=1 | reserve:c->STARTING
-         reload slices |
+         reload slices | e1.contents e2.contents
+         device |
          reserve:a@h1=1 | store
          stored | reserve:a->ok(0) e1.grant(0.1>h1)",
     );
@@ -48,8 +49,9 @@ fn a_write_that_failed_and_is_on_disk_all_the_same_answers_the_repeated_request(
     Rig::up().tells(
         "reserve:a@h1=1 | store
          torn | reserve:a->STORE_FAILED reload
-         reload | e1.grant(0.1>h1)
+         reload | e1.contents e2.contents
          reserve:a@h1=1 | reserve:a->ok(0)
+         device | e1.grant(0.1>h1)
          reserve:b@h1=1 | store
          stored | reserve:b->ok(4) e2.grant(4.1>h1)",
     );
