@@ -37,6 +37,7 @@ impl Weather {
         let by_itself = physics == Physics::Emulated && rng.random_bool(0.7);
         let fence_after = by_itself.then(|| Ns::ms(rng.random_range(300..1500)));
         let in_order = rng.random_bool(0.5);
+        let worst_store = if rng.random_bool(0.2) { 0.3 } else { 0.03 };
         let some =
             |rng: &mut Pcg64, most: f64| if rng.random_bool(0.5) { rng.random_range(0.0..most) } else { 0.0 };
         Self {
@@ -46,7 +47,7 @@ impl Weather {
             in_order,
             lost: if in_order { 0.0 } else { some(rng, 0.2) },
             repeated: if in_order { 0.0 } else { some(rng, 0.2) },
-            store_fails: some(rng, 0.03),
+            store_fails: some(rng, worst_store),
             host_fails: some(rng, 0.1),
             act_every: Ns::ms(rng.random_range(5..60)),
             trouble_every: Ns::ms(rng.random_range(100..1000)),
