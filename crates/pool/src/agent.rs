@@ -1,5 +1,5 @@
 //! The agent's end of the protocol: events in, effects out. It follows orders, remembers which process is which VM, and
-//! reports the whole truth about its host; it performs nothing itself and never decides who owns a slice.
+//! reports the truth about its host; it performs nothing itself and never decides who owns a slice.
 //!
 //! ```text
 //!   Want ──▶ newest order ─┬▶ per slice: Online · Offline · Scrub ──▶ Done comes back as an event ─┐
@@ -7,8 +7,8 @@
 //!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, HandOut ─▶ ProcessGone ────────────────────────────────┘
 //! ```
 //!
-//! Everything is level-triggered: an order is the whole truth, so acting on it twice, or on it and then on a newer one,
-//! ends in the same place. What an order does not mention is kept: absence is no order.
+//! Everything is level-triggered: orders add up to the whole truth about the host, and acting on that twice, or on it and
+//! then on a newer one, ends in the same place. What is not mentioned is kept: absence is no order.
 
 mod slices;
 mod vms;
@@ -440,7 +440,7 @@ impl Agent {
             released: self.released.iter().copied().collect(),
             scrubbed: self.scrubbed.values().copied().collect(),
             failed: failed.collect(),
-            vms: self.live_vms(),
+            vms: if whole { self.live_vms() } else { BTreeMap::new() },
             ended: self.ended_vms(),
             clean: self.slices.is_empty() && !self.vms.values().any(Vm::lives),
         }

@@ -1,9 +1,10 @@
-//! What manager and agent say to each other, as values: [`Want`] flows down, [`Have`] flows up. Both tell the whole truth
-//! about one host, so a lost one costs time and never correctness. How they travel is the services' business.
+//! What manager and agent say to each other, as values: [`Want`] flows down, [`Have`] flows up. Now and then, and whenever
+//! it is in doubt, each tells the whole truth about one host, so a lost one costs time and never correctness. How they
+//! travel is the services' business.
 //!
 //! The whole truth about thousands of slices is long, and most of it is old. So a `Want` may say only what has changed
 //! since the order before, which it names: an agent that did not follow that one ignores it, and is soon told everything.
-//! A `Have` may leave out slices it named before: facts are never taken back by silence.
+//! A `Have` may leave out slices it named before, and VMs: facts are never taken back by silence.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -113,7 +114,7 @@ pub struct WantVm {
 pub struct Have {
     /// The order this answers; zero before the first.
     pub number: OrderNumber,
-    /// Whether `online` is all of it; else slices that have been told before are left out.
+    /// Whether `online` and `vms` are all of it; else slices that have been told before are left out, and all VMs.
     pub whole: bool,
     /// Usable by their VMs.
     pub online: Vec<Holding>,
@@ -138,10 +139,13 @@ impl Have {
         if newer.whole {
             return newer;
         }
-        let mut online = self.online;
-        online.retain(|holding| !newer.released.contains(holding));
+        let (released, ended): (BTreeSet<_>, BTreeSet<_>) =
+            (newer.released.iter().collect(), newer.ended.iter().collect());
+        let (mut online, mut vms) = (self.online, self.vms);
+        online.retain(|holding| !released.contains(holding));
         online.extend(newer.online.iter().copied());
-        Self { whole: self.whole, online, ..newer }
+        vms.retain(|id, _| !ended.contains(id));
+        Self { whole: self.whole, online, vms, ..newer }
     }
 }
 

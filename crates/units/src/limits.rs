@@ -50,13 +50,13 @@ pub const LIST_PAGES_MAX: u32 = 4096;
 /// Reservations in one page of a list: one may name thousands of slices.
 pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
-/// Requests to the ledger that have not been answered; the next is refused as UNAVAILABLE.
+/// Requests to the ledger that wait for the disk; the next is refused as UNAVAILABLE.
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
 /// How long the ledger's thread looks for more work before it sleeps. A processor that was put to sleep takes about as
 /// long to be of use again as a durable write takes, and callers who ask one thing after another would pay for it each time.
 pub const LEDGER_AWAKE_FOR: Ns = Ns(100_000);
-/// Requests to explain something that wait for the store.
-pub const EXPLAINS_QUEUED_MAX: usize = 64;
+/// Searches of the decisions at a time, each of which reads all there are; the next is refused as UNAVAILABLE.
+pub const EXPLAINS_AT_ONCE_MAX: usize = 8;
 /// Calls waiting in WaitReady or in Reserve with `wait_ready`.
 pub const WAITERS_MAX: usize = 16 * 1024;
 /// The longest a call may wait for slices to come online.
@@ -71,7 +71,8 @@ pub const TOP_EVERY: Ns = Ns::secs(1);
 pub const TOP_NEWS_AHEAD_MAX: usize = 64;
 /// How far two machines' clocks may differ before people reading their logs are misled.
 pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
-/// Changes in one durable write.
+/// Changes in one durable write, after which requests wait for the next. What hosts and devices report does not wait, and
+/// is bounded by their slices.
 pub const BATCH_CHANGES_MAX: usize = 8192;
 /// How long a change that nobody waits for may wait for company before it is written.
 pub const BATCH_LINGER: Ns = Ns::ms(10);

@@ -268,15 +268,15 @@ fn a_host_call_that_fails_is_tried_again_and_told_when_it_keeps_failing() {
 #[test]
 fn a_process_gets_nothing_before_it_is_on_record() {
     check("up want:1:a=1.1 ok:1.1 attach:a@100", "record:a");
-    check(ATTACHED, "watch:a@100 handout:1=1.1 news:1:vms=a");
+    check(ATTACHED, "watch:a@100 handout:1=1.1");
     check("up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
     check(
         "up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",
-        "watch:a@100 handout:1=1.1 handout:2=1.1 news:1:vms=a",
+        "watch:a@100 handout:1=1.1 handout:2=1.1",
     );
     check(
         "up want:1:a=1.1 ok:1.1 attach:a@100 unrecorded:a",
-        "forget:a refuse:1:VM a could not be recorded: full news:1",
+        "forget:a refuse:1:VM a could not be recorded: full",
     );
 }
 
@@ -288,7 +288,7 @@ fn a_vm_is_handed_out_whole_or_not_at_all() {
 
 #[test]
 fn a_vm_without_slices_is_handed_its_local_memory() {
-    check("up want:1:a= attach:a@100 recorded:a", "watch:a@100 handout:1= news:1:vms=a");
+    check("up want:1:a= attach:a@100 recorded:a", "watch:a@100 handout:1=");
 }
 
 #[test]

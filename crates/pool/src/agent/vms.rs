@@ -170,7 +170,6 @@ impl Agent {
         self.effects.push_back(Effect::Watch { reservation, process });
         let hand_out = |ticket| Effect::HandOut { ticket, record: record.clone() };
         self.effects.extend(tickets.into_iter().map(hand_out));
-        self.dirty = true;
     }
 
     /// Nobody got anything, so it never happened.
@@ -180,7 +179,6 @@ impl Agent {
         self.effects.extend(tickets.into_iter().map(refuse));
         let slices = gone.into_iter().flat_map(|vm| vm.record.slices.into_keys());
         slices.for_each(|holding| self.step(holding));
-        self.dirty = true;
     }
 
     pub(super) fn on_process_gone(&mut self, reservation: ReservationId) {

@@ -87,6 +87,13 @@ pub enum Ask {
     Configure(RackSpec),
 }
 
+impl Ask {
+    /// Whether the answer may wait for slices to come online, and not only for the disk.
+    pub fn waits_for_slices(&self) -> bool {
+        matches!(self, Self::WaitReady { .. } | Self::Reserve { wait: Some(_), .. })
+    }
+}
+
 /// What a caller gets.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
@@ -212,7 +219,8 @@ impl Manager {
 
     fn on_reserve(&mut self, when: When, token: Token, reserve: Reserve, wait: Option<Ns>) {
         let slices = reserve.slices;
-        let id = match self.decide_reserve(when, reserve) {
+        let room = wait.map_or(Ok(()), |_| self.has_room_to_wait());
+        let id = match room.and_then(|()| self.decide_reserve(when, reserve)) {
             Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
             Ok(Decided::Repeat(id)) => id,
             Ok(Decided::New(id, change)) => {
@@ -245,7 +253,7 @@ impl Manager {
     }
 
     fn on_wait_ready(&mut self, when: When, token: Token, target: &Target, within: Ns) {
-        match self.head.find(target) {
+        match self.has_room_to_wait().and_then(|()| self.head.find(target)) {
             Ok(id) => self.wait_durable(token, id, when.now.after(within)),
             Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
         }
@@ -313,13 +321,16 @@ impl Manager {
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
 
-    fn wait_durable(&mut self, token: Token, id: ReservationId, deadline: Ns) {
-        if self.waiter_deadlines.len() >= WAITERS_MAX {
-            return self.refuse(
-                token,
-                Denied::TooMany { what: "callers waiting for slices", max: WAITERS_MAX as u64 },
-            );
+    /// Callers that wait for slices, or will when something is durable.
+    fn has_room_to_wait(&self) -> Result<(), Denied> {
+        let written = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
+        if self.waiter_deadlines.len() + self.open.waiting.len() + written < WAITERS_MAX {
+            return Ok(());
         }
+        Err(Denied::TooMany { what: "callers waiting for slices", max: WAITERS_MAX as u64 })
+    }
+
+    fn wait_durable(&mut self, token: Token, id: ReservationId, deadline: Ns) {
         if !self.open.records.is_empty() {
             self.open.urgent = true;
             self.open.waiting.push((token, id, deadline));
@@ -359,6 +370,8 @@ impl Manager {
     }
 
     pub(super) fn forget_waiter(&mut self, token: Token) {
+        let batches = std::iter::once(&mut self.open).chain(self.writing.as_mut().map(|(batch, _)| batch));
+        batches.for_each(|batch| batch.waiting.retain(|(waiting, ..)| *waiting != token));
         let Some((deadline, id)) = self.waiting.remove(&token) else { return };
         self.waiter_deadlines.remove(&(deadline, token, id));
         if let Some(tokens) = self.waiters.get_mut(&id) {

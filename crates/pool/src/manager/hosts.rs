@@ -180,7 +180,7 @@ impl Manager {
         }
     }
 
-    /// A host reports all it has. Each fact is taken as an event of its slice; late and repeated ones change nothing.
+    /// A host reports. Each fact is taken as an event of its slice; late and repeated ones change nothing.
     pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
         let Some(link) = self.links.get_mut(&host) else { return };

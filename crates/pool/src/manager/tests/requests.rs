@@ -1,5 +1,7 @@
 //! What callers may rely on.
 
+use units::limits::WAITERS_MAX;
+
 use super::rig::Rig;
 
 #[test]
@@ -105,6 +107,28 @@ fn who_left_is_not_answered() {
         "reserve:a@h1=2 stored
          wait:a gone:a |
          tick:1000 |",
+    );
+}
+
+#[test]
+fn who_left_before_the_write_was_over_is_not_waited_for_afterwards() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=2~ gone:a reserve:b@h1=1~ gone:b stored stored");
+    assert_eq!((rig.manager.waiting.len(), rig.manager.waiters.len()), (0, 0));
+}
+
+#[test]
+fn one_waiter_too_many_is_refused_before_anything_is_reserved() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=2 stored");
+    for _ in 0..WAITERS_MAX - 1 {
+        rig.run("wait:a");
+    }
+    rig.tells(
+        "reserve:b@h1=1~ | store
+         reserve:c@h1=1~ wait:a |
+         stored | reserve:c->LIMIT_EXCEEDED wait:a->LIMIT_EXCEEDED e2.grant(4.1>h1)
+         slices | 0.1:assigned@h1 1.1:assigned@h1 4.1:assigned@h1",
     );
 }
 
