@@ -11,9 +11,10 @@ mod thread;
 
 use std::{
     collections::{HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
@@ -26,8 +27,8 @@ use pool::{
     protocol::{Have, Hello, Want},
     record::Meta,
 };
-use tokio::sync::{Notify, Semaphore, broadcast, mpsc, oneshot, watch};
-use units::limits::{EXPLAINS_QUEUED_MAX, REQUESTS_QUEUED_MAX, WATCH_EVENTS_BEHIND_MAX};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
+use units::limits::{EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_EVENTS_BEHIND_MAX};
 use units::{EmcId, HostId, Ns, UnixMs};
 
 use self::thread::Driving;
@@ -55,7 +56,7 @@ pub enum Asked {
     #[error(transparent)]
     Denied(#[from] Denied),
     /// Too many requests are waiting.
-    #[error("{REQUESTS_QUEUED_MAX} requests are waiting already: try again soon")]
+    #[error("too many requests are waiting already: try again soon")]
     Overloaded,
     /// The manager is ending.
     #[error("the manager is stopping")]
@@ -72,6 +73,8 @@ type Decisions = Result<Vec<(u64, Decision)>, LoadError>;
 struct Explain {
     subject: String,
     reply: oneshot::Sender<Decisions>,
+    /// Given back when it was answered.
+    _place: OwnedSemaphorePermit,
 }
 
 /// One agent's connection.
@@ -113,10 +116,14 @@ struct Shared {
     work: Condvar,
     /// The same, to be seen without the lock. Only a hint: the lock says what is true.
     nudged: AtomicBool,
-    /// The open batch was handed to the store: there is room in the next one.
+    /// The open batch was handed to the store, or given up: there is room in the next one.
     room: Notify,
-    /// One place for every request that has not been answered.
+    /// One place for every request that waits for the disk.
     places: Semaphore,
+    /// One place for every search of the decisions.
+    searches: Arc<Semaphore>,
+    /// How often the driver's thread has looked for work.
+    turns: AtomicU64,
     clock: Clock,
     published: broadcast::Sender<Arc<Published>>,
     changed: watch::Sender<u64>,
@@ -198,8 +205,9 @@ impl Handle {
     /// # Errors
     /// The ledger refuses, too many wait, or the manager stops.
     pub async fn ask(&self, ask: Ask) -> Result<Answer, Asked> {
-        let _place = self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?;
+        let mut place = Some(self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?);
         self.room().await?;
+        let waits_for_slices = ask.waits_for_slices();
         let (reply, answer) = oneshot::channel();
         let token = self.0.change(|core, when| {
             core.next_token += 1;
@@ -209,7 +217,11 @@ impl Handle {
             token
         })?;
         let waiting = Waiting { shared: &self.0, token };
+        if waits_for_slices {
+            place = None; // the ledger counts its waiters itself: they must not keep a release or a fence out
+        }
         let answered = answer.await;
+        drop(place);
         std::mem::forget(waiting);
         Ok(answered.map_err(|_| Asked::Stopping)??)
     }
@@ -241,17 +253,9 @@ impl Handle {
     /// # Errors
     /// Decisions cannot be read, too many wait, or the manager stops.
     pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, Asked> {
+        let place = Arc::clone(&self.0.searches).try_acquire_owned().map_err(|_| Asked::Overloaded)?;
         let (reply, answer) = oneshot::channel();
-        let queued = self.0.change(|core, _| {
-            let fits = core.explains.len() < EXPLAINS_QUEUED_MAX;
-            if fits {
-                core.explains.push_back(Explain { subject, reply });
-            }
-            fits
-        })?;
-        if !queued {
-            return Err(Asked::Overloaded);
-        }
+        self.0.change(|core, _| core.explains.push_back(Explain { subject, reply, _place: place }))?;
         answer.await.map_err(|_| Asked::Stopping)?.map_err(Asked::Unreadable)
     }
 
@@ -316,6 +320,15 @@ impl Handle {
         self.0.room.notify_waiters();
     }
 
+    /// Wakes the driver's thread for nothing, and says how often it has looked for work until now: a number that stays
+    /// the same from one call to a later one is of a thread that is stuck.
+    pub fn turns(&self) -> u64 {
+        let turns = self.0.turns.load(Ordering::Relaxed);
+        self.0.lock().asleep = None;
+        self.0.work.notify_one();
+        turns
+    }
+
     /// Durable changes from now on.
     pub fn changes(&self) -> broadcast::Receiver<Arc<Published>> {
         self.0.published.subscribe()
@@ -343,16 +356,15 @@ pub struct Start {
     pub rack_uuid: String,
 }
 
-/// Starts the driver's thread, to be called within a runtime. The task ends after [`Handle::close`], when everything
-/// decided is durable and the store is closed.
+/// Hears when the driver has ended.
+pub type Ended = oneshot::Receiver<()>;
+
+/// Starts the driver's thread, to be called within a runtime. It ends after [`Handle::close`], when everything decided is
+/// durable and the store is closed.
 ///
 /// # Errors
 /// The operating system has no more threads.
-pub fn start(
-    start: Start,
-    store: Box<dyn Store>,
-    metrics: Arc<Metrics>,
-) -> std::io::Result<(Handle, tokio::task::JoinHandle<()>)> {
+pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std::io::Result<(Handle, Ended)> {
     let restored = start.loaded.restored;
     let meta = start.loaded.meta.unwrap_or_else(|| Meta::new(start.rack_uuid));
     let clock = Clock { base: meta.rack_time, started: Instant::now() };
@@ -374,17 +386,21 @@ pub fn start(
         nudged: AtomicBool::new(false),
         room: Notify::new(),
         places: Semaphore::new(REQUESTS_QUEUED_MAX),
+        searches: Arc::new(Semaphore::new(EXPLAINS_AT_ONCE_MAX)),
+        turns: AtomicU64::new(0),
         clock,
         published: broadcast::channel(WATCH_EVENTS_BEHIND_MAX).0,
         changed: watch::channel(0).0,
     });
     let mut driving = Driving::new(Arc::clone(&shared), Keeper::new(store, restored), metrics);
-    let thread = std::thread::Builder::new().name("ledger".into()).spawn(move || driving.run())?;
-    let ended = tokio::task::spawn_blocking(move || {
-        if thread.join().is_err() {
+    let (end, ended) = oneshot::channel();
+    std::thread::Builder::new().name("ledger".into()).spawn(move || {
+        if catch_unwind(AssertUnwindSafe(|| driving.run())).is_err() {
             std::process::abort(); // it panicked: nothing would be stored any more
         }
-    });
+        drop(driving);
+        let _ = end.send(()); // nobody may want to know
+    })?;
     Ok((Handle(shared), ended))
 }
 
@@ -402,3 +418,6 @@ impl Clock {
         When { now: self.base.after(self.started.elapsed().into()), wall }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,7 +88,9 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             let workers = cores.saturating_sub(1).max(1);
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(workers).enable_all().build()?;
-            runtime.block_on(serve::serve(rack.config))?;
+            let served = runtime.block_on(serve::serve(rack.config));
+            runtime.shutdown_timeout(serve::STOP_WITHIN); // a search of the decisions may still go on
+            served?;
         }
         Command::Check { rack } => offline::check(&rack.config)?,
         Command::Backup { rack, to } => offline::backup(&rack.config, &to)?,

@@ -3,7 +3,7 @@
 //! The order matters: the store is read, the rack configured and durable, and only then does anybody get an answer.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -40,8 +40,8 @@ use crate::{
     tokens::{TokenError, Tokens},
 };
 
-/// How long calls may take to end after a signal.
-const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// How long the end may take after a signal, for each of its parts.
+pub const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why the manager did not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -104,9 +104,23 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let rack_uuid = uuid();
     let start = Start { settings: settings(&config), loaded, rack_uuid };
     let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
-        .map_err(io("start a thread for", "the store"))?;
-    configure(&handle, &config).await?;
+        .map_err(io("start a thread for", "the ledger"))?;
+    let served = serve_rack(&path, config, &handle, identity, metrics).await;
+    handle.close();
+    let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
+    tracing::info!(durable = flushed.is_ok(), "pool-manager stopped");
+    served
+}
 
+/// From the first request to the last.
+async fn serve_rack(
+    path: &Path,
+    config: Config,
+    handle: &Handle,
+    identity: Arc<Identity>,
+    metrics: Arc<Metrics>,
+) -> Result<(), ServeError> {
+    configure(handle, &config).await?;
     let (policy, policy_seen) = watch::channel(policy(&config));
     let (stop, stopping) = watch::channel(false);
     let shared = Shared {
@@ -131,7 +145,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     notify(&[NotifyState::Ready]);
     let watchdog = tokio::spawn(watchdog(handle.clone()));
 
-    reload_until_stopped(&path, config, &handle, &identity, &policy).await?;
+    reload_until_stopped(path, config, handle, &identity, &policy).await?;
 
     tracing::info!("pool-manager stopping");
     notify(&[NotifyState::Stopping]);
@@ -144,9 +158,6 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     if let Some(exporter) = exporter {
         exporter.abort();
     }
-    handle.close();
-    let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
-    tracing::info!(calls_ended = ended.is_ok(), durable = flushed.is_ok(), "pool-manager stopped");
     Ok(())
 }
 
@@ -345,14 +356,18 @@ async fn export(
     }))
 }
 
-/// Tells the service manager that the driver still answers, if it wants to know.
+/// Tells the service manager, if it wants to know, that requests are taken in and that the ledger's thread makes its
+/// turns: that no write hangs.
 async fn watchdog(handle: Handle) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
-    let mut beat = tokio::time::interval(within / 3);
+    let mut beat = tokio::time::interval(within / 4);
+    let mut seen = None;
     loop {
         beat.tick().await;
-        if handle.look(|_, _| ()).is_ok() {
+        let turns = Some(handle.turns());
+        if seen != turns {
             notify(&[NotifyState::Watchdog]);
         }
+        seen = turns;
     }
 }

@@ -118,6 +118,7 @@ impl Driving {
             core.manager.handle(self.shared.clock.now(), event);
             collect(&mut core, &mut acts);
         }
+        self.shared.room.notify_waiters(); // a batch may have been given up with its write
         self.perform_all(&mut acts);
     }
 
@@ -154,13 +155,13 @@ impl Driving {
     /// Decisions are many: they are read beside this thread, from the store as it is now.
     fn explain(&mut self) {
         let asked = std::mem::take(&mut self.shared.lock().explains);
-        for Explain { subject, reply } in asked {
+        for Explain { subject, reply, _place: place } in asked {
             let snapshot = self.keeper.snapshot();
             self.runtime.spawn_blocking(move || {
                 let found = snapshot
                     .map_err(Into::into)
                     .and_then(|mut snapshot| keeper::decisions(snapshot.as_mut(), &subject));
-                drop(reply.send(found)); // whoever asked may have gone
+                drop((reply.send(found), place)); // whoever asked may have gone
             });
         }
     }
@@ -207,6 +208,7 @@ async fn pass_on(mut replies: mpsc::UnboundedReceiver<Vec<Reply>>) {
 fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act>) -> bool {
     let mut core = shared.lock();
     loop {
+        shared.turns.fetch_add(1, Ordering::Relaxed);
         let now = shared.clock.now();
         core.manager.settle(now);
         collect(&mut core, acts);

@@ -8,7 +8,7 @@ use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs};
 
 use super::{Effect, Manager};
 use crate::{
-    ledger::{Change, EmcEntry, When},
+    ledger::{Change, EmcEntry, Ledger, When},
     protocol::Handle,
     record::{Fence, Host, Key},
     slice::{Call, Event, Quarantine, Slot, State},
@@ -197,11 +197,9 @@ impl Manager {
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(call) = slot.device_call() else { return };
-        let overtaken =
-            self.head.slot(slice).is_none_or(|head| (head.state, head.epoch) != (slot.state, slot.epoch));
         let Some(emc) = self.durable.emc_of(slice) else { return };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        if overtaken || !up || self.calls.contains_key(&slice) || self.is_cut_off(call) {
+        if self.is_overtaken(slice) || !up || self.calls.contains_key(&slice) || self.is_cut_off(call) {
             return;
         }
         self.calls.insert(slice, call);
@@ -210,6 +208,12 @@ impl Manager {
             Call::Revoke { epoch } => DeviceCall::Revoke { slice, epoch },
         };
         self.effects.push_back(Effect::Device(emc, call));
+    }
+
+    /// Whether more is decided about a slice than is durable.
+    pub fn is_overtaken(&self, slice: SliceId) -> bool {
+        let of = |ledger: &Ledger| ledger.slot(slice).map(|slot| (slot.state, slot.epoch));
+        of(&self.head) != of(&self.durable)
     }
 
     /// A host that is being fenced is granted nothing.

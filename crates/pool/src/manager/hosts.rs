@@ -424,11 +424,8 @@ impl Manager {
         let Some(session) = link.session else { return };
         let news = std::mem::take(&mut link.news);
         let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
-        let Some(want) =
-            last.and_then(|last| self.changed_want(host, last, &news)).or_else(|| self.want(host))
-        else {
-            return;
-        };
+        let changed = last.and_then(|last| self.changed_want(host, last, &news));
+        let Some(want) = changed.or_else(|| self.whole_want(host)) else { return };
         let link = self.links.get_mut(&host).expect("it was just there");
         link.order = Some(SentOrder { number: want.number, at: when.now });
         if want.fenced && link.told_fenced.is_none() {
@@ -455,6 +452,15 @@ impl Manager {
                 want.no_more.slices.insert(*slice);
             }
         }
+        Some(want)
+    }
+
+    /// The whole truth, but for scrubs that are decided to be over: this may be another agent than the one that said so,
+    /// and it would do them again, on a slice that is somebody else's by then. If that decision is lost with its write,
+    /// the host is told everything again.
+    fn whole_want(&self, host: HostId) -> Option<Want> {
+        let mut want = self.want(host)?;
+        want.scrub.retain(|holding, _| !self.is_overtaken(holding.slice));
         Some(want)
     }
 

@@ -191,6 +191,17 @@ fn only_a_whole_scrub_of_the_current_epoch_counts() {
     );
 }
 
+/// The receipt was not durable yet when the agent was started anew: told to scrub again, it would have reached a slice that
+/// was somebody else's by then. A device that cuts off nobody does not prevent that.
+#[test]
+fn a_scrub_that_was_reported_is_not_ordered_of_the_next_agent() {
+    scrubbing().tells(
+        "have:h1:scrubbed=0.2 tick:10 | store
+         down:h1 up:h1 | h1<nothing
+         stored | e1.revoke(0.2)",
+    );
+}
+
 #[test]
 fn a_slice_that_cannot_be_scrubbed_is_kept_from_everybody() {
     scrubbing().tells(

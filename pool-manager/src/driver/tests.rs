@@ -1,0 +1,263 @@
+//! What the driver owes its callers when the disk is slow or fails, and when many wait: nobody is kept out by those who
+//! wait for slices, nobody sleeps past what they waited for, and an end comes to an end.
+
+use std::time::Duration;
+
+use pool::{
+    audit::Actor,
+    ledger::{EmcSpec, HostSpec, RackSpec, Reserve, Target},
+    protocol::Hello,
+    record::RequestKey,
+};
+use units::{Bytes, InstanceId, Name, RequestId};
+
+use super::*;
+use crate::store::{Scan, StoreError, Table, Write, redb::RedbStore};
+
+/// Generous: the machines are shared.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A real store behind a gate.
+struct Gated {
+    store: RedbStore,
+    gate: Arc<Gate>,
+    reading: Arc<Mutex<()>>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Open,
+    Shut,
+    /// Shut, and somebody stands before it.
+    Held,
+    /// Open, but nothing comes through.
+    Fails,
+}
+
+struct Gate(Mutex<Way>, Condvar);
+
+impl Gate {
+    fn set(&self, way: Way) {
+        *self.0.lock().unwrap() = way;
+        self.1.notify_all();
+    }
+
+    async fn until_held(&self) {
+        while *self.0.lock().unwrap() != Way::Held {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits while it is shut; then it is open. Whether the first comes through.
+    fn pass(&self) -> bool {
+        let mut way = self.0.lock().unwrap();
+        if *way == Way::Shut {
+            *way = Way::Held;
+        }
+        way = self.1.wait_while(way, |way| *way == Way::Held).unwrap();
+        std::mem::replace(&mut *way, Way::Open) == Way::Open
+    }
+}
+
+impl Scan for Gated {
+    fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        self.store.scan(table, each)
+    }
+}
+
+impl Store for Gated {
+    fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
+        match self.gate.pass() {
+            true => self.store.commit(batch),
+            false => Err(StoreError::Poisoned { place: "a gate".into() }),
+        }
+    }
+
+    fn reopen(&mut self) -> Result<(), StoreError> {
+        self.store.reopen()
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
+        Ok(Box::new(Slow(self.store.snapshot()?, Arc::clone(&self.reading))))
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
+        self.store.free_bytes()
+    }
+}
+
+/// Reads when a lock is free.
+struct Slow(Box<dyn Scan>, Arc<Mutex<()>>);
+
+impl Scan for Slow {
+    fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
+        let _reading = self.1.lock().unwrap();
+        self.0.scan(table, each)
+    }
+}
+
+/// A driver of one host and one EMC, whose agent is connected and does nothing.
+struct Rig {
+    handle: Handle,
+    ended: Ended,
+    gate: Arc<Gate>,
+    reading: Arc<Mutex<()>>,
+    _orders: mpsc::Receiver<ToSession>,
+    _directory: tempfile::TempDir,
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+impl Rig {
+    async fn start(slices: u32) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let gate = Arc::new(Gate(Mutex::new(Way::Open), Condvar::new()));
+        let reading = Arc::new(Mutex::new(()));
+        let mut store = RedbStore::open_directory(&directory.path().join("store")).unwrap();
+        let loaded = crate::records::load(&mut store).unwrap();
+        let store = Box::new(Gated { store, gate: Arc::clone(&gate), reading: Arc::clone(&reading) });
+        let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
+        let start = Start { settings, loaded, rack_uuid: "a rack".into() };
+        let (handle, ended) = super::start(start, store, Arc::new(Metrics::default())).unwrap();
+        let path = directory.path().join("emc").display().to_string();
+        let emc = EmcSpec { name: name("e"), slices, driver: "emulated".into(), path };
+        let host = HostSpec { name: name("h"), cores: 4096, local: Bytes::gib(64), emcs: vec![name("e")] };
+        handle.ask(Ask::Configure(RackSpec { emcs: vec![emc], hosts: vec![host] })).await.unwrap();
+        let (outbox, orders) = mpsc::channel(64);
+        let hello = Hello { instance: InstanceId(1), boot_id: "b".into(), host_memory_socket: String::new() };
+        handle.agent_up(HostId(0), hello, outbox).unwrap();
+        let rig = Self { handle, ended, gate, reading, _orders: orders, _directory: directory };
+        rig.until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing()).await;
+        rig
+    }
+
+    async fn until(&self, holds: impl Fn(&Manager) -> bool) {
+        let mut changed = self.handle.changed();
+        let waiting = async {
+            while !self.handle.look(|manager, _| holds(manager)).unwrap() {
+                let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting).await.expect("it takes too long");
+    }
+
+    fn reserve(&self, vm: &str, slices: u32, wait: bool) -> tokio::task::JoinHandle<Result<Answer, Asked>> {
+        let request = RequestKey { client: name("test"), id: RequestId::new(vm).unwrap() };
+        let reserve = Reserve {
+            request,
+            host: name("h"),
+            vm: name(vm),
+            slices,
+            local: Bytes::ZERO,
+            cores: 1,
+            pinned: false,
+            commit_within: Ns::secs(3600),
+        };
+        let (handle, wait) = (self.handle.clone(), wait.then_some(Ns::secs(3600)));
+        tokio::spawn(async move { handle.ask(Ask::Reserve { reserve, wait }).await })
+    }
+}
+
+fn release(vm: &str) -> Ask {
+    let actor = Actor::Client(name("test"));
+    Ask::Release { target: Target::Vm(name(vm)), force: false, reason: String::new(), actor }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_wait_for_slices_keep_nobody_out() {
+    let rig = Rig::start(8).await;
+    let first = rig.reserve("v", 1, true);
+    rig.until(|manager| manager.durable().reservation_of(&name("v")).is_some()).await;
+    let waiters: Vec<_> = (0..REQUESTS_QUEUED_MAX)
+        .map(|_| {
+            let handle = rig.handle.clone();
+            let wait = Ask::WaitReady { target: Target::Vm(name("v")), within: Ns::secs(3600) };
+            tokio::spawn(async move { handle.ask(wait).await })
+        })
+        .collect();
+    while rig.handle.0.lock().replies.len() <= REQUESTS_QUEUED_MAX {
+        tokio::task::yield_now().await;
+    }
+    rig.handle.ask(release("v")).await.unwrap();
+    for waiter in waiters.into_iter().chain([first]) {
+        let heard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+        assert!(matches!(heard, Err(Asked::Denied(Denied::WrongState { .. }))), "{heard:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waited_for_room_in_a_batch_that_was_given_up_goes_on() {
+    let rig = Rig::start(12 * 1024).await;
+    rig.gate.set(Way::Shut);
+    let under_way = rig.reserve("a", 1, false);
+    rig.gate.until_held().await;
+    let full = [rig.reserve("b", 4096, false), rig.reserve("c", 4096, false)];
+    rig.until(Manager::is_full).await;
+    let parked = rig.reserve("d", 1, false);
+    while rig.handle.0.places.available_permits() > REQUESTS_QUEUED_MAX - 4 {
+        tokio::task::yield_now().await;
+    }
+    rig.gate.set(Way::Fails);
+    for asked in full.into_iter().chain([under_way]) {
+        let heard = tokio::time::timeout(PATIENCE, asked).await.unwrap().unwrap();
+        assert!(matches!(heard, Err(Asked::Denied(Denied::StoreFailed))), "{heard:?}");
+    }
+    tokio::time::timeout(PATIENCE, parked).await.expect("it sleeps for ever").unwrap().unwrap_err();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_so_many_search_the_decisions_at_a_time() {
+    let rig = Rig::start(8).await;
+    let search = || {
+        let handle = rig.handle.clone();
+        tokio::spawn(async move { handle.explain("rack".into()).await })
+    };
+    let held = Arc::clone(&rig.reading);
+    let slow = tokio::task::spawn_blocking(move || {
+        let _reading = held.lock().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+    });
+    let searches: Vec<_> = (0..EXPLAINS_AT_ONCE_MAX).map(|_| search()).collect();
+    while rig.handle.0.searches.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(matches!(rig.handle.explain("rack".into()).await, Err(Asked::Overloaded)));
+    slow.await.unwrap();
+    for search in searches {
+        assert_eq!(search.await.unwrap().unwrap().len(), 1, "that the rack was configured");
+    }
+    rig.handle.explain("rack".into()).await.expect("the places are free again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thread_that_a_write_holds_up_makes_no_turns() {
+    let rig = Rig::start(8).await;
+    let turns = || async {
+        let before = rig.handle.turns();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        rig.handle.turns() - before
+    };
+    assert!(turns().await > 0, "a look at it wakes it");
+    rig.gate.set(Way::Shut);
+    let held_up = rig.reserve("a", 1, false);
+    rig.gate.until_held().await;
+    assert_eq!(turns().await, 0);
+    rig.gate.set(Way::Open);
+    held_up.await.unwrap().unwrap();
+    assert!(turns().await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_decided_before_the_end_is_written_and_nothing_after_it() {
+    let rig = Rig::start(8).await;
+    rig.gate.set(Way::Shut);
+    let under_way = rig.reserve("a", 1, false);
+    rig.gate.until_held().await;
+    rig.handle.close();
+    assert!(matches!(rig.handle.ask(release("a")).await, Err(Asked::Stopping)));
+    rig.gate.set(Way::Open);
+    under_way.await.unwrap().unwrap();
+    tokio::time::timeout(PATIENCE, rig.ended).await.unwrap().unwrap();
+}
