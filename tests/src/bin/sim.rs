@@ -3,6 +3,8 @@
 
 use std::{
     process::ExitCode,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,6 +15,8 @@ use sim::world::{Failure, Summary, World};
 const EVENTS_TOLD: usize = 60;
 /// How often progress is told.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+/// How often is looked whether it is over.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Grows racks from seeds and looks after every step whether each promise is kept
 #[derive(Debug, Parser)]
@@ -52,16 +56,62 @@ fn main() -> ExitCode {
     }
 }
 
+/// One thread for each core. Of several failures the one of the lowest seed is told.
 fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
-    let (started, mut told, mut sum) = (Instant::now(), Instant::now(), Summary::default());
-    for (seed, done) in (first..first + seeds).zip(1_u64..) {
-        sum += one(seed, args)?;
-        if told.elapsed() >= PROGRESS_EVERY {
-            told = Instant::now();
-            println!("{done} of {seeds} seeds, {:.0} seeds/s", done as f64 / started.elapsed().as_secs_f64());
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let turns = Turns { next: AtomicU64::new(0), done: AtomicU64::new(0), over: AtomicBool::new(false) };
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(|| turns.take(first, seeds, args))).collect();
+        turns.tell(seeds);
+        threads.into_iter().map(|thread| thread.join().expect("a world does not panic")).collect()
+    });
+    let mut sum = Summary::default();
+    let mut failures = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(part) => sum += part,
+            Err(failure) => failures.push(failure),
         }
     }
-    Ok(sum)
+    failures.into_iter().min_by_key(|failure| failure.seed).map_or(Ok(sum), Err)
+}
+
+/// Which seed is next, and how many are done.
+struct Turns {
+    next: AtomicU64,
+    done: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Turns {
+    /// Grows one seed after the other until none is left or one has failed.
+    fn take(&self, first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
+        let mut sum = Summary::default();
+        while !self.over.load(Ordering::Relaxed) {
+            let n = self.next.fetch_add(1, Ordering::Relaxed);
+            if n >= seeds {
+                break;
+            }
+            sum += one(first + n, args).inspect_err(|_| self.over.store(true, Ordering::Relaxed))?;
+            self.done.fetch_add(1, Ordering::Relaxed);
+        }
+        self.over.store(true, Ordering::Relaxed); // those under way are ended all the same
+        Ok(sum)
+    }
+
+    /// Says now and then how far it is.
+    fn tell(&self, seeds: u64) {
+        let (started, mut told) = (Instant::now(), Instant::now());
+        while !self.over.load(Ordering::Relaxed) {
+            thread::sleep(LOOK_EVERY);
+            if told.elapsed() >= PROGRESS_EVERY {
+                told = Instant::now();
+                let done = self.done.load(Ordering::Relaxed);
+                let pace = done as f64 / started.elapsed().as_secs_f64();
+                println!("{done} of {seeds} seeds, {pace:.0} seeds/s");
+            }
+        }
+    }
 }
 
 /// A seed that fails is lived again, told as a story.
