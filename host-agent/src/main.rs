@@ -6,7 +6,8 @@ use clap::{Parser, Subcommand};
 use host_agent::serve;
 use units::chain;
 
-/// How long host calls under way may take to end after a signal.
+/// How long a VM's record under way may take to be written after a signal. Host calls are not waited for: the next agent
+/// finds what they left and goes on.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 /// Follows a rack's orders on one host, and hands VMs their memory.

@@ -1,17 +1,35 @@
 //! What an operator does to a rack: reloads, backups, certificates, bad files, full disks. Against real processes.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use proto::v1 as wire;
 use rustix::process::Signal;
 use tests::rack::{Plan, Rack, by_vm, programs, reserve, wait_for_line};
 use tonic::Code;
 
+/// How long a command that should end may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a command that should end says, and whether it was content.
 fn pool_manager(rack: &Rack, args: &[&str]) -> (bool, String) {
     let (command, rest) = args.split_first().expect("a command");
     let mut run = Command::new(programs().join("pool-manager"));
-    let output = run.arg(command).arg("--config").arg(rack.rack_toml_path()).args(rest).output().unwrap();
+    run.arg(command).arg("--config").arg(rack.rack_toml_path()).args(rest);
+    let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while run.try_wait().unwrap().is_none() {
+        if began.elapsed() > PATIENCE {
+            run.kill().unwrap();
+            panic!("it does not end: {:?}", run.wait_with_output().unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = run.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
     (output.status.success(), said)
 }
@@ -158,6 +176,24 @@ async fn a_store_that_is_not_right_is_refused_by_name() {
         let (ok, said) = pool_manager(&rack, &[command]);
         assert!(!ok && said.contains("corrupt") && said.contains("restore"), "{command}: {said}");
     }
+}
+
+#[tokio::test]
+async fn a_manager_that_cannot_start_says_why_and_ends() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap();
+    let mut rack = Rack::new(Plan::small(2));
+    let good = rack.rack_toml();
+    rack.write_rack_toml(&good.replacen("[manager]", &format!("[manager]\nmetrics_listen = \"{port}\""), 1));
+    let (ok, said) = pool_manager(&rack, &["serve"]);
+    assert!(!ok && said.contains(&port.to_string()) && said.contains("in use"), "{said}");
+
+    rack.write_rack_toml(&good);
+    rack.start_manager().await;
+    rack.stop_manager();
+    rack.write_rack_toml(&good.replacen("slices = 2", "slices = 1", 1));
+    let (ok, said) = pool_manager(&rack, &["serve"]);
+    assert!(!ok && said.contains("emc0") && said.contains("from 2 to 1"), "{said}");
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use pool::{
 };
 use units::{ReservationId, UnixMs};
 
-use super::{Driver, WATCH_AGAIN_AFTER};
+use super::{Driver, WATCH_AGAIN_AFTER, crew::Lane};
 use crate::{
     host::{Host, HostError, process::Watched},
     metrics::Call,
@@ -46,7 +46,8 @@ impl Driver {
         work: impl FnOnce(&dyn Host) -> Result<Done, HostError> + Send + 'static,
     ) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
-        self.crew.call(move || {
+        let lane = if call == Call::Scrub { Lane::Scrubbing } else { Lane::Serving };
+        self.crew.call(lane, move || {
             let began = Instant::now();
             let result = work(&*host);
             metrics.called(call, began.elapsed(), result.is_ok());

@@ -1,5 +1,6 @@
-//! A few threads that make calls of the host, which may take long. Calls wait in one queue; a thread that takes one and
-//! sees more wakes the next, so that a burst of short calls is over before all of them are awake.
+//! A few threads that make calls of the host, which may take long. A VM's start never waits for slices being emptied: calls
+//! that scrub wait in a queue of their own and never keep all threads busy. A thread that takes a call and sees more wakes
+//! the next, so that a burst of short calls is over before all of them are awake.
 
 use std::{
     any::Any,
@@ -11,7 +12,7 @@ use std::{
 
 use pool::agent::Event;
 use tokio::sync::mpsc;
-use units::limits::HOST_CALLS_AT_ONCE_MAX;
+use units::limits::{HOST_CALLS_AT_ONCE_MAX, HOST_SCRUBS_AT_ONCE_MAX};
 
 /// A call, which says what came of it.
 type Call = Box<dyn FnOnce() -> Event + Send>;
@@ -25,10 +26,43 @@ struct Queue {
     more: Condvar,
 }
 
+/// What a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Somebody waits for it.
+    Serving,
+    /// Slices that are nobody's.
+    Scrubbing,
+}
+
 #[derive(Default)]
 struct Waiting {
-    calls: VecDeque<Call>,
+    serving: VecDeque<Call>,
+    scrubbing: VecDeque<Call>,
+    scrubs_under_way: usize,
     over: bool,
+}
+
+impl Waiting {
+    /// The next call that may be made now.
+    fn take(&mut self) -> Option<(Lane, Call)> {
+        if let Some(call) = self.serving.pop_front() {
+            return Some((Lane::Serving, call));
+        }
+        if !self.may_scrub() {
+            return None;
+        }
+        self.scrubs_under_way += 1;
+        Some((Lane::Scrubbing, self.scrubbing.pop_front()?))
+    }
+
+    fn may_scrub(&self) -> bool {
+        !self.scrubbing.is_empty() && self.scrubs_under_way < HOST_SCRUBS_AT_ONCE_MAX
+    }
+
+    fn has_more(&self) -> bool {
+        !self.serving.is_empty() || self.may_scrub()
+    }
 }
 
 impl Queue {
@@ -37,12 +71,13 @@ impl Queue {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next call; `None` when there will be no more.
-    fn next(&self) -> Option<Call> {
+    /// The next call; `None` when there will be no more. `made` is what the thread has done before.
+    fn next(&self, made: Option<Lane>) -> Option<(Lane, Call)> {
         let mut waiting = self.waiting();
+        waiting.scrubs_under_way -= usize::from(made == Some(Lane::Scrubbing));
         loop {
-            if let Some(call) = waiting.calls.pop_front() {
-                let more = !waiting.calls.is_empty();
+            if let Some(call) = waiting.take() {
+                let more = waiting.has_more();
                 drop(waiting);
                 if more {
                     self.more.notify_one();
@@ -78,8 +113,10 @@ impl Crew {
         for n in 0..HOST_CALLS_AT_ONCE_MAX {
             let (queue, made) = (Arc::clone(&queue), made.clone());
             thread::Builder::new().name(format!("host-call-{n}")).spawn(move || {
-                while let Some(call) = queue.next() {
+                let mut last = None;
+                while let Some((lane, call)) = queue.next(last) {
                     drop(made.send(catch_unwind(AssertUnwindSafe(call)))); // the driver may have ended
+                    last = Some(lane);
                 }
             })?;
         }
@@ -87,10 +124,13 @@ impl Crew {
     }
 
     /// Has a call made as soon as a thread is free.
-    pub(super) fn call(&self, call: impl FnOnce() -> Event + Send + 'static) {
+    pub(super) fn call(&self, lane: Lane, call: impl FnOnce() -> Event + Send + 'static) {
         let mut waiting = self.0.waiting();
-        let first = waiting.calls.is_empty();
-        waiting.calls.push_back(Box::new(call));
+        let first = !waiting.has_more();
+        match lane {
+            Lane::Serving => waiting.serving.push_back(Box::new(call)),
+            Lane::Scrubbing => waiting.scrubbing.push_back(Box::new(call)),
+        }
         drop(waiting);
         if first {
             self.0.more.notify_one();
@@ -102,7 +142,8 @@ impl Drop for Crew {
     fn drop(&mut self) {
         let mut waiting = self.0.waiting();
         waiting.over = true;
-        waiting.calls.clear();
+        waiting.serving.clear();
+        waiting.scrubbing.clear();
         drop(waiting);
         self.0.more.notify_all();
     }
@@ -126,7 +167,7 @@ mod tests {
         let together = Arc::new(Barrier::new(HOST_CALLS_AT_ONCE_MAX));
         for id in 0..3 * HOST_CALLS_AT_ONCE_MAX as u64 {
             let together = Arc::clone(&together);
-            crew.call(move || {
+            crew.call(Lane::Serving, move || {
                 together.wait(); // passes only when all threads are in a call
                 event(id)
             });
@@ -145,9 +186,36 @@ mod tests {
     #[tokio::test]
     async fn a_call_that_panics_is_told_and_the_crew_goes_on() {
         let (crew, mut made) = Crew::start().unwrap();
-        crew.call(|| panic!("a host call gone wrong"));
-        assert!(made.recv().await.unwrap().is_err());
-        crew.call(|| event(1));
-        assert!(made.recv().await.unwrap().is_ok());
+        for lane in [Lane::Serving, Lane::Scrubbing].repeat(HOST_CALLS_AT_ONCE_MAX) {
+            crew.call(lane, || panic!("a host call gone wrong"));
+            assert!(made.recv().await.unwrap().is_err());
+        }
+        for lane in [Lane::Serving, Lane::Scrubbing] {
+            crew.call(lane, || event(1));
+            assert!(made.recv().await.unwrap().is_ok());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_start_never_waits_for_scrubs() {
+        let (crew, mut made) = Crew::start().unwrap();
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        for id in 0..4 * HOST_CALLS_AT_ONCE_MAX as u64 {
+            let held = Arc::clone(&held);
+            crew.call(Lane::Scrubbing, move || {
+                drop(held.lock().unwrap().recv()); // until nobody holds it up
+                event(id)
+            });
+        }
+        for _ in 0..100 {
+            crew.call(Lane::Serving, || event(1000));
+            let first = made.recv().await.unwrap().unwrap();
+            assert!(matches!(first, Event::ProcessGone { reservation: ReservationId(1000) }));
+        }
+        drop(hold);
+        for _ in 0..4 * HOST_CALLS_AT_ONCE_MAX {
+            assert!(made.recv().await.unwrap().is_ok());
+        }
     }
 }
