@@ -204,7 +204,7 @@ mod tests {
         for id in 0..4 * HOST_CALLS_AT_ONCE_MAX as u64 {
             let held = Arc::clone(&held);
             crew.call(Lane::Scrubbing, move || {
-                drop(held.lock().unwrap().recv()); // until nobody holds it up
+                let _ = held.lock().unwrap().recv(); // until nobody holds it up
                 event(id)
             });
         }

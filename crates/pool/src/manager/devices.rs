@@ -211,7 +211,7 @@ impl Manager {
     }
 
     /// Whether more is decided about a slice than is durable.
-    pub fn is_overtaken(&self, slice: SliceId) -> bool {
+    pub(super) fn is_overtaken(&self, slice: SliceId) -> bool {
         let of = |ledger: &Ledger| ledger.slot(slice).map(|slot| (slot.state, slot.epoch));
         of(&self.head) != of(&self.durable)
     }

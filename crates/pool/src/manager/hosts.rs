@@ -403,10 +403,24 @@ impl Manager {
                 continue;
             };
             if at <= when.now {
+                let first = link.order.is_none();
                 self.orders_due.remove(&host);
-                self.send_order(when, host);
+                // When that is durable, or lost, there is news for the host.
+                if !(first && self.decides_a_scrub_of(host)) {
+                    self.send_order(when, host);
+                }
             }
         }
+    }
+
+    /// Whether a scrub of a host is decided to be over, and it is not durable yet. What is durable would tell the host to
+    /// scrub: an agent that has not been told so before would do it on a slice that is somebody else's by then.
+    fn decides_a_scrub_of(&self, host: HostId) -> bool {
+        let mut held = self.durable.host(host).into_iter().flat_map(HostEntry::held);
+        held.any(|slice| {
+            let slot = self.durable.slot(slice).unwrap_or_default();
+            slot.state == State::Scrubbing(Scrub::Working(host)) && self.is_overtaken(slice)
+        })
     }
 
     /// Orders that were not answered in time are sent again.
@@ -425,7 +439,7 @@ impl Manager {
         let news = std::mem::take(&mut link.news);
         let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
         let changed = last.and_then(|last| self.changed_want(host, last, &news));
-        let Some(want) = changed.or_else(|| self.whole_want(host)) else { return };
+        let Some(want) = changed.or_else(|| self.want(host)) else { return };
         let link = self.links.get_mut(&host).expect("it was just there");
         link.order = Some(SentOrder { number: want.number, at: when.now });
         if want.fenced && link.told_fenced.is_none() {
@@ -452,15 +466,6 @@ impl Manager {
                 want.no_more.slices.insert(*slice);
             }
         }
-        Some(want)
-    }
-
-    /// The whole truth, but for scrubs that are decided to be over: this may be another agent than the one that said so,
-    /// and it would do them again, on a slice that is somebody else's by then. If that decision is lost with its write,
-    /// the host is told everything again.
-    fn whole_want(&self, host: HostId) -> Option<Want> {
-        let mut want = self.want(host)?;
-        want.scrub.retain(|holding, _| !self.is_overtaken(holding.slice));
         Some(want)
     }
 

@@ -197,8 +197,13 @@ fn only_a_whole_scrub_of_the_current_epoch_counts() {
 fn a_scrub_that_was_reported_is_not_ordered_of_the_next_agent() {
     scrubbing().tells(
         "have:h1:scrubbed=0.2 tick:10 | store
-         down:h1 up:h1 | h1<nothing
-         stored | e1.revoke(0.2)",
+         down:h1 up:h1 tick:10 |
+         stored | e1.revoke(0.2) h1<nothing",
+    );
+    // If the decision is lost with its write, it is the next agent's to scrub after all.
+    scrubbing().tells(
+        "have:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
+         reload | e1.contents e2.contents h1<scrub=0.2",
     );
 }
 
