@@ -46,8 +46,11 @@ pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError
     if let Some(columns) = Columns::named(first) {
         return Ok((Layout::Named, columns));
     }
-    if first.len() == AZURE_COLUMNS && !first.iter().any(|name| name == b"vmid") {
-        return Ok((Layout::AzureVmTable, Columns::azure()));
+    let azure = Columns::azure();
+    let is_word =
+        |column: Column| first.get(column.at).is_some_and(|f| f.first().is_some_and(u8::is_ascii_alphabetic));
+    if first.len() == AZURE_COLUMNS && !(is_word(azure.arrive) && is_word(azure.depart)) {
+        return Ok((Layout::AzureVmTable, azure));
     }
     let shown = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
     Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_BYTES_MAX).collect() })

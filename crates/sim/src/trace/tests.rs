@@ -91,8 +91,12 @@ fn what_is_no_trace_is_not_taken_for_one() {
     for text in ["arrive_s,batch_id,cores,mem_gb\n300,0,2,3.5\n", "\0\u{1}binary", "1,2,3\n"] {
         assert!(refusal(text).starts_with("line 1:"), "{text:?}");
     }
-    let header = "vmid,subscriptionid,deploymentid,vmcreated,vmdeleted,maxcpu,avgcpu,p95maxcpu,vmcategory,cores,memory\n";
-    assert!(refusal(header).starts_with("line 1:"));
+    for header in [
+        "vmid,subscriptionid,deploymentid,vmcreated,vmdeleted,maxcpu,avgcpu,p95maxcpu,vmcategory,cores,memory\n",
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n",
+    ] {
+        assert!(refusal(header).contains("must be a header with vm_id"), "{}", refusal(header));
+    }
 }
 
 #[test]
