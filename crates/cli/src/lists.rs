@@ -37,34 +37,54 @@ pub(crate) async fn slices(to: &Connection, first: u32, last: u32) -> Result<Vec
 
 /// Every reservation; also those that ended, if asked.
 pub(crate) async fn reservations(to: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
-    let (mut reservations, mut after) = (Vec::new(), String::new());
-    for _ in 0..LIST_PAGES_MAX {
-        let request = v1::ListReservationsRequest { ended, after: after.clone(), limit: 0 };
+    let (mut reservations, mut pages) = (Vec::new(), Pages::of("reservations"));
+    loop {
+        let request = v1::ListReservationsRequest { ended, after: pages.after.clone(), limit: 0 };
         let page = to.ask(to.admin().list_reservations(request)).await?;
         reservations.extend(page.reservations);
-        match page.next_after {
-            next if next.is_empty() => return Ok(reservations),
-            next if next == after => return Err(stuck("reservations")),
-            next => after = next,
+        if !pages.go_on(page.next_after)? {
+            return Ok(reservations);
         }
     }
-    Err(stuck("reservations"))
 }
 
 /// Every request to move a VM.
 pub(crate) async fn migrations(to: &Connection) -> Result<Vec<v1::Migration>, Failure> {
-    let (mut migrations, mut after) = (Vec::new(), String::new());
-    for _ in 0..LIST_PAGES_MAX {
-        let request = v1::ListMigrationsRequest { after: after.clone(), limit: 0 };
+    let (mut migrations, mut pages) = (Vec::new(), Pages::of("migrations"));
+    loop {
+        let request = v1::ListMigrationsRequest { after: pages.after.clone(), limit: 0 };
         let page = to.ask(to.admin().list_migrations(request)).await?;
         migrations.extend(page.migrations);
-        match page.next_after {
-            next if next.is_empty() => return Ok(migrations),
-            next if next == after => return Err(stuck("migrations")),
-            next => after = next,
+        if !pages.go_on(page.next_after)? {
+            return Ok(migrations);
         }
     }
-    Err(stuck("migrations"))
+}
+
+/// Pages that each begin after the last thing of the one before.
+struct Pages {
+    of: &'static str,
+    after: String,
+    left: u32,
+}
+
+impl Pages {
+    fn of(of: &'static str) -> Self {
+        Self { of, after: String::new(), left: LIST_PAGES_MAX }
+    }
+
+    /// Whether there is another page. A list that does not come to an end is a manager's fault.
+    fn go_on(&mut self, next: String) -> Result<bool, Failure> {
+        self.left -= 1;
+        if next.is_empty() {
+            return Ok(false);
+        }
+        if next == self.after || self.left == 0 {
+            return Err(stuck(self.of));
+        }
+        self.after = next;
+        Ok(true)
+    }
 }
 
 fn stuck(of: &str) -> Failure {

@@ -91,6 +91,16 @@ fn after(text: &str) -> Result<ReservationId, Status> {
     }
 }
 
+/// One page, and after whom the next begins if there is more.
+fn paged<T>(
+    mut wanted: impl Iterator<Item = (ReservationId, T)>,
+    page: usize,
+) -> (Vec<(ReservationId, T)>, String) {
+    let shown: Vec<_> = wanted.by_ref().take(page).collect();
+    let last = wanted.next().and(shown.last()).map(|(id, _)| id.to_string());
+    (shown, last.unwrap_or_default())
+}
+
 #[tonic::async_trait]
 impl admin_server::Admin for Admin {
     async fn get_rack(&self, request: Request<wire::GetRackRequest>) -> Reply<wire::Rack> {
@@ -185,15 +195,12 @@ impl admin_server::Admin for Admin {
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
         let listed = self.look(move |manager| {
             let ledger = manager.durable();
-            let mut wanted = ledger.reservations_after(after).filter(|(_, r)| request.ended || r.is_active());
-            let shown: Vec<ReservationId> = wanted.by_ref().take(page).map(|(id, _)| id).collect();
-            let more = wanted.next().and(shown.last()).map(ToString::to_string);
-            let reservations = shown.into_iter().filter_map(|id| ledger.view(id)).map(convert::reservation);
-            wire::ListReservationsResponse {
-                reservations: reservations.collect(),
-                next_after: more.unwrap_or_default(),
-                revision: ledger.meta().revision.0,
-            }
+            let wanted = ledger.reservations_after(after).filter(|(_, r)| request.ended || r.is_active());
+            let (shown, next_after) = paged(wanted, page);
+            let views = shown.into_iter().filter_map(|(id, _)| ledger.view(id));
+            let reservations = views.map(convert::reservation).collect();
+            let revision = ledger.meta().revision.0;
+            wire::ListReservationsResponse { reservations, next_after, revision }
         });
         Ok(Response::new(listed.await?))
     }
@@ -222,15 +229,9 @@ impl admin_server::Admin for Admin {
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
         let listed = self.look(move |manager| {
             let ledger = manager.durable();
-            let mut wanted = ledger.migrations_after(after);
-            let shown = wanted.by_ref().take(page).map(|(id, m)| convert::migration(ledger, id, m));
-            let migrations: Vec<_> = shown.collect();
-            let more = wanted.next().and(migrations.last()).map(|m| m.reservation.clone());
-            wire::ListMigrationsResponse {
-                migrations,
-                next_after: more.unwrap_or_default(),
-                revision: ledger.meta().revision.0,
-            }
+            let (shown, next_after) = paged(ledger.migrations_after(after), page);
+            let migrations = shown.into_iter().map(|(id, m)| convert::migration(ledger, id, m)).collect();
+            wire::ListMigrationsResponse { migrations, next_after, revision: ledger.meta().revision.0 }
         });
         Ok(Response::new(listed.await?))
     }
