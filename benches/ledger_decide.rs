@@ -10,6 +10,10 @@ use pool::{
 };
 use units::{Bytes, Name, Ns, RequestId, UnixMs};
 
+/// As in pool-manager.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const EMCS: u32 = 4;
 const SLICES_PER_EMC: u32 = 16_384;
 const HOSTS: u32 = 4;
