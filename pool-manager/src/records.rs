@@ -1,5 +1,5 @@
-//! Records of the ledger as entries of the store: one table per kind, keys in order of their numbers, values encoded
-//! with postcard. A kind of record only ever gains variants and fields at the end of a new format version.
+//! Records of the ledger as entries of the store: one table per kind, keys by number, values encoded with
+//! postcard. A kind of record only ever gains variants and fields at the end of a new format version.
 
 use pool::record::{Key, Meta, Record};
 
@@ -68,7 +68,7 @@ fn place(key: Key) -> (Table, Vec<u8>) {
         Key::Emc(id) => (Table::Emcs, id.0.to_be_bytes().to_vec()),
         Key::Host(id) => (Table::Hosts, id.0.to_be_bytes().to_vec()),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
-        Key::Reservation(id) => (Table::Reservations, id.0.to_be_bytes().to_vec()),
+        Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // the newest first
         Key::Migration(id) => (Table::Migrations, id.0.to_be_bytes().to_vec()),
         Key::Decision(seq) => (Table::Audit, seq.to_be_bytes().to_vec()),
     }

@@ -39,12 +39,12 @@ pub enum Table {
     Slices,
     /// Requests to move a VM.
     Migrations,
-    /// The memory of VMs.
-    Reservations,
     /// Decisions.
     Audit,
     /// What concerns the whole store.
     Meta,
+    /// The memory of VMs.
+    Reservations,
 }
 
 impl Table {
@@ -54,9 +54,9 @@ impl Table {
         Self::Hosts,
         Self::Slices,
         Self::Migrations,
-        Self::Reservations,
         Self::Audit,
         Self::Meta,
+        Self::Reservations,
     ];
 
     /// What it is called.
@@ -79,9 +79,9 @@ impl Table {
             Self::Hosts => 2,
             Self::Slices => 3,
             Self::Migrations => 4,
-            Self::Reservations => 5,
-            Self::Audit => 6,
-            Self::Meta => 7,
+            Self::Audit => 5,
+            Self::Meta => 6,
+            Self::Reservations => 7,
         }
     }
 }

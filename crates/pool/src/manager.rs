@@ -23,7 +23,7 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use units::limits::{AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER};
+use units::limits::{AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER};
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId};
 
 pub use self::{
@@ -411,12 +411,14 @@ impl Manager {
 
     fn forget_decisions(&mut self, batch: &mut Batch) {
         let meta = self.head.meta();
-        let oldest = meta.next_decision.saturating_sub(AUDIT_ENTRIES_MAX);
+        if meta.next_decision.saturating_sub(meta.first_decision) <= AUDIT_ENTRIES_MAX {
+            return;
+        }
+        let oldest = meta.next_decision - (AUDIT_ENTRIES_MAX - AUDIT_ENTRIES_FORGOTTEN);
         for seq in meta.first_decision..oldest {
             batch.records.insert(Key::Decision(seq), Record::Gone(Key::Decision(seq)));
         }
-        let meta = self.head.meta_mut();
-        meta.first_decision = meta.first_decision.max(oldest);
+        self.head.meta_mut().first_decision = oldest;
     }
 
     fn on_stored(&mut self, when: When, number: u64, ok: bool) {

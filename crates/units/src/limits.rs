@@ -120,6 +120,8 @@ pub const STAND_IN_TOUCH_MIB_MAX: u64 = 1024;
 
 /// Remembered decisions; the oldest are forgotten first.
 pub const AUDIT_ENTRIES_MAX: u64 = 200_000;
+/// How many are forgotten at once: one durable write in so many bears it, and not every one.
+pub const AUDIT_ENTRIES_FORGOTTEN: u64 = 256;
 /// Decisions in one answer of Explain.
 pub const EXPLAIN_ENTRIES_MAX: usize = 1000;
 /// Remembered request ids of one client whose reservation has ended; the oldest are forgotten first.

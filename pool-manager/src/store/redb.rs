@@ -2,7 +2,7 @@
 //! commit from a torn one.
 //!
 //! All tables are one to redb, each a range of its keys: every table a commit touches costs it pages of its own. The
-//! newest decisions and what concerns the whole store, which every commit writes, lie side by side.
+//! newest decisions, what concerns the whole store and the newest reservations, which most commits write, lie side by side.
 
 use std::{
     fmt, io,

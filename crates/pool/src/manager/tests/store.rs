@@ -1,7 +1,13 @@
 //! What holds across the manager's lives.
 
+use units::limits::{AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX};
+
 use super::rig::{Rig, name, settings};
-use crate::{audit::Subject, manager::Settings};
+use crate::{
+    audit::Subject,
+    manager::Settings,
+    record::{Key, Meta, Record},
+};
 
 #[test]
 fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
@@ -81,4 +87,26 @@ fn what_was_written_without_anybody_knowing_is_told_to_hosts_that_stayed_connect
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 torn reload go");
     rig.tells("slices | 0.1:online@h1");
+}
+
+#[test]
+fn the_oldest_decisions_are_forgotten_many_at_a_time() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go");
+    let remembered = |rig: &Rig| match &rig.disk[&Key::Meta] {
+        Record::Meta(Meta { first_decision, next_decision, .. }) => next_decision - first_decision,
+        other => panic!("no meta: {other:?}"),
+    };
+    let Some(Record::Meta(meta)) = rig.disk.get_mut(&Key::Meta) else { panic!("no meta") };
+    meta.next_decision = meta.first_decision + AUDIT_ENTRIES_MAX;
+    rig.run("restart device go up:h1 have:h1 go");
+    let (mut before, mut forgetting) = (remembered(&rig), 0);
+    for vm in 0..2 * AUDIT_ENTRIES_FORGOTTEN {
+        rig.run(&format!("validate:v{vm}@h1=1 reserve:v{vm}@h1=0 go force:v{vm} go"));
+        let now = remembered(&rig);
+        assert!(now <= AUDIT_ENTRIES_MAX, "{now} are remembered");
+        forgetting += u32::from(now < before);
+        before = now;
+    }
+    assert!((2..=5).contains(&forgetting), "{forgetting} writes bore it");
 }
