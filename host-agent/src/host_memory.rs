@@ -1,10 +1,8 @@
 //! The agent's own socket, where a VMM fetches the memory of its VM: one protobuf message per SOCK_SEQPACKET datagram,
 //! descriptors beside it. Who asks is what the kernel says, not what the caller says. A handler translates, asks the
-//! driver and translates back; the other end is [`client`].
+//! driver and translates back; the other end is the room `host_memory`.
 
 mod answer;
-pub mod client;
-mod datagram;
 
 use std::{
     collections::BTreeSet,
@@ -17,6 +15,7 @@ use std::{
     sync::Arc,
 };
 
+use host_memory::datagram;
 use pool::agent::Process;
 use prost::Message as _;
 use proto::v1::{self as wire, host_memory_request};
@@ -31,7 +30,6 @@ use units::Name;
 use units::limits::{DATAGRAM_BYTES_MAX, HOST_MEMORY_ANSWER_WITHIN, HOST_MEMORY_CONNECTIONS_MAX};
 
 use self::answer::{Answer, refused};
-pub use self::client::Client;
 use crate::{
     driver,
     host::{Form, process},

@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
 };
 
-use host_agent::host_memory::client::{Client, ClientError};
+use host_memory::{Client, ClientError};
 use proto::v1::{self as wire, MemoryForm};
 use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm};
 

@@ -20,7 +20,6 @@ use crate::{Connection, Failure, Global, lists};
 
 mod calls;
 mod capacity;
-mod descriptors;
 mod dirt;
 mod input;
 mod journal;

@@ -5,13 +5,13 @@
 //! region begins and ends with zero), `touched VM LOCAL POOL`.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, BufRead},
     os::unix::fs::FileExt,
     path::Path,
 };
 
-use host_agent::host_memory::client::{Client, ClientError, Region, RegionPlace, VmMemory};
+use host_memory::{Client, ClientError, Region, VmMemory};
 use proto::v1::MemoryForm;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,11 +70,8 @@ fn name(region: &Region) -> String {
 }
 
 fn open(region: Region) -> io::Result<(File, u64)> {
-    let file = match region.place {
-        RegionPlace::Descriptor(descriptor) => File::from(descriptor),
-        RegionPlace::Path(path) => OpenOptions::new().read(true).write(true).open(path)?,
-    };
-    Ok((file, region.bytes))
+    let bytes = region.bytes;
+    Ok((region.into_file()?, bytes))
 }
 
 fn all_zero(regions: &[(File, u64)]) -> io::Result<bool> {

@@ -13,9 +13,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("pool", &["units"]),
     ("sim", &["units", "pool"]),
     ("proto", &[]),
-    ("cli", &["units", "proto", "sim"]),
+    ("host-memory", &["units", "proto"]),
+    ("cli", &["units", "proto", "sim", "host-memory"]),
     ("pool-manager", &["units", "pool", "proto"]),
-    ("host-agent", &["units", "pool", "proto"]),
+    ("host-agent", &["units", "pool", "proto", "host-memory"]),
     ("xtask", &["units"]),
     ("tests", &["units", "pool", "sim", "proto", "cli", "pool-manager", "host-agent"]),
     ("benches", &["units", "pool", "sim", "proto", "cli", "pool-manager", "host-agent"]),
@@ -34,7 +35,7 @@ const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "serde_j
 /// Where a room lies.
 pub fn folder_of(room: &str) -> String {
     match room {
-        "units" | "pool" | "sim" | "cli" => format!("crates/{room}"),
+        "units" | "pool" | "sim" | "host-memory" | "cli" => format!("crates/{room}"),
         _ => room.to_owned(),
     }
 }

@@ -7,15 +7,16 @@ use std::{
     fs::File,
     io::{self, Read as _},
     os::unix::fs::FileExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
+use host_memory::{Client, ClientError};
+use proto::v1::MemoryForm;
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 use units::{SLICE, limits::STAND_IN_TOUCH_MIB_MAX};
 use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
 
-use super::descriptors::{AttachError, Piece, attach};
 use crate::{Failure, print};
 
 const MIB: usize = 1 << 20;
@@ -52,6 +53,15 @@ pub(super) struct Left {
     pub(super) overwritten: Vec<u32>,
 }
 
+/// A slice as the agent handed it over.
+struct Piece {
+    slice: u32,
+    epoch: u64,
+    offset: u64,
+    bytes: u64,
+    file: File,
+}
+
 /// A slice in use.
 struct Slice {
     number: u32,
@@ -65,11 +75,9 @@ struct Slice {
 /// No memory from the agent, or memory that cannot be read, mapped or written.
 pub fn run(args: &StandIn) -> Result<(), Failure> {
     let failed = |tried| move |errno| Failure::File { tried, path: args.socket.clone(), errno };
-    let pieces = attach(&args.socket, &args.vm)
-        .map_err(|wrong: AttachError| failed("attach through")(io::Error::other(units::chain(&wrong))))?;
-    let slices = pieces.into_iter().filter(|piece| piece.region.slice.is_some()).collect::<Vec<_>>();
+    let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
     let dirty = dirty(&slices).map_err(failed("read slices of"))?;
-    let numbers = slices.iter().filter_map(|piece| piece.region.slice).collect();
+    let numbers = slices.iter().map(|piece| piece.slice).collect();
     let mapped = slices.into_iter().map(map).collect::<io::Result<Vec<_>>>();
     let mapped = mapped.map_err(failed("map slices of"))?;
     let pages = usize::try_from(args.touch).expect("checked to be few") * MIB;
@@ -85,6 +93,19 @@ pub fn run(args: &StandIn) -> Result<(), Failure> {
     say(&Left { vm: args.vm.clone(), overwritten })
 }
 
+/// The slices of a VM whose process is this one from now on.
+fn slices(socket: &Path, vm: &str) -> io::Result<Vec<Piece>> {
+    let wrong = |error: ClientError| io::Error::other(units::chain(&error));
+    let client = Client::connect(socket).map_err(wrong)?;
+    let memory = client.attach(vm, MemoryForm::Descriptors).map_err(wrong)?;
+    let pieces = memory.regions.into_iter().filter_map(|region| {
+        let (slice, epoch) = region.slice?;
+        let (offset, bytes) = (region.offset, region.bytes);
+        Some(region.into_file().map(|file| Piece { slice, epoch, offset, bytes, file }))
+    });
+    pieces.collect()
+}
+
 fn say<T: Serialize>(line: &T) -> Result<(), Failure> {
     print::out(&(serde_json::to_string(line).expect("texts and numbers are JSON") + "\n"))
 }
@@ -93,9 +114,8 @@ fn say<T: Serialize>(line: &T) -> Result<(), Failure> {
 fn dirty(slices: &[Piece]) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for piece in slices {
-        let (from, bytes) = (piece.region.offset, piece.region.bytes);
-        if !is_zero(&piece.file, from, from.saturating_add(bytes))? {
-            dirty.extend(piece.region.slice);
+        if !is_zero(&piece.file, piece.offset, piece.offset.saturating_add(piece.bytes))? {
+            dirty.push(piece.slice);
         }
     }
     Ok(dirty)
@@ -136,12 +156,11 @@ fn reads_as_zeros(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
 
 /// Descriptors go once their memory is mapped; the mapping stays.
 fn map(piece: Piece) -> io::Result<Slice> {
-    let bytes = usize::try_from(piece.region.bytes).ok().filter(|bytes| *bytes as u64 == SLICE.get());
+    let bytes = usize::try_from(piece.bytes).ok().filter(|bytes| *bytes as u64 == SLICE.get());
     let bytes =
         bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a slice that is not 1 GiB"))?;
-    let memory = MmapRegion::from_file(FileOffset::new(piece.file, piece.region.offset), bytes);
-    let number = piece.region.slice.expect("only slices are mapped");
-    Ok(Slice { number, epoch: piece.region.epoch, memory: memory.map_err(io::Error::other)? })
+    let memory = MmapRegion::from_file(FileOffset::new(piece.file, piece.offset), bytes);
+    Ok(Slice { number: piece.slice, epoch: piece.epoch, memory: memory.map_err(io::Error::other)? })
 }
 
 /// What a VM writes into the n-th MiB of a slice: its own, for this owner of this slice alone, and never zeros.
@@ -178,12 +197,7 @@ mod tests {
     fn piece() -> Piece {
         let file = tempfile::tempfile().unwrap();
         file.set_len(SLICE.get()).unwrap();
-        let region = v1_region();
-        Piece { region, file }
-    }
-
-    fn v1_region() -> proto::v1::Region {
-        proto::v1::Region { slice: Some(5), epoch: 2, bytes: SLICE.get(), ..Default::default() }
+        Piece { slice: 5, epoch: 2, offset: 0, bytes: SLICE.get(), file }
     }
 
     #[test]

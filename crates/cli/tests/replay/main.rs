@@ -228,5 +228,5 @@ async fn a_grant_that_is_over_and_still_within_reach_is_double_owned() {
 async fn a_vm_whose_memory_is_refused_is_turned_away_and_why_is_said() {
     let ran = replay_here("a,0,,4,6\n", agent::Fault::Refuses).await;
     assert_eq!(ran.vms(), [1, 0, 1, 0], "{ran:?}");
-    assert!(ran.stderr.contains("VM_NOT_READY: not yet"), "{ran:?}");
+    assert!(ran.stderr.contains("not yet (VM_NOT_READY)"), "{ran:?}");
 }

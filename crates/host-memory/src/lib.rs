@@ -1,6 +1,12 @@
-//! The caller's end of the socket, blocking: for VMMs and tests.
+//! A VMM's way to the memory of its VM: the caller's end of a host agent's socket, blocking. A room of its own, as the agent,
+//! the command line and the VMM do not look into each other. What is done with the memory is the caller's business.
+
+#![forbid(unsafe_code)]
+
+pub mod datagram;
 
 use std::{
+    fs::{File, OpenOptions},
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -14,8 +20,6 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 use units::limits::{ANSWER_WITHIN_DEFAULT, DATAGRAM_BYTES_MAX, SLICES_PER_VM_MAX};
-
-use super::datagram;
 
 /// A connection to the agent of this host.
 #[derive(Debug)]
@@ -41,6 +45,19 @@ pub struct Region {
     pub offset: u64,
     /// Where it is.
     pub place: RegionPlace,
+}
+
+impl Region {
+    /// What the region lies in, open for reading and writing.
+    ///
+    /// # Errors
+    /// A path that cannot be opened.
+    pub fn into_file(self) -> io::Result<File> {
+        match self.place {
+            RegionPlace::Descriptor(descriptor) => Ok(File::from(descriptor)),
+            RegionPlace::Path(path) => OpenOptions::new().read(true).write(true).open(path),
+        }
+    }
 }
 
 /// Where a region is.

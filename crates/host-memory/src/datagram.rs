@@ -21,7 +21,7 @@ use units::limits::DESCRIPTORS_PER_DATAGRAM_MAX;
 const CONTROL_BYTES: usize = cmsg_space!(ScmRights(DESCRIPTORS_PER_DATAGRAM_MAX));
 
 /// Sends one datagram.
-pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io::Result<()> {
+pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -35,16 +35,13 @@ pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>])
 
 /// Receives one datagram without descriptors: any that come with it are closed by the kernel. `None` if it was longer
 /// than the buffer; its rest is lost.
-pub(super) fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+pub fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     let (_, bytes) = retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::TRUNC))?;
     Ok((bytes <= buffer.len()).then_some(bytes))
 }
 
 /// Receives one datagram with its descriptors. `None` if bytes or descriptors did not fit.
-pub(super) fn receive_descriptors(
-    socket: &OwnedFd,
-    buffer: &mut [u8],
-) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+pub fn receive_descriptors(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {
