@@ -39,6 +39,8 @@ pub struct VmMemory {
 pub struct Region {
     /// Which slice, and which of its owners this VM is; `None` for local memory.
     pub slice: Option<(u32, u64)>,
+    /// Of which EMC; empty for local memory.
+    pub emc: String,
     /// How long it is.
     pub bytes: u64,
     /// Where it starts in its place.
@@ -193,7 +195,13 @@ impl VmMemory {
                 }
             };
             let slice = region.slice.map(|slice| (slice, region.epoch));
-            self.regions.push(Region { slice, bytes: region.bytes, offset: region.offset, place });
+            self.regions.push(Region {
+                slice,
+                emc: region.emc,
+                bytes: region.bytes,
+                offset: region.offset,
+                place,
+            });
         }
         if descriptors.next().is_some() { Err(wrong("a descriptor is too many")) } else { Ok(()) }
     }

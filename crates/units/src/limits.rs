@@ -16,6 +16,14 @@ pub const SLICES_MAX: u32 = 256 * 1024;
 pub const SLICES_PER_VM_MAX: u32 = 4096;
 /// Slices one host may hold; an order to a host names them all in one message.
 pub const SLICES_PER_HOST_MAX: u32 = 32 * 1024;
+/// Processors of one guest.
+pub const VCPUS_MAX: u32 = 64;
+/// Nodes with processors of one guest: then every processor's number fits into a byte.
+pub const LOCAL_NODES_PER_VM_MAX: usize = 4;
+/// How long a guest that was asked to switch itself off may take.
+pub const GUEST_STOPS_WITHIN: Ns = Ns::secs(30);
+/// How long processors of a guest that is over may take to leave KVM.
+pub const VCPUS_STOP_WITHIN: Ns = Ns::secs(2);
 /// Cores of one host.
 pub const CORES_PER_HOST_MAX: u32 = 4096;
 /// Local memory of one host, in MiB: 64 TiB.

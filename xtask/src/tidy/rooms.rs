@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["units", "proto", "sim", "host-memory"]),
     ("pool-manager", &["units", "pool", "proto"]),
     ("host-agent", &["units", "pool", "proto", "host-memory"]),
+    ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units"]),
     ("tests", &["units", "pool", "sim", "proto", "cli", "pool-manager", "host-agent"]),
     ("benches", &["units", "pool", "sim", "proto", "cli", "pool-manager", "host-agent"]),

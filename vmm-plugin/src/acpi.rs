@@ -1,0 +1,83 @@
+//! A guest's ACPI tables, written from its [`Layout`]: which processor and which memory is of which node (SRAT), how far
+//! (SLIT) and how fast (HMAT) they are for each other, and what devices there are (MADT, FADT, DSDT). The platform is a
+//! hardware-reduced one (ACPI 6.5, section 4.1), as it has nothing that the reduction leaves out.
+
+mod numa;
+mod platform;
+
+use acpi_tables::{Aml, rsdp::Rsdp, xsdt::XSDT};
+
+use crate::layout::{HIGH_MEMORY, Layout};
+
+/// Where the tables begin: the root pointer, where kernels look for it that nobody told.
+pub const TABLES_START: u64 = 0xe_0000;
+
+const OEM: [u8; 6] = *b"TARN  ";
+const OEM_TABLE: [u8; 8] = *b"TARNVMM ";
+const OEM_REVISION: u32 = 1;
+/// Tables begin at addresses that this divides.
+const ALIGNMENT: usize = 16;
+
+/// A device that the guest finds by its window in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Where its registers are, below 4 GiB.
+    pub at: u32,
+    /// How many bytes of them.
+    pub bytes: u32,
+    /// The line by which it asks for attention.
+    pub line: u32,
+}
+
+/// More tables than there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the guest's tables need {bytes} bytes, and there is room for {room}")]
+pub struct TooLong {
+    bytes: usize,
+    room: usize,
+}
+
+/// All tables, as they lie from [`TABLES_START`] on.
+///
+/// # Errors
+/// [`TooLong`], with many devices.
+pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TooLong> {
+    let mut shelf = Shelf { bytes: vec![0; Rsdp::len()] };
+    let dsdt = shelf.put(&platform::dsdt(windows));
+    let fadt = shelf.put(&written(&platform::fadt(dsdt)));
+    let madt = shelf.put(&written(&platform::madt(layout)));
+    let srat = shelf.put(numa::srat(layout).as_slice());
+    let slit = shelf.put(&numa::slit(layout));
+    let hmat = shelf.put(numa::hmat(layout).as_slice());
+    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    [fadt, madt, srat, slit, hmat].into_iter().for_each(|table| xsdt.add_entry(table));
+    let xsdt = shelf.put(&written(&xsdt));
+    let rsdp = written(&Rsdp::new(OEM, xsdt));
+    shelf.bytes[..rsdp.len()].copy_from_slice(&rsdp);
+    let (bytes, room) = (shelf.bytes.len(), usize::try_from(HIGH_MEMORY - TABLES_START).unwrap_or(0));
+    if bytes > room { Err(TooLong { bytes, room }) } else { Ok(shelf.bytes) }
+}
+
+/// Tables side by side.
+struct Shelf {
+    bytes: Vec<u8>,
+}
+
+impl Shelf {
+    /// Puts a table beside the others, and says where.
+    fn put(&mut self, table: &[u8]) -> u64 {
+        let at = self.bytes.len().next_multiple_of(ALIGNMENT);
+        self.bytes.resize(at, 0);
+        self.bytes.extend_from_slice(table);
+        TABLES_START + at as u64
+    }
+}
+
+fn written(table: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    table.to_aml_bytes(&mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! The tables that say what is near and what is far.
+
+use acpi_tables::{
+    hmat::{DataType, LocalityType, MemoryProximityDomain, MinTransferSize, SystemLocality},
+    sdt::Sdt,
+    srat::MemoryAffinity,
+};
+
+use super::{OEM, OEM_REVISION, OEM_TABLE, written};
+use crate::layout::{DISTANCE_OWN, Layout, Node};
+
+/// A table's header.
+const HEADER_BYTES: u32 = 36;
+/// An HMAT's second revision counts latencies in picoseconds and bandwidths in MB/s (ACPI 6.5, section 5.2.28); Linux
+/// reads the first one's numbers ten times smaller.
+const HMAT_REVISION: u8 = 2;
+/// One nanosecond, in picoseconds.
+const LATENCY_UNIT: u64 = 1000;
+/// In MB/s: 16 bits then say up to 655 GB/s.
+const BANDWIDTH_UNIT: u64 = 10;
+
+/// Which processor and which memory is of which node. Pool memory is hot-pluggable: kernels then leave more of it to
+/// their users (they keep 5 % of it for themselves, and 12 % of a node that is not).
+pub(super) fn srat(layout: &Layout) -> Sdt {
+    let mut srat = Sdt::new(*b"SRAT", HEADER_BYTES + 12, 3, OEM, OEM_TABLE, OEM_REVISION);
+    srat.write_u32(36, 1); // reserved, and 1 since the first version
+    for (number, node) in numbered(layout) {
+        for cpu in node.cpus.clone() {
+            srat.append_slice(&processor(layout.apic_id(cpu), number));
+        }
+        for range in &node.memory {
+            let memory = MemoryAffinity::new(number, range.start, range.end - range.start).enabled();
+            srat.append_slice(&written(&if node.is_pool() { memory.hotpluggable() } else { memory }));
+        }
+    }
+    srat.update_checksum();
+    srat
+}
+
+/// A processor's local x2APIC affinity (ACPI 6.5, table 5.62).
+fn processor(apic_id: u32, node: u32) -> [u8; 24] {
+    const KIND: u8 = 2;
+    const ENABLED: u32 = 1;
+    let mut entry = [0; 24];
+    entry[0] = KIND;
+    entry[1] = 24;
+    entry[4..8].copy_from_slice(&node.to_le_bytes());
+    entry[8..12].copy_from_slice(&apic_id.to_le_bytes());
+    entry[12..16].copy_from_slice(&ENABLED.to_le_bytes());
+    entry
+}
+
+/// How far nodes are from each other.
+pub(super) fn slit(layout: &Layout) -> Vec<u8> {
+    let nodes = layout.nodes.len();
+    let mut slit = Sdt::new(*b"SLIT", HEADER_BYTES + 8, 1, OEM, OEM_TABLE, OEM_REVISION);
+    slit.write_u64(36, nodes as u64);
+    let row = |from| (0..nodes).map(move |to| layout.distance(from, to));
+    let matrix: Vec<u8> = (0..nodes).flat_map(row).collect();
+    debug_assert!((0..nodes).all(|node| matrix[node * nodes + node] == DISTANCE_OWN));
+    slit.append_slice(&matrix);
+    slit.as_slice().to_vec()
+}
+
+/// How fast the memory of each node is for the processors of each node that has some.
+pub(super) fn hmat(layout: &Layout) -> Sdt {
+    let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM, OEM_TABLE, OEM_REVISION);
+    for (number, node) in numbered(layout) {
+        let near = if node.is_pool() { 0 } else { number }; // every EMC is as near to the first node as to any other
+        hmat.append_slice(&written(&MemoryProximityDomain::new(near, number)));
+    }
+    let latency = |from, to| layout.latency_ns(from, to);
+    let bandwidth = |from: usize, to: usize| bandwidth(layout, from, to);
+    hmat.append_slice(&written(&locality(layout, DataType::AccessLatency, LATENCY_UNIT, latency)));
+    hmat.append_slice(&written(&locality(layout, DataType::AccessBandwidth, BANDWIDTH_UNIT, bandwidth)));
+    hmat
+}
+
+/// In [`BANDWIDTH_UNIT`]s. Between sockets it is half.
+fn bandwidth(layout: &Layout, from: usize, to: usize) -> u64 {
+    let own = u64::from(layout.nodes[to].performance.bandwidth_mbps);
+    let shared = from != to && !layout.nodes[to].is_pool();
+    (if shared { own / 2 } else { own }).div_ceil(BANDWIDTH_UNIT)
+}
+
+fn locality(
+    layout: &Layout,
+    what: DataType,
+    unit: u64,
+    value: impl Fn(usize, usize) -> u64,
+) -> SystemLocality {
+    let with_cpus = layout.nodes.iter().filter(|node| !node.is_pool()).count();
+    let nodes = layout.nodes.len();
+    let kind = LocalityType::Memory;
+    let mut matrix =
+        SystemLocality::new(kind, what, MinTransferSize::SizeByteAligned, unit, with_cpus, nodes);
+    for (number, node) in numbered(layout) {
+        let at = number as usize;
+        if !node.is_pool() {
+            matrix.set_initiator_value(at, number);
+        }
+        matrix.set_target_value(at, number);
+    }
+    for (from, to) in (0..with_cpus).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
+        let value = u16::try_from(value(from, to)).unwrap_or(u16::MAX - 1);
+        // acpi_tables multiplies the row by the number of rows instead of the length of one; in row 0 a column is a place.
+        matrix.set_entry_value(0, from * nodes + to, value);
+    }
+    matrix
+}
+
+fn numbered(layout: &Layout) -> impl Iterator<Item = (u32, &Node)> {
+    (0..).zip(&layout.nodes)
+}

@@ -1,0 +1,161 @@
+//! The tables that say what there is: processors, interrupt controllers, devices, and how to switch the machine off.
+
+use acpi_tables::{
+    Aml,
+    aml::{
+        Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method, Name, Notify, Package, Path,
+        ResourceTemplate, Scope,
+    },
+    fadt::{FADT, FADTBuilder, Flags},
+    gas::{AccessSize, AddressSpace, GAS},
+    madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic},
+    sdt::Sdt,
+};
+
+use super::{OEM, OEM_REVISION, OEM_TABLE, Window};
+use crate::{
+    devices::{POWER_BUTTON_LINE, RESET_PORT, RESET_VALUE, SERIAL_LINE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE},
+    layout::Layout,
+};
+
+/// Where KVM's interrupt controllers are.
+const LOCAL_APIC: u32 = 0xfee0_0000;
+const IO_APIC: u32 = 0xfec0_0000;
+/// There is no keyboard controller, VGA adapter or CMOS clock to look for (ACPI 6.5, table 5.10).
+const BOOT_ARCHITECTURE: u16 = NO_VGA | NO_CMOS_CLOCK;
+const NO_VGA: u16 = 1 << 2;
+const NO_CMOS_CLOCK: u16 = 1 << 5;
+/// What is said to a window of a device that was pressed.
+const PRESSED: u8 = 0x80;
+
+/// Switching off, starting anew, and where the devices are described.
+pub(super) fn fadt(dsdt: u64) -> FADT {
+    let port = |port: u16| GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port));
+    let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
+        .dsdt_64(dsdt)
+        .flag(Flags::HwReducedAcpi)
+        .flag(Flags::ResetRegSup)
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton);
+    fadt.iapc_boot_arch = BOOT_ARCHITECTURE.into();
+    fadt.reset_reg = port(RESET_PORT);
+    fadt.reset_value = RESET_VALUE;
+    fadt.sleep_control_reg = port(SLEEP_PORT);
+    fadt.sleep_status_reg = port(SLEEP_PORT + 1);
+    fadt.hypervisor_vendor_identity = u64::from_le_bytes(*b"TARN\0\0\0\0").into();
+    fadt.finalize()
+}
+
+/// Processors and interrupt controllers.
+pub(super) fn madt(layout: &Layout) -> MADT {
+    let mut madt = MADT::new(OEM, OEM_TABLE, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
+    for cpu in 0..layout.cpus() {
+        let byte = |number| u8::try_from(number).expect("processors are few, and so are nodes with some");
+        madt.add_structure(ProcessorLocalApic::new(
+            byte(cpu),
+            byte(layout.apic_id(cpu)),
+            EnabledStatus::Enabled,
+        ));
+    }
+    madt.add_structure(IoApic::new(0, IO_APIC, 0));
+    madt
+}
+
+/// The devices.
+pub(super) fn dsdt(windows: &[Window]) -> Vec<u8> {
+    let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
+    let mut code = Vec::new();
+    serial(&mut code);
+    power_button(&mut code);
+    for (number, window) in windows.iter().enumerate() {
+        virtio(number, window, &mut code);
+    }
+    let off = Package::new(vec![&SLEEP_TYPE, &0_u8, &0_u8, &0_u8]);
+    Name::new(Path::new("_S5_"), &off).to_aml_bytes(&mut code);
+    dsdt.append_slice(&code);
+    dsdt.as_slice().to_vec()
+}
+
+fn in_scope(device: &dyn Aml, code: &mut Vec<u8>) {
+    Scope::new(Path::new("_SB_"), vec![device]).to_aml_bytes(code);
+}
+
+fn serial(code: &mut Vec<u8>) {
+    let ports = IO::new(SERIAL_PORT, SERIAL_PORT, 1, 8);
+    let line = Interrupt::new(true, true, false, false, SERIAL_LINE);
+    let resources = ResourceTemplate::new(vec![&ports, &line]);
+    let device = Device::new(
+        Path::new("COM1"),
+        vec![
+            &Name::new(Path::new("_HID"), &EISAName::new("PNP0501")),
+            &Name::new(Path::new("_UID"), &0_u8),
+            &Name::new(Path::new("_CRS"), &resources),
+        ],
+    )
+    .written();
+    in_scope(&device, code);
+}
+
+/// A button, and the event device through which its press is told on a hardware-reduced platform.
+fn power_button(code: &mut Vec<u8>) {
+    let button = Device::new(
+        Path::new("PWRB"),
+        vec![&Name::new(Path::new("_HID"), &EISAName::new("PNP0C0C")), &Name::new(Path::new("_UID"), &0_u8)],
+    )
+    .written();
+    in_scope(&button, code);
+    let line = Interrupt::new(true, true, false, false, POWER_BUTTON_LINE);
+    let resources = ResourceTemplate::new(vec![&line]);
+    let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &PRESSED).written();
+    let ours = Equal::new(&Arg(0), &POWER_BUTTON_LINE).written();
+    let if_ours = If::new(&ours, vec![&pressed]).written();
+    let events = Device::new(
+        Path::new("GED_"),
+        vec![
+            &Name::new(Path::new("_HID"), &"ACPI0013"),
+            &Name::new(Path::new("_UID"), &0_u8),
+            &Name::new(Path::new("_CRS"), &resources),
+            &Method::new(Path::new("_EVT"), 1, true, vec![&if_ours]),
+        ],
+    )
+    .written();
+    in_scope(&events, code);
+}
+
+fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
+    let registers = Memory32Fixed::new(true, window.at, window.bytes);
+    let line = Interrupt::new(true, true, false, false, window.line);
+    let resources = ResourceTemplate::new(vec![&registers, &line]);
+    let uid = u32::try_from(number).expect("windows are few");
+    let device = Device::new(
+        Path::new(&format!("V{number:03X}")),
+        vec![
+            &Name::new(Path::new("_HID"), &"LNRO0005"),
+            &Name::new(Path::new("_UID"), &uid),
+            &Name::new(Path::new("_CCA"), &1_u8),
+            &Name::new(Path::new("_CRS"), &resources),
+        ],
+    )
+    .written();
+    in_scope(&device, code);
+}
+
+/// Code that was already written, to be put into other code. Pieces of acpi_tables borrow from each other; what is written
+/// borrows nothing.
+struct Written(Vec<u8>);
+
+impl Aml for Written {
+    fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
+        sink.vec(&self.0);
+    }
+}
+
+trait Write {
+    fn written(self) -> Written;
+}
+
+impl<T: Aml> Write for T {
+    fn written(self) -> Written {
+        Written(super::written(&self))
+    }
+}

@@ -1,0 +1,108 @@
+//! What the tables say, read back as a kernel reads them.
+
+use units::Bytes;
+
+use super::*;
+use crate::layout::{Local, Performance, Pool, Shape};
+
+fn layout() -> Layout {
+    let local = |cpus| Local { cpus, memory: Bytes::gib(2), performance: Performance::LOCAL };
+    let pool = |slices| Pool { slices, performance: Performance::POOL };
+    Layout::of(&Shape { local: vec![local(3), local(1)], pool: vec![pool(1), pool(4)] }, 40).unwrap()
+}
+
+const WINDOWS: [Window; 2] =
+    [Window { at: 0xd000_0000, bytes: 4096, line: 8 }, Window { at: 0xd000_1000, bytes: 4096, line: 9 }];
+
+fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
+    bytes[at..at + width].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
+fn sum(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
+}
+
+/// A table by its address.
+fn table(all: &[u8], at: u64) -> &[u8] {
+    let at = usize::try_from(at - TABLES_START).unwrap();
+    let bytes = usize::try_from(number(all, at + 4, 4)).unwrap();
+    &all[at..at + bytes]
+}
+
+/// What the root points to, by signature.
+fn found<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
+    let xsdt = table(all, number(all, 24, 8));
+    let entries = xsdt[36..].chunks(8).map(|entry| table(all, number(entry, 0, 8)));
+    let mut found = entries.filter(|table| &table[..4] == signature);
+    let table = found.next().unwrap();
+    assert!(found.next().is_none());
+    table
+}
+
+/// The structures of a table, which say their kind and length first, each in so many bytes.
+fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
+    let mut all = Vec::new();
+    while !rest.is_empty() {
+        let length = if width == 1 { number(rest, 1, 1) } else { number(rest, 4, 4) };
+        let (one, more) = rest.split_at(usize::try_from(length).unwrap());
+        all.push((number(one, 0, width), one));
+        rest = more;
+    }
+    all
+}
+
+#[test]
+fn every_table_is_reached_from_the_root_and_adds_up_to_zero() {
+    let all = tables(&layout(), &WINDOWS).unwrap();
+    assert_eq!(&all[..8], b"RSD PTR ");
+    assert_eq!((sum(&all[..20]), sum(&all[..36])), (0, 0));
+    assert_eq!(sum(table(&all, number(&all, 24, 8))), 0);
+    for signature in [b"FACP", b"APIC", b"SRAT", b"SLIT", b"HMAT"] {
+        assert_eq!(sum(found(&all, signature)), 0, "{signature:?}");
+    }
+    let dsdt = table(&all, number(found(&all, b"FACP"), 140, 8));
+    assert_eq!((&dsdt[..4], sum(dsdt)), (&b"DSDT"[..], 0));
+}
+
+#[test]
+fn processors_are_of_the_first_nodes_and_pool_memory_of_the_others() {
+    let all = tables(&layout(), &[]).unwrap();
+    let srat = structures(&found(&all, b"SRAT")[48..], 1);
+    let processors: Vec<_> =
+        srat.iter().filter(|(kind, _)| *kind == 2).map(|(_, s)| (number(s, 8, 4), number(s, 4, 4))).collect();
+    assert_eq!(processors, [(0, 0), (1, 0), (2, 0), (4, 1)], "APIC number, node");
+    let memory: Vec<_> = srat
+        .iter()
+        .filter(|(kind, _)| *kind == 1)
+        .map(|(_, s)| (number(s, 2, 4), number(s, 8, 8) >> 20, number(s, 16, 8) >> 20, number(s, 28, 4)))
+        .collect();
+    let expected =
+        [(0, 0, 2048, 1), (1, 2048, 1024, 1), (1, 4096, 1024, 1), (2, 5120, 1024, 3), (3, 6144, 4096, 3)];
+    assert_eq!(memory, expected, "node, MiB, MiB, enabled and hot-pluggable");
+    let madt = structures(&found(&all, b"APIC")[44..], 1);
+    let known: Vec<_> = madt.iter().filter(|(kind, _)| *kind == 0).map(|(_, s)| u64::from(s[3])).collect();
+    assert_eq!(known, [0, 1, 2, 4]);
+}
+
+#[test]
+fn distances_and_speeds_are_the_layouts() {
+    let layout = layout();
+    let all = tables(&layout, &[]).unwrap();
+    let slit = found(&all, b"SLIT");
+    assert_eq!(number(slit, 36, 8), 4);
+    assert_eq!(slit[44..], [10, 20, 18, 18, 20, 10, 18, 18, 18, 18, 10, 36, 18, 18, 36, 10]);
+    let hmat = found(&all, b"HMAT");
+    assert_eq!(hmat[8], 2, "the revision that counts in picoseconds");
+    let localities: Vec<_> = structures(&hmat[40..], 2).into_iter().filter(|(kind, _)| *kind == 1).collect();
+    let matrix = |s: &[u8]| s[32 + 4 * (2 + 4)..].chunks(2).map(|e| number(e, 0, 2)).collect::<Vec<_>>();
+    let [(_, latency), (_, bandwidth)] = localities[..] else { panic!("{localities:?}") };
+    assert_eq!((number(latency, 12, 4), number(latency, 16, 4), number(latency, 24, 8)), (2, 4, 1000));
+    assert_eq!(matrix(latency), [85, 170, 155, 155, 170, 85, 155, 155]);
+    assert_eq!(matrix(bandwidth), [20_000, 10_000, 3000, 3000, 10_000, 20_000, 3000, 3000]);
+}
+
+#[test]
+fn more_devices_than_there_is_room_for_are_refused() {
+    let many = vec![WINDOWS[0]; 4000]; // their names would repeat, too
+    assert!(tables(&layout(), &many).unwrap_err().to_string().contains("there is room for 131072"));
+}

@@ -1,0 +1,235 @@
+//! What a kernel finds when it starts: itself, its initrd, its command line, the map of memory and the tables, in guest memory;
+//! and the state of the first processor. A bzImage is entered at its 64-bit entry (Linux's boot protocol 2.12), an ELF kernel
+//! at its PVH entry.
+
+mod cpu_tables;
+mod linux;
+mod pvh;
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, PvhBootCapability};
+use vm_memory::{Bytes as _, GuestAddress};
+
+use crate::{
+    acpi,
+    layout::{HIGH_MEMORY, Layout},
+    memory::GuestMemory,
+};
+
+pub use self::cpu_tables::{Segments, write_page_tables};
+
+/// The longest command line a kernel takes.
+pub const COMMAND_LINE_BYTES_MAX: usize = 2047;
+/// Where the command line lies.
+const COMMAND_LINE: u64 = 0x2_0000;
+/// Where what the kernel is told lies: Linux's zero page or PVH's start info.
+const BOOT_PARAMETERS: u64 = 0x7000;
+/// Where usable memory below 1 MiB ends.
+const LOWEST_MEMORY_END: u64 = 0x9_fc00;
+const PAGE: u64 = 4096;
+
+/// What to boot.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// A bzImage or an ELF with a PVH entry.
+    pub kernel: PathBuf,
+    /// A first file system.
+    pub initrd: Option<PathBuf>,
+    /// What the kernel is told.
+    pub command_line: String,
+}
+
+/// How the first processor begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its first instruction.
+    pub address: u64,
+    /// Where what it is told lies.
+    pub parameters: u64,
+    /// How it expects the processor.
+    pub protocol: Protocol,
+}
+
+/// How a kernel expects the processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// In 64-bit mode, memory mapped as it is, the parameters in RSI.
+    Linux64,
+    /// In 32-bit mode, paging off, the parameters in EBX.
+    Pvh,
+}
+
+/// Why a kernel cannot be booted.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// A file that cannot be read.
+    #[error("{what}: cannot read {}", path.display())]
+    File {
+        /// Which one.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// Something else.
+    #[error("kernel: {} is {found}: must be a bzImage, or an ELF for x86-64 with a PVH entry", path.display())]
+    NotAKernel {
+        /// Where.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+    },
+    /// Too much.
+    #[error("{what}: {bytes} bytes do not fit: {room} are free in the guest's local memory below 3 GiB")]
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// How much.
+        bytes: u64,
+        /// What there is.
+        room: u64,
+    },
+    /// A command line that a kernel would cut.
+    #[error("cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without zeros")]
+    CommandLine {
+        /// How long it is.
+        bytes: usize,
+    },
+    /// More tables than there is room for.
+    #[error(transparent)]
+    Tables(#[from] acpi::TooLong),
+    /// Guest memory that cannot be written.
+    #[error("cannot write the guest's memory")]
+    Memory(#[from] vm_memory::GuestMemoryError),
+}
+
+/// Puts everything where the kernel expects it.
+///
+/// # Errors
+/// [`BootError`]; guest memory is then of no use.
+pub fn load(
+    kernel: &Kernel,
+    layout: &Layout,
+    windows: &[acpi::Window],
+    memory: &GuestMemory,
+) -> Result<Entry, BootError> {
+    let tables = acpi::tables(layout, windows)?;
+    memory.write_slice(&tables, GuestAddress(acpi::TABLES_START))?;
+    let loaded = load_kernel(&kernel.kernel, layout, memory)?;
+    let initrd =
+        kernel.initrd.as_deref().map(|path| load_initrd(path, &loaded, layout, memory)).transpose()?;
+    let command_line = write_command_line(&kernel.command_line, memory)?;
+    let told = Told { initrd, command_line, map: memory_map(layout) };
+    match (loaded.setup_header, loaded.pvh_boot_cap) {
+        (Some(header), _) => linux::prepare(header, &loaded, &told, memory),
+        (None, PvhBootCapability::PvhEntryPresent(entry)) => pvh::prepare(entry, &told, memory),
+        (None, _) => Err(BootError::NotAKernel {
+            path: kernel.kernel.clone(),
+            found: "an ELF without a PVH entry".into(),
+        }),
+    }
+}
+
+/// What every kernel is told, however.
+struct Told {
+    /// Where, and how long.
+    initrd: Option<(u64, u64)>,
+    /// Where, and how long without its zero.
+    command_line: (u64, u64),
+    map: Vec<Stretch>,
+}
+
+/// A stretch of the map of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stretch {
+    at: u64,
+    bytes: u64,
+    kind: u32,
+}
+
+const USABLE: u32 = 1;
+const RESERVED: u32 = 2;
+
+/// Usable memory by address; what is in no stretch is not memory.
+fn memory_map(layout: &Layout) -> Vec<Stretch> {
+    let low = [
+        Stretch { at: 0, bytes: LOWEST_MEMORY_END, kind: USABLE },
+        Stretch { at: LOWEST_MEMORY_END, bytes: HIGH_MEMORY - LOWEST_MEMORY_END, kind: RESERVED },
+    ];
+    let high = layout.memory().into_iter().map(|range| {
+        let at = range.start.max(HIGH_MEMORY);
+        Stretch { at, bytes: range.end - at, kind: USABLE }
+    });
+    low.into_iter().chain(high).collect()
+}
+
+fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<KernelLoaderResult, BootError> {
+    let unreadable = |errno| BootError::File { what: "kernel", path: path.to_owned(), errno };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let mut magic = [0; 4];
+    let got = file.read(&mut magic).map_err(unreadable)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
+    file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
+    let room = layout.low_memory_end().saturating_sub(HIGH_MEMORY);
+    if bytes > room {
+        return Err(BootError::TooLarge { what: "kernel", bytes, room });
+    }
+    let floor = Some(GuestAddress(HIGH_MEMORY));
+    let loaded = match &magic[..got] {
+        b"\x7fELF" => Elf::load(memory, None, &mut file, floor),
+        _ => BzImage::load(memory, None, &mut file, floor),
+    };
+    loaded.map_err(|error| BootError::NotAKernel { path: path.to_owned(), found: error.to_string() })
+}
+
+/// As high as it may lie, so that the kernel can unpack itself below.
+fn load_initrd(
+    path: &Path,
+    kernel: &KernelLoaderResult,
+    layout: &Layout,
+    memory: &GuestMemory,
+) -> Result<(u64, u64), BootError> {
+    let unreadable = |errno| BootError::File { what: "initrd", path: path.to_owned(), errno };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let bytes = file.metadata().map_err(unreadable)?.len();
+    let highest =
+        kernel.setup_header.map_or(u64::MAX, |header| u64::from(header.initrd_addr_max).saturating_add(1));
+    let end = layout.low_memory_end().min(highest);
+    let needs = kernel.kernel_end.max(unpacked_end(kernel));
+    let room = end.saturating_sub(needs.next_multiple_of(PAGE));
+    if bytes == 0 || bytes.next_multiple_of(PAGE) > room {
+        return Err(BootError::TooLarge { what: "initrd", bytes, room });
+    }
+    let at = (end - bytes) / PAGE * PAGE;
+    let count = usize::try_from(bytes).expect("less than 3 GiB");
+    memory
+        .read_exact_volatile_from(GuestAddress(at), &mut file, count)
+        .map_err(|error| unreadable(io::Error::new(io::ErrorKind::UnexpectedEof, error)))?;
+    Ok((at, bytes))
+}
+
+/// Up to where a bzImage needs memory to unpack itself.
+fn unpacked_end(kernel: &KernelLoaderResult) -> u64 {
+    kernel.setup_header.map_or(0, |header| {
+        let at = header.pref_address.max(kernel.kernel_load.0);
+        at.saturating_add(u64::from(header.init_size))
+    })
+}
+
+fn write_command_line(text: &str, memory: &GuestMemory) -> Result<(u64, u64), BootError> {
+    let bytes = text.len();
+    if bytes > COMMAND_LINE_BYTES_MAX || text.contains('\0') {
+        return Err(BootError::CommandLine { bytes });
+    }
+    let mut ended = text.as_bytes().to_vec();
+    ended.push(0);
+    memory.write_slice(&ended, GuestAddress(COMMAND_LINE))?;
+    Ok((COMMAND_LINE, bytes as u64))
+}

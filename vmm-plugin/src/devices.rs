@@ -1,0 +1,98 @@
+//! The machine around the processors: a serial port, and the ports by which a guest switches itself off or starts anew.
+//! What a guest says to a device is hostile input: a device answers, or ignores it, and never ends the VMM.
+
+pub mod serial;
+
+use std::sync::{Mutex, PoisonError};
+
+use self::serial::Serial;
+
+/// The first port of the serial line: COM1.
+pub const SERIAL_PORT: u16 = 0x3f8;
+/// Its interrupt.
+pub const SERIAL_LINE: u32 = 4;
+/// The interrupt by which the power button is told.
+pub const POWER_BUTTON_LINE: u32 = 5;
+/// A write of [`RESET_VALUE`] starts the machine anew.
+pub const RESET_PORT: u16 = 0x602;
+/// See [`RESET_PORT`].
+pub const RESET_VALUE: u8 = 1;
+/// A write of [`SLEEP_TYPE`] with the enabling bit switches the machine off; the next port tells of waking, and nothing wakes.
+pub const SLEEP_PORT: u16 = 0x600;
+/// The only sleep there is: off.
+pub const SLEEP_TYPE: u8 = 5;
+
+/// The bits of the sleep control register (ACPI 6.5, table 4.20).
+const SLEEP_ENABLE: u8 = 1 << 5;
+const SLEEP_TYPE_SHIFT: u8 = 2;
+const SLEEP_TYPE_MASK: u8 = 0b111;
+/// What a port without a device reads.
+const NOBODY: u8 = 0xff;
+
+/// What a guest wants done with its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Switch it off.
+    PowerOff,
+    /// Start it anew.
+    Reset,
+}
+
+/// The devices whose registers are in memory.
+#[derive(Debug, Default)]
+pub struct Windows {}
+
+impl Windows {
+    /// A guest reads a register.
+    pub fn read(&self, _at: u64, data: &mut [u8]) {
+        data.fill(NOBODY);
+    }
+
+    /// A guest writes a register.
+    pub fn write(&self, _at: u64, _data: &[u8]) {}
+}
+
+/// What is behind the I/O ports.
+#[derive(Debug)]
+pub struct Ports {
+    serial: Mutex<Serial>,
+}
+
+impl Ports {
+    /// With a serial line.
+    pub fn new(serial: Serial) -> Self {
+        Self { serial: Mutex::new(serial) }
+    }
+
+    /// The serial line. A panic while it was in use leaves it as usable as a guest may leave it.
+    pub fn serial(&self) -> std::sync::MutexGuard<'_, Serial> {
+        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A guest reads a port.
+    pub fn read(&self, port: u16, data: &mut [u8]) {
+        data.fill(NOBODY);
+        match (port, &mut *data) {
+            (SERIAL_PORT..=0x3ff, [byte]) => *byte = self.serial().read(port - SERIAL_PORT),
+            (SLEEP_PORT..=RESET_PORT, _) => data.fill(0),
+            _ => {}
+        }
+    }
+
+    /// A guest writes a port.
+    pub fn write(&self, port: u16, data: &[u8]) -> Option<Wish> {
+        match (port, data) {
+            (SERIAL_PORT..=0x3ff, [byte]) => {
+                self.serial().write(port - SERIAL_PORT, *byte);
+                None
+            }
+            (SLEEP_PORT, [byte]) => {
+                let off =
+                    byte & SLEEP_ENABLE != 0 && byte >> SLEEP_TYPE_SHIFT & SLEEP_TYPE_MASK == SLEEP_TYPE;
+                off.then_some(Wish::PowerOff)
+            }
+            (RESET_PORT, [RESET_VALUE]) => Some(Wish::Reset),
+            _ => None,
+        }
+    }
+}

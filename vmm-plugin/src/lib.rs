@@ -1,0 +1,14 @@
+//! Launches Linux guests under KVM whose pool memory is a NUMA node without cores. It knows no ledger and decides no policy:
+//! it takes the memory that the agent of its host hands it, and builds a guest around it.
+
+pub mod acpi;
+pub mod boot;
+pub mod config;
+pub mod devices;
+pub mod exit;
+pub mod layout;
+pub mod machine;
+pub mod memory;
+pub mod options;
+pub mod source;
+pub mod vcpu;

@@ -1,0 +1,169 @@
+//! A guest put together and run: everything that can be wrong is found before the first processor starts.
+
+mod run;
+
+use std::{io, sync::Arc};
+
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::{
+    acpi,
+    boot::{self, BootError},
+    config::Config,
+    devices::{POWER_BUTTON_LINE, Ports, SERIAL_LINE, Windows, serial::Serial},
+    layout::{HOLE_END, Layout, ShapeError},
+    memory::{Memory, MemoryError, lost},
+    source::{self, Source, SourceError},
+    vcpu::{Gate, Surroundings, Vcpu, VcpuError},
+};
+
+pub use self::run::run;
+
+/// Three pages that KVM needs for itself on Intel's processors, in the window of the devices.
+const KVM_PAGES: usize = 0xfffb_d000;
+/// What KVM must be able to do.
+const NEEDED: [(Cap, &str); 4] = [
+    (Cap::Irqchip, "an interrupt controller in the kernel"),
+    (Cap::UserMemory, "user memory"),
+    (Cap::Irqfd, "irqfd"),
+    (Cap::ImmediateExit, "immediate exits"),
+];
+
+/// Why there is no guest.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// KVM cannot be used.
+    #[error("/dev/kvm: cannot {doing}{hint}")]
+    Kvm {
+        /// What was tried.
+        doing: &'static str,
+        /// What may help.
+        hint: &'static str,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// KVM lacks something.
+    #[error("/dev/kvm: this kernel's KVM lacks {0}")]
+    Lacks(&'static str),
+    /// A guest cannot be like that.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// No memory.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// No memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Nothing to boot.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// No processors.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// The console cannot be used.
+    #[error("serial: cannot {doing}")]
+    Console {
+        /// What was tried.
+        doing: String,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// The operating system refuses.
+    #[error("cannot {doing}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+}
+
+/// A guest that can be started. Processors go before the VM, and the VM before its memory.
+#[derive(Debug)]
+pub struct Machine {
+    vcpus: Vec<Vcpu>,
+    around: Surroundings,
+    /// Presses the power button.
+    power_button: EventFd,
+    /// Held so that it goes before its memory does.
+    _vm: VmFd,
+    /// Held as long as anybody can run the guest.
+    _memory: Memory,
+}
+
+fn kvm_error(doing: &'static str, hint: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
+    move |error| MachineError::Kvm { doing, hint, errno: error.into() }
+}
+
+fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
+    move |errno| MachineError::System { doing, errno }
+}
+
+/// Puts a guest together.
+///
+/// # Errors
+/// [`MachineError`]; nothing is left behind.
+pub fn build(config: &Config) -> Result<Machine, MachineError> {
+    let kvm = open_kvm()?;
+    let Source { shape, backings } = source::memory_of(config)?;
+    let layout = Layout::of(&shape, address_bits(&kvm)?)?;
+    let memory = Memory::map(&layout, &backings)?;
+    let windows: [acpi::Window; 0] = [];
+    let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
+    let vm = kvm.create_vm().map_err(kvm_error("make a VM", ""))?;
+    vm.set_tss_address(KVM_PAGES).map_err(kvm_error("keep pages for itself", ""))?;
+    const _: () = assert!((KVM_PAGES as u64) < HOLE_END, "among the devices");
+    vm.create_irq_chip().map_err(kvm_error("make interrupt controllers", ""))?;
+    memory
+        .give_to(&vm)
+        .map_err(kvm_error("take the guest's memory", "; are there more regions than it has slots?"))?;
+    let vcpus = Vcpu::all(&kvm, &vm, &layout, entry, memory.guest())?;
+    let serial = Serial::new(line(&vm, SERIAL_LINE)?, run::output(&config.console)?);
+    let around = Surroundings {
+        memory: memory.guest().clone(),
+        ports: Arc::new(Ports::new(serial)),
+        windows: Arc::new(Windows::default()),
+        gate: Arc::new(Gate::default()),
+    };
+    lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
+    let power_button = line(&vm, POWER_BUTTON_LINE)?;
+    Ok(Machine { vcpus, around, power_button, _vm: vm, _memory: memory })
+}
+
+fn open_kvm() -> Result<Kvm, MachineError> {
+    let kvm = Kvm::new().map_err(|error| {
+        let hint = match error.errno() {
+            libc::ENOENT => "; is the module kvm_amd or kvm_intel loaded?",
+            libc::EACCES | libc::EPERM => "; may this user open it? Its group is usually kvm",
+            _ => "",
+        };
+        kvm_error("open it", hint)(error)
+    })?;
+    match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+        Some((_, what)) => Err(MachineError::Lacks(what)),
+        None => Ok(kvm),
+    }
+}
+
+/// How many bits of address guests have here.
+fn address_bits(kvm: &Kvm) -> Result<u8, MachineError> {
+    const SIZES: u32 = 0x8000_0008;
+    /// Every processor with 64 bits has so many.
+    const FEWEST: u8 = 36;
+    let supported = kvm
+        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+        .map_err(kvm_error("ask what processors it makes", ""))?;
+    let sizes = supported.as_slice().iter().find(|entry| entry.function == SIZES);
+    Ok(sizes.map_or(FEWEST, |entry| entry.eax.to_le_bytes()[0]))
+}
+
+/// An interrupt line: a write to it is an interrupt.
+fn line(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
+    let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("make an event descriptor"))?;
+    vm.register_irqfd(&line, number).map_err(kvm_error("listen to an interrupt line", ""))?;
+    Ok(line)
+}

@@ -1,0 +1,42 @@
+//! The command `vmm-plugin`: launches a guest.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use units::chain;
+use vmm_plugin::{config, exit, machine};
+
+/// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
+///
+/// Exit codes of `run`: 0 the guest switched itself off, 1 nothing was started, 2 wrong usage, 10 the guest asked for a
+/// reset, 11 it crashed, 12 it did not switch itself off and was stopped, 20 a slice was taken away under it, 21 the host
+/// had no memory left.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a guest until it ends. SIGTERM asks it to switch itself off; a second one stops it.
+    Run(Box<config::Written>),
+}
+
+fn main() -> ExitCode {
+    let Command::Run(written) = Args::parse().command;
+    match run(*written) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: {}", chain(error.as_ref()));
+            ExitCode::from(exit::FAILED)
+        }
+    }
+}
+
+fn run(written: config::Written) -> Result<u8, Box<dyn std::error::Error>> {
+    let config = written.check()?;
+    let machine = machine::build(&config)?;
+    Ok(machine::run(machine, &config.console)?)
+}

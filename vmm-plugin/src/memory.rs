@@ -1,0 +1,289 @@
+//! A guest's memory: files mapped where the [`Layout`] says, and told to KVM. Where the files come from is the business of
+//! whoever calls; what becomes of a guest whose memory goes away is [`lost`]'s.
+
+pub mod lost;
+
+use std::{fs::File, io, ops::Range, os::fd::BorrowedFd, sync::Arc};
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use rustix::fs::{MemfdFlags, SealFlags};
+use units::{Bytes, SLICE};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
+    GuestRegionMmap, mmap::MmapRegionBuilder,
+};
+
+use crate::layout::{Layout, Part, Piece};
+
+/// The memory of a guest as devices and loaders see it. Nobody ever holds a reference into it.
+pub type GuestMemory = GuestMemoryMmap<()>;
+
+/// How a node's memory is taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taking {
+    /// Whether other processes that have the file see what the guest writes.
+    pub shared: bool,
+    /// Whether all of it is there before the guest starts.
+    pub prefault: bool,
+    /// The size of the host's pages, if not its ordinary ones.
+    pub hugepage_size: Option<Bytes>,
+    /// The host's NUMA node it must be of.
+    pub host_numa_node: Option<u32>,
+}
+
+impl Default for Taking {
+    fn default() -> Self {
+        Self { shared: true, prefault: false, hugepage_size: None, host_numa_node: None }
+    }
+}
+
+/// Whose memory a file is, for whoever asks when it is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// This process's own.
+    Local,
+    /// A slice of the rack's.
+    Slice {
+        /// Its number.
+        slice: u32,
+        /// The EMC it is of.
+        emc: String,
+    },
+}
+
+/// A file that is to be memory.
+#[derive(Clone, Debug)]
+pub struct Backing {
+    /// The file.
+    pub file: Arc<File>,
+    /// Where in it the memory begins.
+    pub offset: u64,
+    /// Whose it is.
+    pub owner: Owner,
+}
+
+/// All files of a guest.
+#[derive(Clone, Debug, Default)]
+pub struct Backings {
+    /// Of each node with processors.
+    pub local: Vec<(Backing, Taking)>,
+    /// Of each pool node: its slices, in order.
+    pub pool: Vec<(Vec<Backing>, Taking)>,
+}
+
+/// Why there is no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The operating system has none, or not like that.
+    #[error("memory: cannot {doing} {bytes} for node {node}{hint}")]
+    Refused {
+        /// What was tried.
+        doing: &'static str,
+        /// How much.
+        bytes: Bytes,
+        /// For which node of the guest.
+        node: u32,
+        /// What may help.
+        hint: &'static str,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// A file that is shorter than the memory it is to be.
+    #[error("memory: {owner} has {has}, and {needs} were promised")]
+    Short {
+        /// Whose.
+        owner: String,
+        /// How long it is.
+        has: Bytes,
+        /// How long it should be.
+        needs: Bytes,
+    },
+    /// vm-memory does not take it.
+    #[error("memory: regions that do not fit beside each other")]
+    Regions(#[from] vm_memory::GuestRegionCollectionError),
+}
+
+/// Memory of this process's own, for a guest without an agent.
+///
+/// # Errors
+/// The kernel makes no such file.
+pub fn own_file(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::Result<File> {
+    let huge = hugepage_size.map_or(MemfdFlags::empty(), |size| {
+        let log2 = size.get().trailing_zeros();
+        MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(log2 << libc::MFD_HUGE_SHIFT)
+    });
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge)?;
+    rustix::fs::ftruncate(&file, bytes.get())?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(File::from(file))
+}
+
+/// One mapped piece, for whoever wants to know what became of it.
+#[derive(Debug)]
+struct Mapped {
+    /// In this process.
+    addresses: Range<usize>,
+    file: Arc<File>,
+    /// Where in the file it ends.
+    file_end: u64,
+    owner: Owner,
+    node: u32,
+}
+
+/// A guest's memory, mapped.
+#[derive(Debug)]
+pub struct Memory {
+    guest: GuestMemory,
+    mapped: Vec<Mapped>,
+}
+
+impl Memory {
+    /// Maps all pieces of a layout.
+    ///
+    /// # Errors
+    /// [`MemoryError`]. Nothing stays mapped.
+    pub fn map(layout: &Layout, backings: &Backings) -> Result<Self, MemoryError> {
+        let mut regions = Vec::with_capacity(layout.pieces.len());
+        let mut mapped = Vec::with_capacity(layout.pieces.len());
+        for piece in &layout.pieces {
+            let (backing, offset, taking) = backing_of(piece, backings);
+            let region = map_piece(piece, backing, offset, taking)?;
+            let start = region.get_mmap().as_ptr() as usize;
+            mapped.push(Mapped {
+                addresses: start..start + usize::try_from(region.len()).expect("it is mapped"),
+                file: Arc::clone(&backing.file),
+                file_end: offset + region.len(),
+                owner: backing.owner.clone(),
+                node: piece.node,
+            });
+            regions.push(region);
+        }
+        Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped })
+    }
+
+    /// As devices and loaders see it.
+    pub fn guest(&self) -> &GuestMemory {
+        &self.guest
+    }
+
+    /// Tells KVM about all of it.
+    ///
+    /// # Errors
+    /// KVM takes no more of it.
+    pub fn give_to(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+        for (slot, region) in (0..).zip(self.guest.iter()) {
+            let slot = kvm_userspace_memory_region {
+                slot,
+                flags: 0,
+                guest_phys_addr: region.start_addr().0,
+                memory_size: region.len(),
+                userspace_addr: region.get_mmap().as_ptr() as u64,
+            };
+            // SAFETY: the region is mapped and overlaps no other, as vm-memory has checked. It stays mapped for as long
+            // as anybody can run the guest: a `Machine` holds the `Memory` and the `VmFd` both, and drops the VM first.
+            unsafe { vm.set_user_memory_region(slot) }?;
+        }
+        Ok(())
+    }
+}
+
+/// Which file a piece is of, and from where on.
+fn backing_of<'a>(piece: &Piece, backings: &'a Backings) -> (&'a Backing, u64, &'a Taking) {
+    match piece.part {
+        Part::Local { node, offset } => {
+            let (backing, taking) = &backings.local[node];
+            (backing, backing.offset + offset, taking)
+        }
+        Part::Slice { pool, slice } => {
+            let (slices, taking) = &backings.pool[pool];
+            let backing = &slices[slice as usize];
+            (backing, backing.offset, taking)
+        }
+    }
+}
+
+fn map_piece(
+    piece: &Piece,
+    backing: &Backing,
+    offset: u64,
+    taking: &Taking,
+) -> Result<GuestRegionMmap<()>, MemoryError> {
+    let bytes = piece.range.end - piece.range.start;
+    check_length(backing, offset + bytes)?;
+    let refused = |doing, hint| {
+        move |errno| MemoryError::Refused { doing, bytes: Bytes::new(bytes), node: piece.node, hint, errno }
+    };
+    let kind = if taking.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+    // Huge pages are few, so they are set aside here rather than found missing later.
+    let reserve = if taking.hugepage_size.is_some() { 0 } else { libc::MAP_NORESERVE };
+    let map_hint =
+        if taking.hugepage_size.is_some() { "; are there enough free huge pages of that size?" } else { "" };
+    let region = MmapRegionBuilder::new(usize::try_from(bytes).expect("64-bit"))
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(kind | reserve)
+        .with_file_offset(FileOffset::from_arc(Arc::clone(&backing.file), offset))
+        .build()
+        .map_err(io::Error::other)
+        .map_err(refused("map", map_hint))?;
+    if let Some(node) = taking.host_numa_node {
+        bind(&region, node)
+            .map_err(refused("bind to a node of this host", "; is there such a node, with memory?"))?;
+    }
+    if taking.prefault {
+        populate(&region).map_err(refused("prefault", "; is there as much memory free?"))?;
+    }
+    Ok(GuestRegionMmap::new(region, GuestAddress(piece.range.start)).expect("a layout does not wrap around"))
+}
+
+/// A device (DAX) has no length of its own to look at.
+fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
+    let wrong = |has| MemoryError::Short {
+        owner: format!("{:?}", backing.owner),
+        has: Bytes::new(has),
+        needs: Bytes::new(needs),
+    };
+    let metadata = backing.file.metadata().map_err(|_| wrong(0))?;
+    if metadata.is_file() && metadata.len() < needs { Err(wrong(metadata.len())) } else { Ok(()) }
+}
+
+/// Memory of a mapping comes from one node of the host and from no other.
+fn bind(region: &vm_memory::MmapRegion<()>, node: u32) -> io::Result<()> {
+    const WORD: u32 = u64::BITS;
+    /// From linux/mempolicy.h: pages that are elsewhere are an error.
+    const MPOL_MF_STRICT: u32 = 1;
+    /// One more than the highest node that Linux can be built for.
+    const NODES_MAX: u32 = 1024;
+    if node >= NODES_MAX {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut mask = [0_u64; (NODES_MAX / WORD) as usize];
+    mask[(node / WORD) as usize] = 1 << (node % WORD);
+    let (start, bytes, bits) = (region.as_ptr(), region.size(), u64::from(NODES_MAX) + 1);
+    // SAFETY: the region is mapped, and the mask is as long as is said; the call changes from where pages are taken, and no
+    // byte of memory.
+    let done = unsafe {
+        libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_BIND, mask.as_ptr(), bits, MPOL_MF_STRICT)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// All of a mapping is there afterwards, or the kernel says what is missing.
+fn populate(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+    // SAFETY: the region is mapped and stays as it is; pages that are missing are taken, as a write to each would do.
+    let done = unsafe {
+        rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxPopulateWrite)
+    };
+    Ok(done?)
+}
+
+/// What is left of a slice after it was taken away: nothing, or less than a slice.
+fn is_gone(file: BorrowedFd<'_>, end: u64) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| {
+        let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        regular && u64::try_from(stat.st_size).unwrap_or(0) < end
+    })
+}
+
+const _: () = assert!(SLICE.get() == 1 << 30, "a slice is mapped with one call");

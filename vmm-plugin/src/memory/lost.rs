@@ -1,0 +1,86 @@
+//! Memory that goes away under a guest. A slice that is revoked shows as SIGBUS in whichever thread touches it, as EFAULT or a
+//! memory fault from KVM_RUN, or as an access to a device where there is memory; each ends the VM at once, and says what was
+//! lost. A slice that is still there and cannot be touched means that the host has no memory left to put behind it.
+
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::fd::AsFd as _,
+    sync::{Arc, OnceLock},
+};
+
+use super::{Memory, Owner, is_gone};
+use crate::exit;
+
+/// What is said about a piece of memory that is lost. Written beforehand, as there is no writing of texts in a signal handler.
+#[derive(Debug)]
+struct Notice {
+    addresses: Range<usize>,
+    file: Arc<File>,
+    file_end: u64,
+    gone: String,
+    exhausted: String,
+}
+
+static NOTICES: OnceLock<Vec<Notice>> = OnceLock::new();
+
+/// From now on this process ends when memory of its guest goes away. For one guest in the life of a process.
+///
+/// # Errors
+/// The kernel takes no handler.
+pub fn watch(memory: &Memory, vm: &str) -> io::Result<()> {
+    let notices = memory.mapped.iter().map(|mapped| {
+        let gone = match &mapped.owner {
+            Owner::Slice { slice, emc } => {
+                format!("error: VM {vm} lost slice {slice} of EMC {emc}: the rack took it back\n")
+            }
+            Owner::Local => format!("error: VM {vm} lost its local memory of node {}\n", mapped.node),
+        };
+        let of = match &mapped.owner {
+            Owner::Slice { slice, emc } => {
+                format!("slice {slice} of EMC {emc} is still granted, and there is")
+            }
+            Owner::Local => format!("there is, for local memory of node {},", mapped.node),
+        };
+        Notice {
+            addresses: mapped.addresses.clone(),
+            file: Arc::clone(&mapped.file),
+            file_end: mapped.file_end,
+            gone,
+            exhausted: format!("error: VM {vm}: host memory exhausted: {of} nothing left to put behind it\n"),
+        }
+    });
+    let notices = notices.collect();
+    assert!(NOTICES.set(notices).is_ok(), "a process runs one guest");
+    vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error).map_err(io::Error::from)
+}
+
+/// Ends the process because memory was touched that is not there; `at` is where, if known. Safe in a signal handler.
+pub fn end(at: Option<usize>) -> ! {
+    let notices = NOTICES.get().map_or(&[][..], Vec::as_slice);
+    let touched = at.and_then(|at| notices.iter().find(|notice| notice.addresses.contains(&at)));
+    let gone = |notice: &&Notice| is_gone(notice.file.as_fd(), notice.file_end);
+    let (text, code) = match (notices.iter().find(gone), touched) {
+        (_, Some(notice)) if gone(&notice) => (notice.gone.as_str(), exit::SLICE_LOST),
+        (_, Some(notice)) => (notice.exhausted.as_str(), exit::MEMORY_EXHAUSTED),
+        (Some(notice), None) => (notice.gone.as_str(), exit::SLICE_LOST),
+        (None, None) => ("error: host memory exhausted\n", exit::MEMORY_EXHAUSTED),
+    };
+    let _ = rustix::io::write(rustix::stdio::stderr(), text.as_bytes());
+    exit::at_once(code)
+}
+
+extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel hands a handler that was registered with SA_SIGINFO, as vmm-sys-util does, a siginfo_t that is
+    // valid while the handler runs.
+    let info = unsafe { &*info };
+    // SAFETY: the signal is SIGBUS, for which the kernel fills in an address.
+    let at = unsafe { info.si_addr() } as usize;
+    let notices = NOTICES.get().map_or(&[][..], Vec::as_slice);
+    if notices.iter().any(|notice| notice.addresses.contains(&at)) {
+        end(Some(at));
+    }
+    // SAFETY: not the guest's memory: the default action, which is to dump core, is right when the instruction is tried again.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}

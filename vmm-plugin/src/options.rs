@@ -1,0 +1,131 @@
+//! Options of several parts, spelled as Cloud Hypervisor spells them: `size=2GiB,hugepages=on,host_numa_node=1`. Each part
+//! is taken by name; what nobody takes is an error.
+
+use std::{fmt::Display, str::FromStr};
+
+use units::Bytes;
+
+/// What is wrong with an option: its name, the value and the rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{option}: {what}")]
+pub struct OptionError {
+    option: &'static str,
+    what: String,
+}
+
+/// One option, as written.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    option: &'static str,
+    parts: Vec<(&'a str, &'a str)>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Parts<'a> {
+    /// Takes an option apart.
+    ///
+    /// # Errors
+    /// A part that is not `name=value`, or is said twice.
+    pub fn of(option: &'static str, text: &'a str) -> Result<Self, OptionError> {
+        let error = |what| OptionError { option, what };
+        let mut parts: Vec<(&str, &str)> = Vec::new();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let Some((name, value)) = part.split_once('=') else {
+                return Err(error(format!("{part:?} is not name=value")));
+            };
+            if parts.iter().any(|(known, _)| *known == name) {
+                return Err(error(format!("{name} is said twice")));
+            }
+            parts.push((name, value));
+        }
+        Ok(Self { option, parts, known: Vec::new() })
+    }
+
+    /// What is wrong with this option.
+    pub fn error(&self, what: impl Display) -> OptionError {
+        OptionError { option: self.option, what: what.to_string() }
+    }
+
+    /// Takes a part as it is.
+    pub fn text(&mut self, name: &'static str) -> Option<&'a str> {
+        self.known.push(name);
+        let at = self.parts.iter().position(|(known, _)| *known == name)?;
+        Some(self.parts.swap_remove(at).1)
+    }
+
+    /// Takes a part that is something else than text.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn parsed<T: FromStr>(&mut self, name: &'static str, rule: &str) -> Result<Option<T>, OptionError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| self.error(format!("{name}={text:?} is not {rule}")))
+    }
+
+    /// Takes a size.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn size(&mut self, name: &'static str) -> Result<Option<Bytes>, OptionError> {
+        self.parsed(name, "a size, such as 512MiB or 2GiB")
+    }
+
+    /// Takes `on` or `off`.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn switch(&mut self, name: &'static str) -> Result<Option<bool>, OptionError> {
+        match self.text(name) {
+            None => Ok(None),
+            Some("on" | "true") => Ok(Some(true)),
+            Some("off" | "false") => Ok(Some(false)),
+            Some(other) => Err(self.error(format!("{name}={other:?} is not on or off"))),
+        }
+    }
+
+    /// Nothing is left.
+    ///
+    /// # Errors
+    /// A part that nobody took.
+    pub fn end(self) -> Result<(), OptionError> {
+        match self.parts.first() {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(self.error(format!("{name:?} is not one of its parts: {}", self.known.join(", "))))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        let read = || {
+            let mut parts = Parts::of("memory", text)?;
+            parts.size("size")?;
+            parts.switch("shared")?;
+            parts.end()
+        };
+        read().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn parts_are_taken_by_name() {
+        let mut parts = Parts::of("memory", "size=2GiB,shared=off").unwrap();
+        assert_eq!(parts.switch("shared").unwrap(), Some(false));
+        assert_eq!(parts.size("size").unwrap(), Some(Bytes::gib(2)));
+        assert_eq!(parts.text("more"), None);
+        parts.end().unwrap();
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_name_value_and_rule() {
+        assert_eq!(refused("size"), "memory: \"size\" is not name=value");
+        assert_eq!(refused("size=2GiB,size=3GiB"), "memory: size is said twice");
+        assert_eq!(refused("size=two"), "memory: size=\"two\" is not a size, such as 512MiB or 2GiB");
+        assert_eq!(refused("shared=yes"), "memory: shared=\"yes\" is not on or off");
+        assert_eq!(refused("sharde=on"), "memory: \"sharde\" is not one of its parts: size, shared");
+    }
+}

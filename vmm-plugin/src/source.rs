@@ -1,0 +1,189 @@
+//! Where a guest's memory comes from: the rack, by way of the agent of this host, or this host's operating system. The answer
+//! is a shape and the files behind it.
+
+use std::{collections::BTreeMap, io, path::Path, sync::Arc};
+
+use host_memory::{Client, ClientError, Region};
+use proto::v1::MemoryForm;
+use units::{Bytes, SLICE};
+
+use crate::{
+    config::{Config, LocalNode, PoolNode},
+    layout::{Local, Performance, Pool, Shape},
+    memory::{Backing, Backings, Owner, Taking, own_file},
+};
+
+/// Why there is no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The agent gives none.
+    #[error("no memory for VM {vm} through {socket}")]
+    Agent {
+        /// Of which VM.
+        vm: String,
+        /// Where the agent is.
+        socket: String,
+        /// Why not.
+        #[source]
+        error: ClientError,
+    },
+    /// The agent gives something else than was reserved.
+    #[error("the memory of VM {vm} is not usable: {what}")]
+    Wrong {
+        /// Of which VM.
+        vm: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// Sizes on the command line that do not add up.
+    #[error(
+        "memory: the sizes of the nodes are {said} together, and {reserved} of local memory are reserved for VM {vm}"
+    )]
+    Sizes {
+        /// Of which VM.
+        vm: String,
+        /// What they add up to.
+        said: Bytes,
+        /// What is reserved.
+        reserved: Bytes,
+    },
+    /// The operating system makes no such file.
+    #[error("memory: cannot make {bytes} of {pages}{hint}")]
+    Own {
+        /// How much.
+        bytes: Bytes,
+        /// Of what.
+        pages: String,
+        /// What may help.
+        hint: &'static str,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+}
+
+/// What a guest is to look like, and the files behind it.
+#[derive(Debug)]
+pub struct Source {
+    /// Nodes and sizes.
+    pub shape: Shape,
+    /// Their files.
+    pub backings: Backings,
+}
+
+/// Fetches or makes the memory of a guest. The agent then knows this process as the VM's.
+///
+/// # Errors
+/// [`SourceError`]
+pub fn memory_of(config: &Config) -> Result<Source, SourceError> {
+    match &config.agent {
+        Some(socket) => from_agent(config, socket),
+        None => own(config),
+    }
+}
+
+fn own(config: &Config) -> Result<Source, SourceError> {
+    let mut source = Source::empty();
+    for node in &config.local {
+        let bytes = node.size.expect("checked: said without an agent");
+        let backing = own_backing("local", bytes, &node.taking)?;
+        source.add_local(node, bytes, backing, node.taking.clone());
+    }
+    for node in &config.pool {
+        let bytes = node.size.expect("checked: said without an agent");
+        let whole = own_backing("pool", bytes, &node.taking)?;
+        let slices = bytes.as_slices().expect("checked: whole slices");
+        let slice = |n| Backing { offset: Bytes::slices(n).get(), ..whole.clone() };
+        source.add_pool(node.performance, (0..slices).map(slice).collect(), node.taking.clone());
+    }
+    Ok(source)
+}
+
+fn own_backing(name: &str, bytes: Bytes, taking: &Taking) -> Result<Backing, SourceError> {
+    let failed = |errno| {
+        let pages = taking.hugepage_size.map_or("ordinary pages".into(), |size| format!("pages of {size}"));
+        let hint =
+            if taking.hugepage_size.is_some() { "; does this host have pages of that size?" } else { "" };
+        SourceError::Own { bytes, pages, hint, errno }
+    };
+    let file = own_file(name, bytes, taking.hugepage_size).map_err(failed)?;
+    Ok(Backing { file: Arc::new(file), offset: 0, owner: Owner::Local })
+}
+
+fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
+    let vm = config.vm.to_string();
+    let refused = |error| SourceError::Agent { vm: vm.clone(), socket: socket.display().to_string(), error };
+    let wrong = |what: String| SourceError::Wrong { vm: vm.clone(), what };
+    let agent = Client::connect(socket).map_err(refused)?;
+    let memory = agent.attach(&vm, MemoryForm::Descriptors).map_err(refused)?;
+    let (slices, local): (Vec<_>, Vec<_>) =
+        memory.regions.into_iter().partition(|region| region.slice.is_some());
+    let [local] = <[Region; 1]>::try_from(local)
+        .map_err(|not| wrong(format!("{} pieces of local memory", not.len())))?;
+    let mut source = Source::empty();
+    source.split_local(config, local)?;
+    let mut by_emc: BTreeMap<String, Vec<Backing>> = BTreeMap::new();
+    for region in slices {
+        let (slice, emc) = (region.slice.map_or(0, |(slice, _)| slice), region.emc.clone());
+        if region.bytes != SLICE.get() {
+            return Err(wrong(format!("slice {slice} has {} bytes", region.bytes)));
+        }
+        let backing = backing(region, Owner::Slice { slice, emc: emc.clone() }).map_err(&wrong)?;
+        by_emc.entry(emc).or_default().push(backing);
+    }
+    for (emc, slices) in by_emc {
+        let wanted = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
+        let wanted = wanted.or_else(|| config.pool.iter().find(|node| node.emc.is_none()));
+        let (performance, taking) = wanted
+            .map_or((Performance::POOL, Taking::default()), |node: &PoolNode| {
+                (node.performance, node.taking.clone())
+            });
+        source.add_pool(performance, slices, Taking { shared: true, hugepage_size: None, ..taking });
+    }
+    Ok(source)
+}
+
+fn backing(region: Region, owner: Owner) -> Result<Backing, String> {
+    let offset = region.offset;
+    let file = region.into_file().map_err(|error| format!("it cannot be opened: {error}"))?;
+    Ok(Backing { file: Arc::new(file), offset, owner })
+}
+
+impl Source {
+    fn empty() -> Self {
+        Self { shape: Shape { local: Vec::new(), pool: Vec::new() }, backings: Backings::default() }
+    }
+
+    fn add_local(&mut self, node: &LocalNode, memory: Bytes, backing: Backing, taking: Taking) {
+        self.shape.local.push(Local { cpus: node.cpus, memory, performance: node.performance });
+        self.backings.local.push((backing, taking));
+    }
+
+    fn add_pool(&mut self, performance: Performance, slices: Vec<Backing>, taking: Taking) {
+        let count = u32::try_from(slices.len()).expect("limited by the agent's answer");
+        self.shape.pool.push(Pool { slices: count, performance });
+        self.backings.pool.push((slices, taking));
+    }
+
+    /// Reserved local memory is one file; nodes with processors have parts of it. In huge pages it is this process's own.
+    fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
+        let vm = config.vm.to_string();
+        let reserved = Bytes::new(region.bytes);
+        let said: Bytes = config.local.iter().map(|node| node.size.unwrap_or(reserved)).sum();
+        if said != reserved {
+            return Err(SourceError::Sizes { vm, said, reserved });
+        }
+        let whole = backing(region, Owner::Local).map_err(|what| SourceError::Wrong { vm, what })?;
+        let mut offset = whole.offset;
+        for node in &config.local {
+            let bytes = node.size.unwrap_or(reserved);
+            let part = match node.taking.hugepage_size {
+                Some(_) => own_backing("local", bytes, &node.taking)?,
+                None => Backing { offset, ..whole.clone() },
+            };
+            self.add_local(node, bytes, part, node.taking.clone());
+            offset += bytes.get();
+        }
+        Ok(())
+    }
+}

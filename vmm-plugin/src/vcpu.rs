@@ -1,0 +1,231 @@
+//! One virtual processor: what it says of itself, how it begins, and the loop in which it runs until the guest ends.
+
+mod cpuid;
+
+use std::{
+    io,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use vm_memory::{GuestAddress, GuestMemoryBackend as _};
+
+use crate::{
+    boot::{Entry, Protocol, Segments},
+    devices::{Ports, Windows, Wish},
+    layout::Layout,
+    memory::{GuestMemory, lost},
+};
+
+/// What makes KVM_RUN return. Its handler does nothing.
+pub fn kick_signal() -> i32 {
+    libc::SIGRTMIN()
+}
+
+/// Why a guest is over.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It wanted to.
+    Wish(Wish),
+    /// Its processor gave up.
+    Crashed(String),
+    /// The VMM failed.
+    Failed(String),
+}
+
+/// Why there is no processor.
+#[derive(Debug, thiserror::Error)]
+#[error("processor {cpu}: cannot {doing}")]
+pub struct VcpuError {
+    cpu: u32,
+    doing: &'static str,
+    #[source]
+    errno: io::Error,
+}
+
+/// Says whether processors may run.
+#[derive(Debug, Default)]
+pub struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// How many processors wait at the gate.
+    waiting: AtomicU32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Open,
+    Closed,
+    Over,
+}
+
+impl Gate {
+    /// Lets nobody run, or everybody.
+    pub fn set_open(&self, open: bool) {
+        self.set(if open { State::Open } else { State::Closed });
+    }
+
+    /// Nobody runs any more.
+    pub fn end(&self) {
+        self.set(State::Over);
+    }
+
+    fn set(&self, state: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.changed.notify_all();
+    }
+
+    /// How many processors wait at the gate.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Returns when the gate is open, or `false` when nobody is to run any more.
+    fn pass(&self, stopped: impl FnOnce()) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *state == State::Open {
+            return true;
+        }
+        stopped();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let state = self.changed.wait_while(state, |state| *state == State::Closed);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        *state.unwrap_or_else(PoisonError::into_inner) == State::Open
+    }
+}
+
+/// What a processor reaches.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// Memory, to tell it from devices.
+    pub memory: GuestMemory,
+    /// I/O ports.
+    pub ports: Arc<Ports>,
+    /// Registers of devices.
+    pub windows: Arc<Windows>,
+    /// Whether it may run.
+    pub gate: Arc<Gate>,
+}
+
+/// One processor.
+#[derive(Debug)]
+pub struct Vcpu {
+    cpu: u32,
+    fd: VcpuFd,
+}
+
+impl Vcpu {
+    /// The processors of a guest; the first begins at `entry`, the others when it says so.
+    ///
+    /// # Errors
+    /// KVM refuses.
+    pub fn all(
+        kvm: &Kvm,
+        vm: &VmFd,
+        layout: &Layout,
+        entry: Entry,
+        memory: &GuestMemory,
+    ) -> Result<Vec<Self>, VcpuError> {
+        let make = |cpu| {
+            let failed =
+                |doing| move |error: kvm_ioctls::Error| VcpuError { cpu, doing, errno: error.into() };
+            let id = u64::from(layout.apic_id(cpu));
+            let vcpu = Self { cpu, fd: vm.create_vcpu(id).map_err(failed("make it"))? };
+            let told = cpuid::of(kvm, layout, cpu).map_err(failed("ask KVM what it can be"))?;
+            vcpu.fd.set_cpuid2(&told).map_err(failed("say what it is"))?;
+            vcpu.set_model_registers().map_err(failed("set its model-specific registers"))?;
+            if cpu == 0 {
+                vcpu.begin(entry, memory).map_err(failed("set its registers"))?;
+            }
+            Ok(vcpu)
+        };
+        (0..layout.cpus()).map(make).collect()
+    }
+
+    /// Memory is write-back, and strings are copied fast.
+    fn set_model_registers(&self) -> Result<(), kvm_ioctls::Error> {
+        const MISC_ENABLE: u32 = 0x1a0;
+        const FAST_STRINGS: u64 = 1;
+        const MEMORY_TYPES: u32 = 0x2ff;
+        const ENABLED_WRITE_BACK: u64 = 1 << 11 | 6;
+        let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+        for entry in [entry(MISC_ENABLE, FAST_STRINGS), entry(MEMORY_TYPES, ENABLED_WRITE_BACK)] {
+            let one = Msrs::from_entries(&[entry]).expect("one entry fits");
+            self.fd.set_msrs(&one)?; // one that KVM does not know is not set, and not missed
+        }
+        Ok(())
+    }
+
+    fn begin(&self, entry: Entry, memory: &GuestMemory) -> Result<(), kvm_ioctls::Error> {
+        let segments = Segments::of(entry.protocol);
+        segments.write_table(memory).map_err(|_| kvm_ioctls::Error::new(libc::EFAULT))?;
+        let mut special = self.fd.get_sregs()?;
+        segments.apply(&mut special);
+        self.fd.set_sregs(&special)?;
+        let mut registers = kvm_regs { rip: entry.address, rflags: 2, rsp: 0x8ff0, ..Default::default() };
+        match entry.protocol {
+            Protocol::Linux64 => registers.rsi = entry.parameters,
+            Protocol::Pvh => registers.rbx = entry.parameters,
+        }
+        self.fd.set_regs(&registers)
+    }
+
+    /// Runs until the guest is over; `None` if somebody else ended it.
+    pub fn run(&mut self, around: &Surroundings) -> Option<Ending> {
+        loop {
+            let stopped = || {
+                let _ = self.fd.kvmclock_ctrl(); // a guest without a paravirtual clock needs no telling
+            };
+            if !around.gate.pass(stopped) {
+                return None;
+            }
+            if let Some(ending) = self.run_once(around) {
+                return Some(ending);
+            }
+        }
+    }
+
+    fn run_once(&mut self, around: &Surroundings) -> Option<Ending> {
+        let cpu = self.cpu;
+        let crashed = |why: String| Some(Ending::Crashed(format!("processor {cpu}: {why}")));
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => around.ports.read(port, data),
+            Ok(VcpuExit::IoOut(port, data)) => return around.ports.write(port, data).map(Ending::Wish),
+            Ok(VcpuExit::MmioRead(at, data)) => {
+                end_if_memory(at, around);
+                around.windows.read(at, data);
+            }
+            Ok(VcpuExit::MmioWrite(at, data)) => {
+                end_if_memory(at, around);
+                around.windows.write(at, data);
+            }
+            Ok(VcpuExit::MemoryFault { .. }) => lost::end(None),
+            Ok(VcpuExit::Shutdown) => return crashed("triple fault".into()),
+            Ok(VcpuExit::InternalError) => return crashed("KVM cannot go on with what it does".into()),
+            Ok(VcpuExit::FailEntry(reason, _)) => {
+                return crashed(format!("cannot be entered: reason {reason:#x}"));
+            }
+            Ok(VcpuExit::Hlt) => return crashed("halted for good".into()),
+            Ok(VcpuExit::Intr) => {}
+            Ok(other) => return crashed(format!("unexpected exit {other:?}")),
+            Err(error) => match error.errno() {
+                libc::EINTR | libc::EAGAIN => {}
+                libc::EFAULT | libc::EHWPOISON => lost::end(None),
+                _ => return Some(Ending::Failed(format!("processor {cpu}: KVM_RUN: {error}"))),
+            },
+        }
+        None
+    }
+}
+
+/// An access to a device where there is memory: a paravirtual KVM tells so of a page that it cannot reach any more.
+fn end_if_memory(at: u64, around: &Surroundings) {
+    if around.memory.address_in_range(GuestAddress(at)) {
+        lost::end(None);
+    }
+}

@@ -1,0 +1,95 @@
+//! What a processor says of itself: what KVM can do, with the guest's own topology in place of the host's. Each node with
+//! processors is a package; a processor is a core with one thread.
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::{Cap, Kvm};
+
+use crate::layout::Layout;
+
+const FEATURES: u32 = 1;
+const CACHES: u32 = 4;
+const TOPOLOGY: u32 = 0xb;
+const TOPOLOGY_OF_DIES: u32 = 0x1f;
+const AMD_SIZES: u32 = 0x8000_0008;
+const AMD_CACHES: u32 = 0x8000_001d;
+const AMD_TOPOLOGY: u32 = 0x8000_001e;
+
+const HYPERVISOR: u32 = 1 << 31;
+const TSC_DEADLINE: u32 = 1 << 24;
+const HYPERTHREADING: u32 = 1 << 28;
+/// The last level of caches is what the processors of a package share.
+const SHARED_LEVEL: u32 = 3;
+
+/// Where a processor is.
+struct Place {
+    apic_id: u32,
+    /// Processors in its package, as a power of two.
+    shift: u32,
+    package: u32,
+}
+
+/// What a processor of a guest says.
+pub(super) fn of(kvm: &Kvm, layout: &Layout, cpu: u32) -> Result<CpuId, kvm_ioctls::Error> {
+    let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
+    let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
+    let place = Place {
+        apic_id: layout.apic_id(cpu),
+        shift: layout.package_shift(),
+        package: layout.node_of_cpu(cpu),
+    };
+    let known = supported.as_slice().iter().filter(|e| ![TOPOLOGY, TOPOLOGY_OF_DIES].contains(&e.function));
+    let mut entries: Vec<_> = known.map(|entry| place.adapted(*entry, deadline)).collect();
+    entries.extend(place.levels());
+    CpuId::from_entries(&entries).map_err(|_| kvm_ioctls::Error::new(libc::E2BIG))
+}
+
+impl Place {
+    fn in_package(&self) -> u32 {
+        1 << self.shift
+    }
+
+    fn adapted(&self, mut entry: kvm_cpuid_entry2, deadline: bool) -> kvm_cpuid_entry2 {
+        let others = self.in_package() - 1;
+        match entry.function {
+            FEATURES => {
+                entry.ebx = entry.ebx & 0xffff | self.in_package() << 16 | self.apic_id << 24;
+                entry.ecx |= HYPERVISOR | if deadline { TSC_DEADLINE } else { 0 };
+                entry.edx = entry.edx & !HYPERTHREADING | if others > 0 { HYPERTHREADING } else { 0 };
+            }
+            CACHES if entry.eax & 0x1f != 0 => {
+                let sharing = if entry.eax >> 5 & 7 >= SHARED_LEVEL { others } else { 0 };
+                entry.eax = entry.eax & 0x3fff | sharing << 14 | others << 26;
+            }
+            AMD_CACHES if entry.eax & 0x1f != 0 => {
+                let sharing = if entry.eax >> 5 & 7 >= SHARED_LEVEL { others } else { 0 };
+                entry.eax = entry.eax & 0x3fff | sharing << 14;
+            }
+            AMD_SIZES => entry.ecx = self.shift << 12 | others,
+            AMD_TOPOLOGY => {
+                entry.eax = self.apic_id;
+                entry.ebx = self.apic_id & others;
+                entry.ecx = self.package;
+            }
+            _ => {}
+        }
+        entry
+    }
+
+    /// The levels of the topology: a thread of a core, a core of a package, and no more (Intel's manual, CPUID leaf 0Bh).
+    fn levels(&self) -> [kvm_cpuid_entry2; 3] {
+        const INDEXED: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
+        const THREADS: u32 = 1;
+        const CORES: u32 = 2;
+        let level = |index: u32, shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
+            function: TOPOLOGY,
+            index,
+            flags: INDEXED,
+            eax: shift,
+            ebx: count,
+            ecx: index | kind << 8,
+            edx: self.apic_id,
+            ..Default::default()
+        };
+        [level(0, 0, 1, THREADS), level(1, self.shift, self.in_package(), CORES), level(2, 0, 0, 0)]
+    }
+}
