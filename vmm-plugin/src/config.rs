@@ -2,10 +2,14 @@
 
 use std::path::PathBuf;
 
-use units::{Bytes, Name, SLICE, limits::VCPUS_MAX};
+use units::{
+    Bytes, Name, SLICE,
+    limits::{DEVICES_PER_VM_MAX, VCPUS_MAX},
+};
 
 use crate::{
     boot::Kernel,
+    devices::virtio::net::{MacAddress, NotAMacAddress},
     layout::Performance,
     memory::Taking,
     options::{OptionError, Parts},
@@ -48,6 +52,12 @@ pub struct Written {
     /// What the kernel is told
     #[arg(long, value_name = "TEXT", default_value = "console=ttyS0")]
     pub cmdline: String,
+    /// A disk: path=FILE,readonly=on; a raw file or a block device, may be said several times
+    #[arg(long, value_name = "PARTS")]
+    pub disk: Vec<String>,
+    /// A network card: tap=NAME,mac=52:54:00:12:34:56; may be said several times
+    #[arg(long, value_name = "PARTS")]
+    pub net: Vec<String>,
     /// The console: tty, null, or file=PATH
     #[arg(long, value_name = "WHERE", default_value = "tty")]
     pub serial: String,
@@ -90,6 +100,24 @@ pub struct PoolNode {
     pub performance: Performance,
 }
 
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// A raw file or a block device.
+    pub path: PathBuf,
+    /// Whether the guest may only read it.
+    pub read_only: bool,
+}
+
+/// A network card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Net {
+    /// The tap device of the host.
+    pub tap: String,
+    /// The card's address.
+    pub mac: MacAddress,
+}
+
 /// A guest, as checked.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -103,6 +131,10 @@ pub struct Config {
     pub pool: Vec<PoolNode>,
     /// What to boot.
     pub kernel: Kernel,
+    /// Disks, in the order in which the guest finds them.
+    pub disks: Vec<Disk>,
+    /// Network cards, in the order in which the guest finds them.
+    pub nets: Vec<Net>,
     /// Where the console is.
     pub console: Console,
 }
@@ -131,6 +163,12 @@ impl Written {
         }
         check_pool(&pool, self.standalone)?;
         let console = console(&self.serial)?;
+        let disks = self.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
+        let nets = self.net.iter().map(|text| net(text)).collect::<Result<Vec<_>, _>>()?;
+        if disks.len() + nets.len() > DEVICES_PER_VM_MAX {
+            let what = format!("{} disks and {} cards are more than {DEVICES_PER_VM_MAX}", disks.len(), nets.len());
+            return Err(Parts::of("disk", "")?.error(what));
+        }
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);
         Ok(Config {
             vm: self.vm,
@@ -138,6 +176,8 @@ impl Written {
             local,
             pool,
             kernel: Kernel { kernel, initrd, command_line },
+            disks,
+            nets,
             console,
         })
     }
@@ -215,6 +255,24 @@ fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
         }
     }
     Ok(())
+}
+
+fn disk(text: &str) -> Result<Disk, OptionError> {
+    let mut parts = Parts::of("disk", text)?;
+    let path = parts.text("path").filter(|path| !path.is_empty());
+    let read_only = parts.switch("readonly")?.unwrap_or(false);
+    let Some(path) = path.map(PathBuf::from) else { return Err(parts.error("path is missing")) };
+    parts.end()?;
+    Ok(Disk { path, read_only })
+}
+
+fn net(text: &str) -> Result<Net, OptionError> {
+    let mut parts = Parts::of("net", text)?;
+    let tap = parts.text("tap").map(str::to_owned);
+    let mac = parts.parsed("mac", &NotAMacAddress.to_string())?;
+    let (Some(tap), Some(mac)) = (tap, mac) else { return Err(parts.error("tap and mac must be said")) };
+    parts.end()?;
+    Ok(Net { tap, mac })
 }
 
 fn console(text: &str) -> Result<Console, OptionError> {

@@ -2,10 +2,12 @@
 //! What a guest says to a device is hostile input: a device answers, or ignores it, and never ends the VMM.
 
 pub mod serial;
+pub mod virtio;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use self::serial::Serial;
+use self::{serial::Serial, virtio::Registers};
+use crate::acpi::Window;
 
 /// The first port of the serial line: COM1.
 pub const SERIAL_PORT: u16 = 0x3f8;
@@ -40,16 +42,31 @@ pub enum Wish {
 
 /// The devices whose registers are in memory.
 #[derive(Debug, Default)]
-pub struct Windows {}
+pub struct Windows(pub Vec<(Window, Arc<Registers>)>);
 
 impl Windows {
+    /// The device at an address, and which of its registers.
+    fn find(&self, at: u64) -> Option<(&Registers, u64)> {
+        self.0.iter().find_map(|(window, registers)| {
+            let offset = at.checked_sub(u64::from(window.at))?;
+            (offset < u64::from(window.bytes)).then_some((&**registers, offset))
+        })
+    }
+
     /// A guest reads a register.
-    pub fn read(&self, _at: u64, data: &mut [u8]) {
+    pub fn read(&self, at: u64, data: &mut [u8]) {
         data.fill(NOBODY);
+        if let Some((registers, offset)) = self.find(at) {
+            registers.read(offset, data);
+        }
     }
 
     /// A guest writes a register.
-    pub fn write(&self, _at: u64, _data: &[u8]) {}
+    pub fn write(&self, at: u64, data: &[u8]) {
+        if let Some((registers, offset)) = self.find(at) {
+            registers.write(offset, data);
+        }
+    }
 }
 
 /// What is behind the I/O ports.

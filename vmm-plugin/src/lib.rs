@@ -11,4 +11,5 @@ pub mod machine;
 pub mod memory;
 pub mod options;
 pub mod source;
+pub mod tap;
 pub mod vcpu;

@@ -1,5 +1,6 @@
 //! A guest put together and run: everything that can be wrong is found before the first processor starts.
 
+mod devices;
 mod run;
 
 use std::{io, sync::Arc};
@@ -11,7 +12,7 @@ use crate::{
     acpi,
     boot::{self, BootError},
     config::Config,
-    devices::{POWER_BUTTON_LINE, Ports, SERIAL_LINE, Windows, serial::Serial},
+    devices::{POWER_BUTTON_LINE, Ports, SERIAL_LINE, serial::Serial, virtio::block::DiskError},
     layout::{HOLE_END, Layout, ShapeError},
     memory::{Memory, MemoryError, lost},
     source::{self, Source, SourceError},
@@ -62,6 +63,20 @@ pub enum MachineError {
     /// No processors.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
+    /// No such disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// No such network device.
+    #[error("net: cannot use the tap device {tap:?}{hint}")]
+    Tap {
+        /// Which one.
+        tap: String,
+        /// What may help.
+        hint: &'static str,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
     /// The console cannot be used.
     #[error("serial: cannot {doing}")]
     Console {
@@ -112,7 +127,8 @@ pub fn build(config: &Config) -> Result<Machine, MachineError> {
     let Source { shape, backings } = source::memory_of(config)?;
     let layout = Layout::of(&shape, address_bits(&kvm)?)?;
     let memory = Memory::map(&layout, &backings)?;
-    let windows: [acpi::Window; 0] = [];
+    let planned = devices::plan(config)?;
+    let windows: Vec<acpi::Window> = planned.iter().map(|device| device.window).collect();
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
     let vm = kvm.create_vm().map_err(kvm_error("make a VM", ""))?;
     vm.set_tss_address(KVM_PAGES).map_err(kvm_error("keep pages for itself", ""))?;
@@ -126,7 +142,7 @@ pub fn build(config: &Config) -> Result<Machine, MachineError> {
     let around = Surroundings {
         memory: memory.guest().clone(),
         ports: Arc::new(Ports::new(serial)),
-        windows: Arc::new(Windows::default()),
+        windows: Arc::new(devices::start(planned, &vm, memory.guest())?),
         gate: Arc::new(Gate::default()),
     };
     lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;

@@ -20,6 +20,8 @@ pub const SLICES_PER_HOST_MAX: u32 = 32 * 1024;
 pub const VCPUS_MAX: u32 = 64;
 /// Nodes with processors of one guest: then every processor's number fits into a byte.
 pub const LOCAL_NODES_PER_VM_MAX: usize = 4;
+/// Disks and network cards of one guest: each has an interrupt line.
+pub const DEVICES_PER_VM_MAX: usize = 15;
 /// How long a guest that was asked to switch itself off may take.
 pub const GUEST_STOPS_WITHIN: Ns = Ns::secs(30);
 /// How long processors of a guest that is over may take to leave KVM.

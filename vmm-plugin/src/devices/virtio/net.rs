@@ -1,0 +1,113 @@
+//! A network card behind a tap device of the host (VIRTIO 1.2, section 5.1): one pair of queues, no offloads.
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Write as _},
+    os::fd::{AsRawFd as _, RawFd},
+};
+
+use super::{Broken, Chain, Device};
+use crate::{memory::GuestMemory, tap};
+
+const KIND: u32 = 1;
+const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
+const QUEUES: &[u16] = &[256, 256];
+const MAC: u64 = 1 << 5;
+/// The longest frame, with the header that both sides put before it.
+const FRAME_BYTES_MAX: usize = 65_562;
+/// Where that header says in how many buffers a frame lies, which the host leaves to us.
+const BUFFERS_USED: std::ops::Range<usize> = 10..12;
+
+/// The address of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MacAddress(pub [u8; 6]);
+
+/// Not an address of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("six pairs of hexadecimal digits with colons between them, not a group's")]
+pub struct NotAMacAddress;
+
+impl std::str::FromStr for MacAddress {
+    type Err = NotAMacAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotAMacAddress> {
+        const GROUP: u8 = 1;
+        let pairs = text.split(':').map(|pair| match pair.len() {
+            2 => u8::from_str_radix(pair, 16).map_err(|_| NotAMacAddress),
+            _ => Err(NotAMacAddress),
+        });
+        let bytes = pairs.collect::<Result<Vec<u8>, _>>()?;
+        let bytes = <[u8; 6]>::try_from(bytes).map_err(|_| NotAMacAddress)?;
+        if bytes[0] & GROUP == 0 { Ok(Self(bytes)) } else { Err(NotAMacAddress) }
+    }
+}
+
+/// A network card.
+#[derive(Debug)]
+pub struct Net {
+    tap: File,
+    mac: MacAddress,
+    /// The one under way.
+    frame: Vec<u8>,
+}
+
+impl Net {
+    /// A card in front of a tap device.
+    ///
+    /// # Errors
+    /// There is no such device, or no right to it.
+    pub fn open(tap_name: &str, mac: MacAddress) -> io::Result<Self> {
+        Ok(Self { tap: tap::open(tap_name)?, mac, frame: vec![0; FRAME_BYTES_MAX] })
+    }
+
+    fn receive(&mut self, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken> {
+        let Ok(bytes) = self.tap.read(&mut self.frame) else { return Ok(None) }; // nothing has come, or the device is down
+        self.frame[BUFFERS_USED].copy_from_slice(&1_u16.to_le_bytes());
+        let mut writer = chain.writer(memory)?;
+        let fits = bytes.min(writer.available_bytes()); // a longer frame is cut, as on a wire
+        writer.write_all(&self.frame[..fits])?;
+        Ok(Some(u32::try_from(fits).expect("less than a frame")))
+    }
+
+    fn transmit(&mut self, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken> {
+        let mut reader = chain.reader(memory)?;
+        let bytes = reader.available_bytes();
+        if bytes <= FRAME_BYTES_MAX {
+            let frame = &mut self.frame[..bytes];
+            reader.read_exact(frame)?;
+            let _ = self.tap.write(frame); // a network may lose frames
+        }
+        Ok(Some(0))
+    }
+}
+
+impl Device for Net {
+    fn kind(&self) -> u32 {
+        KIND
+    }
+
+    fn features(&self) -> u64 {
+        MAC
+    }
+
+    fn queues(&self) -> &'static [u16] {
+        QUEUES
+    }
+
+    fn config(&self) -> Vec<u8> {
+        self.mac.0.to_vec()
+    }
+
+    fn serve(&mut self, queue: usize, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken> {
+        match queue {
+            RECEIVE => self.receive(chain, memory),
+            TRANSMIT => self.transmit(chain, memory),
+            _ => Ok(Some(0)),
+        }
+    }
+
+    fn source(&self) -> Option<(RawFd, usize)> {
+        Some((self.tap.as_raw_fd(), RECEIVE))
+    }
+}

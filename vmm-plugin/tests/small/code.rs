@@ -1,0 +1,162 @@
+//! Guests of a few instructions: 64-bit code that lies wherever it is put, entered as a Linux kernel would be. They speak
+//! through the serial port and switch the machine off.
+
+use std::arch::global_asm;
+
+/// From where a bzImage is loaded to where it is entered.
+const ENTRY: usize = 0x200;
+const SECTOR: usize = 512;
+
+global_asm!(
+    ".pushsection .rodata",
+    // Says hello.
+    "small_hello:",
+    "  lea rsi, [rip + 9f]",
+    "2: mov al, [rsi]",
+    "  test al, al",
+    "  jz 3f",
+    "  mov dx, 0x3f8",
+    "  out dx, al",
+    "  inc rsi",
+    "  jmp 2b",
+    "3: mov dx, 0x600",
+    "  mov al, 0x34",
+    "  out dx, al",
+    "4: hlt",
+    "  jmp 4b",
+    "9: .asciz \"hello\\n\"",
+    "small_hello_end:",
+    // Asks to be started anew.
+    "small_reset:",
+    "  mov dx, 0x602",
+    "  mov al, 1",
+    "  out dx, al",
+    "5: jmp 5b",
+    "small_reset_end:",
+    // Faults without anybody to handle it.
+    "small_crash:",
+    "  ud2",
+    "small_crash_end:",
+    // Says of each run of memory in the SRAT, found from the root pointer, node, start, length and flags in hexadecimal.
+    "small_walk:",
+    "  mov rbx, 0xe0000",
+    "  mov rbx, [rbx + 24]",
+    "  mov r12d, [rbx + 4]",
+    "  add r12, rbx",
+    "  lea r13, [rbx + 36]",
+    "2: cmp r13, r12",
+    "  jae 8f",
+    "  mov rbp, [r13]",
+    "  add r13, 8",
+    "  cmp dword ptr [rbp], 0x54415253",
+    "  jne 2b",
+    "  lea r14, [rbp + 48]",
+    "  mov r15d, [rbp + 4]",
+    "  add r15, rbp",
+    "3: cmp r14, r15",
+    "  jae 8f",
+    "  cmp byte ptr [r14], 1",
+    "  jne 4f",
+    "  mov edi, [r14 + 2]",
+    "  call 6f",
+    "  mov rdi, [r14 + 8]",
+    "  call 6f",
+    "  mov rdi, [r14 + 16]",
+    "  call 6f",
+    "  mov edi, [r14 + 28]",
+    "  call 6f",
+    "  mov al, 10",
+    "  mov dx, 0x3f8",
+    "  out dx, al",
+    "4: movzx eax, byte ptr [r14 + 1]",
+    "  add r14, rax",
+    "  jmp 3b",
+    // Writes RDI in hexadecimal, and a blank.
+    "6: mov ecx, 16",
+    "  mov dx, 0x3f8",
+    "5: rol rdi, 4",
+    "  mov eax, edi",
+    "  and eax, 15",
+    "  add eax, 48",
+    "  cmp eax, 58",
+    "  jb 7f",
+    "  add eax, 39",
+    "7: out dx, al",
+    "  dec ecx",
+    "  jnz 5b",
+    "  mov al, 32",
+    "  out dx, al",
+    "  ret",
+    "8: mov dx, 0x600",
+    "  mov al, 0x34",
+    "  out dx, al",
+    "9: hlt",
+    "  jmp 9b",
+    "small_walk_end:",
+    // Maps the first large page of pool memory at 4 GiB, and writes it again and again, saying "." before each thousandth time.
+    "small_touch:",
+    "  mov qword ptr [0xa020], 0x11003",
+    "  mov rax, 0x100000083",
+    "  mov [0x11000], rax",
+    "  mov rbx, 0x100000000",
+    "2: mov al, 46",
+    "  mov dx, 0x3f8",
+    "  out dx, al",
+    "  mov ecx, 1000",
+    "3: mov [rbx + rcx * 8], rcx",
+    "  dec ecx",
+    "  jnz 3b",
+    "  jmp 2b",
+    "small_touch_end:",
+    ".popsection",
+);
+
+macro_rules! guest {
+    ($(#[$doc:meta])* $name:ident, $start:ident, $end:ident) => {
+        $(#[$doc])*
+        pub fn $name() -> Vec<u8> {
+            unsafe extern "C" {
+                static $start: u8;
+                static $end: u8;
+            }
+            let (start, end) = (&raw const $start, &raw const $end);
+            // SAFETY: both are labels around the code above, which is read-only data of this very program.
+            image(unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) })
+        }
+    };
+}
+
+guest!(
+    /// Says hello and switches itself off.
+    hello, small_hello, small_hello_end
+);
+guest!(
+    /// Asks to be started anew.
+    reset, small_reset, small_reset_end
+);
+guest!(
+    /// Faults thrice.
+    crash, small_crash, small_crash_end
+);
+guest!(
+    /// Says what memory the SRAT knows.
+    walk, small_walk, small_walk_end
+);
+guest!(
+    /// Writes pool memory without end.
+    touch, small_touch, small_touch_end
+);
+
+/// A bzImage of nothing but code (Linux's boot protocol: header at 0x1f1, then so many sectors, then the kernel).
+fn image(code: &[u8]) -> Vec<u8> {
+    let mut image = vec![0; 2 * SECTOR];
+    image[0x1f1] = 1; // sectors of setup beside the first
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
+    image[0x211] = 1; // loaded high
+    image[0x214..0x218].copy_from_slice(&0x10_0000_u32.to_le_bytes());
+    image[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
+    image.resize(2 * SECTOR + ENTRY, 0);
+    image.extend_from_slice(code);
+    image
+}

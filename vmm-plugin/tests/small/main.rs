@@ -1,0 +1,221 @@
+//! The VMM with guests of a few instructions, on any /dev/kvm: how they end, what they see, and what is refused before
+//! anything has started. Linux guests are booted elsewhere.
+#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+
+mod code;
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// How long anything here may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether guests can run here; says aloud when not.
+fn can_run() -> bool {
+    let there = Path::new("/dev/kvm").exists();
+    if !there {
+        eprintln!("SKIPPED: there is no /dev/kvm; Linux guests are still booted, inside an emulated host");
+    }
+    there
+}
+
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+
+    fn command(&self, kernel: &[u8], options: &[&str]) -> Command {
+        let kernel = self.file("kernel", kernel);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vmm-plugin"));
+        command.args(["run", "--vm", "v", "--standalone", "--kernel"]).arg(kernel);
+        if !options.contains(&"--serial") {
+            command.arg("--serial").arg(format!("file={}", self.path("console").display()));
+        }
+        command.args(options).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, kernel: &[u8], options: &[&str]) -> Output {
+        self.command(kernel, options).output().unwrap()
+    }
+
+    fn console(&self) -> String {
+        fs::read_to_string(self.path("console")).unwrap_or_default()
+    }
+}
+
+const SMALL: [&str; 2] = ["--memory", "size=64MiB"];
+
+fn code(output: &Output) -> Option<i32> {
+    output.status.code()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_guest_is_heard_on_its_console_and_switches_itself_off() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let ran = place.run(&code::hello(), &SMALL);
+    assert_eq!((code(&ran), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));
+}
+
+#[test]
+fn a_reset_and_a_crash_have_exit_codes_of_their_own() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let reset = place.run(&code::reset(), &SMALL);
+    assert_eq!((code(&reset), said(&reset).as_str()), (Some(10), "the guest asked to be started anew\n"));
+    let crashed = place.run(&code::crash(), &SMALL);
+    assert_eq!(code(&crashed), Some(11), "{}", said(&crashed));
+    assert!(said(&crashed).starts_with("error: the guest crashed: processor 0: "), "{}", said(&crashed));
+}
+
+#[test]
+fn a_guest_finds_its_nodes_from_the_root_pointer() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let options = [
+        "--cpus=3",
+        "--memory=size=64MiB,cpus=1",
+        "--memory=size=32MiB,cpus=2",
+        "--pool=size=1GiB",
+        "--pool=size=2GiB",
+    ];
+    let ran = place.run(&code::walk(), &options);
+    let (mib, gib) = (1_u64 << 20, 1_u64 << 30);
+    let runs = [
+        (0, 0, 64 * mib, 1),
+        (1, 64 * mib, 32 * mib, 1),
+        (2, 4 * gib, gib, 3),
+        (3, 5 * gib, 2 * gib, 3),
+    ];
+    let expected: String =
+        runs.iter().map(|(node, at, bytes, flags)| format!("{node:016x} {at:016x} {bytes:016x} {flags:016x} \n")).collect();
+    assert_eq!((code(&ran), place.console()), (Some(0), expected), "{}", said(&ran));
+}
+
+#[test]
+fn a_guest_that_does_not_listen_is_stopped_by_the_second_signal() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut options = SMALL.to_vec();
+    options.extend(["--pool", "size=1GiB"]);
+    let mut guest = place.command(&code::touch(), &options).stderr(Stdio::piped()).spawn().unwrap();
+    until(&mut guest, || place.console().len() > 3);
+    for _ in 0..2 {
+        let pid = rustix::process::Pid::from_child(&guest);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        // A signal that is still pending swallows the next: wait until the first was taken.
+        until(&mut guest, || pending(pid).is_none_or(|signals| signals == 0));
+    }
+    assert_eq!(guest.wait().unwrap().code(), Some(12));
+}
+
+fn pending(pid: rustix::process::Pid) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+/// Waits until something is so. The guest has until then to live.
+fn until(guest: &mut Child, mut so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}");
+        if let Some(status) = guest.try_wait().unwrap() {
+            let mut stderr = String::new();
+            guest.stderr.take().map(|mut from| from.read_to_string(&mut stderr));
+            assert!(so(), "the guest is over: {status}: {stderr}");
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let refused = |kernel: &[u8], options: &[&str], expected: &str| {
+        let ran = place.run(kernel, options);
+        assert_eq!(code(&ran), Some(1), "{options:?}: {}", said(&ran));
+        assert!(said(&ran).contains(expected), "{options:?}: {}", said(&ran));
+        assert_eq!(place.console(), "", "{options:?}: nothing ran");
+    };
+    let hello = code::hello();
+    refused(b"#!/bin/sh\n", &SMALL, "must be a bzImage, or an ELF for x86-64 with a PVH entry");
+    refused(&hello[..600], &SMALL, "must be a bzImage");
+    refused(&hello, &["--memory", "size=32MiB"], "memory: 32MiB for node 0 is not possible: must be whole MiB, at least 64MiB");
+    refused(&hello, &["--pool", "size=1GiB"], "memory: size is missing: it must be said with --standalone");
+    let pool = |pool| ["--memory", "size=64MiB", "--pool", pool];
+    refused(&hello, &pool("size=1500MiB"), "pool: size=1500MiB is not a whole number of slices of 1GiB, at least one");
+    refused(&hello, &pool("size=5000GiB"), "slices: 5000 is not possible: must be 0 to 4096");
+    refused(&hello, &pool("size=1GiB,host_numa_node=77"), "cannot bind to a node of this host 1GiB for node 1; is there such a node");
+    let empty = place.file("empty", b"");
+    let with = |option: &str, value: String| [SMALL[0].into(), SMALL[1].into(), option.to_owned(), value];
+    let told = |option: &str, value: String, expected: &str| {
+        let options = with(option, value);
+        refused(&hello, &options.each_ref().map(String::as_str), expected);
+    };
+    told("--initrd", empty.display().to_string(), "initrd: 0 bytes do not fit");
+    told("--initrd", "/nowhere/initrd".into(), "initrd: cannot read /nowhere/initrd: No such file or directory");
+    told("--disk", "path=/nowhere/disk".into(), "disk: cannot open /nowhere/disk: No such file or directory");
+    told("--disk", format!("path={}", empty.display()), "has 0 bytes: must be a whole number of sectors");
+    told("--net", "tap=t0".into(), "net: tap and mac must be said");
+    told("--net", "tap=t0,mac=53:54:00:00:00:01".into(), "not a group's");
+    told("--serial", "file=/nowhere/console".into(), "serial: cannot write /nowhere/console");
+    told("--cmdline", "x".repeat(3000), "cmdline: 3000 bytes are too long: at most 2047");
+    let many = place.run(&hello, &["--cpus", "65"]);
+    assert_eq!(code(&many), Some(2), "clap says what it takes: {}", said(&many));
+}
+
+#[test]
+fn a_disk_is_the_guests_alone() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let disk = place.file("disk", &[0; 4096]);
+    let held = File::open(&disk).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let option = format!("path={}", disk.display());
+    let ran = place.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
+    assert_eq!(code(&ran), Some(1));
+    assert!(said(&ran).contains("is in use by another process"), "{}", said(&ran));
+    drop(held);
+    let ran = place.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
+    assert_eq!((code(&ran), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));
+}
