@@ -35,7 +35,7 @@ pub fn want(w: wire::Want) -> Result<Want, Invalid> {
         instance: InstanceId(w.instance),
         vms,
         release: w.release.into_iter().map(|r| (holding(r.slice, r.epoch), r.force)).collect(),
-        scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::from(s.handle))).collect(),
+        scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new("", s.handle))).collect(),
         no_more,
         fenced: w.fenced,
     })
@@ -48,7 +48,7 @@ fn reservation(field: &'static str, text: &str) -> Result<ReservationId, Invalid
 fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {
     let name = Name::new(&vm.vm).map_err(|error| Invalid { field: "vms.vm", problem: error.to_string() })?;
     let reservation = reservation("vms.reservation", &vm.reservation)?;
-    let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::from(s.handle)));
+    let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new(s.emc, s.handle)));
     let local = Bytes::new(vm.local_bytes);
     Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, slices: slices.collect() }))
 }

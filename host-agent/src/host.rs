@@ -65,6 +65,8 @@ pub enum Form {
 pub struct Part {
     /// Which slice; `None` for local memory.
     pub slice: Option<Holding>,
+    /// The name of the EMC it is of; empty for local memory.
+    pub emc: Arc<str>,
     /// How much.
     pub bytes: Bytes,
     /// Where it starts in its place.

@@ -90,6 +90,7 @@ struct Written {
 struct WrittenSlice {
     slice: u32,
     epoch: u64,
+    emc: String,
     handle: String,
 }
 
@@ -167,7 +168,8 @@ impl Records {
         let slice = |(holding, handle): (&Holding, &Handle)| WrittenSlice {
             slice: holding.slice.0,
             epoch: holding.epoch.0,
-            handle: handle.to_string(),
+            emc: handle.emc.to_string(),
+            handle: handle.place.to_string(),
         };
         Written {
             reservation: record.reservation.to_string(),
@@ -197,7 +199,7 @@ fn understand(bytes: &[u8]) -> Result<(VmRecord, String), Wrong> {
 
 fn understand_slice(written: WrittenSlice) -> (Holding, Handle) {
     let holding = Holding { slice: SliceId(written.slice), epoch: Epoch(written.epoch) };
-    (holding, written.handle.into())
+    (holding, Handle::new(written.emc, written.handle))
 }
 
 #[cfg(test)]
@@ -215,7 +217,7 @@ mod tests {
             process,
             local: Bytes::mib(64),
             pinned: true,
-            slices: BTreeMap::from([(holding, "/emc/slices/00017.42.h0".into())]),
+            slices: BTreeMap::from([(holding, Handle::new("emc", "/emc/slices/00017.42.h0"))]),
         }
     }
 

@@ -157,6 +157,9 @@ fn a_vm_larger_than_a_datagram_gets_all_of_its_memory_in_order() {
     let client = Client::connect(&rig.socket()).unwrap();
     let memory = client.attach("a", MemoryForm::Descriptors).unwrap();
     let slices: Vec<_> = memory.regions.iter().filter_map(|region| region.slice).collect();
+    assert!(
+        memory.regions.iter().all(|region| region.emc == if region.slice.is_some() { "emc0" } else { "" })
+    );
     assert_eq!(slices, (0..150).map(|slice| (slice, 1)).collect::<Vec<_>>());
 }
 
@@ -166,7 +169,7 @@ fn a_scrubbed_slice_is_zero_and_has_a_receipt() {
     let slice = rig.grant(7, 3);
     let file = OpenOptions::new().read(true).write(true).open(rig.slice_path(7, 3)).unwrap();
     file.write_all_at(b"secret", GIB - 6).unwrap();
-    let wire::WantSlice { slice, epoch, handle } = slice;
+    let wire::WantSlice { slice, epoch, handle, .. } = slice;
     let scrub = wire::Want { scrub: vec![wire::WantScrub { slice, epoch, handle }], ..want() };
     let have = rig.order(scrub, |have| !have.scrubbed.is_empty());
     let receipt = &have.scrubbed[0];

@@ -6,7 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use pool::protocol::Handle;
+/// How a driver names one grant on a host.
+pub type Handle = std::sync::Arc<str>;
 use units::{Epoch, HostId};
 
 pub mod emulated;

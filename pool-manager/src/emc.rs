@@ -3,7 +3,10 @@
 
 use std::{path::PathBuf, sync::mpsc, thread};
 
-use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant};
+use pool::{
+    manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
+    protocol::Handle,
+};
 use units::{EmcId, Name, SliceId, limits::DEVICE_ANSWERS_AT_ONCE_MAX};
 
 use crate::device::{self, Device, DeviceError, Driver};
@@ -68,8 +71,8 @@ impl EmcPlace {
         Ok(match *call {
             DeviceCall::Contents => DeviceDone::Contents(self.contents(device.contents()?)),
             DeviceCall::Grant { slice, epoch, host } => {
-                let handle = device.grant(self.index(slice), epoch, host)?;
-                DeviceDone::Granted { slice, epoch, handle }
+                let place = device.grant(self.index(slice), epoch, host)?;
+                DeviceDone::Granted { slice, epoch, handle: Handle::new(self.name.as_str(), place) }
             }
             DeviceCall::Revoke { slice, epoch } => {
                 device.revoke(self.index(slice), epoch)?;
@@ -95,7 +98,7 @@ impl EmcPlace {
             slice: self.slice(g.slice),
             epoch: g.epoch,
             host: g.host,
-            handle: g.handle,
+            handle: Handle::new(self.name.as_str(), g.handle),
         };
         let highest = contents.highest.into_iter().zip(0..).filter(|(epoch, _)| epoch.0 > 0);
         Contents {

@@ -166,7 +166,8 @@ impl Written {
         let disks = self.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
         let nets = self.net.iter().map(|text| net(text)).collect::<Result<Vec<_>, _>>()?;
         if disks.len() + nets.len() > DEVICES_PER_VM_MAX {
-            let what = format!("{} disks and {} cards are more than {DEVICES_PER_VM_MAX}", disks.len(), nets.len());
+            let what =
+                format!("{} disks and {} cards are more than {DEVICES_PER_VM_MAX}", disks.len(), nets.len());
             return Err(Parts::of("disk", "")?.error(what));
         }
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);

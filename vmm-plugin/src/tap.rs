@@ -22,7 +22,9 @@ const HEADER_BYTES: libc::c_int = 12;
 pub fn open(name: &str) -> io::Result<File> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
-        ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: libc::c_short::try_from(FLAGS).expect("16 bits") },
+        ifr_ifru: libc::__c_anonymous_ifr_ifru {
+            ifru_flags: libc::c_short::try_from(FLAGS).expect("16 bits"),
+        },
     };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "must be 1 to 15 letters"));
@@ -30,7 +32,8 @@ pub fn open(name: &str) -> io::Result<File> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::try_from(from).expect("ASCII");
     }
-    let tap = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+    let tap =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
     // SAFETY: TUNSETIFF reads an ifreq, which `request` is, and writes none.
     let named = unsafe { ioctl_with_ref(&tap, TUNSETIFF, &request) };
     checked(named)?;

@@ -23,8 +23,21 @@ pub struct Holding {
     pub epoch: Epoch,
 }
 
-/// How a device's driver names one grant on a host: for `emulated`, the path of its file.
-pub type Handle = Arc<str>;
+/// Where a host finds one grant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Handle {
+    /// The name of the EMC it is of.
+    pub emc: Arc<str>,
+    /// How the EMC's driver names it on a host: for `emulated`, the path of its file.
+    pub place: Arc<str>,
+}
+
+impl Handle {
+    /// Of an EMC, at a place of it.
+    pub fn new(emc: impl Into<Arc<str>>, place: impl Into<Arc<str>>) -> Self {
+        Self { emc: emc.into(), place: place.into() }
+    }
+}
 
 /// Orders to one host.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,6 +17,11 @@ use crate::host::{
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 const WITHIN: Duration = Duration::from_secs(20);
 
+/// Where that slice is.
+fn place() -> pool::protocol::Handle {
+    pool::protocol::Handle::new("emc", "/emc/1.1")
+}
+
 struct Rig {
     host: Arc<Fake>,
     heard: mpsc::Sender<Heard>,
@@ -56,7 +61,7 @@ impl Rig {
     }
 
     async fn order_vm(&self, revision: u64) {
-        let slices = BTreeMap::from([(SLICE_1, "/emc/1.1".into())]);
+        let slices = BTreeMap::from([(SLICE_1, place())]);
         let vm = WantVm { vm: name(), local: Bytes::mib(1), pinned: true, slices };
         self.order(revision, |want| drop(want.vms.insert(ReservationId(1), vm))).await;
     }
@@ -93,7 +98,7 @@ async fn a_slice_that_could_not_be_opened_is_opened_later() {
 async fn what_keeps_failing_is_told_with_the_words_of_the_host() {
     let mut rig = Rig::new().await;
     rig.host.fail(Call::Scrub, 3);
-    rig.order(1, |want| drop(want.scrub.insert(SLICE_1, "/emc/1.1".into()))).await;
+    rig.order(1, |want| drop(want.scrub.insert(SLICE_1, place()))).await;
     let have = rig.wait(|have| !have.failed.is_empty()).await;
     let HostFailure { reason, message } =
         HostFailure { reason: have.failed[0].reason, message: have.failed[0].message.clone() };

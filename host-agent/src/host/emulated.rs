@@ -58,12 +58,12 @@ impl Emulated {
         let place = match form {
             Form::Descriptors => Place::Descriptor(open),
             Form::Paths { uid } => {
-                let path = PathBuf::from(&**handle);
+                let path = PathBuf::from(&*handle.place);
                 give_to(&open, &path, uid)?;
                 Place::Path(path)
             }
         };
-        Ok(Part { slice: Some(holding), bytes: SLICE, offset: 0, place })
+        Ok(Part { slice: Some(holding), emc: Arc::clone(&handle.emc), bytes: SLICE, offset: 0, place })
     }
 
     fn local_part(&self, record: &VmRecord, form: Form) -> Result<Part, HostError> {
@@ -71,7 +71,7 @@ impl Emulated {
             Form::Descriptors => Place::Descriptor(self.local_memfd(record)?),
             Form::Paths { uid } => Place::Path(self.local_file(record, uid)?),
         };
-        Ok(Part { slice: None, bytes: record.local, offset: 0, place })
+        Ok(Part { slice: None, emc: "".into(), bytes: record.local, offset: 0, place })
     }
 
     fn local_memfd(&self, record: &VmRecord) -> Result<Arc<OwnedFd>, HostError> {
@@ -105,7 +105,7 @@ impl Host for Emulated {
         if self.open().contains_key(&holding) {
             return Ok(());
         }
-        let path = Path::new(&**handle);
+        let path = Path::new(&*handle.place);
         let file = open_slice(path)?;
         if check_zero {
             see_zero(&file, path)?;
@@ -116,14 +116,14 @@ impl Host for Emulated {
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         if verify {
-            see_unused(Path::new(&**handle))?;
+            see_unused(Path::new(&*handle.place))?;
         }
         self.open().remove(&holding);
         Ok(())
     }
 
     fn scrub(&self, _: Holding, handle: &Handle) -> Result<Bytes, HostError> {
-        let path = Path::new(&**handle);
+        let path = Path::new(&*handle.place);
         let file = open_slice(path)?;
         zero::make_zero(&file, SLICE.get()).map_err(|errno| HostError::io("zero", path, errno))?;
         see_zero(&file, path)?;

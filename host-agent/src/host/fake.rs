@@ -84,9 +84,9 @@ impl Fake {
 
 impl Host for Fake {
     fn online(&self, holding: Holding, handle: &Handle, check_zero: bool) -> Result<(), HostError> {
-        let mut table = self.call(Call::Online, handle)?;
+        let mut table = self.call(Call::Online, &handle.place)?;
         if check_zero && table.dirty.contains(&holding) {
-            return Err(HostError::NotZero { path: (**handle).into(), at: 0 });
+            return Err(HostError::NotZero { path: (*handle.place).into(), at: 0 });
         }
         table.open.insert(holding);
         table.calls.push((Call::Online, holding));
@@ -94,14 +94,14 @@ impl Host for Fake {
     }
 
     fn offline(&self, holding: Holding, handle: &Handle, _: bool) -> Result<(), HostError> {
-        let mut table = self.call(Call::Offline, handle)?;
+        let mut table = self.call(Call::Offline, &handle.place)?;
         table.open.remove(&holding);
         table.calls.push((Call::Offline, holding));
         Ok(())
     }
 
     fn scrub(&self, holding: Holding, handle: &Handle) -> Result<Bytes, HostError> {
-        let mut table = self.call(Call::Scrub, handle)?;
+        let mut table = self.call(Call::Scrub, &handle.place)?;
         table.dirty.remove(&holding);
         table.calls.push((Call::Scrub, holding));
         Ok(SLICE)
@@ -109,17 +109,17 @@ impl Host for Fake {
 
     fn memory(&self, record: &VmRecord, _: Form) -> Result<Vec<Part>, HostError> {
         let table = self.call(Call::Memory, record.vm.as_str())?;
-        let part = |slice: Option<Holding>, bytes: Bytes| {
+        let part = |slice: Option<Holding>, emc: Arc<str>, bytes: Bytes| {
             let name = record.vm.as_str();
             let memfd =
                 memfd_create(name, MemfdFlags::CLOEXEC).map_err(|e| HostError::io("make", name, e))?;
             ftruncate(&memfd, bytes.get()).map_err(|e| HostError::io("size", name, e))?;
-            Ok(Part { slice, bytes, offset: 0, place: Place::Descriptor(Arc::new(memfd)) })
+            Ok(Part { slice, emc, bytes, offset: 0, place: Place::Descriptor(Arc::new(memfd)) })
         };
-        let local = (record.local > Bytes::ZERO).then(|| part(None, record.local));
-        let slices = record.slices.keys().map(|holding| {
+        let local = (record.local > Bytes::ZERO).then(|| part(None, "".into(), record.local));
+        let slices = record.slices.iter().map(|(holding, handle)| {
             table.open.get(holding).ok_or(HostError::NotOpen(*holding))?;
-            part(Some(*holding), SLICE)
+            part(Some(*holding), Arc::clone(&handle.emc), SLICE)
         });
         local.into_iter().chain(slices).collect()
     }

@@ -91,7 +91,6 @@ impl Piece {
     }
 }
 
-/// The EMC's name is not known on a host, so it stays empty.
 fn region(part: Part) -> (wire::Region, Option<Arc<OwnedFd>>) {
     let (path, descriptor) = match part.place {
         Place::Descriptor(descriptor) => (String::new(), Some(descriptor)),
@@ -99,7 +98,7 @@ fn region(part: Part) -> (wire::Region, Option<Arc<OwnedFd>>) {
     };
     let region = wire::Region {
         slice: part.slice.map(|holding| holding.slice.0),
-        emc: String::new(),
+        emc: part.emc.to_string(),
         epoch: part.slice.map_or(0, |holding| holding.epoch.0),
         bytes: part.bytes.get(),
         offset: part.offset,
@@ -118,7 +117,7 @@ mod tests {
     fn part(slice: u32, path_bytes: usize) -> Part {
         let holding = Holding { slice: SliceId(slice), epoch: Epoch(1) };
         let place = Place::Path("x".repeat(path_bytes).into());
-        Part { slice: Some(holding), bytes: SLICE, offset: 0, place }
+        Part { slice: Some(holding), emc: "emc".into(), bytes: SLICE, offset: 0, place }
     }
 
     fn check_pieces(parts: u32, path_bytes: usize, expected: usize) {

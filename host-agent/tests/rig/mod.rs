@@ -238,7 +238,7 @@ impl Rig {
 
     pub fn want_slice(&self, slice: u32, epoch: u64) -> wire::WantSlice {
         let handle = self.slice_path(slice, epoch).to_str().unwrap().to_owned();
-        wire::WantSlice { slice, epoch, handle }
+        wire::WantSlice { slice, epoch, handle, emc: "emc0".into() }
     }
 
     pub fn slice_path(&self, slice: u32, epoch: u64) -> PathBuf {

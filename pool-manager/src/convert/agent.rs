@@ -90,7 +90,8 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantSlice {
             slice: h.slice.0,
             epoch: h.epoch.0,
-            handle: handle.to_string(),
+            handle: handle.place.to_string(),
+            emc: handle.emc.to_string(),
         };
         slices.into_iter().map(slice).collect()
     };
@@ -106,7 +107,7 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
     let scrub = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantScrub {
         slice: h.slice.0,
         epoch: h.epoch.0,
-        handle: handle.to_string(),
+        handle: handle.place.to_string(),
     };
     wire::Want {
         rack_uuid,

@@ -24,7 +24,8 @@ const FIRST_LINE: u32 = 8;
 /// As many as an I/O APIC has.
 const LINES: u32 = 24;
 
-const _: () = assert!(DEVICES_PER_VM_MAX < (LINES - FIRST_LINE) as usize, "a line for each, and one for the rng");
+const _: () =
+    assert!(DEVICES_PER_VM_MAX < (LINES - FIRST_LINE) as usize, "a line for each, and one for the rng");
 
 /// A device that is open, and where it will be.
 pub(super) struct Planned {
@@ -63,7 +64,8 @@ pub(super) fn start(planned: Vec<Planned>, vm: &VmFd, memory: &GuestMemory) -> R
     let mut windows = Windows::default();
     for Planned { name, device, window } in planned {
         let registers = Registers::new(device, line(vm, window.line)?, memory.clone());
-        virtio::start(&name, registers.clone(), u64::from(window.at), vm).map_err(system_error("start a device"))?;
+        virtio::start(&name, registers.clone(), u64::from(window.at), vm)
+            .map_err(system_error("start a device"))?;
         windows.0.push((window, registers));
     }
     Ok(windows)

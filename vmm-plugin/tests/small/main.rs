@@ -112,14 +112,12 @@ fn a_guest_finds_its_nodes_from_the_root_pointer() {
     ];
     let ran = place.run(&code::walk(), &options);
     let (mib, gib) = (1_u64 << 20, 1_u64 << 30);
-    let runs = [
-        (0, 0, 64 * mib, 1),
-        (1, 64 * mib, 32 * mib, 1),
-        (2, 4 * gib, gib, 3),
-        (3, 5 * gib, 2 * gib, 3),
-    ];
-    let expected: String =
-        runs.iter().map(|(node, at, bytes, flags)| format!("{node:016x} {at:016x} {bytes:016x} {flags:016x} \n")).collect();
+    let runs =
+        [(0, 0, 64 * mib, 1), (1, 64 * mib, 32 * mib, 1), (2, 4 * gib, gib, 3), (3, 5 * gib, 2 * gib, 3)];
+    let expected: String = runs
+        .iter()
+        .map(|(node, at, bytes, flags)| format!("{node:016x} {at:016x} {bytes:016x} {flags:016x} \n"))
+        .collect();
     assert_eq!((code(&ran), place.console()), (Some(0), expected), "{}", said(&ran));
 }
 
@@ -178,12 +176,24 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
     let hello = code::hello();
     refused(b"#!/bin/sh\n", &SMALL, "must be a bzImage, or an ELF for x86-64 with a PVH entry");
     refused(&hello[..600], &SMALL, "must be a bzImage");
-    refused(&hello, &["--memory", "size=32MiB"], "memory: 32MiB for node 0 is not possible: must be whole MiB, at least 64MiB");
+    refused(
+        &hello,
+        &["--memory", "size=32MiB"],
+        "memory: 32MiB for node 0 is not possible: must be whole MiB, at least 64MiB",
+    );
     refused(&hello, &["--pool", "size=1GiB"], "memory: size is missing: it must be said with --standalone");
     let pool = |pool| ["--memory", "size=64MiB", "--pool", pool];
-    refused(&hello, &pool("size=1500MiB"), "pool: size=1500MiB is not a whole number of slices of 1GiB, at least one");
+    refused(
+        &hello,
+        &pool("size=1500MiB"),
+        "pool: size=1500MiB is not a whole number of slices of 1GiB, at least one",
+    );
     refused(&hello, &pool("size=5000GiB"), "slices: 5000 is not possible: must be 0 to 4096");
-    refused(&hello, &pool("size=1GiB,host_numa_node=77"), "cannot bind to a node of this host 1GiB for node 1; is there such a node");
+    refused(
+        &hello,
+        &pool("size=1GiB,host_numa_node=77"),
+        "cannot bind to a node of this host 1GiB for node 1; is there such a node",
+    );
     let empty = place.file("empty", b"");
     let with = |option: &str, value: String| [SMALL[0].into(), SMALL[1].into(), option.to_owned(), value];
     let told = |option: &str, value: String, expected: &str| {
@@ -191,7 +201,11 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
         refused(&hello, &options.each_ref().map(String::as_str), expected);
     };
     told("--initrd", empty.display().to_string(), "initrd: 0 bytes do not fit");
-    told("--initrd", "/nowhere/initrd".into(), "initrd: cannot read /nowhere/initrd: No such file or directory");
+    told(
+        "--initrd",
+        "/nowhere/initrd".into(),
+        "initrd: cannot read /nowhere/initrd: No such file or directory",
+    );
     told("--disk", "path=/nowhere/disk".into(), "disk: cannot open /nowhere/disk: No such file or directory");
     told("--disk", format!("path={}", empty.display()), "has 0 bytes: must be a whole number of sectors");
     told("--net", "tap=t0".into(), "net: tap and mac must be said");

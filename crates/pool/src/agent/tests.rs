@@ -25,7 +25,7 @@ pub(super) fn holding(text: &str) -> Holding {
 }
 
 fn handle(holding: Holding) -> Handle {
-    format!("/emc/{}.{}", holding.slice, holding.epoch).into()
+    Handle::new("emc", format!("/emc/{}.{}", holding.slice, holding.epoch))
 }
 
 fn reservation(vm: &str) -> ReservationId {

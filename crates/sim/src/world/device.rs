@@ -148,5 +148,5 @@ impl Device {
 }
 
 fn handle(slice: SliceId, epoch: Epoch) -> pool::protocol::Handle {
-    format!("{slice}.{epoch}").into()
+    pool::protocol::Handle::new("emc", format!("{slice}.{epoch}"))
 }

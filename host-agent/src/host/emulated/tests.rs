@@ -25,12 +25,13 @@ impl Emc {
     }
 
     fn handle(&self) -> Handle {
-        self.dir.path().join("00001.1.h0").to_str().unwrap().into()
+        Handle::new("emc", self.dir.path().join("00001.1.h0").to_str().unwrap())
     }
 
     fn grant(&self, bytes: u64) -> File {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(true).open(&*self.handle()).unwrap();
+        let file =
+            options.read(true).write(true).create(true).truncate(true).open(&*self.handle().place).unwrap();
         file.set_len(bytes).unwrap();
         file
     }
@@ -60,8 +61,8 @@ fn a_slice_that_was_revoked_or_is_no_file_is_not_opened() {
     emc.grant(0);
     let short = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(short, HostError::NotASlice { bytes: 0, .. }), "{short:?}");
-    fs::remove_file(&*emc.handle()).unwrap();
-    symlink("/dev/zero", &*emc.handle()).unwrap();
+    fs::remove_file(&*emc.handle().place).unwrap();
+    symlink("/dev/zero", &*emc.handle().place).unwrap();
     assert!(emc.host.online(SLICE_1, &emc.handle(), false).is_err(), "a link was followed");
 }
 

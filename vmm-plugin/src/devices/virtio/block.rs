@@ -76,8 +76,11 @@ impl Block {
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let failed = |doing| move |errno| DiskError::File { doing, path: path.to_owned(), errno };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed("open"))?;
-        let lock =
-            if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+        let lock = if read_only {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
         match rustix::fs::flock(&file, lock) {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(DiskError::Locked(path.to_owned())),
             other => other.map_err(|errno| failed("lock")(errno.into()))?,
@@ -95,7 +98,12 @@ impl Block {
     }
 
     /// What was asked for, from and into the buffers of a chain; how many bytes were written into them.
-    fn perform(&mut self, request: &Request, reader: &mut dyn io::Read, writer: &mut dyn io::Write) -> Result<u64, u8> {
+    fn perform(
+        &mut self,
+        request: &Request,
+        reader: &mut dyn io::Read,
+        writer: &mut dyn io::Write,
+    ) -> Result<u64, u8> {
         const IN: u32 = 0;
         const OUT: u32 = 1;
         const FLUSH: u32 = 4;

@@ -167,7 +167,11 @@ impl Registers {
             Ok(false) => {}
             Ok(true) => self.interrupt(INTERRUPT_QUEUE),
             Err(broken) => {
-                eprintln!("virtio device {}: {}: it stops until it is reset", self.kind, units::chain(&broken));
+                eprintln!(
+                    "virtio device {}: {}: it stops until it is reset",
+                    self.kind,
+                    units::chain(&broken)
+                );
                 shared.status |= STATUS_NEEDS_RESET;
                 self.interrupt(INTERRUPT_CONFIG);
             }

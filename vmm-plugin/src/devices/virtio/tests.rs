@@ -48,7 +48,10 @@ impl Driver {
         self.write(0x70, 1 | 2);
         for page in 0..2 {
             self.write(0x24, page);
-            self.write(0x20, u32::try_from((features | VERSION_1) >> (32 * page) & u64::from(u32::MAX)).unwrap());
+            self.write(
+                0x20,
+                u32::try_from((features | VERSION_1) >> (32 * page) & u64::from(u32::MAX)).unwrap(),
+            );
         }
         self.write(0x70, 1 | 2 | 8);
         assert_eq!(self.read(0x70), 1 | 2 | 8, "the device takes the features");

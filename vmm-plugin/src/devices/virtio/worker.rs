@@ -37,8 +37,13 @@ pub fn start(name: &str, registers: Arc<Registers>, at: u64, vm: &VmFd) -> io::R
     let mut kicks = Vec::new();
     for queue in 0..u32::try_from(registers.queues()).expect("queues are few") {
         let kick = EventFd::new(EFD_NONBLOCK)?;
-        vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue).map_err(io::Error::from)?;
-        epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), EpollEvent::new(EventSet::IN, u64::from(queue)))?;
+        vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
+            .map_err(io::Error::from)?;
+        epoll.ctl(
+            ControlOperation::Add,
+            kick.as_raw_fd(),
+            EpollEvent::new(EventSet::IN, u64::from(queue)),
+        )?;
         kicks.push(kick);
     }
     let source = registers.source();

@@ -675,7 +675,11 @@ impl Device {
         }
         self.granted.insert(slice, (epoch, host));
         self.highest.insert(slice, epoch);
-        DeviceDone::Granted { slice, epoch, handle: format!("/{slice}.{epoch}").into() }
+        DeviceDone::Granted {
+            slice,
+            epoch,
+            handle: crate::protocol::Handle::new("emc", format!("/{slice}.{epoch}")),
+        }
     }
 
     fn contents(&self) -> Contents {
@@ -683,7 +687,7 @@ impl Device {
             slice: *slice,
             epoch: *epoch,
             host: *host,
-            handle: format!("/{slice}.{epoch}").into(),
+            handle: crate::protocol::Handle::new("emc", format!("/{slice}.{epoch}")),
         };
         Contents {
             grants: self.granted.iter().map(grant).collect(),
