@@ -1,6 +1,7 @@
 //! What system tests share.
 
 pub mod rack;
+pub mod small_guests;
 
 /// Steps of one simulated rack before everything comes to rest.
 pub const SIMULATION_STEPS: u64 = 4000;

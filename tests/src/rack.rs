@@ -69,7 +69,18 @@ pub fn programs() -> &'static Path {
             return ready.into();
         }
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "pool-manager", "-p", "host-agent", "-p", "cli"]);
+        build.args([
+            "build",
+            "--quiet",
+            "-p",
+            "pool-manager",
+            "-p",
+            "host-agent",
+            "-p",
+            "vmm-plugin",
+            "-p",
+            "cli",
+        ]);
         assert!(build.status().expect("cargo runs").success(), "the programs do not build");
         let own = std::env::current_exe().expect("a test has a path");
         let profile =

@@ -4,6 +4,7 @@ use super::{Complaint, sources::Sources};
 
 /// Files that may hold unsafe code, and what it is demanded for there.
 const MAY_BE_UNSAFE: &[(&str, &str)] = &[
+    ("tests/src/small_guests.rs", "a guest's code is what lies between two labels"),
     (
         "host-agent/src/readiness.rs",
         "tokio must be promised that a descriptor stays open while it is watched",

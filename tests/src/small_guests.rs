@@ -1,7 +1,7 @@
 //! Guests of a few instructions: 64-bit code that lies wherever it is put, entered as a Linux kernel would be. They speak
-//! through the serial port and switch the machine off.
+//! through the serial port and switch the machine off. They run on any /dev/kvm, in milliseconds.
 
-use std::arch::global_asm;
+use std::{arch::global_asm, path::Path};
 
 /// From where a bzImage is loaded to where it is entered.
 const ENTRY: usize = 0x200;
@@ -124,6 +124,15 @@ macro_rules! guest {
             image(unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) })
         }
     };
+}
+
+/// Whether guests can run on this machine; says aloud when not.
+pub fn can_run() -> bool {
+    let there = Path::new("/dev/kvm").exists();
+    if !there {
+        eprintln!("SKIPPED: there is no /dev/kvm; Linux guests are still booted, inside an emulated host");
+    }
+    there
 }
 
 guest!(

@@ -2,29 +2,22 @@
 //! anything has started. Linux guests are booted elsewhere.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
-mod code;
-
 use std::{
     fs::{self, File},
     io::Read as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
+use tests::{
+    rack::programs,
+    small_guests::{self as code, can_run},
+};
 
 /// How long anything here may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Whether guests can run here; says aloud when not.
-fn can_run() -> bool {
-    let there = Path::new("/dev/kvm").exists();
-    if !there {
-        eprintln!("SKIPPED: there is no /dev/kvm; Linux guests are still booted, inside an emulated host");
-    }
-    there
-}
 
 struct Place {
     dir: TempDir,
@@ -46,7 +39,7 @@ impl Place {
 
     fn command(&self, kernel: &[u8], options: &[&str]) -> Command {
         let kernel = self.file("kernel", kernel);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vmm-plugin"));
+        let mut command = Command::new(programs().join("vmm-plugin"));
         command.args(["run", "--vm", "v", "--standalone", "--kernel"]).arg(kernel);
         if !options.contains(&"--serial") {
             command.arg("--serial").arg(format!("file={}", self.path("console").display()));

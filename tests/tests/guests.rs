@@ -1,0 +1,123 @@
+//! Guests whose memory is a rack's: a real manager, a real agent, and guests of a few instructions that write their slices.
+#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+};
+
+use proto::v1 as wire;
+use tests::{
+    rack::{Plan, Rack, by_vm, programs, reserve},
+    small_guests::{self, can_run},
+};
+
+const LOCAL: u64 = 64 << 20;
+
+/// A guest that writes its slices, says so again and again, and never ends by itself.
+struct Guest {
+    process: Child,
+    console: PathBuf,
+}
+
+impl Guest {
+    async fn start(rack: &Rack, vm: &str, slices: u64) -> Self {
+        let request =
+            wire::ReserveRequest { local_bytes: LOCAL, wait_ready: true, ..reserve("h0", vm, slices, vm) };
+        rack.scheduler().await.reserve(request).await.unwrap();
+        rack.scheduler().await.commit(wire::CommitRequest { target: by_vm(vm) }).await.unwrap();
+        let place = |what: &str| rack.dir().join(format!("{vm}.{what}"));
+        fs::write(place("kernel"), small_guests::touch()).unwrap();
+        let console = place("console");
+        let process = Command::new(programs().join("vmm-plugin"))
+            .args(["run", "--vm", vm, "--agent"])
+            .arg(rack.host_memory(0))
+            .arg("--kernel")
+            .arg(place("kernel"))
+            .arg(format!("--serial=file={}", console.display()))
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let guest = Self { process, console };
+        guest.goes_on(rack).await;
+        guest
+    }
+
+    fn said(&self) -> usize {
+        fs::read(&self.console).map_or(0, |said| said.len())
+    }
+
+    /// Waits until the guest has done something more.
+    async fn goes_on(&self, rack: &Rack) {
+        let before = self.said();
+        rack.wait_for("the guest to go on", async |_| self.said() > before + 2).await;
+    }
+
+    fn end(self) -> Output {
+        self.process.wait_with_output().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_guest_whose_slice_is_taken_away_ends_at_once_and_says_which() {
+    if !can_run() {
+        return;
+    }
+    let rack = Rack::start(Plan::small(2)).await;
+    let guest = Guest::start(&rack, "v", 1).await;
+    let owned = rack.slices().await.into_iter().find(|slice| slice.vm.as_deref() == Some("v")).unwrap();
+    let release = wire::ReleaseRequest { target: by_vm("v"), force: true, reason: "test".into() };
+    rack.scheduler().await.release(release).await.unwrap();
+    let ended = guest.end();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(20), "{said}");
+    assert_eq!(
+        said,
+        format!("error: VM v lost slice {} of EMC {}: the rack took it back\n", owned.slice, owned.emc)
+    );
+    rack.wait_all_free().await;
+}
+
+#[tokio::test]
+async fn a_guest_outlives_its_manager_and_its_agent_and_gives_everything_back_when_killed() {
+    if !can_run() {
+        return;
+    }
+    let mut rack = Rack::start(Plan::small(2)).await;
+    let mut guest = Guest::start(&rack, "v", 2).await;
+    rack.kill_manager();
+    rack.kill_agent(0);
+    guest.goes_on(&rack).await;
+    rack.start_manager().await;
+    rack.start_agent(0);
+    rack.wait_hosts_up().await;
+    guest.goes_on(&rack).await;
+    let owned =
+        rack.slices().await.into_iter().filter(|slice| slice.state() == wire::SliceState::Online).count();
+    assert_eq!(owned, 2, "the new agent has found the guest again");
+    guest.process.kill().unwrap();
+    guest.end();
+    rack.wait_all_free().await;
+    assert!(rack.reservations().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_that_was_never_reserved_is_refused_before_anything_starts() {
+    if !can_run() {
+        return;
+    }
+    let rack = Rack::start(Plan::small(1)).await;
+    let kernel = rack.dir().join("kernel");
+    fs::write(&kernel, small_guests::hello()).unwrap();
+    let mut command = Command::new(programs().join("vmm-plugin"));
+    command.args(["run", "--vm", "nobody", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
+    let ran = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(1), "{said}");
+    assert!(
+        said.starts_with("error: no memory for VM nobody through ") && said.contains("(VM_UNKNOWN)"),
+        "{said}"
+    );
+}
