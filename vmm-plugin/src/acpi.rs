@@ -7,7 +7,7 @@ mod platform;
 
 use acpi_tables::{Aml, rsdp::Rsdp, xsdt::XSDT};
 
-use crate::layout::{HIGH_MEMORY, Layout};
+use crate::{boot::RESET_VECTOR, layout::Layout};
 
 /// Where the tables begin: the root pointer, where kernels look for it that nobody told.
 pub const TABLES_START: u64 = 0xe_0000;
@@ -54,7 +54,7 @@ pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TooLong> {
     let xsdt = shelf.put(&written(&xsdt));
     let rsdp = written(&Rsdp::new(OEM, xsdt));
     shelf.bytes[..rsdp.len()].copy_from_slice(&rsdp);
-    let (bytes, room) = (shelf.bytes.len(), usize::try_from(HIGH_MEMORY - TABLES_START).unwrap_or(0));
+    let (bytes, room) = (shelf.bytes.len(), usize::try_from(RESET_VECTOR - TABLES_START).unwrap_or(0));
     if bytes > room { Err(TooLong { bytes, room }) } else { Ok(shelf.bytes) }
 }
 

@@ -17,6 +17,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::{
     acpi,
+    devices::{RESET_PORT, RESET_VALUE},
     layout::{HIGH_MEMORY, Layout},
     memory::GuestMemory,
 };
@@ -32,6 +33,14 @@ const BOOT_PARAMETERS: u64 = 0x7000;
 /// Where usable memory below 1 MiB ends.
 const LOWEST_MEMORY_END: u64 = 0x9_fc00;
 const PAGE: u64 = 4096;
+/// Where a processor begins after a reset, for whoever jumps there in real mode: Linux does on a hardware-reduced platform
+/// without EFI, when it wants to start anew.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
+/// Writes the reset port, and waits: `mov dx, PORT; mov al, VALUE; out dx, al; hlt; jmp $-1`.
+const RESET_CODE: [u8; 9] = {
+    let [low, high] = RESET_PORT.to_le_bytes();
+    [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
+};
 
 /// What to boot.
 #[derive(Clone, Debug)]
@@ -122,6 +131,7 @@ pub fn load(
 ) -> Result<Entry, BootError> {
     let tables = acpi::tables(layout, windows)?;
     memory.write_slice(&tables, GuestAddress(acpi::TABLES_START))?;
+    memory.write_slice(&RESET_CODE, GuestAddress(RESET_VECTOR))?;
     let loaded = load_kernel(&kernel.kernel, layout, memory)?;
     let initrd =
         kernel.initrd.as_deref().map(|path| load_initrd(path, &loaded, layout, memory)).transpose()?;

@@ -5,6 +5,10 @@ mod run;
 
 use std::{io, sync::Arc};
 
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KvmIrqRouting, kvm_irq_routing_entry,
+    kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_irqchip,
+};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -134,6 +138,7 @@ pub fn build(config: &Config) -> Result<Machine, MachineError> {
     vm.set_tss_address(KVM_PAGES).map_err(kvm_error("keep pages for itself", ""))?;
     const _: () = assert!((KVM_PAGES as u64) < HOLE_END, "among the devices");
     vm.create_irq_chip().map_err(kvm_error("make interrupt controllers", ""))?;
+    lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
     memory
         .give_to(&vm)
         .map_err(kvm_error("take the guest's memory", "; are there more regions than it has slots?"))?;
@@ -175,6 +180,18 @@ fn address_bits(kvm: &Kvm) -> Result<u8, MachineError> {
         .map_err(kvm_error("ask what processors it makes", ""))?;
     let sizes = supported.as_slice().iter().find(|entry| entry.function == SIZES);
     Ok(sizes.map_or(FEWEST, |entry| entry.eax.to_le_bytes()[0]))
+}
+
+/// A line goes to the I/O APIC and nowhere else. As KVM begins, the first sixteen also go to the controllers of a PC of old,
+/// which nobody programs on a hardware-reduced platform: they would deliver them as exceptions.
+fn lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+    let route = |line| {
+        let chip = kvm_irq_routing_irqchip { irqchip: KVM_IRQCHIP_IOAPIC, pin: line };
+        let u = kvm_irq_routing_entry__bindgen_ty_1 { irqchip: chip };
+        kvm_irq_routing_entry { gsi: line, type_: KVM_IRQ_ROUTING_IRQCHIP, u, ..Default::default() }
+    };
+    let routes: Vec<_> = (0..devices::LINES).map(route).collect();
+    vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit"))
 }
 
 /// An interrupt line: a write to it is an interrupt.

@@ -13,7 +13,7 @@ pub struct Needed {
     pub package: &'static str,
 }
 
-/// What the benchmarks measure against. Tests need nothing but cargo and a linker.
+/// What the benchmarks measure against. What tests need is in `guests`.
 pub const FOR_BENCH: Needed = Needed { program: "etcd", package: "etcd-server" };
 
 /// Sees to it that the program is there.

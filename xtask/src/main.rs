@@ -6,6 +6,7 @@ mod bench;
 mod debian;
 mod demo;
 mod failure;
+mod guests;
 mod licences;
 mod lint;
 mod man;

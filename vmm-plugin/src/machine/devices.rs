@@ -22,7 +22,7 @@ const WINDOWS_START: u64 = HOLE_START + (256 << 20);
 /// The first interrupt line that is of no use to the platform itself.
 const FIRST_LINE: u32 = 8;
 /// As many as an I/O APIC has.
-const LINES: u32 = 24;
+pub(super) const LINES: u32 = 24;
 
 const _: () =
     assert!(DEVICES_PER_VM_MAX < (LINES - FIRST_LINE) as usize, "a line for each, and one for the rng");
