@@ -27,13 +27,13 @@ const HOST_MODULES: &[&str] = &["irqbypass", "kvm", "kvm-amd"];
 /// The modules that a guest loads, in order.
 const GUEST_MODULES: &[&str] = &["virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio-rng"];
 
-/// Where kernels are: what `TARN_GUESTS` names, or where `cargo xtask test` puts them.
+/// Where kernels are: what `TARN_GUESTS` names, or where `cargo xtask guests` puts them.
 fn kernels() -> PathBuf {
     let place = std::env::var_os("TARN_GUESTS").map(PathBuf::from);
     let place = place.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/guests"));
     assert!(
         place.join(HOST_KERNEL).join("vmlinuz").exists(),
-        "no kernels for guests: `cargo xtask test` fetches them"
+        "no kernels for guests: `cargo xtask guests` fetches them"
     );
     place
 }
@@ -54,7 +54,7 @@ impl Initrd {
     fn new(kernel: &str, modules: &[&str], script: &str) -> Self {
         let initrd = Self { dir: tempfile::tempdir().expect("a temporary folder") };
         let busybox = find_program("busybox");
-        initrd.copy(&busybox, "bin/busybox");
+        initrd.program(&busybox, "bin/busybox");
         let mut load = String::new();
         for module in modules {
             let file = kernels().join(kernel).join("modules").join(format!("{module}.ko"));
@@ -95,6 +95,18 @@ impl Initrd {
         fs::copy(from, self.place(name)).unwrap_or_else(|error| panic!("copy {}: {error}", from.display()));
     }
 
+    /// Adds a program, and the libraries it wants.
+    pub fn program(&self, from: &Path, name: &str) {
+        self.copy(from, name);
+        let listed = Command::new("ldd").arg(from).output().expect("ldd runs");
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        for library in
+            listed.split_whitespace().filter(|word| word.starts_with("/lib") || word.starts_with("/usr/lib"))
+        {
+            self.copy(Path::new(library), &library[1..]);
+        }
+    }
+
     /// Packs it.
     pub fn pack(&self, into: &Path) {
         let pack = "find . | cpio --create --format=newc --quiet";
@@ -107,7 +119,7 @@ impl Initrd {
 fn find_program(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(name)).find(|place| place.is_file());
-    found.unwrap_or_else(|| panic!("{name} is needed: `cargo xtask test` installs it"))
+    found.unwrap_or_else(|| panic!("{name} is needed: `cargo xtask guests` installs it"))
 }
 
 /// A host that is being prepared.
@@ -129,15 +141,9 @@ impl Host {
         host
     }
 
-    /// Adds one of our programs, and the libraries it wants.
+    /// Adds one of our programs.
     pub fn program(&self, name: &str) {
-        let program = programs().join(name);
-        self.initrd.copy(&program, &format!("bin/{name}"));
-        let listed = Command::new("ldd").arg(&program).output().expect("ldd runs");
-        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        for library in listed.split_whitespace().filter(|word| word.starts_with('/')) {
-            self.initrd.copy(Path::new(library), &library[1..]);
-        }
+        self.initrd.program(&programs().join(name), &format!("bin/{name}"));
     }
 
     /// Adds a guest's file system as `/guest/NAME`.

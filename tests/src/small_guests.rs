@@ -130,7 +130,7 @@ macro_rules! guest {
 pub fn can_run() -> bool {
     let there = Path::new("/dev/kvm").exists();
     if !there {
-        eprintln!("SKIPPED: there is no /dev/kvm; Linux guests are still booted, inside an emulated host");
+        eprintln!("SKIPPED: there is no /dev/kvm; `cargo xtask guests` boots guests without it");
     }
     there
 }

@@ -13,7 +13,7 @@ pub struct Needed {
     pub package: &'static str,
 }
 
-/// What the benchmarks measure against. What tests need is in `guests`.
+/// What the benchmarks measure against. What Linux guests need is in `guests`; tests need nothing but cargo and a linker.
 pub const FOR_BENCH: Needed = Needed { program: "etcd", package: "etcd-server" };
 
 /// Sees to it that the program is there.

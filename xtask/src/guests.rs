@@ -9,8 +9,9 @@ use std::{
 
 use crate::{
     debian::{self, Needed},
+    demo::BIN_DIR,
     failure::Failure,
-    repository::root,
+    repository::{cargo, root},
     step::step,
 };
 
@@ -18,7 +19,7 @@ use crate::{
 const QEMU_MAJOR_MIN: u32 = 10;
 /// The suite that has it.
 const QEMU_SUITE: &str = "bookworm-backports";
-/// Other programs that tests with Linux guests start.
+/// Other programs that guests and hosts are made with.
 const PROGRAMS: &[Needed] = &[
     Needed { program: "busybox", package: "busybox-static" },
     Needed { program: "cpio", package: "cpio" },
@@ -35,11 +36,24 @@ const NEWEST: &str = "linux-image-cloud-amd64";
 const MODULES: &[&str] =
     &["irqbypass", "kvm", "kvm-amd", "virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio-rng"];
 
-/// Sees to it that programs and kernels are there, and says where the kernels are.
+/// Read by the program that boots guests: where kernels are, and where our programs are.
+const GUESTS: &str = "TARN_GUESTS";
+
+/// Boots Linux guests and looks at what they tell.
 ///
 /// # Errors
-/// Something is missing and cannot be had from here.
-pub fn ensure() -> Result<PathBuf, Failure> {
+/// Something is missing and cannot be had from here, or a guest is not as it should be.
+pub fn run() -> Result<(), Failure> {
+    let place = ensure()?;
+    step("build programs", &mut cargo(&["build", "--workspace", "--bins"]))?;
+    let programs = std::env::current_exe().map_err(Failure::start("xtask"))?;
+    let programs = programs.parent().unwrap_or(Path::new("/")).to_owned(); // they were built beside this one
+    let mut guests = Command::new(programs.join("linux-guests"));
+    step("Linux guests", guests.env(GUESTS, place).env(BIN_DIR, programs))
+}
+
+/// Sees to it that programs and kernels are there, and says where the kernels are.
+fn ensure() -> Result<PathBuf, Failure> {
     PROGRAMS.iter().try_for_each(|needed| debian::ensure(*needed))?;
     let place = root().join("target/guests");
     ensure_qemu(&place.join("apt"))?;

@@ -32,6 +32,8 @@ enum Task {
     Lint,
     /// The house rules: who may import whom, headers, pure rooms, sizes, limits, the code map
     Tidy,
+    /// Debian's kernels as guests, inside a host that QEMU emulates
+    Guests,
     /// The promised ratios, measured against etcd on this machine
     Bench,
     /// The rack in one thread, grown from many seeds
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Lint => lint::run(),
         Task::Tidy => tidy::run(),
+        Task::Guests => guests::run(),
         Task::Bench => bench::run(),
         Task::Sim(args) => sim::run(&args),
         Task::Man => man::run(),

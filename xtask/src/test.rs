@@ -6,7 +6,6 @@ use std::{fmt, path::Path, time::Instant};
 use crate::{
     demo::BIN_DIR,
     failure::Failure,
-    guests,
     repository::cargo,
     step::{step, step_read},
 };
@@ -21,8 +20,6 @@ pub struct Args {
 
 /// Read by the simulation tests: how many seeds they run. Unset, they run their thousands.
 const SEEDS: &str = "TARN_SEEDS";
-/// Read by the tests with Linux guests: where kernels are.
-const GUESTS: &str = "TARN_GUESTS";
 /// Seeds of a quick run.
 const QUICK_SEEDS: &str = "50";
 
@@ -32,7 +29,6 @@ const QUICK_SEEDS: &str = "50";
 /// Something does not build, a test fails, or one was left out.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let begun = Instant::now();
-    let guests = guests::ensure()?;
     // System tests start the programs, which `cargo test` alone does not build.
     step("build programs", &mut cargo(&["build", "--workspace", "--bins"]))?;
     step("build tests", &mut cargo(&["test", "--workspace", "--no-run"]))?;
@@ -40,7 +36,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
         tests.env(BIN_DIR, programs); // they were built beside this one
     }
-    tests.env(GUESTS, guests);
     if args.quick {
         tests.env(SEEDS, QUICK_SEEDS);
     }

@@ -1,4 +1,4 @@
-//! Stock Debian guests, booted by the VMM inside an emulated host: what they see of pool memory, and what becomes of what they
+//! What `cargo xtask guests` runs: stock Debian guests, booted by the VMM inside an emulated host: what they see of pool memory, and what becomes of what they
 //! write. Pond, section 4.2: a node without cores is used last.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
@@ -94,7 +94,13 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 4, &[1, 4]),
 ];
 
-#[test]
+fn main() {
+    pool_memory_is_nodes_without_cores_whatever_the_shape();
+    println!("nodes: as they should be, in {} shapes", SHAPES.len());
+    the_node_is_used_last_devices_keep_what_they_are_given_and_every_end_has_its_code();
+    println!("memory, devices, tables, ends: as they should be");
+}
+
 fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
     let mut script = String::new();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
@@ -182,7 +188,6 @@ for t in APIC DSDT FACP HMAT SLIT SRAT; do
 done
 "#;
 
-#[test]
 fn the_node_is_used_last_devices_keep_what_they_are_given_and_every_end_has_its_code() {
     let sizes = "--cpus 2 --memory size=512MiB --pool size=1GiB";
     let disks = "--disk path=/tmp/disk --disk path=/tmp/fixed,readonly=on";
