@@ -8,7 +8,7 @@ use std::{fs::File, io, ops::Range, os::fd::BorrowedFd, sync::Arc};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use rustix::fs::{MemfdFlags, SealFlags};
-use units::{Bytes, SLICE};
+use units::Bytes;
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
     GuestRegionMmap, mmap::MmapRegionBuilder,
@@ -285,5 +285,3 @@ fn is_gone(file: BorrowedFd<'_>, end: u64) -> bool {
         regular && u64::try_from(stat.st_size).unwrap_or(0) < end
     })
 }
-
-const _: () = assert!(SLICE.get() == 1 << 30, "a slice is mapped with one call");

@@ -103,6 +103,6 @@ fn distances_and_speeds_are_the_layouts() {
 
 #[test]
 fn more_devices_than_there_is_room_for_are_refused() {
-    let many = vec![WINDOWS[0]; 4000]; // their names would repeat, too
+    let many = vec![WINDOWS[0]; 4000];
     assert!(tables(&layout(), &many).unwrap_err().to_string().contains("there is room for 131056"));
 }
