@@ -2,19 +2,16 @@
 
 use std::{
     fs::File,
-    io::{IoSlice, IoSliceMut},
-    mem::MaybeUninit,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::OwnedFd,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use host_memory::datagram;
 use prost::Message as _;
 use proto::v1;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::rack::Rack;
 
@@ -47,26 +44,21 @@ pub fn serve(socket: &Path, emc: &Path, rack: Rack, fault: Fault) {
 
 fn answer(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
     let mut bytes = [0; 4096];
-    let mut none: [MaybeUninit<u8>; 0] = [];
-    let got = rustix::net::recvmsg(
-        peer,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut RecvAncillaryBuffer::new(&mut none),
-        RecvFlags::empty(),
-    );
-    let request = v1::HostMemoryRequest::decode(&bytes[..got.unwrap().bytes]).unwrap();
+    let got = datagram::receive(peer, &mut bytes).unwrap().expect("a short request");
+    let request = v1::HostMemoryRequest::decode(&bytes[..got]).unwrap();
     let Some(v1::host_memory_request::Request::Attach(attach)) = request.request else { panic!() };
     if fault == Fault::Refuses {
         let refused = v1::Refused { reason: "VM_NOT_READY".into(), message: "not yet".into() };
-        return send(peer, v1::host_memory_reply::Reply::Refused(refused), &[]);
+        return send(peer, v1::host_memory_reply::Reply::Refused(refused), Vec::new());
     }
     let files: Vec<(v1::Region, File)> = grants(rack, &attach.vm, fault)
         .map(|(slice, epoch)| (region(slice, epoch), file(slices, slice, epoch, fault)))
         .collect();
     // One slice a message, so that every answer has several.
-    for (n, (region, file)) in files.iter().enumerate() {
-        let memory = v1::Memory { regions: vec![region.clone()], more: n + 1 < files.len(), pinned: false };
-        send(peer, v1::host_memory_reply::Reply::Memory(memory), &[file]);
+    let last = files.len();
+    for (n, (region, file)) in (1..).zip(files) {
+        let memory = v1::Memory { regions: vec![region], more: n < last, pinned: false };
+        send(peer, v1::host_memory_reply::Reply::Memory(memory), vec![file]);
     }
 }
 
@@ -92,11 +84,8 @@ fn file(slices: &Path, slice: u32, epoch: u64, fault: Fault) -> File {
     file
 }
 
-fn send(peer: &OwnedFd, reply: v1::host_memory_reply::Reply, files: &[&File]) {
+fn send(peer: &OwnedFd, reply: v1::host_memory_reply::Reply, files: Vec<File>) {
     let bytes = v1::HostMemoryReply { reply: Some(reply) }.encode_to_vec();
-    let fds: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-    rustix::net::sendmsg(peer, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+    let descriptors: Vec<Arc<OwnedFd>> = files.into_iter().map(|file| Arc::new(file.into())).collect();
+    datagram::send(peer, &bytes, &descriptors).unwrap();
 }
