@@ -1,6 +1,6 @@
 //! What system tests share.
 
-pub mod emulated_host;
+pub mod linux_guests;
 pub mod rack;
 pub mod small_guests;
 

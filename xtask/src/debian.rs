@@ -13,7 +13,7 @@ pub struct Needed {
     pub package: &'static str,
 }
 
-/// What the benchmarks measure against. What Linux guests need is in `guests`; tests need nothing but cargo and a linker.
+/// What the benchmarks measure against. What emulated hosts need is unpacked by `bed`.
 pub const FOR_BENCH: Needed = Needed { program: "etcd", package: "etcd-server" };
 
 /// Sees to it that the program is there.

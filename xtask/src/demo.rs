@@ -3,6 +3,7 @@
 //! its words mean is in the files beside.
 
 mod ask;
+pub mod guest;
 mod life;
 mod processes;
 mod rack;
@@ -76,7 +77,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let patience = Patience::new()?;
     let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
     let scratch = Scratch::new()?;
-    let told = show(args, &programs, &patience, &trace, &scratch);
+    let told = show(args, &programs, &patience, &trace, &scratch)
+        .and_then(|verdict| Ok(verdict.with_guest(&guest::play(&programs, &patience, &scratch)?)));
     let cleared = scratch.clear();
     let verdict = told.inspect_err(|_| eprintln!("\nthe demo ends here"))?;
     cleared?;
@@ -87,12 +89,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// Those of the folder that is named, else built now.
 fn programs() -> Result<Programs, Failure> {
-    let names = ["pool-manager", "host-agent", "tarn"];
-    let [manager, agent, tarn] = match env::var_os(BIN_DIR).map(PathBuf::from) {
+    let names = ["pool-manager", "host-agent", "tarn", "vmm-plugin"];
+    let [manager, agent, tarn, vmm] = match env::var_os(BIN_DIR).map(PathBuf::from) {
         Some(folder) => names.map(|name| folder.join(name)),
-        None => build(["pool-manager", "host-agent", "cli"], names)?,
+        None => build(["pool-manager", "host-agent", "cli", "vmm-plugin"], names)?,
     };
-    Ok(Programs { manager, agent, tarn })
+    Ok(Programs { manager, agent, tarn, vmm })
 }
 
 fn show(

@@ -66,6 +66,9 @@ pub enum Failure {
         /// For how long it was waited for.
         within: Duration,
     },
+    /// An emulated host failed.
+    #[error(transparent)]
+    Emulated(#[from] emulated_host::HostError),
     /// The person asked to stop.
     #[error("interrupted")]
     Interrupted,

@@ -2,11 +2,12 @@
 //! to run, never their code.
 #![forbid(unsafe_code)]
 
+mod apt;
+mod bed;
 mod bench;
 mod debian;
 mod demo;
 mod failure;
-mod guests;
 mod licences;
 mod lint;
 mod man;
@@ -26,14 +27,15 @@ use clap::Parser;
 enum Task {
     /// A rack on this machine: real processes, a trace of VMs, a lost host, a killed manager
     Demo(demo::Args),
+    /// A guest of the demo, in a rack of its own: what an emulated host does
+    #[command(hide = true)]
+    GuestAct(demo::guest::Inside),
     /// Every test
     Test(test::Args),
     /// Formatting, clippy and documentation without a warning, and the licences of what is built in
     Lint,
     /// The house rules: who may import whom, headers, pure rooms, sizes, limits, the code map
     Tidy,
-    /// Debian's kernels as guests, inside a host that QEMU emulates
-    Guests,
     /// The promised ratios, measured against etcd on this machine
     Bench,
     /// The rack in one thread, grown from many seeds
@@ -45,10 +47,10 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Demo(args) => demo::run(&args),
+        Task::GuestAct(inside) => inside.run(),
         Task::Test(args) => test::run(&args),
         Task::Lint => lint::run(),
         Task::Tidy => tidy::run(),
-        Task::Guests => guests::run(),
         Task::Bench => bench::run(),
         Task::Sim(args) => sim::run(&args),
         Task::Man => man::run(),

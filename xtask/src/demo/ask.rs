@@ -94,6 +94,14 @@ impl<'a> Ask<'a> {
         Ok(emcs.iter().all(|emc| emc.draining == 0))
     }
 
+    /// Gives an order.
+    ///
+    /// # Errors
+    /// It was refused.
+    pub fn order(&self, words: &[&str]) -> Result<(), Failure> {
+        self.answer(words).map(drop)
+    }
+
     /// A list as people read it.
     ///
     /// # Errors

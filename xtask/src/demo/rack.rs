@@ -84,10 +84,16 @@ impl Plan {
             Some(file) => fs::read_to_string(file).map_err(Failure::file("read", file))?,
             None => OWN.to_owned(),
         };
-        let name = file.unwrap_or(Path::new("the demo's rack")).display().to_string();
-        let table =
-            text.parse().map_err(|wrong| Failure::Answer { program: name, why: format!("{wrong}") })?;
-        Ok(Self { table })
+        Self::of(&text, &file.unwrap_or(Path::new("the demo's rack")).display().to_string())
+    }
+
+    /// The rack that a text describes.
+    ///
+    /// # Errors
+    /// It is not TOML.
+    pub fn of(text: &str, name: &str) -> Result<Self, Failure> {
+        let wrong = |wrong| Failure::Answer { program: name.to_owned(), why: format!("{wrong}") };
+        Ok(Self { table: text.parse().map_err(wrong)? })
     }
 
     /// Gives it a store, devices and a free port, and writes it down.

@@ -31,6 +31,8 @@ pub struct Programs {
     pub agent: PathBuf,
     /// `tarn`.
     pub tarn: PathBuf,
+    /// `vmm-plugin`.
+    pub vmm: PathBuf,
 }
 
 /// One of them, about to start. It does not hear of the person's own rack, and its log has no colours.

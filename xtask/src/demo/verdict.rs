@@ -4,7 +4,7 @@ use std::{fmt, fs, path::Path};
 
 use serde_json::Value;
 
-use super::write;
+use super::{guest::GuestTold, write};
 use crate::failure::Failure;
 
 /// What must be found to be 0.
@@ -43,6 +43,13 @@ impl Verdict {
         let report = serde_json::from_str(&text)
             .map_err(|wrong| Failure::Answer { program: "tarn replay".to_owned(), why: wrong.to_string() })?;
         Ok(Self { report })
+    }
+
+    /// Adds what a guest told.
+    #[must_use]
+    pub fn with_guest(mut self, guest: &GuestTold) -> Self {
+        self.report["guest"] = serde_json::to_value(guest).expect("it has only texts and numbers");
+        self
     }
 
     /// Writes it where it was asked for.

@@ -14,12 +14,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sim", &["units", "pool"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
+    ("emulated-host", &[]),
     ("cli", &["units", "proto", "sim", "host-memory"]),
     ("pool-manager", &["units", "pool", "proto"]),
     ("host-agent", &["units", "pool", "proto", "host-memory"]),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
-    ("xtask", &["units"]),
-    ("tests", &["units", "pool", "sim", "proto", "cli", "pool-manager", "host-agent"]),
+    ("xtask", &["units", "emulated-host"]),
+    ("tests", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
     ("benches", &["units", "pool", "sim", "proto", "cli", "pool-manager", "host-agent"]),
 ];
 
@@ -36,7 +37,7 @@ const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "serde_j
 /// Where a room lies.
 pub fn folder_of(room: &str) -> String {
     match room {
-        "units" | "pool" | "sim" | "host-memory" | "cli" => format!("crates/{room}"),
+        "units" | "pool" | "sim" | "host-memory" | "emulated-host" | "cli" => format!("crates/{room}"),
         _ => room.to_owned(),
     }
 }

@@ -1,85 +1,18 @@
-//! What `cargo xtask guests` runs: stock Debian guests, booted by the VMM inside an emulated host: what they see of pool memory, and what becomes of what they
+//! Stock Debian guests, booted by the VMM inside an emulated host: what they see of pool memory, and what becomes of what they
 //! write. Pond, section 4.2: a node without cores is used last.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
-use std::{collections::BTreeMap, fmt::Write as _, process::Command};
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use tests::emulated_host::{Host, Initrd, KERNELS};
-
-/// Prints what a guest's kernel knows of its nodes, one line each, and of their tiers.
-const TELL_NODES: &str = r#"
-cd /sys/devices/system/node
-for n in node*; do
-  total=$(awk '/MemTotal/{print $4}' $n/meminfo); free=$(awk '/MemFree/{print $4}' $n/meminfo)
-  echo "NODE ${n#node} cpus=$(cat $n/cpulist) total=$total free=$free distances=$(cat $n/distance | tr ' ' ',')"
-done
-for t in /sys/devices/virtual/memory_tiering/memory_tier*; do
-  [ -e $t ] && echo "TIER ${t##*memory_tier} $(cat $t/nodelist)"
-done
-"#;
-
-/// A node as a guest tells of it.
-#[derive(Debug)]
-struct Node {
-    cpus: Vec<u32>,
-    total_kib: u64,
-    free_kib: u64,
-    distances: Vec<u32>,
-}
-
-/// What a guest told: its nodes, and the nodes of each tier.
-#[derive(Debug, Default)]
-struct Told {
-    nodes: Vec<Node>,
-    tiers: BTreeMap<u32, Vec<u32>>,
-}
-
-/// "0-2,5" as numbers.
-fn numbers(list: &str) -> Vec<u32> {
-    let ranges = list.split(',').filter(|range| !range.is_empty()).map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        first.parse().unwrap()..=last.parse().unwrap()
-    });
-    ranges.flatten().collect()
-}
-
-impl Told {
-    fn of(said: &str) -> Self {
-        let mut told = Self::default();
-        for line in said.lines() {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let part = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-            match words[..] {
-                ["NODE", ..] => told.nodes.push(Node {
-                    cpus: numbers(part("cpus").unwrap()),
-                    total_kib: part("total").unwrap().parse().unwrap(),
-                    free_kib: part("free").unwrap().parse().unwrap(),
-                    distances: part("distances").unwrap().split(',').map(|d| d.parse().unwrap()).collect(),
-                }),
-                ["TIER", tier, nodes] => drop(told.tiers.insert(tier.parse().unwrap(), numbers(nodes))),
-                _ => {}
-            }
-        }
-        told
-    }
-}
-
-/// What lies between the line `BEGIN name` and the line `END name ...`, and the rest of that line.
-fn part<'a>(said: &'a str, name: &str) -> (&'a str, &'a str) {
-    let begin = format!("BEGIN {name}\n");
-    let from = said.find(&begin).unwrap_or_else(|| panic!("no {begin:?} in:\n{said}")) + begin.len();
-    let end = format!("END {name} ");
-    let to = said[from..].find(&end).unwrap_or_else(|| panic!("no {end:?} in:\n{said}")) + from;
-    (&said[from..to], said[to + end.len()..].lines().next().unwrap_or_default())
-}
-
-/// A line of a host's script that runs a guest.
-fn launch(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
-    format!(
-        "echo BEGIN {name}\nvmm-plugin run --vm {name} --standalone --kernel /guest/{kernel} --initrd /guest/{initrd} \
-         --cmdline 'console=ttyS0 quiet panic=-1 pci=off' {options}\necho END {name} $?\n"
-    )
-}
+use emulated_host::{
+    Bed, KERNELS,
+    nodes::{TELL_NODES, Told},
+};
+use tests::linux_guests::{add_guest, bed, command, host, launch, part, run, words};
 
 /// Kernel, processors, and GiB of each pool node: every pair of choices is in one of them.
 const SHAPES: [(&str, u32, &[u64]); 9] = [
@@ -94,13 +27,7 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 4, &[1, 4]),
 ];
 
-fn main() {
-    pool_memory_is_nodes_without_cores_whatever_the_shape();
-    println!("nodes: as they should be, in {} shapes", SHAPES.len());
-    the_node_is_used_last_devices_keep_what_they_are_given_and_every_end_has_its_code();
-    println!("memory, devices, tables, ends: as they should be");
-}
-
+#[test]
 fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
     let mut script = String::new();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
@@ -115,11 +42,12 @@ fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
             &format!("--cpus {cpus} --memory size=512MiB{pools}"),
         );
     }
-    let host = Host::new(&script);
+    let bed = bed();
+    let host = host(&bed, &script);
     for kernel in KERNELS {
-        host.guest(kernel_initrd(kernel), &Initrd::of_guest(kernel, TELL_NODES));
+        add_guest(&host, &bed, kernel_initrd(kernel), kernel, TELL_NODES);
     }
-    let said = host.run();
+    let said = run(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
         let (guest, code) = part(&said, &format!("s{n}"));
         let told = Told::of(guest);
@@ -149,13 +77,11 @@ fn kernel_initrd(kernel: &str) -> &'static str {
 /// Linux 6.1 has one tier for all memory of that kind; 6.12 takes what HMAT says is slower for a lower tier, which has a
 /// higher number.
 fn are_tiers_right(kernel: &str, told: &Told, shape: &str) {
-    let tier_of =
-        |node: u32| told.tiers.iter().find(|(_, nodes)| nodes.contains(&node)).map(|(tier, _)| *tier);
     let pool_nodes = 1..u32::try_from(told.nodes.len()).unwrap();
     match kernel {
         "6.1" => assert_eq!(told.tiers.len(), 1, "{shape}"),
         _ => assert!(
-            pool_nodes.into_iter().all(|node| tier_of(node) > tier_of(0)),
+            pool_nodes.into_iter().all(|node| told.tier_of(node) > told.tier_of(0)),
             "{:?}: {shape}",
             told.tiers
         ),
@@ -188,6 +114,7 @@ for t in APIC DSDT FACP HMAT SLIT SRAT; do
 done
 "#;
 
+#[test]
 fn the_node_is_used_last_devices_keep_what_they_are_given_and_every_end_has_its_code() {
     let sizes = "--cpus 2 --memory size=512MiB --pool size=1GiB";
     let disks = "--disk path=/tmp/disk --disk path=/tmp/fixed,readonly=on";
@@ -198,15 +125,16 @@ fn the_node_is_used_last_devices_keep_what_they_are_given_and_every_end_has_its_
         launch("devices", "6.12", "devices", &format!("{sizes} {disks}")),
         launch("reboot", "6.1", "reboot", sizes),
     );
-    let host = Host::new(&script);
-    host.guest("memory", &Initrd::of_guest("6.12", USE_MEMORY));
-    host.guest("devices", &Initrd::of_guest("6.12", USE_DEVICES));
-    host.guest("reboot", &Initrd::of_guest("6.1", "reboot -f"));
-    let said = host.run();
+    let bed = bed();
+    let host = host(&bed, &script);
+    add_guest(&host, &bed, "memory", "6.12", USE_MEMORY);
+    add_guest(&host, &bed, "devices", "6.12", USE_DEVICES);
+    add_guest(&host, &bed, "reboot", "6.1", "reboot -f");
+    let said = run(host);
     is_used_last(part(&said, "memory"));
     let (guest, code) = part(&said, "devices");
     assert_eq!(code, "0", "{guest}");
-    let written = devices_work(guest);
+    let written = devices_work(&bed.tool("iasl"), guest);
     assert!(
         said.contains(&format!("HOSTDISK {written}")),
         "the host's file has what the guest wrote: {said}"
@@ -237,35 +165,124 @@ fn is_used_last((guest, code): (&str, &str)) {
 }
 
 /// Returns the sum of what was written to the disk.
-fn devices_work(guest: &str) -> String {
-    let line = |what: &str| {
-        let line = guest.lines().find_map(|line| line.strip_prefix(&format!("{what} ")));
-        line.unwrap_or_else(|| panic!("no {what}: {guest}")).split_whitespace().collect::<Vec<_>>()
-    };
-    let disk = line("DISK");
+fn devices_work(iasl: &Path, guest: &str) -> String {
+    let disk = words(guest, "DISK");
     assert_eq!((disk[0], disk[2]), (disk[1], "8388608"), "{guest}");
-    assert_eq!(line("READONLY"), ["1", "hello"], "{guest}");
+    assert_eq!(words(guest, "READONLY"), ["1", "hello"], "{guest}");
     assert!(!guest.contains("WRITTEN"), "{guest}");
-    assert_eq!(line("RNG"), ["virtio_rng.0", "64"], "{guest}");
+    assert_eq!(words(guest, "RNG"), ["virtio_rng.0", "64"], "{guest}");
     for table in guest.lines().filter_map(|line| line.strip_prefix("TABLE ")) {
         let (name, base64) = table.split_once(' ').unwrap();
-        is_sound(name, base64);
+        is_sound(iasl, name, base64);
     }
     disk[0].to_owned()
 }
 
 /// Intel's own compiler takes a table apart, and puts it together again, without an error.
-fn is_sound(name: &str, base64: &str) {
+fn is_sound(iasl: &Path, name: &str, base64: &str) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("table.b64"), base64).unwrap();
-    let run = |what: &str| {
-        let ran = Command::new("sh").args(["-c", what]).current_dir(dir.path()).output().unwrap();
+    let sh = |what: &str| {
+        let ran =
+            Command::new("sh").args(["-c", what]).env("IASL", iasl).current_dir(dir.path()).output().unwrap();
         let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
         assert!(ran.status.success(), "{name}: {what}: {said}");
         said
     };
-    run("base64 -d table.b64 > table.dat");
-    run("iasl -d table.dat");
-    let compiled = run("iasl table.dsl");
+    sh("base64 -d table.b64 > table.dat");
+    sh("\"$IASL\" -d table.dat");
+    let compiled = sh("\"$IASL\" table.dsl");
     assert!(compiled.contains("Compilation successful. 0 Errors"), "{name}: {compiled}");
+}
+
+/// Waits for its power button. A press before somebody has opened the button is nobody's.
+const WAIT_FOR_BUTTON: &str = r#"
+exec 3< /dev/input/event0
+echo "WAITING"
+head -c 1 <&3 > /dev/null
+echo "PRESSED"
+"#;
+
+/// Fetches a file over a network card, offers it there, and waits for its power button.
+const USE_NETWORK: &str = r#"
+exec 3< /dev/input/event0
+ifconfig eth0 10.9.0.2 netmask 255.255.255.0 up
+mkdir /tmp/offered
+until wget -q -O /tmp/fetched http://10.9.0.1/file; do sleep 0.2; done
+mv /tmp/fetched /tmp/offered/file
+httpd -h /tmp/offered
+head -c 1 <&3 > /dev/null
+"#;
+
+#[test]
+fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_are_as_asked_for() {
+    let script = format!(
+        "echo 160 > /proc/sys/vm/nr_hugepages\n{}{}{}\
+         {} > /tmp/button 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/button; do sleep 0.2; done\nkill $VMM\nwait $VMM\n\
+         echo \"BUTTON $?\"\ncat /tmp/button\n",
+        launch("elf", "vmlinux", "nodes-6.1", "--memory size=512MiB --pool size=1GiB"),
+        launch(
+            "two",
+            "6.12",
+            "nodes",
+            "--cpus 3 --memory size=256MiB,cpus=1 --memory size=256MiB,cpus=2 --pool size=1GiB"
+        ),
+        launch("huge", "6.12", "nodes", "--memory size=320MiB,hugepages=on,prefault=on --pool size=1GiB"),
+        command("button", "6.12", "button", "--memory size=256MiB"),
+    );
+    let bed = bed();
+    let host = host(&bed, &script);
+    let dir = tempfile::tempdir().unwrap();
+    let elf = vmlinux(&bed, dir.path());
+    host.copy(&elf, "guest/vmlinux").unwrap();
+    add_guest(&host, &bed, "nodes-6.1", "6.1", TELL_NODES);
+    add_guest(&host, &bed, "nodes", "6.12", TELL_NODES);
+    add_guest(&host, &bed, "button", "6.12", WAIT_FOR_BUTTON);
+    let said = run(host);
+    let told = |name| {
+        let (guest, code) = part(&said, name);
+        assert_eq!(code, "0", "{guest}");
+        Told::of(guest)
+    };
+    let elf = told("elf");
+    assert_eq!((elf.nodes.len(), elf.nodes[1].cpus.len()), (2, 0), "{elf:?}");
+    let two = told("two");
+    let cpus: Vec<_> = two.nodes.iter().map(|node| &node.cpus[..]).collect();
+    assert_eq!(cpus, [&[0][..], &[1, 2], &[]], "{two:?}");
+    assert_eq!(two.nodes[0].distances, [10, 20, 18], "{two:?}");
+    assert_eq!(told("huge").nodes.len(), 2);
+    assert_eq!(words(&said, "BUTTON"), ["0"], "SIGTERM presses the power button: {said}");
+    assert!(said.contains("PRESSED"), "{said}");
+}
+
+/// The ELF file inside Debian 12's kernel, which has a PVH entry. Where it lies in there is said in the kernel's header, as
+/// Linux's x86 boot protocol has it; the last four bytes are its length.
+fn vmlinux(bed: &Bed, into: &Path) -> PathBuf {
+    let kernel = std::fs::read(bed.kernel("6.1")).unwrap();
+    let number = |at: usize| u32::from_le_bytes(kernel[at..at + 4].try_into().unwrap()) as usize;
+    let setup = (usize::from(kernel[0x1f1]) + 1) * 512;
+    let (at, bytes) = (setup + number(0x248), number(0x24c));
+    let (packed, elf) = (into.join("vmlinux.lz4"), into.join("vmlinux"));
+    std::fs::write(&packed, &kernel[at..at + bytes - 4]).unwrap();
+    let unpacked = Command::new(bed.tool("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
+    assert!(unpacked.unwrap().success(), "Debian 12's kernel is packed with lz4");
+    elf
+}
+
+#[test]
+fn a_network_card_carries_a_megabyte_there_and_back() {
+    let script = format!(
+        "tunctl -t tap0\nifconfig tap0 10.9.0.1 netmask 255.255.255.0 up\nmkdir /tmp/offered\n\
+         head -c 1048576 /dev/urandom > /tmp/offered/file\nhttpd -h /tmp/offered\n{} > /tmp/console 2>&1 &\nVMM=$!\nn=0\n\
+         until wget -q -O /tmp/back http://10.9.0.2/file || [ $n -gt 200 ]; do n=$((n+1)); sleep 0.5; done\n\
+         kill $VMM\nwait $VMM\necho \"CODE $?\"\n\
+         echo \"SENT $(md5sum < /tmp/offered/file)\"\necho \"BACK $(md5sum < /tmp/back)\"\ncat /tmp/console\n",
+        command("net", "6.12", "net", "--memory size=256MiB --net tap=tap0,mac=52:54:00:12:34:56"),
+    );
+    let bed = bed();
+    let host = host(&bed, &script);
+    add_guest(&host, &bed, "net", "6.12", USE_NETWORK);
+    let said = run(host);
+    assert_eq!(words(&said, "CODE"), ["0"], "{said}");
+    assert_eq!(words(&said, "SENT"), words(&said, "BACK"), "{said}");
 }

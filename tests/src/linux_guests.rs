@@ -1,0 +1,60 @@
+//! Stock Debian guests inside an emulated host: how a host's script launches them, and where in its words theirs are.
+
+use std::path::{Path, PathBuf};
+
+use emulated_host::{Bed, Host, Initrd};
+
+use crate::rack::programs;
+
+/// What emulated hosts are made of: in what `TARN_GUESTS` names, or where `cargo xtask test` puts it.
+pub fn bed() -> Bed {
+    let place = std::env::var_os("TARN_GUESTS").map(PathBuf::from);
+    let place = place.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/guests"));
+    Bed::at(&place).unwrap_or_else(|missing| panic!("{missing}"))
+}
+
+/// A host that has our VMM and does what a script says.
+pub fn host<'a>(bed: &'a Bed, script: &str) -> Host<'a> {
+    let host = Host::new(bed, script).expect("a host is made");
+    host.program(&programs().join("vmm-plugin")).expect("it is built");
+    host
+}
+
+/// Adds a guest's file system to a host, as `/guest/NAME`.
+pub fn add_guest(host: &Host<'_>, bed: &Bed, name: &str, kernel: &str, script: &str) {
+    let initrd = Initrd::of_guest(bed, kernel, script).expect("a file system is made");
+    host.guest(name, &initrd).expect("it is packed");
+}
+
+/// Boots a host and returns what it said.
+pub fn run(host: Host<'_>) -> String {
+    host.run(|_| {}).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A line of a host's script that runs a guest.
+pub fn launch(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
+    format!("echo BEGIN {name}\n{}\necho END {name} $?\n", command(name, kernel, initrd, options))
+}
+
+/// The command that runs a guest.
+pub fn command(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
+    format!(
+        "vmm-plugin run --vm {name} --standalone --kernel /guest/{kernel} --initrd /guest/{initrd} \
+         --cmdline 'console=ttyS0 quiet panic=-1 pci=off' {options}"
+    )
+}
+
+/// What lies between the line `BEGIN name` and the line `END name ...`, and the rest of that line.
+pub fn part<'a>(said: &'a str, name: &str) -> (&'a str, &'a str) {
+    let begin = format!("BEGIN {name}\n");
+    let from = said.find(&begin).unwrap_or_else(|| panic!("no {begin:?} in:\n{said}")) + begin.len();
+    let end = format!("END {name} ");
+    let to = said[from..].find(&end).unwrap_or_else(|| panic!("no {end:?} in:\n{said}")) + from;
+    (&said[from..to], said[to + end.len()..].lines().next().unwrap_or_default())
+}
+
+/// The words after a line's first one.
+pub fn words<'a>(said: &'a str, first: &str) -> Vec<&'a str> {
+    let line = said.lines().find_map(|line| line.strip_prefix(first)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {first} in:\n{said}")).split_whitespace().collect()
+}

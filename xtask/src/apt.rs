@@ -1,0 +1,140 @@
+//! Debian packages taken apart into a folder: a package manager's state of our own, so that nothing of this machine is changed,
+//! nothing is installed, and nobody need be root.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{failure::Failure, step::step};
+
+/// The release that this machine is expected to have; others are fetched from where that comes from.
+const OWN_RELEASE: &str = "bookworm";
+
+/// A package manager of our own.
+#[derive(Debug)]
+pub struct Apt {
+    dir: PathBuf,
+}
+
+impl Apt {
+    /// Fetches the lists of these suites.
+    ///
+    /// # Errors
+    /// This is not Debian 12, or its package source does not answer.
+    pub fn prepare(dir: &Path, suites: &[&str]) -> Result<Self, Failure> {
+        for folder in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(dir.join(folder)).map_err(Failure::file("make", dir))?;
+        }
+        let mirror = mirror()?;
+        let source = |suite: &&str| {
+            let key = "signed-by=/usr/share/keyrings/debian-archive-keyring.gpg";
+            format!("deb [{key}] {mirror} {suite} main\n")
+        };
+        let place = dir.display();
+        let settings = format!(
+            "Dir::Etc::sourcelist \"{place}/sources.list\";\nDir::Etc::sourceparts \"-\";\n\
+             Dir::State::lists \"{place}/lists\";\nDir::State::status \"{place}/status\";\n\
+             Dir::Cache \"{place}/cache\";\nAPT::Install-Recommends \"false\";\nAPT::Sandbox::User \"root\";\n"
+        );
+        let sources: String = suites.iter().map(source).collect();
+        for (name, content) in [("sources.list", sources), ("status", String::new()), ("apt.conf", settings)]
+        {
+            fs::write(dir.join(name), content).map_err(Failure::file("write", dir.join(name)))?;
+        }
+        let apt = Self { dir: dir.to_owned() };
+        step("package lists of Debian", apt.command("apt-get").args(["--quiet", "update"]))?;
+        Ok(apt)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", self.dir.join("apt.conf"));
+        command
+    }
+
+    /// The package that another one depends on first: the newest kernel, of a kernel's metapackage.
+    ///
+    /// # Errors
+    /// It depends on none.
+    pub fn first_dependency(&self, suite: &str, package: &str) -> Result<String, Failure> {
+        let mut ask = self.command("apt-cache");
+        let said = said(ask.args(["--target-release", suite, "depends", package]))?;
+        let first = said.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+        first.map(str::to_owned).ok_or_else(|| Failure::Answer {
+            program: "apt-cache".to_owned(),
+            why: format!("{package} of {suite} depends on nothing: {said:?}"),
+        })
+    }
+
+    /// Takes packages apart into a folder.
+    ///
+    /// # Errors
+    /// There is no such package, or it cannot be fetched.
+    pub fn unpack(&self, suite: &str, packages: &[&str], into: &Path) -> Result<(), Failure> {
+        let cache = self.fresh_cache()?;
+        let mut download = self.command("apt-get");
+        download.args(["--quiet", "--target-release", suite, "download"]).args(packages).current_dir(&cache);
+        step(&format!("fetch {}", packages.join(", ")), &mut download)?;
+        unpack_all(&cache, into)
+    }
+
+    /// Takes one package and all that it depends on apart into a folder.
+    ///
+    /// # Errors
+    /// There is no such package, or it cannot be fetched.
+    pub fn unpack_with_dependencies(&self, suite: &str, package: &str, into: &Path) -> Result<(), Failure> {
+        let cache = self.fresh_cache()?;
+        let mut install = self.command("apt-get");
+        install.args(["--quiet=2", "--yes", "--download-only", "--target-release", suite]).arg("-o");
+        install.arg(format!("Dir::Cache::archives={}", cache.display())).args(["install", package]);
+        step(&format!("fetch {package} and what it needs"), &mut install)?;
+        unpack_all(&cache, into)
+    }
+
+    fn fresh_cache(&self) -> Result<PathBuf, Failure> {
+        let cache = self.dir.join("fetched");
+        let _ = fs::remove_dir_all(&cache); // it may not be there
+        fs::create_dir_all(cache.join("partial")).map_err(Failure::file("make", &cache))?;
+        Ok(cache)
+    }
+}
+
+fn unpack_all(cache: &Path, into: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(into).map_err(Failure::file("make", into))?;
+    for entry in fs::read_dir(cache).map_err(Failure::file("read", cache))?.filter_map(Result::ok) {
+        let archive = entry.path();
+        if archive.extension().is_some_and(|extension| extension == "deb") {
+            said(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(into))?;
+        }
+    }
+    fs::remove_dir_all(cache).map_err(Failure::file("remove", cache))
+}
+
+/// Where this machine gets Debian's packages from.
+fn mirror() -> Result<String, Failure> {
+    let mut ask = Command::new("apt-get");
+    let said =
+        said(ask.args(["indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Created-By: Packages"]))?;
+    let own = said.lines().find_map(|line| line.strip_prefix(OWN_RELEASE)?.strip_prefix(' '));
+    own.map(str::to_owned).ok_or_else(|| Failure::Answer {
+        program: "apt-get".to_owned(),
+        why: format!(
+            "no package source of Debian 12 ({OWN_RELEASE}), after `apt-get update` there may be: {said:?}"
+        ),
+    })
+}
+
+/// What a program says.
+///
+/// # Errors
+/// It does not start, or fails.
+pub fn said(command: &mut Command) -> Result<String, Failure> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(Failure::start(&program))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(Failure::Answer { program, why: String::from_utf8_lossy(&output.stderr).into_owned() }),
+    }
+}

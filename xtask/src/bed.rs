@@ -1,0 +1,189 @@
+//! What emulated hosts and their guests are made of: QEMU, two of Debian's kernels and a few tools, unpacked into
+//! `target/guests` once. Nothing of it is installed on this machine. How it is used is the room `emulated-host`'s.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    apt::{Apt, said},
+    failure::Failure,
+    repository::root,
+};
+
+/// Names the folder to programs that emulate hosts.
+pub const BED: &str = "TARN_GUESTS";
+
+/// The suite with a QEMU whose emulated processor runs guests inside without mishap; 7.2 of Debian 12 does not.
+const QEMU_SUITE: &str = "trixie-backports";
+const QEMU_PACKAGE: &str = "qemu-system-x86";
+/// Where QEMU and its libraries are in their packages.
+const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+/// What QEMU's machines `q35`, `pc` and `microvm` begin with, and how they load a kernel.
+const FIRMWARE: &[&str] = &[
+    "usr/share/seabios/bios-256k.bin",
+    "usr/share/seabios/bios-microvm.bin",
+    "usr/share/qemu/linuxboot_dma.bin",
+    "usr/share/qemu/kvmvapic.bin",
+    "usr/share/qemu/pvh.bin",
+];
+/// Starts QEMU with the libraries it was built for, wherever the folder lies.
+const START_QEMU: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
+    exec \"$here/lib/ld-linux-x86-64.so.2\" --library-path \"$here/lib\" \"$here/bin\" -L \"$here/share\" \"$@\"\n";
+
+/// Other programs that guests and hosts are made with, each with its package and its place in there.
+const TOOLS: &[(&str, &str, &str)] = &[
+    ("busybox", "busybox-static", "bin/busybox"),
+    ("cpio", "cpio", "bin/cpio"),
+    ("iasl", "acpica-tools", "usr/bin/iasl"),
+    ("lz4", "lz4", "usr/bin/lz4"),
+    ("xz", "xz-utils", "usr/bin/xz"),
+];
+const TOOLS_SUITE: &str = "bookworm";
+
+/// The kernels that guests boot: what they are called here, and the Debian suite they come from.
+const KERNELS: &[(&str, &str)] = &[("6.1", "bookworm"), ("6.12", "bookworm-backports")];
+/// The package that always depends on a suite's newest kernel for clouds.
+const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
+/// The modules that guests and their hosts load; which of them a kernel has built in differs.
+const MODULES: &[&str] = &[
+    "irqbypass",
+    "kvm",
+    "kvm-amd",
+    "tun",
+    "virtio_ring",
+    "virtio",
+    "virtio_mmio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+    "virtio-rng",
+    "failover",
+    "net_failover",
+    "virtio_net",
+    "button",
+    "evdev",
+];
+
+/// Sees to it that everything is there, and says where.
+///
+/// # Errors
+/// Something cannot be had from here.
+pub fn ensure() -> Result<PathBuf, Failure> {
+    let place = root().join("target/guests");
+    let wanted = format!("{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {FIRMWARE:?} {MODULES:?}\n{START_QEMU}");
+    let complete = place.join("complete");
+    if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
+        return Ok(place);
+    }
+    eprintln!(
+        "── emulated hosts need QEMU, kernels and tools from Debian (some 80 MB): into {}",
+        place.display()
+    );
+    let _ = fs::remove_dir_all(&place); // what is there is of another time
+    let suites = [TOOLS_SUITE, "bookworm-backports", "trixie", QEMU_SUITE];
+    let apt = Apt::prepare(&place.join("apt"), &suites)?;
+    let unpacked = place.join("unpacked");
+    fetch_tools(&apt, &unpacked, &place.join("tools"))?;
+    for (name, suite) in KERNELS {
+        fetch_kernel(&apt, suite, &unpacked, &place, name)?;
+    }
+    fetch_qemu(&apt, &unpacked, &place.join("qemu"))?;
+    clear(&place.join("apt"))?;
+    fs::write(&complete, wanted).map_err(Failure::file("write", &complete))?;
+    Ok(place)
+}
+
+fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
+    make(into)?;
+    let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).collect();
+    apt.unpack(TOOLS_SUITE, &packages, unpacked)?;
+    TOOLS.iter().try_for_each(|(name, _, program)| copy(&unpacked.join(program), &into.join(name)))?;
+    clear(unpacked)
+}
+
+/// Fetches a suite's newest kernel and keeps what is needed of it.
+fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, place: &Path, name: &str) -> Result<(), Failure> {
+    let package = apt.first_dependency(suite, NEWEST_KERNEL)?;
+    apt.unpack(suite, &[&package], unpacked)?;
+    let modules = place.join(name).join("modules");
+    make(&modules)?;
+    for module in MODULES {
+        keep_module(unpacked, module, &modules, &place.join("tools/xz"))?;
+    }
+    let kernel = find(unpacked, |name| name.starts_with("vmlinuz-"))?;
+    copy(&kernel, &place.join(name).join("vmlinuz"))?;
+    clear(unpacked)
+}
+
+/// A module that the kernel has built in is not there, and not missed.
+fn keep_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<(), Failure> {
+    let names = [format!("{module}.ko"), format!("{module}.ko.xz")];
+    let Ok(found) = find(unpacked, |name| names.iter().any(|known| known == name)) else { return Ok(()) };
+    let kept = into.join(found.file_name().unwrap_or_default());
+    copy(&found, &kept)?;
+    if kept.extension().is_some_and(|extension| extension == "xz") {
+        said(Command::new(xz).args(["--decompress", "--force"]).arg(&kept))?;
+    }
+    Ok(())
+}
+
+/// QEMU of another Debian, with that one's libraries beside it.
+fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
+    apt.unpack_with_dependencies(QEMU_SUITE, QEMU_PACKAGE, unpacked)?;
+    let libraries = unpacked.join(LIBRARIES);
+    let mut list = Command::new(libraries.join(LOADER));
+    list.arg("--library-path").arg(&libraries).arg("--list").arg(unpacked.join(QEMU_PROGRAM));
+    let listed = said(&mut list)?;
+    for folder in ["lib", "share"] {
+        make(&into.join(folder))?;
+    }
+    let ours = listed.split_whitespace().filter(|word| word.starts_with(&*unpacked.to_string_lossy()));
+    for library in ours.map(Path::new).chain([&*libraries.join(LOADER)]) {
+        copy(library, &into.join("lib").join(library.file_name().unwrap_or_default()))?;
+    }
+    for firmware in FIRMWARE.iter().map(|name| unpacked.join(name)) {
+        copy(&firmware, &into.join("share").join(firmware.file_name().unwrap_or_default()))?;
+    }
+    copy(&unpacked.join(QEMU_PROGRAM), &into.join("bin"))?;
+    let start = into.join("qemu-system-x86_64");
+    fs::write(&start, START_QEMU).map_err(Failure::file("write", &start))?;
+    fs::set_permissions(&start, fs::Permissions::from_mode(0o755)).map_err(Failure::file("write", &start))?;
+    clear(unpacked)
+}
+
+fn make(folder: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(folder).map_err(Failure::file("make", folder))
+}
+
+fn clear(folder: &Path) -> Result<(), Failure> {
+    fs::remove_dir_all(folder).map_err(Failure::file("remove", folder))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
+    fs::copy(from, to).map(drop).map_err(Failure::file("copy", from))
+}
+
+/// The first file below a folder whose name is right.
+fn find(folder: &Path, is_right: impl Fn(&str) -> bool + Copy) -> Result<PathBuf, Failure> {
+    let entries = fs::read_dir(folder).map_err(Failure::file("read", folder))?;
+    for entry in entries.filter_map(Result::ok) {
+        let path = entry.path();
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder {
+            if let Ok(found) = find(&path, is_right) {
+                return Ok(found);
+            }
+        } else if entry.file_name().to_str().is_some_and(is_right) {
+            return Ok(path);
+        }
+    }
+    let why = std::io::Error::from(std::io::ErrorKind::NotFound);
+    Err(Failure::file("find what is needed in", folder)(why))
+}

@@ -1,0 +1,231 @@
+//! The demo's last act: a Linux guest with pool memory, and what becomes of its slices. It has a rack of its own, two hosts on
+//! one small pool device; where this machine's KVM runs no Linux, that rack and its guest are inside an emulated host, and do
+//! the same there.
+
+mod emulated;
+mod told;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use emulated_host::nodes::{TELL_NODES, Told};
+
+use super::{
+    Patience, Programs, UP_WITHIN, all_up,
+    ask::Ask,
+    note,
+    rack::{Plan, Rack},
+    say,
+    scratch::Scratch,
+    service::{Service, Services, command},
+};
+use crate::{bed, failure::Failure};
+
+pub use self::{emulated::Inside, told::GuestTold};
+
+/// As many slices as the guest takes: whoever comes after it has the same.
+const RACK: &str = r#"
+[[emc]]
+name = "emc0"
+slices = 2
+
+[[host]]
+name = "h0"
+cores = 4
+local_mib = 4096
+emcs = ["emc0"]
+[[host]]
+name = "h1"
+cores = 4
+local_mib = 4096
+emcs = ["emc0"]
+"#;
+/// Where the guest runs, and where its slices go afterwards.
+const HOSTS: [&str; 2] = ["h0", "h1"];
+/// What they run.
+const VMS: [&str; 2] = ["guest", "next"];
+/// All that a VM of this act asks for.
+const WANTED: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--cores", "2"];
+
+/// The kernel that the guest has.
+const KERNEL: &str = "6.12";
+/// What the guest does: it tells of its nodes, and waits for somebody to press its power button.
+fn guest_script() -> String {
+    format!("exec 3< /dev/input/event0\n{TELL_NODES}\nhead -c 1 <&3 > /dev/null")
+}
+
+/// How long this machine's KVM may take to bring a guest to its first words before it is taken for one that runs no Linux.
+const FIRST_WORDS_WITHIN: Duration = Duration::from_secs(20);
+/// How long a guest may take to tell its nodes inside an emulated host.
+const TOLD_WITHIN: Duration = Duration::from_secs(240);
+/// How long a guest may take to switch itself off, and its slices to be scrubbed and free.
+const ENDED_WITHIN: Duration = Duration::from_secs(60);
+
+/// What a guest boots.
+#[derive(Clone, Debug)]
+pub struct Boot {
+    /// A kernel.
+    pub kernel: PathBuf,
+    /// A file system whose `init` does what [`guest_script`] says.
+    pub initrd: PathBuf,
+}
+
+/// Plays the act where it can be played.
+///
+/// # Errors
+/// Something is missing, a program fails, or the guest is not as it should be.
+pub fn play(programs: &Programs, patience: &Patience, scratch: &Scratch) -> Result<GuestTold, Failure> {
+    say("a Linux guest whose pool memory is a node without processors");
+    let bed = emulated_host::Bed::at(&bed::ensure()?)?;
+    let initrd = emulated_host::Initrd::of_guest(&bed, KERNEL, &guest_script())?;
+    let boot = Boot { kernel: bed.kernel(KERNEL), initrd: scratch.file("guest.initrd") };
+    initrd.pack(&boot.initrd)?;
+    if boots_here(programs, patience, scratch, &boot)? {
+        return act(programs, patience, &boot);
+    }
+    note("this machine's KVM runs no Linux: a host is emulated instead, with a KVM and a rack of its own");
+    emulated::play(programs, &bed, &initrd)
+}
+
+/// Whether a guest comes to its first words on this machine.
+fn boots_here(
+    programs: &Programs,
+    patience: &Patience,
+    scratch: &Scratch,
+    boot: &Boot,
+) -> Result<bool, Failure> {
+    let console = scratch.file("probe.console");
+    let mut run = command(&programs.vmm);
+    run.args(["run", "--vm", "probe", "--standalone", "--memory", "size=512MiB"]);
+    let mut vmm = launch(run, boot, &console, scratch)?;
+    let mut ended = false;
+    let seen = patience.until("the first words of a guest", FIRST_WORDS_WITHIN, || {
+        ended = vmm.ended()?.is_some();
+        Ok(ended || !told(&console).kernel.is_empty())
+    });
+    match seen {
+        Ok(_) => Ok(!ended),
+        Err(Failure::Late { .. }) => Ok(false),
+        Err(other) => Err(other),
+    }
+}
+
+/// A guest in a rack of its own: it tells its nodes, is stopped, and its slices move to another host.
+///
+/// # Errors
+/// A program fails, or something does not happen in time.
+pub fn act(programs: &Programs, patience: &Patience, boot: &Boot) -> Result<GuestTold, Failure> {
+    let scratch = Scratch::new()?;
+    let rack = Plan::of(RACK, "the guest's rack")?.placed(&scratch)?;
+    let mut services = Services::new(programs, &rack, &scratch);
+    let told = with_rack(programs, patience, boot, &scratch, &rack, &mut services);
+    let told = told.inspect_err(|_| services.print_last_words());
+    let stopped = services.stop();
+    let cleared = scratch.clear();
+    told.and_then(|told| stopped.and(cleared).map(|()| told))
+}
+
+fn with_rack(
+    programs: &Programs,
+    patience: &Patience,
+    boot: &Boot,
+    scratch: &Scratch,
+    rack: &Rack,
+    services: &mut Services<'_>,
+) -> Result<GuestTold, Failure> {
+    let ask = Ask::new(programs, rack);
+    services.start_manager()?;
+    patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
+    HOSTS.iter().try_for_each(|host| services.start_agent(host))?;
+    patience.until("every host up", UP_WITHIN, || all_up(&ask))?;
+    note(&format!("a small rack is up: {}", rack.summary()));
+    reserve(&ask, 0)?;
+    let slices = ask.slices_of(HOSTS[0])?;
+    let told = live(programs, patience, boot, scratch)?;
+    patience.until("the guest's slices back", ENDED_WITHIN, || {
+        Ok(ask.nothing_drains()? && ask.slices_of(HOSTS[0])?.is_empty())
+    })?;
+    reserve(&ask, 1)?;
+    if ask.slices_of(HOSTS[1])? != slices {
+        return Err(Failure::Result(format!("{} did not get the slices of the guest", HOSTS[1])));
+    }
+    let [from, to] = HOSTS;
+    slices.iter().for_each(|slice| note(&format!("slice {slice}: {from} → scrubbed → {to}")));
+    ask.order(&["release", VMS[1]])?;
+    Ok(told)
+}
+
+fn reserve(ask: &Ask<'_>, which: usize) -> Result<(), Failure> {
+    let (host, vm) = (HOSTS[which], VMS[which]);
+    let who = ["reserve", "--host", host, "--vm", vm, "--request-id", vm, "--wait-ready"];
+    ask.order(&[&who[..], &WANTED].concat())?;
+    ask.order(&["commit", vm])
+}
+
+/// The guest's life, from its first words to its power button.
+fn live(
+    programs: &Programs,
+    patience: &Patience,
+    boot: &Boot,
+    scratch: &Scratch,
+) -> Result<GuestTold, Failure> {
+    let (console, run_dir) = (scratch.file("guest.console"), scratch.file("vmm"));
+    let mut run = command(&programs.vmm);
+    run.args(["run", "--vm", VMS[0], "--cpus", "2", "--agent"]);
+    run.arg(scratch.runtime_of(HOSTS[0]).join("host-memory.sock"));
+    let mut vmm = launch(run, boot, &console, scratch)?;
+    let heard = patience.until("a guest's word of its nodes", TOLD_WITHIN, || {
+        Ok(vmm.ended()?.is_some() || !told(&console).kernel.is_empty())
+    });
+    let seen = GuestTold::of(&told(&console));
+    if !seen.booted {
+        let words = format!("{}\n{}", vmm.last_words(), last_lines(&console));
+        return Err(heard.err().unwrap_or(Failure::Result(format!("the guest did not boot:\n{words}"))));
+    }
+    seen.lines().iter().for_each(|line| note(line));
+    let mut stop = command(&programs.vmm);
+    stop.args(["stop", VMS[0], "--run-dir"]).arg(&run_dir);
+    let stopped = stop.status().map_err(Failure::start("vmm-plugin"))?;
+    let ended = patience.until("the guest's end", ENDED_WITHIN, || Ok(vmm.ended()?.is_some()))?;
+    let status = vmm.ended()?.filter(|status| !status.success() || !stopped.success());
+    if let Some(status) = status {
+        let words = format!("{}\n{}", vmm.last_words(), last_lines(&console));
+        return Err(Failure::Result(format!("the guest did not end well: {status}:\n{words}")));
+    }
+    note(&format!(
+        "its power button was pressed, and it switched itself off within {:.1} s",
+        ended.as_secs_f64()
+    ));
+    Ok(seen)
+}
+
+/// Adds to a command what all guests of this act have, and starts it.
+fn launch(
+    mut run: std::process::Command,
+    boot: &Boot,
+    console: &Path,
+    scratch: &Scratch,
+) -> Result<Service, Failure> {
+    run.arg("--run-dir").arg(scratch.file("vmm")).arg("--kernel").arg(&boot.kernel);
+    run.arg("--initrd").arg(&boot.initrd).args(["--cmdline", "console=ttyS0 quiet panic=-1 pci=off"]);
+    run.arg("--serial").arg(format!("file={}", console.display()));
+    Service::start(&mut run, scratch.file("vmm.log"))
+}
+
+fn told(console: &Path) -> Told {
+    Told::of(&said(console))
+}
+
+/// Nothing, until there is something.
+fn said(console: &Path) -> String {
+    fs::read(console).map(|said| String::from_utf8_lossy(&said).into_owned()).unwrap_or_default()
+}
+
+fn last_lines(console: &Path) -> String {
+    let said = said(console);
+    let lines: Vec<&str> = said.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
