@@ -95,6 +95,9 @@ pub enum Failure {
         /// Which file system.
         kind: String,
     },
+    /// An emulated host failed.
+    #[error(transparent)]
+    Emulated(#[from] emulated_host::HostError),
     /// Somebody wants it to end: SIGINT or SIGTERM.
     #[error("interrupted; what was started has been ended and removed")]
     Interrupted,

@@ -6,6 +6,7 @@ pub mod child;
 pub mod disk;
 pub mod etcd;
 pub mod failure;
+pub mod guests;
 pub mod load;
 pub mod loopback;
 pub mod programs;

@@ -31,13 +31,26 @@ impl Programs {
             return Ok(Self::in_folder(Path::new(&folder)));
         }
         let target = target_folder()?;
-        build(&target)?;
+        build(&target, &["pool-manager", "host-agent"])?;
         Ok(Self::in_folder(&target.join("release")))
     }
 
     fn in_folder(folder: &Path) -> Self {
         Self { pool_manager: folder.join("pool-manager"), host_agent: folder.join("host-agent") }
     }
+}
+
+/// The VMM, found or built.
+///
+/// # Errors
+/// Cargo fails.
+pub fn vmm_plugin() -> Result<PathBuf, Failure> {
+    if let Some(folder) = env::var_os(BIN_DIR) {
+        return Ok(Path::new(&folder).join("vmm-plugin"));
+    }
+    let target = target_folder()?;
+    build(&target, &["vmm-plugin"])?;
+    Ok(target.join("release/vmm-plugin"))
 }
 
 /// Cargo's target folder, in which this benchmark lies as `PROFILE/deps/NAME`.
@@ -49,19 +62,12 @@ pub fn target_folder() -> Result<PathBuf, Failure> {
     Ok(own.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())
 }
 
-fn build(target: &Path) -> Result<(), Failure> {
+fn build(target: &Path, packages: &[&str]) -> Result<(), Failure> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(&cargo)
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "pool-manager",
-            "--package",
-            "host-agent",
-            "--bins",
-            "--manifest-path",
-        ])
+        .args(["build", "--release", "--bins"])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .arg("--manifest-path")
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
         .env("CARGO_TARGET_DIR", target)
         .stdin(Stdio::null())

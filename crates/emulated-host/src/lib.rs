@@ -120,7 +120,14 @@ impl<'a> Host<'a> {
     /// # Errors
     /// There is no such program.
     pub fn program(&self, program: &Path) -> Result<(), HostError> {
-        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        self.program_as(program, &program.file_name().unwrap_or_default().to_string_lossy())
+    }
+
+    /// Adds one of our programs as `/bin/` and this name.
+    ///
+    /// # Errors
+    /// There is no such program.
+    pub fn program_as(&self, program: &Path, name: &str) -> Result<(), HostError> {
         self.initrd.program(program, &format!("bin/{name}"))
     }
 

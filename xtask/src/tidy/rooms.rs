@@ -21,7 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units", "emulated-host"]),
     ("tests", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
-    ("benches", &["units", "pool", "sim", "proto", "cli", "pool-manager", "host-agent"]),
+    ("benches", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
 ];
 
 /// Rooms in which everything is decided by arguments.

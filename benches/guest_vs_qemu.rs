@@ -1,0 +1,111 @@
+//! The promise: our VMM brings a guest to its first instruction three times sooner than QEMU's `microvm`, and to its first
+//! program 1.3 times sooner, no later than QEMU's `pc`; and needs a fifth of the memory for itself. All on one emulated host with nested paging, the same
+//! kernel, initrd and sizes, in turns. Inside the host this very program measures.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use benches::{
+    failure::Failure,
+    guests::{self, Measured, Vmm},
+    programs::vmm_plugin,
+    report::{Rounds, ratio, table, tell},
+};
+use clap::Parser;
+use emulated_host::{Bed, Host, Initrd};
+
+/// The kernel of hosts and guests.
+const KERNEL: &str = "6.12";
+/// How the line with a measurement begins.
+const MEASURED: &str = "MEASURED ";
+
+/// How soon a guest runs, and what its VMM costs
+#[derive(Debug, Parser)]
+struct Args {
+    /// How often each VMM boots; the report shows medians
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// Measure here: what the emulated host does
+    #[arg(long, hide = true)]
+    inside: bool,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    tell("guest_vs_qemu", async { if args.inside { inside(args.rounds) } else { outside(args.rounds) } })
+        .await
+}
+
+/// Boots a host, lets it measure, and compares.
+fn outside(rounds: u32) -> Result<String, Failure> {
+    let place = env::var_os("TARN_GUESTS").map(PathBuf::from);
+    let bed =
+        Bed::at(&place.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/guests")))?;
+    let own = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
+    let script = format!("guest_vs_qemu --inside --rounds {rounds} 2>&1");
+    let host = Host::new(&bed, &script)?;
+    host.program(&vmm_plugin()?)?;
+    host.program_as(&own, "guest_vs_qemu")?;
+    host.qemu()?;
+    let kernel = std::fs::read(bed.kernel(KERNEL)).map_err(Failure::file("read", bed.kernel(KERNEL)))?;
+    let dir = tempfile::tempdir().map_err(Failure::file("make a folder in", env::temp_dir()))?;
+    let first = dir.path().join("first");
+    std::fs::write(&first, guests::says_its_first_instruction(kernel))
+        .map_err(Failure::file("write", &first))?;
+    host.copy(&first, guests::FIRST_INSTRUCTION)?;
+    host.guest("initrd", &Initrd::of_guest(&bed, KERNEL, guests::FIRST_PROGRAM)?)?;
+    let said = host.run(|line| eprintln!("{line}"))?;
+    let measured: Vec<Measured> =
+        said.lines().filter_map(|line| Measured::read(line.strip_prefix(MEASURED)?)).collect();
+    if measured.len() != Vmm::ALL.len() * rounds as usize {
+        return Err(Failure::Answer { what: "the emulated host".to_owned(), answer: said });
+    }
+    Ok(report(&measured))
+}
+
+/// Measures all in turns and says each at once.
+fn inside(rounds: u32) -> Result<String, Failure> {
+    for _ in 0..rounds {
+        for vmm in Vmm::ALL {
+            println!("{MEASURED}{}", guests::measure(vmm)?.write());
+        }
+    }
+    Ok(String::new())
+}
+
+fn report(measured: &[Measured]) -> String {
+    let of = |vmm: Vmm, what: fn(&Measured) -> f64| {
+        let mut rounds = Rounds::default();
+        measured
+            .iter()
+            .filter(|measured| measured.vmm == vmm)
+            .for_each(|measured| rounds.add(what(measured)));
+        rounds
+    };
+    let row = |vmm: Vmm| {
+        let cells = [
+            of(vmm, Measured::first_instruction_ms),
+            of(vmm, Measured::first_program_ms),
+            of(vmm, Measured::own_kib),
+        ];
+        [vmm.name().to_owned()].into_iter().chain(cells.map(|rounds| rounds.show())).collect::<Vec<_>>()
+    };
+    let head = ["", "first instruction, ms", "first program, ms", "own memory, KiB"];
+    let rows: Vec<_> = Vmm::ALL.map(row).into_iter().collect();
+    let over =
+        |other: Vmm, what: fn(&Measured) -> f64| of(other, what).median() / of(Vmm::Ours, what).median();
+    let ratios = [
+        ratio("guest_first_instruction_vs_microvm", over(Vmm::Microvm, Measured::first_instruction_ms)),
+        ratio("guest_first_program_vs_microvm", over(Vmm::Microvm, Measured::first_program_ms)),
+        ratio("guest_first_program_vs_pc", over(Vmm::Pc, Measured::first_program_ms)),
+        ratio("vmm_memory_vs_microvm", over(Vmm::Microvm, Measured::own_kib)),
+    ];
+    format!("{}\n{}\n", table(&head, &rows), ratios.join("\n"))
+}
