@@ -1,6 +1,7 @@
 //! What system tests share.
 
 pub mod emulated_host;
+pub mod place;
 pub mod rack;
 pub mod small_guests;
 

@@ -15,6 +15,10 @@ use tests::{
 
 const LOCAL: u64 = 64 << 20;
 
+fn run_dir(rack: &Rack) -> PathBuf {
+    rack.dir().join("run")
+}
+
 /// A guest that writes its slices, says so again and again, and never ends by itself.
 struct Guest {
     process: Child,
@@ -36,6 +40,8 @@ impl Guest {
             .arg("--kernel")
             .arg(place("kernel"))
             .arg(format!("--serial=file={}", console.display()))
+            .arg("--run-dir")
+            .arg(run_dir(rack))
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -113,6 +119,7 @@ async fn a_vm_that_was_never_reserved_is_refused_before_anything_starts() {
     fs::write(&kernel, small_guests::hello()).unwrap();
     let mut command = Command::new(programs().join("vmm-plugin"));
     command.args(["run", "--vm", "nobody", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
+    command.arg("--run-dir").arg(run_dir(&rack));
     let ran = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
     assert_eq!(ran.status.code(), Some(1), "{said}");
