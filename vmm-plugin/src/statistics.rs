@@ -42,16 +42,18 @@ impl Statistics {
         std::thread::Builder::new().name("statistics".into()).spawn(tell_always).map(drop)
     }
 
-    /// A connection that failed is not used again: the agent may be another.
+    /// A connection that fails is of an agent that is gone; there may be another.
     fn tell(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         let by_node = self.touched.by_node()?;
         let local: u64 = by_node.range(..self.first_pool_node).map(|(_, bytes)| bytes).sum();
         let pool: u64 = by_node.range(self.first_pool_node..).map(|(_, bytes)| bytes).sum();
-        let client = match self.client.take() {
-            Some(client) => client,
-            None => Client::connect(&self.agent)?,
-        };
-        client.touched(self.vm.as_str(), local, pool)?;
+        let tell = |client: &Client| client.touched(self.vm.as_str(), local, pool);
+        if self.client.as_ref().is_some_and(|client| tell(client).is_ok()) {
+            return Ok(());
+        }
+        self.client = None;
+        let client = Client::connect(&self.agent)?;
+        tell(&client)?;
         self.client = Some(client);
         Ok(())
     }
