@@ -16,6 +16,10 @@ use proto::v1::{
     self as wire,
     vmm_server::{Vmm, VmmServer},
 };
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::retry_on_intr,
+};
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 use units::limits::{
@@ -127,7 +131,8 @@ impl Control {
         Self { listener, guest: describe::describe(config, layout, memory), touched }
     }
 
-    /// Answers callers on a thread of its own, until the process ends. What an answer needs comes up beside the guest.
+    /// Answers callers on a thread of its own, until the process ends. What an answer needs comes up with the first caller: a
+    /// guest that nobody asks stays small.
     ///
     /// # Errors
     /// There is no thread to be had.
@@ -141,6 +146,8 @@ impl Control {
     }
 
     fn serve(self, orders: Orders) -> Result<(), Box<dyn std::error::Error>> {
+        let mut first_caller = [PollFd::new(&self.listener, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut first_caller, None))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let desk = Desk { guest: self.guest, touched: self.touched, orders };
         let service = VmmServer::new(desk).max_decoding_message_size(CONTROL_REQUEST_BYTES_MAX);
