@@ -1,6 +1,7 @@
 //! What system tests share.
 
 pub mod linux_guests;
+pub mod place;
 pub mod rack;
 pub mod small_guests;
 

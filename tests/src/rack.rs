@@ -35,6 +35,8 @@ pub struct Plan {
     pub local_mib: u64,
     /// Lines to add to rack.toml.
     pub more: String,
+    /// Lines to add to the section `[agent]` of every host.toml.
+    pub agents_more: String,
 }
 
 impl Plan {
@@ -47,6 +49,7 @@ impl Plan {
             fence_after_s: None,
             local_mib: 256 << 10,
             more: String::new(),
+            agents_more: String::new(),
         }
     }
 }
@@ -237,8 +240,9 @@ impl Rack {
         let token = self.dir.path().join("store/tokens").join(format!("h{host}.token"));
         let text = format!(
             "[agent]\nhost = \"h{host}\"\nmanager = \"{}\"\nruntime_dir = {dir:?}\ntoken_file = {token:?}\n\
-             [backend]\nkind = \"emulated\"\n",
+             {}\n[backend]\nkind = \"emulated\"\n",
             self.endpoint(),
+            self.plan.agents_more,
         );
         let config = dir.join("host.toml");
         fs::write(&config, text).expect("the folder is ours");

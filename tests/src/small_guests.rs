@@ -108,6 +108,48 @@ global_asm!(
     "  jnz 3b",
     "  jmp 2b",
     "small_touch_end:",
+    // Maps the first large page of pool memory at 4 GiB. For each byte that is typed, it writes one more half of it and says ".".
+    "small_type:",
+    "  mov qword ptr [0xa020], 0x11003",
+    "  mov rax, 0x100000083",
+    "  mov [0x11000], rax",
+    "  mov rbx, 0x100000000",
+    "2: mov dx, 0x3fd",
+    "  in al, dx",
+    "  test al, 1",
+    "  jz 2b",
+    "  mov dx, 0x3f8",
+    "  in al, dx",
+    "  mov ecx, 256",
+    "3: mov [rbx], rcx",
+    "  add rbx, 4096",
+    "  dec ecx",
+    "  jnz 3b",
+    "  mov al, 46",
+    "  out dx, al",
+    "  jmp 2b",
+    "small_type_end:",
+    // Lets line 5 come as vector 0x40, which nobody takes; says "." and looks whether it waits: then switches itself off.
+    "small_obey:",
+    "  mov eax, 0xfee00000",
+    "  mov dword ptr [rax + 0xf0], 0x1ff",
+    "  mov ebx, 0xfec00000",
+    "  mov dword ptr [rbx], 0x1b",
+    "  mov dword ptr [rbx + 0x10], 0",
+    "  mov dword ptr [rbx], 0x1a",
+    "  mov dword ptr [rbx + 0x10], 0x40",
+    "  mov rbx, rax",
+    "2: mov al, 46",
+    "  mov dx, 0x3f8",
+    "  out dx, al",
+    "  test dword ptr [rbx + 0x220], 1",
+    "  jz 2b",
+    "  mov dx, 0x600",
+    "  mov al, 0x34",
+    "  out dx, al",
+    "4: hlt",
+    "  jmp 4b",
+    "small_obey_end:",
     ".popsection",
 );
 
@@ -154,6 +196,14 @@ guest!(
 guest!(
     /// Writes pool memory without end.
     touch, small_touch, small_touch_end
+);
+guest!(
+    /// Writes 1 MiB of pool memory, twice at most, for each byte that is typed, and says so.
+    write_when_typed, small_type, small_type_end
+);
+guest!(
+    /// Says something again and again until its power button is pressed; then switches itself off.
+    obey, small_obey, small_obey_end
 );
 
 /// A bzImage of nothing but code (Linux's boot protocol: header at 0x1f1, then so many sectors, then the kernel).

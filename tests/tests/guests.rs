@@ -3,6 +3,8 @@
 
 use std::{
     fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
 };
@@ -14,6 +16,10 @@ use tests::{
 };
 
 const LOCAL: u64 = 64 << 20;
+
+fn run_dir(rack: &Rack) -> PathBuf {
+    rack.dir().join("run")
+}
 
 /// A guest that writes its slices, says so again and again, and never ends by itself.
 struct Guest {
@@ -36,6 +42,8 @@ impl Guest {
             .arg("--kernel")
             .arg(place("kernel"))
             .arg(format!("--serial=file={}", console.display()))
+            .arg("--run-dir")
+            .arg(run_dir(rack))
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -77,7 +85,39 @@ async fn a_guest_whose_slice_is_taken_away_ends_at_once_and_says_which() {
         said,
         format!("error: VM v lost slice {} of EMC {}: the rack took it back\n", owned.slice, owned.emc)
     );
+    assert_eq!(fs::read_dir(run_dir(&rack)).unwrap().count(), 0, "its control socket is gone");
     rack.wait_all_free().await;
+}
+
+/// Bytes of pool memory that a guest has touched, as its host's agent shows it.
+fn shown(metrics: SocketAddr, vm: &str) -> Option<u64> {
+    let mut agent = TcpStream::connect(metrics).ok()?;
+    agent.write_all(b"GET /metrics HTTP/1.1\r\nHost: h0\r\nConnection: close\r\n\r\n").ok()?;
+    let mut said = String::new();
+    agent.read_to_string(&mut said).ok()?;
+    let line = format!("tarn_vm_touched_bytes{{host=\"h0\",vm=\"{vm}\",memory=\"pool\"}} ");
+    said.lines().find_map(|told| told.strip_prefix(&line)?.parse().ok())
+}
+
+#[tokio::test]
+async fn an_agent_shows_what_a_guest_touched_and_so_does_the_next_one() {
+    if !can_run() {
+        return;
+    }
+    let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let agents_more = format!("metrics_listen = \"{metrics}\"");
+    let mut rack = Rack::start(Plan { hosts: vec![vec![0]], agents_more, ..Plan::small(2) }).await;
+    let mut guest = Guest::start(&rack, "v", 1).await;
+    let is_shown = async |_: &Rack| shown(metrics, "v").is_some_and(|bytes| bytes > 0);
+    rack.wait_for("the agent to show what was touched", is_shown).await;
+    rack.kill_agent(0);
+    assert_eq!(shown(metrics, "v"), None);
+    guest.goes_on(&rack).await;
+    rack.start_agent(0);
+    rack.wait_for("the next agent to show what was touched", is_shown).await;
+    guest.process.kill().unwrap();
+    let said = String::from_utf8(guest.end().stderr).unwrap();
+    assert_eq!(said, "", "an agent that is away is nothing to talk of");
 }
 
 #[tokio::test]
@@ -113,6 +153,7 @@ async fn a_vm_that_was_never_reserved_is_refused_before_anything_starts() {
     fs::write(&kernel, small_guests::hello()).unwrap();
     let mut command = Command::new(programs().join("vmm-plugin"));
     command.args(["run", "--vm", "nobody", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
+    command.arg("--run-dir").arg(run_dir(&rack));
     let ran = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
     assert_eq!(ran.status.code(), Some(1), "{said}");

@@ -5,59 +5,17 @@
 use std::{
     fs::{self, File},
     io::Read as _,
-    path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Output, Stdio},
     time::{Duration, Instant},
 };
 
-use tempfile::TempDir;
 use tests::{
-    rack::programs,
+    place::{Place, SMALL},
     small_guests::{self as code, can_run},
 };
 
 /// How long anything here may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Place {
-    dir: TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn file(&self, name: &str, content: &[u8]) -> PathBuf {
-        fs::write(self.path(name), content).unwrap();
-        self.path(name)
-    }
-
-    fn command(&self, kernel: &[u8], options: &[&str]) -> Command {
-        let kernel = self.file("kernel", kernel);
-        let mut command = Command::new(programs().join("vmm-plugin"));
-        command.args(["run", "--vm", "v", "--standalone", "--kernel"]).arg(kernel);
-        if !options.contains(&"--serial") {
-            command.arg("--serial").arg(format!("file={}", self.path("console").display()));
-        }
-        command.args(options).stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, kernel: &[u8], options: &[&str]) -> Output {
-        self.command(kernel, options).output().unwrap()
-    }
-
-    fn console(&self) -> String {
-        fs::read_to_string(self.path("console")).unwrap_or_default()
-    }
-}
-
-const SMALL: [&str; 2] = ["--memory", "size=64MiB"];
 
 fn code(output: &Output) -> Option<i32> {
     output.status.code()

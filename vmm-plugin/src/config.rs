@@ -15,12 +15,22 @@ use crate::{
     options::{OptionError, Parts},
 };
 
+/// Where running VMs are found.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RunDir {
+    /// Where each running VM has its control socket
+    #[arg(long, value_name = "DIR", default_value = "/run/tarn-vmm", env = "TARN_VMM_RUN_DIR")]
+    pub run_dir: PathBuf,
+}
+
 /// A guest, as written.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Written {
     /// The VM's name, as reserved
     #[arg(long)]
     pub vm: Name,
+    #[command(flatten)]
+    at: RunDir,
     /// Where the agent of this host hands out memory
     #[arg(
         long,
@@ -123,6 +133,8 @@ pub struct Net {
 pub struct Config {
     /// Its name.
     pub vm: Name,
+    /// Where its control socket is.
+    pub run_dir: PathBuf,
     /// Who has its memory; `None` is this host's operating system.
     pub agent: Option<PathBuf>,
     /// Nodes with processors, at least one.
@@ -173,6 +185,7 @@ impl Written {
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);
         Ok(Config {
             vm: self.vm,
+            run_dir: self.at.run_dir,
             agent: (!self.standalone).then_some(self.agent),
             local,
             pool,

@@ -1,6 +1,18 @@
 //! How the process of a guest ends, and what it leaves tidy when there is no time.
 
-use std::{ffi::CString, sync::OnceLock};
+use std::{
+    ffi::CString,
+    os::fd::OwnedFd,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustix::{
+    fs::AtFlags,
+    termios::{OptionalActions, Termios, tcsetattr},
+};
 
 /// The guest switched itself off.
 pub const POWERED_OFF: u8 = 0;
@@ -17,31 +29,38 @@ pub const SLICE_LOST: u8 = 20;
 /// The host had no memory left to put behind what the guest touched.
 pub const MEMORY_EXHAUSTED: u8 = 21;
 
-/// What is to be tidied even when the process ends at once.
-#[derive(Debug, Default)]
-pub struct Tidy {
-    /// A terminal that was changed, as it was before.
-    pub terminal: Option<rustix::termios::Termios>,
-    /// A socket's file.
-    pub socket: Option<CString>,
+/// A file that is there for as long as a process lives.
+#[derive(Debug)]
+struct Entry {
+    folder: OwnedFd,
+    name: CString,
 }
 
-static TIDY: OnceLock<Tidy> = OnceLock::new();
+static TERMINAL: OnceLock<Termios> = OnceLock::new();
+static SOCKET: OnceLock<Entry> = OnceLock::new();
+static TIDIED: AtomicBool = AtomicBool::new(false);
 
-/// Says what [`at_once`] is to tidy; only the first word counts.
-pub fn tidy_at_end(tidy: Tidy) {
-    let _ = TIDY.set(tidy);
+/// Says how the terminal was before it was changed; only the first word counts.
+pub fn restore_terminal_at_end(before: Termios) {
+    let _ = TERMINAL.set(before);
 }
 
-/// Tidies. Safe in a signal handler.
+/// Says which socket is to be gone with this process; only the first word counts. The folder is held open, so that the
+/// socket is found also when this process sees other folders by then.
+pub fn remove_socket_at_end(folder: OwnedFd, name: CString) {
+    let _ = SOCKET.set(Entry { folder, name });
+}
+
+/// Tidies, once: what has the name of the socket later is another process's. Safe in a signal handler.
 pub fn tidy() {
-    let Some(tidy) = TIDY.get() else { return };
-    if let Some(terminal) = &tidy.terminal {
-        let (stdin, at_once) = (rustix::stdio::stdin(), rustix::termios::OptionalActions::Now);
-        let _ = rustix::termios::tcsetattr(stdin, at_once, terminal);
+    if TIDIED.swap(true, Ordering::SeqCst) {
+        return;
     }
-    if let Some(socket) = &tidy.socket {
-        let _ = rustix::fs::unlink(socket.as_c_str());
+    if let Some(before) = TERMINAL.get() {
+        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
+    }
+    if let Some(Entry { folder, name }) = SOCKET.get() {
+        let _ = rustix::fs::unlinkat(folder, name.as_c_str(), AtFlags::empty());
     }
 }
 

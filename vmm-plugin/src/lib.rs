@@ -2,8 +2,11 @@
 //! it takes the memory that the agent of its host hands it, and builds a guest around it.
 
 pub mod acpi;
+pub mod ask;
+pub mod bell;
 pub mod boot;
 pub mod config;
+pub mod control;
 pub mod devices;
 pub mod exit;
 pub mod layout;
@@ -11,5 +14,6 @@ pub mod machine;
 pub mod memory;
 pub mod options;
 pub mod source;
+pub mod statistics;
 pub mod tap;
 pub mod vcpu;

@@ -1,6 +1,7 @@
 //! A guest put together and run: everything that can be wrong is found before the first processor starts.
 
 mod devices;
+mod processors;
 mod run;
 
 use std::{io, sync::Arc};
@@ -16,10 +17,12 @@ use crate::{
     acpi,
     boot::{self, BootError},
     config::Config,
+    control::{self, Control, Orders, socket::SocketError},
     devices::{POWER_BUTTON_LINE, Ports, SERIAL_LINE, serial::Serial, virtio::block::DiskError},
     layout::{HOLE_END, Layout, ShapeError},
     memory::{Memory, MemoryError, lost},
     source::{self, Source, SourceError},
+    statistics::Statistics,
     vcpu::{Gate, Surroundings, Vcpu, VcpuError},
 };
 
@@ -52,6 +55,9 @@ pub enum MachineError {
     /// KVM lacks something.
     #[error("/dev/kvm: this kernel's KVM lacks {0}")]
     Lacks(&'static str),
+    /// It runs already, or cannot be found when it runs.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// A guest cannot be like that.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -106,12 +112,28 @@ pub enum MachineError {
 pub struct Machine {
     vcpus: Vec<Vcpu>,
     around: Surroundings,
+    /// Taken when it is started.
+    beside: Option<Beside>,
     /// Presses the power button.
     power_button: EventFd,
     /// Held so that it goes before its memory does.
     _vm: VmFd,
     /// Held as long as anybody can run the guest.
     _memory: Memory,
+}
+
+/// What a guest does not need, and those around it do.
+#[derive(Debug)]
+struct Beside {
+    control: Control,
+    statistics: Option<Statistics>,
+}
+
+impl Beside {
+    fn start(self, orders: Orders) -> io::Result<()> {
+        self.control.start(orders)?;
+        self.statistics.map_or(Ok(()), Statistics::start)
+    }
 }
 
 fn kvm_error(doing: &'static str, hint: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
@@ -128,7 +150,8 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
 /// [`MachineError`]; nothing is left behind.
 pub fn build(config: &Config) -> Result<Machine, MachineError> {
     let kvm = open_kvm()?;
-    let Source { shape, backings } = source::memory_of(config)?;
+    let socket = control::socket::claim(&config.run_dir, &config.vm)?;
+    let Source { shape, backings, agent } = source::memory_of(config)?;
     let layout = Layout::of(&shape, address_bits(&kvm)?)?;
     let memory = Memory::map(&layout, &backings)?;
     let planned = devices::plan(config)?;
@@ -152,7 +175,13 @@ pub fn build(config: &Config) -> Result<Machine, MachineError> {
     };
     lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
     let power_button = line(&vm, POWER_BUTTON_LINE)?;
-    Ok(Machine { vcpus, around, power_button, _vm: vm, _memory: memory })
+    let touched = Arc::new(memory.touched().map_err(system_error("open /proc/self/smaps"))?);
+    let control = Control::new(socket, (config, &layout, &memory), Arc::clone(&touched));
+    let told = config.agent.clone().zip(agent);
+    let statistics =
+        told.map(|(socket, agent)| Statistics::new(config.vm.clone(), socket, agent, &layout, touched));
+    let beside = Some(Beside { control, statistics });
+    Ok(Machine { vcpus, around, beside, power_button, _vm: vm, _memory: memory })
 }
 
 fn open_kvm() -> Result<Kvm, MachineError> {

@@ -1,16 +1,17 @@
-//! The command `vmm-plugin`: launches a guest.
+//! The command `vmm-plugin`: launches a guest, and asks those that run.
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use units::chain;
-use vmm_plugin::{config, exit, machine};
+use vmm_plugin::{ask, config, exit, machine};
 
 /// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
 ///
 /// Exit codes of `run`: 0 the guest switched itself off, 1 nothing was started, 2 wrong usage, 10 the guest asked for a
 /// reset, 11 it crashed, 12 it did not switch itself off and was stopped, 20 a slice was taken away under it, 21 the host
-/// had no memory left.
+/// had no memory left. Those of the other commands: 0 done, 1 error, 2 wrong usage, 3 no such VM runs here, 4 its state does not
+/// allow this, 6 it cannot answer now, 124 timed out.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -22,11 +23,18 @@ struct Args {
 enum Command {
     /// Run a guest until it ends. SIGTERM asks it to switch itself off; a second one stops it.
     Run(Box<config::Written>),
+    #[command(flatten)]
+    Ask(ask::Ask),
 }
 
 fn main() -> ExitCode {
-    let Command::Run(written) = Args::parse().command;
-    match run(*written) {
+    let written = match Args::parse().command {
+        Command::Run(written) => written,
+        Command::Ask(ask) => return ask::run(&ask),
+    };
+    let ran = run(*written);
+    exit::tidy();
+    match ran {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {}", chain(error.as_ref()));

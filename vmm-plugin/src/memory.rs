@@ -1,7 +1,8 @@
 //! A guest's memory: files mapped where the [`Layout`] says, and told to KVM. Where the files come from is the business of
-//! whoever calls; what becomes of a guest whose memory goes away is [`lost`]'s.
+//! whoever calls; what becomes of a guest whose memory goes away is [`lost`]'s, how much of it is in use [`touched`]'s.
 
 pub mod lost;
+pub mod touched;
 
 use std::{fs::File, io, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
@@ -14,6 +15,7 @@ use vm_memory::{
     GuestRegionMmap, mmap::MmapRegionBuilder,
 };
 
+use self::touched::Touched;
 use crate::layout::{Layout, Part, Piece};
 
 /// The memory of a guest as devices and loaders see it. Nobody ever holds a reference into it.
@@ -166,6 +168,23 @@ impl Memory {
     /// As devices and loaders see it.
     pub fn guest(&self) -> &GuestMemory {
         &self.guest
+    }
+
+    /// The slices of a node in the order in which they lie, each with its EMC.
+    pub fn slices(&self, node: u32) -> impl Iterator<Item = (u32, &str)> {
+        let mapped = self.mapped.iter().filter(move |mapped| mapped.node == node);
+        mapped.filter_map(|mapped| match &mapped.owner {
+            Owner::Slice { slice, emc } => Some((*slice, emc.as_str())),
+            Owner::Local => None,
+        })
+    }
+
+    /// A way to know how much of it was touched.
+    ///
+    /// # Errors
+    /// This process cannot look at itself.
+    pub fn touched(&self) -> io::Result<Touched> {
+        Touched::new(self.mapped.iter().map(|mapped| (mapped.addresses.clone(), mapped.node)))
     }
 
     /// Tells KVM about all of it.

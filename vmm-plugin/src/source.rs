@@ -69,6 +69,8 @@ pub struct Source {
     pub shape: Shape,
     /// Their files.
     pub backings: Backings,
+    /// The connection by which they came, if an agent has handed them out.
+    pub agent: Option<Client>,
 }
 
 /// Fetches or makes the memory of a guest. The agent then knows this process as the VM's.
@@ -131,6 +133,7 @@ fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
         let backing = backing(region, Owner::Slice { slice, emc: emc.clone() }).map_err(&wrong)?;
         by_emc.entry(emc).or_default().push(backing);
     }
+    source.agent = Some(agent);
     for (emc, slices) in by_emc {
         let wanted = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
         let wanted = wanted.or_else(|| config.pool.iter().find(|node| node.emc.is_none()));
@@ -151,7 +154,11 @@ fn backing(region: Region, owner: Owner) -> Result<Backing, String> {
 
 impl Source {
     fn empty() -> Self {
-        Self { shape: Shape { local: Vec::new(), pool: Vec::new() }, backings: Backings::default() }
+        Self {
+            shape: Shape { local: Vec::new(), pool: Vec::new() },
+            backings: Backings::default(),
+            agent: None,
+        }
     }
 
     fn add_local(&mut self, node: &LocalNode, memory: Bytes, backing: Backing, taking: Taking) {

@@ -26,6 +26,18 @@ pub const DEVICES_PER_VM_MAX: usize = 15;
 pub const GUEST_STOPS_WITHIN: Ns = Ns::secs(30);
 /// How long processors of a guest that is over may take to leave KVM.
 pub const VCPUS_STOP_WITHIN: Ns = Ns::secs(2);
+/// Callers at the control socket of one guest at a time; more wait.
+pub const CONTROL_CONNECTIONS_MAX: usize = 16;
+/// Requests of one such caller under way at a time; more wait.
+pub const CONTROL_REQUESTS_AT_ONCE_MAX: usize = 4;
+/// What is asked at a control socket.
+pub const CONTROL_REQUEST_BYTES_MAX: usize = 4 << 10;
+/// How long a guest's control socket may take for an answer.
+pub const CONTROL_ANSWER_WITHIN: Ns = Ns::secs(10);
+/// How long a command waits, unless told otherwise, until a guest that it stops is gone.
+pub const GUEST_GONE_WITHIN_DEFAULT: Ns = Ns::secs(40);
+/// How often the agent is told how much of its memory a guest has touched.
+pub const TOUCHED_TOLD_EVERY: Ns = Ns::secs(10);
 /// Cores of one host.
 pub const CORES_PER_HOST_MAX: u32 = 4096;
 /// Local memory of one host, in MiB: 64 TiB.
@@ -202,6 +214,11 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
+const _: () = assert!(VCPUS_STOP_WITHIN.0 < CONTROL_ANSWER_WITHIN.0, "a pause is answered in time");
+const _: () = assert!(
+    GUEST_STOPS_WITHIN.0 + VCPUS_STOP_WITHIN.0 < GUEST_GONE_WITHIN_DEFAULT.0,
+    "who stops a guest sees that it is gone, also when it does not listen"
+);
 // An order to a host is one message: 96 bytes a slice with its handle.
 const _: () =
     assert!(SLICES_PER_HOST_MAX as usize * 96 <= MESSAGE_BYTES_MAX, "an order would not fit into a message");

@@ -1,35 +1,30 @@
-//! The life of a guest that was put together: its processors each on a thread, and one loop that listens to the terminal, to
-//! signals, and to how it ends.
+//! The life of a guest that was put together, and the one loop that decides about it: it listens to the terminal, to signals, to
+//! the control socket, and to how the guest ends.
 
 use std::{
     fs::File,
     io::{self, Read as _},
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::{fd::AsFd as _, unix::net::UnixStream},
     sync::{Arc, mpsc},
-    thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     termios::{OptionalActions, tcgetattr, tcsetattr},
 };
-use units::limits::{GUEST_STOPS_WITHIN, VCPUS_STOP_WITHIN};
-use vmm_sys_util::signal::{Killable, register_signal_handler};
+use units::limits::GUEST_STOPS_WITHIN;
 
-use super::{Machine, MachineError, system_error};
+use super::{Machine, MachineError, processors::Processors, system_error};
 use crate::{
+    bell::Bell,
     config::Console,
+    control::{Order, Orders, Refused, State, Wanted},
     devices::{Wish, serial::Output},
     exit,
-    vcpu::{self, Ending, Vcpu},
+    vcpu::Ending,
 };
 
-/// How often processors that are to stop are told again: a signal that arrives just before KVM_RUN is lost.
-const TOLD_AGAIN_EVERY: Duration = Duration::from_millis(1);
 /// How much of what is typed is taken at a time.
 const TYPED_BYTES: usize = 64;
 
@@ -52,11 +47,10 @@ pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     let signals = signals().map_err(system_error("listen to signals"))?;
     let typing = if *console == Console::Terminal { prepare_terminal() } else { false };
-    let guest = Guest::start(machine)?;
+    let mut guest = Guest::start(machine)?;
     let ending = guest.listen(&signals, typing);
     let code = told(&ending);
-    guest.end();
-    exit::tidy();
+    guest.processors.end();
     Ok(code)
 }
 
@@ -80,57 +74,57 @@ fn told(ending: &Ended) -> u8 {
             eprintln!("the guest did not switch itself off within {GUEST_STOPS_WITHIN}, and was stopped");
             exit::STOPPED
         }
+        Ended::Cut => {
+            eprintln!("the guest was stopped at once, as was asked");
+            exit::STOPPED
+        }
     }
 }
 
 enum Ended {
     Itself(Ending),
+    /// It was asked to, and took too long or was asked again.
     Stopped,
+    /// It was not asked.
+    Cut,
 }
 
+/// A guest that runs, and the one who decides about its life.
 struct Guest {
     machine: Machine,
-    vcpus: Vec<JoinHandle<()>>,
+    processors: Processors,
     endings: mpsc::Receiver<Ending>,
-    /// Wakes the loop when there is an ending.
-    ended: OwnedFd,
+    orders: mpsc::Receiver<Order>,
+    /// Rung for each ending and each order.
+    bell: Arc<Bell>,
+    paused: bool,
+    /// When it is stopped if it has not switched itself off.
+    stop_at: Option<Instant>,
 }
 
 impl Guest {
     fn start(mut machine: Machine) -> Result<Self, MachineError> {
-        register_signal_handler(vcpu::kick_signal(), nothing)
-            .map_err(|error| system_error("handle a signal")(error.into()))?;
-        let (sender, endings) = mpsc::channel();
-        let (ended, wake) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-            .map_err(|errno| system_error("make a pipe")(errno.into()))?;
-        let wake = Arc::new(wake);
-        let threads = std::mem::take(&mut machine.vcpus).into_iter().enumerate().map(
-            |(number, mut vcpu): (_, Vcpu)| {
-                let (around, sender, wake) = (machine.around.clone(), sender.clone(), Arc::clone(&wake));
-                std::thread::Builder::new().name(format!("vcpu{number}")).spawn(move || {
-                    if let Some(ending) = vcpu.run(&around) {
-                        let _ = sender.send(ending); // somebody else was faster, if nobody listens
-                        let _ = rustix::io::write(&*wake, &[0]);
-                    }
-                })
-            },
-        );
-        let vcpus = threads.collect::<io::Result<_>>().map_err(system_error("start a thread"))?;
-        Ok(Self { machine, vcpus, endings, ended })
+        let bell = Arc::new(Bell::new().map_err(system_error("make an event descriptor"))?);
+        let (ended, endings) = mpsc::channel();
+        let (orders_given, orders) = Orders::new(Arc::clone(&bell));
+        let beside = machine.beside.take().expect("a machine is started once");
+        beside.start(orders_given).map_err(system_error("start a thread"))?;
+        let vcpus = std::mem::take(&mut machine.vcpus);
+        let processors = Processors::start(vcpus, &machine.around, &ended, &bell)?;
+        Ok(Self { machine, processors, endings, orders, bell, paused: false, stop_at: None })
     }
 
-    fn listen(&self, signals: &UnixStream, mut typing: bool) -> Ended {
-        let mut stop_at: Option<Instant> = None;
+    fn listen(&mut self, signals: &UnixStream, mut typing: bool) -> Ended {
         loop {
             let stdin = rustix::stdio::stdin();
             let mut watched = vec![
-                PollFd::new(&self.ended, PollFlags::IN),
+                PollFd::new(&*self.bell, PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];
             if typing {
                 watched.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
             }
-            let left = stop_at.map(|at| at.saturating_duration_since(Instant::now()));
+            let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec::try_from(left).expect("seconds"));
             match poll(&mut watched, left.as_ref()) {
                 Ok(0) => return Ended::Stopped,
@@ -138,20 +132,72 @@ impl Guest {
                 Err(errno) => return Ended::Itself(Ending::Failed(format!("poll: {errno}"))),
             }
             let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
-            if let Ok(ending) = self.endings.try_recv() {
-                return Ended::Itself(ending);
-            }
-            if ready[1] && signalled(signals) {
-                let _ = self.machine.power_button.write(1);
-                if stop_at.is_some() {
-                    return Ended::Stopped; // asked twice
-                }
-                stop_at = Some(Instant::now() + GUEST_STOPS_WITHIN.as_duration());
+            self.bell.still(); // before looking: what comes later rings again
+            if let Some(ended) = self.decide(ready[1] && signalled(signals)) {
+                return ended;
             }
             if ready.get(2) == Some(&true) {
                 typing = self.typed();
             }
         }
+    }
+
+    /// What becomes of endings, signals and orders.
+    fn decide(&mut self, signalled: bool) -> Option<Ended> {
+        if let Ok(ending) = self.endings.try_recv() {
+            return Some(Ended::Itself(ending));
+        }
+        if signalled && self.stop_at.is_some() {
+            return Some(Ended::Stopped); // asked twice
+        }
+        if signalled {
+            self.press_power_button();
+        }
+        while let Ok(Order { wanted, reply }) = self.orders.try_recv() {
+            let _ = reply.send(self.follow(wanted)); // whoever asked may have gone
+            if wanted == Wanted::End {
+                return Some(Ended::Cut);
+            }
+        }
+        None
+    }
+
+    fn follow(&mut self, wanted: Wanted) -> Result<State, Refused> {
+        match wanted {
+            Wanted::State | Wanted::End => {}
+            Wanted::Pause => self.pause()?,
+            Wanted::Resume => self.resume(),
+            Wanted::PowerButton => self.press_power_button(),
+        }
+        Ok(self.state())
+    }
+
+    fn state(&self) -> State {
+        match (self.stop_at, self.paused) {
+            (Some(_), _) => State::Ending,
+            (None, true) => State::Paused,
+            (None, false) => State::Running,
+        }
+    }
+
+    fn pause(&mut self) -> Result<(), Refused> {
+        if self.stop_at.is_some() {
+            return Err(Refused::Ending);
+        }
+        self.paused = self.processors.pause();
+        if self.paused { Ok(()) } else { Err(Refused::Busy) }
+    }
+
+    fn resume(&mut self) {
+        self.processors.resume();
+        self.paused = false;
+    }
+
+    /// A guest that stands still would not see it.
+    fn press_power_button(&mut self) {
+        self.resume();
+        let _ = self.machine.power_button.write(1);
+        self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_STOPS_WITHIN.as_duration());
     }
 
     /// What is typed goes to the guest as far as it has room; `false` at the end of input.
@@ -165,21 +211,7 @@ impl Guest {
             }
         }
     }
-
-    /// No processor runs any more when this returns, unless one hangs in the kernel.
-    fn end(self) {
-        self.machine.around.gate.end();
-        let give_up = Instant::now() + VCPUS_STOP_WITHIN.as_duration();
-        while self.vcpus.iter().any(|vcpu| !vcpu.is_finished()) && Instant::now() < give_up {
-            self.vcpus.iter().for_each(|vcpu| {
-                let _ = vcpu.kill(vcpu::kick_signal()); // one that is over needs no telling
-            });
-            std::thread::sleep(TOLD_AGAIN_EVERY);
-        }
-    }
 }
-
-extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 /// Signals that ask for an end, as bytes of a stream.
 fn signals() -> io::Result<UnixStream> {
@@ -203,7 +235,7 @@ fn prepare_terminal() -> bool {
         raw.make_raw();
         raw.output_modes = before.output_modes;
         if tcsetattr(stdin, OptionalActions::Now, &raw).is_ok() {
-            exit::tidy_at_end(exit::Tidy { terminal: Some(before), ..Default::default() });
+            exit::restore_terminal_at_end(before);
         }
     }
     true

@@ -1,6 +1,7 @@
 //! A network card behind a tap device of the host (VIRTIO 1.2, section 5.1): one pair of queues, no offloads.
 
 use std::{
+    fmt,
     fs::File,
     io::{self, Read as _, Write as _},
     os::fd::{AsRawFd as _, RawFd},
@@ -22,6 +23,12 @@ const BUFFERS_USED: std::ops::Range<usize> = 10..12;
 /// The address of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.map(|byte| format!("{byte:02x}")).join(":"))
+    }
+}
 
 /// Not an address of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

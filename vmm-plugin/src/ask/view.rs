@@ -1,0 +1,225 @@
+//! What people and programs see of a guest. Names of fields are a promise to scripts.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use proto::v1 as wire;
+use serde::Serialize;
+use units::Bytes;
+
+#[derive(Serialize)]
+struct Guest<'a> {
+    vm: &'a str,
+    pid: u32,
+    state: &'static str,
+    cpus: u32,
+    kernel: &'a str,
+    started_unix_ms: u64,
+    agent: Option<&'a str>,
+    nodes: Vec<Node<'a>>,
+    disks: Vec<Disk<'a>>,
+    cards: Vec<Card<'a>>,
+}
+
+#[derive(Serialize)]
+struct Node<'a> {
+    node: u32,
+    kind: &'static str,
+    cpus: &'a [u32],
+    bytes: u64,
+    touched_bytes: u64,
+    distances: &'a [u32],
+    emc: Option<&'a str>,
+    slices: &'a [u32],
+}
+
+#[derive(Serialize)]
+struct Disk<'a> {
+    path: &'a str,
+    read_only: bool,
+}
+
+#[derive(Serialize)]
+struct Card<'a> {
+    tap: &'a str,
+    mac: &'a str,
+}
+
+/// For programs.
+pub(super) fn json(guest: &wire::Guest) -> String {
+    let view = Guest {
+        vm: &guest.vm,
+        pid: guest.pid,
+        state: state(guest),
+        cpus: guest.cpus,
+        kernel: &guest.kernel,
+        started_unix_ms: guest.started_unix_ms,
+        agent: guest.agent.as_deref(),
+        nodes: guest.nodes.iter().map(node).collect(),
+        disks: guest.disks.iter().map(|disk| Disk { path: &disk.path, read_only: disk.read_only }).collect(),
+        cards: guest.cards.iter().map(|card| Card { tap: &card.tap, mac: &card.mac }).collect(),
+    };
+    serde_json::to_string_pretty(&view).expect("text and numbers") + "\n"
+}
+
+fn node(node: &wire::GuestNode) -> Node<'_> {
+    Node {
+        node: node.node,
+        kind: kind(node),
+        cpus: &node.cpus,
+        bytes: node.bytes,
+        touched_bytes: node.touched_bytes,
+        distances: &node.distances,
+        emc: node.emc.as_deref(),
+        slices: &node.slices,
+    }
+}
+
+fn kind(node: &wire::GuestNode) -> &'static str {
+    if node.pool { "pool" } else { "local" }
+}
+
+fn state(guest: &wire::Guest) -> &'static str {
+    match guest.state() {
+        wire::GuestState::Running => "running",
+        wire::GuestState::Paused => "paused",
+        wire::GuestState::Ending => "ending",
+        wire::GuestState::Unspecified => "unknown",
+    }
+}
+
+/// For people: what it is, its nodes, and its devices.
+pub(super) fn text(guest: &wire::Guest) -> String {
+    let started = UNIX_EPOCH + Duration::from_millis(guest.started_unix_ms);
+    let mut facts = bare();
+    facts.add_row(["VM:", &guest.vm]);
+    facts.add_row(["STATE:", state(guest)]);
+    facts.add_row(["PID:", &guest.pid.to_string()]);
+    facts.add_row(["STARTED:", &humantime::format_rfc3339_seconds(started).to_string()]);
+    facts.add_row(["CPUS:", &guest.cpus.to_string()]);
+    facts.add_row(["KERNEL:", &guest.kernel]);
+    facts.add_row(["MEMORY OF:", guest.agent.as_deref().unwrap_or("this host's operating system")]);
+    for disk in &guest.disks {
+        facts.add_row([
+            "DISK:",
+            &format!("{}{}", disk.path, if disk.read_only { " (read only)" } else { "" }),
+        ]);
+    }
+    for card in &guest.cards {
+        facts.add_row(["CARD:", &format!("{} {}", card.tap, card.mac)]);
+    }
+    plain(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
+}
+
+fn nodes(guest: &wire::Guest) -> Table {
+    let mut table = bare();
+    table.set_header(["NODE", "KIND", "CPUS", "MEMORY", "TOUCHED", "DISTANCES", "EMC", "SLICES"]);
+    for node in &guest.nodes {
+        table.add_row([
+            node.node.to_string(),
+            kind(node).to_owned(),
+            runs(&node.cpus),
+            Bytes::new(node.bytes).to_string(),
+            Bytes::new(node.touched_bytes).to_string(),
+            node.distances.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
+            node.emc.clone().unwrap_or_else(|| "-".to_owned()),
+            runs(&node.slices),
+        ]);
+    }
+    table
+}
+
+/// Numbers in the order in which they come, neighbours as a run: "0-3,7".
+fn runs(numbers: &[u32]) -> String {
+    let runs = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|run| match run {
+        [only] => only.to_string(),
+        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    let runs = runs.collect::<Vec<_>>().join(",");
+    if runs.is_empty() { "-".to_owned() } else { runs }
+}
+
+fn bare() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table
+}
+
+fn flush_left(table: &Table) -> String {
+    table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
+}
+
+/// Paths are other people's words: in a terminal they must not become orders to it.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest() -> wire::Guest {
+        let local = wire::GuestNode {
+            cpus: vec![0, 1, 2, 3],
+            bytes: 12 << 30,
+            touched_bytes: 300 << 20,
+            distances: vec![10, 18],
+            ..Default::default()
+        };
+        let pool = wire::GuestNode {
+            node: 1,
+            pool: true,
+            bytes: 4 << 30,
+            touched_bytes: 0,
+            distances: vec![18, 10],
+            emc: Some("emc0".into()),
+            slices: vec![3, 4, 5, 9],
+            ..Default::default()
+        };
+        wire::Guest {
+            vm: "web-1".into(),
+            pid: 4711,
+            state: wire::GuestState::Running.into(),
+            cpus: 4,
+            kernel: "/boot/vmlinuz".into(),
+            started_unix_ms: 1_700_000_000_000,
+            agent: Some("/run/tarn/host-memory.sock".into()),
+            nodes: vec![local, pool],
+            disks: vec![wire::GuestDisk { path: "web-1\u{1b}[2J.raw".into(), read_only: true }],
+            cards: vec![wire::GuestCard { tap: "tap0".into(), mac: "52:54:00:12:34:56".into() }],
+        }
+    }
+
+    #[test]
+    fn people_see_a_guest_with_its_nodes_and_no_orders_to_their_terminal() {
+        let expected = "\
+VM:         web-1
+STATE:      running
+PID:        4711
+STARTED:    2023-11-14T22:13:20Z
+CPUS:       4
+KERNEL:     /boot/vmlinuz
+MEMORY OF:  /run/tarn/host-memory.sock
+DISK:       web-1\u{fffd}[2J.raw (read only)
+CARD:       tap0 52:54:00:12:34:56
+
+NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
+0     local  0-3   12GiB   300MiB   10 18      -     -
+1     pool   -     4GiB    0B       18 10      emc0  3-5,9
+";
+        assert_eq!(text(&guest()), expected);
+    }
+
+    #[test]
+    fn programs_see_the_same_with_sizes_in_bytes_and_nothing_left_out() {
+        let seen: serde_json::Value = serde_json::from_str(&json(&guest())).unwrap();
+        assert_eq!((&seen["state"], &seen["pid"]), (&"running".into(), &4711.into()));
+        let pool = serde_json::json!({
+            "node": 1, "kind": "pool", "cpus": [], "bytes": 4_u64 << 30, "touched_bytes": 0, "distances": [18, 10],
+            "emc": "emc0", "slices": [3, 4, 5, 9],
+        });
+        assert_eq!(seen["nodes"][1], pool);
+        assert_eq!(seen["nodes"][0]["emc"], serde_json::Value::Null);
+        assert_eq!(seen["cards"][0]["mac"], "52:54:00:12:34:56");
+    }
+}

@@ -1,0 +1,78 @@
+//! Callers at a control socket, a limited number at a time: each connection holds a place until it is closed.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{UnixListener, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+use units::limits::CONTROL_CONNECTIONS_MAX;
+
+/// How long nobody is let in after that failed: descriptors may come back.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// A connection that has a place.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Lets callers in as places become free. More wait at the socket.
+pub(super) fn accept(listener: UnixListener) -> ReceiverStream<io::Result<Connection>> {
+    let (sender, receiver) = mpsc::channel(1);
+    let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
+    tokio::spawn(async move {
+        loop {
+            let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    if sender.send(Ok(Connection { stream, _place: place })).await.is_err() {
+                        return; // nobody serves any more
+                    }
+                }
+                Err(_) => tokio::time::sleep(PAUSE_AFTER_FAILURE).await,
+            }
+        }
+    });
+    ReceiverStream::new(receiver)
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,56 @@
+//! A guest as its control socket tells of it: everything but what changes while it runs.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use proto::v1 as wire;
+
+use crate::{
+    config::{Config, Disk, Net},
+    layout::Layout,
+    memory::Memory,
+};
+
+/// What a guest is.
+pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wire::Guest {
+    let nodes = (0..).zip(&layout.nodes).map(|(number, _)| node(number, layout, memory));
+    wire::Guest {
+        vm: config.vm.to_string(),
+        pid: std::process::id(),
+        state: wire::GuestState::Unspecified.into(),
+        cpus: layout.cpus(),
+        kernel: config.kernel.kernel.display().to_string(),
+        started_unix_ms: now_unix_ms(),
+        agent: config.agent.as_ref().map(|socket| socket.display().to_string()),
+        nodes: nodes.collect(),
+        disks: config.disks.iter().map(disk).collect(),
+        cards: config.nets.iter().map(card).collect(),
+    }
+}
+
+fn node(number: u32, layout: &Layout, memory: &Memory) -> wire::GuestNode {
+    let at = number as usize;
+    let node = &layout.nodes[at];
+    wire::GuestNode {
+        node: number,
+        pool: node.is_pool(),
+        cpus: node.cpus.clone().collect(),
+        bytes: node.memory.iter().map(|range| range.end - range.start).sum(),
+        touched_bytes: 0,
+        distances: (0..layout.nodes.len()).map(|to| u32::from(layout.distance(at, to))).collect(),
+        emc: memory.slices(number).next().map(|(_, emc)| emc.to_owned()),
+        slices: memory.slices(number).map(|(slice, _)| slice).collect(),
+    }
+}
+
+fn disk(disk: &Disk) -> wire::GuestDisk {
+    wire::GuestDisk { path: disk.path.display().to_string(), read_only: disk.read_only }
+}
+
+fn card(net: &Net) -> wire::GuestCard {
+    wire::GuestCard { tap: net.tap.clone(), mac: net.mac.to_string() }
+}
+
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

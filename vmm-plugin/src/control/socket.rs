@@ -1,0 +1,190 @@
+//! The name under which a running VM is found: one socket for each, in a folder of sockets. Whoever makes it runs the VM, and
+//! nobody else does; who listens there, and to what, is not known here.
+
+use std::{
+    ffi::CString,
+    fs::{DirBuilder, File},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::{fs::DirBuilderExt as _, net::UnixListener},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FlockOperation, Mode, fchmod, flock},
+    io::Errno,
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+    },
+    process::Pid,
+};
+use units::Name;
+
+use crate::exit;
+
+/// Callers the kernel holds while all places are taken.
+const BACKLOG: i32 = 128;
+
+/// Why a VM cannot have its socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// It has one already.
+    #[error("VM {vm} runs already here: process {pid} answers at {}", path.display())]
+    Taken {
+        /// Whose.
+        vm: Name,
+        /// Of its VMM.
+        pid: i32,
+        /// Where.
+        path: PathBuf,
+    },
+    /// Addresses of sockets are short.
+    #[error("run-dir: the path {} is too long for a socket: at most 107 bytes", path.display())]
+    TooLong {
+        /// Which one.
+        path: PathBuf,
+    },
+    /// The operating system refuses.
+    #[error("run-dir: cannot {doing} {}", path.display())]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+}
+
+/// Where a VM's socket is.
+pub fn path_of(run_dir: &Path, vm: &Name) -> PathBuf {
+    run_dir.join(format!("{vm}.sock"))
+}
+
+/// Makes the socket of a VM, and the folder if need be, for this process's user alone. It is gone with the process, unless that
+/// is killed: then it is replaced here.
+///
+/// # Errors
+/// [`SocketError`]: among others, the VM runs already.
+pub fn claim(run_dir: &Path, vm: &Name) -> Result<UnixListener, SocketError> {
+    let failed = |doing, path: &Path| {
+        let path = path.to_owned();
+        move |errno: io::Error| SocketError::System { doing, path, errno }
+    };
+    let run_dir = std::path::absolute(run_dir).map_err(failed("find", run_dir))?;
+    let path = path_of(&run_dir, vm);
+    let address = SocketAddrUnix::new(&path).map_err(|_| SocketError::TooLong { path: path.clone() })?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("make", &run_dir))?;
+    let folder = File::open(&run_dir).map_err(failed("open", &run_dir))?;
+    // One at a time looks and takes: of two that start the same VM, one finds the other.
+    flock(&folder, FlockOperation::LockExclusive).map_err(|errno| failed("lock", &run_dir)(errno.into()))?;
+    if let Some(process) = process_at(&path).map_err(failed("look who is at", &path))? {
+        return Err(SocketError::Taken { vm: vm.clone(), pid: process.as_raw_nonzero().get(), path });
+    }
+    remove(&path).map_err(failed("remove the dead socket", &path))?;
+    let listener = listen_at(&address).map_err(failed("listen at", &path))?;
+    flock(&folder, FlockOperation::Unlock).map_err(|errno| failed("unlock", &run_dir)(errno.into()))?;
+    let name = CString::new(format!("{vm}.sock")).expect("a name has no zeros");
+    exit::remove_socket_at_end(folder.into(), name);
+    Ok(listener)
+}
+
+/// The process that listens at a path; `None` if nobody does, or there is nothing.
+///
+/// # Errors
+/// It may not be asked, or is too busy to be asked.
+pub fn process_at(path: &Path) -> io::Result<Option<Pid>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let asking = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&asking, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(Some(sockopt::socket_peercred(&asking)?.pid)),
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// The mode is set before there is a file: nobody else can open it in between.
+fn listen_at(address: &SocketAddrUnix) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, address)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
+        sync::Barrier,
+    };
+
+    use super::*;
+
+    fn name() -> Name {
+        Name::new("v").unwrap()
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_socket_and_its_folder_are_their_owners_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let run_dir = place.path().join("run/vms");
+        let _listener = claim(&run_dir, &name()).unwrap();
+        assert_eq!((mode(&run_dir), mode(&path_of(&run_dir, &name()))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn a_vm_that_answers_runs_already_and_one_that_does_not_is_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let first = claim(place.path(), &name()).unwrap();
+        let refused = claim(place.path(), &name()).unwrap_err().to_string();
+        let process = format!("VM v runs already here: process {} answers at ", std::process::id());
+        assert!(refused.starts_with(&process), "{refused}");
+        drop(first);
+        assert!(fs::symlink_metadata(path_of(place.path(), &name())).unwrap().file_type().is_socket());
+        claim(place.path(), &name()).unwrap();
+    }
+
+    #[test]
+    fn of_many_that_start_the_same_vm_at_once_one_does() {
+        const AT_ONCE: usize = 8;
+        for _ in 0..20 {
+            let place = tempfile::tempdir().unwrap();
+            let start = Barrier::new(AT_ONCE);
+            let claimed: Vec<_> = std::thread::scope(|scope| {
+                let claim = || {
+                    start.wait();
+                    claim(place.path(), &name())
+                };
+                let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(claim)).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(claimed.iter().filter(|claimed| claimed.is_ok()).count(), 1, "{claimed:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have_is_refused_and_nothing_is_made() {
+        let place = tempfile::tempdir().unwrap();
+        let run_dir = place.path().join("x".repeat(100));
+        let refused = claim(&run_dir, &name()).unwrap_err().to_string();
+        assert!(refused.ends_with("is too long for a socket: at most 107 bytes"), "{refused}");
+        assert!(!run_dir.exists());
+    }
+}
