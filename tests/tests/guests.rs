@@ -6,7 +6,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use proto::v1 as wire;
@@ -63,8 +63,19 @@ impl Guest {
         rack.wait_for("the guest to go on", async |_| self.said() > before + 2).await;
     }
 
-    fn end(self) -> Output {
-        self.process.wait_with_output().unwrap()
+    /// How it ended, and what its VMM said to that.
+    fn end(mut self) -> (Option<i32>, String) {
+        let (mut said, ended) = (String::new(), self.process.wait().unwrap());
+        self.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (ended.code(), said)
+    }
+}
+
+/// A test that fails leaves no guest behind.
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -78,9 +89,8 @@ async fn a_guest_whose_slice_is_taken_away_ends_at_once_and_says_which() {
     let owned = rack.slices().await.into_iter().find(|slice| slice.vm.as_deref() == Some("v")).unwrap();
     let release = wire::ReleaseRequest { target: by_vm("v"), force: true, reason: "test".into() };
     rack.scheduler().await.release(release).await.unwrap();
-    let ended = guest.end();
-    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(20), "{said}");
+    let (code, said) = guest.end();
+    assert_eq!(code, Some(20), "{said}");
     assert_eq!(
         said,
         format!("error: VM v lost slice {} of EMC {}: the rack took it back\n", owned.slice, owned.emc)
@@ -116,8 +126,7 @@ async fn an_agent_shows_what_a_guest_touched_and_so_does_the_next_one() {
     rack.start_agent(0);
     rack.wait_for("the next agent to show what was touched", is_shown).await;
     guest.process.kill().unwrap();
-    let said = String::from_utf8(guest.end().stderr).unwrap();
-    assert_eq!(said, "", "an agent that is away is nothing to talk of");
+    assert_eq!(guest.end().1, "", "an agent that is away is nothing to talk of");
 }
 
 #[tokio::test]

@@ -254,6 +254,7 @@ fn nobody_is_not_found() {
         let expected = format!("error: no VM v runs here: nobody is at {}\n", path.display());
         refused(&place.ask(&[command, "v"]), 3, &expected);
     }
+    refused(&place.ask(&["stop", "v", "--timeout", "2days"]), 2, "must be at most 1day");
 }
 
 #[test]

@@ -22,7 +22,10 @@ use tonic::{
 };
 use units::{
     Name, chain,
-    limits::{ANSWER_SLACK, CONTROL_ANSWER_WITHIN, GUEST_GONE_WITHIN_DEFAULT, MESSAGE_BYTES_MAX},
+    limits::{
+        ANSWER_SLACK, CONTROL_ANSWER_WITHIN, GUEST_GONE_WITHIN_DEFAULT, GUEST_GONE_WITHIN_MAX,
+        MESSAGE_BYTES_MAX,
+    },
 };
 
 use crate::{config::RunDir, control::socket};
@@ -82,8 +85,14 @@ pub struct Stop {
     #[arg(long)]
     now: bool,
     /// How long to wait until it is gone, such as 90s [default: a little longer than a guest may take]
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = patience)]
     timeout: Option<Duration>,
+}
+
+fn patience(text: &str) -> Result<Duration, String> {
+    let span = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let max = GUEST_GONE_WITHIN_MAX.as_duration();
+    if span <= max { Ok(span) } else { Err(format!("must be at most {}", humantime::format_duration(max))) }
 }
 
 /// Why a command failed.

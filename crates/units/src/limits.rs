@@ -36,6 +36,8 @@ pub const CONTROL_REQUEST_BYTES_MAX: usize = 4 << 10;
 pub const CONTROL_ANSWER_WITHIN: Ns = Ns::secs(10);
 /// How long a command waits, unless told otherwise, until a guest that it stops is gone.
 pub const GUEST_GONE_WITHIN_DEFAULT: Ns = Ns::secs(40);
+/// The longest that a command may be told to wait for that.
+pub const GUEST_GONE_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
 /// How often the agent is told how much of its memory a guest has touched.
 pub const TOUCHED_TOLD_EVERY: Ns = Ns::secs(10);
 /// Cores of one host.
