@@ -37,6 +37,7 @@ type Look = Box<dyn FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) + Send>;
 enum Request {
     Attach { vm: Name, process: Process, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
     Touched { vm: Name, process: Process, touched: Touched, reply: oneshot::Sender<Result<(), Asked>> },
+    Show { vm: Name, process: Process, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
     Look(Look),
 }
 
@@ -92,6 +93,14 @@ impl Handle {
     /// [`Asked`].
     pub async fn attach(&self, vm: Name, process: Process, form: Form) -> Result<Handed, Asked> {
         self.ask(|reply| Request::Attach { vm, process, form, reply }).await?
+    }
+
+    /// A process looks at the memory of a VM without becoming it.
+    ///
+    /// # Errors
+    /// [`Asked`], whenever [`Handle::attach`] would have failed.
+    pub async fn show(&self, vm: Name, process: Process, form: Form) -> Result<Handed, Asked> {
+        self.ask(|reply| Request::Show { vm, process, form, reply }).await?
     }
 
     /// A VM's process tells how much its guest has touched.
@@ -304,6 +313,10 @@ impl Driver {
                 });
                 let _ = reply.send(noted); // whoever asked may have gone
             }
+            Request::Show { vm, process, form, reply } => {
+                let shown = self.agent.look(&vm, process).map_err(Asked::from);
+                let _ = reply.send(shown.and_then(|record| self.memory(&record, form))); // as above
+            }
             Request::Look(question) => question(&self.agent, &self.touched),
         }
     }
@@ -335,14 +348,18 @@ impl Driver {
 
     fn hand_out(&mut self, ticket: Ticket, record: &VmRecord) {
         let Some((form, reply)) = self.waiting.remove(&ticket) else { return };
-        let parts = self.host.memory(record, form);
+        let handed = self.memory(record, form);
         let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
-        match &parts {
+        match &handed {
             Ok(_) => tracing::info!(vm, pid, slices, "memory handed out"),
             Err(error) => tracing::error!(vm, pid, error = units::chain(error), "memory not handed out"),
         }
-        let handed = parts.map(|parts| Handed { parts, pinned: record.pinned }).map_err(Asked::Host);
         let _ = reply.send(handed); // the process may be gone, which is seen by its end
+    }
+
+    fn memory(&self, record: &VmRecord, form: Form) -> Result<Handed, Asked> {
+        let parts = self.host.memory(record, form).map_err(Asked::Host)?;
+        Ok(Handed { parts, pinned: record.pinned })
     }
 
     fn refuse(&mut self, ticket: Ticket, why: Refusal) {

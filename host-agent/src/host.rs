@@ -58,6 +58,11 @@ pub enum Form {
         /// Whose they will be.
         uid: u32,
     },
+    /// Slices as paths that this uid can open, and of local memory only the size.
+    Shown {
+        /// Whose the slices will be.
+        uid: u32,
+    },
 }
 
 /// One part of a VM's memory.
@@ -82,6 +87,8 @@ pub enum Place {
     Descriptor(Arc<OwnedFd>),
     /// In the file of this name.
     Path(PathBuf),
+    /// Nowhere: the VMM makes it.
+    VmmsOwn,
 }
 
 /// What a machine could not do.

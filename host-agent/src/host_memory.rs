@@ -184,9 +184,10 @@ impl Caller {
         };
         match wire::HostMemoryRequest::decode(bytes).map(|message| message.request) {
             Err(error) => refused("BAD_MESSAGE", error.to_string()),
-            Ok(None) => refused("BAD_MESSAGE", "request: must be attach or touched".to_owned()),
+            Ok(None) => refused("BAD_MESSAGE", "request: must be attach, touched or look".to_owned()),
             Ok(Some(host_memory_request::Request::Attach(attach))) => self.attach(process, attach).await,
             Ok(Some(host_memory_request::Request::Touched(touched))) => self.touched(process, touched).await,
+            Ok(Some(host_memory_request::Request::Look(look))) => self.look(process, look).await,
         }
     }
 
@@ -201,6 +202,13 @@ impl Caller {
         match Name::new(&attach.vm) {
             Err(error) => refused("BAD_MESSAGE", format!("attach.vm: {error}")),
             Ok(vm) => answer::memory(self.driver.attach(vm, process, form).await),
+        }
+    }
+
+    async fn look(&self, process: Process, look: wire::Look) -> Answer {
+        match Name::new(&look.vm) {
+            Err(error) => refused("BAD_MESSAGE", format!("look.vm: {error}")),
+            Ok(vm) => answer::memory(self.driver.show(vm, process, Form::Shown { uid: self.uid }).await),
         }
     }
 

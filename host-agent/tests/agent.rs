@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
 };
 
-use host_memory::{Client, ClientError};
+use host_memory::{Client, ClientError, Region, RegionPlace};
 use proto::v1::{self as wire, MemoryForm};
 use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm};
 
@@ -147,6 +147,39 @@ fn a_vmm_that_only_takes_paths_gets_paths_it_can_open() {
     vmm.kill();
     rig.wait(|have| have.ended == ["r-1"]);
     assert!(!local.exists(), "local memory of a VM that ended is still there");
+}
+
+#[test]
+fn whoever_looks_sees_paths_it_can_open_and_is_not_taken_for_the_vm() {
+    let mut rig = Rig::new();
+    let slices = vec![rig.grant(1, 1), rig.grant(2, 1)];
+    rig.order(want_vm(slices), |have| pairs(&have.online) == [(1, 1), (2, 1)]);
+    let client = Client::connect(&rig.socket()).unwrap();
+    let seen = client.look("a").unwrap();
+    let [local, one, two] = <[Region; 3]>::try_from(seen.regions).unwrap();
+    assert_eq!((local.slice, local.bytes), (None, 16 << 20));
+    assert!(matches!(local.place, RegionPlace::VmmsOwn) && local.into_file().is_err());
+    assert_eq!((one.slice, two.slice, two.bytes), (Some((1, 1)), Some((2, 1)), GIB));
+    assert!(matches!(&two.place, RegionPlace::Path(path) if *path == rig.slice_path(2, 1)));
+    assert!(two.into_file().is_ok());
+    assert!(!rig.dir.path().join("local/r-1.local").exists(), "made for nobody");
+    let have = rig.order(want(), |_| true);
+    assert!(have.vms.is_empty(), "somebody was registered");
+}
+
+#[test]
+fn a_look_is_refused_whenever_the_memory_would_be() {
+    let (rig, _vmm) = running();
+    let client = Client::connect(&rig.socket()).unwrap();
+    for (vm, reason) in [("a", "VM_ATTACHED"), ("b", "VM_UNKNOWN"), ("../a", "BAD_MESSAGE")] {
+        let Err(ClientError::Refused { reason: told, .. }) = client.look(vm) else {
+            panic!("{vm} was shown")
+        };
+        assert_eq!(told, reason);
+    }
+    let rig = Rig::with("allowed_uids = [12345]");
+    let stranger = Client::connect(&rig.socket()).unwrap().look("a");
+    assert!(matches!(stranger, Err(ClientError::Refused { reason, .. }) if reason == "PEER_NOT_ALLOWED"));
 }
 
 #[test]

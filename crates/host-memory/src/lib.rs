@@ -50,14 +50,20 @@ pub struct Region {
 }
 
 impl Region {
+    fn of(region: wire::Region, place: RegionPlace) -> Self {
+        let wire::Region { slice, emc, epoch, bytes, offset, .. } = region;
+        Self { slice: slice.map(|slice| (slice, epoch)), emc, bytes, offset, place }
+    }
+
     /// What the region lies in, open for reading and writing.
     ///
     /// # Errors
-    /// A path that cannot be opened.
+    /// A path that cannot be opened, or nothing to open.
     pub fn into_file(self) -> io::Result<File> {
         match self.place {
             RegionPlace::Descriptor(descriptor) => Ok(File::from(descriptor)),
             RegionPlace::Path(path) => OpenOptions::new().read(true).write(true).open(path),
+            RegionPlace::VmmsOwn => Err(io::Error::new(io::ErrorKind::NotFound, "it is the VMM's to make")),
         }
     }
 }
@@ -69,6 +75,8 @@ pub enum RegionPlace {
     Descriptor(OwnedFd),
     /// In the file of this name.
     Path(PathBuf),
+    /// Nowhere: the VMM makes it.
+    VmmsOwn,
 }
 
 /// Why there is no memory.
@@ -127,12 +135,28 @@ impl Client {
     /// [`ClientError`].
     pub fn attach(&self, vm: &str, form: wire::MemoryForm) -> Result<VmMemory, ClientError> {
         self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into() }))?;
+        self.memory(VmMemory::add)
+    }
+
+    /// Looks at the memory of a VM: slices as paths, and how much local memory it is to have. Nobody is registered.
+    ///
+    /// # Errors
+    /// [`ClientError`], whenever [`Client::attach`] would have failed.
+    pub fn look(&self, vm: &str) -> Result<VmMemory, ClientError> {
+        self.send(Request::Look(wire::Look { vm: vm.to_owned() }))?;
+        self.memory(VmMemory::add_shown)
+    }
+
+    fn memory(
+        &self,
+        add: impl Fn(&mut VmMemory, Vec<wire::Region>, Vec<OwnedFd>) -> Result<(), ClientError>,
+    ) -> Result<VmMemory, ClientError> {
         let mut memory = VmMemory { regions: Vec::new(), pinned: false };
         // Every message but the last brings a region, and there is one for local memory.
         for _ in 0..SLICES_PER_VM_MAX + 2 {
             let (reply, descriptors) = self.receive()?;
             let Reply::Memory(piece) = reply else { return Err(wrong("it is not about memory")) };
-            memory.add(piece.regions, descriptors)?;
+            add(&mut memory, piece.regions, descriptors)?;
             memory.pinned = piece.pinned;
             if !piece.more {
                 return Ok(memory);
@@ -187,22 +211,28 @@ impl VmMemory {
     fn add(&mut self, regions: Vec<wire::Region>, descriptors: Vec<OwnedFd>) -> Result<(), ClientError> {
         let mut descriptors = descriptors.into_iter();
         for region in regions {
-            let place = match region.path.is_empty() {
-                false => RegionPlace::Path(region.path.into()),
-                true => {
-                    let next = descriptors.next().ok_or_else(|| wrong("a descriptor is missing"))?;
-                    RegionPlace::Descriptor(next)
-                }
-            };
-            let slice = region.slice.map(|slice| (slice, region.epoch));
-            self.regions.push(Region {
-                slice,
-                emc: region.emc,
-                bytes: region.bytes,
-                offset: region.offset,
-                place,
-            });
+            let next = || descriptors.next().map(RegionPlace::Descriptor);
+            let place = path_of(&region).or_else(next).ok_or_else(|| wrong("a descriptor is missing"))?;
+            self.regions.push(Region::of(region, place));
         }
         if descriptors.next().is_some() { Err(wrong("a descriptor is too many")) } else { Ok(()) }
     }
+
+    /// Slices have paths, local memory is nowhere yet, and nothing has a descriptor.
+    fn add_shown(
+        &mut self,
+        regions: Vec<wire::Region>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ClientError> {
+        for region in regions {
+            let own = region.slice.is_none().then_some(RegionPlace::VmmsOwn);
+            let place = path_of(&region).or(own).ok_or_else(|| wrong("a path is missing"))?;
+            self.regions.push(Region::of(region, place));
+        }
+        if descriptors.is_empty() { Ok(()) } else { Err(wrong("a descriptor is too many")) }
+    }
+}
+
+fn path_of(region: &wire::Region) -> Option<RegionPlace> {
+    (!region.path.is_empty()).then(|| RegionPlace::Path(region.path.clone().into()))
 }

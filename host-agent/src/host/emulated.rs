@@ -57,7 +57,7 @@ impl Emulated {
         let open = self.open().get(&holding).cloned().ok_or(HostError::NotOpen(holding))?;
         let place = match form {
             Form::Descriptors => Place::Descriptor(open),
-            Form::Paths { uid } => {
+            Form::Paths { uid } | Form::Shown { uid } => {
                 let path = PathBuf::from(&*handle.place);
                 give_to(&open, &path, uid)?;
                 Place::Path(path)
@@ -70,6 +70,7 @@ impl Emulated {
         let place = match form {
             Form::Descriptors => Place::Descriptor(self.local_memfd(record)?),
             Form::Paths { uid } => Place::Path(self.local_file(record, uid)?),
+            Form::Shown { .. } => Place::VmmsOwn,
         };
         Ok(Part { slice: None, emc: "".into(), bytes: record.local, offset: 0, place })
     }

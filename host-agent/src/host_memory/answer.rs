@@ -95,6 +95,7 @@ fn region(part: Part) -> (wire::Region, Option<Arc<OwnedFd>>) {
     let (path, descriptor) = match part.place {
         Place::Descriptor(descriptor) => (String::new(), Some(descriptor)),
         Place::Path(path) => (path.to_string_lossy().into_owned(), None),
+        Place::VmmsOwn => (String::new(), None),
     };
     let region = wire::Region {
         slice: part.slice.map(|holding| holding.slice.0),

@@ -177,9 +177,8 @@ fn effect_words(effect: &Effect) -> String {
     }
 }
 
-/// Runs a line of words through an agent and compares what the last word led to.
-#[track_caller]
-fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
+/// Runs a line of words through an agent, and says what the last word led to.
+fn run(found: Vec<Adopted>, script: &str) -> (Agent, String) {
     let mut now = Ns::secs(1);
     let mut agent = Agent::new(now, INSTANCE, None, found);
     let (mut tickets, mut last) = (0, String::new());
@@ -192,7 +191,23 @@ fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
         let effects: Vec<_> = std::iter::from_fn(|| agent.poll_effect()).collect();
         last = effects.iter().map(effect_words).collect::<Vec<_>>().join(" ");
     }
-    assert_eq!(last, expected, "after {script}");
+    (agent, last)
+}
+
+#[track_caller]
+fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
+    assert_eq!(run(found, script).1, expected, "after {script}");
+}
+
+/// What process 200 sees of VM a.
+#[track_caller]
+fn check_look(script: &str, expected: Result<&str, &str>) {
+    let (agent, _) = run(Vec::new(), script);
+    let before = agent.have();
+    let seen = agent.look(&Name::new("a").unwrap(), process(200));
+    let seen = seen.map(|record| list(record.slices.keys().copied())).map_err(|why| why.to_string());
+    assert_eq!(seen.as_deref().map_err(String::as_str), expected, "after {script}");
+    assert_eq!(agent.have(), before, "a look changed something");
 }
 
 #[track_caller]
@@ -211,6 +226,17 @@ const ATTACHED: &str = "up want:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
 
 fn attached(more: &str) -> String {
     format!("{ATTACHED} {more}")
+}
+
+#[test]
+fn who_looks_sees_what_it_would_be_handed_or_why_not() {
+    check_look("up want:1:a=1.1+2.1 ok:1.1 ok:2.1", Ok("1.1+2.1"));
+    check_look("up want:1:a=1.1 ok:1.1 attach:a@200", Ok("1.1"));
+    check_look("up want:1:a=1.1 ok:1.1 attach:a@200 recorded:a want:2", Ok("1.1"));
+    check_look("up", Err("no VM a on this host"));
+    check_look("up want:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
+    check_look(ATTACHED, Err("VM a is process 100, which still runs"));
+    check_look(&attached("gone:a"), Err("VM a was process 100, which is gone: reserve anew"));
 }
 
 #[test]

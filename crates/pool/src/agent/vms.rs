@@ -104,8 +104,7 @@ impl Agent {
 
     /// A process asks for the memory of a VM and is told, or waits for the disk.
     pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, process: Process) {
-        let wanted = self.wanted.iter().find(|(_, wanted)| wanted.vm == *vm);
-        let wanted = wanted.map(|(id, wanted)| (*id, wanted.clone()));
+        let wanted = self.wanted_vm(vm);
         let known = wanted.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &process));
         let outcome = match (known.and_then(|id| self.vms.get_mut(&id)), wanted) {
             (Some(known), _) => known.join(ticket, &process).map(|again| again.then(|| known.record.clone())),
@@ -117,6 +116,26 @@ impl Agent {
             Ok(None) => {} // it hears when the record is on disk
             Err(why) => self.effects.push_back(Effect::Refuse { ticket, why }),
         }
+    }
+
+    /// What a process that asked for the memory of a VM now would be handed. It is not: nothing is remembered of it.
+    ///
+    /// # Errors
+    /// Why it would not be.
+    pub fn look(&self, vm: &Name, process: Process) -> Result<VmRecord, Refusal> {
+        let wanted = self.wanted_vm(vm);
+        let known = wanted.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &process));
+        match (known.and_then(|id| self.vms.get(&id)), wanted) {
+            (Some(known), _) if known.is(&process) => self.ready(known.record.clone()),
+            (Some(known), _) => Err(known.refusal()),
+            (None, Some((id, wanted))) => self.first(id, wanted, process),
+            (None, None) => Err(Refusal::VmUnknown(vm.clone())),
+        }
+    }
+
+    fn wanted_vm(&self, vm: &Name) -> Option<(ReservationId, WantVm)> {
+        let wanted = self.wanted.iter().find(|(_, wanted)| wanted.vm == *vm);
+        wanted.map(|(id, wanted)| (*id, wanted.clone()))
     }
 
     /// Which VM of this name a process is, whether an order names it at the moment or not.
@@ -140,15 +159,23 @@ impl Agent {
         wanted: WantVm,
         process: Process,
     ) -> Result<(), Refusal> {
-        let WantVm { vm, local, pinned, slices } = wanted;
-        let record = self.ready(VmRecord { reservation, vm, process, local, pinned, slices })?;
-        let other = record.slices.keys().find_map(|holding| self.vms.get(self.handed.get(holding)?));
-        if let Some(other) = other {
-            return Err(other.refusal());
-        }
+        let record = self.first(reservation, wanted, process)?;
         self.effects.push_back(Effect::Record(record.clone()));
         self.register(Vm { record, life: Life::Recording(vec![ticket]) });
         Ok(())
+    }
+
+    /// What the first process of a VM gets, if nobody has any of it.
+    fn first(
+        &self,
+        reservation: ReservationId,
+        wanted: WantVm,
+        process: Process,
+    ) -> Result<VmRecord, Refusal> {
+        let WantVm { vm, local, pinned, slices } = wanted;
+        let record = self.ready(VmRecord { reservation, vm, process, local, pinned, slices })?;
+        let other = record.slices.keys().find_map(|holding| self.vms.get(self.handed.get(holding)?));
+        other.map_or(Ok(record), |other| Err(other.refusal()))
     }
 
     /// The disk has answered. What was ordered meanwhile counts: only a VM that is still wanted is handed out.
@@ -237,7 +264,7 @@ impl Agent {
 impl Vm {
     /// Whether a process that asks again gets the same again now (`true`) or waits with the others.
     fn join(&mut self, ticket: Ticket, process: &Process) -> Result<bool, Refusal> {
-        if !self.lives() || !self.record.process.is(process) {
+        if !self.is(process) {
             return Err(self.refusal());
         }
         if let Life::Recording(tickets) = &mut self.life {
@@ -245,6 +272,11 @@ impl Vm {
             return Ok(false);
         }
         Ok(true)
+    }
+
+    /// Whether it has a process, and this one.
+    fn is(&self, process: &Process) -> bool {
+        self.lives() && self.record.process.is(process)
     }
 
     fn refusal(&self) -> Refusal {
