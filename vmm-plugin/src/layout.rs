@@ -121,6 +121,11 @@ impl Node {
     pub fn is_pool(&self) -> bool {
         self.cpus.is_empty()
     }
+
+    /// How much memory it has.
+    pub fn bytes(&self) -> Bytes {
+        Bytes::new(self.memory.iter().map(|range| range.end - range.start).sum())
+    }
 }
 
 /// Why a guest cannot look like that.
@@ -279,6 +284,18 @@ impl Layout {
             (false, true, false) => latency(from),
             (false, true, true) => latency(from) + latency(to),
         }
+    }
+
+    /// How much memory of `to` all processors of `from` can read together, in MB/s. Between sockets it is half.
+    pub fn bandwidth_mbps(&self, from: usize, to: usize) -> u64 {
+        let own = u64::from(self.nodes[to].performance.bandwidth_mbps);
+        if from != to && !self.nodes[to].is_pool() { own / 2 } else { own }
+    }
+
+    /// The node with processors that is nearest to a node's memory: itself, and the first for pool memory, as every EMC is
+    /// as near to it as to any other.
+    pub fn nearest(&self, node: usize) -> usize {
+        if self.nodes[node].is_pool() { 0 } else { node }
     }
 
     /// The distance from one node to another as a SLIT says it: 10 is a node's own memory, 20 twice as long a wait as for

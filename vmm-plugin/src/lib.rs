@@ -1,5 +1,5 @@
 //! Launches Linux guests under KVM whose pool memory is a NUMA node without cores. It knows no ledger and decides no policy:
-//! it takes the memory that the agent of its host hands it, and builds a guest around it.
+//! it takes the memory that the agent of its host hands it, and builds a guest around it, or tells another VMM how to.
 
 pub mod acpi;
 pub mod ask;
@@ -13,6 +13,7 @@ pub mod layout;
 pub mod machine;
 pub mod memory;
 pub mod options;
+pub mod other;
 pub mod source;
 pub mod statistics;
 pub mod tap;

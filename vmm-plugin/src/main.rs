@@ -1,10 +1,10 @@
-//! The command `vmm-plugin`: launches a guest, and asks those that run.
+//! The command `vmm-plugin`: launches a guest, asks those that run, and tells other VMMs how to run the same.
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use units::chain;
-use vmm_plugin::{ask, config, exit, machine};
+use vmm_plugin::{ask, config, exit, machine, other};
 
 /// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
 ///
@@ -25,14 +25,20 @@ enum Command {
     Run(Box<config::Written>),
     #[command(flatten)]
     Ask(ask::Ask),
+    /// Print what starts the same guest under another VMM. Nothing is registered: whoever starts it so releases its memory
+    /// only after it has ended.
+    Args(Box<other::Args>),
+    /// Become another VMM that runs the same guest. Its memory goes back when it ends.
+    Exec(Box<other::exec::Args>),
 }
 
 fn main() -> ExitCode {
-    let written = match Args::parse().command {
-        Command::Run(written) => written,
+    let ran = match Args::parse().command {
+        Command::Run(written) => run(*written),
         Command::Ask(ask) => return ask::run(&ask),
+        Command::Args(args) => print(*args),
+        Command::Exec(args) => other::exec::exec(*args).map(|never| match never {}).map_err(Into::into),
     };
-    let ran = run(*written);
     exit::tidy();
     match ran {
         Ok(code) => ExitCode::from(code),
@@ -47,4 +53,9 @@ fn run(written: config::Written) -> Result<u8, Box<dyn std::error::Error>> {
     let config = written.check()?;
     let machine = machine::build(&config)?;
     Ok(machine::run(machine, &config.console)?)
+}
+
+fn print(args: other::Args) -> Result<u8, Box<dyn std::error::Error>> {
+    print!("{}", other::written(args)?);
+    Ok(0)
 }

@@ -113,37 +113,110 @@ fn own_backing(name: &str, bytes: Bytes, taking: &Taking) -> Result<Backing, Sou
 }
 
 fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
-    let vm = config.vm.to_string();
-    let refused = |error| SourceError::Agent { vm: vm.clone(), socket: socket.display().to_string(), error };
-    let wrong = |what: String| SourceError::Wrong { vm: vm.clone(), what };
-    let agent = Client::connect(socket).map_err(refused)?;
-    let memory = agent.attach(&vm, MemoryForm::Descriptors).map_err(refused)?;
-    let (slices, local): (Vec<_>, Vec<_>) =
-        memory.regions.into_iter().partition(|region| region.slice.is_some());
-    let [local] = <[Region; 1]>::try_from(local)
-        .map_err(|not| wrong(format!("{} pieces of local memory", not.len())))?;
-    let mut source = Source::empty();
+    let attach = |agent: Client, vm: &str| Ok((agent.attach(vm, MemoryForm::Descriptors)?, agent));
+    let (memory, agent) = asked(config, socket, attach)?;
+    let Reserved { local, pool } = Reserved::of(config, memory.regions)?;
+    let mut source = Source { agent: Some(agent), ..Source::empty() };
     source.split_local(config, local)?;
-    let mut by_emc: BTreeMap<String, Vec<Backing>> = BTreeMap::new();
-    for region in slices {
-        let (slice, emc) = (region.slice.map_or(0, |(slice, _)| slice), region.emc.clone());
-        if region.bytes != SLICE.get() {
-            return Err(wrong(format!("slice {slice} has {} bytes", region.bytes)));
-        }
-        let backing = backing(region, Owner::Slice { slice, emc: emc.clone() }).map_err(&wrong)?;
-        by_emc.entry(emc).or_default().push(backing);
-    }
-    source.agent = Some(agent);
-    for (emc, slices) in by_emc {
-        let wanted = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
-        let wanted = wanted.or_else(|| config.pool.iter().find(|node| node.emc.is_none()));
-        let (performance, taking) = wanted
-            .map_or((Performance::POOL, Taking::default()), |node: &PoolNode| {
-                (node.performance, node.taking.clone())
-            });
-        source.add_pool(performance, slices, Taking { shared: true, hugepage_size: None, ..taking });
+    for OfEmc { performance, taking, slices } in pool {
+        let backings = slices.into_iter().map(|region| {
+            let owner = Owner::Slice { slice: number(&region), emc: region.emc.clone() };
+            backing(region, owner)
+        });
+        let backings = backings.collect::<Result<_, _>>().map_err(|what| wrong(config, what))?;
+        source.add_pool(performance, backings, taking);
     }
     Ok(source)
+}
+
+/// Asks the agent about the memory of the VM.
+///
+/// # Errors
+/// [`SourceError::Agent`]
+pub fn asked<T>(
+    config: &Config,
+    socket: &Path,
+    ask: impl FnOnce(Client, &str) -> Result<T, ClientError>,
+) -> Result<T, SourceError> {
+    let vm = config.vm.as_str();
+    Client::connect(socket).and_then(|agent| ask(agent, vm)).map_err(|error| SourceError::Agent {
+        vm: vm.to_owned(),
+        socket: socket.display().to_string(),
+        error,
+    })
+}
+
+fn wrong(config: &Config, what: String) -> SourceError {
+    SourceError::Wrong { vm: config.vm.to_string(), what }
+}
+
+fn number(region: &Region) -> u32 {
+    region.slice.map_or(0, |(slice, _)| slice)
+}
+
+/// What an agent tells of a VM's memory, sorted.
+#[derive(Debug)]
+pub struct Reserved {
+    /// Local memory.
+    pub local: Region,
+    /// A node for each EMC.
+    pub pool: Vec<OfEmc>,
+}
+
+/// The slices of one EMC, and how they are to be.
+#[derive(Debug)]
+pub struct OfEmc {
+    /// How fast they are.
+    pub performance: Performance,
+    /// How they are taken.
+    pub taking: Taking,
+    /// By their numbers.
+    pub slices: Vec<Region>,
+}
+
+impl Reserved {
+    /// Sorts regions as a guest is to see them.
+    ///
+    /// # Errors
+    /// [`SourceError::Wrong`]
+    pub fn of(config: &Config, regions: Vec<Region>) -> Result<Self, SourceError> {
+        let (slices, local): (Vec<_>, Vec<_>) =
+            regions.into_iter().partition(|region| region.slice.is_some());
+        let [local] = <[Region; 1]>::try_from(local)
+            .map_err(|not| wrong(config, format!("{} pieces of local memory", not.len())))?;
+        let mut by_emc: BTreeMap<String, Vec<Region>> = BTreeMap::new();
+        for region in slices {
+            if region.bytes != SLICE.get() {
+                let what = format!("slice {} has {} bytes", number(&region), region.bytes);
+                return Err(wrong(config, what));
+            }
+            by_emc.entry(region.emc.clone()).or_default().push(region);
+        }
+        let of_emc = |(emc, slices): (String, _)| {
+            let wanted = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
+            let wanted = wanted.or_else(|| config.pool.iter().find(|node| node.emc.is_none()));
+            let (performance, taking) = wanted
+                .map_or((Performance::POOL, Taking::default()), |node: &PoolNode| {
+                    (node.performance, node.taking.clone())
+                });
+            OfEmc { performance, taking: Taking { shared: true, hugepage_size: None, ..taking }, slices }
+        };
+        Ok(Self { local, pool: by_emc.into_iter().map(of_emc).collect() })
+    }
+}
+
+/// How much of the reserved local memory each node with processors has.
+///
+/// # Errors
+/// [`SourceError::Sizes`]
+pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, SourceError> {
+    let sizes: Vec<Bytes> = config.local.iter().map(|node| node.size.unwrap_or(reserved)).collect();
+    let said: Bytes = sizes.iter().copied().sum();
+    if said == reserved {
+        Ok(sizes)
+    } else {
+        Err(SourceError::Sizes { vm: config.vm.to_string(), said, reserved })
+    }
 }
 
 fn backing(region: Region, owner: Owner) -> Result<Backing, String> {
@@ -174,16 +247,10 @@ impl Source {
 
     /// Reserved local memory is one file; nodes with processors have parts of it. In huge pages it is this process's own.
     fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
-        let vm = config.vm.to_string();
-        let reserved = Bytes::new(region.bytes);
-        let said: Bytes = config.local.iter().map(|node| node.size.unwrap_or(reserved)).sum();
-        if said != reserved {
-            return Err(SourceError::Sizes { vm, said, reserved });
-        }
-        let whole = backing(region, Owner::Local).map_err(|what| SourceError::Wrong { vm, what })?;
+        let sizes = local_sizes(config, Bytes::new(region.bytes))?;
+        let whole = backing(region, Owner::Local).map_err(|what| wrong(config, what))?;
         let mut offset = whole.offset;
-        for node in &config.local {
-            let bytes = node.size.unwrap_or(reserved);
+        for (node, bytes) in config.local.iter().zip(sizes) {
             let part = match node.taking.hugepage_size {
                 Some(_) => own_backing("local", bytes, &node.taking)?,
                 None => Backing { offset, ..whole.clone() },

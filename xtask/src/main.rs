@@ -8,6 +8,7 @@ mod bench;
 mod debian;
 mod demo;
 mod failure;
+mod libvirt;
 mod licences;
 mod lint;
 mod man;

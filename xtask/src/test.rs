@@ -7,6 +7,7 @@ use crate::{
     bed,
     demo::BIN_DIR,
     failure::Failure,
+    libvirt,
     repository::cargo,
     step::{step, step_read},
 };
@@ -30,12 +31,12 @@ const QUICK_SEEDS: &str = "50";
 /// Something does not build, a test fails, or one was left out.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let begun = Instant::now();
-    let bed = bed::ensure()?;
+    let (bed, libvirt) = (bed::ensure()?, libvirt::ensure()?);
     // System tests start the programs, which `cargo test` alone does not build.
     step("build programs", &mut cargo(&["build", "--workspace", "--bins"]))?;
     step("build tests", &mut cargo(&["test", "--workspace", "--no-run"]))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    tests.env(bed::BED, bed);
+    tests.env(bed::BED, bed).env(libvirt::LIBVIRT, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
         tests.env(BIN_DIR, programs); // they were built beside this one
     }

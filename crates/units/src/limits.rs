@@ -22,6 +22,8 @@ pub const VCPUS_MAX: u32 = 64;
 pub const LOCAL_NODES_PER_VM_MAX: usize = 4;
 /// Disks and network cards of one guest: each has an interrupt line.
 pub const DEVICES_PER_VM_MAX: usize = 15;
+/// Memory devices of one guest under QEMU: its slots for them.
+pub const QEMU_MEMORY_DEVICES_MAX: u32 = 256;
 /// How long a guest that was asked to switch itself off may take.
 pub const GUEST_STOPS_WITHIN: Ns = Ns::secs(30);
 /// How long processors of a guest that is over may take to leave KVM.

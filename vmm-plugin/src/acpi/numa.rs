@@ -65,22 +65,15 @@ pub(super) fn slit(layout: &Layout) -> Vec<u8> {
 /// How fast the memory of each node is for the processors of each node that has some.
 pub(super) fn hmat(layout: &Layout) -> Sdt {
     let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM, OEM_TABLE, OEM_REVISION);
-    for (number, node) in numbered(layout) {
-        let near = if node.is_pool() { 0 } else { number }; // every EMC is as near to the first node as to any other
+    for (number, _) in numbered(layout) {
+        let near = u32::try_from(layout.nearest(number as usize)).expect("nodes are few");
         hmat.append_slice(&written(&MemoryProximityDomain::new(near, number)));
     }
     let latency = |from, to| layout.latency_ns(from, to);
-    let bandwidth = |from: usize, to: usize| bandwidth(layout, from, to);
+    let bandwidth = |from, to| layout.bandwidth_mbps(from, to).div_ceil(BANDWIDTH_UNIT);
     hmat.append_slice(&written(&locality(layout, DataType::AccessLatency, LATENCY_UNIT, latency)));
     hmat.append_slice(&written(&locality(layout, DataType::AccessBandwidth, BANDWIDTH_UNIT, bandwidth)));
     hmat
-}
-
-/// In [`BANDWIDTH_UNIT`]s. Between sockets it is half.
-fn bandwidth(layout: &Layout, from: usize, to: usize) -> u64 {
-    let own = u64::from(layout.nodes[to].performance.bandwidth_mbps);
-    let shared = from != to && !layout.nodes[to].is_pool();
-    (if shared { own / 2 } else { own }).div_ceil(BANDWIDTH_UNIT)
 }
 
 fn locality(

@@ -1,0 +1,209 @@
+//! A guest as Cloud Hypervisor takes it: the body of its API's `vm.create`, and its arguments. A slice is a memory zone, a
+//! node is a list of zones, and distances are told. It writes no HMAT, so a guest learns how far pool memory is and not how
+//! slow; it lays zones one after the other and calls none hot-pluggable, so kernels keep more of pool memory for themselves.
+
+use serde_json::{Value, json};
+
+use super::{
+    OtherError,
+    guest::{Block, Guest, Place, text},
+};
+use crate::config::Console;
+
+/// What the program is called.
+pub const PROGRAM: &str = "cloud-hypervisor";
+const VMM: &str = "cloud-hypervisor";
+/// Where random numbers come from.
+const RANDOM: &str = "/dev/urandom";
+
+/// The body of `vm.create`.
+///
+/// # Errors
+/// [`OtherError::Cannot`]
+pub fn vm_config(guest: &Guest) -> Result<Value, OtherError> {
+    check(guest)?;
+    let zones: Vec<Value> = guest.blocks.iter().flatten().map(zone).collect();
+    let (packages, cores) = guest.packages();
+    let cpus = guest.layout.cpus();
+    let topology = json!({
+        "threads_per_core": 1, "cores_per_die": cores, "dies_per_package": 1, "packages": packages,
+    });
+    let mut config = json!({
+        "cpus": { "boot_vcpus": cpus, "max_vcpus": cpus, "topology": topology },
+        "memory": { "size": 0, "zones": zones },
+        "numa": guest.nodes().map(|(number, ..)| node(guest, number)).collect::<Vec<_>>(),
+        "payload": {
+            "kernel": text(&guest.config.kernel.kernel)?,
+            "cmdline": guest.command_line(false),
+        },
+        "rng": { "src": RANDOM },
+        "serial": serial(&guest.config.console)?,
+        "console": { "mode": "Off" },
+    });
+    if let Some(initrd) = &guest.config.kernel.initrd {
+        config["payload"]["initramfs"] = text(initrd)?.into();
+    }
+    let disks = guest.config.disks.iter();
+    let disks = disks.map(|disk| {
+        Ok(json!({ "path": text(&disk.path)?, "readonly": disk.read_only, "image_type": "Raw" }))
+    });
+    config["disks"] = disks.collect::<Result<Vec<_>, OtherError>>()?.into();
+    let nets = guest.config.nets.iter().map(|net| json!({ "tap": net.tap, "mac": net.mac.to_string() }));
+    config["net"] = nets.collect::<Vec<_>>().into();
+    Ok(config)
+}
+
+fn zone(block: &Block) -> Value {
+    let mut zone = json!({
+        "id": block.id,
+        "size": block.bytes.get(),
+        "shared": block.taking.shared,
+        "prefault": block.taking.prefault,
+    });
+    if let Place::File(path, _) = &block.place {
+        zone["file"] = path.as_str().into();
+    }
+    if let Some(size) = block.taking.hugepage_size {
+        zone["hugepages"] = true.into();
+        zone["hugepage_size"] = size.get().into();
+    }
+    if let Some(node) = block.taking.host_numa_node {
+        zone["host_numa_node"] = node.into();
+    }
+    zone
+}
+
+fn node(guest: &Guest, number: usize) -> Value {
+    let others = guest.pairs().filter(|(from, to)| *from == number && to != from);
+    let distance = |(from, to)| json!({ "destination": to, "distance": guest.layout.distance(from, to) });
+    let ids: Vec<&String> = guest.blocks[number].iter().map(|block| &block.id).collect();
+    let mut node = json!({
+        "guest_numa_id": number,
+        "distances": others.map(distance).collect::<Vec<_>>(),
+        "memory_zones": ids,
+    });
+    if !guest.layout.nodes[number].is_pool() {
+        node["cpus"] = guest.layout.nodes[number].cpus.clone().collect::<Vec<_>>().into();
+    }
+    node
+}
+
+fn serial(console: &Console) -> Result<Value, OtherError> {
+    Ok(match console {
+        Console::Terminal => json!({ "mode": "Tty" }),
+        Console::Null => json!({ "mode": "Null" }),
+        Console::File(path) => json!({ "mode": "File", "file": text(path)? }),
+    })
+}
+
+/// The same as options. Written from the body, so that the two cannot disagree.
+///
+/// # Errors
+/// [`OtherError::Cannot`]
+pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, OtherError> {
+    let config = vm_config(guest)?;
+    let (cpus, topology) = (&config["cpus"], &config["cpus"]["topology"]);
+    let cpus = format!(
+        "boot={},topology={}:{}:{}:{}",
+        cpus["boot_vcpus"],
+        topology["threads_per_core"],
+        topology["cores_per_die"],
+        topology["dies_per_package"],
+        topology["packages"],
+    );
+    let mut options = vec![
+        option("--cpus", [cpus]),
+        option("--memory", ["size=0".to_owned()]),
+        option("--memory-zone", all(&config["memory"]["zones"], parts)),
+        option("--numa", all(&config["numa"], numa)),
+        option("--kernel", [plain(&config["payload"]["kernel"])]),
+        option("--cmdline", [plain(&config["payload"]["cmdline"])]),
+        option("--rng", [parts(&config["rng"])]),
+        option("--serial", [told(&config["serial"])]),
+        option("--console", [told(&config["console"])]),
+    ];
+    if let Some(initrd) = config["payload"].get("initramfs") {
+        options.push(option("--initramfs", [plain(initrd)]));
+    }
+    for (name, values) in [("--disk", &config["disks"]), ("--net", &config["net"])] {
+        if values.as_array().is_some_and(|values| !values.is_empty()) {
+            options.push(option(name, all(values, parts)));
+        }
+    }
+    Ok(options)
+}
+
+fn option(name: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
+    [name.to_owned()].into_iter().chain(values).collect()
+}
+
+fn all(values: &Value, as_text: impl Fn(&Value) -> String) -> Vec<String> {
+    values.as_array().into_iter().flatten().map(as_text).collect()
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Bool(on) => if *on { "on" } else { "off" }.to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// `name=value,name=value`, but for what has another name, or none, on the command line.
+fn parts(value: &Value) -> String {
+    let parts = value.as_object().into_iter().flatten();
+    let part = |(name, value): (&String, &Value)| match name.as_str() {
+        "image_type" => "image_type=raw".to_owned(),
+        name => format!("{name}={}", plain(value)),
+    };
+    parts.map(part).collect::<Vec<_>>().join(",")
+}
+
+fn numa(node: &Value) -> String {
+    let mut text = format!("guest_numa_id={}", node["guest_numa_id"]);
+    let mut list = |name: &str, values: Vec<String>| {
+        if !values.is_empty() {
+            text += &format!(",{name}=[{}]", values.join(","));
+        }
+    };
+    list("cpus", all(&node["cpus"], plain));
+    list("distances", all(&node["distances"], |far| format!("{}@{}", far["destination"], far["distance"])));
+    list("memory_zones", all(&node["memory_zones"], plain));
+    text
+}
+
+/// Where a console is.
+fn told(console: &Value) -> String {
+    match console.get("file") {
+        Some(path) => format!("file={}", plain(path)),
+        None => plain(&console["mode"]).to_lowercase(),
+    }
+}
+
+/// What it has no words for.
+fn check(guest: &Guest) -> Result<(), OtherError> {
+    guest.check_pci(VMM)?;
+    let cannot = |what| Err(OtherError::Cannot { vmm: VMM, what });
+    for block in guest.blocks.iter().flatten() {
+        match &block.place {
+            Place::File(path, offset @ 1..) => {
+                return cannot(format!(
+                    "slice {} begins at byte {offset} of {path}, and its memory zones begin where their file does",
+                    block.id
+                ));
+            }
+            Place::File(..) | Place::Own => {}
+        }
+    }
+    let paths = guest.blocks.iter().flatten().filter_map(|block| match &block.place {
+        Place::File(path, _) => Some(path.as_str()),
+        Place::Own => None,
+    });
+    let disks = guest.config.disks.iter().filter_map(|disk| disk.path.to_str());
+    match paths.chain(disks).find(|path| path.contains(['"', ',', '[', ']'])) {
+        Some(path) => {
+            cannot(format!("path {path:?}: its options have no way to say '\"', ',', '[' or ']' in a path"))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,285 @@
+//! What the three forms promise: that they tell of the same guest as our own tables do, or say why they cannot.
+
+use cloud_hypervisor_client::models::VmConfig;
+use proptest::prelude::*;
+use serde_json::Value;
+use units::Bytes;
+
+use super::{guest::Place, *};
+use crate::{
+    boot::Kernel,
+    config::{Config, Console, Disk, LocalNode, Net},
+    layout::Performance,
+    memory::Taking,
+};
+
+const POOL: Performance = Performance::POOL;
+
+fn config(local: &[(u32, Bytes)]) -> Config {
+    let node = |(cpus, size): &(u32, Bytes)| LocalNode {
+        size: Some(*size),
+        cpus: *cpus,
+        taking: Taking::default(),
+        performance: Performance::LOCAL,
+    };
+    let kernel =
+        Kernel { kernel: "/k".into(), initrd: Some("/i".into()), command_line: "console=ttyS0".into() };
+    Config {
+        vm: units::Name::new("web-1").unwrap(),
+        agent: None,
+        local: local.iter().map(node).collect(),
+        pool: Vec::new(),
+        kernel,
+        disks: Vec::new(),
+        nets: Vec::new(),
+        console: Console::Null,
+    }
+}
+
+fn slice(n: u32) -> Place {
+    Place::File(format!("/emc/{n}"), 0)
+}
+
+/// A guest whose pool nodes have so many slices each.
+fn guest(config: Config, pool: &[u32]) -> Guest {
+    let sizes = config.local.iter().map(|node| node.size.unwrap()).collect();
+    let node = |slices: &u32| (POOL, Taking::default(), (0..*slices).map(slice).collect());
+    Guest::of(config, sizes, pool.iter().map(node).collect(), Vec::new()).unwrap()
+}
+
+fn small(pool: &[u32]) -> Guest {
+    guest(config(&[(2, Bytes::mib(512))]), pool)
+}
+
+/// One with a bit of everything.
+fn full() -> Guest {
+    let mut config = config(&[(2, Bytes::mib(512))]);
+    config.disks = vec![
+        Disk { path: "/d,isk".into(), read_only: false },
+        Disk { path: "/fixed".into(), read_only: true },
+    ];
+    config.nets = vec![Net { tap: "tap0".into(), mac: "52:54:00:12:34:56".parse().unwrap() }];
+    config.local[0].taking =
+        Taking { shared: false, prefault: true, hugepage_size: Some(Bytes::mib(2)), host_numa_node: Some(1) };
+    let sizes = vec![Bytes::mib(512)];
+    let taking = Taking { prefault: true, host_numa_node: Some(3), ..Taking::default() };
+    let pool = vec![(POOL, taking, vec![slice(0), Place::File("/emc/1".into(), 4096)])];
+    Guest::of(config, sizes, pool, Vec::new()).unwrap()
+}
+
+fn lines(options: &[Vec<String>]) -> String {
+    options.iter().map(|words| words.join(" ") + "\n").collect()
+}
+
+#[test]
+fn qemu_is_told_of_all_that_a_guest_has() {
+    let expected = "\
+-name guest=web-1
+-machine q35,accel=kvm,hmat=on,max-ram-below-4g=512M
+-cpu host
+-smp 2,sockets=1,cores=2,threads=1
+-m size=1536M,slots=1,maxmem=2560M
+-no-user-config
+-nodefaults
+-no-reboot
+-display none
+-object memory-backend-memfd,id=node0-0,size=512M,share=off,hugetlb=on,hugetlbsize=2097152,prealloc=on,host-nodes=1,policy=bind
+-numa node,nodeid=0,cpus=0-1,memdev=node0-0,initiator=0
+-object memory-backend-file,id=node1-0,mem-path=/emc/0,size=1024M,share=on,prealloc=on,host-nodes=3,policy=bind
+-numa node,nodeid=1,memdev=node1-0,initiator=0
+-object memory-backend-file,id=node1-1,mem-path=/emc/1,offset=4096,size=1024M,share=on,prealloc=on,host-nodes=3,policy=bind
+-device pc-dimm,id=dimm-node1-1,memdev=node1-1,node=1
+-numa dist,src=0,dst=1,val=18
+-numa dist,src=1,dst=0,val=18
+-numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-latency,latency=85
+-numa hmat-lb,initiator=0,target=0,hierarchy=memory,data-type=access-bandwidth,bandwidth=200000M
+-numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=155
+-numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=30000M
+-object rng-builtin,id=rng
+-device virtio-rng-pci,rng=rng
+-drive if=none,id=disk0,format=raw,readonly=off,file=/d,,isk
+-device virtio-blk-pci,drive=disk0
+-drive if=none,id=disk1,format=raw,readonly=on,file=/fixed
+-device virtio-blk-pci,drive=disk1
+-netdev tap,id=net0,ifname=tap0,script=no,downscript=no
+-device virtio-net-pci,netdev=net0,mac=52:54:00:12:34:56
+-serial null
+-kernel /k
+-initrd /i
+-append console=ttyS0 memhp_default_state=online_movable
+";
+    assert_eq!(lines(&qemu::options(&full()).unwrap()), expected);
+}
+
+#[test]
+fn a_kernel_is_told_to_use_devices_only_when_there_are_some_and_nobody_has_said_what_to_do() {
+    let appended = |guest: &Guest| qemu::options(guest).unwrap().concat().pop().unwrap();
+    assert_eq!(appended(&small(&[])), "console=ttyS0");
+    assert_eq!(appended(&small(&[1, 1])), "console=ttyS0");
+    assert_eq!(appended(&small(&[2])), "console=ttyS0 memhp_default_state=online_movable");
+    let mut said = small(&[2]);
+    said.config.kernel.command_line = "memhp_default_state=offline".into();
+    assert_eq!(appended(&said), "memhp_default_state=offline");
+}
+
+#[test]
+fn slices_lie_above_the_devices_of_old_whatever_the_local_memory() {
+    let machine = |local, pool: &[u32]| {
+        let guest = guest(config(&[(1, local)]), pool);
+        qemu::options(&guest).unwrap()[1][1].clone()
+    };
+    assert_eq!(machine(Bytes::mib(512), &[]), "q35,accel=kvm,hmat=on");
+    assert_eq!(machine(Bytes::mib(512), &[1]), "q35,accel=kvm,hmat=on,max-ram-below-4g=512M");
+    assert_eq!(machine(Bytes::gib(2), &[1]), "q35,accel=kvm,hmat=on");
+}
+
+#[test]
+fn what_a_vmm_has_no_words_for_is_refused_with_the_reason() {
+    let said = |result: Result<String, OtherError>| result.unwrap_err().to_string();
+    let many = small(&[200, 59]);
+    let why = "257 slices would be memory devices, and it has slots for 256 at most";
+    assert!(said(qemu::options(&many).map(|_| String::new())).ends_with(why));
+    assert!(qemu::options(&small(&[200, 58])).is_ok());
+    assert!(said(libvirt::domain(&small(&[257]))).ends_with(why));
+    let offset = said(cloud_hypervisor::vm_config(&full()).map(|_| String::new()));
+    assert!(offset.contains("slice node1-1 begins at byte 4096 of /emc/1"), "{offset}");
+    let mut hidden = small(&[1]);
+    hidden.config.kernel.command_line = "pci=off quiet".into();
+    assert!(qemu::options(&hidden).is_ok(), "there is nothing to hide");
+    hidden.config.disks = vec![Disk { path: "/d".into(), read_only: false }];
+    for refused in [
+        qemu::options(&hidden).map(|_| String::new()),
+        cloud_hypervisor::options(&hidden).map(|_| String::new()),
+        libvirt::domain(&hidden),
+    ] {
+        assert!(said(refused).contains("cmdline: pci=off hides its disks and cards"));
+    }
+    let mut halves = config(&[(1, Bytes::mib(64)), (1, Bytes::mib(64))]);
+    halves.local[1].taking.prefault = true;
+    assert!(said(libvirt::domain(&guest(halves, &[]))).contains("prefault=on is for all nodes"));
+}
+
+#[test]
+fn a_command_for_a_shell_says_what_was_meant_whatever_the_letters() {
+    let words = vec![vec!["-append".to_owned(), "it's $HOME, \"so\"".to_owned()], vec!["-x".to_owned()]];
+    let command = shell("printf '%s|'", &words);
+    let said = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert_eq!(String::from_utf8(said.stdout).unwrap(), "-append|it's $HOME, \"so\"|-x|");
+}
+
+#[test]
+fn cloud_hypervisors_options_say_what_its_body_says() {
+    let mut config = config(&[(2, Bytes::mib(512))]);
+    config.disks = vec![Disk { path: "/d".into(), read_only: true }];
+    config.console = Console::File("/c".into());
+    let expected = "\
+--cpus boot=2,topology=1:2:1:1
+--memory size=0
+--memory-zone id=node0-0,prefault=off,shared=on,size=536870912 file=/emc/0,id=node1-0,prefault=off,shared=on,size=1073741824
+--numa guest_numa_id=0,cpus=[0,1],distances=[1@18],memory_zones=[node0-0] guest_numa_id=1,distances=[0@18],memory_zones=[node1-0]
+--kernel /k
+--cmdline console=ttyS0
+--rng src=/dev/urandom
+--serial file=/c
+--console off
+--initramfs /i
+--disk image_type=raw,path=/d,readonly=on
+";
+    assert_eq!(lines(&cloud_hypervisor::options(&guest(config, &[1])).unwrap()), expected);
+}
+
+/// The value of `name=` among the parts of an option.
+fn part<'a>(option: &'a str, name: &str) -> Option<&'a str> {
+    option.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn number(text: Option<&str>) -> u64 {
+    text.unwrap().trim_end_matches('M').parse().unwrap()
+}
+
+/// MiB of each node, by the options of QEMU.
+fn qemu_sizes(options: &[Vec<String>], nodes: usize) -> Vec<u64> {
+    let values =
+        |name: &'static str| options.iter().filter(move |words| words[0] == name).map(|words| &words[1]);
+    let size = |id: &str| {
+        number(part(values("-object").find(|object| part(object, "id") == Some(id)).unwrap(), "size"))
+    };
+    let mut sizes = vec![0; nodes];
+    for option in values("-numa").filter(|option| option.starts_with("node")) {
+        sizes[usize::try_from(number(part(option, "nodeid"))).unwrap()] +=
+            size(part(option, "memdev").unwrap());
+    }
+    for option in values("-device").filter(|option| option.starts_with("pc-dimm")) {
+        sizes[usize::try_from(number(part(option, "node"))).unwrap()] +=
+            size(part(option, "memdev").unwrap());
+    }
+    sizes
+}
+
+fn shapes() -> impl Strategy<Value = (Vec<(u32, u64)>, Vec<u32>)> {
+    let locals = prop::collection::vec((1..=8_u32, 64..=9_000_u64), 1..=4);
+    (locals, prop::collection::vec(1..=40_u32, 0..=4))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_form_has_every_node_with_its_size_and_distances((local, pool) in shapes()) {
+        let local: Vec<_> = local.into_iter().map(|(cpus, mib)| (cpus, Bytes::mib(mib))).collect();
+        let guest = guest(config(&local), &pool);
+        let layout = &guest.layout;
+        let mib: Vec<u64> = layout.nodes.iter().map(|node| node.bytes().get() >> 20).collect();
+
+        let options = qemu::options(&guest).unwrap();
+        prop_assert_eq!(&qemu_sizes(&options, mib.len()), &mib);
+        for (from, to) in guest.pairs().filter(|(from, to)| from != to) {
+            let said = ["-numa".to_owned(), format!("dist,src={from},dst={to},val={}", layout.distance(from, to))];
+            prop_assert!(options.iter().any(|option| *option == said));
+        }
+
+        let body = cloud_hypervisor::vm_config(&guest).unwrap();
+        let known: VmConfig = serde_json::from_value(body.clone()).unwrap();
+        prop_assert_eq!(&serde_json::to_value(&known).unwrap(), &body, "every word is one of the API's");
+        let zones = known.memory.unwrap().zones.unwrap();
+        for (number, node) in known.numa.unwrap().iter().enumerate() {
+            let ids = node.memory_zones.as_ref().unwrap();
+            let bytes: i64 = zones.iter().filter(|zone| ids.contains(&zone.id)).map(|zone| zone.size).sum();
+            prop_assert_eq!(u64::try_from(bytes).unwrap() >> 20, mib[number]);
+            prop_assert_eq!(node.cpus.is_none(), layout.nodes[number].is_pool());
+            for far in node.distances.as_ref().unwrap() {
+                let to = usize::try_from(far.destination).unwrap();
+                prop_assert_eq!(far.distance, i32::from(layout.distance(number, to)));
+            }
+            prop_assert_eq!(node.distances.as_ref().unwrap().len() + 1, mib.len());
+        }
+
+        let domain = libvirt::domain(&guest).unwrap();
+        prop_assert_eq!(domain.matches("<cell ").count(), mib.len());
+        prop_assert_eq!(domain.matches("pc-dimm,").count(), pool.iter().map(|slices| *slices as usize).sum::<usize>());
+        for (from, to) in guest.initiators() {
+            let latency = layout.latency_ns(from, to);
+            let said = format!(r#"<latency initiator="{from}" target="{to}" type="access" value="{latency}"/>"#);
+            prop_assert!(domain.contains(&said));
+        }
+    }
+
+    #[test]
+    fn bandwidths_that_qemu_packs_are_those_of_our_tables_but_for_a_step(mbps in 1..=655_340_u32, far in 1..=655_340_u32) {
+        let mut guest = small(&[1]);
+        guest.layout.nodes[0].performance.bandwidth_mbps = mbps;
+        guest.layout.nodes[1].performance.bandwidth_mbps = far;
+        for (to, ours) in [(0, mbps), (1, far)] {
+            let told = qemu::bandwidth_mbps(&guest, 0, to);
+            prop_assert!(told >= u64::from(ours) && told < u64::from(ours) + 16 && told / 16 <= u64::from(u16::MAX));
+        }
+    }
+}
+
+#[test]
+fn arguments_as_an_array_are_words() {
+    let array: Value =
+        serde_json::from_str(&json(&qemu::options(&small(&[1])).unwrap().concat().into())).unwrap();
+    assert_eq!(array[0], "-name");
+    assert!(array.as_array().unwrap().iter().all(Value::is_string));
+}
