@@ -10,10 +10,7 @@
 //! node that has devices alone shares a tier with local memory (seen with 6.12). Memory below 4 GiB ends with the local
 //! memory, so that slices lie above it, where no kernel looks for memory for the devices of old.
 
-use units::{
-    Bytes,
-    limits::{QEMU_MEMORY_DEVICES_MAX, SLICES_PER_VM_MAX},
-};
+use units::{Bytes, limits::QEMU_MEMORY_DEVICES_MAX};
 
 use super::{
     OtherError,
@@ -29,8 +26,6 @@ const LOW_MEMORY_MAX: Bytes = Bytes::gib(2);
 /// QEMU packs all bandwidths of an HMAT into 16 bits each, as multiples of a power of two: with this one all that a layout
 /// can have fit. In MB/s.
 const BANDWIDTH_STEP: u64 = 16;
-
-const _: () = assert!(QEMU_MEMORY_DEVICES_MAX < SLICES_PER_VM_MAX, "or there is nothing to check");
 
 /// Options with their values, in the order in which they are given.
 ///
