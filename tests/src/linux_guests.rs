@@ -28,7 +28,7 @@ pub fn add_guest(host: &Host<'_>, bed: &Bed, name: &str, kernel: &str, script: &
 
 /// Boots a host and returns what it said.
 pub fn run(host: Host<'_>) -> String {
-    host.run(|_| {}).unwrap_or_else(|error| panic!("{error}"))
+    host.run(|line| println!("{line}")).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A line of a host's script that runs a guest.
