@@ -2,7 +2,9 @@
 
 use std::{
     ffi::CString,
+    io::{self, Write as _},
     os::fd::OwnedFd,
+    panic,
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -62,6 +64,20 @@ pub fn tidy() {
     if let Some(Entry { folder, name }) = SOCKET.get() {
         let _ = rustix::fs::unlinkat(folder, name.as_c_str(), AtFlags::empty());
     }
+}
+
+/// Says something on standard error, if anybody listens: a guest goes on without.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// A panic of any thread ends the process, as a guest that lost a processor or a device is none any more. Its message is
+/// all that is said: a backtrace would read files, which threads that serve a guest may not.
+pub fn when_any_thread_panics() {
+    panic::set_hook(Box::new(|panic| {
+        say(&format!("error: {panic}"));
+        at_once(FAILED)
+    }));
 }
 
 /// Ends the process without another instruction of anybody else. Safe in a signal handler.

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
 }
 
 fn run(written: config::Written) -> Result<u8, Box<dyn std::error::Error>> {
+    exit::when_any_thread_panics();
     let config = written.check()?;
     let machine = machine::build(&config)?;
     Ok(machine::run(machine, &config.console)?)

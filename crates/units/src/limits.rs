@@ -22,6 +22,10 @@ pub const VCPUS_MAX: u32 = 64;
 pub const LOCAL_NODES_PER_VM_MAX: usize = 4;
 /// Disks and network cards of one guest: each has an interrupt line.
 pub const DEVICES_PER_VM_MAX: usize = 15;
+/// How often a virtio device says on standard error that its driver broke it.
+pub const COMPLAINTS_PER_DEVICE_MAX: u32 = 8;
+/// Segments of a kernel that is an ELF; Linux has five.
+pub const KERNEL_SEGMENTS_MAX: u16 = 64;
 /// How long a guest that was asked to switch itself off may take.
 pub const GUEST_STOPS_WITHIN: Ns = Ns::secs(30);
 /// How long processors of a guest that is over may take to leave KVM.

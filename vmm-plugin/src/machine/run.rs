@@ -59,19 +59,21 @@ fn told(ending: &Ended) -> u8 {
     match ending {
         Ended::Itself(Ending::Wish(Wish::PowerOff)) => exit::POWERED_OFF,
         Ended::Itself(Ending::Wish(Wish::Reset)) => {
-            eprintln!("the guest asked to be started anew");
+            exit::say("the guest asked to be started anew");
             exit::RESET
         }
         Ended::Itself(Ending::Crashed(why)) => {
-            eprintln!("error: the guest crashed: {why}");
+            exit::say(&format!("error: the guest crashed: {why}"));
             exit::CRASHED
         }
         Ended::Itself(Ending::Failed(why)) => {
-            eprintln!("error: {why}");
+            exit::say(&format!("error: {why}"));
             exit::FAILED
         }
         Ended::Stopped => {
-            eprintln!("the guest did not switch itself off within {GUEST_STOPS_WITHIN}, and was stopped");
+            exit::say(&format!(
+                "the guest did not switch itself off within {GUEST_STOPS_WITHIN}, and was stopped"
+            ));
             exit::STOPPED
         }
         Ended::Cut => {
