@@ -9,6 +9,7 @@ use units::{
 
 use crate::{
     boot::Kernel,
+    confine::Confinement,
     devices::virtio::net::{MacAddress, NotAMacAddress},
     layout::Performance,
     memory::Taking,
@@ -71,6 +72,15 @@ pub struct Written {
     /// The console: tty, null, or file=PATH
     #[arg(long, value_name = "WHERE", default_value = "tty")]
     pub serial: String,
+    /// The user that the process is once everything is open, by number; wants --gid
+    #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = user_number())]
+    pub uid: Option<u32>,
+    /// The only group that the process is in by then, by number; wants --uid
+    #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = user_number())]
+    pub gid: Option<u32>,
+    /// The only folder that the process sees by then; it must be empty, or closed to the user
+    #[arg(long, value_name = "DIR")]
+    pub chroot: Option<PathBuf>,
 }
 
 /// Where the console is.
@@ -149,6 +159,13 @@ pub struct Config {
     pub nets: Vec<Net>,
     /// Where the console is.
     pub console: Console,
+    /// What the process gives up before the guest runs.
+    pub confinement: Confinement,
+}
+
+/// All numbers but the one that means "leave it as it is".
+fn user_number() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(..i64::from(u32::MAX))
 }
 
 impl Written {
@@ -193,6 +210,7 @@ impl Written {
             disks,
             nets,
             console,
+            confinement: Confinement { user: self.uid.zip(self.gid), chroot: self.chroot },
         })
     }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use units::chain;
-use vmm_plugin::{ask, config, exit, machine};
+use vmm_plugin::{ask, config, confine, exit, machine};
 
 /// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
 ///
@@ -46,6 +46,7 @@ fn main() -> ExitCode {
 fn run(written: config::Written) -> Result<u8, Box<dyn std::error::Error>> {
     exit::when_any_thread_panics();
     let config = written.check()?;
+    confine::open_many_files()?;
     let machine = machine::build(&config)?;
     Ok(machine::run(machine, &config.console)?)
 }

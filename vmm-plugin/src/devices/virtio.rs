@@ -16,7 +16,7 @@ use crate::memory::GuestMemory;
 
 pub use self::{
     registers::{REGISTERS_BYTES, Registers},
-    worker::start,
+    worker::Worker,
 };
 
 /// Bits that every device and driver of this version has.

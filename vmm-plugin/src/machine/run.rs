@@ -45,6 +45,7 @@ pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
 /// # Errors
 /// Nothing was started.
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
+    machine.confinement.enter()?;
     let signals = signals().map_err(system_error("listen to signals"))?;
     let typing = if *console == Console::Terminal { prepare_terminal() } else { false };
     let mut guest = Guest::start(machine)?;
@@ -77,7 +78,7 @@ fn told(ending: &Ended) -> u8 {
             exit::STOPPED
         }
         Ended::Cut => {
-            eprintln!("the guest was stopped at once, as was asked");
+            exit::say("the guest was stopped at once, as was asked");
             exit::STOPPED
         }
     }
@@ -111,6 +112,9 @@ impl Guest {
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
         let beside = machine.beside.take().expect("a machine is started once");
         beside.start(orders_given).map_err(system_error("start a thread"))?;
+        for worker in std::mem::take(&mut machine.workers) {
+            worker.start().map_err(system_error("start a thread"))?;
+        }
         let vcpus = std::mem::take(&mut machine.vcpus);
         let processors = Processors::start(vcpus, &machine.around, &ended, &bell)?;
         Ok(Self { machine, processors, endings, orders, bell, paused: false, stop_at: None })

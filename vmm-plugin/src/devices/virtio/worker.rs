@@ -1,7 +1,7 @@
 //! The thread of one device: it sleeps until the driver tells it of a queue, or what it waits for itself has come.
 
 use std::{
-    io,
+    fmt, io,
     os::fd::{AsRawFd as _, RawFd},
     sync::Arc,
 };
@@ -27,7 +27,7 @@ const GONE: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
 const SEEN_AT_ONCE: usize = 8;
 
 /// A device at work; it goes on until the process ends.
-struct Worker {
+pub struct Worker {
     name: String,
     registers: Arc<Registers>,
     kicks: Vec<EventFd>,
@@ -38,33 +38,44 @@ struct Worker {
     complaints: u32,
 }
 
-/// Starts a device whose registers are at `at`: KVM wakes it when its driver tells of a queue, and no processor waits.
-///
-/// # Errors
-/// KVM or the operating system refuses.
-pub fn start(name: &str, registers: Arc<Registers>, at: u64, vm: &VmFd) -> io::Result<()> {
-    let epoll = Epoll::new()?;
-    let mut kicks = Vec::new();
-    for queue in 0..u32::try_from(registers.queues()).expect("queues are few") {
-        let kick = EventFd::new(EFD_NONBLOCK)?;
-        vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
-            .map_err(io::Error::from)?;
-        epoll.ctl(
-            ControlOperation::Add,
-            kick.as_raw_fd(),
-            EpollEvent::new(EventSet::IN, u64::from(queue)),
-        )?;
-        kicks.push(kick);
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("name", &self.name).finish_non_exhaustive()
     }
-    let source = registers.source();
-    if let Some((descriptor, _)) = source {
-        epoll.ctl(ControlOperation::Add, descriptor, EpollEvent::new(EventSet::empty(), SOURCE))?;
-    }
-    let mut worker = Worker { name: name.to_owned(), registers, kicks, epoll, source, complaints: 0 };
-    std::thread::Builder::new().name(name.to_owned()).spawn(move || worker.run()).map(drop)
 }
 
 impl Worker {
+    /// Of a device whose registers are at `at`: KVM wakes it when its driver tells of a queue, and no processor waits.
+    ///
+    /// # Errors
+    /// KVM or the operating system refuses.
+    pub fn new(name: String, registers: Arc<Registers>, at: u64, vm: &VmFd) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        let mut kicks = Vec::new();
+        for queue in 0..u32::try_from(registers.queues()).expect("queues are few") {
+            let kick = EventFd::new(EFD_NONBLOCK)?;
+            vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
+                .map_err(io::Error::from)?;
+            let event = EpollEvent::new(EventSet::IN, u64::from(queue));
+            epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)?;
+            kicks.push(kick);
+        }
+        let source = registers.source();
+        if let Some((descriptor, _)) = source {
+            let event = EpollEvent::new(EventSet::empty(), SOURCE);
+            epoll.ctl(ControlOperation::Add, descriptor, event)?;
+        }
+        Ok(Self { name, registers, kicks, epoll, source, complaints: 0 })
+    }
+
+    /// The device works from now on.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(mut self) -> io::Result<()> {
+        std::thread::Builder::new().name(self.name.clone()).spawn(move || self.run()).map(drop)
+    }
+
     fn run(&mut self) {
         loop {
             if let Err(error) = self.wait_and_serve() {
