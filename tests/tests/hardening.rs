@@ -60,10 +60,15 @@ impl Guest {
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
     }
 
+    /// Each thread says so, once it has begun.
     fn has(&self, field: &str, value: &str) {
-        for status in self.threads() {
+        let says = |status: &String| {
             let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-            assert_eq!(line.map(str::trim), Some(value), "{field} of {status}");
+            line.map(str::trim) == Some(value)
+        };
+        let begun = Instant::now();
+        while !self.threads().iter().all(says) {
+            assert!(begun.elapsed() < PATIENCE, "{field} is not {value} of {:?}", self.threads());
         }
     }
 
@@ -91,6 +96,17 @@ fn no_thread_of_a_guests_process_has_a_capability_even_if_it_is_root() {
     let guest = Guest::start(&place, &[]);
     assert!(guest.threads().len() >= 3, "the main thread, a processor and a device");
     guest.has_no_capabilities();
+}
+
+#[test]
+fn every_thread_of_a_guests_process_makes_no_calls_but_those_it_needs_unless_told_otherwise() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    Guest::start(&place, &[]).has("Seccomp", "2");
+    Guest::start(&place, &["--seccomp", "log"]).has("Seccomp", "2");
+    Guest::start(&place, &["--seccomp", "false"]).has("Seccomp", "0");
 }
 
 #[test]
@@ -138,6 +154,8 @@ fn a_guest_runs_to_its_end_whatever_its_process_gives_up() {
     for options in [
         &["--uid", NOBODY, "--gid", NOBODY][..],
         &["--chroot", folder],
+        &["--seccomp", "log"],
+        &["--seccomp", "false"],
         &["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder],
     ] {
         let ran = place.run(&code::hello(), &[&SMALL[..], options].concat());

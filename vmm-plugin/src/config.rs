@@ -9,7 +9,7 @@ use units::{
 
 use crate::{
     boot::Kernel,
-    confine::Confinement,
+    confine::{Confinement, Seccomp},
     devices::virtio::net::{MacAddress, NotAMacAddress},
     layout::Performance,
     memory::Taking,
@@ -81,6 +81,9 @@ pub struct Written {
     /// The only folder that the process sees by then; it must be empty, or closed to the user
     #[arg(long, value_name = "DIR")]
     pub chroot: Option<PathBuf>,
+    /// What becomes of a system call that a thread does not need: true ends the process, log tells of it, false lets it pass
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t, value_name = "true|false|log")]
+    pub seccomp: Seccomp,
 }
 
 /// Where the console is.
@@ -199,6 +202,8 @@ impl Written {
                 format!("{} disks and {} cards are more than {DEVICES_PER_VM_MAX}", disks.len(), nets.len());
             return Err(Parts::of("disk", "")?.error(what));
         }
+        let user = self.uid.zip(self.gid);
+        let confinement = Confinement { user, chroot: self.chroot, seccomp: self.seccomp };
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);
         Ok(Config {
             vm: self.vm,
@@ -210,7 +215,7 @@ impl Written {
             disks,
             nets,
             console,
-            confinement: Confinement { user: self.uid.zip(self.gid), chroot: self.chroot },
+            confinement,
         })
     }
 }

@@ -1,6 +1,10 @@
 //! What this process gives up before its guest runs, as a guest may break out into it: from then on it is some user without
 //! capabilities, in some folder. What it needs is open by then, and its threads start after it: capabilities, users and the
-//! promise to gain none are each thread's own.
+//! promise to gain none are each thread's own. Which system calls a thread may make is `calls`' business.
+
+pub mod calls;
+pub mod forbidden;
+pub mod threads;
 
 use std::{
     fs, io,
@@ -24,6 +28,20 @@ pub struct Confinement {
     pub user: Option<(u32, u32)>,
     /// The only folder from then on, if not all.
     pub chroot: Option<PathBuf>,
+    /// Whether threads make no system calls but those they need.
+    pub seccomp: Seccomp,
+}
+
+/// What becomes of a system call that a thread does not need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Seccomp {
+    /// It ends the process.
+    #[default]
+    True,
+    /// It is made, as any other.
+    False,
+    /// It is made, and the kernel's audit log tells of it.
+    Log,
 }
 
 /// Why something could not be given up.

@@ -30,6 +30,8 @@ pub const STOPPED: u8 = 12;
 pub const SLICE_LOST: u8 = 20;
 /// The host had no memory left to put behind what the guest touched.
 pub const MEMORY_EXHAUSTED: u8 = 21;
+/// A thread tried what it never needs: the guest may have broken out into it.
+pub const FORBIDDEN: u8 = 30;
 
 /// A file that is there for as long as a process lives.
 #[derive(Debug)]

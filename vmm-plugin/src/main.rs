@@ -10,8 +10,8 @@ use vmm_plugin::{ask, config, confine, exit, machine};
 ///
 /// Exit codes of `run`: 0 the guest switched itself off, 1 nothing was started, 2 wrong usage, 10 the guest asked for a
 /// reset, 11 it crashed, 12 it did not switch itself off and was stopped, 20 a slice was taken away under it, 21 the host
-/// had no memory left. Those of the other commands: 0 done, 1 error, 2 wrong usage, 3 no such VM runs here, 4 its state does not
-/// allow this, 6 it cannot answer now, 124 timed out.
+/// had no memory left, 30 the VMM itself tried what it never needs. Those of the other commands: 0 done, 1 error, 2 wrong
+/// usage, 3 no such VM runs here, 4 its state does not allow this, 6 it cannot answer now, 124 timed out.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {

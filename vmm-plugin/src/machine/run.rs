@@ -19,6 +19,7 @@ use super::{Machine, MachineError, processors::Processors, system_error};
 use crate::{
     bell::Bell,
     config::Console,
+    confine::threads::{Filters, Work},
     control::{Order, Orders, Refused, State, Wanted},
     devices::{Wish, serial::Output},
     exit,
@@ -48,7 +49,9 @@ pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     machine.confinement.enter()?;
     let signals = signals().map_err(system_error("listen to signals"))?;
     let typing = if *console == Console::Terminal { prepare_terminal() } else { false };
-    let mut guest = Guest::start(machine)?;
+    let filters = Filters::new(machine.confinement.seccomp).map_err(system_error("handle a signal"))?;
+    let mut guest = Guest::start(machine, &filters)?;
+    filters.confine(Work::Main).map_err(system_error("confine the main thread"))?;
     let ending = guest.listen(&signals, typing);
     let code = told(&ending);
     guest.processors.end();
@@ -106,17 +109,17 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(mut machine: Machine) -> Result<Self, MachineError> {
+    fn start(mut machine: Machine, filters: &Filters) -> Result<Self, MachineError> {
         let bell = Arc::new(Bell::new().map_err(system_error("make an event descriptor"))?);
         let (ended, endings) = mpsc::channel();
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
         let beside = machine.beside.take().expect("a machine is started once");
         beside.start(orders_given).map_err(system_error("start a thread"))?;
         for worker in std::mem::take(&mut machine.workers) {
-            worker.start().map_err(system_error("start a thread"))?;
+            worker.start(filters).map_err(system_error("start a thread"))?;
         }
         let vcpus = std::mem::take(&mut machine.vcpus);
-        let processors = Processors::start(vcpus, &machine.around, &ended, &bell)?;
+        let processors = Processors::start(vcpus, (&machine.around, filters), &ended, &bell)?;
         Ok(Self { machine, processors, endings, orders, bell, paused: false, stop_at: None })
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Broken, Chain, Device};
-use crate::{memory::GuestMemory, tap};
+use crate::{confine::threads::Work, memory::GuestMemory, tap};
 
 const KIND: u32 = 1;
 const RECEIVE: usize = 0;
@@ -99,6 +99,10 @@ impl Net {
 impl Device for Net {
     fn kind(&self) -> u32 {
         KIND
+    }
+
+    fn work(&self) -> Work {
+        Work::Card
     }
 
     fn features(&self) -> u64 {

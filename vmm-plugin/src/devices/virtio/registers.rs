@@ -12,7 +12,7 @@ use virtio_queue::{Queue, QueueT as _};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Broken, Device, EVENT_IDX, VERSION_1, serve_queue};
-use crate::memory::GuestMemory;
+use crate::{confine::threads::Work, memory::GuestMemory};
 
 /// How large a device's window is.
 pub const REGISTERS_BYTES: u32 = 0x1000;
@@ -90,6 +90,11 @@ impl Registers {
     /// A panic while the device was at work is the guest's to recover from, by a reset.
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The work of the device's thread.
+    pub(super) fn work(&self) -> Work {
+        self.lock().device.work()
     }
 
     /// How many queues there are.

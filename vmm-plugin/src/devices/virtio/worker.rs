@@ -17,7 +17,7 @@ use super::{
     Broken,
     registers::{QUEUE_NOTIFY, Registers},
 };
-use crate::exit;
+use crate::{confine::threads::Filters, exit};
 
 /// What the device's own source is called among its queues.
 const SOURCE: u64 = u64::MAX;
@@ -72,8 +72,8 @@ impl Worker {
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn start(mut self) -> io::Result<()> {
-        std::thread::Builder::new().name(self.name.clone()).spawn(move || self.run()).map(drop)
+    pub fn start(mut self, filters: &Filters) -> io::Result<()> {
+        filters.spawn(self.registers.work(), self.name.clone(), move || self.run()).map(drop)
     }
 
     fn run(&mut self) {
