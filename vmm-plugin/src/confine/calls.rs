@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use libc::{
     F_GETFD, PROT_EXEC, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_epoll_ctl,
     SYS_epoll_wait, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex, SYS_getpid,
-    SYS_getrandom, SYS_gettid, SYS_ioctl, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap,
-    SYS_poll, SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom, SYS_restart_syscall,
-    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendto, SYS_sigaltstack, SYS_tgkill,
-    SYS_write, TCSETS,
+    SYS_getrandom, SYS_ioctl, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_ppoll,
+    SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom, SYS_restart_syscall, SYS_rt_sigprocmask,
+    SYS_rt_sigreturn, SYS_sched_yield, SYS_sendto, SYS_sigaltstack, SYS_tgkill, SYS_write, TCSETS,
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
@@ -59,9 +58,9 @@ const EVERY: &[Call] = &[
     with(SYS_fcntl, 1, F_GETFD as u64), // built for debugging, Rust looks whether what it closes is open
     // Signals, and what they interrupted.
     any(SYS_rt_sigreturn),
-    any(SYS_rt_sigprocmask), // a thread blocks signals while it ends
-    any(SYS_restart_syscall),
-    any(SYS_sigaltstack), // a thread gives its own back when it ends
+    any(SYS_rt_sigprocmask),  // a thread blocks signals while it ends
+    any(SYS_restart_syscall), // a wait with a deadline, after the process was stopped and continued
+    any(SYS_sigaltstack),     // a thread gives its own back when it ends
     any(SYS_exit),
     // The end of everything, from wherever it is seen: whether memory is lost, and the terminal as it was.
     any(SYS_fstat),
@@ -71,15 +70,13 @@ const EVERY: &[Call] = &[
 ];
 
 const MAIN: &[Call] = &[
-    any(SYS_poll),
-    any(SYS_ppoll), // poll with a deadline
+    any(SYS_ppoll),
     any(SYS_read),
     any(SYS_recvfrom), // signals arrive as bytes of a stream
     any(SYS_sendto),   // and are sent there by their handler
     any(SYS_clock_nanosleep),
     // Calls processors out of KVM.
     any(SYS_getpid),
-    any(SYS_gettid),
     with(SYS_tgkill, 2, KICK),
 ];
 
