@@ -16,6 +16,8 @@ use rustix::{
     termios::{OptionalActions, Termios, tcsetattr},
 };
 
+use crate::confine::threads::{self, Work};
+
 /// The guest switched itself off.
 pub const POWERED_OFF: u8 = 0;
 /// Nothing was started, or the VMM failed.
@@ -63,7 +65,9 @@ pub fn tidy() {
     if let Some(before) = TERMINAL.get() {
         let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
     }
-    if let Some(Entry { folder, name }) = SOCKET.get() {
+    // No other thread may remove files, as the guest may have broken out into it; a socket that is left is replaced.
+    let may_remove = threads::work().is_none_or(|work| work == Work::Main);
+    if let Some(Entry { folder, name }) = SOCKET.get().filter(|_| may_remove) {
         let _ = rustix::fs::unlinkat(folder, name.as_c_str(), AtFlags::empty());
     }
 }
@@ -73,12 +77,14 @@ pub fn say(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// A panic of any thread ends the process, as a guest that lost a processor or a device is none any more. Its message is
-/// all that is said: a backtrace would read files, which threads that serve a guest may not.
+/// A panic of a thread that the guest needs ends the process, as a guest that lost a processor or a device is none any more.
+/// Its message is all that is said: a backtrace would read files, which threads that serve a guest may not.
 pub fn when_any_thread_panics() {
     panic::set_hook(Box::new(|panic| {
         say(&format!("error: {panic}"));
-        at_once(FAILED)
+        if threads::work().is_none_or(Work::is_needed) {
+            at_once(FAILED)
+        }
     }));
 }
 

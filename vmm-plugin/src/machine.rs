@@ -18,7 +18,7 @@ use crate::{
     acpi,
     boot::{self, BootError},
     config::Config,
-    confine::{ConfineError, Confinement},
+    confine::{ConfineError, Confinement, threads::Filters},
     control::{self, Control, Orders, socket::SocketError},
     devices::{
         POWER_BUTTON_LINE, Ports, SERIAL_LINE,
@@ -141,9 +141,9 @@ struct Beside {
 }
 
 impl Beside {
-    fn start(self, orders: Orders) -> io::Result<()> {
-        self.control.start(orders)?;
-        self.statistics.map_or(Ok(()), Statistics::start)
+    fn start(self, orders: Orders, filters: &Filters) -> io::Result<()> {
+        self.control.start(orders, filters)?;
+        self.statistics.map_or(Ok(()), |statistics| statistics.start(filters))
     }
 }
 

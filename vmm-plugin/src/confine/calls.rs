@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 
 use libc::{
-    F_GETFD, PROT_EXEC, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_epoll_ctl,
-    SYS_epoll_wait, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex, SYS_getpid,
-    SYS_getrandom, SYS_ioctl, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_ppoll,
-    SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom, SYS_restart_syscall, SYS_rt_sigprocmask,
-    SYS_rt_sigreturn, SYS_sched_yield, SYS_sendto, SYS_sigaltstack, SYS_tgkill, SYS_write, TCSETS,
+    AF_UNIX, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, PROT_EXEC, SYS_accept4, SYS_brk, SYS_clock_gettime,
+    SYS_clock_nanosleep, SYS_close, SYS_connect, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait,
+    SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex, SYS_getpid,
+    SYS_getrandom, SYS_ioctl, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap,
+    SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall,
+    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_setsockopt,
+    SYS_shutdown, SYS_sigaltstack, SYS_socket, SYS_socketpair, SYS_tgkill, SYS_unlinkat, SYS_write, TCSETS,
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
@@ -31,6 +33,7 @@ const fn without(call: i64, argument: u8, bits: u64) -> Call {
     Call(call, Some((argument, SeccompCmpOp::MaskedEq(bits), 0)))
 }
 
+const UNIX: u64 = AF_UNIX as u64;
 const EXEC: u64 = PROT_EXEC as u64;
 /// From linux/kvm.h.
 const KVM_RUN: u64 = 0xae80;
@@ -70,6 +73,7 @@ const EVERY: &[Call] = &[
 ];
 
 const MAIN: &[Call] = &[
+    with(SYS_unlinkat, 2, 0), // the control socket's file, at the end
     any(SYS_ppoll),
     any(SYS_read),
     any(SYS_recvfrom), // signals arrive as bytes of a stream
@@ -89,6 +93,40 @@ const DISK: &[Call] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fdatasync)]
 
 const RANDOM: &[Call] = &[any(SYS_getrandom)];
 
+const CONTROL: &[Call] = &[
+    // What an answer needs comes up with the first caller: a runtime, its bell, and its own stream of signals.
+    any(SYS_ppoll),
+    any(SYS_epoll_create1),
+    any(SYS_eventfd2),
+    with(SYS_socketpair, 0, UNIX),
+    with(SYS_fcntl, 1, F_DUPFD_CLOEXEC as u64),
+    with(SYS_fcntl, 1, F_GETFL as u64),
+    any(SYS_epoll_ctl),
+    any(SYS_epoll_wait),
+    // Callers.
+    any(SYS_accept4),
+    any(SYS_recvfrom),
+    any(SYS_sendto),
+    any(SYS_shutdown),
+    any(SYS_getrandom), // maps that nobody can make slow
+    // How much was touched.
+    any(SYS_read),
+    any(SYS_lseek),
+];
+
+const STATISTICS: &[Call] = &[
+    any(SYS_clock_nanosleep),
+    // How much was touched.
+    any(SYS_read),
+    any(SYS_lseek),
+    // Tells it, to another agent if the last one is gone.
+    with(SYS_socket, 0, UNIX),
+    any(SYS_connect),
+    any(SYS_setsockopt),
+    any(SYS_sendmsg),
+    any(SYS_recvmsg),
+];
+
 /// The rules of a thread: a call passes if one of them fits; a call without rules passes always.
 pub(super) fn of(work: Work) -> BTreeMap<i64, Vec<SeccompRule>> {
     let tables: &[&[Call]] = match work {
@@ -97,6 +135,8 @@ pub(super) fn of(work: Work) -> BTreeMap<i64, Vec<SeccompRule>> {
         Work::Disk => &[EVERY, DEVICE, DISK],
         Work::Card => &[EVERY, DEVICE],
         Work::Random => &[EVERY, DEVICE, RANDOM],
+        Work::Control => &[EVERY, CONTROL],
+        Work::Statistics => &[EVERY, STATISTICS],
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for Call(number, argument) in tables.iter().copied().flatten() {

@@ -22,11 +22,21 @@ pub enum Work {
     Card,
     /// Serves random numbers.
     Random,
+    /// Answers callers at the control socket.
+    Control,
+    /// Tells the agent how much was touched.
+    Statistics,
 }
 
 impl Work {
     /// All there are.
-    pub const ALL: [Self; 5] = [Self::Main, Self::Processor, Self::Disk, Self::Card, Self::Random];
+    pub const ALL: [Self; 7] =
+        [Self::Main, Self::Processor, Self::Disk, Self::Card, Self::Random, Self::Control, Self::Statistics];
+
+    /// Whether a guest is none any more without it.
+    pub fn is_needed(self) -> bool {
+        !matches!(self, Self::Control | Self::Statistics)
+    }
 
     /// What people call it.
     pub fn name(self) -> &'static str {
@@ -36,6 +46,8 @@ impl Work {
             Self::Disk => "a disk's thread",
             Self::Card => "a network card's thread",
             Self::Random => "the thread of random numbers",
+            Self::Control => "the control socket's thread",
+            Self::Statistics => "the statistics' thread",
         }
     }
 }
@@ -45,7 +57,7 @@ thread_local! {
 }
 
 /// What this thread is there for, once it is confined. Safe in a signal handler.
-pub(super) fn work() -> Option<Work> {
+pub fn work() -> Option<Work> {
     WORK.get()
 }
 

@@ -114,7 +114,7 @@ impl Guest {
         let (ended, endings) = mpsc::channel();
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
         let beside = machine.beside.take().expect("a machine is started once");
-        beside.start(orders_given).map_err(system_error("start a thread"))?;
+        beside.start(orders_given, filters).map_err(system_error("start a thread"))?;
         for worker in std::mem::take(&mut machine.workers) {
             worker.start(filters).map_err(system_error("start a thread"))?;
         }
