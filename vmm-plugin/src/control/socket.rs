@@ -65,7 +65,7 @@ pub fn path_of(run_dir: &Path, vm: &Name) -> PathBuf {
 }
 
 /// Makes the socket of a VM, and the folder if need be, for this process's user alone. It is gone with the process, unless that
-/// is killed: then it is replaced here.
+/// is killed or ends because it lost memory: then it is replaced here.
 ///
 /// # Errors
 /// [`SocketError`]: among others, the VM runs already.
