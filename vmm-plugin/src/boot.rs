@@ -13,6 +13,7 @@ use std::{
 };
 
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, PvhBootCapability};
+use units::limits::KERNEL_SEGMENTS_MAX;
 use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::{
@@ -33,6 +34,7 @@ const BOOT_PARAMETERS: u64 = 0x7000;
 /// Where usable memory below 1 MiB ends.
 const LOWEST_MEMORY_END: u64 = 0x9_fc00;
 const PAGE: u64 = 4096;
+const ELF_HEADER_BYTES: u64 = 64;
 /// Where a processor begins after a reset, for whoever jumps there in real mode: Linux does on a hardware-reduced platform
 /// without EFI, when it wants to start anew.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
@@ -183,8 +185,8 @@ fn memory_map(layout: &Layout) -> Vec<Stretch> {
 fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<KernelLoaderResult, BootError> {
     let unreadable = |errno| BootError::File { what: "kernel", path: path.to_owned(), errno };
     let mut file = File::open(path).map_err(unreadable)?;
-    let mut magic = [0; 4];
-    let got = file.read(&mut magic).map_err(unreadable)?;
+    let mut head = Vec::new();
+    (&file).take(ELF_HEADER_BYTES).read_to_end(&mut head).map_err(unreadable)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
     file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
     let room = layout.low_memory_end().saturating_sub(HIGH_MEMORY);
@@ -192,11 +194,20 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
         return Err(BootError::TooLarge { what: "kernel", bytes, room });
     }
     let floor = Some(GuestAddress(HIGH_MEMORY));
-    let loaded = match &magic[..got] {
-        b"\x7fELF" => Elf::load(memory, None, &mut file, floor),
-        _ => BzImage::load(memory, None, &mut file, floor),
+    let not = |found| BootError::NotAKernel { path: path.to_owned(), found };
+    let loaded = match elf_segments(&head) {
+        Some(count) if count > KERNEL_SEGMENTS_MAX => return Err(not(format!("an ELF of {count} segments"))),
+        Some(_) => Elf::load(memory, None, &mut file, floor),
+        None => BzImage::load(memory, None, &mut file, floor),
     };
-    loaded.map_err(|error| BootError::NotAKernel { path: path.to_owned(), found: error.to_string() })
+    loaded.map_err(|error| not(error.to_string()))
+}
+
+/// How many segments an ELF says that it has. The loader takes each of them in, however often they are the same.
+fn elf_segments(head: &[u8]) -> Option<u16> {
+    const COUNT: std::ops::Range<usize> = 56..58;
+    let count = head.get(COUNT).map_or([0; 2], |bytes| bytes.try_into().expect("two"));
+    head.starts_with(b"\x7fELF").then_some(u16::from_le_bytes(count))
 }
 
 /// As high as it may lie, so that the kernel can unpack itself below.
@@ -212,8 +223,8 @@ fn load_initrd(
     let highest =
         kernel.setup_header.map_or(u64::MAX, |header| u64::from(header.initrd_addr_max).saturating_add(1));
     let end = layout.low_memory_end().min(highest);
-    let needs = kernel.kernel_end.max(unpacked_end(kernel));
-    let room = end.saturating_sub(needs.next_multiple_of(PAGE));
+    let needs = kernel.kernel_end.max(unpacked_end(kernel)).checked_next_multiple_of(PAGE);
+    let room = needs.map_or(0, |needs| end.saturating_sub(needs));
     if bytes == 0 || bytes.next_multiple_of(PAGE) > room {
         return Err(BootError::TooLarge { what: "initrd", bytes, room });
     }
@@ -243,3 +254,6 @@ fn write_command_line(text: &str, memory: &GuestMemory) -> Result<(u64, u64), Bo
     memory.write_slice(&ended, GuestAddress(COMMAND_LINE))?;
     Ok((COMMAND_LINE, bytes as u64))
 }
+
+#[cfg(test)]
+mod tests;

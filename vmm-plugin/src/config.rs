@@ -9,6 +9,7 @@ use units::{
 
 use crate::{
     boot::Kernel,
+    confine::Confinement,
     devices::virtio::net::{MacAddress, NotAMacAddress},
     layout::Performance,
     memory::Taking,
@@ -23,14 +24,33 @@ pub struct RunDir {
     pub run_dir: PathBuf,
 }
 
-/// A guest, as written.
+/// A guest of this VMM's own, as written.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Own {
+    #[command(flatten)]
+    guest: Written,
+    #[command(flatten)]
+    at: RunDir,
+    #[command(flatten)]
+    confinement: Confinement,
+}
+
+impl Own {
+    /// Checks what can be checked without touching anything.
+    ///
+    /// # Errors
+    /// The option, the value and the rule.
+    pub fn check(self) -> Result<(Config, PathBuf, Confinement), OptionError> {
+        Ok((self.guest.check()?, self.at.run_dir, self.confinement))
+    }
+}
+
+/// A guest, whoever runs it, as written.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Written {
     /// The VM's name, as reserved
     #[arg(long)]
     pub vm: Name,
-    #[command(flatten)]
-    at: RunDir,
     /// Where the agent of this host hands out memory
     #[arg(
         long,
@@ -133,8 +153,6 @@ pub struct Net {
 pub struct Config {
     /// Its name.
     pub vm: Name,
-    /// Where its control socket is.
-    pub run_dir: PathBuf,
     /// Who has its memory; `None` is this host's operating system.
     pub agent: Option<PathBuf>,
     /// Nodes with processors, at least one.
@@ -185,7 +203,6 @@ impl Written {
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);
         Ok(Config {
             vm: self.vm,
-            run_dir: self.at.run_dir,
             agent: (!self.standalone).then_some(self.agent),
             local,
             pool,

@@ -29,6 +29,8 @@ use units::limits::{
 use crate::{
     bell::Bell,
     config::Config,
+    confine::threads::{Filters, Work},
+    exit,
     layout::Layout,
     memory::{Memory, touched::Touched},
 };
@@ -136,13 +138,13 @@ impl Control {
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn start(self, orders: Orders) -> io::Result<()> {
+    pub fn start(self, orders: Orders, filters: &Filters) -> io::Result<()> {
         let serve = move || {
             if let Err(error) = self.serve(orders) {
-                eprintln!("error: the control socket is closed: {error}"); // the guest goes on
+                exit::say(&format!("error: the control socket is closed: {error}")); // the guest goes on
             }
         };
-        std::thread::Builder::new().name("control".into()).spawn(serve).map(drop)
+        filters.spawn(Work::Control, "control".into(), serve).map(drop)
     }
 
     fn serve(self, orders: Orders) -> Result<(), Box<dyn std::error::Error>> {

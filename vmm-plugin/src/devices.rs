@@ -113,3 +113,6 @@ impl Ports {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ pub mod ask;
 pub mod bell;
 pub mod boot;
 pub mod config;
+pub mod confine;
 pub mod control;
 pub mod devices;
 pub mod exit;

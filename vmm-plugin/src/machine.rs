@@ -1,10 +1,11 @@
-//! A guest put together and run: everything that can be wrong is found before the first processor starts.
+//! A guest put together and run: everything that can be wrong is found, and everything that is needed is open, before the first
+//! thread starts.
 
 mod devices;
 mod processors;
 mod run;
 
-use std::{io, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KvmIrqRouting, kvm_irq_routing_entry,
@@ -17,8 +18,13 @@ use crate::{
     acpi,
     boot::{self, BootError},
     config::Config,
+    confine::{ConfineError, Confinement, threads::Filters},
     control::{self, Control, Orders, socket::SocketError},
-    devices::{POWER_BUTTON_LINE, Ports, SERIAL_LINE, serial::Serial, virtio::block::DiskError},
+    devices::{
+        POWER_BUTTON_LINE, Ports, SERIAL_LINE,
+        serial::Serial,
+        virtio::{Worker, block::DiskError},
+    },
     layout::{HOLE_END, Layout, ShapeError},
     memory::{Memory, MemoryError, lost},
     source::{self, Source, SourceError},
@@ -96,6 +102,9 @@ pub enum MachineError {
         #[source]
         errno: io::Error,
     },
+    /// It would have more than it needs.
+    #[error(transparent)]
+    Confine(#[from] ConfineError),
     /// The operating system refuses.
     #[error("cannot {doing}")]
     System {
@@ -112,8 +121,10 @@ pub enum MachineError {
 pub struct Machine {
     vcpus: Vec<Vcpu>,
     around: Surroundings,
+    workers: Vec<Worker>,
     /// Taken when it is started.
     beside: Option<Beside>,
+    confinement: Confinement,
     /// Presses the power button.
     power_button: EventFd,
     /// Held so that it goes before its memory does.
@@ -130,9 +141,9 @@ struct Beside {
 }
 
 impl Beside {
-    fn start(self, orders: Orders) -> io::Result<()> {
-        self.control.start(orders)?;
-        self.statistics.map_or(Ok(()), Statistics::start)
+    fn start(self, orders: Orders, filters: &Filters) -> io::Result<()> {
+        self.control.start(orders, filters)?;
+        self.statistics.map_or(Ok(()), |statistics| statistics.start(filters))
     }
 }
 
@@ -148,9 +159,9 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
 ///
 /// # Errors
 /// [`MachineError`]; nothing is left behind.
-pub fn build(config: &Config) -> Result<Machine, MachineError> {
+pub fn build(config: &Config, run_dir: &Path, confinement: Confinement) -> Result<Machine, MachineError> {
     let kvm = open_kvm()?;
-    let socket = control::socket::claim(&config.run_dir, &config.vm)?;
+    let socket = control::socket::claim(run_dir, &config.vm)?;
     let Source { shape, backings, agent } = source::memory_of(config)?;
     let layout = Layout::of(&shape, address_bits(&kvm)?)?;
     let memory = Memory::map(&layout, &backings)?;
@@ -167,10 +178,11 @@ pub fn build(config: &Config) -> Result<Machine, MachineError> {
         .map_err(kvm_error("take the guest's memory", "; are there more regions than it has slots?"))?;
     let vcpus = Vcpu::all(&kvm, &vm, &layout, entry, memory.guest())?;
     let serial = Serial::new(line(&vm, SERIAL_LINE)?, run::output(&config.console)?);
+    let (windows, workers) = devices::place(planned, &vm, memory.guest())?;
     let around = Surroundings {
         memory: memory.guest().clone(),
         ports: Arc::new(Ports::new(serial)),
-        windows: Arc::new(devices::start(planned, &vm, memory.guest())?),
+        windows: Arc::new(windows),
         gate: Arc::new(Gate::default()),
     };
     lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
@@ -181,7 +193,7 @@ pub fn build(config: &Config) -> Result<Machine, MachineError> {
     let statistics =
         told.map(|(socket, agent)| Statistics::new(config.vm.clone(), socket, agent, &layout, touched));
     let beside = Some(Beside { control, statistics });
-    Ok(Machine { vcpus, around, beside, power_button, _vm: vm, _memory: memory })
+    Ok(Machine { vcpus, around, workers, beside, confinement, power_button, _vm: vm, _memory: memory })
 }
 
 fn open_kvm() -> Result<Kvm, MachineError> {

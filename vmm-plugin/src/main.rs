@@ -4,14 +4,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use units::chain;
-use vmm_plugin::{ask, config, exit, machine, other};
+use vmm_plugin::{ask, config, confine, exit, machine, other};
 
 /// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
 ///
 /// Exit codes of `run`: 0 the guest switched itself off, 1 nothing was started, 2 wrong usage, 10 the guest asked for a
 /// reset, 11 it crashed, 12 it did not switch itself off and was stopped, 20 a slice was taken away under it, 21 the host
-/// had no memory left. Those of the other commands: 0 done, 1 error, 2 wrong usage, 3 no such VM runs here, 4 its state does not
-/// allow this, 6 it cannot answer now, 124 timed out.
+/// had no memory left, 30 the VMM itself tried what it never needs. Those of the other commands: 0 done, 1 error, 2 wrong
+/// usage, 3 no such VM runs here, 4 its state does not allow this, 6 it cannot answer now, 124 timed out.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -22,7 +22,7 @@ struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a guest until it ends. SIGTERM asks it to switch itself off; a second one stops it.
-    Run(Box<config::Written>),
+    Run(Box<config::Own>),
     #[command(flatten)]
     Ask(ask::Ask),
     /// Print what starts the same guest under another VMM. Nothing is registered: whoever starts it so releases its memory
@@ -49,9 +49,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(written: config::Written) -> Result<u8, Box<dyn std::error::Error>> {
-    let config = written.check()?;
-    let machine = machine::build(&config)?;
+fn run(written: config::Own) -> Result<u8, Box<dyn std::error::Error>> {
+    exit::when_any_thread_panics();
+    let (config, run_dir, confinement) = written.check()?;
+    confine::open_many_files()?;
+    let machine = machine::build(&config, &run_dir, confinement)?;
     Ok(machine::run(machine, &config.console)?)
 }
 

@@ -246,6 +246,7 @@ fn map_piece(
         .build()
         .map_err(io::Error::other)
         .map_err(refused("map", map_hint))?;
+    leave_out_of_dumps(&region).map_err(refused("leave out of core dumps", ""))?;
     if let Some(node) = taking.host_numa_node {
         bind(&region, node)
             .map_err(refused("bind to a node of this host", "; is there such a node, with memory?"))?;
@@ -286,6 +287,15 @@ fn bind(region: &vm_memory::MmapRegion<()>, node: u32) -> io::Result<()> {
         libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_BIND, mask.as_ptr(), bits, MPOL_MF_STRICT)
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What a guest has in its memory is not for whoever looks why its VMM crashed.
+fn leave_out_of_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+    // SAFETY: the region is mapped; the advice changes what a dump holds, and nothing that is read or written.
+    let done = unsafe {
+        rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxDontDump)
+    };
+    Ok(done?)
 }
 
 /// All of a mapping is there afterwards, or the kernel says what is missing.

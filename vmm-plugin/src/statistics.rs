@@ -6,7 +6,11 @@ use std::{io, path::PathBuf, sync::Arc};
 use host_memory::Client;
 use units::{Name, limits::TOUCHED_TOLD_EVERY};
 
-use crate::{layout::Layout, memory::touched::Touched};
+use crate::{
+    confine::threads::{Filters, Work},
+    layout::Layout,
+    memory::touched::Touched,
+};
 
 /// Who tells whom of what.
 #[derive(Debug)]
@@ -32,14 +36,14 @@ impl Statistics {
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn start(mut self) -> io::Result<()> {
+    pub fn start(mut self, filters: &Filters) -> io::Result<()> {
         let tell_always = move || {
             loop {
                 std::thread::sleep(TOUCHED_TOLD_EVERY.as_duration());
                 let _ = self.tell(); // who misses it sees in the agent's metrics that it is away
             }
         };
-        std::thread::Builder::new().name("statistics".into()).spawn(tell_always).map(drop)
+        filters.spawn(Work::Statistics, "statistics".into(), tell_always).map(drop)
     }
 
     /// A connection that fails is of an agent that is gone; there may be another.

@@ -12,11 +12,11 @@ use std::{io, os::fd::RawFd};
 
 use virtio_queue::{DescriptorChain, Queue, QueueT as _};
 
-use crate::memory::GuestMemory;
+use crate::{confine::threads::Work, memory::GuestMemory};
 
 pub use self::{
     registers::{REGISTERS_BYTES, Registers},
-    worker::start,
+    worker::Worker,
 };
 
 /// Bits that every device and driver of this version has.
@@ -42,6 +42,9 @@ pub enum Broken {
 pub trait Device: Send {
     /// Its kind (VIRTIO 1.2, section 5).
     fn kind(&self) -> u32;
+
+    /// The work of its thread.
+    fn work(&self) -> Work;
 
     /// What it can do, beyond what all can.
     fn features(&self) -> u64;

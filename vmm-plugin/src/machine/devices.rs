@@ -1,6 +1,6 @@
 //! The devices a guest is to have: opened first, so that a wrong one is found early, and started last.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use kvm_ioctls::VmFd;
 use units::limits::DEVICES_PER_VM_MAX;
@@ -11,7 +11,7 @@ use crate::{
     config::Config,
     devices::{
         Windows,
-        virtio::{self, Device, REGISTERS_BYTES, Registers, block::Block, net::Net, rng::Rng},
+        virtio::{Device, REGISTERS_BYTES, Registers, Worker, block::Block, net::Net, rng::Rng},
     },
     layout::HOLE_START,
     memory::GuestMemory,
@@ -59,14 +59,18 @@ pub(super) fn plan(config: &Config) -> Result<Vec<Planned>, MachineError> {
     Ok((0..).zip(devices).map(place).collect())
 }
 
-/// Puts registers in front of devices and starts them.
-pub(super) fn start(planned: Vec<Planned>, vm: &VmFd, memory: &GuestMemory) -> Result<Windows, MachineError> {
-    let mut windows = Windows::default();
+/// Puts registers in front of devices, and somebody who will do their work.
+pub(super) fn place(
+    planned: Vec<Planned>,
+    vm: &VmFd,
+    memory: &GuestMemory,
+) -> Result<(Windows, Vec<Worker>), MachineError> {
+    let (mut windows, mut workers) = (Windows::default(), Vec::new());
     for Planned { name, device, window } in planned {
         let registers = Registers::new(device, line(vm, window.line)?, memory.clone());
-        virtio::start(&name, registers.clone(), u64::from(window.at), vm)
-            .map_err(system_error("start a device"))?;
+        let worker = Worker::new(name, Arc::clone(&registers), u64::from(window.at), vm);
+        workers.push(worker.map_err(system_error("listen to a device"))?);
         windows.0.push((window, registers));
     }
-    Ok(windows)
+    Ok((windows, workers))
 }

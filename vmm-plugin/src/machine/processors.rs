@@ -13,6 +13,7 @@ use vmm_sys_util::signal::{Killable, register_signal_handler};
 use super::{MachineError, system_error};
 use crate::{
     bell::Bell,
+    confine::threads::{Filters, Work},
     vcpu::{self, Ending, Gate, Surroundings, Vcpu},
 };
 
@@ -29,7 +30,7 @@ impl Processors {
     /// They run from now on. How the guest ended, and the bell, tell of the first that does not any more.
     pub(super) fn start(
         vcpus: Vec<Vcpu>,
-        around: &Surroundings,
+        (around, filters): (&Surroundings, &Filters),
         ended: &mpsc::Sender<Ending>,
         bell: &Arc<Bell>,
     ) -> Result<Self, MachineError> {
@@ -37,7 +38,7 @@ impl Processors {
             .map_err(|error| system_error("handle a signal")(error.into()))?;
         let threads = vcpus.into_iter().enumerate().map(|(number, mut vcpu)| {
             let (around, ended, bell) = (around.clone(), ended.clone(), Arc::clone(bell));
-            std::thread::Builder::new().name(format!("vcpu{number}")).spawn(move || {
+            filters.spawn(Work::Processor, format!("vcpu{number}"), move || {
                 if let Some(ending) = vcpu.run(&around) {
                     let _ = ended.send(ending); // somebody else was faster, if nobody listens
                     bell.ring();

@@ -6,22 +6,24 @@ use std::{
     io::{self, Read as _},
     os::{fd::AsFd as _, unix::net::UnixStream},
     sync::{Arc, mpsc},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     termios::{OptionalActions, tcgetattr, tcsetattr},
 };
-use units::limits::GUEST_STOPS_WITHIN;
+use units::limits::{GUEST_STOPS_WITHIN, LOST_SLICES_LOOKED_FOR_EVERY};
 
 use super::{Machine, MachineError, processors::Processors, system_error};
 use crate::{
     bell::Bell,
     config::Console,
+    confine::threads::{Filters, Work},
     control::{Order, Orders, Refused, State, Wanted},
     devices::{Wish, serial::Output},
     exit,
+    memory::lost,
     vcpu::Ending,
 };
 
@@ -45,9 +47,12 @@ pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
 /// # Errors
 /// Nothing was started.
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
+    machine.confinement.enter()?;
     let signals = signals().map_err(system_error("listen to signals"))?;
     let typing = if *console == Console::Terminal { prepare_terminal() } else { false };
-    let mut guest = Guest::start(machine)?;
+    let filters = Filters::new(machine.confinement.seccomp).map_err(system_error("handle a signal"))?;
+    let mut guest = Guest::start(machine, &filters)?;
+    filters.confine(Work::Main).map_err(system_error("confine the main thread"))?;
     let ending = guest.listen(&signals, typing);
     let code = told(&ending);
     guest.processors.end();
@@ -59,23 +64,25 @@ fn told(ending: &Ended) -> u8 {
     match ending {
         Ended::Itself(Ending::Wish(Wish::PowerOff)) => exit::POWERED_OFF,
         Ended::Itself(Ending::Wish(Wish::Reset)) => {
-            eprintln!("the guest asked to be started anew");
+            exit::say("the guest asked to be started anew");
             exit::RESET
         }
         Ended::Itself(Ending::Crashed(why)) => {
-            eprintln!("error: the guest crashed: {why}");
+            exit::say(&format!("error: the guest crashed: {why}"));
             exit::CRASHED
         }
         Ended::Itself(Ending::Failed(why)) => {
-            eprintln!("error: {why}");
+            exit::say(&format!("error: {why}"));
             exit::FAILED
         }
         Ended::Stopped => {
-            eprintln!("the guest did not switch itself off within {GUEST_STOPS_WITHIN}, and was stopped");
+            exit::say(&format!(
+                "the guest did not switch itself off within {GUEST_STOPS_WITHIN}, and was stopped"
+            ));
             exit::STOPPED
         }
         Ended::Cut => {
-            eprintln!("the guest was stopped at once, as was asked");
+            exit::say("the guest was stopped at once, as was asked");
             exit::STOPPED
         }
     }
@@ -103,14 +110,18 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(mut machine: Machine) -> Result<Self, MachineError> {
+    fn start(mut machine: Machine, filters: &Filters) -> Result<Self, MachineError> {
         let bell = Arc::new(Bell::new().map_err(system_error("make an event descriptor"))?);
+        exit::wake_by(Arc::clone(&bell));
         let (ended, endings) = mpsc::channel();
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
         let beside = machine.beside.take().expect("a machine is started once");
-        beside.start(orders_given).map_err(system_error("start a thread"))?;
+        beside.start(orders_given, filters).map_err(system_error("start a thread"))?;
+        for worker in std::mem::take(&mut machine.workers) {
+            worker.start(filters).map_err(system_error("start a thread"))?;
+        }
         let vcpus = std::mem::take(&mut machine.vcpus);
-        let processors = Processors::start(vcpus, &machine.around, &ended, &bell)?;
+        let processors = Processors::start(vcpus, (&machine.around, filters), &ended, &bell)?;
         Ok(Self { machine, processors, endings, orders, bell, paused: false, stop_at: None })
     }
 
@@ -124,15 +135,16 @@ impl Guest {
             if typing {
                 watched.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
             }
-            let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
-            let left = left.map(|left| Timespec::try_from(left).expect("seconds"));
-            match poll(&mut watched, left.as_ref()) {
-                Ok(0) => return Ended::Stopped,
+            let wait = Timespec::try_from(self.may_wait()).expect("seconds");
+            match poll(&mut watched, Some(&wait)) {
+                Ok(0) if self.may_wait().is_zero() => return Ended::Stopped,
+                Ok(0) => lost::end_if_gone(),
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Ended::Itself(Ending::Failed(format!("poll: {errno}"))),
             }
             let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
             self.bell.still(); // before looking: what comes later rings again
+            exit::at_once_if_told();
             if let Some(ended) = self.decide(ready[1] && signalled(signals)) {
                 return ended;
             }
@@ -140,6 +152,12 @@ impl Guest {
                 typing = self.typed();
             }
         }
+    }
+
+    /// Until the next look at its memory, or its end.
+    fn may_wait(&self) -> Duration {
+        let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
+        left.unwrap_or(Duration::MAX).min(LOST_SLICES_LOOKED_FOR_EVERY.as_duration())
     }
 
     /// What becomes of endings, signals and orders.

@@ -23,7 +23,15 @@ struct Notice {
     exhausted: String,
 }
 
-static NOTICES: OnceLock<Vec<Notice>> = OnceLock::new();
+/// All of a guest's memory.
+#[derive(Debug, Default)]
+struct Notices {
+    each: Vec<Notice>,
+    /// What is said when nothing is lost, and nobody knows where memory is missing.
+    exhausted: String,
+}
+
+static NOTICES: OnceLock<Notices> = OnceLock::new();
 
 /// From now on this process ends when memory of its guest goes away. For one guest in the life of a process.
 ///
@@ -51,24 +59,44 @@ pub fn watch(memory: &Memory, vm: &str) -> io::Result<()> {
             exhausted: format!("error: VM {vm}: host memory exhausted: {of} nothing left to put behind it\n"),
         }
     });
-    let notices = notices.collect();
-    assert!(NOTICES.set(notices).is_ok(), "a process runs one guest");
+    let each = notices.collect();
+    let exhausted = format!("error: VM {vm}: host memory exhausted\n");
+    assert!(NOTICES.set(Notices { each, exhausted }).is_ok(), "a process runs one guest");
     vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error).map_err(io::Error::from)
 }
 
 /// Ends the process because memory was touched that is not there; `at` is where, if known. Safe in a signal handler.
 pub fn end(at: Option<usize>) -> ! {
-    let notices = NOTICES.get().map_or(&[][..], Vec::as_slice);
+    let (notices, exhausted) = known();
     let touched = at.and_then(|at| notices.iter().find(|notice| notice.addresses.contains(&at)));
-    let gone = |notice: &&Notice| is_gone(notice.file.as_fd(), notice.file_end);
-    let (text, code) = match (notices.iter().find(gone), touched) {
-        (_, Some(notice)) if gone(&notice) => (notice.gone.as_str(), exit::SLICE_LOST),
+    let (text, code) = match (notices.iter().find(|notice| notice.is_true()), touched) {
+        (_, Some(notice)) if notice.is_true() => (notice.gone.as_str(), exit::SLICE_LOST),
         (_, Some(notice)) => (notice.exhausted.as_str(), exit::MEMORY_EXHAUSTED),
         (Some(notice), None) => (notice.gone.as_str(), exit::SLICE_LOST),
-        (None, None) => ("error: host memory exhausted\n", exit::MEMORY_EXHAUSTED),
+        (None, None) => (exhausted, exit::MEMORY_EXHAUSTED),
     };
     let _ = rustix::io::write(rustix::stdio::stderr(), text.as_bytes());
     exit::at_once(code)
+}
+
+/// Ends the process if memory is gone that nobody has touched since, or that KVM tries to reach again and again: a fault of a
+/// guest with interrupts enabled it hands to a worker, which nobody hears of when that fails.
+pub fn end_if_gone() {
+    if known().0.iter().any(Notice::is_true) {
+        end(None);
+    }
+}
+
+/// Nothing, before there is a guest.
+fn known() -> (&'static [Notice], &'static str) {
+    NOTICES.get().map_or((&[], ""), |notices| (&notices.each, &notices.exhausted))
+}
+
+impl Notice {
+    /// Whether this memory is gone.
+    fn is_true(&self) -> bool {
+        is_gone(self.file.as_fd(), self.file_end)
+    }
 }
 
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -77,8 +105,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGBUS, for which the kernel fills in an address.
     let at = unsafe { info.si_addr() } as usize;
-    let notices = NOTICES.get().map_or(&[][..], Vec::as_slice);
-    if notices.iter().any(|notice| notice.addresses.contains(&at)) {
+    if known().0.iter().any(|notice| notice.addresses.contains(&at)) {
         end(Some(at));
     }
     // SAFETY: not the guest's memory: the default action, which is to dump core, is right when the instruction is tried again.

@@ -33,7 +33,6 @@ fn config(local: &[(u32, Bytes)]) -> Config {
         disks: Vec::new(),
         nets: Vec::new(),
         console: Console::Null,
-        run_dir: "/run".into(),
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use rustix::fs::FlockOperation;
 
 use super::{Broken, Chain, Device};
-use crate::memory::GuestMemory;
+use crate::{confine::threads::Work, memory::GuestMemory};
 
 const KIND: u32 = 2;
 const QUEUES: &[u16] = &[256];
@@ -163,6 +163,10 @@ struct Request {
 impl Device for Block {
     fn kind(&self) -> u32 {
         KIND
+    }
+
+    fn work(&self) -> Work {
+        Work::Disk
     }
 
     fn features(&self) -> u64 {

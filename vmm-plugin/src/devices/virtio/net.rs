@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Broken, Chain, Device};
-use crate::{memory::GuestMemory, tap};
+use crate::{confine::threads::Work, memory::GuestMemory, tap};
 
 const KIND: u32 = 1;
 const RECEIVE: usize = 0;
@@ -17,6 +17,7 @@ const QUEUES: &[u16] = &[256, 256];
 const MAC: u64 = 1 << 5;
 /// The longest frame, with the header that both sides put before it.
 const FRAME_BYTES_MAX: usize = 65_562;
+const HEADER_BYTES: usize = 12;
 /// Where that header says in how many buffers a frame lies, which the host leaves to us.
 const BUFFERS_USED: std::ops::Range<usize> = 10..12;
 
@@ -65,7 +66,12 @@ impl Net {
     /// # Errors
     /// There is no such device, or no right to it.
     pub fn open(tap_name: &str, mac: MacAddress) -> io::Result<Self> {
-        Ok(Self { tap: tap::open(tap_name)?, mac, frame: vec![0; FRAME_BYTES_MAX] })
+        Ok(Self::of(tap::open(tap_name)?, mac))
+    }
+
+    /// A card in front of a tap device that is open.
+    pub(super) fn of(tap: File, mac: MacAddress) -> Self {
+        Self { tap, mac, frame: vec![0; FRAME_BYTES_MAX] }
     }
 
     fn receive(&mut self, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken> {
@@ -83,6 +89,7 @@ impl Net {
         if bytes <= FRAME_BYTES_MAX {
             let frame = &mut self.frame[..bytes];
             reader.read_exact(frame)?;
+            frame[..bytes.min(HEADER_BYTES)].fill(0); // it asks the host's kernel for offloads, and none was offered
             let _ = self.tap.write(frame); // a network may lose frames
         }
         Ok(Some(0))
@@ -92,6 +99,10 @@ impl Net {
 impl Device for Net {
     fn kind(&self) -> u32 {
         KIND
+    }
+
+    fn work(&self) -> Work {
+        Work::Card
     }
 
     fn features(&self) -> u64 {

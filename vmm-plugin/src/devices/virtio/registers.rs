@@ -12,7 +12,7 @@ use virtio_queue::{Queue, QueueT as _};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Broken, Device, EVENT_IDX, VERSION_1, serve_queue};
-use crate::memory::GuestMemory;
+use crate::{confine::threads::Work, memory::GuestMemory};
 
 /// How large a device's window is.
 pub const REGISTERS_BYTES: u32 = 0x1000;
@@ -92,6 +92,11 @@ impl Registers {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The work of the device's thread.
+    pub(super) fn work(&self) -> Work {
+        self.lock().device.work()
+    }
+
     /// How many queues there are.
     pub(super) fn queues(&self) -> usize {
         self.sizes.len()
@@ -150,32 +155,32 @@ impl Registers {
             self.interrupts.store(0, Ordering::SeqCst);
             return;
         }
-        let added = status & !shared.status;
-        shared.status = status;
+        let (was_up, added) = (shared.is_up(), status & !shared.status);
+        shared.status |= status; // what was said is taken back by a reset, and by nothing else
         if added & STATUS_FEATURES_OK != 0 && !shared.takes_features() {
             shared.status &= !STATUS_FEATURES_OK;
         }
-        if added & STATUS_DRIVER_OK != 0 {
+        if !was_up && shared.is_up() {
             shared.begin(&self.memory);
         }
     }
 
     /// Serves a queue, and tells the driver if it wants to be told.
-    pub(super) fn serve(&self, number: usize) {
+    ///
+    /// # Errors
+    /// The driver did what no driver may: the device stops until it is reset.
+    pub(super) fn serve(&self, number: usize) -> Result<(), Broken> {
         let mut shared = self.lock();
         match shared.serve(number, &self.memory) {
-            Ok(false) => {}
             Ok(true) => self.interrupt(INTERRUPT_QUEUE),
+            Ok(false) => {}
             Err(broken) => {
-                eprintln!(
-                    "virtio device {}: {}: it stops until it is reset",
-                    self.kind,
-                    units::chain(&broken)
-                );
                 shared.status |= STATUS_NEEDS_RESET;
                 self.interrupt(INTERRUPT_CONFIG);
+                return Err(broken);
             }
         }
+        Ok(())
     }
 
     /// What the device waits for besides its queues, and for which of them.
@@ -201,7 +206,8 @@ impl Registers {
 
 impl Shared {
     fn is_up(&self) -> bool {
-        self.status & STATUS_DRIVER_OK != 0 && self.status & STATUS_NEEDS_RESET == 0
+        const UP: u32 = STATUS_FEATURES_OK | STATUS_DRIVER_OK;
+        self.status & (UP | STATUS_NEEDS_RESET) == UP
     }
 
     /// A driver of an older version would take the queues for something else.

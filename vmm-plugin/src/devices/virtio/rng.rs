@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use super::{Broken, Chain, Device};
-use crate::memory::GuestMemory;
+use crate::{confine::threads::Work, memory::GuestMemory};
 
 const KIND: u32 = 4;
 const QUEUES: &[u16] = &[64];
@@ -17,6 +17,10 @@ pub struct Rng;
 impl Device for Rng {
     fn kind(&self) -> u32 {
         KIND
+    }
+
+    fn work(&self) -> Work {
+        Work::Random
     }
 
     fn features(&self) -> u64 {

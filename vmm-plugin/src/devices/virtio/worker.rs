@@ -1,64 +1,85 @@
 //! The thread of one device: it sleeps until the driver tells it of a queue, or what it waits for itself has come.
 
 use std::{
-    io,
+    fmt, io,
     os::fd::{AsRawFd as _, RawFd},
     sync::Arc,
 };
 
 use kvm_ioctls::{IoEventAddress, VmFd};
+use units::limits::COMPLAINTS_PER_DEVICE_MAX;
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_NONBLOCK, EventFd},
 };
 
-use super::registers::{QUEUE_NOTIFY, Registers};
+use super::{
+    Broken,
+    registers::{QUEUE_NOTIFY, Registers},
+};
+use crate::{confine::threads::Filters, exit};
 
 /// What the device's own source is called among its queues.
 const SOURCE: u64 = u64::MAX;
+/// How a source says that it is gone.
+const GONE: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
 /// How many things are seen at a time.
 const SEEN_AT_ONCE: usize = 8;
 
 /// A device at work; it goes on until the process ends.
-struct Worker {
+pub struct Worker {
+    name: String,
     registers: Arc<Registers>,
     kicks: Vec<EventFd>,
     epoll: Epoll,
     /// What the device waits for itself, and for which queue.
     source: Option<(RawFd, usize)>,
+    /// How often its driver broke it.
+    complaints: u32,
 }
 
-/// Starts a device whose registers are at `at`: KVM wakes it when its driver tells of a queue, and no processor waits.
-///
-/// # Errors
-/// KVM or the operating system refuses.
-pub fn start(name: &str, registers: Arc<Registers>, at: u64, vm: &VmFd) -> io::Result<()> {
-    let epoll = Epoll::new()?;
-    let mut kicks = Vec::new();
-    for queue in 0..u32::try_from(registers.queues()).expect("queues are few") {
-        let kick = EventFd::new(EFD_NONBLOCK)?;
-        vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
-            .map_err(io::Error::from)?;
-        epoll.ctl(
-            ControlOperation::Add,
-            kick.as_raw_fd(),
-            EpollEvent::new(EventSet::IN, u64::from(queue)),
-        )?;
-        kicks.push(kick);
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("name", &self.name).finish_non_exhaustive()
     }
-    let source = registers.source();
-    if let Some((descriptor, _)) = source {
-        epoll.ctl(ControlOperation::Add, descriptor, EpollEvent::new(EventSet::empty(), SOURCE))?;
-    }
-    let mut worker = Worker { registers, kicks, epoll, source };
-    std::thread::Builder::new().name(name.to_owned()).spawn(move || worker.run()).map(drop)
 }
 
 impl Worker {
+    /// Of a device whose registers are at `at`: KVM wakes it when its driver tells of a queue, and no processor waits.
+    ///
+    /// # Errors
+    /// KVM or the operating system refuses.
+    pub fn new(name: String, registers: Arc<Registers>, at: u64, vm: &VmFd) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        let mut kicks = Vec::new();
+        for queue in 0..u32::try_from(registers.queues()).expect("queues are few") {
+            let kick = EventFd::new(EFD_NONBLOCK)?;
+            vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
+                .map_err(io::Error::from)?;
+            let event = EpollEvent::new(EventSet::IN, u64::from(queue));
+            epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)?;
+            kicks.push(kick);
+        }
+        let source = registers.source();
+        if let Some((descriptor, _)) = source {
+            let event = EpollEvent::new(EventSet::empty(), SOURCE);
+            epoll.ctl(ControlOperation::Add, descriptor, event)?;
+        }
+        Ok(Self { name, registers, kicks, epoll, source, complaints: 0 })
+    }
+
+    /// The device works from now on.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(mut self, filters: &Filters) -> io::Result<()> {
+        filters.spawn(self.registers.work(), self.name.clone(), move || self.run()).map(drop)
+    }
+
     fn run(&mut self) {
         loop {
             if let Err(error) = self.wait_and_serve() {
-                eprintln!("a virtio device stops: {error}");
+                exit::say(&format!("a virtio device stops: {error}"));
                 return;
             }
         }
@@ -72,16 +93,36 @@ impl Worker {
             other => other?,
         };
         for event in &seen[..count] {
-            let (queue, source) = match (event.data(), self.source) {
-                (SOURCE, Some((_, queue))) => (queue, true),
-                (queue, _) => (usize::try_from(queue).unwrap_or(usize::MAX), false),
+            let queue = match (event.data(), self.source) {
+                (SOURCE, Some(_)) if event.event_set().intersects(GONE) => return self.lose_source(),
+                (SOURCE, Some((_, queue))) => queue,
+                (queue, _) => {
+                    let queue = usize::try_from(queue).expect("queues are few");
+                    let _ = self.kicks[queue].read(); // told twice is told once
+                    queue
+                }
             };
-            if !source {
-                let _ = self.kicks[queue].read(); // told twice is told once
+            if let Err(broken) = self.registers.serve(queue) {
+                self.complain(&broken);
             }
-            self.registers.serve(queue);
         }
         Ok(())
+    }
+
+    /// A driver that breaks its device again and again fills nobody's log.
+    fn complain(&mut self, broken: &Broken) {
+        if self.complaints < COMPLAINTS_PER_DEVICE_MAX {
+            self.complaints += 1;
+            let (name, why) = (&self.name, units::chain(broken));
+            exit::say(&format!("virtio device {name}: {why}: it stops until it is reset"));
+        }
+    }
+
+    /// A source that is gone says so without end.
+    fn lose_source(&mut self) -> io::Result<()> {
+        let Some((descriptor, _)) = self.source.take() else { return Ok(()) };
+        exit::say(&format!("virtio device {}: what it listens to is gone from this host", self.name));
+        self.epoll.ctl(ControlOperation::Delete, descriptor, EpollEvent::default())
     }
 
     /// What has come is only of interest while there are buffers for it.
