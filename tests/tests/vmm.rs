@@ -152,6 +152,17 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
         refused(&hello, &options.each_ref().map(String::as_str), expected);
     };
     told("--initrd", empty.display().to_string(), "initrd: 0 bytes do not fit");
+    let half = place.file("half", b"070701 the first half of an archive");
+    told(
+        "--initrd",
+        half.display().to_string(),
+        "is truncated: it ends in the middle of an entry of a cpio archive",
+    );
+    told(
+        "--initrd",
+        place.path("kernel").display().to_string(),
+        "is neither a cpio archive (newc) nor packed with",
+    );
     told(
         "--initrd",
         "/nowhere/initrd".into(),

@@ -3,6 +3,7 @@
 //! at its PVH entry.
 
 mod cpu_tables;
+mod initrd;
 mod linux;
 mod pvh;
 
@@ -34,7 +35,8 @@ const BOOT_PARAMETERS: u64 = 0x7000;
 /// Where usable memory below 1 MiB ends.
 const LOWEST_MEMORY_END: u64 = 0x9_fc00;
 const PAGE: u64 = 4096;
-const ELF_HEADER_BYTES: u64 = 64;
+/// What tells kernels apart lies in so much of them.
+const KERNEL_HEAD_BYTES: u64 = 0x210;
 /// Where a processor begins after a reset, for whoever jumps there in real mode: Linux does on a hardware-reduced platform
 /// without EFI, when it wants to start anew.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
@@ -96,6 +98,15 @@ pub enum BootError {
         path: PathBuf,
         /// What it is.
         found: String,
+    },
+    /// Half an initrd, or none.
+    #[error("initrd: {}", path.display())]
+    Initrd {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        broken: initrd::Broken,
     },
     /// Too much.
     #[error("{what}: {bytes} bytes do not fit: {room} are free in the guest's local memory below 3 GiB")]
@@ -186,7 +197,7 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     let unreadable = |errno| BootError::File { what: "kernel", path: path.to_owned(), errno };
     let mut file = File::open(path).map_err(unreadable)?;
     let mut head = Vec::new();
-    (&file).take(ELF_HEADER_BYTES).read_to_end(&mut head).map_err(unreadable)?;
+    (&file).take(KERNEL_HEAD_BYTES).read_to_end(&mut head).map_err(unreadable)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
     file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
     let room = layout.low_memory_end().saturating_sub(HIGH_MEMORY);
@@ -198,6 +209,7 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     let loaded = match elf_segments(&head) {
         Some(count) if count > KERNEL_SEGMENTS_MAX => return Err(not(format!("an ELF of {count} segments"))),
         Some(_) => Elf::load(memory, None, &mut file, floor),
+        None if bytes < bzimage_bytes(&head) => return Err(not(format!("truncated at {bytes} bytes"))),
         None => BzImage::load(memory, None, &mut file, floor),
     };
     loaded.map_err(|error| not(error.to_string()))
@@ -208,6 +220,16 @@ fn elf_segments(head: &[u8]) -> Option<u16> {
     const COUNT: std::ops::Range<usize> = 56..58;
     let count = head.get(COUNT).map_or([0; 2], |bytes| bytes.try_into().expect("two"));
     head.starts_with(b"\x7fELF").then_some(u16::from_le_bytes(count))
+}
+
+/// How long a bzImage says that it is: its setup code and the kernel proper.
+fn bzimage_bytes(head: &[u8]) -> u64 {
+    const SECTOR: u64 = 512;
+    const SETUP_SECTORS: usize = 0x1f1;
+    const KERNEL_PARAGRAPHS: std::ops::Range<usize> = 0x1f4..0x1f8;
+    let paragraphs = head.get(KERNEL_PARAGRAPHS).map_or([0; 4], |bytes| bytes.try_into().expect("four"));
+    let setup = head.get(SETUP_SECTORS).map_or(0, |sectors| u64::from(*sectors) + 1);
+    setup * SECTOR + u64::from(u32::from_le_bytes(paragraphs)) * 16
 }
 
 /// As high as it may lie, so that the kernel can unpack itself below.
@@ -228,6 +250,8 @@ fn load_initrd(
     if bytes == 0 || bytes.next_multiple_of(PAGE) > room {
         return Err(BootError::TooLarge { what: "initrd", bytes, room });
     }
+    initrd::check(&file).map_err(|broken| BootError::Initrd { path: path.to_owned(), broken })?;
+    file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
     let at = (end - bytes) / PAGE * PAGE;
     let count = usize::try_from(bytes).expect("less than 3 GiB");
     memory
