@@ -1,16 +1,12 @@
 //! Stock Debian guests inside an emulated host: how a host's script launches them, and where in its words theirs are.
 
-use std::path::{Path, PathBuf};
-
 use emulated_host::{Bed, Host, Initrd};
 
 use crate::rack::programs;
 
-/// What emulated hosts are made of: in what `TARN_GUESTS` names, or where `cargo xtask test` puts it.
+/// What emulated hosts are made of.
 pub fn bed() -> Bed {
-    let place = std::env::var_os("TARN_GUESTS").map(PathBuf::from);
-    let place = place.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/guests"));
-    Bed::at(&place).unwrap_or_else(|missing| panic!("{missing}"))
+    Bed::find().unwrap_or_else(|missing| panic!("{missing}"))
 }
 
 /// A host that has our VMM and does what a script says.
@@ -28,7 +24,9 @@ pub fn add_guest(host: &Host<'_>, bed: &Bed, name: &str, kernel: &str, script: &
 
 /// Boots a host and returns what it said.
 pub fn run(host: Host<'_>) -> String {
-    host.run(|line| println!("{line}")).unwrap_or_else(|error| panic!("{error}"))
+    let said = host.run(|line| println!("{line}"), || true).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!said.contains("NEVER "), "something did not come about: {said}");
+    said
 }
 
 /// A line of a host's script that runs a guest.

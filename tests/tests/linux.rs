@@ -214,7 +214,11 @@ head -c 1 <&3 > /dev/null
 #[test]
 fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_are_as_asked_for() {
     let script = format!(
-        "echo 160 > /proc/sys/vm/nr_hugepages\n{}{}{}\
+        "export TARN_VMM_RUN_DIR=/run/vmm\necho 160 > /proc/sys/vm/nr_hugepages\n{}{}\
+         {} > /tmp/huge 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/huge; do sleep 0.2; done\n\
+         echo HUGEPAGES $(awk '/HugePages_(Total|Free)/{{print $2}}' /proc/meminfo)\n\
+         echo TOUCHED $(vmm-plugin info huge -o json | awk -F '[:,]' '/touched_bytes/{{print $2}}')\n\
+         vmm-plugin stop huge\nwait $VMM\necho \"HUGE $?\"\n\
          {} > /tmp/button 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/button; do sleep 0.2; done\nkill $VMM\nwait $VMM\n\
          echo \"BUTTON $?\"\ncat /tmp/button\n",
         launch("elf", "vmlinux", "nodes-6.1", "--memory size=512MiB --pool size=1GiB"),
@@ -224,7 +228,7 @@ fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_ar
             "nodes",
             "--cpus 3 --memory size=256MiB,cpus=1 --memory size=256MiB,cpus=2 --pool size=1GiB"
         ),
-        launch("huge", "6.12", "nodes", "--memory size=320MiB,hugepages=on,prefault=on --pool size=1GiB"),
+        command("huge", "6.12", "button", "--memory size=320MiB,hugepages=on,prefault=on --pool size=1GiB"),
         command("button", "6.12", "button", "--memory size=256MiB"),
     );
     let bed = bed();
@@ -247,7 +251,11 @@ fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_ar
     let cpus: Vec<_> = two.nodes.iter().map(|node| &node.cpus[..]).collect();
     assert_eq!(cpus, [&[0][..], &[1, 2], &[]], "{two:?}");
     assert_eq!(two.nodes[0].distances, [10, 20, 18], "{two:?}");
-    assert_eq!(told("huge").nodes.len(), 2);
+    assert_eq!(words(&said, "HUGEPAGES"), ["160", "0"], "{said}");
+    let touched: Vec<u64> = words(&said, "TOUCHED").iter().map(|bytes| bytes.parse().unwrap()).collect();
+    assert_eq!(touched[0], 320 << 20, "all of it is there, as asked for: {said}");
+    assert!(touched[1] < 100 << 20, "what was not asked for is not: {said}");
+    assert_eq!(words(&said, "HUGE"), ["0"], "{said}");
     assert_eq!(words(&said, "BUTTON"), ["0"], "SIGTERM presses the power button: {said}");
     assert!(said.contains("PRESSED"), "{said}");
 }

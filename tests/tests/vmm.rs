@@ -5,12 +5,14 @@
 use std::{
     fs::{self, File},
     io::Read as _,
-    process::{Child, Output, Stdio},
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 use tests::{
     place::{Place, SMALL},
+    rack::programs,
     small_guests::{self as code, can_run},
 };
 
@@ -194,4 +196,29 @@ fn a_disk_is_the_guests_alone() {
     rustix::fs::flock(&held, rustix::fs::FlockOperation::Unlock).unwrap(); // for whoever was forked meanwhile, too
     let ran = place.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
     assert_eq!((code(&ran), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));
+}
+
+#[test]
+fn who_may_not_use_kvm_is_told_so() {
+    if !can_run() {
+        return;
+    }
+    let everybody_may = fs::metadata("/dev/kvm").unwrap().permissions().mode() & 0o006 != 0;
+    if everybody_may || !rustix::process::geteuid().is_root() {
+        code::left_out(
+            "somebody who may not use /dev/kvm: everybody may, or only root can become somebody else",
+        );
+        return;
+    }
+    let place = Place::new();
+    let program = place.path("vmm-plugin"); // where it was built others may not look
+    fs::copy(programs().join("vmm-plugin"), &program).unwrap();
+    fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o777)).unwrap();
+    let as_root = place.command(&code::hello(), &SMALL);
+    let ran = Command::new(program).args(as_root.get_args()).uid(65534).gid(65534).output().unwrap();
+    assert_eq!(code(&ran), Some(1));
+    assert_eq!(
+        said(&ran),
+        "error: /dev/kvm: cannot open it; may this user open it? Its group is usually kvm: Permission denied (os error 13)\n"
+    );
 }

@@ -4,7 +4,7 @@
 pub mod lost;
 pub mod touched;
 
-use std::{fs::File, io, ops::Range, os::fd::BorrowedFd, sync::Arc};
+use std::{fmt, fs::File, io, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -54,6 +54,15 @@ pub enum Owner {
     },
 }
 
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("local memory"),
+            Self::Slice { slice, emc } => write!(f, "slice {slice} of EMC {emc}"),
+        }
+    }
+}
+
 /// A file that is to be memory.
 #[derive(Clone, Debug)]
 pub struct Backing {
@@ -101,6 +110,14 @@ pub enum MemoryError {
         has: Bytes,
         /// How long it should be.
         needs: Bytes,
+    },
+    /// Two pieces of a guest that are the same bytes of a file.
+    #[error("memory: {one} and {other} are the same memory: each must be its own")]
+    Overlap {
+        /// Whose.
+        one: String,
+        /// And whose.
+        other: String,
     },
     /// vm-memory does not take it.
     #[error("memory: regions that do not fit beside each other")]
@@ -162,6 +179,7 @@ impl Memory {
             });
             regions.push(region);
         }
+        check_apart(&mapped)?;
         Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped })
     }
 
@@ -257,10 +275,23 @@ fn map_piece(
     Ok(GuestRegionMmap::new(region, GuestAddress(piece.range.start)).expect("a layout does not wrap around"))
 }
 
+/// No byte of a file is at two places of a guest.
+fn check_apart(mapped: &[Mapped]) -> Result<(), MemoryError> {
+    let place = |mapped: &Mapped| {
+        let stat = rustix::fs::fstat(&mapped.file).expect("it was mapped");
+        let start = mapped.file_end - mapped.addresses.len() as u64;
+        ((stat.st_dev, stat.st_ino), start..mapped.file_end, mapped.owner.to_string())
+    };
+    let mut places: Vec<_> = mapped.iter().map(place).collect();
+    places.sort_by_key(|(file, range, _)| (*file, range.start));
+    let same = places.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[1].1.start < pair[0].1.end);
+    same.map_or(Ok(()), |pair| Err(MemoryError::Overlap { one: pair[0].2.clone(), other: pair[1].2.clone() }))
+}
+
 /// A device (DAX) has no length of its own to look at.
 fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
     let wrong = |has| MemoryError::Short {
-        owner: format!("{:?}", backing.owner),
+        owner: backing.owner.to_string(),
         has: Bytes::new(has),
         needs: Bytes::new(needs),
     };
@@ -313,4 +344,45 @@ fn is_gone(file: BorrowedFd<'_>, end: u64) -> bool {
         let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
         regular && u64::try_from(stat.st_size).unwrap_or(0) < end
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Local, Performance, Pool, Shape};
+
+    /// Two slices that lie in one file from these offsets on.
+    fn map(offsets: [u64; 2]) -> Result<Memory, MemoryError> {
+        let local = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
+        let shape =
+            Shape { local: vec![local], pool: vec![Pool { slices: 2, performance: Performance::POOL }] };
+        let layout = Layout::of(&shape, 48).unwrap();
+        let own = Arc::new(own_file("local", Bytes::mib(64), None).unwrap());
+        let pool = Arc::new(own_file("pool", Bytes::gib(2), None).unwrap());
+        let slice = |(slice, offset)| Backing {
+            file: Arc::clone(&pool),
+            offset,
+            owner: Owner::Slice { slice, emc: "emc0".into() },
+        };
+        let slices = (3..).zip(offsets).map(slice).collect();
+        let local = Backing { file: own, offset: 0, owner: Owner::Local };
+        Memory::map(
+            &layout,
+            &Backings { local: vec![(local, Taking::default())], pool: vec![(slices, Taking::default())] },
+        )
+    }
+
+    #[test]
+    fn slices_of_one_file_are_apart_or_refused() {
+        map([0, 1 << 30]).unwrap();
+        let refused = map([4096, 0]).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "memory: slice 4 of EMC emc0 and slice 3 of EMC emc0 are the same memory: each must be its own"
+        );
+        assert_eq!(
+            map([0, (1 << 30) + 4096]).unwrap_err().to_string(),
+            "memory: slice 4 of EMC emc0 has 2GiB, and 2097156KiB were promised"
+        );
+    }
 }

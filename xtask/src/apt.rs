@@ -9,9 +9,6 @@ use std::{
 
 use crate::{failure::Failure, step::step};
 
-/// The release that this machine is expected to have; others are fetched from where that comes from.
-const OWN_RELEASE: &str = "bookworm";
-
 /// A package manager of our own.
 #[derive(Debug)]
 pub struct Apt {
@@ -22,7 +19,7 @@ impl Apt {
     /// Fetches the lists of these suites.
     ///
     /// # Errors
-    /// This is not Debian 12, or its package source does not answer.
+    /// There is no apt-get, or the package source does not answer.
     pub fn prepare(dir: &Path, suites: &[&str]) -> Result<Self, Failure> {
         for folder in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(folder)).map_err(Failure::file("make", dir))?;
@@ -112,18 +109,19 @@ fn unpack_all(cache: &Path, into: &Path) -> Result<(), Failure> {
     fs::remove_dir_all(cache).map_err(Failure::file("remove", cache))
 }
 
-/// Where this machine gets Debian's packages from.
+/// Where this machine gets Debian's packages from. It need not have fetched any list of them yet.
 fn mirror() -> Result<String, Failure> {
     let mut ask = Command::new("apt-get");
-    let said =
-        said(ask.args(["indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Created-By: Packages"]))?;
-    let own = said.lines().find_map(|line| line.strip_prefix(OWN_RELEASE)?.strip_prefix(' '));
-    own.map(str::to_owned).ok_or_else(|| Failure::Answer {
+    let told = said(ask.args(["indextargets", "--no-release-info", "--format", "$(REPO_URI)"]))?;
+    debians(&told).map(str::to_owned).ok_or_else(|| Failure::Answer {
         program: "apt-get".to_owned(),
-        why: format!(
-            "no package source of Debian 12 ({OWN_RELEASE}), after `apt-get update` there may be: {said:?}"
-        ),
+        why: format!("no package source of Debian's is configured: {told:?}"),
     })
+}
+
+/// The place of Debian's own packages among all that a machine is told of: others may call their suites alike.
+fn debians(targets: &str) -> Option<&str> {
+    targets.lines().find(|place| place.trim_end_matches('/').ends_with("/debian"))
 }
 
 /// What a program says.
@@ -136,5 +134,17 @@ pub fn said(command: &mut Command) -> Result<String, Failure> {
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(Failure::Answer { program, why: String::from_utf8_lossy(&output.stderr).into_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_come_from_debian_whoever_else_a_machine_is_told_of() {
+        let told = "http://a.example/cli/\nhttp://b.example/debian-security/\nhttp://b.example/debian/\n";
+        assert_eq!(debians(told), Some("http://b.example/debian/"));
+        assert_eq!(debians("http://a.example/ubuntu/\n"), None);
     }
 }

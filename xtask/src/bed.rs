@@ -8,14 +8,14 @@ use std::{
     process::Command,
 };
 
+use emulated_host::{GUEST_MODULES, HOST_MODULES};
+use rustix::fs::{FlockOperation, flock};
+
 use crate::{
     apt::{Apt, said},
     failure::Failure,
     repository::root,
 };
-
-/// Names the folder to programs that emulate hosts.
-pub const BED: &str = "TARN_GUESTS";
 
 /// The suite with a QEMU whose emulated processor runs guests inside without mishap; 7.2 of Debian 12 does not.
 const QEMU_SUITE: &str = "trixie-backports";
@@ -50,37 +50,25 @@ const TOOLS_SUITE: &str = "bookworm";
 const KERNELS: &[(&str, &str)] = &[("6.1", "bookworm"), ("6.12", "bookworm-backports")];
 /// The package that always depends on a suite's newest kernel for clouds.
 const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
-/// The modules that guests and their hosts load; which of them a kernel has built in differs.
-const MODULES: &[&str] = &[
-    "irqbypass",
-    "kvm",
-    "kvm-amd",
-    "tun",
-    "virtio_ring",
-    "virtio",
-    "virtio_mmio",
-    "virtio_pci_legacy_dev",
-    "virtio_pci_modern_dev",
-    "virtio_pci",
-    "virtio_blk",
-    "virtio-rng",
-    "failover",
-    "net_failover",
-    "virtio_net",
-    "button",
-    "evdev",
-];
-
 /// Sees to it that everything is there, and says where.
 ///
 /// # Errors
 /// Something cannot be had from here.
 pub fn ensure() -> Result<PathBuf, Failure> {
     let place = root().join("target/guests");
-    let wanted = format!("{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {FIRMWARE:?} {MODULES:?}\n{START_QEMU}");
+    let wanted = format!(
+        "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {FIRMWARE:?} {HOST_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
+    );
     let complete = place.join("complete");
     if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
         return Ok(place);
+    }
+    make(&root().join("target"))?;
+    let lock = fs::File::create(root().join("target/guests.lock")).map_err(Failure::file("lock", &place))?;
+    flock(&lock, FlockOperation::LockExclusive)
+        .map_err(|errno| Failure::file("lock", &place)(errno.into()))?;
+    if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
+        return Ok(place); // somebody else was at it
     }
     eprintln!(
         "── emulated hosts need QEMU, kernels and tools from Debian (some 80 MB): into {}",
@@ -114,10 +102,11 @@ fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, place: &Path, name: &st
     apt.unpack(suite, &[&package], unpacked)?;
     let modules = place.join(name).join("modules");
     make(&modules)?;
-    for module in MODULES {
+    for module in HOST_MODULES.iter().chain(GUEST_MODULES) {
         keep_module(unpacked, module, &modules, &place.join("tools/xz"))?;
     }
-    let kernel = find(unpacked, |name| name.starts_with("vmlinuz-"))?;
+    let kernel = find(unpacked, |name| name.starts_with("vmlinuz-"))?
+        .ok_or_else(|| Failure::Result(format!("there is no vmlinuz in Debian's {package}")))?;
     copy(&kernel, &place.join(name).join("vmlinuz"))?;
     clear(unpacked)
 }
@@ -125,7 +114,8 @@ fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, place: &Path, name: &st
 /// A module that the kernel has built in is not there, and not missed.
 fn keep_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<(), Failure> {
     let names = [format!("{module}.ko"), format!("{module}.ko.xz")];
-    let Ok(found) = find(unpacked, |name| names.iter().any(|known| known == name)) else { return Ok(()) };
+    let found = find(unpacked, |name| names.iter().any(|known| known == name))?;
+    let Some(found) = found else { return Ok(()) };
     let kept = into.join(found.file_name().unwrap_or_default());
     copy(&found, &kept)?;
     if kept.extension().is_some_and(|extension| extension == "xz") {
@@ -144,8 +134,9 @@ fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     for folder in ["lib", "share"] {
         make(&into.join(folder))?;
     }
-    let ours = listed.split_whitespace().filter(|word| word.starts_with(&*unpacked.to_string_lossy()));
-    for library in ours.map(Path::new).chain([&*libraries.join(LOADER)]) {
+    // As in `libz.so.1 => /place/libz.so.1 (0x...)`.
+    let places = listed.lines().filter_map(|line| Some(line.split_once(" => ")?.1.rsplit_once(" (")?.0));
+    for library in places.map(Path::new).chain([&*libraries.join(LOADER)]) {
         copy(library, &into.join("lib").join(library.file_name().unwrap_or_default()))?;
     }
     for firmware in FIRMWARE.iter().map(|name| unpacked.join(name)) {
@@ -171,19 +162,17 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
 }
 
 /// The first file below a folder whose name is right.
-fn find(folder: &Path, is_right: impl Fn(&str) -> bool + Copy) -> Result<PathBuf, Failure> {
+fn find(folder: &Path, is_right: impl Fn(&str) -> bool + Copy) -> Result<Option<PathBuf>, Failure> {
     let entries = fs::read_dir(folder).map_err(Failure::file("read", folder))?;
     for entry in entries.filter_map(Result::ok) {
         let path = entry.path();
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_folder {
-            if let Ok(found) = find(&path, is_right) {
-                return Ok(found);
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if let Some(found) = find(&path, is_right)? {
+                return Ok(Some(found));
             }
         } else if entry.file_name().to_str().is_some_and(is_right) {
-            return Ok(path);
+            return Ok(Some(path));
         }
     }
-    let why = std::io::Error::from(std::io::ErrorKind::NotFound);
-    Err(Failure::file("find what is needed in", folder)(why))
+    Ok(None)
 }

@@ -13,10 +13,14 @@ pub fn run() -> Result<(), Failure> {
     debian::ensure(debian::FOR_BENCH)?;
     let bed = bed::ensure()?;
     let mut ratios = Vec::new();
-    step_read("benchmarks", cargo(&["bench", "--package", "benches"]).env(bed::BED, bed), |line| {
-        println!("{line}");
-        ratios.extend(line.starts_with(RATIO).then(|| line.to_owned()));
-    })?;
+    step_read(
+        "benchmarks",
+        cargo(&["bench", "--package", "benches"]).env(emulated_host::PLACE, bed),
+        |line| {
+            println!("{line}");
+            ratios.extend(line.starts_with(RATIO).then(|| line.to_owned()));
+        },
+    )?;
     if ratios.is_empty() {
         return Err(Failure::Result("the benchmarks printed no ratio".to_owned()));
     }

@@ -16,6 +16,7 @@ mod wait;
 use std::{env, fs, path::PathBuf, time::Duration};
 
 use ask::{Ask, Host};
+use emulated_host::Bed;
 use life::Lives;
 use rack::{Plan, Rack};
 use replay::{Replay, Trace};
@@ -23,7 +24,7 @@ use scratch::Scratch;
 use service::{Programs, Services};
 use wait::Patience;
 
-use crate::{failure::Failure, step::build};
+use crate::{bed, failure::Failure, step::build};
 
 /// What to show.
 #[derive(Clone, Debug, clap::Args)]
@@ -74,17 +75,19 @@ const SEEN_WITHIN: Duration = Duration::from_secs(5);
 /// A program fails, the story takes too long, somebody interrupts it, or the audit found something.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let programs = programs()?;
+    let bed = Bed::at(&bed::ensure()?)?;
     let patience = Patience::new()?;
     let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
     let scratch = Scratch::new()?;
-    let told = show(args, &programs, &patience, &trace, &scratch)
-        .and_then(|verdict| Ok(verdict.with_guest(&guest::play(&programs, &patience, &scratch)?)));
+    let told = show(args, &programs, &patience, &trace, &scratch);
+    let told = told.map(|verdict| (verdict, guest::play(&programs, &patience, &scratch, &bed)));
     let cleared = scratch.clear();
-    let verdict = told.inspect_err(|_| eprintln!("\nthe demo ends here"))?;
+    let (verdict, guest) = told.inspect_err(|_| eprintln!("\nthe demo ends here"))?;
     cleared?;
+    let verdict = verdict.with_guest(guest.as_ref().ok());
     verdict.keep(args.json.as_deref())?;
     print!("{verdict}{NEXT}");
-    verdict.judge()
+    verdict.judge().and(guest.map(drop))
 }
 
 /// Those of the folder that is named, else built now.

@@ -1,14 +1,14 @@
 //! `cargo xtask test`: builds everything, runs every test, and says at the end what ran. Which tests there are is each
 //! room's business.
 
-use std::{fmt, path::Path, time::Instant};
+use std::{collections::BTreeSet, fmt, fs, path::Path, time::Instant};
 
 use crate::{
     bed,
     demo::BIN_DIR,
     failure::Failure,
     libvirt,
-    repository::cargo,
+    repository::{cargo, root},
     step::{step, step_read},
 };
 
@@ -22,6 +22,8 @@ pub struct Args {
 
 /// Read by the simulation tests: how many seeds they run. Unset, they run their thousands.
 const SEEDS: &str = "TARN_SEEDS";
+/// Names a file to tests that leave something out on this machine: they add a line.
+const LEFT_OUT: &str = "TARN_LEFT_OUT";
 /// Seeds of a quick run.
 const QUICK_SEEDS: &str = "50";
 
@@ -36,18 +38,24 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     step("build programs", &mut cargo(&["build", "--workspace", "--bins"]))?;
     step("build tests", &mut cargo(&["test", "--workspace", "--no-run"]))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    tests.env(bed::BED, bed).env(libvirt::LIBVIRT, libvirt);
+    tests.env(emulated_host::PLACE, bed).env(libvirt::LIBVIRT, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
         tests.env(BIN_DIR, programs); // they were built beside this one
     }
     if args.quick {
         tests.env(SEEDS, QUICK_SEEDS);
     }
+    let left_out = root().join("target/left-out");
+    let _ = fs::remove_file(&left_out); // of the last run, if there was one
+    tests.env(LEFT_OUT, &left_out);
     let mut tally = Tally::default();
     let ran = step_read("tests", &mut tests, |line| {
         println!("{line}");
         tally.see(line);
     });
+    for what in fs::read_to_string(&left_out).unwrap_or_default().lines().collect::<BTreeSet<_>>() {
+        println!("left out: {what}");
+    }
     println!("\n{tally} in {:.0} s", begun.elapsed().as_secs_f64());
     ran.and_then(|()| tally.verdict())
 }

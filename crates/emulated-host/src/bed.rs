@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::HostError;
 
+/// The environment variable that names the folder to programs.
+pub const PLACE: &str = "TARN_GUESTS";
 /// The kernels that guests can have.
 pub const KERNELS: [&str; 2] = ["6.1", "6.12"];
 
@@ -26,6 +28,15 @@ impl Bed {
             Some(missing) => Err(HostError::Missing(missing)),
             None => Ok(bed),
         }
+    }
+
+    /// Where [`PLACE`] says, or where `cargo xtask` puts it.
+    ///
+    /// # Errors
+    /// Something is not there.
+    pub fn find() -> Result<Self, HostError> {
+        let place = std::env::var_os(PLACE).map(PathBuf::from);
+        Self::at(&place.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests")))
     }
 
     /// A kernel that guests can have, one of [`KERNELS`].

@@ -7,10 +7,12 @@ use std::{
     process::{Command, Stdio},
 };
 
+use tempfile::TempDir;
+
 use crate::{Bed, HostError};
 
 /// The modules that a guest loads, in order; a kernel may have some of them built in.
-const GUEST_MODULES: &[&str] = &[
+pub const GUEST_MODULES: &[&str] = &[
     "virtio_ring",
     "virtio",
     "virtio_mmio",
@@ -26,10 +28,16 @@ const GUEST_MODULES: &[&str] = &[
     "evdev",
 ];
 
+/// A folder whose name says whose it is.
+pub(crate) fn folder() -> Result<TempDir, HostError> {
+    let made = tempfile::Builder::new().prefix("tarn-host-").tempdir();
+    made.map_err(HostError::file("make a folder in", &std::env::temp_dir()))
+}
+
 /// A file system, under way.
 #[derive(Debug)]
 pub struct Initrd {
-    dir: tempfile::TempDir,
+    dir: TempDir,
     cpio: PathBuf,
 }
 
@@ -43,8 +51,7 @@ impl Initrd {
     }
 
     pub(crate) fn new(bed: &Bed, kernel: &str, modules: &[&str], script: &str) -> Result<Self, HostError> {
-        let dir = tempfile::tempdir().map_err(HostError::file("make a folder in", &std::env::temp_dir()))?;
-        let initrd = Self { dir, cpio: bed.tool("cpio") };
+        let initrd = Self { dir: folder()?, cpio: bed.tool("cpio") };
         initrd.copy(&bed.tool("busybox"), "bin/busybox")?;
         let mut load = String::new();
         for module in modules {
@@ -56,7 +63,7 @@ impl Initrd {
         let init = format!(
             "#!/bin/busybox sh\n/bin/busybox --install -s /bin\nexport PATH=/bin\nmkdir -p /proc /sys /dev /tmp /run\n\
              mount -t proc proc /proc\nmount -t sysfs sys /sys\nmount -t devtmpfs dev /dev\nmkdir -p /dev/shm\n\
-             mount -t tmpfs tmp /tmp\nmount -t tmpfs shm /dev/shm\nifconfig lo up\n{load}{script}\npoweroff -f\n"
+             mount -t tmpfs tmp /tmp\nmount -t tmpfs shm /dev/shm\ndmesg -n 1\nifconfig lo up\n{load}{script}\npoweroff -f\n"
         );
         initrd.write("init", &init)?;
         Ok(initrd)
@@ -103,7 +110,7 @@ impl Initrd {
     /// There is no such program.
     pub fn program(&self, from: &Path, name: &str) -> Result<(), HostError> {
         self.copy(from, name)?;
-        run(Command::new("strip").arg("--strip-debug").arg(self.place(name)?))?;
+        let _ = run(Command::new("strip").arg("--strip-debug").arg(self.place(name)?)); // without, it is larger
         let libraries = run(Command::new("ldd").arg(from))?;
         let is_library = |word: &&str| word.starts_with("/lib") || word.starts_with("/usr/lib");
         let mut libraries = libraries.split_whitespace().filter(is_library);

@@ -17,12 +17,14 @@ use std::{
 };
 
 pub use self::{
-    bed::{Bed, KERNELS},
-    initrd::Initrd,
+    bed::{Bed, KERNELS, PLACE},
+    initrd::{GUEST_MODULES, Initrd},
 };
 
 /// How long one host may take on a busy machine, from power on to power off.
 pub const PATIENCE: Duration = Duration::from_secs(600);
+/// How often it is asked whether a host that says nothing is still wanted.
+const ASKED_EVERY: Duration = Duration::from_millis(200);
 /// An emulated processor with AMD's virtualisation. The newest features of `max` are not safe with guests inside: with
 /// protection keys and five levels of page tables, guests see exceptions that nobody raised. What is off is what QEMU does not
 /// emulate, and would warn of.
@@ -31,8 +33,8 @@ const CPU: &str = "EPYC,fxsr-opt=off,misalignsse=off,osvw=off,topoext=off,nrip-s
 const CPUS: &str = "1";
 /// The kernel that hosts have.
 const HOST_KERNEL: &str = "6.1";
-/// The modules that a host loads, in order.
-const HOST_MODULES: &[&str] = &["irqbypass", "kvm", "kvm-amd", "tun"];
+/// The modules that a host loads, in order; a kernel may have some of them built in.
+pub const HOST_MODULES: &[&str] = &["irqbypass", "kvm", "kvm-amd", "tun"];
 
 /// Why there is no host, or no answer of it.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +70,9 @@ pub enum HostError {
         /// What it said.
         said: String,
     },
+    /// Whoever waited for it wants it no more.
+    #[error("interrupted")]
+    Interrupted,
     /// It did not switch itself off.
     #[error("the emulated host did not switch itself off within {PATIENCE:?}; it said:\n{said}")]
     Late {
@@ -165,16 +170,17 @@ impl<'a> Host<'a> {
         self.initrd.write("bin/qemu-system-x86_64", start)
     }
 
-    /// Boots it, lets it do what its script says, hands each line of its console to `see`, and returns them all.
+    /// Boots it, lets it do what its script says, hands each line of its console to `see`, and returns them all. `is_wanted` is
+    /// asked every now and then.
     ///
     /// # Errors
-    /// QEMU does not run, or the host does not switch itself off within [`PATIENCE`].
-    pub fn run(self, see: impl FnMut(&str)) -> Result<String, HostError> {
-        let dir = tempfile::tempdir().map_err(HostError::file("make a folder in", &std::env::temp_dir()))?;
+    /// QEMU does not run, the host does not switch itself off within [`PATIENCE`], or it is not wanted any more.
+    pub fn run(self, see: impl FnMut(&str), is_wanted: impl Fn() -> bool) -> Result<String, HostError> {
+        let dir = initrd::folder()?;
         let initrd = dir.path().join("initrd");
         self.initrd.pack(&initrd)?;
         let mut qemu = self.start(&initrd)?;
-        let said = listen(&mut qemu, see);
+        let said = listen(&mut qemu, see, is_wanted);
         let _ = qemu.kill(); // it is over, or was given up
         let _ = qemu.wait();
         said
@@ -182,7 +188,9 @@ impl<'a> Host<'a> {
 
     fn start(&self, initrd: &Path) -> Result<Child, HostError> {
         let program = self.bed.qemu();
-        let mut qemu = Command::new(&program);
+        // A signal that ends this program ends QEMU, too.
+        let mut qemu = Command::new("setpriv");
+        qemu.args(["--pdeathsig", "KILL"]).arg(&program);
         qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", CPUS, "-m"])
             .arg(format!("{}M", self.memory_mib))
             .args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel"])
@@ -195,7 +203,11 @@ impl<'a> Host<'a> {
 }
 
 /// Reads a host's console to its end, which comes when the host switches itself off.
-fn listen(qemu: &mut Child, mut see: impl FnMut(&str)) -> Result<String, HostError> {
+fn listen(
+    qemu: &mut Child,
+    mut see: impl FnMut(&str),
+    is_wanted: impl Fn() -> bool,
+) -> Result<String, HostError> {
     let console = qemu.stdout.take().expect("a pipe was asked for");
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -209,7 +221,7 @@ fn listen(qemu: &mut Child, mut see: impl FnMut(&str)) -> Result<String, HostErr
     let give_up = Instant::now() + PATIENCE;
     let mut said = String::new();
     loop {
-        match lines.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
+        match lines.recv_timeout(ASKED_EVERY) {
             Ok(line) => {
                 let line = String::from_utf8_lossy(&line).replace('\r', "");
                 see(&line);
@@ -217,7 +229,11 @@ fn listen(qemu: &mut Child, mut see: impl FnMut(&str)) -> Result<String, HostErr
                 said.push('\n');
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(said),
-            Err(RecvTimeoutError::Timeout) => return Err(HostError::Late { said }),
+            Err(RecvTimeoutError::Timeout) if !is_wanted() => return Err(HostError::Interrupted),
+            Err(RecvTimeoutError::Timeout) if Instant::now() > give_up => {
+                return Err(HostError::Late { said });
+            }
+            Err(RecvTimeoutError::Timeout) => {}
         }
     }
 }

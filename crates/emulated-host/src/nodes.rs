@@ -41,10 +41,11 @@ pub struct Told {
 }
 
 impl Told {
-    /// Reads what [`TELL_NODES`] has printed; lines of anybody else are not minded.
+    /// Reads what [`TELL_NODES`] has printed so far; lines of anybody else are not minded, and neither is half a line.
     pub fn of(said: &str) -> Self {
         let mut told = Self::default();
-        for line in said.lines() {
+        let whole = said.rfind('\n').map_or("", |end| &said[..end]);
+        for line in whole.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
                 ["NODE", id, ..] => told.nodes.extend(node(id, &words)),
@@ -93,6 +94,7 @@ mod tests {
         let said = "[    0.1] Linux\nNODE 1 cpus= total=1048576 free=1000000 distances=18,10\n\
                     NODE 0 cpus=0-1,3 total=500000 free=400000 distances=10,18\nTIER 4 0\nTIER 22 1\nNODE half\n\
                     KERNEL 6.12.0\n";
+        assert_eq!(Told::of(&said[..said.len() - 3]).kernel, "", "half a line");
         let told = Told::of(said);
         assert_eq!((told.nodes.len(), told.kernel.as_str()), (2, "6.12.0"));
         assert_eq!((&told.nodes[0].cpus[..], &told.nodes[1].cpus[..]), (&[0, 1, 3][..], &[][..]));

@@ -8,10 +8,13 @@ mod told;
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use emulated_host::nodes::{TELL_NODES, Told};
+use emulated_host::{
+    Bed, Initrd,
+    nodes::{TELL_NODES, Told},
+};
 
 use super::{
     Patience, Programs, UP_WITHIN, all_up,
@@ -22,7 +25,7 @@ use super::{
     scratch::Scratch,
     service::{Service, Services, command},
 };
-use crate::{bed, failure::Failure};
+use crate::failure::Failure;
 
 pub use self::{emulated::Inside, told::GuestTold};
 
@@ -77,38 +80,42 @@ pub struct Boot {
 ///
 /// # Errors
 /// Something is missing, a program fails, or the guest is not as it should be.
-pub fn play(programs: &Programs, patience: &Patience, scratch: &Scratch) -> Result<GuestTold, Failure> {
+pub fn play(
+    programs: &Programs,
+    patience: &Patience,
+    scratch: &Scratch,
+    bed: &Bed,
+) -> Result<GuestTold, Failure> {
     say("a Linux guest whose pool memory is a node without processors");
-    let bed = emulated_host::Bed::at(&bed::ensure()?)?;
-    let initrd = emulated_host::Initrd::of_guest(&bed, KERNEL, &guest_script())?;
+    let initrd = Initrd::of_guest(bed, KERNEL, &guest_script())?;
     let boot = Boot { kernel: bed.kernel(KERNEL), initrd: scratch.file("guest.initrd") };
     initrd.pack(&boot.initrd)?;
-    if boots_here(programs, patience, scratch, &boot)? {
-        return act(programs, patience, &boot);
+    match boots_here(programs, patience, scratch, &boot)? {
+        Ok(()) => return act(programs, patience, &boot),
+        Err(why) => note(&format!("no Linux guest comes up on this machine itself: {why}")),
     }
-    note("this machine's KVM runs no Linux: a host is emulated instead, with a KVM and a rack of its own");
-    emulated::play(programs, &bed, &initrd)
+    note("so a host is emulated instead, with a KVM and a rack of its own");
+    emulated::play(programs, patience, bed, &initrd)
 }
 
-/// Whether a guest comes to its first words on this machine.
+/// Whether a guest comes to its first words on this machine, or why not.
 fn boots_here(
     programs: &Programs,
     patience: &Patience,
     scratch: &Scratch,
     boot: &Boot,
-) -> Result<bool, Failure> {
+) -> Result<Result<(), String>, Failure> {
     let console = scratch.file("probe.console");
     let mut run = command(&programs.vmm);
     run.args(["run", "--vm", "probe", "--standalone", "--memory", "size=512MiB"]);
     let mut vmm = launch(run, boot, &console, scratch)?;
-    let mut ended = false;
     let seen = patience.until("the first words of a guest", FIRST_WORDS_WITHIN, || {
-        ended = vmm.ended()?.is_some();
-        Ok(ended || !told(&console).kernel.is_empty())
+        Ok(vmm.ended()?.is_some() || !told(&console).kernel.is_empty())
     });
     match seen {
-        Ok(_) => Ok(!ended),
-        Err(Failure::Late { .. }) => Ok(false),
+        Ok(_) if vmm.ended()?.is_none() => Ok(Ok(())),
+        Ok(_) => Ok(Err(vmm.last_words())),
+        Err(late @ Failure::Late { .. }) => Ok(Err(late.to_string())),
         Err(other) => Err(other),
     }
 }
@@ -153,7 +160,7 @@ fn with_rack(
         return Err(Failure::Result(format!("{} did not get the slices of the guest", HOSTS[1])));
     }
     let [from, to] = HOSTS;
-    slices.iter().for_each(|slice| note(&format!("slice {slice}: {from} → scrubbed → {to}")));
+    slices.iter().for_each(|slice| note(&format!("slice {slice}: {from} → {to}")));
     ask.order(&["release", VMS[1]])?;
     Ok(told)
 }
@@ -181,15 +188,20 @@ fn live(
         Ok(vmm.ended()?.is_some() || !told(&console).kernel.is_empty())
     });
     let seen = GuestTold::of(&told(&console));
-    if !seen.booted {
-        let words = format!("{}\n{}", vmm.last_words(), last_lines(&console));
-        return Err(heard.err().unwrap_or(Failure::Result(format!("the guest did not boot:\n{words}"))));
-    }
+    let wrong =
+        |why: String| Failure::Result(format!("{why}:\n{}\n{}", vmm.last_words(), last_lines(&console)));
+    match heard {
+        Err(late @ Failure::Late { .. }) => return Err(wrong(late.to_string())),
+        other => other?,
+    };
     seen.lines().iter().for_each(|line| note(line));
+    seen.is_as_asked_for().map_err(wrong)?;
     let mut stop = command(&programs.vmm);
     stop.args(["stop", VMS[0], "--run-dir"]).arg(&run_dir);
+    let pressed = Instant::now();
     let stopped = stop.status().map_err(Failure::start("vmm-plugin"))?;
-    let ended = patience.until("the guest's end", ENDED_WITHIN, || Ok(vmm.ended()?.is_some()))?;
+    patience.until("the guest's end", ENDED_WITHIN, || Ok(vmm.ended()?.is_some()))?;
+    let ended = pressed.elapsed();
     let status = vmm.ended()?.filter(|status| !status.success() || !stopped.success());
     if let Some(status) = status {
         let words = format!("{}\n{}", vmm.last_words(), last_lines(&console));

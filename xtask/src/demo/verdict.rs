@@ -2,7 +2,7 @@
 
 use std::{fmt, fs, path::Path};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{guest::GuestTold, write};
 use crate::failure::Failure;
@@ -45,10 +45,11 @@ impl Verdict {
         Ok(Self { report })
     }
 
-    /// Adds what a guest told.
+    /// Adds what a guest told, or that it told nothing.
     #[must_use]
-    pub fn with_guest(mut self, guest: &GuestTold) -> Self {
-        self.report["guest"] = serde_json::to_value(guest).expect("it has only texts and numbers");
+    pub fn with_guest(mut self, guest: Option<&GuestTold>) -> Self {
+        let told = guest.map(|guest| serde_json::to_value(guest).expect("it has only texts and numbers"));
+        self.report["guest"] = told.unwrap_or_else(|| json!({ "booted": false }));
         self
     }
 
@@ -98,8 +99,6 @@ impl fmt::Display for Verdict {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn verdict(double_owned: Value) -> Verdict {

@@ -59,8 +59,13 @@ impl Patience {
         self.check()
     }
 
+    /// Whether nobody has asked to stop.
+    pub fn lasts(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
     fn check(&self) -> Result<(), Failure> {
-        if self.stop.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
+        if self.lasts() { Ok(()) } else { Err(Failure::Interrupted) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use emulated_host::{Bed, Host, Initrd};
+use emulated_host::{Bed, Host, HostError, Initrd};
 
 use super::{Boot, GuestTold, KERNEL, Patience, Programs, act};
 use crate::failure::Failure;
@@ -22,7 +22,12 @@ pub struct Inside {
 }
 
 /// Boots a host that plays the act.
-pub(super) fn play(programs: &Programs, bed: &Bed, guest: &Initrd) -> Result<GuestTold, Failure> {
+pub(super) fn play(
+    programs: &Programs,
+    patience: &Patience,
+    bed: &Bed,
+    guest: &Initrd,
+) -> Result<GuestTold, Failure> {
     let own = std::env::current_exe().map_err(Failure::start("xtask"))?;
     let script = format!(
         "export TARN_BIN_DIR=/bin\nxtask guest-act --kernel /guest/{KERNEL} --initrd /guest/initrd 2>&1"
@@ -31,10 +36,14 @@ pub(super) fn play(programs: &Programs, bed: &Bed, guest: &Initrd) -> Result<Gue
     let all = [&programs.manager, &programs.agent, &programs.tarn, &programs.vmm, &own];
     all.into_iter().try_for_each(|program| host.program(program))?;
     host.guest("initrd", guest)?;
-    let said = host.run(|line| {
+    let see = |line: &str| {
         if line.starts_with(NOTE) {
             println!("{line}");
         }
+    };
+    let said = host.run(see, || patience.lasts()).map_err(|error| match error {
+        HostError::Interrupted => Failure::Interrupted,
+        other => other.into(),
     })?;
     let result = said.lines().find_map(|line| line.strip_prefix(RESULT));
     let result =

@@ -43,6 +43,24 @@ impl GuestTold {
         }
     }
 
+    /// Whether it sees what this act gives it: one node with processors, and behind it two slices without any.
+    ///
+    /// # Errors
+    /// What is not so.
+    pub fn is_as_asked_for(&self) -> Result<(), String> {
+        const POOL_MIB: std::ops::RangeInclusive<u64> = 1950..=2048; // the kernel keeps some for itself
+        let [local, pool] = &self.nodes[..] else {
+            return Err(format!("the guest has {} nodes and not 2", self.nodes.len()));
+        };
+        let right = local.cpus.len() == 2 && pool.cpus.is_empty() && POOL_MIB.contains(&pool.mem_mib);
+        let farther = local.distances[..] == [10, 18] && pool.distances[..] == [18, 10];
+        if right && farther {
+            Ok(())
+        } else {
+            Err(format!("the guest's nodes are not as asked for: {self:?}"))
+        }
+    }
+
     /// As people read it.
     pub fn lines(&self) -> Vec<String> {
         let node = |node: &GuestNode| {
