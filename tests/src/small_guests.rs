@@ -221,6 +221,7 @@ fn image(code: &[u8]) -> Vec<u8> {
     image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
     image[0x211] = 1; // loaded high
     image[0x214..0x218].copy_from_slice(&0x10_0000_u32.to_le_bytes());
+    image[0x236] = 1; // has a 64-bit entry
     image[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
     image.resize(2 * SECTOR + ENTRY, 0);
     image.extend_from_slice(code);

@@ -153,7 +153,7 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
         let options = with(option, value);
         refused(&hello, &options.each_ref().map(String::as_str), expected);
     };
-    told("--initrd", empty.display().to_string(), "initrd: 0 bytes do not fit");
+    told("--initrd", empty.display().to_string(), ": is empty");
     let half = place.file("half", b"070701 the first half of an archive");
     told(
         "--initrd",
@@ -171,6 +171,10 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
         "initrd: cannot read /nowhere/initrd: No such file or directory",
     );
     told("--disk", "path=/nowhere/disk".into(), "disk: cannot open /nowhere/disk: No such file or directory");
+    // As QEMU locks it; two of our own would also see each other.
+    let locked = File::create(place.path("locked")).unwrap();
+    rustix::fs::fcntl_lock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    told("--disk", format!("path={}", place.path("locked").display()), "is in use by another process");
     told("--disk", format!("path={}", empty.display()), "has 0 bytes: must be a whole number of sectors");
     told("--net", "tap=t0".into(), "net: tap and mac must be said");
     told("--net", "tap=t0,mac=53:54:00:00:00:01".into(), "not a group's");
@@ -221,4 +225,16 @@ fn who_may_not_use_kvm_is_told_so() {
         said(&ran),
         "error: /dev/kvm: cannot open it; may this user open it? Its group is usually kvm: Permission denied (os error 13)\n"
     );
+}
+
+#[test]
+fn a_guest_may_have_64_processors_and_no_more() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let ran = place.run(&code::hello(), &[&SMALL[..], &["--cpus", "64"]].concat());
+    assert_eq!((code(&ran), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));
+    let ran = place.run(&code::hello(), &[&SMALL[..], &["--cpus", "65"]].concat());
+    assert_eq!(code(&ran), Some(2), "{}", said(&ran));
 }

@@ -35,6 +35,8 @@ const BOOT_PARAMETERS: u64 = 0x7000;
 /// Where usable memory below 1 MiB ends.
 const LOWEST_MEMORY_END: u64 = 0x9_fc00;
 const PAGE: u64 = 4096;
+/// The boot protocol since which a kernel says whether it has a 64-bit entry.
+const ENTRY_64_SINCE: u16 = 0x20c;
 /// What tells kernels apart lies in so much of them.
 const KERNEL_HEAD_BYTES: u64 = 0x210;
 /// Where a processor begins after a reset, for whoever jumps there in real mode: Linux does on a hardware-reduced platform
@@ -212,7 +214,16 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
         None if bytes < bzimage_bytes(&head) => return Err(not(format!("truncated at {bytes} bytes"))),
         None => BzImage::load(memory, None, &mut file, floor),
     };
-    loaded.map_err(|error| not(error.to_string()))
+    let loaded = loaded.map_err(|error| not(error.to_string()))?;
+    if loaded.setup_header.is_some_and(|header| header.version < ENTRY_64_SINCE || header.xloadflags & 1 == 0)
+    {
+        return Err(not("a bzImage without a 64-bit entry".into()));
+    }
+    let (needs, end) = (unpacked_end(&loaded), layout.low_memory_end());
+    if needs > end {
+        return Err(BootError::TooLarge { what: "kernel", bytes: needs, room: end });
+    }
+    Ok(loaded)
 }
 
 /// How many segments an ELF says that it has. The loader takes each of them in, however often they are the same.
@@ -247,7 +258,7 @@ fn load_initrd(
     let end = layout.low_memory_end().min(highest);
     let needs = kernel.kernel_end.max(unpacked_end(kernel)).checked_next_multiple_of(PAGE);
     let room = needs.map_or(0, |needs| end.saturating_sub(needs));
-    if bytes == 0 || bytes.next_multiple_of(PAGE) > room {
+    if bytes.next_multiple_of(PAGE) > room {
         return Err(BootError::TooLarge { what: "initrd", bytes, room });
     }
     initrd::check(&file).map_err(|broken| BootError::Initrd { path: path.to_owned(), broken })?;

@@ -281,6 +281,11 @@ fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
             }
             _ => {}
         }
+        if !standalone && (node.taking.hugepage_size.is_some() || !node.taking.shared) {
+            return Err(rules.error(
+                "hugepages and shared are not possible with an agent: slices are as the rack has them",
+            ));
+        }
         if node.emc.is_some() && pool[..at].iter().any(|other| other.emc == node.emc) {
             return Err(rules.error(format!("emc={} is said twice", node.emc.as_deref().unwrap_or_default())));
         }

@@ -12,7 +12,6 @@ use std::{
 };
 
 use rustix::{
-    fs::Access,
     io::Errno,
     process::{Gid, Resource, Rlimit, Uid},
     thread::{
@@ -30,7 +29,7 @@ pub struct Confinement {
     /// The only group that the process is in by then, by number; wants --uid
     #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = user_number())]
     gid: Option<u32>,
-    /// The only folder that the process sees by then; it must be empty, or closed to the user
+    /// The only folder that the process sees by then; it must be empty
     #[arg(long, value_name = "DIR")]
     chroot: Option<PathBuf>,
     /// What becomes of a system call that a thread does not need: true ends the process, log tells of it, false lets it pass
@@ -71,14 +70,9 @@ pub enum ConfineError {
         #[source]
         errno: io::Error,
     },
-    /// A folder that a guest which broke out would make itself at home in.
-    #[error("chroot: {} is neither empty nor closed to uid {uid}: must be one of them", path.display())]
-    Open {
-        /// Which one.
-        path: PathBuf,
-        /// To whom.
-        uid: u32,
-    },
+    /// A folder with something in it that a guest which broke out would see.
+    #[error("chroot: {} is not empty: must be", .0.display())]
+    NotEmpty(PathBuf),
 }
 
 fn refused<E: Into<io::Error>>(
@@ -111,35 +105,23 @@ impl Confinement {
     /// [`ConfineError`]: then nothing may run.
     pub fn enter(&self) -> Result<(), ConfineError> {
         set_no_new_privs(true).map_err(refused("capabilities", "give up getting more"))?;
-        let entered = self.chroot.as_deref().map(enter_folder).transpose()?;
+        self.chroot.as_deref().map_or(Ok(()), enter_folder)?;
         empty_bounding_set().map_err(refused("capabilities", "give up those that are never needed"))?;
         if let Some((uid, gid)) = self.uid.zip(self.gid) {
             become_user(uid, gid).map_err(refused("uid", format!("become user {uid} and group {gid}")))?;
         }
-        drop_capabilities().map_err(refused("capabilities", "give them up"))?;
-        match (&self.chroot, entered) {
-            (Some(path), Some(Content::Some)) if rustix::fs::access(".", Access::WRITE_OK).is_ok() => {
-                let uid = rustix::process::getuid().as_raw();
-                Err(ConfineError::Open { path: path.clone(), uid })
-            }
-            _ => Ok(()),
-        }
+        drop_capabilities().map_err(refused("capabilities", "give them up"))
     }
 }
 
-/// What is in a folder.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Content {
-    Nothing,
-    Some,
-}
-
-fn enter_folder(path: &Path) -> Result<Content, ConfineError> {
+fn enter_folder(path: &Path) -> Result<(), ConfineError> {
     let shown = path.display();
-    let empty = fs::read_dir(path).map_err(refused("chroot", format!("look into {shown}")))?.next().is_none();
+    let mut content = fs::read_dir(path).map_err(refused("chroot", format!("look into {shown}")))?;
+    if content.next().is_some() {
+        return Err(ConfineError::NotEmpty(path.to_owned()));
+    }
     rustix::process::chdir(path).map_err(refused("chroot", format!("go to {shown}")))?;
-    rustix::process::chroot(".").map_err(refused("chroot", format!("make {shown} all there is")))?;
-    Ok(if empty { Content::Nothing } else { Content::Some })
+    rustix::process::chroot(".").map_err(refused("chroot", format!("make {shown} all there is")))
 }
 
 /// Whoever may not do so has nothing to win from the set either: there are no new privileges.

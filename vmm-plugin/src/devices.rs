@@ -86,6 +86,11 @@ impl Ports {
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The serial line, unless a processor is at it.
+    pub fn serial_if_free(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
+        self.serial.try_lock().ok()
+    }
+
     /// A guest reads a port.
     pub fn read(&self, port: u16, data: &mut [u8]) {
         data.fill(NOBODY);

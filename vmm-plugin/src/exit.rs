@@ -37,6 +37,8 @@ pub const STOPPED: u8 = 12;
 pub const SLICE_LOST: u8 = 20;
 /// The host had no memory left to put behind what the guest touched.
 pub const MEMORY_EXHAUSTED: u8 = 21;
+/// Memory of the guest cannot hold what was written to it.
+pub const MEMORY_BROKEN: u8 = 22;
 /// A thread tried what it never needs: the guest may have broken out into it.
 pub const FORBIDDEN: u8 = 30;
 

@@ -10,7 +10,7 @@ use vmm_plugin::{ask, config, confine, exit, machine, other};
 ///
 /// Exit codes of `run`: 0 the guest switched itself off, 1 nothing was started, 2 wrong usage, 10 the guest asked for a
 /// reset, 11 it crashed, 12 it did not switch itself off and was stopped, 20 a slice was taken away under it, 21 the host
-/// had no memory left, 30 the VMM itself tried what it never needs. Those of the other commands: 0 done, 1 error, 2 wrong
+/// had no memory left, 22 its memory is broken, 30 the VMM itself tried what it never needs. Those of the other commands: 0 done, 1 error, 2 wrong
 /// usage, 3 no such VM runs here, 4 its state does not allow this, 6 it cannot answer now, 124 timed out.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Command::Run(written) => run(*written),
         Command::Ask(ask) => return ask::run(&ask),
         Command::Args(args) => print(*args),
-        Command::Exec(args) => other::exec::exec(*args).map(|never| match never {}).map_err(Into::into),
+        Command::Exec(args) => exec(*args),
     };
     exit::tidy();
     match ran {
@@ -55,6 +55,11 @@ fn run(written: config::Own) -> Result<u8, Box<dyn std::error::Error>> {
     confine::open_many_files()?;
     let machine = machine::build(&config, &run_dir, confinement)?;
     Ok(machine::run(machine, &config.console)?)
+}
+
+fn exec(args: other::exec::Args) -> Result<u8, Box<dyn std::error::Error>> {
+    confine::open_many_files()?;
+    match other::exec::exec(args)? {}
 }
 
 fn print(args: other::Args) -> Result<u8, Box<dyn std::error::Error>> {

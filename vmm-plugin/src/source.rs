@@ -192,6 +192,10 @@ impl Reserved {
             }
             by_emc.entry(region.emc.clone()).or_default().push(region);
         }
+        let mut said = config.pool.iter().filter_map(|node| node.emc.as_ref());
+        if let Some(emc) = said.find(|emc| !by_emc.contains_key(*emc)) {
+            return Err(wrong(config, format!("pool: emc={emc} is said, and no slice is of that EMC")));
+        }
         let of_emc = |(emc, slices): (String, _)| {
             let wanted = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
             let wanted = wanted.or_else(|| config.pool.iter().find(|node| node.emc.is_none()));

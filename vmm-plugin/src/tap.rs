@@ -6,11 +6,12 @@ use std::{
     os::unix::fs::OpenOptionsExt as _,
 };
 
-use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 
 /// From linux/if_tun.h.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 /// The header that virtio puts before a frame.
 const HEADER_BYTES: libc::c_int = 12;
@@ -34,12 +35,16 @@ pub fn open(name: &str) -> io::Result<File> {
     }
     let tap =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
-    // SAFETY: TUNSETIFF reads an ifreq, which `request` is, and writes none.
-    let named = unsafe { ioctl_with_ref(&tap, TUNSETIFF, &request) };
+    // SAFETY: TUNSETIFF reads an ifreq and writes it back, which `request` is and nobody else has.
+    let named = unsafe { ioctl_with_mut_ref(&tap, TUNSETIFF, &mut request) };
     checked(named)?;
     // SAFETY: TUNSETVNETHDRSZ reads an int.
     let sized = unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &HEADER_BYTES) };
     checked(sized)?;
+    // What the device's last user wanted of it outlives him: the host would send frames larger than ours.
+    // SAFETY: TUNSETOFFLOAD takes a number.
+    let plain = unsafe { ioctl_with_val(&tap, TUNSETOFFLOAD, 0) };
+    checked(plain)?;
     Ok(tap)
 }
 

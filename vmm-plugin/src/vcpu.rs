@@ -18,7 +18,10 @@ use crate::{
     boot::{Entry, Protocol, Segments},
     devices::{Ports, Windows, Wish},
     layout::Layout,
-    memory::{GuestMemory, lost},
+    memory::{
+        GuestMemory,
+        lost::{self, Found},
+    },
 };
 
 /// What makes KVM_RUN return. Its handler does nothing.
@@ -47,7 +50,7 @@ pub struct VcpuError {
     errno: io::Error,
 }
 
-/// Says whether processors may run.
+/// Says whether processors may run. At first they may not.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
@@ -58,8 +61,8 @@ pub struct Gate {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
-    #[default]
     Open,
+    #[default]
     Closed,
     Over,
 }
@@ -204,7 +207,7 @@ impl Vcpu {
                 end_if_memory(at, around);
                 around.windows.write(at, data);
             }
-            Ok(VcpuExit::MemoryFault { .. }) => lost::end(None),
+            Ok(VcpuExit::MemoryFault { .. }) => lost::end(Found::Missing(None)),
             Ok(VcpuExit::Shutdown) => return crashed("triple fault".into()),
             Ok(VcpuExit::InternalError) => return crashed("KVM cannot go on with what it does".into()),
             Ok(VcpuExit::FailEntry(reason, _)) => {
@@ -215,7 +218,8 @@ impl Vcpu {
             Ok(other) => return crashed(format!("unexpected exit {other:?}")),
             Err(error) => match error.errno() {
                 libc::EINTR | libc::EAGAIN => {}
-                libc::EFAULT | libc::EHWPOISON => lost::end(None),
+                libc::EFAULT => lost::end(Found::Missing(None)),
+                libc::EHWPOISON => lost::end(Found::Broken(None)),
                 _ => return Some(Ending::Failed(format!("processor {cpu}: KVM_RUN: {error}"))),
             },
         }
@@ -226,6 +230,6 @@ impl Vcpu {
 /// An access to a device where there is memory: a paravirtual KVM tells so of a page that it cannot reach any more.
 fn end_if_memory(at: u64, around: &Surroundings) {
     if around.memory.address_in_range(GuestAddress(at)) {
-        lost::end(None);
+        lost::end(Found::Missing(None));
     }
 }

@@ -9,6 +9,9 @@ use units::limits::INITRD_UNPACKED_BYTES_MAX;
 /// What is wrong with an initrd.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
+    /// There is nothing in it.
+    #[error("is empty")]
+    Empty,
     /// It begins as none does.
     #[error("is neither a cpio archive (newc) nor packed with zstd, lz4, xz, gzip, bzip2, lzma or lzo")]
     Unknown,
@@ -35,13 +38,14 @@ pub fn check(file: impl Read + Seek) -> Result<(), Broken> {
         let head = file.fill_buf().map_err(Broken::Io)?;
         match head {
             [] if seen => return Ok(()),
+            [] => return Err(Broken::Empty),
             [b'0', b'7', b'0', b'7', b'0', b'1' | b'2', ..] => archive(&mut file)?,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => return zstd(&mut file).map_err(ended_in("a zstd frame")),
             [0x02, 0x21, 0x4c, 0x18, ..] => return lz4(&mut file).map_err(ended_in("an lz4 block")),
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => return xz(&mut file),
             [0x1f, 0x8b, ..] => return gzip(file),
             [b'B', b'Z', b'h', ..] | [0x5d, 0, 0, ..] | [0x89, b'L', b'Z', b'O', ..] => return Ok(()),
-            [] | [b'0'] | [b'0', b'7', ..] => return Err(Broken::Truncated("its first header")),
+            [b'0'] | [b'0', b'7', ..] => return Err(Broken::Truncated("its first header")),
             _ if seen => return Err(Broken::Damaged("something else follows an archive".into())),
             _ => return Err(Broken::Unknown),
         }
@@ -117,12 +121,19 @@ fn zstd(file: &mut BufReader<impl Read + Seek>) -> io::Result<()> {
     }
 }
 
-/// Blocks up to the end, in the form of old that kernels read.
+/// Blocks up to the end, in the form of old that kernels read; another stream may follow, or zeros.
 fn lz4(file: &mut BufReader<impl Read + Seek>) -> io::Result<()> {
-    take::<4>(file)?;
+    const MAGIC: u32 = 0x184c_2102;
     while !file.fill_buf()?.is_empty() {
-        let bytes = u32::from_le_bytes(take(file)?);
-        skip(file, bytes.into())?;
+        let rest = file.fill_buf()?;
+        if rest.len() < 4 && rest.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        match u32::from_le_bytes(take(file)?) {
+            MAGIC => {}
+            0 => return Ok(()),
+            bytes => skip(file, bytes.into())?,
+        }
     }
     Ok(())
 }

@@ -9,28 +9,34 @@ use libc::{
     SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex, SYS_getpid,
     SYS_getrandom, SYS_ioctl, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap,
     SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall,
-    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_setsockopt,
-    SYS_shutdown, SYS_sigaltstack, SYS_socket, SYS_socketpair, SYS_tgkill, SYS_unlinkat, SYS_write, TCSETS,
+    SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_sendto,
+    SYS_setsockopt, SYS_shutdown, SYS_sigaltstack, SYS_socket, SYS_socketpair, SYS_tgkill, SYS_unlinkat,
+    SYS_write, TCSETS,
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
 use super::threads::Work;
 
-/// A call, and what an argument of it must be.
-struct Call(i64, Option<(u8, SeccompCmpOp, u64)>);
+/// A call, what an argument of it must be, and whether its first one must be this process.
+struct Call(i64, Option<(u8, SeccompCmpOp, u64)>, bool);
 
 const fn any(call: i64) -> Call {
-    Call(call, None)
+    Call(call, None, false)
 }
 
 /// Only with this argument.
 const fn with(call: i64, argument: u8, value: u64) -> Call {
-    Call(call, Some((argument, SeccompCmpOp::Eq, value)))
+    Call(call, Some((argument, SeccompCmpOp::Eq, value)), false)
 }
 
 /// Only if the argument has none of these bits.
 const fn without(call: i64, argument: u8, bits: u64) -> Call {
-    Call(call, Some((argument, SeccompCmpOp::MaskedEq(bits), 0)))
+    Call(call, Some((argument, SeccompCmpOp::MaskedEq(bits), 0)), false)
+}
+
+/// Only with this argument, and towards this process.
+const fn own(call: i64, argument: u8, value: u64) -> Call {
+    Call(call, Some((argument, SeccompCmpOp::Eq, value)), true)
 }
 
 const UNIX: u64 = AF_UNIX as u64;
@@ -61,9 +67,10 @@ const EVERY: &[Call] = &[
     with(SYS_fcntl, 1, F_GETFD as u64), // built for debugging, Rust looks whether what it closes is open
     // Signals, and what they interrupted.
     any(SYS_rt_sigreturn),
-    any(SYS_rt_sigprocmask),  // a thread blocks signals while it ends
+    any(SYS_rt_sigaction), // a crash of this program's own is reported by the signal that it is
+    any(SYS_rt_sigprocmask), // a thread blocks signals while it ends
     any(SYS_restart_syscall), // a wait with a deadline, after the process was stopped and continued
-    any(SYS_sigaltstack),     // a thread gives its own back when it ends
+    any(SYS_sigaltstack),  // a thread gives its own back when it ends
     any(SYS_exit),
     // The end of everything, from wherever it is seen: whether memory is lost, and the terminal as it was.
     any(SYS_fstat),
@@ -81,7 +88,7 @@ const MAIN: &[Call] = &[
     any(SYS_clock_nanosleep),
     // Calls processors out of KVM.
     any(SYS_getpid),
-    with(SYS_tgkill, 2, KICK),
+    own(SYS_tgkill, 2, KICK),
 ];
 
 const PROCESSOR: &[Call] = &[with(SYS_ioctl, 1, KVM_RUN), with(SYS_ioctl, 1, KVM_KVMCLOCK_CTRL)];
@@ -139,15 +146,20 @@ pub(super) fn of(work: Work) -> BTreeMap<i64, Vec<SeccompRule>> {
         Work::Statistics => &[EVERY, STATISTICS],
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for Call(number, argument) in tables.iter().copied().flatten() {
-        rules.entry(*number).or_default().extend(argument.clone().map(rule));
+    for Call(number, argument, own) in tables.iter().copied().flatten() {
+        rules.entry(*number).or_default().extend(argument.clone().map(|argument| rule(argument, *own)));
     }
     rules
 }
 
-fn rule((argument, operator, value): (u8, SeccompCmpOp, u64)) -> SeccompRule {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value);
-    SeccompRule::new(vec![condition.expect("an argument that calls have")]).expect("one condition")
+fn rule(argument: (u8, SeccompCmpOp, u64), own: bool) -> SeccompRule {
+    let this = u64::from(std::process::id());
+    let arguments = [argument].into_iter().chain(own.then_some((0, SeccompCmpOp::Eq, this)));
+    let condition = |(argument, operator, value)| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
+            .expect("an argument that calls have")
+    };
+    SeccompRule::new(arguments.map(condition).collect()).expect("one condition or two")
 }
 
 #[cfg(test)]

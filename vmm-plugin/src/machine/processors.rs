@@ -46,6 +46,7 @@ impl Processors {
             })
         });
         let threads = threads.collect::<io::Result<_>>().map_err(system_error("start a thread"))?;
+        around.gate.set_open(true); // all of them or none
         Ok(Self { threads, gate: Arc::clone(&around.gate) })
     }
 

@@ -11,6 +11,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
     termios::{OptionalActions, tcgetattr, tcsetattr},
 };
 use units::limits::{GUEST_STOPS_WITHIN, LOST_SLICES_LOOKED_FOR_EVERY};
@@ -29,6 +30,8 @@ use crate::{
 
 /// How much of what is typed is taken at a time.
 const TYPED_BYTES: usize = 64;
+/// How soon a guest that had no room for what was typed is tried again.
+const TYPED_AGAIN_EVERY: Duration = Duration::from_millis(20);
 
 /// Where a console's output goes.
 pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
@@ -107,6 +110,10 @@ struct Guest {
     paused: bool,
     /// When it is stopped if it has not switched itself off.
     stop_at: Option<Instant>,
+    /// When its memory was last seen to be there.
+    looked_at: Instant,
+    /// What was typed and it had no room for yet.
+    typed: Vec<u8>,
 }
 
 impl Guest {
@@ -122,7 +129,18 @@ impl Guest {
         }
         let vcpus = std::mem::take(&mut machine.vcpus);
         let processors = Processors::start(vcpus, (&machine.around, filters), &ended, &bell)?;
-        Ok(Self { machine, processors, endings, orders, bell, paused: false, stop_at: None })
+        let looked_at = Instant::now();
+        Ok(Self {
+            machine,
+            processors,
+            endings,
+            orders,
+            bell,
+            paused: false,
+            stop_at: None,
+            looked_at,
+            typed: Vec::new(),
+        })
     }
 
     fn listen(&mut self, signals: &UnixStream, mut typing: bool) -> Ended {
@@ -132,32 +150,45 @@ impl Guest {
                 PollFd::new(&*self.bell, PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];
-            if typing {
+            if typing && self.typed.is_empty() {
                 watched.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
             }
             let wait = Timespec::try_from(self.may_wait()).expect("seconds");
             match poll(&mut watched, Some(&wait)) {
-                Ok(0) if self.may_wait().is_zero() => return Ended::Stopped,
-                Ok(0) => lost::end_if_gone(),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Ended::Itself(Ending::Failed(format!("poll: {errno}"))),
             }
             let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
             self.bell.still(); // before looking: what comes later rings again
             exit::at_once_if_told();
+            if self.stop_at.is_some_and(|at| at <= Instant::now()) {
+                return Ended::Stopped;
+            }
+            self.look_at_memory();
             if let Some(ended) = self.decide(ready[1] && signalled(signals)) {
                 return ended;
             }
             if ready.get(2) == Some(&true) {
-                typing = self.typed();
+                typing = self.hear();
             }
+            self.hand_on();
         }
     }
 
-    /// Until the next look at its memory, or its end.
+    /// Until the next look at its memory, its end, or another attempt to hand on what was typed.
     fn may_wait(&self) -> Duration {
         let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
-        left.unwrap_or(Duration::MAX).min(LOST_SLICES_LOOKED_FOR_EVERY.as_duration())
+        let look = LOST_SLICES_LOOKED_FOR_EVERY.as_duration().saturating_sub(self.looked_at.elapsed());
+        let typed = (!self.typed.is_empty()).then_some(TYPED_AGAIN_EVERY);
+        [left, typed].into_iter().flatten().fold(look, Duration::min)
+    }
+
+    /// However often it is woken, neither always nor never.
+    fn look_at_memory(&mut self) {
+        if self.looked_at.elapsed() >= LOST_SLICES_LOOKED_FOR_EVERY.as_duration() {
+            lost::end_if_gone();
+            self.looked_at = Instant::now();
+        }
     }
 
     /// What becomes of endings, signals and orders.
@@ -218,15 +249,27 @@ impl Guest {
         self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_STOPS_WITHIN.as_duration());
     }
 
-    /// What is typed goes to the guest as far as it has room; `false` at the end of input.
-    fn typed(&self) -> bool {
+    /// Takes what is typed; `false` at the end of input.
+    fn hear(&mut self) -> bool {
         let mut bytes = [0; TYPED_BYTES];
         match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
+            Err(Errno::INTR | Errno::AGAIN) => true,
             Ok(0) | Err(_) => false,
             Ok(count) => {
-                self.machine.around.ports.serial().typed(&bytes[..count]);
+                self.typed.extend_from_slice(&bytes[..count]);
                 true
             }
+        }
+    }
+
+    /// What was typed goes to the guest as far as it has room. The line is not waited for: a processor may hold it for as long
+    /// as nobody takes its output.
+    fn hand_on(&mut self) {
+        if !self.typed.is_empty()
+            && let Some(mut serial) = self.machine.around.ports.serial_if_free()
+        {
+            let taken = serial.typed(&self.typed);
+            self.typed.drain(..taken);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Memory that goes away under a guest. A slice that is revoked shows as SIGBUS in whichever thread touches it, as EFAULT or a
 //! memory fault from KVM_RUN, or as an access to a device where there is memory; each ends the VM at once, and says what was
-//! lost. A slice that is still there and cannot be touched means that the host has no memory left to put behind it.
+//! lost. A slice that is still there and cannot be touched means that the host has no memory left to put behind it, or that the
+//! memory behind it is broken.
 
 use std::{
     fs::File,
@@ -21,6 +22,7 @@ struct Notice {
     file_end: u64,
     gone: String,
     exhausted: String,
+    broken: String,
 }
 
 /// All of a guest's memory.
@@ -29,6 +31,8 @@ struct Notices {
     each: Vec<Notice>,
     /// What is said when nothing is lost, and nobody knows where memory is missing.
     exhausted: String,
+    /// What is said when nobody knows where it is broken.
+    broken: String,
 }
 
 static NOTICES: OnceLock<Notices> = OnceLock::new();
@@ -57,23 +61,44 @@ pub fn watch(memory: &Memory, vm: &str) -> io::Result<()> {
             file_end: mapped.file_end,
             gone,
             exhausted: format!("error: VM {vm}: host memory exhausted: {of} nothing left to put behind it\n"),
+            broken: format!("error: VM {vm}: an uncorrectable memory error in {}\n", mapped.owner),
         }
     });
     let each = notices.collect();
     let exhausted = format!("error: VM {vm}: host memory exhausted\n");
-    assert!(NOTICES.set(Notices { each, exhausted }).is_ok(), "a process runs one guest");
+    let broken = format!("error: VM {vm}: an uncorrectable memory error\n");
+    assert!(NOTICES.set(Notices { each, exhausted, broken }).is_ok(), "a process runs one guest");
     vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error).map_err(io::Error::from)
 }
 
-/// Ends the process because memory was touched that is not there; `at` is where, if known. Safe in a signal handler.
-pub fn end(at: Option<usize>) -> ! {
-    let (notices, exhausted) = known();
-    let touched = at.and_then(|at| notices.iter().find(|notice| notice.addresses.contains(&at)));
-    let (text, code) = match (notices.iter().find(|notice| notice.is_true()), touched) {
-        (_, Some(notice)) if notice.is_true() => (notice.gone.as_str(), exit::SLICE_LOST),
-        (_, Some(notice)) => (notice.exhausted.as_str(), exit::MEMORY_EXHAUSTED),
-        (Some(notice), None) => (notice.gone.as_str(), exit::SLICE_LOST),
-        (None, None) => (exhausted, exit::MEMORY_EXHAUSTED),
+/// What somebody found where memory should be, and at which address of this process, if that is known.
+#[derive(Clone, Copy, Debug)]
+pub enum Found {
+    /// Nothing.
+    Missing(Option<usize>),
+    /// Memory that cannot hold what was written to it.
+    Broken(Option<usize>),
+}
+
+/// From asm-generic/siginfo.h: broken memory was used, or was found without being used.
+const BUS_MCEERR_AR: libc::c_int = 4;
+const BUS_MCEERR_AO: libc::c_int = 5;
+
+/// Ends the process because of what was found. Safe in a signal handler.
+pub fn end(found: Found) -> ! {
+    let known = known();
+    let touched =
+        |at: Option<usize>| at.and_then(|at| known.each.iter().find(|notice| notice.addresses.contains(&at)));
+    let gone = known.each.iter().find(|notice| notice.is_true());
+    let (text, code) = match found {
+        Found::Broken(at) => {
+            (touched(at).map_or(&known.broken, |notice| &notice.broken), exit::MEMORY_BROKEN)
+        }
+        Found::Missing(at) => match (touched(at).filter(|notice| notice.is_true()).or(gone), touched(at)) {
+            (Some(notice), _) => (&notice.gone, exit::SLICE_LOST),
+            (None, Some(notice)) => (&notice.exhausted, exit::MEMORY_EXHAUSTED),
+            (None, None) => (&known.exhausted, exit::MEMORY_EXHAUSTED),
+        },
     };
     let _ = rustix::io::write(rustix::stdio::stderr(), text.as_bytes());
     exit::at_once(code)
@@ -82,14 +107,15 @@ pub fn end(at: Option<usize>) -> ! {
 /// Ends the process if memory is gone that nobody has touched since, or that KVM tries to reach again and again: a fault of a
 /// guest with interrupts enabled it hands to a worker, which nobody hears of when that fails.
 pub fn end_if_gone() {
-    if known().0.iter().any(Notice::is_true) {
-        end(None);
+    if known().each.iter().any(Notice::is_true) {
+        end(Found::Missing(None));
     }
 }
 
 /// Nothing, before there is a guest.
-fn known() -> (&'static [Notice], &'static str) {
-    NOTICES.get().map_or((&[], ""), |notices| (&notices.each, &notices.exhausted))
+fn known() -> &'static Notices {
+    static NONE: Notices = Notices { each: Vec::new(), exhausted: String::new(), broken: String::new() };
+    NOTICES.get().unwrap_or(&NONE)
 }
 
 impl Notice {
@@ -99,15 +125,17 @@ impl Notice {
     }
 }
 
-extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel hands a handler that was registered with SA_SIGINFO, as vmm-sys-util does, a siginfo_t that is
     // valid while the handler runs.
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGBUS, for which the kernel fills in an address.
     let at = unsafe { info.si_addr() } as usize;
-    if known().0.iter().any(|notice| notice.addresses.contains(&at)) {
-        end(Some(at));
+    let broken = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
+    if known().each.iter().any(|notice| notice.addresses.contains(&at)) {
+        end(if broken { Found::Broken(Some(at)) } else { Found::Missing(Some(at)) });
     }
-    // SAFETY: not the guest's memory: the default action, which is to dump core, is right when the instruction is tried again.
-    unsafe { libc::signal(signal, libc::SIG_DFL) };
+    // Not the guest's memory: a file of this program's own, or a bug in it.
+    let _ = rustix::io::write(rustix::stdio::stderr(), b"error: a bus error outside the guest's memory\n");
+    exit::at_once(exit::FAILED)
 }

@@ -101,6 +101,7 @@ fn serial(console: &Console) -> Result<Value, OtherError> {
 /// # Errors
 /// [`OtherError::Cannot`]
 pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, OtherError> {
+    check_letters(guest)?;
     let config = vm_config(guest)?;
     let (cpus, topology) = (&config["cpus"], &config["cpus"]["topology"]);
     let cpus = format!(
@@ -195,14 +196,25 @@ fn check(guest: &Guest) -> Result<(), OtherError> {
             Place::File(..) | Place::Own => {}
         }
     }
-    let paths = guest.blocks.iter().flatten().filter_map(|block| match &block.place {
+    Ok(())
+}
+
+/// A command line is taken apart at some letters, which no path may have there. JSON has no such limit.
+fn check_letters(guest: &Guest) -> Result<(), OtherError> {
+    let slices = guest.blocks.iter().flatten().filter_map(|block| match &block.place {
         Place::File(path, _) => Some(path.as_str()),
         Place::Own => None,
     });
     let disks = guest.config.disks.iter().filter_map(|disk| disk.path.to_str());
-    match paths.chain(disks).find(|path| path.contains(['"', ',', '[', ']'])) {
+    let console = match &guest.config.console {
+        Console::File(path) => path.to_str(),
+        Console::Terminal | Console::Null => None,
+    };
+    match slices.chain(disks).chain(console).find(|path| path.contains(['"', ',', '[', ']'])) {
         Some(path) => {
-            cannot(format!("path {path:?}: its options have no way to say '\"', ',', '[' or ']' in a path"))
+            let what =
+                format!("path {path:?}: its options have no way to say '\"', ',', '[' or ']' in a path");
+            Err(OtherError::Cannot { vmm: VMM, what })
         }
         None => Ok(()),
     }

@@ -8,7 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::FlockOperation;
+use rustix::{
+    fs::{FlockOperation, fcntl_lock, flock},
+    io::Errno,
+};
 
 use super::{Broken, Chain, Device};
 use crate::{confine::threads::Work, memory::GuestMemory};
@@ -22,6 +25,10 @@ const CHUNK: usize = 128 << 10;
 /// The length of what a disk says it is called.
 const NAME_BYTES: usize = 20;
 
+/// A request may have several buffers, as many as are said.
+const SEGMENTS: u64 = 1 << 2;
+/// What a queue holds, but for a request's header and status.
+const SEGMENTS_MAX: u32 = QUEUES[0] as u32 - 2;
 const READ_ONLY: u64 = 1 << 5;
 const FLUSH: u64 = 1 << 9;
 
@@ -76,14 +83,17 @@ impl Block {
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let failed = |doing| move |errno| DiskError::File { doing, path: path.to_owned(), errno };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed("open"))?;
-        let lock = if read_only {
+        let kind = if read_only {
             FlockOperation::NonBlockingLockShared
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        match rustix::fs::flock(&file, lock) {
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(DiskError::Locked(path.to_owned())),
-            other => other.map_err(|errno| failed("lock")(errno.into()))?,
+        // Programs lock files in either of two ways, and each sees nothing of the other: QEMU in the second.
+        for lock in [flock, fcntl_lock] {
+            match lock(&file, kind) {
+                Err(Errno::WOULDBLOCK | Errno::ACCESS) => return Err(DiskError::Locked(path.to_owned())),
+                other => other.map_err(|errno| failed("lock")(errno.into()))?,
+            }
         }
         let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
         let bytes = bytes.map_err(|errno| failed("measure")(errno.into()))?; // also of a block device
@@ -170,7 +180,7 @@ impl Device for Block {
     }
 
     fn features(&self) -> u64 {
-        FLUSH | if self.read_only { READ_ONLY } else { 0 }
+        SEGMENTS | FLUSH | if self.read_only { READ_ONLY } else { 0 }
     }
 
     fn queues(&self) -> &'static [u16] {
@@ -178,7 +188,8 @@ impl Device for Block {
     }
 
     fn config(&self) -> Vec<u8> {
-        self.sectors.to_le_bytes().to_vec()
+        let no_size_max = [0; 4];
+        [&self.sectors.to_le_bytes()[..], &no_size_max, &SEGMENTS_MAX.to_le_bytes()].concat()
     }
 
     fn chosen(&mut self, features: u64) {
