@@ -314,6 +314,7 @@ impl Driver {
                 let _ = reply.send(noted); // whoever asked may have gone
             }
             Request::Show { vm, process, form, reply } => {
+                tracing::info!(vm = %vm, pid = process.pid, "memory looked at");
                 let shown = self.agent.look(&vm, process).map_err(Asked::from);
                 let _ = reply.send(shown.and_then(|record| self.memory(&record, form))); // as above
             }

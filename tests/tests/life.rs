@@ -102,6 +102,13 @@ impl Typist {
     }
 }
 
+impl Drop for Typist {
+    fn drop(&mut self) {
+        let _ = self.process.kill(); // both fail only if it has ended
+        let _ = self.process.wait();
+    }
+}
+
 #[test]
 fn info_tells_of_each_node_and_how_much_of_it_the_guest_has_touched() {
     if !can_run() {

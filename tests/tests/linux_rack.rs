@@ -49,6 +49,7 @@ until_so() {
     sleep 0.2
   done
 }
+down() { ! up; }
 up() { tarn get hosts h0 | grep -q ' up '; }
 gone() { ! tarn get reservations | grep -q "$1"; }
 # reserve VM: one slice and some local memory
@@ -84,7 +85,6 @@ while [ ! -e /pressed ]; do
   n=$((n+1))
   for at in /n0 /n1; do
     [ "$(md5sum < $at/data)" = "$SUM" ] || echo "WRONG in round $n of $at"
-    echo 3 > /proc/sys/vm/drop_caches
   done
   echo "ROUND $n"
   sleep 0.5
@@ -100,7 +100,7 @@ reserve sums; start sums sums
 until_so more sums 1
 vmm-plugin pause sums; before=$(rounds sums); sleep 5; echo "PAUSED $before $(rounds sums)"
 vmm-plugin resume sums; goes_on sums resumed
-kill -9 $AGENT; goes_on sums without-agent; agent; until_so up; goes_on sums new-agent
+kill -9 $AGENT; goes_on sums without-agent; until_so down; agent; until_so up; goes_on sums new-agent
 kill -9 $MANAGER; goes_on sums without-manager; manager; until_so up; goes_on sums new-manager
 vmm-plugin info sums -o json
 vmm-plugin stop sums; wait $VMM; echo "CODE $?"

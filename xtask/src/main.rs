@@ -37,7 +37,7 @@ enum Task {
     Lint,
     /// The house rules: who may import whom, headers, pure rooms, sizes, limits, the code map
     Tidy,
-    /// The promised ratios, measured against etcd on this machine
+    /// The promised ratios, measured against etcd and QEMU on this machine
     Bench,
     /// The rack in one thread, grown from many seeds
     Sim(sim::Args),

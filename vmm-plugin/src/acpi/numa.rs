@@ -19,8 +19,9 @@ const LATENCY_UNIT: u64 = 1000;
 /// In MB/s: 16 bits then say up to 655 GB/s.
 const BANDWIDTH_UNIT: u64 = 10;
 
-/// Which processor and which memory is of which node. Pool memory is hot-pluggable: kernels then leave more of it to
-/// their users (they keep 5 % of it for themselves, and 12 % of a node that is not).
+/// Which processor and which memory is of which node. Pool memory is hot-pluggable boot memory: of 1 GiB that is, Linux 6.1 leaves
+/// 98 % to its users and 6.12 97 %, and all of it with `movable_node` on its command line; of 1 GiB that is not, 94 % and 97 %, with
+/// or without. As ACPI memory devices, 6.12 would take it for local memory's tier, and 6.1 would leave it offline.
 pub(super) fn srat(layout: &Layout) -> Sdt {
     let mut srat = Sdt::new(*b"SRAT", HEADER_BYTES + 12, 3, OEM, OEM_TABLE, OEM_REVISION);
     srat.write_u32(36, 1); // reserved, and 1 since the first version
