@@ -81,7 +81,7 @@ impl Ports {
         Self { serial: Mutex::new(serial) }
     }
 
-    /// The serial line. A panic while it was in use leaves it as usable as a guest may leave it.
+    /// The serial line. Poisoned only where tests panic: in a VMM a panic is the end of the process.
     pub fn serial(&self) -> std::sync::MutexGuard<'_, Serial> {
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }

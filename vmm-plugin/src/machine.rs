@@ -37,11 +37,10 @@ pub use self::run::run;
 /// Three pages that KVM needs for itself on Intel's processors, in the window of the devices.
 const KVM_PAGES: usize = 0xfffb_d000;
 /// What KVM must be able to do.
-const NEEDED: [(Cap, &str); 4] = [
+const NEEDED: [(Cap, &str); 3] = [
     (Cap::Irqchip, "an interrupt controller in the kernel"),
     (Cap::UserMemory, "user memory"),
     (Cap::Irqfd, "irqfd"),
-    (Cap::ImmediateExit, "immediate exits"),
 ];
 
 /// Why there is no guest.

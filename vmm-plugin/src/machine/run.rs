@@ -52,7 +52,10 @@ pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     machine.confinement.enter()?;
     let signals = signals().map_err(system_error("listen to signals"))?;
-    let typing = if *console == Console::Terminal { prepare_terminal() } else { false };
+    let typing = *console == Console::Terminal;
+    if typing {
+        prepare_terminal();
+    }
     let filters = Filters::new(machine.confinement.seccomp).map_err(system_error("handle a signal"))?;
     let mut guest = Guest::start(machine, &filters)?;
     filters.confine(Work::Main).map_err(system_error("confine the main thread"))?;
@@ -288,8 +291,8 @@ fn signalled(mut signals: &UnixStream) -> bool {
     signals.read(&mut [0; 16]).is_ok_and(|count| count > 0)
 }
 
-/// Every key goes to the guest, also those that end programs. Whether there is anything to listen to.
-fn prepare_terminal() -> bool {
+/// Every key goes to the guest, also those that end programs.
+fn prepare_terminal() {
     let stdin = rustix::stdio::stdin();
     if let Ok(before) = tcgetattr(stdin) {
         let mut raw = before.clone();
@@ -299,5 +302,4 @@ fn prepare_terminal() -> bool {
             exit::restore_terminal_at_end(before);
         }
     }
-    true
 }

@@ -78,7 +78,7 @@ impl Net {
         let Ok(bytes) = self.tap.read(&mut self.frame) else { return Ok(None) }; // nothing has come, or the device is down
         self.frame[BUFFERS_USED].copy_from_slice(&1_u16.to_le_bytes());
         let mut writer = chain.writer(memory)?;
-        let fits = bytes.min(writer.available_bytes()); // a longer frame is cut, as on a wire
+        let fits = bytes.min(writer.available_bytes()); // a longer one is cut: none was negotiated
         writer.write_all(&self.frame[..fits])?;
         Ok(Some(u32::try_from(fits).expect("less than a frame")))
     }

@@ -87,7 +87,7 @@ impl Registers {
         Arc::new(Self { shared: Mutex::new(shared), interrupts, line, memory, kind, config, sizes })
     }
 
-    /// A panic while the device was at work is the guest's to recover from, by a reset.
+    /// Poisoned only where tests panic: in a VMM a panic is the end of the process.
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -76,11 +76,12 @@ impl Worker {
         filters.spawn(self.registers.work(), self.name.clone(), move || self.run()).map(drop)
     }
 
+    /// A guest without its disk is none any more.
     fn run(&mut self) {
         loop {
             if let Err(error) = self.wait_and_serve() {
-                exit::say(&format!("a virtio device stops: {error}"));
-                return;
+                exit::say(&format!("error: {} stops: {error}", self.name));
+                exit::at_once(exit::FAILED)
             }
         }
     }
