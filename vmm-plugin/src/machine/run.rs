@@ -168,7 +168,7 @@ impl Guest {
                 return Ended::Stopped;
             }
             self.look_at_memory();
-            if let Some(ended) = self.decide(ready[1] && signalled(signals)) {
+            if let Some(ended) = self.decide(if ready[1] { signalled(signals) } else { 0 }) {
                 return ended;
             }
             if ready.get(2) == Some(&true) {
@@ -195,14 +195,14 @@ impl Guest {
     }
 
     /// What becomes of endings, signals and orders.
-    fn decide(&mut self, signalled: bool) -> Option<Ended> {
+    fn decide(&mut self, signalled: usize) -> Option<Ended> {
         if let Ok(ending) = self.endings.try_recv() {
             return Some(Ended::Itself(ending));
         }
-        if signalled && self.stop_at.is_some() {
-            return Some(Ended::Stopped); // asked twice
+        if signalled > 1 || signalled > 0 && self.stop_at.is_some() {
+            return Some(Ended::Stopped); // asked twice, maybe before this loop saw it once
         }
-        if signalled {
+        if signalled > 0 {
             self.press_power_button();
         }
         while let Ok(Order { wanted, reply }) = self.orders.try_recv() {
@@ -287,8 +287,9 @@ fn signals() -> io::Result<UnixStream> {
     Ok(read)
 }
 
-fn signalled(mut signals: &UnixStream) -> bool {
-    signals.read(&mut [0; 16]).is_ok_and(|count| count > 0)
+/// How many there were since the last look.
+fn signalled(mut signals: &UnixStream) -> usize {
+    signals.read(&mut [0; 16]).unwrap_or(0)
 }
 
 /// Every key goes to the guest, also those that end programs.
