@@ -147,6 +147,16 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
         &pool("size=1GiB,host_numa_node=77"),
         "cannot bind to a node of this host 1GiB for node 1; is there such a node",
     );
+    refused(
+        &hello,
+        &["--memory", "size=900GiB,prefault=on"],
+        "memory: prefault=on for 900GiB, and this host has",
+    );
+    refused(
+        &hello,
+        &["--memory", "size=900GiB,hugepages=on"],
+        "; are there enough free huge pages of that size?",
+    );
     let empty = place.file("empty", b"");
     let with = |option: &str, value: String| [SMALL[0].into(), SMALL[1].into(), option.to_owned(), value];
     let told = |option: &str, value: String, expected: &str| {

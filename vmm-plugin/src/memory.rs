@@ -1,6 +1,7 @@
 //! A guest's memory: files mapped where the [`Layout`] says, and told to KVM. Where the files come from is the business of
 //! whoever calls; what becomes of a guest whose memory goes away is [`lost`]'s, how much of it is in use [`touched`]'s.
 
+mod check;
 pub mod lost;
 pub mod touched;
 
@@ -111,6 +112,14 @@ pub enum MemoryError {
         /// How long it should be.
         needs: Bytes,
     },
+    /// More is to be there before the guest starts than this host has. Asking for it would have the kernel end some process.
+    #[error("memory: prefault=on for {wanted}, and this host has {available} available")]
+    Unavailable {
+        /// How much is to be there.
+        wanted: Bytes,
+        /// How much there is.
+        available: Bytes,
+    },
     /// Two pieces of a guest that are the same bytes of a file.
     #[error("memory: {one} and {other} are the same memory: each must be its own")]
     Overlap {
@@ -164,6 +173,7 @@ impl Memory {
     /// # Errors
     /// [`MemoryError`]. Nothing stays mapped.
     pub fn map(layout: &Layout, backings: &Backings) -> Result<Self, MemoryError> {
+        check::available_memory(layout, backings)?;
         let mut regions = Vec::with_capacity(layout.pieces.len());
         let mut mapped = Vec::with_capacity(layout.pieces.len());
         for piece in &layout.pieces {
@@ -179,7 +189,7 @@ impl Memory {
             });
             regions.push(region);
         }
-        check_apart(&mapped)?;
+        check::apart(&mapped)?;
         Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped })
     }
 
@@ -275,19 +285,6 @@ fn map_piece(
     Ok(GuestRegionMmap::new(region, GuestAddress(piece.range.start)).expect("a layout does not wrap around"))
 }
 
-/// No byte of a file is at two places of a guest.
-fn check_apart(mapped: &[Mapped]) -> Result<(), MemoryError> {
-    let place = |mapped: &Mapped| {
-        let stat = rustix::fs::fstat(&mapped.file).expect("it was mapped");
-        let start = mapped.file_end - mapped.addresses.len() as u64;
-        ((stat.st_dev, stat.st_ino), start..mapped.file_end, mapped.owner.to_string())
-    };
-    let mut places: Vec<_> = mapped.iter().map(place).collect();
-    places.sort_by_key(|(file, range, _)| (*file, range.start));
-    let same = places.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[1].1.start < pair[0].1.end);
-    same.map_or(Ok(()), |pair| Err(MemoryError::Overlap { one: pair[0].2.clone(), other: pair[1].2.clone() }))
-}
-
 /// A device (DAX) has no length of its own to look at.
 fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
     let wrong = |has| MemoryError::Short {
@@ -344,45 +341,4 @@ fn is_gone(file: BorrowedFd<'_>, end: u64) -> bool {
         let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
         regular && u64::try_from(stat.st_size).unwrap_or(0) < end
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layout::{Local, Performance, Pool, Shape};
-
-    /// Two slices that lie in one file from these offsets on.
-    fn map(offsets: [u64; 2]) -> Result<Memory, MemoryError> {
-        let local = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
-        let shape =
-            Shape { local: vec![local], pool: vec![Pool { slices: 2, performance: Performance::POOL }] };
-        let layout = Layout::of(&shape, 48).unwrap();
-        let own = Arc::new(own_file("local", Bytes::mib(64), None).unwrap());
-        let pool = Arc::new(own_file("pool", Bytes::gib(2), None).unwrap());
-        let slice = |(slice, offset)| Backing {
-            file: Arc::clone(&pool),
-            offset,
-            owner: Owner::Slice { slice, emc: "emc0".into() },
-        };
-        let slices = (3..).zip(offsets).map(slice).collect();
-        let local = Backing { file: own, offset: 0, owner: Owner::Local };
-        Memory::map(
-            &layout,
-            &Backings { local: vec![(local, Taking::default())], pool: vec![(slices, Taking::default())] },
-        )
-    }
-
-    #[test]
-    fn slices_of_one_file_are_apart_or_refused() {
-        map([0, 1 << 30]).unwrap();
-        let refused = map([4096, 0]).unwrap_err().to_string();
-        assert_eq!(
-            refused,
-            "memory: slice 4 of EMC emc0 and slice 3 of EMC emc0 are the same memory: each must be its own"
-        );
-        assert_eq!(
-            map([0, (1 << 30) + 4096]).unwrap_err().to_string(),
-            "memory: slice 4 of EMC emc0 has 2GiB, and 2097156KiB were promised"
-        );
-    }
 }
