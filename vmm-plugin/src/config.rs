@@ -55,7 +55,7 @@ pub struct Written {
     #[arg(
         long,
         value_name = "SOCKET",
-        default_value = "/run/tarn/host-memory.sock",
+        default_value = "/run/tarn-agent/host-memory.sock",
         env = "TARN_HOST_MEMORY"
     )]
     pub agent: PathBuf,
