@@ -126,7 +126,6 @@ fn report(measured: &[Measured]) -> String {
         [vmm.name().to_owned()].into_iter().chain(cells.map(|rounds| rounds.show())).collect::<Vec<_>>()
     };
     let head = ["", "first instruction, ms", "first program, ms", "own memory, KiB"];
-    let rows: Vec<_> = Vmm::ALL.map(row).into_iter().collect();
     let over =
         |other: Vmm, what: fn(&Measured) -> f64| of(other, what).median() / of(Vmm::Ours, what).median();
     let ratios = [
@@ -135,5 +134,5 @@ fn report(measured: &[Measured]) -> String {
         ratio("guest_first_program_vs_pc", over(Vmm::Pc, Measured::first_program_ms)),
         ratio("vmm_memory_vs_microvm", over(Vmm::Microvm, Measured::own_kib)),
     ];
-    format!("{}\n{}\n", table(&head, &rows), ratios.join("\n"))
+    format!("{}\n{}\n", table(&head, &Vmm::ALL.map(row)), ratios.join("\n"))
 }

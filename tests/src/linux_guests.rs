@@ -1,6 +1,6 @@
 //! Stock Debian guests inside an emulated host: how a host's script launches them, and where in its words theirs are.
 
-use emulated_host::{Bed, Host, Initrd};
+use emulated_host::{Bed, Host, Initrd, nodes::Told};
 
 use crate::rack::programs;
 
@@ -55,4 +55,28 @@ pub fn part<'a>(said: &'a str, name: &str) -> (&'a str, &'a str) {
 pub fn words<'a>(said: &'a str, first: &str) -> Vec<&'a str> {
     let line = said.lines().find_map(|line| line.strip_prefix(first)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {first} in:\n{said}")).split_whitespace().collect()
+}
+
+/// Options for a pool node of each of these sizes, in GiB.
+pub fn pool_options(pools: &[u64]) -> String {
+    pools.iter().map(|gib| format!(" --pool size={gib}GiB")).collect()
+}
+
+/// Nodes are as a guest with one local node asked for them: those of the pool without cores, farther away, and free. Linux 6.1 has
+/// one tier for all memory of that kind; 6.12 takes what HMAT says is slower for a lower tier, which has a higher number.
+pub fn assert_nodes(kernel: &str, cpus: u32, pools: &[u64], guest: &str) {
+    let told = Told::of(guest);
+    let shape = format!("{kernel}, {cpus} processors, {pools:?} GiB:\n{guest}");
+    assert_eq!(told.nodes.len(), 1 + pools.len(), "{shape}");
+    assert_eq!(told.nodes[0].cpus, (0..cpus).collect::<Vec<_>>(), "{shape}");
+    assert_eq!(told.nodes[0].distances[..2], [10, 18], "{shape}");
+    for (number, (node, gib)) in (1..).zip(told.nodes[1..].iter().zip(pools)) {
+        let distances = (node.distances[0], node.distances[number]);
+        assert_eq!((&node.cpus[..], distances), (&[][..], (18, 10)), "{shape}");
+        let all_kib = gib << 20;
+        assert!(node.total_kib <= all_kib && node.free_kib * 10 >= all_kib * 9, "90 % is free: {shape}");
+        let is_lower = told.tier_of(node.id) > told.tier_of(0);
+        assert!(kernel == "6.1" || is_lower, "a lower tier: {:?}: {shape}", told.tiers);
+    }
+    assert!(kernel != "6.1" || told.tiers.len() == 1, "one tier: {:?}: {shape}", told.tiers);
 }

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
-    fmt::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -12,7 +11,9 @@ use emulated_host::{
     Bed, KERNELS,
     nodes::{TELL_NODES, Told},
 };
-use tests::linux_guests::{add_guest, bed, command, host, launch, part, run, words};
+use tests::linux_guests::{
+    add_guest, assert_nodes, bed, command, host, launch, part, pool_options, run, words,
+};
 
 /// Kernel, processors, and GiB of each pool node: every pair of choices is in one of them.
 const SHAPES: [(&str, u32, &[u64]); 9] = [
@@ -31,15 +32,11 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
 fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
     let mut script = String::new();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
-        let pools: String = pools.iter().fold(String::new(), |mut all, gib| {
-            let _ = write!(all, " --pool size={gib}GiB");
-            all
-        });
         script += &launch(
             &format!("s{n}"),
             kernel,
             kernel_initrd(kernel),
-            &format!("--cpus {cpus} --memory size=512MiB{pools}"),
+            &format!("--cpus {cpus} --memory size=512MiB{}", pool_options(pools)),
         );
     }
     let bed = bed();
@@ -50,42 +47,13 @@ fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
     let said = run(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
         let (guest, code) = part(&said, &format!("s{n}"));
-        let told = Told::of(guest);
-        let shape = format!("{kernel}, {cpus} processors, {pools:?} GiB:\n{guest}");
-        assert_eq!((code, told.nodes.len()), ("0", 1 + pools.len()), "{shape}");
-        assert_eq!(told.nodes[0].cpus, (0..*cpus).collect::<Vec<_>>(), "{shape}");
-        assert_eq!(told.nodes[0].distances[..2], [10, 18], "{shape}");
-        for (number, (node, gib)) in (1..).zip(told.nodes[1..].iter().zip(*pools)) {
-            assert_eq!(
-                (&node.cpus[..], node.distances[0], node.distances[number]),
-                (&[][..], 18, 10),
-                "{shape}"
-            );
-            assert!(
-                node.total_kib <= gib << 20 && node.free_kib * 10 >= (gib << 20) * 9,
-                "90 % is free: {shape}"
-            );
-        }
-        are_tiers_right(kernel, &told, &shape);
+        assert_eq!(code, "0", "{guest}");
+        assert_nodes(kernel, *cpus, pools, guest);
     }
 }
 
 fn kernel_initrd(kernel: &str) -> &'static str {
     if kernel == "6.1" { "nodes-6.1" } else { "nodes-6.12" }
-}
-
-/// Linux 6.1 has one tier for all memory of that kind; 6.12 takes what HMAT says is slower for a lower tier, which has a
-/// higher number.
-fn are_tiers_right(kernel: &str, told: &Told, shape: &str) {
-    let pool_nodes = 1..u32::try_from(told.nodes.len()).unwrap();
-    match kernel {
-        "6.1" => assert_eq!(told.tiers.len(), 1, "{shape}"),
-        _ => assert!(
-            pool_nodes.into_iter().all(|node| told.tier_of(node) > told.tier_of(0)),
-            "{:?}: {shape}",
-            told.tiers
-        ),
-    }
 }
 
 /// Writes and reads what is asked for, and tells how much was free on each node before and after.

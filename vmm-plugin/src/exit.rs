@@ -89,10 +89,14 @@ pub fn tidy() {
         let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
     }
     // No other thread may remove files, as the guest may have broken out into it; a socket that is left is replaced.
-    let may_remove = threads::work().is_none_or(|work| work == Work::Main);
-    if let Some(Entry { folder, name }) = SOCKET.get().filter(|_| may_remove) {
+    if let Some(Entry { folder, name }) = SOCKET.get().filter(|_| is_main_thread()) {
         let _ = rustix::fs::unlinkat(folder, name.as_c_str(), AtFlags::empty());
     }
+}
+
+/// It is alone until others are started, each of which says what it is there for.
+fn is_main_thread() -> bool {
+    threads::work().is_none_or(|work| work == Work::Main)
 }
 
 /// Says something on standard error, if anybody listens: a guest goes on without.
@@ -114,8 +118,7 @@ pub fn when_any_thread_panics() {
 /// Ends the process, never to return to the guest. The main thread does it, as no other may remove files; it is waited for no
 /// longer than it takes. Safe in a signal handler.
 pub fn at_once(code: u8) -> ! {
-    let is_main = threads::work().is_none_or(|work| work == Work::Main);
-    if let Some(bell) = BELL.get().filter(|_| !is_main) {
+    if let Some(bell) = BELL.get().filter(|_| !is_main_thread()) {
         TOLD.store(code, Ordering::SeqCst);
         bell.ring();
         let give_up = Instant::now() + MAIN_THREAD_ENDS_WITHIN.as_duration();

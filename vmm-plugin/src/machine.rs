@@ -119,11 +119,16 @@ pub enum MachineError {
 #[derive(Debug)]
 pub struct Machine {
     vcpus: Vec<Vcpu>,
-    around: Surroundings,
     workers: Vec<Worker>,
-    /// Taken when it is started.
-    beside: Option<Beside>,
+    beside: Beside,
     confinement: Confinement,
+    held: Held,
+}
+
+/// What stays as long as a guest does.
+#[derive(Debug)]
+struct Held {
+    around: Surroundings,
     /// Presses the power button.
     power_button: EventFd,
     /// Held so that it goes before its memory does.
@@ -191,8 +196,8 @@ pub fn build(config: &Config, run_dir: &Path, confinement: Confinement) -> Resul
     let told = config.agent.clone().zip(agent);
     let statistics =
         told.map(|(socket, agent)| Statistics::new(config.vm.clone(), socket, agent, &layout, touched));
-    let beside = Some(Beside { control, statistics });
-    Ok(Machine { vcpus, around, workers, beside, confinement, power_button, _vm: vm, _memory: memory })
+    let held = Held { around, power_button, _vm: vm, _memory: memory };
+    Ok(Machine { vcpus, workers, beside: Beside { control, statistics }, confinement, held })
 }
 
 fn open_kvm() -> Result<Kvm, MachineError> {

@@ -16,7 +16,7 @@ use rustix::{
 };
 use units::limits::{GUEST_STOPS_WITHIN, LOST_SLICES_LOOKED_FOR_EVERY};
 
-use super::{Machine, MachineError, processors::Processors, system_error};
+use super::{Held, Machine, MachineError, processors::Processors, system_error};
 use crate::{
     bell::Bell,
     config::Console,
@@ -104,7 +104,7 @@ enum Ended {
 
 /// A guest that runs, and the one who decides about its life.
 struct Guest {
-    machine: Machine,
+    held: Held,
     processors: Processors,
     endings: mpsc::Receiver<Ending>,
     orders: mpsc::Receiver<Order>,
@@ -120,21 +120,20 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(mut machine: Machine, filters: &Filters) -> Result<Self, MachineError> {
+    fn start(machine: Machine, filters: &Filters) -> Result<Self, MachineError> {
         let bell = Arc::new(Bell::new().map_err(system_error("make an event descriptor"))?);
         exit::wake_by(Arc::clone(&bell));
         let (ended, endings) = mpsc::channel();
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
-        let beside = machine.beside.take().expect("a machine is started once");
+        let Machine { held, vcpus, workers, beside, .. } = machine;
         beside.start(orders_given, filters).map_err(system_error("start a thread"))?;
-        for worker in std::mem::take(&mut machine.workers) {
+        for worker in workers {
             worker.start(filters).map_err(system_error("start a thread"))?;
         }
-        let vcpus = std::mem::take(&mut machine.vcpus);
-        let processors = Processors::start(vcpus, (&machine.around, filters), &ended, &bell)?;
+        let processors = Processors::start(vcpus, (&held.around, filters), &ended, &bell)?;
         let looked_at = Instant::now();
         Ok(Self {
-            machine,
+            held,
             processors,
             endings,
             orders,
@@ -248,7 +247,7 @@ impl Guest {
     /// A guest that stands still would not see it.
     fn press_power_button(&mut self) {
         self.resume();
-        let _ = self.machine.power_button.write(1);
+        let _ = self.held.power_button.write(1);
         self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_STOPS_WITHIN.as_duration());
     }
 
@@ -269,7 +268,7 @@ impl Guest {
     /// as nobody takes its output.
     fn hand_on(&mut self) {
         if !self.typed.is_empty()
-            && let Some(mut serial) = self.machine.around.ports.serial_if_free()
+            && let Some(mut serial) = self.held.around.ports.serial_if_free()
         {
             let taken = serial.typed(&self.typed);
             self.typed.drain(..taken);
