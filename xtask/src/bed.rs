@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use emulated_host::{GUEST_MODULES, HOST_MODULES};
+use emulated_host::{GUEST_MODULES, HOST_MODULES, RACK_MODULES};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::{
@@ -42,6 +42,7 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("cpio", "cpio", "bin/cpio"),
     ("iasl", "acpica-tools", "usr/bin/iasl"),
     ("lz4", "lz4", "usr/bin/lz4"),
+    ("strace", "strace", "usr/bin/strace"),
     ("xz", "xz-utils", "usr/bin/xz"),
 ];
 const TOOLS_SUITE: &str = "bookworm";
@@ -57,7 +58,7 @@ const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
 pub fn ensure() -> Result<PathBuf, Failure> {
     let place = root().join("target/guests");
     let wanted = format!(
-        "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {FIRMWARE:?} {HOST_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
+        "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {FIRMWARE:?} {HOST_MODULES:?} {RACK_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
     );
     let complete = place.join("complete");
     if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
@@ -102,7 +103,7 @@ fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, place: &Path, name: &st
     apt.unpack(suite, &[&package], unpacked)?;
     let modules = place.join(name).join("modules");
     make(&modules)?;
-    for module in HOST_MODULES.iter().chain(GUEST_MODULES) {
+    for module in HOST_MODULES.iter().chain(RACK_MODULES).chain(GUEST_MODULES) {
         keep_module(unpacked, module, &modules, &place.join("tools/xz"))?;
     }
     let kernel = find(unpacked, |name| name.starts_with("vmlinuz-"))?

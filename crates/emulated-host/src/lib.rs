@@ -35,6 +35,22 @@ const CPUS: &str = "1";
 const HOST_KERNEL: &str = "6.1";
 /// The modules that a host loads, in order; a kernel may have some of them built in.
 pub const HOST_MODULES: &[&str] = &["irqbypass", "kvm", "kvm-amd", "tun"];
+/// The modules that a host of a rack loads beside those of a guest, in order: KVM, and CXL memory as far as device-dax. `kmem` is
+/// the agent's to load: as soon as it is there it takes every range that nobody has divided.
+pub const RACK_MODULES: &[&str] = &[
+    "irqbypass",
+    "kvm",
+    "ccp",
+    "kvm-amd",
+    "tun",
+    "cxl_port",
+    "cxl_acpi",
+    "cxl_pci",
+    "cxl_mem",
+    "device_dax",
+    "dax_cxl",
+    "kmem",
+];
 
 /// Why there is no host, or no answer of it.
 #[derive(Debug, thiserror::Error)]
