@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pool::protocol::{FailedReason, Handle, Have, Holding, NoMore, Scrubbed, Want, WantVm};
+use pool::protocol::{FailedReason, Handle, Have, Holding, NoMore, Scrubbed, Want, WantRelease, WantVm};
 use proto::v1 as wire;
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId};
 
@@ -34,7 +34,7 @@ pub fn want(w: wire::Want) -> Result<Want, Invalid> {
         base: w.base.map(|base| number(base.generation, base.revision)),
         instance: InstanceId(w.instance),
         vms,
-        release: w.release.into_iter().map(|r| (holding(r.slice, r.epoch), r.force)).collect(),
+        release: w.release.into_iter().map(want_release).collect(),
         scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new("", s.handle))).collect(),
         no_more,
         fenced: w.fenced,
@@ -43,6 +43,11 @@ pub fn want(w: wire::Want) -> Result<Want, Invalid> {
 
 fn reservation(field: &'static str, text: &str) -> Result<ReservationId, Invalid> {
     text.parse().map_err(|problem| Invalid { field, problem })
+}
+
+fn want_release(r: wire::WantRelease) -> (Holding, WantRelease) {
+    let handle = r.handle.map(|place| Handle::new("", place));
+    (holding(r.slice, r.epoch), WantRelease { force: r.force, handle })
 }
 
 fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {

@@ -333,6 +333,7 @@ impl Driver {
             Effect::Online { holding, handle, check_zero } => self.online(holding, handle, check_zero),
             Effect::Offline { holding, handle, verify } => self.offline(holding, handle, verify),
             Effect::Scrub { holding, handle } => self.scrub(holding, handle),
+            Effect::Clear { place } => self.clear(place),
             Effect::Record(record) => self.record(record),
             Effect::Forget(reservation) => self.forget(reservation),
             Effect::HandOut { ticket, record } => self.hand_out(ticket, &record),

@@ -29,6 +29,18 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// [`HostError::InUse`], or what the machine said.
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError>;
 
+    /// Where there are slices on this machine, open or half open, whoever brought them there; by [`Handle::place`].
+    ///
+    /// # Errors
+    /// What the machine said.
+    fn found(&self) -> Result<Vec<Arc<str>>, HostError>;
+
+    /// Closes whatever there is at a place, which no VM was handed.
+    ///
+    /// # Errors
+    /// What the machine said.
+    fn clear(&self, place: &str) -> Result<(), HostError>;
+
     /// Zeroes a slice, sees that it is zero and closes it. Answers how much was seen to be zero.
     ///
     /// # Errors

@@ -31,6 +31,8 @@ pub enum Call {
     Offline,
     /// Zeroing a slice.
     Scrub,
+    /// Closing what is left of a slice.
+    Clear,
 }
 
 impl EncodeLabelValue for Call {
@@ -39,6 +41,7 @@ impl EncodeLabelValue for Call {
             Self::Online => "online",
             Self::Offline => "offline",
             Self::Scrub => "scrub",
+            Self::Clear => "clear",
         };
         EncodeLabelValue::encode(&name, encoder)
     }

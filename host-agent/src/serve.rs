@@ -26,7 +26,7 @@ use crate::{
     config::{Backend, Config, ConfigError, Tls},
     driver::{Driver, Handle, Start},
     host::{
-        Host,
+        Host, HostError,
         emulated::Emulated,
         process::{self, ProcessError},
     },
@@ -59,6 +59,9 @@ pub enum ServeError {
     /// This machine's boot.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// This machine's slices.
+    #[error(transparent)]
+    Host(#[from] HostError),
     /// The socket.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -156,10 +159,15 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
     let alive = found.iter().filter(|adopted| adopted.lives).count();
     tracing::info!(found = found.len(), alive, "VMs on record");
     let (rack, instance) = (runtime_dir.rack()?, runtime_dir.next_instance()?);
-    let agent = Agent::new(Ns::ZERO, instance, rack, found);
+    let host = host(&config.backend)?;
+    let left = host.found()?;
+    if !left.is_empty() {
+        tracing::info!(slices = left.len(), "slices are on this machine already");
+    }
+    let agent = Agent::new(Ns::ZERO, instance, rack, found, left);
     let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
     let metrics = Arc::new(Metrics::new(&config.host));
-    let start = Start { agent, host: host(&config.backend)?, records, runtime_dir, metrics, heard };
+    let start = Start { agent, host, records, runtime_dir, metrics, heard };
     Ok(Prepared { start, heard: sender, boot_id, instance })
 }
 

@@ -10,18 +10,23 @@
 //! Everything is level-triggered: orders add up to the whole truth about the host, and acting on that twice, or on it and
 //! then on a newer one, ends in the same place. What is not mentioned is kept: absence is no order.
 
+mod leftovers;
 mod slices;
 mod vms;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use units::limits::{HAVE_LINGER, HEARTBEATS_PER_LEASE, LEASE_TTL_MIN};
 use units::{Bytes, InstanceId, Name, Ns, OrderNumber, ReservationId};
 
 use self::{
+    leftovers::Leftovers,
     slices::{Attempts, Order, Stand},
     vms::Vm,
 };
@@ -121,6 +126,13 @@ pub enum Event {
         /// How it went.
         result: Result<Done, HostFailure>,
     },
+    /// The host finished what it was told to do with something that a predecessor left.
+    Cleared {
+        /// Where that was.
+        place: Arc<str>,
+        /// How it went.
+        result: Result<(), HostFailure>,
+    },
     /// A process asks for the memory of a VM.
     Attach {
         /// To be named in the answer.
@@ -173,6 +185,11 @@ pub enum Effect {
         holding: Holding,
         /// How this host finds it.
         handle: Handle,
+    },
+    /// Close what a predecessor left at this place, as nobody wants it any more. Idempotent.
+    Clear {
+        /// As in [`Handle::place`].
+        place: Arc<str>,
     },
     /// Write this down, synced, and say so with [`Event::Recorded`].
     Record(VmRecord),
@@ -328,6 +345,7 @@ pub struct Agent {
     attempts: BTreeMap<Holding, Attempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
+    leftovers: Leftovers,
     /// Calls under way that open or close a slice: short ones, unlike scrubs.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
@@ -338,8 +356,15 @@ pub struct Agent {
 
 impl Agent {
     /// An agent that starts with the VMs it finds. Their slices are opened again, their processes watched; those whose
-    /// process is gone are reported as ended. `rack` is the one this host has served before.
-    pub fn new(now: Ns, instance: InstanceId, rack: Option<String>, found: Vec<Adopted>) -> Self {
+    /// process is gone are reported as ended. `rack` is the one this host has served before; `places` are the slices that a
+    /// predecessor left on the machine, by [`Handle::place`].
+    pub fn new(
+        now: Ns,
+        instance: InstanceId,
+        rack: Option<String>,
+        found: Vec<Adopted>,
+        places: Vec<Arc<str>>,
+    ) -> Self {
         let mut agent = Self {
             instance,
             rack,
@@ -360,6 +385,7 @@ impl Agent {
             attempts: BTreeMap::new(),
             scrubs_waiting: BTreeSet::new(),
             scrubs_running: 0,
+            leftovers: Leftovers::new(places),
             calls: 0,
             vms: BTreeMap::new(),
             handed: BTreeMap::new(),
@@ -377,12 +403,14 @@ impl Agent {
             Event::SessionDown => self.heartbeat = None,
             Event::Want { rack, want } => self.on_want(&rack, want),
             Event::Done { holding, result } => self.on_done(holding, result),
+            Event::Cleared { place, result } => self.on_cleared(&place, result),
             Event::Attach { ticket, vm, process } => self.on_attach(ticket, &vm, process),
             Event::Recorded { reservation, result } => self.on_recorded(reservation, result),
             Event::ProcessGone { reservation } => self.on_process_gone(reservation),
             Event::Tick => {}
         }
         self.retry();
+        self.clear_leftovers();
         self.forget_ended();
         if self.heartbeat.is_some_and(|every| self.now >= self.told_all.after(every)) {
             (self.dirty, self.tell_all) = (true, true);
@@ -419,7 +447,8 @@ impl Agent {
         let heartbeat = self.heartbeat.map(|every| self.told_all.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
         let report = self.report_due().filter(|due| *due > self.now); // one that is due is an effect
-        [heartbeat, retry, self.next_forget(), report].into_iter().flatten().min()
+        let wakeups = [heartbeat, retry, self.next_forget(), self.leftovers.next_wakeup(), report];
+        wakeups.into_iter().flatten().min()
     }
 
     /// The whole truth about this host.
@@ -429,7 +458,8 @@ impl Agent {
     }
 
     fn have_with(&self, whole: bool, online: Vec<Holding>) -> Have {
-        let failed = self.attempts.iter().filter_map(|(holding, attempts)| {
+        let failed = self.attempts.iter().filter(|(holding, _)| !self.leaves_something(holding));
+        let failed = failed.filter_map(|(holding, attempts)| {
             let HostFailure { reason, message } = attempts.told()?.clone();
             Some(Failed { holding: *holding, reason, message })
         });
@@ -442,7 +472,7 @@ impl Agent {
             failed: failed.collect(),
             vms: if whole { self.live_vms() } else { BTreeMap::new() },
             ended: self.ended_vms(),
-            clean: self.slices.is_empty() && !self.vms.values().any(Vm::lives),
+            clean: self.slices.is_empty() && self.leftovers.is_empty() && !self.vms.values().any(Vm::lives),
         }
     }
 

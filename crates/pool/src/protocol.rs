@@ -50,8 +50,8 @@ pub struct Want {
     pub instance: InstanceId,
     /// Bring these online for their VMs.
     pub vms: BTreeMap<ReservationId, WantVm>,
-    /// Give these back, then say so for exactly these. The value is *force*: even from a VM that still runs.
-    pub release: BTreeMap<Holding, bool>,
+    /// Give these back, then say so for exactly these.
+    pub release: BTreeMap<Holding, WantRelease>,
     /// Zero, verify and give back.
     pub scrub: BTreeMap<Holding, Handle>,
     /// What the order before asked and this one does not.
@@ -107,6 +107,16 @@ pub(crate) fn take_slice<T>(
 /// All owners of a slice there ever were or will be.
 pub(crate) fn owners_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
     Holding { slice, epoch: Epoch(0) }..=Holding { slice, epoch: Epoch(u64::MAX) }
+}
+
+/// A slice that is to be given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantRelease {
+    /// Even from a VM that still runs.
+    pub force: bool,
+    /// Where the host finds it, if it was ever granted: an agent that has just started may know nothing of a slice that its
+    /// predecessor brought online.
+    pub handle: Option<Handle>,
 }
 
 /// The memory of one VM, as its host should have it.

@@ -39,6 +39,20 @@ impl Driver {
         });
     }
 
+    pub(super) fn clear(&mut self, place: Arc<str>) {
+        let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
+        self.crew.call(Lane::Serving, move || {
+            let began = Instant::now();
+            let cleared = host.clear(&place);
+            metrics.called(Call::Clear, began.elapsed(), cleared.is_ok());
+            let result = cleared.map_err(|error| {
+                tracing::warn!(%place, error = units::chain(&error), "what is left of a slice was not closed");
+                error.told()
+            });
+            Event::Cleared { place, result }
+        });
+    }
+
     fn call(
         &mut self,
         call: Call,

@@ -34,11 +34,16 @@ struct Rig {
 
 impl Rig {
     async fn new() -> Self {
+        Self::with(Fake::default()).await
+    }
+
+    async fn with(host: Fake) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let host = Arc::new(Fake::default());
+        let left = host.found().unwrap();
+        let host = Arc::new(host);
         let (sender, heard) = mpsc::channel(4);
         let start = Start {
-            agent: Agent::new(Ns::ZERO, InstanceId(5), None, Vec::new()),
+            agent: Agent::new(Ns::ZERO, InstanceId(5), None, Vec::new(), left),
             host: Arc::clone(&host) as Arc<dyn Host>,
             records: Records::open(dir.path(), "boot").unwrap(),
             runtime_dir: RuntimeDir::take(dir.path()).unwrap(),
@@ -106,6 +111,22 @@ async fn what_keeps_failing_is_told_with_the_words_of_the_host() {
     assert!(message.contains("pretend with /emc/1.1"), "{message}");
     let have = rig.wait(|have| !have.scrubbed.is_empty()).await;
     assert!(have.failed.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_predecessor_left_and_nobody_wants_is_closed_before_the_host_is_clean() {
+    let host = Fake::default();
+    host.leave("/emc/1.1");
+    host.leave("/emc/2.1");
+    host.fail(Call::Clear, 2);
+    let mut rig = Rig::with(host).await;
+    rig.order_vm(1).await;
+    let have = rig.wait(|have| have.online == [SLICE_1]).await;
+    assert!(!have.clean);
+    while rig.host.found().unwrap().iter().any(|place| **place == *"/emc/2.1") {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(rig.host.found().unwrap(), ["/emc/1.1".into()], "what is wanted is not closed");
 }
 
 #[tokio::test]

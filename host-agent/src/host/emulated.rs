@@ -123,6 +123,15 @@ impl Host for Emulated {
         Ok(())
     }
 
+    /// Nothing: what an agent has open ends with it.
+    fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
+        Ok(Vec::new())
+    }
+
+    fn clear(&self, _: &str) -> Result<(), HostError> {
+        Ok(())
+    }
+
     fn scrub(&self, _: Holding, handle: &Handle) -> Result<Bytes, HostError> {
         let path = Path::new(&*handle.place);
         let file = open_slice(path)?;

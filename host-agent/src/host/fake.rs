@@ -23,6 +23,8 @@ pub enum Call {
     Offline,
     /// [`Host::scrub`].
     Scrub,
+    /// [`Host::clear`].
+    Clear,
     /// [`Host::memory`].
     Memory,
 }
@@ -38,6 +40,7 @@ struct Table {
     failing: BTreeMap<Call, usize>,
     calls: Vec<(Call, Holding)>,
     freed: Vec<ReservationId>,
+    left: BTreeSet<Arc<str>>,
 }
 
 impl Fake {
@@ -48,6 +51,11 @@ impl Fake {
     /// The next so many calls of this kind fail.
     pub fn fail(&self, call: Call, times: usize) {
         self.table().failing.insert(call, times);
+    }
+
+    /// A predecessor of the agent left something there.
+    pub fn leave(&self, place: &str) {
+        self.table().left.insert(place.into());
     }
 
     /// A slice arrives with somebody else's bytes.
@@ -97,6 +105,15 @@ impl Host for Fake {
         let mut table = self.call(Call::Offline, &handle.place)?;
         table.open.remove(&holding);
         table.calls.push((Call::Offline, holding));
+        Ok(())
+    }
+
+    fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
+        Ok(self.table().left.iter().cloned().collect())
+    }
+
+    fn clear(&self, place: &str) -> Result<(), HostError> {
+        self.call(Call::Clear, place)?.left.remove(place);
         Ok(())
     }
 

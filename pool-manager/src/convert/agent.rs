@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pool::protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, Want};
+use pool::protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, Want, WantRelease};
 use proto::v1 as wire;
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UnixMs};
 
@@ -102,8 +102,12 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         slices: slices(v.slices),
         pinned: v.pinned,
     };
-    let release =
-        |(h, force): (Holding, bool)| wire::WantRelease { slice: h.slice.0, epoch: h.epoch.0, force };
+    let release = |(h, release): (Holding, WantRelease)| wire::WantRelease {
+        slice: h.slice.0,
+        epoch: h.epoch.0,
+        force: release.force,
+        handle: release.handle.map(|handle| handle.place.to_string()),
+    };
     let scrub = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantScrub {
         slice: h.slice.0,
         epoch: h.epoch.0,

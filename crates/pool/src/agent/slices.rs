@@ -6,13 +6,13 @@ use units::limits::{HOST_ATTEMPTS_TOLD_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
 
 use super::{Agent, Done, Effect, HostFailure};
-use crate::protocol::{FailedReason, Handle, Holding, Want, WantVm, owners_of, take_slice};
+use crate::protocol::{FailedReason, Handle, Holding, Want, WantRelease, WantVm, owners_of, take_slice};
 
 /// What the newest order says about one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Online(ReservationId, Handle),
-    Release { force: bool },
+    Release(WantRelease),
     Scrub(Handle),
 }
 
@@ -22,7 +22,18 @@ pub(super) enum Stand {
     Opening(Handle),
     Online(Handle),
     Closing(Handle),
-    Scrubbing,
+    Scrubbing(Handle),
+}
+
+impl Stand {
+    pub(super) fn handle(&self) -> &Handle {
+        match self {
+            Self::Opening(handle)
+            | Self::Online(handle)
+            | Self::Closing(handle)
+            | Self::Scrubbing(handle) => handle,
+        }
+    }
 }
 
 /// What has been tried with a slice and did not work.
@@ -64,7 +75,7 @@ impl Agent {
         }
         self.orders.extend(want.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
         self.orders
-            .extend(want.release.into_iter().map(|(holding, force)| (holding, Order::Release { force })));
+            .extend(want.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
         want.no_more.vms.iter().for_each(|id| drop(self.wanted.remove(id)));
         self.wanted.extend(want.vms);
         self.forget_answers(&before, &touched);
@@ -82,7 +93,7 @@ impl Agent {
     /// Answers, failures among them, are repeated until the order no longer asks the same.
     fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
         let orders = &self.orders;
-        self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release { .. })));
+        self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release(_))));
         self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
         self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
         let kind = |order: &Order| std::mem::discriminant(order);
@@ -123,11 +134,12 @@ impl Agent {
         }
         let on_record = self.handle_on_record(holding);
         let verify = !force && on_record.is_some();
-        let handle = match (self.slices.get(&holding), on_record) {
+        let named = on_record.or_else(|| self.orders.get(&holding)?.handle().cloned());
+        let handle = match (self.slices.get(&holding), named) {
             (Some(Stand::Online(handle)), _) => handle.clone(),
-            (Some(_), _) => return, // a call is under way
-            (None, Some(handle)) => handle,
-            (None, None) => return self.answer_released(holding), // never seen, or gone already
+            (Some(_), _) => return,                               // a call is under way
+            (None, Some(handle)) => handle, // of a VM that has ended, or perhaps left by a predecessor
+            (None, None) => return self.answer_released(holding), // never granted
         };
         self.slices.insert(holding, Stand::Closing(handle.clone()));
         self.calls += 1;
@@ -137,7 +149,7 @@ impl Agent {
     /// Whether a slice should leave this host, and if so, whether even from under its VM.
     fn must_go(&self, holding: Holding) -> Option<bool> {
         match self.orders.get(&holding) {
-            Some(Order::Release { force }) => Some(*force),
+            Some(Order::Release(release)) => Some(release.force),
             Some(Order::Online(..) | Order::Scrub(_)) => None,
             None => (self.fenced || self.is_succeeded(holding)).then_some(false),
         }
@@ -164,6 +176,7 @@ impl Agent {
         }
     }
 
+    /// For a VM.
     pub(super) fn open(&mut self, holding: Holding, handle: Handle) {
         let check_zero = self.handle_on_record(holding).is_none();
         self.slices.insert(holding, Stand::Opening(handle.clone()));
@@ -178,7 +191,7 @@ impl Agent {
         }
         self.scrubs_waiting.remove(&holding);
         self.scrubs_running += 1;
-        self.slices.insert(holding, Stand::Scrubbing);
+        self.slices.insert(holding, Stand::Scrubbing(handle.clone()));
         self.effects.push_back(Effect::Scrub { holding, handle });
     }
 
@@ -188,8 +201,10 @@ impl Agent {
         let short = matches!(stand, Stand::Opening(_) | Stand::Closing(_));
         match (stand, result) {
             (Stand::Opening(handle), Ok(Done::Onlined)) => self.on_onlined(holding, handle),
-            (Stand::Closing(_), Ok(Done::Offlined)) => self.on_offlined(holding),
-            (Stand::Scrubbing, Ok(Done::Scrubbed(scrubbed))) => self.on_scrubbed(holding, scrubbed),
+            (Stand::Closing(handle), Ok(Done::Offlined)) => self.on_offlined(holding, &handle),
+            (Stand::Scrubbing(handle), Ok(Done::Scrubbed(scrubbed))) => {
+                self.on_scrubbed(holding, &handle, scrubbed);
+            }
             (Stand::Online(_), _) | (_, Ok(_)) => return,
             (stand, Err(failure)) => self.on_failed(holding, &stand, failure),
         }
@@ -200,38 +215,45 @@ impl Agent {
 
     fn on_onlined(&mut self, holding: Holding, handle: Handle) {
         self.attempts.remove(&holding);
+        self.leftovers.settle(&handle);
         self.slices.insert(holding, Stand::Online(handle));
         self.untold.insert(holding);
     }
 
-    /// The host left things as they were before the call.
+    /// The host may have left something half done of a slice that it could not open or scrub.
     fn on_failed(&mut self, holding: Holding, stand: &Stand, failure: HostFailure) {
         match stand {
             Stand::Closing(handle) => drop(self.slices.insert(holding, Stand::Online(handle.clone()))),
-            Stand::Opening(_) | Stand::Online(_) | Stand::Scrubbing => drop(self.slices.remove(&holding)),
+            Stand::Opening(handle) | Stand::Scrubbing(handle) => {
+                self.slices.remove(&holding);
+                self.leftovers.note(handle);
+            }
+            Stand::Online(_) => {}
         }
         self.note_failure(holding, stand, failure);
-        if *stand == Stand::Scrubbing {
+        if matches!(stand, Stand::Scrubbing(_)) {
             self.next_scrub();
         }
     }
 
-    fn on_offlined(&mut self, holding: Holding) {
+    fn on_offlined(&mut self, holding: Holding, handle: &Handle) {
         self.attempts.remove(&holding);
+        self.leftovers.settle(handle);
         self.slices.remove(&holding);
         self.drop_from_records(holding);
         self.answer_released(holding);
     }
 
     fn answer_released(&mut self, holding: Holding) {
-        if matches!(self.orders.get(&holding), Some(Order::Release { .. })) {
+        if matches!(self.orders.get(&holding), Some(Order::Release(_))) {
             self.dirty |= self.released.insert(holding);
         }
     }
 
-    fn on_scrubbed(&mut self, holding: Holding, scrubbed: crate::protocol::Scrubbed) {
+    fn on_scrubbed(&mut self, holding: Holding, handle: &Handle, scrubbed: crate::protocol::Scrubbed) {
         self.attempts.remove(&holding);
         self.slices.remove(&holding);
+        self.leftovers.settle(handle);
         if matches!(self.orders.get(&holding), Some(Order::Scrub(_))) {
             self.scrubbed.insert(holding, scrubbed);
         }
@@ -251,7 +273,7 @@ impl Agent {
     fn note_failure(&mut self, holding: Holding, failed: &Stand, failure: HostFailure) {
         let asked = match failed {
             Stand::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
-            Stand::Scrubbing => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
+            Stand::Scrubbing(_) => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
             Stand::Closing(_) | Stand::Online(_) => self.must_go(holding).is_some(),
         };
         if !asked {
@@ -264,6 +286,10 @@ impl Agent {
 
     /// Whether a slice is not to be touched before a later moment, or not at all.
     fn waits(&self, holding: Holding) -> bool {
+        self.is_being_cleared(holding) || self.has_failed(holding)
+    }
+
+    fn has_failed(&self, holding: Holding) -> bool {
         self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
             Some(at) => self.now < at,
             // What was not zero is not taken again; it may still be given back.
@@ -283,7 +309,15 @@ impl Agent {
 }
 
 impl Order {
+    /// Where the host finds the slice.
+    pub(super) fn handle(&self) -> Option<&Handle> {
+        match self {
+            Self::Online(_, handle) | Self::Scrub(handle) => Some(handle),
+            Self::Release(release) => release.handle.as_ref(),
+        }
+    }
+
     fn gives_back(&self) -> bool {
-        matches!(self, Self::Release { .. })
+        matches!(self, Self::Release(_))
     }
 }

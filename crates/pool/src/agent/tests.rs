@@ -1,8 +1,8 @@
 //! The agent's promises: scenarios as lines of words, and properties over stories of random orders, failures and deaths.
 //!
 //! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `fail:S.E`, `dirty:S.E`,
-//! `attach:VM@PID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
-//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
+//! `cleared:S.E`, `unclear:S.E`, `attach:VM@PID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
+//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `ungranted=S.E` (a release without a handle), `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
 //! order N: `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` when they are whole, else `news:N`.
 //! VM `a` is reservation 1, `b` is 2.
 
@@ -13,7 +13,7 @@ use units::limits::{ENDED_VM_TOLD_FOR, HOST_RETRY};
 use units::{Epoch, Revision, SliceId, UnixMs};
 
 use super::*;
-use crate::protocol::{NoMore, WantVm};
+use crate::protocol::{NoMore, WantRelease, WantVm};
 
 mod story;
 
@@ -57,6 +57,10 @@ fn want(number: u64) -> Want {
     }
 }
 
+fn release(holding: Holding, force: bool) -> WantRelease {
+    WantRelease { force, handle: Some(handle(holding)) }
+}
+
 fn want_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> WantVm {
     let slices = slices.map(|holding| (holding, handle(holding))).collect();
     WantVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, slices }
@@ -79,8 +83,12 @@ fn order(text: &str) -> Event {
             Some(("no_slice", list)) => {
                 want.no_more.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
             }
-            Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, false))),
-            Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, true))),
+            Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, false)))),
+            Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, true)))),
+            Some(("ungranted", list)) => {
+                let ungranted = WantRelease { force: false, handle: None };
+                want.release.extend(holdings(list).map(|h| (h, ungranted.clone())));
+            }
             Some(("scrub", list)) => want.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
                 want.vms.insert(reservation(vm), want_vm(vm, holdings(list)));
@@ -95,7 +103,7 @@ fn done(agent: &Agent, holding: Holding) -> Done {
     match &agent.slices[&holding] {
         Stand::Opening(_) => Done::Onlined,
         Stand::Closing(_) => Done::Offlined,
-        Stand::Scrubbing => {
+        Stand::Scrubbing(_) => {
             let (started, ended, verified) = (UnixMs(1), UnixMs(2), units::SLICE);
             Done::Scrubbed(Scrubbed { holding, started, ended, verified })
         }
@@ -119,6 +127,11 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
         "ok" => Event::Done { holding: holding(rest), result: Ok(done(agent, holding(rest))) },
         "fail" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::Host)) },
         "dirty" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::NotZero)) },
+        "cleared" => Event::Cleared { place: handle(holding(rest)).place, result: Ok(()) },
+        "unclear" => {
+            let (place, result) = (handle(holding(rest)).place, Err(failure(FailedReason::Host)));
+            Event::Cleared { place, result }
+        }
         "attach" => {
             let (vm, pid) = rest.split_once('@').unwrap();
             *tickets += 1;
@@ -161,6 +174,7 @@ fn effect_words(effect: &Effect) -> String {
         }
         Effect::Offline { holding, verify, .. } => format!("offline:{}{}", list([*holding]), mark(*verify)),
         Effect::Scrub { holding, .. } => format!("scrub:{}", list([*holding])),
+        Effect::Clear { place } => format!("clear:{place}"),
         Effect::Record(record) => format!("record:{}", record.vm),
         Effect::Forget(id) => format!("forget:{}", vm_name(*id)),
         Effect::HandOut { ticket, record } => {
@@ -177,10 +191,15 @@ fn effect_words(effect: &Effect) -> String {
     }
 }
 
+/// Slices that a predecessor left.
+fn left(places: &str) -> Vec<Arc<str>> {
+    holdings(places).map(|holding| handle(holding).place).collect()
+}
+
 /// Runs a line of words through an agent, and says what the last word led to.
-fn run(found: Vec<Adopted>, script: &str) -> (Agent, String) {
+fn run(found: Vec<Adopted>, places: &str, script: &str) -> (Agent, String) {
     let mut now = Ns::secs(1);
-    let mut agent = Agent::new(now, INSTANCE, None, found);
+    let mut agent = Agent::new(now, INSTANCE, None, found, left(places));
     let (mut tickets, mut last) = (0, String::new());
     for word in script.split_whitespace() {
         if let Some(ms) = word.strip_prefix("tick:") {
@@ -196,13 +215,13 @@ fn run(found: Vec<Adopted>, script: &str) -> (Agent, String) {
 
 #[track_caller]
 fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
-    assert_eq!(run(found, script).1, expected, "after {script}");
+    assert_eq!(run(found, "", script).1, expected, "after {script}");
 }
 
 /// What process 200 sees of VM a.
 #[track_caller]
 fn check_look(script: &str, expected: Result<&str, &str>) {
-    let (agent, _) = run(Vec::new(), script);
+    let (agent, _) = run(Vec::new(), "", script);
     let before = agent.have();
     let seen = agent.look(&Name::new("a").unwrap(), process(200));
     let seen = seen.map(|record| list(record.slices.keys().copied())).map_err(|why| why.to_string());
@@ -271,24 +290,66 @@ fn everything_is_told_with_every_heartbeat_and_what_is_new_between() {
 }
 
 #[test]
-fn a_slice_that_is_not_zero_is_reported_and_never_handed_out() {
-    check("up want:1:a=1.1 dirty:1.1", "have:1:failed=1.1:clean");
-    check("up want:1:a=1.1 dirty:1.1 tick:60000", "have:1:failed=1.1:clean");
-    check("up want:1:a=1.1 dirty:1.1 want:2:a=1.1", "have:2:failed=1.1:clean");
-    check("up want:1:a=1.1 dirty:1.1 attach:a@100", "refuse:1:0 of 1 slices of VM a are online");
-    check("up want:1:a=1.1 dirty:1.1 want:2", "have:2:clean");
-    check("up want:1:a=1.1 dirty:1.1 want:2:release=1.1", "have:2:released=1.1:clean");
+fn a_slice_that_is_not_zero_is_reported_once_nothing_of_it_is_left_and_never_handed_out() {
+    check("up want:1:a=1.1 dirty:1.1", "clear:/emc/1.1 have:1");
+    check("up want:1:a=1.1 dirty:1.1 unclear:1.1", "news:1");
+    let cleared = |more: &str| format!("up want:1:a=1.1 dirty:1.1 cleared:1.1 {more}");
+    check(&cleared(""), "news:1:failed=1.1:clean");
+    check(&cleared("tick:60000"), "have:1:failed=1.1:clean");
+    check(&cleared("want:2:a=1.1"), "have:2:failed=1.1:clean");
+    check(&cleared("attach:a@100"), "refuse:1:0 of 1 slices of VM a are online");
+    check(&cleared("want:2"), "have:2:clean");
+    check(&cleared("want:2:release=1.1 ok:1.1"), "have:2:released=1.1:clean");
 }
 
 #[test]
 fn a_host_call_that_fails_is_tried_again_and_told_when_it_keeps_failing() {
     let ms = HOST_RETRY.as_ms();
-    check("up want:1:a=1.1 fail:1.1", "have:1:clean");
+    check("up want:1:a=1.1 fail:1.1", "have:1");
     check(&format!("up want:1:a=1.1 fail:1.1 tick:{}", ms - 1), "");
     check(&format!("up want:1:a=1.1 fail:1.1 tick:{ms}"), "online:1.1?");
     let twice = format!("up want:1:a=1.1 fail:1.1 tick:{ms} fail:1.1 tick:{ms}");
-    check(&format!("{twice} fail:1.1"), "news:1:failed=1.1:clean");
+    check(&format!("{twice} fail:1.1"), "clear:/emc/1.1 news:1");
+    check(&format!("{twice} fail:1.1 tick:{ms}"), "");
+    check(&format!("{twice} fail:1.1 cleared:1.1"), "news:1:failed=1.1:clean");
+    check(&format!("{twice} fail:1.1 cleared:1.1 tick:{ms}"), "online:1.1?");
     check(&format!("{twice} ok:1.1"), "news:1:online=1.1");
+}
+
+#[test]
+fn what_a_predecessor_left_is_closed_unless_the_first_order_wants_it_or_a_vm_has_it() {
+    let check = |script: &str, expected: &str| {
+        assert_eq!(run(Vec::new(), "1.1+2.1", script).1, expected, "after {script}");
+    };
+    check("up", "remember:R have:0");
+    check("up tick:60000", "have:0");
+    check("up want:1", "clear:/emc/1.1 clear:/emc/2.1 have:1");
+    check("up want:1 cleared:1.1", "news:1");
+    check("up want:1 cleared:1.1 cleared:2.1", "news:1:clean");
+    check("up want:1:a=1.1", "online:1.1? clear:/emc/2.1");
+    check("up want:1:release=1.1", "offline:1.1 clear:/emc/2.1");
+    check("up want:1:scrub=1.1", "scrub:1.1 clear:/emc/2.1 have:1");
+    check(
+        "up want:1:a=1.1+2.1 ok:1.1 ok:2.1 want:2:base=1:no_vm=a:release=1.1+2.1",
+        "offline:1.1 offline:2.1",
+    );
+    check("up want:1:fenced", "clear:/emc/1.1 clear:/emc/2.1 have:1");
+    let (_, last) = run(vec![adopted("a", "1.1", true)], "1.1+2.1", "up ok:1.1 want:1");
+    assert_eq!(last, "clear:/emc/2.1 have:1:online=1.1:vms=a");
+    let (_, last) = run(vec![adopted("a", "1.1", false)], "1.1", "up want:1:fenced");
+    assert_eq!(last, "clear:/emc/1.1 have:1:ended=a", "its VM has ended, and nobody asks for it any more");
+}
+
+#[test]
+fn what_is_being_closed_is_opened_again_only_then_and_tried_again_if_that_failed() {
+    let check = |script: &str, expected: &str| {
+        assert_eq!(run(Vec::new(), "1.1", script).1, expected, "after {script}");
+    };
+    check("up want:1 want:2:a=1.1", "have:2");
+    check("up want:1 want:2:a=1.1 cleared:1.1", "online:1.1?");
+    check("up want:1 unclear:1.1", "news:1");
+    check(&format!("up want:1 unclear:1.1 tick:{}", HOST_RETRY.as_ms()), "clear:/emc/1.1");
+    check(&format!("up want:1 unclear:1.1 tick:{}", HOST_RETRY.as_ms() - 1), "");
 }
 
 #[test]
@@ -358,18 +419,27 @@ fn a_slice_that_a_process_still_has_stays_and_is_asked_about_again() {
 }
 
 #[test]
-fn a_slice_never_seen_is_given_back_at_once_and_said_to_be_until_nobody_asks() {
-    check("up want:1:release=9.3", "have:1:released=9.3:clean");
-    check("up want:1:release=9.3 want:1:release=9.3", "have:1:released=9.3:clean");
-    check("up want:1:release=9.3 tick:1000", "have:1:released=9.3:clean");
-    check("up want:1:release=9.3 want:2", "have:2:clean");
+fn a_slice_never_granted_is_given_back_at_once_and_said_to_be_until_nobody_asks() {
+    check("up want:1:ungranted=9.3", "have:1:released=9.3:clean");
+    check("up want:1:ungranted=9.3 want:1:ungranted=9.3", "have:1:released=9.3:clean");
+    check("up want:1:ungranted=9.3 tick:1000", "have:1:released=9.3:clean");
+    check("up want:1:ungranted=9.3 want:2", "have:2:clean");
+}
+
+#[test]
+fn a_slice_never_seen_but_granted_is_closed_before_it_is_said_to_be_given_back() {
+    check("up want:1:release=9.3", "offline:9.3");
+    check("up want:1:release=9.3 ok:9.3", "have:1:released=9.3:clean");
+    check("up want:1:release=9.3 fail:9.3", "have:1:online=9.3");
+    check("up want:1:release=9.3 ok:9.3 want:2:release=9.3", "have:2:released=9.3:clean");
 }
 
 #[test]
 fn a_release_waits_for_the_call_under_way() {
     check("up want:1:a=1.1 want:2:release=1.1", "");
     check("up want:1:a=1.1 want:2:release=1.1 ok:1.1", "offline:1.1");
-    check("up want:1:a=1.1 want:2:release=1.1 fail:1.1", "have:2:released=1.1:clean");
+    check("up want:1:a=1.1 want:2:release=1.1 fail:1.1", "offline:1.1");
+    check("up want:1:a=1.1 want:2:release=1.1 fail:1.1 ok:1.1", "have:2:released=1.1:clean");
 }
 
 #[test]
@@ -460,7 +530,8 @@ fn an_agent_that_starts_again_reports_who_died_meanwhile() {
 fn a_name_reserved_again_is_another_vm() {
     let mut again = want(2);
     again.vms.insert(ReservationId(2), want_vm("a", holdings("2.1")));
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), vec![adopted("a", "1.1", true)]);
+    let mut agent =
+        Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), vec![adopted("a", "1.1", true)], Vec::new());
     agent.handle(Ns::ZERO, Event::Want { rack: "R".to_owned(), want: again });
     agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(Done::Onlined) });
     let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), process: process(200) };
@@ -474,7 +545,7 @@ fn it_speaks_a_few_times_in_every_lease_and_only_while_somebody_listens() {
     check("up tick:999", "");
     check("up tick:1000", "have:0:clean");
     check("up down tick:5000", "");
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new());
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
     assert_eq!(agent.next_wakeup(), None);
     agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     assert_eq!(agent.next_wakeup(), Some(Ns::secs(1)));

@@ -37,6 +37,11 @@ impl Vm {
     fn runs(&self) -> bool {
         matches!(self.life, Life::Running)
     }
+
+    /// Where it was told to find its slices.
+    pub(super) fn handles(&self) -> impl Iterator<Item = &Handle> {
+        self.record.slices.values()
+    }
 }
 
 impl Agent {

@@ -12,7 +12,7 @@ use super::{Closed, Effect, Manager, SessionId, Settings};
 use crate::{
     audit::Actor,
     ledger::{HostEntry, When},
-    protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantVm},
+    protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantRelease, WantVm},
     record::{EndedBy, Fence, Reservation, Stage},
     slice::{Drain, Event, Quarantine, Scrub, Slot, State},
 };
@@ -506,7 +506,10 @@ impl Manager {
         };
         let holding = Holding { slice, epoch: slot.epoch };
         match slot.state {
-            State::Draining(_, Drain::Host { force }) => drop(want.release.insert(holding, force)),
+            State::Draining(_, Drain::Host { force }) => {
+                let handle = self.handle_of(holding);
+                drop(want.release.insert(holding, WantRelease { force, handle }));
+            }
             State::Scrubbing(Scrub::Working(_)) => match self.handle_of(holding) {
                 Some(handle) => drop(want.scrub.insert(holding, handle)),
                 None => return false,

@@ -119,7 +119,7 @@ impl World {
         let mut owners: BTreeMap<SliceId, (Epoch, HostId)> = BTreeMap::new();
         let mut clash = None;
         for machine in &self.machines {
-            for (holding, _) in machine.mappings() {
+            for holding in machine.reachable() {
                 let device = self.devices.iter().find(|device| device.has(holding.slice));
                 if !device.is_some_and(|device| device.reaches(holding, machine.id)) {
                     continue;

@@ -147,6 +147,7 @@ impl Device {
     }
 }
 
-fn handle(slice: SliceId, epoch: Epoch) -> pool::protocol::Handle {
+/// Where a host finds a grant.
+pub(super) fn handle(slice: SliceId, epoch: Epoch) -> pool::protocol::Handle {
     pool::protocol::Handle::new("emc", format!("{slice}.{epoch}"))
 }

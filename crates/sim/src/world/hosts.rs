@@ -11,7 +11,7 @@ use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId};
 
 use super::{
     Happening, World,
-    device::{Device, Mark, Physics},
+    device::{Device, Mark, Physics, handle},
     machine::{Guest, Job, Pid, Running},
 };
 
@@ -52,6 +52,7 @@ impl World {
         let forgets = self.chance(0.5);
         let machine = self.machine(host);
         machine.up = false;
+        machine.kernel.clear();
         machine.processes.clear();
         if forgets {
             machine.records.clear();
@@ -70,7 +71,9 @@ impl World {
         let adopt = |record: VmRecord| Adopted { lives: machine.is_alive(&record.process), record };
         let found: Vec<Adopted> = records.into_iter().map(adopt).collect();
         let adopted = found.len();
-        let agent = Agent::new(now, InstanceId(instance), machine.rack.clone(), found);
+        let places =
+            machine.kernel.iter().map(|holding| handle(holding.slice, holding.epoch).place).collect();
+        let agent = Agent::new(now, InstanceId(instance), machine.rack.clone(), found, places);
         machine.running = Some(Running {
             agent,
             instance,
@@ -173,12 +176,14 @@ impl World {
     fn perform_agent(&mut self, host: HostId, instance: u64, effect: Effect) {
         match effect {
             Effect::Online { holding, check_zero, .. } => {
+                self.kernel_takes(host, holding);
                 self.host_job(host, instance, HOST_TAKES, Job::Online { holding, check_zero });
             }
             Effect::Offline { holding, verify, .. } => {
                 self.host_job(host, instance, HOST_TAKES, Job::Offline { holding, verify });
             }
             Effect::Scrub { holding, .. } => self.begin_scrub(host, instance, holding),
+            Effect::Clear { place } => self.host_job(host, instance, HOST_TAKES, Job::Clear(place)),
             Effect::Record(record) => self.host_job(host, instance, HOST_TAKES, Job::Record(record)),
             Effect::Forget(id) => drop(self.machine(host).records.remove(&id)),
             Effect::HandOut { ticket, record } => self.hand_out(host, instance, ticket, &record),
@@ -210,6 +215,7 @@ impl World {
 
     fn begin_scrub(&mut self, host: HostId, instance: u64, holding: Holding) {
         let started = self.wall();
+        self.kernel_takes(host, holding);
         if let Some(running) = self.machine(host).running(instance) {
             running.scrubbing.insert(holding);
         }
@@ -234,6 +240,10 @@ impl World {
             Job::Scrub { holding, started } => {
                 Event::Done { holding, result: self.scrub(host, instance, holding, started) }
             }
+            Job::Clear(place) => {
+                let result = self.clear(host, &place);
+                Event::Cleared { place, result }
+            }
             Job::Record(record) => self.keep_record(host, record),
         };
         self.agent(host, instance, event);
@@ -242,6 +252,25 @@ impl World {
     fn host_call(&mut self) -> Result<(), HostFailure> {
         let fails = !self.calm && self.chance(self.weather.host_fails);
         if fails { Err(failed(FailedReason::Host, "the host fails")) } else { Ok(()) }
+    }
+
+    /// From the first step of a call on; one that fails or ends halfway may leave it so.
+    fn kernel_takes(&mut self, host: HostId, holding: Holding) {
+        if self.weather.physics == Physics::SharedDax {
+            self.machine(host).kernel.insert(holding);
+        }
+    }
+
+    fn clear(&mut self, host: HostId, place: &str) -> Result<(), HostFailure> {
+        self.host_call()?;
+        let is_it = |holding: &Holding| *handle(holding.slice, holding.epoch).place == *place;
+        let users = self.machine(host).mappings().find(|(holding, _)| is_it(holding));
+        if let Some((holding, pid)) = users {
+            let what = format!("{host} closes {holding:?}, which process {pid} has, as if nobody had it");
+            self.blame("guests outlive us", what);
+        }
+        self.machine(host).kernel.retain(|holding| !is_it(holding));
+        Ok(())
     }
 
     fn online(&mut self, host: HostId, holding: Holding, check_zero: bool) -> Result<Done, HostFailure> {
@@ -266,6 +295,7 @@ impl World {
         if self.weather.physics == Physics::SharedDax {
             users.into_iter().for_each(|pid| self.lose_memory(host, pid, holding, "taken by the host"));
         }
+        self.machine(host).kernel.remove(&holding);
         Ok(Done::Offlined)
     }
 
@@ -284,6 +314,7 @@ impl World {
             return Err(failed(FailedReason::Host, "no such grant"));
         }
         self.device(holding.slice).write(holding.slice, Mark::ZERO);
+        self.machine(host).kernel.remove(&holding);
         self.story.counts.scrubbed += 1;
         Ok(Done::Scrubbed(Scrubbed { holding, started, ended: self.wall(), verified: units::SLICE }))
     }

@@ -1,7 +1,10 @@
 //! One host: what survives its agent (processes, records), what survives the machine (its name, its EMCs), and the agent
 //! that runs on it now. It only holds things; what happens to them is told in [`hosts`](super::hosts).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use pool::{
     agent::{Agent, Process, Ticket, VmRecord},
@@ -21,6 +24,7 @@ pub(super) enum Job {
     Online { holding: Holding, check_zero: bool },
     Offline { holding: Holding, verify: bool },
     Scrub { holding: Holding, started: UnixMs },
+    Clear(Arc<str>),
     Record(VmRecord),
 }
 
@@ -35,6 +39,8 @@ pub(super) struct Machine {
     pub(super) records: BTreeMap<ReservationId, VmRecord>,
     pub(super) rack: Option<String>,
     pub(super) instances: u64,
+    /// Slices that its kernel has, or half has, agent or not; where the device can cut a host off that means nothing.
+    pub(super) kernel: BTreeSet<Holding>,
     pub(super) processes: BTreeMap<Pid, Guest>,
     pub(super) next_pid: Pid,
     /// Its agent does not run until then; its processes do.
@@ -81,6 +87,7 @@ impl Machine {
             records: BTreeMap::new(),
             rack: None,
             instances: 0,
+            kernel: BTreeSet::new(),
             processes: BTreeMap::new(),
             next_pid: 100,
             frozen_until: Ns::ZERO,
@@ -108,6 +115,11 @@ impl Machine {
     }
 
     /// Who of this machine has a slice mapped, under which epoch.
+    /// What it could reach if somebody there wanted to.
+    pub(super) fn reachable(&self) -> impl Iterator<Item = Holding> {
+        self.mappings().map(|(holding, _)| holding).chain(self.kernel.iter().copied())
+    }
+
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
         let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
         let scrubs = self.running.iter().flat_map(|running| running.scrubbing.iter().map(|h| (*h, 0)));

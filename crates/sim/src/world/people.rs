@@ -215,7 +215,7 @@ impl World {
     }
 
     pub(super) fn let_back(&mut self, slice: SliceId) {
-        let used = self.machines.iter().any(|m| m.mappings().any(|(held, _)| held.slice == slice));
+        let used = self.machines.iter().any(|m| m.reachable().any(|held| held.slice == slice));
         if !used {
             self.truth.requalify_asked.insert(slice);
             self.freed_by_hand(slice);

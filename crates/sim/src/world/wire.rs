@@ -266,7 +266,7 @@ fn brief(want: &Want) -> String {
         "want {}{base}{fenced} vms {:?} release {:?} scrub {}",
         want.number,
         vms.collect::<Vec<_>>(),
-        want.release.iter().map(|(h, force)| (h.slice.0, h.epoch.0, *force)).collect::<Vec<_>>(),
+        want.release.iter().map(|(h, r)| (h.slice.0, h.epoch.0, r.force)).collect::<Vec<_>>(),
         held(want.scrub.keys())
     )
 }

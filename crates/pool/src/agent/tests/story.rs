@@ -38,6 +38,9 @@ struct World {
     calls: BTreeMap<Holding, Effect>,
     to_record: BTreeMap<ReservationId, VmRecord>,
     disk: BTreeMap<ReservationId, VmRecord>,
+    /// What the kernel may still have of slices, by place.
+    kernel: BTreeSet<Arc<str>>,
+    clearing: BTreeSet<Arc<str>>,
     running: BTreeMap<ReservationId, VmRecord>,
     order: Option<Want>,
     given_back: BTreeSet<Holding>,
@@ -47,7 +50,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new());
+        let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
         agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
         Self {
             now: Ns::ZERO,
@@ -55,6 +58,8 @@ impl World {
             calls: BTreeMap::new(),
             to_record: BTreeMap::new(),
             disk: BTreeMap::new(),
+            kernel: BTreeSet::new(),
+            clearing: BTreeSet::new(),
             running: BTreeMap::new(),
             order: None,
             given_back: BTreeSet::new(),
@@ -66,6 +71,9 @@ impl World {
     fn take(&mut self, turn: Turn) {
         match turn {
             Turn::Order { number, foreign, wants, fenced } => self.order(number, foreign, &wants, fenced),
+            Turn::HostAnswers { which, ok } if which % 3 == 0 && !self.clearing.is_empty() => {
+                self.cleared(which, ok > 0);
+            }
             Turn::HostAnswers { which, ok } => self.host_answers(which, ok),
             Turn::Attach { vm, pid } => self.attach(vm, pid),
             Turn::DiskAnswers { which, ok } => self.disk_answers(which, ok),
@@ -93,10 +101,11 @@ impl World {
         for (what, slice, epoch) in wants {
             let holding = Holding { slice: SliceId(*slice), epoch: Epoch(*epoch) };
             match what {
-                0 => drop(want.release.insert(holding, false)),
-                1 => drop(want.release.insert(holding, true)),
+                0 => drop(want.release.insert(holding, release(holding, false))),
+                1 => drop(want.release.insert(holding, release(holding, true))),
                 2 => {
-                    drop(want.scrub.insert(Holding { epoch: Epoch(epoch + 10), ..holding }, handle(holding)))
+                    let scrubbed = Holding { epoch: Epoch(epoch + 10), ..holding };
+                    drop(want.scrub.insert(scrubbed, handle(scrubbed)));
                 }
                 _ => drop(slices[(slice % 2) as usize].insert(holding)),
             }
@@ -150,6 +159,9 @@ impl World {
             (1, Effect::Online { check_zero: true, .. }) => Err(failure(FailedReason::NotZero)),
             _ => Ok(done(&self.agent, holding)),
         };
+        if matches!((&call, &result), (Effect::Offline { .. } | Effect::Scrub { .. }, Ok(_))) {
+            self.kernel.remove(&handle(holding).place);
+        }
         if matches!((&call, &result), (Effect::Offline { .. }, Ok(_))) {
             self.running.values_mut().for_each(|vm| drop(vm.slices.remove(&holding))); // taken by force, if at all
         }
@@ -189,11 +201,13 @@ impl World {
         });
         let found: Vec<_> = found.collect();
         self.calls.clear();
+        self.clearing.clear();
         self.to_record.clear();
         self.given_back.clear();
         self.open_tickets.clear();
         self.order = None;
-        self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), found);
+        let left = self.kernel.iter().cloned().collect();
+        self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), found, left);
         self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     }
 
@@ -203,14 +217,19 @@ impl World {
             Effect::Online { holding, check_zero, .. } => {
                 let recorded = self.disk.values().any(|record| record.slices.contains_key(holding));
                 assert!(*check_zero || recorded, "{holding:?} was taken unseen");
+                self.kernel.insert(handle(*holding).place);
                 self.call(*holding, effect);
             }
             Effect::Offline { holding, .. } => {
-                let forced = self.order.as_ref().and_then(|order| order.release.get(holding)) == Some(&true);
+                let forced = self.is_forced(*holding);
                 assert!(forced || !self.has_user(*holding), "{holding:?} was taken from under a VM");
                 self.call(*holding, effect);
             }
-            Effect::Scrub { holding, .. } => self.call(*holding, effect),
+            Effect::Scrub { holding, .. } => {
+                self.kernel.insert(handle(*holding).place);
+                self.call(*holding, effect);
+            }
+            Effect::Clear { place } => self.clear(place),
             Effect::Record(record) => drop(self.to_record.insert(record.reservation, record.clone())),
             Effect::Forget(id) => {
                 assert!(!self.running.contains_key(id), "a running VM was forgotten");
@@ -234,10 +253,36 @@ impl World {
     }
 
     fn call(&mut self, holding: Holding, effect: Effect) {
+        assert!(!self.clearing.contains(&handle(holding).place), "two calls at once for one slice");
         let before = self.calls.insert(holding, effect);
         assert_eq!(before, None, "two calls at once for one slice");
         let scrubs = self.calls.values().filter(|call| matches!(call, Effect::Scrub { .. }));
         assert!(scrubs.count() <= SCRUBS_PER_HOST_MAX);
+    }
+
+    fn clear(&mut self, place: &Arc<str>) {
+        let called = self.calls.keys().any(|holding| handle(*holding).place == *place);
+        assert!(!called, "two calls at once for one slice");
+        let used = self.running.values().flat_map(|vm| vm.slices.values()).any(|h| h.place == *place);
+        assert!(!used, "{place} was cleared from under a VM");
+        assert!(self.clearing.insert(Arc::clone(place)), "two calls at once for one slice");
+    }
+
+    fn cleared(&mut self, which: usize, ok: bool) {
+        let Some(place) = self.clearing.iter().nth(which % self.clearing.len().max(1)).cloned() else {
+            return;
+        };
+        self.clearing.remove(&place);
+        if ok {
+            self.kernel.remove(&place);
+        }
+        let result = if ok { Ok(()) } else { Err(failure(FailedReason::Host)) };
+        self.handle(Event::Cleared { place, result });
+    }
+
+    fn is_forced(&self, holding: Holding) -> bool {
+        let order = self.order.as_ref().and_then(|order| order.release.get(&holding));
+        order.is_some_and(|release| release.force)
     }
 
     fn hand_out(&mut self, record: &VmRecord) {
@@ -268,22 +313,30 @@ impl World {
         let newest = self.order.as_ref().map_or(OrderNumber::default(), |order| order.number);
         assert_eq!(have.number, newest);
         for holding in &have.released {
-            let forced = self.order.as_ref().and_then(|order| order.release.get(holding)) == Some(&true);
+            let forced = self.is_forced(*holding);
             assert!(forced || !self.has_user(*holding), "{holding:?} was said to be given back");
+            assert!(!self.kernel.contains(&handle(*holding).place), "{holding:?} is still there");
         }
         let released: BTreeSet<_> = have.released.iter().copied().collect();
         assert!(self.given_back.is_subset(&released), "said to be given back, and then no longer");
         self.given_back = released;
         let vms: Vec<_> = self.running.keys().filter(|_| have.whole).collect();
         assert_eq!(have.vms.keys().collect::<Vec<_>>(), vms);
-        assert!(!have.clean || self.running.is_empty() && self.calls.is_empty());
+        assert!(!have.clean || self.running.is_empty() && self.calls.is_empty() && self.kernel.is_empty());
+        for failed in have.failed.iter().filter(|failed| !self.given_back.contains(&failed.holding)) {
+            let left = self.kernel.contains(&handle(failed.holding).place);
+            let lives = self.has_user(failed.holding) || self.is_on_record(failed.holding);
+            let gives_back = self.order.as_ref().is_some_and(|o| o.release.contains_key(&failed.holding));
+            assert!(!left || lives || gives_back, "{:?} failed, and something is left", failed.holding);
+        }
     }
 
     /// Everything answers and nobody dies any more: the order is carried out, as far as the living allow.
     fn settle(&mut self) {
         for _ in 0..200 {
-            while !self.calls.is_empty() || !self.to_record.is_empty() {
+            while !self.calls.is_empty() || !self.to_record.is_empty() || !self.clearing.is_empty() {
                 self.host_answers(0, 2);
+                self.cleared(0, true);
                 self.disk_answers(0, true);
             }
             self.now = self.now.after(HOST_RETRY);
@@ -291,8 +344,8 @@ impl World {
         }
         let Some(order) = self.order.clone() else { return };
         let have = self.agent.have();
-        for (holding, force) in &order.release {
-            let waits = !force && (self.has_user(*holding) || self.is_on_record(*holding));
+        for (holding, release) in &order.release {
+            let waits = !release.force && (self.has_user(*holding) || self.is_on_record(*holding));
             assert!(have.released.contains(holding) || waits, "{holding:?} stays");
         }
         for holding in order.scrub.keys() {

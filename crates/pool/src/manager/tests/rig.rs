@@ -356,7 +356,8 @@ impl Rig {
             parts.push(format!("{vm}={}", list(wanted.slices.keys().copied())));
         }
         want.scrub.keys().for_each(|h| self.may_reach(host, *h));
-        let released = |force: bool| list(want.release.iter().filter(|(_, f)| **f == force).map(|(h, _)| *h));
+        let released =
+            |force: bool| list(want.release.iter().filter(|(_, r)| r.force == force).map(|(h, _)| *h));
         let lists = [
             ("release", released(false)),
             ("force", released(true)),
