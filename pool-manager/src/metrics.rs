@@ -1,7 +1,11 @@
 //! What the manager counts, and how it is shown to Prometheus. Names are listed in the README; gauges follow from the
 //! ledger when somebody asks, counters and histograms are fed as things become durable.
 
-use std::{collections::HashMap, sync::Mutex, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, atomic::AtomicU64},
+    time::Instant,
+};
 
 use pool::manager::{EmcState, HostState, Manager, Published};
 use prometheus_client::{
@@ -59,6 +63,7 @@ pub struct Metrics {
     lease_expired: Counter,
     slices: Family<EmcInState, Gauge>,
     buffer_target: Gauge,
+    drain_seconds: Gauge<f64, AtomicU64>,
     hosts_up: Family<HostLabel, Gauge>,
     host_slices: Family<HostLabel, Gauge>,
     emc_up: Family<EmcLabel, Gauge>,
@@ -89,6 +94,7 @@ impl Default for Metrics {
             lease_expired: Counter::default(),
             slices: Family::default(),
             buffer_target: Gauge::default(),
+            drain_seconds: Gauge::default(),
             hosts_up: Family::default(),
             host_slices: Family::default(),
             emc_up: Family::default(),
@@ -117,6 +123,8 @@ impl Metrics {
         r.register("lease_expired", "Leases that ended in silence", self.lease_expired.clone());
         r.register("pool_slices", "Slices by EMC and state", self.slices.clone());
         r.register("pool_buffer_target_slices", "Free slices to keep ready", self.buffer_target.clone());
+        let help = "The slowest slice of the last minute from its last owner back to free";
+        r.register_with_unit("pool_drain", help, Unit::Seconds, self.drain_seconds.clone());
         r.register("host_up", "1 if the host's lease is fresh", self.hosts_up.clone());
         r.register("host_slices", "Slices a host may reach", self.host_slices.clone());
         r.register("emc_up", "1 if the EMC works", self.emc_up.clone());
@@ -168,6 +176,7 @@ impl Metrics {
             self.alarms.get_or_create(&label).set(1);
         }
         self.buffer_target.set(i64::from(manager.buffer_target()));
+        self.drain_seconds.set(manager.drain_time().as_duration().as_secs_f64());
         self.revision.set(ledger.meta().revision.0 as i64);
     }
 

@@ -441,6 +441,7 @@ impl Manager {
             self.reply_now(token, reply);
         }
         let transitions = self.transitions(&before);
+        transitions.iter().for_each(|(slice, _, to)| self.buffer.moved(when.now, *slice, to));
         let revision = self.durable.meta().revision;
         let published = Published { revision, when, records: Arc::clone(&records), transitions };
         self.effects.push_back(Effect::Durable(published));

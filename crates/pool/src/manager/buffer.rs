@@ -1,14 +1,17 @@
 //! How many free slices should be kept ready, so that starting a VM never waits for emptying another's memory.
 //!
 //! Pond (4.4, 4.5) finds that offlining at 1 to 10 GB/s suffices when a buffer of free slices is kept and refilled in
-//! the background. Its size follows demand here: what the busiest of the latest windows took. Below the target,
-//! scrubbing runs at full pace; above it gently, so that it does not steal tenants' bandwidth, unless so much of the
-//! pool waits for it that the next wave of VMs would find the buffer too small.
+//! the background. Its size follows demand and measured speed here: what the busiest stretch took that was as long as the
+//! slowest slice lately needed from its last owner back to free. Below the target, scrubbing runs at full pace; above it
+//! gently, so that it does not steal tenants' bandwidth, unless so much of the pool waits for it that the next wave of VMs
+//! would find the buffer too small.
 
-use units::Ns;
+use std::collections::BTreeMap;
+
 use units::limits::SCRUBS_PER_HOST_MAX;
+use units::{Ns, SliceId};
 
-/// Length of one window of demand.
+/// Length of one window.
 const WINDOW: Ns = Ns::secs(10);
 /// How many windows are remembered.
 const WINDOWS: usize = 6;
@@ -32,11 +35,15 @@ pub struct Supply {
     pub to_scrub: u32,
 }
 
-/// Demand for slices lately.
+/// Demand for slices lately, and how fast they came back.
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     window: u64,
     taken: [u32; WINDOWS],
+    /// The longest that a slice took which came back in a window.
+    drained: [Ns; WINDOWS],
+    /// Slices on their way back, since when.
+    draining: BTreeMap<SliceId, Ns>,
 }
 
 impl Buffer {
@@ -47,10 +54,38 @@ impl Buffer {
         *taken = taken.saturating_add(slices);
     }
 
+    /// A slice went from one state to another, by their names.
+    pub fn moved(&mut self, now: Ns, slice: SliceId, to: &str) {
+        self.roll(now);
+        match to {
+            "draining" | "scrubbing" => drop(self.draining.entry(slice).or_insert(now)),
+            _ => {
+                let began = self.draining.remove(&slice).filter(|_| to == "free");
+                let longest = &mut self.drained[slot(self.window)];
+                *longest = (*longest).max(began.map_or(Ns::ZERO, |began| Ns(now.0.saturating_sub(began.0))));
+            }
+        }
+    }
+
+    /// How long the slowest slice took lately from its last owner back to free; zero if none came back.
+    pub fn drain_time(&self) -> Ns {
+        self.drained.iter().copied().max().unwrap_or_default()
+    }
+
     /// How many free slices to keep ready in a pool of this size.
     pub fn target(&self, pool: u32) -> u32 {
-        let busiest = self.taken.iter().copied().max().unwrap_or(0);
+        let windows = self.drain_time().0.div_ceil(WINDOW.0).clamp(1, WINDOWS as u64);
+        let ends = (0..WINDOWS as u64).map(|back| self.window.saturating_sub(back));
+        let taken = |end: u64| (0..windows).map(|back| self.taken_in(end, back)).fold(0, u32::saturating_add);
+        let busiest = ends.map(taken).max().unwrap_or(0);
         busiest.max(LEAST).min(pool / POOL_PARTS)
+    }
+
+    /// Demand of a window so many before another, if it is remembered.
+    fn taken_in(&self, end: u64, back: u64) -> u32 {
+        let oldest = (self.window + 1).saturating_sub(WINDOWS as u64);
+        let window = end.checked_sub(back).filter(|window| *window >= oldest);
+        window.map_or(0, |window| self.taken[slot(window)])
     }
 
     /// How many slices one host may scrub at a time.
@@ -65,7 +100,8 @@ impl Buffer {
         let window = now.0 / WINDOW.0;
         let passed = window.saturating_sub(self.window);
         for step in 1..=passed.min(WINDOWS as u64) {
-            self.taken[slot(self.window + step)] = 0;
+            let forgotten = slot(self.window + step);
+            (self.taken[forgotten], self.drained[forgotten]) = (0, Ns::ZERO);
         }
         self.window = window;
     }
@@ -92,6 +128,39 @@ mod tests {
         assert_eq!(buffer.target(1000), 5, "old demand is forgotten");
         buffer.roll(Ns::secs(1000));
         assert_eq!(buffer.target(1000), LEAST);
+    }
+
+    #[test]
+    fn the_slower_slices_come_back_the_more_are_kept_ready() {
+        let mut buffer = Buffer::default();
+        for second in 0..50 {
+            buffer.reserved(Ns::secs(second), 2);
+        }
+        assert_eq!(
+            (buffer.target(1000), buffer.drain_time()),
+            (20, Ns::ZERO),
+            "what a window of ten seconds took"
+        );
+        buffer.moved(Ns::secs(20), SliceId(1), "draining");
+        buffer.moved(Ns::secs(40), SliceId(1), "scrubbing");
+        buffer.moved(Ns::secs(45), SliceId(1), "free");
+        assert_eq!(buffer.drain_time(), Ns::secs(25));
+        assert_eq!(buffer.target(1000), 60, "what three windows took");
+        buffer.moved(Ns::secs(46), SliceId(2), "draining");
+        buffer.moved(Ns::secs(48), SliceId(2), "quarantined");
+        buffer.moved(Ns::secs(58), SliceId(2), "free");
+        assert_eq!(buffer.drain_time(), Ns::secs(25), "one that was kept from everybody was not slow");
+        buffer.roll(Ns::secs(110));
+        assert_eq!(buffer.drain_time(), Ns::ZERO, "old speed is forgotten");
+    }
+
+    #[test]
+    fn a_pool_slower_than_all_that_is_remembered_keeps_what_all_of_that_took() {
+        let mut buffer = Buffer::default();
+        buffer.moved(Ns::ZERO, SliceId(1), "draining");
+        (3540..3600).for_each(|second| buffer.reserved(Ns::secs(second), 1));
+        buffer.moved(Ns::secs(3599), SliceId(1), "free");
+        assert_eq!(buffer.target(1000), 60);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
 //! it follows from what is known now.
 
-use units::{EmcId, HostId, UnixMs};
+use units::{EmcId, HostId, Ns, UnixMs};
 
 use super::{Manager, devices::Condition};
 use crate::{audit::Subject, protocol::Hello, record::Fence, slice::Quarantine};
@@ -88,6 +88,11 @@ impl Manager {
     /// How many free slices should be ready.
     pub fn buffer_target(&self) -> u32 {
         self.buffer.target(self.durable.emcs().map(|(_, e)| e.emc.slices).sum())
+    }
+
+    /// How long the slowest slice took lately from its last owner back to free.
+    pub fn drain_time(&self) -> Ns {
+        self.buffer.drain_time()
     }
 
     /// Everything an operator should know now.
