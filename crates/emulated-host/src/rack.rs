@@ -3,8 +3,10 @@
 //! be cut from outside. What they run is their plan's.
 //!
 //! All of a rack is in one folder: for host `h0`, `h0.pid` (its process, locked as long as that lives), `h0.qmp`, `h0.shell` and
-//! `h0.control` (sockets), `h0.start` (what starts it), `logs/h0.console`, `logs/h0.agent` and `logs/h0.qemu`.
+//! `h0.control` (sockets), `h0.start` (what starts it), `logs/h0.console`, `logs/h0.agent` and `logs/h0.qemu`; for all, `memory`
+//! (the bytes of each device, by its serial) and, if it has one, `manager`.
 
+mod certificates;
 mod control;
 mod host;
 mod hosts;
@@ -12,6 +14,8 @@ mod image;
 mod plan;
 mod power;
 mod qmp;
+mod settings;
+mod whole;
 
 pub use self::{
     control::Said,
@@ -19,4 +23,5 @@ pub use self::{
     hosts::Hosts,
     plan::{Device, Plan},
     power::Power,
+    whole::{Programs, Rack, RackPlan},
 };

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command},
     time::{Duration, Instant},
@@ -94,7 +95,7 @@ impl RackHost {
             File::options().create(true).append(true).open(&log).map_err(HostError::file("open", &log))?;
         let lock = self.power.claim()?;
         let more = said.try_clone().map_err(HostError::file("open", &log))?;
-        qemu.args(words).current_dir(&self.folder).stdin(lock).stdout(said).stderr(more);
+        qemu.args(words).current_dir(&self.folder).stdin(lock).stdout(said).stderr(more).process_group(0);
         let process = qemu.spawn().map_err(HostError::start(Path::new("QEMU")))?;
         self.power.note(process.id())?;
         Ok(process)
@@ -105,10 +106,15 @@ impl RackHost {
     /// # Errors
     /// It does not, or QEMU has ended.
     pub fn wait_up(&self) -> Result<(), HostError> {
+        self.wait_up_while(|| true)
+    }
+
+    pub(super) fn wait_up_while(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
         let give_up = Instant::now() + UP_WITHIN;
         loop {
             match control::run(&self.file("control"), "true", ASKED_AGAIN_AFTER) {
                 Ok(_) => return Ok(()),
+                Err(_) if !is_wanted() => return Err(HostError::Interrupted),
                 Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.said_of("qemu"))),
                 Err(_) if Instant::now() > give_up => return Err(self.failed("it is not up", self.console())),
                 Err(_) => std::thread::sleep(LOOK_EVERY),

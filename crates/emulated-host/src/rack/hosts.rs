@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
@@ -11,11 +12,14 @@ use super::{
     host::RackHost,
     image,
     plan::{Device, KERNEL, Plan},
+    power::Power,
 };
 use crate::{Bed, HostError};
 
 /// Where memory is a file system.
 const MEMORY: &str = "/dev/shm";
+/// What shows in a rack's folder where the devices' bytes are.
+const LINK: &str = "memory";
 /// What is removed of a host with its rack.
 const OF_A_HOST: &[&str] = &["pid", "qmp", "shell", "control", "start"];
 /// How long the name of a socket may be, for Linux.
@@ -36,18 +40,26 @@ impl Hosts {
     /// Something is not there, or a host does not come up.
     pub fn start(bed: &Bed, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
         let mut hosts = Self::prepare(bed, plan, folder)?;
-        hosts.all.iter_mut().try_for_each(RackHost::power_on)?;
-        hosts.all.iter().try_for_each(RackHost::wait_up)?;
+        hosts.power_on()?;
+        hosts.wait_up(|| true)?;
         Ok(hosts)
     }
 
-    fn prepare(bed: &Bed, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
+    pub(super) fn power_on(&mut self) -> Result<(), HostError> {
+        self.all.iter_mut().try_for_each(RackHost::power_on)
+    }
+
+    pub(super) fn wait_up(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
+        self.all.iter().try_for_each(|host| host.wait_up_while(&is_wanted))
+    }
+
+    pub(super) fn prepare(bed: &Bed, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
         let logs = folder.join("logs");
         fs::create_dir_all(&logs).map_err(HostError::file("make", &logs))?;
         let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
         fits(&folder)?;
-        let memory = tempfile::Builder::new().prefix("tarn-rack-").tempdir_in(MEMORY);
-        let memory = memory.map_err(HostError::file("make a folder in", Path::new(MEMORY)))?;
+        vacant(&folder, plan)?;
+        let memory = memory(&folder)?;
         image::of(bed, plan)?.pack(&folder.join("initrd"))?;
         let mut hosts = Self { all: Vec::new(), folder, memory };
         plan.devices.iter().try_for_each(|device| hosts.make(device))?;
@@ -93,6 +105,28 @@ impl Hosts {
     }
 }
 
+/// A folder in memory, where a link in the rack's folder shows it.
+fn memory(folder: &Path) -> Result<TempDir, HostError> {
+    let link = folder.join(LINK);
+    if let Ok(old) = fs::read_link(&link) {
+        let _ = fs::remove_dir_all(old); // of a rack that ended badly; it may be gone
+        let _ = fs::remove_file(&link);
+    }
+    let memory = tempfile::Builder::new().prefix("tarn-rack-").tempdir_in(MEMORY);
+    let memory = memory.map_err(HostError::file("make a folder in", Path::new(MEMORY)))?;
+    symlink(memory.path(), &link).map_err(HostError::file("make", &link))?;
+    Ok(memory)
+}
+
+/// Nobody else's hosts run in a folder.
+///
+/// # Errors
+/// One of them does.
+pub(super) fn vacant(folder: &Path, plan: &Plan) -> Result<(), HostError> {
+    let others = plan.names().into_iter().filter(|name| folder.join(format!("{name}.pid")).exists());
+    others.map(|name| Power::of(folder, &name)).try_for_each(|power| power?.claim().map(drop))
+}
+
 fn fits(folder: &Path) -> Result<(), HostError> {
     let longest = folder.join("h999.control");
     match longest.as_os_str().len() <= SOCKET_BYTES_MAX {
@@ -110,6 +144,8 @@ impl Drop for Hosts {
                 let _ = fs::remove_file(self.folder.join(format!("{}.{kind}", host.name())));
             }
         }
-        let _ = fs::remove_file(self.folder.join("initrd"));
+        for shared in ["initrd", LINK] {
+            let _ = fs::remove_file(self.folder.join(shared));
+        }
     }
 }
