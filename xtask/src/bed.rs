@@ -45,6 +45,9 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("strace", "strace", "usr/bin/strace"),
     ("xz", "xz-utils", "usr/bin/xz"),
 ];
+/// What those want that a bare machine does not have: the package, and the libraries of it.
+const TOOLS_LIBRARIES: (&str, &[&str]) =
+    ("libunwind8", &["libunwind-ptrace.so.0", "libunwind-x86_64.so.8", "libunwind.so.8"]);
 const TOOLS_SUITE: &str = "bookworm";
 
 /// The kernels that guests boot: what they are called here, and the Debian suite they come from.
@@ -58,7 +61,7 @@ const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
 pub fn ensure() -> Result<PathBuf, Failure> {
     let place = root().join("target/guests");
     let wanted = format!(
-        "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {FIRMWARE:?} {HOST_MODULES:?} {RACK_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
+        "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {TOOLS_LIBRARIES:?} {FIRMWARE:?} {HOST_MODULES:?} {RACK_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
     );
     let complete = place.join("complete");
     if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
@@ -90,10 +93,13 @@ pub fn ensure() -> Result<PathBuf, Failure> {
 }
 
 fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
-    make(into)?;
-    let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).collect();
+    make(&into.join("lib"))?;
+    let (package, libraries) = TOOLS_LIBRARIES;
+    let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain([package]).collect();
     apt.unpack(TOOLS_SUITE, &packages, unpacked)?;
     TOOLS.iter().try_for_each(|(name, _, program)| copy(&unpacked.join(program), &into.join(name)))?;
+    let library = |name| copy(&unpacked.join(LIBRARIES).join(name), &into.join("lib").join(name));
+    libraries.iter().try_for_each(library)?;
     clear(unpacked)
 }
 

@@ -11,7 +11,6 @@ mod replay;
 mod scratch;
 mod service;
 mod verdict;
-mod wait;
 
 use std::{env, fs, path::PathBuf, time::Duration};
 
@@ -22,9 +21,8 @@ use rack::{Plan, Rack};
 use replay::{Replay, Trace};
 use scratch::Scratch;
 use service::{Programs, Services};
-use wait::Patience;
 
-use crate::{bed, failure::Failure, step::build};
+use crate::{bed, failure::Failure, step::build, wait::Patience};
 
 /// What to show.
 #[derive(Clone, Debug, clap::Args)]

@@ -12,11 +12,13 @@ mod libvirt;
 mod licences;
 mod lint;
 mod man;
+mod rack;
 mod repository;
 mod sim;
 mod step;
 mod test;
 mod tidy;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -31,6 +33,8 @@ enum Task {
     /// A guest of the demo, in a rack of its own: what an emulated host does
     #[command(hide = true)]
     GuestAct(demo::guest::Inside),
+    /// A rack in a box: hosts that QEMU emulates, with shared CXL devices and agents, and a manager; until Ctrl-C
+    Rack(rack::Args),
     /// Every test
     Test(test::Args),
     /// Formatting, clippy and documentation without a warning, and the licences of what is built in
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Demo(args) => demo::run(&args),
         Task::GuestAct(inside) => inside.run(),
+        Task::Rack(args) => rack::run(args),
         Task::Test(args) => test::run(&args),
         Task::Lint => lint::run(),
         Task::Tidy => tidy::run(),

@@ -28,6 +28,9 @@ pub const GUEST_MODULES: &[&str] = &[
     "evdev",
 ];
 
+/// Where programs look for libraries.
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+
 /// A folder whose name says whose it is.
 pub(crate) fn folder() -> Result<TempDir, HostError> {
     let made = tempfile::Builder::new().prefix("tarn-host-").tempdir();
@@ -104,17 +107,17 @@ impl Initrd {
             .map(drop)
     }
 
-    /// Adds a program, without what only a debugger reads, and the libraries it wants.
+    /// Adds a program, without what only a debugger reads, and the libraries it wants; those in a folder `lib` beside it first.
     ///
     /// # Errors
     /// There is no such program.
     pub fn program(&self, from: &Path, name: &str) -> Result<(), HostError> {
         self.copy(from, name)?;
         let _ = run(Command::new("strip").arg("--strip-debug").arg(self.place(name)?)); // without, it is larger
-        let libraries = run(Command::new("ldd").arg(from))?;
-        let is_library = |word: &&str| word.starts_with("/lib") || word.starts_with("/usr/lib");
-        let mut libraries = libraries.split_whitespace().filter(is_library);
-        libraries.try_for_each(|library| self.copy(Path::new(library), &library[1..]))
+        let beside = from.parent().unwrap_or(Path::new("")).join("lib");
+        let libraries = run(Command::new("ldd").arg(from).env("LD_LIBRARY_PATH", &beside))?;
+        let mut libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
+        libraries.try_for_each(|library| self.copy(library, &place_of(library, &beside)))
     }
 
     /// Packs it.
@@ -128,6 +131,12 @@ impl Initrd {
         command.args(["-c", pack]).arg(&self.cpio).current_dir(self.dir.path()).stdout(file);
         run(&mut command).map(drop)
     }
+}
+
+/// Where a library is looked for: where it is here, or where all are, for one that came beside its program.
+fn place_of(library: &Path, beside: &Path) -> String {
+    let own = library.strip_prefix(beside).map(|name| Path::new(LIBRARIES).join(name));
+    own.unwrap_or_else(|_| library.to_owned()).display().to_string().trim_start_matches('/').to_owned()
 }
 
 /// Runs a program to its end; what it said, unless that goes elsewhere.

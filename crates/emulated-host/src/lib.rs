@@ -7,6 +7,7 @@
 mod bed;
 mod initrd;
 pub mod nodes;
+pub mod rack;
 
 use std::{
     io::{self, BufRead as _, BufReader},
@@ -85,6 +86,30 @@ pub enum HostError {
         program: String,
         /// What it said.
         said: String,
+    },
+    /// A host of a rack cannot be switched, or is not what it should be after it was.
+    #[error("host {host}: {why}")]
+    Power {
+        /// Which one.
+        host: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A host of a rack did not answer: it is paused, off, or busy.
+    #[error("host {host} did not answer within {within:?}")]
+    Silent {
+        /// Which one.
+        host: String,
+        /// For how long it was waited.
+        within: Duration,
+    },
+    /// A rack cannot be there.
+    #[error("folder {}: the names of its sockets would have more than {bytes_max} bytes", folder.display())]
+    Folder {
+        /// Where it was to be.
+        folder: PathBuf,
+        /// What Linux takes.
+        bytes_max: usize,
     },
     /// Whoever waited for it wants it no more.
     #[error("interrupted")]

@@ -16,9 +16,8 @@ use super::{
     scratch::Scratch,
     service::{Programs, Service, Services, command},
     verdict::Verdict,
-    wait::Patience,
 };
-use crate::failure::Failure;
+use crate::{failure::Failure, wait::Patience};
 
 /// After so long without having reached a part of the trace the story goes on all the same: a small rack may turn most of
 /// the VMs away, and never get there.

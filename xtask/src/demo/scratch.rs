@@ -8,8 +8,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{processes, wait::until};
-use crate::failure::Failure;
+use super::processes;
+use crate::{failure::Failure, wait::until};
 
 /// Where memory is a file system.
 const MEMORY: &str = "/dev/shm";

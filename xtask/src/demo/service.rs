@@ -12,8 +12,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{processes, rack::Rack, scratch::Scratch, wait::until, write};
-use crate::failure::Failure;
+use super::{processes, rack::Rack, scratch::Scratch, write};
+use crate::{failure::Failure, wait::until};
 
 /// How long a process may take to end once asked to.
 const END_WITHIN: Duration = Duration::from_secs(10);

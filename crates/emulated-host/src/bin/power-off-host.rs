@@ -1,0 +1,28 @@
+//! `power-off-host FOLDER HOST`: cuts the power of a host of a rack, and ends well only when its process is certainly gone. For the
+//! command of `[fence]` in rack.toml. What a rack's folder is, is the library's.
+
+#![forbid(unsafe_code)]
+
+use std::{path::Path, process::ExitCode};
+
+use emulated_host::{HostError, rack::Power};
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, host] = &words[..] else {
+        eprintln!("usage: power-off-host FOLDER HOST");
+        return ExitCode::from(2);
+    };
+    match off(Path::new(folder), host) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let why = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+            eprintln!("error: {error}{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn off(folder: &Path, host: &str) -> Result<(), HostError> {
+    Power::of(folder, host)?.off()
+}

@@ -1,0 +1,35 @@
+//! Certificates for a rack whose parts are on different machines: one authority, and one key for each name. Who may do what by a
+//! name is rack.toml's.
+
+use std::{fs, io, path::Path};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+use crate::HostError;
+
+/// Writes `ca.pem`, and `NAME.pem` and `NAME.key` for each name.
+///
+/// # Errors
+/// A file cannot be written.
+pub(super) fn write(folder: &Path, names: &[&str]) -> Result<(), HostError> {
+    let made = make(names)
+        .map_err(|wrong| HostError::file("make certificates in", folder)(io::Error::other(wrong)))?;
+    made.iter().try_for_each(|(name, pem)| {
+        let file = folder.join(name);
+        fs::write(&file, pem).map_err(HostError::file("write", &file))
+    })
+}
+
+fn make(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
+    let mut authority = CertificateParams::new(Vec::new())?;
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
+    let mut files = vec![("ca.pem".to_owned(), authority.pem())];
+    for name in names {
+        let key = KeyPair::generate()?;
+        let certificate = CertificateParams::new(vec![(*name).to_owned()])?.signed_by(&key, &authority)?;
+        files.push((format!("{name}.pem"), certificate.pem()));
+        files.push((format!("{name}.key"), key.serialize_pem()));
+    }
+    Ok(files)
+}

@@ -1,0 +1,272 @@
+//! A whole rack: hosts with agents in them, and the pool manager outside, all strangers who show each other certificates. What is
+//! done with it is the caller's, through `tarn`.
+
+use std::{
+    fs::{self, File},
+    net::TcpListener,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{
+    certificates,
+    hosts::{Hosts, vacant},
+    plan::Plan,
+    settings::{self, MANAGER, OPERATOR},
+};
+use crate::{Bed, HostError};
+
+/// How long everybody may take to have spoken, once hosts have booted.
+const UP_WITHIN: Duration = Duration::from_secs(120);
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// An agent that ends comes back.
+const AGENT: &str = "
+while :; do
+  NO_COLOR=1 host-agent serve --config /etc/tarn/$HOST.toml > /dev/ttyS3 2>&1
+  echo \"the agent ended: $?\" > /dev/ttyS3
+  sleep 0.2
+done &
+";
+
+/// The programs of a rack.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// `pool-manager`.
+    pub manager: PathBuf,
+    /// `host-agent`.
+    pub agent: PathBuf,
+    /// `tarn`.
+    pub tarn: PathBuf,
+    /// `power-off-host`.
+    pub power_off: PathBuf,
+}
+
+/// What a rack is like.
+#[derive(Clone, Debug)]
+pub struct RackPlan {
+    /// Its hosts and devices: a GiB is a slice. Its script comes after the agent is started.
+    pub hosts: Plan,
+    /// What it is made of.
+    pub programs: Programs,
+    /// How agents take slices: `dax` or `memory_block`.
+    pub backend: String,
+    /// Seconds of a lease.
+    pub lease_ttl_s: f64,
+    /// Seconds of silence until a host's power is cut, or never.
+    pub fence_after_s: Option<f64>,
+    /// Lines to add to rack.toml.
+    pub more: String,
+    /// Lines to add to the section `[agent]` of every host's settings.
+    pub agents_more: String,
+    /// Lines to add to the section `[backend]`.
+    pub backend_more: String,
+}
+
+impl RackPlan {
+    /// A rack whose hosts are missed after two seconds, and never fenced by themselves.
+    pub fn new(hosts: Plan, programs: Programs, backend: &str) -> Self {
+        Self {
+            hosts,
+            programs,
+            backend: backend.to_owned(),
+            lease_ttl_s: 2.0,
+            fence_after_s: None,
+            more: String::new(),
+            agents_more: String::new(),
+            backend_more: String::new(),
+        }
+    }
+}
+
+/// A rack that runs. Dropped, nothing but its logs is left.
+#[derive(Debug)]
+pub struct Rack {
+    plan: RackPlan,
+    port: u16,
+    manager: Option<Child>,
+    hosts: Hosts,
+}
+
+impl Rack {
+    /// Starts it in a folder, and waits until all hosts are up. It ends with the thread that does so. `is_wanted` is asked every now
+    /// and then.
+    ///
+    /// # Errors
+    /// A program is missing or does not start, a host does not come up, or it is not wanted any more.
+    pub fn start(
+        bed: &Bed,
+        plan: RackPlan,
+        folder: &Path,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<Self, HostError> {
+        fs::create_dir_all(folder).map_err(HostError::file("make", folder))?;
+        let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
+        vacant(&folder, &plan.hosts)?;
+        let port = free_port()?;
+        let hosts = write(&plan, &folder, port)?;
+        let hosts = Hosts::prepare(bed, &hosts, &folder)?;
+        let mut rack = Self { plan, port, manager: None, hosts };
+        rack.hosts.power_on()?; // it takes them a while
+        rack.start_manager()?;
+        rack.hosts.wait_up(&is_wanted)?;
+        rack.wait_hosts_up(&is_wanted)?;
+        Ok(rack)
+    }
+
+    /// Its hosts.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Its hosts, to be switched on and off.
+    pub fn hosts_mut(&mut self) -> &mut Hosts {
+        &mut self.hosts
+    }
+
+    /// Where its manager answers.
+    pub fn endpoint(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// The folder of certificates: `ca.pem`, and `operator.pem` and `operator.key` for whoever schedules and administers. The
+    /// manager's is for `manager`.
+    pub fn certificates(&self) -> PathBuf {
+        self.own("certificates")
+    }
+
+    /// `tarn` as the operator of this rack.
+    pub fn tarn(&self, words: &[&str]) -> Command {
+        let mut tarn = Command::new(self.own("tarn"));
+        tarn.args(words).stdin(Stdio::null());
+        tarn
+    }
+
+    /// Where that is, for a person.
+    pub fn tarn_file(&self) -> PathBuf {
+        self.own("tarn")
+    }
+
+    /// Starts the manager, which must not run.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_manager(&mut self) -> Result<(), HostError> {
+        let log = self.hosts.folder().join("logs").join(MANAGER);
+        let said =
+            File::options().create(true).append(true).open(&log).map_err(HostError::file("open", &log))?;
+        let mut manager = Command::new("setpriv");
+        manager.args(["--pdeathsig", "KILL"]).arg(&self.plan.programs.manager);
+        manager.args(["serve", "--config"]).arg(self.own("rack.toml")).env("NO_COLOR", "1").process_group(0);
+        manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        self.manager = Some(manager.spawn().map_err(HostError::start(&self.plan.programs.manager))?);
+        Ok(())
+    }
+
+    /// Ends the manager at once, as a crash does.
+    pub fn kill_manager(&mut self) {
+        if let Some(mut manager) = self.manager.take() {
+            // Both fail only if it has ended and was waited for.
+            let _ = manager.kill();
+            let _ = manager.wait();
+        }
+    }
+
+    /// What the manager has logged.
+    pub fn manager_log(&self) -> String {
+        fs::read_to_string(self.hosts.folder().join("logs").join(MANAGER)).unwrap_or_default()
+    }
+
+    /// Waits until every host is up in the manager's eyes.
+    ///
+    /// # Errors
+    /// It is not in time, the manager ends, or nobody wants it any more.
+    pub fn wait_hosts_up(&mut self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
+        let give_up = Instant::now() + UP_WITHIN;
+        while self.hosts_up()? < self.hosts.all().len() {
+            if !is_wanted() {
+                return Err(HostError::Interrupted);
+            }
+            if self.manager.as_mut().is_none_or(|manager| !matches!(manager.try_wait(), Ok(None))) {
+                return Err(HostError::Failed {
+                    program: "pool-manager".to_owned(),
+                    said: self.manager_log(),
+                });
+            }
+            if Instant::now() > give_up {
+                return Err(HostError::Failed { program: "an agent".to_owned(), said: self.agent_logs() });
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// How many hosts the manager says are up; none while it says nothing.
+    fn hosts_up(&self) -> Result<usize, HostError> {
+        let asked = self.tarn(&["get", "hosts", "-o", "json"]).output();
+        let told = asked.map_err(HostError::start(&self.plan.programs.tarn))?.stdout;
+        let hosts: Vec<Value> = serde_json::from_slice(&told).unwrap_or_default();
+        Ok(hosts.iter().filter(|host| host["state"] == "up").count())
+    }
+
+    fn agent_logs(&self) -> String {
+        self.hosts.all().iter().map(|host| format!("{}:\n{}", host.name(), host.agent_log())).collect()
+    }
+
+    fn own(&self, name: &str) -> PathBuf {
+        self.hosts.folder().join(MANAGER).join(name)
+    }
+}
+
+impl Drop for Rack {
+    fn drop(&mut self) {
+        self.kill_manager();
+        let _ = fs::remove_dir_all(self.own("")); // what stays is in nobody's way
+    }
+}
+
+fn free_port() -> Result<u16, HostError> {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    Ok(free.map_err(HostError::file("find a free port on", Path::new("127.0.0.1")))?.port())
+}
+
+/// Writes everybody's settings; hosts with agents, and what these need.
+fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
+    let own = folder.join(MANAGER);
+    let _ = fs::remove_dir_all(&own); // of a rack that ended badly
+    let certificates = own.join("certificates");
+    fs::create_dir_all(&certificates).map_err(HostError::file("make", &certificates))?;
+    let mut hosts = plan.hosts.clone();
+    let names = hosts.names();
+    let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER, OPERATOR]).collect();
+    certificates::write(&certificates, &all)?;
+    let put =
+        |name: &str, text: String| fs::write(own.join(name), text).map_err(HostError::file("write", &own));
+    put("rack.toml", settings::rack_toml(plan, port, folder))?;
+    put("tarn", tarn(&plan.programs.tarn, &certificates, port))?;
+    let executable = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(own.join("tarn"), executable).map_err(HostError::file("write", &own))?;
+    hosts.files.push((certificates.join("ca.pem"), "etc/tarn/ca.pem".to_owned()));
+    for host in &names {
+        put(&format!("{host}.toml"), settings::host_toml(plan, port, host))?;
+        hosts.files.push((own.join(format!("{host}.toml")), format!("etc/tarn/{host}.toml")));
+        let of_host = ["pem", "key"].map(|kind| format!("{host}.{kind}"));
+        hosts.files.extend(of_host.map(|name| (certificates.join(&name), format!("etc/tarn/{name}"))));
+    }
+    hosts.programs.push(plan.programs.agent.clone());
+    hosts.script = format!("{AGENT}{}", hosts.script);
+    Ok(hosts)
+}
+
+/// `tarn` that knows its rack.
+fn tarn(program: &Path, certificates: &Path, port: u16) -> String {
+    format!(
+        "#!/bin/sh\nexport TARN_ENDPOINT=https://127.0.0.1:{port} TARN_SERVER_NAME={MANAGER}\n\
+         export TARN_CA={0:?}/ca.pem TARN_CERT={0:?}/{OPERATOR}.pem TARN_KEY={0:?}/{OPERATOR}.key\nexec {program:?} \"$@\"\n",
+        certificates
+    )
+}
