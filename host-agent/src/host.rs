@@ -3,6 +3,7 @@
 
 pub mod emulated;
 pub mod fake;
+pub mod memory;
 pub mod process;
 mod zero;
 
