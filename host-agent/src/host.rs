@@ -5,6 +5,7 @@ pub mod blocks;
 pub mod cxl;
 pub mod emulated;
 pub mod fake;
+pub mod memory;
 pub mod process;
 pub mod slices;
 pub mod sysfs;
