@@ -1,9 +1,14 @@
 //! What the agent does to a machine, behind one trait. Paths of /proc, /sys and devices appear below here and nowhere
 //! else; what is to be done is decided elsewhere.
 
+pub mod blocks;
+pub mod cxl;
 pub mod emulated;
 pub mod fake;
+pub mod memory;
 pub mod process;
+pub mod slices;
+pub mod sysfs;
 mod zero;
 
 use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};

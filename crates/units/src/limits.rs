@@ -203,6 +203,10 @@ pub const HOST_ATTEMPTS_TOLD_AFTER: u32 = 3;
 pub const ENDED_VM_TOLD_FOR: Ns = Ns::secs(3600);
 /// Slices one host scrubs at the same time.
 pub const SCRUBS_PER_HOST_MAX: usize = 64;
+/// What a scrub does between two looks at its memory and at the throttle, in bytes.
+pub const SCRUB_STEP_BYTES: usize = 2 << 20;
+/// What scrubs that did nothing for a while may make up for at once.
+pub const SCRUB_SAVED_UP: Ns = Ns::ms(10);
 /// Names of certificates in one role.
 pub const ROLE_NAMES_MAX: usize = 256;
 /// The shortest lease an operator may configure.

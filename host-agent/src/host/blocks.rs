@@ -1,0 +1,64 @@
+//! The kernel's memory blocks: how large they are, which ones lie in a range, whether they are online. Nothing is changed here.
+
+use std::ops::Range;
+
+use units::Bytes;
+
+use super::sysfs::{Sysfs, SysfsError};
+
+/// Where they are.
+pub const FOLDER: &str = "devices/system/memory";
+
+/// A piece of memory that goes online and offline as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its name, such as `memory344`.
+    pub name: String,
+    /// As the kernel says: `online`, `offline` or `going-offline`.
+    pub state: String,
+}
+
+impl Block {
+    /// Whether nothing can be in it.
+    pub fn is_offline(&self) -> bool {
+        self.state == "offline"
+    }
+}
+
+/// How large each block is.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
+    let file = format!("{FOLDER}/block_size_bytes");
+    let text = sysfs.text(&file)?;
+    match u64::from_str_radix(&text, 16) {
+        Ok(bytes) if bytes > 0 => Ok(Bytes::new(bytes)),
+        _ => Err(sysfs.unreadable(file, text, "a size in hexadecimal")),
+    }
+}
+
+/// What becomes of blocks that are added: they stay `offline`, or come `online` by themselves in one of several ways.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
+    sysfs.text(format!("{FOLDER}/auto_online_blocks"))
+}
+
+/// The blocks there are that hold any byte of a physical range, lowest first.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn within(sysfs: &Sysfs, range: &Range<u64>) -> Result<Vec<Block>, SysfsError> {
+    let size = size(sysfs)?.get();
+    let states = (range.start / size..range.end.div_ceil(size)).map(|number| {
+        let name = format!("memory{number}");
+        match sysfs.text(format!("{FOLDER}/{name}/state")) {
+            Ok(state) => Ok(Some(Block { name, state })),
+            Err(error) if error.is_gone() => Ok(None),
+            Err(error) => Err(error),
+        }
+    });
+    states.filter_map(Result::transpose).collect()
+}

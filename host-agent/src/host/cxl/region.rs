@@ -1,0 +1,147 @@
+//! The region over a memory device: the one that is there, or a new one over all of it. What a killed agent, or an attempt that
+//! failed, left unfinished is taken apart again, so that the next attempt begins at nothing.
+
+use std::path::{Path, PathBuf};
+
+use units::Bytes;
+
+use super::{
+    super::slices::{self, Region},
+    BUS, Problem, Sysfs, SysfsError,
+    topology::{self, Decoder, Memdev, Window},
+};
+
+/// Takes a region into use.
+const DRIVER: &str = "bus/cxl/drivers/cxl_region/bind";
+/// What sysfs says of a region once it is decoded.
+const COMMITTED: &str = "1";
+
+/// The region over a device, in use.
+pub(super) fn over(sysfs: &Sysfs, memdev: &Memdev) -> Result<Region, Problem> {
+    let bytes = memdev.bytes.slices_floor();
+    if bytes == Bytes::ZERO {
+        return Err(Problem::Small { bytes: memdev.bytes });
+    }
+    let no_endpoint = || Problem::NoEndpoint { name: memdev.name.clone() };
+    let endpoint = topology::endpoint(sysfs, memdev)?.ok_or_else(no_endpoint)?;
+    let windows = topology::windows(sysfs, &endpoint)?;
+    remove_unfinished(sysfs, &windows, &topology::decoders(sysfs, &endpoint)?)?;
+    let decoders = topology::decoders(sysfs, &endpoint)?;
+    match &*decoders.iter().filter(|decoder| !decoder.region.is_empty()).collect::<Vec<_>>() {
+        [] => make(sysfs, windows, &endpoint, &decoders, bytes),
+        [decoder] if decoder.at != 0 => {
+            Err(Problem::NotFromStart { region: decoder.region.clone(), at: decoder.at })
+        }
+        [decoder] => found(sysfs, &decoder.region),
+        several => Err(Problem::Regions(several.iter().map(|decoder| decoder.region.clone()).collect())),
+    }
+}
+
+/// The region that is there, if it is one that can be used.
+fn found(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
+    let folder = sysfs.target(Path::new(BUS).join(name))?;
+    let ways = sysfs.number(folder.join("interleave_ways"))?;
+    if ways != 1 {
+        return Err(Problem::Interleaved { region: name.to_owned(), ways });
+    }
+    let mode = sysfs.text(folder.join("mode"))?;
+    if mode != "ram" {
+        return Err(Problem::NotRam { region: name.to_owned(), mode });
+    }
+    if sysfs.driver(&folder)?.is_none() {
+        slices::see_policy(sysfs)?;
+        sysfs.write(DRIVER, name)?;
+    }
+    Ok(Region {
+        base: sysfs.number(folder.join("resource"))?,
+        bytes: Bytes::new(sysfs.number(folder.join("size"))?),
+        folder: dax_region(sysfs, &folder, name)?,
+        name: name.to_owned(),
+    })
+}
+
+fn dax_region(sysfs: &Sysfs, region: &Path, name: &str) -> Result<PathBuf, Problem> {
+    let folders = sysfs.numbered(region, "dax_region")?;
+    let mut folders = folders.iter().map(|folder| region.join(folder));
+    let usable = folders.find(|folder| sysfs.has(folder.join("dax_region")));
+    usable.ok_or_else(|| Problem::NoDax { region: name.to_owned() })
+}
+
+/// A new region in the first window that takes it.
+fn make(
+    sysfs: &Sysfs,
+    windows: Vec<Window>,
+    endpoint: &Path,
+    decoders: &[Decoder],
+    bytes: Bytes,
+) -> Result<Region, Problem> {
+    slices::see_policy(sysfs)?; // with a region the kernel may get memory that it keeps for ever
+    free(sysfs, decoders)?;
+    let bridge = topology::bridge(sysfs, endpoint)?;
+    let (fit, mut tried) = topology::fitting(windows, bridge, bytes);
+    let Some(decoder) = decoders.first() else { return Err(Problem::NoWindow { bytes, tried }) };
+    for window in fit {
+        match make_in(sysfs, &window, decoder, bytes) {
+            Ok(region) => return found(sysfs, &region),
+            Err(error) => {
+                tried.push(format!("{}: {}", window.name, units::chain(&error)));
+                remove_unfinished(sysfs, &[window], decoders)?;
+                free(sysfs, decoders)?;
+            }
+        }
+    }
+    Err(Problem::NoWindow { bytes, tried })
+}
+
+/// Each write is heard before the next one makes sense to the kernel.
+fn make_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> Result<String, SysfsError> {
+    let bytes = bytes.get().to_string();
+    let create = window.folder.join("create_ram_region");
+    let name = sysfs.text(&create)?;
+    sysfs.write(&create, &name)?;
+    let region = window.folder.join(&name);
+    let granularity = sysfs.text(window.folder.join("interleave_granularity"))?;
+    sysfs.write(region.join("interleave_granularity"), &granularity)?;
+    sysfs.write(region.join("interleave_ways"), "1")?;
+    sysfs.write(decoder.folder.join("mode"), "ram")?;
+    sysfs.write(decoder.folder.join("dpa_size"), &bytes)?;
+    sysfs.write(region.join("size"), &bytes)?;
+    sysfs.write(region.join("target0"), &decoder.name)?;
+    sysfs.write(region.join("commit"), COMMITTED)?;
+    Ok(name)
+}
+
+/// Takes apart regions that were never committed and have no other device in them.
+fn remove_unfinished(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
+    for window in windows {
+        for name in sysfs.numbered(&window.folder, "region")? {
+            if is_unfinished(sysfs, &window.folder.join(&name), decoders)? {
+                tracing::warn!(region = name, window = window.name, "unfinished region removed");
+                sysfs.write(window.folder.join("delete_region"), &name)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_unfinished(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<bool, SysfsError> {
+    if sysfs.text(region.join("commit"))? == COMMITTED {
+        return Ok(false);
+    }
+    let targets = sysfs.numbered(region, "target")?.into_iter().map(|target| sysfs.text(region.join(target)));
+    let targets: Vec<_> = targets.collect::<Result<_, _>>()?;
+    let is_ours =
+        |target: &String| target.is_empty() || decoders.iter().any(|decoder| decoder.name == *target);
+    Ok(targets.iter().all(is_ours))
+}
+
+/// Gives back what decoders without a region took of the device for one, the last one first.
+fn free(sysfs: &Sysfs, decoders: &[Decoder]) -> Result<(), SysfsError> {
+    for decoder in decoders.iter().rev() {
+        let taken = decoder.folder.join("dpa_size");
+        if sysfs.number(&taken)? > 0 {
+            sysfs.write(taken, "0")?;
+        }
+    }
+    Ok(())
+}

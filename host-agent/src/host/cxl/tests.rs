@@ -1,0 +1,173 @@
+//! What discovery promises, on a made-up /sys as a 6.12 kernel shows it. That a real one does what it is told is for the rack in a box.
+
+use super::{
+    super::sysfs::made_up::MadeUp,
+    topology::{Window, fitting},
+    *,
+};
+
+const ROOT: &str = "devices/platform/root0";
+
+/// A machine with one host bridge, one window and one device of 4 GiB, which has a region over all of it.
+fn machine() -> MadeUp {
+    let made_up = MadeUp::new(&[]);
+    made_up.link(&format!("{ROOT}/dport12"), "devices/pci0000:0c");
+    made_up.link(&format!("{ROOT}/port1/uport"), "devices/pci0000:0c");
+    let window = [("start", "0xac0000000"), ("size", "0x100000000"), ("target_list", "12")];
+    made_up.files(&format!("{ROOT}/decoder0.1"), &window);
+    made_up
+        .files(&format!("{ROOT}/decoder0.1"), &[("create_ram_region", "region7"), ("interleave_ways", "1")]);
+    device(&made_up, 0, "0x1", "region7");
+    region(&made_up);
+    made_up
+}
+
+fn device(made_up: &MadeUp, number: u32, serial: &str, region: &str) {
+    let (memdev, endpoint) = (format!("devices/mem{number}"), format!("{ROOT}/port1/endpoint{}", number + 2));
+    made_up.files(&memdev, &[("serial", serial), ("ram/size", "0x100000000")]);
+    made_up.link(&format!("{BUS}/mem{number}"), &memdev);
+    made_up.link(&format!("{BUS}/endpoint{}", number + 2), &endpoint);
+    made_up.link(&format!("{endpoint}/uport"), &memdev);
+    let taken = if region.is_empty() { "0xffffffffffffffff" } else { "0x0" };
+    let decoder = [("region", region), ("dpa_resource", taken), ("dpa_size", "0x0")];
+    made_up.files(&format!("{endpoint}/decoder{}.0", number + 2), &decoder);
+}
+
+fn region(made_up: &MadeUp) {
+    let folder = format!("{ROOT}/decoder0.1/region7");
+    made_up.files(&folder, &[("interleave_ways", "1"), ("mode", "ram"), ("commit", "1")]);
+    made_up
+        .files(&folder, &[("resource", "0xac0000000"), ("size", "0x100000000"), ("target0", "decoder2.0")]);
+    made_up.link(&format!("{BUS}/region7"), &folder);
+    made_up.link(&format!("{folder}/driver"), "bus/cxl/drivers/cxl_region");
+    made_up.files(&format!("{folder}/dax_region7"), &[("dax_region/create", ""), ("dax7.0/size", "0")]);
+    made_up.files(&format!("{folder}/dax_region7/dax7.0"), &[("align", "2097152"), ("target_node", "5")]);
+}
+
+/// What keeps the only device from being used.
+fn problem(made_up: &MadeUp) -> String {
+    let found = Discovered::find(&made_up.sysfs).unwrap();
+    units::chain(found.devices[0].slices.as_ref().unwrap_err())
+}
+
+#[test]
+fn a_region_that_is_there_is_used_whatever_its_number() {
+    let found = Discovered::find(&machine().sysfs).unwrap();
+    let slices = found.slices("0x1").unwrap();
+    assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));
+    assert_eq!((&*found.devices[0].name, &*slices.region().name), ("mem0", "region7"));
+}
+
+#[test]
+fn a_machine_without_a_bus_or_a_device_is_told_what_to_load() {
+    let nothing = MadeUp::new(&[]);
+    let error = Discovered::find(&nothing.sysfs).unwrap_err().to_string();
+    assert!(error.contains("no CXL bus") && error.contains("modprobe cxl_acpi"), "{error}");
+    nothing.files(BUS, &[("root0", "")]);
+    let error = Discovered::find(&nothing.sysfs).unwrap_err().to_string();
+    assert!(error.contains("no memory device") && error.contains("cxl_mem"), "{error}");
+}
+
+#[test]
+fn a_device_with_a_problem_does_not_hide_the_others() {
+    let made_up = machine();
+    device(&made_up, 1, "0x2", "");
+    let found = Discovered::find(&made_up.sysfs).unwrap();
+    assert_eq!(found.slices("0x1").unwrap().count(), 4);
+    assert!(matches!(found.devices[1].slices, Err(Problem::NoWindow { .. })), "{found:?}");
+    let error = found.slices("0x2").unwrap_err().to_string();
+    assert!(error.starts_with("CXL memory device 0x2: no window"), "{error}");
+    let error = found.slices("0x3").unwrap_err().to_string();
+    assert_eq!(error, "this machine has no CXL memory device with serial 0x3");
+}
+
+#[test]
+fn two_devices_of_one_serial_are_neither_of_them_used() {
+    let made_up = machine();
+    device(&made_up, 1, "0x1", "");
+    let found = Discovered::find(&made_up.sysfs).unwrap();
+    assert!(found.devices.iter().all(|device| matches!(device.slices, Err(Problem::Twins))), "{found:?}");
+}
+
+#[test]
+fn a_region_over_several_devices_is_refused_by_name() {
+    let made_up = machine();
+    made_up
+        .files(&format!("{ROOT}/decoder0.1/region7"), &[("interleave_ways", "2"), ("target1", "decoder3.0")]);
+    let problem = problem(&made_up);
+    assert!(problem.starts_with("region7 interleaves 2 devices"), "{problem}");
+}
+
+#[test]
+fn a_region_whose_slices_other_hosts_would_count_otherwise_is_refused() {
+    let made_up = machine();
+    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("dpa_resource", "0x40000000")]);
+    let problem = problem(&made_up);
+    assert!(problem.starts_with("region7 begins at byte 0x40000000 of it, not at 0"), "{problem}");
+}
+
+#[test]
+fn a_region_that_the_kernel_took_for_itself_is_explained() {
+    let made_up = machine();
+    let folder = made_up.path(&format!("{ROOT}/decoder0.1/region7/dax_region7"));
+    std::fs::remove_dir_all(folder).unwrap();
+    let problem = problem(&made_up);
+    assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
+}
+
+#[test]
+fn an_attempt_that_fails_says_which_window_and_which_write() {
+    let made_up = machine();
+    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", ""), ("dpa_size", "0x0")]);
+    let problem = problem(&made_up);
+    assert!(problem.contains("decoder0.1: read ") && problem.contains("interleave_granularity"), "{problem}");
+}
+
+#[test]
+fn no_region_is_made_where_the_kernel_would_keep_its_memory() {
+    let made_up = machine();
+    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
+    made_up.files("devices/system/memory", &[("auto_online_blocks", "online")]);
+    let problem = problem(&made_up);
+    assert!(problem.contains("memhp_default_state=offline"), "{problem}");
+}
+
+#[test]
+fn windows_are_chosen_by_what_they_are_and_never_by_number() {
+    let window = |name: &str, start_mib: u64, gib: u64, targets: &[u64]| Window {
+        name: name.into(),
+        folder: name.into(),
+        start: start_mib << 20,
+        bytes: gib << 30,
+        takes_ram: name != "for pmem",
+        targets: targets.to_vec(),
+    };
+    let windows = vec![
+        window("askew", 43 * 1024 + 256, 4, &[12]),
+        window("small", 43 * 1024, 1, &[12]),
+        window("elsewhere", 43 * 1024, 8, &[13]),
+        window("wide", 43 * 1024, 8, &[12]),
+        window("right", 51 * 1024, 4, &[12]),
+        window("both", 59 * 1024, 8, &[12, 13]),
+        window("for pmem", 67 * 1024, 8, &[12]),
+    ];
+    let (fit, others) = fitting(windows, Some(12), Bytes::gib(4));
+    assert_eq!(fit.iter().map(|window| &*window.name).collect::<Vec<_>>(), ["right", "wide", "askew"]);
+    let why = [
+        "small has 1GiB",
+        "elsewhere does not lead to it",
+        "both interleaves 2 host bridges",
+        "for pmem is not for volatile memory",
+    ];
+    assert_eq!(others, why);
+}
+
+#[test]
+fn a_slice_is_named_by_serial_and_index_and_nothing_else() {
+    let name: SliceName = "cxl:0x1:3".parse().unwrap();
+    assert_eq!((&*name.serial, name.index, &*name.to_string()), ("0x1", 3, "cxl:0x1:3"));
+    for bad in ["", "cxl:0x1", "cxl::3", "cxl:0x1:", "cxl:0x1:-1", "cxl:0x1:3 ", "dax:0x1:3", "/dev/dax0.0"] {
+        let error = bad.parse::<SliceName>().unwrap_err().to_string();
+        assert_eq!(error, format!("{bad:?} is not cxl:SERIAL:INDEX"));
+    }
+}

@@ -1,0 +1,140 @@
+//! What is on the CXL bus and what leads to it: memory devices, their endpoints and decoders, and the windows of the host's physical
+//! memory through which an endpoint can be reached. Nothing is changed here.
+
+use std::path::{Path, PathBuf};
+
+use units::{Bytes, SLICE};
+
+use super::{BUS, Sysfs, SysfsError};
+
+/// A memory device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Memdev {
+    pub(super) name: String,
+    pub(super) serial: String,
+    pub(super) bytes: Bytes,
+}
+
+/// The memory devices there are.
+pub(super) fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, SysfsError> {
+    let read = |name: String| {
+        let device = Path::new(BUS).join(&name);
+        let serial = sysfs.text(device.join("serial"))?;
+        Ok(Memdev { serial, bytes: Bytes::new(sysfs.number(device.join("ram/size"))?), name })
+    };
+    sysfs.numbered(BUS, "mem")?.into_iter().map(read).collect()
+}
+
+/// The endpoint port of a memory device, as an absolute path: `…/root0/port1/endpoint2`.
+pub(super) fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<Option<PathBuf>, SysfsError> {
+    let device = sysfs.target(Path::new(BUS).join(&memdev.name))?;
+    for name in sysfs.numbered(BUS, "endpoint")? {
+        let endpoint = sysfs.target(Path::new(BUS).join(name))?;
+        if sysfs.target(endpoint.join("uport"))? == device {
+            return Ok(Some(endpoint));
+        }
+    }
+    Ok(None)
+}
+
+/// A decoder of an endpoint: which part of the device's memory is where in the host's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Decoder {
+    pub(super) name: String,
+    pub(super) folder: PathBuf,
+    /// The region that it is of; empty if none.
+    pub(super) region: String,
+    /// Where in the device's memory it begins.
+    pub(super) at: u64,
+}
+
+/// An endpoint's decoders, in the order in which they must be used.
+pub(super) fn decoders(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Decoder>, SysfsError> {
+    let read = |name: String| {
+        let folder = endpoint.join(&name);
+        let region = sysfs.text(folder.join("region"))?;
+        Ok(Decoder { region, at: sysfs.number(folder.join("dpa_resource"))?, name, folder })
+    };
+    sysfs.numbered(endpoint, "decoder")?.into_iter().map(read).collect()
+}
+
+/// A window: a stretch of the host's physical memory in which the firmware lets regions be, and which host bridges it leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    pub(super) name: String,
+    pub(super) folder: PathBuf,
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+    pub(super) takes_ram: bool,
+    /// Host bridges that it leads to, by the numbers of their ports.
+    pub(super) targets: Vec<u64>,
+}
+
+/// All windows of the root that an endpoint is below.
+pub(super) fn windows(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Window>, SysfsError> {
+    let Some((root, _)) = root_and_bridge(endpoint) else { return Ok(Vec::new()) };
+    let names = sysfs.numbered(root, "decoder")?;
+    names.into_iter().map(|name| window(sysfs, root.join(&name), name)).collect()
+}
+
+fn window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsError> {
+    let text = sysfs.text(folder.join("target_list"))?;
+    let targets = text.split(',').map(str::parse).collect::<Result<_, _>>();
+    Ok(Window {
+        start: sysfs.number(folder.join("start"))?,
+        bytes: sysfs.number(folder.join("size"))?,
+        takes_ram: sysfs.has(folder.join("create_ram_region")),
+        targets: targets
+            .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of numbers"))?,
+        name,
+        folder,
+    })
+}
+
+/// The number that the windows of an endpoint's root give the host bridge above it.
+pub(super) fn bridge(sysfs: &Sysfs, endpoint: &Path) -> Result<Option<u64>, SysfsError> {
+    let Some((root, bridge)) = root_and_bridge(endpoint) else { return Ok(None) };
+    let above = sysfs.target(bridge.join("uport"))?;
+    for port in sysfs.numbered(root, "dport")? {
+        if sysfs.target(root.join(&port))? == above {
+            return Ok(port.trim_start_matches("dport").parse().ok());
+        }
+    }
+    Ok(None)
+}
+
+/// The root above an endpoint, and the port below it on the way down.
+fn root_and_bridge(endpoint: &Path) -> Option<(&Path, &Path)> {
+    let is_root =
+        |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("root"));
+    let bridge = endpoint.ancestors().find(|path| path.parent().is_some_and(is_root))?;
+    Some((bridge.parent()?, bridge))
+}
+
+/// The windows in which a region over a device can be, best first, and of each other one why not: whole GiB before others, so that
+/// slices can be mapped by huge pages, and the narrowest first, so that larger devices find room.
+pub(super) fn fitting(windows: Vec<Window>, bridge: Option<u64>, bytes: Bytes) -> (Vec<Window>, Vec<String>) {
+    let (mut fit, mut others) = (Vec::new(), Vec::new());
+    for window in windows {
+        match unfit(&window, bridge, bytes) {
+            None => fit.push(window),
+            Some(why) => others.push(format!("{} {why}", window.name)),
+        }
+    }
+    fit.sort_by_key(|window| (!window.start.is_multiple_of(SLICE.get()), window.bytes));
+    (fit, others)
+}
+
+fn unfit(window: &Window, bridge: Option<u64>, bytes: Bytes) -> Option<String> {
+    if !bridge.is_some_and(|bridge| window.targets.contains(&bridge)) {
+        Some("does not lead to it".to_owned())
+    } else if window.targets.len() > 1 {
+        Some(format!("interleaves {} host bridges", window.targets.len()))
+    } else if !window.takes_ram {
+        Some("is not for volatile memory".to_owned())
+    } else if window.bytes < bytes.get() {
+        Some(format!("has {}", Bytes::new(window.bytes)))
+    } else {
+        None
+    }
+}

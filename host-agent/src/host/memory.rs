@@ -1,0 +1,11 @@
+//! Pool memory as this process touches it: mapped, emptied and seen to be empty, and given room on the host's nodes. Which
+//! memory that is, and whose, is the backends' business.
+
+mod bus_error;
+pub mod mapped;
+pub mod throttle;
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!(
+    "caches are written back by instructions of x86-64: another processor's belong into host/memory/mapped.rs"
+);

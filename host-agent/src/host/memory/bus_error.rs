@@ -1,0 +1,101 @@
+//! Memory that is taken away, or turns out to be broken, while this process touches it. The kernel then raises SIGBUS in the
+//! thread that does, which ends a process that does not mind. Within [`survive`] the thread goes on, on empty pages in place
+//! of the whole mapping, and what it did comes to nothing but an error. A bus error anywhere else is a bug, and still ends it.
+
+use std::{
+    io,
+    sync::{
+        OnceLock,
+        atomic::{AtomicI32, AtomicUsize, Ordering, compiler_fence},
+    },
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use vm_memory::MmapRegion;
+
+/// From asm-generic/siginfo.h: memory that is broken was used, or was found without being used.
+const BUS_MCEERR_AR: libc::c_int = 4;
+const BUS_MCEERR_AO: libc::c_int = 5;
+
+/// What a thread touches, for the handler that runs in its place.
+struct Touching {
+    start: AtomicUsize,
+    bytes: AtomicUsize,
+    /// Why there is nothing any more; 0 if there is.
+    lost: AtomicI32,
+}
+
+thread_local! {
+    // It is never dropped and needs no making, so a handler may look at it.
+    static TOUCHING: Touching =
+        const { Touching { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicI32::new(0) } };
+}
+
+/// From now on memory may go away within [`survive`].
+///
+/// # Errors
+/// The kernel takes no handler.
+pub(super) fn prepare() -> io::Result<()> {
+    static PREPARED: OnceLock<Result<(), i32>> = OnceLock::new();
+    let register = || vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error);
+    let prepared = PREPARED.get_or_init(|| register().map_err(|error| error.errno()));
+    prepared.map_err(io::Error::from_raw_os_error)
+}
+
+/// Does something with a mapping that may go away meanwhile. Once it has, there are empty pages of this process's own in its
+/// place: whoever was told so must not believe anything of it any more.
+///
+/// # Errors
+/// ENXIO: it was taken away. EHWPOISON: it is broken.
+pub(super) fn survive<T>(mapping: &MmapRegion<()>, touch: impl FnOnce() -> T) -> io::Result<T> {
+    TOUCHING.with(|touching| {
+        touching.begin(mapping);
+        let result = touch();
+        match touching.end() {
+            0 => Ok(result),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    })
+}
+
+impl Touching {
+    fn begin(&self, mapping: &MmapRegion<()>) {
+        self.lost.store(0, Ordering::Relaxed);
+        self.start.store(mapping.as_ptr() as usize, Ordering::Relaxed);
+        self.bytes.store(mapping.size(), Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst); // before anything is touched
+    }
+
+    fn end(&self) -> i32 {
+        compiler_fence(Ordering::SeqCst);
+        self.bytes.store(0, Ordering::Relaxed);
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Puts empty pages in place of the mapping, if this address is in it. Whether it could be done.
+    fn lose(&self, at: usize, errno: i32) -> bool {
+        let (start, bytes) = (self.start.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
+        if !(start..start + bytes).contains(&at) {
+            return false;
+        }
+        self.lost.store(errno, Ordering::Relaxed);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: all of the range is one mapping that `survive` borrows for as long as this thread touches it, and that
+        // nobody has references into: it may hold anything else from one moment to the next.
+        unsafe { mmap_anonymous(start as *mut _, bytes, access, flags) }.is_ok()
+    }
+}
+
+extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel hands a handler that was registered with SA_SIGINFO, as vmm-sys-util does, a siginfo_t that is
+    // valid while the handler runs.
+    let info = unsafe { &*info };
+    // SAFETY: the signal is SIGBUS, for which the kernel fills in an address.
+    let at = unsafe { info.si_addr() } as usize;
+    let broken = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
+    let errno = if broken { libc::EHWPOISON } else { libc::ENXIO };
+    if !TOUCHING.with(|touching| touching.lose(at, errno)) {
+        let _ = signal_hook::low_level::emulate_default_handler(libc::SIGBUS); // it does not return
+    }
+}

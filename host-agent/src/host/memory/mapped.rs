@@ -1,0 +1,204 @@
+//! A slice's memory, mapped: a device-dax node knows no other way to be read and written. It is emptied and read past the
+//! caches, which another host's writes do not reach. Which slice it is, and what a byte that is not zero means, is not known
+//! here. No reference into it is ever made, as another host may write it at any time.
+
+use std::{
+    arch::{
+        asm,
+        x86_64::{
+            __cpuid_count, __m128i, _mm_clflush, _mm_mfence, _mm_setzero_si128, _mm_sfence, _mm_stream_si128,
+        },
+    },
+    cell::Cell,
+    fs::File,
+    io,
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use units::limits::SCRUB_STEP_BYTES;
+use vm_memory::{
+    FileOffset, MmapRegion,
+    mmap::{MmapRegionBuilder, MmapRegionError},
+};
+
+use super::{bus_error, throttle::Throttle};
+
+/// What a processor's caches hold and write back at once.
+#[repr(C, align(64))]
+struct Line([u64; 8]);
+
+const LINE: usize = size_of::<Line>();
+
+/// All of a device-dax node or a file, mapped shared. Of one thread at a time: what one of them lost, no other may believe.
+#[derive(Debug)]
+pub struct Mapped {
+    region: MmapRegion<()>,
+    evict: Evict,
+    /// The error with which it went away; 0 while it is there.
+    lost: Cell<i32>,
+}
+
+impl Mapped {
+    /// Maps the first so many bytes, a positive multiple of 64, and for a device of what it is aligned to. The kernel chooses
+    /// the address, and aligns it as a device demands.
+    ///
+    /// # Errors
+    /// The kernel maps no such thing: for a device ENXIO, if no driver has it.
+    pub fn map(file: &File, bytes: u64) -> io::Result<Self> {
+        let size = usize::try_from(bytes).map_err(io::Error::other)?;
+        if size == 0 || !size.is_multiple_of(LINE) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the length is no multiple of 64 bytes"));
+        }
+        bus_error::prepare()?;
+        let region = MmapRegionBuilder::new(size)
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+            .with_file_offset(FileOffset::new(file.try_clone()?, 0))
+            .build()
+            .map_err(refused)?;
+        Ok(Self { region, evict: Evict::best(), lost: Cell::new(0) })
+    }
+
+    /// Writes back what this host's caches have of it, and has them forget it: whoever reads it next reads the memory.
+    ///
+    /// # Errors
+    /// It is gone (ENXIO) or broken (EHWPOISON).
+    pub fn write_back(&self) -> io::Result<()> {
+        fence();
+        for step in self.steps() {
+            self.touch(|| step.lines().for_each(|line| self.evict.line(line)))?;
+        }
+        fence();
+        Ok(())
+    }
+
+    /// Where the first 64 bytes begin that are not all zero.
+    ///
+    /// # Errors
+    /// It is gone (ENXIO) or broken (EHWPOISON).
+    pub fn first_not_zero(&self) -> io::Result<Option<u64>> {
+        for step in self.steps() {
+            let found = self.touch(|| step.lines().find(|line| !is_zero(*line)))?;
+            if let Some(line) = found {
+                return Ok(Some((line as usize - self.region.as_ptr() as usize) as u64));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes it all zero, past the caches, as fast as the throttle lets it. Adds what is done to `progress`, in bytes.
+    ///
+    /// # Errors
+    /// It is gone (ENXIO) or broken (EHWPOISON).
+    pub fn zero(&self, throttle: &Throttle, progress: &AtomicU64) -> io::Result<()> {
+        for step in self.steps() {
+            throttle.wait_for(step.bytes());
+            self.touch(|| step.stream_zeros())?;
+            progress.fetch_add(step.bytes(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// So much is touched before it is asked whether it is still there.
+    fn steps(&self) -> impl Iterator<Item = Step> + use<> {
+        let (start, bytes) = (self.region.as_ptr(), self.region.size());
+        (0..bytes).step_by(SCRUB_STEP_BYTES).map(move |offset| {
+            let end = bytes.min(offset + SCRUB_STEP_BYTES);
+            Step(start.wrapping_add(offset)..start.wrapping_add(end))
+        })
+    }
+
+    /// Once it is gone there are empty pages in its place, which are not to be taken for it.
+    fn touch<T>(&self, touch: impl FnOnce() -> T) -> io::Result<T> {
+        if self.lost.get() != 0 {
+            return Err(io::Error::from_raw_os_error(self.lost.get()));
+        }
+        let touched = bus_error::survive(&self.region, touch);
+        if let Err(error) = &touched {
+            self.lost.set(error.raw_os_error().unwrap_or(libc::ENXIO));
+        }
+        touched
+    }
+}
+
+fn refused(error: MmapRegionError) -> io::Error {
+    match error {
+        MmapRegionError::Mmap(errno) => errno,
+        other => io::Error::other(other),
+    }
+}
+
+/// Whole lines of a mapping.
+#[derive(Clone)]
+struct Step(Range<*mut u8>);
+
+impl Step {
+    fn bytes(&self) -> u64 {
+        (self.0.end as usize - self.0.start as usize) as u64
+    }
+
+    fn lines(&self) -> impl Iterator<Item = *mut Line> + use<> {
+        let (start, bytes) = (self.0.start, self.0.end as usize - self.0.start as usize);
+        (0..bytes).step_by(LINE).map(move |offset| start.wrapping_add(offset).cast())
+    }
+
+    fn stream_zeros(&self) {
+        // SAFETY: every processor with 64 bits has the instruction.
+        let zero = unsafe { _mm_setzero_si128() };
+        for line in self.lines() {
+            for part in 0..LINE / size_of::<__m128i>() {
+                let at = line.cast::<__m128i>().wrapping_add(part);
+                // SAFETY: the line is one of a mapping that can be written, begins at a multiple of 64 bytes, and nobody
+                // has references into it; if there is no memory behind it, `survive` puts some there.
+                unsafe { _mm_stream_si128(at, zero) };
+            }
+        }
+        // SAFETY: every processor with 64 bits has the instruction. What was streamed has no place in the order of writes before.
+        unsafe { _mm_sfence() };
+    }
+}
+
+fn is_zero(line: *const Line) -> bool {
+    // SAFETY: the line is one of a mapping that can be read, and begins at a multiple of 64 bytes; if there is no memory behind
+    // it, `survive` puts some there. Another host may write it meanwhile, hence volatile, and any bytes are numbers.
+    unsafe { line.read_volatile() }.0 == [0; 8]
+}
+
+/// Nothing before it and after it is mixed up.
+fn fence() {
+    // SAFETY: every processor with 64 bits has the instruction.
+    unsafe { _mm_mfence() };
+}
+
+/// How lines leave the caches.
+#[derive(Clone, Copy, Debug)]
+enum Evict {
+    /// Many at a time.
+    Weakly,
+    /// One after the other, on processors of old.
+    InOrder,
+}
+
+impl Evict {
+    fn best() -> Self {
+        const FEATURES: u32 = 7;
+        const CLFLUSHOPT: u32 = 1 << 23;
+        if __cpuid_count(FEATURES, 0).ebx & CLFLUSHOPT != 0 { Self::Weakly } else { Self::InOrder }
+    }
+
+    fn line(self, line: *mut Line) {
+        match self {
+            // SAFETY: the processor has the instruction, and what it does to the bytes of a line is what a read does; if
+            // there is no memory behind it, `survive` puts some there.
+            Self::Weakly => unsafe {
+                asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
+            },
+            // SAFETY: as above; every processor with 64 bits has this one.
+            Self::InOrder => unsafe { _mm_clflush(line.cast()) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

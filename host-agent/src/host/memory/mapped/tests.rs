@@ -1,0 +1,93 @@
+//! What mapped memory promises, on files in memory. Devices are in the tests of whole hosts.
+
+use std::{num::NonZeroU64, os::unix::fs::FileExt as _};
+
+use super::*;
+
+const BYTES: u64 = 5 << 20;
+
+fn file() -> File {
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    file.set_len(BYTES).unwrap();
+    file
+}
+
+fn unthrottled() -> Throttle {
+    Throttle::new(NonZeroU64::MAX)
+}
+
+#[test]
+fn one_byte_that_is_not_zero_is_found_wherever_it_is() {
+    for at in [0, 1, 63, 64, 4096 + 17, SCRUB_STEP_BYTES as u64 - 1, SCRUB_STEP_BYTES as u64, BYTES - 1] {
+        let file = file();
+        let mapped = Mapped::map(&file, BYTES).unwrap();
+        assert_eq!(mapped.first_not_zero().unwrap(), None);
+        file.write_all_at(b"x", at).unwrap();
+        assert_eq!(mapped.first_not_zero().unwrap(), Some(at / 64 * 64));
+    }
+}
+
+#[test]
+fn what_was_made_zero_is_zero_for_everybody_and_counted_once() {
+    let file = file();
+    file.write_all_at(&vec![0xa5; usize::try_from(BYTES).unwrap()], 0).unwrap();
+    let mapped = Mapped::map(&file, BYTES).unwrap();
+    let progress = AtomicU64::new(7);
+    mapped.zero(&unthrottled(), &progress).unwrap();
+    mapped.write_back().unwrap();
+    assert_eq!(progress.into_inner(), 7 + BYTES);
+    assert_eq!(mapped.first_not_zero().unwrap(), None);
+    let mut read = vec![1; usize::try_from(BYTES).unwrap()];
+    file.read_exact_at(&mut read, 0).unwrap();
+    assert!(read.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn writing_back_changes_nothing_whichever_way_lines_leave_the_caches() {
+    let file = file();
+    file.write_all_at(b"kept", BYTES - 4).unwrap();
+    for evict in [Evict::best(), Evict::InOrder] {
+        let mapped = Mapped { evict, ..Mapped::map(&file, BYTES).unwrap() };
+        mapped.write_back().unwrap();
+        assert_eq!(mapped.first_not_zero().unwrap(), Some(BYTES - 64));
+    }
+}
+
+#[test]
+fn memory_that_is_taken_away_is_an_error_and_never_zeros() {
+    let file = file();
+    file.write_all_at(&[1], BYTES - 1).unwrap();
+    let mapped = Mapped::map(&file, BYTES).unwrap();
+    file.set_len(BYTES / 2).unwrap();
+    let gone = |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENXIO));
+    let progress = AtomicU64::new(0);
+    gone(mapped.zero(&unthrottled(), &progress));
+    assert!(progress.into_inner() < BYTES / 2 + 1, "what is gone does not count");
+    gone(mapped.first_not_zero().map(drop));
+    gone(mapped.write_back());
+    file.set_len(BYTES).unwrap();
+    gone(mapped.first_not_zero().map(drop));
+    assert_eq!(Mapped::map(&file, BYTES).unwrap().first_not_zero().unwrap(), None);
+}
+
+#[test]
+fn memory_that_is_taken_away_under_one_thread_is_no_concern_of_another() {
+    let (kept, lost) = (file(), file());
+    lost.set_len(0).unwrap();
+    std::thread::scope(|scope| {
+        let scrub = |file: &File| Mapped::map(file, BYTES)?.zero(&unthrottled(), &AtomicU64::new(0));
+        let files = [&kept, &lost].into_iter().cycle().take(8);
+        let threads: Vec<_> = files.map(|file| scope.spawn(move || scrub(file))).collect();
+        let done: Vec<bool> = threads.into_iter().map(|thread| thread.join().unwrap().is_ok()).collect();
+        assert_eq!(done, [true, false, true, false, true, false, true, false]);
+    });
+}
+
+#[test]
+fn what_is_no_memory_is_not_mapped() {
+    let folder = File::open("/").unwrap();
+    Mapped::map(&folder, BYTES).unwrap_err();
+    for bytes in [0, 65] {
+        assert_eq!(Mapped::map(&file(), bytes).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,112 @@
+//! How fast slices may be emptied, all scrubs of a host together: what they take of a link to pool memory, tenants do not have.
+//! The bucket decides, with the time as an argument; the throttle has a clock, and sleeps. Nothing that a VM waits for asks it.
+
+use std::{
+    num::NonZeroU64,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use units::{Ns, limits::SCRUB_SAVED_UP};
+
+/// Bytes per second, handed out in the order in which they are asked for.
+#[derive(Debug)]
+struct Bucket {
+    bytes_per_s: NonZeroU64,
+    /// When all that was handed out so far will have been paid for.
+    paid_at: Ns,
+}
+
+impl Bucket {
+    /// How long to wait before these bytes are used. They count as used.
+    fn take(&mut self, now: Ns, bytes: u64) -> Ns {
+        let saved_up = Ns(now.since(SCRUB_SAVED_UP).0);
+        let start = self.paid_at.max(saved_up);
+        self.paid_at = start.after(self.price(bytes));
+        start.since(now)
+    }
+
+    fn price(&self, bytes: u64) -> Ns {
+        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.get());
+        Ns(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+}
+
+/// One for all scrubs of a host.
+#[derive(Debug)]
+pub struct Throttle {
+    bucket: Mutex<Bucket>,
+    began: Instant,
+}
+
+impl Throttle {
+    /// So many bytes per second.
+    pub fn new(bytes_per_s: NonZeroU64) -> Self {
+        let bucket = Bucket { bytes_per_s, paid_at: Ns::ZERO };
+        Self { bucket: Mutex::new(bucket), began: Instant::now() }
+    }
+
+    /// Returns when these bytes may be used.
+    pub fn wait_for(&self, bytes: u64) {
+        let now = Ns::from(self.began.elapsed());
+        // A poisoned bucket is still right: it changes in one assignment.
+        let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(now, bytes).as_duration();
+        if wait > Duration::ZERO {
+            std::thread::sleep(wait);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn bucket(mib_per_s: u64) -> Bucket {
+        Bucket { bytes_per_s: NonZeroU64::new(mib_per_s * MIB).unwrap(), paid_at: Ns::ZERO }
+    }
+
+    #[test]
+    fn scrubs_together_get_no_more_than_the_host_gives_however_they_ask() {
+        let mut bucket = bucket(1000);
+        let mut used = Vec::new(); // when, and how much
+        let mut now = Ns::secs(5);
+        for n in 0..2000 {
+            let bytes = (1 + n % 7) * MIB;
+            used.push((now.after(bucket.take(now, bytes)), bytes));
+            now = now.after(Ns((n % 11) * 400_000)); // many ask at once, and some pause
+        }
+        for (first, (from, _)) in used.iter().enumerate() {
+            let mut sum = 0;
+            for (at, bytes) in &used[first..] {
+                sum += bytes;
+                let allowed = (at.since(*from).0 + SCRUB_SAVED_UP.0) * MIB / 1_000_000 + 7 * MIB;
+                assert!(sum <= allowed, "{sum} bytes from {from} to {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_comes_first_is_served_first() {
+        let mut bucket = bucket(1);
+        let waits: Vec<Ns> = (0..4).map(|_| bucket.take(Ns::secs(9), MIB)).collect();
+        assert!(waits.is_sorted() && waits[3].since(waits[1]) == Ns::secs(2), "{waits:?}");
+    }
+
+    #[test]
+    fn a_pause_saves_up_a_moment_and_no_more() {
+        let mut bucket = bucket(1000);
+        assert_eq!(bucket.take(Ns::secs(100), MIB), Ns::ZERO);
+        let saved = (0..100).take_while(|_| bucket.take(Ns::secs(100), MIB) == Ns::ZERO).count();
+        assert!(saved as u64 <= SCRUB_SAVED_UP.as_ms(), "{saved} MiB at once");
+    }
+
+    #[test]
+    fn a_scrub_that_is_too_fast_waits() {
+        let throttle = Throttle::new(NonZeroU64::new(100 * MIB).unwrap());
+        let began = Instant::now();
+        (0..6).for_each(|_| throttle.wait_for(MIB));
+        assert!(began.elapsed() >= Duration::from_millis(40), "{:?}", began.elapsed());
+    }
+}

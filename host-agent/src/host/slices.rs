@@ -1,0 +1,318 @@
+//! The slices of one CXL region as device-dax devices, from none to bound and back. Each call looks at what there is and takes the
+//! next step from there until it is as wanted: so every call may be repeated, and what a killed agent left half done is gone on
+//! with. What is in the memory, and whether its blocks are online, is for the backends.
+//!
+//! ```text
+//!  absent ──create──▶ unbound ──bind──▶ device_dax   mapped by whoever opens /dev/daxX.Y
+//!    ▲                  │  ▲ ──bind──▶ kmem          memory blocks of a node, offline at first
+//!    └─────delete───────┘  └──unbind── (from kmem only while all blocks are offline: else they are lost until a reboot)
+//! ```
+
+mod device;
+mod refused;
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::PathBuf,
+    process::Command,
+    sync::{Mutex, PoisonError},
+};
+
+use units::{Bytes, SLICE};
+
+use self::device::{Device, Extent};
+pub use self::{
+    device::Driver,
+    refused::{SliceError, Step},
+};
+use super::{
+    blocks::{self, Block},
+    sysfs::{Sysfs, SysfsError},
+};
+
+/// Steps after which a slice must be as wanted: from the other driver over nothing to this one takes five.
+const STEPS_MAX: usize = 8;
+/// The alignments that device-dax knows and a slice can have, largest first.
+const ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
+/// What the kernel must do with blocks that are added. Where they come online by themselves, the kernel puts into them what it likes.
+const POLICY: &str = "offline";
+
+/// A stretch of physical memory that belongs to one device, and the kernel's dax region over it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The region's name, such as `region0`.
+    pub name: String,
+    /// Where it begins in the host's physical memory.
+    pub base: u64,
+    /// How long it is.
+    pub bytes: Bytes,
+    /// The folder in which its dax devices are.
+    pub folder: PathBuf,
+}
+
+/// A slice that the kernel has something of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The name of its dax device, such as `dax1.2`; its node is the one of this name in /dev.
+    pub device: String,
+    /// To what it is bound, if at all.
+    pub driver: Option<Driver>,
+}
+
+/// The slices of one region.
+#[derive(Debug)]
+pub struct Slices {
+    sysfs: Sysfs,
+    region: Region,
+    /// The node that its memory is or would be of.
+    node: u32,
+    align: Bytes,
+    /// A new device shows only by being there after and not before, so one is made at a time.
+    creating: Mutex<()>,
+}
+
+impl Slices {
+    /// The slices of a region. The device over all of it that the kernel makes with a region is emptied, and so is what was left
+    /// without memory.
+    ///
+    /// # Errors
+    /// The region is not aligned, somebody else has a part of it, or what the kernel said.
+    pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
+        let align = alignment(region.base)?;
+        let node = device::node(sysfs, &region.folder)?;
+        let slices = Self { sysfs: sysfs.clone(), region, node, align, creating: Mutex::default() };
+        for device in slices.devices()? {
+            slices.clear(&device)?;
+        }
+        Ok(slices)
+    }
+
+    /// Where they are.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The NUMA node that their memory is of when it is the kernel's.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// How mappings of a slice must be aligned: 1 GiB, or 2 MiB where the region does not begin at a whole GiB.
+    pub fn align(&self) -> Bytes {
+        self.align
+    }
+
+    /// How many there are; what is left behind the last whole one is not used.
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.region.bytes.get() / SLICE.get()).unwrap_or(u32::MAX)
+    }
+
+    /// Where a slice is in physical memory.
+    ///
+    /// # Errors
+    /// [`SliceError::Beyond`].
+    pub fn range(&self, index: u32) -> Result<Range<u64>, SliceError> {
+        if index >= self.count() {
+            return Err(SliceError::Beyond { index, count: self.count(), region: self.region.name.clone() });
+        }
+        let start = self.region.base + Bytes::slices(index).get();
+        Ok(start..start + SLICE.get())
+    }
+
+    /// What the kernel has, by index.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn found(&self) -> Result<BTreeMap<u32, Found>, SliceError> {
+        let devices = self.devices()?.into_iter();
+        let slices = devices.filter_map(|device| Some((self.index_of(&device)?, device)));
+        Ok(slices
+            .map(|(index, Device { name, driver, .. })| (index, Found { device: name, driver }))
+            .collect())
+    }
+
+    /// Makes a slice mappable, wherever it was on its way, and answers its device.
+    ///
+    /// # Errors
+    /// What the kernel said; one of its blocks is online.
+    pub fn ensure_devdax(&self, index: u32) -> Result<Found, SliceError> {
+        self.have_driver(Driver::DeviceDax)?;
+        self.bring(index, Some(Driver::DeviceDax))?.ok_or(SliceError::NothingMade)
+    }
+
+    /// Makes a slice memory blocks of the kernel's, wherever it was on its way. They are offline unless they were online before.
+    ///
+    /// # Errors
+    /// What the kernel said; its blocks are larger than a slice or would come online by themselves.
+    pub fn ensure_kmem(&self, index: u32) -> Result<Found, SliceError> {
+        self.see_blocks_fit()?;
+        see_policy(&self.sysfs)?;
+        self.have_driver(Driver::Kmem)?;
+        self.bring(index, Some(Driver::Kmem))?.ok_or(SliceError::NothingMade)
+    }
+
+    /// Takes a slice from its driver, by force if it is mapped, and removes its device.
+    ///
+    /// # Errors
+    /// What the kernel said; one of its blocks is online.
+    pub fn remove(&self, index: u32) -> Result<(), SliceError> {
+        self.bring(index, None).map(drop)
+    }
+
+    /// The memory blocks of a slice that is bound to kmem, lowest first.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn blocks(&self, index: u32) -> Result<Vec<Block>, SliceError> {
+        Ok(blocks::within(&self.sysfs, &self.range(index)?)?)
+    }
+
+    fn bring(&self, index: u32, wanted: Option<Driver>) -> Result<Option<Found>, SliceError> {
+        let range = self.range(index)?;
+        for _ in 0..STEPS_MAX {
+            let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
+            match next(device.as_ref(), wanted, self.align) {
+                None => return Ok(device.map(|Device { name, driver, .. }| Found { device: name, driver })),
+                Some(step) => self.take(step, &range, device.as_ref())?,
+            }
+        }
+        Err(SliceError::NotSettled { index, wanted, steps: STEPS_MAX })
+    }
+
+    fn take(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
+        match (step, device) {
+            (Step::Create, _) | (_, None) => self.create(range),
+            (Step::Align, Some(device)) => {
+                Ok(self.sysfs.write(self.of(device, "align"), &self.align.get().to_string())?)
+            }
+            (Step::Bind(driver), Some(device)) => Ok(driver.bind(&self.sysfs, &device.name)?),
+            (Step::Unbind(driver), Some(device)) => self.unbind(device, driver),
+            (Step::Delete, Some(device)) => self.delete(device),
+        }
+    }
+
+    /// Only the whole range and no other: where a part of it is taken, the kernel refuses.
+    fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
+        let _one_at_a_time = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.devices()?;
+        self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
+        let is_new = |device: &Device| !before.iter().any(|old| old.name == device.name);
+        let made = self.devices()?.into_iter().find(is_new).ok_or(SliceError::NothingMade)?;
+        let place = format!("{:x}-{:x}", range.start, range.end - 1);
+        let placed = self.sysfs.write(self.of(&made, "mapping"), &place);
+        if placed.is_err() {
+            self.delete(&made)?;
+        }
+        Ok(placed?)
+    }
+
+    fn unbind(&self, device: &Device, driver: Driver) -> Result<(), SliceError> {
+        if let (Driver::Kmem, Extent::At(range)) = (driver, &device.extent) {
+            self.see_offline(&device.name, range)?;
+        }
+        Ok(driver.unbind(&self.sysfs, &device.name)?)
+    }
+
+    fn see_offline(&self, device: &str, range: &Range<u64>) -> Result<(), SliceError> {
+        let mut blocks = blocks::within(&self.sysfs, range)?;
+        blocks.retain(|block| !block.is_offline());
+        let online: Vec<_> = blocks.into_iter().map(|block| block.name).collect();
+        if online.is_empty() { Ok(()) } else { Err(SliceError::Online { device: device.to_owned(), online }) }
+    }
+
+    /// The first device of each region stays for ever, without memory.
+    fn delete(&self, device: &Device) -> Result<(), SliceError> {
+        if device.extent != Extent::Empty {
+            self.sysfs.write(self.of(device, "size"), "0")?;
+        }
+        if device.is_kept() {
+            return Ok(());
+        }
+        Ok(self.sysfs.write(self.region.folder.join("dax_region/delete"), &device.name)?)
+    }
+
+    /// Slices stay as they are; whatever else has memory is the kernel's own, and goes, or somebody else's.
+    fn clear(&self, device: &Device) -> Result<(), SliceError> {
+        match (&device.extent, device.driver) {
+            (Extent::Empty, None) => self.delete(device),
+            _ if self.index_of(device).is_some() => Ok(()),
+            (_, None) if device.is_kept() => self.delete(device),
+            (_, Some(Driver::Kmem)) if device.is_kept() => {
+                self.unbind(device, Driver::Kmem)?;
+                self.delete(device)
+            }
+            _ => Err(SliceError::Foreign { device: device.name.clone(), driver: device.driver }),
+        }
+    }
+
+    /// What the kernel makes over all of a region is no slice, even where that is as long as one.
+    fn index_of(&self, device: &Device) -> Option<u32> {
+        if device.is_kept() {
+            return None;
+        }
+        let Extent::At(range) = &device.extent else { return None };
+        let index = u32::try_from(range.start.checked_sub(self.region.base)? / SLICE.get()).ok()?;
+        (self.range(index).ok()? == *range).then_some(index)
+    }
+
+    fn devices(&self) -> Result<Vec<Device>, SysfsError> {
+        device::all(&self.sysfs, &self.region.folder)
+    }
+
+    fn of(&self, device: &Device, file: &str) -> PathBuf {
+        self.region.folder.join(&device.name).join(file)
+    }
+
+    fn have_driver(&self, driver: Driver) -> Result<(), SliceError> {
+        let folder = driver.folder();
+        if self.sysfs.has(&folder) {
+            return Ok(());
+        }
+        let loaded = Command::new("modprobe").arg(driver.module()).output();
+        let said =
+            loaded.map_or_else(|error| error.to_string(), |out| String::from_utf8_lossy(&out.stderr).into());
+        if self.sysfs.has(&folder) { Ok(()) } else { Err(SliceError::NoDriver { driver, said }) }
+    }
+
+    fn see_blocks_fit(&self) -> Result<(), SliceError> {
+        let block = blocks::size(&self.sysfs)?;
+        let fits = |bytes: u64| bytes.is_multiple_of(block.get());
+        let base = self.region.base;
+        if fits(base) && fits(SLICE.get()) { Ok(()) } else { Err(SliceError::Block { block, base }) }
+    }
+}
+
+/// Sees that memory blocks stay offline until somebody says otherwise.
+///
+/// # Errors
+/// [`SliceError::Policy`], or the kernel does not say.
+pub fn see_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
+    match blocks::policy(sysfs) {
+        Ok(policy) if policy == POLICY => Ok(()),
+        Ok(policy) => Err(SliceError::Policy { policy }),
+        Err(error) if error.is_gone() => Ok(()), // it cannot add memory at all
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The largest alignment that a place has. The kernel takes larger ones without a word, and then maps other memory.
+fn alignment(base: u64) -> Result<Bytes, SliceError> {
+    let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
+    fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
+}
+
+/// What is to be done next, from what there is to what is wanted; `None` if that is the same.
+fn next(device: Option<&Device>, wanted: Option<Driver>, align: Bytes) -> Option<Step> {
+    let Some(device) = device else { return wanted.map(|_| Step::Create) };
+    match (device.driver, wanted) {
+        (Some(driver), Some(wanted)) if driver == wanted && device.is_aligned() => None,
+        (Some(driver), _) => Some(Step::Unbind(driver)),
+        (None, Some(Driver::DeviceDax)) if device.align != align.get() => Some(Step::Align),
+        (None, Some(wanted)) => Some(Step::Bind(wanted)),
+        (None, None) => Some(Step::Delete),
+    }
+}
+
+#[cfg(test)]
+mod tests;

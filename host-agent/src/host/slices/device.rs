@@ -1,0 +1,144 @@
+//! One device-dax device: what sysfs says of it, and how a driver takes it and lets it go.
+
+use std::{
+    fmt,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use super::{Sysfs, SysfsError};
+
+/// Who can have a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// Whoever opens its node, to map it.
+    DeviceDax,
+    /// The kernel, as memory.
+    Kmem,
+}
+
+/// Every driver there is.
+const DRIVERS: [Driver; 2] = [Driver::DeviceDax, Driver::Kmem];
+
+impl Driver {
+    /// As sysfs and `modprobe` call it.
+    pub fn module(self) -> &'static str {
+        match self {
+            Self::DeviceDax => "device_dax",
+            Self::Kmem => "kmem",
+        }
+    }
+
+    pub(super) fn folder(self) -> PathBuf {
+        Path::new("bus/dax/drivers").join(self.module())
+    }
+
+    /// A device of CXL memory is meant for kmem, so `device_dax` must be told its name; then it takes it at once.
+    pub(super) fn bind(self, sysfs: &Sysfs, device: &str) -> Result<(), SysfsError> {
+        match self {
+            Self::DeviceDax => sysfs.write(self.folder().join("new_id"), device),
+            Self::Kmem => sysfs.write(self.folder().join("bind"), device),
+        }
+    }
+
+    /// The name is forgotten first: it would be there again for the next device that is called so.
+    pub(super) fn unbind(self, sysfs: &Sysfs, device: &str) -> Result<(), SysfsError> {
+        if self == Self::DeviceDax {
+            sysfs.write(self.folder().join("remove_id"), device)?;
+        }
+        sysfs.write(self.folder().join("unbind"), device)
+    }
+
+    fn called(name: &str) -> Option<Self> {
+        DRIVERS.into_iter().find(|driver| driver.module() == name)
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.module())
+    }
+}
+
+/// Which memory a device has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// None.
+    Empty,
+    /// This stretch of physical memory.
+    At(Range<u64>),
+    /// Several stretches.
+    Scattered,
+}
+
+/// A device-dax device as sysfs shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) extent: Extent,
+    pub(super) align: u64,
+    pub(super) driver: Option<Driver>,
+}
+
+impl Device {
+    pub(super) fn is_at(&self, range: &Range<u64>) -> bool {
+        !self.is_kept() && matches!(&self.extent, Extent::At(at) if at == range)
+    }
+
+    /// Whether it is the first of its region, which the kernel makes and never deletes.
+    pub(super) fn is_kept(&self) -> bool {
+        self.name.ends_with(".0")
+    }
+
+    /// Whether its mappings are of its own memory.
+    pub(super) fn is_aligned(&self) -> bool {
+        matches!(&self.extent, Extent::At(range) if range.start.is_multiple_of(self.align))
+    }
+}
+
+/// The devices of a region. One that goes meanwhile is not among them.
+pub(super) fn all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsError> {
+    let read = sysfs.numbered(folder, "dax")?.into_iter().map(|name| match read(sysfs, folder, name) {
+        Ok(device) => Ok(Some(device)),
+        Err(error) if error.is_gone() => Ok(None),
+        Err(error) => Err(error),
+    });
+    read.filter_map(Result::transpose).collect()
+}
+
+/// The node that a region's memory is of: each of its devices knows.
+pub(super) fn node(sysfs: &Sysfs, folder: &Path) -> Result<u32, SysfsError> {
+    let devices = sysfs.numbered(folder, "dax")?;
+    let nothing = || sysfs.unreadable(folder, String::new(), "a folder of dax devices");
+    let file = folder.join(devices.first().ok_or_else(nothing)?).join("target_node");
+    let text = sysfs.text(&file)?;
+    text.parse().map_err(|_| sysfs.unreadable(file, text, "a node's number"))
+}
+
+fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError> {
+    let device = folder.join(&name);
+    let extent = extent(sysfs, &device)?;
+    let (align, driver) = (sysfs.number(device.join("align"))?, sysfs.driver(&device)?);
+    let driver = match driver {
+        None => None,
+        Some(driver) => match Driver::called(&driver) {
+            None => return Err(sysfs.unreadable(device.join("driver"), driver, "device_dax or kmem")),
+            known => known,
+        },
+    };
+    Ok(Device { name, extent, align, driver })
+}
+
+fn extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
+    if sysfs.number(device.join("size"))? == 0 {
+        return Ok(Extent::Empty);
+    }
+    match &*sysfs.numbered(device, "mapping")? {
+        [mapping] => {
+            let mapping = device.join(mapping);
+            let (first, last) = (sysfs.number(mapping.join("start"))?, sysfs.number(mapping.join("end"))?);
+            Ok(Extent::At(first..last + 1))
+        }
+        _ => Ok(Extent::Scattered),
+    }
+}

@@ -1,0 +1,110 @@
+//! Why a slice is not as it was wanted, with the numbers and what mends it.
+
+use units::Bytes;
+
+use super::{Driver, SysfsError};
+
+/// One change to a slice's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make it at its place.
+    Create,
+    /// Tell it how mappings are aligned.
+    Align,
+    /// Give it to a driver.
+    Bind(Driver),
+    /// Take it from its driver.
+    Unbind(Driver),
+    /// Take its memory and remove it.
+    Delete,
+}
+
+/// Why a slice is not as it was wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum SliceError {
+    /// The kernel refused.
+    #[error(transparent)]
+    Sysfs(#[from] SysfsError),
+    /// There is no such slice.
+    #[error("slice index {index} is beyond {region}, which has {count} slices")]
+    Beyond {
+        /// Which one.
+        index: u32,
+        /// How many there are.
+        count: u32,
+        /// Where.
+        region: String,
+    },
+    /// The kernel would map other memory than asked for.
+    #[error(
+        "the region begins at {base:#x}, which is not aligned to {least}: the kernel would map other memory"
+    )]
+    Misaligned {
+        /// Where it begins.
+        base: u64,
+        /// The least alignment there is.
+        least: Bytes,
+    },
+    /// Unbound now, its memory would stay the kernel's and be lost until a reboot.
+    #[error(
+        "{device} is memory of the kernel's, and {} are online: offline them first (echo offline > \
+         /sys/devices/system/memory/memoryN/state), and boot with memhp_default_state=offline so that they do not come online \
+         by themselves",
+        online.join(" ")
+    )]
+    Online {
+        /// The device.
+        device: String,
+        /// Its blocks that are not offline.
+        online: Vec<String>,
+    },
+    /// Blocks come online by themselves.
+    #[error(
+        "memory that is added comes online by itself (/sys/devices/system/memory/auto_online_blocks is {policy}): boot with \
+         memhp_default_state=offline, or echo offline into that file"
+    )]
+    Policy {
+        /// What the kernel does with it.
+        policy: String,
+    },
+    /// A slice cannot go online and offline on its own.
+    #[error("memory blocks have {block}, which does not divide a slice of {} at {base:#x}", units::SLICE)]
+    Block {
+        /// How large they are.
+        block: Bytes,
+        /// Where the region begins.
+        base: u64,
+    },
+    /// The kernel has no such driver.
+    #[error("there is no driver {driver}, and `modprobe {driver}` did not bring it: {}", said.trim_end())]
+    NoDriver {
+        /// Which one.
+        driver: Driver,
+        /// What `modprobe` said.
+        said: String,
+    },
+    /// Memory of the region that is no slice.
+    #[error(
+        "{device} has memory of the region, is {} and no slice: if nobody uses it, remove it (`daxctl destroy-device`)",
+        driver.map_or_else(|| "bound to nothing".to_owned(), |driver| format!("bound to {driver}"))
+    )]
+    Foreign {
+        /// Which device.
+        device: String,
+        /// Who has it.
+        driver: Option<Driver>,
+    },
+    /// The kernel made a device that does not show.
+    #[error("the kernel said that it made a dax device, and there is none")]
+    NothingMade,
+    /// The kernel does not do what it says, or somebody else works against it.
+    #[error("slice {index} is not {} after {steps} steps", wanted.map_or_else(|| "gone".to_owned(), |driver| format!("bound to {driver}")))]
+    NotSettled {
+        /// Which one.
+        index: u32,
+        /// What was wanted.
+        wanted: Option<Driver>,
+        /// How often it was tried.
+        steps: usize,
+    },
+}

@@ -1,0 +1,149 @@
+//! What a slice's way through its states promises, on a made-up /sys. How a kernel answers is for the rack in a box.
+
+use super::{super::sysfs::made_up::MadeUp, *};
+
+const GIB: u64 = 1 << 30;
+const BASE: u64 = 43 * GIB;
+
+/// A region of four slices, with the device over all of it emptied.
+fn region(made_up: &MadeUp) -> Region {
+    let files = [("dax_region/create", ""), ("dax_region/delete", ""), ("dax1.0/size", "0")];
+    made_up.files("region", &files);
+    made_up.files("region/dax1.0", &[("align", "2097152"), ("target_node", "2")]);
+    Region { name: "region1".into(), base: BASE, bytes: Bytes::gib(4), folder: made_up.path("region") }
+}
+
+/// A device over a stretch, counted in GiB from the start of the region.
+fn add(made_up: &MadeUp, name: &str, start: u64, gib: u64, driver: Option<Driver>) {
+    let (first, last) = (BASE + start * GIB, BASE + (start + gib) * GIB - 1);
+    let device = format!("region/{name}");
+    made_up.files(&device, &[("size", &(gib * GIB).to_string()), ("align", "2097152"), ("mapping", "")]);
+    let mapping = [("start", &*format!("{first:#x}")), ("end", &*format!("{last:#x}"))];
+    made_up.files(&format!("{device}/mapping0"), &mapping);
+    if let Some(driver) = driver {
+        made_up.link(&format!("{device}/driver"), driver.folder().to_str().unwrap());
+    }
+}
+
+fn blocks_of_128_mib(made_up: &MadeUp, first: u64, count: u64, state: &str) {
+    made_up.files(blocks::FOLDER, &[("block_size_bytes", "8000000")]);
+    for number in first..first + count {
+        made_up.files(&format!("{}/memory{number}", blocks::FOLDER), &[("state", state)]);
+    }
+}
+
+#[test]
+fn the_kernels_device_over_the_whole_region_is_emptied() {
+    let made_up = MadeUp::new(&[]);
+    let region = region(&made_up);
+    add(&made_up, "dax1.0", 0, 4, None);
+    Slices::open(&made_up.sysfs, region).unwrap();
+    assert!(made_up.sysfs.text("region/dax1.0/size").unwrap().starts_with('0'));
+}
+
+#[test]
+fn what_the_kernel_has_is_found_with_its_driver() {
+    let made_up = MadeUp::new(&[]);
+    let region = region(&made_up);
+    add(&made_up, "dax1.1", 2, 1, Some(Driver::DeviceDax));
+    add(&made_up, "dax1.4", 0, 1, None);
+    let slices = Slices::open(&made_up.sysfs, region).unwrap();
+    let found = |device: &str, driver| Found { device: device.into(), driver };
+    let expected = [(0, found("dax1.4", None)), (2, found("dax1.1", Some(Driver::DeviceDax)))];
+    assert_eq!(slices.found().unwrap(), BTreeMap::from(expected));
+    assert_eq!((slices.count(), slices.node(), slices.align()), (4, 2, Bytes::gib(1)));
+}
+
+#[test]
+fn memory_that_is_no_slice_is_left_alone() {
+    let made_up = MadeUp::new(&[]);
+    let region = region(&made_up);
+    add(&made_up, "dax1.3", 1, 2, Some(Driver::DeviceDax));
+    let error = Slices::open(&made_up.sysfs, region).unwrap_err().to_string();
+    assert!(
+        error.starts_with("dax1.3 has memory of the region, is bound to device_dax and no slice"),
+        "{error}"
+    );
+}
+
+#[test]
+fn memory_is_never_unbound_while_a_block_of_it_is_online() {
+    let made_up = MadeUp::new(&[("bus/dax/drivers/kmem/unbind", "")]);
+    let region = region(&made_up);
+    add(&made_up, "dax1.1", 1, 1, Some(Driver::Kmem));
+    blocks_of_128_mib(&made_up, 44 * 8, 8, "offline");
+    made_up.files(&format!("{}/memory357", blocks::FOLDER), &[("state", "going-offline")]);
+    let slices = Slices::open(&made_up.sysfs, region).unwrap();
+    let error = slices.remove(1).unwrap_err();
+    assert!(matches!(&error, SliceError::Online { online, .. } if *online == ["memory357"]), "{error}");
+    assert_eq!(made_up.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "", "it was unbound");
+    assert_eq!(slices.blocks(1).unwrap().len(), 8);
+}
+
+#[test]
+fn a_region_that_the_kernel_would_map_wrongly_is_refused_with_numbers() {
+    assert_eq!(alignment(43 * GIB).unwrap(), Bytes::gib(1));
+    assert_eq!(alignment(43 * GIB + (256 << 20)).unwrap(), Bytes::mib(2));
+    let error = alignment(43 * GIB + (1 << 20)).unwrap_err().to_string();
+    assert!(error.contains("0xac0100000") && error.contains("2MiB"), "{error}");
+}
+
+#[test]
+fn an_index_beyond_the_device_is_refused_with_numbers() {
+    let made_up = MadeUp::new(&[]);
+    let region = region(&made_up);
+    let slices = Slices::open(&made_up.sysfs, region).unwrap();
+    assert_eq!(slices.range(3).unwrap(), BASE + 3 * GIB..BASE + 4 * GIB);
+    let error = slices.remove(4).unwrap_err().to_string();
+    assert_eq!(error, "slice index 4 is beyond region1, which has 4 slices");
+}
+
+#[test]
+fn blocks_that_would_come_online_by_themselves_are_not_added() {
+    let made_up = MadeUp::new(&[]);
+    let region = region(&made_up);
+    blocks_of_128_mib(&made_up, 0, 1, "online");
+    made_up.files(blocks::FOLDER, &[("auto_online_blocks", "online_movable")]);
+    let slices = Slices::open(&made_up.sysfs, region.clone()).unwrap();
+    let error = slices.ensure_kmem(0).unwrap_err().to_string();
+    assert!(error.contains("is online_movable") && error.contains("memhp_default_state=offline"), "{error}");
+    made_up.files(blocks::FOLDER, &[("block_size_bytes", "80000000"), ("auto_online_blocks", "offline")]);
+    let error = slices.ensure_kmem(0).unwrap_err().to_string();
+    assert!(error.starts_with("memory blocks have 2GiB, which does not divide a slice of 1GiB"), "{error}");
+}
+
+/// Every state that a killed agent can leave, and each wish.
+#[test]
+fn from_every_half_done_state_the_next_step_leads_on() {
+    let device = |driver, align: Bytes| Device {
+        name: "dax1.1".into(),
+        extent: Extent::At(BASE..BASE + GIB),
+        align: align.get(),
+        driver,
+    };
+    let (dax, kmem) = (Some(Driver::DeviceDax), Some(Driver::Kmem));
+    let (large, small) = (Bytes::gib(1), Bytes::mib(2));
+    let step = |device: Option<Device>, wanted| next(device.as_ref(), wanted, large);
+    for wanted in [dax, kmem] {
+        assert_eq!(step(None, wanted), Some(Step::Create));
+        assert_eq!(step(Some(device(wanted, large)), wanted), None);
+    }
+    assert_eq!(step(None, None), None);
+    assert_eq!(step(Some(device(None, small)), dax), Some(Step::Align));
+    assert_eq!(step(Some(device(None, large)), dax), Some(Step::Bind(Driver::DeviceDax)));
+    assert_eq!(step(Some(device(None, small)), kmem), Some(Step::Bind(Driver::Kmem)));
+    assert_eq!(step(Some(device(kmem, small)), dax), Some(Step::Unbind(Driver::Kmem)));
+    assert_eq!(step(Some(device(dax, large)), kmem), Some(Step::Unbind(Driver::DeviceDax)));
+    assert_eq!(step(Some(device(kmem, small)), None), Some(Step::Unbind(Driver::Kmem)));
+    assert_eq!(step(Some(device(None, small)), None), Some(Step::Delete));
+}
+
+#[test]
+fn a_slice_that_is_mapped_already_stays_so() {
+    let made_up = MadeUp::new(&[("bus/dax/drivers/device_dax/new_id", "")]);
+    let region = region(&made_up);
+    add(&made_up, "dax1.1", 1, 1, Some(Driver::DeviceDax));
+    let slices = Slices::open(&made_up.sysfs, region).unwrap();
+    assert_eq!(slices.ensure_devdax(1).unwrap().device, "dax1.1");
+    assert_eq!(made_up.sysfs.text("bus/dax/drivers/device_dax/new_id").unwrap(), "", "it was bound again");
+}

@@ -1,0 +1,198 @@
+//! Reading and writing sysfs: files of one line, folders and links. The root is an argument, so a test may make one up. Every
+//! change that the agent makes to the kernel's devices goes through [`Sysfs::write`]; what the files mean is for others.
+
+use std::{
+    fs::{self, OpenOptions},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::io::Errno;
+
+/// What sysfs did not say or do.
+#[derive(Debug, thiserror::Error)]
+pub enum SysfsError {
+    /// It cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// What.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// The kernel refused.
+    #[error("write {value:?} to {}", path.display())]
+    Write {
+        /// Where.
+        path: PathBuf,
+        /// What.
+        value: String,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// The kernel said something unexpected.
+    #[error("{} holds {text:?}, which is not {wanted}", path.display())]
+    Unreadable {
+        /// Where.
+        path: PathBuf,
+        /// What it said.
+        text: String,
+        /// What it should be.
+        wanted: &'static str,
+    },
+}
+
+impl SysfsError {
+    /// Whether what was asked for is not there, or went while it was looked at.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Read { errno, .. } if is_gone(errno))
+    }
+}
+
+fn is_gone(errno: &io::Error) -> bool {
+    errno.kind() == io::ErrorKind::NotFound || errno.raw_os_error() == Some(Errno::NODEV.raw_os_error())
+}
+
+/// A tree such as /sys. Paths are relative to its root, or absolute where a link led to them.
+#[derive(Clone, Debug)]
+pub struct Sysfs(PathBuf);
+
+impl Sysfs {
+    /// The tree below this folder.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self(root.into())
+    }
+
+    /// What a file says, without the end of its line.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn text(&self, file: impl AsRef<Path>) -> Result<String, SysfsError> {
+        let path = self.0.join(file);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(text.trim_end().to_owned()),
+            Err(errno) => Err(SysfsError::Read { path, errno }),
+        }
+    }
+
+    /// A number, in tens or after `0x` in sixteens.
+    ///
+    /// # Errors
+    /// It cannot be read, or is none.
+    pub fn number(&self, file: impl AsRef<Path>) -> Result<u64, SysfsError> {
+        let text = self.text(&file)?;
+        let number = match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => text.parse(),
+        };
+        number.map_err(|_| self.unreadable(file, text, "a number"))
+    }
+
+    /// Says that a file holds something unexpected.
+    pub fn unreadable(&self, file: impl AsRef<Path>, text: String, wanted: &'static str) -> SysfsError {
+        SysfsError::Unreadable { path: self.0.join(file), text, wanted }
+    }
+
+    /// Tells the kernel something. It is heard as a whole or not at all.
+    ///
+    /// # Errors
+    /// What the kernel says to it.
+    pub fn write(&self, file: impl AsRef<Path>, value: &str) -> Result<(), SysfsError> {
+        let path = self.0.join(file);
+        let opened = OpenOptions::new().write(true).open(&path);
+        match opened.and_then(|file| file.write_all_at(value.as_bytes(), 0)) {
+            Ok(()) => Ok(()),
+            Err(errno) => Err(SysfsError::Write { path, value: value.to_owned(), errno }),
+        }
+    }
+
+    /// The names in a folder that begin like this and go on with a digit, lower numbers first.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn numbered(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<Vec<String>, SysfsError> {
+        let path = self.0.join(folder);
+        let listed: io::Result<Vec<_>> = fs::read_dir(&path).and_then(Iterator::collect);
+        let listed = listed.map_err(|errno| SysfsError::Read { path, errno })?;
+        let names = listed.iter().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<_> = names.filter(|name| is_numbered(name, prefix)).collect();
+        names.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
+        Ok(names)
+    }
+
+    /// Where a path leads when all links are followed.
+    ///
+    /// # Errors
+    /// Nowhere.
+    pub fn target(&self, path: impl AsRef<Path>) -> Result<PathBuf, SysfsError> {
+        let path = self.0.join(path);
+        fs::canonicalize(&path).map_err(|errno| SysfsError::Read { path, errno })
+    }
+
+    /// Whether there is such a file, folder or link.
+    pub fn has(&self, path: impl AsRef<Path>) -> bool {
+        self.0.join(path).exists()
+    }
+
+    /// The driver that a device is bound to, if any.
+    ///
+    /// # Errors
+    /// The device is there and does not say.
+    pub fn driver(&self, device: impl AsRef<Path>) -> Result<Option<String>, SysfsError> {
+        match self.target(device.as_ref().join("driver")) {
+            Ok(driver) => Ok(driver.file_name().map(|name| name.to_string_lossy().into_owned())),
+            Err(error) if error.is_gone() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn is_numbered(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+}
+
+#[cfg(test)]
+pub(crate) mod made_up;
+
+#[cfg(test)]
+mod tests {
+    use super::made_up::MadeUp;
+
+    #[test]
+    fn numbers_are_read_as_the_kernel_writes_them() {
+        let made_up = MadeUp::new(&[("a", "0xac0000000"), ("b", "4294967296"), ("c", "lots")]);
+        assert_eq!(made_up.sysfs.number("a").unwrap(), 0xac000_0000);
+        assert_eq!(made_up.sysfs.number("b").unwrap(), 4 << 30);
+        let error = made_up.sysfs.number("c").unwrap_err().to_string();
+        assert!(error.ends_with("/c holds \"lots\", which is not a number"), "{error}");
+    }
+
+    #[test]
+    fn the_tenth_comes_after_the_ninth() {
+        let files = ["decoder2.10", "decoder2.9", "decoders_committed", "dport1"];
+        let made_up = MadeUp::new(&files.map(|name| (name, "")));
+        assert_eq!(made_up.sysfs.numbered("", "decoder").unwrap(), ["decoder2.9", "decoder2.10"]);
+    }
+
+    #[test]
+    fn a_refusal_names_the_file_the_value_and_the_cause() {
+        let made_up = MadeUp::new(&[("there", "1")]);
+        made_up.sysfs.write("there", "2").unwrap();
+        assert_eq!(made_up.sysfs.text("there").unwrap(), "2");
+        let refused = units::chain(&made_up.sysfs.write("region0/commit", "1").unwrap_err());
+        assert!(
+            refused.contains("write \"1\" to ") && refused.contains("/region0/commit: No such"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn what_is_not_there_is_gone_and_has_no_driver() {
+        let made_up = MadeUp::new(&[]);
+        assert!(made_up.sysfs.text("dax1.1/size").unwrap_err().is_gone());
+        assert_eq!(made_up.sysfs.driver("dax1.1").unwrap(), None);
+    }
+}

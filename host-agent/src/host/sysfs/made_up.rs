@@ -1,0 +1,43 @@
+//! A tree such as /sys in a temporary folder, for tests. It holds still: nothing comes or goes for what is written.
+
+use std::{fs, os::unix::fs::symlink, path::PathBuf};
+
+use super::Sysfs;
+
+/// A tree that is gone when it is dropped.
+pub(crate) struct MadeUp {
+    folder: tempfile::TempDir,
+    pub(crate) sysfs: Sysfs,
+}
+
+impl MadeUp {
+    /// Of files with texts.
+    pub(crate) fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let sysfs = Sysfs::at(folder.path().canonicalize().unwrap());
+        let made_up = Self { folder, sysfs };
+        made_up.files("", files);
+        made_up
+    }
+
+    /// Adds files in a folder.
+    pub(crate) fn files(&self, below: &str, files: &[(&str, &str)]) {
+        for (name, text) in files {
+            let path = self.path(below).join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+    }
+
+    /// Adds a link to a folder.
+    pub(crate) fn link(&self, at: &str, to: &str) {
+        fs::create_dir_all(self.path(to)).unwrap();
+        fs::create_dir_all(self.path(at).parent().unwrap()).unwrap();
+        symlink(self.path(to), self.path(at)).unwrap();
+    }
+
+    /// Where something is.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().canonicalize().unwrap().join(name)
+    }
+}
