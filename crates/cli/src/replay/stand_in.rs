@@ -6,7 +6,7 @@
 use std::{
     fs::File,
     io::{self, Read as _},
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, FileTypeExt as _},
     path::{Path, PathBuf},
 };
 
@@ -114,11 +114,32 @@ fn say<T: Serialize>(line: &T) -> Result<(), Failure> {
 fn dirty(slices: &[Piece]) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for piece in slices {
-        if !is_zero(&piece.file, piece.offset, piece.offset.saturating_add(piece.bytes))? {
+        let is_zero = match is_device(&piece.file)? {
+            true => maps_as_zeros(piece)?,
+            false => is_zero(&piece.file, piece.offset, piece.offset.saturating_add(piece.bytes))?,
+        };
+        if !is_zero {
             dirty.push(piece.slice);
         }
     }
     Ok(dirty)
+}
+
+/// A device-dax node knows no holes and cannot be read, only mapped.
+fn is_device(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.file_type().is_char_device())
+}
+
+fn maps_as_zeros(piece: &Piece) -> io::Result<bool> {
+    let memory = map_shared(piece)?;
+    let mut bytes = vec![0; MIB];
+    for at in (0..memory.size()).step_by(MIB) {
+        memory.as_volatile_slice().read_slice(&mut bytes, at).map_err(io::Error::other)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn is_zero(file: &File, from: u64, end: u64) -> io::Result<bool> {
@@ -156,11 +177,16 @@ fn reads_as_zeros(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
 
 /// Descriptors go once their memory is mapped; the mapping stays.
 fn map(piece: Piece) -> io::Result<Slice> {
+    let memory = map_shared(&piece)?;
+    Ok(Slice { number: piece.slice, epoch: piece.epoch, memory })
+}
+
+fn map_shared(piece: &Piece) -> io::Result<MmapRegion> {
     let bytes = usize::try_from(piece.bytes).ok().filter(|bytes| *bytes as u64 == SLICE.get());
     let bytes =
         bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a slice that is not 1 GiB"))?;
-    let memory = MmapRegion::from_file(FileOffset::new(piece.file, piece.offset), bytes);
-    Ok(Slice { number: piece.slice, epoch: piece.epoch, memory: memory.map_err(io::Error::other)? })
+    let file = FileOffset::new(piece.file.try_clone()?, piece.offset);
+    MmapRegion::from_file(file, bytes).map_err(io::Error::other)
 }
 
 /// What a VM writes into the n-th MiB of a slice: its own, for this owner of this slice alone, and never zeros.
