@@ -199,6 +199,8 @@ pub const DEVICE_RETRY: Ns = Ns::secs(1);
 pub const FENCE_RETRY: Ns = Ns::secs(60);
 /// How long the operator's command to stop a machine may take unless told otherwise.
 pub const FENCE_WITHIN_DEFAULT: Ns = Ns::secs(60);
+/// The shortest that an operator may allow that command.
+pub const FENCE_WITHIN_MIN: Ns = Ns::ms(100);
 /// The longest that an operator may allow that command.
 pub const FENCE_WITHIN_MAX: Ns = Ns::secs(3600);
 /// Words of that command.
