@@ -45,6 +45,7 @@ fn half_lent() -> Ledger {
 
 fn rack() -> RackSpec {
     let emc = |n| EmcSpec {
+        serial: None,
         name: name(&format!("emc{n}")),
         slices: SLICES_PER_EMC,
         driver: "emulated".to_owned(),

@@ -17,9 +17,10 @@ use units::{
     },
 };
 
-use crate::device::Driver;
+use crate::{device::Driver, power_off::StopCommand};
 use written::{Field, Section, Text};
 
+mod fencing;
 mod fixed;
 mod written;
 
@@ -35,6 +36,8 @@ pub struct Config {
     pub lease: Lease,
     /// How VMs are placed.
     pub policy: Policy,
+    /// How a machine is stopped that no EMC can cut off.
+    pub fence: Option<StopCommand>,
     /// Who may speak from other machines; always there if `manager.listen` is not loopback.
     pub tls: Option<Tls>,
     /// Pool devices, in the order of their slices.
@@ -138,6 +141,8 @@ pub struct Emc {
     pub driver: Driver,
     /// Where the driver finds it; unlike every other EMC's.
     pub path: PathBuf,
+    /// What its hosts call it, if the driver cannot cut them off; unlike every other EMC's.
+    pub serial: Option<String>,
 }
 
 /// One host.
@@ -218,6 +223,7 @@ struct Checker<'a> {
     has_tls: bool,
     slices: u32,
     emcs: BTreeSet<Name>,
+    serials: BTreeSet<String>,
     hosts: BTreeSet<Name>,
     directories: BTreeMap<PathBuf, &'static str>,
     tokens: BTreeSet<[u8; 32]>,
@@ -230,6 +236,7 @@ impl<'a> Checker<'a> {
             has_tls: false,
             slices: 0,
             emcs: BTreeSet::new(),
+            serials: BTreeSet::new(),
             hosts: BTreeSet::new(),
             directories: BTreeMap::new(),
             tokens: BTreeSet::new(),
@@ -241,6 +248,7 @@ impl<'a> Checker<'a> {
         let manager = top.required("manager", Field::section).and_then(|section| self.manager(section));
         let lease = top.section("lease").map_or(Some(Lease::default()), lease);
         let policy = top.section("policy").map_or(Some(Policy::default()), policy);
+        let fence = top.section("fence").map_or(Some(None), |section| fencing::command(section).map(Some));
         let tls = top.section("tls").map_or(Some(None), |section| self.tls(section).map(Some));
         let emcs = top.sections("emc", EMCS_MAX);
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.emc(section)).collect();
@@ -252,7 +260,8 @@ impl<'a> Checker<'a> {
         some?;
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
-        Some(Config { manager: manager?, lease: lease?, policy: policy?, tls: tls?, emcs, hosts })
+        let (lease, policy, fence) = (lease?, policy?, fence?);
+        Some(Config { manager: manager?, lease, policy, fence, tls: tls?, emcs, hosts })
     }
 
     fn manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
@@ -298,8 +307,19 @@ impl<'a> Checker<'a> {
         let slices = section.required("slices", |field| self.slices(field));
         let driver = section.required("driver", driver);
         let path = section.required("path", |field| self.directory(field, "another EMC"));
+        let serial = match driver {
+            Some(driver) if !driver.cuts_off() => {
+                section.required("serial", |field| self.serial(field)).map(Some)
+            }
+            Some(driver) => section.optional("serial", |_| Err(fencing::no_serial(driver))),
+            None => section.optional("serial", |field| self.serial(field)),
+        };
         section.end();
-        Some(Emc { name: name?, slices: slices?, driver: driver?, path: path? })
+        Some(Emc { name: name?, slices: slices?, driver: driver?, path: path?, serial: serial? })
+    }
+
+    fn serial(&mut self, field: &Field<'_>) -> Result<String, String> {
+        unlike(fencing::serial(field)?, &mut self.serials)
     }
 
     fn slices(&mut self, field: &Field<'_>) -> Result<u32, String> {

@@ -6,29 +6,47 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How a driver names one grant on a host.
-pub type Handle = std::sync::Arc<str>;
 use units::{Epoch, HostId};
 
+use crate::store::StoreError;
+
 pub mod emulated;
+#[cfg(test)]
+mod model;
+pub mod shared_dax;
 
 pub use emulated::Emulated;
+pub use shared_dax::SharedDax;
+
+/// How a driver names one grant on a host.
+pub type Handle = std::sync::Arc<str>;
 
 /// Which kind of device an EMC is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// A directory; see [`emulated`].
     Emulated,
+    /// Memory that several hosts see and nothing fences; see [`shared_dax`].
+    SharedDax,
 }
 
 impl Driver {
     /// All there are.
-    pub const ALL: [Self; 1] = [Self::Emulated];
+    pub const ALL: [Self; 2] = [Self::Emulated, Self::SharedDax];
 
     /// As `rack.toml` names it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Emulated => "emulated",
+            Self::SharedDax => "shared-dax",
+        }
+    }
+
+    /// Whether its devices can cut a host off. What cannot is found by its serial number, on buses of the hosts' own.
+    pub const fn cuts_off(self) -> bool {
+        match self {
+            Self::Emulated => true,
+            Self::SharedDax => false,
         }
     }
 
@@ -37,14 +55,15 @@ impl Driver {
         Self::ALL.into_iter().find(|driver| driver.name() == name)
     }
 
-    /// Takes the EMC at a path, which has so many slices.
+    /// Takes the EMC at a path, which has so many slices, and a serial number if its driver asks for one.
     ///
     /// # Errors
     /// As the driver's own `open`.
-    pub fn open(self, path: &Path, slices: u32) -> Result<Box<dyn Device>, DeviceError> {
-        match self {
-            Self::Emulated => Ok(Box::new(Emulated::open(path, slices)?)),
-        }
+    pub fn open(self, path: &Path, slices: u32, serial: &str) -> Result<Box<dyn Device>, DeviceError> {
+        Ok(match self {
+            Self::Emulated => Box::new(Emulated::open(path, slices)?),
+            Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
+        })
     }
 }
 
@@ -75,6 +94,13 @@ pub trait Device: Send {
     /// # Errors
     /// When the device cannot tell.
     fn contents(&mut self) -> Result<Contents, DeviceError>;
+
+    /// Makes durable what the calls since the last time have changed; before it returns nobody may learn what they
+    /// answered.
+    ///
+    /// # Errors
+    /// Nobody knows which of the calls happened: the device is to be opened again, and all of them may be made again.
+    fn commit(&mut self) -> Result<(), DeviceError>;
 }
 
 /// One slice in the hands of one host.
@@ -153,6 +179,21 @@ pub enum DeviceError {
         path: PathBuf,
         /// In what way.
         what: String,
+    },
+    /// A refusal: it has no fence of its own.
+    #[error("it cannot cut {host} off: the machine must be stopped first")]
+    NotStopped {
+        /// Which host.
+        host: HostId,
+    },
+    /// A failure: its record could not be read or written.
+    #[error("keep the record of EMC {}", path.display())]
+    Record {
+        /// Where it is.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        cause: StoreError,
     },
     /// A failure: the operating system refused.
     #[error("{doing} {}", path.display())]

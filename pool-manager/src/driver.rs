@@ -7,6 +7,7 @@
 //!
 //! Thus decisions gather in the next batch while one is being written, and whoever only looks never waits for the disk.
 
+mod stopping;
 mod thread;
 
 use std::{
@@ -36,6 +37,7 @@ use crate::{
     convert,
     keeper::Keeper,
     metrics::Metrics,
+    power_off::StopCommand,
     records::{LoadError, Loaded},
     store::Store,
 };
@@ -89,6 +91,9 @@ struct Core {
     replies: HashMap<Token, oneshot::Sender<Replied>>,
     sessions: HashMap<SessionId, Session>,
     explains: VecDeque<Explain>,
+    /// How machines are stopped, and those that are being stopped.
+    stop: Option<StopCommand>,
+    stopping: HashMap<HostId, Vec<stopping::Waiting>>,
     next_token: u64,
     next_session: u64,
     /// Until when the driver's thread sleeps, if it does.
@@ -263,8 +268,11 @@ impl Handle {
     ///
     /// # Errors
     /// The manager stops.
-    pub fn set(&self, settings: Settings) -> Result<(), Asked> {
-        self.0.change(|core, _| core.manager.set(settings))
+    pub fn set(&self, settings: Settings, stop: Option<StopCommand>) -> Result<(), Asked> {
+        self.0.change(|core, _| {
+            core.manager.set(settings);
+            core.stop = stop;
+        })
     }
 
     /// An agent connected.
@@ -350,6 +358,8 @@ impl Handle {
 pub struct Start {
     /// What an operator may set.
     pub settings: Settings,
+    /// How machines are stopped that no EMC can cut off.
+    pub stop: Option<StopCommand>,
     /// What the store has.
     pub loaded: Loaded,
     /// For a rack that has just been founded.
@@ -375,6 +385,8 @@ pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std:
         replies: HashMap::new(),
         sessions: HashMap::new(),
         explains: VecDeque::new(),
+        stop: start.stop,
+        stopping: HashMap::new(),
         next_token: 0,
         next_session: 0,
         asleep: None,

@@ -22,14 +22,16 @@ pub struct EmcPlace {
     pub driver: Driver,
     /// Where the driver finds it.
     pub path: PathBuf,
+    /// Its serial number, if its driver asks for one; else empty.
+    pub serial: String,
     /// Its lowest slice.
     pub first: SliceId,
     /// How many slices it has.
     pub slices: u32,
 }
 
-/// Starts the thread of one EMC. Calls that wait are made in a row and reported together. It ends when the sender is
-/// dropped.
+/// Starts the thread of one EMC. Calls that wait are made in a row, made durable and reported together. It ends when the
+/// sender is dropped.
 ///
 /// # Errors
 /// The operating system has no more threads.
@@ -42,21 +44,39 @@ pub fn start(
         let mut device = None;
         while let Ok(call) = received.recv() {
             let calls = std::iter::once(call).chain(received.try_iter()).take(DEVICE_ANSWERS_AT_ONCE_MAX);
-            report(place.id, calls.map(|call| perform(&place, &mut device, call)).collect());
+            report(place.id, perform_all(&place, &mut device, calls.collect()));
         }
     })?;
     Ok(calls)
 }
 
+/// Nothing is answered that is not durable. What could not be made so is asked of a device that was opened anew.
+fn perform_all(
+    place: &EmcPlace,
+    device: &mut Option<Box<dyn Device>>,
+    calls: Vec<DeviceCall>,
+) -> Vec<DeviceDone> {
+    let done = calls.iter().map(|call| perform(place, device, call.clone())).collect();
+    let Some(Err(error)) = device.as_mut().map(|device| device.commit()) else { return done };
+    *device = None;
+    let message = units::chain(&error);
+    tracing::warn!(emc = %place.name, calls = calls.len(), error = message, "device calls not durable");
+    let failed = |call| DeviceDone::Failed { call, failure: DeviceFailure::Error(message.clone()) };
+    calls.into_iter().map(failed).collect()
+}
+
 fn perform(place: &EmcPlace, device: &mut Option<Box<dyn Device>>, call: DeviceCall) -> DeviceDone {
     let opened = match device {
         Some(device) => Ok(device),
-        None => place.driver.open(&place.path, place.slices).map(|opened| device.insert(opened)),
+        None => {
+            place.driver.open(&place.path, place.slices, &place.serial).map(|opened| device.insert(opened))
+        }
     };
     let result = opened.and_then(|device| place.make(device.as_mut(), &call));
     result.unwrap_or_else(|error| {
         let failure = match error {
             DeviceError::StaleEpoch { highest, .. } => DeviceFailure::StaleEpoch { highest },
+            refused @ DeviceError::NotStopped { .. } => DeviceFailure::NotFenced(refused.to_string()),
             other => DeviceFailure::Error(units::chain(&other)),
         };
         if let DeviceFailure::Error(message) = &failure {
@@ -77,6 +97,9 @@ impl EmcPlace {
             DeviceCall::Revoke { slice, epoch } => {
                 device.revoke(self.index(slice), epoch)?;
                 DeviceDone::Revoked { slice, epoch }
+            }
+            DeviceCall::Fence { host, powered_off: false } if !self.driver.cuts_off() => {
+                return Err(DeviceError::NotStopped { host });
             }
             DeviceCall::Fence { host, .. } => {
                 device.fence(host)?;

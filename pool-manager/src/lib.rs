@@ -10,6 +10,7 @@ pub mod keeper;
 pub mod metrics;
 pub mod offline;
 pub mod plan;
+pub mod power_off;
 pub mod records;
 pub mod rpc;
 pub mod serve;

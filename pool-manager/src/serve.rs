@@ -102,7 +102,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let mut store = RedbStore::open_directory(&config.manager.store)?;
     let loaded = records::load(&mut store)?;
     let rack_uuid = uuid();
-    let start = Start { settings: settings(&config), loaded, rack_uuid };
+    let start = Start { settings: settings(&config), stop: config.fence.clone(), loaded, rack_uuid };
     let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
         .map_err(io("start a thread for", "the ledger"))?;
     let served = serve_rack(&path, config, &handle, identity, metrics).await;
@@ -209,6 +209,7 @@ fn rack(config: &Config) -> RackSpec {
         slices: e.slices,
         driver: e.driver.name().into(),
         path: e.path.display().to_string(),
+        serial: e.serial.clone(),
     };
     let host = |h: &crate::config::Host| HostSpec {
         name: h.name.clone(),
@@ -221,7 +222,7 @@ fn rack(config: &Config) -> RackSpec {
 
 async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
     handle.ask(Ask::Configure(rack(config))).await.map_err(ServeError::Configure)?;
-    handle.set(settings(config)).map_err(ServeError::Configure)
+    handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 
 /// Reads rack.toml again on SIGHUP; a faulty one changes nothing. Ends on SIGTERM and SIGINT.

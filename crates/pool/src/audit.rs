@@ -154,6 +154,11 @@ pub enum What {
         /// What changed, one sentence each.
         changes: Vec<String>,
     },
+    /// A host that is being cut off has nothing left.
+    LetGo {
+        /// What proved it.
+        proof: String,
+    },
 }
 
 /// Why slices were not taken from an EMC.
@@ -248,6 +253,7 @@ impl What {
             }
             Self::Fencing { reason, slices } => say("fence", with_count(reason, *slices, "slice", "slices")),
             Self::Fenced => say("fenced", "every device has cut the host off".into()),
+            Self::LetGo { proof } => say("let-go", proof.clone()),
             Self::Returned { proof } => say("return", proof.clone()),
             Self::Quarantined { why } => say("quarantine", why.clone()),
             Self::Requalified { reason } => say("requalify", reason.clone()),

@@ -16,6 +16,7 @@
 mod asks;
 mod buffer;
 mod devices;
+mod fencing;
 mod hosts;
 mod upkeep;
 mod view;
@@ -32,7 +33,7 @@ pub use self::{
     devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
     view::{Alarm, EmcState, HostState},
 };
-use self::{devices::DeviceLink, hosts::Link};
+use self::{devices::DeviceLink, fencing::Unfenced, hosts::Link};
 use crate::{
     audit::Decision,
     denied::Denied,
@@ -190,9 +191,11 @@ pub struct Manager {
     sessions: BTreeMap<SessionId, HostId>,
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
-    /// Fence calls under way, and those that are done for hosts that are not yet cut off everywhere.
-    fencing: BTreeSet<(EmcId, HostId)>,
+    /// Fence calls under way, with whether the host is known to have stopped; those that are done for hosts that are not
+    /// yet cut off everywhere; and those that need a machine stopped which is not yet.
+    fencing: BTreeMap<(EmcId, HostId), bool>,
     fenced: BTreeSet<(EmcId, HostId)>,
+    unfenced: BTreeMap<(EmcId, HostId), Unfenced>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     /// Handles that a device named when it was compared; hosts see them with the next durable revision.
     found: Vec<(SliceId, (Epoch, Handle))>,
@@ -228,8 +231,9 @@ impl Manager {
             sessions: BTreeMap::new(),
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
-            fencing: BTreeSet::new(),
+            fencing: BTreeMap::new(),
             fenced: BTreeSet::new(),
+            unfenced: BTreeMap::new(),
             handles: BTreeMap::new(),
             found: Vec::new(),
             waiters: BTreeMap::new(),
@@ -319,7 +323,7 @@ impl Manager {
         let repeats = self.links.values().filter_map(Link::repeat_at);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
         let orders = self.orders_due.iter().filter_map(|host| self.links.get(host)?.next_order());
-        let others = [batch, waiter, self.next_upkeep()].into_iter().flatten();
+        let others = [batch, waiter, self.next_upkeep(), self.next_fence()].into_iter().flatten();
         others.chain(links).chain(repeats).chain(devices).chain(orders).min()
     }
 
@@ -331,6 +335,7 @@ impl Manager {
         self.open = Batch::default();
         self.writing = None;
         self.fenced.clear(); // what followed from it may not be on disk
+        self.unfenced.clear(); // an answer that came meanwhile was not looked at
         self.loaded = true;
         if restored {
             let change = self.head.decide_restored();
@@ -490,7 +495,7 @@ impl Manager {
             Record::Host(id, _) => {
                 self.expect_host(when, *id);
                 self.tell_host(*id);
-                self.drive_fence(*id);
+                self.drive_fence(when, *id);
             }
             Record::Emc(id, _) => self.expect_emc(*id),
             Record::Gone(Key::Host(id)) => self.drop_host(*id),

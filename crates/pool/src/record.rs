@@ -1,7 +1,7 @@
 //! The ledger's facts, as they are made durable: a ledger is the fold of its records. How they are written down is the
 //! store's business.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, SliceId, UnixMs};
 
 use crate::{audit::Decision, slice::Slot};
@@ -132,9 +132,22 @@ pub struct Emc {
     pub path: String,
     /// Whether new slices are taken from it.
     pub scheduling: Scheduling,
+    /// What its hosts call it, if they find it on buses of their own. Such a device lets in whoever is wired to it.
+    #[serde(deserialize_with = "if_written")]
+    pub serial: Option<String>,
+}
+
+/// The last field of a record, which earlier versions did not write.
+fn if_written<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Ok(T::deserialize(from).unwrap_or_default())
 }
 
 impl Emc {
+    /// Whether it can cut a host off; else who had a slice reaches it until it lets go or stops.
+    pub fn cuts_off(&self) -> bool {
+        self.serial.is_none()
+    }
+
     /// Its slices.
     pub fn range(&self) -> impl DoubleEndedIterator<Item = SliceId> + use<> {
         (self.first.0..self.first.0 + self.slices).map(SliceId)
@@ -175,7 +188,7 @@ pub enum Fence {
     None,
     /// It is being cut off; some device may not have done it yet.
     Fencing {
-        /// The operator vouches that the machine is off.
+        /// An operator vouches that the machine is off, or it has proven itself that nothing is left.
         powered_off: bool,
     },
     /// It is cut off, until it returns with another boot id or proves itself clean.

@@ -11,6 +11,13 @@
 //!
 //! Every change of hands, to a VM's host or to a scrubber, takes a new [`Epoch`]. A slice never has two owners because
 //! a grant follows only from `Free` or `Scrubbing(waiting)`, and both are reached only when the device has revoked.
+//!
+//! Some devices cannot cut a host off: revoking is a note to them, and who had a slice reaches it until it lets go. So for
+//! all devices [`Call::Revoke`] follows only from the word of the host that it has let go of this epoch (`Released`,
+//! `Scrubbed`), from a proven stop of the host (`OwnerFenced`), or from a grant that its host was never told of
+//! (`Assigned`, `Granting`). Where neither is there, what has gone wrong is quarantined, and on the way back the host is
+//! asked first (`Scrubbing(leaving)`); only a device that does cut off needs no such word. A host's report of a failure is
+//! none: its agent may go on trying.
 
 use serde::{Deserialize, Serialize};
 use units::{Epoch, HostId, ReservationId};
@@ -85,6 +92,8 @@ pub enum Scrub {
         /// Whether its receipt is there.
         verified: bool,
     },
+    /// It was quarantined, and its device cannot cut off the host that may still reach it: that is asked to let go.
+    Leaving(HostId),
 }
 
 /// Why a slice is kept from everybody.
@@ -115,6 +124,11 @@ pub enum Quarantine {
     Restored {
         /// Whom the device grants it to, if anybody.
         host: Option<HostId>,
+    },
+    /// The record of a device that cannot cut off lacks the grant that the ledger made.
+    LostRecord {
+        /// Who was granted it, and may still reach it.
+        host: HostId,
     },
 }
 
@@ -158,7 +172,10 @@ pub enum Event {
     /// The device disagrees with the ledger, or the ledger with itself.
     Quarantine(Quarantine),
     /// An operator, or a host's report, allows a quarantined slice back into the cycle.
-    Requalify,
+    Requalify {
+        /// Its host need not be asked: the device cuts it off, or it is known to have stopped.
+        let_go: bool,
+    },
     /// A host's report and the device agree that a quarantined slice is in use.
     Adopt(Owner, Epoch),
     /// The device's highest epoch is above ours: ours is old news.
@@ -226,9 +243,10 @@ impl Slot {
             {
                 go(S::Draining(o, Drain::Revoking))
             }
-            (S::Scrubbing(Scrub::Granting(by) | Scrub::Working(by)), E::OwnerFenced(host)) if by == host => {
-                go(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
-            }
+            (
+                S::Scrubbing(Scrub::Granting(by) | Scrub::Working(by) | Scrub::Leaving(by)),
+                E::OwnerFenced(host),
+            ) if by == host => go(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false })),
 
             (S::Onlining(o), E::FoundDirty(by, e)) if by == o.host && e == epoch => {
                 go(S::Quarantined(Quarantine::Dirty { host: by, revoked: false }))
@@ -245,8 +263,9 @@ impl Slot {
                 go(S::Quarantined(Quarantine::ScrubFailed { host, revoked: true }))
             }
             (_, E::Quarantine(why)) => go(S::Quarantined(why)),
-            (S::Quarantined(why), E::Requalify) => {
-                go(S::Scrubbing(Scrub::Revoking { host: why.host(), verified: false }))
+            (S::Quarantined(why), E::Requalify { let_go }) => go(S::Scrubbing(why.way_back(let_go))),
+            (S::Scrubbing(Scrub::Leaving(host)), E::Released(by, e)) if by == host && e == epoch => {
+                go(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
             }
             (
                 S::Quarantined(Quarantine::UnknownGrant { host } | Quarantine::Restored { host: Some(host) }),
@@ -264,7 +283,9 @@ impl Slot {
             State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
                 Some(o.host)
             }
-            State::Scrubbing(Scrub::Granting(host) | Scrub::Working(host)) => Some(host),
+            State::Scrubbing(Scrub::Granting(host) | Scrub::Working(host) | Scrub::Leaving(host)) => {
+                Some(host)
+            }
             State::Scrubbing(Scrub::Revoking { host, .. }) => host,
             State::Quarantined(why) => why.host(),
         }
@@ -285,21 +306,23 @@ impl Slot {
         matches!(self.state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)))
     }
 
-    /// The call the device owes to this state, if any. Safe to make again: calls are idempotent on (slice, epoch).
-    pub fn device_call(self) -> Option<Call> {
+    /// The call that a device owes to this state, if any; `cuts_off` says whether it can cut a host off. Safe to make
+    /// again: calls are idempotent on (slice, epoch).
+    pub fn device_call(self, cuts_off: bool) -> Option<Call> {
         match self.state {
             State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
             State::Scrubbing(Scrub::Granting(host)) => Some(Call::Grant { epoch: self.epoch, host }),
-            State::Draining(_, Drain::Revoking)
-            | State::Scrubbing(Scrub::Revoking { .. })
-            | State::Quarantined(
+            State::Draining(_, Drain::Revoking) | State::Scrubbing(Scrub::Revoking { .. }) => {
+                Some(Call::Revoke { epoch: self.epoch })
+            }
+            State::Quarantined(
                 Quarantine::Dirty { revoked: false, .. } | Quarantine::ScrubFailed { revoked: false, .. },
-            ) => Some(Call::Revoke { epoch: self.epoch }),
+            ) if cuts_off => Some(Call::Revoke { epoch: self.epoch }),
             State::Free
             | State::Onlining(_)
             | State::Online(_)
             | State::Draining(_, Drain::Host { .. })
-            | State::Scrubbing(Scrub::Waiting | Scrub::Working(_))
+            | State::Scrubbing(Scrub::Waiting | Scrub::Working(_) | Scrub::Leaving(_))
             | State::Quarantined(_) => None,
         }
     }
@@ -311,7 +334,7 @@ impl Slot {
             State::Assigned(_) => "assigned",
             State::Onlining(_) => "onlining",
             State::Online(_) => "online",
-            State::Draining(..) => "draining",
+            State::Draining(..) | State::Scrubbing(Scrub::Leaving(_)) => "draining",
             State::Scrubbing(_) => "scrubbing",
             State::Quarantined(_) => "quarantined",
         }
@@ -340,9 +363,17 @@ impl Quarantine {
     pub fn host(self) -> Option<HostId> {
         match self {
             Self::Dirty { host, revoked } | Self::ScrubFailed { host, revoked } => (!revoked).then_some(host),
-            Self::UnknownGrant { host } => Some(host),
+            Self::UnknownGrant { host } | Self::LostRecord { host } => Some(host),
             Self::Restored { host } => host,
             Self::LostGrant => None,
+        }
+    }
+
+    /// How a slice goes back into the cycle: its host is asked to let go first, unless there is none or need not be.
+    fn way_back(self, let_go: bool) -> Scrub {
+        match self.host() {
+            Some(host) if !let_go => Scrub::Leaving(host),
+            host => Scrub::Revoking { host, verified: false },
         }
     }
 }
@@ -357,6 +388,7 @@ impl std::fmt::Display for Quarantine {
             Self::Restored { .. } => {
                 "the ledger was restored from a backup and its hosts have not all reported"
             }
+            Self::LostRecord { .. } => "its device's record lost the grant, and nothing has cut its host off",
         })
     }
 }
@@ -403,7 +435,8 @@ mod tests {
                 "fenced" => Event::OwnerFenced(VM_HOST),
                 "scrubber-fenced" => Event::OwnerFenced(SCRUBBER),
                 "dirty" => Event::FoundDirty(VM_HOST, slot.epoch),
-                "requalify" => Event::Requalify,
+                "requalify" => Event::Requalify { let_go: true },
+                "requalify-asking" => Event::Requalify { let_go: false },
                 other => panic!("no word {other:?}"),
             };
             match slot.step(event) {
@@ -470,6 +503,30 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_quarantined_slice_whose_device_cuts_nobody_off_goes_on_only_when_its_host_let_go_or_stopped() {
+        check("assign granted dirty requalify-asking scrub", "scrub refused while draining");
+        check("assign granted dirty requalify-asking revoked", "revoked refused while draining");
+        check(
+            "assign granted dirty requalify-asking released-by-other",
+            "released-by-other refused while draining",
+        );
+        check("assign granted dirty requalify-asking released revoked", "scrubbing epoch 1");
+        check("assign granted dirty requalify-asking fenced revoked", "scrubbing epoch 1");
+    }
+
+    #[test]
+    fn a_failure_that_a_host_reports_has_a_device_revoke_only_if_that_cuts_the_host_off() {
+        let host = VM_HOST;
+        for why in
+            [Quarantine::Dirty { host, revoked: false }, Quarantine::ScrubFailed { host, revoked: false }]
+        {
+            let slot = Slot { epoch: Epoch(1), state: State::Quarantined(why), receipt: None };
+            assert_eq!(slot.device_call(true), Some(Call::Revoke { epoch: Epoch(1) }));
+            assert_eq!((slot.device_call(false), slot.holder()), (None, Some(host)));
+        }
+    }
+
     fn any_event() -> impl Strategy<Value = Event> {
         let host = prop_oneof![Just(VM_HOST), Just(SCRUBBER)];
         let epoch = (0..6u64).prop_map(Epoch);
@@ -485,7 +542,7 @@ mod tests {
             (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::ScrubFailed(h, e)),
             (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::FoundDirty(h, e)),
             host.prop_map(Event::OwnerFenced),
-            Just(Event::Requalify),
+            any::<bool>().prop_map(|let_go| Event::Requalify { let_go }),
         ]
     }
 
@@ -503,7 +560,7 @@ mod tests {
                     prop_assert_eq!(device, None, "granted while another may reach it");
                     prop_assert!(next.epoch > slot.epoch, "a new owner has a new number");
                 }
-                if let Some(Call::Grant { epoch, host }) = next.device_call() { device = Some((epoch, host)); }
+                if let Some(Call::Grant { epoch, host }) = next.device_call(true) { device = Some((epoch, host)); }
                 if let Some((_, host)) = device { prop_assert_eq!(next.holder(), Some(host)); }
                 slot = next;
             }

@@ -195,6 +195,18 @@ pub const RECONNECT_AFTER_MAX: Ns = Ns::secs(1);
 pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 /// Between two attempts of a device call that failed.
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
+/// Between two attempts to have a machine stopped whose agent is silent and that no device cuts off.
+pub const FENCE_RETRY: Ns = Ns::secs(60);
+/// How long the operator's command to stop a machine may take unless told otherwise.
+pub const FENCE_WITHIN_DEFAULT: Ns = Ns::secs(60);
+/// The shortest that an operator may allow that command.
+pub const FENCE_WITHIN_MIN: Ns = Ns::ms(100);
+/// The longest that an operator may allow that command.
+pub const FENCE_WITHIN_MAX: Ns = Ns::secs(3600);
+/// Words of that command.
+pub const FENCE_WORDS_MAX: usize = 64;
+/// What is kept of what that command says.
+pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
 /// Between two attempts of a host call that failed.
 pub const HOST_RETRY: Ns = Ns::ms(500);
 /// Failed attempts of a host call after which the manager is told; the agent goes on trying.

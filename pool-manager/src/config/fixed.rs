@@ -44,6 +44,7 @@ fn fixed_of_emc(before: &Emc, after: &Emc) -> Vec<Fixed> {
         ("slices", before.slices != after.slices),
         ("driver", before.driver != after.driver),
         ("path", before.path != after.path),
+        ("serial", before.serial != after.serial),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
     changed.map(|(field, _)| Fixed { field: format!("emc {}: {field}", after.name), rule: NEVER }).collect()

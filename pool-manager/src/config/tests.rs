@@ -92,7 +92,7 @@ fn a_typo_is_an_error() {
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, tls, emc, host",
+        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, fence, tls, emc, host",
     );
     check(
         "cores = 32",
@@ -223,7 +223,58 @@ fn times_and_fractions_are_within_their_limits() {
 
 #[test]
 fn only_known_drivers_are_taken() {
-    check("emulated", "cxl", "line 9: emc[0].driver = \"cxl\": no such driver; must be one of emulated");
+    check(
+        "emulated",
+        "cxl",
+        "line 9: emc[0].driver = \"cxl\": no such driver; must be one of emulated, shared-dax",
+    );
+}
+
+#[test]
+fn a_device_that_cannot_cut_hosts_off_has_a_serial_number_as_sysfs_shows_it_and_no_other_has_one() {
+    let shared = "driver = \"shared-dax\"\nserial = \"0x1a\"";
+    let config = parse(&RACK.replacen("driver = \"emulated\"", shared, 1)).unwrap();
+    assert_eq!(config.emcs[0].serial.as_deref(), Some("0x1a"));
+    let driver = "driver = \"emulated\"";
+    check(driver, "driver = \"shared-dax\"", "line 6: emc[0].serial: is missing");
+    check(
+        driver,
+        &shared.replace("shared-dax", "emulated"),
+        "line 10: emc[0].serial = \"0x1a\": must not be there with driver emulated, only with shared-dax",
+    );
+    for wrong in ["", "0x", "1a", "0x01", "0x1A", "0x0x1", "0x1 ", "0x11112222333344445"] {
+        let expected = format!(
+            "line 10: emc[0].serial = \"{wrong}\": must be 0x and 1 to 16 digits of 0-9 a-f, the first not 0, as sysfs shows it"
+        );
+        check(driver, &shared.replace("0x1a", wrong), &expected);
+    }
+    let error = parse(&RACK.replace(driver, shared)).unwrap_err().to_string();
+    assert!(error.ends_with("emc[1].serial = \"0x1a\": must not be given twice"), "{error}");
+}
+
+#[test]
+fn a_command_that_stops_a_machine_names_it_and_has_a_deadline() {
+    let fence = |text: &str| parse(&format!("{RACK}\n[fence]\n{text}"));
+    let stop = fence("command = [\"/sbin/off\", \"{host}\"]").unwrap().fence.unwrap();
+    assert_eq!((stop.words, stop.within), (vec!["/sbin/off".to_owned(), "{host}".into()], Ns::secs(60)));
+    let within = fence("command = [\"/sbin/off-{host}\"]\nwithin_s = 2.5").unwrap().fence.unwrap().within;
+    assert_eq!(within, Ns::ms(2500));
+    for (wrong, expected) in [
+        ("", "line 24: fence.command: is missing"),
+        ("command = []", "line 24: fence.command: must begin with a program"),
+        ("command = \"off {host}\"", "line 25: fence.command = \"off {host}\": must be a list"),
+        (
+            "command = [\"off\"]",
+            "line 24: fence.command: must have {host} in one of its words, which the host's name replaces",
+        ),
+        (
+            "command = [\"{host}\"]\nwithin_s = 0",
+            "line 26: fence.within_s = 0: must be a number of seconds from 0.1 to 3600",
+        ),
+    ] {
+        let error = fence(wrong).expect_err(wrong).to_string();
+        assert_eq!(error.replace("/etc/tarn/rack.toml: ", ""), expected);
+    }
 }
 
 #[test]
@@ -257,6 +308,7 @@ fn a_reload_may_add_change_and_remove() {
     new.hosts[0].emcs.push(Name::new("emc2").unwrap());
     new.hosts.push(Host { name: Name::new("h1").unwrap(), ..old.hosts[0].clone() });
     new.lease.ttl = Ns::secs(1);
+    new.fence = Some(StopCommand { words: vec!["off-{host}".into()], within: Ns::secs(1) });
     assert_eq!(fixed(&old, &new), []);
     new.hosts[0].emcs.pop();
     assert_eq!(fixed(&new, &old), [], "what is gone is for the ledger to judge");
@@ -268,6 +320,7 @@ fn a_reload_says_what_it_cannot_change() {
     let mut new = old.clone();
     new.manager.store = "/elsewhere".into();
     new.emcs[0].slices = 128;
+    new.emcs[0].serial = Some("0x1".into());
     new.hosts[0].emcs.pop();
     let fixed: Vec<String> = fixed(&old, &new).iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -275,6 +328,7 @@ fn a_reload_says_what_it_cannot_change() {
         [
             "manager.store: changes only with a restart of pool-manager",
             "emc emc0: slices: never changes: drain the EMC, remove it, and add it under another name",
+            "emc emc0: serial: never changes: drain the EMC, remove it, and add it under another name",
             "host h0: emcs: a host is only ever wired to more EMCs: drain the host and remove it first",
         ]
     );

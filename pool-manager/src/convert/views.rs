@@ -4,8 +4,8 @@ use pool::{
     audit::Decision,
     ledger::{EmcEntry, Ledger, When},
     manager::{Alarm, EmcState, HostState, Manager, Published, ReservationView},
-    record::{Key, Migration, MigrationAnswer, Scheduling, Stage},
-    slice::{Receipt, Slot, State},
+    record::{Fence, Key, Migration, MigrationAnswer, Scheduling, Stage},
+    slice::{Receipt, Scrub, Slot, State},
 };
 use proto::v1 as wire;
 use units::{EmcId, HostId, ReservationId, SliceId};
@@ -19,10 +19,6 @@ pub fn host_name(ledger: &Ledger, id: HostId) -> String {
 /// One slice.
 pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slice {
     let vm = slot.reservation().and_then(|r| ledger.reservation(r)).map(|r| r.vm.to_string());
-    let reason = match slot.state {
-        State::Quarantined(why) => Some(why.to_string()),
-        _ => None,
-    };
     wire::Slice {
         slice: id.0,
         emc: ledger.emc(emc).map_or_else(|| emc.to_string(), |entry| entry.emc.name.to_string()),
@@ -30,8 +26,21 @@ pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slic
         host: slot.holder().map(|host| host_name(ledger, host)),
         vm,
         epoch: slot.epoch.0,
-        reason,
+        reason: slice_reason(ledger, slot),
         receipt: slot.receipt.map(|r| receipt(ledger, &r)),
+    }
+}
+
+/// Why it does not go on.
+fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
+    let fence = slot.holder().and_then(|host| ledger.host(host)).map(|entry| entry.host.fence);
+    match (slot.state, fence) {
+        (State::Quarantined(why), _) => Some(why.to_string()),
+        (_, Some(Fence::Fencing { .. })) => {
+            Some("its host is to be cut off, and may still reach it".to_owned())
+        }
+        (State::Scrubbing(Scrub::Leaving(_)), _) => Some("its host has yet to let go of it".to_owned()),
+        _ => None,
     }
 }
 
@@ -41,7 +50,7 @@ fn slice_state(slot: Slot) -> wire::SliceState {
         State::Assigned(_) => wire::SliceState::Assigned,
         State::Onlining(_) => wire::SliceState::Onlining,
         State::Online(_) => wire::SliceState::Online,
-        State::Draining(..) => wire::SliceState::Draining,
+        State::Draining(..) | State::Scrubbing(Scrub::Leaving(_)) => wire::SliceState::Draining,
         State::Scrubbing(_) => wire::SliceState::Scrubbing,
         State::Quarantined(_) => wire::SliceState::Quarantined,
     }
@@ -131,6 +140,7 @@ pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
         HostState::Up => wire::HostState::Up,
         HostState::Silent => wire::HostState::Silent,
         HostState::Unknown => wire::HostState::Unknown,
+        HostState::Fencing => wire::HostState::Fencing,
         HostState::Fenced => wire::HostState::Fenced,
         HostState::Expected => wire::HostState::Expected,
     };
@@ -150,6 +160,7 @@ pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
         boot_id: h.boot_id.clone(),
         last_heard_unix_ms: heard.map(|at| at.0),
         host_memory_socket: hello.map(|hello| hello.host_memory_socket.clone()).unwrap_or_default(),
+        not_fenced: manager.not_fenced(id).map(str::to_owned),
     })
 }
 
@@ -184,6 +195,7 @@ pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
         draining: entry.draining(),
         quarantined: entry.quarantined(),
         error,
+        serial: e.serial.clone(),
     })
 }
 

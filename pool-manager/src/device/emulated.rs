@@ -261,6 +261,10 @@ impl Device for Emulated {
             highest: self.seen.iter().map(|seen| seen.highest).collect(),
         })
     }
+
+    fn commit(&mut self) -> Result<(), DeviceError> {
+        Ok(()) // like memory, it need not outlive the machine
+    }
 }
 
 fn file_name(slice: u32, owner: Owner) -> String {

@@ -119,10 +119,10 @@ impl Rig {
         let loaded = crate::records::load(&mut store).unwrap();
         let store = Box::new(Gated { store, gate: Arc::clone(&gate), reading: Arc::clone(&reading) });
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
-        let start = Start { settings, loaded, rack_uuid: "a rack".into() };
+        let start = Start { settings, stop: None, loaded, rack_uuid: "a rack".into() };
         let (handle, ended) = super::start(start, store, Arc::new(Metrics::default())).unwrap();
         let path = directory.path().join("emc").display().to_string();
-        let emc = EmcSpec { name: name("e"), slices, driver: "emulated".into(), path };
+        let emc = EmcSpec { name: name("e"), slices, driver: "emulated".into(), path, serial: None };
         let host = HostSpec { name: name("h"), cores: 4096, local: Bytes::gib(64), emcs: vec![name("e")] };
         handle.ask(Ask::Configure(RackSpec { emcs: vec![emc], hosts: vec![host] })).await.unwrap();
         let (outbox, orders) = mpsc::channel(64);

@@ -16,7 +16,7 @@ use tokio::{
 };
 use units::{EmcId, Ns, limits::LEDGER_AWAKE_FOR};
 
-use super::{Core, Explain, Replied, Session, Shared, ToSession};
+use super::{Core, Explain, Replied, Session, Shared, ToSession, stopping};
 use crate::{
     device::Driver,
     emc::{self, EmcPlace},
@@ -172,13 +172,20 @@ impl Driving {
         {
             self.emcs.insert(id, calls);
         }
-        match self.emcs.get(&id) {
-            Some(calls) => drop(calls.send(call)), // its thread ends with this one
-            None => {
+        match (self.emcs.get(&id), &call) {
+            (Some(calls), DeviceCall::Fence { host, powered_off: false }) if !self.cuts_off(id) => {
+                stopping::stop(&self.shared, &self.runtime, *host, (id, calls.clone()));
+            }
+            (Some(calls), _) => drop(calls.send(call)), // its thread ends with this one
+            (None, _) => {
                 let failure = DeviceFailure::Error("no thread for its driver".into());
                 self.event(Event::Device(id, DeviceDone::Failed { call, failure }));
             }
         }
+    }
+
+    fn cuts_off(&self, id: EmcId) -> bool {
+        self.shared.lock().manager.durable().emc(id).is_some_and(|entry| entry.emc.cuts_off())
     }
 
     fn open_emc(&self, id: EmcId) -> Option<blocking::Sender<DeviceCall>> {
@@ -186,7 +193,8 @@ impl Driving {
             let core = self.shared.lock();
             let emc = &core.manager.durable().emc(id)?.emc;
             let (path, first, slices) = (PathBuf::from(&emc.path), emc.first, emc.slices);
-            EmcPlace { id, name: emc.name.clone(), driver: Driver::named(&emc.driver)?, path, first, slices }
+            let (name, serial) = (emc.name.clone(), emc.serial.clone().unwrap_or_default());
+            EmcPlace { id, name, driver: Driver::named(&emc.driver)?, path, serial, first, slices }
         };
         let shared = Arc::clone(&self.shared);
         let report = move |id, answers| drop(shared.device_answers(id, answers)); // nobody listens after the end

@@ -53,12 +53,20 @@ impl Directory {
     /// # Errors
     /// [`StoreError::InUse`] if another process has it, [`StoreError::Io`] if it cannot be made or locked.
     pub fn take(path: &Path) -> Result<Self, StoreError> {
+        Self::take_for(path, FILE)
+    }
+
+    /// The same for another file than the ledger's.
+    ///
+    /// # Errors
+    /// As [`Directory::take`].
+    pub fn take_for(path: &Path, file: &str) -> Result<Self, StoreError> {
         let make = DirBuilder::new().recursive(true).mode(0o700).create(path);
         make.map_err(StoreError::io("make the directory of", path))?;
         let lock = private().create(true).open(path.join(LOCK));
         let lock = lock.map_err(StoreError::io("open the lock of", path))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), file: path.join(FILE), _lock: lock }),
+            Ok(()) => Ok(Self { path: path.to_owned(), file: path.join(file), _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(StoreError::InUse { place: path.to_owned() }),
             Err(TryLockError::Error(errno)) => Err(StoreError::io("lock", path)(errno)),
         }

@@ -32,6 +32,8 @@ pub struct EmcSpec {
     pub driver: String,
     /// Where the driver finds it.
     pub path: String,
+    /// What its hosts call it, if they find it on buses of their own; then nothing cuts a host off it.
+    pub serial: Option<String>,
 }
 
 /// A host as its operator describes it.
@@ -285,23 +287,27 @@ impl Ledger {
         ])
     }
 
-    /// A host says who it is. A fenced one is let back if it restarted or proved itself clean.
+    /// A host says who it is. One that restarted or proved itself clean has let go of all it had: a fenced one is let
+    /// back, and one that is being fenced is as good as powered off.
     pub fn decide_report(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
         let rebooted = !new.boot_id.is_empty() && new.boot_id != boot_id;
         new.boot_id = boot_id.to_owned();
         let mut records = Vec::new();
-        if new.fence == Fence::Fenced && (rebooted || clean) {
-            new.fence = Fence::None;
-            let proof = if rebooted { "it restarted" } else { "its agent reports that nothing is left" };
-            let what = What::Returned { proof: proof.into() };
-            records.push(decision(
-                when,
-                Actor::Agent(new.name.clone()),
-                Subject::Host(new.name.clone()),
-                what,
-            ));
+        let proof =
+            if rebooted { "it restarted" } else { "its agent reports that nothing is left" }.to_owned();
+        let proven = match new.fence {
+            Fence::Fenced => Some((Fence::None, What::Returned { proof })),
+            Fence::Fencing { powered_off: false } => {
+                Some((Fence::Fencing { powered_off: true }, What::LetGo { proof }))
+            }
+            Fence::None | Fence::Fencing { powered_off: true } => None,
+        };
+        if let Some((fence, what)) = proven.filter(|_| rebooted || clean) {
+            new.fence = fence;
+            let (actor, subject) = (Actor::Agent(new.name.clone()), Subject::Host(new.name.clone()));
+            records.push(decision(when, actor, subject, what));
         }
         if new != entry.host {
             records.push(Record::Host(host, new));
@@ -324,7 +330,9 @@ fn unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Denied> {
     };
     fixed("slices", old.slices.to_string(), new.slices.to_string())?;
     fixed("driver", old.driver.clone(), new.driver.clone())?;
-    fixed("path", old.path.clone(), new.path.clone())
+    fixed("path", old.path.clone(), new.path.clone())?;
+    let written = |serial: &Option<String>| serial.clone().unwrap_or_else(|| "none".to_owned());
+    fixed("serial", written(&old.serial), written(&new.serial))
 }
 
 fn within(what: &'static str, n: u64, max: u64) -> Result<(), Denied> {
@@ -339,6 +347,7 @@ fn new_emc(wanted: &EmcSpec, first: SliceId) -> Emc {
         driver: wanted.driver.clone(),
         path: wanted.path.clone(),
         scheduling: Scheduling::Enabled,
+        serial: wanted.serial.clone(),
     }
 }
 

@@ -207,7 +207,8 @@ fn not_chosen(entry: &EmcEntry) -> Option<NotChosen> {
 /// Whether a host takes new reservations, as far as the ledger knows.
 pub(super) fn not_schedulable(host: &HostEntry) -> Option<&'static str> {
     match (host.host.fence, host.host.scheduling, host.host.must_report) {
-        (Fence::Fencing { .. } | Fence::Fenced, _, _) => Some("fenced"),
+        (Fence::Fencing { .. }, _, _) => Some("being fenced"),
+        (Fence::Fenced, _, _) => Some("fenced"),
         (_, Scheduling::Cordoned, _) => Some("cordoned"),
         (_, Scheduling::Draining, _) => Some("draining"),
         (_, _, true) => Some("yet to report after the ledger was restored"),

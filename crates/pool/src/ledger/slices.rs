@@ -3,11 +3,11 @@
 use units::limits::RESERVATIONS_LOST_MAX;
 use units::{Epoch, HostId, ReservationId, SliceId};
 
-use super::{Change, EmcEntry, Ledger, When, decision};
+use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{EndedBy, Host, Meta, Record, RequestKey, Reservation, Stage},
+    record::{EndedBy, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
     slice::{Event, Owner, Quarantine, Slot, State},
 };
 
@@ -39,7 +39,8 @@ impl Ledger {
         Some(Change(records))
     }
 
-    /// An operator, or the last report after a restore, lets a quarantined slice back into the cycle.
+    /// An operator lets a quarantined slice back into the cycle. For a host that is not in the rack, which nobody can
+    /// ask, the operator's word counts.
     ///
     /// # Errors
     /// The slice is not there or not quarantined.
@@ -53,16 +54,36 @@ impl Ledger {
         let slot = self.slot(slice).ok_or(Denied::NoSuchSlice(slice))?;
         let what = "uncordon";
         let refused = Denied::SliceNotNow { slice, state: slot.state_name(), what };
-        let next = slot.step(Event::Requalify).map_err(|_| refused)?;
+        let let_go = self.needs_no_word(slice, slot) || !self.has_way_back(slice);
+        let next = slot.step(Event::Requalify { let_go }).map_err(|_| refused)?;
         let said = What::Requalified { reason: reason.to_owned() };
         Ok(Change(vec![Record::Slice(slice, next), decision(when, actor, Subject::Slice(slice), said)]))
+    }
+
+    /// Whether it is certain without asking its host that it reaches a slice no more, once the device has revoked.
+    fn needs_no_word(&self, slice: SliceId, slot: Slot) -> bool {
+        let stopped = |host: &HostEntry| host.host.fence == Fence::Fenced;
+        self.cuts_off(slice) || slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
+    }
+
+    /// Whether a slice can go on without an operator: nobody need let go of it, or somebody can be asked to.
+    pub(crate) fn has_way_back(&self, slice: SliceId) -> bool {
+        let slot = self.slot(slice).unwrap_or_default();
+        let in_rack = slot.holder().is_some_and(|host| self.hosts.contains_key(&host));
+        in_rack || self.needs_no_word(slice, slot)
+    }
+
+    /// Whether the device of a slice can cut a host off.
+    pub fn cuts_off(&self, slice: SliceId) -> bool {
+        self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.cuts_off())
     }
 
     /// After a restore every host has reported, and nobody was found to use these slices (in ascending order): they go
     /// back into the cycle, and what the ledger thought had them is broken.
     pub fn decide_unclaimed(&self, when: When, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
-            let next = self.slot(*slice)?.step(Event::Requalify).ok()?;
+            let slot = self.slot(*slice)?;
+            let next = slot.step(Event::Requalify { let_go: self.needs_no_word(*slice, slot) }).ok()?;
             Some(Record::Slice(*slice, next))
         });
         let mut records: Vec<Record> = requalified.collect();

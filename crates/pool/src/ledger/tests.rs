@@ -37,7 +37,13 @@ impl RackSpec {
         for word in text.split_whitespace() {
             if let Some((emc, slices)) = word.split_once('=') {
                 let (driver, path) = ("emulated".to_owned(), format!("/{emc}"));
-                rack.emcs.push(EmcSpec { name: name(emc), slices: slices.parse().unwrap(), driver, path });
+                // One that cannot cut a host off is written `e1=4!`.
+                let (slices, serial) = match slices.strip_suffix('!') {
+                    Some(slices) => (slices, Some(format!("0x{}", &emc[1..]))),
+                    None => (slices, None),
+                };
+                let slices = slices.parse().unwrap();
+                rack.emcs.push(EmcSpec { name: name(emc), slices, driver, path, serial });
             } else {
                 let (host, emcs) = word.split_once(':').unwrap();
                 let emcs = emcs.split('+').map(name).collect();
@@ -253,7 +259,7 @@ fn a_host_that_is_cordoned_draining_or_fenced_takes_nothing_new() {
     rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
     let fence = rack.ledger.decide_fence(at(1), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    let denied = Denied::HostNotSchedulable { host: name("h1"), why: "fenced" };
+    let denied = Denied::HostNotSchedulable { host: name("h1"), why: "being fenced" };
     assert_eq!(rack.reserve(ask("a", "h1", 0)), Err(denied));
 }
 
@@ -486,7 +492,8 @@ fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
 }
 
 #[test]
-fn a_fenced_host_comes_back_restarted_or_clean_and_not_before_it_is_fenced() {
+fn a_fenced_host_comes_back_restarted_or_clean_and_one_that_is_being_fenced_counts_as_off_by_the_same_proofs()
+{
     let mut rack = Rack::of("e1=4 h1:e1");
     let report = |rack: &mut Rack, boot: &str, clean| {
         let change = rack.ledger.decide_report(at(3), HostId(0), boot, clean);
@@ -496,16 +503,32 @@ fn a_fenced_host_comes_back_restarted_or_clean_and_not_before_it_is_fenced() {
     report(&mut rack, "b1", false);
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    assert_eq!(report(&mut rack, "b1", true), Fence::Fencing { powered_off: false });
-    let vouched = rack.ledger.decide_fence(at(3), HostId(0), true, tester(), "why");
-    rack.apply(vouched);
-    assert_eq!(rack.host("h1").host.fence, Fence::Fencing { powered_off: true });
+    assert_eq!(report(&mut rack, "b1", false), Fence::Fencing { powered_off: false });
+    assert_eq!(report(&mut rack, "b1", true), Fence::Fencing { powered_off: true });
+    assert_eq!(
+        report(&mut rack, "b1", true),
+        Fence::Fencing { powered_off: true },
+        "not before it is fenced"
+    );
     let fenced = rack.ledger.decide_fenced(at(3), HostId(0));
     rack.apply(fenced.clone());
     assert_eq!(report(&mut rack, "b1", false), Fence::Fenced);
     assert_eq!(report(&mut rack, "b1", true), Fence::None);
     rack.apply(fenced);
     assert_eq!(report(&mut rack, "b2", false), Fence::None);
+    let fence = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
+    rack.apply(fence);
+    assert_eq!(report(&mut rack, "b3", false), Fence::Fencing { powered_off: true });
+}
+
+#[test]
+fn an_operator_vouches_for_a_host_that_is_being_fenced_already() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    for powered_off in [false, true] {
+        let fence = rack.ledger.decide_fence(at(3), HostId(0), powered_off, tester(), "why");
+        rack.apply(fence);
+        assert_eq!(rack.host("h1").host.fence, Fence::Fencing { powered_off });
+    }
 }
 
 #[test]

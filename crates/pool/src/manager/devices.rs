@@ -10,7 +10,7 @@ use super::{Effect, Manager};
 use crate::{
     ledger::{Change, EmcEntry, Ledger, When},
     protocol::Handle,
-    record::{Fence, Host, Key},
+    record::{Fence, Key},
     slice::{Call, Event, Quarantine, Slot, State},
 };
 
@@ -39,7 +39,8 @@ pub enum DeviceCall {
     Fence {
         /// Which host.
         host: HostId,
-        /// The operator vouches that the machine is off.
+        /// It is vouched for or proven that nothing is left on the host: a device that cannot cut it off need not have
+        /// the machine stopped.
         powered_off: bool,
     },
 }
@@ -89,6 +90,8 @@ pub enum DeviceFailure {
     },
     /// Anything else, in the driver's words: the device counts as failed until it answers again.
     Error(String),
+    /// It cannot cut the host off, and why the machine was not stopped. The device works.
+    NotFenced(String),
 }
 
 /// What a device holds.
@@ -185,19 +188,19 @@ impl Manager {
         emc.is_some_and(|emc| self.devices.get(&emc).is_none_or(|link| link.condition == Condition::Starting))
     }
 
-    fn drive_emc(&mut self, emc: EmcId) {
+    fn drive_emc(&mut self, when: When, emc: EmcId) {
         let slices: Vec<SliceId> =
             self.durable.emc(emc).map(|entry| entry.emc.range().collect()).unwrap_or_default();
         slices.into_iter().for_each(|slice| self.drive_slice(slice));
         let hosts: Vec<HostId> = self.durable.hosts().map(|(id, _)| id).collect();
-        hosts.into_iter().for_each(|host| self.drive_fence(host));
+        hosts.into_iter().for_each(|host| self.drive_fence(when, host));
     }
 
     /// Makes the device call that a durable slot owes, unless a newer decision has overtaken it or one is under way.
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
-        let Some(call) = slot.device_call() else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
+        let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else { return };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
         if self.is_overtaken(slice) || !up || self.calls.contains_key(&slice) || self.is_cut_off(call) {
             return;
@@ -222,30 +225,13 @@ impl Manager {
         self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None)
     }
 
-    /// Cuts a host off at every device that works, once the intent is durable.
-    pub(super) fn drive_fence(&mut self, host: HostId) {
-        let Some(Host { fence: Fence::Fencing { powered_off }, emcs, .. }) =
-            self.durable.host(host).map(|e| &e.host)
-        else {
-            return;
-        };
-        let (powered_off, emcs) = (*powered_off, emcs.clone());
-        for emc in emcs {
-            let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-            let done = self.fenced.contains(&(emc, host));
-            if up && !done && self.fencing.insert((emc, host)) {
-                self.effects.push_back(Effect::Device(emc, DeviceCall::Fence { host, powered_off }));
-            }
-        }
-    }
-
     pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {
         match &done {
             DeviceDone::Granted { slice, .. } | DeviceDone::Revoked { slice, .. } => {
                 self.calls.remove(slice);
             }
             DeviceDone::Failed { call, .. } => self.call_failed(emc, call),
-            DeviceDone::Fenced { host } => drop(self.fencing.remove(&(emc, *host))),
+            DeviceDone::Fenced { host } => self.fence_answered(emc, *host, true),
             DeviceDone::Contents(_) => {}
         }
         if !self.loaded || !self.devices.contains_key(&emc) {
@@ -273,24 +259,8 @@ impl Manager {
             DeviceCall::Grant { slice, .. } | DeviceCall::Revoke { slice, .. } => {
                 self.calls.remove(slice);
             }
-            DeviceCall::Fence { host, .. } => drop(self.fencing.remove(&(emc, *host))),
+            DeviceCall::Fence { host, powered_off } => self.fence_answered(emc, *host, *powered_off),
             DeviceCall::Contents => {}
-        }
-    }
-
-    fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
-        let Some(entry) = self.head.host(host) else { return };
-        if !matches!(entry.host.fence, Fence::Fencing { .. }) {
-            return;
-        }
-        let cut = self.head.decide_cut_off(host, emc);
-        self.change(when, cut);
-        self.fenced.insert((emc, host));
-        let entry = self.head.host(host).expect("it was just there");
-        if entry.host.emcs.iter().all(|emc| self.fenced.contains(&(*emc, host))) {
-            self.fenced.retain(|(_, fenced)| *fenced != host);
-            let change = self.head.decide_fenced(when, host);
-            self.change(when, change);
         }
     }
 
@@ -301,7 +271,10 @@ impl Manager {
                 let why = Event::Quarantine(Quarantine::UnknownGrant { host: *host });
                 self.quarantine(when, *slice, why, "the device knows a later owner");
             }
-            (DeviceFailure::StaleEpoch { .. }, _) => {}
+            (DeviceFailure::NotFenced(why), DeviceCall::Fence { host, .. }) => {
+                self.on_not_fenced(when, emc, *host, why);
+            }
+            (DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_), _) => {}
             (DeviceFailure::Error(error), _) => {
                 let since = match &self.devices[&emc].condition {
                     Condition::Failed { since, .. } => *since,
@@ -341,7 +314,7 @@ impl Manager {
         self.note_found(when);
         self.devices.insert(emc, DeviceLink { condition: Condition::Up, asked: false });
         self.set_emc_up(emc, true);
-        self.drive_emc(emc);
+        self.drive_emc(when, emc);
     }
 
     /// Handles that a device named are shown to hosts with the next durable revision: two orders of one number are equal,
@@ -372,9 +345,12 @@ impl Manager {
             self.slice_event(when, slice, Event::Raise(high));
         }
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
+        // Who may reach it whatever the device's record says.
+        let kept = slot.holder().filter(|_| !self.head.cuts_off(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
         let (why, detail) = match grant {
             Some(grant) if restored => (Quarantine::Restored { host: Some(grant.host) }, String::new()),
+            None if restored && kept.is_some() => return,
             None if restored => (Quarantine::Restored { host: None }, String::new()),
             Some(grant) if expected(grant) => return,
             Some(grant) => {
@@ -382,6 +358,11 @@ impl Manager {
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
             None if self.is_being_fenced(slot) => return, // the device may have done it: it is asked again
+            None if needs_grant(slot)
+                && let Some(host) = kept =>
+            {
+                (Quarantine::LostRecord { host }, String::new())
+            }
             None if needs_grant(slot) => (Quarantine::LostGrant, String::new()),
             None if slot.state == State::Free && high > slot.epoch => {
                 let detail = format!("the device has seen epoch {high}, the ledger {}", slot.epoch);

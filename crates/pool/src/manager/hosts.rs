@@ -124,6 +124,7 @@ impl Manager {
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
+        self.unfenced.retain(|(_, kept), _| *kept != host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, Closed::HostGone);
         }
@@ -507,8 +508,11 @@ impl Manager {
         let holding = Holding { slice, epoch: slot.epoch };
         match slot.state {
             State::Draining(_, Drain::Host { force }) => {
+                drop(want.release.insert(holding, WantRelease { force, handle: self.handle_of(holding) }));
+            }
+            State::Scrubbing(Scrub::Leaving(_)) => {
                 let handle = self.handle_of(holding);
-                drop(want.release.insert(holding, WantRelease { force, handle }));
+                drop(want.release.insert(holding, WantRelease { force: false, handle }));
             }
             State::Scrubbing(Scrub::Working(_)) => match self.handle_of(holding) {
                 Some(handle) => drop(want.scrub.insert(holding, handle)),
@@ -553,7 +557,7 @@ pub(super) fn asked_of(slot: Option<Slot>) -> Option<(Epoch, State)> {
     let slot = slot?;
     match slot.state {
         State::Onlining(owner) | State::Online(owner) => Some((slot.epoch, State::Online(owner))),
-        State::Draining(_, Drain::Host { .. }) | State::Scrubbing(Scrub::Working(_)) => {
+        State::Draining(_, Drain::Host { .. }) | State::Scrubbing(Scrub::Working(_) | Scrub::Leaving(_)) => {
             Some((slot.epoch, slot.state))
         }
         _ => None,

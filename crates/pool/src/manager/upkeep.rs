@@ -20,6 +20,7 @@ impl Manager {
     pub(super) fn keep_up(&mut self, when: When) {
         self.watch_leases(when);
         self.retry_devices(when);
+        self.retry_fences(when);
         self.repeat_orders(when);
         self.time_out_waiters(when);
         self.buffer.roll(when.now);
@@ -137,11 +138,13 @@ impl Manager {
         }
     }
 
+    /// Slices that wait for a claim. One that a host outside the rack may reach waits for an operator.
     fn unclaimed(&self, emc: EmcId, most: usize) -> Vec<SliceId> {
         let Some(entry) = self.head.emc(emc) else { return Vec::new() };
         let restored = |slice: &SliceId| {
             let state = self.head.slot(*slice).map(|slot| slot.state);
             matches!(state, Some(State::Quarantined(Quarantine::Restored { .. })))
+                && self.head.has_way_back(*slice)
         };
         entry.quarantined_slices().filter(restored).take(most).collect()
     }

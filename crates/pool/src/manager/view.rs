@@ -1,9 +1,9 @@
 //! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
 //! it follows from what is known now.
 
-use units::{EmcId, HostId, Ns, UnixMs};
+use units::{EmcId, HostId, Name, Ns, UnixMs};
 
-use super::{Manager, devices::Condition};
+use super::{Manager, devices::Condition, hosts::Link};
 use crate::{audit::Subject, protocol::Hello, record::Fence, slice::Quarantine};
 
 /// What a host looks like from here.
@@ -15,6 +15,8 @@ pub enum HostState {
     Silent,
     /// Its lease is over: nothing new, its slices kept.
     Unknown,
+    /// To be cut off its slices, which it keeps until that is certain.
+    Fencing,
     /// Cut off its slices.
     Fenced,
     /// Not heard since the manager started.
@@ -48,15 +50,27 @@ pub struct Alarm {
 impl Manager {
     /// What a host looks like from here.
     pub fn host_state(&self, host: HostId) -> HostState {
-        let fenced = self.durable.host(host).is_some_and(|entry| entry.host.fence != Fence::None);
-        match self.links.get(&host) {
-            _ if fenced => HostState::Fenced,
+        let fence = self.durable.host(host).map(|entry| entry.host.fence).unwrap_or_default();
+        match (fence, self.links.get(&host)) {
+            (Fence::Fencing { .. }, _) => HostState::Fencing,
+            (Fence::Fenced, _) => HostState::Fenced,
+            (Fence::None, link) => self.link_state(link),
+        }
+    }
+
+    fn link_state(&self, link: Option<&Link>) -> HostState {
+        match link {
             None => HostState::Expected,
             Some(link) if link.is_unknown() => HostState::Unknown,
             Some(link) if link.is_connected() => HostState::Up,
             Some(link) if link.is_expected() => HostState::Expected,
             Some(_) => HostState::Silent,
         }
+    }
+
+    /// Why a host that is to be cut off is not yet, if somebody must know.
+    pub fn not_fenced(&self, host: HostId) -> Option<&str> {
+        self.why_unfenced(host).map(|(why, _)| why)
     }
 
     /// What a host's agent said of itself, and when it was last heard.
@@ -127,6 +141,7 @@ impl Manager {
                     "HOST_UNKNOWN",
                     format!("host {name} is silent past its lease; its {slices} slices are kept"),
                 ),
+                HostState::Fencing => return Some(self.fencing_alarm(id, name, slices)),
                 HostState::Fenced => (
                     "HOST_FENCED",
                     format!("host {name} is cut off until it restarts or proves itself clean"),
@@ -135,6 +150,19 @@ impl Manager {
             };
             Some(Alarm { reason, subject: Subject::Host(name.clone()), message, since })
         })
+    }
+
+    fn fencing_alarm(&self, id: HostId, name: &Name, slices: usize) -> Alarm {
+        let subject = Subject::Host(name.clone());
+        let Some((why, since)) = self.why_unfenced(id) else {
+            let message = format!("host {name} is being cut off its {slices} slices");
+            return Alarm { reason: "HOST_FENCING", subject, message, since: UnixMs(0) };
+        };
+        let message = format!(
+            "host {name} is not cut off, and keeps {slices} slices: {why}; it ends when the host returns, or by `tarn fence \
+             {name} --confirm-powered-off` once the machine is off"
+        );
+        Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
     }
 
     fn emc_alarms(&self) -> impl Iterator<Item = Alarm> {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::model::{Model, Order, order};
 
 const HOST: HostId = HostId(3);
 const OTHER: HostId = HostId(4);
@@ -247,52 +248,6 @@ fn an_unknown_fault_is_refused_at_the_start() {
     );
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Order {
-    Grant(u32, Epoch, HostId),
-    Revoke(u32, Epoch),
-    Fence(HostId),
-    Restart,
-}
-
-fn order() -> impl Strategy<Value = Order> {
-    let slice = 0..3_u32;
-    let epoch = (0..6_u64).prop_map(Epoch);
-    let host = (0..3_u16).prop_map(HostId);
-    prop_oneof![
-        6 => (slice.clone(), epoch.clone(), host.clone()).prop_map(|(s, e, h)| Order::Grant(s, e, h)),
-        4 => (slice, epoch).prop_map(|(s, e)| Order::Revoke(s, e)),
-        1 => host.prop_map(Order::Fence),
-        1 => Just(Order::Restart),
-    ]
-}
-
-/// What the rules say, without files.
-#[derive(Default)]
-struct Model {
-    owners: BTreeMap<u32, (Epoch, HostId)>,
-    /// Epochs below this are over.
-    open_from: BTreeMap<u32, Epoch>,
-}
-
-impl Model {
-    fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> bool {
-        let open_from = self.open_from.entry(slice).or_insert(Epoch(1));
-        let may = epoch >= *open_from && self.owners.get(&slice).is_none_or(|owner| *owner == (epoch, host));
-        if may {
-            *open_from = epoch;
-            self.owners.insert(slice, (epoch, host));
-        }
-        may
-    }
-
-    fn revoke(&mut self, slice: u32, epoch: Epoch) {
-        let open_from = self.open_from.entry(slice).or_insert(Epoch(1));
-        *open_from = (*open_from).max(epoch.next());
-        self.owners.retain(|s, (held, _)| *s != slice || *held > epoch);
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
@@ -302,22 +257,11 @@ proptest! {
         let (mut device, mut model) = (device(&directory), Model::default());
         for order in orders {
             match order {
-                Order::Grant(slice, epoch, host) => {
-                    prop_assert_eq!(device.grant(slice, epoch, host).is_ok(), model.grant(slice, epoch, host), "{:?}", order);
-                }
-                Order::Revoke(slice, epoch) => {
-                    device.revoke(slice, epoch).unwrap();
-                    model.revoke(slice, epoch);
-                }
-                Order::Fence(host) => {
-                    device.fence(host).unwrap();
-                    let theirs: Vec<_> = model.owners.iter().filter(|(_, o)| o.1 == host).map(|(s, o)| (*s, o.0)).collect();
-                    theirs.into_iter().for_each(|(slice, epoch)| model.revoke(slice, epoch));
-                }
                 Order::Restart => {
                     drop(device);
                     device = self::device(&directory);
                 }
+                call => prop_assert_eq!(call.make(&mut device), model.make(call), "{:?}", order),
             }
             let owners = device.contents().unwrap().grants.into_iter().map(|g| (g.slice, (g.epoch, g.host)));
             prop_assert_eq!(owners.collect::<BTreeMap<_, _>>(), model.owners.clone());

@@ -166,7 +166,7 @@ impl Rack {
             ended: UnixMs(1),
             verified: units::SLICE,
         };
-        let event = match (slot.device_call(), slot.state, kind % 8) {
+        let event = match (slot.device_call(true), slot.state, kind % 8) {
             (_, _, 0) => Event::Raise(Epoch(epoch.0 + 2)),
             (_, State::Onlining(_), 1) => Event::FoundDirty(holder, epoch),
             (_, State::Scrubbing(Scrub::Working(_)), 1) => Event::ScrubFailed(holder, epoch),
@@ -177,7 +177,7 @@ impl Rack {
             (None, State::Draining(..), _) => Event::Released(holder, epoch),
             (None, State::Scrubbing(Scrub::Waiting), _) => Event::ScrubBy(holder),
             (None, State::Scrubbing(_), _) => Event::Scrubbed(holder, scrubbed),
-            (None, State::Quarantined(_), 2) => Event::Requalify,
+            (None, State::Quarantined(_), 2) => Event::Requalify { let_go: true },
             (None, ..) => Event::Onlined(holder, Epoch(epoch.0 + 1)),
         };
         self.ledger.decide_slice(slice, event).unwrap_or_default()

@@ -226,7 +226,7 @@ fn a_fence_that_the_manager_did_not_live_to_note_is_not_taken_for_a_loss() {
     rig.meddle(1, None);
     rig.tells(
         "restart device | e1.contents e2.contents e1.fence(h1) e2.fence(h1)
-         slices alarms | 0.1:draining@h1 1.1:draining@h1 HOST_FENCED
+         slices alarms | 0.1:draining@h1 1.1:draining@h1 HOST_FENCING
          up:h2 go
          slices |",
     );

@@ -114,7 +114,7 @@ fn a_host_is_fenced_at_a_device_that_failed_meanwhile() {
          break:e2 reserve:b@h2=1 stored device
          down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          device tick:10 stored | store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1)
-         state:h1 | Fenced
+         state:h1 alarms | Fencing HOST_FENCING EMC_FAILED
          mend:e2 tick:1000 | e2.contents
          device | e2.grant(5.1>h2) e2.fence(h1)
          go

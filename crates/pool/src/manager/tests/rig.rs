@@ -4,7 +4,7 @@
 //! request 5), `validate:...`, `wait:a`, `gone:a`, `commit:a`, `release:a`, `force:a`, `cordon:h1`, `drain:e1`,
 //! `enable:0`, `fence:h1`, `vouch:h1`, `rack:...`; `stored`, `lost` (a write that failed), `torn` (one that failed and is
 //! on disk all the same), `reload`, `restart`, `restore`, `low`, `roomy`; `device` (all calls are answered),
-//! `break:e1`, `mend:e1`; `have:h1:PARTS`, `obey:h1`, `tick:MS`, `go` (all do their part until nothing is left to do).
+//! `break:e1`, `mend:e1`, `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `go` (all do their part until nothing is left to do).
 //! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, not all verified), `dirty=`,
 //! `broken=`, `ended=1`, `vm1a=0.1`, `clean`, `early` (it answers no order).
 //! Questions: `slices`, `alarms`, `state:h1`.
@@ -37,6 +37,8 @@ const LEASE: Ns = Ns::secs(4);
 const FENCE_AFTER: Ns = Ns::secs(60);
 /// Two EMCs of four slices; the third host reaches only the second.
 pub(super) const RACK: &str = "e1=4 e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
+/// The same with a second EMC that cannot cut hosts off.
+pub(super) const SHARED: &str = "e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2";
 
 pub(super) struct Rig {
     pub(super) manager: Manager,
@@ -62,11 +64,17 @@ struct Device {
     dirty: BTreeSet<SliceId>,
     /// Grants asked for since the manager or the device last had reason to doubt.
     asked: BTreeSet<(SliceId, Epoch)>,
+    /// It cannot cut off by itself; and whether machines can be stopped for it.
+    shared: bool,
+    stops: bool,
+    /// Who was told that a slice can be used and has not let go since: of a shared device they reach it all the same.
+    reached: BTreeSet<(SliceId, Epoch, HostId)>,
 }
 
 #[derive(Default)]
 struct Agent {
     instance: u64,
+    boot: String,
     session: Option<SessionId>,
     order: Option<(Want, Ns)>,
     answered: bool,
@@ -124,7 +132,12 @@ impl Rig {
 
     /// A rack of the usual shape with all its agents connected and told.
     pub(super) fn up() -> Self {
-        let mut rig = Self::of(RACK);
+        Self::up_as(RACK)
+    }
+
+    /// A rack with all its agents connected and told.
+    pub(super) fn up_as(rack: &str) -> Self {
+        let mut rig = Self::of(rack);
         rig.run("up:h1 up:h2 up:h3 go");
         rig
     }
@@ -165,6 +178,7 @@ impl Rig {
             "low" | "roomy" => self.event(Event::StoreSpace { low: verb == "low" }),
             "device" => self.answer_devices(),
             "break" | "mend" => self.device(rest).broken = verb == "break",
+            "stops" => self.device(rest).stops = true,
             "tick" => {
                 self.now = self.now.after(Ns::ms(rest.parse().unwrap()));
                 self.event(Event::Tick);
@@ -335,7 +349,10 @@ impl Rig {
         };
         let emc_name = self.manager.durable().emc(emc).unwrap().emc.name.clone();
         self.said.push(format!("{emc_name}.{word}"));
-        self.devices.entry(emc).or_default().calls.push_back(call);
+        let shared = !self.manager.durable().emc(emc).unwrap().emc.cuts_off();
+        let device = self.devices.entry(emc).or_default();
+        device.shared = shared;
+        device.calls.push_back(call);
     }
 
     fn order(&mut self, session: SessionId, want: Want) {
@@ -356,6 +373,8 @@ impl Rig {
             parts.push(format!("{vm}={}", list(wanted.slices.keys().copied())));
         }
         want.scrub.keys().for_each(|h| self.may_reach(host, *h));
+        let told = want.vms.values().flat_map(|vm| vm.slices.keys()).chain(want.scrub.keys());
+        told.copied().collect::<Vec<_>>().into_iter().for_each(|h| self.reaches(host, h));
         let released =
             |force: bool| list(want.release.iter().filter(|(_, r)| r.force == force).map(|(h, _)| *h));
         let lists = [
@@ -382,6 +401,20 @@ impl Rig {
         let emc = self.manager.durable().emc_of(holding.slice).unwrap();
         let granted = self.devices[&emc].granted.get(&holding.slice);
         assert_eq!(granted, Some(&(holding.epoch, host)), "an order for slice {}", holding.slice);
+    }
+
+    fn reaches(&mut self, host: HostId, Holding { slice, epoch }: Holding) {
+        let emc = self.manager.durable().emc_of(slice).unwrap();
+        self.devices.get_mut(&emc).unwrap().reached.insert((slice, epoch, host));
+    }
+
+    /// A host has let go of a slice, or of everything.
+    fn lets_go(&mut self, host: HostId, of: impl Fn(Holding) -> bool) {
+        for device in self.devices.values_mut() {
+            device
+                .reached
+                .retain(|(slice, epoch, by)| *by != host || !of(Holding { slice: *slice, epoch: *epoch }));
+        }
     }
 
     pub(super) fn stored(&mut self, ok: bool, on_disk: bool) {
@@ -493,6 +526,9 @@ impl Rig {
             host_memory_socket: String::new(),
         };
         (agent.session, agent.order, agent.answered) = (Some(session), None, false);
+        if std::mem::replace(&mut agent.boot, boot.to_owned()) != boot {
+            self.lets_go(id, |_| true);
+        }
         self.event(Event::AgentUp(session, id, hello));
     }
 
@@ -556,6 +592,9 @@ impl Rig {
                 device.dirty.remove(&scrub.holding.slice);
             }
         }
+        let scrubbed = have.scrubbed.iter().filter(|s| s.verified >= units::SLICE).map(|s| s.holding);
+        let back: BTreeSet<Holding> = have.released.iter().copied().chain(scrubbed).collect();
+        self.lets_go(host, |holding| have.clean || back.contains(&holding));
         self.event(Event::AgentHave(session, have));
     }
 
@@ -650,8 +689,12 @@ impl Device {
                 self.granted.retain(|s, (e, _)| *s != slice || *e > epoch);
                 DeviceDone::Revoked { slice, epoch }
             }
+            DeviceCall::Fence { powered_off: false, .. } if self.shared && !self.stops => {
+                DeviceDone::Failed { call, failure: DeviceFailure::NotFenced("no command".into()) }
+            }
             DeviceCall::Fence { host, .. } => {
                 self.granted.retain(|_, (_, owner)| *owner != host);
+                self.reached.retain(|(_, _, by)| *by != host);
                 DeviceDone::Fenced { host }
             }
         }
@@ -662,6 +705,11 @@ impl Device {
         let highest = self.highest.get(&slice).copied().unwrap_or_default();
         if held != Some((epoch, host)) {
             assert_eq!(held, None, "slice {slice} would have two owners");
+            let others = self.reached.iter().find(|(reached, _, by)| *reached == slice && *by != host);
+            assert!(
+                !self.shared || others.is_none(),
+                "slice {slice} goes to {host:?}, still reached by {others:?}"
+            );
             if highest >= epoch {
                 let call = DeviceCall::Grant { slice, epoch, host };
                 return DeviceDone::Failed { call, failure: DeviceFailure::StaleEpoch { highest } };

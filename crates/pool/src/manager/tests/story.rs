@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use units::{EmcId, Ns};
 
-use super::rig::{RACK, Rig};
+use super::rig::{RACK, Rig, SHARED};
 use crate::{
     ledger::Ledger,
     record::{Key, Record},
@@ -22,6 +22,10 @@ enum Turn {
     Connect { host: usize, up: bool },
     Wake,
     Restart,
+}
+
+fn rack() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec![RACK, SHARED])
 }
 
 const HOSTS: [&str; 3] = ["h1", "h2", "h3"];
@@ -42,6 +46,7 @@ fn turn() -> impl Strategy<Value = Turn> {
         1 => (host(), 1..20u32).prop_map(move |(host, id)| say(format!("have:{host}:ended={id}"))),
         1 => (host(), 0..8u32, 1..4u32, prop::sample::select(vec!["released", "scrubbed", "half", "dirty", "broken"]))
             .prop_map(move |(host, slice, epoch, what)| say(format!("have:{host}:{what}={slice}.{epoch}"))),
+        1 => Just(Turn::Say("stops:e2".to_owned())),
         1 => (prop::sample::select(vec!["break", "mend", "mend"]), prop::sample::select(vec!["e1", "e2"]))
             .prop_map(move |(verb, emc)| say(format!("{verb}:{emc}"))),
         1 => prop::sample::select(vec!["low", "roomy", "roomy"]).prop_map(move |word| say(word.to_owned())),
@@ -130,9 +135,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_manager_keeps_its_promises_whatever_happens(story in prop::collection::vec(turn(), 0..150)) {
-        let mut rig = Rig::of(RACK);
-        rig.run("up:h1 up:h2 up:h3 go");
+    fn a_manager_keeps_its_promises_whatever_happens(rack in rack(), story in prop::collection::vec(turn(), 0..150)) {
+        let mut rig = Rig::up_as(rack);
         for turn in &story {
             rig.take(turn);
             holds_together(rig.manager.durable());
@@ -142,9 +146,8 @@ proptest! {
 
     /// However bad it was: when everything works again and every VM is released, every slice comes back.
     #[test]
-    fn a_rack_comes_to_rest_after_any_story(story in prop::collection::vec(turn(), 0..100)) {
-        let mut rig = Rig::of(RACK);
-        rig.run("up:h1 up:h2 up:h3 go");
+    fn a_rack_comes_to_rest_after_any_story(rack in rack(), story in prop::collection::vec(turn(), 0..100)) {
+        let mut rig = Rig::up_as(rack);
         story.iter().for_each(|turn| rig.take(turn));
         rig.come_to_rest();
         prop_assert_eq!(rig.run("slices"), "");

@@ -1,0 +1,61 @@
+//! Machines that are to be stopped by the operator's command, as their EMCs cannot cut them off. The command runs beside
+//! the threads of the EMCs, so that others' grants do not wait for it, and once for all EMCs that ask meanwhile.
+
+use std::sync::{Arc, mpsc::Sender};
+
+use pool::{
+    manager::{DeviceCall, DeviceDone, DeviceFailure},
+    record::Fence,
+};
+use tokio::runtime::Handle as Runtime;
+use units::{EmcId, HostId};
+
+use super::{Core, Shared};
+use crate::{convert, power_off};
+
+/// An EMC that waits for a machine to be stopped, and the way to its thread.
+pub(super) type Waiting = (EmcId, Sender<DeviceCall>);
+
+/// Has a machine stopped, and its EMC told of it.
+pub(super) fn stop(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: Waiting) {
+    let mut core = shared.lock();
+    let waiting = core.stopping.entry(host).or_default();
+    waiting.push(emc);
+    if waiting.len() > 1 {
+        return; // it is being stopped already
+    }
+    let (command, name) = (core.stop.clone(), convert::host_name(core.manager.durable(), host));
+    drop(core);
+    let shared = Arc::clone(shared);
+    runtime.spawn(async move {
+        let stopped = match command {
+            Some(command) => power_off::stop(&command, &name).await,
+            None => Err("rack.toml has no [fence] command".to_owned()),
+        };
+        tell(&shared, host, stopped);
+    });
+}
+
+fn tell(shared: &Shared, host: HostId, stopped: Result<(), String>) {
+    let mut core = shared.lock();
+    let waiting = core.stopping.remove(&host).unwrap_or_default();
+    // A host that has proven itself meanwhile may have been given something since: that is not taken for the old.
+    let stopped = stopped.and_then(|()| {
+        is_fencing(&core, host).then_some(()).ok_or_else(|| "it returned before it was stopped".to_owned())
+    });
+    let Err(why) = stopped else {
+        let call = DeviceCall::Fence { host, powered_off: true };
+        return waiting.into_iter().for_each(|(_, calls)| drop(calls.send(call.clone()))); // ends with the driver
+    };
+    drop(core);
+    for (emc, _) in waiting {
+        let call = DeviceCall::Fence { host, powered_off: false };
+        let failure = DeviceFailure::NotFenced(why.clone());
+        let _ = shared.device_answers(emc, vec![DeviceDone::Failed { call, failure }]); // nobody listens after the end
+    }
+}
+
+fn is_fencing(core: &Core, host: HostId) -> bool {
+    let entry = core.manager.durable().host(host);
+    entry.is_some_and(|entry| matches!(entry.host.fence, Fence::Fencing { .. }))
+}
