@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pool::protocol::{FailedReason, Handle, Have, Holding, NoMore, Scrubbed, Want, WantRelease, WantVm};
+use pool::protocol::{FailedReason, Handle, Have, Holding, NoMore, Scrubbed, SeenDevice, Want, WantRelease, WantVm};
 use proto::v1 as wire;
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId};
 
@@ -60,6 +60,11 @@ fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {
 
 fn shown(h: Holding) -> wire::Holding {
     wire::Holding { slice: h.slice.0, epoch: h.epoch.0 }
+}
+
+/// A pool device that this machine sees.
+pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
+    wire::SeenDevice { serial: d.serial, slices: d.slices, problem: d.problem }
 }
 
 /// A report.

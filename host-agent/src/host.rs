@@ -15,7 +15,7 @@ use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use pool::{
     agent::{HostFailure, VmRecord},
-    protocol::{FailedReason, Handle, Holding},
+    protocol::{FailedReason, Handle, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId};
 
@@ -33,6 +33,9 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`HostError::InUse`], or what the machine said.
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError>;
+
+    /// Pool devices that this machine sees by itself.
+    fn devices(&self) -> Vec<SeenDevice>;
 
     /// Where there are slices on this machine, open or half open, whoever brought them there; by [`Handle::place`].
     ///

@@ -120,7 +120,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let signals = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     raise_descriptors();
     let Prepared { start, heard, boot_id, instance } = prepare(&config)?;
-    let metrics = Arc::clone(&start.metrics);
+    let (metrics, devices) = (Arc::clone(&start.metrics), start.host.devices());
     let (driver, handle, reports) =
         Driver::new(start).map_err(io_error("start threads for", "host calls"))?;
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
@@ -129,7 +129,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     }
     let (manager, host, socket) = (config.manager, config.host, config.socket);
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
-    let caller = Caller { manager, host, token, tls, boot_id, instance, socket };
+    let caller = Caller { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
     tokio::spawn(session::keep(caller, reports, heard));

@@ -37,6 +37,8 @@ pub struct Caller {
     pub instance: InstanceId,
     /// Where a VMM on this host fetches memory.
     pub socket: PathBuf,
+    /// Pool devices that this machine sees.
+    pub devices: Vec<SeenDevice>,
 }
 
 /// Certificates for a manager on another machine.
@@ -187,6 +189,7 @@ fn hello(caller: &Caller, rack_uuid: String) -> wire::FromAgent {
         instance: caller.instance.0,
         host_memory_socket: caller.socket.display().to_string(),
         version: env!("CARGO_PKG_VERSION").into(),
+        devices: caller.devices.iter().cloned().map(convert::seen_device).collect(),
     };
     wire::FromAgent { message: Some(from_agent::Message::Hello(hello)) }
 }

@@ -174,6 +174,8 @@ pub enum NotChosen {
     Failed,
     /// Its VMs are asked to move away.
     Draining,
+    /// The host does not see it.
+    NotSeen,
 }
 
 impl std::fmt::Display for NotChosen {
@@ -184,6 +186,7 @@ impl std::fmt::Display for NotChosen {
             Self::Cordoned => "cordoned",
             Self::Draining => "draining",
             Self::Failed => "failed",
+            Self::NotSeen => "not seen by the host",
         })
     }
 }

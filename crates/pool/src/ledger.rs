@@ -92,6 +92,7 @@ pub struct HostEntry {
     reservations: BTreeSet<ReservationId>,
     cores_used: u32,
     local_used: Bytes,
+    unseen: BTreeMap<EmcId, String>,
 }
 
 impl EmcEntry {
@@ -133,6 +134,11 @@ impl HostEntry {
     /// Slices it may still reach at a device.
     pub fn held(&self) -> impl ExactSizeIterator<Item = SliceId> {
         self.held.iter().copied()
+    }
+
+    /// EMCs that it is wired to and cannot use, and why. Not durable: its agent says it anew.
+    pub fn unseen(&self) -> &BTreeMap<EmcId, String> {
+        &self.unseen
     }
 
     /// How many slices it is scrubbing or about to.
@@ -261,6 +267,7 @@ impl Ledger {
             reservations: BTreeSet::new(),
             cores_used: 0,
             local_used: Bytes::ZERO,
+            unseen: BTreeMap::new(),
         };
         self.hosts.insert(id, entry);
     }
@@ -431,6 +438,13 @@ impl Ledger {
     pub fn set_emc_up(&mut self, id: EmcId, up: bool) {
         if let Some(entry) = self.emcs.get_mut(&id) {
             entry.up = up;
+        }
+    }
+
+    /// Notes which of its EMCs a host cannot use.
+    pub fn set_unseen(&mut self, id: HostId, unseen: BTreeMap<EmcId, String>) {
+        if let Some(entry) = self.hosts.get_mut(&id) {
+            entry.unseen = unseen;
         }
     }
 

@@ -18,6 +18,7 @@ mod buffer;
 mod devices;
 mod fencing;
 mod hosts;
+mod sight;
 mod upkeep;
 mod view;
 

@@ -225,4 +225,17 @@ pub struct Hello {
     pub boot_id: String,
     /// Where a VMM on this host fetches memory.
     pub host_memory_socket: String,
+    /// Pool devices that its machine sees by itself.
+    pub devices: Vec<SeenDevice>,
+}
+
+/// A pool device as a host sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenDevice {
+    /// The same on every host that sees it.
+    pub serial: String,
+    /// How many whole slices it has there.
+    pub slices: u32,
+    /// What keeps the host from using it.
+    pub problem: Option<String>,
 }

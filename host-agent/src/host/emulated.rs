@@ -15,7 +15,7 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding},
+    protocol::{Handle, Holding, SeenDevice},
 };
 use rustix::{
     fs::{MemfdFlags, OFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create},
@@ -121,6 +121,10 @@ impl Host for Emulated {
         }
         self.open().remove(&holding);
         Ok(())
+    }
+
+    fn devices(&self) -> Vec<SeenDevice> {
+        Vec::new()
     }
 
     /// Nothing: what an agent has open ends with it.

@@ -7,7 +7,7 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding},
+    protocol::{Handle, Holding, SeenDevice},
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use units::{Bytes, ReservationId, SLICE};
@@ -106,6 +106,10 @@ impl Host for Fake {
         table.open.remove(&holding);
         table.calls.push((Call::Offline, holding));
         Ok(())
+    }
+
+    fn devices(&self) -> Vec<SeenDevice> {
+        Vec::new()
     }
 
     fn found(&self) -> Result<Vec<Arc<str>>, HostError> {

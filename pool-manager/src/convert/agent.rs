@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use pool::protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, Want, WantRelease};
+use pool::protocol::{
+    Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, SeenDevice, Want, WantRelease,
+};
 use proto::v1 as wire;
+use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UnixMs};
 
 use super::requests::{Invalid, named};
@@ -28,8 +31,23 @@ pub fn hello(h: wire::Hello) -> Result<(Name, Hello), Invalid> {
         ));
     }
     let name = named("host", &h.host)?;
-    let instance = InstanceId(h.instance);
-    Ok((name, Hello { instance, boot_id: h.boot_id, host_memory_socket: h.host_memory_socket }))
+    let devices = h.devices.into_iter().map(seen_device).collect::<Result<Vec<_>, _>>()?;
+    if devices.len() > EMCS_PER_HOST_MAX {
+        let rule = format!("must be at most {EMCS_PER_HOST_MAX}");
+        return Err(Invalid::new("devices", devices.len(), rule));
+    }
+    let (instance, boot_id, host_memory_socket) = (InstanceId(h.instance), h.boot_id, h.host_memory_socket);
+    Ok((name, Hello { instance, boot_id, host_memory_socket, devices }))
+}
+
+fn seen_device(d: wire::SeenDevice) -> Result<SeenDevice, Invalid> {
+    if d.serial.is_empty() || d.serial.len() > NAME_BYTES_MAX {
+        let rule = format!("must be 1 to {NAME_BYTES_MAX} bytes");
+        return Err(Invalid::new("devices.serial", format!("{:?}", d.serial), rule));
+    }
+    let mut problem = d.problem;
+    problem.iter_mut().for_each(|text| text.truncate(text.floor_char_boundary(REASON_BYTES_MAX)));
+    Ok(SeenDevice { serial: d.serial, slices: d.slices, problem })
 }
 
 fn holding(h: wire::Holding) -> Holding {

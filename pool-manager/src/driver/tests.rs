@@ -126,7 +126,12 @@ impl Rig {
         let host = HostSpec { name: name("h"), cores: 4096, local: Bytes::gib(64), emcs: vec![name("e")] };
         handle.ask(Ask::Configure(RackSpec { emcs: vec![emc], hosts: vec![host] })).await.unwrap();
         let (outbox, orders) = mpsc::channel(64);
-        let hello = Hello { instance: InstanceId(1), boot_id: "b".into(), host_memory_socket: String::new() };
+        let hello = Hello {
+            instance: InstanceId(1),
+            boot_id: "b".into(),
+            host_memory_socket: String::new(),
+            devices: Vec::new(),
+        };
         handle.agent_up(HostId(0), hello, outbox).unwrap();
         let rig = Self { handle, ended, gate, reading, _orders: orders, _directory: directory };
         rig.until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing()).await;

@@ -126,15 +126,16 @@ impl Ledger {
 
     /// Wired EMCs with free slices that may not be given now.
     fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, NotChosen)> {
-        let wired = host.host.emcs.iter().filter_map(|id| self.emcs.get(id));
-        let closed = wired.filter_map(|e| Some((e.emc.name.clone(), e.free(), not_chosen(e)?)));
+        let wired = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
+        let closed =
+            wired.filter_map(|(id, e)| Some((e.emc.name.clone(), e.free(), not_chosen(host, id, e)?)));
         closed.filter(|(_, free, _)| *free > 0).collect()
     }
 
     /// The EMCs from which a host may be given slices.
     pub fn reach<'a>(&'a self, host: &'a HostEntry) -> impl Iterator<Item = (EmcId, &'a EmcEntry)> {
         let entries = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
-        entries.filter(|(_, entry)| not_chosen(entry).is_none())
+        entries.filter(|(id, entry)| not_chosen(host, *id, entry).is_none())
     }
 
     fn reserving(&self, when: When, ask: Reserve, host: HostId, choice: &Choice) -> Change {
@@ -172,7 +173,8 @@ impl Ledger {
     }
 
     fn why_these(&self, reservation: ReservationId, ask: &Reserve, host: HostId, choice: &Choice) -> What {
-        let wired = &self.hosts[&host].host.emcs;
+        let host = &self.hosts[&host];
+        let wired = &host.host.emcs;
         let mut taken = Vec::with_capacity(choice.len());
         let mut others = Vec::with_capacity(wired.len() - choice.len());
         for (id, entry) in wired.iter().filter_map(|id| Some((id, self.emcs.get(id)?))) {
@@ -181,7 +183,7 @@ impl Ledger {
                 taken.push((name, chosen.slices, free));
             } else {
                 let fewer = if free < ask.slices { NotChosen::TooSmall } else { NotChosen::Fuller };
-                others.push((name, free, not_chosen(entry).unwrap_or(fewer)));
+                others.push((name, free, not_chosen(host, *id, entry).unwrap_or(fewer)));
             }
         }
         What::Reserved {
@@ -195,7 +197,10 @@ impl Ledger {
     }
 }
 
-fn not_chosen(entry: &EmcEntry) -> Option<NotChosen> {
+fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<NotChosen> {
+    if host.unseen().contains_key(&emc) {
+        return Some(NotChosen::NotSeen);
+    }
     match (entry.up, entry.emc.scheduling) {
         (false, _) => Some(NotChosen::Failed),
         (true, Scheduling::Cordoned) => Some(NotChosen::Cordoned),

@@ -121,6 +121,7 @@ impl Link {
 impl Manager {
     pub(super) fn expect_host(&mut self, when: When, host: HostId) {
         self.links.entry(host).or_insert_with(|| Link::new(when.now));
+        self.note_sight(host);
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
@@ -159,6 +160,7 @@ impl Manager {
         let heard_wall = Some(when.wall);
         let link = Link { session: Some(session), hello: Some(hello), heard_wall, ..Link::new(when.now) };
         self.links.insert(host, link);
+        self.note_sight(host);
         self.orders_due.insert(host);
     }
 

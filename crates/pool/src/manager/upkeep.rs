@@ -114,8 +114,8 @@ impl Manager {
         let live = self.links.iter().filter(|(_, link)| link.is_connected() && !link.is_unknown());
         let fit = live.filter_map(|(id, _)| {
             let entry = self.head.host(*id)?;
-            let fit =
-                entry.host.fence == Fence::None && !entry.host.must_report && entry.host.emcs.contains(&emc);
+            let sees = entry.host.emcs.contains(&emc) && !entry.unseen().contains_key(&emc);
+            let fit = entry.host.fence == Fence::None && !entry.host.must_report && sees;
             fit.then(|| (entry.scrubbing(), *id))
         });
         fit.collect()

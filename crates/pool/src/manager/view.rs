@@ -111,8 +111,12 @@ impl Manager {
 
     /// Everything an operator should know now.
     pub fn alarms(&self) -> Vec<Alarm> {
-        let mut alarms: Vec<Alarm> =
-            self.host_alarms().chain(self.emc_alarms()).chain(self.slice_alarms()).collect();
+        let mut alarms: Vec<Alarm> = self
+            .host_alarms()
+            .chain(self.sight_alarms())
+            .chain(self.emc_alarms())
+            .chain(self.slice_alarms())
+            .collect();
         let usable = |e: &crate::ledger::EmcEntry| if e.up { e.emc.slices - e.quarantined() } else { 0 };
         if self.durable.emcs().map(|(_, e)| usable(e)).sum::<u32>() == 0 {
             let message = "no slice of the pool is usable: a capacity of 0 is a fault, not a fact".to_owned();

@@ -66,6 +66,7 @@ impl World {
             instance: InstanceId(instance),
             boot_id: format!("boot-{}", machine.boot),
             host_memory_socket: "/run/host-memory".into(),
+            devices: Vec::new(),
         })
     }
 

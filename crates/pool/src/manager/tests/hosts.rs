@@ -216,3 +216,30 @@ fn a_host_removed_from_the_rack_is_sent_away() {
          rack:e1=4&e2=4&h2:e1+e2&h3:e2 stored | store rack:e1=4&e2=4&h2:e1+e2&h3:e2->ok host#0.close(HostGone)",
     );
 }
+
+#[test]
+fn a_host_gets_nothing_of_a_device_that_it_does_not_see_whole_until_it_does() {
+    let mut rig = Rig::of("e1=4! h1:e1 h2:e1");
+    rig.run("sees:h1=0 up:h1 sees:h2=3 up:h2 go");
+    rig.tells("alarms | DEVICE_NOT_SEEN DEVICE_NOT_SEEN");
+    assert!(rig.run("reserve:a@h1=1 go").ends_with("reserve:a->OUT_OF_SLICES"));
+    assert!(rig.run("reserve:a@h2=1 go").ends_with("reserve:a->OUT_OF_SLICES"));
+    rig.run("sees:h1=4 down:h1 up:h1 go");
+    rig.tells("alarms | DEVICE_NOT_SEEN");
+    rig.run("reserve:b@h1=1 go");
+    rig.tells("slices | 0.1:online@h1");
+    rig.run("reserve:z@h1=1 lost reload go");
+    assert!(
+        rig.run("reserve:c@h2=1 go").ends_with("reserve:c->OUT_OF_SLICES"),
+        "what was said is still known"
+    );
+}
+
+#[test]
+fn a_slice_is_scrubbed_by_a_host_that_sees_its_device() {
+    let mut rig = Rig::of("e1=4! h1:e1 h2:e1");
+    rig.run("up:h1 sees:h2=0 up:h2 go reserve:a@h1=1 go down:h1 release:a go");
+    rig.tells("slices | 0.1:draining@h1");
+    rig.run("up:h1 go");
+    assert!(rig.run("slices").is_empty(), "h1 itself gave it back and scrubbed it");
+}

@@ -4,7 +4,8 @@
 //! request 5), `validate:...`, `wait:a`, `gone:a`, `commit:a`, `release:a`, `force:a`, `cordon:h1`, `drain:e1`,
 //! `enable:0`, `fence:h1`, `vouch:h1`, `rack:...`; `stored`, `lost` (a write that failed), `torn` (one that failed and is
 //! on disk all the same), `reload`, `restart`, `restore`, `low`, `roomy`; `device` (all calls are answered),
-//! `break:e1`, `mend:e1`, `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `go` (all do their part until nothing is left to do).
+//! `break:e1`, `mend:e1`, `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `sees:h1=3` (of a shared device, as
+//! it says when it next connects), `go` (all do their part until nothing is left to do).
 //! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, not all verified), `dirty=`,
 //! `broken=`, `ended=1`, `vm1a=0.1`, `clean`, `early` (it answers no order).
 //! Questions: `slices`, `alarms`, `state:h1`.
@@ -26,7 +27,7 @@ use crate::{
         Answer, Ask, Closed, Contents, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Grant, Manager,
         SessionId, Settings, Token,
     },
-    protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, Want},
+    protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, SeenDevice, Want},
     record::{Key, Meta, Record, RequestKey, Scheduling},
     slice::{Scrub, Slot, State},
 };
@@ -50,6 +51,8 @@ pub(super) struct Rig {
     agents: BTreeMap<HostId, Agent>,
     sessions: BTreeMap<SessionId, HostId>,
     connections: u64,
+    /// Slices that hosts see of each shared device, if not all.
+    sees: BTreeMap<HostId, u32>,
     callers: Vec<String>,
     said: Vec<String>,
 }
@@ -119,6 +122,7 @@ impl Rig {
             agents: BTreeMap::new(),
             sessions: BTreeMap::new(),
             connections: 0,
+            sees: BTreeMap::new(),
             callers: Vec::new(),
             said: Vec::new(),
         };
@@ -174,6 +178,10 @@ impl Rig {
             "lost" => self.stored(false, false),
             "torn" => self.stored(false, true),
             "reload" => self.load(false),
+            "sees" => {
+                let (host, slices) = rest.split_once('=').unwrap();
+                self.sees.insert(self.host(host), slices.parse().unwrap());
+            }
             "restart" | "restore" => self.restart(verb == "restore"),
             "low" | "roomy" => self.event(Event::StoreSpace { low: verb == "low" }),
             "device" => self.answer_devices(),
@@ -515,6 +523,7 @@ impl Rig {
         let (rest, boot) = rest.split_once('/').unwrap_or((rest, "b1"));
         let (host, instance) = rest.split_once('#').map_or((rest, None), |(h, i)| (h, Some(i)));
         let id = self.host(host);
+        let devices = self.seen_by(id);
         let agent = self.agents.entry(id).or_default();
         agent.instance = instance.map_or(agent.instance + 1, |i| i.parse().unwrap());
         self.connections += 1;
@@ -524,12 +533,23 @@ impl Rig {
             instance: InstanceId(agent.instance),
             boot_id: boot.to_owned(),
             host_memory_socket: String::new(),
+            devices,
         };
         (agent.session, agent.order, agent.answered) = (Some(session), None, false);
         if std::mem::replace(&mut agent.boot, boot.to_owned()) != boot {
             self.lets_go(id, |_| true);
         }
         self.event(Event::AgentUp(session, id, hello));
+    }
+
+    /// What its agent says of shared devices.
+    fn seen_by(&self, host: HostId) -> Vec<SeenDevice> {
+        let emcs = self.manager.durable().emcs().filter_map(|(_, entry)| {
+            let serial = entry.emc.serial.clone()?;
+            let slices = self.sees.get(&host).copied().unwrap_or(entry.emc.slices);
+            Some(SeenDevice { serial, slices, problem: None })
+        });
+        emcs.filter(|device| device.slices > 0).collect()
     }
 
     fn agent_down(&mut self, host: &str) {

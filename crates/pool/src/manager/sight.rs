@@ -1,0 +1,53 @@
+//! Which hosts see the devices that they are wired to. rack.toml says who is wired to what; where a device is shared and no
+//! driver can look, each agent says what its machine sees, and what a host does not see it is not given slices of.
+
+use std::collections::BTreeMap;
+
+use units::{EmcId, HostId, UnixMs};
+
+use super::{Alarm, Manager};
+use crate::{audit::Subject, ledger::Ledger, protocol::SeenDevice, record::Emc};
+
+impl Manager {
+    /// Compares what a host's agent said it sees with what rack.toml says. An agent that said nothing yet is believed.
+    pub(super) fn note_sight(&mut self, host: HostId) {
+        let Some(hello) = self.links.get(&host).and_then(|link| link.hello()) else { return };
+        let unseen = unseen(&self.durable, host, &hello.devices);
+        self.head.set_unseen(host, unseen.clone());
+        self.durable.set_unseen(host, unseen);
+        self.changed = true;
+    }
+
+    pub(super) fn sight_alarms(&self) -> impl Iterator<Item = Alarm> {
+        self.durable.hosts().flat_map(|(_, entry)| {
+            entry.unseen().iter().filter_map(|(emc, why)| {
+                let (host, emc) = (&entry.host.name, &self.durable.emc(*emc)?.emc.name);
+                Some(Alarm {
+                    reason: "DEVICE_NOT_SEEN",
+                    subject: Subject::Host(host.clone()),
+                    message: format!("host {host} is given no slices of {emc}: {why}"),
+                    since: UnixMs(0),
+                })
+            })
+        })
+    }
+}
+
+/// The EMCs that a host is wired to and cannot use, and why.
+fn unseen(ledger: &Ledger, host: HostId, seen: &[SeenDevice]) -> BTreeMap<EmcId, String> {
+    let wired = ledger.host(host).into_iter().flat_map(|entry| &entry.host.emcs);
+    wired.filter_map(|emc| Some((*emc, why_unseen(&ledger.emc(*emc)?.emc, seen)?))).collect()
+}
+
+fn why_unseen(emc: &Emc, seen: &[SeenDevice]) -> Option<String> {
+    let serial = emc.serial.as_ref()?;
+    match seen.iter().find(|device| device.serial == *serial) {
+        None => Some(format!("it sees no device with serial {serial}")),
+        Some(SeenDevice { problem: Some(problem), .. }) => Some(format!("device {serial}: {problem}")),
+        Some(device) if device.slices < emc.slices => Some(format!(
+            "it sees {} slices of device {serial}, rack.toml says {}",
+            device.slices, emc.slices
+        )),
+        Some(_) => None,
+    }
+}
