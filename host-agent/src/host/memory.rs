@@ -3,7 +3,9 @@
 
 mod bus_error;
 pub mod mapped;
+pub mod numa;
 pub mod throttle;
+pub mod usage;
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(

@@ -10,6 +10,7 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "a signal handler is handed its facts by pointer, and puts memory where there is none",
     ),
     ("host-agent/src/host/memory/mapped.rs", "a device is touched by address, past the caches"),
+    ("host-agent/src/host/memory/numa.rs", "mbind and move_pages are told about memory by address"),
     (
         "host-agent/src/readiness.rs",
         "tokio must be promised that a descriptor stays open while it is watched",
