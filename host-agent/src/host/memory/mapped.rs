@@ -1,13 +1,13 @@
-//! A slice's memory, mapped: a device-dax node knows no other way to be read and written. It is emptied and read past the
-//! caches, which another host's writes do not reach. Which slice it is, and what a byte that is not zero means, is not known
-//! here. No reference into it is ever made, as another host may write it at any time.
+//! A slice's memory, mapped: a device-dax node knows no other way to be read and written. It is emptied past the caches, and
+//! they can be made to forget it, as another host's writes do not reach them. Which slice it is, and what a byte that is not
+//! zero means, is not known here. No reference into it is ever made, as another host may write it at any time.
 
 use std::{
     arch::{
         asm,
         x86_64::{
-            __cpuid_count, __m128i, _mm_clflush, _mm_cmpeq_epi8, _mm_mfence, _mm_movemask_epi8, _mm_or_si128,
-            _mm_setzero_si128, _mm_sfence, _mm_stream_si128,
+            __cpuid, __cpuid_count, __m128i, _mm_clflush, _mm_cmpeq_epi8, _mm_mfence, _mm_movemask_epi8,
+            _mm_or_si128, _mm_setzero_si128, _mm_sfence, _mm_stream_si128,
         },
     },
     cell::Cell,
@@ -18,12 +18,9 @@ use std::{
 };
 
 use units::limits::SCRUB_STEP_BYTES;
-use vm_memory::{
-    FileOffset, MmapRegion,
-    mmap::{MmapRegionBuilder, MmapRegionError},
-};
+use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
 
-use super::{bus_error, throttle::Throttle};
+use super::{bus_error, errno, throttle::Throttle};
 
 /// What a processor's caches hold and write back at once.
 #[repr(C, align(64))]
@@ -59,7 +56,7 @@ impl Mapped {
             .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
             .with_file_offset(FileOffset::new(file.try_clone()?, 0))
             .build()
-            .map_err(refused)?;
+            .map_err(errno)?;
         Ok(Self { region, evict: Evict::best(), lost: Cell::new(0) })
     }
 
@@ -76,7 +73,8 @@ impl Mapped {
         Ok(())
     }
 
-    /// Where the first 64 bytes begin that are not all zero.
+    /// Where the first 64 bytes begin that are not all zero. It reads by way of the caches: what another host has done since
+    /// this one last had the memory shows only after [`Mapped::write_back`].
     ///
     /// # Errors
     /// It is gone (ENXIO) or broken (EHWPOISON).
@@ -122,13 +120,6 @@ impl Mapped {
             self.lost.set(error.raw_os_error().unwrap_or(libc::ENXIO));
         }
         touched
-    }
-}
-
-fn refused(error: MmapRegionError) -> io::Error {
-    match error {
-        MmapRegionError::Mmap(errno) => errno,
-        other => io::Error::other(other),
     }
 }
 
@@ -202,7 +193,8 @@ impl Evict {
     fn best() -> Self {
         const FEATURES: u32 = 7;
         const CLFLUSHOPT: u32 = 1 << 23;
-        if __cpuid_count(FEATURES, 0).ebx & CLFLUSHOPT != 0 { Self::Weakly } else { Self::InOrder }
+        let tells = __cpuid(0).eax >= FEATURES;
+        if tells && __cpuid_count(FEATURES, 0).ebx & CLFLUSHOPT != 0 { Self::Weakly } else { Self::InOrder }
     }
 
     fn line(self, line: *mut Line) {

@@ -11,6 +11,7 @@ use std::{
 use units::limits::PAGES_MOVED_AT_ONCE_MAX;
 use vm_memory::{FileOffset, MmapRegion};
 
+use super::errno;
 use crate::host::process::{self, FileId};
 
 /// A page of x86-64's.
@@ -27,7 +28,7 @@ const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
     let size = usize::try_from(bytes).map_err(io::Error::other)?;
     let mapping = FileOffset::new(file.try_clone()?, 0);
-    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(io::Error::other)?;
+    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
     let mask = mask(nodes);
     let bits = mask.len() * u64::BITS as usize + 1; // Linux leaves out the last
     let (start, mode) = (mapping.as_ptr(), libc::MPOL_BIND);
@@ -59,7 +60,7 @@ pub struct Moved {
 /// Moves what a process has mapped of a file, and what is not on one of the right nodes, to one of them.
 ///
 /// # Errors
-/// The process is gone (ESRCH), or is not ours to look into.
+/// The process is gone, or is not ours to look into.
 pub fn bring_back(pid: u32, file: FileId, right: &BTreeSet<u32>, to: u32) -> io::Result<Moved> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
     let mut moved = Moved::default();
