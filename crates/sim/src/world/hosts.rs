@@ -11,7 +11,7 @@ use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId};
 
 use super::{
     Happening, World,
-    device::{Device, Mark, Physics},
+    device::{Device, Mark},
     machine::{Guest, Job, Pid, Running},
 };
 
@@ -80,6 +80,7 @@ impl World {
             watched: BTreeMap::new(),
             tickets: BTreeMap::new(),
             scrubbing: BTreeSet::new(),
+            open: BTreeSet::new(),
         });
         self.say(|| format!("agent of {host} starts as instance {instance} and finds {adopted} records"));
         self.agent(host, instance, Event::Tick);
@@ -226,10 +227,14 @@ impl World {
         }
         let event = match job {
             Job::Online { holding, check_zero } => {
-                Event::Done { holding, result: self.online(host, holding, check_zero) }
+                let result = self.online(host, holding, check_zero);
+                self.note_open(host, holding, &result);
+                Event::Done { holding, result }
             }
             Job::Offline { holding, verify } => {
-                Event::Done { holding, result: self.offline(host, holding, verify) }
+                let result = self.offline(host, holding, verify);
+                self.note_open(host, holding, &result);
+                Event::Done { holding, result }
             }
             Job::Scrub { holding, started } => {
                 Event::Done { holding, result: self.scrub(host, instance, holding, started) }
@@ -237,6 +242,15 @@ impl World {
             Job::Record(record) => self.keep_record(host, record),
         };
         self.agent(host, instance, event);
+    }
+
+    fn note_open(&mut self, host: HostId, holding: Holding, result: &Result<Done, HostFailure>) {
+        let Some(running) = &mut self.machine(host).running else { return };
+        match result {
+            Ok(Done::Onlined) => drop(running.open.insert(holding)),
+            Ok(_) => drop(running.open.remove(&holding)),
+            Err(_) => {}
+        }
     }
 
     fn host_call(&mut self) -> Result<(), HostFailure> {
@@ -257,13 +271,13 @@ impl World {
 
     fn offline(&mut self, host: HostId, holding: Holding, verify: bool) -> Result<Done, HostFailure> {
         self.host_call()?;
-        let users = self.machine(host).mappings().filter(|(held, _)| *held == holding);
+        let users = self.machine(host).mappings().filter(|(held, pid)| *held == holding && *pid != 0);
         let users: Vec<Pid> = users.map(|(_, pid)| pid).collect();
         if verify && !users.is_empty() {
             return Err(failed(FailedReason::Host, "still in use"));
         }
         // Where the device cannot cut a process off, the host takes the memory away itself.
-        if self.weather.physics == Physics::SharedDax {
+        if self.device(holding.slice).is_shared() {
             users.into_iter().for_each(|pid| self.lose_memory(host, pid, holding, "taken by the host"));
         }
         Ok(Done::Offlined)
@@ -457,7 +471,7 @@ impl World {
 
     /// A device cut a mapping off: whoever has it dies of it.
     pub(super) fn cut_off(&mut self, holding: Holding, why: &str) {
-        if self.weather.physics == Physics::SharedDax && why == "revoked" {
+        if self.device(holding.slice).is_shared() && why == "revoked" {
             return;
         }
         for host in self.hosts() {

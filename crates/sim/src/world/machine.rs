@@ -53,8 +53,9 @@ pub(super) struct Running {
     pub(super) idle: u32,
     pub(super) watched: BTreeMap<ReservationId, Process>,
     pub(super) tickets: BTreeMap<Ticket, Pid>,
-    /// Slices it has mapped to zero them.
+    /// Slices it has mapped to zero them, and those it has open to hand them out.
     pub(super) scrubbing: BTreeSet<Holding>,
+    pub(super) open: BTreeSet<Holding>,
 }
 
 /// A process that is a VM, or the child of one.
@@ -107,10 +108,10 @@ impl Machine {
         self.processes.get(&process.pid).is_some_and(|guest| guest.process.is(process))
     }
 
-    /// Who of this machine has a slice mapped, under which epoch.
+    /// Who of this machine has a slice, under which epoch; process 0 is the agent.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
         let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
-        let scrubs = self.running.iter().flat_map(|running| running.scrubbing.iter().map(|h| (*h, 0)));
-        guests.chain(scrubs)
+        let agents = self.running.iter().flat_map(|running| running.scrubbing.iter().chain(&running.open));
+        guests.chain(agents.map(|holding| (*holding, 0)))
     }
 }
