@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use pool::protocol::{FailedReason, Handle, Have, Holding, NoMore, Scrubbed, SeenDevice, Want, WantRelease, WantVm};
+use pool::protocol::{
+    FailedReason, Handle, Have, Holding, NoMore, Scrubbed, SeenDevice, Want, WantRelease, WantVm,
+};
 use proto::v1 as wire;
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId};
 

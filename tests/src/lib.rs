@@ -3,6 +3,7 @@
 pub mod linux_guests;
 pub mod place;
 pub mod rack;
+pub mod scripted_agent;
 pub mod small_guests;
 
 /// Steps of one simulated rack before everything comes to rest.

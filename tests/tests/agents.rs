@@ -3,42 +3,19 @@
 
 use std::process::Child;
 
-use proto::v1::{
-    self as wire, agent_client::AgentClient, from_agent::Message as Up, to_agent::Message as Down,
-};
+use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, by_vm, reserve};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request, Status, Streaming};
+use tests::{
+    rack::{Plan, Rack, by_vm, reserve},
+    scripted_agent::{Session, hello, token},
+};
+use tonic::{Code, Status};
 
 /// An agent made by hand, to say what a real one never would.
-struct Impostor {
-    says: mpsc::Sender<wire::FromAgent>,
-    hears: Streaming<wire::ToAgent>,
-}
-
-fn hello(host: &str) -> wire::Hello {
-    wire::Hello {
-        protocol_version: 1,
-        host: host.into(),
-        boot_id: "boot".into(),
-        instance: u64::MAX,
-        ..Default::default()
-    }
-}
-
-fn token(rack: &Rack, host: &str) -> String {
-    std::fs::read_to_string(rack.dir().join(format!("store/tokens/{host}.token"))).unwrap().trim().to_owned()
-}
+struct Impostor(Session);
 
 async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<Impostor, Status> {
-    let (says, said) = mpsc::channel(4);
-    says.send(wire::FromAgent { message: Some(Up::Hello(hello)) }).await.unwrap();
-    let mut request = Request::new(ReceiverStream::new(said));
-    request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
-    let hears = AgentClient::new(rack.any_client().await).session(request).await?.into_inner();
-    Ok(Impostor { says, hears })
+    Session::connect(rack, token, hello).await.map(Impostor)
 }
 
 impl Impostor {
@@ -48,9 +25,9 @@ impl Impostor {
             online: vec![wire::Holding { slice, epoch }],
             ..Default::default()
         };
-        self.says.send(wire::FromAgent { message: Some(Up::Have(have)) }).await.unwrap();
+        self.0.says.send(wire::FromAgent { message: Some(Up::Have(have)) }).await.unwrap();
         loop {
-            match self.hears.message().await {
+            match self.0.hears.message().await {
                 Ok(Some(_)) => {}
                 Ok(None) => panic!("the session ended without a reason"),
                 Err(status) => return status,
@@ -79,7 +56,7 @@ async fn an_agent_without_its_hosts_token_is_not_let_in() {
     let status = connect(&rack, &h1, foreign).await.err().unwrap();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
     let mut right = connect(&rack, &h1, hello("h1")).await.unwrap();
-    assert!(matches!(right.hears.message().await.unwrap().unwrap().message, Some(Down::Welcome(_))));
+    assert!(matches!(right.0.hears.message().await.unwrap().unwrap().message, Some(Down::Welcome(_))));
 }
 
 #[tokio::test]

@@ -220,7 +220,7 @@ impl<const SLICES: usize> Rack<SLICES> {
 
     fn call_device(&mut self, s: usize) -> Option<()> {
         let cell = &mut self.device[s];
-        let answer = match self.slots[s].device_call()? {
+        let answer = match self.slots[s].device_call(false)? {
             Call::Grant { epoch, host } => {
                 let fits = cell.grant.map_or(epoch > cell.highest, |grant| grant == (epoch, host));
                 fits.then(|| (cell.highest, cell.grant) = (epoch, Some((epoch, host))))?;

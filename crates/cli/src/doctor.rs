@@ -183,6 +183,7 @@ fn host(host: &Host) -> Option<Finding> {
             format!("silent past its lease, keeps {} slices", host.slices),
             format!("start its host-agent; if the machine is lost: `tarn fence {name}`"),
         ),
+        "fencing" => fencing(host),
         "fenced" => (
             "cut off its slices".to_owned(),
             "start its host-agent: the host returns once that shows that nothing of the old slices is in use \
@@ -199,6 +200,22 @@ fn host(host: &Host) -> Option<Finding> {
         _ => return None,
     };
     Some(Finding::bad("hosts", format!("host {name}"), what, mend))
+}
+
+/// It keeps its slices until it is certain that nothing of them is in use there.
+fn fencing(host: &Host) -> (String, String) {
+    let (name, slices) = (&host.host, host.slices);
+    let Some(why) = &host.not_fenced else {
+        let what = format!("being cut off its {slices} slices");
+        return (what, "wait; a device that failed is asked again by itself".to_owned());
+    };
+    (
+        format!("not cut off, keeps {slices} slices: {why}"),
+        format!(
+            "start its host-agent: the host returns once that shows that nothing is left; or, once the machine is certainly \
+             off: `tarn fence {name} --confirm-powered-off`"
+        ),
+    )
 }
 
 fn emc(emc: &Emc) -> Option<Finding> {
@@ -356,6 +373,22 @@ mod tests {
         };
         seen.rack.alarms = vec![alarm(1), alarm(2), alarm(9)];
         assert_eq!(wrong(&seen), [("slices", "slices 1-2".to_owned()), ("slices", "slice 9".to_owned())]);
+    }
+
+    #[test]
+    fn a_host_that_is_not_cut_off_is_shown_with_both_ways_out() {
+        let mut seen = healthy();
+        (seen.hosts[0].state, seen.hosts[0].slices) = ("fencing".into(), 3);
+        let said = |seen: &Seen| verdict(seen).into_iter().find(|f| !f.ok).unwrap();
+        assert_eq!(said(&seen).what, "being cut off its 3 slices");
+        seen.hosts[0].not_fenced = Some("`off h1` ended with exit status: 1".into());
+        let finding = said(&seen);
+        assert_eq!(finding.what, "not cut off, keeps 3 slices: `off h1` ended with exit status: 1");
+        let mend = finding.mend.unwrap();
+        assert!(
+            mend.contains("host-agent") && mend.contains("`tarn fence h1 --confirm-powered-off`"),
+            "{mend}"
+        );
     }
 
     #[test]

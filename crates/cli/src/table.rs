@@ -177,6 +177,7 @@ impl Row for Host {
         wide("LAST HEARD", |h| moment_or_dash(h.last_heard_unix_ms)),
         wide("BOOT ID", |h| or_dash(h.boot_id.as_ref())),
         wide("SOCKET", |h| or_dash(h.host_memory_socket.as_ref())),
+        wide("NOT FENCED", |h| or_dash(h.not_fenced.as_ref())),
     ];
 }
 
@@ -193,6 +194,7 @@ impl Row for Emc {
         wide("FIRST", |e| e.first_slice.to_string()),
         wide("DRIVER", |e| e.driver.clone()),
         wide("PATH", |e| or_dash(e.path.as_ref())),
+        wide("SERIAL", |e| or_dash(e.serial.as_ref())),
         wide("ERROR", |e| or_dash(e.error.as_ref())),
     ];
 }

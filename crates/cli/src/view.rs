@@ -71,6 +71,7 @@ pub(crate) struct Host {
     pub(crate) boot_id: Option<String>,
     pub(crate) last_heard_unix_ms: Option<u64>,
     pub(crate) host_memory_socket: Option<String>,
+    pub(crate) not_fenced: Option<String>,
 }
 
 /// A pool device.
@@ -88,6 +89,7 @@ pub(crate) struct Emc {
     pub(crate) draining: u32,
     pub(crate) quarantined: u32,
     pub(crate) error: Option<String>,
+    pub(crate) serial: Option<String>,
 }
 
 /// What the manager warns of.
@@ -302,6 +304,7 @@ impl From<v1::Host> for Host {
             boot_id: some(h.boot_id),
             last_heard_unix_ms: h.last_heard_unix_ms,
             host_memory_socket: some(h.host_memory_socket),
+            not_fenced: h.not_fenced,
         }
     }
 }
@@ -321,6 +324,7 @@ impl From<v1::Emc> for Emc {
             draining: e.draining,
             quarantined: e.quarantined,
             error: some(e.error),
+            serial: e.serial,
         }
     }
 }

@@ -392,6 +392,7 @@ impl Agent {
             effects: VecDeque::new(),
         };
         found.into_iter().for_each(|adopted| agent.adopt(adopted));
+        agent.adopt_slices();
         agent
     }
 

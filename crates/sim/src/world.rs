@@ -52,6 +52,8 @@ enum Happening {
     StoreRead(u64),
     /// The first of the calls of this life that wait for this device is made.
     DeviceTurn(u64, EmcId),
+    /// The operator's command to stop a machine, run for this device by this life of the manager, is done.
+    CommandEnds(u64, EmcId, HostId),
     Boots(HostId),
     AgentStarts(HostId, u64),
     AgentWakes(HostId, u64),
@@ -178,6 +180,7 @@ impl World {
             Happening::StoreDone(life) => self.store_done(life),
             Happening::StoreRead(life) => self.store_read(life),
             Happening::DeviceTurn(life, emc) => self.device_turn(life, emc),
+            Happening::CommandEnds(life, emc, host) => self.command_ends(life, emc, host),
             Happening::Boots(host) => self.boot(host),
             Happening::AgentStarts(host, boot) => self.start_agent(host, boot),
             Happening::AgentWakes(host, instance) => self.wake_agent(host, instance),

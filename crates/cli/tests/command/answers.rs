@@ -50,9 +50,9 @@ async fn wide_tables_have_every_column() {
     prints(
         "get emcs -o wide",
         "\
-EMC  STATE  SCHEDULING  SLICES  FREE  IN USE  DRAINING  QUARANTINED  FIRST  DRIVER    PATH      ERROR
-e0   up     enabled     4       1     2       1         0            0      emulated  /pool/e0  -
-e1   up     enabled     4       1     2       1         0            4      emulated  /pool/e1  -
+EMC  STATE  SCHEDULING  SLICES  FREE  IN USE  DRAINING  QUARANTINED  FIRST  DRIVER    PATH      SERIAL  ERROR
+e0   up     enabled     4       1     2       1         0            0      emulated  /pool/e0  -       -
+e1   up     enabled     4       1     2       1         0            4      emulated  /pool/e1  -       -
 ",
     )
     .await;

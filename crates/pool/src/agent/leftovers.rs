@@ -10,7 +10,7 @@ use std::{
 use units::limits::HOST_RETRY;
 use units::{Ns, OrderNumber};
 
-use super::{Agent, Effect, HostFailure};
+use super::{Agent, Effect, HostFailure, Order, Stand};
 use crate::protocol::{Handle, Holding};
 
 /// By [`Handle::place`]: a predecessor's epochs are nobody's business.
@@ -65,6 +65,16 @@ impl Leftovers {
 }
 
 impl Agent {
+    /// What was handed out is no leftover: of a VM that has ended it is still open, until an order takes it back and nobody
+    /// else is found to have it.
+    pub(super) fn adopt_slices(&mut self) {
+        for (holding, handle) in self.vms.values().flat_map(|vm| vm.slices()) {
+            if self.leftovers.0.remove(&handle.place).is_some() {
+                self.slices.entry(*holding).or_insert_with(|| Stand::Online(handle.clone()));
+            }
+        }
+    }
+
     /// Whether a slice has to wait until what was left of it is closed.
     pub(super) fn is_being_cleared(&self, holding: Holding) -> bool {
         let handle = self.orders.get(&holding).and_then(|order| order.handle());
@@ -87,12 +97,12 @@ impl Agent {
         }
     }
 
-    /// Where there is a slice that an order says something about, that is open, or that a VM has.
+    /// Where there is a slice that an order says something about, that is open, or that a VM has or had.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
         let wanted = self.orders.iter().filter(|(holding, _)| !self.is_given_up(holding));
         let ordered = wanted.filter_map(|(_, order)| order.handle());
         let open = self.slices.values().map(|stand| stand.handle());
-        let handed = self.vms.values().filter(|vm| vm.lives()).flat_map(|vm| vm.handles());
+        let handed = self.vms.values().flat_map(|vm| vm.slices().values());
         ordered.chain(open).chain(handed).map(|handle| Arc::clone(&handle.place)).collect()
     }
 
@@ -115,8 +125,7 @@ impl Agent {
             }
         }
         self.dirty = true;
-        let named =
-            |(_, order): &(&Holding, &super::Order)| order.handle().is_some_and(|h| h.place == *place);
+        let named = |(_, order): &(&Holding, &Order)| order.handle().is_some_and(|h| h.place == *place);
         let waiting: Vec<Holding> = self.orders.iter().filter(named).map(|(holding, _)| *holding).collect();
         waiting.into_iter().for_each(|holding| self.step(holding));
     }

@@ -336,8 +336,18 @@ fn what_a_predecessor_left_is_closed_unless_the_first_order_wants_it_or_a_vm_has
     check("up want:1:fenced", "clear:/emc/1.1 clear:/emc/2.1 have:1");
     let (_, last) = run(vec![adopted("a", "1.1", true)], "1.1+2.1", "up ok:1.1 want:1");
     assert_eq!(last, "clear:/emc/2.1 have:1:online=1.1:vms=a");
-    let (_, last) = run(vec![adopted("a", "1.1", false)], "1.1", "up want:1:fenced");
-    assert_eq!(last, "clear:/emc/1.1 have:1:ended=a", "its VM has ended, and nobody asks for it any more");
+}
+
+#[test]
+fn what_a_predecessor_left_of_a_vm_that_has_ended_is_open_until_it_is_asked_for_and_nobody_has_it() {
+    let check = |script: &str, expected: &str| {
+        assert_eq!(run(vec![adopted("a", "1.1", false)], "1.1", script).1, expected, "after {script}");
+    };
+    check("up want:1", "have:1:online=1.1:ended=a");
+    check("up want:1:a=1.1", "have:1:online=1.1:ended=a");
+    check("up want:1:release=1.1", "offline:1.1?");
+    check("up want:1:fenced", "offline:1.1?");
+    check("up want:1:fenced ok:1.1", "have:1:ended=a:clean");
 }
 
 #[test]

@@ -38,9 +38,9 @@ impl Vm {
         matches!(self.life, Life::Running)
     }
 
-    /// Where it was told to find its slices.
-    pub(super) fn handles(&self) -> impl Iterator<Item = &Handle> {
-        self.record.slices.values()
+    /// The slices it was handed, and where it was told to find them.
+    pub(super) fn slices(&self) -> &BTreeMap<Holding, Handle> {
+        &self.record.slices
     }
 }
 

@@ -6,5 +6,6 @@ mod devices;
 mod hosts;
 mod requests;
 mod rig;
+mod shared;
 mod store;
 mod story;

@@ -12,11 +12,7 @@ use pool::{
 };
 use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
 
-use super::{
-    World,
-    device::{Mark, Physics},
-    machine::Guest,
-};
+use super::{World, device::Mark, machine::Guest};
 
 /// What is so, as far as somebody outside can know.
 #[derive(Debug, Default)]
@@ -191,7 +187,7 @@ impl World {
             let what = format!("slice {slice} is free after epoch {} with receipt {receipt:?}", slot.epoch);
             self.blame("clean hands", what);
         }
-        if self.weather.physics == Physics::SharedDax && self.device(slice).read(slice) != Mark::ZERO {
+        if self.device(slice).is_shared() && self.device(slice).read(slice) != Mark::ZERO {
             self.blame("clean hands", format!("slice {slice} is free and not zero"));
         }
     }
@@ -285,14 +281,15 @@ impl World {
 
     /// A device is about to be asked: the intent must be on disk, and must be the latest.
     pub(super) fn check_call(&mut self, call: &DeviceCall) {
+        let cuts_off =
+            |slice: SliceId| !self.devices.iter().any(|device| device.has(slice) && device.is_shared());
+        let owes = |slice: SliceId| self.truth.slot(slice).device_call(cuts_off(slice));
         let owed = match call {
             DeviceCall::Contents => true,
             DeviceCall::Grant { slice, epoch, host } => {
-                self.truth.slot(*slice).device_call() == Some(Call::Grant { epoch: *epoch, host: *host })
+                owes(*slice) == Some(Call::Grant { epoch: *epoch, host: *host })
             }
-            DeviceCall::Revoke { slice, epoch } => {
-                self.truth.slot(*slice).device_call() == Some(Call::Revoke { epoch: *epoch })
-            }
+            DeviceCall::Revoke { slice, epoch } => owes(*slice) == Some(Call::Revoke { epoch: *epoch }),
             DeviceCall::Fence { host, .. } => {
                 self.truth.host(*host).is_some_and(|host| matches!(host.fence, Fence::Fencing { .. }))
             }
@@ -309,12 +306,23 @@ impl World {
                 self.note_grant(*slice, *epoch, *host);
             }
             (_, DeviceDone::Fenced { host }) => {
+                self.check_stopped(emc, *host);
                 self.truth.cut.insert((emc, *host));
                 let device = &self.devices[usize::from(emc.0)];
                 let theirs = self.truth.hands.iter_mut().filter(|(slice, _)| device.has(**slice));
                 theirs.filter(|(_, hand)| hand.host == *host).for_each(|(_, hand)| hand.let_go = true);
             }
             _ => {}
+        }
+    }
+
+    /// What a device cannot cut off counts as fenced only when nothing is left there.
+    fn check_stopped(&mut self, emc: EmcId, host: HostId) {
+        let device = &self.devices[usize::from(emc.0)];
+        let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
+        let left = self.machines[usize::from(host.0)].reachable().find(here);
+        if let Some(holding) = left {
+            self.blame("unknown is not free", format!("{host} counts as fenced and still has {holding:?}"));
         }
     }
 
@@ -382,21 +390,23 @@ impl World {
         have.scrubbed.iter().for_each(|scrubbed| self.truth.let_go(host, scrubbed.holding));
         for failed in &have.failed {
             let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
-            if failed.reason == FailedReason::NotZero || scrubber {
+            // A device that cuts off does so then; of another it is no word that the host has let go.
+            let cut = !self.device(failed.holding.slice).is_shared();
+            if cut && (failed.reason == FailedReason::NotZero || scrubber) {
                 self.truth.let_go(host, failed.holding);
             }
         }
     }
 
     fn check_released(&mut self, host: HostId, holding: Holding) {
-        let physics = self.weather.physics;
+        let shared = self.device(holding.slice).is_shared();
         let machine = self.machine(host);
         let users = machine.processes.values().filter(|guest| guest.mapped.contains_key(&holding));
         let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.mapped[&holding])).collect();
         for (pid, reservation) in users {
             // An emulated device cuts off by itself whom the host only stopped serving.
             let forced = self.truth.forced.contains(&reservation);
-            if physics == Physics::SharedDax || !forced {
+            if shared || !forced {
                 let what = format!("{host} says it released {holding:?}, which process {pid} has");
                 self.blame("released means gone", what);
             }

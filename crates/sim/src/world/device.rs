@@ -46,6 +46,11 @@ impl Device {
         Self { physics, first, cells: vec![Cell::default(); slices as usize], failed: false }
     }
 
+    /// Whether it cannot cut a host off.
+    pub(super) fn is_shared(&self) -> bool {
+        self.physics == Physics::SharedDax
+    }
+
     pub(super) fn has(&self, slice: SliceId) -> bool {
         slice >= self.first
             && slice.0 - self.first.0 < u32::try_from(self.cells.len()).expect("made from a u32")
@@ -85,7 +90,7 @@ impl Device {
                 (DeviceDone::Revoked { slice, epoch }, self.revoke(slice, epoch).into_iter().collect())
             }
             DeviceCall::Fence { powered_off: false, .. } if self.physics == Physics::SharedDax => {
-                (failed(DeviceFailure::Error("it has no fence of its own".into())), Vec::new())
+                (failed(DeviceFailure::NotFenced("it has no fence of its own".into())), Vec::new())
             }
             DeviceCall::Fence { host, .. } => (DeviceDone::Fenced { host }, self.fence(host)),
         }

@@ -11,7 +11,7 @@ use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId};
 
 use super::{
     Happening, World,
-    device::{Device, Mark, Physics, handle},
+    device::{Device, Mark, handle},
     machine::{Guest, Job, Pid, Running},
 };
 
@@ -256,7 +256,7 @@ impl World {
 
     /// From the first step of a call on; one that fails or ends halfway may leave it so.
     fn kernel_takes(&mut self, host: HostId, holding: Holding) {
-        if self.weather.physics == Physics::SharedDax {
+        if self.device(holding.slice).is_shared() {
             self.machine(host).kernel.insert(holding);
         }
     }
@@ -286,13 +286,13 @@ impl World {
 
     fn offline(&mut self, host: HostId, holding: Holding, verify: bool) -> Result<Done, HostFailure> {
         self.host_call()?;
-        let users = self.machine(host).mappings().filter(|(held, _)| *held == holding);
+        let users = self.machine(host).mappings().filter(|(held, pid)| *held == holding && *pid != 0);
         let users: Vec<Pid> = users.map(|(_, pid)| pid).collect();
         if verify && !users.is_empty() {
             return Err(failed(FailedReason::Host, "still in use"));
         }
         // Where the device cannot cut a process off, the host takes the memory away itself.
-        if self.weather.physics == Physics::SharedDax {
+        if self.device(holding.slice).is_shared() {
             users.into_iter().for_each(|pid| self.lose_memory(host, pid, holding, "taken by the host"));
         }
         self.machine(host).kernel.remove(&holding);
@@ -488,7 +488,7 @@ impl World {
 
     /// A device cut a mapping off: whoever has it dies of it.
     pub(super) fn cut_off(&mut self, holding: Holding, why: &str) {
-        if self.weather.physics == Physics::SharedDax && why == "revoked" {
+        if self.device(holding.slice).is_shared() && why == "revoked" {
             return;
         }
         for host in self.hosts() {

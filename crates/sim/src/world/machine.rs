@@ -114,15 +114,15 @@ impl Machine {
         self.processes.get(&process.pid).is_some_and(|guest| guest.process.is(process))
     }
 
-    /// Who of this machine has a slice mapped, under which epoch.
     /// What it could reach if somebody there wanted to.
     pub(super) fn reachable(&self) -> impl Iterator<Item = Holding> {
         self.mappings().map(|(holding, _)| holding).chain(self.kernel.iter().copied())
     }
 
+    /// Who of this machine has a slice, under which epoch; process 0 is the agent.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
         let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
-        let scrubs = self.running.iter().flat_map(|running| running.scrubbing.iter().map(|h| (*h, 0)));
-        guests.chain(scrubs)
+        let agents = self.running.iter().flat_map(|running| running.scrubbing.iter());
+        guests.chain(agents.map(|holding| (*holding, 0)))
     }
 }

@@ -14,7 +14,7 @@ use pool::{
 use rand::Rng as _;
 use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
-use super::{Happening, World, check::Acked, device::Physics, weather::name};
+use super::{Happening, World, check::Acked, weather::name};
 
 /// How many of the latest requests are acted upon.
 const TENANTS_ACTIVE: usize = 10;
@@ -187,13 +187,10 @@ impl World {
         self.ask(ask, Asked::Other);
     }
 
-    /// Nobody vouches for a machine that runs; without a fence of its own a device needs somebody to vouch.
+    /// Nobody vouches for a machine that runs.
     fn fence_some(&mut self) {
         let Some(host) = self.any(&self.hosts()) else { return };
         let off = !self.machine(host).up;
-        if !off && self.weather.physics == Physics::SharedDax {
-            return;
-        }
         let name = self.machine(host).name.clone();
         self.truth.fence_asked.insert(name.clone());
         let ask = Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
@@ -201,7 +198,7 @@ impl World {
         self.ask(ask, Asked::Fence { connected });
     }
 
-    /// An operator lets a quarantined slice back, if it is certain that nobody uses it.
+    /// An operator lets a quarantined slice back; where the device would cut somebody off, if nobody uses it.
     pub(super) fn let_back_some(&mut self) {
         let slices = self.quarantined();
         if let Some(slice) = self.any(&slices) {
@@ -215,7 +212,11 @@ impl World {
     }
 
     pub(super) fn let_back(&mut self, slice: SliceId) {
-        let used = self.machines.iter().any(|m| m.reachable().any(|held| held.slice == slice));
+        if self.device(slice).is_shared() {
+            return self.schedule(Place::Slice(slice), Scheduling::Enabled);
+        }
+        let used =
+            self.machines.iter().any(|m| m.mappings().any(|(held, pid)| held.slice == slice && pid != 0));
         if !used {
             self.truth.requalify_asked.insert(slice);
             self.freed_by_hand(slice);

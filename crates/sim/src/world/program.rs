@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 
 use pool::{
     ledger::When,
-    manager::{Ask, DeviceCall, Effect, Event, Manager, Token},
-    record::{Meta, Record},
+    manager::{Ask, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Manager, Token},
+    record::{Fence, Meta, Record},
 };
-use units::{EmcId, Ns, limits::STORE_RETRY};
+use units::{EmcId, HostId, Ns, limits::STORE_RETRY};
 
 use super::{Happening, Records, World, store::Store};
 
@@ -257,6 +257,37 @@ impl World {
     fn begin_call(&mut self, emc: EmcId, call: DeviceCall) {
         self.check_call(&call);
         self.say(|| format!("{emc} is asked {call:?}"));
+        match call {
+            DeviceCall::Fence { host, powered_off: false }
+                if self.devices[usize::from(emc.0)].is_shared() =>
+            {
+                let (life, span) = (self.program.life, self.a_while());
+                self.after(span, Happening::CommandEnds(life, emc, host));
+            }
+            call => self.queue_call(emc, call),
+        }
+    }
+
+    /// The operator's command to stop a machine has done so, or not, whether the manager that ran it still lives or not.
+    pub(super) fn command_ends(&mut self, life: u64, emc: EmcId, host: HostId) {
+        let stops = self.weather.stops.unwrap_or_default();
+        let stopped = self.chance(stops);
+        if stopped {
+            self.power_off(host);
+            let span = self.a_while();
+            self.after(span, Happening::Boots(host));
+        }
+        let Some(running) = self.program.alive(life) else { return };
+        let fence = running.manager.durable().host(host).map(|entry| entry.host.fence);
+        if stopped && matches!(fence, Some(Fence::Fencing { .. })) {
+            return self.queue_call(emc, DeviceCall::Fence { host, powered_off: true });
+        }
+        let call = DeviceCall::Fence { host, powered_off: false };
+        let failure = DeviceFailure::NotFenced("the machine was not stopped".into());
+        self.manager(Event::Device(emc, DeviceDone::Failed { call, failure }));
+    }
+
+    fn queue_call(&mut self, emc: EmcId, call: DeviceCall) {
         let (now, span) = (self.now, self.about(DEVICE_TAKES));
         let life = self.program.life;
         let running = self.program.running.as_mut().expect("an effect of a running manager");
@@ -275,7 +306,7 @@ impl World {
         self.manager(Event::Device(emc, done));
     }
 
-    fn make_call(&mut self, emc: EmcId, call: &DeviceCall) -> pool::manager::DeviceDone {
+    fn make_call(&mut self, emc: EmcId, call: &DeviceCall) -> DeviceDone {
         let (done, cut) = self.devices[usize::from(emc.0)].perform(call);
         self.note_device(emc, call, &done);
         cut.into_iter().for_each(|holding| self.cut_off(holding, "revoked"));

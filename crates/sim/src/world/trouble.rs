@@ -3,7 +3,7 @@
 use rand::Rng as _;
 use units::{HostId, Ns};
 
-use super::{Happening, World, device::Physics};
+use super::{Happening, World};
 
 /// Something that will be over.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl World {
     }
 
     /// Mostly soon, sometimes after everybody's patience.
-    fn a_while(&mut self) -> Ns {
+    pub(super) fn a_while(&mut self) -> Ns {
         let most = if self.chance(0.3) { Ns::secs(4) } else { Ns::ms(300) };
         self.between(Ns::ms(1), most)
     }
@@ -80,10 +80,10 @@ impl World {
 
     /// Only a device that cuts off by itself has grants to lose: those of the other kind are the ledger's alone.
     fn power_device_off(&mut self) {
-        if self.weather.physics == Physics::SharedDax {
+        let emc = self.rng.random_range(0..self.devices.len());
+        if self.devices[emc].is_shared() {
             return;
         }
-        let emc = self.rng.random_range(0..self.devices.len());
         self.say(|| format!("emc {emc} loses its power"));
         for holding in self.devices[emc].lose_power() {
             self.lost_with_power(holding);

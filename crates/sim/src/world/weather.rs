@@ -13,9 +13,10 @@ use super::{
 
 #[derive(Debug)]
 pub(super) struct Weather {
-    pub(super) physics: Physics,
     pub(super) settings: Settings,
     pub(super) rack: RackSpec,
+    /// The part of all orders to stop a machine that succeed, if there is a command for it.
+    pub(super) stops: Option<f64>,
     /// Messages of one connection arrive in order or not at all, as on a real stream.
     pub(super) in_order: bool,
     /// Parts of all messages that are lost or come twice.
@@ -31,19 +32,16 @@ pub(super) struct Weather {
 
 impl Weather {
     pub(super) fn of(rng: &mut Pcg64) -> Self {
-        let physics = if rng.random_bool(0.5) { Physics::Emulated } else { Physics::SharedDax };
         let lease_ttl = Ns::ms(rng.random_range(200..800));
-        // Where only a person can say that a host is off, only a person fences.
-        let by_itself = physics == Physics::Emulated && rng.random_bool(0.7);
-        let fence_after = by_itself.then(|| Ns::ms(rng.random_range(300..1500)));
+        let fence_after = rng.random_bool(0.7).then(|| Ns::ms(rng.random_range(300..1500)));
         let in_order = rng.random_bool(0.5);
         let worst_store = if rng.random_bool(0.2) { 0.3 } else { 0.03 };
         let some =
             |rng: &mut Pcg64, most: f64| if rng.random_bool(0.5) { rng.random_range(0.0..most) } else { 0.0 };
         Self {
-            physics,
             settings: Settings { lease_ttl, fence_after },
             rack: rack(rng),
+            stops: rng.random_bool(0.6).then(|| rng.random_range(0.3..1.0)),
             in_order,
             lost: if in_order { 0.0 } else { some(rng, 0.2) },
             repeated: if in_order { 0.0 } else { some(rng, 0.2) },
@@ -57,7 +55,8 @@ impl Weather {
     pub(super) fn devices(&self) -> Vec<Device> {
         let mut first = SliceId(0);
         let device = |emc: &EmcSpec| {
-            let device = Device::new(self.physics, first, emc.slices);
+            let physics = if emc.serial.is_some() { Physics::SharedDax } else { Physics::Emulated };
+            let device = Device::new(physics, first, emc.slices);
             first.0 += emc.slices;
             device
         };
@@ -72,7 +71,9 @@ impl Weather {
 
 /// Two or three hosts on one or two EMCs, not all pairs connected.
 fn rack(rng: &mut Pcg64) -> RackSpec {
-    let emcs: Vec<EmcSpec> = (0..rng.random_range(1..=2)).map(|n| emc(n, rng.random_range(2..=5))).collect();
+    let count = rng.random_range(1..=2);
+    let emc = |n| emc(n, rng.random_range(2..=5), rng.random_bool(0.5));
+    let emcs: Vec<EmcSpec> = (0..count).map(emc).collect();
     let hosts = (0..rng.random_range(2..=3)).map(|n| {
         let one = rng.random_range(0..emcs.len());
         let all = rng.random_bool(0.7);
@@ -83,8 +84,9 @@ fn rack(rng: &mut Pcg64) -> RackSpec {
     RackSpec { emcs, hosts }
 }
 
-fn emc(n: usize, slices: u32) -> EmcSpec {
-    EmcSpec { name: name("e", n), slices, driver: "simulated".into(), path: String::new() }
+fn emc(n: usize, slices: u32, shared: bool) -> EmcSpec {
+    let (driver, path, serial) = ("simulated".into(), String::new(), shared.then(|| format!("{n:#x}")));
+    EmcSpec { name: name("e", n), slices, driver, path, serial }
 }
 
 fn host(n: usize, emcs: Vec<Name>) -> HostSpec {

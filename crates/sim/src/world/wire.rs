@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use pool::{
     agent::Event as Told,
+    ledger::EmcSpec,
     manager::{Closed, Event, SessionId},
-    protocol::{Have, Hello, Want},
+    protocol::{Have, Hello, SeenDevice, Want},
 };
 use units::limits::{RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
 use units::{HostId, InstanceId, Ns};
@@ -60,14 +61,24 @@ impl World {
     }
 
     fn hello(&mut self, host: HostId, instance: u64) -> Option<Hello> {
+        let devices = self.seen_devices();
         let machine = self.machine(host);
         machine.running(instance).filter(|running| running.session.is_none())?;
         Some(Hello {
             instance: InstanceId(instance),
             boot_id: format!("boot-{}", machine.boot),
             host_memory_socket: "/run/host-memory".into(),
-            devices: Vec::new(),
+            devices,
         })
+    }
+
+    /// Every machine sees every shared device.
+    fn seen_devices(&self) -> Vec<SeenDevice> {
+        let emcs = self.weather.rack.emcs.iter();
+        let seen = |emc: &EmcSpec| {
+            Some(SeenDevice { serial: emc.serial.clone()?, slices: emc.slices, problem: None })
+        };
+        emcs.filter_map(seen).collect()
     }
 
     pub(super) fn welcome(&mut self, id: SessionId) {

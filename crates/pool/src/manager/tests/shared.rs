@@ -1,0 +1,180 @@
+//! What holds of devices that cannot cut a host off: it keeps what it has until it lets go or has stopped, and that is
+//! proven.
+
+use super::rig::{Rig, name};
+use crate::audit::Subject;
+
+/// Two hosts on a device that cannot cut them off and on one that can; the third is on the latter alone.
+const RACK: &str = "e1=4! e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
+
+/// A rack in which h1 has slice 0 online, of the device that cannot cut it off.
+fn rig() -> Rig {
+    let mut rig = Rig::up_as(RACK);
+    rig.run("reserve:a@h1=1 go");
+    rig
+}
+
+#[test]
+fn a_host_whose_machine_cannot_be_stopped_keeps_its_slices_and_the_device_serves_others() {
+    rig().tells(
+        "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
+         device tick:10 |
+         state:h1 alarms slices | Fencing HOST_NOT_FENCED 0.1:draining@h1
+         cordon:e2 reserve:b@h2=1 go
+         slices | 0.1:draining@h1 1.1:online@h2
+         tick:3600000 device
+         slices | 0.1:draining@h1 1.1:online@h2",
+    );
+}
+
+#[test]
+fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
+    let mut rig = rig();
+    rig.tells(
+        "down:h2 down:h3 down:h1 fence:h1 stored device tick:10
+         tick:59989 |
+         tick:1 | e1.fence(h1)
+         device up:h1 | h1<fenced",
+    );
+    for _ in 0..40 {
+        assert!(!rig.run("tick:1900 have:h1").contains("fence"), "stopped while its agent speaks");
+        while rig.is_storing() {
+            rig.stored(true, true);
+        }
+    }
+    rig.tells("down:h1 tick:0 | e1.fence(h1)");
+}
+
+#[test]
+fn a_machine_that_was_stopped_reaches_nothing_and_its_slices_go_on() {
+    rig().tells(
+        "stops:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
+         device tick:10 | store
+         go
+         slices state:h1 alarms | Fenced HOST_FENCED
+         up:h1/b2 go state:h1 | h1<fenced store h1<nothing Up",
+    );
+}
+
+#[test]
+fn an_operators_word_counts_while_the_command_still_runs() {
+    rig().tells(
+        "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
+         vouch:h1 stored | store vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
+         device go
+         slices state:h1 | Fenced",
+    );
+}
+
+#[test]
+fn a_host_that_restarted_while_it_was_being_fenced_has_let_go_of_everything() {
+    let mut rig = rig();
+    rig.tells(
+        "down:h1 fence:h1 stored device
+         up:h1/b2 tick:10 | h1<fenced store
+         stored | e1.fence(h1!)
+         device go
+         slices state:h1 | Up",
+    );
+    assert!(rig.remembers(&Subject::Host(name("h1")), "it restarted"));
+}
+
+#[test]
+fn a_host_that_proves_itself_clean_while_it_was_being_fenced_has_let_go_of_everything() {
+    let mut rig = rig();
+    rig.tells(
+        "down:h1 fence:h1 stored device
+         up:h1 have:h1:early:clean have:h1 tick:10 | h1<fenced
+         have:h1:clean tick:10 stored | store e1.fence(h1!) h1<fenced
+         slices state:h1 | 0.1:draining@h1 Fencing
+         device go have:h1:clean go
+         slices state:h1 | Up",
+    );
+    assert!(rig.remembers(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
+}
+
+/// Its agent may go on trying, or be told again by an order that was on its way: what it reports of a failure is no word
+/// that it has let go.
+#[test]
+fn a_slice_that_did_not_arrive_as_zeros_goes_on_only_when_its_host_has_let_go() {
+    Rig::up_as(RACK).tells(
+        "reserve:a@h1=1 stored device tick:10 stored
+         have:h1:dirty=0.1 tick:10 | store
+         stored slices | h1<nothing 0.1:quarantined@h1
+         release:a go have:h1 tick:10 enable:0 | store release:a->ok(0) h1<nothing store
+         stored slices | enable:0->ok[0] h1<release=0.1 0.1:draining@h1
+         have:h1 have:h1:released=0.2 tick:10 |
+         have:h1:released=0.1 tick:10 stored | store e1.revoke(0.1) h1<nothing
+         go
+         slices |",
+    );
+}
+
+#[test]
+fn a_slice_that_could_not_be_scrubbed_goes_on_only_when_its_scrubber_has_let_go_or_stopped() {
+    let mut rig = rig();
+    rig.tells(
+        "down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored device tick:10 stored device tick:10 stored
+         have:h1 tick:10 have:h1:broken=0.2 tick:10 stored | h1<scrub=0.2 store h1<nothing
+         slices | 0.2:quarantined@h1
+         down:h1 enable:0 go
+         slices | 0.2:draining@h1
+         vouch:h1 up:h2 go
+         slices |",
+    );
+}
+
+#[test]
+fn a_host_that_stopped_need_not_be_asked_for_what_it_had_in_quarantine() {
+    Rig::up_as(RACK).tells(
+        "reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go
+         down:h1 vouch:h1 go
+         slices | 0.1:quarantined@h1
+         enable:0 go
+         slices |",
+    );
+}
+
+#[test]
+fn a_grant_that_the_ledger_does_not_know_is_asked_back_before_anybody_gets_the_slice() {
+    let mut rig = rig();
+    rig.meddle(1, Some((1, "h2")));
+    rig.tells(
+        "restart device up:h1 up:h2 up:h3 go
+         slices | 0.1:online@h1 1.1:quarantined@h2
+         enable:1 stored tick:10 | store enable:1->ok[0] h2<release=1.1
+         go
+         slices | 0.1:online@h1",
+    );
+}
+
+/// The folder of its record was lost. A device that cuts off has then cut off; of this one nobody knows.
+#[test]
+fn a_slice_whose_grant_is_missing_from_the_record_may_still_be_in_use() {
+    let mut rig = rig();
+    rig.meddle(0, None);
+    rig.tells(
+        "restart device up:h2 up:h3 go
+         slices alarms | 0.1:quarantined@h1 SLICE_QUARANTINED
+         enable:0 release:a go
+         slices | 0.1:draining@h1
+         up:h1 go
+         slices |",
+    );
+}
+
+#[test]
+fn after_a_restore_what_nobody_claims_is_asked_back_first() {
+    let mut rig = rig();
+    let backup = rig.disk.clone();
+    rig.run("force:a go cordon:e2 reserve:b@h2=2 go");
+    rig.tells("slices | 0.3:online@h2 1.1:online@h2");
+    rig.disk = backup;
+    rig.tells(
+        "restore go up:h1 have:h1 up:h3 have:h3 go
+         up:h2 have:h2:online=1.1:vm9b=1.1 tick:10 stored
+         slices | 0.3:draining@h2 1.1:online@h2 2.0:scrubbing 3.0:scrubbing 4.0:scrubbing 5.0:scrubbing 6.0:scrubbing 7.0:scrubbing
+         go
+         slices | 1.1:online@h2",
+    );
+}

@@ -1,0 +1,134 @@
+//! An agent made by hand: a session with the manager in which a test says what it likes, and one that follows its orders
+//! on a host that is nothing but words.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use proto::v1::{
+    self as wire, agent_client::AgentClient, from_agent::Message as Up, to_agent::Message as Down,
+};
+use tokio::{sync::mpsc, task::JoinHandle, time::interval};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status, Streaming};
+
+use crate::rack::Rack;
+
+/// How often an agent that has nothing to say speaks.
+const HEARTBEAT: Duration = Duration::from_millis(200);
+
+/// One connection.
+#[derive(Debug)]
+pub struct Session {
+    /// Up.
+    pub says: mpsc::Sender<wire::FromAgent>,
+    /// Down.
+    pub hears: Streaming<wire::ToAgent>,
+}
+
+/// As the newest instance of a host's agent would introduce itself.
+pub fn hello(host: &str) -> wire::Hello {
+    wire::Hello {
+        protocol_version: 1,
+        host: host.into(),
+        boot_id: "boot".into(),
+        instance: u64::MAX,
+        ..Default::default()
+    }
+}
+
+/// What the manager made for a host.
+pub fn token(rack: &Rack, host: &str) -> String {
+    let path = rack.dir().join(format!("store/tokens/{host}.token"));
+    std::fs::read_to_string(path).expect("the manager made it").trim().to_owned()
+}
+
+impl Session {
+    /// Introduces itself.
+    ///
+    /// # Errors
+    /// The manager does not let it in.
+    pub async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<Self, Status> {
+        let (says, said) = mpsc::channel(4);
+        let hello = wire::FromAgent { message: Some(Up::Hello(hello)) };
+        says.send(hello).await.expect("its other end is here");
+        let mut request = Request::new(ReceiverStream::new(said));
+        let bearer = format!("Bearer {token}").parse().expect("a token is plain text");
+        request.metadata_mut().insert("authorization", bearer);
+        let hears = AgentClient::new(rack.any_client().await).session(request).await?.into_inner();
+        Ok(Self { says, hears })
+    }
+}
+
+/// An agent that does all it is told, at once, until it is dropped.
+#[derive(Debug)]
+pub struct Obedient {
+    task: JoinHandle<()>,
+    handles: Arc<Mutex<Vec<String>>>,
+}
+
+impl Obedient {
+    /// Speaks for a host that was started as often as `boot` says.
+    pub async fn start(rack: &Rack, host: &str, boot: &str) -> Self {
+        let hello = wire::Hello { boot_id: boot.into(), ..hello(host) };
+        let session = Session::connect(rack, &token(rack, host), hello).await.expect("its token is right");
+        let handles = Arc::default();
+        let task = tokio::spawn(obey(session, Arc::clone(&handles)));
+        Self { task, handles }
+    }
+
+    /// Every place that it was told to bring online.
+    pub fn handles(&self) -> Vec<String> {
+        self.handles.lock().expect("nobody panics with it").clone()
+    }
+}
+
+impl Drop for Obedient {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn obey(mut session: Session, handles: Arc<Mutex<Vec<String>>>) {
+    let (mut beat, mut have) = (interval(HEARTBEAT), wire::Have { instance: u64::MAX, ..Default::default() });
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {}
+            heard = session.hears.message() => match heard {
+                Ok(Some(wire::ToAgent { message: Some(Down::Want(want)) })) => {
+                    let places = want.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
+                    handles.lock().expect("nobody panics with it").extend(places);
+                    have = answer(want);
+                }
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => return,
+            }
+        }
+        let said = wire::FromAgent { message: Some(Up::Have(have.clone())) };
+        if session.says.send(said).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(want: wire::Want) -> wire::Have {
+    let slices = want.vms.iter().flat_map(|vm| &vm.slices);
+    let scrubbed = want.scrub.iter().map(|s| wire::Scrubbed {
+        slice: s.slice,
+        epoch: s.epoch,
+        bytes_verified: 1 << 30,
+        ..Default::default()
+    });
+    let released = want.release.iter();
+    wire::Have {
+        instance: want.instance,
+        generation: want.generation,
+        revision: want.revision,
+        online: slices.map(|s| wire::Holding { slice: s.slice, epoch: s.epoch }).collect(),
+        released: released.map(|r| wire::Holding { slice: r.slice, epoch: r.epoch }).collect(),
+        scrubbed: scrubbed.collect(),
+        clean: want.fenced,
+        ..Default::default()
+    }
+}
