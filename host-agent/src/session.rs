@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use pool::protocol::Want;
+use pool::protocol::{SeenDevice, Want};
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

@@ -1,0 +1,262 @@
+//! A host whose slices are memory of a CPU-less node of its own, onlined block by block for pages that can be moved. Such slices
+//! belong to the node and not to a VM: each VM gets files in memory that are bound to the node, one per slice, and which slice
+//! holds which page is the kernel's business. So a slice can leave while the VMs beside it run: their pages go to the node's
+//! other slices, as long as there is room. Device-dax is used before and after, to see zeros and to empty the caches.
+
+mod switch;
+mod turns;
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use pool::{
+    agent::VmRecord,
+    protocol::{Handle, Holding, SeenDevice},
+};
+use rustix::fs::{MemfdFlags, memfd_create};
+use units::{Bytes, ReservationId, SLICE};
+
+pub use self::switch::Refused;
+use self::{
+    switch::{To, switch},
+    turns::Turns,
+};
+use super::{
+    Counters, Form, Host, HostError, Part,
+    blocks::{self, Block},
+    dax::Dax,
+    local::Local,
+    memory::{numa, usage},
+    opened::{Opened, see_unused_file},
+    process::{self, FileId},
+    slices::{Driver, Slices},
+    sysfs::Sysfs,
+};
+
+/// What the kernel says of each page.
+const PAGE_FLAGS: &str = "/proc/kpageflags";
+/// What the kernel says of each node.
+const NODES: &str = "/sys/devices/system/node";
+/// A page of x86-64's.
+const PAGE: u64 = 4096;
+
+/// Slices as blocks of a node's memory.
+#[derive(Debug)]
+pub struct MemoryBlock {
+    sysfs: Sysfs,
+    dax: Dax,
+    local: Local,
+    /// What VMs have of the node: a file in memory for each slice.
+    open: Opened,
+    turns: Turns,
+    brought_back: AtomicU64,
+    astray: AtomicU64,
+}
+
+impl MemoryBlock {
+    /// A host with this CXL memory.
+    pub fn new(sysfs: &Sysfs, dax: Dax, local_dir: Option<PathBuf>) -> Self {
+        Self {
+            sysfs: sysfs.clone(),
+            local: Local::beside(local_dir, dax.nodes()),
+            dax,
+            open: Opened::default(),
+            turns: Turns::default(),
+            brought_back: AtomicU64::new(0),
+            astray: AtomicU64::new(0),
+        }
+    }
+
+    /// Brings a slice's memory to its node. What is online in part was seen to be zero before the first block was.
+    fn join(&self, slices: &Slices, index: u32, handle: &Handle, check_zero: bool) -> Result<(), HostError> {
+        let kmem = slices.found()?.get(&index).is_some_and(|found| found.driver == Some(Driver::Kmem));
+        let begun = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
+        if check_zero && !begun {
+            self.dax.see_zero(handle)?;
+        }
+        slices.ensure_kmem(index)?;
+        Ok(switch(&self.sysfs, &slices.blocks(index)?, To::Online)?)
+    }
+
+    /// The file of a slice: made anew for memory that nobody had; else the one that its VM has.
+    fn file(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
+        let name = file_name(holding);
+        let failed = |errno| HostError::io("make", &name, errno);
+        let had = if is_new { None } else { process::find_memfd(&name)? };
+        if let Some(had) = had {
+            return Ok(had);
+        }
+        let file = File::from(memfd_create(&name, MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?);
+        file.set_len(SLICE.get()).map_err(failed)?;
+        numa::bind(&file, SLICE.get(), &BTreeSet::from([node])).map_err(|errno| HostError::io("bind to its node", &name, errno))?;
+        Ok(file)
+    }
+
+    /// Whoever has the file loses it: at once if that is the order, or else it is seen that nobody has it.
+    fn take_file(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
+        let name = file_name(holding);
+        let file = match self.open.file(holding) {
+            Some(file) => Some(file),
+            None => process::find_memfd(&name)?.map(|file| Arc::new(file.into())),
+        };
+        let Some(file) = file.map(|file| file.try_clone()).transpose().map_err(|errno| HostError::io("open", &name, errno))? else {
+            return Ok(());
+        };
+        let file = File::from(file);
+        if verify {
+            let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &name, errno))?;
+            see_unused_file(Path::new(&name), FileId::of(&metadata))?;
+        } else {
+            file.set_len(0).map_err(|errno| HostError::io("truncate", &name, errno))?;
+        }
+        self.open.remove(holding); // its pages go with the last descriptor
+        Ok(())
+    }
+
+    /// Takes a slice's memory from its node, if it is there.
+    fn leave(&self, slices: &Slices, index: u32, place: &Arc<str>) -> Result<(), HostError> {
+        let used = self.pages_in_use(slices, index)?;
+        let _turn = self.turns.take(used, Arc::clone(place));
+        let mut blocks = slices.blocks(index)?;
+        if blocks.iter().all(Block::is_offline) {
+            return Ok(());
+        }
+        self.see_room(slices, index)?;
+        self.order(&mut blocks)?;
+        let switched = switch(&self.sysfs, &blocks, To::Offline);
+        self.bring_back(slices.node());
+        Ok(switched.map_err(|refused| self.explain(refused))?)
+    }
+
+    /// The node's other slices must have room for what its VMs have in this one.
+    fn see_room(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
+        let node = usage::of_node(Path::new(NODES), slices.node())?;
+        let in_use = self.pages_in_use(slices, index)? * PAGE;
+        let vms = self.open.files().iter().map(allocated).sum::<u64>();
+        let (needed, unused) = (in_use.min(vms), SLICE.get() - in_use.min(SLICE.get()));
+        let room = node.free.get().saturating_sub(unused);
+        let no_room = HostError::NoRoom { node: slices.node(), needed: Bytes::new(needed), room: Bytes::new(room) };
+        if needed <= room { Ok(()) } else { Err(no_room) }
+    }
+
+    /// The emptiest first: what is in them has the most room to go to.
+    fn order(&self, blocks: &mut [Block]) -> Result<(), HostError> {
+        let mut used = Vec::with_capacity(blocks.len());
+        for block in blocks.iter() {
+            used.push((self.pages_in_block(block)?, block.clone()));
+        }
+        used.sort_by_key(|(pages, _)| *pages);
+        blocks.iter_mut().zip(used).for_each(|(place, (_, block))| *place = block);
+        Ok(())
+    }
+
+    fn pages_in_use(&self, slices: &Slices, index: u32) -> Result<u64, HostError> {
+        slices.blocks(index)?.iter().map(|block| self.pages_in_block(block)).sum()
+    }
+
+    fn pages_in_block(&self, block: &Block) -> Result<u64, HostError> {
+        if block.is_offline() {
+            return Ok(0);
+        }
+        usage::pages_in_use(Path::new(PAGE_FLAGS), blocks::range(&self.sysfs, block)?)
+    }
+
+    fn explain(&self, refused: Refused) -> Refused {
+        let block = Block { name: refused.block.clone(), state: "online".to_owned() };
+        Refused { pages_in_use: self.pages_in_block(&block).ok(), ..refused }
+    }
+
+    /// Linux does not mind to which node a file is bound when it empties a block. What went astray is moved back; what cannot
+    /// be is counted, and told.
+    fn bring_back(&self, node: u32) {
+        let right = BTreeSet::from([node]);
+        for file in self.open.files() {
+            let Ok(metadata) = File::from(file).metadata() else { continue };
+            let id = FileId::of(&metadata);
+            for pid in process::users_of(id).map(|users| users.pids).unwrap_or_default() {
+                match numa::bring_back(pid, id, &right, node) {
+                    Ok(moved) => self.note(pid, &moved),
+                    Err(error) => tracing::debug!(pid, %error, "pages of a process not looked at"),
+                }
+            }
+        }
+    }
+
+    fn note(&self, pid: u32, moved: &numa::Moved) {
+        self.brought_back.fetch_add(moved.moved, Ordering::Relaxed);
+        let astray = moved.wrong - moved.moved;
+        self.astray.fetch_add(astray, Ordering::Relaxed);
+        if astray > 0 {
+            tracing::warn!(pid, astray, why = ?moved.stayed, "pages of a VM are on local memory and stay there");
+        }
+    }
+}
+
+impl Host for MemoryBlock {
+    fn online(&self, holding: Holding, handle: &Handle, check_zero: bool) -> Result<(), HostError> {
+        if self.open.has(holding) {
+            return Ok(());
+        }
+        let (slices, index) = self.dax.slice(&handle.place)?;
+        self.join(slices, index, handle, check_zero)?;
+        let file = self.file(holding, slices.node(), check_zero)?;
+        self.open.insert_memfd(holding, file);
+        Ok(())
+    }
+
+    fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
+        let (slices, index) = self.dax.slice(&handle.place)?;
+        self.take_file(holding, verify)?;
+        self.leave(slices, index, &handle.place)?;
+        self.dax.offline(holding, handle, false)
+    }
+
+    fn devices(&self) -> Vec<SeenDevice> {
+        self.dax.devices()
+    }
+
+    fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
+        self.dax.found()
+    }
+
+    fn clear(&self, place: &str) -> Result<(), HostError> {
+        let (slices, index) = self.dax.slice(place)?;
+        self.leave(slices, index, &place.into())?;
+        self.dax.clear(place)
+    }
+
+    fn scrub(&self, holding: Holding, handle: &Handle) -> Result<Bytes, HostError> {
+        self.dax.scrub(holding, handle)
+    }
+
+    fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError> {
+        let local = self.local.part(record, form)?;
+        local.into_iter().map(Ok).chain(self.open.parts(record, form)).collect()
+    }
+
+    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
+        self.local.free(reservation)
+    }
+
+    fn counters(&self) -> Counters {
+        let pages = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counters { pages_brought_back: pages(&self.brought_back), pages_astray: pages(&self.astray), ..self.dax.counters() }
+    }
+}
+
+/// As it stands in /proc/PID/fd, whoever has it.
+fn file_name(holding: Holding) -> String {
+    format!("tarn-slice-{}.{}", holding.slice, holding.epoch)
+}
+
+/// How much of a file there is.
+fn allocated(file: &std::os::fd::OwnedFd) -> u64 {
+    rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+}

@@ -1,0 +1,150 @@
+//! Memory blocks of one slice, switched online and offline together: all of them, or those that were switched are put back and it
+//! is said which one refused, why, and what became of the others.
+
+use std::{fmt, io};
+
+use crate::host::{
+    blocks::{Block, FOLDER},
+    sysfs::{Sysfs, SysfsError},
+};
+
+/// What a block is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// Be memory of the node, for pages that can be moved and no others.
+    Online,
+    /// Be nobody's.
+    Offline,
+}
+
+impl To {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Online => "online_movable",
+            Self::Offline => "offline",
+        }
+    }
+
+    fn back(self) -> Self {
+        match self {
+            Self::Online => Self::Offline,
+            Self::Offline => Self::Online,
+        }
+    }
+}
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::Online { "online" } else { "offline" })
+    }
+}
+
+/// A block that did not do as it was told.
+#[derive(Debug, thiserror::Error)]
+#[error("{block} does not go {to}{}; {done} of {of} blocks had gone {to}, {}", with(*pages_in_use), outcome(back))]
+pub struct Refused {
+    /// Which one.
+    pub block: String,
+    /// What it was told.
+    pub to: To,
+    /// Pages of it that somebody has, if that is known.
+    pub pages_in_use: Option<u64>,
+    /// How many had done so before.
+    pub done: usize,
+    /// How many the slice has.
+    pub of: usize,
+    /// What became of these: put back, or why one was not.
+    pub back: Result<Vec<String>, Box<SysfsError>>,
+    /// Why not.
+    #[source]
+    pub errno: io::Error,
+}
+
+fn with(pages_in_use: Option<u64>) -> String {
+    pages_in_use.map_or_else(String::new, |pages| format!(", {pages} of its pages are in use"))
+}
+
+fn outcome(back: &Result<Vec<String>, Box<SysfsError>>) -> String {
+    match back {
+        Ok(blocks) if blocks.is_empty() => "none to put back".to_owned(),
+        Ok(blocks) => format!("put back: {}", blocks.join(" ")),
+        Err(error) => format!("not all put back: {}", units::chain(error)),
+    }
+}
+
+/// Switches blocks in this order; those that are so already are passed over.
+///
+/// # Errors
+/// [`Refused`], once the others are as they were, or what the kernel said to that.
+pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: To) -> Result<(), Refused> {
+    let mut done: Vec<&Block> = Vec::new();
+    for block in blocks.iter().filter(|block| block.is_offline() == (to == To::Online)) {
+        if let Err(error) = tell(sysfs, block, to) {
+            let back = put_back(sysfs, &done, to.back());
+            let (block, errno) = (block.name.clone(), errno(error));
+            let (done, of) = (done.len(), blocks.len());
+            return Err(Refused { block, to, pages_in_use: None, done, of, back, errno });
+        }
+        done.push(block);
+    }
+    Ok(())
+}
+
+fn tell(sysfs: &Sysfs, block: &Block, to: To) -> Result<(), SysfsError> {
+    sysfs.write(format!("{FOLDER}/{}/state", block.name), to.word())
+}
+
+fn put_back(sysfs: &Sysfs, blocks: &[&Block], to: To) -> Result<Vec<String>, Box<SysfsError>> {
+    blocks.iter().rev().map(|block| tell(sysfs, block, to).map(|()| block.name.clone())).collect::<Result<_, _>>().map_err(Box::new)
+}
+
+fn errno(error: SysfsError) -> io::Error {
+    match error {
+        SysfsError::Write { errno, .. } | SysfsError::Read { errno, .. } => errno,
+        other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::sysfs::made_up::MadeUp;
+
+    fn block(number: u32, state: &str) -> Block {
+        Block { name: format!("memory{number}"), state: state.to_owned() }
+    }
+
+    fn state(made_up: &MadeUp, number: u32) -> String {
+        made_up.sysfs.text(format!("{FOLDER}/memory{number}/state")).unwrap()
+    }
+
+    /// Three blocks, of which the last is not there for whoever writes.
+    fn machine(state: &str) -> (MadeUp, Vec<Block>) {
+        let made_up = MadeUp::new(&[]);
+        for number in [1, 2] {
+            made_up.files(&format!("{FOLDER}/memory{number}"), &[("state", state)]);
+        }
+        (made_up, [1, 2, 3].map(|number| block(number, state)).to_vec())
+    }
+
+    #[test]
+    fn all_blocks_are_switched_and_those_that_are_so_already_are_left_alone() {
+        let (made_up, mut blocks) = machine("offline");
+        blocks[2].state = "online".to_owned();
+        switch(&made_up.sysfs, &blocks, To::Online).unwrap();
+        assert_eq!((state(&made_up, 1).as_str(), state(&made_up, 2).as_str()), ("online_movable", "online_movable"));
+    }
+
+    #[test]
+    fn when_one_refuses_the_others_are_put_back_and_it_is_said_which_and_why() {
+        let (made_up, blocks) = machine("online");
+        let refused = switch(&made_up.sysfs, &blocks, To::Offline).unwrap_err();
+        assert!(state(&made_up, 1).starts_with("online_movable") && state(&made_up, 2).starts_with("online_movable"));
+        let said = units::chain(&Refused { pages_in_use: Some(17), ..refused });
+        assert_eq!(
+            said,
+            "memory3 does not go offline, 17 of its pages are in use; 2 of 3 blocks had gone offline, put back: memory2 \
+             memory1: No such file or directory (os error 2)"
+        );
+    }
+}
