@@ -5,7 +5,7 @@ mod check;
 pub mod lost;
 pub mod touched;
 
-use std::{fmt, fs::File, io, ops::Range, os::fd::BorrowedFd, sync::Arc};
+use std::{fmt, fs::File, io, ops::Range, os::unix::fs::FileTypeExt as _, sync::Arc};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
@@ -154,8 +154,8 @@ struct Mapped {
     /// In this process.
     addresses: Range<usize>,
     file: Arc<File>,
-    /// Where in the file it ends.
-    file_end: u64,
+    /// Where in the file it is.
+    part: Range<u64>,
     owner: Owner,
     node: u32,
 }
@@ -183,7 +183,7 @@ impl Memory {
             mapped.push(Mapped {
                 addresses: start..start + usize::try_from(region.len()).expect("it is mapped"),
                 file: Arc::clone(&backing.file),
-                file_end: offset + region.len(),
+                part: offset..offset + region.len(),
                 owner: backing.owner.clone(),
                 node: piece.node,
             });
@@ -212,7 +212,10 @@ impl Memory {
     /// # Errors
     /// This process cannot look at itself.
     pub fn touched(&self) -> io::Result<Touched> {
-        Touched::new(self.mapped.iter().map(|mapped| (mapped.addresses.clone(), mapped.node)))
+        let place = |mapped: &Mapped| (mapped.addresses.clone(), mapped.node);
+        let (devices, files): (Vec<_>, Vec<_>) =
+            self.mapped.iter().partition(|mapped| is_device(&mapped.file));
+        Touched::new(files.into_iter().map(place), devices.into_iter().map(place))
     }
 
     /// Tells KVM about all of it.
@@ -276,7 +279,7 @@ fn map_piece(
         .map_err(refused("map", map_hint))?;
     leave_out_of_dumps(&region).map_err(refused("leave out of core dumps", ""))?;
     if let Some(node) = taking.host_numa_node {
-        bind(&region, node)
+        bind(&region, node, &backing.file)
             .map_err(refused("bind to a node of this host", "; is there such a node, with memory?"))?;
     }
     if taking.prefault {
@@ -285,7 +288,6 @@ fn map_piece(
     Ok(GuestRegionMmap::new(region, GuestAddress(piece.range.start)).expect("a layout does not wrap around"))
 }
 
-/// A device (DAX) has no length of its own to look at.
 fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
     let wrong = |has| MemoryError::Short {
         owner: backing.owner.to_string(),
@@ -297,12 +299,15 @@ fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
 }
 
 /// Memory of a mapping comes from one node of the host and from no other.
-fn bind(region: &vm_memory::MmapRegion<()>, node: u32) -> io::Result<()> {
+fn bind(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Result<()> {
     const WORD: u32 = u64::BITS;
     /// From linux/mempolicy.h: pages that are elsewhere are an error.
     const MPOL_MF_STRICT: u32 = 1;
     /// One more than the highest node that Linux can be built for.
     const NODES_MAX: u32 = 1024;
+    if is_device(file) {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "a device's memory is where it is"));
+    }
     if node >= NODES_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -335,10 +340,7 @@ fn populate(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
     Ok(done?)
 }
 
-/// What is left of a slice after it was taken away: nothing, or less than a slice.
-fn is_gone(file: BorrowedFd<'_>, end: u64) -> bool {
-    rustix::fs::fstat(file).is_ok_and(|stat| {
-        let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
-        regular && u64::try_from(stat.st_size).unwrap_or(0) < end
-    })
+/// Whether it is a device (DAX), whose memory is where it is, has no length to look at, and is there whether touched or not.
+fn is_device(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device())
 }

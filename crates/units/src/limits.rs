@@ -209,6 +209,8 @@ pub const SCRUB_MIB_PER_S_DEFAULT: u32 = 2048;
 pub const SCRUB_STEP_BYTES: usize = 2 << 20;
 /// What scrubs that did nothing for a while may make up for at once.
 pub const SCRUB_SAVED_UP: Ns = Ns::ms(10);
+/// Pages of a VM that are asked for, or moved to another node, by one call.
+pub const PAGES_MOVED_AT_ONCE_MAX: usize = 4096;
 /// Names of certificates in one role.
 pub const ROLE_NAMES_MAX: usize = 256;
 /// The shortest lease an operator may configure.

@@ -3,6 +3,7 @@
 
 use std::{
     fs, io,
+    ops::Range,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt,
@@ -210,15 +211,29 @@ fn has(pid: u32, file: FileId) -> io::Result<bool> {
 }
 
 fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
+    Ok(!mappings(pid, file)?.is_empty())
+}
+
+/// Where a process has this file mapped.
+///
+/// # Errors
+/// It is gone, or is not ours to look into.
+pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let device = format!("{:02x}:{:02x}", rustix::fs::major(file.device), rustix::fs::minor(file.device));
     let inode = file.inode.to_string();
     // address perms offset device inode path
-    let is_it = |line: &str| {
+    let is_it = |line: &&str| {
         let mut words = line.split_whitespace().skip(3);
         words.next() == Some(&device) && words.next() == Some(&inode)
     };
-    Ok(maps.lines().any(is_it))
+    Ok(maps.lines().filter(is_it).filter_map(addresses).collect())
+}
+
+/// As in `7f0000000000-7f0040000000 rw-s ...`.
+fn addresses(line: &str) -> Option<Range<usize>> {
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
 }
 
 fn has_open(pid: u32, file: FileId) -> io::Result<bool> {

@@ -7,11 +7,18 @@ use std::{
     fs::File,
     io,
     ops::Range,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, BorrowedFd},
+    ptr,
     sync::{Arc, OnceLock},
 };
 
-use super::{Memory, Owner, is_gone};
+use rustix::{
+    fs::{FileType, fstat},
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+use super::{Memory, Owner};
 use crate::exit;
 
 /// What is said about a piece of memory that is lost. Written beforehand, as there is no writing of texts in a signal handler.
@@ -19,7 +26,7 @@ use crate::exit;
 struct Notice {
     addresses: Range<usize>,
     file: Arc<File>,
-    file_end: u64,
+    part: Range<u64>,
     gone: String,
     exhausted: String,
     broken: String,
@@ -58,7 +65,7 @@ pub fn watch(memory: &Memory, vm: &str) -> io::Result<()> {
         Notice {
             addresses: mapped.addresses.clone(),
             file: Arc::clone(&mapped.file),
-            file_end: mapped.file_end,
+            part: mapped.part.clone(),
             gone,
             exhausted: format!("error: VM {vm}: host memory exhausted: {of} nothing left to put behind it\n"),
             broken: format!("error: VM {vm}: an uncorrectable memory error in {}\n", mapped.owner),
@@ -121,8 +128,28 @@ fn known() -> &'static Notices {
 impl Notice {
     /// Whether this memory is gone.
     fn is_true(&self) -> bool {
-        is_gone(self.file.as_fd(), self.file_end)
+        is_gone(self.file.as_fd(), self.part.clone())
     }
+}
+
+/// What is left of a slice after it was taken away: of a file nothing, or less than a slice; of a device (DAX) a node that no
+/// driver has, and that is not mapped any more. Safe in a signal handler, and where a guest's threads are confined.
+fn is_gone(file: BorrowedFd<'_>, part: Range<u64>) -> bool {
+    fstat(file).is_ok_and(|stat| match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => u64::try_from(stat.st_size).unwrap_or(0) < part.end,
+        FileType::CharacterDevice => map_for_a_moment(file, part) == Err(Errno::NXIO),
+        _ => false,
+    })
+}
+
+/// Asks the kernel whether it would. It looks for no page then.
+fn map_for_a_moment(file: BorrowedFd<'_>, part: Range<u64>) -> rustix::io::Result<()> {
+    let bytes = usize::try_from(part.end - part.start).expect("64-bit");
+    let (access, flags) = (ProtFlags::empty(), MapFlags::SHARED | MapFlags::NORESERVE);
+    // SAFETY: the kernel chooses a place where nothing is, and nobody may touch what is there then.
+    let at = unsafe { mmap(ptr::null_mut(), bytes, access, flags, file, part.start) }?;
+    // SAFETY: it is the mapping just made, of which nobody else knows.
+    unsafe { munmap(at, bytes) }
 }
 
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -138,4 +165,28 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
     // Not the guest's memory: a file of this program's own, or a bug in it.
     let _ = rustix::io::write(rustix::stdio::stderr(), b"error: a bus error outside the guest's memory\n");
     exit::at_once(exit::FAILED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_gone(path: &str, part: Range<u64>) -> bool {
+        super::is_gone(File::options().read(true).write(true).open(path).unwrap().as_fd(), part)
+    }
+
+    #[test]
+    fn a_file_is_gone_when_it_is_cut_short() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let path = file.path().to_str().unwrap();
+        assert!(!is_gone(path, 4096..8192));
+        assert!(is_gone(path, 4096..8193));
+    }
+
+    #[test]
+    fn a_device_is_not_gone_for_having_no_length_or_for_not_being_memory() {
+        assert!(!is_gone("/dev/zero", 0..1 << 30));
+        assert!(!is_gone("/dev/null", 0..1 << 30));
+    }
 }

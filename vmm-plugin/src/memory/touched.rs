@@ -18,13 +18,21 @@ pub struct Touched {
     /// Opened once: later this process may not find it any more.
     smaps: Mutex<File>,
     places: Places,
+    /// Bytes of each node that are a device's, and so are there whether touched or not: the kernel says nothing of them.
+    devices: BTreeMap<u32, u64>,
 }
 
 impl Touched {
-    /// Of what is mapped, each with its node.
-    pub(super) fn new(mapped: impl Iterator<Item = (Range<usize>, u32)>) -> io::Result<Self> {
+    /// Of files and of devices that are mapped, each with its node.
+    pub(super) fn new(
+        files: impl Iterator<Item = (Range<usize>, u32)>,
+        devices: impl Iterator<Item = (Range<usize>, u32)>,
+    ) -> io::Result<Self> {
         let smaps = Mutex::new(File::open("/proc/self/smaps")?);
-        Ok(Self { smaps, places: Places(mapped.map(|(at, node)| (at.start, (at.end, node))).collect()) })
+        let places = Places(files.map(|(at, node)| (at.start, (at.end, node))).collect());
+        let mut whole = BTreeMap::new();
+        devices.for_each(|(at, node)| *whole.entry(node).or_default() += at.len() as u64);
+        Ok(Self { smaps, places, devices: whole })
     }
 
     /// Bytes touched so far of each node. The kernel looks at every page that is there.
@@ -34,7 +42,9 @@ impl Touched {
     pub fn by_node(&self) -> io::Result<BTreeMap<u32, u64>> {
         let mut smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         smaps.rewind()?;
-        add_up(BufReader::new(&*smaps), &self.places)
+        let mut sums = add_up(BufReader::new(&*smaps), &self.places)?;
+        self.devices.iter().for_each(|(node, bytes)| *sums.entry(*node).or_default() += bytes);
+        Ok(sums)
     }
 }
 
@@ -141,7 +151,10 @@ Private_Hugetlb:    4096 kB
     fn what_this_process_touches_shows_however_often_it_looks() {
         let mut page = vec![0_u8; 64 << 20];
         let at = page.as_ptr() as usize;
-        let touched = Touched::new([(at & !0xfff..at + page.len(), 7)].into_iter()).unwrap();
+        let device = (0..1 << 30, 8);
+        let file = (at & !0xfff..at + page.len(), 7);
+        let touched = Touched::new([file].into_iter(), [device].into_iter()).unwrap();
+        assert_eq!(touched.by_node().unwrap()[&8], 1 << 30, "all of a device is there");
         let before = touched.by_node().unwrap()[&7];
         page[..32 << 20].fill(1);
         let after = touched.by_node().unwrap()[&7];

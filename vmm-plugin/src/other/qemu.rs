@@ -10,7 +10,7 @@
 //! node that has devices alone shares a tier with local memory (seen with 6.12). Memory below 4 GiB ends with the local
 //! memory, so that slices lie above it, where no kernel looks for memory for the devices of old.
 
-use units::{Bytes, limits::QEMU_MEMORY_DEVICES_MAX};
+use units::{Bytes, SLICE, limits::QEMU_MEMORY_DEVICES_MAX};
 
 use super::{
     OtherError,
@@ -140,9 +140,11 @@ pub(super) fn backend(block: &Block) -> String {
     let Block { id, bytes, place, taking } = block;
     let mut object = match place {
         Place::Own => format!("memory-backend-memfd,id={id}"),
-        Place::File(path, 0) => format!("memory-backend-file,id={id},mem-path={}", escaped(path)),
         Place::File(path, offset) => {
-            format!("memory-backend-file,id={id},mem-path={},offset={offset}", escaped(path))
+            let offset = if *offset > 0 { format!(",offset={offset}") } else { String::new() };
+            // A device (DAX) is mapped nowhere but at a multiple of its pages, which are as large as a slice at most.
+            let align = mib(SLICE);
+            format!("memory-backend-file,id={id},mem-path={}{offset},align={align}", escaped(path))
         }
     };
     object += &format!(",size={},share={}", mib(*bytes), if taking.shared { "on" } else { "off" });

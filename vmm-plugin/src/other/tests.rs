@@ -85,9 +85,9 @@ fn qemu_is_told_of_all_that_a_guest_has() {
 -display none
 -object memory-backend-memfd,id=node0-0,size=512M,share=off,hugetlb=on,hugetlbsize=2097152,prealloc=on,host-nodes=1,policy=bind
 -numa node,nodeid=0,cpus=0-1,memdev=node0-0,initiator=0
--object memory-backend-file,id=node1-0,mem-path=/emc/0,size=1024M,share=on,prealloc=on,host-nodes=3,policy=bind
+-object memory-backend-file,id=node1-0,mem-path=/emc/0,align=1024M,size=1024M,share=on,prealloc=on,host-nodes=3,policy=bind
 -numa node,nodeid=1,memdev=node1-0,initiator=0
--object memory-backend-file,id=node1-1,mem-path=/emc/1,offset=4096,size=1024M,share=on,prealloc=on,host-nodes=3,policy=bind
+-object memory-backend-file,id=node1-1,mem-path=/emc/1,offset=4096,align=1024M,size=1024M,share=on,prealloc=on,host-nodes=3,policy=bind
 -device pc-dimm,id=dimm-node1-1,memdev=node1-1,node=1
 -numa dist,src=0,dst=1,val=18
 -numa dist,src=1,dst=0,val=18

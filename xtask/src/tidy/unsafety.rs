@@ -4,12 +4,14 @@ use super::{Complaint, sources::Sources};
 
 /// Files that may hold unsafe code, and what it is demanded for there.
 const MAY_BE_UNSAFE: &[(&str, &str)] = &[
+    ("benches/empty_slice.rs", "memset is told about memory by address"),
     ("tests/src/small_guests.rs", "a guest's code is what lies between two labels"),
     (
         "host-agent/src/host/memory/bus_error.rs",
         "a signal handler is handed its facts by pointer, and puts memory where there is none",
     ),
     ("host-agent/src/host/memory/mapped.rs", "a device is touched by address, past the caches"),
+    ("host-agent/src/host/memory/numa.rs", "mbind and move_pages are told about memory by address"),
     (
         "host-agent/src/readiness.rs",
         "tokio must be promised that a descriptor stays open while it is watched",

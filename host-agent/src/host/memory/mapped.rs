@@ -1,12 +1,13 @@
-//! A slice's memory, mapped: a device-dax node knows no other way to be read and written. It is emptied and read past the
-//! caches, which another host's writes do not reach. Which slice it is, and what a byte that is not zero means, is not known
-//! here. No reference into it is ever made, as another host may write it at any time.
+//! A slice's memory, mapped: a device-dax node knows no other way to be read and written. It is emptied past the caches, and
+//! they can be made to forget it, as another host's writes do not reach them. Which slice it is, and what a byte that is not
+//! zero means, is not known here. No reference into it is ever made, as another host may write it at any time.
 
 use std::{
     arch::{
         asm,
         x86_64::{
-            __cpuid_count, __m128i, _mm_clflush, _mm_mfence, _mm_setzero_si128, _mm_sfence, _mm_stream_si128,
+            __cpuid, __cpuid_count, __m128i, _mm_clflush, _mm_cmpeq_epi8, _mm_mfence, _mm_movemask_epi8,
+            _mm_or_si128, _mm_setzero_si128, _mm_sfence, _mm_stream_si128,
         },
     },
     cell::Cell,
@@ -17,18 +18,17 @@ use std::{
 };
 
 use units::limits::SCRUB_STEP_BYTES;
-use vm_memory::{
-    FileOffset, MmapRegion,
-    mmap::{MmapRegionBuilder, MmapRegionError},
-};
+use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
 
-use super::{bus_error, throttle::Throttle};
+use super::{bus_error, errno, throttle::Throttle};
 
 /// What a processor's caches hold and write back at once.
 #[repr(C, align(64))]
 struct Line([u64; 8]);
 
 const LINE: usize = size_of::<Line>();
+/// What is read and written of it at once, in numbers of them.
+const PARTS: usize = LINE / size_of::<__m128i>();
 
 /// All of a device-dax node or a file, mapped shared. Of one thread at a time: what one of them lost, no other may believe.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Mapped {
             .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
             .with_file_offset(FileOffset::new(file.try_clone()?, 0))
             .build()
-            .map_err(refused)?;
+            .map_err(errno)?;
         Ok(Self { region, evict: Evict::best(), lost: Cell::new(0) })
     }
 
@@ -73,13 +73,14 @@ impl Mapped {
         Ok(())
     }
 
-    /// Where the first 64 bytes begin that are not all zero.
+    /// Where the first 64 bytes begin that are not all zero. It reads by way of the caches: what another host has done since
+    /// this one last had the memory shows only after [`Mapped::write_back`].
     ///
     /// # Errors
     /// It is gone (ENXIO) or broken (EHWPOISON).
     pub fn first_not_zero(&self) -> io::Result<Option<u64>> {
         for step in self.steps() {
-            let found = self.touch(|| step.lines().find(|line| !is_zero(*line)))?;
+            let found = self.touch(|| step.first_not_zero())?;
             if let Some(line) = found {
                 return Ok(Some((line as usize - self.region.as_ptr() as usize) as u64));
             }
@@ -122,13 +123,6 @@ impl Mapped {
     }
 }
 
-fn refused(error: MmapRegionError) -> io::Error {
-    match error {
-        MmapRegionError::Mmap(errno) => errno,
-        other => io::Error::other(other),
-    }
-}
-
 /// Whole lines of a mapping.
 #[derive(Clone)]
 struct Step(Range<*mut u8>);
@@ -143,26 +137,41 @@ impl Step {
         (0..bytes).step_by(LINE).map(move |offset| start.wrapping_add(offset).cast())
     }
 
+    fn first_not_zero(&self) -> Option<*mut Line> {
+        // SAFETY: every processor with 64 bits has SSE2.
+        self.lines().find(|line| !unsafe { is_zero(*line) })
+    }
+
     fn stream_zeros(&self) {
-        // SAFETY: every processor with 64 bits has the instruction.
-        let zero = unsafe { _mm_setzero_si128() };
-        for line in self.lines() {
-            for part in 0..LINE / size_of::<__m128i>() {
-                let at = line.cast::<__m128i>().wrapping_add(part);
-                // SAFETY: the line is one of a mapping that can be written, begins at a multiple of 64 bytes, and nobody
-                // has references into it; if there is no memory behind it, `survive` puts some there.
-                unsafe { _mm_stream_si128(at, zero) };
-            }
-        }
-        // SAFETY: every processor with 64 bits has the instruction. What was streamed has no place in the order of writes before.
+        // SAFETY: every processor with 64 bits has SSE2.
+        self.lines().for_each(|line| unsafe { stream_zero(line) });
+        // SAFETY: as above. What was streamed has no place among the writes before and after, but for this.
         unsafe { _mm_sfence() };
     }
 }
 
+#[target_feature(enable = "sse2")]
 fn is_zero(line: *const Line) -> bool {
-    // SAFETY: the line is one of a mapping that can be read, and begins at a multiple of 64 bytes; if there is no memory behind
-    // it, `survive` puts some there. Another host may write it meanwhile, hence volatile, and any bytes are numbers.
-    unsafe { line.read_volatile() }.0 == [0; 8]
+    const ALL_EQUAL: i32 = 0xffff;
+    let mut all = _mm_setzero_si128();
+    for part in 0..PARTS {
+        // SAFETY: the line is one of a mapping that can be read, and begins at a multiple of 64 bytes; if there is no memory
+        // behind it, `survive` puts some there. Another host may write it meanwhile, hence volatile, and any bytes are numbers.
+        let part = unsafe { line.cast::<__m128i>().wrapping_add(part).read_volatile() };
+        all = _mm_or_si128(all, part);
+    }
+    _mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_setzero_si128())) == ALL_EQUAL
+}
+
+#[target_feature(enable = "sse2")]
+fn stream_zero(line: *mut Line) {
+    let zero = _mm_setzero_si128();
+    for part in 0..PARTS {
+        let part = line.cast::<__m128i>().wrapping_add(part);
+        // SAFETY: the line is one of a mapping that can be written, begins at a multiple of 64 bytes, and nobody has references
+        // into it; if there is no memory behind it, `survive` puts some there.
+        unsafe { _mm_stream_si128(part, zero) };
+    }
 }
 
 /// Nothing before it and after it is mixed up.
@@ -184,7 +193,8 @@ impl Evict {
     fn best() -> Self {
         const FEATURES: u32 = 7;
         const CLFLUSHOPT: u32 = 1 << 23;
-        if __cpuid_count(FEATURES, 0).ebx & CLFLUSHOPT != 0 { Self::Weakly } else { Self::InOrder }
+        let tells = __cpuid(0).eax >= FEATURES;
+        if tells && __cpuid_count(FEATURES, 0).ebx & CLFLUSHOPT != 0 { Self::Weakly } else { Self::InOrder }
     }
 
     fn line(self, line: *mut Line) {

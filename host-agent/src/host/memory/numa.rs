@@ -1,0 +1,215 @@
+//! Which nodes of the host a VM's memory is of, where it comes from the host's own allocator: nodes that a file is bound to, and
+//! pages that landed elsewhere all the same, as they do when a kernel empties a memory block: it does not mind what they were
+//! bound to. Which nodes are right is decided elsewhere.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io, ptr,
+};
+
+use units::limits::PAGES_MOVED_AT_ONCE_MAX;
+use vm_memory::{FileOffset, MmapRegion};
+
+use super::errno;
+use crate::host::process::{self, FileId};
+
+/// A page of x86-64's.
+const PAGE: usize = 4096;
+/// From linux/mempolicy.h: pages that nobody else has mapped are moved, or also others.
+const MPOL_MF_MOVE: i32 = 1 << 1;
+const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
+
+/// The first so many bytes of a file in memory come from these nodes and from no others, whoever touches them first. Pages that
+/// are there already stay where they are.
+///
+/// # Errors
+/// The kernel says no: EINVAL, if one of the nodes has no memory.
+pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
+    let size = usize::try_from(bytes).map_err(io::Error::other)?;
+    let mapping = FileOffset::new(file.try_clone()?, 0);
+    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
+    let mask = mask(nodes);
+    let bits = mask.len() * u64::BITS as usize + 1; // Linux leaves out the last
+    let (start, mode) = (mapping.as_ptr(), libc::MPOL_BIND);
+    // SAFETY: the mapping is as long as is said, and so is the mask; the call changes from where pages are taken, and no byte.
+    let done = unsafe { libc::syscall(libc::SYS_mbind, start, size, mode, mask.as_ptr(), bits, 0) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A bit for each node, from the lowest on.
+fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
+    let word = |node: u32| (node / u64::BITS) as usize;
+    let mut mask = vec![0; nodes.last().map_or(1, |last| word(*last) + 1)];
+    nodes.iter().for_each(|node| mask[word(*node)] |= 1 << (node % u64::BITS));
+    mask
+}
+
+/// What became of pages that were on wrong nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// So many were on a wrong one.
+    pub wrong: u64,
+    /// So many of these are not any more.
+    pub moved: u64,
+    /// So many still are, by the error that says why: EBUSY, if something in the kernel or a device holds them, or the kernel
+    /// did not get to them; ENOMEM, if the right node is full.
+    pub stayed: BTreeMap<i32, u64>,
+}
+
+/// Moves what a process has mapped of a file, and what is not on one of the right nodes, to one of them.
+///
+/// # Errors
+/// The process is gone, or is not ours to look into.
+pub fn bring_back(pid: u32, file: FileId, right: &BTreeSet<u32>, to: u32) -> io::Result<Moved> {
+    let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
+    let mut moved = Moved::default();
+    for mapping in process::mappings(pid, file)? {
+        let pages: Vec<usize> = mapping.step_by(PAGE).collect();
+        for batch in pages.chunks(PAGES_MOVED_AT_ONCE_MAX) {
+            process.bring_back(batch, right, to, &mut moved)?;
+        }
+    }
+    Ok(moved)
+}
+
+/// The process whose pages are looked at, by its pid.
+#[derive(Clone, Copy)]
+struct Process(i32);
+
+impl Process {
+    /// Again as long as it helps: a page that cannot be moved may have the kernel give up those after it.
+    fn bring_back(
+        self,
+        pages: &[usize],
+        right: &BTreeSet<u32>,
+        to: u32,
+        moved: &mut Moved,
+    ) -> io::Result<()> {
+        let mut wrong = self.misplaced(pages, right)?;
+        moved.wrong += wrong.len() as u64;
+        while !wrong.is_empty() {
+            let tried = self.move_to(&wrong, to);
+            let left = self.misplaced(&wrong, right)?;
+            moved.moved += (wrong.len() - left.len()) as u64;
+            if left.len() == wrong.len() {
+                reasons(tried, left.len()).for_each(|why| *moved.stayed.entry(why).or_default() += 1);
+                break;
+            }
+            wrong = left;
+        }
+        Ok(())
+    }
+
+    /// Those that are there, and on none of these nodes.
+    fn misplaced(self, pages: &[usize], right: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
+        let nodes = self.move_pages(pages, None, 0)?;
+        let is_wrong = |node: i32| u32::try_from(node).is_ok_and(|node| !right.contains(&node));
+        Ok(pages.iter().zip(nodes).filter(|(_, node)| is_wrong(*node)).map(|(page, _)| *page).collect())
+    }
+
+    /// Also those that other processes have mapped, if that is allowed.
+    fn move_to(self, pages: &[usize], node: u32) -> io::Result<Vec<i32>> {
+        let to = vec![i32::try_from(node).map_err(io::Error::other)?; pages.len()];
+        match self.move_pages(pages, Some(&to), MPOL_MF_MOVE_ALL) {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                self.move_pages(pages, Some(&to), MPOL_MF_MOVE)
+            }
+            done => done,
+        }
+    }
+
+    /// The node that each page is on, or why it is on none or was not moved, as a negative error.
+    fn move_pages(self, pages: &[usize], to: Option<&[i32]>, flags: i32) -> io::Result<Vec<i32>> {
+        let mut status = vec![-libc::EBUSY; pages.len()];
+        let to = to.map_or(ptr::null(), |nodes| {
+            assert_eq!(nodes.len(), pages.len(), "a node for each page");
+            nodes.as_ptr()
+        });
+        let (first, told) = (pages.as_ptr(), status.as_mut_ptr());
+        // SAFETY: there are as many pages and statuses as is said, and as many nodes if there are any; what the pages hold is
+        // not changed, and for their owner they are where they were.
+        let done =
+            unsafe { libc::syscall(libc::SYS_move_pages, self.0, pages.len(), first, to, told, flags) };
+        if done >= 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+/// Why each of so many pages stayed where it was.
+fn reasons(tried: io::Result<Vec<i32>>, count: usize) -> impl Iterator<Item = i32> {
+    let status = tried.unwrap_or_else(|error| vec![-error.raw_os_error().unwrap_or(libc::EBUSY); count]);
+    status.into_iter().map(|status| if status < 0 { -status } else { libc::EBUSY })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use vm_memory::{Bytes as _, VolatileMemory as _};
+
+    use super::*;
+
+    const BYTES: u64 = 16 << 20;
+
+    fn memfd() -> File {
+        let file = File::from(memfd_create("tarn-test", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(BYTES).unwrap();
+        file
+    }
+
+    fn nodes(nodes: impl IntoIterator<Item = u32>) -> BTreeSet<u32> {
+        nodes.into_iter().collect()
+    }
+
+    /// The first node of this machine that has memory.
+    fn here() -> u32 {
+        let list = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap();
+        list.split(['-', ',', '\n']).next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_set_of_nodes_may_be_of_any_size() {
+        assert_eq!(mask(&nodes([0, 2])), [0b101]);
+        assert_eq!(mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
+    }
+
+    #[test]
+    fn a_file_is_bound_to_nodes_that_have_memory() {
+        bind(&memfd(), BYTES, &nodes([here()])).unwrap();
+        let nowhere = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
+        assert_eq!(nowhere.raw_os_error(), Some(libc::EINVAL), "{nowhere}");
+    }
+
+    /// A process of its own has the file mapped: this one.
+    fn touched() -> (File, FileId, MmapRegion<()>) {
+        let file = memfd();
+        let mapping = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), 16 << 20).unwrap();
+        for page in 7..10 {
+            mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
+        }
+        let id = FileId::of(&file.metadata().unwrap());
+        (file, id, mapping)
+    }
+
+    #[test]
+    fn pages_on_the_right_node_stay_there_and_those_that_are_not_there_do_not_count() {
+        let (_file, id, _mapping) = touched();
+        let moved = bring_back(std::process::id(), id, &nodes([here()]), here()).unwrap();
+        assert_eq!(moved, Moved::default());
+    }
+
+    #[test]
+    fn pages_that_cannot_be_moved_are_counted_by_the_reason() {
+        let (_file, id, _mapping) = touched();
+        let moved = bring_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
+        assert_eq!((moved.wrong, moved.moved), (3, 0));
+        assert_eq!(moved.stayed, [(libc::ENODEV, 3)].into());
+    }
+
+    #[test]
+    fn a_process_that_is_gone_has_no_pages() {
+        let (_file, id, _mapping) = touched();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        bring_back(child.id(), id, &nodes([0]), 0).unwrap_err();
+    }
+}

@@ -1,0 +1,123 @@
+//! How much of a host's memory is in use: of a node, and page by page of a physical range, as memory blocks are emptied the
+//! fuller the slower. Nothing is counted that the kernel counts itself.
+
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _, path::Path};
+
+use units::Bytes;
+
+use crate::host::HostError;
+
+/// A page of x86-64's.
+const PAGE: u64 = 4096;
+/// What the kernel says of one page, in bytes.
+const FLAGS: usize = size_of::<u64>();
+/// How many pages are asked for at once.
+const PAGES_AT_ONCE: usize = 32 << 10;
+/// From linux/kernel-page-flags.h: it is free.
+const BUDDY: u64 = 1 << 10;
+/// From linux/kernel-page-flags.h: there is none, or it is offline.
+const NO_PAGE: u64 = 1 << 20;
+
+/// Memory of one node of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// What it has online.
+    pub total: Bytes,
+    /// What of it nobody has.
+    pub free: Bytes,
+}
+
+/// What a node has. `nodes` is the folder `/sys/devices/system/node`.
+///
+/// # Errors
+/// There is no such node, or the kernel says something unexpected.
+pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
+    let path = nodes.join(format!("node{node}/meminfo"));
+    let failed = |errno| HostError::io("read", &path, errno);
+    let text = std::fs::read_to_string(&path).map_err(failed)?;
+    let part = |name| kib_of(&text, name).ok_or_else(|| failed(no_number(name)));
+    Ok(Node { total: part("MemTotal:")?, free: part("MemFree:")? })
+}
+
+/// As in `Node 1 MemFree:         1015808 kB`.
+fn kib_of(text: &str, name: &str) -> Option<Bytes> {
+    let words = text.lines().map(|line| line.split_whitespace().skip(2).collect::<Vec<_>>());
+    let kib = words.into_iter().find_map(|words| match words[..] {
+        [first, kib, "kB"] if first == name => kib.parse::<u64>().ok(),
+        _ => None,
+    });
+    Some(Bytes::new(kib?.checked_mul(1024)?))
+}
+
+fn no_number(name: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("there is no number of kB after {name}"))
+}
+
+/// How many pages of a physical range are in use, in numbers of 4 KiB: neither free, nor offline, nor absent. Pages that a
+/// processor keeps at hand count, though free. `flags` is the file `/proc/kpageflags`, which is root's.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn pages_in_use(flags: &Path, range: Range<u64>) -> Result<u64, HostError> {
+    let failed = |errno| HostError::io("read", flags, errno);
+    let file = File::open(flags).map_err(failed)?;
+    let pages = range.start / PAGE..range.end.div_ceil(PAGE);
+    let mut used = 0;
+    for first in pages.clone().step_by(PAGES_AT_ONCE) {
+        let left = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
+        used += used_of(&file, first, left.min(PAGES_AT_ONCE)).map_err(failed)?;
+    }
+    Ok(used)
+}
+
+fn used_of(flags: &File, first: u64, count: usize) -> io::Result<u64> {
+    let mut bytes = vec![0; count * FLAGS];
+    flags.read_exact_at(&mut bytes, first * FLAGS as u64)?;
+    let (words, _) = bytes.as_chunks::<FLAGS>();
+    let used = words.iter().filter(|word| u64::from_ne_bytes(**word) & (BUDDY | NO_PAGE) == 0);
+    Ok(used.count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_has_is_read_in_its_words() {
+        let nodes = tempfile::tempdir().unwrap();
+        std::fs::create_dir(nodes.path().join("node2")).unwrap();
+        let meminfo = nodes.path().join("node2/meminfo");
+        std::fs::write(&meminfo, "Node 2 MemTotal:    1048576 kB\nNode 2 MemFree:  1015808 kB\n").unwrap();
+        let node = of_node(nodes.path(), 2).unwrap();
+        assert_eq!((node.total, node.free), (Bytes::gib(1), Bytes::mib(992)));
+        std::fs::write(&meminfo, "Node 2 MemTotal:    1048576 kB\nNode 2 MemFree: much kB\n").unwrap();
+        let error = units::chain(&of_node(nodes.path(), 2).unwrap_err());
+        assert!(error.ends_with("node2/meminfo: there is no number of kB after MemFree:"), "{error}");
+        of_node(nodes.path(), 3).unwrap_err();
+    }
+
+    #[test]
+    fn the_nodes_of_this_machine_have_memory() {
+        let node = of_node(Path::new("/sys/devices/system/node"), 0).unwrap();
+        assert!(node.total > node.free && node.free > Bytes::ZERO, "{node:?}");
+    }
+
+    #[test]
+    fn pages_that_are_free_offline_or_absent_are_not_in_use() {
+        const LRU: u64 = 1 << 5;
+        let flags = tempfile::NamedTempFile::new().unwrap();
+        let pages = PAGES_AT_ONCE as u64 + 100;
+        let word = |page| match page % 4 {
+            0 => BUDDY,
+            1 => NO_PAGE,
+            2 => LRU,
+            _ => 0, // the kernel's own
+        };
+        let bytes: Vec<u8> = (0..pages).flat_map(|page| word(page).to_ne_bytes()).collect();
+        flags.as_file().write_all_at(&bytes, 0).unwrap();
+        assert_eq!(pages_in_use(flags.path(), 0..pages * PAGE).unwrap(), pages / 2);
+        assert_eq!(pages_in_use(flags.path(), 2 * PAGE..3 * PAGE).unwrap(), 1);
+        assert_eq!(pages_in_use(flags.path(), 4 * PAGE..6 * PAGE).unwrap(), 0);
+        pages_in_use(flags.path(), 0..(pages + 1) * PAGE).unwrap_err();
+    }
+}
