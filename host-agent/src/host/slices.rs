@@ -182,7 +182,8 @@ impl Slices {
 
     fn take(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
         match (step, device) {
-            (Step::Create, _) | (_, None) => self.create(range),
+            (Step::Create, _) => self.create(range),
+            (_, None) => Ok(()), // there is nothing to take a step with, as the next look will say
             (Step::Align, Some(device)) => {
                 Ok(self.sysfs.write(self.of(device, "align"), &self.align.get().to_string())?)
             }

@@ -114,6 +114,23 @@ fn a_region_that_the_kernel_took_for_itself_is_explained() {
     assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
 }
 
+/// What was asked to be deleted when a region is not committed and has these targets.
+fn deleted(targets: &[(&str, &str)]) -> String {
+    let made_up = machine();
+    made_up.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
+    made_up.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
+    made_up.files(&format!("{ROOT}/decoder0.1/region7"), targets);
+    Discovered::find(&made_up.sysfs).unwrap();
+    made_up.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap()
+}
+
+#[test]
+fn a_region_that_a_killed_agent_did_not_finish_is_taken_apart_and_nobody_elses() {
+    assert_eq!(deleted(&[]), "region7", "with the device in it");
+    assert_eq!(deleted(&[("target0", "")]), "region7", "with nothing in it");
+    assert_eq!(deleted(&[("target1", "decoder3.0")]), "", "with another device in it");
+}
+
 #[test]
 fn an_attempt_that_fails_says_which_window_and_which_write() {
     let made_up = machine();

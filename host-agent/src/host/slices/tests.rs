@@ -45,6 +45,16 @@ fn the_kernels_device_over_the_whole_region_is_emptied() {
 }
 
 #[test]
+fn a_device_that_a_killed_agent_left_without_memory_is_removed() {
+    let made_up = MadeUp::new(&[]);
+    let region = region(&made_up);
+    add(&made_up, "dax1.2", 0, 1, None);
+    made_up.files("region/dax1.2", &[("size", "0")]);
+    Slices::open(&made_up.sysfs, region).unwrap();
+    assert_eq!(made_up.sysfs.text("region/dax_region/delete").unwrap(), "dax1.2");
+}
+
+#[test]
 fn what_the_kernel_has_is_found_with_its_driver() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
