@@ -5,12 +5,13 @@ use std::{
     collections::BTreeSet,
     fs, io,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
 use tonic::transport::Uri;
-use units::Name;
+use units::{Name, limits::SCRUB_MIB_PER_S_DEFAULT};
 
 /// Where the manager of a rack on one machine listens.
 const MANAGER_DEFAULT: &str = "http://127.0.0.1:9750";
@@ -61,6 +62,13 @@ pub enum Backend {
         /// Where local memory lies for VMMs that only take paths; a directory on tmpfs.
         local_dir: Option<PathBuf>,
     },
+    /// Device-dax ranges of CXL memory.
+    Dax {
+        /// Where local memory lies for VMMs that only take paths; a directory on tmpfs.
+        local_dir: Option<PathBuf>,
+        /// What all scrubs of the host take together per second, in MiB.
+        scrub_mib_per_s: NonZeroU32,
+    },
 }
 
 /// As written by the operator. An unknown key is a typo, so it is an error.
@@ -98,6 +106,7 @@ struct RawTls {
 struct RawBackend {
     kind: String,
     local_dir: Option<PathBuf>,
+    scrub_mib_per_s: Option<u32>,
 }
 
 /// Why there is no [`Config`].
@@ -252,10 +261,22 @@ fn check_metrics(text: &str) -> Result<SocketAddr, Fault> {
 }
 
 fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, Fault> {
-    match raw.kind.as_str() {
-        "emulated" => Ok(Backend::Emulated { local_dir: raw.local_dir.map(|path| base.join(path)) }),
-        other => Err(fault("backend.kind", other, "must be emulated")),
+    let local_dir = raw.local_dir.map(|path| base.join(path));
+    match (&*raw.kind, raw.scrub_mib_per_s) {
+        ("emulated", None) => Ok(Backend::Emulated { local_dir }),
+        ("emulated", Some(speed)) => Err(fault(
+            "backend.scrub_mib_per_s",
+            speed,
+            "is for CXL memory: an emulated EMC's slices are born zero",
+        )),
+        ("dax", speed) => Ok(Backend::Dax { local_dir, scrub_mib_per_s: check_speed(speed)? }),
+        (other, _) => Err(fault("backend.kind", other, "must be emulated or dax")),
     }
+}
+
+fn check_speed(written: Option<u32>) -> Result<NonZeroU32, Fault> {
+    let speed = written.unwrap_or(SCRUB_MIB_PER_S_DEFAULT);
+    NonZeroU32::new(speed).ok_or_else(|| fault("backend.scrub_mib_per_s", speed, "must be at least 1"))
 }
 
 #[cfg(test)]
@@ -306,6 +327,20 @@ mod tests {
     }
 
     #[test]
+    fn cxl_memory_is_scrubbed_at_a_speed_that_may_be_left_out() {
+        let dax = |rest: &str| {
+            let text = SMALLEST.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
+            parse(&text).map(|config| config.backend)
+        };
+        let at = |speed| Backend::Dax { local_dir: None, scrub_mib_per_s: NonZeroU32::new(speed).unwrap() };
+        assert_eq!(dax("").unwrap(), at(2048));
+        assert_eq!(dax("scrub_mib_per_s = 100").unwrap(), at(100));
+        let error = dax("scrub_mib_per_s = 0").unwrap_err();
+        assert!(error.contains("backend.scrub_mib_per_s = \"0\": must be at least 1"), "{error}");
+        refused("kind = \"emulated\"", "kind = \"emulated\"\nscrub_mib_per_s = 9", "is for CXL memory");
+    }
+
+    #[test]
     fn a_typo_is_an_error_that_names_the_key() {
         refused("runtime_dir", "runtime_dirs", "unknown field `runtime_dirs`");
         refused("[backend]", "[backends]", "unknown field `backends`");
@@ -316,7 +351,7 @@ mod tests {
     #[test]
     fn a_wrong_value_is_an_error_with_field_value_and_rule() {
         refused("\"h0\"", "\"../h0\"", "agent.host = \"../h0\": \"../h0\" is not a name");
-        refused("\"emulated\"", "\"dax\"", "backend.kind = \"dax\": must be emulated");
+        refused("\"emulated\"", "\"cxl\"", "backend.kind = \"cxl\": must be emulated or dax");
         refused("\"run\"", &format!("\"{}\"", "x".repeat(120)), "agent.socket");
         refused(
             "host = \"h0\"",

@@ -3,9 +3,12 @@
 
 pub mod blocks;
 pub mod cxl;
+pub mod dax;
 pub mod emulated;
 pub mod fake;
+mod local;
 pub mod memory;
+mod opened;
 pub mod process;
 pub mod slices;
 pub mod sysfs;
@@ -149,6 +152,18 @@ pub enum HostError {
         /// Which processes.
         pids: Vec<u32>,
     },
+    /// Its CXL memory cannot be used, or is not here.
+    #[error(transparent)]
+    Cxl(#[from] cxl::CxlError),
+    /// The kernel does not do with a slice what is wanted.
+    #[error(transparent)]
+    Slice(#[from] slices::SliceError),
+    /// Somebody else's file has the name of a device's node.
+    #[error("{} is not the node of that device: /dev must be a devtmpfs", path.display())]
+    NotTheDevice {
+        /// Which file.
+        path: PathBuf,
+    },
     /// It was not brought online before.
     #[error("slice {} of epoch {} is not open", .0.slice, .0.epoch)]
     NotOpen(Holding),
@@ -169,6 +184,9 @@ impl HostError {
             Self::Io { .. }
             | Self::NotASlice { .. }
             | Self::InUse { .. }
+            | Self::Cxl(_)
+            | Self::Slice(_)
+            | Self::NotTheDevice { .. }
             | Self::NotOpen(_)
             | Self::NoLocalDirectory => FailedReason::Host,
         };

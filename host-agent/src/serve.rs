@@ -6,6 +6,7 @@ use std::{
     fs::{self, DirBuilder},
     io,
     net::SocketAddr,
+    num::NonZeroU64,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -27,8 +28,11 @@ use crate::{
     driver::{Driver, Handle, Start},
     host::{
         Host, HostError,
+        cxl::{CxlError, Device, Discovered},
+        dax::Dax,
         emulated::Emulated,
         process::{self, ProcessError},
+        sysfs::Sysfs,
     },
     host_memory::{HostMemory, ListenError},
     metrics::Metrics,
@@ -41,6 +45,8 @@ use crate::{
 const HEARD_QUEUED_MAX: usize = 4;
 /// Permissions of anybody but the owner.
 const OTHERS: u32 = 0o077;
+/// Bytes in one.
+const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
 /// The longest token.
 const TOKEN_BYTES_MAX: usize = 1024;
 
@@ -65,6 +71,9 @@ pub enum ServeError {
     /// The socket.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The CXL memory.
+    #[error(transparent)]
+    Cxl(#[from] CxlError),
     /// The operating system refused.
     #[error("{doing} {place}")]
     Io {
@@ -174,13 +183,39 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
 fn host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
     match backend {
         Backend::Emulated { local_dir } => {
-            if let Some(directory) = local_dir {
-                let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
-                made.map_err(io_error("make", directory.display()))?;
-            }
+            make_local_dir(local_dir.as_deref())?;
             Ok(Arc::new(Emulated::new(local_dir.clone())))
         }
+        Backend::Dax { local_dir, scrub_mib_per_s } => {
+            make_local_dir(local_dir.as_deref())?;
+            let speed = NonZeroU64::from(*scrub_mib_per_s).saturating_mul(MIB);
+            Ok(Arc::new(Dax::new(discover()?, local_dir.clone(), speed)))
+        }
     }
+}
+
+fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
+    let Some(directory) = local_dir else { return Ok(()) };
+    let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
+    made.map_err(io_error("make", directory.display()))
+}
+
+/// A device that cannot be used is told of, and the others are used.
+fn discover() -> Result<Arc<Discovered>, ServeError> {
+    let cxl = Discovered::find(&Sysfs::at("/sys"))?;
+    for Device { name, serial, slices, .. } in &cxl.devices {
+        match slices {
+            Ok(slices) => {
+                let region = slices.region();
+                let (count, align, node) = (slices.count(), slices.align(), slices.node());
+                tracing::info!(name, serial, region = region.name, count, %align, node, "CXL memory");
+            }
+            Err(problem) => {
+                tracing::error!(name, serial, problem = units::chain(problem), "CXL memory not used");
+            }
+        }
+    }
+    Ok(Arc::new(cxl))
 }
 
 fn read_secrets(config: &Config) -> Result<(Option<String>, Option<session::Tls>), ServeError> {

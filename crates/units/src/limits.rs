@@ -215,6 +215,8 @@ pub const HOST_ATTEMPTS_TOLD_AFTER: u32 = 3;
 pub const ENDED_VM_TOLD_FOR: Ns = Ns::secs(3600);
 /// Slices one host scrubs at the same time.
 pub const SCRUBS_PER_HOST_MAX: usize = 64;
+/// What all scrubs of a host take together per second, in MiB, unless its operator says otherwise.
+pub const SCRUB_MIB_PER_S_DEFAULT: u32 = 2048;
 /// What a scrub does between two looks at its memory and at the throttle, in bytes.
 pub const SCRUB_STEP_BYTES: usize = 2 << 20;
 /// What scrubs that did nothing for a while may make up for at once.

@@ -1,18 +1,19 @@
 //! The CXL memory devices of this machine: which there are, and the region over each, found or made. Slices are numbered from the
 //! start of their device's region; what becomes of one is `slices`'s. A device with a problem is told of and left alone.
 
+mod plan;
 mod problem;
 mod region;
 mod topology;
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use units::Bytes;
 
 pub use self::problem::{CxlError, Problem};
-use self::topology::Memdev;
+use self::{region::Site, topology::Memdev};
 use super::{
-    slices::Slices,
+    slices::{Region, Slices},
     sysfs::{Sysfs, SysfsError},
 };
 
@@ -52,15 +53,14 @@ impl Discovered {
         if memdevs.is_empty() {
             return Err(CxlError::NoDevice);
         }
-        let is_twin =
-            |memdev: &Memdev| memdevs.iter().filter(|other| other.serial == memdev.serial).count() > 1;
-        let device = |memdev: &Memdev| Device {
-            name: memdev.name.clone(),
-            serial: memdev.serial.clone(),
+        let regions = regions(sysfs, &memdevs);
+        let device = |(memdev, region): (Memdev, Result<Region, Problem>)| Device {
+            slices: region.and_then(|region| Ok(Slices::open(sysfs, region)?)),
+            name: memdev.name,
+            serial: memdev.serial,
             bytes: memdev.bytes,
-            slices: if is_twin(memdev) { Err(Problem::Twins) } else { slices(sysfs, memdev) },
         };
-        Ok(Self { devices: memdevs.iter().map(device).collect() })
+        Ok(Self { devices: memdevs.into_iter().zip(regions).map(device).collect() })
     }
 
     /// The slices of a device.
@@ -77,8 +77,22 @@ impl Discovered {
     }
 }
 
-fn slices(sysfs: &Sysfs, memdev: &Memdev) -> Result<Slices, Problem> {
-    Ok(Slices::open(sysfs, region::over(sysfs, memdev)?)?)
+/// The region over each device, or what keeps it from having one. Where several are to be made, they are planned together.
+fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
+    let (mut regions, mut bare) = (BTreeMap::new(), Vec::new());
+    for (number, memdev) in memdevs.iter().enumerate() {
+        let is_twin = memdevs.iter().filter(|other| other.serial == memdev.serial).count() > 1;
+        let site = if is_twin { Err(Problem::Twins) } else { region::survey(sysfs, memdev) };
+        match site {
+            Ok(Site::Bare(device)) => bare.push((number, device)),
+            Ok(Site::There(name)) => drop(regions.insert(number, region::found(sysfs, &name))),
+            Err(problem) => drop(regions.insert(number, Err(problem))),
+        }
+    }
+    for (number, device) in plan::in_order(bare) {
+        regions.insert(number, region::make(sysfs, device));
+    }
+    regions.into_values().collect()
 }
 
 /// A slice as the manager names it: `cxl:SERIAL:INDEX`.

@@ -16,7 +16,7 @@ use std::{
     ops::Range,
     path::PathBuf,
     process::Command,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use units::{Bytes, SLICE};
@@ -56,6 +56,8 @@ pub struct Region {
 pub struct Found {
     /// The name of its dax device, such as `dax1.2`; its node is the one of this name in /dev.
     pub device: String,
+    /// That device's number, as the `rdev` of its node.
+    pub number: u64,
     /// To what it is bound, if at all.
     pub driver: Option<Driver>,
 }
@@ -68,8 +70,8 @@ pub struct Slices {
     /// The node that its memory is or would be of.
     node: u32,
     align: Bytes,
-    /// A new device shows only by being there after and not before, so one is made at a time.
-    creating: Mutex<()>,
+    /// A new device shows only by a name that was not there before: meanwhile none may be made, or give its name back.
+    names: Mutex<()>,
 }
 
 impl Slices {
@@ -81,7 +83,7 @@ impl Slices {
     pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let align = alignment(region.base)?;
         let node = device::node(sysfs, &region.folder)?;
-        let slices = Self { sysfs: sysfs.clone(), region, node, align, creating: Mutex::default() };
+        let slices = Self { sysfs: sysfs.clone(), region, node, align, names: Mutex::default() };
         for device in slices.devices()? {
             slices.clear(&device)?;
         }
@@ -127,9 +129,7 @@ impl Slices {
     pub fn found(&self) -> Result<BTreeMap<u32, Found>, SliceError> {
         let devices = self.devices()?.into_iter();
         let slices = devices.filter_map(|device| Some((self.index_of(&device)?, device)));
-        Ok(slices
-            .map(|(index, Device { name, driver, .. })| (index, Found { device: name, driver }))
-            .collect())
+        Ok(slices.map(|(index, device)| (index, device.found())).collect())
     }
 
     /// Makes a slice mappable, wherever it was on its way, and answers its device.
@@ -173,7 +173,7 @@ impl Slices {
         for _ in 0..STEPS_MAX {
             let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
             match next(device.as_ref(), wanted, self.align) {
-                None => return Ok(device.map(|Device { name, driver, .. }| Found { device: name, driver })),
+                None => return Ok(device.map(Device::found)),
                 Some(step) => self.take(step, &range, device.as_ref())?,
             }
         }
@@ -182,7 +182,8 @@ impl Slices {
 
     fn take(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
         match (step, device) {
-            (Step::Create, _) | (_, None) => self.create(range),
+            (Step::Create, _) => self.create(range),
+            (_, None) => Ok(()), // there is nothing to take a step with, as the next look will say
             (Step::Align, Some(device)) => {
                 Ok(self.sysfs.write(self.of(device, "align"), &self.align.get().to_string())?)
             }
@@ -194,7 +195,7 @@ impl Slices {
 
     /// Only the whole range and no other: where a part of it is taken, the kernel refuses.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
-        let _one_at_a_time = self.creating.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.keep_names();
         let before = self.devices()?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
         let is_new = |device: &Device| !before.iter().any(|old| old.name == device.name);
@@ -202,7 +203,7 @@ impl Slices {
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
         let placed = self.sysfs.write(self.of(&made, "mapping"), &place);
         if placed.is_err() {
-            self.delete(&made)?;
+            self.give_back(&made)?;
         }
         Ok(placed?)
     }
@@ -221,8 +222,13 @@ impl Slices {
         if online.is_empty() { Ok(()) } else { Err(SliceError::Online { device: device.to_owned(), online }) }
     }
 
-    /// The first device of each region stays for ever, without memory.
     fn delete(&self, device: &Device) -> Result<(), SliceError> {
+        let _one_at_a_time = self.keep_names();
+        self.give_back(device)
+    }
+
+    /// The first device of each region stays for ever, without memory.
+    fn give_back(&self, device: &Device) -> Result<(), SliceError> {
         if device.extent != Extent::Empty {
             self.sysfs.write(self.of(device, "size"), "0")?;
         }
@@ -230,6 +236,10 @@ impl Slices {
             return Ok(());
         }
         Ok(self.sysfs.write(self.region.folder.join("dax_region/delete"), &device.name)?)
+    }
+
+    fn keep_names(&self) -> MutexGuard<'_, ()> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Slices stay as they are; whatever else has memory is the kernel's own, and goes, or somebody else's.

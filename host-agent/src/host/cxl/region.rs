@@ -8,6 +8,7 @@ use units::Bytes;
 use super::{
     super::slices::{self, Region},
     BUS, Problem, Sysfs, SysfsError,
+    plan::{self, Bare},
     topology::{self, Decoder, Memdev, Window},
 };
 
@@ -16,29 +17,38 @@ const DRIVER: &str = "bus/cxl/drivers/cxl_region/bind";
 /// What sysfs says of a region once it is decoded.
 const COMMITTED: &str = "1";
 
-/// The region over a device, in use.
-pub(super) fn over(sysfs: &Sysfs, memdev: &Memdev) -> Result<Region, Problem> {
+/// What there is over a device.
+pub(super) enum Site {
+    /// A region of this name.
+    There(String),
+    /// Nothing.
+    Bare(Bare),
+}
+
+/// Looks what there is over a device, and takes apart what is unfinished.
+pub(super) fn survey(sysfs: &Sysfs, memdev: &Memdev) -> Result<Site, Problem> {
     let bytes = memdev.bytes.slices_floor();
     if bytes == Bytes::ZERO {
         return Err(Problem::Small { bytes: memdev.bytes });
     }
     let no_endpoint = || Problem::NoEndpoint { name: memdev.name.clone() };
     let endpoint = topology::endpoint(sysfs, memdev)?.ok_or_else(no_endpoint)?;
-    let windows = topology::windows(sysfs, &endpoint)?;
-    remove_unfinished(sysfs, &windows, &topology::decoders(sysfs, &endpoint)?)?;
+    remove_unfinished(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
     let decoders = topology::decoders(sysfs, &endpoint)?;
     match &*decoders.iter().filter(|decoder| !decoder.region.is_empty()).collect::<Vec<_>>() {
-        [] => make(sysfs, windows, &endpoint, &decoders, bytes),
-        [decoder] if decoder.at != 0 => {
-            Err(Problem::NotFromStart { region: decoder.region.clone(), at: decoder.at })
+        [] => {
+            let bridge = topology::bridge(sysfs, &endpoint)?;
+            let (fit, others) = plan::fitting(topology::windows(sysfs, &endpoint)?, bridge, bytes);
+            Ok(Site::Bare(Bare { bytes, decoders, fit, others }))
         }
-        [decoder] => found(sysfs, &decoder.region),
+        [decoder] if decoder.at == 0 => Ok(Site::There(decoder.region.clone())),
+        [decoder] => Err(Problem::NotFromStart { region: decoder.region.clone(), at: decoder.at }),
         several => Err(Problem::Regions(several.iter().map(|decoder| decoder.region.clone()).collect())),
     }
 }
 
 /// The region that is there, if it is one that can be used.
-fn found(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
+pub(super) fn found(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
     let folder = sysfs.target(Path::new(BUS).join(name))?;
     let ways = sysfs.number(folder.join("interleave_ways"))?;
     if ways != 1 {
@@ -68,25 +78,18 @@ fn dax_region(sysfs: &Sysfs, region: &Path, name: &str) -> Result<PathBuf, Probl
 }
 
 /// A new region in the first window that takes it.
-fn make(
-    sysfs: &Sysfs,
-    windows: Vec<Window>,
-    endpoint: &Path,
-    decoders: &[Decoder],
-    bytes: Bytes,
-) -> Result<Region, Problem> {
+pub(super) fn make(sysfs: &Sysfs, bare: Bare) -> Result<Region, Problem> {
     slices::see_policy(sysfs)?; // with a region the kernel may get memory that it keeps for ever
-    free(sysfs, decoders)?;
-    let bridge = topology::bridge(sysfs, endpoint)?;
-    let (fit, mut tried) = topology::fitting(windows, bridge, bytes);
+    let Bare { bytes, decoders, fit, others: mut tried } = bare;
+    free(sysfs, &decoders)?;
     let Some(decoder) = decoders.first() else { return Err(Problem::NoWindow { bytes, tried }) };
     for window in fit {
         match make_in(sysfs, &window, decoder, bytes) {
             Ok(region) => return found(sysfs, &region),
             Err(error) => {
                 tried.push(format!("{}: {}", window.name, units::chain(&error)));
-                remove_unfinished(sysfs, &[window], decoders)?;
-                free(sysfs, decoders)?;
+                remove_unfinished(sysfs, &[window], &decoders)?;
+                free(sysfs, &decoders)?;
             }
         }
     }

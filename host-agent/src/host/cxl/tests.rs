@@ -1,10 +1,6 @@
 //! What discovery promises, on a made-up /sys as a 6.12 kernel shows it. That a real one does what it is told is for the rack in a box.
 
-use super::{
-    super::sysfs::made_up::MadeUp,
-    topology::{Window, fitting},
-    *,
-};
+use super::{super::sysfs::made_up::MadeUp, *};
 
 const ROOT: &str = "devices/platform/root0";
 
@@ -41,7 +37,10 @@ fn region(made_up: &MadeUp) {
     made_up.link(&format!("{BUS}/region7"), &folder);
     made_up.link(&format!("{folder}/driver"), "bus/cxl/drivers/cxl_region");
     made_up.files(&format!("{folder}/dax_region7"), &[("dax_region/create", ""), ("dax7.0/size", "0")]);
-    made_up.files(&format!("{folder}/dax_region7/dax7.0"), &[("align", "2097152"), ("target_node", "5")]);
+    made_up.files(
+        &format!("{folder}/dax_region7/dax7.0"),
+        &[("dev", "253:0"), ("align", "2097152"), ("target_node", "5")],
+    );
 }
 
 /// What keeps the only device from being used.
@@ -115,10 +114,28 @@ fn a_region_that_the_kernel_took_for_itself_is_explained() {
     assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
 }
 
+/// What was asked to be deleted when a region is not committed and has these targets.
+fn deleted(targets: &[(&str, &str)]) -> String {
+    let made_up = machine();
+    made_up.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
+    made_up.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
+    made_up.files(&format!("{ROOT}/decoder0.1/region7"), targets);
+    Discovered::find(&made_up.sysfs).unwrap();
+    made_up.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap()
+}
+
+#[test]
+fn a_region_that_a_killed_agent_did_not_finish_is_taken_apart_and_nobody_elses() {
+    assert_eq!(deleted(&[]), "region7", "with the device in it");
+    assert_eq!(deleted(&[("target0", "")]), "region7", "with nothing in it");
+    assert_eq!(deleted(&[("target1", "decoder3.0")]), "", "with another device in it");
+}
+
 #[test]
 fn an_attempt_that_fails_says_which_window_and_which_write() {
     let made_up = machine();
-    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", ""), ("dpa_size", "0x0")]);
+    made_up.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
+    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
     let problem = problem(&made_up);
     assert!(problem.contains("decoder0.1: read ") && problem.contains("interleave_granularity"), "{problem}");
 }
@@ -130,36 +147,6 @@ fn no_region_is_made_where_the_kernel_would_keep_its_memory() {
     made_up.files("devices/system/memory", &[("auto_online_blocks", "online")]);
     let problem = problem(&made_up);
     assert!(problem.contains("memhp_default_state=offline"), "{problem}");
-}
-
-#[test]
-fn windows_are_chosen_by_what_they_are_and_never_by_number() {
-    let window = |name: &str, start_mib: u64, gib: u64, targets: &[u64]| Window {
-        name: name.into(),
-        folder: name.into(),
-        start: start_mib << 20,
-        bytes: gib << 30,
-        takes_ram: name != "for pmem",
-        targets: targets.to_vec(),
-    };
-    let windows = vec![
-        window("askew", 43 * 1024 + 256, 4, &[12]),
-        window("small", 43 * 1024, 1, &[12]),
-        window("elsewhere", 43 * 1024, 8, &[13]),
-        window("wide", 43 * 1024, 8, &[12]),
-        window("right", 51 * 1024, 4, &[12]),
-        window("both", 59 * 1024, 8, &[12, 13]),
-        window("for pmem", 67 * 1024, 8, &[12]),
-    ];
-    let (fit, others) = fitting(windows, Some(12), Bytes::gib(4));
-    assert_eq!(fit.iter().map(|window| &*window.name).collect::<Vec<_>>(), ["right", "wide", "askew"]);
-    let why = [
-        "small has 1GiB",
-        "elsewhere does not lead to it",
-        "both interleaves 2 host bridges",
-        "for pmem is not for volatile memory",
-    ];
-    assert_eq!(others, why);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use units::{Bytes, SLICE};
+use units::Bytes;
 
 use super::{BUS, Sysfs, SysfsError};
 
@@ -64,7 +64,8 @@ pub(super) struct Window {
     pub(super) name: String,
     pub(super) folder: PathBuf,
     pub(super) start: u64,
-    pub(super) bytes: u64,
+    /// How much of it no region has.
+    pub(super) free: u64,
     pub(super) takes_ram: bool,
     /// Host bridges that it leads to, by the numbers of their ports.
     pub(super) targets: Vec<u64>,
@@ -82,13 +83,18 @@ fn window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsE
     let targets = text.split(',').map(str::parse).collect::<Result<_, _>>();
     Ok(Window {
         start: sysfs.number(folder.join("start"))?,
-        bytes: sysfs.number(folder.join("size"))?,
+        free: sysfs.number(folder.join("size"))?.saturating_sub(taken(sysfs, &folder)?),
         takes_ram: sysfs.has(folder.join("create_ram_region")),
         targets: targets
             .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of numbers"))?,
         name,
         folder,
     })
+}
+
+fn taken(sysfs: &Sysfs, window: &Path) -> Result<u64, SysfsError> {
+    let regions = sysfs.numbered(window, "region")?;
+    regions.iter().map(|region| sysfs.number(window.join(region).join("size"))).sum()
 }
 
 /// The number that the windows of an endpoint's root give the host bridge above it.
@@ -109,32 +115,4 @@ fn root_and_bridge(endpoint: &Path) -> Option<(&Path, &Path)> {
         |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("root"));
     let bridge = endpoint.ancestors().find(|path| path.parent().is_some_and(is_root))?;
     Some((bridge.parent()?, bridge))
-}
-
-/// The windows in which a region over a device can be, best first, and of each other one why not: whole GiB before others, so that
-/// slices can be mapped by huge pages, and the narrowest first, so that larger devices find room.
-pub(super) fn fitting(windows: Vec<Window>, bridge: Option<u64>, bytes: Bytes) -> (Vec<Window>, Vec<String>) {
-    let (mut fit, mut others) = (Vec::new(), Vec::new());
-    for window in windows {
-        match unfit(&window, bridge, bytes) {
-            None => fit.push(window),
-            Some(why) => others.push(format!("{} {why}", window.name)),
-        }
-    }
-    fit.sort_by_key(|window| (!window.start.is_multiple_of(SLICE.get()), window.bytes));
-    (fit, others)
-}
-
-fn unfit(window: &Window, bridge: Option<u64>, bytes: Bytes) -> Option<String> {
-    if !bridge.is_some_and(|bridge| window.targets.contains(&bridge)) {
-        Some("does not lead to it".to_owned())
-    } else if window.targets.len() > 1 {
-        Some(format!("interleaves {} host bridges", window.targets.len()))
-    } else if !window.takes_ram {
-        Some("is not for volatile memory".to_owned())
-    } else if window.bytes < bytes.get() {
-        Some(format!("has {}", Bytes::new(window.bytes)))
-    } else {
-        None
-    }
 }

@@ -1,6 +1,8 @@
 //! What the files of an emulated EMC promise. Whole VMs are in the tests of the package.
 
 use std::{
+    collections::BTreeMap,
+    fs,
     os::unix::fs::{FileExt, symlink},
     process::{Command, Stdio},
 };
@@ -8,7 +10,7 @@ use std::{
 use pool::agent::Process;
 use units::{Epoch, Name, SliceId};
 
-use super::*;
+use super::{super::Place, *};
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 

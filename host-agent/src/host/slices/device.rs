@@ -6,7 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Sysfs, SysfsError};
+use rustix::fs::makedev;
+
+use super::{Found, Sysfs, SysfsError};
 
 /// Who can have a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +79,16 @@ pub(super) struct Device {
     pub(super) name: String,
     pub(super) extent: Extent,
     pub(super) align: u64,
+    /// As the `rdev` of its node.
+    pub(super) number: u64,
     pub(super) driver: Option<Driver>,
 }
 
 impl Device {
+    pub(super) fn found(self) -> Found {
+        Found { device: self.name, number: self.number, driver: self.driver }
+    }
+
     pub(super) fn is_at(&self, range: &Range<u64>) -> bool {
         !self.is_kept() && matches!(&self.extent, Extent::At(at) if at == range)
     }
@@ -126,7 +134,17 @@ fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError
             known => known,
         },
     };
-    Ok(Device { name, extent, align, driver })
+    Ok(Device { number: number(sysfs, &device)?, name, extent, align, driver })
+}
+
+fn number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
+    let text = sysfs.text(device.join("dev"))?;
+    let parts =
+        text.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    match parts {
+        Some((major, minor)) => Ok(makedev(major, minor)),
+        None => Err(sysfs.unreadable(device.join("dev"), text, "MAJOR:MINOR")),
+    }
 }
 
 fn extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {

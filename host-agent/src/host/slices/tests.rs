@@ -1,5 +1,7 @@
 //! What a slice's way through its states promises, on a made-up /sys. How a kernel answers is for the rack in a box.
 
+use rustix::fs::makedev;
+
 use super::{super::sysfs::made_up::MadeUp, *};
 
 const GIB: u64 = 1 << 30;
@@ -9,7 +11,7 @@ const BASE: u64 = 43 * GIB;
 fn region(made_up: &MadeUp) -> Region {
     let files = [("dax_region/create", ""), ("dax_region/delete", ""), ("dax1.0/size", "0")];
     made_up.files("region", &files);
-    made_up.files("region/dax1.0", &[("align", "2097152"), ("target_node", "2")]);
+    made_up.files("region/dax1.0", &[("dev", "253:0"), ("align", "2097152"), ("target_node", "2")]);
     Region { name: "region1".into(), base: BASE, bytes: Bytes::gib(4), folder: made_up.path("region") }
 }
 
@@ -18,6 +20,7 @@ fn add(made_up: &MadeUp, name: &str, start: u64, gib: u64, driver: Option<Driver
     let (first, last) = (BASE + start * GIB, BASE + (start + gib) * GIB - 1);
     let device = format!("region/{name}");
     made_up.files(&device, &[("size", &(gib * GIB).to_string()), ("align", "2097152"), ("mapping", "")]);
+    made_up.files(&device, &[("dev", "253:7")]);
     let mapping = [("start", &*format!("{first:#x}")), ("end", &*format!("{last:#x}"))];
     made_up.files(&format!("{device}/mapping0"), &mapping);
     if let Some(driver) = driver {
@@ -42,13 +45,23 @@ fn the_kernels_device_over_the_whole_region_is_emptied() {
 }
 
 #[test]
+fn a_device_that_a_killed_agent_left_without_memory_is_removed() {
+    let made_up = MadeUp::new(&[]);
+    let region = region(&made_up);
+    add(&made_up, "dax1.2", 0, 1, None);
+    made_up.files("region/dax1.2", &[("size", "0")]);
+    Slices::open(&made_up.sysfs, region).unwrap();
+    assert_eq!(made_up.sysfs.text("region/dax_region/delete").unwrap(), "dax1.2");
+}
+
+#[test]
 fn what_the_kernel_has_is_found_with_its_driver() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
     add(&made_up, "dax1.1", 2, 1, Some(Driver::DeviceDax));
     add(&made_up, "dax1.4", 0, 1, None);
     let slices = Slices::open(&made_up.sysfs, region).unwrap();
-    let found = |device: &str, driver| Found { device: device.into(), driver };
+    let found = |device: &str, driver| Found { device: device.into(), number: makedev(253, 7), driver };
     let expected = [(0, found("dax1.4", None)), (2, found("dax1.1", Some(Driver::DeviceDax)))];
     assert_eq!(slices.found().unwrap(), BTreeMap::from(expected));
     assert_eq!((slices.count(), slices.node(), slices.align()), (4, 2, Bytes::gib(1)));
@@ -119,6 +132,7 @@ fn from_every_half_done_state_the_next_step_leads_on() {
         name: "dax1.1".into(),
         extent: Extent::At(BASE..BASE + GIB),
         align: align.get(),
+        number: 0,
         driver,
     };
     let (dax, kmem) = (Some(Driver::DeviceDax), Some(Driver::Kmem));

@@ -1,0 +1,32 @@
+//! What is refused before a device is touched. Slices themselves are for the rack in a box.
+
+use pool::protocol::FailedReason;
+use units::{Epoch, SliceId};
+
+use super::{super::sysfs::made_up::MadeUp, *};
+
+const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
+
+#[test]
+fn a_slice_of_a_device_that_is_not_here_is_refused_by_name() {
+    let made_up = MadeUp::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
+    made_up.link("bus/cxl/devices/mem0", "devices/mem0");
+    let cxl = Discovered::find(&made_up.sysfs).unwrap();
+    let host = Dax::new(Arc::new(cxl), None, NonZeroU64::MAX);
+    let refused = [
+        ("cxl:0x2:0", "this machine has no CXL memory device with serial 0x2"),
+        ("cxl:0x1:0", "CXL memory device 0x1: it has 256MiB of volatile memory, less than a slice of 1GiB"),
+        ("/dev/shm/00001.1.h0", "\"/dev/shm/00001.1.h0\" is not cxl:SERIAL:INDEX"),
+    ];
+    for (place, why) in refused {
+        let handle = Handle::new("emc", place);
+        let errors = [
+            host.online(SLICE_1, &handle, true).unwrap_err(),
+            host.offline(SLICE_1, &handle, false).unwrap_err(),
+            host.scrub(SLICE_1, &handle).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!((error.to_string(), error.told().reason), (why.to_owned(), FailedReason::Host));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Slices that are open: the descriptor and the path of each, and how a VM gets it. How one comes to be open is a backend's.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
+};
+
+use pool::{
+    agent::VmRecord,
+    protocol::{Handle, Holding},
+};
+use units::SLICE;
+
+use super::{
+    Form, HostError, Part, Place,
+    local::give_to,
+    process::{self, FileId},
+};
+
+/// Some machines hide a process even from root. That is worth one line, not one per slice.
+static UNSEEN: Once = Once::new();
+
+/// The slices that are open.
+#[derive(Debug, Default)]
+pub(super) struct Opened(Mutex<BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>>);
+
+impl Opened {
+    /// A poisoned map is still right: no call leaves it half changed.
+    fn table(&self) -> MutexGuard<'_, BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has(&self, holding: Holding) -> bool {
+        self.table().contains_key(&holding)
+    }
+
+    pub(super) fn insert(&self, holding: Holding, file: File, path: PathBuf) {
+        self.table().insert(holding, (Arc::new(file.into()), path));
+    }
+
+    pub(super) fn remove(&self, holding: Holding) {
+        self.table().remove(&holding);
+    }
+
+    /// A VM's slices, in order.
+    pub(super) fn parts(
+        &self,
+        record: &VmRecord,
+        form: Form,
+    ) -> impl Iterator<Item = Result<Part, HostError>> {
+        record.slices.iter().map(move |(holding, handle)| self.part(*holding, handle, form))
+    }
+
+    fn part(&self, holding: Holding, handle: &Handle, form: Form) -> Result<Part, HostError> {
+        let (file, path) = self.table().get(&holding).cloned().ok_or(HostError::NotOpen(holding))?;
+        let place = match form {
+            Form::Descriptors => Place::Descriptor(file),
+            Form::Paths { uid } | Form::Shown { uid } => {
+                give_to(&file, &path, uid)?;
+                Place::Path(path)
+            }
+        };
+        Ok(Part { slice: Some(holding), emc: Arc::clone(&handle.emc), bytes: SLICE, offset: 0, place })
+    }
+}
+
+/// The VM's process is gone; this sees that no child of it has the slice. What is not there any more nobody has.
+pub(super) fn see_unused(path: &Path) -> Result<(), HostError> {
+    let metadata = match fs::symlink_metadata(path) {
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
+        seen => seen.map_err(|errno| HostError::io("ask about", path, errno))?,
+    };
+    let users = process::users_of(FileId::of(&metadata))
+        .map_err(|error| HostError::io("look for users of", path, io::Error::other(units::chain(&error))))?;
+    if users.unseen > 0 {
+        UNSEEN.call_once(|| tracing::warn!(unseen = users.unseen, "some processes cannot be looked into"));
+    }
+    if users.pids.is_empty() {
+        Ok(())
+    } else {
+        Err(HostError::InUse { path: path.to_owned(), pids: users.pids })
+    }
+}
