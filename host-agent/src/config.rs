@@ -69,6 +69,24 @@ pub enum Backend {
         /// What all scrubs of the host take together per second, in MiB.
         scrub_mib_per_s: NonZeroU32,
     },
+    /// Memory blocks of CXL memory, on a node of the host.
+    MemoryBlock {
+        /// Where local memory lies for VMMs that only take paths; a directory on tmpfs.
+        local_dir: Option<PathBuf>,
+        /// What all scrubs of the host take together per second, in MiB.
+        scrub_mib_per_s: NonZeroU32,
+    },
+}
+
+impl Backend {
+    /// As host.toml names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Emulated { .. } => "emulated",
+            Self::Dax { .. } => "dax",
+            Self::MemoryBlock { .. } => "memory_block",
+        }
+    }
 }
 
 /// As written by the operator. An unknown key is a typo, so it is an error.
@@ -270,7 +288,10 @@ fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, Fault> {
             "is for CXL memory: an emulated EMC's slices are born zero",
         )),
         ("dax", speed) => Ok(Backend::Dax { local_dir, scrub_mib_per_s: check_speed(speed)? }),
-        (other, _) => Err(fault("backend.kind", other, "must be emulated or dax")),
+        ("memory_block", speed) => {
+            Ok(Backend::MemoryBlock { local_dir, scrub_mib_per_s: check_speed(speed)? })
+        }
+        (other, _) => Err(fault("backend.kind", other, "must be emulated, dax or memory_block")),
     }
 }
 
@@ -351,7 +372,7 @@ mod tests {
     #[test]
     fn a_wrong_value_is_an_error_with_field_value_and_rule() {
         refused("\"h0\"", "\"../h0\"", "agent.host = \"../h0\": \"../h0\" is not a name");
-        refused("\"emulated\"", "\"cxl\"", "backend.kind = \"cxl\": must be emulated or dax");
+        refused("\"emulated\"", "\"cxl\"", "backend.kind = \"cxl\": must be emulated, dax or memory_block");
         refused("\"run\"", &format!("\"{}\"", "x".repeat(120)), "agent.socket");
         refused(
             "host = \"h0\"",

@@ -8,8 +8,10 @@ pub mod emulated;
 pub mod fake;
 mod local;
 pub mod memory;
+pub mod memory_block;
 mod opened;
 pub mod process;
+pub mod ranges;
 pub mod slices;
 pub mod sysfs;
 mod zero;
@@ -64,11 +66,25 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// A slice that is not open, or what the machine said.
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError>;
 
+    /// What it has done since the start.
+    fn counters(&self) -> Counters;
+
     /// Gives back a VM's local memory, if it has any.
     ///
     /// # Errors
     /// What the machine said.
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError>;
+}
+
+/// What was done, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Memory that was made zero, that of scrubs under way included.
+    pub scrubbed: Bytes,
+    /// Pages of VMs that the kernel had put on local memory, and that are on the pool's node again.
+    pub pages_brought_back: u64,
+    /// Pages that could not be brought back.
+    pub pages_astray: u64,
 }
 
 /// How a VMM wants its memory.
@@ -158,6 +174,25 @@ pub enum HostError {
     /// The kernel does not do with a slice what is wanted.
     #[error(transparent)]
     Slice(#[from] slices::SliceError),
+    /// The kernel does not say what there is.
+    #[error(transparent)]
+    Sysfs(#[from] sysfs::SysfsError),
+    /// Processes cannot be looked into.
+    #[error(transparent)]
+    Process(#[from] process::ProcessError),
+    /// A slice's memory does not leave its node, or does not come.
+    #[error(transparent)]
+    Refused(#[from] memory_block::Refused),
+    /// A slice may not leave its node: VMs would be pushed out of the pool.
+    #[error("node {node} has {room} free beside this slice: VMs have {needed} in it")]
+    NoRoom {
+        /// Which node.
+        node: u32,
+        /// What would have to go elsewhere.
+        needed: Bytes,
+        /// Where it could go.
+        room: Bytes,
+    },
     /// Somebody else's file has the name of a device's node.
     #[error("{} is not the node of that device: /dev must be a devtmpfs", path.display())]
     NotTheDevice {
@@ -186,6 +221,10 @@ impl HostError {
             | Self::InUse { .. }
             | Self::Cxl(_)
             | Self::Slice(_)
+            | Self::Sysfs(_)
+            | Self::Process(_)
+            | Self::Refused(_)
+            | Self::NoRoom { .. }
             | Self::NotTheDevice { .. }
             | Self::NotOpen(_)
             | Self::NoLocalDirectory => FailedReason::Host,

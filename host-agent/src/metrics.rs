@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 use units::{Name, ReservationId};
 
-use crate::driver::Touched;
+use crate::{driver::Touched, host::Counters};
 
 /// A kind of host call.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -76,6 +76,9 @@ pub struct Metrics {
     slices: Family<StateLabel, Gauge>,
     vms: Gauge,
     touched: Family<TouchedLabel, Gauge>,
+    scrubbed: Counter,
+    pages_brought_back: Counter,
+    pages_astray: Counter,
 }
 
 fn seconds() -> Histogram {
@@ -84,8 +87,8 @@ fn seconds() -> Histogram {
 
 impl Metrics {
     /// Nothing counted yet.
-    pub fn new(host: &Name) -> Self {
-        let labels = [("host".into(), host.to_string().into())];
+    pub fn new(host: &Name, backend: &'static str) -> Self {
+        let labels = [("host".into(), host.to_string().into()), ("backend".into(), backend.into())];
         let metrics = Self {
             registry: Mutex::new(Registry::with_prefix_and_labels("tarn", labels.into_iter())),
             connected: Gauge::default(),
@@ -95,6 +98,9 @@ impl Metrics {
             slices: Family::default(),
             vms: Gauge::default(),
             touched: Family::default(),
+            scrubbed: Counter::default(),
+            pages_brought_back: Counter::default(),
+            pages_astray: Counter::default(),
         };
         metrics.register();
         metrics
@@ -123,6 +129,13 @@ impl Metrics {
         r.register("agent_vms", "VMs whose process lives", self.vms.clone());
         let help = "Memory a guest has touched, by its VMM's word";
         r.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
+        let help = "Made zero, that of scrubs under way included";
+        r.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
+        let help =
+            "Pages of VMs that the kernel had put on local memory and that are on the pool's node again";
+        r.register("agent_pages_brought_back", help, self.pages_brought_back.clone());
+        let help = "Pages of VMs that the kernel had put on local memory and that could not be brought back";
+        r.register("agent_pages_astray", help, self.pages_astray.clone());
     }
 
     /// A host call is over.
@@ -147,6 +160,16 @@ impl Metrics {
         }
         self.vms.set(shown(have.vms.len() as u64));
         self.observe_touched(&have, touched);
+    }
+
+    /// Takes over what the host has counted.
+    pub fn observe_host(&self, counters: Counters) {
+        let raise = |counter: &Counter, to: u64| {
+            counter.inc_by(to.saturating_sub(counter.get()));
+        };
+        raise(&self.scrubbed, counters.scrubbed.get());
+        raise(&self.pages_brought_back, counters.pages_brought_back);
+        raise(&self.pages_astray, counters.pages_astray);
     }
 
     fn observe_touched(&self, have: &Have, touched: &BTreeMap<ReservationId, Touched>) {
@@ -180,7 +203,7 @@ mod tests {
 
     #[test]
     fn every_series_names_the_host() {
-        let metrics = Metrics::new(&Name::new("h0").unwrap());
+        let metrics = Metrics::new(&Name::new("h0").unwrap(), "fake");
         metrics.called(Call::Scrub, Duration::from_millis(3), false);
         metrics.connected.set(1);
         let text = metrics.text().unwrap();

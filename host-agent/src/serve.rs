@@ -6,7 +6,7 @@ use std::{
     fs::{self, DirBuilder},
     io,
     net::SocketAddr,
-    num::NonZeroU64,
+    num::{NonZeroU32, NonZeroU64},
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -31,7 +31,9 @@ use crate::{
         cxl::{CxlError, Device, Discovered},
         dax::Dax,
         emulated::Emulated,
+        memory_block::MemoryBlock,
         process::{self, ProcessError},
+        ranges::Ranges,
         sysfs::Sysfs,
     },
     host_memory::{HostMemory, ListenError},
@@ -45,6 +47,8 @@ use crate::{
 const HEARD_QUEUED_MAX: usize = 4;
 /// Permissions of anybody but the owner.
 const OTHERS: u32 = 0o077;
+/// Where the kernel shows its devices.
+const SYS: &str = "/sys";
 /// Bytes in one.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
 /// The longest token.
@@ -130,11 +134,12 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     raise_descriptors();
     let Prepared { start, heard, boot_id, instance } = prepare(&config)?;
     let (metrics, devices) = (Arc::clone(&start.metrics), start.host.devices());
+    let host_seen = Arc::clone(&start.host);
     let (driver, handle, reports) =
         Driver::new(start).map_err(io_error("start threads for", "host calls"))?;
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
-        export(address, metrics, handle.clone()).await?;
+        export(address, metrics, handle.clone(), host_seen).await?;
     }
     let (manager, host, socket) = (config.manager, config.host, config.socket);
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
@@ -175,7 +180,7 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
     }
     let agent = Agent::new(Ns::ZERO, instance, rack, found, left);
     let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
-    let metrics = Arc::new(Metrics::new(&config.host));
+    let metrics = Arc::new(Metrics::new(&config.host, config.backend.name()));
     let start = Start { agent, host, records, runtime_dir, metrics, heard };
     Ok(Prepared { start, heard: sender, boot_id, instance })
 }
@@ -188,8 +193,12 @@ fn host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
         }
         Backend::Dax { local_dir, scrub_mib_per_s } => {
             make_local_dir(local_dir.as_deref())?;
-            let speed = NonZeroU64::from(*scrub_mib_per_s).saturating_mul(MIB);
-            Ok(Arc::new(Dax::new(discover()?, local_dir.clone(), speed)))
+            Ok(Arc::new(Dax::new(ranges(*scrub_mib_per_s)?, local_dir.clone())))
+        }
+        Backend::MemoryBlock { local_dir, scrub_mib_per_s } => {
+            make_local_dir(local_dir.as_deref())?;
+            let ranges = ranges(*scrub_mib_per_s)?;
+            Ok(Arc::new(MemoryBlock::new(Sysfs::at(SYS), ranges, local_dir.clone())))
         }
     }
 }
@@ -201,8 +210,8 @@ fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
 }
 
 /// A device that cannot be used is told of, and the others are used.
-fn discover() -> Result<Arc<Discovered>, ServeError> {
-    let cxl = Discovered::find(&Sysfs::at("/sys"))?;
+fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
+    let cxl = Discovered::find(&Sysfs::at(SYS))?;
     for Device { name, serial, slices, .. } in &cxl.devices {
         match slices {
             Ok(slices) => {
@@ -215,7 +224,7 @@ fn discover() -> Result<Arc<Discovered>, ServeError> {
             }
         }
     }
-    Ok(Arc::new(cxl))
+    Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
 fn read_secrets(config: &Config) -> Result<(Option<String>, Option<session::Tls>), ServeError> {
@@ -288,14 +297,20 @@ async fn watchdog(driver: Handle) {
 }
 
 /// Shows metrics over HTTP.
-async fn export(address: SocketAddr, metrics: Arc<Metrics>, driver: Handle) -> Result<(), ServeError> {
+async fn export(
+    address: SocketAddr,
+    metrics: Arc<Metrics>,
+    driver: Handle,
+    host: Arc<dyn Host>,
+) -> Result<(), ServeError> {
     let listener = TcpListener::bind(address).await.map_err(io_error("listen on", address))?;
     let show = move || {
-        let (metrics, driver) = (Arc::clone(&metrics), driver.clone());
+        let (metrics, driver, host) = (Arc::clone(&metrics), driver.clone(), Arc::clone(&host));
         async move {
             let seen = Arc::clone(&metrics);
             let observed = driver.look(move |agent, touched| seen.observe(agent, touched)).await;
             observed.map_err(|error| error.to_string())?;
+            metrics.observe_host(host.counters());
             metrics.text().map_err(|error| error.to_string())
         }
     };

@@ -47,7 +47,7 @@ impl Rig {
             host: Arc::clone(&host) as Arc<dyn Host>,
             records: Records::open(dir.path(), "boot").unwrap(),
             runtime_dir: RuntimeDir::take(dir.path()).unwrap(),
-            metrics: Arc::new(Metrics::new(&Name::new("h0").unwrap())),
+            metrics: Arc::new(Metrics::new(&Name::new("h0").unwrap(), "fake")),
             heard,
         };
         let (driver, handle, reports) = Driver::new(start).unwrap();

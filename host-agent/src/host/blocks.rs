@@ -25,6 +25,17 @@ impl Block {
     }
 }
 
+/// Where a block is in physical memory.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
+    let size = size(sysfs)?.get();
+    let number = block.name.trim_start_matches("memory").parse::<u64>();
+    let number = number.map_err(|_| sysfs.unreadable(FOLDER, block.name.clone(), "a numbered block"))?;
+    Ok(number * size..(number + 1) * size)
+}
+
 /// How large each block is.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ use std::{
     fs::{File, OpenOptions},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use pool::{
@@ -14,7 +15,7 @@ use pool::{
 use units::{Bytes, ReservationId, SLICE};
 
 use super::{
-    Form, Host, HostError, Part,
+    Counters, Form, Host, HostError, Part,
     local::{Local, no_follow},
     opened::{Opened, see_unused},
     zero,
@@ -54,6 +55,10 @@ impl Host for Emulated {
         }
         self.open.remove(holding);
         Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::default()
     }
 
     fn devices(&self) -> Vec<SeenDevice> {

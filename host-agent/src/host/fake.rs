@@ -12,7 +12,7 @@ use pool::{
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use units::{Bytes, ReservationId, SLICE};
 
-use super::{Form, Host, HostError, Part, Place};
+use super::{Counters, Form, Host, HostError, Part, Place};
 
 /// What can be told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,6 +106,10 @@ impl Host for Fake {
         table.open.remove(&holding);
         table.calls.push((Call::Offline, holding));
         Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::default()
     }
 
     fn devices(&self) -> Vec<SeenDevice> {

@@ -1,8 +1,8 @@
 //! Local memory of VMs: a memfd, or a file in a directory for VMMs that only take paths. It is the same whatever slices are.
 
 use std::{
-    collections::BTreeMap,
-    fs::{self, OpenOptions},
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File, OpenOptions},
     io,
     os::{
         fd::{AsFd, OwnedFd},
@@ -19,13 +19,18 @@ use rustix::{
 };
 use units::{Bytes, ReservationId};
 
-use super::{Form, HostError, Part, Place};
+use super::{Form, HostError, Part, Place, memory::numa};
+
+/// What the kernel says of nodes.
+const NODES: &str = "/sys/devices/system/node";
 
 /// The local memory that was handed out.
 #[derive(Debug, Default)]
 pub(super) struct Local {
     /// Where that which is asked for by path lies.
     dir: Option<PathBuf>,
+    /// Nodes that it must not be of; where slices are memory of the kernel's, theirs.
+    not_of: BTreeSet<u32>,
     /// As descriptors. After a restart of the agent a VM that asks again gets new memory.
     memfds: Mutex<BTreeMap<ReservationId, Arc<OwnedFd>>>,
 }
@@ -33,7 +38,22 @@ pub(super) struct Local {
 impl Local {
     /// None yet.
     pub(super) fn new(dir: Option<PathBuf>) -> Self {
-        Self { dir, memfds: Mutex::default() }
+        Self::beside(dir, BTreeSet::new())
+    }
+
+    /// None yet, and never of these nodes.
+    pub(super) fn beside(dir: Option<PathBuf>, not_of: BTreeSet<u32>) -> Self {
+        Self { dir, not_of, memfds: Mutex::default() }
+    }
+
+    /// Where slices are memory of the kernel's, the kernel would take local memory from them, too.
+    fn keep_apart(&self, file: &File, bytes: u64) -> io::Result<()> {
+        if self.not_of.is_empty() {
+            return Ok(());
+        }
+        let mut nodes = numa::with_memory(Path::new(NODES))?;
+        nodes.retain(|node| !self.not_of.contains(node));
+        numa::bind(file, bytes, &nodes)
     }
 
     /// A VM's, if it has any.
@@ -71,9 +91,11 @@ impl Local {
         if let Some(there) = memfds.get(&record.reservation) {
             return Ok(Arc::clone(there));
         }
-        let made =
-            make_memfd(record.local).map_err(|errno| HostError::io("make", record.vm.as_str(), errno))?;
-        Ok(Arc::clone(memfds.entry(record.reservation).or_insert(Arc::new(made))))
+        let failed = |doing| move |errno| HostError::io(doing, record.vm.as_str(), errno);
+        let made = make_memfd(record.local).map_err(|errno| failed("make")(io::Error::from(errno)))?;
+        let made = File::from(made);
+        self.keep_apart(&made, record.local.get()).map_err(failed("bind to local nodes"))?;
+        Ok(Arc::clone(memfds.entry(record.reservation).or_insert(Arc::new(made.into()))))
     }
 
     fn path(&self, reservation: ReservationId) -> Option<PathBuf> {
@@ -87,6 +109,8 @@ impl Local {
         let opened = options.custom_flags(no_follow()).open(&path);
         let file = opened.map_err(|errno| HostError::io("make", &path, errno))?;
         file.set_len(record.local.get()).map_err(|errno| HostError::io("size", &path, errno))?;
+        let apart = self.keep_apart(&file, record.local.get());
+        apart.map_err(|errno| HostError::io("bind to local nodes", &path, errno))?;
         give_to(&OwnedFd::from(file), &path, uid)?;
         Ok(path)
     }

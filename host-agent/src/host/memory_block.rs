@@ -31,11 +31,11 @@ use self::{
 use super::{
     Counters, Form, Host, HostError, Part,
     blocks::{self, Block},
-    dax::Dax,
     local::Local,
     memory::{numa, usage},
     opened::{Opened, see_unused_file},
     process::{self, FileId},
+    ranges::Ranges,
     slices::{Driver, Slices},
     sysfs::Sysfs,
 };
@@ -51,7 +51,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug)]
 pub struct MemoryBlock {
     sysfs: Sysfs,
-    dax: Dax,
+    ranges: Ranges,
     local: Local,
     /// What VMs have of the node: a file in memory for each slice.
     open: Opened,
@@ -62,11 +62,11 @@ pub struct MemoryBlock {
 
 impl MemoryBlock {
     /// A host with this CXL memory.
-    pub fn new(sysfs: &Sysfs, dax: Dax, local_dir: Option<PathBuf>) -> Self {
+    pub fn new(sysfs: Sysfs, ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self {
-            sysfs: sysfs.clone(),
-            local: Local::beside(local_dir, dax.nodes()),
-            dax,
+            sysfs,
+            local: Local::beside(local_dir, ranges.nodes()),
+            ranges,
             open: Opened::default(),
             turns: Turns::default(),
             brought_back: AtomicU64::new(0),
@@ -75,11 +75,11 @@ impl MemoryBlock {
     }
 
     /// Brings a slice's memory to its node. What is online in part was seen to be zero before the first block was.
-    fn join(&self, slices: &Slices, index: u32, handle: &Handle, check_zero: bool) -> Result<(), HostError> {
+    fn join(&self, slices: &Slices, index: u32, place: &str, check_zero: bool) -> Result<(), HostError> {
         let kmem = slices.found()?.get(&index).is_some_and(|found| found.driver == Some(Driver::Kmem));
         let begun = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
         if check_zero && !begun {
-            self.dax.see_zero(handle)?;
+            self.ranges.open_zero(place)?;
         }
         slices.ensure_kmem(index)?;
         Ok(switch(&self.sysfs, &slices.blocks(index)?, To::Online)?)
@@ -93,9 +93,11 @@ impl MemoryBlock {
         if let Some(had) = had {
             return Ok(had);
         }
-        let file = File::from(memfd_create(&name, MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?);
+        let file =
+            File::from(memfd_create(&name, MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?);
         file.set_len(SLICE.get()).map_err(failed)?;
-        numa::bind(&file, SLICE.get(), &BTreeSet::from([node])).map_err(|errno| HostError::io("bind to its node", &name, errno))?;
+        numa::bind(&file, SLICE.get(), &BTreeSet::from([node]))
+            .map_err(|errno| HostError::io("bind to its node", &name, errno))?;
         Ok(file)
     }
 
@@ -106,10 +108,8 @@ impl MemoryBlock {
             Some(file) => Some(file),
             None => process::find_memfd(&name)?.map(|file| Arc::new(file.into())),
         };
-        let Some(file) = file.map(|file| file.try_clone()).transpose().map_err(|errno| HostError::io("open", &name, errno))? else {
-            return Ok(());
-        };
-        let file = File::from(file);
+        let Some(file) = file else { return Ok(()) };
+        let file = file.try_clone().map(File::from).map_err(|errno| HostError::io("open", &name, errno))?;
         if verify {
             let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &name, errno))?;
             see_unused_file(Path::new(&name), FileId::of(&metadata))?;
@@ -139,10 +139,11 @@ impl MemoryBlock {
     fn see_room(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
         let node = usage::of_node(Path::new(NODES), slices.node())?;
         let in_use = self.pages_in_use(slices, index)? * PAGE;
-        let vms = self.open.files().iter().map(allocated).sum::<u64>();
+        let vms = self.open.files().iter().map(|file| allocated(file)).sum::<u64>();
         let (needed, unused) = (in_use.min(vms), SLICE.get() - in_use.min(SLICE.get()));
         let room = node.free.get().saturating_sub(unused);
-        let no_room = HostError::NoRoom { node: slices.node(), needed: Bytes::new(needed), room: Bytes::new(room) };
+        let no_room =
+            HostError::NoRoom { node: slices.node(), needed: Bytes::new(needed), room: Bytes::new(room) };
         if needed <= room { Ok(()) } else { Err(no_room) }
     }
 
@@ -178,7 +179,9 @@ impl MemoryBlock {
     fn bring_back(&self, node: u32) {
         let right = BTreeSet::from([node]);
         for file in self.open.files() {
-            let Ok(metadata) = File::from(file).metadata() else { continue };
+            let Ok(metadata) = file.try_clone().map(File::from).and_then(|file| file.metadata()) else {
+                continue;
+            };
             let id = FileId::of(&metadata);
             for pid in process::users_of(id).map(|users| users.pids).unwrap_or_default() {
                 match numa::bring_back(pid, id, &right, node) {
@@ -204,36 +207,36 @@ impl Host for MemoryBlock {
         if self.open.has(holding) {
             return Ok(());
         }
-        let (slices, index) = self.dax.slice(&handle.place)?;
-        self.join(slices, index, handle, check_zero)?;
+        let (slices, index) = self.ranges.slice(&handle.place)?;
+        self.join(slices, index, &handle.place, check_zero)?;
         let file = self.file(holding, slices.node(), check_zero)?;
         self.open.insert_memfd(holding, file);
         Ok(())
     }
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
-        let (slices, index) = self.dax.slice(&handle.place)?;
+        let (slices, index) = self.ranges.slice(&handle.place)?;
         self.take_file(holding, verify)?;
         self.leave(slices, index, &handle.place)?;
-        self.dax.offline(holding, handle, false)
+        self.ranges.close(&handle.place)
     }
 
     fn devices(&self) -> Vec<SeenDevice> {
-        self.dax.devices()
+        self.ranges.devices()
     }
 
     fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
-        self.dax.found()
+        self.ranges.found()
     }
 
     fn clear(&self, place: &str) -> Result<(), HostError> {
-        let (slices, index) = self.dax.slice(place)?;
+        let (slices, index) = self.ranges.slice(place)?;
         self.leave(slices, index, &place.into())?;
-        self.dax.clear(place)
+        self.ranges.close(place)
     }
 
-    fn scrub(&self, holding: Holding, handle: &Handle) -> Result<Bytes, HostError> {
-        self.dax.scrub(holding, handle)
+    fn scrub(&self, _: Holding, handle: &Handle) -> Result<Bytes, HostError> {
+        self.ranges.scrub(&handle.place)
     }
 
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError> {
@@ -247,7 +250,11 @@ impl Host for MemoryBlock {
 
     fn counters(&self) -> Counters {
         let pages = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counters { pages_brought_back: pages(&self.brought_back), pages_astray: pages(&self.astray), ..self.dax.counters() }
+        Counters {
+            pages_brought_back: pages(&self.brought_back),
+            pages_astray: pages(&self.astray),
+            scrubbed: self.ranges.scrubbed(),
+        }
     }
 }
 

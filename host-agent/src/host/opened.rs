@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
 };
@@ -42,6 +42,20 @@ impl Opened {
         self.table().insert(holding, (Arc::new(file.into()), path));
     }
 
+    /// A file without a name. While the agent has it open, /proc is where others find it.
+    pub(super) fn insert_memfd(&self, holding: Holding, file: File) {
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        self.insert(holding, file, path.into());
+    }
+
+    pub(super) fn file(&self, holding: Holding) -> Option<Arc<OwnedFd>> {
+        self.table().get(&holding).map(|(file, _)| Arc::clone(file))
+    }
+
+    pub(super) fn files(&self) -> Vec<Arc<OwnedFd>> {
+        self.table().values().map(|(file, _)| Arc::clone(file)).collect()
+    }
+
     pub(super) fn remove(&self, holding: Holding) {
         self.table().remove(&holding);
     }
@@ -74,7 +88,12 @@ pub(super) fn see_unused(path: &Path) -> Result<(), HostError> {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
         seen => seen.map_err(|errno| HostError::io("ask about", path, errno))?,
     };
-    let users = process::users_of(FileId::of(&metadata))
+    see_unused_file(path, FileId::of(&metadata))
+}
+
+/// The same of a file that has no name, or is known already.
+pub(super) fn see_unused_file(path: &Path, file: FileId) -> Result<(), HostError> {
+    let users = process::users_of(file)
         .map_err(|error| HostError::io("look for users of", path, io::Error::other(units::chain(&error))))?;
     if users.unseen > 0 {
         UNSEEN.call_once(|| tracing::warn!(unseen = users.unseen, "some processes cannot be looked into"));

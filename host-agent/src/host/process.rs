@@ -2,7 +2,8 @@
 //! known by its pid, its start and the machine's boot; pids alone come round again.
 
 use std::{
-    fs, io,
+    fs::{self, File, OpenOptions},
+    io,
     ops::Range,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -204,6 +205,25 @@ pub fn users_of(file: FileId) -> Result<Users, ProcessError> {
         }
     }
     Ok(users)
+}
+
+/// A file in memory of this name, of whoever has it open, for reading and writing.
+///
+/// # Errors
+/// The kernel does not say which processes there are.
+pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
+    let link = format!("/memfd:{name} (deleted)");
+    for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
+        let process = entry.map_err(io_error("list", "/proc"))?;
+        let is_process = process.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
+        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
+        let mut descriptors = descriptors.filter_map(|entry| Some(entry.ok()?.path())).filter(|_| is_process);
+        let found = descriptors.find(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
+        if let Some(file) = found.and_then(|path| OpenOptions::new().read(true).write(true).open(path).ok()) {
+            return Ok(Some(file)); // one that ended meanwhile had it no more
+        }
+    }
+    Ok(None)
 }
 
 fn has(pid: u32, file: FileId) -> io::Result<bool> {

@@ -3,7 +3,12 @@
 use pool::protocol::FailedReason;
 use units::{Epoch, SliceId};
 
-use super::{super::sysfs::made_up::MadeUp, *};
+use std::num::NonZeroU64;
+
+use super::{
+    super::{cxl::Discovered, sysfs::made_up::MadeUp},
+    *,
+};
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
@@ -12,7 +17,7 @@ fn a_slice_of_a_device_that_is_not_here_is_refused_by_name() {
     let made_up = MadeUp::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     made_up.link("bus/cxl/devices/mem0", "devices/mem0");
     let cxl = Discovered::find(&made_up.sysfs).unwrap();
-    let host = Dax::new(Arc::new(cxl), None, NonZeroU64::MAX);
+    let host = Dax::new(Ranges::new(cxl, NonZeroU64::MAX), None);
     let refused = [
         ("cxl:0x2:0", "this machine has no CXL memory device with serial 0x2"),
         ("cxl:0x1:0", "CXL memory device 0x1: it has 256MiB of volatile memory, less than a slice of 1GiB"),

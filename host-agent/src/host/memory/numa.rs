@@ -5,7 +5,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io, ptr,
+    io,
+    path::Path,
+    ptr,
 };
 
 use units::limits::PAGES_MOVED_AT_ONCE_MAX;
@@ -35,6 +37,22 @@ pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
     // SAFETY: the mapping is as long as is said, and so is the mask; the call changes from where pages are taken, and no byte.
     let done = unsafe { libc::syscall(libc::SYS_mbind, start, size, mode, mask.as_ptr(), bits, 0) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The nodes that have memory now. `nodes` is the folder `/sys/devices/system/node`.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
+    let list = std::fs::read_to_string(nodes.join("has_memory"))?;
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
+    let mut all = BTreeSet::new();
+    for range in list.trim().split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let number = |text: &str| text.parse::<u32>().map_err(|_| wrong());
+        all.extend(number(first)?..=number(last)?);
+    }
+    Ok(all)
 }
 
 /// A bit for each node, from the lowest on.
@@ -162,8 +180,18 @@ mod tests {
 
     /// The first node of this machine that has memory.
     fn here() -> u32 {
-        let list = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap();
-        list.split(['-', ',', '\n']).next().unwrap().parse().unwrap()
+        *with_memory(Path::new("/sys/devices/system/node")).unwrap().first().unwrap()
+    }
+
+    #[test]
+    fn nodes_are_listed_one_by_one_and_as_ranges() {
+        let dir = tempfile::tempdir().unwrap();
+        for (list, expected) in [("0\n", &[0][..]), ("0-2,5\n", &[0, 1, 2, 5]), ("\n", &[])] {
+            std::fs::write(dir.path().join("has_memory"), list).unwrap();
+            assert_eq!(with_memory(dir.path()).unwrap(), nodes(expected.iter().copied()), "{list:?}");
+        }
+        std::fs::write(dir.path().join("has_memory"), "many\n").unwrap();
+        with_memory(dir.path()).unwrap_err();
     }
 
     #[test]

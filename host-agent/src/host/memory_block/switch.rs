@@ -95,7 +95,12 @@ fn tell(sysfs: &Sysfs, block: &Block, to: To) -> Result<(), SysfsError> {
 }
 
 fn put_back(sysfs: &Sysfs, blocks: &[&Block], to: To) -> Result<Vec<String>, Box<SysfsError>> {
-    blocks.iter().rev().map(|block| tell(sysfs, block, to).map(|()| block.name.clone())).collect::<Result<_, _>>().map_err(Box::new)
+    blocks
+        .iter()
+        .rev()
+        .map(|block| tell(sysfs, block, to).map(|()| block.name.clone()))
+        .collect::<Result<_, _>>()
+        .map_err(Box::new)
 }
 
 fn errno(error: SysfsError) -> io::Error {
@@ -132,14 +137,20 @@ mod tests {
         let (made_up, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
         switch(&made_up.sysfs, &blocks, To::Online).unwrap();
-        assert_eq!((state(&made_up, 1).as_str(), state(&made_up, 2).as_str()), ("online_movable", "online_movable"));
+        assert_eq!(
+            (state(&made_up, 1).as_str(), state(&made_up, 2).as_str()),
+            ("online_movable", "online_movable")
+        );
     }
 
     #[test]
     fn when_one_refuses_the_others_are_put_back_and_it_is_said_which_and_why() {
         let (made_up, blocks) = machine("online");
         let refused = switch(&made_up.sysfs, &blocks, To::Offline).unwrap_err();
-        assert!(state(&made_up, 1).starts_with("online_movable") && state(&made_up, 2).starts_with("online_movable"));
+        assert!(
+            state(&made_up, 1).starts_with("online_movable")
+                && state(&made_up, 2).starts_with("online_movable")
+        );
         let said = units::chain(&Refused { pages_in_use: Some(17), ..refused });
         assert_eq!(
             said,

@@ -1,0 +1,179 @@
+//! CXL memory by slices, each a device-dax range of its own while somebody looks at it: seen to be zero, made zero, and given back
+//! with nothing of it left in this host's caches. Which memory belongs to whom is not known here.
+
+use std::{
+    collections::BTreeSet,
+    fs::{File, OpenOptions},
+    num::NonZeroU64,
+    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use pool::protocol::SeenDevice;
+use units::{Bytes, SLICE};
+
+use super::{
+    HostError,
+    cxl::{Device, Discovered, SliceName},
+    local::no_follow,
+    memory::{mapped::Mapped, throttle::Throttle},
+    opened::see_unused,
+    slices::{Found, Slices},
+};
+
+/// Where the nodes of devices are.
+const NODES: &str = "/dev";
+
+/// The slices of a machine's CXL memory.
+#[derive(Debug)]
+pub struct Ranges {
+    cxl: Discovered,
+    throttle: Throttle,
+    scrubbed: AtomicU64,
+}
+
+impl Ranges {
+    /// All scrubs together take so many bytes per second at most.
+    pub fn new(cxl: Discovered, scrub_bytes_per_s: NonZeroU64) -> Self {
+        Self { cxl, throttle: Throttle::new(scrub_bytes_per_s), scrubbed: AtomicU64::new(0) }
+    }
+
+    /// What has been emptied since the start, that of scrubs under way included.
+    pub(super) fn scrubbed(&self) -> Bytes {
+        Bytes::new(self.scrubbed.load(Ordering::Relaxed))
+    }
+
+    /// As the manager is to hear of them.
+    pub(super) fn devices(&self) -> Vec<SeenDevice> {
+        let seen = |device: &Device| {
+            let (slices, problem) = match &device.slices {
+                Ok(slices) => (slices.count(), None),
+                Err(problem) => (0, Some(units::chain(problem))),
+            };
+            SeenDevice { serial: device.serial.clone(), slices, problem }
+        };
+        self.cxl.devices.iter().map(seen).collect()
+    }
+
+    /// The nodes that this memory is of when it is the kernel's.
+    pub(super) fn nodes(&self) -> BTreeSet<u32> {
+        let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
+        usable.map(Slices::node).collect()
+    }
+
+    /// Which slice a place is.
+    pub(super) fn slice(&self, place: &str) -> Result<(&Slices, u32), HostError> {
+        let name: SliceName = place.parse()?;
+        Ok((self.cxl.slices(&name.serial)?, name.index))
+    }
+
+    /// The places of all slices that the kernel has something of.
+    pub(super) fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
+        let mut places = Vec::new();
+        for device in &self.cxl.devices {
+            let Ok(slices) = &device.slices else { continue };
+            let name = |index| SliceName { serial: device.serial.clone(), index }.to_string();
+            places.extend(slices.found()?.into_keys().map(|index| Arc::from(name(index))));
+        }
+        Ok(places)
+    }
+
+    /// Opens a slice, whatever is in it.
+    pub(super) fn open(&self, place: &str) -> Result<(File, PathBuf), HostError> {
+        let (slices, index) = self.slice(place)?;
+        open(slices, index)
+    }
+
+    /// Opens a slice that is nobody's and holds only zeros. One that does not is closed again.
+    pub(super) fn open_zero(&self, place: &str) -> Result<(File, PathBuf), HostError> {
+        let (slices, index) = self.slice(place)?;
+        let (file, path) = open_alone(slices, index)?;
+        match map(&file, &path).and_then(|mapped| see_zero(&mapped, &path)) {
+            Ok(()) => Ok((file, path)),
+            Err(error) => {
+                slices.remove(index)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Sees that no process has a slice.
+    pub(super) fn see_unused(&self, place: &str) -> Result<(), HostError> {
+        let (slices, index) = self.slice(place)?;
+        slices.found()?.get(&index).map_or(Ok(()), |found| see_unused(&node(found)))
+    }
+
+    /// Takes a slice from whoever has it, and leaves nothing of it on this host. What they wrote is in the caches until the last
+    /// of them has lost it, and an agent may have ended in between: so these are written back each time.
+    pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
+        let (slices, index) = self.slice(place)?;
+        slices.remove(index)?;
+        let (file, path) = open(slices, index)?;
+        write_back(&map(&file, &path)?, &path)?;
+        Ok(slices.remove(index)?)
+    }
+
+    /// Makes a slice zero that is nobody's, sees that in the memory and not in the caches, and closes it.
+    pub(super) fn scrub(&self, place: &str) -> Result<Bytes, HostError> {
+        let (slices, index) = self.slice(place)?;
+        let (file, path) = open_alone(slices, index)?;
+        let zero = self.make_zero(&file, &path);
+        slices.remove(index)?;
+        zero.map(|()| SLICE)
+    }
+
+    fn make_zero(&self, file: &File, path: &Path) -> Result<(), HostError> {
+        let mapped = map(file, path)?;
+        let zeroed = mapped.zero(&self.throttle, &self.scrubbed);
+        zeroed.map_err(|errno| HostError::io("zero", path, errno))?;
+        see_zero(&mapped, path)
+    }
+}
+
+fn node(found: &Found) -> PathBuf {
+    Path::new(NODES).join(&found.device)
+}
+
+fn open(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
+    let found = slices.ensure_devdax(index)?;
+    Ok((open_node(&found)?, node(&found)))
+}
+
+/// For memory that is nobody's: a device that is still there from another epoch may have a process that still maps it.
+fn open_alone(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
+    if let Some(found) = slices.found()?.get(&index) {
+        see_unused(&node(found))?;
+    }
+    open(slices, index)
+}
+
+/// Opens a device's node, which must be that device's.
+fn open_node(found: &Found) -> Result<File, HostError> {
+    let path = node(found);
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(&path);
+    let file = opened.map_err(|errno| HostError::io("open", &path, errno))?;
+    let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &path, errno))?;
+    let is_it = metadata.file_type().is_char_device() && metadata.rdev() == found.number;
+    if is_it { Ok(file) } else { Err(HostError::NotTheDevice { path }) }
+}
+
+fn map(file: &File, path: &Path) -> Result<Mapped, HostError> {
+    Mapped::map(file, SLICE.get()).map_err(|errno| HostError::io("map", path, errno))
+}
+
+fn write_back(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
+    mapped.write_back().map_err(|errno| HostError::io("write back caches of", path, errno))
+}
+
+/// Before and after it is read, caches forget it: what they hold may be of a time before another host wrote it.
+fn see_zero(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
+    write_back(mapped, path)?;
+    match mapped.first_not_zero().map_err(|errno| HostError::io("read", path, errno))? {
+        Some(at) => Err(HostError::NotZero { path: path.to_owned(), at }),
+        None => write_back(mapped, path),
+    }
+}
