@@ -22,8 +22,8 @@ use crate::HostError;
 const UP_WITHIN: Duration = Duration::from_secs(120);
 /// How long a command may take unless told otherwise.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a host that boots is listened to before it is asked again: what it was asked too early is lost.
-const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(300);
+/// How long a host that boots is listened to in one piece.
+const LOOK_FOR: Duration = Duration::from_millis(500);
 /// Between two attempts to reach a host that has just been switched on.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -112,7 +112,7 @@ impl RackHost {
     pub(super) fn wait_up_while(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
         let give_up = Instant::now() + UP_WITHIN;
         loop {
-            match control::run(&self.file("control"), "true", ASKED_AGAIN_AFTER) {
+            match control::run(&self.file("control"), "true", LOOK_FOR) {
                 Ok(_) => return Ok(()),
                 Err(_) if !is_wanted() => return Err(HostError::Interrupted),
                 Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.said_of("qemu"))),

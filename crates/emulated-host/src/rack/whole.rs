@@ -24,13 +24,13 @@ use crate::{Bed, HostError};
 const UP_WITHIN: Duration = Duration::from_secs(120);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// An agent that ends comes back.
+/// An agent that ends comes back. It writes to no terminal, so that its log has no colours.
 const AGENT: &str = "
 while :; do
-  NO_COLOR=1 host-agent serve --config /etc/tarn/$HOST.toml > /dev/ttyS3 2>&1
-  echo \"the agent ended: $?\" > /dev/ttyS3
+  host-agent serve --config /etc/tarn/$HOST.toml
+  echo \"the agent ended: $?\"
   sleep 0.2
-done &
+done 2>&1 | cat > /dev/ttyS3 &
 ";
 
 /// The programs of a rack.
@@ -161,7 +161,7 @@ impl Rack {
             File::options().create(true).append(true).open(&log).map_err(HostError::file("open", &log))?;
         let mut manager = Command::new("setpriv");
         manager.args(["--pdeathsig", "KILL"]).arg(&self.plan.programs.manager);
-        manager.args(["serve", "--config"]).arg(self.own("rack.toml")).env("NO_COLOR", "1").process_group(0);
+        manager.args(["serve", "--config"]).arg(self.own("rack.toml")).process_group(0);
         manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
         self.manager = Some(manager.spawn().map_err(HostError::start(&self.plan.programs.manager))?);
         Ok(())
