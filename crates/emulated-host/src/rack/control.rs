@@ -5,6 +5,8 @@
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io::{self, Read as _, Write as _},
+    net::Shutdown,
+    os::unix::net::UnixStream,
     path::Path,
     time::{Duration, Instant},
 };
@@ -31,8 +33,8 @@ obey() {
   echo $? > $1.status
   tell $1
 }
-while read -r id command end <&3; do
-  [ "$end" = . ] || continue
+while read -r begin id command end <&3; do
+  [ "$begin$end" = :. ] || continue
   if [ "$command" = - ]; then
     rm -f $id.*
   elif [ -e $id.status ]; then
@@ -88,19 +90,25 @@ fn ask(at: &Path, id: &str, question: &str, silence: Duration) -> io::Result<Sai
         if heard.ends_with(b"\n")
             && let Some(said) = answer(id, &heard)
         {
-            stream.write_all(line(id, "-").as_bytes())?;
+            forget(stream, id);
             return Ok(said);
         }
     }
+}
+
+/// Waits until QEMU has read it: what is under way is lost when somebody leaves. An answer that is kept is in nobody's way.
+fn forget(mut stream: UnixStream, id: &str) {
+    let said = stream.write_all(line(id, "-").as_bytes()).and_then(|()| stream.shutdown(Shutdown::Write));
+    let _ = said.and_then(|()| stream.read_to_end(&mut Vec::new()));
 }
 
 fn is_only_time(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// It begins with the end of a line: somebody may have left in the middle of one. A line without its point is half a line.
+/// It begins with the end of a line: somebody may have left in the middle of one. A line without either mark is half a line.
 fn line(id: &str, what: &str) -> String {
-    format!("\n{id} {what} .\n")
+    format!("\n: {id} {what} .\n")
 }
 
 /// The answer to a question among all that was heard.
@@ -131,6 +139,6 @@ mod tests {
 
     #[test]
     fn a_line_is_whole_or_is_seen_not_to_be() {
-        assert_eq!(line("0a", &BASE64.encode("echo 'a\nb'")), "\n0a ZWNobyAnYQpiJw== .\n");
+        assert_eq!(line("0a", &BASE64.encode("echo 'a\nb'")), "\n: 0a ZWNobyAnYQpiJw== .\n");
     }
 }
