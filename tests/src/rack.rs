@@ -83,6 +83,8 @@ pub fn programs() -> &'static Path {
             "vmm-plugin",
             "-p",
             "cli",
+            "-p",
+            "emulated-host",
         ]);
         assert!(build.status().expect("cargo runs").success(), "the programs do not build");
         let own = std::env::current_exe().expect("a test has a path");

@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -11,7 +12,7 @@ use emulated_host::{
     HostError,
     rack::{Device, Hosts, Plan, RackHost},
 };
-use tests::linux_guests::bed;
+use tests::{linux_guests::bed, rack::programs};
 
 /// How long a host that does not answer is waited for.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -67,10 +68,12 @@ fn hosts_share_a_device_can_be_paused_cut_off_and_switched_and_leave_nothing_beh
     first.set_link(true).unwrap();
 
     let boot = said(second, "cat /proc/sys/kernel/random/boot_id");
-    second.power_off().unwrap();
+    for _ in 0..2 {
+        let mut off = Command::new(programs().join("power-off-host"));
+        assert!(off.arg(folder.path()).arg("h1").status().unwrap().success(), "also when it is off");
+    }
     assert!(!second.is_on().unwrap() && first.is_on().unwrap());
-    second.power_on().unwrap();
-    second.wait_up().unwrap();
+    second.reboot().unwrap();
     assert_ne!(said(second, "cat /proc/sys/kernel/random/boot_id"), boot);
 
     let place = folder.path().canonicalize().unwrap();

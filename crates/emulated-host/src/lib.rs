@@ -57,7 +57,7 @@ pub const RACK_MODULES: &[&str] = &[
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// Something is not there.
-    #[error("{} is missing: `cargo xtask test` and `cargo xtask demo` fetch it", .0.display())]
+    #[error("{} is missing: `cargo xtask test`, `demo` and `rack` fetch it", .0.display())]
     Missing(PathBuf),
     /// A file or folder cannot be used.
     #[error("cannot {tried} {}", path.display())]

@@ -15,6 +15,7 @@ mod plan;
 mod power;
 mod qmp;
 mod settings;
+mod socket;
 mod whole;
 
 pub use self::{

@@ -1,9 +1,11 @@
 //! Commands for a host over its third serial line: what is asked, what is answered, and the script that answers in there. Both ways
-//! are base64, one line each, so that output may be any bytes. Each answer names its question: what comes late, or half, is nobody's.
+//! are base64, one line each, so that output may be any bytes. Each command has a name by which it may be asked for again: it is
+//! done once, and what gets lost on the way is said once more.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io::{self, Read as _, Write as _},
+    net::Shutdown,
     os::unix::net::UnixStream,
     path::Path,
     time::{Duration, Instant},
@@ -11,21 +13,36 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 
-/// Answers in a host, for ever. Commands run beside each other; answers do not mix.
+use super::socket;
+
+/// How long it is listened to a host that says nothing before it is asked again, and others may ask in between.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// Answers in a host, for ever. Commands run beside each other; answers do not mix. Nothing is a child of whoever reads: a child's
+/// end would cost it the line it is reading.
 pub(super) const ANSWER: &str = r#"#!/bin/sh
 stty -F /dev/ttyS2 raw -echo
 exec 3<>/dev/ttyS2
 mkdir -p /run/control
-while read -r id command <&3; do
-  [ -n "$command" ] || continue
-  (
-    cd /run/control
-    echo "$command" | base64 -d > "$id"
-    sh "$id" > "$id.said" 2>&1 < /dev/null 3>&-
-    status=$?
-    { flock 4; { printf '%s %s ' "$id" $status; base64 -w 0 "$id.said"; echo; } >&3; } 4> lock
-    rm "$id" "$id.said"
-  ) &
+cd /run/control
+tell() {
+  { flock 4; { printf '%s %s ' $1 $(cat $1.status); base64 -w 0 $1.said; echo; } >&3; } 4> lock
+}
+obey() {
+  sh $1.sh > $1.said 2>&1 < /dev/null 3>&-
+  echo $? > $1.status
+  tell $1
+}
+while read -r begin id command end <&3; do
+  [ "$begin$end" = :. ] || continue
+  if [ "$command" = - ]; then
+    rm -f $id.*
+  elif [ -e $id.status ]; then
+    (tell $id &)
+  elif [ ! -e $id.sh ]; then
+    echo $command | base64 -d > $id.sh
+    (obey $id &)
+  fi
 done
 "#;
 
@@ -41,42 +58,57 @@ pub struct Said {
 /// Runs a command behind a socket.
 ///
 /// # Errors
-/// There is no such socket, or no answer in time: `TimedOut`. A command that is late goes on.
-pub(super) fn run(socket: &Path, command: &str, within: Duration) -> io::Result<Said> {
+/// There is no such socket, or no answer in time: `TimedOut`. A command that is late goes on; a host that is paused begins with it
+/// when it goes on.
+pub(super) fn run(at: &Path, command: &str, within: Duration) -> io::Result<Said> {
     let give_up = Instant::now() + within;
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_write_timeout(Some(within))?;
     let id = format!("{:016x}", RandomState::new().build_hasher().finish());
-    stream.write_all(question(&id, command).as_bytes())?;
-    let mut heard = Vec::new();
-    let mut some = [0; 64 << 10];
+    let question = line(&id, &BASE64.encode(command));
     loop {
         let left = give_up.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut some) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(bytes) => heard.extend(&some[..bytes]),
+        match ask(at, &id, &question, left.min(ASKED_AGAIN_AFTER)) {
             Err(error) if is_only_time(&error) => {}
-            Err(error) => return Err(error),
+            asked => return asked,
+        }
+    }
+}
+
+/// Asks once, and listens as long as something is said. An answer that was heard is not wanted any more.
+fn ask(at: &Path, id: &str, question: &str, silence: Duration) -> io::Result<Said> {
+    let mut stream = socket::connect(at, silence)?;
+    stream.write_all(question.as_bytes())?;
+    let mut heard = Vec::new();
+    let mut some = [0; 64 << 10];
+    loop {
+        match stream.read(&mut some)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            bytes => heard.extend(&some[..bytes]),
         }
         if heard.ends_with(b"\n")
-            && let Some(said) = answer(&id, &heard)
+            && let Some(said) = answer(id, &heard)
         {
+            forget(stream, id);
             return Ok(said);
         }
     }
+}
+
+/// Waits until QEMU has read it: what is under way is lost when somebody leaves. An answer that is kept is in nobody's way.
+fn forget(mut stream: UnixStream, id: &str) {
+    let said = stream.write_all(line(id, "-").as_bytes()).and_then(|()| stream.shutdown(Shutdown::Write));
+    let _ = said.and_then(|()| stream.read_to_end(&mut Vec::new()));
 }
 
 fn is_only_time(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// It begins with the end of a line: somebody may have left in the middle of one.
-fn question(id: &str, command: &str) -> String {
-    format!("\n{id} {}\n", BASE64.encode(command))
+/// It begins with the end of a line: somebody may have left in the middle of one. A line without either mark is half a line.
+fn line(id: &str, what: &str) -> String {
+    format!("\n: {id} {what} .\n")
 }
 
 /// The answer to a question among all that was heard.
@@ -106,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_of_many_lines_is_one_line_after_what_somebody_left() {
-        assert_eq!(question("0a", "echo 'a\nb'"), "\n0a ZWNobyAnYQpiJw==\n");
+    fn a_line_is_whole_or_is_seen_not_to_be() {
+        assert_eq!(line("0a", &BASE64.encode("echo 'a\nb'")), "\n: 0a ZWNobyAnYQpiJw== .\n");
     }
 }

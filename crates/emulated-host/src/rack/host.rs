@@ -22,8 +22,8 @@ use crate::HostError;
 const UP_WITHIN: Duration = Duration::from_secs(120);
 /// How long a command may take unless told otherwise.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a host that boots is listened to before it is asked again: what it was asked too early is lost.
-const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(300);
+/// How long a host that boots is listened to in one piece.
+const LOOK_FOR: Duration = Duration::from_millis(500);
 /// Between two attempts to reach a host that has just been switched on.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -86,19 +86,20 @@ impl RackHost {
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
-        let start =
-            fs::read_to_string(self.file("start")).map_err(HostError::file("read", &self.file("start")))?;
-        let words: Vec<String> = serde_json::from_str(&start)
-            .map_err(|wrong| HostError::file("read", &self.file("start"))(wrong.into()))?;
+        let lock = self.power.claim()?; // first: a rack that ends takes away what starts its hosts, and then their power
+        qemu.args(self.words()?).current_dir(&self.folder).process_group(0);
         let log = self.log_file("qemu");
-        let said =
-            File::options().create(true).append(true).open(&log).map_err(HostError::file("open", &log))?;
-        let lock = self.power.claim()?;
-        let more = said.try_clone().map_err(HostError::file("open", &log))?;
-        qemu.args(words).current_dir(&self.folder).stdin(lock).stdout(said).stderr(more).process_group(0);
+        qemu.stdin(lock).stdout(appended(&log)?).stderr(appended(&log)?);
         let process = qemu.spawn().map_err(HostError::start(Path::new("QEMU")))?;
         self.power.note(process.id())?;
         Ok(process)
+    }
+
+    /// What it is started with.
+    fn words(&self) -> Result<Vec<String>, HostError> {
+        let file = self.file("start");
+        let words = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
+        words.map_err(HostError::file("read", &file))
     }
 
     /// Waits until it answers.
@@ -112,7 +113,7 @@ impl RackHost {
     pub(super) fn wait_up_while(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
         let give_up = Instant::now() + UP_WITHIN;
         loop {
-            match control::run(&self.file("control"), "true", ASKED_AGAIN_AFTER) {
+            match control::run(&self.file("control"), "true", LOOK_FOR) {
                 Ok(_) => return Ok(()),
                 Err(_) if !is_wanted() => return Err(HostError::Interrupted),
                 Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.said_of("qemu"))),
@@ -227,6 +228,11 @@ impl RackHost {
     fn failed(&self, what: &str, said: String) -> HostError {
         HostError::Power { host: self.name.clone(), why: format!("{what}:\n{said}") }
     }
+}
+
+/// A log to go on with.
+pub(super) fn appended(log: &Path) -> Result<File, HostError> {
+    File::options().create(true).append(true).open(log).map_err(HostError::file("open", log))
 }
 
 impl Drop for RackHost {

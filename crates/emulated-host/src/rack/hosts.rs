@@ -21,7 +21,9 @@ const MEMORY: &str = "/dev/shm";
 /// What shows in a rack's folder where the devices' bytes are.
 const LINK: &str = "memory";
 /// What is removed of a host with its rack.
-const OF_A_HOST: &[&str] = &["pid", "qmp", "shell", "control", "start"];
+const OF_A_HOST: &[&str] = &["qmp", "shell", "control", "pid"];
+/// What is left of it.
+const LOGS: &[&str] = &["console", "agent", "qemu"];
 /// How long the name of a socket may be, for Linux.
 const SOCKET_BYTES_MAX: usize = 107;
 
@@ -60,10 +62,13 @@ impl Hosts {
         fits(&folder)?;
         vacant(&folder, plan)?;
         let memory = memory(&folder)?;
-        image::of(bed, plan)?.pack(&folder.join("initrd"))?;
-        let mut hosts = Self { all: Vec::new(), folder, memory };
+        let mut hosts = Self { all: Vec::new(), folder, memory }; // from here on it clears up behind itself
+        image::of(bed, plan)?.pack(&hosts.folder.join("initrd"))?;
         plan.devices.iter().try_for_each(|device| hosts.make(device))?;
         for name in plan.names() {
+            for kind in LOGS {
+                let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // of an earlier rack
+            }
             let start = hosts.start_of(bed, plan, &name)?;
             hosts.all.push(RackHost::prepare(&hosts.folder, &name, &start)?);
         }
@@ -138,7 +143,8 @@ fn fits(folder: &Path) -> Result<(), HostError> {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for host in &mut self.all {
-            // Somebody else may have switched it on. What cannot be removed is in nobody's way.
+            // From now on nobody else can switch it on. What cannot be removed is in nobody's way.
+            let _ = fs::remove_file(self.folder.join(format!("{}.start", host.name())));
             let _ = host.power_off();
             for kind in OF_A_HOST {
                 let _ = fs::remove_file(self.folder.join(format!("{}.{kind}", host.name())));

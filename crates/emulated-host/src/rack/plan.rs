@@ -75,6 +75,9 @@ impl Plan {
         let mut all = words("-machine q35,cxl=on -accel tcg,thread=multi");
         all.extend(["-cpu".to_owned(), format!("{CPU},-hypervisor"), "-smp".to_owned(), CPUS.to_owned()]);
         all.extend(words(&format!("-m {}G -nodefaults -display none -no-reboot", self.memory_gib)));
+        // Only where local memory is a node are windows nodes of their own.
+        all.extend(words(&format!("-object memory-backend-ram,id=local,size={}G", self.memory_gib)));
+        all.extend(words("-numa node,memdev=local"));
         all.extend(["-kernel".to_owned(), kernel.display().to_string()]);
         all.extend(words("-initrd initrd -append"));
         all.push(format!("console=ttyS0 quiet panic=-1 HOST={name} {}", self.append));

@@ -18,10 +18,10 @@ use serde_json::json;
 use super::qmp;
 use crate::HostError;
 
-/// How long QEMU may take to end in order; then it is killed.
+/// How long QEMU may take to end: it has gigabytes to give back.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// How long a process that was killed may take to be gone: it has gigabytes to give back.
-const GONE_WITHIN: Duration = Duration::from_secs(30);
+/// How often it is ended; from the second time on it is killed.
+const ATTEMPTS_MAX: usize = 6;
 /// How long others who look at the lock may hold it, all together.
 const LOOKS_TAKE: Duration = Duration::from_millis(500);
 /// Between two looks at the lock.
@@ -69,15 +69,16 @@ impl Power {
         if !self.is_on()? {
             return Ok(());
         }
-        let listens = qmp::tell(&self.qmp, "quit", json!({})).is_ok();
-        if listens && self.is_off_within(ENDS_WITHIN)? {
-            return Ok(());
+        for attempt in 0..ATTEMPTS_MAX {
+            let listens = attempt == 0 && qmp::tell(&self.qmp, "quit", json!({})).is_ok();
+            if !listens {
+                self.kill(); // it may just be starting: then the next attempt ends it
+            }
+            if self.is_off_within(ENDS_WITHIN)? {
+                return Ok(());
+            }
         }
-        self.kill();
-        match self.is_off_within(GONE_WITHIN)? {
-            true => Ok(()),
-            false => Err(self.stuck("its process does not end")),
-        }
+        Err(self.stuck("its process does not end"))
     }
 
     /// The pid file, locked, for a process that is about to start.

@@ -2,13 +2,13 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
-    os::unix::net::UnixStream,
     path::Path,
     time::Duration,
 };
 
 use serde_json::{Value, json};
 
+use super::socket::connect;
 use crate::HostError;
 
 /// How long QEMU may take for a word: the machine may be busy.
@@ -20,8 +20,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// It does not answer, or refuses.
 pub(super) fn tell(socket: &Path, command: &str, arguments: Value) -> Result<(), HostError> {
     let failed = || HostError::file("talk to QEMU by", socket);
-    let stream = UnixStream::connect(socket).map_err(failed())?;
-    stream.set_read_timeout(Some(ANSWERS_WITHIN)).map_err(failed())?;
+    let stream = connect(socket, ANSWERS_WITHIN).map_err(failed())?;
     for said in [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})]
     {
         writeln!(&stream, "{said}").map_err(failed())?;

@@ -54,3 +54,46 @@ pub(super) fn host_toml(plan: &RackPlan, port: u16, host: &str) -> String {
         plan.agents_more, plan.backend, plan.backend_more
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use toml::Table;
+
+    use super::*;
+    use crate::rack::{Plan, Programs};
+
+    fn plan() -> RackPlan {
+        let device = |serial| Device { serial, gib: 4, is_aligned: true };
+        let program = |name: &str| Path::new("/bin").join(name);
+        let programs = Programs {
+            manager: program("manager"),
+            agent: program("agent"),
+            tarn: program("tarn"),
+            power_off: program("off"),
+        };
+        RackPlan::new(Plan::new(2, vec![device(1), device(0x2f)]), programs, "memory_block")
+    }
+
+    #[test]
+    fn the_manager_is_told_of_each_device_each_host_and_how_to_stop_one() {
+        let told: Table = rack_toml(&plan(), 9750, Path::new("/the rack")).parse().unwrap();
+        let fence: Vec<_> =
+            told["fence"]["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+        assert_eq!(fence, ["/bin/off", "/the rack", "{host}"]);
+        assert_eq!(told["lease"]["fence_after_s"].as_str(), Some("never"));
+        let emcs = told["emc"].as_array().unwrap();
+        assert_eq!((emcs[1]["serial"].as_str(), emcs[1]["slices"].as_integer()), (Some("0x2f"), Some(4)));
+        assert_eq!(told["host"].as_array().unwrap()[1]["emcs"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_host_is_told_who_it_is_and_where_the_manager_is_as_it_sees_it() {
+        let told: Table = host_toml(&plan(), 9750, "h1").parse().unwrap();
+        assert_eq!(
+            (told["agent"]["host"].as_str(), told["tls"]["key"].as_str()),
+            (Some("h1"), Some("h1.key"))
+        );
+        assert_eq!(told["agent"]["manager"].as_str(), Some("https://10.0.2.2:9750"));
+        assert_eq!(told["backend"]["kind"].as_str(), Some("memory_block"));
+    }
+}

@@ -2,7 +2,7 @@
 //! done with it is the caller's, through `tarn`.
 
 use std::{
-    fs::{self, File},
+    fs,
     net::TcpListener,
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{
     certificates,
+    host::appended,
     hosts::{Hosts, vacant},
     plan::Plan,
     settings::{self, MANAGER, OPERATOR},
@@ -24,13 +25,13 @@ use crate::{Bed, HostError};
 const UP_WITHIN: Duration = Duration::from_secs(120);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// An agent that ends comes back.
+/// An agent that ends comes back. It writes to no terminal, so that its log has no colours.
 const AGENT: &str = "
 while :; do
-  NO_COLOR=1 host-agent serve --config /etc/tarn/$HOST.toml > /dev/ttyS3 2>&1
-  echo \"the agent ended: $?\" > /dev/ttyS3
+  host-agent serve --config /etc/tarn/$HOST.toml
+  echo \"the agent ended: $?\"
   sleep 0.2
-done &
+done 2>&1 | cat > /dev/ttyS3 &
 ";
 
 /// The programs of a rack.
@@ -157,12 +158,10 @@ impl Rack {
     /// It does not start.
     pub fn start_manager(&mut self) -> Result<(), HostError> {
         let log = self.hosts.folder().join("logs").join(MANAGER);
-        let said =
-            File::options().create(true).append(true).open(&log).map_err(HostError::file("open", &log))?;
         let mut manager = Command::new("setpriv");
         manager.args(["--pdeathsig", "KILL"]).arg(&self.plan.programs.manager);
-        manager.args(["serve", "--config"]).arg(self.own("rack.toml")).env("NO_COLOR", "1").process_group(0);
-        manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
+        manager.args(["serve", "--config"]).arg(self.own("rack.toml")).process_group(0);
+        manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(appended(&log)?);
         self.manager = Some(manager.spawn().map_err(HostError::start(&self.plan.programs.manager))?);
         Ok(())
     }
@@ -238,6 +237,7 @@ fn free_port() -> Result<u16, HostError> {
 fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
     let own = folder.join(MANAGER);
     let _ = fs::remove_dir_all(&own); // of a rack that ended badly
+    let _ = fs::remove_file(folder.join("logs").join(MANAGER));
     let certificates = own.join("certificates");
     fs::create_dir_all(&certificates).map_err(HostError::file("make", &certificates))?;
     let mut hosts = plan.hosts.clone();
