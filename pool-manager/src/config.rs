@@ -308,7 +308,9 @@ impl<'a> Checker<'a> {
         let driver = section.required("driver", driver);
         let path = section.required("path", |field| self.directory(field, "another EMC"));
         let serial = match driver {
-            Some(driver) if !driver.cuts_off() => section.required("serial", |field| self.serial(field)).map(Some),
+            Some(driver) if !driver.cuts_off() => {
+                section.required("serial", |field| self.serial(field)).map(Some)
+            }
             Some(driver) => section.optional("serial", |_| Err(fencing::no_serial(driver))),
             None => section.optional("serial", |field| self.serial(field)),
         };

@@ -68,7 +68,9 @@ fn perform_all(
 fn perform(place: &EmcPlace, device: &mut Option<Box<dyn Device>>, call: DeviceCall) -> DeviceDone {
     let opened = match device {
         Some(device) => Ok(device),
-        None => place.driver.open(&place.path, place.slices, &place.serial).map(|opened| device.insert(opened)),
+        None => {
+            place.driver.open(&place.path, place.slices, &place.serial).map(|opened| device.insert(opened))
+        }
     };
     let result = opened.and_then(|device| place.make(device.as_mut(), &call));
     result.unwrap_or_else(|error| {

@@ -385,7 +385,10 @@ mod tests {
         let finding = said(&seen);
         assert_eq!(finding.what, "not cut off, keeps 3 slices: `off h1` ended with exit status: 1");
         let mend = finding.mend.unwrap();
-        assert!(mend.contains("host-agent") && mend.contains("`tarn fence h1 --confirm-powered-off`"), "{mend}");
+        assert!(
+            mend.contains("host-agent") && mend.contains("`tarn fence h1 --confirm-powered-off`"),
+            "{mend}"
+        );
     }
 
     #[test]

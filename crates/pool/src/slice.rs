@@ -507,7 +507,10 @@ mod tests {
     fn a_quarantined_slice_whose_device_cuts_nobody_off_goes_on_only_when_its_host_let_go_or_stopped() {
         check("assign granted dirty requalify-asking scrub", "scrub refused while draining");
         check("assign granted dirty requalify-asking revoked", "revoked refused while draining");
-        check("assign granted dirty requalify-asking released-by-other", "released-by-other refused while draining");
+        check(
+            "assign granted dirty requalify-asking released-by-other",
+            "released-by-other refused while draining",
+        );
         check("assign granted dirty requalify-asking released revoked", "scrubbing epoch 1");
         check("assign granted dirty requalify-asking fenced revoked", "scrubbing epoch 1");
     }
@@ -515,7 +518,9 @@ mod tests {
     #[test]
     fn a_failure_that_a_host_reports_has_a_device_revoke_only_if_that_cuts_the_host_off() {
         let host = VM_HOST;
-        for why in [Quarantine::Dirty { host, revoked: false }, Quarantine::ScrubFailed { host, revoked: false }] {
+        for why in
+            [Quarantine::Dirty { host, revoked: false }, Quarantine::ScrubFailed { host, revoked: false }]
+        {
             let slot = Slot { epoch: Epoch(1), state: State::Quarantined(why), receipt: None };
             assert_eq!(slot.device_call(true), Some(Call::Revoke { epoch: Epoch(1) }));
             assert_eq!((slot.device_call(false), slot.holder()), (None, Some(host)));

@@ -22,7 +22,11 @@ pub(super) fn command(mut section: Section<'_>) -> Option<StopCommand> {
         let runs = !there || words.first().is_some_and(|program| !program.is_empty());
         section.rule(runs, "command", "must begin with a program")?;
         let names = !there || words.iter().any(|word| word.contains(HOST));
-        section.rule(names, "command", "must have {host} in one of its words, which the host's name replaces")?;
+        section.rule(
+            names,
+            "command",
+            "must have {host} in one of its words, which the host's name replaces",
+        )?;
         Some(words)
     });
     section.end();
@@ -38,12 +42,15 @@ pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
     let hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     let fits = (1..=SERIAL_DIGITS_MAX).contains(&digits.len());
     (plain && hex && fits).then(|| text.to_owned()).ok_or_else(|| {
-        format!("must be 0x and 1 to {SERIAL_DIGITS_MAX} digits of 0-9 a-f, the first not 0, as sysfs shows it")
+        format!(
+            "must be 0x and 1 to {SERIAL_DIGITS_MAX} digits of 0-9 a-f, the first not 0, as sysfs shows it"
+        )
     })
 }
 
 /// Why a device of this driver has none.
 pub(super) fn no_serial(driver: Driver) -> String {
-    let with: Vec<_> = Driver::ALL.into_iter().filter(|driver| !driver.cuts_off()).map(Driver::name).collect();
+    let with: Vec<_> =
+        Driver::ALL.into_iter().filter(|driver| !driver.cuts_off()).map(Driver::name).collect();
     format!("must not be there with driver {}, only with {}", driver.name(), with.join(", "))
 }

@@ -223,7 +223,11 @@ fn times_and_fractions_are_within_their_limits() {
 
 #[test]
 fn only_known_drivers_are_taken() {
-    check("emulated", "cxl", "line 9: emc[0].driver = \"cxl\": no such driver; must be one of emulated, shared-dax");
+    check(
+        "emulated",
+        "cxl",
+        "line 9: emc[0].driver = \"cxl\": no such driver; must be one of emulated, shared-dax",
+    );
 }
 
 #[test]

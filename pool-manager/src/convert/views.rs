@@ -36,7 +36,9 @@ fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
     let fence = slot.holder().and_then(|host| ledger.host(host)).map(|entry| entry.host.fence);
     match (slot.state, fence) {
         (State::Quarantined(why), _) => Some(why.to_string()),
-        (_, Some(Fence::Fencing { .. })) => Some("its host is to be cut off, and may still reach it".to_owned()),
+        (_, Some(Fence::Fencing { .. })) => {
+            Some("its host is to be cut off, and may still reach it".to_owned())
+        }
         (State::Scrubbing(Scrub::Leaving(_)), _) => Some("its host has yet to let go of it".to_owned()),
         _ => None,
     }

@@ -50,7 +50,10 @@ impl Cell {
 
 impl std::fmt::Debug for SharedDax {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedDax").field("path", &self.path).field("serial", &self.serial).finish_non_exhaustive()
+        f.debug_struct("SharedDax")
+            .field("path", &self.path)
+            .field("serial", &self.serial)
+            .finish_non_exhaustive()
     }
 }
 
@@ -86,7 +89,9 @@ impl SharedDax {
         read.map_err(record_error(&self.path))?;
         match recorded {
             Some(recorded) if recorded == self.serial => Ok(()),
-            Some(other) => Err(self.unfit(format!("its record is of serial {other}: must be {}", self.serial))),
+            Some(other) => {
+                Err(self.unfit(format!("its record is of serial {other}: must be {}", self.serial)))
+            }
             None => {
                 let (key, value) = (SERIAL.to_vec(), self.serial.clone().into_bytes());
                 let wrote = self.store.commit(&[Write::Put { table: Table::Meta, key, value }]);
@@ -178,7 +183,8 @@ impl Device for SharedDax {
         if changed.is_empty() {
             return Ok(());
         }
-        let batch: Vec<Write> = changed.into_iter().map(|slice| put(slice, self.cells[slice as usize])).collect();
+        let batch: Vec<Write> =
+            changed.into_iter().map(|slice| put(slice, self.cells[slice as usize])).collect();
         self.store.commit(&batch).map_err(record_error(&self.path))
     }
 }
@@ -197,7 +203,9 @@ fn record_error(path: &Path) -> impl FnOnce(StoreError) -> DeviceError {
     let path = path.to_owned();
     move |cause| match cause {
         StoreError::InUse { .. } => DeviceError::InUse { path },
-        StoreError::Corrupt { what, .. } => DeviceError::Unfit { path, what: format!("its record is corrupt: {what}") },
+        StoreError::Corrupt { what, .. } => {
+            DeviceError::Unfit { path, what: format!("its record is corrupt: {what}") }
+        }
         cause => DeviceError::Record { path, cause },
     }
 }

@@ -295,7 +295,8 @@ impl Ledger {
         let rebooted = !new.boot_id.is_empty() && new.boot_id != boot_id;
         new.boot_id = boot_id.to_owned();
         let mut records = Vec::new();
-        let proof = if rebooted { "it restarted" } else { "its agent reports that nothing is left" }.to_owned();
+        let proof =
+            if rebooted { "it restarted" } else { "its agent reports that nothing is left" }.to_owned();
         let proven = match new.fence {
             Fence::Fenced => Some((Fence::None, What::Returned { proof })),
             Fence::Fencing { powered_off: false } => {

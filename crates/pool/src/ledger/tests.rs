@@ -492,7 +492,8 @@ fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
 }
 
 #[test]
-fn a_fenced_host_comes_back_restarted_or_clean_and_one_that_is_being_fenced_counts_as_off_by_the_same_proofs() {
+fn a_fenced_host_comes_back_restarted_or_clean_and_one_that_is_being_fenced_counts_as_off_by_the_same_proofs()
+{
     let mut rack = Rack::of("e1=4 h1:e1");
     let report = |rack: &mut Rack, boot: &str, clean| {
         let change = rack.ledger.decide_report(at(3), HostId(0), boot, clean);
@@ -504,7 +505,11 @@ fn a_fenced_host_comes_back_restarted_or_clean_and_one_that_is_being_fenced_coun
     rack.apply(fence);
     assert_eq!(report(&mut rack, "b1", false), Fence::Fencing { powered_off: false });
     assert_eq!(report(&mut rack, "b1", true), Fence::Fencing { powered_off: true });
-    assert_eq!(report(&mut rack, "b1", true), Fence::Fencing { powered_off: true }, "not before it is fenced");
+    assert_eq!(
+        report(&mut rack, "b1", true),
+        Fence::Fencing { powered_off: true },
+        "not before it is fenced"
+    );
     let fenced = rack.ledger.decide_fenced(at(3), HostId(0));
     rack.apply(fenced.clone());
     assert_eq!(report(&mut rack, "b1", false), Fence::Fenced);

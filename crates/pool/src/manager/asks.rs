@@ -398,7 +398,15 @@ mod tests {
     fn emc() -> Emc {
         let name = Name::new("e0").unwrap();
         let (driver, path) = ("emulated".into(), String::new());
-        Emc { name, first: SliceId(0), slices: 1, driver, path, scheduling: Scheduling::Enabled, serial: None }
+        Emc {
+            name,
+            first: SliceId(0),
+            slices: 1,
+            driver,
+            path,
+            scheduling: Scheduling::Enabled,
+            serial: None,
+        }
     }
 
     fn broken() -> Reservation {

@@ -358,7 +358,9 @@ impl Manager {
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
             None if self.is_being_fenced(slot) => return, // the device may have done it: it is asked again
-            None if needs_grant(slot) && let Some(host) = kept => {
+            None if needs_grant(slot)
+                && let Some(host) = kept =>
+            {
                 (Quarantine::LostRecord { host }, String::new())
             }
             None if needs_grant(slot) => (Quarantine::LostGrant, String::new()),

@@ -93,7 +93,8 @@ impl Manager {
         let emcs = entry.host.emcs.clone();
         self.unfenced.remove(&(emc, host));
         self.fenced.insert((emc, host));
-        let done: Vec<EmcId> = emcs.iter().copied().filter(|emc| self.fenced.contains(&(*emc, host))).collect();
+        let done: Vec<EmcId> =
+            emcs.iter().copied().filter(|emc| self.fenced.contains(&(*emc, host))).collect();
         for emc in &done {
             let cut = self.head.decide_cut_off(host, *emc);
             self.change(when, cut);

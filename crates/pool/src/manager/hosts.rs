@@ -552,8 +552,9 @@ pub(super) fn asked_of(slot: Option<Slot>) -> Option<(Epoch, State)> {
     let slot = slot?;
     match slot.state {
         State::Onlining(owner) | State::Online(owner) => Some((slot.epoch, State::Online(owner))),
-        State::Draining(_, Drain::Host { .. })
-        | State::Scrubbing(Scrub::Working(_) | Scrub::Leaving(_)) => Some((slot.epoch, slot.state)),
+        State::Draining(_, Drain::Host { .. }) | State::Scrubbing(Scrub::Working(_) | Scrub::Leaving(_)) => {
+            Some((slot.epoch, slot.state))
+        }
         _ => None,
     }
 }

@@ -12,11 +12,7 @@ use pool::{
 };
 use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
 
-use super::{
-    World,
-    device::Mark,
-    machine::Guest,
-};
+use super::{World, device::Mark, machine::Guest};
 
 /// What is so, as far as somebody outside can know.
 #[derive(Debug, Default)]
@@ -285,9 +281,8 @@ impl World {
 
     /// A device is about to be asked: the intent must be on disk, and must be the latest.
     pub(super) fn check_call(&mut self, call: &DeviceCall) {
-        let cuts_off = |slice: SliceId| {
-            !self.devices.iter().any(|device| device.has(slice) && device.is_shared())
-        };
+        let cuts_off =
+            |slice: SliceId| !self.devices.iter().any(|device| device.has(slice) && device.is_shared());
         let owes = |slice: SliceId| self.truth.slot(slice).device_call(cuts_off(slice));
         let owed = match call {
             DeviceCall::Contents => true,
@@ -327,7 +322,10 @@ impl World {
         let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
         let left = self.machines[usize::from(host.0)].mappings().find(|(holding, _)| here(holding));
         if let Some((holding, pid)) = left {
-            self.blame("unknown is not free", format!("{host} counts as fenced, process {pid} has {holding:?}"));
+            self.blame(
+                "unknown is not free",
+                format!("{host} counts as fenced, process {pid} has {holding:?}"),
+            );
         }
     }
 

@@ -215,7 +215,8 @@ impl World {
         if self.device(slice).is_shared() {
             return self.schedule(Place::Slice(slice), Scheduling::Enabled);
         }
-        let used = self.machines.iter().any(|m| m.mappings().any(|(held, pid)| held.slice == slice && pid != 0));
+        let used =
+            self.machines.iter().any(|m| m.mappings().any(|(held, pid)| held.slice == slice && pid != 0));
         if !used {
             self.truth.requalify_asked.insert(slice);
             self.freed_by_hand(slice);

@@ -258,7 +258,9 @@ impl World {
         self.check_call(&call);
         self.say(|| format!("{emc} is asked {call:?}"));
         match call {
-            DeviceCall::Fence { host, powered_off: false } if self.devices[usize::from(emc.0)].is_shared() => {
+            DeviceCall::Fence { host, powered_off: false }
+                if self.devices[usize::from(emc.0)].is_shared() =>
+            {
                 let (life, span) = (self.program.life, self.a_while());
                 self.after(span, Happening::CommandEnds(life, emc, host));
             }

@@ -410,9 +410,9 @@ impl Rig {
     /// A host has let go of a slice, or of everything.
     fn lets_go(&mut self, host: HostId, of: impl Fn(Holding) -> bool) {
         for device in self.devices.values_mut() {
-            device.reached.retain(|(slice, epoch, by)| {
-                *by != host || !of(Holding { slice: *slice, epoch: *epoch })
-            });
+            device
+                .reached
+                .retain(|(slice, epoch, by)| *by != host || !of(Holding { slice: *slice, epoch: *epoch }));
         }
     }
 
@@ -705,7 +705,10 @@ impl Device {
         if held != Some((epoch, host)) {
             assert_eq!(held, None, "slice {slice} would have two owners");
             let others = self.reached.iter().find(|(reached, _, by)| *reached == slice && *by != host);
-            assert!(!self.shared || others.is_none(), "slice {slice} goes to {host:?}, still reached by {others:?}");
+            assert!(
+                !self.shared || others.is_none(),
+                "slice {slice} goes to {host:?}, still reached by {others:?}"
+            );
             if highest >= epoch {
                 let call = DeviceCall::Grant { slice, epoch, host };
                 return DeviceDone::Failed { call, failure: DeviceFailure::StaleEpoch { highest } };
