@@ -2,6 +2,7 @@
 //! on a host that is nothing but words.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -65,7 +66,7 @@ impl Session {
 #[derive(Debug)]
 pub struct Obedient {
     task: JoinHandle<()>,
-    handles: Arc<Mutex<Vec<String>>>,
+    handles: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Obedient {
@@ -79,7 +80,7 @@ impl Obedient {
     }
 
     /// Every place that it was told to bring online.
-    pub fn handles(&self) -> Vec<String> {
+    pub fn handles(&self) -> BTreeSet<String> {
         self.handles.lock().expect("nobody panics with it").clone()
     }
 }
@@ -90,7 +91,7 @@ impl Drop for Obedient {
     }
 }
 
-async fn obey(mut session: Session, handles: Arc<Mutex<Vec<String>>>) {
+async fn obey(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) {
     let (mut beat, mut have) = (interval(HEARTBEAT), wire::Have { instance: u64::MAX, ..Default::default() });
     loop {
         tokio::select! {

@@ -22,7 +22,17 @@ async fn rack(fence: &str) -> Rack {
     let shared = "driver = \"shared-dax\"\nserial = \"0x1a\"";
     rack.write_rack_toml(&rack.rack_toml().replace("driver = \"emulated\"", shared));
     rack.start_manager().await;
+    wait_emc_up(&rack).await;
     rack
+}
+
+/// Until its record has been compared with the ledger.
+async fn wait_emc_up(rack: &Rack) {
+    rack.wait_for("the device to be up", async |rack| {
+        let emcs = rack.admin().await.list_emcs(wire::ListEmcsRequest {}).await.unwrap().into_inner().emcs;
+        emcs[0].state() == wire::EmcState::Up
+    })
+    .await;
 }
 
 /// A host with a VM's slice of such a device, and the host's agent.
@@ -65,7 +75,7 @@ async fn a_silent_host_is_stopped_by_the_operators_command_and_its_slices_go_on(
     let mut rack = rack(&script).await;
     let other = Obedient::start(&rack, "h1", "boot 1").await;
     let agent = host_with_slice(&rack, "h0").await;
-    assert_eq!(agent.handles(), ["cxl:0x1a:0"]);
+    assert_eq!(agent.handles(), ["cxl:0x1a:0".to_owned()].into());
     drop((agent, other));
     rack.kill_manager(); // what it has granted is on record
     rack.start_manager().await;
@@ -98,7 +108,7 @@ async fn a_host_that_could_not_be_stopped_keeps_its_slices_until_an_operator_vou
 
 #[tokio::test]
 async fn a_host_that_returns_restarted_has_let_go_of_what_a_command_that_hangs_could_not_take() {
-    let rack = rack("[fence]\ncommand = [\"sleep\", \"600\", \"{host}\"]\nwithin_s = 1").await;
+    let rack = rack("[fence]\ncommand = [\"sh\", \"-c\", \"sleep 600; true {host}\"]\nwithin_s = 1").await;
     let _other = Obedient::start(&rack, "h1", "boot 1").await;
     drop(host_with_slice(&rack, "h0").await);
     rack.wait_for("h0 to be fencing", async |rack| h0(rack).await.state() == HostState::Fencing).await;

@@ -54,7 +54,13 @@ fn the_example_is_a_rack() {
     let uncommented = fs::read_to_string(path).unwrap().replace("\n# [tls]", "\n[tls]");
     let uncommented = uncommented.replace("\n# certificate", "\ncertificate").replace("\n# key", "\nkey");
     let uncommented = uncommented.replace("\n# client_ca", "\nclient_ca").replace("\n# admins", "\nadmins");
-    assert!(Config::parse(&uncommented, path).unwrap().tls.is_some());
+    let uncommented = uncommented.replace("\n# [fence]", "\n[fence]").replace("\n# command", "\ncommand");
+    let config = Config::parse(&uncommented, path).unwrap();
+    assert!(config.tls.is_some() && config.fence.is_some());
+    let keys = ["[[emc]]", "name", "slices", "driver", "serial", "path"];
+    let shared =
+        keys.iter().fold(uncommented, |text, key| text.replace(&format!("\n# {key}"), &format!("\n{key}")));
+    assert_eq!(Config::parse(&shared, path).unwrap().emcs[2].driver, Driver::SharedDax);
 }
 
 #[test]
