@@ -6,15 +6,18 @@ use std::{
     arch::{
         asm,
         x86_64::{
-            __cpuid, __cpuid_count, __m128i, _mm_clflush, _mm_cmpeq_epi8, _mm_mfence, _mm_movemask_epi8,
-            _mm_or_si128, _mm_setzero_si128, _mm_sfence, _mm_stream_si128,
+            __m128i, _mm_clflush, _mm_cmpeq_epi8, _mm_mfence, _mm_movemask_epi8, _mm_or_si128,
+            _mm_setzero_si128, _mm_sfence, _mm_stream_si128,
         },
     },
     cell::Cell,
-    fs::File,
+    fs::{self, File},
     io,
     ops::Range,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use units::limits::SCRUB_STEP_BYTES;
@@ -190,11 +193,14 @@ enum Evict {
 }
 
 impl Evict {
+    /// What the kernel says of the processor is asked once.
     fn best() -> Self {
-        const FEATURES: u32 = 7;
-        const CLFLUSHOPT: u32 = 1 << 23;
-        let tells = __cpuid(0).eax >= FEATURES;
-        if tells && __cpuid_count(FEATURES, 0).ebx & CLFLUSHOPT != 0 { Self::Weakly } else { Self::InOrder }
+        static BEST: LazyLock<Evict> = LazyLock::new(|| {
+            let told = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            let weakly = told.split_whitespace().any(|feature| feature == "clflushopt");
+            if weakly { Evict::Weakly } else { Evict::InOrder }
+        });
+        *BEST
     }
 
     fn line(self, line: *mut Line) {
