@@ -48,8 +48,7 @@ fn reservation(field: &'static str, text: &str) -> Result<ReservationId, Invalid
 }
 
 fn want_release(r: wire::WantRelease) -> (Holding, WantRelease) {
-    let handle = r.handle.map(|place| Handle::new("", place));
-    (holding(r.slice, r.epoch), WantRelease { force: r.force, handle })
+    (holding(r.slice, r.epoch), WantRelease { force: r.force, handle: Handle::new("", r.handle) })
 }
 
 fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {

@@ -114,9 +114,8 @@ pub(crate) fn owners_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
 pub struct WantRelease {
     /// Even from a VM that still runs.
     pub force: bool,
-    /// Where the host finds it, if it was ever granted: an agent that has just started may know nothing of a slice that its
-    /// predecessor brought online.
-    pub handle: Option<Handle>,
+    /// Where the host finds it: an agent that has just started may know nothing of a slice that its predecessor brought online.
+    pub handle: Handle,
 }
 
 /// The memory of one VM, as its host should have it.

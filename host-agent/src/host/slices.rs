@@ -4,9 +4,11 @@
 //!
 //! ```text
 //!  absent ──create──▶ unbound ──bind──▶ device_dax   mapped by whoever opens /dev/daxX.Y
-//!    ▲                  │  ▲ ──bind──▶ kmem          memory blocks of a node, offline at first
-//!    └─────delete───────┘  └──unbind── (from kmem only while all blocks are offline: else they are lost until a reboot)
+//!    ▲                         ──bind──▶ kmem         memory blocks of a node, offline at first
+//!    └──delete── unbound ◀───────unbind──┘ (from kmem only while all blocks are offline: else they are lost until a reboot)
 //! ```
+//!
+//! A device that was bound is never bound again: whoever still maps it would reach the memory once more.
 
 mod device;
 mod refused;
@@ -170,11 +172,15 @@ impl Slices {
 
     fn bring(&self, index: u32, wanted: Option<Driver>) -> Result<Option<Found>, SliceError> {
         let range = self.range(index)?;
+        let mut is_ours = false;
         for _ in 0..STEPS_MAX {
             let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
-            match next(device.as_ref(), wanted, self.align) {
+            match next(device.as_ref(), wanted, self.align, is_ours) {
                 None => return Ok(device.map(Device::found)),
-                Some(step) => self.take(step, &range, device.as_ref())?,
+                Some(step) => {
+                    self.take(step, &range, device.as_ref())?;
+                    is_ours = step == Step::Create || (is_ours && step == Step::Align);
+                }
             }
         }
         Err(SliceError::NotSettled { index, wanted, steps: STEPS_MAX })
@@ -312,12 +318,14 @@ fn alignment(base: u64) -> Result<Bytes, SliceError> {
     fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
 }
 
-/// What is to be done next, from what there is to what is wanted; `None` if that is the same.
-fn next(device: Option<&Device>, wanted: Option<Driver>, align: Bytes) -> Option<Step> {
+/// What is to be done next, from what there is to what is wanted; `None` if that is the same. A device without a driver that we
+/// did not just make may have lost one under somebody's mapping, which would lead to the memory again if it were bound anew.
+fn next(device: Option<&Device>, wanted: Option<Driver>, align: Bytes, is_ours: bool) -> Option<Step> {
     let Some(device) = device else { return wanted.map(|_| Step::Create) };
     match (device.driver, wanted) {
         (Some(driver), Some(wanted)) if driver == wanted && device.is_aligned() => None,
         (Some(driver), _) => Some(Step::Unbind(driver)),
+        (None, Some(_)) if !is_ours => Some(Step::Delete),
         (None, Some(Driver::DeviceDax)) if device.align != align.get() => Some(Step::Align),
         (None, Some(wanted)) => Some(Step::Bind(wanted)),
         (None, None) => Some(Step::Delete),

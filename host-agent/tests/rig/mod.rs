@@ -294,7 +294,7 @@ pub fn want_vm(slices: Vec<wire::WantSlice>) -> wire::Want {
 }
 
 pub fn release(slice: u32, epoch: u64, force: bool) -> wire::Want {
-    wire::Want { release: vec![wire::WantRelease { slice, epoch, force, handle: None }], ..want() }
+    wire::Want { release: vec![wire::WantRelease { slice, epoch, force, handle: String::new() }], ..want() }
 }
 
 pub fn pairs(holdings: &[wire::Holding]) -> Vec<(u32, u64)> {

@@ -124,7 +124,7 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         slice: h.slice.0,
         epoch: h.epoch.0,
         force: release.force,
-        handle: release.handle.map(|handle| handle.place.to_string()),
+        handle: release.handle.place.to_string(),
     };
     let scrub = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantScrub {
         slice: h.slice.0,

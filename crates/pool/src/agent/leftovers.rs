@@ -77,7 +77,7 @@ impl Agent {
 
     /// Whether a slice has to wait until what was left of it is closed.
     pub(super) fn is_being_cleared(&self, holding: Holding) -> bool {
-        let handle = self.orders.get(&holding).and_then(|order| order.handle());
+        let handle = self.orders.get(&holding).map(Order::handle);
         handle.is_some_and(|handle| self.leftovers.is_clearing(&handle.place))
     }
 
@@ -100,7 +100,7 @@ impl Agent {
     /// Where there is a slice that an order says something about, that is open, or that a VM has or had.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
         let wanted = self.orders.iter().filter(|(holding, _)| !self.is_given_up(holding));
-        let ordered = wanted.filter_map(|(_, order)| order.handle());
+        let ordered = wanted.map(|(_, order)| order.handle());
         let open = self.slices.values().map(|stand| stand.handle());
         let handed = self.vms.values().flat_map(|vm| vm.slices().values());
         ordered.chain(open).chain(handed).map(|handle| Arc::clone(&handle.place)).collect()
@@ -113,7 +113,7 @@ impl Agent {
 
     /// Whether something may still be there of a slice that could not be had.
     pub(super) fn leaves_something(&self, holding: &Holding) -> bool {
-        self.orders.get(holding).and_then(|order| order.handle()).is_some_and(|h| self.leftovers.has(h))
+        self.orders.get(holding).is_some_and(|order| self.leftovers.has(order.handle()))
     }
 
     pub(super) fn on_cleared(&mut self, place: &Arc<str>, result: Result<(), HostFailure>) {
@@ -125,7 +125,7 @@ impl Agent {
             }
         }
         self.dirty = true;
-        let named = |(_, order): &(&Holding, &Order)| order.handle().is_some_and(|h| h.place == *place);
+        let named = |(_, order): &(&Holding, &Order)| order.handle().place == *place;
         let waiting: Vec<Holding> = self.orders.iter().filter(named).map(|(holding, _)| *holding).collect();
         waiting.into_iter().for_each(|holding| self.step(holding));
     }

@@ -134,12 +134,12 @@ impl Agent {
         }
         let on_record = self.handle_on_record(holding);
         let verify = !force && on_record.is_some();
-        let named = on_record.or_else(|| self.orders.get(&holding)?.handle().cloned());
+        let named = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
         let handle = match (self.slices.get(&holding), named) {
             (Some(Stand::Online(handle)), _) => handle.clone(),
-            (Some(_), _) => return,                               // a call is under way
+            (Some(_), _) => return,         // a call is under way
             (None, Some(handle)) => handle, // of a VM that has ended, or perhaps left by a predecessor
-            (None, None) => return self.answer_released(holding), // never granted
+            (None, None) => return,         // closed already, and nobody asks
         };
         self.slices.insert(holding, Stand::Closing(handle.clone()));
         self.calls += 1;
@@ -310,10 +310,10 @@ impl Agent {
 
 impl Order {
     /// Where the host finds the slice.
-    pub(super) fn handle(&self) -> Option<&Handle> {
+    pub(super) fn handle(&self) -> &Handle {
         match self {
-            Self::Online(_, handle) | Self::Scrub(handle) => Some(handle),
-            Self::Release(release) => release.handle.as_ref(),
+            Self::Online(_, handle) | Self::Scrub(handle) => handle,
+            Self::Release(release) => &release.handle,
         }
     }
 

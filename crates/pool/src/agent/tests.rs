@@ -2,7 +2,7 @@
 //!
 //! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `fail:S.E`, `dirty:S.E`,
 //! `cleared:S.E`, `unclear:S.E`, `attach:VM@PID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
-//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `ungranted=S.E` (a release without a handle), `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
+//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
 //! order N: `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` when they are whole, else `news:N`.
 //! VM `a` is reservation 1, `b` is 2.
 
@@ -58,7 +58,7 @@ fn want(number: u64) -> Want {
 }
 
 fn release(holding: Holding, force: bool) -> WantRelease {
-    WantRelease { force, handle: Some(handle(holding)) }
+    WantRelease { force, handle: handle(holding) }
 }
 
 fn want_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> WantVm {
@@ -85,10 +85,6 @@ fn order(text: &str) -> Event {
             }
             Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, false)))),
             Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, true)))),
-            Some(("ungranted", list)) => {
-                let ungranted = WantRelease { force: false, handle: None };
-                want.release.extend(holdings(list).map(|h| (h, ungranted.clone())));
-            }
             Some(("scrub", list)) => want.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
                 want.vms.insert(reservation(vm), want_vm(vm, holdings(list)));
@@ -429,19 +425,13 @@ fn a_slice_that_a_process_still_has_stays_and_is_asked_about_again() {
 }
 
 #[test]
-fn a_slice_never_granted_is_given_back_at_once_and_said_to_be_until_nobody_asks() {
-    check("up want:1:ungranted=9.3", "have:1:released=9.3:clean");
-    check("up want:1:ungranted=9.3 want:1:ungranted=9.3", "have:1:released=9.3:clean");
-    check("up want:1:ungranted=9.3 tick:1000", "have:1:released=9.3:clean");
-    check("up want:1:ungranted=9.3 want:2", "have:2:clean");
-}
-
-#[test]
-fn a_slice_never_seen_but_granted_is_closed_before_it_is_said_to_be_given_back() {
+fn a_slice_never_seen_is_closed_and_then_said_to_be_given_back_until_nobody_asks() {
     check("up want:1:release=9.3", "offline:9.3");
     check("up want:1:release=9.3 ok:9.3", "have:1:released=9.3:clean");
     check("up want:1:release=9.3 fail:9.3", "have:1:online=9.3");
     check("up want:1:release=9.3 ok:9.3 want:2:release=9.3", "have:2:released=9.3:clean");
+    check("up want:1:release=9.3 ok:9.3 tick:1000", "have:1:released=9.3:clean");
+    check("up want:1:release=9.3 ok:9.3 want:2", "have:2:clean");
 }
 
 #[test]

@@ -508,18 +508,15 @@ impl Manager {
             return false;
         };
         let holding = Holding { slice, epoch: slot.epoch };
+        let Some(handle) = self.handle_of(holding) else { return false }; // it is known once its device is compared
         match slot.state {
             State::Draining(_, Drain::Host { force }) => {
-                drop(want.release.insert(holding, WantRelease { force, handle: self.handle_of(holding) }));
+                drop(want.release.insert(holding, WantRelease { force, handle }));
             }
             State::Scrubbing(Scrub::Leaving(_)) => {
-                let handle = self.handle_of(holding);
                 drop(want.release.insert(holding, WantRelease { force: false, handle }));
             }
-            State::Scrubbing(Scrub::Working(_)) => match self.handle_of(holding) {
-                Some(handle) => drop(want.scrub.insert(holding, handle)),
-                None => return false,
-            },
+            State::Scrubbing(Scrub::Working(_)) => drop(want.scrub.insert(holding, handle)),
             _ => return false,
         }
         true

@@ -137,15 +137,19 @@ fn from_every_half_done_state_the_next_step_leads_on() {
     };
     let (dax, kmem) = (Some(Driver::DeviceDax), Some(Driver::Kmem));
     let (large, small) = (Bytes::gib(1), Bytes::mib(2));
-    let step = |device: Option<Device>, wanted| next(device.as_ref(), wanted, large);
+    let step = |device: Option<Device>, wanted| next(device.as_ref(), wanted, large, false);
+    let made = |device: Device, wanted| next(Some(&device), wanted, large, true);
     for wanted in [dax, kmem] {
         assert_eq!(step(None, wanted), Some(Step::Create));
         assert_eq!(step(Some(device(wanted, large)), wanted), None);
     }
     assert_eq!(step(None, None), None);
-    assert_eq!(step(Some(device(None, small)), dax), Some(Step::Align));
-    assert_eq!(step(Some(device(None, large)), dax), Some(Step::Bind(Driver::DeviceDax)));
-    assert_eq!(step(Some(device(None, small)), kmem), Some(Step::Bind(Driver::Kmem)));
+    assert_eq!(made(device(None, small), dax), Some(Step::Align));
+    assert_eq!(made(device(None, large), dax), Some(Step::Bind(Driver::DeviceDax)));
+    assert_eq!(made(device(None, small), kmem), Some(Step::Bind(Driver::Kmem)));
+    for wanted in [dax, kmem] {
+        assert_eq!(step(Some(device(None, large)), wanted), Some(Step::Delete), "somebody may map it still");
+    }
     assert_eq!(step(Some(device(kmem, small)), dax), Some(Step::Unbind(Driver::Kmem)));
     assert_eq!(step(Some(device(dax, large)), kmem), Some(Step::Unbind(Driver::DeviceDax)));
     assert_eq!(step(Some(device(kmem, small)), None), Some(Step::Unbind(Driver::Kmem)));
