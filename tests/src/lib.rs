@@ -3,6 +3,7 @@
 pub mod linux_guests;
 pub mod place;
 pub mod rack;
+pub mod real_rack;
 pub mod scripted_agent;
 pub mod small_guests;
 

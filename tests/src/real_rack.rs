@@ -1,0 +1,271 @@
+//! A rack in a box for tests: real hosts with real CXL memory between them, and what their kernels say of each slice. Where there is
+//! doubt, the kernels are asked and not the programs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Output,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use emulated_host::rack::{Device, Plan, Programs, Rack, RackHost, RackPlan};
+use serde_json::Value;
+
+use crate::{linux_guests::bed, rack::programs};
+
+/// How long anything may take before a test gives up on it: hosts are emulated, and the machines are shared.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+/// Between two looks at a condition.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Where agents hand out memory.
+const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
+/// One line for each slice that a kernel has anything of: the device's serial, the slice's index on it, the driver, and how many of
+/// its memory blocks are not offline.
+const SLICES: &str = r#"
+block=$((0x$(cat /sys/devices/system/memory/block_size_bytes)))
+for region in /sys/bus/cxl/devices/region*; do
+  [ -e $region/resource ] || continue
+  base=$(($(cat $region/resource)))
+  endpoint=$(dirname $(readlink -f /sys/bus/cxl/devices/$(cat $region/target0)))
+  serial=$(cat $(readlink -f $endpoint/uport)/serial)
+  for device in $(readlink -f $region)/dax_region*/dax*; do
+    [ -e $device/mapping0/start ] || continue
+    start=$(($(cat $device/mapping0/start)))
+    driver=$(basename $(readlink -f $device/driver) 2>/dev/null)
+    online=0; at=$start
+    while [ $at -lt $((start + 1073741824)) ]; do
+      state=$(cat /sys/devices/system/memory/memory$((at / block))/state 2>/dev/null || echo offline)
+      [ $state = offline ] || online=$((online + 1))
+      at=$((at + block))
+    done
+    echo "SLICE $serial $(((start - base) / 1073741824)) ${driver:-none} $online"
+  done
+done
+"#;
+
+/// A slice as a kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Who has its device: `device_dax`, `kmem`, or `none`.
+    pub driver: String,
+    /// Memory blocks of it that are not offline.
+    pub blocks: u32,
+}
+
+/// Which slice: its device's serial, and its index there.
+pub type Which = (String, u32);
+
+/// A rack in a box.
+#[derive(Debug)]
+pub struct RealRack {
+    /// The rack itself.
+    pub rack: Rack,
+    _folder: tempfile::TempDir,
+}
+
+/// A rack of hosts that share devices of so many slices each.
+pub fn plan(hosts: usize, slices: &[u32], backend: &str) -> RackPlan {
+    let bin = |name: &str| programs().join(name);
+    let programs = Programs {
+        manager: bin("pool-manager"),
+        agent: bin("host-agent"),
+        tarn: bin("tarn"),
+        power_off: bin("power-off-host"),
+    };
+    let device = |(n, gib): (u64, &u32)| Device { serial: 0x7a0 + n, gib: *gib, is_aligned: true };
+    let mut hosts = Plan::new(hosts, (0..).zip(slices).map(device).collect());
+    hosts.programs.push(bin("tarn"));
+    RackPlan::new(hosts, programs, backend)
+}
+
+impl RealRack {
+    /// Starts a rack, and waits until all its hosts are up.
+    pub fn start(plan: RackPlan) -> Self {
+        let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder");
+        let rack = Rack::start(&bed(), plan, folder.path(), || true);
+        Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), _folder: folder }
+    }
+
+    /// One of its hosts.
+    pub fn host(&self, host: usize) -> &RackHost {
+        &self.rack.hosts().all()[host]
+    }
+
+    /// One of its hosts, to be switched on or off.
+    pub fn host_mut(&mut self, host: usize) -> &mut RackHost {
+        &mut self.rack.hosts_mut().all_mut()[host]
+    }
+
+    /// What a command in a host says. It must succeed.
+    pub fn run(&self, host: usize, command: &str) -> String {
+        let said = self.host(host).run_within(command, PATIENCE);
+        let said = said.unwrap_or_else(|error| panic!("{command}: {error}"));
+        assert_eq!(said.status, 0, "{command}: {}\n{}", said.text, self.logs());
+        said.text
+    }
+
+    /// What `tarn` says as the operator.
+    pub fn try_tarn(&self, words: &str) -> Output {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        self.rack.tarn(&words).output().expect("tarn runs")
+    }
+
+    /// What `tarn` says; it must succeed.
+    pub fn tarn(&self, words: &str) -> String {
+        let output = self.try_tarn(words);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "tarn {words}: {error}\n{}", self.logs());
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What `tarn` says as JSON.
+    pub fn json(&self, words: &str) -> Value {
+        serde_json::from_str(&self.tarn(&format!("{words} -o json"))).expect("tarn speaks JSON")
+    }
+
+    /// The states of all slices, in order.
+    pub fn states(&self) -> Vec<String> {
+        let slices = self.json("get slices");
+        let all = slices.as_array().expect("a list");
+        all.iter().map(|slice| slice["state"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// Waits until something holds.
+    pub fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let give_up = Instant::now() + PATIENCE;
+        while !holds(self) {
+            let slices = || self.try_tarn("get slices -o wide").stdout;
+            assert!(
+                Instant::now() < give_up,
+                "{what}: not within {PATIENCE:?}\n{}\n{}",
+                String::from_utf8_lossy(&slices()),
+                self.logs()
+            );
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Waits until every slice is free.
+    pub fn until_free(&self) {
+        self.until("all slices are free", |rack| rack.states().iter().all(|state| state == "free"));
+    }
+
+    /// What everybody has logged.
+    pub fn logs(&self) -> String {
+        let agents = self
+            .rack
+            .hosts()
+            .all()
+            .iter()
+            .map(|host| format!("{}:\n{}\n", host.name(), tail(&host.agent_log())));
+        format!("manager:\n{}\n{}", tail(&self.rack.manager_log()), agents.collect::<String>())
+    }
+
+    /// What a host's kernel has of each slice.
+    pub fn kernel(&self, host: usize) -> BTreeMap<Which, Seen> {
+        kernel_of(self.host(host)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Reserves slices and waits until they can be used.
+    pub fn reserve(&self, host: usize, vm: &str, slices: u32) {
+        self.tarn(&format!(
+            "reserve --host h{host} --vm {vm} --pool {slices}GiB --cores 1 --request-id {vm} --wait-ready"
+        ));
+        self.tarn(&format!("commit {vm}"));
+    }
+
+    /// Starts a process that does with a VM's slices what a VMM does, and returns the slices it found not to be zero.
+    pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
+        self.run(
+            host,
+            &format!(
+                "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
+                 tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {touch_mib} < /run/{vm}.in > /run/{vm}.out \
+                 2> /run/{vm}.err & echo $! > /run/{vm}.pid"
+            ),
+        );
+        self.until(&format!("{vm} has looked at its slices"), |rack| {
+            let errors = rack.run(host, &format!("cat /run/{vm}.err"));
+            assert_eq!(errors, "", "{vm}: {}", rack.logs());
+            rack.run(host, &format!("wc -l < /run/{vm}.out")).trim() == "1"
+        });
+        let found: Value =
+            serde_json::from_str(&self.run(host, &format!("cat /run/{vm}.out"))).expect("JSON");
+        found["dirty"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+    }
+
+    /// Ends such a process as a guest that switches itself off does, and returns the slices in which its bytes were not there.
+    pub fn end_vm(&self, host: usize, vm: &str) -> Vec<u64> {
+        self.run(host, &format!("kill $(cat /run/{vm}.sleep)"));
+        self.until(&format!("{vm} has looked at its bytes again"), |rack| {
+            rack.run(host, &format!("wc -l < /run/{vm}.out")).trim() == "2"
+        });
+        let left = self.run(host, &format!("tail -n 1 /run/{vm}.out; rm /run/{vm}.*"));
+        let left: Value = serde_json::from_str(&left).expect("JSON");
+        left["overwritten"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+    }
+
+    /// Ends such a process at once, as a crash does.
+    pub fn kill_vm(&self, host: usize, vm: &str) {
+        self.run(host, &format!("kill -9 $(cat /run/{vm}.pid); kill $(cat /run/{vm}.sleep); rm /run/{vm}.*"));
+    }
+
+    /// Looks at all kernels again and again while something is done: no slice is on two hosts at any moment. Returns how often it
+    /// was looked, and the outcome.
+    pub fn watched<T>(&self, work: impl FnOnce() -> T) -> (usize, T) {
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut looks = 0;
+                while !done.load(Ordering::Relaxed) {
+                    self.see_one_owner();
+                    looks += 1;
+                }
+                looks
+            });
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            done.store(true, Ordering::Relaxed);
+            let looks = watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (looks, outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    }
+
+    /// A slice that one host had before and after another host had it was on both at that moment. A host that does not answer is
+    /// left out.
+    fn see_one_owner(&self) {
+        let hosts = self.rack.hosts().all();
+        for (n, first) in hosts.iter().enumerate() {
+            for second in &hosts[n + 1..] {
+                let looks = [first, second, first].map(|host| kernel_of(host).unwrap_or_default());
+                let [before, other, after] = looks.map(|seen| seen.into_keys().collect::<BTreeSet<_>>());
+                let both: Vec<_> =
+                    before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
+                assert!(
+                    both.is_empty(),
+                    "{both:?} are on {} and {}\n{}",
+                    first.name(),
+                    second.name(),
+                    self.logs()
+                );
+            }
+        }
+    }
+}
+
+fn kernel_of(host: &RackHost) -> Result<BTreeMap<Which, Seen>, emulated_host::HostError> {
+    let said = host.run(SLICES)?;
+    let slices = said.text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["SLICE", serial, index, driver, blocks] = words[..] else { return None };
+        let seen = Seen { driver: driver.to_owned(), blocks: blocks.parse().ok()? };
+        Some(((serial.to_owned(), index.parse().ok()?), seen))
+    });
+    Ok(slices.collect())
+}
+
+fn tail(log: &str) -> String {
+    const LINES: usize = 40;
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
+}
