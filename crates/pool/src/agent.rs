@@ -442,7 +442,7 @@ impl Agent {
             failed: failed.collect(),
             vms: if whole { self.live_vms() } else { BTreeMap::new() },
             ended: self.ended_vms(),
-            clean: self.slices.is_empty() && !self.vms.values().any(Vm::lives),
+            clean: self.slices.is_empty() && self.handed.is_empty() && !self.vms.values().any(Vm::lives),
         }
     }
 

@@ -11,7 +11,7 @@ use units::{Epoch, HostId, InstanceId, Name, Ns, OrderNumber, ReservationId, Sli
 use super::{Closed, Effect, Manager, SessionId, Settings};
 use crate::{
     audit::Actor,
-    ledger::{HostEntry, When},
+    ledger::{HostEntry, Ledger, When},
     protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantVm},
     record::{EndedBy, Fence, Reservation, Stage},
     slice::{Drain, Event, Quarantine, Scrub, Slot, State},
@@ -407,7 +407,7 @@ impl Manager {
                 let first = link.order.is_none();
                 self.orders_due.remove(&host);
                 // When that is durable, or lost, there is news for the host.
-                if !(first && self.decides_a_scrub_of(host)) {
+                if !(first && self.decides_a_scrub_of(host)) && !self.decides_a_fence_of(host) {
                     self.send_order(when, host);
                 }
             }
@@ -422,6 +422,13 @@ impl Manager {
             let slot = self.durable.slot(slice).unwrap_or_default();
             slot.state == State::Scrubbing(Scrub::Working(host)) && self.is_overtaken(slice)
         })
+    }
+
+    /// Whether a host is decided to be cut off, and it is not durable yet. It was not connected then: what it were told now
+    /// it would take for its own after somebody vouched that it is off.
+    fn decides_a_fence_of(&self, host: HostId) -> bool {
+        let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
+        fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
     }
 
     /// Orders that were not answered in time are sent again.
