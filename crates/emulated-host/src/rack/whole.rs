@@ -119,6 +119,11 @@ impl Rack {
         Ok(rack)
     }
 
+    /// What it is like.
+    pub fn plan(&self) -> &RackPlan {
+        &self.plan
+    }
+
     /// Its hosts.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
