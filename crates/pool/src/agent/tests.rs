@@ -526,6 +526,16 @@ fn an_agent_that_starts_again_reports_who_died_meanwhile() {
     );
 }
 
+/// A child of a VM that had ended still had a slice: the agent of its fenced host, started anew, said that nothing was left.
+#[test]
+fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
+    let dead = || vec![adopted("a", "1.1", false)];
+    check_found(dead(), "up want:1:fenced", "offline:1.1?");
+    check_found(dead(), "up want:1:fenced fail:1.1", "have:1:online=1.1:ended=a");
+    check_found(dead(), "up want:1:fenced fail:1.1 tick:500", "offline:1.1?");
+    check_found(dead(), "up want:1:fenced ok:1.1", "have:1:ended=a:clean");
+}
+
 #[test]
 fn a_name_reserved_again_is_another_vm() {
     let mut again = want(2);
