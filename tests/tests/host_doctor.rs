@@ -4,11 +4,11 @@
 use serde_json::Value;
 use tests::real_rack::{RealRack, plan};
 
-const CONFIG: &str = "/etc/tarn/h0.toml";
+const DOCTOR: &str = "host-agent doctor --config /etc/tarn/h0.toml -o json 2> /dev/null";
 
 /// What a doctor in the host finds; its exit code must fit to that.
 fn findings(rack: &RealRack, doctor: &str) -> Vec<Value> {
-    let said = rack.run(0, &format!("{doctor} -o json 2> /dev/null; echo $?"));
+    let said = rack.run(0, &format!("{doctor}; echo $?"));
     let (json, code) = said.trim_end().rsplit_once('\n').unwrap();
     let findings: Vec<Value> = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {said}"));
     assert_eq!(code != "0", findings.iter().any(|finding| finding["ok"] == false), "{said}");
@@ -17,7 +17,7 @@ fn findings(rack: &RealRack, doctor: &str) -> Vec<Value> {
 
 /// What is wrong with the host, as `check: what`, and the commands that are to mend it.
 fn wrong(rack: &RealRack) -> (Vec<String>, Vec<String>) {
-    let all = findings(rack, &format!("host-agent doctor --config {CONFIG}"));
+    let all = findings(rack, DOCTOR);
     let wrong: Vec<_> = all.iter().filter(|finding| finding["ok"] == false).collect();
     let word = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
     let what = |finding: &&Value| format!("{}: {}", word(finding, "check"), word(finding, "what"));
@@ -58,12 +58,11 @@ fn a_healthy_host_is_found_healthy_and_what_is_wrong_with_it_is_found_with_the_c
     found_and_mended(&rack, "chmod 644 /etc/tarn/h0.key", "secrets: /etc/tarn/h0.key has mode 0644");
 
     rack.run(0, "echo 'somebody:x:1000:1000::/:/bin/sh' > /etc/passwd");
-    let somebody =
-        findings(&rack, &format!("su somebody -c 'host-agent doctor --config {CONFIG} -o json' #"));
+    let somebody = findings(&rack, &format!("su somebody -c '{DOCTOR}'"));
     let denied = somebody.iter().find(|finding| finding["check"] == "secrets").unwrap();
     assert!(denied["mend"].as_str().unwrap().contains("sudo host-agent doctor"), "{denied}");
 
-    let both = findings(&rack, &format!("tarn doctor --host-config {CONFIG}"));
+    let both = findings(&rack, "tarn doctor --host-config /etc/tarn/h0.toml -o json 2> /dev/null");
     let wrong: Vec<_> = both.iter().filter(|finding| finding["ok"] == false).collect();
     assert!(wrong.len() == 1 && wrong[0]["check"] == "endpoint", "no manager is in reach: {wrong:?}");
     assert!(both.iter().any(|finding| finding["check"] == "devices"), "{both:?}");

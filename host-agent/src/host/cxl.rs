@@ -172,4 +172,6 @@ impl fmt::Display for SliceName {
 }
 
 #[cfg(test)]
+pub(crate) mod made_up;
+#[cfg(test)]
 mod tests;
