@@ -18,6 +18,9 @@ use self::agent::Agents;
 use super::sysfs::Sysfs;
 use crate::config::{Backend, Config};
 
+/// What helps whoever may not look.
+const AS_ROOT: &str = "look as root: `sudo host-agent doctor`";
+
 /// One thing that was looked at, in the shape of `tarn doctor`'s.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
@@ -139,7 +142,7 @@ pub fn text(findings: &[Finding]) -> String {
 /// What mends what could not be looked at.
 fn not_seen(errno: &io::Error, otherwise: &str) -> String {
     match errno.kind() {
-        io::ErrorKind::PermissionDenied => "look as root: `sudo host-agent doctor`".to_owned(),
+        io::ErrorKind::PermissionDenied => AS_ROOT.to_owned(),
         _ => otherwise.to_owned(),
     }
 }

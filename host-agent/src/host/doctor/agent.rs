@@ -8,7 +8,7 @@ use std::{
 
 use rustix::fs::{major, minor};
 
-use super::{Finding, Machine, Sysfs};
+use super::{AS_ROOT, Finding, Machine, Sysfs};
 use crate::config::Config;
 
 /// From linux/capability.h: what an agent of CXL memory must be able to do, as its unit allows it.
@@ -74,26 +74,22 @@ impl Agents {
             Some(pid) => (format!("the agent, process {pid},"), pid.to_string()),
             None => ("who asks, as no agent runs,".to_owned(), "self".to_owned()),
         };
-        let lacking = match lacking(&machine.proc, &folder) {
-            Ok(lacking) => lacking.join(" "),
-            Err(why) => {
-                return Finding::bad(
-                    "rights",
-                    format!("of {whose} not known: {why}"),
-                    "look as root: `sudo host-agent doctor`",
-                );
+        let (what, mend) = match lacking(&machine.proc, &folder) {
+            Err(why) => (format!("of {whose} not known: {why}"), AS_ROOT),
+            Ok(lacking) if !lacking.is_empty() && self.ours.is_none() => {
+                (format!("{whose} lacks {}", lacking.join(" ")), AS_ROOT)
             }
+            Ok(lacking) if !lacking.is_empty() => (
+                format!("{whose} lacks {}", lacking.join(" ")),
+                "run it as host-agent.service does: as root, with these in CapabilityBoundingSet= (`systemctl edit host-agent`)",
+            ),
+            Ok(_) if is_read_only(&machine.proc, &folder) => (
+                format!("{whose} may not write to /sys"),
+                "no ProtectKernelTunables= in its unit (`systemctl edit host-agent`); a container must be privileged",
+            ),
+            Ok(_) => return Finding::good("rights", format!("{whose} may do all that it must")),
         };
-        if !lacking.is_empty() {
-            let mend =
-                "as root, and with these in the unit's CapabilityBoundingSet= (see host-agent.service)";
-            return Finding::bad("rights", format!("{whose} lacks {lacking}"), mend);
-        }
-        if is_read_only(&machine.proc, &folder) {
-            let mend = "no ProtectKernelTunables= in its unit; a container must be privileged";
-            return Finding::bad("rights", format!("{whose} may not write to /sys"), mend);
-        }
-        Finding::good("rights", format!("{whose} may do all that it must"))
+        Finding::bad("rights", what, mend)
     }
 }
 
@@ -132,8 +128,7 @@ fn lacking(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {
 /// Whether /sys, as a process sees it, cannot be written to.
 fn is_read_only(proc: &Sysfs, folder: &str) -> bool {
     let mounts = proc.text(format!("{folder}/mounts")).unwrap_or_default();
-    let on_sys = mounts.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let options =
-        on_sys.filter(|words| words.get(1) == Some(&"/sys")).filter_map(|words| words.get(3).copied()).last();
+    let mut mounts = mounts.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let options = mounts.find(|words| words.get(1) == Some(&"/sys")).and_then(|words| words.get(3).copied());
     options.is_some_and(|options| options.split(',').any(|option| option == "ro"))
 }

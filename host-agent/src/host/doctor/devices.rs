@@ -7,7 +7,7 @@ use std::{
 
 use units::Bytes;
 
-use super::{Finding, Machine, Use, each};
+use super::{AS_ROOT, Finding, Machine, Use, each};
 use crate::host::{
     blocks::Block,
     cxl::{self, CxlError, Seen, Sight, SliceName},
@@ -195,6 +195,6 @@ fn mend(error: &SliceError) -> &'static str {
         SliceError::Foreign { .. } => {
             "`daxctl list` shows it, `daxctl destroy-device` removes it; then `systemctl restart host-agent`"
         }
-        _ => "look as root: `sudo host-agent doctor`",
+        _ => AS_ROOT,
     }
 }

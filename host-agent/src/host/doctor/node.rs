@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use units::{SLICE, limits::STRANGERS_ON_POOL_NODE_MAX};
 
-use super::{Finding, Machine, each};
+use super::{AS_ROOT, Finding, Machine, each};
 use crate::host::{
     blocks::{self, Block},
     memory::usage,
@@ -64,9 +64,7 @@ pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<F
     let mut wrong: Vec<_> = processors(machine, &folder).into_iter().collect();
     match online(machine, &folder) {
         Ok(blocks) => wrong.extend(blocks.iter().filter_map(|block| misplaced(machine, block, regions))),
-        Err(error) => {
-            wrong.push(Finding::bad("node", units::chain(&error), "look as root: `sudo host-agent doctor`"))
-        }
+        Err(error) => wrong.push(Finding::bad("node", units::chain(&error), AS_ROOT)),
     }
     wrong.extend(strangers(machine, &folder));
     let good = || {
