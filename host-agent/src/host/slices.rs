@@ -83,13 +83,36 @@ impl Slices {
     /// # Errors
     /// The region is not aligned, somebody else has a part of it, or what the kernel said.
     pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
-        let align = alignment(region.base)?;
-        let node = device::node(sysfs, &region.folder)?;
-        let slices = Self { sysfs: sysfs.clone(), region, node, align, names: Mutex::default() };
+        let slices = Self::look(sysfs, region)?;
         for device in slices.devices()? {
             slices.clear(&device)?;
         }
         Ok(slices)
+    }
+
+    /// The slices of a region, whatever else is there: nothing is changed.
+    ///
+    /// # Errors
+    /// The region is not aligned, or what the kernel said.
+    pub fn look(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
+        let align = alignment(region.base)?;
+        let node = device::node(sysfs, &region.folder)?;
+        Ok(Self { sysfs: sysfs.clone(), region, node, align, names: Mutex::default() })
+    }
+
+    /// What [`Slices::open`] would empty, by name.
+    ///
+    /// # Errors
+    /// What that would say.
+    pub fn to_clear(&self) -> Result<Vec<String>, SliceError> {
+        let mut names = Vec::new();
+        for device in self.devices()? {
+            if !self.stays(&device)? {
+                self.see_free(&device)?;
+                names.push(device.name);
+            }
+        }
+        Ok(names)
     }
 
     /// Where they are.
@@ -215,10 +238,16 @@ impl Slices {
     }
 
     fn unbind(&self, device: &Device, driver: Driver) -> Result<(), SliceError> {
-        if let (Driver::Kmem, Extent::At(range)) = (driver, &device.extent) {
-            self.see_offline(&device.name, range)?;
-        }
+        self.see_free(device)?;
         Ok(driver.unbind(&self.sysfs, &device.name)?)
+    }
+
+    /// Sees that the kernel has no memory of a device online.
+    fn see_free(&self, device: &Device) -> Result<(), SliceError> {
+        match (device.driver, &device.extent) {
+            (Some(Driver::Kmem), Extent::At(range)) => self.see_offline(&device.name, range),
+            _ => Ok(()),
+        }
     }
 
     fn see_offline(&self, device: &str, range: &Range<u64>) -> Result<(), SliceError> {
@@ -249,17 +278,23 @@ impl Slices {
     }
 
     /// Slices stay as they are; whatever else has memory is the kernel's own, and goes, or somebody else's.
-    fn clear(&self, device: &Device) -> Result<(), SliceError> {
+    fn stays(&self, device: &Device) -> Result<bool, SliceError> {
         match (&device.extent, device.driver) {
-            (Extent::Empty, None) => self.delete(device),
-            _ if self.index_of(device).is_some() => Ok(()),
-            (_, None) if device.is_kept() => self.delete(device),
-            (_, Some(Driver::Kmem)) if device.is_kept() => {
-                self.unbind(device, Driver::Kmem)?;
-                self.delete(device)
-            }
+            (Extent::Empty, None) => Ok(device.is_kept()),
+            _ if self.index_of(device).is_some() => Ok(true),
+            (_, None | Some(Driver::Kmem)) if device.is_kept() => Ok(false),
             _ => Err(SliceError::Foreign { device: device.name.clone(), driver: device.driver }),
         }
+    }
+
+    fn clear(&self, device: &Device) -> Result<(), SliceError> {
+        if self.stays(device)? {
+            return Ok(());
+        }
+        if let Some(driver) = device.driver {
+            self.unbind(device, driver)?;
+        }
+        self.delete(device)
     }
 
     /// What the kernel makes over all of a region is no slice, even where that is as long as one.
@@ -313,7 +348,7 @@ pub fn see_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
 }
 
 /// The largest alignment that a place has. The kernel takes larger ones without a word, and then maps other memory.
-fn alignment(base: u64) -> Result<Bytes, SliceError> {
+pub(super) fn alignment(base: u64) -> Result<Bytes, SliceError> {
     let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
     fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
 }
