@@ -123,6 +123,8 @@ pub struct Contents {
     pub grants: Vec<Grant>,
     /// The highest epoch each slice ever had, revoked ones included; 0 for never.
     pub highest: Vec<Epoch>,
+    /// How a host opens each slice, if that is the same for every owner; else nothing.
+    pub places: Vec<Handle>,
 }
 
 /// Why the device did not.

@@ -123,10 +123,13 @@ impl EmcPlace {
             host: g.host,
             handle: Handle::new(self.name.as_str(), g.handle),
         };
+        let places = contents.places.into_iter().zip(0..);
+        let place = |(place, index)| (self.slice(index), Handle::new(self.name.as_str(), place));
         let highest = contents.highest.into_iter().zip(0..).filter(|(epoch, _)| epoch.0 > 0);
         Contents {
             grants: contents.grants.into_iter().map(grant).collect(),
             highest: highest.map(|(epoch, index)| (self.slice(index), epoch)).collect(),
+            places: places.map(place).collect(),
         }
     }
 }

@@ -392,7 +392,6 @@ impl Agent {
             effects: VecDeque::new(),
         };
         found.into_iter().for_each(|adopted| agent.adopt(adopted));
-        agent.adopt_slices();
         agent
     }
 
@@ -473,7 +472,10 @@ impl Agent {
             failed: failed.collect(),
             vms: if whole { self.live_vms() } else { BTreeMap::new() },
             ended: self.ended_vms(),
-            clean: self.slices.is_empty() && self.leftovers.is_empty() && !self.vms.values().any(Vm::lives),
+            clean: self.slices.is_empty()
+                && self.handed.is_empty()
+                && self.leftovers.is_empty()
+                && !self.vms.values().any(Vm::lives),
         }
     }
 

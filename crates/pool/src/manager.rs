@@ -198,6 +198,7 @@ pub struct Manager {
     fenced: BTreeSet<(EmcId, HostId)>,
     unfenced: BTreeMap<(EmcId, HostId), Unfenced>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
+    places: BTreeMap<SliceId, Handle>,
     /// Handles that a device named when it was compared; hosts see them with the next durable revision.
     found: Vec<(SliceId, (Epoch, Handle))>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
@@ -236,6 +237,7 @@ impl Manager {
             fenced: BTreeSet::new(),
             unfenced: BTreeMap::new(),
             handles: BTreeMap::new(),
+            places: BTreeMap::new(),
             found: Vec::new(),
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),

@@ -259,6 +259,7 @@ impl Device for Emulated {
         Ok(Contents {
             grants: self.granted.iter().map(|(slice, owner)| self.grant_of(*slice, *owner)).collect(),
             highest: self.seen.iter().map(|seen| seen.highest).collect(),
+            places: Vec::new(),
         })
     }
 

@@ -175,7 +175,8 @@ impl Device for SharedDax {
 
     fn contents(&mut self) -> Result<Contents, DeviceError> {
         let highest = self.cells.iter().map(|cell| cell.highest).collect();
-        Ok(Contents { grants: self.grants().collect(), highest })
+        let places = (0..).zip(&self.cells).map(|(slice, _)| self.handle(slice)).collect();
+        Ok(Contents { grants: self.grants().collect(), highest, places })
     }
 
     fn commit(&mut self) -> Result<(), DeviceError> {

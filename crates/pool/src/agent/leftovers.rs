@@ -10,7 +10,7 @@ use std::{
 use units::limits::HOST_RETRY;
 use units::{Ns, OrderNumber};
 
-use super::{Agent, Effect, HostFailure, Order, Stand};
+use super::{Agent, Effect, HostFailure, Order};
 use crate::protocol::{Handle, Holding};
 
 /// By [`Handle::place`]: a predecessor's epochs are nobody's business.
@@ -65,16 +65,6 @@ impl Leftovers {
 }
 
 impl Agent {
-    /// What was handed out is no leftover: of a VM that has ended it is still open, until an order takes it back and nobody
-    /// else is found to have it.
-    pub(super) fn adopt_slices(&mut self) {
-        for (holding, handle) in self.vms.values().flat_map(|vm| vm.slices()) {
-            if self.leftovers.0.remove(&handle.place).is_some() {
-                self.slices.entry(*holding).or_insert_with(|| Stand::Online(handle.clone()));
-            }
-        }
-    }
-
     /// Whether a slice has to wait until what was left of it is closed.
     pub(super) fn is_being_cleared(&self, holding: Holding) -> bool {
         let handle = self.orders.get(&holding).map(Order::handle);

@@ -64,8 +64,9 @@ impl Agent {
         }
         touched.iter().for_each(|slice| before.extend(take_slice(&mut self.orders, *slice)));
         if whole {
-            let known = self.orders.keys().chain(before.keys()).chain(self.slices.keys());
-            touched.extend(known.map(|holding| holding.slice));
+            let known = self.orders.keys().chain(before.keys());
+            let had = self.slices.keys().chain(self.handed.keys()); // a child of a VM that ended may still have it
+            touched.extend(known.chain(had).map(|holding| holding.slice));
         }
         self.fenced = want.fenced;
         for (id, vm) in &want.vms {
@@ -108,6 +109,7 @@ impl Agent {
         let (mut back, mut take) = (Vec::new(), Vec::new());
         for slice in touched {
             back.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
+            back.extend(self.handed.range(owners_of(*slice)).map(|(holding, _)| *holding));
             for (holding, order) in self.orders.range(owners_of(*slice)) {
                 if order.gives_back() { back.push(*holding) } else { take.push(*holding) }
             }

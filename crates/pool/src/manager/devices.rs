@@ -101,6 +101,9 @@ pub struct Contents {
     pub grants: Vec<Grant>,
     /// The highest number ever granted, by slice; none means never.
     pub highest: Vec<(SliceId, Epoch)>,
+    /// Where a host finds a slice whoever has it, if that is the same for every grant: then it is known of one that the device
+    /// has forgotten, too.
+    pub places: Vec<(SliceId, Handle)>,
 }
 
 /// A slice that a host can reach.
@@ -308,6 +311,7 @@ impl Manager {
             let high = highest.get(&slice).copied().unwrap_or_default();
             self.compare(when, slice, slot, high, grants.get(&slice));
         }
+        self.places.extend(contents.places);
         let named = grants.into_values().map(|grant| (grant.slice, (grant.epoch, grant.handle)));
         let handles = &self.handles;
         self.found.extend(named.filter(|(slice, named)| handles.get(slice) != Some(named)));

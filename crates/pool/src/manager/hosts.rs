@@ -11,7 +11,7 @@ use units::{Epoch, HostId, InstanceId, Name, Ns, OrderNumber, ReservationId, Sli
 use super::{Closed, Effect, Manager, SessionId, Settings};
 use crate::{
     audit::Actor,
-    ledger::{HostEntry, When},
+    ledger::{HostEntry, Ledger, When},
     protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantRelease, WantVm},
     record::{EndedBy, Fence, Reservation, Stage},
     slice::{Drain, Event, Quarantine, Scrub, Slot, State},
@@ -409,7 +409,7 @@ impl Manager {
                 let first = link.order.is_none();
                 self.orders_due.remove(&host);
                 // When that is durable, or lost, there is news for the host.
-                if !(first && self.decides_a_scrub_of(host)) {
+                if !(first && self.decides_a_scrub_of(host)) && !self.decides_a_fence_of(host) {
                     self.send_order(when, host);
                 }
             }
@@ -424,6 +424,13 @@ impl Manager {
             let slot = self.durable.slot(slice).unwrap_or_default();
             slot.state == State::Scrubbing(Scrub::Working(host)) && self.is_overtaken(slice)
         })
+    }
+
+    /// Whether a host is decided to be cut off, and it is not durable yet. It was not connected then: what it were told now
+    /// it would take for its own after somebody vouched that it is off.
+    fn decides_a_fence_of(&self, host: HostId) -> bool {
+        let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
+        fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
     }
 
     /// Orders that were not answered in time are sent again.
@@ -546,8 +553,8 @@ impl Manager {
     }
 
     fn handle_of(&self, holding: Holding) -> Option<Handle> {
-        let (epoch, handle) = self.handles.get(&holding.slice)?;
-        (*epoch == holding.epoch).then(|| handle.clone())
+        let granted = self.handles.get(&holding.slice).filter(|(epoch, _)| *epoch == holding.epoch);
+        granted.map(|(_, handle)| handle).or_else(|| self.places.get(&holding.slice)).cloned()
     }
 }
 

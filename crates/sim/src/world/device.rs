@@ -2,7 +2,7 @@
 //! what it asks is checked elsewhere.
 
 use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant};
-use pool::protocol::Holding;
+use pool::protocol::{Handle, Holding};
 use units::{Epoch, HostId, SliceId};
 
 /// What a slice holds: nothing but zeros, or what a VM wrote last.
@@ -83,7 +83,9 @@ impl Device {
         match *call {
             DeviceCall::Contents => (DeviceDone::Contents(self.contents()), Vec::new()),
             DeviceCall::Grant { slice, epoch, host } => match self.grant(slice, epoch, host) {
-                Ok(()) => (DeviceDone::Granted { slice, epoch, handle: handle(slice, epoch) }, Vec::new()),
+                Ok(()) => {
+                    (DeviceDone::Granted { slice, epoch, handle: self.handle(slice, epoch) }, Vec::new())
+                }
                 Err(failure) => (failed(failure), Vec::new()),
             },
             DeviceCall::Revoke { slice, epoch } => {
@@ -142,17 +144,21 @@ impl Device {
         cells.filter_map(|(slice, cell)| cell.grant.map(|(epoch, host)| (slice, epoch, host))).collect()
     }
 
+    /// Where a host finds a grant: of a shared device always at the same place.
+    pub(super) fn handle(&self, slice: SliceId, epoch: Epoch) -> Handle {
+        let place = if self.is_shared() { format!("{slice}") } else { format!("{slice}.{epoch}") };
+        Handle::new("emc", place)
+    }
+
     fn contents(&self) -> Contents {
-        let grant = |(slice, epoch, host)| Grant { slice, epoch, host, handle: handle(slice, epoch) };
+        let grant = |(slice, epoch, host)| Grant { slice, epoch, host, handle: self.handle(slice, epoch) };
         let seen = (self.first.0..).map(SliceId).zip(&self.cells).filter(|(_, cell)| cell.highest.0 > 0);
+        let slices = (self.first.0..).map(SliceId).zip(&self.cells).map(|(slice, _)| slice);
+        let places = slices.filter(|_| self.is_shared()).map(|slice| (slice, self.handle(slice, Epoch(0))));
         Contents {
             grants: self.grants().into_iter().map(grant).collect(),
             highest: seen.map(|(slice, cell)| (slice, cell.highest)).collect(),
+            places: places.collect(),
         }
     }
-}
-
-/// Where a host finds a grant.
-pub(super) fn handle(slice: SliceId, epoch: Epoch) -> pool::protocol::Handle {
-    pool::protocol::Handle::new("emc", format!("{slice}.{epoch}"))
 }

@@ -6,12 +6,15 @@ use pool::{
     protocol::{FailedReason, Holding, Scrubbed},
 };
 use rand::Rng as _;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId};
 
 use super::{
     Happening, World,
-    device::{Device, Mark, handle},
+    device::{Device, Mark},
     machine::{Guest, Job, Pid, Running},
 };
 
@@ -71,8 +74,7 @@ impl World {
         let adopt = |record: VmRecord| Adopted { lives: machine.is_alive(&record.process), record };
         let found: Vec<Adopted> = records.into_iter().map(adopt).collect();
         let adopted = found.len();
-        let places =
-            machine.kernel.iter().map(|holding| handle(holding.slice, holding.epoch).place).collect();
+        let places = machine.kernel.iter().map(|holding| place(holding.slice)).collect();
         let agent = Agent::new(now, InstanceId(instance), machine.rack.clone(), found, places);
         machine.running = Some(Running {
             agent,
@@ -257,13 +259,14 @@ impl World {
     /// From the first step of a call on; one that fails or ends halfway may leave it so.
     fn kernel_takes(&mut self, host: HostId, holding: Holding) {
         if self.device(holding.slice).is_shared() {
+            self.machine(host).kernel.retain(|had| had.slice != holding.slice);
             self.machine(host).kernel.insert(holding);
         }
     }
 
     fn clear(&mut self, host: HostId, place: &str) -> Result<(), HostFailure> {
         self.host_call()?;
-        let is_it = |holding: &Holding| *handle(holding.slice, holding.epoch).place == *place;
+        let is_it = |holding: &Holding| *self::place(holding.slice) == *place;
         let users = self.machine(host).mappings().find(|(holding, _)| is_it(holding));
         if let Some((holding, pid)) = users {
             let what = format!("{host} closes {holding:?}, which process {pid} has, as if nobody had it");
@@ -295,7 +298,7 @@ impl World {
         if self.device(holding.slice).is_shared() {
             users.into_iter().for_each(|pid| self.lose_memory(host, pid, holding, "taken by the host"));
         }
-        self.machine(host).kernel.remove(&holding);
+        self.machine(host).kernel.retain(|had| had.slice != holding.slice);
         Ok(Done::Offlined)
     }
 
@@ -314,7 +317,7 @@ impl World {
             return Err(failed(FailedReason::Host, "no such grant"));
         }
         self.device(holding.slice).write(holding.slice, Mark::ZERO);
-        self.machine(host).kernel.remove(&holding);
+        self.machine(host).kernel.retain(|had| had.slice != holding.slice);
         self.story.counts.scrubbed += 1;
         Ok(Done::Scrubbed(Scrubbed { holding, started, ended: self.wall(), verified: units::SLICE }))
     }
@@ -505,6 +508,11 @@ impl World {
             self.remove_process(host, pid);
         }
     }
+}
+
+/// Where a kernel has a slice of a shared device, whoever's it is.
+fn place(slice: SliceId) -> Arc<str> {
+    slice.to_string().into()
 }
 
 fn failed(reason: FailedReason, message: &str) -> HostFailure {

@@ -69,6 +69,7 @@ struct Device {
     asked: BTreeSet<(SliceId, Epoch)>,
     /// It cannot cut off by itself; and whether machines can be stopped for it.
     shared: bool,
+    slices: Vec<SliceId>,
     stops: bool,
     /// Who was told that a slice can be used and has not let go since: of a shared device they reach it all the same.
     reached: BTreeSet<(SliceId, Epoch, HostId)>,
@@ -357,9 +358,10 @@ impl Rig {
         };
         let emc_name = self.manager.durable().emc(emc).unwrap().emc.name.clone();
         self.said.push(format!("{emc_name}.{word}"));
-        let shared = !self.manager.durable().emc(emc).unwrap().emc.cuts_off();
+        let record = &self.manager.durable().emc(emc).unwrap().emc;
+        let (shared, slices) = (!record.cuts_off(), record.range().collect());
         let device = self.devices.entry(emc).or_default();
-        device.shared = shared;
+        (device.shared, device.slices) = (shared, slices);
         device.calls.push_back(call);
     }
 
@@ -744,11 +746,13 @@ impl Device {
         }
         self.granted.insert(slice, (epoch, host));
         self.highest.insert(slice, epoch);
-        DeviceDone::Granted {
-            slice,
-            epoch,
-            handle: crate::protocol::Handle::new("emc", format!("/{slice}.{epoch}")),
-        }
+        DeviceDone::Granted { slice, epoch, handle: self.place(slice, epoch) }
+    }
+
+    /// Of a shared device a slice's place is the same for all its owners.
+    fn place(&self, slice: SliceId, epoch: Epoch) -> crate::protocol::Handle {
+        let place = if self.shared { format!("/{slice}") } else { format!("/{slice}.{epoch}") };
+        crate::protocol::Handle::new("emc", place)
     }
 
     fn contents(&self) -> Contents {
@@ -756,11 +760,17 @@ impl Device {
             slice: *slice,
             epoch: *epoch,
             host: *host,
-            handle: crate::protocol::Handle::new("emc", format!("/{slice}.{epoch}")),
+            handle: self.place(*slice, *epoch),
         };
         Contents {
             grants: self.granted.iter().map(grant).collect(),
             highest: self.highest.iter().map(|(s, e)| (*s, *e)).collect(),
+            places: self
+                .slices
+                .iter()
+                .filter(|_| self.shared)
+                .map(|s| (*s, self.place(*s, Epoch(0))))
+                .collect(),
         }
     }
 }
