@@ -4,11 +4,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    io::Read as _,
     ops::Range,
     os::unix::fs::FileExt as _,
     process::Output,
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -22,6 +26,7 @@ use crate::{linux_guests::bed, rack::programs};
 pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks at a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+const MIB: usize = 1 << 20;
 /// Where agents hand out memory.
 const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// One line for each slice that a kernel has anything of: the device's serial, the slice's index on it, the driver, and how many of
@@ -65,6 +70,7 @@ pub type Which = (String, u32);
 pub struct RealRack {
     /// The rack itself.
     pub rack: Rack,
+    devices: Vec<Device>,
     _folder: tempfile::TempDir,
 }
 
@@ -87,8 +93,9 @@ impl RealRack {
     /// Starts a rack, and waits until all its hosts are up.
     pub fn start(plan: RackPlan) -> Self {
         let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder");
+        let devices = plan.hosts.devices.clone();
         let rack = Rack::start(&bed(), plan, folder.path(), || true);
-        Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), _folder: folder }
+        Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), devices, _folder: folder }
     }
 
     /// One of its hosts.
@@ -225,44 +232,115 @@ impl RealRack {
         self.run(host, &format!("kill -9 $(cat /run/{vm}.pid); kill $(cat /run/{vm}.sleep); rm /run/{vm}.*"));
     }
 
+    /// How the manager sees a host: `up`, `unknown`, `fenced` and so on.
+    pub fn host_state(&self, host: usize) -> String {
+        self.json("get hosts")[host]["state"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Waits until the manager sees a host so.
+    pub fn until_host(&self, host: usize, state: &str) {
+        self.until(&format!("h{host} is {state}"), |rack| rack.host_state(host) == state);
+    }
+
     /// Looks at all kernels again and again while something is done: no slice is on two hosts at any moment. Returns how often it
     /// was looked, and the outcome.
     pub fn watched<T>(&self, work: impl FnOnce() -> T) -> (usize, T) {
-        let done = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let watcher = scope.spawn(|| {
-                let mut looks = 0;
-                while !done.load(Ordering::Relaxed) {
-                    self.see_one_owner();
-                    looks += 1;
-                }
-                looks
-            });
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            done.store(true, Ordering::Relaxed);
-            let looks = watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            (looks, outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })
+        let watch = self.watch();
+        let outcome = work();
+        (watch.end(), outcome)
     }
 
-    /// A slice that one host had before and after another host had it was on both at that moment. A host that does not answer is
-    /// left out.
-    fn see_one_owner(&self) {
-        let hosts = self.rack.hosts().all();
-        for (n, first) in hosts.iter().enumerate() {
-            for second in &hosts[n + 1..] {
-                let looks = [first, second, first].map(|host| kernel_of(host).unwrap_or_default());
-                let [before, other, after] = looks.map(|seen| seen.into_keys().collect::<BTreeSet<_>>());
-                let both: Vec<_> =
-                    before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
-                assert!(
-                    both.is_empty(),
-                    "{both:?} are on {} and {}\n{}",
-                    first.name(),
-                    second.name(),
-                    self.logs()
-                );
+    /// Looks at all kernels again and again from now on: no slice is on two hosts at any moment.
+    pub fn watch(&self) -> Watch {
+        let folder = self.rack.hosts().folder();
+        let all = self.rack.hosts().all().iter();
+        let hosts: Vec<RackHost> =
+            all.map(|host| RackHost::find(folder, host.name()).expect("it was started")).collect();
+        let done = Arc::new(AtomicBool::new(false));
+        let is_done = Arc::clone(&done);
+        let watcher = thread::spawn(move || {
+            let mut looks = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                see_one_owner(&hosts);
+                looks += 1;
             }
+            looks
+        });
+        Watch { done, watcher: Some(watcher) }
+    }
+
+    /// What the kernels have is what the manager says: slices that are online on their hosts, and no others. Hosts without power
+    /// have nothing.
+    pub fn assert_agreed(&self) {
+        let mut said: BTreeMap<String, BTreeSet<Which>> = BTreeMap::new();
+        let mut on_device: BTreeMap<String, u32> = BTreeMap::new();
+        for slice in self.json("get slices").as_array().expect("a list") {
+            let text = |field: &str| slice[field].as_str().unwrap_or_default();
+            let next = on_device.entry(text("emc").to_owned()).or_default();
+            let number: usize = text("emc").trim_start_matches("emc").parse().expect("a number");
+            let which = (format!("{:#x}", self.devices[number].serial), *next);
+            *next += 1;
+            match text("state") {
+                "online" => drop(said.entry(text("host").to_owned()).or_default().insert(which)),
+                "free" | "quarantined" => {}
+                moving => panic!("{which:?} is {moving}\n{}", self.logs()),
+            }
+        }
+        for (n, host) in self.rack.hosts().all().iter().enumerate() {
+            if host.is_on().expect("the kernel says") {
+                let seen: BTreeSet<Which> = self.kernel(n).into_keys().collect();
+                let said = said.remove(host.name()).unwrap_or_default();
+                assert_eq!(seen, said, "{}\n{}", host.name(), self.logs());
+            }
+        }
+        assert!(said.is_empty(), "{said:?} on hosts without power");
+    }
+
+    /// All devices hold only zeros, as read from outside.
+    pub fn assert_zero(&self) {
+        for device in &self.devices {
+            let mut memory = File::open(self.rack.hosts().memory_of(device)).expect("it is there");
+            let (mut some, zeros) = (vec![0; MIB], vec![0; MIB]);
+            for at in 0..u64::from(device.gib) << 10 {
+                memory.read_exact(&mut some).expect("as long as the device");
+                assert!(some == zeros, "{:#x} holds something in MiB {at}\n{}", device.serial, self.logs());
+            }
+        }
+    }
+}
+
+/// Somebody who looks at all kernels. Dropped, he looks no more.
+#[derive(Debug)]
+pub struct Watch {
+    done: Arc<AtomicBool>,
+    watcher: Option<JoinHandle<usize>>,
+}
+
+impl Watch {
+    /// Ends it, and returns how often it was looked. It was seen that each slice had one owner.
+    pub fn end(mut self) -> usize {
+        self.done.store(true, Ordering::Relaxed);
+        let watcher = self.watcher.take().expect("it ends once");
+        watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Relaxed);
+        let _ = self.watcher.take().map(JoinHandle::join); // the test has failed already
+    }
+}
+
+/// A slice that one host had before and after another host had it was on both at that moment. A host that does not answer is
+/// left out.
+fn see_one_owner(hosts: &[RackHost]) {
+    for (n, first) in hosts.iter().enumerate() {
+        for second in &hosts[n + 1..] {
+            let looks = [first, second, first].map(|host| kernel_of(host).unwrap_or_default());
+            let [before, other, after] = looks.map(|seen| seen.into_keys().collect::<BTreeSet<_>>());
+            let both: Vec<_> = before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
+            assert!(both.is_empty(), "{both:?} are on {} and {}", first.name(), second.name());
         }
     }
 }

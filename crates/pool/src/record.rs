@@ -271,6 +271,8 @@ pub enum EndedBy {
     ProcessGone,
     /// Its host was fenced.
     HostFenced,
+    /// Its host has started again, and nothing that ran there runs any more.
+    HostRestarted,
 }
 
 impl std::fmt::Display for EndedBy {
@@ -282,6 +284,7 @@ impl std::fmt::Display for EndedBy {
             Self::Deadline => f.write_str("not committed before its deadline"),
             Self::ProcessGone => f.write_str("the VM's process is gone"),
             Self::HostFenced => f.write_str("its host was fenced"),
+            Self::HostRestarted => f.write_str("its host has started again"),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{
@@ -58,7 +59,7 @@ pub struct RackPlan {
     pub backend: String,
     /// Seconds of a lease.
     pub lease_ttl_s: f64,
-    /// Seconds of silence until a host's power is cut, or never.
+    /// Seconds of silence until a host's power is cut, once all have spoken, or never.
     pub fence_after_s: Option<f64>,
     /// Lines to add to rack.toml.
     pub more: String,
@@ -116,12 +117,23 @@ impl Rack {
         rack.start_manager()?;
         rack.hosts.wait_up(&is_wanted)?;
         rack.wait_hosts_up(&is_wanted)?;
+        rack.begin_fencing()?;
         Ok(rack)
     }
 
     /// What it is like.
     pub fn plan(&self) -> &RackPlan {
         &self.plan
+    }
+
+    /// From now on silent hosts are fenced: one that still boots has never spoken.
+    fn begin_fencing(&self) -> Result<(), HostError> {
+        let file = self.own("rack.toml");
+        let text = settings::rack_toml(&self.plan, self.port, self.hosts.folder());
+        fs::write(&file, text).map_err(HostError::file("write", &file))?;
+        let id = self.manager.as_ref().and_then(|manager| i32::try_from(manager.id()).ok());
+        let Some(manager) = id.and_then(Pid::from_raw) else { return Ok(()) };
+        kill_process(manager, Signal::HUP).map_err(|errno| HostError::file("signal", &file)(errno.into()))
     }
 
     /// Its hosts.
@@ -251,7 +263,8 @@ fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
     certificates::write(&certificates, &all)?;
     let put =
         |name: &str, text: String| fs::write(own.join(name), text).map_err(HostError::file("write", &own));
-    put("rack.toml", settings::rack_toml(plan, port, folder))?;
+    let patient = RackPlan { fence_after_s: None, ..plan.clone() };
+    put("rack.toml", settings::rack_toml(&patient, port, folder))?;
     put("tarn", tarn(&plan.programs.tarn, &certificates, port))?;
     let executable = fs::Permissions::from_mode(0o755);
     fs::set_permissions(own.join("tarn"), executable).map_err(HostError::file("write", &own))?;

@@ -267,14 +267,17 @@ impl Ledger {
         }
         let mut records =
             vec![Record::Host(host, Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() })];
-        for id in entry.reservations() {
-            let ended = self.decide_end(when, id, EndedBy::HostFenced, Actor::Manager);
-            records.extend(ended.map(|change| change.0).unwrap_or_default());
-        }
+        records.extend(self.ends_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));
         let slices = u32::try_from(entry.held.len()).unwrap_or(u32::MAX);
         let what = What::Fencing { reason: reason.to_owned(), slices };
         records.push(decision(when, actor, Subject::Host(entry.host.name.clone()), what));
         Change(records)
+    }
+
+    /// The end of all that a host was to run.
+    fn ends_all(&self, when: When, entry: &HostEntry, why: &EndedBy, actor: &Actor) -> Vec<Record> {
+        let ends = entry.reservations().map(|id| self.decide_end(when, id, why.clone(), actor.clone()));
+        ends.filter_map(Result::ok).flat_map(|change| change.0).collect()
     }
 
     /// Every device has cut the host off.
@@ -288,13 +291,15 @@ impl Ledger {
     }
 
     /// A host says who it is. One that restarted or proved itself clean has let go of all it had: a fenced one is let
-    /// back, and one that is being fenced is as good as powered off.
+    /// back, and one that is being fenced is as good as powered off. What ran on one that restarted has ended.
     pub fn decide_report(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
         let rebooted = !new.boot_id.is_empty() && new.boot_id != boot_id;
         new.boot_id = boot_id.to_owned();
-        let mut records = Vec::new();
+        let actor = Actor::Agent(new.name.clone());
+        let mut records =
+            if rebooted { self.ends_all(when, entry, &EndedBy::HostRestarted, &actor) } else { Vec::new() };
         let proof =
             if rebooted { "it restarted" } else { "its agent reports that nothing is left" }.to_owned();
         let proven = match new.fence {
@@ -306,8 +311,7 @@ impl Ledger {
         };
         if let Some((fence, what)) = proven.filter(|_| rebooted || clean) {
             new.fence = fence;
-            let (actor, subject) = (Actor::Agent(new.name.clone()), Subject::Host(new.name.clone()));
-            records.push(decision(when, actor, subject, what));
+            records.push(decision(when, actor, Subject::Host(new.name.clone()), what));
         }
         if new != entry.host {
             records.push(Record::Host(host, new));

@@ -168,6 +168,21 @@ fn a_fenced_host_comes_back_when_it_has_restarted() {
     );
 }
 
+/// A host lost its power with a VM's bytes in its slices, and was not fenced. Its agent found no record of the VM, and opened the
+/// slices for it again: they were not zeros, and nobody ever scrubbed them.
+#[test]
+fn what_ran_on_a_host_that_restarted_has_ended_and_its_slices_are_taken_back() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go down:h1 tick:5000
+         up:h1/b1 tick:10 stored slices | 0.1:online@h1
+         down:h1 up:h1/b2 tick:10 stored slices | 0.1:draining@h1
+         go
+         slices state:h1 | Up",
+    );
+    assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
+}
+
 #[test]
 fn a_restart_during_a_failed_write_is_remembered() {
     // The agent of a fenced host came back from a restart just while the store was being read again: the manager heard
