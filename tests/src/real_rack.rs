@@ -38,9 +38,12 @@ for region in /sys/bus/cxl/devices/region*; do
   base=$(($(cat $region/resource)))
   endpoint=$(dirname $(readlink -f /sys/bus/cxl/devices/$(cat $region/target0)))
   serial=$(cat $(readlink -f $endpoint/uport)/serial)
-  for device in $(readlink -f $region)/dax_region*/dax*; do
-    [ -e $device/mapping0/start ] || continue
-    start=$(($(cat $device/mapping0/start)))
+  end=$((base + $(cat $region/size)))
+  # Not from the devices' own files: Linux 6.12 may wait for ever for whoever reads them while it takes their memory.
+  grep -oE '[0-9a-f]+-[0-9a-f]+ : dax[0-9]+\.[1-9][0-9]*$' /proc/iomem | while read -r range colon name; do
+    start=$((0x${range%-*}))
+    [ $start -ge $base ] && [ $start -lt $end ] || continue
+    device=/sys/bus/dax/devices/$name
     driver=$(basename $(readlink -f $device/driver) 2>/dev/null)
     online=0; at=$start
     while [ $at -lt $((start + 1073741824)) ]; do

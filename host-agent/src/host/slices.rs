@@ -18,7 +18,7 @@ use std::{
     ops::Range,
     path::PathBuf,
     process::Command,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{PoisonError, RwLock, RwLockWriteGuard},
 };
 
 use units::{Bytes, SLICE};
@@ -73,7 +73,7 @@ pub struct Slices {
     node: u32,
     align: Bytes,
     /// A new device shows only by a name that was not there before: meanwhile none may be made, or give its name back.
-    names: Mutex<()>,
+    names: RwLock<()>,
 }
 
 impl Slices {
@@ -97,7 +97,7 @@ impl Slices {
     pub fn look(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let align = alignment(region.base)?;
         let node = device::node(sysfs, &region.folder)?;
-        Ok(Self { sysfs: sysfs.clone(), region, node, align, names: Mutex::default() })
+        Ok(Self { sysfs: sysfs.clone(), region, node, align, names: RwLock::default() })
     }
 
     /// What [`Slices::open`] would empty, by name.
@@ -224,11 +224,12 @@ impl Slices {
 
     /// Only the whole range and no other: where a part of it is taken, the kernel refuses.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
-        let _one_at_a_time = self.keep_names();
-        let before = self.devices()?;
+        let _alone = self.change_names();
+        let before = device::all(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
         let is_new = |device: &Device| !before.iter().any(|old| old.name == device.name);
-        let made = self.devices()?.into_iter().find(is_new).ok_or(SliceError::NothingMade)?;
+        let after = device::all(&self.sysfs, &self.region.folder)?;
+        let made = after.into_iter().find(is_new).ok_or(SliceError::NothingMade)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
         let placed = self.sysfs.write(self.of(&made, "mapping"), &place);
         if placed.is_err() {
@@ -258,7 +259,7 @@ impl Slices {
     }
 
     fn delete(&self, device: &Device) -> Result<(), SliceError> {
-        let _one_at_a_time = self.keep_names();
+        let _alone = self.change_names();
         self.give_back(device)
     }
 
@@ -273,8 +274,8 @@ impl Slices {
         Ok(self.sysfs.write(self.region.folder.join("dax_region/delete"), &device.name)?)
     }
 
-    fn keep_names(&self) -> MutexGuard<'_, ()> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    fn change_names(&self) -> RwLockWriteGuard<'_, ()> {
+        self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Slices stay as they are; whatever else has memory is the kernel's own, and goes, or somebody else's.
@@ -308,6 +309,7 @@ impl Slices {
     }
 
     fn devices(&self) -> Result<Vec<Device>, SysfsError> {
+        let _nobody_changes_them = self.names.read().unwrap_or_else(PoisonError::into_inner);
         device::all(&self.sysfs, &self.region.folder)
     }
 

@@ -80,6 +80,7 @@ impl Patient {
         let (device, last) = (format!("{REGION}/dax7.1"), (44_u64 << 30) - 1);
         let files = [("size", "1073741824"), ("align", "2097152"), ("dev", "253:1"), ("target_node", "5")];
         self.tree.files(&device, &files);
+        self.tree.files(&device, &[("resource", "0xac0000000")]);
         let ends = [("start", "0xac0000000"), ("end", &*format!("{last:#x}"))];
         self.tree.files(&format!("{device}/mapping0"), &ends);
         let link = format!("{device}/driver");
@@ -340,8 +341,7 @@ fn somebody_elses_dax_device_is_found() {
     let patient = Patient::new("dax");
     patient.slice("device_dax");
     patient.is_healthy();
-    let end = (43_u64 << 30) + (1 << 29) - 1;
-    patient.tree.files(&format!("{REGION}/dax7.1/mapping0"), &[("end", &format!("{end:#x}"))]);
+    patient.tree.files(&format!("{REGION}/dax7.1"), &[("size", "536870912")]);
     patient.is_wrong(&["device 0x1", "dax7.1 has memory of the region", "`daxctl destroy-device`"]);
 }
 
