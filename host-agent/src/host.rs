@@ -4,6 +4,7 @@
 pub mod blocks;
 pub mod cxl;
 pub mod dax;
+pub mod doctor;
 pub mod emulated;
 pub mod fake;
 mod local;

@@ -1,9 +1,15 @@
 //! The command `host-agent`: one per host.
 
-use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    error::Error,
+    io::{self, IsTerminal as _, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
-use clap::{Parser, Subcommand};
-use host_agent::serve;
+use clap::{Parser, Subcommand, ValueEnum};
+use host_agent::{host::doctor, serve};
 use units::chain;
 
 /// How long a VM's record under way may take to be written after a signal. Host calls are not waited for: the next agent
@@ -29,6 +35,25 @@ enum Command {
         #[arg(long)]
         check_config: bool,
     },
+    /// Say what is missing, wrong or dangerous on this machine, and what mends it; changes nothing.
+    Doctor {
+        /// What this machine is to be.
+        #[arg(long, env = "TARN_CONFIG", default_value = "/etc/tarn/host.toml")]
+        config: PathBuf,
+        /// How to print.
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+}
+
+/// How findings are printed.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
 }
 
 fn main() -> ExitCode {
@@ -49,7 +74,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
+fn run(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Serve { config, check_config: true } => Ok(serve::check_config(&config)?),
         Command::Serve { config, check_config: false } => {
@@ -59,5 +84,21 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             runtime.shutdown_timeout(STOP_WITHIN);
             Ok(ended?)
         }
+        Command::Doctor { config, output } => examine(&config, output),
+    }
+}
+
+/// Says what was found; it is an error if anything is wrong.
+fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
+    let findings = doctor::examine(&doctor::Machine::this(), config);
+    let text = match output {
+        Format::Text => doctor::text(&findings),
+        Format::Json => serde_json::to_string_pretty(&findings)? + "\n",
+    };
+    io::stdout().write_all(text.as_bytes())?;
+    match findings.iter().filter(|finding| !finding.ok).count() {
+        0 => Ok(()),
+        1 => Err("1 thing is wrong".into()),
+        wrong => Err(format!("{wrong} things are wrong").into()),
     }
 }

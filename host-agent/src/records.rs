@@ -126,11 +126,7 @@ impl Records {
     }
 
     fn load_one(&self, path: PathBuf) -> Result<Adopted, RecordsError> {
-        let bytes = fs::read(&path).map_err(io_error("read", &path))?;
-        let (record, boot_id) = match understand(&bytes) {
-            Err(cause) => return Err(RecordsError::Corrupt { path, cause }),
-            Ok(understood) => understood,
-        };
+        let (record, boot_id) = read(&path)?;
         let lives = boot_id == self.boot_id
             && Watched::open(&record.process)
                 .map_err(|cause| RecordsError::Process { path, cause })?
@@ -183,6 +179,26 @@ impl Records {
             slices: record.slices.iter().map(slice).collect(),
         }
     }
+}
+
+/// The VMs on record in an agent's directory, for somebody who only looks. There are none where there is no directory.
+///
+/// # Errors
+/// A record that cannot be read or understood.
+pub fn noted(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
+    let directory = runtime_dir.join("vms");
+    let listed = match fs::read_dir(&directory) {
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        listed => listed.map_err(io_error("list", &directory))?,
+    };
+    let paths = listed.filter_map(Result::ok).map(|entry| entry.path());
+    let records = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    records.map(|path| Ok(read(&path)?.0)).collect()
+}
+
+fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
+    let bytes = fs::read(path).map_err(io_error("read", path))?;
+    understand(&bytes).map_err(|cause| RecordsError::Corrupt { path: path.to_owned(), cause })
 }
 
 /// A record, and the boot it is from.

@@ -227,7 +227,7 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-fn read_secrets(config: &Config) -> Result<(Option<String>, Option<session::Tls>), ServeError> {
+pub(crate) fn read_secrets(config: &Config) -> Result<(Option<String>, Option<session::Tls>), ServeError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
     Ok((token, config.tls.as_ref().map(read_tls).transpose()?))
 }

@@ -5,6 +5,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::Read as _,
+    ops::Range,
+    os::unix::fs::FileExt as _,
     process::Output,
     sync::{
         Arc,
@@ -15,6 +17,7 @@ use std::{
 };
 
 use emulated_host::rack::{Device, Plan, Programs, Rack, RackHost, RackPlan};
+use rustix::fs::SeekFrom;
 use serde_json::Value;
 
 use crate::{linux_guests::bed, rack::programs};
@@ -35,9 +38,12 @@ for region in /sys/bus/cxl/devices/region*; do
   base=$(($(cat $region/resource)))
   endpoint=$(dirname $(readlink -f /sys/bus/cxl/devices/$(cat $region/target0)))
   serial=$(cat $(readlink -f $endpoint/uport)/serial)
-  for device in $(readlink -f $region)/dax_region*/dax*; do
-    [ -e $device/mapping0/start ] || continue
-    start=$(($(cat $device/mapping0/start)))
+  end=$((base + $(cat $region/size)))
+  # Not from the devices' own files: Linux 6.12 may wait for ever for whoever reads them while it takes their memory.
+  grep -oE '[0-9a-f]+-[0-9a-f]+ : dax[0-9]+\.[1-9][0-9]*$' /proc/iomem | while read -r range colon name; do
+    start=$((0x${range%-*}))
+    [ $start -ge $base ] && [ $start -lt $end ] || continue
+    device=/sys/bus/dax/devices/$name
     driver=$(basename $(readlink -f $device/driver) 2>/dev/null)
     online=0; at=$start
     while [ $at -lt $((start + 1073741824)) ]; do
@@ -183,13 +189,23 @@ impl RealRack {
         self.tarn(&format!("commit {vm}"));
     }
 
-    /// Starts a process that does with a VM's slices what a VMM does, and returns the slices it found not to be zero.
+    /// The slices of a device that hold anything but zeros, as this machine sees it from outside. Only what the file system says
+    /// to hold something is read.
+    pub fn not_zero(&self, device: usize) -> Vec<u32> {
+        let device = &self.rack.plan().hosts.devices[device];
+        let file = File::open(self.rack.hosts().memory_of(device)).expect("the device's file");
+        (0..device.gib)
+            .filter(|slice| !is_zero(&file, u64::from(*slice) << 30..u64::from(slice + 1) << 30))
+            .collect()
+    }
+
+    /// Starts a process that does with a VM's slices what a VMM does, and returns the slices that did not begin with zeros.
     pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
         self.run(
             host,
             &format!(
                 "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
-                 tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {touch_mib} < /run/{vm}.in > /run/{vm}.out \
+                 tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {touch_mib} --look {touch_mib} < /run/{vm}.in > /run/{vm}.out \
                  2> /run/{vm}.err & echo $! > /run/{vm}.pid"
             ),
         );
@@ -341,6 +357,23 @@ fn kernel_of(host: &RackHost) -> Result<BTreeMap<Which, Seen>, emulated_host::Ho
         Some(((serial.to_owned(), index.parse().ok()?), seen))
     });
     Ok(slices.collect())
+}
+
+fn is_zero(file: &File, range: Range<u64>) -> bool {
+    let mut bytes = vec![0; 1 << 20];
+    let mut at = range.start;
+    while let Ok(data) = rustix::fs::seek(file, SeekFrom::Data(at)) {
+        if data >= range.end {
+            break;
+        }
+        at = data - data % bytes.len() as u64;
+        file.read_exact_at(&mut bytes, at).expect("it can be read");
+        if bytes.iter().any(|byte| *byte != 0) {
+            return false;
+        }
+        at += bytes.len() as u64;
+    }
+    true
 }
 
 fn tail(log: &str) -> String {

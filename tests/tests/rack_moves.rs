@@ -15,6 +15,7 @@ fn move_all(rack: &RealRack, driver: &str, blocks: u32) {
     for (round, host) in [0, 1, 0, 1].into_iter().enumerate() {
         let vm = format!("vm{round}");
         rack.reserve(host, &vm, SLICES);
+        assert_eq!(rack.not_zero(0), [0; 0], "seen from outside");
         found.extend(rack.start_vm(host, &vm, TOUCH_MIB));
         let kernels = [rack.kernel(host), rack.kernel(1 - host)];
         assert_eq!((kernels[0].len(), kernels[1].len()), (SLICES as usize, 0), "{kernels:?}");
@@ -22,6 +23,7 @@ fn move_all(rack: &RealRack, driver: &str, blocks: u32) {
             kernels[0].values().all(|seen| seen.driver == driver && seen.blocks == blocks),
             "{kernels:?}"
         );
+        assert_eq!(rack.not_zero(0).len(), SLICES as usize, "its bytes are in every slice");
         assert_eq!(rack.end_vm(host, &vm), [0; 0], "another's bytes over its own");
         rack.until_free();
     }

@@ -93,7 +93,7 @@ fn programs() -> Result<Programs, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "vmm-plugin"];
     let [manager, agent, tarn, vmm] = match env::var_os(BIN_DIR).map(PathBuf::from) {
         Some(folder) => names.map(|name| folder.join(name)),
-        None => build(["pool-manager", "host-agent", "cli", "vmm-plugin"], names)?,
+        None => build(names)?,
     };
     Ok(Programs { manager, agent, tarn, vmm })
 }

@@ -13,7 +13,7 @@ use crate::{
 /// # Errors
 /// It does not build, or cannot write.
 pub fn run() -> Result<(), Failure> {
-    let [tarn] = build(["cli"], ["tarn"])?;
+    let [tarn] = build(["tarn"])?;
     let pages = root().join("target/man");
     fs::create_dir_all(&pages).map_err(Failure::file("create", &pages))?;
     step("manual pages", Command::new(tarn).arg("man").arg(&pages))?;

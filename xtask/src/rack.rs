@@ -130,9 +130,8 @@ fn stay(args: &Args, folder: &std::path::Path) -> Result<(), Failure> {
 }
 
 fn plan(args: &Args, bed: &Bed) -> Result<RackPlan, Failure> {
-    let packages = ["pool-manager", "host-agent", "cli", "emulated-host", "vmm-plugin"];
     let names = ["pool-manager", "host-agent", "tarn", "power-off-host", "vmm-plugin"];
-    let [manager, agent, tarn, power_off, vmm] = build(packages, names)?;
+    let [manager, agent, tarn, power_off, vmm] = build(names)?;
     let device = |n| Device { serial: u64::from(n), gib: args.slices, is_aligned: true };
     let mut hosts = Plan::new(usize::from(args.hosts), (1..=args.devices).map(device).collect());
     hosts.programs = vec![vmm, tarn.clone(), bed.tool("strace")];

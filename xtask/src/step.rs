@@ -57,13 +57,13 @@ struct Built {
     executable: Option<PathBuf>,
 }
 
-/// Builds the programs of these packages and says where each is, by its name.
+/// Builds all programs, as tests do, so that nothing is built twice, and says where each of these is.
 ///
 /// # Errors
 /// Cargo fails, or one of the programs did not come out of it.
-pub fn build<const N: usize>(packages: [&str; N], programs: [&str; N]) -> Result<[PathBuf; N], Failure> {
-    let mut command = cargo(&["build", "--bins", "--message-format", "json-render-diagnostics"]);
-    command.args(packages.map(|package| format!("--package={package}")));
+pub fn build<const N: usize>(programs: [&str; N]) -> Result<[PathBuf; N], Failure> {
+    let mut command = cargo(&["build", "--workspace", "--bins"]);
+    command.args(["--message-format", "json-render-diagnostics"]);
     let mut found = BTreeMap::new();
     step_read(&format!("build {}", programs.join(", ")), &mut command, |line| {
         let path = serde_json::from_str::<Built>(line).ok().and_then(|built| built.executable);

@@ -83,8 +83,8 @@ pub enum Command {
     /// Do with a VM's slices what a VMM would; started by replay
     #[command(hide = true)]
     StandInVm(replay::StandIn),
-    /// What is wrong, and the command that mends it
-    Doctor,
+    /// What is wrong, and the command that mends it: with the rack, and with this machine if it is a host
+    Doctor(Doctor),
     /// Completions for a shell, on stdout
     Completions(Completions),
     /// Manual pages, into a folder
@@ -400,6 +400,15 @@ pub enum Resolution {
     Declined,
     /// It was moved, or has ended.
     Done,
+}
+
+/// What else a doctor looks at.
+#[derive(Clone, Debug, Args)]
+pub struct Doctor {
+    /// This machine is the host of this host.toml: look at it, too, by the `host-agent` beside tarn or in PATH [default:
+    /// /etc/tarn/host.toml, if it is there]
+    #[arg(long, env = "TARN_HOST_CONFIG", value_name = "FILE")]
+    pub host_config: Option<PathBuf>,
 }
 
 /// For which shell.

@@ -1,26 +1,29 @@
 //! `tarn doctor`: looks at a rack as an experienced operator would, says what is wrong and which command mends it. It
-//! mends nothing itself.
+//! mends nothing itself. What is wrong with the machine it runs on, a host's agent says.
+
+mod this_host;
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     time::{Duration, SystemTime},
 };
 
 use proto::v1;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tonic::Response;
 use units::limits::CLOCK_SKEW_MAX;
 
 use crate::{
-    Connection, Failure, Global, lists, print,
+    Connection, Failure, Global, args, lists, print,
     table::{self, Column, Row, col},
     view::{Alarm, Emc, Host, Rack, Slice, SliceDetail},
 };
 
 /// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Finding {
-    check: &'static str,
+    check: Cow<'static, str>,
     ok: bool,
     /// What it is about, as alarms name it: "host h1".
     subject: String,
@@ -30,11 +33,11 @@ struct Finding {
 
 impl Finding {
     fn good(check: &'static str, what: impl Into<String>) -> Self {
-        Self { check, ok: true, subject: "rack".to_owned(), what: what.into(), mend: None }
+        Self { check: check.into(), ok: true, subject: "rack".to_owned(), what: what.into(), mend: None }
     }
 
     fn bad(check: &'static str, subject: String, what: String, mend: impl Into<String>) -> Self {
-        Self { check, ok: false, subject, what, mend: Some(mend.into()) }
+        Self { check: check.into(), ok: false, subject, what, mend: Some(mend.into()) }
     }
 
     /// Quarantined slices are found by cause and alarmed one by one.
@@ -46,7 +49,7 @@ impl Finding {
 
 impl Row for Finding {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("CHECK", |f| f.check.to_owned()),
+        col("CHECK", |f| f.check.clone().into_owned()),
         col("STATE", |f| if f.ok { "ok" } else { "WRONG" }.to_owned()),
         col("SUBJECT", |f| f.subject.clone()),
         col("WHAT", |f| f.what.clone()),
@@ -66,8 +69,9 @@ struct Seen {
 }
 
 /// Looks, prints what was found, and fails if anything is wrong.
-pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
-    let findings = findings(global).await?;
+pub(crate) async fn run(args: args::Doctor, global: &Global) -> Result<(), Failure> {
+    let mut findings = findings(global).await?;
+    findings.extend(this_host::findings(args.host_config, global.timeout).await);
     let text = |_| table::rows(&findings, true);
     print::say(global.output, &findings, text)?;
     match findings.iter().filter(|f| !f.ok).count() {
@@ -317,8 +321,8 @@ mod tests {
         }
     }
 
-    fn wrong(seen: &Seen) -> Vec<(&'static str, String)> {
-        verdict(seen).into_iter().filter(|f| !f.ok).map(|f| (f.check, f.subject)).collect()
+    fn wrong(seen: &Seen) -> Vec<(String, String)> {
+        verdict(seen).into_iter().filter(|f| !f.ok).map(|f| (f.check.into_owned(), f.subject)).collect()
     }
 
     #[test]
@@ -349,7 +353,10 @@ mod tests {
             since_unix_ms: 0,
         };
         seen.rack.alarms = vec![alarm("HOST_UNKNOWN", "host h1"), alarm("STORE_LOW_SPACE", "rack")];
-        assert_eq!(wrong(&seen), [("hosts", "host h1".to_owned()), ("alarms", "rack".to_owned())]);
+        assert_eq!(
+            wrong(&seen),
+            [("hosts".to_owned(), "host h1".to_owned()), ("alarms".to_owned(), "rack".to_owned())]
+        );
     }
 
     #[test]
@@ -372,7 +379,10 @@ mod tests {
             since_unix_ms: 0,
         };
         seen.rack.alarms = vec![alarm(1), alarm(2), alarm(9)];
-        assert_eq!(wrong(&seen), [("slices", "slices 1-2".to_owned()), ("slices", "slice 9".to_owned())]);
+        assert_eq!(
+            wrong(&seen),
+            [("slices".to_owned(), "slices 1-2".to_owned()), ("slices".to_owned(), "slice 9".to_owned())]
+        );
     }
 
     #[test]
@@ -402,7 +412,7 @@ mod tests {
         assert_eq!(checks, ["version", "clock", "emcs", "buffer"]);
         seen.clocks.0 = None;
         assert!(
-            wrong(&seen).iter().any(|(check, _)| *check == "clock"),
+            wrong(&seen).iter().any(|(check, _)| check == "clock"),
             "a check that cannot be made is not passed over"
         );
     }

@@ -64,7 +64,7 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Ask(ask) => asked(ask, &cli.global).await,
         Command::Replay(args) => replay::run(args, &cli.global).await,
         Command::StandInVm(args) => replay::stand_in(&args),
-        Command::Doctor => doctor::run(&cli.global).await,
+        Command::Doctor(args) => doctor::run(args, &cli.global).await,
         Command::Completions(asked) => words::completions(asked.shell),
         Command::Man(asked) => words::man(&asked),
     }

@@ -349,6 +349,7 @@ impl Manager {
         hosts.iter().for_each(|host| self.expect_host(when, *host));
         hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
         self.hear_boots(when);
+        self.count_silence_anew(when);
         self.note_found(when);
         emcs.into_iter().for_each(|emc| self.compare_emc(emc));
     }

@@ -1,6 +1,6 @@
 //! Every limit of Tarn, by name. Relations between them are checked by the compiler.
 
-use crate::Ns;
+use crate::{Bytes, Ns};
 
 /// Hosts in one rack.
 pub const HOSTS_MAX: usize = 1024;
@@ -76,6 +76,8 @@ pub const HOST_MEMORY_CONNECTIONS_MAX: usize = 1024;
 pub const HOST_MEMORY_REQUESTS_QUEUED_MAX: usize = 256;
 /// How long a VMM may take to take its answer.
 pub const HOST_MEMORY_ANSWER_WITHIN: Ns = Ns::secs(10);
+/// What processes that are no VMs may have of a node of slices before it is told as wrong.
+pub const STRANGERS_ON_POOL_NODE_MAX: Bytes = Bytes::mib(64);
 /// Host calls under way at a time; each has a thread of its own.
 pub const HOST_CALLS_AT_ONCE_MAX: usize = 8;
 /// How many of them may scrub: the others are for VMs that start or end.

@@ -40,19 +40,68 @@ pub struct Device {
     pub slices: Result<Slices, Problem>,
 }
 
+/// A CXL memory device as it stands, with nothing made of it.
+#[derive(Debug)]
+pub struct Seen {
+    /// Its own name, as [`Device::serial`].
+    pub serial: String,
+    /// How much volatile memory it has.
+    pub bytes: Bytes,
+    /// What is over it, or what keeps it from being used.
+    pub sight: Result<Sight, Problem>,
+}
+
+/// What stands over a device that can be used.
+#[derive(Debug)]
+pub enum Sight {
+    /// A region with its slices.
+    There(Slices),
+    /// A region of this name that no driver has yet.
+    Unused(String),
+    /// A region of this name that was never finished.
+    Unfinished(String),
+    /// None yet.
+    Bare {
+        /// The best window for one.
+        window: String,
+        /// Where that begins in the host's physical memory.
+        start: u64,
+    },
+}
+
+/// Looks at a machine's memory devices, and changes nothing.
+///
+/// # Errors
+/// There is no CXL bus, or no device on it.
+pub fn look(sysfs: &Sysfs) -> Result<Vec<Seen>, CxlError> {
+    let memdevs = memdevs(sysfs)?;
+    let seen = |memdev: &Memdev| Seen {
+        serial: memdev.serial.clone(),
+        bytes: memdev.bytes,
+        sight: if is_twin(&memdevs, memdev) { Err(Problem::Twins) } else { region::look(sysfs, memdev) },
+    };
+    Ok(memdevs.iter().map(seen).collect())
+}
+
+fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, CxlError> {
+    if !sysfs.has(BUS) {
+        return Err(CxlError::NoBus);
+    }
+    let memdevs = topology::memdevs(sysfs)?;
+    if memdevs.is_empty() { Err(CxlError::NoDevice) } else { Ok(memdevs) }
+}
+
+fn is_twin(memdevs: &[Memdev], memdev: &Memdev) -> bool {
+    memdevs.iter().filter(|other| other.serial == memdev.serial).count() > 1
+}
+
 impl Discovered {
     /// Looks at a machine, and makes a region over each device that has none.
     ///
     /// # Errors
     /// There is no CXL bus, or no device on it.
     pub fn find(sysfs: &Sysfs) -> Result<Self, CxlError> {
-        if !sysfs.has(BUS) {
-            return Err(CxlError::NoBus);
-        }
-        let memdevs = topology::memdevs(sysfs)?;
-        if memdevs.is_empty() {
-            return Err(CxlError::NoDevice);
-        }
+        let memdevs = memdevs(sysfs)?;
         let regions = regions(sysfs, &memdevs);
         let device = |(memdev, region): (Memdev, Result<Region, Problem>)| Device {
             slices: region.and_then(|region| Ok(Slices::open(sysfs, region)?)),
@@ -81,8 +130,7 @@ impl Discovered {
 fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
     let (mut regions, mut bare) = (BTreeMap::new(), Vec::new());
     for (number, memdev) in memdevs.iter().enumerate() {
-        let is_twin = memdevs.iter().filter(|other| other.serial == memdev.serial).count() > 1;
-        let site = if is_twin { Err(Problem::Twins) } else { region::survey(sysfs, memdev) };
+        let site = if is_twin(memdevs, memdev) { Err(Problem::Twins) } else { region::survey(sysfs, memdev) };
         match site {
             Ok(Site::Bare(device)) => bare.push((number, device)),
             Ok(Site::There(name)) => drop(regions.insert(number, region::found(sysfs, &name))),
@@ -123,5 +171,7 @@ impl fmt::Display for SliceName {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod made_up;
 #[cfg(test)]
 mod tests;

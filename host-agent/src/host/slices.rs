@@ -18,7 +18,7 @@ use std::{
     ops::Range,
     path::PathBuf,
     process::Command,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{PoisonError, RwLock, RwLockWriteGuard},
 };
 
 use units::{Bytes, SLICE};
@@ -73,7 +73,7 @@ pub struct Slices {
     node: u32,
     align: Bytes,
     /// A new device shows only by a name that was not there before: meanwhile none may be made, or give its name back.
-    names: Mutex<()>,
+    names: RwLock<()>,
 }
 
 impl Slices {
@@ -83,13 +83,36 @@ impl Slices {
     /// # Errors
     /// The region is not aligned, somebody else has a part of it, or what the kernel said.
     pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
-        let align = alignment(region.base)?;
-        let node = device::node(sysfs, &region.folder)?;
-        let slices = Self { sysfs: sysfs.clone(), region, node, align, names: Mutex::default() };
+        let slices = Self::look(sysfs, region)?;
         for device in slices.devices()? {
             slices.clear(&device)?;
         }
         Ok(slices)
+    }
+
+    /// The slices of a region, whatever else is there: nothing is changed.
+    ///
+    /// # Errors
+    /// The region is not aligned, or what the kernel said.
+    pub fn look(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
+        let align = alignment(region.base)?;
+        let node = device::node(sysfs, &region.folder)?;
+        Ok(Self { sysfs: sysfs.clone(), region, node, align, names: RwLock::default() })
+    }
+
+    /// What [`Slices::open`] would empty, by name.
+    ///
+    /// # Errors
+    /// What that would say.
+    pub fn to_clear(&self) -> Result<Vec<String>, SliceError> {
+        let mut names = Vec::new();
+        for device in self.devices()? {
+            if !self.stays(&device)? {
+                self.see_free(&device)?;
+                names.push(device.name);
+            }
+        }
+        Ok(names)
     }
 
     /// Where they are.
@@ -201,11 +224,12 @@ impl Slices {
 
     /// Only the whole range and no other: where a part of it is taken, the kernel refuses.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
-        let _one_at_a_time = self.keep_names();
-        let before = self.devices()?;
+        let _alone = self.change_names();
+        let before = device::all(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
         let is_new = |device: &Device| !before.iter().any(|old| old.name == device.name);
-        let made = self.devices()?.into_iter().find(is_new).ok_or(SliceError::NothingMade)?;
+        let after = device::all(&self.sysfs, &self.region.folder)?;
+        let made = after.into_iter().find(is_new).ok_or(SliceError::NothingMade)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
         let placed = self.sysfs.write(self.of(&made, "mapping"), &place);
         if placed.is_err() {
@@ -215,10 +239,16 @@ impl Slices {
     }
 
     fn unbind(&self, device: &Device, driver: Driver) -> Result<(), SliceError> {
-        if let (Driver::Kmem, Extent::At(range)) = (driver, &device.extent) {
-            self.see_offline(&device.name, range)?;
-        }
+        self.see_free(device)?;
         Ok(driver.unbind(&self.sysfs, &device.name)?)
+    }
+
+    /// Sees that the kernel has no memory of a device online.
+    fn see_free(&self, device: &Device) -> Result<(), SliceError> {
+        match (device.driver, &device.extent) {
+            (Some(Driver::Kmem), Extent::At(range)) => self.see_offline(&device.name, range),
+            _ => Ok(()),
+        }
     }
 
     fn see_offline(&self, device: &str, range: &Range<u64>) -> Result<(), SliceError> {
@@ -229,7 +259,7 @@ impl Slices {
     }
 
     fn delete(&self, device: &Device) -> Result<(), SliceError> {
-        let _one_at_a_time = self.keep_names();
+        let _alone = self.change_names();
         self.give_back(device)
     }
 
@@ -244,22 +274,28 @@ impl Slices {
         Ok(self.sysfs.write(self.region.folder.join("dax_region/delete"), &device.name)?)
     }
 
-    fn keep_names(&self) -> MutexGuard<'_, ()> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    fn change_names(&self) -> RwLockWriteGuard<'_, ()> {
+        self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Slices stay as they are; whatever else has memory is the kernel's own, and goes, or somebody else's.
-    fn clear(&self, device: &Device) -> Result<(), SliceError> {
+    fn stays(&self, device: &Device) -> Result<bool, SliceError> {
         match (&device.extent, device.driver) {
-            (Extent::Empty, None) => self.delete(device),
-            _ if self.index_of(device).is_some() => Ok(()),
-            (_, None) if device.is_kept() => self.delete(device),
-            (_, Some(Driver::Kmem)) if device.is_kept() => {
-                self.unbind(device, Driver::Kmem)?;
-                self.delete(device)
-            }
+            (Extent::Empty, None) => Ok(device.is_kept()),
+            _ if self.index_of(device).is_some() => Ok(true),
+            (_, None | Some(Driver::Kmem)) if device.is_kept() => Ok(false),
             _ => Err(SliceError::Foreign { device: device.name.clone(), driver: device.driver }),
         }
+    }
+
+    fn clear(&self, device: &Device) -> Result<(), SliceError> {
+        if self.stays(device)? {
+            return Ok(());
+        }
+        if let Some(driver) = device.driver {
+            self.unbind(device, driver)?;
+        }
+        self.delete(device)
     }
 
     /// What the kernel makes over all of a region is no slice, even where that is as long as one.
@@ -273,6 +309,7 @@ impl Slices {
     }
 
     fn devices(&self) -> Result<Vec<Device>, SysfsError> {
+        let _nobody_changes_them = self.names.read().unwrap_or_else(PoisonError::into_inner);
         device::all(&self.sysfs, &self.region.folder)
     }
 
@@ -313,7 +350,7 @@ pub fn see_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
 }
 
 /// The largest alignment that a place has. The kernel takes larger ones without a word, and then maps other memory.
-fn alignment(base: u64) -> Result<Bytes, SliceError> {
+pub(super) fn alignment(base: u64) -> Result<Bytes, SliceError> {
     let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
     fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
 }

@@ -45,8 +45,8 @@ fn seen_device(d: wire::SeenDevice) -> Result<SeenDevice, Invalid> {
         let rule = format!("must be 1 to {NAME_BYTES_MAX} bytes");
         return Err(Invalid::new("devices.serial", format!("{:?}", d.serial), rule));
     }
-    let mut problem = d.problem;
-    problem.iter_mut().for_each(|text| text.truncate(text.floor_char_boundary(REASON_BYTES_MAX)));
+    let shown = |text: String| text.chars().take(REASON_BYTES_MAX / 4).collect();
+    let problem = d.problem.map(shown); // no letter has more than four bytes
     Ok(SeenDevice { serial: d.serial, slices: d.slices, problem })
 }
 

@@ -33,6 +33,9 @@ pub struct StandIn {
     /// How much of each slice to write
     #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
     touch: u64,
+    /// Of slices that can only be mapped, look through the first so much instead of all
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
+    look: Option<u64>,
 }
 
 /// What a stand-in found before it used its slices.
@@ -76,7 +79,7 @@ struct Slice {
 pub fn run(args: &StandIn) -> Result<(), Failure> {
     let failed = |tried| move |errno| Failure::File { tried, path: args.socket.clone(), errno };
     let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
-    let dirty = dirty(&slices).map_err(failed("read slices of"))?;
+    let dirty = dirty(&slices, args.look).map_err(failed("read slices of"))?;
     let numbers = slices.iter().map(|piece| piece.slice).collect();
     let mapped = slices.into_iter().map(map).collect::<io::Result<Vec<_>>>();
     let mapped = mapped.map_err(failed("map slices of"))?;
@@ -111,11 +114,11 @@ fn say<T: Serialize>(line: &T) -> Result<(), Failure> {
 }
 
 /// Slices that hold anything but zeros. Only what the file system says to hold something is read.
-fn dirty(slices: &[Piece]) -> io::Result<Vec<u32>> {
+fn dirty(slices: &[Piece], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for piece in slices {
         let is_zero = match is_device(&piece.file)? {
-            true => maps_as_zeros(piece)?,
+            true => maps_as_zeros(piece, look_mib)?,
             false => is_zero(&piece.file, piece.offset, piece.offset.saturating_add(piece.bytes))?,
         };
         if !is_zero {
@@ -130,10 +133,11 @@ fn is_device(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_char_device())
 }
 
-fn maps_as_zeros(piece: &Piece) -> io::Result<bool> {
+fn maps_as_zeros(piece: &Piece, look_mib: Option<u64>) -> io::Result<bool> {
     let memory = map_shared(piece)?;
+    let steps = look_mib.map_or(usize::MAX, |mib| usize::try_from(mib).unwrap_or(usize::MAX));
     let mut bytes = vec![0; MIB];
-    for at in (0..memory.size()).step_by(MIB) {
+    for at in (0..memory.size()).step_by(MIB).take(steps) {
         memory.as_volatile_slice().read_slice(&mut bytes, at).map_err(io::Error::other)?;
         if bytes.iter().any(|byte| *byte != 0) {
             return Ok(false);
@@ -229,18 +233,18 @@ mod tests {
     #[test]
     fn one_byte_anywhere_makes_a_slice_dirty() {
         let piece = piece();
-        assert_eq!(dirty(std::slice::from_ref(&piece)).unwrap(), [0; 0]);
+        assert_eq!(dirty(std::slice::from_ref(&piece), None).unwrap(), [0; 0]);
         piece.file.write_all_at(&[0; 9], 12_345).unwrap();
-        assert_eq!(dirty(std::slice::from_ref(&piece)).unwrap(), [0; 0], "written zeros are zeros");
+        assert_eq!(dirty(std::slice::from_ref(&piece), None).unwrap(), [0; 0], "written zeros are zeros");
         piece.file.write_all_at(&[1], SLICE.get() - 1).unwrap();
-        assert_eq!(dirty(&[piece]).unwrap(), [5]);
+        assert_eq!(dirty(&[piece], None).unwrap(), [5]);
     }
 
     #[test]
     fn a_slice_that_was_cut_short_is_an_error_and_not_clean() {
         let piece = piece();
         piece.file.set_len(4096).unwrap();
-        assert!(dirty(&[piece]).is_err());
+        assert!(dirty(&[piece], None).is_err());
     }
 
     #[test]

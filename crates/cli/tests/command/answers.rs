@@ -284,6 +284,41 @@ async fn the_doctor_says_what_is_wrong_and_what_mends_it() {
     );
 }
 
+/// Puts programs into a folder: the first one, and a script if there is one.
+const INSTALL: &str = r#"cp "$1" "$0/tarn"; [ -z "$2" ] || { printf '#!/bin/sh\n%s\n' "$2" > "$0/host-agent"; chmod 755 "$0/host-agent"; }"#;
+
+/// A host without a manager in reach: what its doctor finds there, with this program beside it as `host-agent`.
+async fn host_findings(agent: &str) -> (serde_json::Value, Option<i32>) {
+    let folder = tempfile::tempdir().unwrap();
+    // A process of its own writes them: what another test's child has open for writing cannot be run.
+    let mut install = tokio::process::Command::new("sh");
+    install.args(["-c", INSTALL]).arg(folder.path()).args([env!("CARGO_BIN_EXE_tarn"), agent]);
+    assert!(install.status().await.unwrap().success());
+    let tarn = folder.path().join("tarn");
+    let words = ["doctor", "--host-config", "/host.toml", "--endpoint", "unix:/nowhere", "-o", "json"];
+    let output = tokio::process::Command::new(tarn).args(words).env_clear().output().await.unwrap();
+    let mut findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((findings.len(), &findings[0]["check"]), (2, &"endpoint".into()), "{findings:#?}");
+    (findings.remove(1), output.status.code())
+}
+
+#[tokio::test]
+async fn a_host_without_its_manager_is_still_looked_at_by_the_agents_doctor() {
+    let finding = r#"{"check":"kvm","ok":true,"subject":"this host","what":"'"$*"'","mend":null}"#;
+    let (found, code) = host_findings(&format!("echo '[{finding}]'; exit 1")).await;
+    assert_eq!((found["check"].as_str(), code), (Some("kvm"), Some(1)));
+    assert_eq!(found["what"], "doctor --output json --config /host.toml");
+}
+
+#[tokio::test]
+async fn a_host_whose_agent_cannot_look_at_it_is_told_so() {
+    let (found, _) = host_findings("echo 'error: too old' >&2; exit 2").await;
+    assert!(found["what"].as_str().unwrap().ends_with("does not look at it: error: too old"), "{found}");
+    let (found, _) = host_findings("").await;
+    assert!(found["what"].as_str().unwrap().starts_with("`host-agent doctor` does not look"), "{found}");
+    assert_eq!((found["ok"].as_bool(), found["check"].as_str()), (Some(false), Some("host")));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_has_seen_enough_ends_it_quietly() {
     let rack = Rack::default();

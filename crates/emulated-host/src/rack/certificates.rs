@@ -1,13 +1,18 @@
 //! Certificates for a rack whose parts are on different machines: one authority, and one key for each name. Who may do what by a
 //! name is rack.toml's.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::OpenOptions,
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use crate::HostError;
 
-/// Writes `ca.pem`, and `NAME.pem` and `NAME.key` for each name.
+/// Writes `ca.pem`, and `NAME.pem` and `NAME.key` for each name, for their owner alone.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -16,7 +21,8 @@ pub(super) fn write(folder: &Path, names: &[&str]) -> Result<(), HostError> {
         .map_err(|wrong| HostError::file("make certificates in", folder)(io::Error::other(wrong)))?;
     made.iter().try_for_each(|(name, pem)| {
         let file = folder.join(name);
-        fs::write(&file, pem).map_err(HostError::file("write", &file))
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
+        opened.and_then(|mut file| file.write_all(pem.as_bytes())).map_err(HostError::file("write", &file))
     })
 }
 

@@ -121,6 +121,11 @@ impl Rack {
         Ok(rack)
     }
 
+    /// What it is like.
+    pub fn plan(&self) -> &RackPlan {
+        &self.plan
+    }
+
     /// From now on silent hosts are fenced: one that still boots has never spoken.
     fn begin_fencing(&self) -> Result<(), HostError> {
         let file = self.own("rack.toml");

@@ -135,6 +135,11 @@ impl Agent {
             return;
         }
         let on_record = self.handle_on_record(holding);
+        if !self.slices.contains_key(&holding)
+            && on_record.as_ref().is_some_and(|had| self.is_over(holding, had))
+        {
+            return self.drop_from_records(holding);
+        }
         let verify = !force && on_record.is_some();
         let named = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
         let handle = match (self.slices.get(&holding), named) {
@@ -161,6 +166,14 @@ impl Agent {
     fn is_succeeded(&self, Holding { slice, epoch }: Holding) -> bool {
         let later = Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) };
         self.orders.range(later).next().is_some()
+    }
+
+    /// Whether a later owner has, or had, what a VM that ended was handed: what is there is not that VM's any more.
+    fn is_over(&self, Holding { slice, epoch }: Holding, had: &Handle) -> bool {
+        let later = Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) };
+        let ordered = self.orders.range(later.clone()).map(|(_, order)| order.handle().clone());
+        let handed = self.handed.range(later).filter_map(|(holding, _)| self.handle_on_record(*holding));
+        ordered.chain(handed).any(|handle| handle.place == had.place)
     }
 
     fn take(&mut self, holding: Holding) {

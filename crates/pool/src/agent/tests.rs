@@ -343,7 +343,22 @@ fn what_a_predecessor_left_of_a_vm_that_has_ended_stays_until_it_is_asked_for_an
     check("up want:1:a=1.1", "have:1:ended=a");
     check("up want:1:release=1.1", "offline:1.1?");
     check("up want:1:fenced", "offline:1.1?");
-    check("up want:1:fenced ok:1.1", "have:1:ended=a:clean");
+    check("up want:1:fenced ok:1.1", "record:a have:1:ended=a:clean");
+}
+
+/// Two agents died while VM a's slice went and VM b's came, which is the same memory: the record of a still named it, and its
+/// successor took from b what it had just brought online.
+#[test]
+fn what_a_later_owner_has_is_not_closed_for_the_one_before_who_is_still_on_record() {
+    let mut before = adopted("a", "1.1", false);
+    before.record.slices.insert(holding("1.1"), handle(holding("1.2")));
+    let check = |found: Vec<Adopted>, script: &str, expected: &str| {
+        assert_eq!(run(found, "1.2", script).1, expected, "after {script}");
+    };
+    check(vec![before.clone()], "up want:1:b=1.2", "record:a online:1.2?");
+    check(vec![before.clone()], "up want:1:release=1.2", "record:a offline:1.2");
+    let later = adopted("b", "1.2", true);
+    check(vec![before, later], "up ok:1.2 want:1:b=1.2", "record:a have:1:online=1.2:vms=b:ended=a");
 }
 
 #[test]
@@ -412,9 +427,9 @@ fn what_was_ordered_while_a_record_was_written_counts() {
 fn a_slice_is_never_taken_from_under_a_vm_unless_forced() {
     check(&attached("want:2:release=1.1"), "have:2:online=1.1:vms=a");
     check(&attached("want:2:release=1.1 gone:a"), "free:a offline:1.1?");
-    check(&attached("want:2:release=1.1 gone:a ok:1.1"), "news:2:released=1.1:ended=a:clean");
+    check(&attached("want:2:release=1.1 gone:a ok:1.1"), "record:a news:2:released=1.1:ended=a:clean");
     check(&attached("want:2:force=1.1"), "offline:1.1");
-    check(&attached("want:2:force=1.1 ok:1.1"), "have:2:released=1.1:vms=a");
+    check(&attached("want:2:force=1.1 ok:1.1"), "record:a have:2:released=1.1:vms=a");
 }
 
 #[test]
@@ -485,7 +500,7 @@ fn old_and_foreign_orders_bounce() {
 fn a_fenced_host_ends_what_may_run_elsewhere_and_then_is_clean() {
     check(&attached("want:2:fenced"), "kill:a have:2:online=1.1:vms=a");
     check(&attached("want:2:fenced gone:a"), "free:a offline:1.1?");
-    check(&attached("want:2:fenced gone:a ok:1.1"), "news:2:ended=a:clean");
+    check(&attached("want:2:fenced gone:a ok:1.1"), "record:a news:2:ended=a:clean");
     check("up want:1:a=1.1 ok:1.1 want:2:fenced", "offline:1.1");
     check("up want:1:fenced", "have:1:clean");
 }
@@ -524,6 +539,16 @@ fn an_agent_that_starts_again_reports_who_died_meanwhile() {
         "up want:1:a=1.1 attach:a@200",
         "refuse:1:VM a was process 100, which is gone: reserve anew",
     );
+}
+
+/// A child of a VM that had ended still had a slice: the agent of its fenced host, started anew, said that nothing was left.
+#[test]
+fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
+    let dead = || vec![adopted("a", "1.1", false)];
+    check_found(dead(), "up want:1:fenced", "offline:1.1?");
+    check_found(dead(), "up want:1:fenced fail:1.1", "have:1:online=1.1:ended=a");
+    check_found(dead(), "up want:1:fenced fail:1.1 tick:500", "offline:1.1?");
+    check_found(dead(), "up want:1:fenced ok:1.1", "have:1:ended=a:clean");
 }
 
 #[test]

@@ -82,10 +82,14 @@ impl Agent {
         self.vms.get(reservation)?.record.slices.get(&holding).cloned()
     }
 
-    /// A slice was taken from its VM, dead or alive.
+    /// A slice was taken from its VM, dead or alive. With the last one the record on disk is written anew: an agent that starts
+    /// again would look for slices that are somebody else's by then.
     pub(super) fn drop_from_records(&mut self, holding: Holding) {
         if let Some(vm) = self.handed.remove(&holding).and_then(|id| self.vms.get_mut(&id)) {
             vm.record.slices.remove(&holding);
+            if vm.record.slices.is_empty() && !matches!(vm.life, Life::Recording(_)) {
+                self.effects.push_back(Effect::Record(vm.record.clone()));
+            }
         }
     }
 

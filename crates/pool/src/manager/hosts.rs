@@ -32,6 +32,8 @@ pub(super) struct Link {
     reflected: OrderNumber,
     /// The first order of this session that told it that it was fenced.
     told_fenced: Option<OrderNumber>,
+    /// What this session was told to scrub.
+    told_to_scrub: BTreeSet<Holding>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +65,7 @@ impl Link {
             news: News { all: true, ..News::default() },
             reflected: OrderNumber::default(),
             told_fenced: None,
+            told_to_scrub: BTreeSet::new(),
         }
     }
 
@@ -326,6 +329,13 @@ impl Manager {
         }
     }
 
+    /// A fence that was decided before the store was read again may not be on disk: it is decided again.
+    pub(super) fn count_silence_anew(&mut self, when: When) {
+        for (since, _) in self.links.values_mut().filter_map(|link| link.unknown_since.as_mut()) {
+            *since = (*since).min(when.now);
+        }
+    }
+
     /// Leases that are over, and hosts to be fenced.
     pub(super) fn watch_leases(&mut self, when: When) {
         let ttl = self.settings.lease_ttl;
@@ -406,24 +416,15 @@ impl Manager {
                 continue;
             };
             if at <= when.now {
-                let first = link.order.is_none();
                 self.orders_due.remove(&host);
                 // When that is durable, or lost, there is news for the host.
-                if !(first && self.decides_a_scrub_of(host)) && !self.decides_a_fence_of(host) {
+                if self.decides_a_fence_of(host) || self.decides_a_scrub_of(host) {
+                    self.put_off_repeating(when, host);
+                } else {
                     self.send_order(when, host);
                 }
             }
         }
-    }
-
-    /// Whether a scrub of a host is decided to be over, and it is not durable yet. What is durable would tell the host to
-    /// scrub: an agent that has not been told so before would do it on a slice that is somebody else's by then.
-    fn decides_a_scrub_of(&self, host: HostId) -> bool {
-        let mut held = self.durable.host(host).into_iter().flat_map(HostEntry::held);
-        held.any(|slice| {
-            let slot = self.durable.slot(slice).unwrap_or_default();
-            slot.state == State::Scrubbing(Scrub::Working(host)) && self.is_overtaken(slice)
-        })
     }
 
     /// Whether a host is decided to be cut off, and it is not durable yet. It was not connected then: what it were told now
@@ -431,6 +432,25 @@ impl Manager {
     fn decides_a_fence_of(&self, host: HostId) -> bool {
         let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
+    }
+
+    /// Whether a scrub of a host is decided to be over, and it is not durable yet. What is durable would tell the host to
+    /// scrub: an agent that has not been told so before, in this session, would do it on a slice that is somebody else's by
+    /// then.
+    fn decides_a_scrub_of(&self, host: HostId) -> bool {
+        let told = self.links.get(&host).map(|link| &link.told_to_scrub);
+        let mut held = self.durable.host(host).into_iter().flat_map(HostEntry::held);
+        held.any(|slice| {
+            let slot = self.durable.slot(slice).unwrap_or_default();
+            let told = told.is_some_and(|told| told.contains(&Holding { slice, epoch: slot.epoch }));
+            slot.state == State::Scrubbing(Scrub::Working(host)) && !told && self.is_overtaken(slice)
+        })
+    }
+
+    fn put_off_repeating(&mut self, when: When, host: HostId) {
+        if let Some(sent) = self.links.get_mut(&host).and_then(|link| link.order.as_mut()) {
+            sent.at = when.now;
+        }
     }
 
     /// Orders that were not answered in time are sent again.
@@ -450,7 +470,10 @@ impl Manager {
         let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
         let changed = last.and_then(|last| self.changed_want(host, last, &news));
         let Some(want) = changed.or_else(|| self.want(host)) else { return };
+        let held = |told: &Holding| self.durable.is_held(host, told.slice, told.epoch);
         let link = self.links.get_mut(&host).expect("it was just there");
+        link.told_to_scrub.retain(held);
+        link.told_to_scrub.extend(want.scrub.keys());
         link.order = Some(SentOrder { number: want.number, at: when.now });
         if want.fenced && link.told_fenced.is_none() {
             link.told_fenced = Some(want.number);

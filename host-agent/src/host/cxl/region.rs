@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use units::Bytes;
 
 use super::{
-    super::slices::{self, Region},
-    BUS, Problem, Sysfs, SysfsError,
+    super::slices::{self, Region, Slices},
+    BUS, Problem, Sight, Sysfs, SysfsError,
     plan::{self, Bare},
     topology::{self, Decoder, Memdev, Window},
 };
@@ -27,18 +27,52 @@ pub(super) enum Site {
 
 /// Looks what there is over a device, and takes apart what is unfinished.
 pub(super) fn survey(sysfs: &Sysfs, memdev: &Memdev) -> Result<Site, Problem> {
-    let bytes = memdev.bytes.slices_floor();
-    if bytes == Bytes::ZERO {
+    let endpoint = endpoint(sysfs, memdev)?;
+    remove_unfinished(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
+    site(sysfs, memdev, &endpoint)
+}
+
+/// Looks what there is over a device, and changes nothing.
+pub(super) fn look(sysfs: &Sysfs, memdev: &Memdev) -> Result<Sight, Problem> {
+    let endpoint = endpoint(sysfs, memdev)?;
+    let decoders = topology::decoders(sysfs, &endpoint)?;
+    for window in topology::windows(sysfs, &endpoint)? {
+        if let Some(name) = unfinished(sysfs, &window, &decoders)?.pop() {
+            return Ok(Sight::Unfinished(name));
+        }
+    }
+    match site(sysfs, memdev, &endpoint)? {
+        Site::There(name) => look_at(sysfs, name),
+        Site::Bare(Bare { bytes, fit, others, .. }) => {
+            let best = fit.into_iter().next();
+            let best = best.ok_or(Problem::NoWindow { bytes, tried: others })?;
+            Ok(Sight::Bare { window: best.name, start: best.start })
+        }
+    }
+}
+
+fn look_at(sysfs: &Sysfs, name: String) -> Result<Sight, Problem> {
+    let folder = usable(sysfs, &name)?;
+    if sysfs.driver(&folder)?.is_none() {
+        return Ok(Sight::Unused(name));
+    }
+    Ok(Sight::There(Slices::look(sysfs, region(sysfs, &folder, &name)?)?))
+}
+
+fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<PathBuf, Problem> {
+    if memdev.bytes.slices_floor() == Bytes::ZERO {
         return Err(Problem::Small { bytes: memdev.bytes });
     }
     let no_endpoint = || Problem::NoEndpoint { name: memdev.name.clone() };
-    let endpoint = topology::endpoint(sysfs, memdev)?.ok_or_else(no_endpoint)?;
-    remove_unfinished(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
-    let decoders = topology::decoders(sysfs, &endpoint)?;
+    topology::endpoint(sysfs, memdev)?.ok_or_else(no_endpoint)
+}
+
+fn site(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<Site, Problem> {
+    let decoders = topology::decoders(sysfs, endpoint)?;
     match &*decoders.iter().filter(|decoder| !decoder.region.is_empty()).collect::<Vec<_>>() {
         [] => {
-            let bridge = topology::bridge(sysfs, &endpoint)?;
-            let (fit, others) = plan::fitting(topology::windows(sysfs, &endpoint)?, bridge, bytes);
+            let (bytes, bridge) = (memdev.bytes.slices_floor(), topology::bridge(sysfs, endpoint)?);
+            let (fit, others) = plan::fitting(topology::windows(sysfs, endpoint)?, bridge, bytes);
             Ok(Site::Bare(Bare { bytes, decoders, fit, others }))
         }
         [decoder] if decoder.at == 0 => Ok(Site::There(decoder.region.clone())),
@@ -49,23 +83,29 @@ pub(super) fn survey(sysfs: &Sysfs, memdev: &Memdev) -> Result<Site, Problem> {
 
 /// The region that is there, if it is one that can be used.
 pub(super) fn found(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
+    let folder = usable(sysfs, name)?;
+    if sysfs.driver(&folder)?.is_none() {
+        slices::see_policy(sysfs)?;
+        sysfs.write(DRIVER, name)?;
+    }
+    region(sysfs, &folder, name)
+}
+
+fn usable(sysfs: &Sysfs, name: &str) -> Result<PathBuf, Problem> {
     let folder = sysfs.target(Path::new(BUS).join(name))?;
     let ways = sysfs.number(folder.join("interleave_ways"))?;
     if ways != 1 {
         return Err(Problem::Interleaved { region: name.to_owned(), ways });
     }
     let mode = sysfs.text(folder.join("mode"))?;
-    if mode != "ram" {
-        return Err(Problem::NotRam { region: name.to_owned(), mode });
-    }
-    if sysfs.driver(&folder)?.is_none() {
-        slices::see_policy(sysfs)?;
-        sysfs.write(DRIVER, name)?;
-    }
+    if mode == "ram" { Ok(folder) } else { Err(Problem::NotRam { region: name.to_owned(), mode }) }
+}
+
+fn region(sysfs: &Sysfs, folder: &Path, name: &str) -> Result<Region, Problem> {
     Ok(Region {
         base: sysfs.number(folder.join("resource"))?,
         bytes: Bytes::new(sysfs.number(folder.join("size"))?),
-        folder: dax_region(sysfs, &folder, name)?,
+        folder: dax_region(sysfs, folder, name)?,
         name: name.to_owned(),
     })
 }
@@ -117,14 +157,22 @@ fn make_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> R
 /// Takes apart regions that were never committed and have no other device in them.
 fn remove_unfinished(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
     for window in windows {
-        for name in sysfs.numbered(&window.folder, "region")? {
-            if is_unfinished(sysfs, &window.folder.join(&name), decoders)? {
-                tracing::warn!(region = name, window = window.name, "unfinished region removed");
-                sysfs.write(window.folder.join("delete_region"), &name)?;
-            }
+        for name in unfinished(sysfs, window, decoders)? {
+            tracing::warn!(region = name, window = window.name, "unfinished region removed");
+            sysfs.write(window.folder.join("delete_region"), &name)?;
         }
     }
     Ok(())
+}
+
+fn unfinished(sysfs: &Sysfs, window: &Window, decoders: &[Decoder]) -> Result<Vec<String>, SysfsError> {
+    let mut names = Vec::new();
+    for name in sysfs.numbered(&window.folder, "region")? {
+        if is_unfinished(sysfs, &window.folder.join(&name), decoders)? {
+            names.push(name);
+        }
+    }
+    Ok(names)
 }
 
 fn is_unfinished(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<bool, SysfsError> {

@@ -39,6 +39,13 @@ pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
     Ok(Node { total: part("MemTotal:")?, free: part("MemFree:")? })
 }
 
+/// What of a node is neither free nor in files in memory, as VMs' is, by its `meminfo`; `None` if that does not say.
+pub fn strangers(meminfo: &str) -> Option<Bytes> {
+    let part = |name| kib_of(meminfo, name).map(Bytes::get);
+    let files = part("FilePages:")?.saturating_sub(part("Shmem:")?);
+    Some(Bytes::new(part("AnonPages:")? + files))
+}
+
 /// As in `Node 1 MemFree:         1015808 kB`.
 fn kib_of(text: &str, name: &str) -> Option<Bytes> {
     let words = text.lines().map(|line| line.split_whitespace().skip(2).collect::<Vec<_>>());

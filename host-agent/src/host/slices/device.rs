@@ -147,15 +147,15 @@ fn number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
     }
 }
 
+/// What its mappings say is never read: Linux 6.12 waits for whoever reads that while it takes a device's memory, and has them wait
+/// for itself. Several mappings are seen by their names.
 fn extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
-    if sysfs.number(device.join("size"))? == 0 {
-        return Ok(Extent::Empty);
-    }
-    match &*sysfs.numbered(device, "mapping")? {
-        [mapping] => {
-            let mapping = device.join(mapping);
-            let (first, last) = (sysfs.number(mapping.join("start"))?, sysfs.number(mapping.join("end"))?);
-            Ok(Extent::At(first..last + 1))
+    let bytes = sysfs.number(device.join("size"))?;
+    match sysfs.numbered(device, "mapping")?.len() {
+        _ if bytes == 0 => Ok(Extent::Empty),
+        1 => {
+            let first = sysfs.number(device.join("resource"))?;
+            Ok(Extent::At(first..first + bytes))
         }
         _ => Ok(Extent::Scattered),
     }

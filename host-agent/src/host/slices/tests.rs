@@ -21,8 +21,8 @@ fn add(made_up: &MadeUp, name: &str, start: u64, gib: u64, driver: Option<Driver
     let device = format!("region/{name}");
     made_up.files(&device, &[("size", &(gib * GIB).to_string()), ("align", "2097152"), ("mapping", "")]);
     made_up.files(&device, &[("dev", "253:7")]);
-    let mapping = [("start", &*format!("{first:#x}")), ("end", &*format!("{last:#x}"))];
-    made_up.files(&format!("{device}/mapping0"), &mapping);
+    made_up.files(&device, &[("resource", &format!("{first:#x}"))]);
+    made_up.files(&format!("{device}/mapping0"), &[("end", &format!("{last:#x}"))]);
     if let Some(driver) = driver {
         made_up.link(&format!("{device}/driver"), driver.folder().to_str().unwrap());
     }

@@ -107,6 +107,17 @@ fn a_host_that_stays_silent_is_cut_off_before_its_slices_are_revoked_and_scrubbe
     assert!(rig.remembers(&Subject::Vm(name("a")), "its host was fenced"));
 }
 
+/// The write that was to make the fence durable failed: the host was never fenced.
+#[test]
+fn a_silent_host_is_fenced_even_if_the_store_fails_meanwhile() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go down:h2 down:h3 down:h1
+         tick:4000 tick:60000 tick:10 lost | store reload
+         reload device tick:60000 tick:10 go
+         slices state:h1 | 0.1:scrubbing Fenced",
+    );
+}
+
 #[test]
 fn a_host_is_fenced_at_a_device_that_failed_meanwhile() {
     Rig::up().tells(

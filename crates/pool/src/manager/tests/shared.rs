@@ -178,3 +178,13 @@ fn after_a_restore_what_nobody_claims_is_asked_back_first() {
          slices | 1.1:online@h2",
     );
 }
+
+/// It was vouched for while its order was on the way to the disk. Its machine came back before that was durable, was told
+/// of its VMs as before, and had a slice that then counted as let go.
+#[test]
+fn a_host_is_told_nothing_before_its_fence_is_durable() {
+    rig().tells(
+        "down:h1 vouch:h1 up:h1/b2 tick:10 | store
+         stored | vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!) h1<fenced store",
+    );
+}

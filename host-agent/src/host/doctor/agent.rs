@@ -1,0 +1,134 @@
+//! The agents of a machine: that there is one and only one, and that it may do what it must.
+
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::Path,
+};
+
+use rustix::fs::{major, minor};
+
+use super::{AS_ROOT, Finding, Machine, Sysfs};
+use crate::config::Config;
+
+/// From linux/capability.h: what an agent of CXL memory must be able to do, as its unit allows it.
+const NEEDED: [(u32, &str); 7] = [
+    (0, "CAP_CHOWN"),
+    (1, "CAP_DAC_OVERRIDE"),
+    (3, "CAP_FOWNER"),
+    (5, "CAP_KILL"),
+    (19, "CAP_SYS_PTRACE"),
+    (21, "CAP_SYS_ADMIN"),
+    (23, "CAP_SYS_NICE"),
+];
+
+/// Who serves this machine.
+pub(super) struct Agents {
+    /// Who has the directory that host.toml names.
+    ours: Option<u32>,
+    /// All others.
+    others: Vec<u32>,
+}
+
+impl Agents {
+    /// Whom the kernel knows.
+    pub(super) fn find(machine: &Machine, runtime_dir: &Path) -> Self {
+        let ours = holder(&machine.proc, &runtime_dir.join("lock"));
+        let mut others = serving(&machine.proc);
+        others.retain(|pid| Some(*pid) != ours);
+        Self { ours, others }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.ours.is_some()
+    }
+
+    /// Agents of emulated devices are in nobody's way.
+    pub(super) fn alone(&self, config: &Config, is_real: bool) -> Finding {
+        if is_real && !self.others.is_empty() {
+            let what =
+                format!("processes {:?} are host-agents, too, and would divide the same memory", self.others);
+            return Finding::bad("agent", what, "one host, one agent: stop the others (`kill PID`)");
+        }
+        let Some(pid) = self.ours else {
+            let what = format!("none has {}", config.runtime_dir.display());
+            return Finding::bad(
+                "agent",
+                what,
+                "`systemctl start host-agent`; if it ends again: `journalctl -u host-agent`",
+            );
+        };
+        if fs::metadata(&config.socket).is_ok_and(|socket| socket.file_type().is_socket()) {
+            return Finding::good("agent", format!("process {pid} is the only one, and listens"));
+        }
+        let what = format!("process {pid} has no socket {}: VMs get no memory", config.socket.display());
+        Finding::bad("agent", what, "`systemctl restart host-agent`: guests run on")
+    }
+
+    /// What the agent may do, or whoever asks if there is none.
+    pub(super) fn rights(&self, machine: &Machine, is_real: bool) -> Finding {
+        if !is_real {
+            return Finding::good("rights", "an emulated device needs none but its user's");
+        }
+        let (whose, folder) = match self.ours {
+            Some(pid) => (format!("the agent, process {pid},"), pid.to_string()),
+            None => ("who asks, as no agent runs,".to_owned(), "self".to_owned()),
+        };
+        let (what, mend) = match lacking(&machine.proc, &folder) {
+            Err(why) => (format!("of {whose} not known: {why}"), AS_ROOT),
+            Ok(lacking) if !lacking.is_empty() && self.ours.is_none() => {
+                (format!("{whose} lacks {}", lacking.join(" ")), AS_ROOT)
+            }
+            Ok(lacking) if !lacking.is_empty() => (
+                format!("{whose} lacks {}", lacking.join(" ")),
+                "run it as host-agent.service does: as root, with these in CapabilityBoundingSet= (`systemctl edit host-agent`)",
+            ),
+            Ok(_) if is_read_only(&machine.proc, &folder) => (
+                format!("{whose} may not write to /sys"),
+                "no ProtectKernelTunables= in its unit (`systemctl edit host-agent`); a container must be privileged",
+            ),
+            Ok(_) => return Finding::good("rights", format!("{whose} may do all that it must")),
+        };
+        Finding::bad("rights", what, mend)
+    }
+}
+
+/// Who has locked a file: `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF`.
+fn holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
+    let file = fs::metadata(lock).ok()?;
+    let id = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
+    let locks = proc.text("locks").ok()?;
+    let mut holders = locks.lines().filter_map(|line| match *line.split_whitespace().collect::<Vec<_>>() {
+        [_, "FLOCK", _, "WRITE", pid, of, ..] if of == id => pid.parse().ok(),
+        _ => None,
+    });
+    holders.next()
+}
+
+/// Every process that is `host-agent serve`. One that ends meanwhile is none.
+fn serving(proc: &Sysfs) -> Vec<u32> {
+    let all = proc.numbered("", "").unwrap_or_default();
+    let is_one = |pid: &String| {
+        let words = proc.text(format!("{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&str> = words.split('\0').collect();
+        words[0].ends_with("host-agent") && words.contains(&"serve") && !words.contains(&"--check-config")
+    };
+    all.iter().filter(|pid| is_one(pid)).filter_map(|pid| pid.parse().ok()).collect()
+}
+
+fn lacking(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {
+    let status = proc.text(format!("{folder}/status")).map_err(|error| units::chain(&error))?;
+    let has = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let has = has
+        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+        .ok_or("the kernel does not say")?;
+    Ok(NEEDED.iter().filter(|(bit, _)| has >> bit & 1 == 0).map(|(_, name)| *name).collect())
+}
+
+/// Whether /sys, as a process sees it, cannot be written to.
+fn is_read_only(proc: &Sysfs, folder: &str) -> bool {
+    let mounts = proc.text(format!("{folder}/mounts")).unwrap_or_default();
+    let mut mounts = mounts.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let options = mounts.find(|words| words.get(1) == Some(&"/sys")).and_then(|words| words.get(3).copied());
+    options.is_some_and(|options| options.split(',').any(|option| option == "ro"))
+}

@@ -1,0 +1,131 @@
+//! What the kernel must be able to do: be new enough, have its modules, run guests, and leave added memory alone.
+
+use std::fs::OpenOptions;
+
+use super::{Finding, Machine, Use, each, not_seen};
+use crate::host::{
+    blocks,
+    sysfs::{Sysfs, SysfsError},
+};
+
+/// The first kernel that makes regions of volatile memory.
+const OLDEST: (u32, u32) = (6, 3);
+/// On the kernel's command line: what is added stays offline from the boot on.
+const STAYS_OFFLINE: &str = "memhp_default_state=offline";
+
+/// A module, and the folder that is there once it is.
+struct Module {
+    name: &'static str,
+    driver: &'static str,
+    /// The agent has it loaded when it needs it.
+    on_demand: bool,
+}
+
+const MODULES: [Module; 7] = [
+    module("cxl_acpi", "bus/platform/drivers/cxl_acpi", false),
+    module("cxl_pci", "bus/pci/drivers/cxl_pci", false),
+    module("cxl_port", "bus/cxl/drivers/cxl_port", false),
+    module("cxl_mem", "bus/cxl/drivers/cxl_mem", false),
+    module("dax_cxl", "bus/cxl/drivers/cxl_dax_region", false),
+    module("device_dax", "bus/dax/drivers/device_dax", true),
+    module("kmem", "bus/dax/drivers/kmem", true),
+];
+
+const fn module(name: &'static str, driver: &'static str, on_demand: bool) -> Module {
+    Module { name, driver, on_demand }
+}
+
+/// Whether regions of volatile memory can be made.
+pub(super) fn release(machine: &Machine) -> Finding {
+    let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
+    let mut parts = release.split(['.', '-']).map(|part| part.parse::<u32>().ok());
+    let (oldest, newer) = (format!("{}.{}", OLDEST.0, OLDEST.1), "boot a newer kernel");
+    match (parts.next().flatten(), parts.next().flatten()) {
+        (Some(major), Some(minor)) if (major, minor) >= OLDEST => {
+            Finding::good("kernel", format!("{release} is new enough"))
+        }
+        _ => Finding::bad(
+            "kernel",
+            format!("{release:?} makes no regions of CXL memory: {oldest} is the first that does"),
+            newer,
+        ),
+    }
+}
+
+/// Whether guests can run.
+pub(super) fn kvm(machine: &Machine) -> Finding {
+    match OpenOptions::new().read(true).write(true).open(machine.dev.join("kvm")) {
+        Ok(_) => Finding::good("kvm", "/dev/kvm can be used"),
+        Err(errno) => {
+            let mend = not_seen(
+                &errno,
+                "`modprobe kvm_intel` or `modprobe kvm_amd`; virtualisation must be on in the firmware",
+            );
+            Finding::bad("kvm", format!("no guest can run: open /dev/kvm: {errno}"), mend)
+        }
+    }
+}
+
+/// The modules that CXL memory needs.
+pub(super) fn modules(machine: &Machine, used: Use) -> Vec<Finding> {
+    let needed = MODULES.iter().filter(|module| module.name != "kmem" || used == Use::Blocks);
+    let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
+    let list = machine.modules.text(format!("{release}/modules.dep")).unwrap_or_default();
+    let wrong = needed.filter(|module| !machine.sys.has(module.driver));
+    let wrong = wrong.filter_map(|Module { name, on_demand, .. }| match (is_listed(&list, name), on_demand) {
+        (true, true) => None,
+        (true, false) => Some(Finding::bad("modules", format!("{name} is not loaded"), format!("`modprobe {name}`"))),
+        (false, _) => Some(Finding::bad(
+            "modules",
+            format!("{name} is neither loaded nor among the modules of kernel {release}"),
+            format!("boot a kernel that has it (CONFIG_{}), or install the package with the rest of its modules", option(name)),
+        )),
+    });
+    each(wrong.collect(), || Finding::good("modules", "all are loaded, or can be when they are needed"))
+}
+
+/// As in `kernel/drivers/dax/kmem.ko.xz: kernel/...`.
+fn is_listed(list: &str, name: &str) -> bool {
+    let files = list.lines().filter_map(|line| line.split(':').next()?.rsplit('/').next());
+    files.filter_map(|file| file.split_once(".ko")).any(|(listed, _)| listed.replace('-', "_") == name)
+}
+
+/// What a module is called where kernels are configured.
+fn option(module: &str) -> String {
+    match module {
+        "device_dax" => "DEV_DAX".to_owned(),
+        "dax_cxl" => "DEV_DAX_CXL".to_owned(),
+        "kmem" => "DEV_DAX_KMEM".to_owned(),
+        cxl => cxl.to_uppercase(),
+    }
+}
+
+/// Whether memory that is added stays offline: the kernel never gives back what it took for itself.
+pub(super) fn onlining(machine: &Machine) -> Finding {
+    let now = "`echo offline > /sys/devices/system/memory/auto_online_blocks`";
+    let later = format!("{STAYS_OFFLINE} on the kernel's command line");
+    match blocks::policy(&machine.sys) {
+        Ok(policy) if policy == "offline" && is_booted_so(&machine.proc) => {
+            Finding::good("onlining", "added memory stays offline, from the boot on")
+        }
+        Ok(policy) if policy == "offline" => Finding {
+            mend: Some(format!("so that it is sure to be so after a boot: {later}")),
+            ..Finding::good("onlining", "added memory stays offline")
+        },
+        Ok(policy) => Finding::bad(
+            "onlining",
+            format!("added memory comes online by itself ({policy}): the kernel would take it, and keep it"),
+            format!("{now}; and for the next boot {later}"),
+        ),
+        Err(error) => unknown(&error),
+    }
+}
+
+fn is_booted_so(proc: &Sysfs) -> bool {
+    proc.text("cmdline").is_ok_and(|line| line.split_whitespace().any(|word| word == STAYS_OFFLINE))
+}
+
+fn unknown(error: &SysfsError) -> Finding {
+    let what = if error.is_gone() { "this kernel cannot add memory".to_owned() } else { units::chain(error) };
+    Finding::bad("onlining", what, "boot a kernel with CONFIG_MEMORY_HOTPLUG and CONFIG_MEMORY_HOTREMOVE")
+}

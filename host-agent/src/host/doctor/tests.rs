@@ -1,0 +1,418 @@
+//! What the doctor finds, on made-up machines: a healthy one, and one thing after another made wrong with it.
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        net::UnixListener,
+    },
+};
+
+use rustix::fs::{major, minor};
+
+use super::*;
+use crate::host::{
+    cxl::made_up::{ROOT, machine},
+    sysfs::made_up::MadeUp,
+};
+
+const REGION: &str = "devices/platform/root0/decoder0.1/region7/dax_region7";
+const BLOCKS: &str = "devices/system/memory";
+const NODE: &str = "devices/system/node/node5";
+/// The first block of the region, which begins at 43 GiB.
+const FIRST: u64 = 43 * 8;
+const AGENT: &str = "4711";
+
+/// A machine in order: an agent runs, and slice 0 is memory of node 5.
+struct Patient {
+    tree: MadeUp,
+    backend: &'static str,
+    _socket: UnixListener,
+}
+
+impl Patient {
+    fn new(backend: &'static str) -> Self {
+        let tree = machine();
+        kernel(&tree);
+        settings(&tree, backend);
+        fs::create_dir_all(tree.path("run")).unwrap();
+        let socket = UnixListener::bind(tree.path("run/host-memory.sock")).unwrap();
+        let patient = Self { tree, backend, _socket: socket };
+        patient.agent();
+        if backend == "memory_block" {
+            patient.slice("kmem");
+            patient.blocks(FIRST..FIRST + 8, "online");
+        }
+        patient
+    }
+
+    /// An agent that has the lock and may do everything.
+    fn agent(&self) {
+        let lock = File::create(self.tree.path("run/lock")).unwrap().metadata().unwrap();
+        let (device, inode) = (lock.dev(), lock.ino());
+        let held = format!(
+            "1: FLOCK  ADVISORY  WRITE {AGENT} {:02x}:{:02x}:{inode} 0 EOF",
+            major(device),
+            minor(device)
+        );
+        self.tree.files("proc", &[("locks", &held)]);
+        self.process(AGENT, "000001ffffffffff");
+    }
+
+    fn process(&self, pid: &str, capabilities: &str) {
+        let status = format!("Name:\thost-agent\nCapEff:\t{capabilities}");
+        let command = "/usr/bin/host-agent\0serve\0--config\0/etc/tarn/host.toml";
+        let mounts = "sysfs /sys sysfs rw,nosuid 0 0\ntmpfs /run tmpfs ro 0 0";
+        let files = [("status", &*status), ("cmdline", command), ("mounts", mounts)];
+        self.tree.files(&format!("proc/{pid}"), &files);
+    }
+
+    /// No agent runs; who looks may do everything.
+    fn without_agent(self) -> Self {
+        self.tree.files("proc", &[("locks", "")]);
+        fs::remove_dir_all(self.tree.path("proc").join(AGENT)).unwrap();
+        self.tree.files("proc/self", &[("status", "CapEff:\t000001ffffffffff"), ("mounts", "")]);
+        self
+    }
+
+    /// The device of slice 0.
+    fn slice(&self, driver: &str) {
+        let (device, last) = (format!("{REGION}/dax7.1"), (44_u64 << 30) - 1);
+        let files = [("size", "1073741824"), ("align", "2097152"), ("dev", "253:1"), ("target_node", "5")];
+        self.tree.files(&device, &files);
+        self.tree.files(&device, &[("resource", "0xac0000000")]);
+        let ends = [("start", "0xac0000000"), ("end", &*format!("{last:#x}"))];
+        self.tree.files(&format!("{device}/mapping0"), &ends);
+        let link = format!("{device}/driver");
+        let _ = fs::remove_file(self.tree.path(&link));
+        if !driver.is_empty() {
+            self.tree.link(&link, &format!("bus/dax/drivers/{driver}"));
+        }
+    }
+
+    fn blocks(&self, numbers: std::ops::Range<u64>, state: &str) {
+        for number in numbers {
+            let files = [("state", state), ("valid_zones", "Movable")];
+            self.tree.files(&format!("{BLOCKS}/memory{number}"), &files);
+            fs::create_dir_all(self.tree.path(&format!("{NODE}/memory{number}"))).unwrap();
+        }
+    }
+
+    fn machine(&self) -> Machine {
+        let at = |name: &str| Sysfs::at(self.tree.path(name));
+        Machine {
+            sys: self.tree.sysfs.clone(),
+            proc: at("proc"),
+            dev: self.tree.path("dev"),
+            modules: at("modules"),
+        }
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        examine(&self.machine(), &self.tree.path("host.toml"))
+    }
+
+    /// The only thing that is wrong, in words.
+    #[track_caller]
+    fn wrong(&self) -> String {
+        let wrong: Vec<_> = self.findings().into_iter().filter(|finding| !finding.ok).collect();
+        assert_eq!(wrong.len(), 1, "{wrong:#?}");
+        text(&wrong)
+    }
+
+    #[track_caller]
+    fn is_wrong(&self, parts: &[&str]) {
+        let wrong = self.wrong();
+        assert!(parts.iter().all(|part| wrong.contains(part)), "{parts:?} in\n{wrong}");
+    }
+
+    #[track_caller]
+    fn is_healthy(&self) {
+        let all = self.findings();
+        assert!(all.iter().all(|finding| finding.ok), "with {}:\n{}", self.backend, text(&all));
+    }
+}
+
+/// A kernel as it should be.
+fn kernel(tree: &MadeUp) {
+    let drivers = ["platform/drivers/cxl_acpi", "pci/drivers/cxl_pci", "cxl/drivers/cxl_port"];
+    let more =
+        ["cxl/drivers/cxl_mem", "cxl/drivers/cxl_dax_region", "dax/drivers/device_dax", "dax/drivers/kmem"];
+    for driver in drivers.iter().chain(&more) {
+        fs::create_dir_all(tree.path(&format!("bus/{driver}"))).unwrap();
+    }
+    tree.files("proc", &[("sys/kernel/osrelease", "6.12.95-cloud"), ("sys/kernel/numa_balancing", "0")]);
+    let cmdline = "quiet memhp_default_state=offline";
+    tree.files("proc", &[("cmdline", cmdline), ("swaps", "Filename Type Size Used Priority")]);
+    tree.files("dev", &[("kvm", "")]);
+    tree.files(BLOCKS, &[("block_size_bytes", "8000000"), ("auto_online_blocks", "offline")]);
+    tree.files("kernel/mm/numa", &[("demotion_enabled", "false")]);
+    tree.files(NODE, &[("cpulist", ""), ("meminfo", &meminfo(0))]);
+}
+
+fn meminfo(others_mib: u64) -> String {
+    let line = |name: &str, mib: u64| format!("Node 5 {name} {} kB\n", mib * 1024);
+    line("MemTotal:", 1024)
+        + &line("AnonPages:", others_mib)
+        + &line("FilePages:", 512)
+        + &line("Shmem:", 512)
+}
+
+fn settings(tree: &MadeUp, backend: &str) {
+    let text = format!(
+        "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\ntoken_file = \"h0.token\"\n[backend]\nkind = \"{backend}\""
+    );
+    tree.files("", &[("host.toml", &text), ("h0.token", "secret")]);
+    set_mode(tree, "host.toml", 0o644);
+    set_mode(tree, "h0.token", 0o600);
+}
+
+fn set_mode(tree: &MadeUp, name: &str, mode: u32) {
+    fs::set_permissions(tree.path(name), Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_healthy_host_is_found_healthy_and_every_check_says_that_it_was_made() {
+    let checks = |backend| {
+        let patient = Patient::new(backend);
+        patient.is_healthy();
+        patient.findings().iter().map(|finding| finding.check).collect::<Vec<_>>().join(" ")
+    };
+    let every = "config secrets local_dir agent rights kvm";
+    let cxl = format!("{every} kernel modules onlining records devices");
+    assert_eq!(checks("emulated"), every);
+    assert_eq!(checks("dax"), cxl);
+    assert_eq!(checks("memory_block"), format!("{cxl} blocks movers node"));
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let patient = Patient::new("dax").without_agent();
+    patient.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
+    patient.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
+    let seen = text(&patient.findings());
+    assert!(seen.contains("region7 was never finished: the agent sees to it when it starts"), "{seen}");
+    assert_eq!(patient.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
+}
+
+#[test]
+fn a_host_without_a_config_or_with_a_wrong_one_is_told_so() {
+    let patient = Patient::new("dax");
+    patient.tree.files("", &[("host.toml", "[agent]\nhots = 1")]);
+    patient.is_wrong(&["config", "unknown field `hots`", "--check-config"]);
+    fs::remove_file(patient.tree.path("host.toml")).unwrap();
+    patient.is_wrong(&["config", "No such file", "host.example.toml"]);
+}
+
+#[test]
+fn files_that_others_may_read_or_change_are_found() {
+    let patient = Patient::new("emulated");
+    set_mode(&patient.tree, "h0.token", 0o640);
+    patient.is_wrong(&[
+        "secrets",
+        "h0.token has mode 0640: others than its owner may read it",
+        "`chmod 600 ",
+    ]);
+    fs::remove_file(patient.tree.path("h0.token")).unwrap();
+    patient.is_wrong(&["secrets", "h0.token: No such file"]);
+    patient.tree.files("", &[("h0.token", "two words")]);
+    set_mode(&patient.tree, "h0.token", 0o600);
+    patient.is_wrong(&["secrets", "printable letters"]);
+    patient.tree.files("", &[("h0.token", "secret")]);
+    set_mode(&patient.tree, "host.toml", 0o666);
+    patient.is_wrong(&["config", "may change it", "`chmod 644 "]);
+}
+
+#[test]
+fn local_memory_on_a_disk_is_found() {
+    assert!(files::local_dir(None).ok);
+    assert!(files::local_dir(Some(Path::new("/dev/shm/tarn/local"))).ok);
+    assert!(!files::local_dir(Some(Path::new("/proc/tarn"))).ok);
+}
+
+#[test]
+fn no_agent_another_agent_and_a_deaf_agent_are_found() {
+    let patient = Patient::new("dax");
+    patient.process("99", "0");
+    patient.is_wrong(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
+    fs::remove_dir_all(patient.tree.path("proc/99")).unwrap();
+    fs::remove_file(patient.tree.path("run/host-memory.sock")).unwrap();
+    patient.is_wrong(&["agent", "process 4711 has no socket", "`systemctl restart host-agent`"]);
+    patient.without_agent().is_wrong(&["agent", "`systemctl start host-agent`"]);
+}
+
+#[test]
+fn an_agent_that_may_not_do_what_it_must_is_found() {
+    let patient = Patient::new("memory_block");
+    patient.process(AGENT, "000001ffff5fffff");
+    patient.is_wrong(&["rights", "process 4711, lacks CAP_SYS_ADMIN CAP_SYS_NICE", "CapabilityBoundingSet="]);
+    patient.process(AGENT, "000001ffffffffff");
+    patient.tree.files("proc/4711", &[("mounts", "sysfs /sys sysfs ro,nosuid 0 0")]);
+    patient.is_wrong(&["rights", "may not write to /sys"]);
+}
+
+#[test]
+fn a_kernel_that_is_too_old_or_runs_no_guests_is_found() {
+    let patient = Patient::new("dax");
+    for old in ["6.2.16", "5.15.0-91-generic", "what"] {
+        patient.tree.files("proc", &[("sys/kernel/osrelease", old)]);
+        patient.is_wrong(&["kernel", old, "6.3 is the first"]);
+    }
+    patient.tree.files("proc", &[("sys/kernel/osrelease", "6.3.0-rc1")]);
+    patient.is_healthy();
+    fs::remove_file(patient.tree.path("dev/kvm")).unwrap();
+    patient.is_wrong(&["kvm", "no guest can run", "`modprobe kvm_intel`"]);
+}
+
+#[test]
+fn a_module_that_is_not_loaded_or_not_there_is_found_by_name() {
+    let patient = Patient::new("dax");
+    fs::remove_dir(patient.tree.path("bus/dax/drivers/kmem")).unwrap();
+    patient.is_healthy();
+    fs::remove_dir(patient.tree.path("bus/cxl/drivers/cxl_mem")).unwrap();
+    patient.is_wrong(&["modules", "cxl_mem is neither loaded nor among", "CONFIG_CXL_MEM"]);
+    let list = "kernel/drivers/cxl/cxl_mem.ko.xz: kernel/drivers/cxl/core/cxl_core.ko.xz\nkernel/drivers/dax/device_dax.ko:";
+    patient.tree.files("modules/6.12.95-cloud", &[("modules.dep", list)]);
+    patient.is_wrong(&["modules", "cxl_mem is not loaded", "`modprobe cxl_mem`"]);
+    fs::create_dir(patient.tree.path("bus/cxl/drivers/cxl_mem")).unwrap();
+    fs::remove_dir(patient.tree.path("bus/dax/drivers/device_dax")).unwrap();
+    patient.is_healthy();
+}
+
+#[test]
+fn memory_that_the_firmware_set_aside_and_no_bus_knows_is_explained() {
+    let patient = Patient::new("dax");
+    for module in ["cxl_port", "cxl_mem", "cxl_dax_region"] {
+        fs::rename(patient.tree.path(&format!("bus/cxl/drivers/{module}")), patient.tree.path(module))
+            .unwrap();
+    }
+    fs::remove_dir_all(patient.tree.path("bus/cxl")).unwrap();
+    let iomem =
+        "00000000-00000fff : Reserved\n100000000-1ffffffff : Soft Reserved\n  100000000-1ffffffff : dax0.0";
+    patient.tree.files("proc", &[("iomem", iomem)]);
+    let seen = text(&patient.findings());
+    assert!(
+        seen.contains("no CXL bus") && seen.contains("set memory aside (4GiB") && seen.contains("dax_hmem"),
+        "{seen}"
+    );
+}
+
+#[test]
+fn memory_that_comes_online_by_itself_is_found_and_how_it_was_booted_is_told() {
+    let patient = Patient::new("dax");
+    patient.tree.files("proc", &[("cmdline", "quiet")]);
+    patient.is_healthy();
+    let told = patient.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
+    assert!(told.mend.unwrap().contains("memhp_default_state=offline"));
+    patient.tree.files(BLOCKS, &[("auto_online_blocks", "online_movable")]);
+    patient.is_wrong(&[
+        "onlining",
+        "(online_movable)",
+        "`echo offline > /sys/",
+        "memhp_default_state=offline",
+    ]);
+}
+
+#[test]
+fn a_device_that_cannot_be_used_is_told_with_its_problem() {
+    let patient = Patient::new("dax");
+    let region = format!("{ROOT}/decoder0.1/region7");
+    patient.tree.files(&region, &[("resource", "0xac0100000")]);
+    patient.is_wrong(&["device 0x1", "0xac0100000, which is not aligned to 2MiB"]);
+    patient.tree.files(&region, &[("resource", "0xac0000000"), ("interleave_ways", "2")]);
+    patient.is_wrong(&["device 0x1", "interleaves 2 devices", "systemctl restart"]);
+}
+
+#[test]
+fn a_device_without_a_region_waits_for_an_agent_and_is_wrong_where_one_runs() {
+    let patient = Patient::new("dax");
+    patient.tree.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
+    fs::remove_dir_all(patient.tree.path(&format!("{ROOT}/decoder0.1/region7"))).unwrap();
+    patient.is_wrong(&[
+        "device 0x1",
+        "4GiB without a region; decoder0.1 is for one, aligned to 1GiB, and the agent has not",
+    ]);
+    let seen = text(&patient.without_agent().findings());
+    assert!(seen.contains("aligned to 1GiB: the agent sees to it when it starts"), "{seen}");
+}
+
+#[test]
+fn somebody_elses_dax_device_is_found() {
+    let patient = Patient::new("dax");
+    patient.slice("device_dax");
+    patient.is_healthy();
+    patient.tree.files(&format!("{REGION}/dax7.1"), &[("size", "536870912")]);
+    patient.is_wrong(&["device 0x1", "dax7.1 has memory of the region", "`daxctl destroy-device`"]);
+}
+
+#[test]
+fn a_slice_that_is_half_there_is_told_unless_an_agent_may_be_at_it() {
+    let patient = Patient::new("memory_block");
+    patient.blocks(FIRST..FIRST + 3, "offline");
+    patient.is_healthy();
+    let patient = patient.without_agent();
+    let half = text(&patient.findings());
+    assert!(
+        half.contains("cxl:0x1:0: half there: has 5 of 8 blocks online; no VM on record has it"),
+        "{half}"
+    );
+    patient.slice("");
+    let half = text(&patient.findings());
+    assert!(half.contains("cxl:0x1:0: half there: has no driver; no VM"), "{half}");
+}
+
+#[test]
+fn memory_of_the_kernels_is_found_where_there_should_be_ranges() {
+    let patient = Patient::new("dax");
+    patient.slice("kmem");
+    patient.blocks(FIRST..FIRST + 8, "offline");
+    patient.is_healthy();
+    patient.blocks(FIRST + 2..FIRST + 3, "online");
+    patient.is_wrong(&["cxl:0x1:0: 1 blocks of it are memory of the kernel's", "memory346/state`"]);
+}
+
+#[test]
+fn blocks_that_are_larger_than_a_slice_are_found() {
+    let patient = Patient::new("memory_block");
+    patient.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
+    let seen = text(&patient.findings());
+    assert!(
+        seen.contains("blocks    this host: of 2GiB: a slice of 1GiB cannot")
+            && seen.contains("`kind = \"dax\"`"),
+        "{seen}"
+    );
+}
+
+#[test]
+fn what_else_is_in_the_pools_node_is_found() {
+    let patient = Patient::new("memory_block");
+    patient.tree.files(NODE, &[("meminfo", &meminfo(65))]);
+    patient.is_wrong(&[
+        "node 5",
+        "processes that are no VMs have 65MiB",
+        "AllowedMemoryNodes=",
+        "would be killed",
+    ]);
+    patient.tree.files(NODE, &[("meminfo", &meminfo(64)), ("cpulist", "0-3")]);
+    patient.is_wrong(&["node 5", "has processors 0-3"]);
+    patient.tree.files(NODE, &[("cpulist", "")]);
+    patient.blocks(8..9, "online");
+    patient.is_wrong(&["node 5", "memory8 is online and of no slice", "`echo offline > "]);
+    patient.blocks(8..9, "offline");
+    patient.tree.files(&format!("{BLOCKS}/memory344"), &[("valid_zones", "Normal")]);
+    patient.is_wrong(&["node 5", "memory344 is online in zone Normal", "memhp_default_state=offline"]);
+}
+
+#[test]
+fn a_kernel_that_moves_pages_to_the_pool_by_itself_is_found() {
+    let patient = Patient::new("memory_block");
+    patient.tree.files("kernel/mm/numa", &[("demotion_enabled", "true")]);
+    patient.is_wrong(&["movers", "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`"]);
+    patient.tree.files("kernel/mm/numa", &[("demotion_enabled", "false")]);
+    patient
+        .tree
+        .files("proc", &[("sys/kernel/numa_balancing", "1"), ("swaps", "Filename\n/dev/sda2 partition")]);
+    patient.is_healthy();
+    let seen = text(&patient.findings());
+    assert!(seen.contains("leaves alone what is bound") && seen.contains("would be swapped out"), "{seen}");
+}
