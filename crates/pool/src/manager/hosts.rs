@@ -418,13 +418,27 @@ impl Manager {
             if at <= when.now {
                 self.orders_due.remove(&host);
                 // When that is durable, or lost, there is news for the host.
-                if self.decides_a_fence_of(host) || self.decides_a_scrub_of(host) {
+                if self.decides_against(host) {
                     self.put_off_repeating(when, host);
                 } else {
                     self.send_order(when, host);
                 }
             }
         }
+    }
+
+    /// Whether what is durable is not to be told a host any more.
+    fn decides_against(&self, host: HostId) -> bool {
+        self.decides_a_fence_of(host) || self.decides_a_scrub_of(host) || self.decides_an_end_at(host)
+    }
+
+    /// Whether a host is known to have started again, and it is not durable yet. What is durable would have it open slices for
+    /// VMs that have ended, with their bytes in them.
+    fn decides_an_end_at(&self, host: HostId) -> bool {
+        let known = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.clone());
+        let before =
+            known(&self.durable).filter(|host| host.fence == Fence::None && !host.boot_id.is_empty());
+        before.is_some_and(|before| known(&self.head).is_some_and(|after| after.boot_id != before.boot_id))
     }
 
     /// Whether a host is decided to be cut off, and it is not durable yet. It was not connected then: what it were told now

@@ -175,8 +175,9 @@ fn what_ran_on_a_host_that_restarted_has_ended_and_its_slices_are_taken_back() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go down:h1 tick:5000
-         up:h1/b1 tick:10 stored slices | 0.1:online@h1
-         down:h1 up:h1/b2 tick:10 stored slices | 0.1:draining@h1
+         up:h1/b1 tick:10 slices | h1<a=0.1 0.1:online@h1
+         down:h1 up:h1/b2 tick:10 | store
+         stored slices | h1<release=0.1 0.1:draining@h1
          go
          slices state:h1 | Up",
     );
@@ -217,7 +218,7 @@ fn the_newest_agent_speaks_for_its_host() {
          up:h1#4 | h1.close(Superseded)
          state:h1 | Up
          up:h1#6 | h1.close(Superseded) h1<nothing
-         up:h1#2/b2 | h1.close(Superseded) h1<nothing",
+         up:h1#2/b2 tick:10 stored | h1.close(Superseded) store h1<nothing",
     );
 }
 
