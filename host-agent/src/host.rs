@@ -7,6 +7,7 @@ pub mod dax;
 pub mod doctor;
 pub mod emulated;
 pub mod fake;
+mod interrupt;
 mod local;
 pub mod memory;
 pub mod memory_block;

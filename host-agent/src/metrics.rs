@@ -210,7 +210,12 @@ mod tests {
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             assert!(line.contains("host=\"h0\""), "{line}");
         }
-        assert!(text.contains("tarn_agent_host_calls_failed_total{host=\"h0\",backend=\"fake\",call=\"scrub\"} 1"), "{text}");
+        assert!(
+            text.contains(
+                "tarn_agent_host_calls_failed_total{host=\"h0\",backend=\"fake\",call=\"scrub\"} 1"
+            ),
+            "{text}"
+        );
         assert!(text.contains("tarn_agent_connected{host=\"h0\",backend=\"fake\"} 1"), "{text}");
     }
 }

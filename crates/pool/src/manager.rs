@@ -199,8 +199,9 @@ pub struct Manager {
     unfenced: BTreeMap<(EmcId, HostId), Unfenced>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
-    /// Handles that a device named when it was compared; hosts see them with the next durable revision.
+    /// Handles and places that a device named when it was compared; hosts see them with the next durable revision.
     found: Vec<(SliceId, (Epoch, Handle))>,
+    found_places: Vec<(SliceId, Handle)>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
     /// What each caller waits for: callers leave often, and most of them wait for nothing.
@@ -239,6 +240,7 @@ impl Manager {
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
             found: Vec::new(),
+            found_places: Vec::new(),
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),

@@ -6,9 +6,12 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::io::Errno;
+
+use super::interrupt;
 
 /// What sysfs did not say or do.
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +112,28 @@ impl Sysfs {
         }
     }
 
+    /// Tells the kernel something that it may be at for ever, and gives up after this long.
+    ///
+    /// # Errors
+    /// What the kernel says to it; `TimedOut` if it was given up, and is not so.
+    pub fn write_within(
+        &self,
+        file: impl AsRef<Path>,
+        value: &'static str,
+        limit: Duration,
+    ) -> Result<(), SysfsError> {
+        let path = self.0.join(file);
+        let failed = |errno| SysfsError::Write { path: path.clone(), value: value.to_owned(), errno };
+        let file = OpenOptions::new().write(true).open(&path).map_err(failed)?;
+        // Not through the standard library, which begins again what was interrupted.
+        let written = interrupt::within(limit, move || rustix::io::write(&file, value.as_bytes()));
+        match written.map_err(failed)? {
+            Ok(_) => Ok(()),
+            Err(Errno::INTR) => Err(failed(given_up(limit))),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
     /// The names in a folder that begin like this and go on with a digit, lower numbers first.
     ///
     /// # Errors
@@ -150,6 +175,10 @@ impl Sysfs {
     }
 }
 
+fn given_up(after: Duration) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("given up after {} s", after.as_secs_f64()))
+}
+
 fn is_numbered(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
 }
@@ -159,6 +188,11 @@ pub(crate) mod made_up;
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        os::fd::AsRawFd as _,
+        time::{Duration, Instant},
+    };
+
     use super::made_up::MadeUp;
 
     #[test]
@@ -187,6 +221,23 @@ mod tests {
             refused.contains("write \"1\" to ") && refused.contains("/region0/commit: No such"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn what_the_kernel_would_be_at_for_ever_is_given_up_and_says_so() {
+        let made_up = MadeUp::new(&[("there", "1")]);
+        let long = Duration::from_secs(1000);
+        made_up.sysfs.write_within("there", "2", long).unwrap();
+        assert_eq!(made_up.sysfs.text("there").unwrap(), "2");
+
+        let (_end, full) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        while rustix::io::write(&full, &[0]).is_ok() {}
+        let begun = Instant::now();
+        let limit = Duration::from_millis(50);
+        let pipe = format!("/proc/self/fd/{}", full.as_raw_fd());
+        let said = units::chain(&made_up.sysfs.write_within(&pipe, "offline", limit).unwrap_err());
+        assert!(begun.elapsed() >= limit);
+        assert_eq!(said, format!("write \"offline\" to {pipe}: given up after 0.05 s"));
     }
 
     #[test]

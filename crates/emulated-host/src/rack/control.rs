@@ -26,7 +26,9 @@ exec 3<>/dev/ttyS2
 mkdir -p /run/control
 cd /run/control
 tell() {
-  { flock 4; { printf '%s %s ' $1 $(cat $1.status); base64 -w 0 $1.said; echo; } >&3; } 4> lock
+  until mkdir telling 2> /dev/null; do sleep 0.05; done
+  { printf '%s %s ' $1 $(cat $1.status); base64 -w 0 $1.said; echo; } >&3
+  rmdir telling
 }
 obey() {
   sh $1.sh > $1.said 2>&1 < /dev/null 3>&-

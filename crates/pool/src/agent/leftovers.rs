@@ -10,7 +10,7 @@ use std::{
 use units::limits::HOST_RETRY;
 use units::{Ns, OrderNumber};
 
-use super::{Agent, Effect, HostFailure, Order};
+use super::{Agent, Effect, HostFailure, Order, Stand};
 use crate::protocol::{Handle, Holding};
 
 /// By [`Handle::place`]: a predecessor's epochs are nobody's business.
@@ -101,9 +101,10 @@ impl Agent {
         self.attempts.get(holding).is_some_and(|attempts| attempts.told().is_some())
     }
 
-    /// Whether something may still be there of a slice that could not be had.
+    /// Whether something may be there of a slice that could not be had: of the last attempt, or of the one under way.
     pub(super) fn leaves_something(&self, holding: &Holding) -> bool {
-        self.orders.get(holding).is_some_and(|order| self.leftovers.has(order.handle()))
+        let tries = matches!(self.slices.get(holding), Some(Stand::Opening(_) | Stand::Scrubbing(_)));
+        tries || self.orders.get(holding).is_some_and(|order| self.leftovers.has(order.handle()))
     }
 
     pub(super) fn on_cleared(&mut self, place: &Arc<str>, result: Result<(), HostFailure>) {

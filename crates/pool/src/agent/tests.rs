@@ -548,7 +548,7 @@ fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
     check_found(dead(), "up want:1:fenced", "offline:1.1?");
     check_found(dead(), "up want:1:fenced fail:1.1", "have:1:online=1.1:ended=a");
     check_found(dead(), "up want:1:fenced fail:1.1 tick:500", "offline:1.1?");
-    check_found(dead(), "up want:1:fenced ok:1.1", "have:1:ended=a:clean");
+    check_found(dead(), "up want:1:fenced ok:1.1", "record:a have:1:ended=a:clean");
 }
 
 #[test]

@@ -311,7 +311,9 @@ impl Manager {
             let high = highest.get(&slice).copied().unwrap_or_default();
             self.compare(when, slice, slot, high, grants.get(&slice));
         }
-        self.places.extend(contents.places);
+        let places = &self.places;
+        let unknown = contents.places.into_iter().filter(|(slice, place)| places.get(slice) != Some(place));
+        self.found_places.extend(unknown);
         let named = grants.into_values().map(|grant| (grant.slice, (grant.epoch, grant.handle)));
         let handles = &self.handles;
         self.found.extend(named.filter(|(slice, named)| handles.get(slice) != Some(named)));
@@ -324,23 +326,31 @@ impl Manager {
     /// Handles that a device named are shown to hosts with the next durable revision: two orders of one number are equal,
     /// so that the answer to one cannot be taken for the answer to the other.
     pub(super) fn note_found(&mut self, when: When) {
-        if !self.found.is_empty() {
+        if !self.found.is_empty() || !self.found_places.is_empty() {
             let meta = self.head.record(Key::Meta);
             self.change(when, Change(vec![meta]));
         }
     }
 
     pub(super) fn show_found(&mut self) {
+        for (slice, place) in std::mem::take(&mut self.found_places) {
+            self.tell_holder(slice);
+            self.places.insert(slice, place);
+        }
         for (slice, named) in std::mem::take(&mut self.found) {
-            if let Some(slot) = self.durable.slot(slice)
-                && let Some(host) = slot.holder()
-            {
-                self.tell_slice(host, slice, [slot.reservation(), None]);
-            }
+            self.tell_holder(slice);
             // What was found waits for a durable write, and while the store fails a later grant may come before it.
             if self.handles.get(&slice).is_none_or(|(known, _)| *known <= named.0) {
                 self.handles.insert(slice, named);
             }
+        }
+    }
+
+    fn tell_holder(&mut self, slice: SliceId) {
+        if let Some(slot) = self.durable.slot(slice)
+            && let Some(host) = slot.holder()
+        {
+            self.tell_slice(host, slice, [slot.reservation(), None]);
         }
     }
 

@@ -1,12 +1,15 @@
 //! Memory blocks of one slice, switched online and offline together: all of them, or those that were switched are put back and it
 //! is said which one refused, why, and what became of the others.
 
-use std::{fmt, io};
+use std::{fmt, io, time::Duration};
 
 use crate::host::{
     blocks::{Block, FOLDER},
     sysfs::{Sysfs, SysfsError},
 };
+
+/// How long the kernel may try to empty one block. It moves pages at gigabytes a second, and tries for ever if somebody holds one.
+const BLOCK_OFFLINE_MAX: Duration = Duration::from_secs(20);
 
 /// What a block is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +94,7 @@ pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: To) -> Result<(), Refused> {
 }
 
 fn tell(sysfs: &Sysfs, block: &Block, to: To) -> Result<(), SysfsError> {
-    sysfs.write(format!("{FOLDER}/{}/state", block.name), to.word())
+    sysfs.write_within(format!("{FOLDER}/{}/state", block.name), to.word(), BLOCK_OFFLINE_MAX)
 }
 
 fn put_back(sysfs: &Sysfs, blocks: &[&Block], to: To) -> Result<Vec<String>, Box<SysfsError>> {
