@@ -44,3 +44,31 @@ fn prepare() -> io::Result<()> {
     let register = || register_signal_handler(SIGRTMIN(), nothing).map_err(|error| error.errno());
     PREPARED.get_or_init(register).map_err(io::Error::from_raw_os_error)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use rustix::{
+        io::Errno,
+        pipe::{PipeFlags, fcntl_setpipe_size, pipe_with},
+    };
+
+    use super::*;
+
+    #[test]
+    fn what_ends_by_itself_is_not_interrupted() {
+        assert_eq!(within(Duration::from_secs(1000), || 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_call_that_never_ends_is_interrupted_after_the_limit_and_not_before() {
+        let (_end, full) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let bytes = vec![0; fcntl_setpipe_size(&full, 4096).unwrap()];
+        assert_eq!(rustix::io::write(&full, &bytes), Ok(bytes.len()));
+        let (begun, limit) = (Instant::now(), Duration::from_millis(50));
+        let written = within(limit, move || rustix::io::write(&full, &[0])).unwrap();
+        assert_eq!(written, Err(Errno::INTR));
+        assert!(begun.elapsed() >= limit);
+    }
+}

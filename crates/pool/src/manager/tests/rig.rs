@@ -400,7 +400,10 @@ impl Rig {
         if let Some((before, at)) = &agent.order {
             let repeated = now >= at.after(HOST_UNANSWERED_ORDERS_FOR);
             assert!(agent.answered || repeated, "a second order before the first is answered");
-            assert!(want.number > before.number || want == *before, "two orders of one number differ: {want:?} and {before:?}");
+            assert!(
+                want.number > before.number || want == *before,
+                "two orders of one number differ: {want:?} and {before:?}"
+            );
         }
         agent.answered &= agent.order.as_ref().is_some_and(|(before, _)| want.number == before.number);
         agent.order = Some((want, now));
