@@ -32,25 +32,29 @@ const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// One line for each slice that a kernel has anything of: the device's serial, the slice's index on it, the driver, and how many of
 /// its memory blocks are not offline.
 const SLICES: &str = r#"
-block=$((0x$(cat /sys/devices/system/memory/block_size_bytes)))
+# Nothing is started for each block, as it is asked often.
+read -r hex < /sys/devices/system/memory/block_size_bytes
+block=$((0x$hex))
 for region in /sys/bus/cxl/devices/region*; do
   [ -e $region/resource ] || continue
-  base=$(($(cat $region/resource)))
-  endpoint=$(dirname $(readlink -f /sys/bus/cxl/devices/$(cat $region/target0)))
-  serial=$(cat $(readlink -f $endpoint/uport)/serial)
-  end=$((base + $(cat $region/size)))
+  read -r base < $region/resource
+  read -r size < $region/size
+  read -r decoder < $region/target0
+  read -r serial < /sys/bus/cxl/devices/$decoder/../uport/serial
+  base=$((base)) end=$((base + size))
   # Not from the devices' own files: Linux 6.12 may wait for ever for whoever reads them while it takes their memory.
   grep -oE '[0-9a-f]+-[0-9a-f]+ : dax[0-9]+\.[1-9][0-9]*$' /proc/iomem | while read -r range colon name; do
     start=$((0x${range%-*}))
     [ $start -ge $base ] && [ $start -lt $end ] || continue
-    device=/sys/bus/dax/devices/$name
-    driver=$(basename $(readlink -f $device/driver) 2>/dev/null)
-    online=0; at=$start
+    driver=$(readlink /sys/bus/dax/devices/$name/driver)
+    online=0 at=$start
     while [ $at -lt $((start + 1073741824)) ]; do
-      state=$(cat /sys/devices/system/memory/memory$((at / block))/state 2>/dev/null || echo offline)
+      state=offline
+      read -r state 2> /dev/null < /sys/devices/system/memory/memory$((at / block))/state
       [ $state = offline ] || online=$((online + 1))
       at=$((at + block))
     done
+    driver=${driver##*/}
     echo "SLICE $serial $(((start - base) / 1073741824)) ${driver:-none} $online"
   done
 done
@@ -266,6 +270,7 @@ impl RealRack {
             while !is_done.load(Ordering::Relaxed) {
                 see_one_owner(&hosts);
                 looks += 1;
+                thread::sleep(LOOK_EVERY); // the hosts have other things to do, too
             }
             looks
         });
@@ -348,19 +353,26 @@ fn see_one_owner(hosts: &[RackHost]) {
     }
 }
 
+/// Nothing else may be said than what is understood, or a check would hold for want of anything to look at.
 fn kernel_of(host: &RackHost) -> Result<BTreeMap<Which, Seen>, emulated_host::HostError> {
-    let said = host.run(SLICES)?;
-    let slices = said.text.lines().filter_map(|line| {
+    let said = host.run(SLICES)?.text;
+    let mut slices = BTreeMap::new();
+    for line in said.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let ["SLICE", serial, index, driver, blocks] = words[..] else { return None };
-        let seen = Seen { driver: driver.to_owned(), blocks: blocks.parse().ok()? };
-        Some(((serial.to_owned(), index.parse().ok()?), seen))
-    });
-    Ok(slices.collect())
+        match words[..] {
+            ["SLICE", serial, index, driver, blocks] => {
+                let number = |word: &str| word.parse().unwrap_or_else(|_| panic!("{}: {said}", host.name()));
+                let seen = Seen { driver: driver.to_owned(), blocks: number(blocks) };
+                slices.insert((serial.to_owned(), number(index)), seen);
+            }
+            _ => panic!("{}: {said}", host.name()),
+        }
+    }
+    Ok(slices)
 }
 
 fn is_zero(file: &File, range: Range<u64>) -> bool {
-    let mut bytes = vec![0; 1 << 20];
+    let (mut bytes, zeros) = (vec![0; MIB], vec![0; MIB]);
     let mut at = range.start;
     while let Ok(data) = rustix::fs::seek(file, SeekFrom::Data(at)) {
         if data >= range.end {
@@ -368,7 +380,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
         }
         at = data - data % bytes.len() as u64;
         file.read_exact_at(&mut bytes, at).expect("it can be read");
-        if bytes.iter().any(|byte| *byte != 0) {
+        if bytes != zeros {
             return false;
         }
         at += bytes.len() as u64;
