@@ -53,6 +53,26 @@ pub fn vmm_plugin() -> Result<PathBuf, Failure> {
     Ok(target.join("release/vmm-plugin"))
 }
 
+/// Those of a rack in a box, found or built.
+///
+/// # Errors
+/// Cargo fails.
+pub fn of_rack() -> Result<emulated_host::rack::Programs, Failure> {
+    let folder = if let Some(folder) = env::var_os(BIN_DIR) {
+        PathBuf::from(folder)
+    } else {
+        let target = target_folder()?;
+        build(&target, &["pool-manager", "host-agent", "cli", "emulated-host"])?;
+        target.join("release")
+    };
+    Ok(emulated_host::rack::Programs {
+        manager: folder.join("pool-manager"),
+        agent: folder.join("host-agent"),
+        tarn: folder.join("tarn"),
+        power_off: folder.join("power-off-host"),
+    })
+}
+
 /// Cargo's target folder, in which this benchmark lies as `PROFILE/deps/NAME`.
 ///
 /// # Errors

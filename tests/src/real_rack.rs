@@ -26,6 +26,8 @@ use crate::{linux_guests::bed, rack::programs};
 pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks at a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Between two looks at all kernels, which have other things to do, too.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
 const MIB: usize = 1 << 20;
 /// Where agents hand out memory.
 const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
@@ -270,7 +272,7 @@ impl RealRack {
             while !is_done.load(Ordering::Relaxed) {
                 see_one_owner(&hosts);
                 looks += 1;
-                thread::sleep(LOOK_EVERY); // the hosts have other things to do, too
+                thread::sleep(WATCH_EVERY);
             }
             looks
         });

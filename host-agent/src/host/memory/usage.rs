@@ -60,8 +60,8 @@ fn no_number(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("there is no number of kB after {name}"))
 }
 
-/// How many pages of a physical range are in use, in numbers of 4 KiB: neither free, nor offline, nor absent. Pages that a
-/// processor keeps at hand count, though free. `flags` is the file `/proc/kpageflags`, which is root's.
+/// How many pages of a physical range of movable memory are in use, in numbers of 4 KiB: neither free, nor offline, nor absent. A
+/// page with no flag at all is one that a processor keeps at hand, and free: whoever has a movable page gave it one. `flags` is the file `/proc/kpageflags`, which is root's.
 ///
 /// # Errors
 /// The kernel does not say.
@@ -81,8 +81,8 @@ fn used_of(flags: &File, first: u64, count: usize) -> io::Result<u64> {
     let mut bytes = vec![0; count * FLAGS];
     flags.read_exact_at(&mut bytes, first * FLAGS as u64)?;
     let (words, _) = bytes.as_chunks::<FLAGS>();
-    let used = words.iter().filter(|word| u64::from_ne_bytes(**word) & (BUDDY | NO_PAGE) == 0);
-    Ok(used.count() as u64)
+    let is_used = |word: u64| word != 0 && word & (BUDDY | NO_PAGE) == 0;
+    Ok(words.iter().filter(|word| is_used(u64::from_ne_bytes(**word))).count() as u64)
 }
 
 #[cfg(test)]
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_free_offline_or_absent_are_not_in_use() {
+    fn pages_that_are_free_kept_at_hand_offline_or_absent_are_not_in_use() {
         const LRU: u64 = 1 << 5;
         let flags = tempfile::NamedTempFile::new().unwrap();
         let pages = PAGES_AT_ONCE as u64 + 100;
@@ -118,11 +118,11 @@ mod tests {
             0 => BUDDY,
             1 => NO_PAGE,
             2 => LRU,
-            _ => 0, // the kernel's own
+            _ => 0, // kept at hand
         };
         let bytes: Vec<u8> = (0..pages).flat_map(|page| word(page).to_ne_bytes()).collect();
         flags.as_file().write_all_at(&bytes, 0).unwrap();
-        assert_eq!(pages_in_use(flags.path(), 0..pages * PAGE).unwrap(), pages / 2);
+        assert_eq!(pages_in_use(flags.path(), 0..pages * PAGE).unwrap(), pages / 4);
         assert_eq!(pages_in_use(flags.path(), 2 * PAGE..3 * PAGE).unwrap(), 1);
         assert_eq!(pages_in_use(flags.path(), 4 * PAGE..6 * PAGE).unwrap(), 0);
         pages_in_use(flags.path(), 0..(pages + 1) * PAGE).unwrap_err();

@@ -1,6 +1,5 @@
 //! Random operations on a rack in a box: three hosts, two devices that nothing fences, and VMs that come, go, die and lose memory
 //! while agents and managers are killed, hosts are paused and networks are cut. The kernels are watched all the while.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use rand::{Rng as _, SeedableRng as _, seq::IndexedRandom as _};
 use rand_pcg::Pcg64;

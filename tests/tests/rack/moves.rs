@@ -1,6 +1,5 @@
 //! Slices of real CXL memory that move between real hosts, in a rack in a box: with bytes of a VM's in them, by both ways in which a
 //! kernel can have them.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use tests::real_rack::{RealRack, plan};
 

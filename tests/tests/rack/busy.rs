@@ -1,6 +1,5 @@
 //! A memory block with a page that the kernel cannot move, in a rack in a box: what the agent says of it, that nothing is lost by it,
 //! and that everything else goes on.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use tests::real_rack::{RealRack, Seen, plan};
 

@@ -1,6 +1,5 @@
 //! Agents that are killed in the middle of what they do to their kernel's devices, in a rack in a box: each time right before one of
 //! their changes of sysfs, from the first to the last, while a VM beside it keeps its bytes.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use emulated_host::rack::RackPlan;
 use tests::{

@@ -1,6 +1,5 @@
 //! A stock Debian guest on real CXL memory, in a host of a rack in a box: what it has there stays what it was while slices come and
 //! go beside it, by both ways in which its host's kernel can have them.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use emulated_host::Initrd;
 use tests::{

@@ -1,5 +1,4 @@
 //! Hosts of a rack as QEMU emulates them, by themselves: what they share, what can be done to them, and that nothing stays behind.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
     fs,

@@ -1,7 +1,6 @@
 //! Faults of hosts, of their network and of the manager, in a rack in a box with a device that nothing fences. Nothing is lost and
 //! nothing is doubled: the kernels are watched all the while, VMs look for their bytes, and each fault ends within the harness's
 //! patience, or in the quarantine that the test names.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{path::Path, thread, time::Duration};
 
@@ -91,25 +90,26 @@ impl Silence {
 
 /// A VM's life on h0, with a silence in every part of it.
 fn live_through(rack: &mut RealRack, silence: Silence) {
-    rack.tarn("reserve --host h0 --vm web --pool 2GiB --cores 1 --request-id web");
+    let vm = &format!("{silence:?}").to_lowercase();
+    rack.tarn(&format!("reserve --host h0 --vm {vm} --pool 2GiB --cores 1 --request-id {vm}"));
     silence.pass(rack, 0, |_| {});
-    rack.tarn("wait-ready web");
-    rack.tarn("commit web");
-    assert_eq!(rack.start_vm(0, "web", TOUCH_MIB), [0; 0]);
+    rack.tarn(&format!("wait-ready {vm}"));
+    rack.tarn(&format!("commit {vm}"));
+    assert_eq!(rack.start_vm(0, vm, TOUCH_MIB), [0; 0]);
 
     silence.pass(rack, 0, |rack| assert!(rack.kernel(1).is_empty()));
     assert_eq!(rack.kernel(0).len(), 2);
 
-    rack.tarn("release web");
+    rack.tarn(&format!("release {vm}"));
     rack.until("it is being taken back", |rack| count(rack, "draining") == 2);
     let mut left = Vec::new();
     silence.pass(rack, 0, |rack| {
         if silence != Silence::Paused {
-            left.extend(rack.end_vm(0, "web"));
+            left.extend(rack.end_vm(0, vm));
         }
     });
     if silence == Silence::Paused {
-        left.extend(rack.end_vm(0, "web"));
+        left.extend(rack.end_vm(0, vm));
     }
     assert_eq!(left, [0; 0], "another's bytes over its own, {silence:?}");
 
