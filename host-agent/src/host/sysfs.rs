@@ -4,14 +4,10 @@
 use std::{
     fs::{self, OpenOptions},
     io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use rustix::io::Errno;
-
-use super::interrupt;
 
 /// What sysfs did not say or do.
 #[derive(Debug, thiserror::Error)]
@@ -102,35 +98,14 @@ impl Sysfs {
     /// Tells the kernel something. It is heard as a whole or not at all.
     ///
     /// # Errors
-    /// What the kernel says to it.
+    /// What the kernel says to it; `Interrupted` if a signal came before it was done.
     pub fn write(&self, file: impl AsRef<Path>, value: &str) -> Result<(), SysfsError> {
         let path = self.0.join(file);
         let opened = OpenOptions::new().write(true).open(&path);
-        match opened.and_then(|file| file.write_all_at(value.as_bytes(), 0)) {
-            Ok(()) => Ok(()),
-            Err(errno) => Err(SysfsError::Write { path, value: value.to_owned(), errno }),
-        }
-    }
-
-    /// Tells the kernel something that it may be at for ever, and gives up after this long.
-    ///
-    /// # Errors
-    /// What the kernel says to it; `TimedOut` if it was given up, and is not so.
-    pub fn write_within(
-        &self,
-        file: impl AsRef<Path>,
-        value: &'static str,
-        limit: Duration,
-    ) -> Result<(), SysfsError> {
-        let path = self.0.join(file);
-        let failed = |errno| SysfsError::Write { path: path.clone(), value: value.to_owned(), errno };
-        let file = OpenOptions::new().write(true).open(&path).map_err(failed)?;
-        // Not through the standard library, which begins again what was interrupted.
-        let written = interrupt::within(limit, move || rustix::io::pwrite(&file, value.as_bytes(), 0));
-        match written.map_err(failed)? {
+        // Not by the standard library, which begins again what was interrupted.
+        match opened.and_then(|file| Ok(rustix::io::pwrite(&file, value.as_bytes(), 0)?)) {
             Ok(_) => Ok(()),
-            Err(Errno::INTR) => Err(failed(given_up(limit))),
-            Err(errno) => Err(failed(errno.into())),
+            Err(errno) => Err(SysfsError::Write { path, value: value.to_owned(), errno }),
         }
     }
 
@@ -175,10 +150,6 @@ impl Sysfs {
     }
 }
 
-fn given_up(after: Duration) -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, format!("given up after {} s", after.as_secs_f64()))
-}
-
 fn is_numbered(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
 }
@@ -188,8 +159,6 @@ pub(crate) mod made_up;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::made_up::MadeUp;
 
     #[test]
@@ -218,14 +187,6 @@ mod tests {
             refused.contains("write \"1\" to ") && refused.contains("/region0/commit: No such"),
             "{refused}"
         );
-    }
-
-    #[test]
-    fn a_write_with_a_limit_writes_and_says_when_it_was_given_up() {
-        let made_up = MadeUp::new(&[("there", "1")]);
-        made_up.sysfs.write_within("there", "2", Duration::from_secs(1000)).unwrap();
-        assert_eq!(made_up.sysfs.text("there").unwrap(), "2");
-        assert_eq!(super::given_up(Duration::from_millis(1500)).to_string(), "given up after 1.5 s");
     }
 
     #[test]

@@ -45,16 +45,16 @@ impl Story {
 
     fn step(&mut self, number: usize) {
         let host = self.random.random_range(0..HOSTS);
-        match self.random.random_range(0..12) {
-            0..=3 => self.reserve(host, &format!("vm{number}")),
-            4 => self.end_one(),
-            5 => self.kill_one(),
-            6 => self.force_one(),
-            7 => self.kill_agent(host),
-            8 => self.trouble(host, Trouble::Paused),
-            9 => self.trouble(host, Trouble::CutOff),
-            10 => self.toggle_manager(),
-            _ => self.mend(host),
+        match self.random.random_range(0..16) {
+            0..=5 => self.reserve(host, &format!("vm{number}")),
+            6..=7 => self.end_one(),
+            8 => self.kill_one(),
+            9 => self.force_one(),
+            10 => self.kill_agent(host),
+            11 => self.trouble(host, Trouble::Paused),
+            12 => self.trouble(host, Trouble::CutOff),
+            13 => self.toggle_manager(),
+            _ => self.mend_one(),
         }
     }
 
@@ -125,6 +125,15 @@ impl Story {
         self.troubles[host] = Some(trouble);
     }
 
+    /// The manager, or else the first host that is in trouble.
+    fn mend_one(&mut self) {
+        match self.troubles.iter().position(Option::is_some) {
+            _ if self.manager_is_gone => self.toggle_manager(),
+            Some(host) => self.mend(host),
+            None => {}
+        }
+    }
+
     fn mend(&mut self, host: usize) {
         match self.troubles[host].take() {
             None => return,
@@ -159,7 +168,7 @@ impl Story {
 
 #[test]
 fn after_thirty_random_operations_and_faults_every_slice_is_free_and_zero_and_no_kernel_has_any() {
-    let rack = RealRack::start(plan(HOSTS, &[2, 2], "dax"));
+    let rack = RealRack::start(plan(HOSTS, &[3, 3], "dax"));
     let watch = rack.watch();
     let mut story = Story {
         rack,

@@ -5,6 +5,7 @@ use std::{fmt, io, time::Duration};
 
 use crate::host::{
     blocks::{Block, FOLDER},
+    interrupt::{self, Steps},
     sysfs::{Sysfs, SysfsError},
 };
 
@@ -80,10 +81,19 @@ fn outcome(back: &Result<Vec<String>, Box<SysfsError>>) -> String {
 /// # Errors
 /// [`Refused`], once the others are as they were, or what the kernel said to that.
 pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: To) -> Result<(), Refused> {
+    let work = (sysfs.clone(), blocks.to_vec());
+    let switched = interrupt::stepwise(BLOCK_OFFLINE_MAX, move |steps| all(&work.0, &work.1, to, steps));
+    switched.unwrap_or_else(|errno| {
+        let block = blocks.first().map_or_else(String::new, |block| block.name.clone());
+        Err(Refused { block, to, pages_in_use: None, done: 0, of: blocks.len(), back: Ok(Vec::new()), errno })
+    })
+}
+
+fn all(sysfs: &Sysfs, blocks: &[Block], to: To, steps: &Steps<'_>) -> Result<(), Refused> {
     let mut done: Vec<&Block> = Vec::new();
     for block in blocks.iter().filter(|block| block.is_offline() == (to == To::Online)) {
-        if let Err(error) = tell(sysfs, block, to) {
-            let back = put_back(sysfs, &done, to.back());
+        if let Err(error) = tell(sysfs, block, to, steps) {
+            let back = put_back(sysfs, &done, to.back(), steps);
             let (block, errno) = (block.name.clone(), errno(error));
             let (done, of) = (done.len(), blocks.len());
             return Err(Refused { block, to, pages_in_use: None, done, of, back, errno });
@@ -93,21 +103,31 @@ pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: To) -> Result<(), Refused> {
     Ok(())
 }
 
-fn tell(sysfs: &Sysfs, block: &Block, to: To) -> Result<(), SysfsError> {
-    sysfs.write_within(format!("{FOLDER}/{}/state", block.name), to.word(), BLOCK_OFFLINE_MAX)
+fn tell(sysfs: &Sysfs, block: &Block, to: To, steps: &Steps<'_>) -> Result<(), SysfsError> {
+    steps.next();
+    sysfs.write(format!("{FOLDER}/{}/state", block.name), to.word())
 }
 
-fn put_back(sysfs: &Sysfs, blocks: &[&Block], to: To) -> Result<Vec<String>, Box<SysfsError>> {
+fn put_back(
+    sysfs: &Sysfs,
+    blocks: &[&Block],
+    to: To,
+    steps: &Steps<'_>,
+) -> Result<Vec<String>, Box<SysfsError>> {
     blocks
         .iter()
         .rev()
-        .map(|block| tell(sysfs, block, to).map(|()| block.name.clone()))
+        .map(|block| tell(sysfs, block, to, steps).map(|()| block.name.clone()))
         .collect::<Result<_, _>>()
         .map_err(Box::new)
 }
 
 fn errno(error: SysfsError) -> io::Error {
     match error {
+        SysfsError::Write { errno, .. } if errno.kind() == io::ErrorKind::Interrupted => {
+            let seconds = BLOCK_OFFLINE_MAX.as_secs();
+            io::Error::new(io::ErrorKind::TimedOut, format!("given up after {seconds} s"))
+        }
         SysfsError::Write { errno, .. } | SysfsError::Read { errno, .. } => errno,
         other => io::Error::other(other),
     }
