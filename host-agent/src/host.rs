@@ -195,6 +195,14 @@ pub enum HostError {
         /// Where it could go.
         room: Bytes,
     },
+    /// Files without a name show others than their owner no path.
+    #[error(
+        "a VMM of user {uid} cannot open memory blocks by path: it takes descriptors, or runs as the agent's user"
+    )]
+    NoPath {
+        /// Whose VMM it is.
+        uid: u32,
+    },
     /// Somebody else's file has the name of a device's node.
     #[error("{} is not the node of that device: /dev must be a devtmpfs", path.display())]
     NotTheDevice {
@@ -227,6 +235,7 @@ impl HostError {
             | Self::Process(_)
             | Self::Refused(_)
             | Self::NoRoom { .. }
+            | Self::NoPath { .. }
             | Self::NotTheDevice { .. }
             | Self::NotOpen(_)
             | Self::NoLocalDirectory => FailedReason::Host,

@@ -178,7 +178,14 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
     if !left.is_empty() {
         tracing::info!(slices = left.len(), "slices are on this machine already");
     }
-    let agent = Agent::new(Ns::ZERO, instance, rack, found, left);
+    let mut agent = Agent::new(Ns::ZERO, instance, rack, found, left);
+    for device in host.devices().iter().filter(|device| device.problem.is_some()) {
+        tracing::warn!(
+            serial = device.serial,
+            "slices of this device are not seen: this host is never told to be clean"
+        );
+        agent.note_blindness();
+    }
     let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
     let metrics = Arc::new(Metrics::new(&config.host, config.backend.name()));
     let start = Start { agent, host, records, runtime_dir, metrics, heard };

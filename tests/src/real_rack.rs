@@ -270,8 +270,7 @@ impl RealRack {
         let watcher = thread::spawn(move || {
             let mut looks = 0;
             while !is_done.load(Ordering::Relaxed) {
-                see_one_owner(&hosts);
-                looks += 1;
+                looks += usize::from(see_one_owner(&hosts));
                 thread::sleep(WATCH_EVERY);
             }
             looks
@@ -343,21 +342,25 @@ impl Drop for Watch {
 }
 
 /// A slice that one host had before and after another host had it was on both at that moment. A host that does not answer is
-/// left out.
-fn see_one_owner(hosts: &[RackHost]) {
+/// left out, and then the look does not count.
+fn see_one_owner(hosts: &[RackHost]) -> bool {
+    let mut all = true;
     for (n, first) in hosts.iter().enumerate() {
         for second in &hosts[n + 1..] {
-            let looks = [first, second, first].map(|host| kernel_of(host).unwrap_or_default());
+            let looks = [first, second, first].map(|host| kernel_of(host).inspect_err(|_| all = false));
+            let looks = looks.map(Result::unwrap_or_default);
             let [before, other, after] = looks.map(|seen| seen.into_keys().collect::<BTreeSet<_>>());
             let both: Vec<_> = before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
             assert!(both.is_empty(), "{both:?} are on {} and {}", first.name(), second.name());
         }
     }
+    all
 }
 
 /// Nothing else may be said than what is understood, or a check would hold for want of anything to look at.
 fn kernel_of(host: &RackHost) -> Result<BTreeMap<Which, Seen>, emulated_host::HostError> {
-    let said = host.run(SLICES)?.text;
+    let emulated_host::rack::Said { status, text: said } = host.run(SLICES)?;
+    assert_eq!(status, 0, "{}: {said}", host.name());
     let mut slices = BTreeMap::new();
     for line in said.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -376,10 +379,12 @@ fn kernel_of(host: &RackHost) -> Result<BTreeMap<Which, Seen>, emulated_host::Ho
 fn is_zero(file: &File, range: Range<u64>) -> bool {
     let (mut bytes, zeros) = (vec![0; MIB], vec![0; MIB]);
     let mut at = range.start;
-    while let Ok(data) = rustix::fs::seek(file, SeekFrom::Data(at)) {
-        if data >= range.end {
-            break;
-        }
+    loop {
+        let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(data) if data < range.end => data,
+            Ok(_) | Err(rustix::io::Errno::NXIO) => return true,
+            Err(errno) => panic!("the device's file: {errno}"),
+        };
         at = data - data % bytes.len() as u64;
         file.read_exact_at(&mut bytes, at).expect("it can be read");
         if bytes != zeros {
@@ -387,7 +392,6 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
         }
         at += bytes.len() as u64;
     }
-    true
 }
 
 fn tail(log: &str) -> String {

@@ -346,6 +346,8 @@ pub struct Agent {
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
     leftovers: Leftovers,
+    /// There may be slices on this machine that the agent cannot see.
+    is_blind: bool,
     /// Calls under way that open or close a slice: short ones, unlike scrubs.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
@@ -386,6 +388,7 @@ impl Agent {
             scrubs_waiting: BTreeSet::new(),
             scrubs_running: 0,
             leftovers: Leftovers::new(places),
+            is_blind: false,
             calls: 0,
             vms: BTreeMap::new(),
             handed: BTreeMap::new(),
@@ -393,6 +396,11 @@ impl Agent {
         };
         found.into_iter().for_each(|adopted| agent.adopt(adopted));
         agent
+    }
+
+    /// Something keeps the agent from seeing all that a predecessor may have left: this host never says that nothing is.
+    pub fn note_blindness(&mut self) {
+        self.is_blind = true;
     }
 
     /// Takes one event in. What is to be done about it waits in [`Agent::poll_effect`].
@@ -475,6 +483,7 @@ impl Agent {
             clean: self.slices.is_empty()
                 && self.handed.is_empty()
                 && self.leftovers.is_empty()
+                && !self.is_blind
                 && !self.vms.values().any(Vm::lives),
         }
     }

@@ -80,8 +80,8 @@ pub const HOST_MEMORY_ANSWER_WITHIN: Ns = Ns::secs(10);
 pub const STRANGERS_ON_POOL_NODE_MAX: Bytes = Bytes::mib(64);
 /// Host calls under way at a time; each has a thread of its own.
 pub const HOST_CALLS_AT_ONCE_MAX: usize = 8;
-/// How many of them may scrub: the others are for VMs that start or end.
-pub const HOST_SCRUBS_AT_ONCE_MAX: usize = 6;
+/// How many of them may close or scrub slices: the others are for VMs that start.
+pub const HOST_EMPTYING_AT_ONCE_MAX: usize = 6;
 /// Entries in one page of a list.
 pub const LIST_PAGE_MAX: u32 = 8 * 1024;
 /// Pages of one list that a client follows before it doubts the manager.

@@ -41,7 +41,7 @@ impl Driver {
 
     pub(super) fn clear(&mut self, place: Arc<str>) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
-        self.crew.call(Lane::Serving, move || {
+        self.crew.call(Lane::Closing, move || {
             let began = Instant::now();
             let cleared = host.clear(&place);
             metrics.called(Call::Clear, began.elapsed(), cleared.is_ok());
@@ -60,7 +60,11 @@ impl Driver {
         work: impl FnOnce(&dyn Host) -> Result<Done, HostError> + Send + 'static,
     ) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
-        let lane = if call == Call::Scrub { Lane::Scrubbing } else { Lane::Serving };
+        let lane = match call {
+            Call::Online => Lane::Serving,
+            Call::Offline | Call::Clear => Lane::Closing,
+            Call::Scrub => Lane::Scrubbing,
+        };
         self.crew.call(lane, move || {
             let began = Instant::now();
             let result = work(&*host);

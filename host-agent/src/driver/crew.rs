@@ -1,5 +1,5 @@
 //! A few threads that make calls of the host, which may take long. A VM's start never waits for slices being emptied: calls
-//! that scrub wait in a queue of their own and never keep all threads busy. A thread that takes a call and sees more wakes
+//! that close or scrub slices wait in queues of their own and never keep all threads busy. A thread that takes a call and sees more wakes
 //! the next, so that a burst of short calls is over before all of them are awake.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 
 use pool::agent::Event;
 use tokio::sync::mpsc;
-use units::limits::{HOST_CALLS_AT_ONCE_MAX, HOST_SCRUBS_AT_ONCE_MAX};
+use units::limits::{HOST_CALLS_AT_ONCE_MAX, HOST_EMPTYING_AT_ONCE_MAX};
 
 /// A call, which says what came of it.
 type Call = Box<dyn FnOnce() -> Event + Send>;
@@ -29,8 +29,10 @@ struct Queue {
 /// What a call is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Somebody waits for it.
+    /// A VM's start waits for it.
     Serving,
+    /// Slices that leave. They may have to wait for each other.
+    Closing,
     /// Slices that are nobody's.
     Scrubbing,
 }
@@ -38,8 +40,9 @@ pub(super) enum Lane {
 #[derive(Default)]
 struct Waiting {
     serving: VecDeque<Call>,
+    closing: VecDeque<Call>,
     scrubbing: VecDeque<Call>,
-    scrubs_under_way: usize,
+    emptying_under_way: usize,
     over: bool,
 }
 
@@ -49,19 +52,21 @@ impl Waiting {
         if let Some(call) = self.serving.pop_front() {
             return Some((Lane::Serving, call));
         }
-        if !self.may_scrub() {
+        if !self.may_empty() {
             return None;
         }
-        self.scrubs_under_way += 1;
-        Some((Lane::Scrubbing, self.scrubbing.pop_front()?))
+        self.emptying_under_way += 1;
+        let closing = self.closing.pop_front().map(|call| (Lane::Closing, call));
+        closing.or_else(|| Some((Lane::Scrubbing, self.scrubbing.pop_front()?)))
     }
 
-    fn may_scrub(&self) -> bool {
-        !self.scrubbing.is_empty() && self.scrubs_under_way < HOST_SCRUBS_AT_ONCE_MAX
+    fn may_empty(&self) -> bool {
+        let waits = !self.closing.is_empty() || !self.scrubbing.is_empty();
+        waits && self.emptying_under_way < HOST_EMPTYING_AT_ONCE_MAX
     }
 
     fn has_more(&self) -> bool {
-        !self.serving.is_empty() || self.may_scrub()
+        !self.serving.is_empty() || self.may_empty()
     }
 }
 
@@ -74,7 +79,7 @@ impl Queue {
     /// The next call; `None` when there will be no more. `made` is what the thread has done before.
     fn next(&self, made: Option<Lane>) -> Option<(Lane, Call)> {
         let mut waiting = self.waiting();
-        waiting.scrubs_under_way -= usize::from(made == Some(Lane::Scrubbing));
+        waiting.emptying_under_way -= usize::from(made.is_some_and(|lane| lane != Lane::Serving));
         loop {
             if let Some(call) = waiting.take() {
                 let more = waiting.has_more();
@@ -129,6 +134,7 @@ impl Crew {
         let first = !waiting.has_more();
         match lane {
             Lane::Serving => waiting.serving.push_back(Box::new(call)),
+            Lane::Closing => waiting.closing.push_back(Box::new(call)),
             Lane::Scrubbing => waiting.scrubbing.push_back(Box::new(call)),
         }
         drop(waiting);
@@ -143,6 +149,7 @@ impl Drop for Crew {
         let mut waiting = self.0.waiting();
         waiting.over = true;
         waiting.serving.clear();
+        waiting.closing.clear();
         waiting.scrubbing.clear();
         drop(waiting);
         self.0.more.notify_all();

@@ -96,7 +96,7 @@ impl MemoryBlock {
         let file =
             File::from(memfd_create(&name, MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?);
         file.set_len(SLICE.get()).map_err(failed)?;
-        numa::bind(&file, SLICE.get(), &BTreeSet::from([node]))
+        numa::prefer(&file, SLICE.get(), &BTreeSet::from([node]))
             .map_err(|errno| HostError::io("bind to its node", &name, errno))?;
         Ok(file)
     }
@@ -122,13 +122,19 @@ impl MemoryBlock {
 
     /// Takes a slice's memory from its node, if it is there.
     fn leave(&self, slices: &Slices, index: u32, place: &Arc<str>) -> Result<(), HostError> {
-        let used = self.pages_in_use(slices, index)?;
-        let _turn = self.turns.take(used, Arc::clone(place));
-        let mut blocks = slices.blocks(index)?;
-        if blocks.iter().all(Block::is_offline) {
+        if slices.blocks(index)?.iter().all(Block::is_offline) {
             return Ok(());
         }
+        let mut turn = self.turns.take(self.pages_in_use(slices, index)?, Arc::clone(place));
+        let left = self.empty(slices, index);
+        turn.ended(left.is_ok());
+        left
+    }
+
+    /// Takes a slice's blocks offline, all of them or none.
+    fn empty(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
         self.see_room(slices, index)?;
+        let mut blocks = slices.blocks(index)?;
         self.order(&mut blocks)?;
         let switched = switch(&self.sysfs, &blocks, To::Offline);
         self.bring_back(slices.node());
@@ -140,7 +146,9 @@ impl MemoryBlock {
         let node = usage::of_node(Path::new(NODES), slices.node())?;
         let in_use = self.pages_in_use(slices, index)? * PAGE;
         let vms = self.open.files().iter().map(|file| allocated(file)).sum::<u64>();
-        let (needed, unused) = (in_use.min(vms), SLICE.get() - in_use.min(SLICE.get()));
+        let online = slices.blocks(index)?.iter().filter(|block| !block.is_offline()).count() as u64;
+        let unused = (online * blocks::size(&self.sysfs)?.get()).saturating_sub(in_use);
+        let needed = in_use.min(vms);
         let room = node.free.get().saturating_sub(unused);
         let no_room =
             HostError::NoRoom { node: slices.node(), needed: Bytes::new(needed), room: Bytes::new(room) };
@@ -240,6 +248,12 @@ impl Host for MemoryBlock {
     }
 
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError> {
+        if let Form::Paths { uid } | Form::Shown { uid } = form
+            && uid != rustix::process::geteuid().as_raw()
+            && !record.slices.is_empty()
+        {
+            return Err(HostError::NoPath { uid });
+        }
         let local = self.local.part(record, form)?;
         local.into_iter().map(Ok).chain(self.open.parts(record, form)).collect()
     }

@@ -207,7 +207,8 @@ pub fn users_of(file: FileId) -> Result<Users, ProcessError> {
     Ok(users)
 }
 
-/// A file in memory of this name, of whoever has it open, for reading and writing.
+/// A file in memory of this name that is this user's own, of whoever has it open or mapped, for reading and writing. Anybody may make
+/// one of the same name, but not give it to us.
 ///
 /// # Errors
 /// The kernel does not say which processes there are.
@@ -216,14 +217,22 @@ pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
         let process = entry.map_err(io_error("list", "/proc"))?;
         let is_process = process.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
-        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
-        let mut descriptors = descriptors.filter_map(|entry| Some(entry.ok()?.path())).filter(|_| is_process);
-        let found = descriptors.find(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
-        if let Some(file) = found.and_then(|path| OpenOptions::new().read(true).write(true).open(path).ok()) {
-            return Ok(Some(file)); // one that ended meanwhile had it no more
+        let links = ["fd", "map_files"].map(|folder| fs::read_dir(process.path().join(folder)));
+        let links = links.into_iter().filter(|_| is_process).flatten().flatten();
+        let mut named = links
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
+        if let Some(file) = named.find_map(|path| open_own(&path)) {
+            return Ok(Some(file));
         }
     }
     Ok(None)
+}
+
+/// A process that ended meanwhile had it no more.
+fn open_own(path: &Path) -> Option<File> {
+    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+    (file.metadata().ok()?.uid() == rustix::process::geteuid().as_raw()).then_some(file)
 }
 
 fn has(pid: u32, file: FileId) -> io::Result<bool> {

@@ -92,7 +92,7 @@ impl Ranges {
     pub(super) fn open_zero(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
         let (file, path) = open_alone(slices, index)?;
-        match map(&file, &path).and_then(|mapped| see_zero(&mapped, &path)) {
+        match map(&file, &path).and_then(|mapped| see_zero(&mapped, &path, None)) {
             Ok(()) => Ok((file, path)),
             Err(error) => {
                 slices.remove(index)?;
@@ -130,7 +130,7 @@ impl Ranges {
         let mapped = map(file, path)?;
         let zeroed = mapped.zero(&self.throttle, &self.scrubbed);
         zeroed.map_err(|errno| HostError::io("zero", path, errno))?;
-        see_zero(&mapped, path)
+        see_zero(&mapped, path, Some(&self.throttle))
     }
 }
 
@@ -170,9 +170,9 @@ fn write_back(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
 }
 
 /// Before and after it is read, caches forget it: what they hold may be of a time before another host wrote it.
-fn see_zero(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
+fn see_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
     write_back(mapped, path)?;
-    match mapped.first_not_zero().map_err(|errno| HostError::io("read", path, errno))? {
+    match mapped.first_not_zero(throttle).map_err(|errno| HostError::io("read", path, errno))? {
         Some(at) => Err(HostError::NotZero { path: path.to_owned(), at }),
         None => write_back(mapped, path),
     }

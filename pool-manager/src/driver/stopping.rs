@@ -8,7 +8,7 @@ use pool::{
     record::Fence,
 };
 use tokio::runtime::Handle as Runtime;
-use units::{EmcId, HostId};
+use units::{EmcId, HostId, UnixMs};
 
 use super::{Core, Shared};
 use crate::{convert, power_off};
@@ -25,6 +25,7 @@ pub(super) fn stop(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: W
         return; // it is being stopped already
     }
     let (command, name) = (core.stop.clone(), convert::host_name(core.manager.durable(), host));
+    let since = core.manager.stopping_since(host);
     drop(core);
     let shared = Arc::clone(shared);
     runtime.spawn(async move {
@@ -32,17 +33,18 @@ pub(super) fn stop(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: W
             Some(command) => power_off::stop(&command, &name).await,
             None => Err("rack.toml has no [fence] command".to_owned()),
         };
-        tell(&shared, host, stopped);
+        tell(&shared, host, since, stopped);
     });
 }
 
-fn tell(shared: &Shared, host: HostId, stopped: Result<(), String>) {
+/// A host that has proven itself meanwhile may have been given something since, and even be fenced again: what stopped it, or not,
+/// before that says nothing of it.
+fn tell(shared: &Shared, host: HostId, since: Option<UnixMs>, stopped: Result<(), String>) {
     let mut core = shared.lock();
     let waiting = core.stopping.remove(&host).unwrap_or_default();
-    // A host that has proven itself meanwhile may have been given something since: that is not taken for the old.
-    let stopped = stopped.and_then(|()| {
-        is_fencing(&core, host).then_some(()).ok_or_else(|| "it returned before it was stopped".to_owned())
-    });
+    let is_same = is_fencing(&core, host) && core.manager.stopping_since(host) == since;
+    let stopped =
+        stopped.and_then(|()| is_same.then_some(()).ok_or("it returned before it was stopped".to_owned()));
     let Err(why) = stopped else {
         let call = DeviceCall::Fence { host, powered_off: true };
         return waiting.into_iter().for_each(|(_, calls)| drop(calls.send(call.clone()))); // ends with the driver

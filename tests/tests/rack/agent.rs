@@ -28,13 +28,22 @@ const DAX: [&str; 8] = [
 ];
 /// More steps than any call of an agent's has.
 const STEPS_MAX: u32 = 40;
-/// Has the agent that runs now killed before its n-th change of sysfs, as counted for each call.
+/// Has the agent that runs now killed before the n-th change of sysfs, or of files among it, that one of its threads makes.
 const ARM: &str = r"
 until pid=$(pidof host-agent); do sleep 0.05; done
-strace -f -y -p $pid -o /run/steps -e trace=pwrite64 -e inject=pwrite64:signal=KILL:when=STEP 2> /dev/null &
+strace -f -y -p $pid -o /run/steps FILES -e trace=pwrite64 -e inject=pwrite64:signal=KILL:when=STEP 2> /dev/null &
 echo $! > /run/strace.pid
 while grep -q '^TracerPid:.0$' /proc/$pid/task/*/status; do sleep 0.05; done
 ";
+/// The states of the memory blocks that slices have, or will have.
+const BLOCK_FILES: &str = r"$(
+block=$((0x$(cat /sys/devices/system/memory/block_size_bytes)))
+region=$(dirname /sys/bus/cxl/devices/region*/commit)
+first=$(($(cat $region/resource) / block))
+for n in $(seq $first $((first + $(cat $region/size) / block - 1))); do
+  echo -P /sys/devices/system/memory/memory$n/state
+done
+)";
 /// Says before which one it was killed, or lets it go.
 const DISARM: &str = r"
 pid=$(cat /run/strace.pid)
@@ -49,10 +58,25 @@ fn with_strace(backend: &str) -> RackPlan {
     plan
 }
 
+/// Which changes of sysfs count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Changes {
+    All,
+    OfBlocks,
+}
+
+/// Before which of them an agent is killed.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    of: Changes,
+    number: u32,
+}
+
 /// What agents on these hosts were killed before, each at its step of whatever is done meanwhile.
-fn killed(rack: &RealRack, hosts: &[usize], step: u32, work: impl FnOnce()) -> Vec<String> {
+fn killed(rack: &RealRack, hosts: &[usize], step: Step, work: impl FnOnce()) -> Vec<String> {
+    let files = if step.of == Changes::OfBlocks { BLOCK_FILES } else { "" };
     for host in hosts {
-        rack.run(*host, &ARM.replace("STEP", &step.to_string()));
+        rack.run(*host, &ARM.replace("FILES", files).replace("STEP", &step.number.to_string()));
     }
     work();
     let said = hosts.iter().map(|host| rack.run(*host, DISARM).trim().to_owned());
@@ -65,8 +89,8 @@ fn slices(rack: &RealRack) -> [usize; 2] {
 }
 
 /// A VM comes and goes beside another, and each agent is killed at the same step of all it does for that.
-fn come_and_go(rack: &RealRack, step: u32) -> Vec<String> {
-    let vm = format!("vm{step}");
+fn come_and_go(rack: &RealRack, step: Step) -> Vec<String> {
+    let vm = format!("vm{}{:?}", step.number, step.of).to_lowercase();
     let mut writes = killed(rack, &[OWNER], step, || rack.reserve(OWNER, &vm, 1));
     assert_eq!(slices(rack), [0, 2], "{}", rack.logs());
     assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "bytes of the VM before");
@@ -78,46 +102,53 @@ fn come_and_go(rack: &RealRack, step: u32) -> Vec<String> {
     writes
 }
 
-/// All that agents were killed before.
-fn kill_at_every_step(rack: &RealRack) -> Vec<String> {
-    rack.reserve(OWNER, "stays", 1);
-    rack.start_vm(OWNER, "stays", TOUCH_MIB);
+/// All that agents were killed before, from the first step until there are no more.
+fn kill_at_every_step(rack: &RealRack, of: Changes) -> Vec<String> {
     let mut all = Vec::new();
-    for step in 1.. {
-        assert!(step < STEPS_MAX, "there is an end to it: {all:#?}");
-        let writes = come_and_go(rack, step);
-        println!("step {step}: {writes:#?}");
+    for number in 1.. {
+        assert!(number < STEPS_MAX, "there is an end to it: {all:#?}");
+        let writes = come_and_go(rack, Step { of, number });
+        println!("step {number} of {of:?}: {writes:#?}");
         if writes.is_empty() {
             break;
         }
         all.extend(writes);
     }
-    assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "bytes of the VM that stayed");
-    rack.until_free();
-    assert_eq!(slices(rack), [0, 0]);
     all
 }
 
-/// In a rack of its own, and it is seen that they were killed before changes of all these kinds.
-fn kill_before_every(backend: &str, kinds: &[&str]) -> Vec<String> {
+/// In a rack of its own, beside a VM that stays.
+fn kill_before_every(backend: &str, changes: &[Changes]) -> Vec<String> {
     let rack = RealRack::start(with_strace(backend));
-    let writes = kill_at_every_step(&rack);
-    for kind in DAX.iter().chain(kinds) {
-        assert!(writes.iter().any(|write| write.contains(kind)), "{kind}: {writes:#?}");
-    }
+    rack.reserve(OWNER, "stays", 1);
+    rack.start_vm(OWNER, "stays", TOUCH_MIB);
+    let writes: Vec<String> = changes.iter().flat_map(|of| kill_at_every_step(&rack, *of)).collect();
+    assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "bytes of the VM that stayed");
+    rack.until_free();
+    assert_eq!(slices(&rack), [0, 0]);
     writes
+}
+
+/// How many of them are of a kind.
+fn count(writes: &[String], kind: &str) -> usize {
+    writes.iter().filter(|write| write.contains(kind)).count()
 }
 
 #[test]
 fn an_agent_killed_before_any_step_with_device_dax_completes_it_and_no_vm_loses_a_byte() {
-    kill_before_every("dax", &[]);
+    let writes = kill_before_every("dax", &[Changes::All]);
+    for kind in DAX {
+        assert!(count(&writes, kind) > 0, "{kind}: {writes:#?}");
+    }
 }
 
 #[test]
 fn an_agent_killed_before_any_step_with_memory_blocks_completes_it_and_no_vm_loses_a_byte() {
-    let writes = kill_before_every("memory_block", &["/kmem/bind>", "/kmem/unbind>"]);
+    let writes = kill_before_every("memory_block", &[Changes::All, Changes::OfBlocks]);
+    for kind in DAX.iter().chain(&["/kmem/bind>", "/kmem/unbind>"]) {
+        assert!(count(&writes, kind) > 0, "{kind}: {writes:#?}");
+    }
     for word in ["\"online_movable\"", "\"offline\""] {
-        let kills = writes.iter().filter(|write| write.contains(word)).count();
-        assert!(kills >= BLOCKS, "{kills} kills before a block went {word}");
+        assert!(count(&writes, word) >= BLOCKS, "before too few blocks went {word}: {writes:#?}");
     }
 }

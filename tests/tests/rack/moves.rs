@@ -5,15 +5,15 @@ use tests::real_rack::{RealRack, plan};
 
 /// How many slices the device has.
 const SLICES: u32 = 4;
-/// What a VM writes into each slice that it maps, in MiB.
+/// What a VM writes into each slice, in MiB.
 const TOUCH_MIB: u32 = 64;
-/// What it writes into each file, in MiB, where the kernel chooses in which of the slices that is: more than fits into three.
-const TOUCH_EVERY_SLICE_MIB: u32 = 800;
+/// What one writes that is to have something in every slice, where the kernel chooses in which it is: more than fits into three.
+const FILL_MIB: u32 = 800;
 
-/// Moves every slice there and back, twice.
-fn move_all(rack: &RealRack, driver: &str, blocks: u32, touch_mib: u32) {
+/// Moves every slice there and back, twice, with VMs that write so much.
+fn move_all(rack: &RealRack, driver: &str, blocks: u32, touch_mib: [u32; 4]) {
     let mut found = Vec::new();
-    for (round, host) in [0, 1, 0, 1].into_iter().enumerate() {
+    for (round, (host, touch_mib)) in [0, 1, 0, 1].into_iter().zip(touch_mib).enumerate() {
         let vm = format!("vm{round}");
         rack.reserve(host, &vm, SLICES);
         assert_eq!(rack.not_zero(0), [0; 0], "seen from outside");
@@ -24,7 +24,9 @@ fn move_all(rack: &RealRack, driver: &str, blocks: u32, touch_mib: u32) {
             kernels[0].values().all(|seen| seen.driver == driver && seen.blocks == blocks),
             "{kernels:?}"
         );
-        assert_eq!(rack.not_zero(0).len(), SLICES as usize, "its bytes are in every slice");
+        let chosen = blocks > 0 && touch_mib < FILL_MIB; // by the kernel
+        let (written, least) = (rack.not_zero(0).len(), if chosen { 1 } else { SLICES as usize });
+        assert!(written >= least, "its bytes are in {written} slices");
         assert_eq!(rack.end_vm(host, &vm), [0; 0], "another's bytes over its own");
         rack.until_free();
     }
@@ -34,7 +36,7 @@ fn move_all(rack: &RealRack, driver: &str, blocks: u32, touch_mib: u32) {
 #[test]
 fn every_slice_moves_there_and_back_twice_as_device_dax_and_arrives_as_zeros() {
     let rack = RealRack::start(plan(2, &[SLICES], "dax"));
-    let (looks, ()) = rack.watched(|| move_all(&rack, "device_dax", 0, TOUCH_MIB));
+    let (looks, ()) = rack.watched(|| move_all(&rack, "device_dax", 0, [TOUCH_MIB; 4]));
     println!("no slice was on two hosts in {looks} looks");
     assert!(looks > 10);
     assert!(rack.kernel(0).is_empty() && rack.kernel(1).is_empty());
@@ -43,8 +45,19 @@ fn every_slice_moves_there_and_back_twice_as_device_dax_and_arrives_as_zeros() {
 #[test]
 fn every_slice_moves_there_and_back_twice_as_memory_blocks_and_arrives_as_zeros() {
     let rack = RealRack::start(plan(2, &[SLICES], "memory_block"));
-    let (looks, ()) = rack.watched(|| move_all(&rack, "kmem", 8, TOUCH_EVERY_SLICE_MIB));
+    let touch_mib = [FILL_MIB, FILL_MIB, TOUCH_MIB, TOUCH_MIB];
+    let (looks, ()) = rack.watched(|| move_all(&rack, "kmem", 8, touch_mib));
     println!("no slice was on two hosts in {looks} looks");
     assert!(looks > 10);
     assert!(rack.kernel(0).is_empty() && rack.kernel(1).is_empty());
+}
+
+/// A node keeps its last pages back: what a VM writes there is on local memory, and nobody is killed for it.
+#[test]
+fn a_vm_on_memory_blocks_may_fill_all_of_its_memory() {
+    let rack = RealRack::start(plan(1, &[1], "memory_block"));
+    rack.reserve(0, "full", 1);
+    assert_eq!(rack.start_vm(0, "full", 1024), [0; 0]);
+    assert_eq!(rack.end_vm(0, "full"), [0; 0]);
+    rack.until_free();
 }

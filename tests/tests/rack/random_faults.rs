@@ -145,7 +145,10 @@ impl Story {
 
     fn toggle_manager(&mut self) {
         match self.manager_is_gone {
-            true => self.rack.rack.start_manager().unwrap(),
+            true => {
+                self.rack.rack.start_manager().unwrap();
+                self.rack.until("the manager answers", |rack| rack.try_tarn("get rack").status.success());
+            }
             false => self.rack.rack.kill_manager(),
         }
         self.manager_is_gone = !self.manager_is_gone;

@@ -552,6 +552,14 @@ fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
 }
 
 #[test]
+fn a_host_that_cannot_see_all_its_devices_never_says_that_nothing_is_left() {
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), Vec::new(), Vec::new());
+    assert!(agent.have().clean);
+    agent.note_blindness();
+    assert!(!agent.have().clean);
+}
+
+#[test]
 fn a_name_reserved_again_is_another_vm() {
     let mut again = want(2);
     again.vms.insert(ReservationId(2), want_vm("a", holdings("2.1")));

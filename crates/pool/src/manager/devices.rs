@@ -278,7 +278,10 @@ impl Manager {
                 self.on_not_fenced(when, emc, *host, why);
             }
             (DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_), _) => {}
-            (DeviceFailure::Error(error), _) => {
+            (DeviceFailure::Error(error), call) => {
+                if let DeviceCall::Fence { host, .. } = call {
+                    self.fence_failed(when, emc, *host);
+                }
                 let since = match &self.devices[&emc].condition {
                     Condition::Failed { since, .. } => *since,
                     Condition::Starting | Condition::Up => when.wall,

@@ -30,11 +30,18 @@ impl Manager {
             if known && self.is_to_fence(emc, host, powered_off) {
                 self.call_fence(emc, host, powered_off);
             } else if !known && !self.fenced.contains(&(emc, host)) {
-                let due = Unfenced { why: None, since: when.wall, retry_at: when.now };
+                let retry_at = self.first_attempt_at(when, host);
+                let due = Unfenced { why: None, since: when.wall, retry_at };
                 self.unfenced.entry((emc, host)).or_insert(due);
             }
         }
         self.retry_fences(when);
+    }
+
+    /// A manager that has just started has yet to hear whose agents speak: they have a whole lease for that.
+    fn first_attempt_at(&self, when: When, host: HostId) -> Ns {
+        let unheard = self.links.get(&host).filter(|link| !link.was_heard());
+        unheard.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
     }
 
     /// Has machines stopped that are to be: never one whose agent speaks, as that will prove that nothing is left.
@@ -115,6 +122,18 @@ impl Manager {
             self.unfenced.insert((emc, host), Unfenced { why: Some(why), since, retry_at });
             self.changed = true;
         }
+    }
+
+    /// A device could not do it for a reason of its own; it is asked again when it works.
+    pub(super) fn fence_failed(&mut self, when: When, emc: EmcId, host: HostId) {
+        if let Some(unfenced) = self.unfenced.get_mut(&(emc, host)) {
+            unfenced.retry_at = when.now.after(FENCE_RETRY);
+        }
+    }
+
+    /// Since when a host's machine is to be stopped. A later fence of the same host has another answer.
+    pub fn stopping_since(&self, host: HostId) -> Option<UnixMs> {
+        self.unfenced.iter().find(|((_, kept), _)| *kept == host).map(|(_, unfenced)| unfenced.since)
     }
 
     /// Why a host that is being cut off is not yet, as far as that is known.

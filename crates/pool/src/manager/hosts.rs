@@ -69,6 +69,16 @@ impl Link {
         }
     }
 
+    /// Whether its agent has spoken to this manager.
+    pub(super) fn was_heard(&self) -> bool {
+        self.hello.is_some()
+    }
+
+    /// When its lease is over, if nothing more is heard.
+    pub(super) fn lease_end(&self, ttl: Ns) -> Ns {
+        self.heard.after(ttl)
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.session.is_some()
     }
@@ -96,7 +106,7 @@ impl Link {
     /// When its silence next means something.
     pub(super) fn next_wakeup(&self, settings: &Settings) -> Option<Ns> {
         match self.unknown_since {
-            None => Some(self.heard.after(settings.lease_ttl)),
+            None => Some(self.lease_end(settings.lease_ttl)),
             Some((since, _)) if self.session.is_none() => Some(since.after(settings.fence_after?)),
             Some(_) => None,
         }
@@ -342,7 +352,7 @@ impl Manager {
         let silent = self
             .links
             .iter()
-            .filter(|(_, link)| link.unknown_since.is_none() && when.now >= link.heard.after(ttl));
+            .filter(|(_, link)| link.unknown_since.is_none() && when.now >= link.lease_end(ttl));
         for host in silent.map(|(host, _)| *host).collect::<Vec<_>>() {
             let link = self.links.get_mut(&host).expect("it was just there");
             link.unknown_since = Some((when.now, when.wall));

@@ -1,5 +1,5 @@
-//! A node whose memory is slices: that nothing else is in it, and nobody moves its pages. VMs' memory is bound to it: once it is full,
-//! whoever touches more is killed, as no other node may help out.
+//! A node whose memory is slices: that nothing else is in it, and nobody moves its pages. What of VMs' memory it has no room for is on
+//! local memory.
 
 use std::ops::Range;
 

@@ -76,13 +76,14 @@ impl Mapped {
         Ok(())
     }
 
-    /// Where the first 64 bytes begin that are not all zero. It reads by way of the caches: what another host has done since
+    /// Where the first 64 bytes begin that are not all zero, as fast as the throttle lets it, if there is one. It reads by way of the caches: what another host has done since
     /// this one last had the memory shows only after [`Mapped::write_back`].
     ///
     /// # Errors
     /// It is gone (ENXIO) or broken (EHWPOISON).
-    pub fn first_not_zero(&self) -> io::Result<Option<u64>> {
+    pub fn first_not_zero(&self, throttle: Option<&Throttle>) -> io::Result<Option<u64>> {
         for step in self.steps() {
+            throttle.inspect(|throttle| throttle.wait_for(step.bytes()));
             let found = self.touch(|| step.first_not_zero())?;
             if let Some(line) = found {
                 return Ok(Some((line as usize - self.region.as_ptr() as usize) as u64));

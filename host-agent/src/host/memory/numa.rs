@@ -18,6 +18,8 @@ use crate::host::process::{self, FileId};
 
 /// A page of x86-64's.
 const PAGE: usize = 4096;
+/// From linux/mempolicy.h: these nodes, and others when they are full.
+const MPOL_PREFERRED_MANY: i32 = 5;
 /// From linux/mempolicy.h: pages that nobody else has mapped are moved, or also others.
 const MPOL_MF_MOVE: i32 = 1 << 1;
 const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
@@ -28,12 +30,25 @@ const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 /// # Errors
 /// The kernel says no: EINVAL, if one of the nodes has no memory.
 pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
+    set_policy(file, bytes, nodes, libc::MPOL_BIND)
+}
+
+/// The same, but when all of them are full the rest comes from others. A node keeps its last pages back, and whoever touches more
+/// than it gives of a file that is bound to it is killed.
+///
+/// # Errors
+/// As [`bind`].
+pub fn prefer(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
+    set_policy(file, bytes, nodes, MPOL_PREFERRED_MANY)
+}
+
+fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::Result<()> {
     let size = usize::try_from(bytes).map_err(io::Error::other)?;
     let mapping = FileOffset::new(file.try_clone()?, 0);
     let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
     let mask = mask(nodes);
     let bits = mask.len() * u64::BITS as usize + 1; // Linux leaves out the last
-    let (start, mode) = (mapping.as_ptr(), libc::MPOL_BIND);
+    let start = mapping.as_ptr();
     // SAFETY: the mapping is as long as is said, and so is the mask; the call changes from where pages are taken, and no byte.
     let done = unsafe { libc::syscall(libc::SYS_mbind, start, size, mode, mask.as_ptr(), bits, 0) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

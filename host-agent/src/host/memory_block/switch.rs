@@ -90,17 +90,40 @@ pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: To) -> Result<(), Refused> {
 }
 
 fn all(sysfs: &Sysfs, blocks: &[Block], to: To, steps: &Steps<'_>) -> Result<(), Refused> {
+    let of = blocks.len();
+    let refused = |block: &Block, errno| Refused {
+        block: block.name.clone(),
+        to,
+        pages_in_use: None,
+        done: 0,
+        of,
+        back: Ok(Vec::new()),
+        errno,
+    };
+    if to == To::Online {
+        let online = blocks.iter().filter(|block| !block.is_offline());
+        online
+            .into_iter()
+            .try_for_each(|block| see_movable(sysfs, block).map_err(|errno| refused(block, errno)))?;
+    }
     let mut done: Vec<&Block> = Vec::new();
     for block in blocks.iter().filter(|block| block.is_offline() == (to == To::Online)) {
         if let Err(error) = tell(sysfs, block, to, steps) {
             let back = put_back(sysfs, &done, to.back(), steps);
-            let (block, errno) = (block.name.clone(), errno(error));
-            let (done, of) = (done.len(), blocks.len());
-            return Err(Refused { block, to, pages_in_use: None, done, of, back, errno });
+            return Err(Refused { done: done.len(), back, ..refused(block, errno(error)) });
         }
         done.push(block);
     }
     Ok(())
+}
+
+/// What somebody else brought online may be where pages are put that never move again.
+fn see_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
+    let zone = sysfs.text(format!("{FOLDER}/{}/valid_zones", block.name)).map_err(errno)?;
+    match zone.as_str() {
+        "Movable" => Ok(()),
+        zone => Err(io::Error::other(format!("somebody brought it online in zone {zone}, not Movable"))),
+    }
 }
 
 fn tell(sysfs: &Sysfs, block: &Block, to: To, steps: &Steps<'_>) -> Result<(), SysfsError> {
@@ -159,11 +182,22 @@ mod tests {
     fn all_blocks_are_switched_and_those_that_are_so_already_are_left_alone() {
         let (made_up, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
+        made_up.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Movable")]);
         switch(&made_up.sysfs, &blocks, To::Online).unwrap();
         assert_eq!(
             (state(&made_up, 1).as_str(), state(&made_up, 2).as_str()),
             ("online_movable", "online_movable")
         );
+    }
+
+    #[test]
+    fn a_block_that_somebody_else_brought_online_where_pages_do_not_move_is_refused() {
+        let (made_up, mut blocks) = machine("offline");
+        blocks[2].state = "online".to_owned();
+        made_up.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Normal")]);
+        let said = units::chain(&switch(&made_up.sysfs, &blocks, To::Online).unwrap_err());
+        assert!(said.ends_with("somebody brought it online in zone Normal, not Movable"), "{said}");
+        assert_eq!(state(&made_up, 1), "offline");
     }
 
     #[test]

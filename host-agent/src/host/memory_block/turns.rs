@@ -1,5 +1,5 @@
 //! One slice at a time leaves its node, the emptiest of those that wait first: its pages go to the others, and so the fewest are
-//! moved twice.
+//! moved twice. One that could not leave comes after those that may.
 
 use std::{
     collections::BTreeSet,
@@ -15,27 +15,31 @@ pub(super) struct Turns {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// By pages in use, then by name.
-    waiting: BTreeSet<(u64, Arc<str>)>,
+    /// Those that failed last; by pages in use; by name.
+    waiting: BTreeSet<(bool, u64, Arc<str>)>,
+    failed: BTreeSet<Arc<str>>,
     taken: bool,
 }
 
 /// The right to take a slice's memory offline; over when it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn<'a>(&'a Turns);
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    place: Arc<str>,
+}
 
 impl Turns {
     /// Waits until nobody else is at it and no emptier slice waits.
     pub(super) fn take(&self, pages_in_use: u64, place: Arc<str>) -> Turn<'_> {
-        let ours = (pages_in_use, place);
         let mut queue = self.queue();
+        let ours = (queue.failed.contains(&place), pages_in_use, place);
         queue.waiting.insert(ours.clone());
         while queue.taken || queue.waiting.first() != Some(&ours) {
             queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         queue.waiting.remove(&ours);
         queue.taken = true;
-        Turn(self)
+        Turn { turns: self, place: ours.2 }
     }
 
     /// A poisoned queue is still right: nothing that can panic happens while it is locked.
@@ -44,10 +48,21 @@ impl Turns {
     }
 }
 
+impl Turn<'_> {
+    /// Whether the slice has left.
+    pub(super) fn ended(&mut self, well: bool) {
+        let mut queue = self.turns.queue();
+        match well {
+            true => drop(queue.failed.remove(&self.place)),
+            false => drop(queue.failed.insert(Arc::clone(&self.place))),
+        }
+    }
+}
+
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.queue().taken = false;
-        self.0.changed.notify_all();
+        self.turns.queue().taken = false;
+        self.turns.changed.notify_all();
     }
 }
 
@@ -58,11 +73,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_emptiest_of_those_that_wait_is_next() {
+    fn the_emptiest_of_those_that_wait_is_next_and_one_that_failed_comes_after_them() {
         let turns = Arc::new(Turns::default());
+        turns.take(1, "busy".into()).ended(false);
         let first = turns.take(100, "first".into());
         let (sender, order) = mpsc::channel();
-        let waiting: Vec<_> = [(30, "c"), (10, "a"), (20, "b")]
+        let waiting: Vec<_> = [(1, "busy"), (30, "c"), (10, "a"), (20, "b")]
             .map(|(pages, place)| {
                 let (turns, sender) = (Arc::clone(&turns), sender.clone());
                 thread::spawn(move || {
@@ -71,12 +87,14 @@ mod tests {
                 })
             })
             .into();
-        while turns.queue().waiting.len() < 3 {
+        while turns.queue().waiting.len() < 4 {
             thread::yield_now();
         }
         drop(first);
         waiting.into_iter().for_each(|thread| thread.join().unwrap());
         drop(sender);
-        assert_eq!(order.iter().collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(order.iter().collect::<Vec<_>>(), ["a", "b", "c", "busy"]);
+        turns.take(1, "busy".into()).ended(true);
+        assert!(turns.queue().failed.is_empty());
     }
 }

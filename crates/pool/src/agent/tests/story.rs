@@ -326,7 +326,8 @@ impl World {
         for failed in have.failed.iter().filter(|failed| !self.given_back.contains(&failed.holding)) {
             let left = self.kernel.contains(&handle(failed.holding).place);
             let lives = self.has_user(failed.holding) || self.is_on_record(failed.holding);
-            let gives_back = self.order.as_ref().is_some_and(|o| o.release.contains_key(&failed.holding));
+            let released = |order: &Want| order.fenced || order.release.contains_key(&failed.holding);
+            let gives_back = self.order.as_ref().is_some_and(released);
             assert!(!left || lives || gives_back, "{:?} failed, and something is left", failed.holding);
         }
     }

@@ -46,6 +46,24 @@ fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
 }
 
 #[test]
+fn stopping_a_machine_is_tried_again_after_the_device_failed_to_note_that_it_stopped() {
+    let mut rig = rig();
+    rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
+    let said = rig.run("mend:e1 tick:10000 device tick:60000");
+    assert!(said.contains("e1.fence(h1)"), "{said}");
+}
+
+#[test]
+fn a_manager_that_starts_while_a_host_is_being_fenced_lets_its_agent_speak_first() {
+    let mut rig = rig();
+    rig.run("down:h2 down:h3 down:h1 fence:h1 stored");
+    let soon = rig.run("restart device tick:10");
+    assert!(!soon.contains("e1.fence(h1)"), "{soon}");
+    let later = rig.run("tick:10000");
+    assert!(later.contains("e1.fence(h1)"), "{later}");
+}
+
+#[test]
 fn a_machine_that_was_stopped_reaches_nothing_and_its_slices_go_on() {
     rig().tells(
         "stops:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)

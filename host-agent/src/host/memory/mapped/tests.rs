@@ -21,9 +21,9 @@ fn one_byte_that_is_not_zero_is_found_wherever_it_is() {
     for at in [0, 1, 63, 64, 4096 + 17, SCRUB_STEP_BYTES as u64 - 1, SCRUB_STEP_BYTES as u64, BYTES - 1] {
         let file = file();
         let mapped = Mapped::map(&file, BYTES).unwrap();
-        assert_eq!(mapped.first_not_zero().unwrap(), None);
+        assert_eq!(mapped.first_not_zero(None).unwrap(), None);
         file.write_all_at(b"x", at).unwrap();
-        assert_eq!(mapped.first_not_zero().unwrap(), Some(at / 64 * 64));
+        assert_eq!(mapped.first_not_zero(None).unwrap(), Some(at / 64 * 64));
     }
 }
 
@@ -36,7 +36,7 @@ fn what_was_made_zero_is_zero_for_everybody_and_counted_once() {
     mapped.zero(&unthrottled(), &progress).unwrap();
     mapped.write_back().unwrap();
     assert_eq!(progress.into_inner(), 7 + BYTES);
-    assert_eq!(mapped.first_not_zero().unwrap(), None);
+    assert_eq!(mapped.first_not_zero(None).unwrap(), None);
     let mut read = vec![1; usize::try_from(BYTES).unwrap()];
     file.read_exact_at(&mut read, 0).unwrap();
     assert!(read.iter().all(|byte| *byte == 0));
@@ -49,7 +49,7 @@ fn writing_back_changes_nothing_whichever_way_lines_leave_the_caches() {
     for evict in [Evict::best(), Evict::InOrder] {
         let mapped = Mapped { evict, ..Mapped::map(&file, BYTES).unwrap() };
         mapped.write_back().unwrap();
-        assert_eq!(mapped.first_not_zero().unwrap(), Some(BYTES - 64));
+        assert_eq!(mapped.first_not_zero(None).unwrap(), Some(BYTES - 64));
     }
 }
 
@@ -63,11 +63,11 @@ fn memory_that_is_taken_away_is_an_error_and_never_zeros() {
     let progress = AtomicU64::new(0);
     gone(mapped.zero(&unthrottled(), &progress));
     assert!(progress.into_inner() < BYTES / 2 + 1, "what is gone does not count");
-    gone(mapped.first_not_zero().map(drop));
+    gone(mapped.first_not_zero(None).map(drop));
     gone(mapped.write_back());
     file.set_len(BYTES).unwrap();
-    gone(mapped.first_not_zero().map(drop));
-    assert_eq!(Mapped::map(&file, BYTES).unwrap().first_not_zero().unwrap(), None);
+    gone(mapped.first_not_zero(None).map(drop));
+    assert_eq!(Mapped::map(&file, BYTES).unwrap().first_not_zero(None).unwrap(), None);
 }
 
 #[test]
