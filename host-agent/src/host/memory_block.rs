@@ -136,9 +136,10 @@ impl MemoryBlock {
         self.see_room(slices, index)?;
         let mut blocks = slices.blocks(index)?;
         self.order(&mut blocks)?;
-        let switched = switch(&self.sysfs, &blocks, To::Offline);
+        // What is brought back may land in a block that was put back: what holds it is seen before.
+        let switched = switch(&self.sysfs, &blocks, To::Offline).map_err(|refused| self.explain(refused));
         self.bring_back(slices.node());
-        Ok(switched.map_err(|refused| self.explain(refused))?)
+        Ok(switched?)
     }
 
     /// The node's other slices must have room for what its VMs have in this one.
