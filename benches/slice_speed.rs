@@ -21,8 +21,8 @@ use emulated_host::rack::{Device, Plan, Rack, RackPlan};
 const SUFFICES: f64 = 1e9;
 /// Bytes of a slice.
 const SLICE: f64 = (1u64 << 30) as f64;
-/// Slices of the device.
-const SLICES: u32 = 4;
+/// Slices of the device. One comes or goes at a time.
+const SLICES: u32 = 2;
 /// What a VM writes into a slice that is to be full, in MiB: a node needs some of its memory for itself.
 const FILL_MIB: u32 = 960;
 /// What a VM has when slices go beside it, in MiB.
@@ -41,7 +41,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How fast slices come and go
 #[derive(Debug, Parser)]
 struct Args {
-    /// How often all slices come and go in each state; the report shows means
+    /// How often a slice comes and goes in each state; the report shows means
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// Given by cargo
@@ -112,11 +112,11 @@ impl Backend {
     /// A VM that came second stays with pages in slices that came first; those go.
     fn go_beside(bed: &mut RackOfOne, n: u32) -> Result<(), Failure> {
         let (first, stays) = (format!("first{n}"), format!("stays{n}"));
-        bed.reserve(&first, 2)?;
-        bed.reserve(&stays, 2)?;
+        bed.reserve(&first)?;
+        bed.reserve(&stays)?;
         bed.start_vm(&stays, MOVE_MIB)?;
         bed.tarn(&format!("release {first}"))?;
-        bed.until_free(2)?;
+        bed.until_free(1)?;
         bed.end_vm(&stays)?;
         bed.until_free(SLICES)
     }
@@ -155,9 +155,9 @@ impl RackOfOne {
         Ok(std::array::from_fn(|call| after[call].since(before[call])))
     }
 
-    /// All slices come, are filled if they should be, and go.
+    /// A slice comes, is filled if it should be, and goes.
     fn come_and_go(&mut self, vm: &str, fill_mib: Option<u32>) -> Result<(), Failure> {
-        self.reserve(vm, SLICES)?;
+        self.reserve(vm)?;
         match fill_mib {
             Some(mib) => {
                 self.start_vm(vm, mib)?;
@@ -168,9 +168,9 @@ impl RackOfOne {
         self.until_free(SLICES)
     }
 
-    fn reserve(&self, vm: &str, slices: u32) -> Result<(), Failure> {
+    fn reserve(&self, vm: &str) -> Result<(), Failure> {
         self.tarn(&format!(
-            "reserve --host h0 --vm {vm} --pool {slices}GiB --cores 1 --request-id {vm} --wait-ready"
+            "reserve --host h0 --vm {vm} --pool 1GiB --cores 1 --request-id {vm} --wait-ready"
         ))?;
         self.tarn(&format!("commit {vm}")).map(drop)
     }

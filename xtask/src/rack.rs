@@ -13,6 +13,9 @@ use emulated_host::{
 
 use crate::{bed, failure::Failure, repository::root, step::build, wait::Patience};
 
+/// Where a rack is unless said otherwise, in the repository.
+const FOLDER: &str = "target/rack";
+
 /// How long a command in a host may take.
 const COMMAND_WITHIN: Duration = Duration::from_secs(600);
 
@@ -82,7 +85,7 @@ enum Link {
 /// # Errors
 /// Something is missing or does not start, or the host does not do what it should.
 pub fn run(args: Args) -> Result<(), Failure> {
-    let folder = args.dir.clone().unwrap_or_else(|| root().join("target/rack"));
+    let folder = args.dir.clone().unwrap_or_else(|| root().join(FOLDER));
     let find = |host: &str| RackHost::find(&folder, host);
     match args.act {
         None => stay(&args, &folder),
@@ -143,11 +146,13 @@ fn plan(args: &Args, bed: &Bed) -> Result<RackPlan, Failure> {
 fn invitation(rack: &Rack) -> String {
     let tarn = rack.tarn_file();
     let folder = rack.hosts().folder().display();
+    let usual = root().join(FOLDER);
+    let dir = if rack.hosts().folder() == usual { String::new() } else { format!(" --dir {folder}") };
     format!(
         "
   {0} get hosts           as its operator; or get slices, top, doctor, reserve ...
-  cargo xtask rack shell h0            a shell in a host; Ctrl-] leaves it
-  cargo xtask rack run h0 -- COMMAND   or pause|resume|off|on|reboot h0, link h0 up|down
+  cargo xtask rack{dir} shell h0            a shell in a host; Ctrl-] leaves it
+  cargo xtask rack{dir} run h0 -- COMMAND   or pause|resume|off|on|reboot h0, link h0 up|down
   {folder}/memory        the devices' bytes, by serial
   {folder}/logs          what everybody says
   Ctrl-C                               ends it, and leaves only the logs

@@ -12,9 +12,18 @@ pub fn root() -> PathBuf {
     own.parent().expect("xtask lies in the repository").to_owned()
 }
 
+/// What cargo tells the task that it runs about the task's own package. Another cargo would take it for a change of the world, and
+/// build anew what looks at it.
+const OF_THIS_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
+
 /// The cargo that runs this task, in the root of the repository.
 pub fn cargo(words: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os() {
+        if OF_THIS_PACKAGE.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
     command.args(words).current_dir(root());
     command
 }
