@@ -27,7 +27,8 @@ use pool::{
 use units::{Bytes, ReservationId};
 
 /// Everything the agent does to a machine's memory. Calls for different slices come at the same time from many threads;
-/// for one slice there is one at a time. Every call may be repeated, and one that fails leaves things as they were.
+/// for one slice there is one at a time. Every call may be repeated. One that fails may leave a part of a slice, which a repeated call
+/// or [`Host::clear`] takes away; what a VM was told to lose it has lost all the same.
 pub trait Host: fmt::Debug + Send + Sync {
     /// Opens a slice, so that it can be handed out; sees that it holds only zeros if asked to.
     ///

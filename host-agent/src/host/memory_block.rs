@@ -44,8 +44,6 @@ use super::{
 const PAGE_FLAGS: &str = "/proc/kpageflags";
 /// What the kernel says of each node.
 const NODES: &str = "/sys/devices/system/node";
-/// A page of x86-64's.
-const PAGE: u64 = 4096;
 
 /// Slices as blocks of a node's memory.
 #[derive(Debug)]
@@ -145,7 +143,7 @@ impl MemoryBlock {
     /// The node's other slices must have room for what its VMs have in this one.
     fn see_room(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
         let node = usage::of_node(Path::new(NODES), slices.node())?;
-        let in_use = self.pages_in_use(slices, index)? * PAGE;
+        let in_use = self.pages_in_use(slices, index)? * usage::PAGE;
         let vms = self.open.files().iter().map(|file| allocated(file)).sum::<u64>();
         let online = slices.blocks(index)?.iter().filter(|block| !block.is_offline()).count() as u64;
         let unused = (online * blocks::size(&self.sysfs)?.get()).saturating_sub(in_use);

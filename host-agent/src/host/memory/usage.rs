@@ -7,8 +7,8 @@ use units::Bytes;
 
 use crate::host::HostError;
 
-/// A page of x86-64's.
-const PAGE: u64 = 4096;
+/// A page of x86-64's, in bytes.
+pub const PAGE: u64 = 4096;
 /// What the kernel says of one page, in bytes.
 const FLAGS: usize = size_of::<u64>();
 /// How many pages are asked for at once.
