@@ -105,7 +105,8 @@ fn shown(metrics: SocketAddr, vm: &str) -> Option<u64> {
     agent.write_all(b"GET /metrics HTTP/1.1\r\nHost: h0\r\nConnection: close\r\n\r\n").ok()?;
     let mut said = String::new();
     agent.read_to_string(&mut said).ok()?;
-    let line = format!("tarn_vm_touched_bytes{{host=\"h0\",backend=\"emulated\",vm=\"{vm}\",memory=\"pool\"}} ");
+    let line =
+        format!("tarn_vm_touched_bytes{{host=\"h0\",backend=\"emulated\",vm=\"{vm}\",memory=\"pool\"}} ");
     said.lines().find_map(|told| told.strip_prefix(&line)?.parse().ok())
 }
 
