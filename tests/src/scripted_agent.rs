@@ -62,6 +62,11 @@ impl Session {
     }
 }
 
+/// A device that several hosts see.
+pub const SERIAL: &str = "0x1a";
+/// How many slices it has.
+pub const SLICES: u32 = 4;
+
 /// An agent that does all it is told, at once, until it is dropped.
 #[derive(Debug)]
 pub struct Obedient {
@@ -70,9 +75,10 @@ pub struct Obedient {
 }
 
 impl Obedient {
-    /// Speaks for a host that was started as often as `boot` says.
+    /// Speaks for a host that was started as often as `boot` says, and sees [`SERIAL`].
     pub async fn start(rack: &Rack, host: &str, boot: &str) -> Self {
-        let hello = wire::Hello { boot_id: boot.into(), ..hello(host) };
+        let seen = wire::SeenDevice { serial: SERIAL.into(), slices: SLICES, problem: None };
+        let hello = wire::Hello { boot_id: boot.into(), devices: vec![seen], ..hello(host) };
         let session = Session::connect(rack, &token(rack, host), hello).await.expect("its token is right");
         let handles = Arc::default();
         let task = tokio::spawn(obey(session, Arc::clone(&handles)));

@@ -5,7 +5,7 @@
 use proto::v1::{self as wire, HostState};
 use tests::{
     rack::{Plan, Rack, by_vm, reserve},
-    scripted_agent::Obedient,
+    scripted_agent::{Obedient, SERIAL, SLICES},
 };
 
 /// Two hosts on one such device; one that is silent is fenced soon.
@@ -16,11 +16,11 @@ async fn rack(fence: &str) -> Rack {
         lease_ttl_s: 1.0,
         fence_after_s: Some(0.2),
         more: fence.to_owned(),
-        ..Plan::small(4)
+        ..Plan::small(SLICES)
     };
     let mut rack = Rack::new(plan);
-    let shared = "driver = \"shared-dax\"\nserial = \"0x1a\"";
-    rack.write_rack_toml(&rack.rack_toml().replace("driver = \"emulated\"", shared));
+    let shared = format!("driver = \"shared-dax\"\nserial = {SERIAL:?}");
+    rack.write_rack_toml(&rack.rack_toml().replace("driver = \"emulated\"", &shared));
     rack.start_manager().await;
     wait_emc_up(&rack).await;
     rack

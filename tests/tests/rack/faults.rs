@@ -136,8 +136,17 @@ fn end(rack: RealRack, looks: usize) {
 }
 
 #[test]
-fn a_silence_longer_than_a_lease_moves_nothing_and_everything_goes_on_where_it_was() {
-    let mut rack = RealRack::start(faulty("dax"));
+fn a_silence_longer_than_a_lease_moves_nothing_and_everything_goes_on_where_it_was_with_device_dax() {
+    live_through_all("dax");
+}
+
+#[test]
+fn a_silence_longer_than_a_lease_moves_nothing_and_everything_goes_on_where_it_was_with_memory_blocks() {
+    live_through_all("memory_block");
+}
+
+fn live_through_all(backend: &str) {
+    let mut rack = RealRack::start(faulty(backend));
     let watch = rack.watch();
     for silence in [Silence::Paused, Silence::CutOff, Silence::NoManager] {
         live_through(&mut rack, silence);
