@@ -27,16 +27,8 @@ impl Programs {
     /// # Errors
     /// Cargo fails.
     pub fn ready() -> Result<Self, Failure> {
-        if let Some(folder) = env::var_os(BIN_DIR) {
-            return Ok(Self::in_folder(Path::new(&folder)));
-        }
-        let target = target_folder()?;
-        build(&target, &["pool-manager", "host-agent"])?;
-        Ok(Self::in_folder(&target.join("release")))
-    }
-
-    fn in_folder(folder: &Path) -> Self {
-        Self { pool_manager: folder.join("pool-manager"), host_agent: folder.join("host-agent") }
+        let folder = folder_with(&["pool-manager", "host-agent"])?;
+        Ok(Self { pool_manager: folder.join("pool-manager"), host_agent: folder.join("host-agent") })
     }
 }
 
@@ -45,12 +37,7 @@ impl Programs {
 /// # Errors
 /// Cargo fails.
 pub fn vmm_plugin() -> Result<PathBuf, Failure> {
-    if let Some(folder) = env::var_os(BIN_DIR) {
-        return Ok(Path::new(&folder).join("vmm-plugin"));
-    }
-    let target = target_folder()?;
-    build(&target, &["vmm-plugin"])?;
-    Ok(target.join("release/vmm-plugin"))
+    Ok(folder_with(&["vmm-plugin"])?.join("vmm-plugin"))
 }
 
 /// Those of a rack in a box, found or built.
@@ -58,19 +45,23 @@ pub fn vmm_plugin() -> Result<PathBuf, Failure> {
 /// # Errors
 /// Cargo fails.
 pub fn of_rack() -> Result<emulated_host::rack::Programs, Failure> {
-    let folder = if let Some(folder) = env::var_os(BIN_DIR) {
-        PathBuf::from(folder)
-    } else {
-        let target = target_folder()?;
-        build(&target, &["pool-manager", "host-agent", "cli", "emulated-host"])?;
-        target.join("release")
-    };
+    let folder = folder_with(&["pool-manager", "host-agent", "cli", "emulated-host"])?;
     Ok(emulated_host::rack::Programs {
         manager: folder.join("pool-manager"),
         agent: folder.join("host-agent"),
         tarn: folder.join("tarn"),
         power_off: folder.join("power-off-host"),
     })
+}
+
+/// Where the programs of these packages are: found, or built now.
+fn folder_with(packages: &[&str]) -> Result<PathBuf, Failure> {
+    if let Some(folder) = env::var_os(BIN_DIR) {
+        return Ok(PathBuf::from(folder));
+    }
+    let target = target_folder()?;
+    build(&target, packages)?;
+    Ok(target.join("release"))
 }
 
 /// Cargo's target folder, in which this benchmark lies as `PROFILE/deps/NAME`.

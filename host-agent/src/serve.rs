@@ -182,7 +182,7 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(
             serial = device.serial,
-            "slices of this device are not seen: this host is never told to be clean"
+            "slices of this device are not seen: this host never says that nothing is left"
         );
         agent.note_blindness();
     }

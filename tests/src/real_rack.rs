@@ -4,7 +4,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::Read as _,
     ops::Range,
     os::unix::fs::FileExt as _,
     process::Output,
@@ -79,7 +78,6 @@ pub type Which = (String, u32);
 pub struct RealRack {
     /// The rack itself.
     pub rack: Rack,
-    devices: Vec<Device>,
     _folder: tempfile::TempDir,
 }
 
@@ -102,9 +100,12 @@ impl RealRack {
     /// Starts a rack, and waits until all its hosts are up.
     pub fn start(plan: RackPlan) -> Self {
         let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder");
-        let devices = plan.hosts.devices.clone();
         let rack = Rack::start(&bed(), plan, folder.path(), || true);
-        Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), devices, _folder: folder }
+        Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), _folder: folder }
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.rack.plan().hosts.devices
     }
 
     /// One of its hosts.
@@ -198,7 +199,7 @@ impl RealRack {
     /// The slices of a device that hold anything but zeros, as this machine sees it from outside. Only what the file system says
     /// to hold something is read.
     pub fn not_zero(&self, device: usize) -> Vec<u32> {
-        let device = &self.rack.plan().hosts.devices[device];
+        let device = &self.devices()[device];
         let file = File::open(self.rack.hosts().memory_of(device)).expect("the device's file");
         (0..device.gib)
             .filter(|slice| !is_zero(&file, u64::from(*slice) << 30..u64::from(slice + 1) << 30))
@@ -287,7 +288,7 @@ impl RealRack {
             let text = |field: &str| slice[field].as_str().unwrap_or_default();
             let next = on_device.entry(text("emc").to_owned()).or_default();
             let number: usize = text("emc").trim_start_matches("emc").parse().expect("a number");
-            let which = (format!("{:#x}", self.devices[number].serial), *next);
+            let which = (format!("{:#x}", self.devices()[number].serial), *next);
             *next += 1;
             match text("state") {
                 "online" => drop(said.entry(text("host").to_owned()).or_default().insert(which)),
@@ -307,13 +308,13 @@ impl RealRack {
 
     /// All devices hold only zeros, as read from outside.
     pub fn assert_zero(&self) {
-        for device in &self.devices {
-            let mut memory = File::open(self.rack.hosts().memory_of(device)).expect("it is there");
-            let (mut some, zeros) = (vec![0; MIB], vec![0; MIB]);
-            for at in 0..u64::from(device.gib) << 10 {
-                memory.read_exact(&mut some).expect("as long as the device");
-                assert!(some == zeros, "{:#x} holds something in MiB {at}\n{}", device.serial, self.logs());
-            }
+        for device in 0..self.devices().len() {
+            assert_eq!(
+                self.not_zero(device),
+                [0; 0],
+                "slices of device {device} hold something\n{}",
+                self.logs()
+            );
         }
     }
 }

@@ -1,6 +1,9 @@
 //! What becomes of each slice: one call under way per slice, given back before taken, tried again when it failed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
 
 use units::limits::{HOST_ATTEMPTS_TOLD_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
@@ -163,16 +166,17 @@ impl Agent {
     }
 
     /// The order names a later owner of the same slice, so this one's time is over.
-    fn is_succeeded(&self, Holding { slice, epoch }: Holding) -> bool {
-        let later = Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) };
-        self.orders.range(later).next().is_some()
+    fn is_succeeded(&self, holding: Holding) -> bool {
+        self.orders.range(later_owners_of(holding)).next().is_some()
     }
 
     /// Whether a later owner has, or had, what a VM that ended was handed: what is there is not that VM's any more.
-    fn is_over(&self, Holding { slice, epoch }: Holding, had: &Handle) -> bool {
-        let later = Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) };
-        let ordered = self.orders.range(later.clone()).map(|(_, order)| order.handle().clone());
-        let handed = self.handed.range(later).filter_map(|(holding, _)| self.handle_on_record(*holding));
+    fn is_over(&self, holding: Holding, had: &Handle) -> bool {
+        let ordered = self.orders.range(later_owners_of(holding)).map(|(_, order)| order.handle().clone());
+        let handed = self
+            .handed
+            .range(later_owners_of(holding))
+            .filter_map(|(holding, _)| self.handle_on_record(*holding));
         ordered.chain(handed).any(|handle| handle.place == had.place)
     }
 
@@ -321,6 +325,10 @@ impl Agent {
             }
         }
     }
+}
+
+fn later_owners_of(Holding { slice, epoch }: Holding) -> RangeInclusive<Holding> {
+    Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) }
 }
 
 impl Order {
