@@ -30,7 +30,12 @@ pub(crate) async fn fence(args: Fence, to: &Connection, format: Format) -> Resul
         confirm_powered_off: args.confirm_powered_off,
         reason: args.reason.unwrap_or_default(),
     };
-    show(format, to.ask(to.admin().fence(request)).await?)
+    show(format, to.ask(to.admin().fence(request)).await?)?;
+    print::note(
+        format,
+        "it is cut off when `tarn get hosts` says `fenced`; until then its slices stay with it",
+    );
+    Ok(())
 }
 
 fn show(format: Format, done: v1::TargetResponse) -> Result<(), Failure> {

@@ -24,7 +24,8 @@ const BY_REASON: &[(&str, &str)] = &[
     ("VM_ALREADY_RESERVED", "`tarn describe vm NAME` shows what it has; `tarn release NAME` gives it back"),
     (
         "HOST_NOT_SCHEDULABLE",
-        "`tarn describe host NAME` says why; `tarn uncordon host NAME` takes a cordon or drain back",
+        "`tarn describe host NAME` says why: a cordon or drain is taken back with `tarn uncordon host NAME`, a silent host \
+         needs its agent (`tarn doctor`)",
     ),
     (
         "HOST_EXPECTED",

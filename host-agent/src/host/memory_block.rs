@@ -3,6 +3,7 @@
 //! holds which page is the kernel's business. So a slice can leave while the VMs beside it run: their pages go to the node's
 //! other slices, as long as there is room. Device-dax is used before and after, to see zeros and to empty the caches.
 
+mod room;
 mod switch;
 mod turns;
 
@@ -25,6 +26,7 @@ use units::{Bytes, ReservationId, SLICE};
 
 pub use self::switch::Refused;
 use self::{
+    room::{Leaving, Room},
     switch::{To, switch},
     turns::Turns,
 };
@@ -56,6 +58,13 @@ pub struct MemoryBlock {
     turns: Turns,
     brought_back: AtomicU64,
     astray: AtomicU64,
+}
+
+/// A block of a slice, and how many of its pages are in use.
+#[derive(Debug)]
+struct UsedBlock {
+    block: Block,
+    pages: u64,
 }
 
 impl MemoryBlock {
@@ -123,7 +132,8 @@ impl MemoryBlock {
         if slices.blocks(index)?.iter().all(Block::is_offline) {
             return Ok(());
         }
-        let mut turn = self.turns.take(self.pages_in_use(slices, index)?, Arc::clone(place));
+        let pages = self.used_blocks(slices, index)?.iter().map(|used| used.pages).sum();
+        let mut turn = self.turns.take(pages, Arc::clone(place));
         let left = self.empty(slices, index);
         turn.ended(left.is_ok());
         left
@@ -131,42 +141,35 @@ impl MemoryBlock {
 
     /// Takes a slice's blocks offline, all of them or none.
     fn empty(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
-        self.see_room(slices, index)?;
-        let mut blocks = slices.blocks(index)?;
-        self.order(&mut blocks)?;
+        let used_blocks = self.used_blocks(slices, index)?; // again: whoever had its turn before moved pages
+        self.see_room(slices.node(), &used_blocks)?;
+        let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
         // What is brought back may land in a block that was put back: what holds it is seen before.
         let switched = switch(&self.sysfs, &blocks, To::Offline).map_err(|refused| self.explain(refused));
         self.bring_back(slices.node());
         Ok(switched?)
     }
 
-    /// The node's other slices must have room for what its VMs have in this one.
-    fn see_room(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
-        let node = usage::of_node(Path::new(NODES), slices.node())?;
-        let in_use = self.pages_in_use(slices, index)? * usage::PAGE;
-        let vms = self.open.files().iter().map(|file| allocated(file)).sum::<u64>();
-        let online = slices.blocks(index)?.iter().filter(|block| !block.is_offline()).count() as u64;
-        let unused = (online * blocks::size(&self.sysfs)?.get()).saturating_sub(in_use);
-        let needed = in_use.min(vms);
-        let room = node.free.get().saturating_sub(unused);
-        let no_room =
-            HostError::NoRoom { node: slices.node(), needed: Bytes::new(needed), room: Bytes::new(room) };
-        if needed <= room { Ok(()) } else { Err(no_room) }
+    /// The node's other slices must have room for what its VMs have in these blocks.
+    fn see_room(&self, node: u32, blocks: &[UsedBlock]) -> Result<(), HostError> {
+        let online = blocks.iter().filter(|used| !used.block.is_offline()).count() as u64;
+        let pages: u64 = blocks.iter().map(|used| used.pages).sum();
+        let room = Room::of(Leaving {
+            free: usage::of_node(Path::new(NODES), node)?.free,
+            online: Bytes::new(online * blocks::size(&self.sysfs)?.get()),
+            in_use: Bytes::new(pages * usage::PAGE),
+            vms: Bytes::new(self.open.files().iter().map(|file| allocated(file)).sum()),
+        });
+        let no_room = HostError::NoRoom { node, needed: room.needed, room: room.there };
+        if room.is_enough() { Ok(()) } else { Err(no_room) }
     }
 
-    /// The emptiest first: what is in them has the most room to go to.
-    fn order(&self, blocks: &mut [Block]) -> Result<(), HostError> {
-        let mut used = Vec::with_capacity(blocks.len());
-        for block in blocks.iter() {
-            used.push((self.pages_in_block(block)?, block.clone()));
-        }
-        used.sort_by_key(|(pages, _)| *pages);
-        blocks.iter_mut().zip(used).for_each(|(place, (_, block))| *place = block);
-        Ok(())
-    }
-
-    fn pages_in_use(&self, slices: &Slices, index: u32) -> Result<u64, HostError> {
-        slices.blocks(index)?.iter().map(|block| self.pages_in_block(block)).sum()
+    /// A slice's blocks, the emptiest first: what is in them has the most room to go to.
+    fn used_blocks(&self, slices: &Slices, index: u32) -> Result<Vec<UsedBlock>, HostError> {
+        let look = |block| self.pages_in_block(&block).map(|pages| UsedBlock { block, pages });
+        let mut blocks = slices.blocks(index)?.into_iter().map(look).collect::<Result<Vec<_>, _>>()?;
+        blocks.sort_by_key(|used| used.pages);
+        Ok(blocks)
     }
 
     fn pages_in_block(&self, block: &Block) -> Result<u64, HostError> {

@@ -111,6 +111,27 @@ fn a_host_that_proves_itself_clean_while_it_was_being_fenced_has_let_go_of_every
     assert!(rig.remembers(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
 }
 
+/// The command that stops a machine may take minutes: the answer of one that began before the host proved itself is not for
+/// the fence that came after.
+#[test]
+fn a_later_fence_of_a_host_is_not_the_one_before() {
+    let mut rig = rig();
+    let h1 = rig.host("h1");
+    assert_eq!(rig.manager.stopping_since(h1), None);
+    rig.run("down:h1 fence:h1 stored device tick:10");
+    let first = rig.manager.stopping_since(h1).expect("its machine is to be stopped");
+    rig.run("tick:70000 device");
+    assert_eq!(rig.manager.stopping_since(h1), Some(first), "tried again, it is the same fence");
+    rig.run(
+        "up:h1 have:h1:early:clean have:h1 tick:10 have:h1:clean tick:10 stored device go have:h1:clean go",
+    );
+    assert_eq!(rig.run("state:h1"), "Up");
+    assert_eq!(rig.manager.stopping_since(h1), None);
+    rig.run("reserve:b@h1=1 go down:h1 fence:h1 stored device tick:10");
+    let second = rig.manager.stopping_since(h1).expect("its machine is to be stopped");
+    assert!(second > first, "{second:?} after {first:?}");
+}
+
 /// Its agent may go on trying, or be told again by an order that was on its way: what it reports of a failure is no word
 /// that it has let go.
 #[test]

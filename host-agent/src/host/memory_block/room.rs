@@ -1,0 +1,70 @@
+//! Whether the node's other slices have room for what leaves with one: reckoned before its first block is touched.
+
+use units::Bytes;
+
+/// What is known of a node and of a slice that wants to leave it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaving {
+    /// What nobody uses, on the whole node.
+    pub(super) free: Bytes,
+    /// Of the slice's memory: what is online still. The rest is no longer part of `free`.
+    pub(super) online: Bytes,
+    /// Of the slice's memory: what is in use.
+    pub(super) in_use: Bytes,
+    /// What VMs have of the node. The kernel's own caches need no room: they are dropped.
+    pub(super) vms: Bytes,
+}
+
+/// What has to move, and the room that there is for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) needed: Bytes,
+    pub(super) there: Bytes,
+}
+
+impl Room {
+    pub(super) fn of(leaving: Leaving) -> Self {
+        let unused = leaving.online.get().saturating_sub(leaving.in_use.get());
+        Self {
+            needed: leaving.in_use.min(leaving.vms),
+            there: Bytes::new(leaving.free.get().saturating_sub(unused)),
+        }
+    }
+
+    pub(super) fn is_enough(self) -> bool {
+        self.needed <= self.there
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn room(free: u64, online: u64, in_use: u64, vms: u64) -> Room {
+        let [free, online, in_use, vms] = [free, online, in_use, vms].map(|mib| Bytes::new(mib * MIB));
+        Room::of(Leaving { free, online, in_use, vms })
+    }
+
+    #[test]
+    fn what_is_free_in_the_slice_itself_is_no_room() {
+        assert!(!room(724, 1024, 300, 2000).is_enough(), "all that is free leaves with it");
+        assert!(room(1024, 1024, 300, 2000).is_enough(), "300 of 300 MiB are free elsewhere");
+        assert!(!room(1023, 1024, 300, 2000).is_enough());
+    }
+
+    #[test]
+    fn of_a_slice_that_is_offline_in_part_only_the_rest_is_taken_from_what_is_free() {
+        // One block of 128 MiB is left, full: all that the node has free is in other slices.
+        assert_eq!(room(128, 128, 128, 2000).there, Bytes::new(128 * MIB));
+        assert!(room(128, 128, 128, 2000).is_enough());
+        // Reckoned with all of the slice, there would seem to be none.
+        assert!(!room(128, 1024, 128, 2000).is_enough());
+    }
+
+    #[test]
+    fn caches_of_the_kernel_need_no_room() {
+        assert!(room(0, 1024, 1024, 0).is_enough());
+    }
+}
