@@ -34,9 +34,8 @@ const QUICK_SEEDS: &str = "50";
 pub fn run(args: &Args) -> Result<(), Failure> {
     let begun = Instant::now();
     let (bed, libvirt) = (bed::ensure()?, libvirt::ensure()?);
-    // System tests start the programs, which `cargo test` alone does not build.
-    step("build programs", &mut cargo(&["build", "--workspace", "--bins"]))?;
-    step("build tests", &mut cargo(&["test", "--workspace", "--no-run"]))?;
+    // System tests start the programs, which `cargo test` alone does not build; built with the tests, they share what they need.
+    step("build programs and tests", &mut cargo(&["build", "--workspace", "--all-targets"]))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     tests.env(emulated_host::PLACE, bed).env(libvirt::LIBVIRT, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
