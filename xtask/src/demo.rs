@@ -90,12 +90,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// Those of the folder that is named, else built now.
 fn programs() -> Result<Programs, Failure> {
-    let names = ["pool-manager", "host-agent", "tarn", "vmm-plugin"];
-    let [manager, agent, tarn, vmm] = match env::var_os(BIN_DIR).map(PathBuf::from) {
+    let names = ["pool-manager", "host-agent", "tarn", "vmm-plugin", "xtask"];
+    let [manager, agent, tarn, vmm, own] = match env::var_os(BIN_DIR).map(PathBuf::from) {
         Some(folder) => names.map(|name| folder.join(name)),
         None => build(names)?,
     };
-    Ok(Programs { manager, agent, tarn, vmm })
+    Ok(Programs { manager, agent, tarn, vmm, own })
 }
 
 fn show(

@@ -33,6 +33,8 @@ pub struct Programs {
     pub tarn: PathBuf,
     /// `vmm-plugin`.
     pub vmm: PathBuf,
+    /// This program, as it was built with the others: the file it was started from may have been replaced.
+    pub own: PathBuf,
 }
 
 /// One of them, about to start. It does not hear of the person's own rack, and its log has no colours.

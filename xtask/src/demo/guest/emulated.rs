@@ -28,12 +28,11 @@ pub(super) fn play(
     bed: &Bed,
     guest: &Initrd,
 ) -> Result<GuestTold, Failure> {
-    let own = std::env::current_exe().map_err(Failure::start("xtask"))?;
     let script = format!(
         "export TARN_BIN_DIR=/bin\nxtask guest-act --kernel /guest/{KERNEL} --initrd /guest/initrd 2>&1"
     );
     let host = Host::new(bed, &script)?;
-    let all = [&programs.manager, &programs.agent, &programs.tarn, &programs.vmm, &own];
+    let all = [&programs.manager, &programs.agent, &programs.tarn, &programs.vmm, &programs.own];
     all.into_iter().try_for_each(|program| host.program(program))?;
     host.guest("initrd", guest)?;
     let see = |line: &str| {
