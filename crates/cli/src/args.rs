@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
 use units::{Bytes, Name, RequestId, ReservationId};
 
-use crate::replay;
+use crate::{evaluate, replay};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -83,6 +83,9 @@ pub enum Command {
     /// Do with a VM's slices what a VMM would; started by replay
     #[command(hide = true)]
     StandInVm(replay::StandIn),
+    /// How good forecasts would have been for VMs that have ended; needs no manager
+    #[command(subcommand)]
+    Evaluate(evaluate::Subject),
     /// What is wrong, and the command that mends it: with the rack, and with this machine if it is a host
     Doctor(Doctor),
     /// Completions for a shell, on stdout

@@ -7,11 +7,13 @@ mod args;
 mod connect;
 mod describe;
 mod doctor;
+mod evaluate;
 mod failure;
 mod get;
 mod hint;
 mod known;
 mod lists;
+mod open;
 mod print;
 mod replay;
 mod scheduler;
@@ -64,6 +66,7 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Ask(ask) => asked(ask, &cli.global).await,
         Command::Replay(args) => replay::run(args, &cli.global).await,
         Command::StandInVm(args) => replay::stand_in(&args),
+        Command::Evaluate(subject) => evaluate::run(subject, cli.global.output),
         Command::Doctor(args) => doctor::run(args, &cli.global).await,
         Command::Completions(asked) => words::completions(asked.shell),
         Command::Man(asked) => words::man(&asked),

@@ -127,6 +127,10 @@ pub const WATCH_AGAIN_EVERY: Ns = Ns::ms(200);
 pub const TRACE_ROWS_MAX: usize = 4 << 20;
 /// Moments of a trace, in seconds from its start: a century.
 pub const TRACE_SECONDS_MAX: u64 = 100 * 366 * 24 * 3600;
+/// Outcomes of VMs alike that are remembered one by one, the latest; of earlier ones only counts and extremes.
+pub const OUTCOMES_PER_GROUP_MAX: usize = 64;
+/// Outcomes by which it is judged how far forecasts can be trusted, the latest.
+pub const OUTCOMES_JUDGED_MAX: usize = 2000;
 /// Calls that a replay keeps under way unless told otherwise.
 pub const REPLAY_CLIENTS_DEFAULT: usize = 64;
 /// Calls that a replay may be told to keep under way.

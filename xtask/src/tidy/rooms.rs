@@ -11,11 +11,12 @@ use super::{Complaint, sources::Sources};
 const MAY_USE: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("pool", &["units"]),
+    ("prediction", &["units"]),
     ("sim", &["units", "pool"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),
-    ("cli", &["units", "proto", "sim", "host-memory"]),
+    ("cli", &["units", "prediction", "proto", "sim", "host-memory"]),
     ("pool-manager", &["units", "pool", "proto"]),
     ("host-agent", &["units", "pool", "proto", "host-memory"]),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
@@ -25,7 +26,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Rooms in which everything is decided by arguments.
-pub const PURE: &[&str] = &["units", "pool", "sim"];
+pub const PURE: &[&str] = &["units", "pool", "prediction", "sim"];
 
 /// What pure rooms may import from outside the house. Whoever adds a line has looked that it needs no clock, file, thread,
 /// socket or environment to do what we use of it.
@@ -37,7 +38,9 @@ const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "serde_j
 /// Where a room lies.
 pub fn folder_of(room: &str) -> String {
     match room {
-        "units" | "pool" | "sim" | "host-memory" | "emulated-host" | "cli" => format!("crates/{room}"),
+        "units" | "pool" | "prediction" | "sim" | "host-memory" | "emulated-host" | "cli" => {
+            format!("crates/{room}")
+        }
         _ => room.to_owned(),
     }
 }

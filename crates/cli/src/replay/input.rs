@@ -2,13 +2,12 @@
 //! listens. What a row means is `sim::trace`'s business.
 
 use std::{
-    fs::{self, File},
-    io::{self, BufRead, BufReader, Write as _},
+    fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use flate2::bufread::MultiGzDecoder;
 use sim::{
     generate::generate,
     trace::{self, Arrival, Rigour, Trace},
@@ -16,12 +15,10 @@ use sim::{
 use units::limits::TRACE_ROWS_MAX;
 
 use super::Args;
-use crate::{Failure, Global};
+use crate::{Failure, Global, open};
 
 /// VMs that are generated unless a count is given.
 const GENERATED_DEFAULT: usize = 2000;
-/// How every gzip file begins.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
 const COUNT: &str = "must be generated or generated:COUNT with a COUNT from 1 to 4194304";
 const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "as the rule says");
 
@@ -60,16 +57,8 @@ pub(super) fn read(args: &Args) -> Result<Vec<Arrival>, Failure> {
 }
 
 fn from_file(path: &Path, lenient: bool) -> Result<Vec<Arrival>, Failure> {
-    let failed = |errno| Failure::File { tried: "read", path: path.to_owned(), errno };
-    let mut file = BufReader::new(File::open(path).map_err(failed)?);
-    let packed = file.fill_buf().map_err(failed)?.starts_with(&GZIP);
     let rigour = if lenient { Rigour::Lenient } else { Rigour::Strict };
-    let read = if packed {
-        trace::read(BufReader::new(MultiGzDecoder::new(file)), rigour)
-    } else {
-        trace::read(file, rigour)
-    };
-    let trace = read.map_err(|wrong| failed(io::Error::new(io::ErrorKind::InvalidData, wrong)))?;
+    let trace = open::read(path, |bytes| trace::read(bytes, rigour))?;
     say_skipped(&trace)?;
     Ok(trace.arrivals)
 }

@@ -1,0 +1,19 @@
+//! Frigid memory: what a VM will not touch in all its life (Pond 4.6). Trees say how likely each share of its memory is to be
+//! too much, outcomes of late say what that risk costs, and risk is spent where it buys most memory.
+
+mod history;
+mod margins;
+mod model;
+mod outcome;
+mod price;
+mod risk;
+pub mod trial;
+
+pub use history::{FEATURES, History, feature_names};
+pub use model::Model;
+pub use outcome::{Ask, Groups, Outcome, Usage};
+pub use price::{Calibration, Judged};
+pub use risk::{Appetite, Curve, LEVELS, Stake};
+
+#[cfg(test)]
+mod tests;

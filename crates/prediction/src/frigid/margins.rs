@@ -1,0 +1,51 @@
+//! How far below the lowest share of VMs alike the next one may end, told apart by how many there were: a rule that people use
+//! ("the lowest so far, less ten points"), with margins that are learnt. Alone it is nearly as good as trees where a VM has a past,
+//! and where the world changes it is steadier.
+
+use std::collections::BTreeMap;
+
+use super::{
+    history::{FEATURES, alike},
+    risk::LEVELS,
+};
+
+/// Outcomes from which margins are learnt.
+const ENOUGH: usize = 50;
+/// From how many VMs alike on it is another case.
+const CASES: [f64; 5] = [2.0, 3.0, 5.0, 9.0, 30.0];
+
+/// For each group and case, what has to be added to the lowest share so that each level's part of outcomes stays below.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Margins(BTreeMap<(usize, usize), [f64; LEVELS.len()]>);
+
+impl Margins {
+    /// Learnt from what was known of VMs and the shares that they did not touch.
+    pub(super) fn learn<'a>(outcomes: impl Iterator<Item = (&'a [f64; FEATURES], f64)>) -> Self {
+        let mut off: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+        for (known, untouched) in outcomes {
+            if let Some((case, lowest)) = case(known) {
+                off.entry(case).or_default().push(untouched - lowest);
+            }
+        }
+        let enough = off.into_iter().filter(|(_, off)| off.len() >= ENOUGH);
+        Self(enough.map(|(case, off)| (case, quantiles(off))).collect())
+    }
+
+    /// The share that is too much at each level; none for a VM unlike any.
+    pub(super) fn shares(&self, known: &[f64; FEATURES]) -> Option<[f64; LEVELS.len()]> {
+        let (case, lowest) = case(known)?;
+        self.0.get(&case).map(|margins| margins.map(|margin| lowest + margin))
+    }
+}
+
+/// The narrowest group that is known and how much is known of it; and the lowest share in it.
+fn case(known: &[f64; FEATURES]) -> Option<((usize, usize), f64)> {
+    let (group, count, lowest) = alike(known)?;
+    Some(((group, CASES.partition_point(|from| *from <= count)), lowest))
+}
+
+fn quantiles(mut numbers: Vec<f64>) -> [f64; LEVELS.len()] {
+    numbers.sort_unstable_by(f64::total_cmp);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among them")]
+    LEVELS.map(|level| numbers[(numbers.len() as f64 * level) as usize])
+}

@@ -1,0 +1,107 @@
+//! What risk costs, and whom not to trust: found by outcomes of late, each held against what was said before it was known. Where trees
+//! are wrong, or the world has changed, it shows here first.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use units::{Bytes, Fraction, limits::OUTCOMES_JUDGED_MAX};
+
+use super::risk::{Appetite, Curve, LEVELS};
+
+/// What was said of a VM before it started, and what came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// What trees said.
+    pub curve: Curve,
+    /// Which caution its owner was due.
+    pub caution: f64,
+    /// What it asked for.
+    pub requested: Bytes,
+    /// Share of it that it did not touch.
+    pub untouched: Fraction,
+}
+
+/// Outcomes of late.
+#[derive(Clone, Debug, Default)]
+pub struct Calibration {
+    recent: VecDeque<Judged>,
+    owners: BTreeMap<String, Tally>,
+}
+
+/// How one owner's VMs did against what was said of them; older ones count less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    outcomes: f64,
+    hits: f64,
+}
+
+/// The level at which owners' outcomes are counted: one in ten should be below.
+const WATCHED: usize = 9;
+/// Outcomes of an owner from which on it has a caution of its own; and those that are remembered, about.
+const ENOUGH: f64 = 100.0;
+const REMEMBERED: f64 = 200.0;
+/// The most caution.
+const CAUTION_MAX: f64 = 10.0;
+
+/// Prices that are tried: GiB that one VM more hit must bring.
+const PRICES: (f64, f64) = (0.01, 1e6);
+/// Halvings of the range between them, by ratio: to a hundredth of a percent.
+const HALVINGS: usize = 18;
+/// By how many standard deviations the rate seen must stay below the rate asked for: it was seen by chance, and the price was chosen
+/// for it.
+const MARGIN: f64 = 1.0;
+/// How many of the latest outcomes may not be hit clearly more often than asked for: where the mix of VMs changes, it shows in these
+/// long before it shows in all.
+const LATEST: [usize; 4] = [50, 150, 450, 1350];
+
+impl Calibration {
+    /// Takes in what came of an owner's VM, and what was said of it.
+    pub fn add(&mut self, owner: &str, judged: Judged) {
+        let is_hit = judged.curve.at_level(WATCHED) > judged.untouched.get();
+        let tally = self.owners.entry(owner.to_owned()).or_default();
+        let kept = if tally.outcomes < REMEMBERED { 1.0 } else { 1.0 - 1.0 / REMEMBERED };
+        tally.outcomes = tally.outcomes * kept + 1.0;
+        tally.hits = tally.hits * kept + f64::from(u8::from(is_hit));
+        if self.recent.len() == OUTCOMES_JUDGED_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(judged);
+    }
+
+    /// How much more often an owner's outcomes were below what trees said than they should be; 1 if they were not, or are few.
+    pub fn caution(&self, owner: &str) -> f64 {
+        let tally = self.owners.get(owner).copied().unwrap_or_default();
+        if tally.outcomes < ENOUGH {
+            return 1.0;
+        }
+        ((tally.hits + 1.0) / (LEVELS[WATCHED] * tally.outcomes + 1.0)).clamp(1.0, CAUTION_MAX)
+    }
+
+    /// The lowest price at which, with a margin for chance, at most `rate` of the outcomes would have been hit, and of the latest not
+    /// clearly more. None while there are too few to tell.
+    pub fn appetite(&self, rate: f64) -> Option<Appetite> {
+        let (mut low, mut high) = PRICES;
+        if !self.fits(high, rate) {
+            return None;
+        }
+        for _ in 0..HALVINGS {
+            let middle = (low * high).sqrt();
+            if self.fits(middle, rate) { high = middle } else { low = middle }
+        }
+        Some(Appetite::new(high, rate))
+    }
+
+    fn fits(&self, price: f64, rate: f64) -> bool {
+        let appetite = Appetite::new(price, rate);
+        let (mut seen, mut hits) = (0.0, 0.0);
+        for (at, judged) in self.recent.iter().rev().enumerate() {
+            let stake = judged.curve.stake(judged.requested, appetite, judged.caution);
+            seen += rate;
+            hits += f64::from(u8::from(stake.share > judged.untouched.get()));
+            if LATEST.contains(&(at + 1)) && hits > seen + f64::sqrt(seen) {
+                return false;
+            }
+        }
+        hits += 1.0; // the next one may be, too
+        hits + MARGIN * hits.sqrt() <= seen
+    }
+}

@@ -1,0 +1,144 @@
+//! What tables say, and what is said of tables that say nothing.
+
+use units::{Bytes, UnixMs};
+
+use super::*;
+use crate::frigid::trial;
+
+const OWN: &str =
+    "began_s,ended_s,requested_gib,peak_gib,vm,key,kind,place,cores,p99_gib,mean_gib,busy_percent,suspect";
+
+fn own(text: &str) -> Result<Vec<Row>, TableError> {
+    read(text.as_bytes(), Layout::Own)
+}
+
+fn refusal(row: &str) -> String {
+    own(&format!("{OWN}\n{row}\n")).unwrap_err().to_string()
+}
+
+#[test]
+fn a_table_of_ones_own_needs_four_columns() {
+    let row = &own("peak_gib,requested_gib,began_s,ended_s\n3,8,1.5,60\n").unwrap()[0];
+    assert_eq!(row.ask.requested, Bytes::gib(8));
+    assert_eq!((row.ask.begins, row.outcome.ended), (UnixMs(1500), UnixMs(60_000)));
+    assert_eq!(row.outcome.untouched.get(), 0.625);
+    assert!(row.sound && row.ask.cores.is_none() && row.ask.groups.owner().is_empty());
+}
+
+#[test]
+fn everything_that_may_be_known_is_read() {
+    let row = &own(&format!("{OWN}\n0,60,8,12,v,k,large,eu linux,4,2,1,30.5,1\n")).unwrap()[0];
+    assert_eq!(row.ask.groups.all(), ["v", "k", "large", "eu linux"]);
+    assert_eq!(row.ask.cores, Some(4.0));
+    assert_eq!(row.outcome.untouched.get(), 0.0, "it touched more than it asked for");
+    assert_eq!((row.outcome.usage.p99, row.outcome.usage.mean), (Some(Bytes::gib(2)), Some(Bytes::gib(1))));
+    assert_eq!(row.outcome.usage.busy_percent, Some(30.5));
+    assert!(!row.sound);
+}
+
+#[test]
+fn a_wrong_value_is_named_by_line_column_value_and_rule() {
+    let cases = [
+        ("x,60,8,1,,,,,,,,,", "line 2: began_s = \"x\": must be a number of seconds from 0 to 100 years"),
+        ("-1,60,8,1,,,,,,,,,", "line 2: began_s = \"-1\": must be a number of seconds"),
+        ("1e99,60,8,1,,,,,,,,,", "line 2: began_s = \"1e99\": must be a number of seconds"),
+        ("0,NaN,8,1,,,,,,,,,", "line 2: ended_s = \"NaN\": must be a number of seconds"),
+        ("9,8,8,1,,,,,,,,,", "line 2: ended_s = \"8\": must not be before the VM began"),
+        ("0,1,0,1,,,,,,,,,", "line 2: requested_gib = \"0\": must be a number above 0"),
+        ("0,1,nan,1,,,,,,,,,", "line 2: requested_gib = \"nan\": must be a number above 0"),
+        ("0,1,inf,1,,,,,,,,,", "line 2: requested_gib = \"inf\": must be a number above 0"),
+        ("0,1,99999999,1,,,,,,,,,", "line 2: requested_gib = \"99999999\": must be a number above 0"),
+        ("0,1,8,,,,,,,,,,", "line 2: peak_gib = \"\": must be a number from 0"),
+        ("0,1,8,-2,,,,,,,,,", "line 2: peak_gib = \"-2\": must be a number from 0"),
+        ("0,1,8,1,,,,,-1,,,,", "line 2: cores = \"-1\": must be a number from 0 to 4096"),
+        ("0,1,8,1,,,,,,,x,,", "line 2: mean_gib = \"x\": must be a number from 0"),
+        ("0,1,8,1,,,,,,,,,maybe", "line 2: suspect = \"maybe\": must be 0 or 1"),
+        ("0,1,8", "line 2: 3 values: must be 13, as the first line has names"),
+    ];
+    for (row, expected) in cases {
+        let said = refusal(row);
+        assert!(said.starts_with(expected), "{said}");
+    }
+}
+
+#[test]
+fn a_column_that_is_missing_or_unknown_is_named() {
+    let said = |text: &str| own(text).unwrap_err().to_string();
+    assert_eq!(said(""), "there is no column \"began_s\": must be one of the first line's names");
+    assert!(said("began_s,ended_s,requested_gib\n").starts_with("there is no column \"peak_gib\""));
+    assert!(
+        said(&format!("{OWN},peak_gb\n")).starts_with("column \"peak_gb\": must be one of began_s, ended_s")
+    );
+    assert_eq!(said(&format!("{OWN}\n")), "no rows: must have a line of names and rows");
+    assert_eq!(read(&b"a\xff,b\n1,2\n"[..], Layout::Own).unwrap_err().to_string(), "line 1: must be UTF-8");
+    let other = read("vm,week\n1,2\n".as_bytes(), Layout::BitbrainsWeek).unwrap_err().to_string();
+    assert!(other.starts_with("there is no column \"cores\""));
+}
+
+#[test]
+fn a_vms_week_ends_before_its_next_begins() {
+    let head = "vm,week,cores,mem_cap_kb,mem_p99_kb,mem_mean_kb,cpu_mean_pct,untouched_frac,suspect,more";
+    let text =
+        format!("{head}\n7,0,2,8388608,1,1,5,0.25,0,x\n7,1,2,8388608,1,1,5,-0.01,1,x\n8,1,2,0,0,0,0,,1,x\n");
+    let rows = read(text.as_bytes(), Layout::BitbrainsWeek).unwrap();
+    let [first, second] = &rows[..] else { panic!("a week without memory is none: {rows:?}") };
+    assert!(first.outcome.ended < second.ask.begins);
+    assert_eq!(first.ask.groups.all(), ["7", "", "2 cores, 8GiB", ""]);
+    assert_eq!([first.outcome.untouched.get(), second.outcome.untouched.get()], [0.25, 0.0]);
+    assert_eq!([first.sound, second.sound], [true, false]);
+}
+
+#[test]
+fn tasks_of_a_process_are_one_customers() {
+    let head =
+        "workflow,process,sample_tag,cpus,attempt,start_ms,complete_ms,mem_requested_bytes,untouched_frac";
+    let text = format!("{head}\nchipseq,SORT,a.bam,4,1,100,200,1073741824,0.5\n");
+    let row = &read(text.as_bytes(), Layout::NfcoreTasks).unwrap()[0];
+    assert_eq!(row.ask.groups.all(), ["SORT a.bam", "SORT attempt 1", "chipseq SORT", "chipseq"]);
+    assert_eq!((row.ask.begins, row.outcome.ended), (UnixMs(100), UnixMs(200)));
+    assert_eq!(row.ask.requested, Bytes::gib(1));
+}
+
+/// Whether a row is forecast, by itself and the moment from which on it is late.
+type IsTested = fn(&Row, UnixMs) -> bool;
+
+/// The public tables, where they lie; never part of the project. Every fourth VM of one, and the last third of the other, are
+/// forecast.
+#[test]
+fn forecasts_of_public_tables_keep_their_rate_and_are_better_than_a_fixed_share() {
+    let tested: [(&str, Layout, IsTested); 2] = [
+        ("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek, |row, _| {
+            row.ask.groups.vm.bytes().map(u32::from).sum::<u32>() % 4 == 0
+        }),
+        ("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks, |row, late| row.ask.begins >= late),
+    ];
+    for (name, layout, is_tested) in tested {
+        let Some(rows) = public(name, layout) else { continue };
+        let mut begins: Vec<UnixMs> = rows.iter().map(|row| row.ask.begins).collect();
+        begins.sort_unstable();
+        let late = begins[begins.len() * 2 / 3];
+        let (test, train): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| is_tested(row, late));
+        for said in trial::run(&train, &test, &[0.01, 0.02, 0.04, 0.1]) {
+            assert!(said.rate_actual <= said.rate_asked + 0.01, "{name}: {said:?}");
+            assert!(said.frigid_share > said.static_share, "{name}: {said:?}");
+        }
+    }
+}
+
+fn public(name: &str, layout: Layout) -> Option<Vec<Row>> {
+    let folder = std::env::var_os("TARN_DATA").map_or_else(
+        || std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data")),
+        std::path::PathBuf::from,
+    );
+    let path = folder.join(name);
+    let Ok(packed) = bytes_of(&path) else {
+        eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
+        return None;
+    };
+    Some(read(flate2::bufread::MultiGzDecoder::new(packed.as_slice()), layout).unwrap())
+}
+
+#[expect(clippy::disallowed_methods, reason = "the public files are on a disk")]
+fn bytes_of(path: &std::path::Path) -> std::io::Result<Vec<u8>> {
+    std::fs::read(path)
+}

@@ -1,0 +1,172 @@
+//! What trees say of rows they were grown on and of others, and which trees are none.
+
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+use super::{
+    boost::{Boost, quantiles},
+    grow::grow,
+    *,
+};
+
+const SHAPE: Shape = Shape { leaves_max: 8, leaf_rows_min: 2, columns_tried: 1.0 };
+
+fn columns(rows: &[Vec<f64>]) -> Columns {
+    let mut columns = Columns::new(rows[0].len());
+    rows.iter().for_each(|row| columns.push(row));
+    columns
+}
+
+/// A node that looks at the first number.
+fn node(test: Test, children: [Child; 2]) -> Node {
+    Node { feature: 0, test, missing_first: false, zero_is_missing: false, children }
+}
+
+fn stump(test: Test) -> Tree {
+    Tree {
+        nodes: vec![node(test, [Child::Leaf(0), Child::Leaf(1)])],
+        leaves: vec![1.0, 2.0],
+        sets: vec![vec![0b101]],
+    }
+}
+
+fn refusal(tree: &Tree) -> String {
+    let mut ensemble = Ensemble::new(1, vec![0.0]);
+    let refused = ensemble.push(tree).expect_err("it is no tree").to_string();
+    assert_eq!(ensemble.trees(), 0, "half a tree was added");
+    refused
+}
+
+fn number() -> impl Strategy<Value = f64> {
+    prop_oneof![4 => -3.0..3.0_f64, 2 => (-2..3_i32).prop_map(f64::from), 1 => Just(f64::NAN)]
+}
+
+proptest! {
+    #[test]
+    fn a_row_ends_in_the_same_leaf_by_its_numbers_as_by_its_bins(
+        rows in prop::collection::vec(prop::collection::vec(number(), 3), 1..60),
+        seed: u64,
+    ) {
+        let mut rng = Pcg64Mcg::seed_from_u64(seed);
+        let targets: Vec<f64> = rows.iter().map(|_| rng.random()).collect();
+        let binned = Binned::of(&columns(&rows));
+        let mut all: Vec<u32> = (0..).take(rows.len()).collect();
+        let grown = grow(&binned, &mut all, &targets, &SHAPE, &mut rng);
+        prop_assert!(grown.leaves.len() <= SHAPE.leaves_max);
+        let mut sorted = all.clone();
+        sorted.sort_unstable();
+        prop_assert!(sorted.into_iter().eq((0..).take(rows.len())), "a row was lost");
+        let by_bins: Vec<usize> = (0..rows.len()).map(|row| grown.leaf(&binned, row)).collect();
+        for (leaf, of_leaf) in grown.leaves.iter().enumerate() {
+            let of_leaf = &all[of_leaf.clone()];
+            prop_assert!(of_leaf.iter().all(|row| by_bins[*row as usize] == leaf), "a row lies in another leaf");
+            prop_assert!(grown.leaves.len() == 1 || of_leaf.len() >= SHAPE.leaf_rows_min);
+        }
+        let numbers = (0..).take(grown.leaves.len()).map(f64::from).collect();
+        let mut ensemble = Ensemble::new(3, vec![0.0]);
+        ensemble.push(&grown.tree(numbers)).unwrap();
+        for (row, leaf) in rows.iter().zip(by_bins) {
+            prop_assert_eq!(ensemble.predict_one(row), leaf as f64);
+        }
+    }
+}
+
+#[test]
+fn a_level_is_what_its_share_of_outcomes_stays_below_on_other_rows_too() {
+    let mut rng = Pcg64Mcg::seed_from_u64(7);
+    // The spread grows with the number: what ten in a hundred are below depends on it.
+    let mut draw = |rows: usize| -> (Vec<Vec<f64>>, Vec<f64>) {
+        let one = |rng: &mut Pcg64Mcg| (rng.random::<f64>(), rng.random::<f64>());
+        (0..rows).map(|_| one(&mut rng)).map(|(x, luck)| (vec![x, luck.round()], x + x * luck)).unzip()
+    };
+    let (rows, targets) = draw(4000);
+    let how = Boost { trees: 100, rate: 0.1, shape: Shape { leaf_rows_min: 20, ..SHAPE }, rows_tried: 0.7 };
+    let levels = [0.02, 0.1, 0.5];
+    let ensemble = quantiles(&columns(&rows), &targets, &levels, &how, 1);
+    let (rows, targets) = draw(4000);
+    let mut below = [0.0; 3];
+    for (row, target) in rows.iter().zip(&targets) {
+        let mut said = [0.0; 3];
+        ensemble.predict(row, &mut said);
+        below.iter_mut().zip(said).for_each(|(below, said)| *below += f64::from(u8::from(*target < said)));
+    }
+    for (below, level) in below.into_iter().zip(levels) {
+        let share = below / 4000.0;
+        assert!((share - level).abs() < 0.25 * level + 0.005, "{share} of outcomes are below level {level}");
+    }
+    let mut said = [[0.0; 3]; 2];
+    ensemble.predict(&[0.2, 0.0], &mut said[0]);
+    ensemble.predict(&[0.9, 0.0], &mut said[1]);
+    assert!(said[1][1] - said[0][1] > 0.5, "the number is not looked at: {said:?}");
+}
+
+#[test]
+fn the_same_rows_and_seed_grow_the_same_trees() {
+    let rows: Vec<Vec<f64>> = (0..200).map(|n| vec![f64::from(n % 17), f64::from(n % 5)]).collect();
+    let targets: Vec<f64> = (0..200).map(|n| f64::from(n % 7)).collect();
+    let how = Boost { trees: 5, rate: 0.5, shape: SHAPE, rows_tried: 0.5 };
+    let grown = |seed| quantiles(&columns(&rows), &targets, &[0.1, 0.5], &how, seed);
+    assert_eq!(grown(3), grown(3));
+    assert_ne!(grown(3), grown(4));
+}
+
+#[test]
+fn a_column_without_any_number_and_one_that_never_changes_explain_nothing() {
+    let rows = vec![vec![f64::NAN, 1.0]; 40];
+    let targets: Vec<f64> = (0..40).map(f64::from).collect();
+    let how = Boost { trees: 3, rate: 1.0, shape: SHAPE, rows_tried: 1.0 };
+    let ensemble = quantiles(&columns(&rows), &targets, &[0.5], &how, 1);
+    assert_eq!(ensemble.predict_one(&[f64::NAN, 1.0]), ensemble.predict_one(&[5.0, -1.0]));
+}
+
+#[test]
+fn a_missing_number_goes_where_the_node_says() {
+    let mut tree = stump(Test::AtMost(0.5));
+    for (missing_first, zero_is_missing, says) in [(false, false, [1.0, 2.0]), (true, true, [1.0, 1.0])] {
+        tree.nodes[0] = Node { missing_first, zero_is_missing, ..tree.nodes[0] };
+        let mut ensemble = Ensemble::new(1, vec![0.0]);
+        ensemble.push(&tree).unwrap();
+        assert_eq!([ensemble.predict_one(&[0.0]), ensemble.predict_one(&[f64::NAN])], says);
+    }
+    tree.nodes[0] = Node { missing_first: false, zero_is_missing: true, ..tree.nodes[0] };
+    let mut ensemble = Ensemble::new(1, vec![0.0]);
+    ensemble.push(&tree).unwrap();
+    assert_eq!([0.0, 1e-36, 0.2, 0.9].map(|x| ensemble.predict_one(&[x])), [2.0, 2.0, 1.0, 2.0]);
+}
+
+#[test]
+fn a_set_takes_whole_numbers_and_nothing_else() {
+    let mut ensemble = Ensemble::new(1, vec![10.0]);
+    ensemble.push(&stump(Test::OneOf(0))).unwrap();
+    ensemble.push(&Tree { sets: vec![vec![0], vec![0, 1]], ..stump(Test::OneOf(1)) }).unwrap();
+    let said = [0.0, 1.0, 2.7, 32.0, 1e18, -1.0, f64::NAN, f64::INFINITY].map(|x| ensemble.predict_one(&[x]));
+    assert_eq!(said, [13.0, 14.0, 13.0, 13.0, 14.0, 14.0, 14.0, 14.0]);
+}
+
+#[test]
+fn a_tree_of_one_leaf_says_it_of_every_row() {
+    let mut ensemble = Ensemble::new(1, vec![1.0, 2.0]);
+    ensemble.push(&Tree { leaves: vec![10.0, 20.0], ..Tree::default() }).unwrap();
+    let mut said = [0.0; 2];
+    ensemble.predict(&[f64::NAN], &mut said);
+    assert_eq!(said, [11.0, 22.0]);
+}
+
+#[test]
+fn what_is_no_tree_is_refused_and_nothing_is_added() {
+    let broken = |break_it: &dyn Fn(&mut Tree)| {
+        let mut tree = stump(Test::AtMost(0.5));
+        break_it(&mut tree);
+        refusal(&tree)
+    };
+    assert!(broken(&|tree| tree.leaves.clear()).starts_with("0 numbers in leaves"));
+    assert_eq!(broken(&|tree| tree.nodes[0].feature = 1), "node 0 looks at number 1 of 1");
+    for child in [Child::Node(0), Child::Node(1), Child::Leaf(2)] {
+        assert_eq!(
+            broken(&|tree| tree.nodes[0].children[1] = child),
+            "node 0 has a child that is not below it"
+        );
+    }
+    assert_eq!(broken(&|tree| tree.nodes[0].test = Test::OneOf(1)), "node 0 names a set that is not there");
+}
