@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod frigid;
+pub mod import;
 pub mod table;
 pub mod trees;

@@ -1,0 +1,84 @@
+//! The part of ONNX's messages that an ensemble of trees is made of; numbers as in onnx-ml.proto. What is not named here is skipped.
+
+/// A model.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ModelProto {
+    #[prost(message, optional, tag = "7")]
+    pub(super) graph: Option<GraphProto>,
+}
+
+/// What it computes.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) node: Vec<NodeProto>,
+    #[prost(message, repeated, tag = "11")]
+    pub(super) input: Vec<ValueInfoProto>,
+}
+
+/// One step of it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct NodeProto {
+    #[prost(string, repeated, tag = "1")]
+    pub(super) input: Vec<String>,
+    #[prost(string, tag = "4")]
+    pub(super) op_type: String,
+    #[prost(message, repeated, tag = "5")]
+    pub(super) attribute: Vec<AttributeProto>,
+}
+
+/// A setting of a step.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct AttributeProto {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(int64, tag = "3")]
+    pub(super) i: i64,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(super) s: Vec<u8>,
+    #[prost(float, repeated, tag = "7")]
+    pub(super) floats: Vec<f32>,
+    #[prost(int64, repeated, tag = "8")]
+    pub(super) ints: Vec<i64>,
+    #[prost(bytes = "vec", repeated, tag = "9")]
+    pub(super) strings: Vec<Vec<u8>>,
+}
+
+/// What goes in.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(message, optional, tag = "2")]
+    pub(super) r#type: Option<TypeProto>,
+}
+
+/// Of which type.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct TypeProto {
+    #[prost(message, optional, tag = "1")]
+    pub(super) tensor_type: Option<Tensor>,
+}
+
+/// Numbers of a kind, in rows of a length.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Tensor {
+    #[prost(int32, tag = "1")]
+    pub(super) elem_type: i32,
+    #[prost(message, optional, tag = "2")]
+    pub(super) shape: Option<TensorShapeProto>,
+}
+
+/// How many of each.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct TensorShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) dim: Vec<Dimension>,
+}
+
+/// So many; 0 where it is left open.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Dimension {
+    #[prost(int64, tag = "1")]
+    pub(super) dim_value: i64,
+}

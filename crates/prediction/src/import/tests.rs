@@ -1,0 +1,143 @@
+//! Models of other libraries answer as those libraries answered; `fixtures/make.py` asked them.
+
+use proptest::prelude::*;
+
+use super::{lightgbm, onnx};
+
+/// A model's file and what its library said.
+macro_rules! fixture {
+    ($name:literal, $kind:literal) => {
+        (
+            include_bytes!(concat!("../../fixtures/", $name, ".", $kind)).as_slice(),
+            include_str!(concat!("../../fixtures/", $name, ".csv")),
+        )
+    };
+}
+
+/// Rows of four numbers, and answers.
+fn asked(csv: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
+    let numbers =
+        |line: &str| line.split(',').map(|number| number.parse::<f64>().unwrap()).collect::<Vec<_>>();
+    csv.lines().map(numbers).map(|row| (row[..4].to_vec(), row[4..].to_vec())).collect()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn models_of_lightgbm_answer_as_lightgbm_does() {
+    for (name, (model, csv)) in [
+        ("quantile", fixture!("quantile", "txt")),
+        ("binary", fixture!("binary", "txt")),
+        ("zero_missing", fixture!("zero_missing", "txt")),
+        ("none_missing", fixture!("none_missing", "txt")),
+        ("averaged", fixture!("averaged", "txt")),
+    ] {
+        let model = lightgbm::Model::read(text(model)).unwrap();
+        let asked = asked(csv);
+        assert!(asked.len() > 60, "{name} was asked little");
+        for (row, answer) in asked {
+            let said = model.predict(&row);
+            assert!(
+                (said - answer[0]).abs() <= 1e-12 * answer[0].abs().max(1.0),
+                "{name}: {row:?}: {said} {answer:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn models_of_scikit_learn_answer_as_scikit_learn_does() {
+    for (name, (model, csv), classes) in [
+        ("classes", fixture!("classes", "onnx"), &["insensitive", "sensitive"][..]),
+        ("classes_plain", fixture!("classes_plain", "onnx"), &["0", "1"]),
+        ("numbers", fixture!("numbers", "onnx"), &[]),
+        ("boosted", fixture!("boosted", "onnx"), &[]),
+        ("gaps", fixture!("gaps", "onnx"), &[]),
+    ] {
+        let model = onnx::Model::read(model).unwrap();
+        assert_eq!(
+            (model.features(), model.classes()),
+            (4, &classes.iter().map(ToString::to_string).collect::<Vec<_>>()[..])
+        );
+        for (row, answer) in asked(csv) {
+            let mut said = vec![0.0; model.outputs()];
+            model.predict(&row, &mut said);
+            let off =
+                said.iter().zip(&answer).map(|(said, answer)| (said - answer).abs()).fold(0.0, f64::max);
+            assert!(said.len() == answer.len() && off < 1e-6, "{name}: {row:?}: {said:?} {answer:?}");
+        }
+    }
+}
+
+#[test]
+fn what_would_be_answered_otherwise_is_refused_by_name() {
+    let text_of = |bytes: &[u8]| lightgbm::Model::read(text(bytes)).unwrap_err().to_string();
+    let classes = text_of(include_bytes!("../../fixtures/refused_classes.txt"));
+    assert_eq!(classes, "head: num_class = \"3\": must be 1: one output");
+    let linear = text_of(include_bytes!("../../fixtures/refused_linear.txt"));
+    assert_eq!(linear, "tree 0: is_linear = \"1\": must be 0: leaves say one number");
+    let graph = |bytes: &[u8]| onnx::Model::read(bytes).unwrap_err().to_string();
+    let line = graph(include_bytes!("../../fixtures/refused_line.onnx"));
+    assert_eq!(line, "the graph is not one ensemble of trees: there is a LinearClassifier in it");
+    let scaled = graph(include_bytes!("../../fixtures/refused_scaled.onnx"));
+    assert_eq!(scaled, "the graph is not one ensemble of trees: there is a Scaler in it");
+}
+
+#[test]
+fn a_model_that_is_cut_short_anywhere_is_refused() {
+    let (model, _) = fixture!("quantile", "txt");
+    let end = text(model).find("end of trees").unwrap();
+    for cut in (0..=end).step_by(37) {
+        assert!(lightgbm::Model::read(&text(model)[..cut]).is_err(), "cut at {cut}");
+    }
+    let (model, _) = fixture!("classes", "onnx");
+    for cut in 0..model.len() - 200 {
+        assert!(onnx::Model::read(&model[..cut]).is_err(), "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_line_that_is_wrong_is_named() {
+    let (model, _) = fixture!("quantile", "txt");
+    let with = |old: &str, new: &str| {
+        assert!(text(model).contains(old));
+        lightgbm::Model::read(&text(model).replacen(old, new, 1)).unwrap_err().to_string()
+    };
+    assert_eq!(with("version=v4", "version=v9"), "head: version = \"v9\": must be v3 or v4");
+    assert_eq!(
+        with("objective=quantile", "objective=lambdarank"),
+        "head: objective = \"lambdarank\": must be of regression or of two classes"
+    );
+    assert_eq!(with("num_leaves=8", "num_leaves=9"), with("num_leaves=8", "num_leaves=9"));
+    assert!(with("num_leaves=8", "num_leaves=9").starts_with("tree 0: leaf_value = "));
+    assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0 looks at number 4 of 4"));
+    assert!(
+        with("left_child=1", "left_child=0").starts_with("tree 0: node 0 has a child that is not below it")
+    );
+    assert!(with("threshold=", "threshold=x ").starts_with("tree 0: threshold = \"x "));
+    assert_eq!(lightgbm::Model::read("forest").unwrap_err(), lightgbm::Refused::NotAModel);
+}
+
+proptest! {
+    /// What strangers give is an error at worst.
+    #[test]
+    fn a_model_with_any_byte_changed_is_read_or_refused(at in any::<prop::sample::Index>(), byte: u8, which in 0..4_usize) {
+        let (bytes, csv) = [
+            fixture!("quantile", "txt"), fixture!("binary", "txt"), fixture!("gaps", "onnx"), fixture!("classes", "onnx"),
+        ][which];
+        let mut bytes = bytes.to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let (row, _) = &asked(csv)[0];
+        if which < 2 {
+            let model = std::str::from_utf8(&bytes).ok().and_then(|text| lightgbm::Model::read(text).ok());
+            if let Some(model) = model.filter(|model| model.features.len() == row.len()) {
+                model.predict(row);
+            }
+        } else if let Ok(model) = onnx::Model::read(&bytes) && model.features() == row.len() {
+            model.predict(row, &mut vec![0.0; model.outputs()]);
+        }
+    }
+}
