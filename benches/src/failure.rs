@@ -26,6 +26,12 @@ pub enum Failure {
          Install it with `apt-get install -y etcd-server` as root (`cargo xtask bench` does), then run this again"
     )]
     NoEtcd,
+    /// There is no LightGBM to compare with.
+    #[error(
+        "no LightGBM: this benchmark measures against it and proves nothing without it. \
+         `cargo xtask bench` fetches one; TARN_LIGHTGBM names the folder of a Python that has it"
+    )]
+    NoLightGbm,
     /// A program ended while it was needed.
     #[error("{name} ended ({status}) while it was needed; the end of its log:\n{log}")]
     Ended {

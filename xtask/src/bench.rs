@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: runs what `benches/` measures and repeats its ratios at the end. Above 1 we are ahead.
 
-use crate::{bed, debian, failure::Failure, repository::cargo, step::step_read};
+use crate::{bed, debian, failure::Failure, lightgbm, repository::cargo, step::step_read};
 
 /// How a measured promise begins its line: `ratio NAME VALUE`.
 const RATIO: &str = "ratio ";
@@ -11,11 +11,11 @@ const RATIO: &str = "ratio ";
 /// A benchmark fails, or none printed a ratio.
 pub fn run() -> Result<(), Failure> {
     debian::ensure(debian::FOR_BENCH)?;
-    let bed = bed::ensure()?;
+    let (bed, python) = (bed::ensure()?, lightgbm::ensure()?);
     let mut ratios = Vec::new();
     step_read(
         "benchmarks",
-        cargo(&["bench", "--package", "benches"]).env(emulated_host::PLACE, bed),
+        cargo(&["bench", "--package", "benches"]).env(emulated_host::PLACE, bed).env(lightgbm::PLACE, python),
         |line| {
             println!("{line}");
             ratios.extend(line.starts_with(RATIO).then(|| line.to_owned()));

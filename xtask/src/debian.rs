@@ -21,10 +21,15 @@ pub const FOR_BENCH: Needed = Needed { program: "etcd", package: "etcd-server" }
 /// # Errors
 /// It is missing and this user may not install it, or installing fails.
 pub fn ensure(needed: Needed) -> Result<(), Failure> {
+    if installed(needed.program) { Ok(()) } else { install(needed) }
+}
+
+/// Installs its package.
+///
+/// # Errors
+/// This user may not, or it fails.
+pub fn install(needed: Needed) -> Result<(), Failure> {
     let Needed { program, package } = needed;
-    if installed(program) {
-        return Ok(());
-    }
     if !rustix::process::geteuid().is_root() || !installed("apt-get") {
         return Err(Failure::Missing { program, package });
     }

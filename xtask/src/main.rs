@@ -10,6 +10,7 @@ mod demo;
 mod failure;
 mod libvirt;
 mod licences;
+mod lightgbm;
 mod lint;
 mod man;
 mod rack;

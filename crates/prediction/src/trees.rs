@@ -5,6 +5,8 @@ mod bins;
 pub mod boost;
 mod grow;
 
+use std::collections::VecDeque;
+
 pub use bins::{Binned, Columns};
 pub use grow::Shape;
 
@@ -38,7 +40,7 @@ pub enum Test {
 /// What is below a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Child {
-    /// Another step, by its number in its tree; larger than that of the step above.
+    /// Another step, by its number in its tree.
     Node(usize),
     /// A leaf, by its number in its tree.
     Leaf(usize),
@@ -71,9 +73,12 @@ pub enum NotATree {
         /// How many there are.
         features: usize,
     },
-    /// A node has a child that is not there, or is above itself.
-    #[error("node {0} has a child that is not below it")]
+    /// A node has a child that is not there.
+    #[error("node {0} has a child that is not there")]
     Child(usize),
+    /// A node is below two others, or below itself.
+    #[error("node {0} is below two others")]
+    Twice(usize),
     /// A node names a set that is not there.
     #[error("node {0} names a set that is not there")]
     Set(usize),
@@ -87,20 +92,30 @@ pub enum NotATree {
 pub struct Ensemble {
     features: usize,
     start: Vec<f64>,
-    /// Of each tree: as a child of a step.
-    roots: Vec<i32>,
+    roots: Vec<Root>,
     steps: Vec<Step>,
+    /// Of each step that is one: which leaf.
+    leaf: Vec<u32>,
     leaves: Vec<f64>,
     sets: Vec<Vec<u32>>,
+    /// Whether every step only compares: then several trees are walked at once.
+    is_plain: bool,
 }
 
-/// A node as it is walked: small, so that many fit into a processor's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Root {
+    step: u32,
+    /// Steps down to its deepest leaf.
+    depth: u32,
+}
+
+/// A node or a leaf as it is walked: small, so that many fit into a processor's cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Step {
     /// The largest number that goes to the first child; of a test for membership, which set.
     at_most: f64,
-    /// A step; or, below zero, the complement of a leaf.
-    children: [i32; 2],
+    /// The first child; the second comes next. Of a leaf, the leaf itself: whoever is there stays.
+    below: u32,
     feature: u16,
     missing_first: bool,
     kind: Kind,
@@ -108,16 +123,20 @@ struct Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    Leaf,
     AtMost,
     AtMostZeroMissing,
     OneOf,
 }
 
+/// Trees that are walked at once: while one waits for memory, the others go on.
+const ABREAST: usize = 8;
+
 impl Ensemble {
     /// No trees: every row gets `start`, one number for each output.
     pub fn new(features: usize, start: Vec<f64>) -> Self {
-        let (roots, steps, leaves, sets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { features, start, roots, steps, leaves, sets }
+        let (roots, steps, leaf, leaves, sets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { features, start, roots, steps, leaf, leaves, sets, is_plain: true }
     }
 
     /// Numbers of a row.
@@ -138,25 +157,13 @@ impl Ensemble {
     /// Adds a tree.
     ///
     /// # Errors
-    /// Something in it names what is not there, or a way down would not end. Nothing is added.
+    /// Something in it names what is not there, or a node is below another twice. Nothing is added.
     pub fn push(&mut self, tree: &Tree) -> Result<(), NotATree> {
-        let outputs = self.outputs();
-        let leaves = tree.leaves.len() / outputs;
-        if leaves == 0 || leaves * outputs != tree.leaves.len() {
-            return Err(NotATree::Leaves(tree.leaves.len(), outputs));
-        }
-        let base = Base {
-            step: index(self.steps.len())?,
-            leaf: index(self.leaves.len() / outputs)?,
-            set: index(self.sets.len())?,
-        };
-        index(self.steps.len() + tree.nodes.len())?;
-        index(self.leaves.len() / outputs + leaves)?;
-        let steps = tree.nodes.iter().enumerate();
-        let steps = steps.map(|(at, node)| base.step(self.features, tree, leaves, at, node));
-        let steps = steps.collect::<Result<Vec<Step>, NotATree>>()?;
-        self.roots.push(if steps.is_empty() { !base.leaf } else { base.step });
-        self.steps.extend(steps);
+        let laid = Layout::of(self, tree)?;
+        self.is_plain &= laid.steps.iter().all(|step| matches!(step.kind, Kind::Leaf | Kind::AtMost));
+        self.roots.push(Root { step: index(self.steps.len())?, depth: laid.depth });
+        self.steps.extend(laid.steps);
+        self.leaf.extend(laid.leaf);
         self.leaves.extend_from_slice(&tree.leaves);
         self.sets.extend_from_slice(&tree.sets);
         Ok(())
@@ -169,11 +176,13 @@ impl Ensemble {
     pub fn predict(&self, row: &[f64], answer: &mut [f64]) {
         assert_eq!(row.len(), self.features, "a row has a number for each feature");
         answer.copy_from_slice(&self.start);
-        let outputs = self.outputs();
-        for root in &self.roots {
-            let leaf = self.leaf(*root, row);
-            let said = &self.leaves[leaf * outputs..(leaf + 1) * outputs];
-            answer.iter_mut().zip(said).for_each(|(sum, add)| *sum += add);
+        for roots in self.roots.chunks(ABREAST) {
+            let at = if self.is_plain { self.walk_abreast(roots, row) } else { self.walk(roots, row) };
+            for step in &at[..roots.len()] {
+                let leaf = self.leaf[*step as usize] as usize * answer.len();
+                let said = &self.leaves[leaf..leaf + answer.len()];
+                answer.iter_mut().zip(said).for_each(|(sum, add)| *sum += add);
+            }
         }
     }
 
@@ -184,22 +193,43 @@ impl Ensemble {
         answer[0]
     }
 
-    fn leaf(&self, root: i32, row: &[f64]) -> usize {
-        let mut at = root;
-        while let Ok(step) = usize::try_from(at) {
-            let step = &self.steps[step];
-            at = step.children[usize::from(!self.is_first(step, row[usize::from(step.feature)]))];
+    /// Where each of some trees ends, if all their steps only compare. Who has arrived stays until all have.
+    fn walk_abreast(&self, roots: &[Root], row: &[f64]) -> [u32; ABREAST] {
+        let mut at = [roots[0].step; ABREAST];
+        at.iter_mut().zip(roots).for_each(|(at, root)| *at = root.step);
+        for _ in 0..roots.iter().map(|root| root.depth).max().unwrap_or(0) {
+            for at in &mut at {
+                let step = &self.steps[*at as usize];
+                let number = row[usize::from(step.feature)];
+                let is_first = (number <= step.at_most) | (number.is_nan() & step.missing_first);
+                *at = step.below + u32::from(!is_first);
+            }
         }
-        usize::try_from(!at).expect("a complement of a negative number")
+        at
+    }
+
+    fn walk(&self, roots: &[Root], row: &[f64]) -> [u32; ABREAST] {
+        let mut at = [0; ABREAST];
+        for (at, root) in at.iter_mut().zip(roots) {
+            *at = root.step;
+            loop {
+                let step = &self.steps[*at as usize];
+                if step.kind == Kind::Leaf {
+                    break;
+                }
+                *at = step.below + u32::from(!self.is_first(step, row[usize::from(step.feature)]));
+            }
+        }
+        at
     }
 
     fn is_first(&self, step: &Step, number: f64) -> bool {
         match step.kind {
             _ if number.is_nan() => step.missing_first,
-            Kind::AtMost => number <= step.at_most,
             Kind::AtMostZeroMissing if number.abs() <= ZERO => step.missing_first,
-            Kind::AtMostZeroMissing => number <= step.at_most,
+            Kind::AtMost | Kind::AtMostZeroMissing => number <= step.at_most,
             Kind::OneOf => self.is_one_of(step, number),
+            Kind::Leaf => true,
         }
     }
 
@@ -216,48 +246,90 @@ impl Ensemble {
     }
 }
 
-/// Where a tree begins in an ensemble.
-struct Base {
-    step: i32,
-    leaf: i32,
-    set: i32,
+/// A tree laid out after those that are there: level by level, so that the children of a node lie side by side.
+struct Layout {
+    steps: Vec<Step>,
+    leaf: Vec<u32>,
+    depth: u32,
 }
 
-impl Base {
-    fn step(
-        &self,
-        features: usize,
-        tree: &Tree,
-        leaves: usize,
-        at: usize,
-        node: &Node,
-    ) -> Result<Step, NotATree> {
-        if node.feature >= features {
-            return Err(NotATree::Feature { node: at, feature: node.feature, features });
+impl Layout {
+    fn of(ensemble: &Ensemble, tree: &Tree) -> Result<Self, NotATree> {
+        let outputs = ensemble.outputs();
+        let leaves = tree.leaves.len() / outputs;
+        if leaves == 0 || leaves * outputs != tree.leaves.len() {
+            return Err(NotATree::Leaves(tree.leaves.len(), outputs));
         }
-        let child = |child: Child| match child {
-            Child::Node(n) if n > at && n < tree.nodes.len() => Ok(self.step + index(n)?),
-            Child::Leaf(n) if n < leaves => Ok(!(self.leaf + index(n)?)),
-            Child::Node(_) | Child::Leaf(_) => Err(NotATree::Child(at)),
-        };
-        let (at_most, kind) = match node.test {
-            Test::AtMost(at_most) if node.zero_is_missing => (at_most, Kind::AtMostZeroMissing),
-            Test::AtMost(at_most) => (at_most, Kind::AtMost),
-            Test::OneOf(set) if set < tree.sets.len() => (f64::from(self.set + index(set)?), Kind::OneOf),
-            Test::OneOf(_) => return Err(NotATree::Set(at)),
-        };
-        Ok(Step {
-            at_most,
-            children: [child(node.children[0])?, child(node.children[1])?],
-            feature: u16::try_from(node.feature).map_err(|_| NotATree::TooLarge)?,
-            missing_first: node.missing_first,
-            kind,
-        })
+        let root = if tree.nodes.is_empty() { Child::Leaf(0) } else { Child::Node(0) };
+        let mut laid = Self { steps: Vec::new(), leaf: Vec::new(), depth: 0 };
+        let (mut waiting, mut is_placed) = (VecDeque::from([(root, 0)]), vec![false; tree.nodes.len()]);
+        let mut next = 1;
+        while let Some((child, depth)) = waiting.pop_front() {
+            laid.depth = depth;
+            let here = index(ensemble.steps.len() + laid.steps.len())?;
+            match child {
+                Child::Leaf(leaf) => {
+                    laid.steps.push(Step::leaf(here));
+                    laid.leaf.push(index(ensemble.leaves.len() / outputs + leaf)?);
+                }
+                Child::Node(at) => {
+                    let node = tree.checked(at, ensemble.features, leaves)?;
+                    if std::mem::replace(&mut is_placed[at], true) {
+                        return Err(NotATree::Twice(at));
+                    }
+                    laid.steps.push(node.step(index(ensemble.steps.len() + next)?, ensemble.sets.len())?);
+                    laid.leaf.push(0);
+                    next += 2;
+                    waiting.extend(node.children.map(|child| (child, depth + 1)));
+                }
+            }
+        }
+        Ok(laid)
     }
 }
 
-fn index(n: usize) -> Result<i32, NotATree> {
-    i32::try_from(n).map_err(|_| NotATree::TooLarge)
+impl Tree {
+    /// A node that names only what is there.
+    fn checked(&self, at: usize, features: usize, leaves: usize) -> Result<&Node, NotATree> {
+        let node = &self.nodes[at];
+        if node.feature >= features {
+            return Err(NotATree::Feature { node: at, feature: node.feature, features });
+        }
+        let is_there = |child: Child| match child {
+            Child::Node(node) => node < self.nodes.len(),
+            Child::Leaf(leaf) => leaf < leaves,
+        };
+        if !node.children.into_iter().all(is_there) {
+            return Err(NotATree::Child(at));
+        }
+        match node.test {
+            Test::OneOf(set) if set >= self.sets.len() => Err(NotATree::Set(at)),
+            Test::OneOf(_) | Test::AtMost(_) => Ok(node),
+        }
+    }
+}
+
+impl Node {
+    fn step(&self, below: u32, sets: usize) -> Result<Step, NotATree> {
+        let (at_most, kind) = match self.test {
+            Test::AtMost(at_most) if self.zero_is_missing => (at_most, Kind::AtMostZeroMissing),
+            Test::AtMost(at_most) => (at_most, Kind::AtMost),
+            Test::OneOf(set) => (f64::from(index(sets + set)?), Kind::OneOf),
+        };
+        let feature = u16::try_from(self.feature).map_err(|_| NotATree::TooLarge)?;
+        Ok(Step { at_most, below, feature, missing_first: self.missing_first, kind })
+    }
+}
+
+impl Step {
+    /// Every number, and none, leads back to it.
+    fn leaf(here: u32) -> Self {
+        Self { at_most: f64::INFINITY, below: here, feature: 0, missing_first: true, kind: Kind::Leaf }
+    }
+}
+
+fn index(n: usize) -> Result<u32, NotATree> {
+    u32::try_from(n).map_err(|_| NotATree::TooLarge)
 }
 
 #[cfg(test)]

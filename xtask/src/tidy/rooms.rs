@@ -22,7 +22,20 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units", "emulated-host"]),
     ("tests", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
-    ("benches", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
+    (
+        "benches",
+        &[
+            "units",
+            "pool",
+            "prediction",
+            "sim",
+            "proto",
+            "emulated-host",
+            "cli",
+            "pool-manager",
+            "host-agent",
+        ],
+    ),
 ];
 
 /// Rooms in which everything is decided by arguments.

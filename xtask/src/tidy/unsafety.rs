@@ -5,6 +5,7 @@ use super::{Complaint, sources::Sources};
 /// Files that may hold unsafe code, and what it is demanded for there.
 const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("benches/empty_slice.rs", "memset is told about memory by address"),
+    ("benches/frigid_predict.rs", "LightGBM's library speaks C"),
     ("tests/src/small_guests.rs", "a guest's code is what lies between two labels"),
     (
         "host-agent/src/host/memory/bus_error.rs",

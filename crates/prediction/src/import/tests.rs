@@ -113,9 +113,7 @@ fn a_line_that_is_wrong_is_named() {
     assert_eq!(with("num_leaves=8", "num_leaves=9"), with("num_leaves=8", "num_leaves=9"));
     assert!(with("num_leaves=8", "num_leaves=9").starts_with("tree 0: leaf_value = "));
     assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0 looks at number 4 of 4"));
-    assert!(
-        with("left_child=1", "left_child=0").starts_with("tree 0: node 0 has a child that is not below it")
-    );
+    assert!(with("left_child=1", "left_child=0").starts_with("tree 0: node 0 is below two others"));
     assert!(with("threshold=", "threshold=x ").starts_with("tree 0: threshold = \"x "));
     assert_eq!(lightgbm::Model::read("forest").unwrap_err(), lightgbm::Refused::NotAModel);
 }

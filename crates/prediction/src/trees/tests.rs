@@ -162,11 +162,9 @@ fn what_is_no_tree_is_refused_and_nothing_is_added() {
     };
     assert!(broken(&|tree| tree.leaves.clear()).starts_with("0 numbers in leaves"));
     assert_eq!(broken(&|tree| tree.nodes[0].feature = 1), "node 0 looks at number 1 of 1");
-    for child in [Child::Node(0), Child::Node(1), Child::Leaf(2)] {
-        assert_eq!(
-            broken(&|tree| tree.nodes[0].children[1] = child),
-            "node 0 has a child that is not below it"
-        );
+    for child in [Child::Node(1), Child::Leaf(2)] {
+        assert_eq!(broken(&|tree| tree.nodes[0].children[1] = child), "node 0 has a child that is not there");
     }
+    assert_eq!(broken(&|tree| tree.nodes[0].children[1] = Child::Node(0)), "node 0 is below two others");
     assert_eq!(broken(&|tree| tree.nodes[0].test = Test::OneOf(1)), "node 0 names a set that is not there");
 }
