@@ -1,14 +1,14 @@
 //! `tarn evaluate`: how good forecasts would have been for VMs that have ended. It reads files and asks nobody; what a good
 //! forecast is, is `prediction`'s to say.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use prediction::{
-    frigid::trial::{self, Row as Stay, Verdict},
+    frigid::trial::{self, Stay, Verdict},
     table::{self, Layout, OWN_COLUMNS},
 };
-use serde::Serialize;
+use units::Fraction;
 
 use crate::{
     Failure, Format, open, print,
@@ -32,18 +32,18 @@ pub enum Subject {
 pub struct Frigid {
     /// What the files are
     #[arg(long, value_enum)]
-    format: Layouts,
-    /// VMs to learn from, plain or gzipped
+    format: TableFormat,
+    /// VMs to learn from, beside those of --test that had ended; plain or gzipped
     #[arg(long, value_name = "FILE")]
-    train: PathBuf,
-    /// VMs to forecast, plain or gzipped
+    train: Option<PathBuf>,
+    /// VMs to forecast, plain or gzipped; none that is in --train, too
     #[arg(long, value_name = "FILE")]
     test: PathBuf,
 }
 
 /// How tables are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Layouts {
+pub enum TableFormat {
     /// Weeks of VMs, as made of the Bitbrains trace
     BitbrainsWeek,
     /// Tasks of nf-core workflows
@@ -52,12 +52,12 @@ pub enum Layouts {
     Csv,
 }
 
-impl From<Layouts> for Layout {
-    fn from(layouts: Layouts) -> Self {
-        match layouts {
-            Layouts::BitbrainsWeek => Self::BitbrainsWeek,
-            Layouts::NfcoreTasks => Self::NfcoreTasks,
-            Layouts::Csv => Self::Own,
+impl From<TableFormat> for Layout {
+    fn from(format: TableFormat) -> Self {
+        match format {
+            TableFormat::BitbrainsWeek => Self::BitbrainsWeek,
+            TableFormat::NfcoreTasks => Self::NfcoreTasks,
+            TableFormat::Csv => Self::Own,
         }
     }
 }
@@ -72,45 +72,46 @@ fn own_columns() -> String {
     format!("Columns of --format csv, named in its first line, in any order:\n{columns}")
 }
 
+/// Whether anything could be learnt of the one for the other.
+fn overlap(train: &[Stay], test: &[Stay]) -> bool {
+    let first_end = train.iter().map(|stay| stay.outcome.ended).min();
+    first_end < test.iter().map(|stay| stay.ask.begins).max()
+}
+
 /// Evaluates and prints.
 ///
 /// # Errors
 /// A file cannot be read, or one of its rows breaks a rule.
 pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
     let Subject::Frigid(args) = subject;
-    let read = |path| open::read(path, |bytes| table::read(bytes, args.format.into()));
-    let (train, test): (Vec<Stay>, Vec<Stay>) = (read(&args.train)?, read(&args.test)?);
-    let said: Vec<Bought> = trial::run(&train, &test, &RATES).into_iter().map(Bought::from).collect();
+    let read = |path: &PathBuf| open::read(path, |bytes| table::read(bytes, args.format.into()));
+    let train = args.train.as_ref().map(read).transpose()?.unwrap_or_default();
+    let test = read(&args.test)?;
+    let rates = RATES.map(|rate| Fraction::new(rate).expect("a rate is a share"));
+    let said = trial::run(&train, &test, &rates).map_err(|nothing| Failure::File {
+        tried: "test forecasts by",
+        path: args.test.clone(),
+        errno: io::Error::new(io::ErrorKind::InvalidData, nothing),
+    })?;
+    if !train.is_empty() && !overlap(&train, &test) {
+        print::note(
+            format,
+            "no VM of --train ended before the last of --test began: nothing was learnt from it",
+        );
+    }
     print::list(format, &said)
 }
 
-/// A verdict as it is printed. All are shares, 0 to 1.
-#[derive(Debug, Serialize)]
-struct Bought {
-    rate_asked: f64,
-    rate_actual: f64,
-    frigid_share: f64,
-    slice_share: f64,
-    static_share: f64,
-    static_rate: f64,
-}
-
-impl From<Verdict> for Bought {
-    fn from(verdict: Verdict) -> Self {
-        let Verdict { rate_asked, rate_actual, frigid_share, slice_share, static_share, static_rate } =
-            verdict;
-        Self { rate_asked, rate_actual, frigid_share, slice_share, static_share, static_rate }
-    }
-}
-
-impl Row for Bought {
+impl Row for Verdict {
     const COLUMNS: &'static [Column<Self>] = &[
         col("OVER, ASKED", |b| percent(b.rate_asked)),
         col("OVER", |b| percent(b.rate_actual)),
         col("FRIGID", |b| percent(b.frigid_share)),
         col("IN SLICES", |b| percent(b.slice_share)),
+        col("OVER, IN SLICES", |b| percent(b.slice_rate)),
         col("FIXED SHARE", |b| percent(b.static_share)),
         col("OVER, FIXED", |b| percent(b.static_rate)),
+        col("VMS", |b| b.vms.to_string()),
     ];
 }
 

@@ -1,5 +1,5 @@
 //! Is the split right? Before a VM starts: how much of its memory it will never touch (frigid memory, Pond 4.6). Models are
-//! data, trained here from rows that the caller has; nothing is read, kept or asked for.
+//! data, trained here from outcomes that the caller has; bytes and time are arguments, and nothing is kept.
 #![forbid(unsafe_code)]
 
 pub mod frigid;

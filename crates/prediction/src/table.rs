@@ -8,7 +8,7 @@ use std::io;
 use csv::StringRecord;
 use units::limits::TRACE_ROWS_MAX;
 
-use crate::frigid::trial::Row;
+use crate::frigid::trial::Stay;
 
 /// How a table is laid out. Columns are found by the names in its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +43,12 @@ pub const OWN_COLUMNS: [(&str, bool, &str); 13] = [
 /// Why a table cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// The bytes do not come, or are no CSV.
+    /// The bytes do not come.
+    #[error("the bytes end before their end: {0}")]
+    Io(io::Error),
+    /// They are no CSV.
     #[error("line {line}: {why}")]
-    Read {
+    Line {
         /// Which line.
         line: u64,
         /// What is wrong with it.
@@ -54,6 +57,9 @@ pub enum TableError {
     /// A column is missing.
     #[error("there is no column {0:?}: must be one of the first line's names")]
     Missing(&'static str),
+    /// A column is there twice.
+    #[error("column {0:?} is there twice: must be once")]
+    Twice(&'static str),
     /// A column is none of the layout's.
     #[error("column {0:?}: must be one of {1}")]
     Unknown(String, String),
@@ -81,12 +87,12 @@ pub enum TableError {
 ///
 /// # Errors
 /// [`TableError`]; a table is read whole or not at all.
-pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<Row>, TableError> {
+pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<Stay>, TableError> {
     let mut table = csv::Reader::from_reader(input);
-    let names = table.headers().map_err(|error| broken(&error))?.clone();
+    let names = table.headers().map_err(broken)?.clone();
     let columns = layouts::Columns::find(layout, &names)?;
     let (mut rows, mut record) = (Vec::new(), StringRecord::new());
-    while table.read_record(&mut record).map_err(|error| broken(&error))? {
+    while table.read_record(&mut record).map_err(broken)? {
         if rows.len() == TRACE_ROWS_MAX {
             return Err(TableError::TooManyRows);
         }
@@ -95,17 +101,19 @@ pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<Row>, TableError
     if rows.is_empty() { Err(TableError::Empty) } else { Ok(rows) }
 }
 
-fn broken(error: &csv::Error) -> TableError {
+fn broken(error: csv::Error) -> TableError {
     let line = error.position().map_or(1, csv::Position::line);
     let why = match error.kind() {
-        csv::ErrorKind::Io(errno) => errno.to_string(),
         csv::ErrorKind::Utf8 { .. } => "must be UTF-8".to_owned(),
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
             format!("{len} values: must be {expected_len}, as the first line has names")
         }
         _ => error.to_string(),
     };
-    TableError::Read { line, why }
+    match error.into_kind() {
+        csv::ErrorKind::Io(errno) => TableError::Io(errno),
+        _ => TableError::Line { line, why },
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ mod grow;
 
 use std::collections::VecDeque;
 
-pub use bins::{Binned, Columns};
+use bins::Binned;
+pub use bins::Columns;
 pub use grow::Shape;
 
 /// The largest number that still counts as zero where zero means missing, as LightGBM has it.
@@ -134,7 +135,11 @@ const ABREAST: usize = 8;
 
 impl Ensemble {
     /// No trees: every row gets `start`, one number for each output.
+    ///
+    /// # Panics
+    /// There is no output.
     pub fn new(features: usize, start: Vec<f64>) -> Self {
+        assert!(!start.is_empty(), "an ensemble answers something");
         let (roots, steps, leaf, leaves, sets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { features, start, roots, steps, leaf, leaves, sets, is_plain: true }
     }
@@ -187,6 +192,9 @@ impl Ensemble {
     }
 
     /// What the trees say of a row in their only output.
+    ///
+    /// # Panics
+    /// There are several outputs, or the row has another length than those the ensemble was made for.
     pub fn predict_one(&self, row: &[f64]) -> f64 {
         let mut answer = [0.0];
         self.predict(row, &mut answer);

@@ -122,7 +122,7 @@ impl std::str::FromStr for Bytes {
 }
 
 /// A part of a whole, `0.0..=1.0`. A NaN or 1.2 never gets past the door.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Fraction(f64);
 

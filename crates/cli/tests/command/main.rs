@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "this crate is a test through and through")]
 
 mod answers;
+mod evaluate;
 mod orders;
 mod rack;
 mod refusals;

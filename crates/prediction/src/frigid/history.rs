@@ -71,7 +71,7 @@ impl History {
         let gib = gib(ask.requested);
         let mut row = [f64::NAN; FEATURES];
         let (of_ask, of_groups) = row.split_at_mut(OF_ASK.len());
-        let per_core = ask.cores.map_or(f64::NAN, |cores| gib / cores.max(1.0));
+        let per_core = ask.cores.filter(|cores| *cores > 0.0).map_or(f64::NAN, |cores| gib / cores);
         of_ask.copy_from_slice(&[gib, ask.cores.unwrap_or(f64::NAN), per_core]);
         let of_groups = of_groups.chunks_exact_mut(OF_GROUP.len());
         for ((groups, name), of_group) in self.groups.iter().zip(ask.groups.all()).zip(of_groups) {

@@ -26,9 +26,10 @@ impl Groups {
         [&self.vm, &self.key, &self.kind, &self.place]
     }
 
-    /// Whose VMs these are, as far as it is known.
-    pub fn owner(&self) -> &str {
-        if self.key.is_empty() { &self.vm } else { &self.key }
+    /// Whose VMs these are, as far as it is known: a customer's, or else a VM's own.
+    pub fn owner(&self) -> Option<String> {
+        let named = [("key", &self.key), ("vm", &self.vm)].into_iter().find(|(_, name)| !name.is_empty());
+        named.map(|(of, name)| format!("{of} {name}"))
     }
 }
 
@@ -37,7 +38,7 @@ impl Groups {
 pub struct Ask {
     /// Whom it may resemble.
     pub groups: Groups,
-    /// All memory that is asked for; not nothing.
+    /// All memory that is asked for; more than nothing.
     pub requested: Bytes,
     /// Its cores, if known.
     pub cores: Option<f64>,

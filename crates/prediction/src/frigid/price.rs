@@ -1,5 +1,6 @@
-//! What risk costs, and whom not to trust: found by outcomes of late, each held against what was said before it was known. Where trees
-//! are wrong, or the world has changed, it shows here first.
+//! What risk costs, and whom not to trust: found by outcomes of late, each held against what was said before it was known. Where the model
+//! is wrong, or the world has changed, it shows here first. A price is chosen as those of risk-controlling prediction sets
+//! are: the lowest at which the rate seen, with a margin for chance, stays within the rate asked for.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,7 +11,7 @@ use super::risk::{Appetite, Curve, LEVELS};
 /// What was said of a VM before it started, and what came of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
-    /// What trees said.
+    /// What the model said.
     pub curve: Curve,
     /// Which caution its owner was due.
     pub caution: f64,
@@ -20,7 +21,7 @@ pub struct Judged {
     pub untouched: Fraction,
 }
 
-/// Outcomes of late.
+/// Outcomes of late. There are as many owners as came with outcomes: who feeds it bounds it.
 #[derive(Clone, Debug, Default)]
 pub struct Calibration {
     recent: VecDeque<Judged>,
@@ -36,9 +37,11 @@ struct Tally {
 
 /// The level at which owners' outcomes are counted: one in ten should be below.
 const WATCHED: usize = 9;
-/// Outcomes of an owner from which on it has a caution of its own; and those that are remembered, about.
+/// Outcomes of an owner from which on it may be met with caution; and those that are remembered, about.
 const ENOUGH: f64 = 100.0;
 const REMEMBERED: f64 = 200.0;
+/// By how many standard deviations an owner's hits must exceed what should be, before it is not chance.
+const BEYOND_CHANCE: f64 = 2.0;
 /// The most caution.
 const CAUTION_MAX: f64 = 10.0;
 
@@ -54,31 +57,37 @@ const MARGIN: f64 = 1.0;
 const LATEST: [usize; 4] = [50, 150, 450, 1350];
 
 impl Calibration {
-    /// Takes in what came of an owner's VM, and what was said of it.
-    pub fn add(&mut self, owner: &str, judged: Judged) {
-        let is_hit = judged.curve.at_level(WATCHED) > judged.untouched.get();
-        let tally = self.owners.entry(owner.to_owned()).or_default();
-        let kept = if tally.outcomes < REMEMBERED { 1.0 } else { 1.0 - 1.0 / REMEMBERED };
-        tally.outcomes = tally.outcomes * kept + 1.0;
-        tally.hits = tally.hits * kept + f64::from(u8::from(is_hit));
+    /// Takes in what came of a VM, of an owner if it has one, and what was said of it.
+    pub fn add(&mut self, owner: Option<String>, judged: Judged) {
+        if let Some(owner) = owner {
+            let is_hit = judged.curve.at_level(WATCHED) > judged.untouched.get();
+            let tally = self.owners.entry(owner).or_default();
+            let kept = if tally.outcomes < REMEMBERED { 1.0 } else { 1.0 - 1.0 / REMEMBERED };
+            tally.outcomes = tally.outcomes * kept + 1.0;
+            tally.hits = tally.hits * kept + f64::from(u8::from(is_hit));
+        }
         if self.recent.len() == OUTCOMES_JUDGED_MAX {
             self.recent.pop_front();
         }
         self.recent.push_back(judged);
     }
 
-    /// How much more often an owner's outcomes were below what trees said than they should be; 1 if they were not, or are few.
-    pub fn caution(&self, owner: &str) -> f64 {
-        let tally = self.owners.get(owner).copied().unwrap_or_default();
-        if tally.outcomes < ENOUGH {
-            return 1.0;
+    /// How much more often an owner's outcomes were below what was said than they should be; 1 if they were not, if that may be chance,
+    /// or if nobody is known to own them.
+    pub fn caution(&self, owner: Option<&String>) -> f64 {
+        let tally = owner.and_then(|owner| self.owners.get(owner)).copied().unwrap_or_default();
+        let due = LEVELS[WATCHED] * tally.outcomes;
+        let by_chance = due + BEYOND_CHANCE * due.sqrt();
+        if tally.outcomes < ENOUGH || tally.hits <= by_chance {
+            1.0
+        } else {
+            (tally.hits / due).min(CAUTION_MAX)
         }
-        ((tally.hits + 1.0) / (LEVELS[WATCHED] * tally.outcomes + 1.0)).clamp(1.0, CAUTION_MAX)
     }
 
     /// The lowest price at which, with a margin for chance, at most `rate` of the outcomes would have been hit, and of the latest not
-    /// clearly more. None while there are too few to tell.
-    pub fn appetite(&self, rate: f64) -> Option<Appetite> {
+    /// clearly more. None while there are too few to tell: of a rate of one in a hundred, hundreds are needed.
+    pub fn appetite(&self, rate: Fraction) -> Option<Appetite> {
         let (mut low, mut high) = PRICES;
         if !self.fits(high, rate) {
             return None;
@@ -90,18 +99,18 @@ impl Calibration {
         Some(Appetite::new(high, rate))
     }
 
-    fn fits(&self, price: f64, rate: f64) -> bool {
+    fn fits(&self, price: f64, rate: Fraction) -> bool {
         let appetite = Appetite::new(price, rate);
-        let (mut seen, mut hits) = (0.0, 0.0);
+        let (mut allowed, mut hits) = (0.0, 0.0);
         for (at, judged) in self.recent.iter().rev().enumerate() {
             let stake = judged.curve.stake(judged.requested, appetite, judged.caution);
-            seen += rate;
+            allowed += rate.get();
             hits += f64::from(u8::from(stake.share > judged.untouched.get()));
-            if LATEST.contains(&(at + 1)) && hits > seen + f64::sqrt(seen) {
+            if LATEST.contains(&(at + 1)) && hits > allowed + f64::sqrt(allowed) {
                 return false;
             }
         }
-        hits += 1.0; // the next one may be, too
-        hits + MARGIN * hits.sqrt() <= seen
+        let next: f64 = f64::max(hits, 1.0); // where none was hit, the next may be
+        next + MARGIN * next.sqrt() <= allowed
     }
 }

@@ -2,14 +2,14 @@
 //! every VM; that takes as much risk for one GiB as for a hundred. What the operator limits is how many VMs may be hit (OP, and
 //! with it X, of Eq. 1), so that risk buys most where GiB gained are weighed against VMs risked, at one price for all.
 
-use units::Bytes;
+use units::{Bytes, Fraction};
 
 use super::history::gib;
 
 /// Shares of outcomes that stay below: what trees are asked for.
 pub const LEVELS: [f64; 15] =
     [0.003, 0.006, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5];
-/// How much more often than VMs on average one VM may be hit: what is asked of all is not all taken of a few.
+/// How much likelier than VMs on average one VM may be hit, as the model has it: what is asked of all is not all taken of a few.
 const RISK_OVER_RATE_MAX: f64 = 5.0;
 
 /// Of one VM, the share of its memory that is too much with the probability of each of the [`LEVELS`]; ascending.
@@ -30,14 +30,14 @@ pub struct Appetite {
 pub struct Stake {
     /// Share of its memory.
     pub share: f64,
-    /// Probability that it is too much, as the trees have it.
+    /// Probability that it is too much, as the model has it, times the caution that its owner is due.
     pub risk: f64,
 }
 
 impl Appetite {
     /// At this price, where the rate asked for is this.
-    pub fn new(price: f64, rate: f64) -> Self {
-        Self { price, risk_max: rate * RISK_OVER_RATE_MAX }
+    pub fn new(price: f64, rate: Fraction) -> Self {
+        Self { price, risk_max: rate.get() * RISK_OVER_RATE_MAX }
     }
 }
 
@@ -60,6 +60,9 @@ impl Curve {
     }
 
     /// The share at one of the levels, by its index.
+    ///
+    /// # Panics
+    /// There is no such level.
     pub fn at_level(&self, level: usize) -> f64 {
         self.0[level]
     }

@@ -1,13 +1,14 @@
-//! How good forecasts would have been: VMs in the order in which they began, each forecast from those that had ended before, and
-//! only then held against what came of it. That order is kept here and nowhere else, so nothing of a VM can leak into its own
-//! forecast.
+//! How good forecasts would have been (Pond 6.4.2 and figure 10c): VMs in the order in which they began, each forecast from those
+//! that had ended before, and only then held against what came of it. That order is kept here and nowhere else, so nothing of a VM can
+//! leak into its own forecast. What it cannot show: VMs that outlast the table are not in it, and those that run long are learnt late.
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BinaryHeap, VecDeque},
 };
 
-use units::{Bytes, UnixMs};
+use serde::Serialize;
+use units::{Fraction, UnixMs, limits::OUTCOMES_TRAINED_MAX};
 
 use super::{
     history::{FEATURES, History, gib},
@@ -17,19 +18,19 @@ use super::{
     risk::{Appetite, Curve},
 };
 
-/// A VM that has ended.
+/// A VM's stay, from its start to its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct Stay {
     /// What was known before it began.
     pub ask: Ask,
-    /// What came of it.
+    /// What came of it; not before it began.
     pub outcome: Outcome,
-    /// Whether that can be trusted. If not it is remembered of its groups, and nothing is learnt from it or tested by it.
+    /// Whether that can be trusted. If not, nothing is learnt from it or tested by it.
     pub sound: bool,
 }
 
-/// What a rate of overpredictions bought.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What a rate of overpredictions bought. All but `vms` are shares, 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Verdict {
     /// Share of VMs whose forecast may exceed what they leave untouched.
     pub rate_asked: f64,
@@ -39,11 +40,20 @@ pub struct Verdict {
     pub frigid_share: f64,
     /// The same in whole slices of each VM.
     pub slice_share: f64,
-    /// What a fixed share for all would have bought: the one that as many of the VMs that had ended would have exceeded.
+    /// Share of VMs whose forecast exceeds what they leave untouched even in whole slices.
+    pub slice_rate: f64,
+    /// What a fixed share for all would have bought: the one that as many of the VMs learnt from left untouched, less.
     pub static_share: f64,
     /// Share of VMs that the fixed share was too much for.
     pub static_rate: f64,
+    /// VMs that were tested.
+    pub vms: u32,
 }
+
+/// There is nothing to hold a forecast against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no VM to test: must be at least one whose outcome can be trusted")]
+pub struct NothingTested;
 
 /// Outcomes before the first training.
 const FIRST: usize = 50;
@@ -52,20 +62,27 @@ const GROWTH: f64 = 1.1;
 /// Outcomes between one pricing of risk and the next.
 const PRICED_EVERY: usize = 20;
 
-/// What each rate would have bought of the tested VMs. Those of `train` are there to learn from, once they had ended; tested ones that had
-/// ended are, too.
-pub fn run(train: &[Row], test: &[Row], rates: &[f64]) -> Vec<Verdict> {
-    let rows: Vec<&Row> = train.iter().chain(test).collect();
-    let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by_key(|row| rows[*row].ask.begins);
+/// What each rate would have bought of the tested VMs. Those of `train`, of which there may be none, are there to learn from once they had
+/// ended, that is, before another began; tested ones that had ended are, too. VMs that begin at the same moment know nothing of each
+/// other.
+///
+/// # Errors
+/// [`NothingTested`].
+pub fn run(train: &[Stay], test: &[Stay], rates: &[Fraction]) -> Result<Vec<Verdict>, NothingTested> {
+    if !test.iter().any(|stay| stay.sound) {
+        return Err(NothingTested);
+    }
+    let stays: Vec<&Stay> = train.iter().chain(test).collect();
+    let mut order: Vec<usize> = (0..stays.len()).collect();
+    order.sort_by_key(|stay| stays[*stay].ask.begins);
     let mut trial = Trial::new(rates);
     for at in order {
-        let row = rows[at];
-        trial.end_before(row.ask.begins, &rows);
+        let stay = stays[at];
+        trial.end_before(stay.ask.begins, &stays);
         trial.learn();
-        trial.begin(at, row, at >= train.len());
+        trial.begin(at, stay, at >= train.len());
     }
-    trial.policies.iter().map(Policy::verdict).collect()
+    Ok(trial.policies.iter().map(Policy::verdict).collect())
 }
 
 /// What was known and said of a VM that runs.
@@ -77,10 +94,9 @@ struct Said {
 /// The state of the world at one moment.
 struct Trial {
     history: History,
-    known: Vec<[f64; FEATURES]>,
-    untouched: Vec<f64>,
-    /// The same, in order.
-    sorted: Vec<f64>,
+    /// The latest outcomes: what was known when they began, and the share left untouched.
+    learnt: VecDeque<([f64; FEATURES], f64)>,
+    seen: usize,
     calibration: Calibration,
     model: Option<Model>,
     policies: Vec<Policy>,
@@ -91,12 +107,11 @@ struct Trial {
 }
 
 impl Trial {
-    fn new(rates: &[f64]) -> Self {
+    fn new(rates: &[Fraction]) -> Self {
         Self {
             history: History::default(),
-            known: Vec::new(),
-            untouched: Vec::new(),
-            sorted: Vec::new(),
+            learnt: VecDeque::new(),
+            seen: 0,
             calibration: Calibration::default(),
             model: None,
             policies: rates.iter().map(|rate| Policy::new(*rate)).collect(),
@@ -108,125 +123,147 @@ impl Trial {
     }
 
     /// Everything that ended before now is known.
-    fn end_before(&mut self, now: UnixMs, rows: &[&Row]) {
+    fn end_before(&mut self, now: UnixMs, stays: &[&Stay]) {
         while self.running.peek().is_some_and(|Reverse((ended, _))| *ended < now) {
             let Reverse((_, at)) = self.running.pop().expect("it was just seen");
             let said = self.said.remove(&at).expect("a VM begins before it ends");
-            self.end(rows[at], &said);
+            self.end(stays[at], &said);
         }
     }
 
-    fn end(&mut self, row: &Row, said: &Said) {
-        self.history.add(&row.ask, &row.outcome);
-        if !row.sound {
+    fn end(&mut self, stay: &Stay, said: &Said) {
+        if !stay.sound {
             return;
         }
-        let untouched = row.outcome.untouched;
-        self.known.push(said.features);
-        self.untouched.push(untouched.get());
-        self.sorted.insert(self.sorted.partition_point(|other| *other < untouched.get()), untouched.get());
+        self.history.add(&stay.ask, &stay.outcome);
+        let untouched = stay.outcome.untouched;
+        if self.learnt.len() == OUTCOMES_TRAINED_MAX {
+            self.learnt.pop_front();
+        }
+        self.learnt.push_back((said.features, untouched.get()));
+        self.seen += 1;
         if let Some((curve, caution)) = said.forecast {
-            let judged = Judged { curve, caution, requested: row.ask.requested, untouched };
-            self.calibration.add(row.ask.groups.owner(), judged);
+            let judged = Judged { curve, caution, requested: stay.ask.requested, untouched };
+            self.calibration.add(stay.ask.groups.owner(), judged);
         }
     }
 
     /// Trains and prices anew when enough has come in.
     fn learn(&mut self) {
-        let seen = self.untouched.len();
-        if seen >= FIRST && seen as f64 >= self.trained_at as f64 * GROWTH {
-            self.trained_at = seen;
-            self.model = Some(Model::train(&self.known, &self.untouched, seen as u64));
+        if self.seen >= FIRST && self.seen as f64 >= self.trained_at as f64 * GROWTH {
+            self.trained_at = self.seen;
+            self.train();
         }
-        if seen >= self.priced_at + PRICED_EVERY {
-            self.priced_at = seen;
+        if self.seen >= self.priced_at + PRICED_EVERY {
+            self.priced_at = self.seen;
             for policy in &mut self.policies {
                 policy.appetite = self.calibration.appetite(policy.rate);
-                policy.fixed = quantile(&self.sorted, policy.rate);
             }
         }
     }
 
-    fn begin(&mut self, at: usize, row: &Row, is_tested: bool) {
-        let features = self.history.features(&row.ask);
-        let caution = self.calibration.caution(row.ask.groups.owner());
+    fn train(&mut self) {
+        let (known, mut untouched): (Vec<_>, Vec<f64>) = self.learnt.iter().copied().unzip();
+        self.model = Some(Model::train(&known, &untouched, self.seen as u64));
+        untouched.sort_unstable_by(f64::total_cmp);
+        for policy in &mut self.policies {
+            policy.fixed = quantile(&untouched, policy.rate);
+        }
+    }
+
+    fn begin(&mut self, at: usize, stay: &Stay, is_tested: bool) {
+        let features = self.history.features(&stay.ask);
+        let caution = self.calibration.caution(stay.ask.groups.owner().as_ref());
         let forecast = self.model.as_ref().map(|model| (model.curve(&features), caution));
-        if is_tested && row.sound {
-            self.policies.iter_mut().for_each(|policy| policy.test(row, forecast));
+        if is_tested && stay.sound {
+            self.policies.iter_mut().for_each(|policy| policy.test(stay, forecast));
         }
         self.said.insert(at, Said { features, forecast });
-        self.running.push(Reverse((row.outcome.ended, at)));
+        self.running.push(Reverse((stay.outcome.ended.max(stay.ask.begins), at)));
     }
 }
 
 /// A rate asked for, how it is met, and what that bought so far.
 struct Policy {
-    rate: f64,
+    rate: Fraction,
     /// Nothing is taken before outcomes tell what risk costs.
     appetite: Option<Appetite>,
-    fixed: f64,
+    fixed: Fraction,
     ours: Sum,
     fixed_sum: Sum,
 }
 
 impl Policy {
-    fn new(rate: f64) -> Self {
-        Self { rate, appetite: None, fixed: 0.0, ours: Sum::default(), fixed_sum: Sum::default() }
+    fn new(rate: Fraction) -> Self {
+        Self {
+            rate,
+            appetite: None,
+            fixed: Fraction::default(),
+            ours: Sum::default(),
+            fixed_sum: Sum::default(),
+        }
     }
 
-    fn test(&mut self, row: &Row, forecast: Option<(Curve, f64)>) {
+    fn test(&mut self, stay: &Stay, forecast: Option<(Curve, f64)>) {
         let stake = forecast
             .zip(self.appetite)
-            .map(|((curve, caution), appetite)| curve.stake(row.ask.requested, appetite, caution));
-        self.ours.add(stake.unwrap_or_default().share, row);
-        self.fixed_sum.add(self.fixed, row);
+            .map(|((curve, caution), appetite)| curve.stake(stay.ask.requested, appetite, caution));
+        let share = Fraction::new(stake.unwrap_or_default().share).expect("a stake is a share");
+        self.ours.add(share, stay);
+        self.fixed_sum.add(self.fixed, stay);
     }
 
     fn verdict(&self) -> Verdict {
+        let (ours, fixed) = (self.ours, self.fixed_sum);
         Verdict {
-            rate_asked: self.rate,
-            rate_actual: self.ours.rate(),
-            frigid_share: self.ours.share(),
-            slice_share: self.ours.slices / self.ours.requested,
-            static_share: self.fixed_sum.share(),
-            static_rate: self.fixed_sum.rate(),
+            rate_asked: self.rate.get(),
+            rate_actual: ours.of_vms(ours.over),
+            frigid_share: ours.of_memory(ours.forecast),
+            slice_share: ours.of_memory(ours.in_slices),
+            slice_rate: ours.of_vms(ours.over_in_slices),
+            static_share: fixed.of_memory(fixed.forecast),
+            static_rate: fixed.of_vms(fixed.over),
+            vms: ours.vms,
         }
     }
 }
 
-/// Forecasts held against outcomes. Memory in GiB.
+/// Forecasts held against outcomes: VMs, and memory in GiB.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     vms: u32,
     over: u32,
+    over_in_slices: u32,
     forecast: f64,
-    slices: f64,
+    in_slices: f64,
     requested: f64,
 }
 
 impl Sum {
-    fn add(&mut self, share: f64, row: &Row) {
-        let requested = gib(row.ask.requested);
-        let forecast = share * requested;
+    fn add(&mut self, share: Fraction, stay: &Stay) {
+        let requested = stay.ask.requested;
+        let untouched = stay.outcome.untouched;
+        let in_slices = share.of(requested).slices_floor();
         self.vms += 1;
-        self.over += u32::from(share > row.outcome.untouched.get());
-        self.forecast += forecast;
-        self.slices += forecast.floor() * gib(Bytes::slices(1));
-        self.requested += requested;
+        self.over += u32::from(share > untouched);
+        self.over_in_slices += u32::from(in_slices > untouched.of(requested));
+        self.forecast += share.get() * gib(requested);
+        self.in_slices += gib(in_slices);
+        self.requested += gib(requested);
     }
 
-    fn rate(&self) -> f64 {
-        f64::from(self.over) / f64::from(self.vms)
+    fn of_vms(&self, vms: u32) -> f64 {
+        f64::from(vms) / f64::from(self.vms)
     }
 
-    fn share(&self) -> f64 {
-        self.forecast / self.requested
+    fn of_memory(&self, gib: f64) -> f64 {
+        gib / self.requested
     }
 }
 
-/// What the level's share of sorted numbers is below.
-fn quantile(sorted: &[f64], level: f64) -> f64 {
+/// What the rate's share of sorted shares is below.
+fn quantile(sorted: &[f64], rate: Fraction) -> Fraction {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among them")]
-    let rank = (sorted.len() as f64 * level) as usize;
-    sorted.get(rank).copied().unwrap_or(0.0)
+    let rank = ((sorted.len() as f64 * rate.get()) as usize).min(sorted.len() - 1);
+    Fraction::new(sorted[rank]).expect("outcomes are shares")
 }

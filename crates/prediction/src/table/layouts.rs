@@ -7,22 +7,24 @@ use units::{
 };
 
 use super::{Layout, OWN_COLUMNS, TableError};
-use crate::frigid::{Ask, Groups, Outcome, Usage, trial::Row};
+use crate::frigid::{Ask, Groups, Outcome, Usage, trial::Stay};
 
-/// What a GB of memory may be, as wide as anything that is read.
 const MEMORY: &str = "must be a number above 0 of at most 64 TiB";
 const MEMORY_OR_NONE: &str = "must be a number from 0 to 64 TiB";
 const CORES: &str = "must be a number from 0 to 4096";
 const SECONDS: &str = "must be a number of seconds from 0 to 100 years";
-const MILLISECONDS: &str = "must be a whole number of milliseconds since 1970";
+const MILLISECONDS: &str = "must be a whole number of milliseconds since 1970, of at most a century";
 const SHARE: &str = "must be a number of at most 1";
-const PERCENT: &str = "must be a number from 0 to 1000000"; // of one processor, on a host of thousands
+const PERCENT: &str = "must be a number from 0 to 1000000";
 const FLAG: &str = "must be 0 or 1";
 const ORDER: &str = "must not be before the VM began";
 
 const _: () = assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "as the rules say");
 const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "as the rule says");
 const MEMORY_MAX: f64 = (LOCAL_MIB_PER_HOST_MAX << 20) as f64;
+/// Of one processor, on a host of thousands.
+const PERCENT_MAX: f64 = 1e6;
+const MILLISECONDS_MAX: u64 = TRACE_SECONDS_MAX * 1000;
 const GIB: f64 = (1_u64 << 30) as f64;
 const KIB: f64 = 1024.0;
 /// How much of a wrong value is shown.
@@ -53,15 +55,19 @@ impl Columns {
                 known.join(", "),
             ));
         }
-        let find = |(name, must)| match names.iter().position(|other| other == name) {
-            None if must => Err(TableError::Missing(name)),
-            at => Ok((name, at)),
+        let find = |(name, must)| {
+            let mut places = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
+            match (places.next(), places.next()) {
+                (None, _) if must => Err(TableError::Missing(name)),
+                (_, Some(_)) => Err(TableError::Twice(name)),
+                (at, None) => Ok((name, at)),
+            }
         };
         Ok(Self { layout, at: wanted.into_iter().map(find).collect::<Result<_, _>>()? })
     }
 
     /// One line; nothing if it is of a VM that had no memory.
-    pub(super) fn row(&self, record: &StringRecord) -> Result<Option<Row>, TableError> {
+    pub(super) fn row(&self, record: &StringRecord) -> Result<Option<Stay>, TableError> {
         let line = Line { columns: self, record };
         match self.layout {
             Layout::BitbrainsWeek => line.week(),
@@ -102,7 +108,7 @@ struct Line<'a> {
 
 impl Line<'_> {
     /// A VM's week is a stay of its own: it begins anew, with what is known of its weeks before.
-    fn week(&self) -> Result<Option<Row>, TableError> {
+    fn week(&self) -> Result<Option<Stay>, TableError> {
         let capacity = self.memory_or_none("mem_cap_kb", KIB)?;
         if capacity == Bytes::new(0) {
             return Ok(None);
@@ -113,9 +119,9 @@ impl Line<'_> {
         let usage = Usage {
             p99: Some(self.memory_or_none("mem_p99_kb", KIB)?),
             mean: Some(self.memory_or_none("mem_mean_kb", KIB)?),
-            busy_percent: Some(self.number("cpu_mean_pct", 0.0, 1e6, PERCENT)?),
+            busy_percent: Some(self.number("cpu_mean_pct", 0.0, PERCENT_MAX, PERCENT)?),
         };
-        Ok(Some(Row {
+        Ok(Some(Stay {
             ask: Ask {
                 groups: Groups { vm: self.text("vm").to_owned(), kind, ..Groups::default() },
                 requested: capacity,
@@ -132,10 +138,12 @@ impl Line<'_> {
     }
 
     /// Tasks of one process are one customer's VMs; those of a sample, the same VM again.
-    fn task(&self) -> Result<Row, TableError> {
-        let begins = self.whole("start_ms", u64::MAX, MILLISECONDS)?;
+    fn task(&self) -> Result<Stay, TableError> {
+        let begins = self.whole("start_ms", MILLISECONDS_MAX, MILLISECONDS)?;
+        let ended = self.whole("complete_ms", MILLISECONDS_MAX, MILLISECONDS)?;
+        self.check(begins <= ended, "complete_ms", ORDER)?;
         let process = self.text("process");
-        Ok(Row {
+        Ok(Stay {
             ask: Ask {
                 groups: Groups {
                     vm: format!("{process} {}", self.text("sample_tag")),
@@ -148,7 +156,7 @@ impl Line<'_> {
                 begins: UnixMs(begins),
             },
             outcome: Outcome {
-                ended: UnixMs(self.whole("complete_ms", u64::MAX, MILLISECONDS)?),
+                ended: UnixMs(ended),
                 untouched: self.share("untouched_frac")?,
                 usage: Usage::default(),
             },
@@ -156,7 +164,7 @@ impl Line<'_> {
         })
     }
 
-    fn own(&self) -> Result<Row, TableError> {
+    fn own(&self) -> Result<Stay, TableError> {
         let requested = self.memory("requested_gib", GIB)?;
         let peak = self.memory_or_none("peak_gib", GIB)?;
         let [began, ended] = [self.moment("began_s")?, self.moment("ended_s")?];
@@ -167,7 +175,7 @@ impl Line<'_> {
         let memory = |name| some(name).then(|| self.memory_or_none(name, GIB)).transpose();
         let number = |name, max, rule| some(name).then(|| self.number(name, 0.0, max, rule)).transpose();
         let (vm, key, kind, place) = (group("vm"), group("key"), group("kind"), group("place"));
-        Ok(Row {
+        Ok(Stay {
             ask: Ask {
                 groups: Groups { vm, key, kind, place },
                 requested,
@@ -180,7 +188,7 @@ impl Line<'_> {
                 usage: Usage {
                     p99: memory("p99_gib")?,
                     mean: memory("mean_gib")?,
-                    busy_percent: number("busy_percent", 1e6, PERCENT)?,
+                    busy_percent: number("busy_percent", PERCENT_MAX, PERCENT)?,
                 },
             },
             sound: !(some("suspect") && self.flag("suspect")?),

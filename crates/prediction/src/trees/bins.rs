@@ -41,9 +41,8 @@ const BINS_MAX: usize = MISSING as usize;
 
 /// Columns in bins.
 #[derive(Clone, Debug)]
-pub struct Binned {
+pub(super) struct Binned {
     columns: Vec<Column>,
-    rows: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -56,20 +55,12 @@ struct Column {
 
 impl Binned {
     /// Numbers into bins of about equal counts; few different numbers have a bin each.
-    pub fn of(columns: &Columns) -> Self {
-        Self {
-            columns: columns.columns.iter().map(|column| Column::of(column)).collect(),
-            rows: columns.rows,
-        }
-    }
-
-    /// How many rows there are.
-    pub fn rows(&self) -> usize {
-        self.rows
+    pub(super) fn of(columns: &Columns) -> Self {
+        Self { columns: columns.columns.iter().map(|column| Column::of(column)).collect() }
     }
 
     /// How many columns there are.
-    pub fn columns(&self) -> usize {
+    pub(super) fn columns(&self) -> usize {
         self.columns.len()
     }
 

@@ -29,7 +29,7 @@ const BELIEVED_HALF: f64 = 3.0;
 /// Trees that say, for each of the levels (shares of outcomes, ascending), what that share of rows alike stays below.
 ///
 /// # Panics
-/// There is no row, or not a target for each.
+/// There is no row, no column or no level, or not a target for each row.
 pub fn quantiles(columns: &Columns, targets: &[f64], levels: &[f64], how: &Boost, seed: u64) -> Ensemble {
     assert!(!targets.is_empty() && targets.len() == columns.rows(), "a target for each row");
     let binned = Binned::of(columns);
