@@ -117,6 +117,11 @@ async fn kill(mut child: Child) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::{
+        event::{PollFd, PollFlags, poll},
+        process::{PidfdFlags, pidfd_open},
+    };
+
     use super::*;
 
     async fn outcome(words: &[&str], within: Ns) -> Result<(), String> {
@@ -144,8 +149,12 @@ mod tests {
         let why = outcome(&["sh", "-c", &script], Ns::ms(500)).await.unwrap_err();
         assert!(why.ends_with("took longer than 500ms and was killed, saying \"h1\""), "{why}");
         for pid in std::fs::read_to_string(pids).unwrap().split_whitespace() {
-            let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            assert!(status.is_empty() || status.contains(") Z "), "{pid} lives: {status}");
+            let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+            // A process that was killed may take a moment to die.
+            let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            let within = Ns::secs(10).as_duration().try_into().unwrap();
+            let dead = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&within)).unwrap();
+            assert_eq!(dead, 1, "{pid:?} lives");
         }
     }
 
