@@ -1,6 +1,8 @@
 //! `tarn evaluate`: how good forecasts would have been for VMs that have ended. It reads files and asks nobody; what a good
 //! forecast is, is `prediction`'s to say.
 
+mod sensitivity;
+
 use std::{io, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -10,12 +12,14 @@ use prediction::{
 };
 use units::Fraction;
 
+pub use sensitivity::Sensitivity;
+
 use crate::{
     Failure, Format, open, print,
     table::{Column, Row, col},
 };
 
-/// Rates of overprediction that are asked for.
+/// Rates that are asked for, of overpredictions and of false positives.
 const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
 
 /// What is evaluated.
@@ -25,6 +29,9 @@ pub enum Subject {
     /// files that had ended before
     #[command(after_help = own_columns())]
     Frigid(Frigid),
+    /// Latency sensitivity: which workloads may run on pool memory alone. Of half of the programs, told by what the other half
+    /// taught, many times over; without --labels they are modelled
+    Sensitivity(Sensitivity),
 }
 
 /// VMs that have ended.
@@ -83,7 +90,13 @@ fn overlap(train: &[Stay], test: &[Stay]) -> bool {
 /// # Errors
 /// A file cannot be read, or one of its rows breaks a rule.
 pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
-    let Subject::Frigid(args) = subject;
+    match subject {
+        Subject::Frigid(args) => frigid(&args, format),
+        Subject::Sensitivity(args) => sensitivity::run(&args, format),
+    }
+}
+
+fn frigid(args: &Frigid, format: Format) -> Result<(), Failure> {
     let read = |path: &PathBuf| open::read(path, |bytes| table::read(bytes, args.format.into()));
     let train = args.train.as_ref().map(read).transpose()?.unwrap_or_default();
     let test = read(&args.test)?;

@@ -1,6 +1,7 @@
-//! Ensembles of decision trees as data, and what they say of one row of numbers. Nothing is trained here: [`boost`] makes
-//! ensembles from rows.
+//! Ensembles of decision trees as data, and what they say of one row of numbers. Nothing is trained here: [`boost`] and
+//! [`bag`] make ensembles from rows, and `import` takes those trained elsewhere.
 
+pub mod bag;
 mod bins;
 pub mod boost;
 mod grow;

@@ -129,6 +129,8 @@ pub const TRACE_ROWS_MAX: usize = 4 << 20;
 pub const TRACE_SECONDS_MAX: u64 = 100 * 366 * 24 * 3600;
 /// Outcomes of VMs alike that are remembered one by one, the latest; of earlier ones only counts and extremes.
 pub const OUTCOMES_PER_GROUP_MAX: usize = 64;
+/// Times that programs are parted into two halves to see how well slowdowns are told.
+pub const SPLITS_MAX: u32 = 10_000;
 /// Outcomes that a model is trained on, the latest: at about half a millisecond each in all.
 pub const OUTCOMES_TRAINED_MAX: usize = 64 << 10;
 /// Outcomes by which it is judged how far forecasts can be trusted, the latest.

@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, fs, io::Write as _, path::PathBuf};
 
 use flate2::{Compression, write::GzEncoder};
+use prediction::sensitivity::COUNTERS;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -112,5 +113,60 @@ async fn help_lists_the_columns_of_ones_own_table() {
     let help = tarn("evaluate frigid --help").await.stdout;
     for line in ["bitbrains-week", "nfcore-tasks", "began_s", "may be left out or empty"] {
         assert!(help.contains(line), "{help}");
+    }
+}
+
+/// Programs of which those that wait for memory are slowed down.
+fn labels() -> String {
+    let mut text = format!("program,slowdown,{}\n", COUNTERS.join(","));
+    for program in 0..40 {
+        let bound = f64::from(program) / 40.0;
+        let counters =
+            COUNTERS.map(|name| if name == "dram_bound" { bound.to_string() } else { "0.1".to_owned() });
+        writeln!(text, "p{program},{},{}", bound / 2.0, counters.join(",")).unwrap();
+    }
+    text
+}
+
+#[tokio::test]
+async fn an_operators_own_labels_take_the_place_of_modelled_ones() {
+    let files = Files::new();
+    let path = files.file("labels.csv", labels().as_bytes());
+    let words = format!("evaluate sensitivity --labels {} --splits 9 -o json", path.display());
+    let ran = tarn(&words).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(
+        !ran.stderr.contains("MODELLED") && ran.stderr.contains("40 runs of workloads, 35 of them"),
+        "{}",
+        ran.stderr
+    );
+    let verdicts: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let asked: Vec<f64> = verdicts.iter().map(|verdict| verdict["fp_asked"].as_f64().unwrap()).collect();
+    assert_eq!(asked, [0.01, 0.02, 0.04, 0.1]);
+    let placed = |way: &str| verdicts[1][way]["placed"].as_f64().unwrap();
+    assert!(placed("dram_bound") > 0.05 && placed("memory_bound") == 0.0, "{}", verdicts[1]);
+    let short = files.file("short.csv", labels().lines().take(5).collect::<Vec<_>>().join("\n").as_bytes());
+    let ran = tarn(&format!("evaluate sensitivity --labels {}", short.display())).await;
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("4 programs: must be at least 10"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn modelled_workloads_are_called_modelled_and_a_forest_places_more_of_them_than_thresholds() {
+    let ran = tarn("evaluate sensitivity --splits 20 -o json").await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("MODELLED"), "{}", ran.stderr);
+    let verdicts: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let placed = |way: &str| verdicts[1][way]["placed"].as_f64().unwrap();
+    assert!(placed("forest") > placed("dram_bound") + 0.05, "{}", verdicts[1]);
+    assert!(placed("forest") > placed("memory_bound") + 0.05, "{}", verdicts[1]);
+}
+
+#[tokio::test]
+async fn a_margin_is_a_percentage_and_modelled_words_do_not_go_with_labels() {
+    for words in
+        ["--pdm 0", "--pdm NaN", "--pdm 101", "--splits 0", "--labels a --latency b", "--labels a --trace b"]
+    {
+        assert_eq!(tarn(&format!("evaluate sensitivity {words}")).await.code, 2, "{words}");
     }
 }

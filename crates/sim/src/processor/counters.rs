@@ -1,0 +1,98 @@
+//! What a performance unit tells of a run, after Intel's top-down method (Pond 4.6 and 6.4 ask for these).
+
+use super::{
+    Core,
+    cache::Level,
+    stream::Program,
+    timing::{CODE_MISS, REFILL, Run},
+};
+
+/// What the numbers of [`Counters`] are. Shares are of all slots or cycles, 0 to 1.
+pub const COUNTERS: [&str; 17] = [
+    "retiring",
+    "frontend_bound",
+    "bad_speculation",
+    "core_bound",
+    "memory_bound",
+    "l1_bound",
+    "l2_bound",
+    "l3_bound",
+    "dram_latency_bound",
+    "dram_bandwidth_bound",
+    "store_bound",
+    "dram_bound",
+    "ipc",
+    "l1_mpki",
+    "l2_mpki",
+    "l3_mpki",
+    "memory_level_parallelism",
+];
+
+/// One number for each of [`COUNTERS`].
+pub type Counters = [f64; COUNTERS.len()];
+
+/// Cycles in which nothing could start, by what was waited for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stalls {
+    first: f64,
+    second: f64,
+    third: f64,
+    latency: f64,
+    bandwidth: f64,
+    pub(super) store: f64,
+}
+
+impl Stalls {
+    /// So many cycles for a line of that level, of which the line itself had waited some for the channel.
+    pub(super) fn add(&mut self, level: Level, cycles: f64, queued: f64) {
+        match level {
+            Level::First => self.first += cycles,
+            Level::Second => self.second += cycles,
+            Level::Third => self.third += cycles,
+            Level::Memory | Level::Prefetched(_) => {
+                let queued = queued.min(cycles);
+                self.bandwidth += queued;
+                self.latency += cycles - queued;
+            }
+        }
+    }
+
+    fn all(&self) -> f64 {
+        self.first + self.second + self.third + self.latency + self.bandwidth + self.store
+    }
+}
+
+impl Run {
+    /// As the counters tell it.
+    pub(super) fn counters(&self, core: &Core, program: &Program, seen: &[Level]) -> Counters {
+        let accesses = &program.accesses[program.warm..];
+        let instructions: f64 = accesses.iter().map(|access| f64::from(access.instructions)).sum();
+        let share = |cycles: f64| cycles / self.cycles;
+        let of_thousand = |n: f64| n / 1000.0 * instructions;
+        let retiring = share(instructions / core.width);
+        let frontend = share(of_thousand(program.code_misses) * CODE_MISS);
+        let speculation = share(of_thousand(program.mispredicted) * REFILL);
+        let memory = share(self.stalls.all());
+        let mpki =
+            |from: Level| seen.iter().filter(|level| **level > from).count() as f64 / instructions * 1000.0;
+        [
+            retiring,
+            frontend,
+            speculation,
+            (1.0 - retiring - frontend - speculation - memory).max(0.0),
+            memory,
+            share(self.stalls.first),
+            share(self.stalls.second),
+            share(self.stalls.third),
+            share(self.stalls.latency),
+            share(self.stalls.bandwidth),
+            share(self.stalls.store),
+            share(self.stalls.latency + self.stalls.bandwidth),
+            instructions / self.cycles,
+            mpki(Level::First),
+            mpki(Level::Second),
+            mpki(Level::Third),
+            if self.any_under_way > 0.0 { self.under_way / self.any_under_way } else { 0.0 },
+        ]
+    }
+}

@@ -1,0 +1,33 @@
+//! A program as a core sees it: which memory it touches, how far apart, and what waits for what.
+
+/// Touches of a program that only fill the caches, and those that are timed.
+pub(super) const WARM: usize = 40_000;
+pub(super) const TIMED: usize = 60_000;
+
+/// One touch of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Which line of 64 bytes.
+    pub line: u64,
+    /// Instructions since the one before, this one included.
+    pub instructions: u32,
+    /// Whether it writes.
+    pub is_store: bool,
+    /// Whether its address is what the load before brought.
+    pub depends: bool,
+}
+
+/// A program's touches, and what it does to the rest of the core.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// In order. The first part only fills the caches.
+    pub accesses: Vec<Access>,
+    /// How many only fill the caches.
+    pub warm: usize,
+    /// Instructions that could start in a cycle if nothing else were in the way, at most the core's width.
+    pub parallel: f64,
+    /// Branches of a thousand instructions that were guessed wrong.
+    pub mispredicted: f64,
+    /// Lines of code, of a thousand instructions, that were not near.
+    pub code_misses: f64,
+}

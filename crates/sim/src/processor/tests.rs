@@ -1,0 +1,133 @@
+//! What a core must do whatever the program: slower memory never speeds it up, caches hide it, parallel misses share it.
+
+use rand::SeedableRng;
+use rand_pcg::Pcg64Mcg;
+
+use super::*;
+
+fn slowdown(name: &str) -> f64 {
+    measured(name).slowdown
+}
+
+fn measured(name: &str) -> Measured {
+    let kernel =
+        family().into_iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no {name}"));
+    measure(&SERVER, &kernel.program(0), &Memory::made(100.0, 8.0), &Memory::made(250.0, 6.0))
+}
+
+fn counter(measured: &Measured, name: &str) -> f64 {
+    measured.counters[COUNTERS.iter().position(|other| *other == name).unwrap()]
+}
+
+#[test]
+fn there_are_at_least_150_programs_and_each_has_a_name_of_its_own() {
+    let names: std::collections::BTreeSet<String> = family().into_iter().map(|kernel| kernel.name).collect();
+    assert_eq!(names.len(), family().len());
+    assert!(names.len() >= 150, "{}", names.len());
+}
+
+#[test]
+fn a_chase_through_memory_is_as_much_slower_as_memory_is_and_one_in_the_caches_is_not() {
+    let memory = measured("chase-262144KiB-10i-3.2p-0.2c");
+    assert!((1.4..1.5).contains(&memory.slowdown), "250 ns over 100 ns: {}", memory.slowdown);
+    assert!(
+        counter(&memory, "dram_latency_bound") > 0.5 && counter(&memory, "memory_level_parallelism") < 1.1
+    );
+    let cached = measured("chase-64KiB-10i-3.2p-0.2c");
+    assert!(cached.slowdown < 0.001, "{}", cached.slowdown);
+    assert!(counter(&cached, "l3_mpki") == 0.0 && counter(&cached, "dram_bound") == 0.0);
+}
+
+#[test]
+fn misses_that_wait_for_nobody_overlap() {
+    let scattered = measured("scatter-262144KiB-250i-3.2p-0.2c");
+    let chased = measured("chase-262144KiB-300i-3.2p-0.2c");
+    assert!(counter(&scattered, "memory_level_parallelism") > 1.5, "{scattered:?}");
+    assert!(counter(&scattered, "dram_bound") < counter(&chased, "dram_bound"), "{scattered:?} {chased:?}");
+}
+
+#[test]
+fn a_stream_is_bound_by_bandwidth_and_its_prefetches_hide_local_latency() {
+    let fast = measured("streamarrays4-writesfalse-65536KiB-8i-3.2p-0.2c");
+    assert!(counter(&fast, "dram_bandwidth_bound") > counter(&fast, "dram_latency_bound"), "{fast:?}");
+    let slow = measured("streamarrays1-writesfalse-65536KiB-200i-3.2p-0.2c");
+    assert!(counter(&slow, "dram_bound") < 0.05, "{slow:?}");
+}
+
+#[test]
+fn pool_memory_as_fast_as_local_slows_nothing_down_and_slower_never_speeds_up() {
+    let local = Memory::made(100.0, 8.0);
+    for kernel in family().iter().step_by(7) {
+        let program = kernel.program(1);
+        assert_eq!(measure(&SERVER, &program, &local, &local).slowdown, 0.0, "{}", kernel.name);
+        let slower = measure(&SERVER, &program, &local, &Memory::made(180.0, 8.0)).slowdown;
+        let slowest = measure(&SERVER, &program, &local, &Memory::made(300.0, 8.0)).slowdown;
+        assert!(0.0 <= slower && slower <= slowest + 0.01, "{}: {slower} {slowest}", kernel.name);
+    }
+}
+
+#[test]
+fn shares_of_cycles_are_shares() {
+    for kernel in family().iter().step_by(5) {
+        let measured =
+            measure(&SERVER, &kernel.program(2), &Memory::made(100.0, 8.0), &Memory::made(250.0, 6.0));
+        assert!(
+            measured.counters.iter().all(|counter| counter.is_finite() && *counter >= 0.0),
+            "{measured:?}"
+        );
+        let slots: f64 = measured.counters[..5].iter().sum();
+        assert!((0.95..1.05).contains(&slots), "{}: {slots}", kernel.name);
+    }
+}
+
+#[test]
+fn noise_is_small_and_the_same_for_one_seed() {
+    let counters = [1.0; COUNTERS.len()];
+    let noisy = |seed| noisy(&counters, &mut Pcg64Mcg::seed_from_u64(seed));
+    assert_eq!(noisy(1), noisy(1));
+    assert_ne!(noisy(1), noisy(2));
+    assert!(noisy(1).iter().all(|counter| (0.7..1.3).contains(counter)));
+    let idle = super::noisy(&[0.0; COUNTERS.len()], &mut Pcg64Mcg::seed_from_u64(1));
+    assert!(idle.iter().all(|counter| (0.0..0.02).contains(counter)), "{idle:?}");
+}
+
+#[test]
+fn a_curve_is_read_of_one_server_and_never_falls() {
+    let text = "server,dst,threads,mlc_w,random,inject_delay,latency_ns,bandwidth_mb_s,mlc_cmdline\n\
+        cxl,d0,16,0,0,0,400,40000,x\ncxl,d0,16,0,0,9,250,20000,x\ncxl,d0,16,0,0,20,260,4000,x\n\
+        cxl,d0,16,0,0,20,16,3000,x\ncxl,d1,8,0,0,0,1,1,x\nddr5,d0,16,0,0,0,90,60000,x\n";
+    let memory = read_latency(text.as_bytes(), "cxl").unwrap();
+    assert_eq!(memory.gb_per_s, 2.5);
+    assert_eq!(memory.curve, [(0.0, 260.0), (0.1, 260.0), (0.5, 260.0), (1.0, 400.0)]);
+    assert_eq!(
+        [0.0, 0.3, 0.75, 1.0, 2.0].map(|used| memory.latency_ns(used)),
+        [260.0, 260.0, 330.0, 400.0, 400.0]
+    );
+    let refusal = |text: &str, server: &str| read_latency(text.as_bytes(), server).unwrap_err().to_string();
+    assert!(refusal(text, "ddr5").starts_with("1 points of server \"ddr5\""));
+    assert_eq!(refusal("server\n", "cxl"), "there is no column \"dst\"");
+}
+
+#[test]
+fn traces_of_memory_and_of_keys_become_programs() {
+    let memory: String =
+        (0..100_000).map(|n| format!("{},{},3\n", if n % 4 == 0 { "s" } else { "l" }, n * 8)).collect();
+    let programs = read_trace(format!("op,addr,insns_since_prev\n{memory}").as_bytes()).unwrap();
+    let [(apart, one), (chained, other)] = &programs[..] else { panic!("{}", programs.len()) };
+    assert_eq!((apart.as_str(), chained.as_str(), one.len()), ("-apart", "-chained", 1));
+    assert_eq!(one[0].accesses[8].line, 1);
+    assert!(other[0].accesses[1].depends && !other[0].accesses[0].depends);
+    let keys: String = (0..20_000).map(|n| format!("{n}\n")).collect();
+    assert_eq!(read_trace(format!("key\n{keys}").as_bytes()).unwrap()[0].1.len(), 1);
+    let refusal = |text: &str| read_trace(text.as_bytes()).unwrap_err().to_string();
+    assert_eq!(refusal("key\n1\n"), "5 touches of memory: must be at least 100000");
+    assert!(refusal("key\n1\nx\n").starts_with("line 3: must be a whole number"));
+    assert!(refusal("a,b\n1,2\n").starts_with("there is neither a column `key`"));
+}
+
+#[test]
+fn names_of_kernels_used_here_exist() {
+    assert!(
+        slowdown("phaseschase1-262144KiB-40i-3.2p-0.2c") < slowdown("phaseschase30-262144KiB-40i-3.2p-0.2c")
+    );
+}
