@@ -57,7 +57,8 @@ fn measure() -> Result<String, Failure> {
     let mut theirs = LightGbm::load(&python.library()?, &model)?;
     for row in &rows {
         let (our, their) = (ours.predict(row), theirs.predict(row));
-        if (our - their).abs() > 1e-9 * their.abs().max(1.0) {
+        let is_alike = (our - their).abs() <= 1e-9 * their.abs().max(1.0);
+        if !is_alike {
             let answer = format!("{our}, where LightGBM says {their}");
             return Err(Failure::Answer { what: "our forecast of a row".to_owned(), answer });
         }
@@ -174,7 +175,9 @@ impl LightGbm {
         assert_eq!(row.len(), FEATURES);
         let (mut length, mut answer) = (0, f64::NAN);
         // SAFETY: it was made ready for rows of this length, answers one number, and is not asked by two threads.
-        unsafe { (self.predict)(self.ready, row.as_ptr().cast(), &raw mut length, &raw mut answer) };
+        let code =
+            unsafe { (self.predict)(self.ready, row.as_ptr().cast(), &raw mut length, &raw mut answer) };
+        assert!(code == 0 && length == 1, "LightGBM: error {code}, {length} answers");
         answer
     }
 }

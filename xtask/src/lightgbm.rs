@@ -24,10 +24,11 @@ const PACKAGES: [&str; 2] = ["lightgbm==4.7.0", "numpy==2.4.6"];
 pub fn ensure() -> Result<PathBuf, Failure> {
     let place = root().join("target/lightgbm");
     let whole = place.join("whole");
-    if !whole.exists() {
+    let packages = PACKAGES.join("\n");
+    if fs::read_to_string(&whole).ok().as_ref() != Some(&packages) {
         let _ = fs::remove_dir_all(&place); // what is there is not whole
         make(&place)?;
-        fs::write(&whole, PACKAGES.join("\n")).map_err(Failure::file("write", &whole))?;
+        fs::write(&whole, packages).map_err(Failure::file("write", &whole))?;
     }
     Ok(place)
 }

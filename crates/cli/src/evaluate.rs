@@ -31,6 +31,7 @@ pub enum Subject {
     Frigid(Frigid),
     /// Latency sensitivity: which workloads may run on pool memory alone. Of half of the programs, told by what the other half
     /// taught, many times over; without --labels they are modelled
+    #[command(after_help = sensitivity::HELP)]
     Sensitivity(Sensitivity),
 }
 

@@ -24,7 +24,7 @@ pub(crate) const fn col<T>(head: &'static str, cell: fn(&T) -> String) -> Column
 }
 
 /// A column for wide tables and descriptions.
-const fn wide<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
+pub(crate) const fn wide<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
     Column { head, wide: true, cell }
 }
 

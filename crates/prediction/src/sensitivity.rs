@@ -56,7 +56,13 @@ fn forest(workloads: &[&Workload], pdm: f64, seed: u64) -> Bagged {
     workloads.iter().for_each(|workload| columns.push(&workload.counters));
     let slowed: Vec<f64> =
         workloads.iter().map(|workload| f64::from(u8::from(workload.slowdown > pdm))).collect();
-    means(&columns, &slowed, &HOW, seed)
+    let mut programs: Vec<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
+    programs.sort_unstable();
+    programs.dedup();
+    let program =
+        |workload: &&Workload| programs.binary_search(&workload.program.as_str()).expect("it is one of them");
+    let groups: Vec<usize> = workloads.iter().map(program).collect();
+    means(&columns, &slowed, &groups, &HOW, seed)
 }
 
 #[cfg(test)]

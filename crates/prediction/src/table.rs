@@ -96,9 +96,17 @@ pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<Stay>, TableErro
         if rows.len() == TRACE_ROWS_MAX {
             return Err(TableError::TooManyRows);
         }
+        see_closed(&record)?;
         rows.extend(columns.row(&record)?);
     }
     if rows.is_empty() { Err(TableError::Empty) } else { Ok(rows) }
+}
+
+/// A quote that is not closed makes one value of all that follows.
+fn see_closed(record: &StringRecord) -> Result<(), TableError> {
+    let line = record.position().map_or(1, csv::Position::line);
+    let why = "a value has a line break: is a quote not closed?".to_owned();
+    if record.iter().any(|value| value.contains('\n')) { Err(TableError::Line { line, why }) } else { Ok(()) }
 }
 
 fn broken(error: csv::Error) -> TableError {

@@ -14,7 +14,7 @@ mod traces;
 pub use counters::{COUNTERS, Counters};
 pub use kernels::{Kernel, family};
 pub use latency::{NoCurve, read as read_latency};
-pub use stream::{Access, Program};
+pub use stream::{Access, Program, Waits};
 pub use traces::{NoTrace, read as read_trace};
 
 use rand::Rng;
@@ -31,8 +31,10 @@ pub struct Core {
     pub width: f64,
     /// Instructions that may be under way.
     pub window: u64,
-    /// Lines that may be under way from beyond the second level.
+    /// Lines of memory that a program may wait for at a time, and that may be asked for ahead.
     pub misses_max: usize,
+    /// See above.
+    pub ahead_max: usize,
     /// Stores that may wait to be written.
     pub stores_max: usize,
     /// Lines of each level, and cycles to answer from it.
@@ -44,7 +46,8 @@ pub const SERVER: Core = Core {
     ghz: 3.0,
     width: 4.0,
     window: 512,
-    misses_max: 48,
+    misses_max: 16,
+    ahead_max: 48,
     stores_max: 72,
     levels: [(768, 5.0), (32 * 1024, 15.0), (32 * 1024, 70.0)],
 };
@@ -85,13 +88,16 @@ pub struct Measured {
     pub slowdown: f64,
 }
 
-/// A program's run as counters tell it: each is off by a twentieth or so, and none is ever quite zero.
+/// A program's run as counters tell it: what is counted is off by a twentieth or so, and never quite zero; what is reckoned from it
+/// is off alike.
 pub fn noisy(counters: &Counters, rng: &mut impl Rng) -> Counters {
     const OFF: f64 = 0.05;
     const FLOOR: f64 = 0.003;
     // Nearly normal: the sum of twelve numbers from 0 to 1 has a mean of six and a deviation of one.
     let mut normal = || (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
-    counters.map(|counter| (counter * (1.0 + OFF * normal())).max(0.0) + FLOOR * normal().abs())
+    counters::reckoned(
+        counters.map(|counter| (counter * (1.0 + OFF * normal())).max(0.0) + FLOOR * normal().abs()),
+    )
 }
 
 /// Runs a program with local memory and with pool memory.

@@ -10,13 +10,14 @@ use prediction::sensitivity::{
 };
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
+use serde::Serialize;
 use sim::processor::{self, Measured, Memory, SERVER, family, measure, noisy, read_latency, read_trace};
 use units::{Fraction, limits::SPLITS_MAX};
 
 use super::{RATES, percent};
 use crate::{
     Failure, Format, open, print,
-    table::{Column, Row, col},
+    table::{Column, Row, col, wide},
 };
 
 /// Workloads, and what is asked of them.
@@ -38,6 +39,23 @@ pub struct Sensitivity {
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(SPLITS_MAX)))]
     splits: u32,
 }
+
+/// What a table of one's own must have, and what is printed.
+pub(super) const HELP: &str = "\
+Columns of --labels, all of them, in any order; a counter that was not measured is empty:
+  program                    runs of one program with several inputs share it; at least 10 programs
+  slowdown                   how much longer it takes with pool memory: 0.1 is a tenth
+  retiring frontend_bound bad_speculation core_bound memory_bound l1_bound l2_bound l3_bound
+  dram_latency_bound dram_bandwidth_bound store_bound dram_bound
+                             shares of slots or cycles with local memory, 0 to 1
+  ipc l1_mpki l2_mpki l3_mpki memory_level_parallelism
+                             instructions a cycle; misses of a thousand instructions; misses at a time
+Columns of --latency: server (ddr5, cxl), dst (d0), threads (16), mlc_w (0), random (0), latency_ns, bandwidth_mb_s
+Columns of --trace: key; or op (l, s), addr, insns_since_prev
+
+FOREST PLACES, DRAM BOUND and MEMORY BOUND are shares of all workloads that would be placed on the pool where so many of all may
+be placed wrongly, cut as is best for those that are told (in brackets the 1st and 99th of 100 splits). CUT LEARNT: cut as is best
+for those that were learnt from, and how many of all are placed wrongly then.";
 
 /// Inputs of each program of the family.
 const INPUTS: u64 = 3;
@@ -77,7 +95,16 @@ pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
             percent(args.pdm.get())
         ),
     );
-    print::list(format, &told)
+    let modelled = args.labels.is_none();
+    print::list(format, &told.into_iter().map(|verdict| Told { modelled, verdict }).collect::<Vec<_>>())
+}
+
+/// A verdict, and whether it is of modelled workloads.
+#[derive(Debug, Serialize)]
+struct Told {
+    modelled: bool,
+    #[serde(flatten)]
+    verdict: Verdict,
 }
 
 /// What the model makes: programs of its family, and those out of traces.
@@ -116,17 +143,20 @@ fn modelled(args: &Sensitivity, format: Format) -> Result<Vec<Workload>, Failure
 fn by_name(counters: &processor::Counters) -> [f64; COUNTERS.len()] {
     COUNTERS.map(|name| {
         let at = processor::COUNTERS.iter().position(|other| *other == name);
-        at.map_or(f64::NAN, |at| counters[at])
+        counters[at.expect("the model counts what the forest asks for")]
     })
 }
 
-impl Row for Verdict {
+impl Row for Told {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("FALSE, ASKED", |v| percent(v.fp_asked)),
-        col("FOREST PLACES", |v| placed(&v.forest)),
-        col("DRAM BOUND", |v| placed(&v.dram_bound)),
-        col("MEMORY BOUND", |v| placed(&v.memory_bound)),
-        col("FOREST, TUNED BEFORE", |v| tuned(&v.forest)),
+        col("FALSE, ASKED", |t| percent(t.verdict.fp_asked)),
+        col("FOREST PLACES", |t| placed(&t.verdict.forest)),
+        col("DRAM BOUND", |t| placed(&t.verdict.dram_bound)),
+        col("MEMORY BOUND", |t| placed(&t.verdict.memory_bound)),
+        col("FOREST, CUT LEARNT", |t| learnt(&t.verdict.forest)),
+        wide("DRAM BOUND, CUT LEARNT", |t| learnt(&t.verdict.dram_bound)),
+        wide("MEMORY BOUND, CUT LEARNT", |t| learnt(&t.verdict.memory_bound)),
+        wide("MODELLED", |t| t.modelled.to_string()),
     ];
 }
 
@@ -135,6 +165,6 @@ fn placed(placed: &Placed) -> String {
     format!("{} ({} to {})", percent(placed), percent(placed_p1), percent(placed_p99))
 }
 
-fn tuned(placed: &Placed) -> String {
+fn learnt(placed: &Placed) -> String {
     format!("{}, {} false", percent(placed.tuned_placed), percent(placed.tuned_fp))
 }

@@ -77,7 +77,7 @@ impl Model {
         head.must("num_tree_per_iteration", |trees| trees == "1", "must be 1: one output")?;
         let last: usize = head.number("max_feature_idx")?;
         let features: Vec<String> = head.list("feature_names")?;
-        if features.len() != last + 1 {
+        if last.checked_add(1) != Some(features.len()) {
             return Err(head.wrong("feature_names", "must name max_feature_idx + 1 numbers of a row"));
         }
         let link = link(&head)?;
@@ -120,9 +120,7 @@ fn link(head: &Section<'_>) -> Result<Link, Refused> {
         words.clone().find_map(|word| word.strip_prefix(key)?.strip_prefix(':')?.parse::<f64>().ok())
     };
     match name {
-        "regression" if words.clone().any(|word| word == "sqrt") => {
-            Err(head.wrong("objective", "must not take roots"))
-        }
+        _ if words.clone().any(|word| word == "sqrt") => Err(head.wrong("objective", "must not take roots")),
         "regression" | "regression_l1" | "huber" | "fair" | "quantile" | "mape" => Ok(Link::Identity),
         "binary" | "cross_entropy" => Ok(Link::Sigmoid(option("sigmoid").unwrap_or(1.0))),
         "poisson" | "gamma" | "tweedie" => Ok(Link::Exp),

@@ -133,7 +133,8 @@ fn width(input: &ValueInfoProto) -> Result<usize, Refused> {
     Ok(dims.get(1).and_then(|dim| usize::try_from(dim.dim_value).ok()).unwrap_or(0))
 }
 
-/// Of two classes, leaves may speak of one: the other has the rest.
+/// Of two classes, leaves may speak of the first alone, as skl2onnx writes it: what they say is of the second, and the first has the
+/// rest.
 fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, Refused> {
     let mut classes = settings.texts("classlabels_strings");
     classes.extend(settings.ints("classlabels_int64s").iter().map(ToString::to_string));
@@ -142,7 +143,11 @@ fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, Refused> {
     }
     settings.lacks("base_values")?;
     let forest = Forest::of(settings, &OF_CLASSES, classes.len())?;
-    let is_rest = classes.len() == 2 && forest.is_of_one();
+    let only = forest.only_output().filter(|_| classes.len() == 2);
+    if only == Some(1) {
+        return Err(wrong("class_ids", 1, "must be of the first of two classes, or of each"));
+    }
+    let is_rest = only.is_some();
     if is_rest && !forest.is_positive() {
         return Err(wrong(
             "class_weights",

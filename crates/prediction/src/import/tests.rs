@@ -110,7 +110,12 @@ fn a_line_that_is_wrong_is_named() {
         with("objective=quantile", "objective=lambdarank"),
         "head: objective = \"lambdarank\": must be of regression or of two classes"
     );
-    assert_eq!(with("num_leaves=8", "num_leaves=9"), with("num_leaves=8", "num_leaves=9"));
+    let roots = with("objective=quantile", "objective=quantile sqrt");
+    assert_eq!(roots, "head: objective = \"quantile sqrt\": must not take roots");
+    assert!(
+        with("max_feature_idx=3", "max_feature_idx=18446744073709551615")
+            .starts_with("head: feature_names = ")
+    );
     assert!(with("num_leaves=8", "num_leaves=9").starts_with("tree 0: leaf_value = "));
     assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0 looks at number 4 of 4"));
     assert!(with("left_child=1", "left_child=0").starts_with("tree 0: node 0 is below two others"));

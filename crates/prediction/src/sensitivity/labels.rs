@@ -11,11 +11,17 @@ pub enum LabelError {
     #[error(transparent)]
     Csv(#[from] csv::Error),
     /// A column is missing.
-    #[error("there is no column {0:?}: must be program, slowdown, and one for each counter")]
+    #[error("there is no column {0:?}: must be program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
     Missing(&'static str),
     /// A column is none of them.
     #[error("column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
     Unknown(String),
+    /// A quote that is not closed makes one value of all that follows.
+    #[error("line {line}: a value has a line break: is a quote not closed?")]
+    Quote {
+        /// Where it begins.
+        line: u64,
+    },
     /// A value breaks a rule.
     #[error("line {line}: {field} = {value:?}: {rule}")]
     Value {
@@ -53,6 +59,9 @@ pub fn read(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
     for record in table.records() {
         let record = record?;
         let line = record.position().map_or(0, csv::Position::line);
+        if record.iter().any(|value| value.contains('\n')) {
+            return Err(LabelError::Quote { line });
+        }
         let number = |at: usize, field: &'static str, range: std::ops::RangeInclusive<f64>, rule| {
             let number = record[at].trim().parse().ok().filter(|number| range.contains(number));
             number.ok_or_else(|| LabelError::Value { line, field, value: record[at].to_owned(), rule })

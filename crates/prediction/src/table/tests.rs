@@ -67,6 +67,17 @@ fn a_wrong_value_is_named_by_line_column_value_and_rule() {
 }
 
 #[test]
+fn a_quote_that_is_not_closed_swallows_nothing() {
+    let rows = "began_s,ended_s,requested_gib,peak_gib,vm\n0,1,8,1,\"a\n0,1,8,1,b\n0,1,8,1,c\"\n0,1,8,1,d\n";
+    for text in [rows, &rows[..rows.len() - 14]] {
+        assert_eq!(
+            own(text).unwrap_err().to_string(),
+            "line 2: a value has a line break: is a quote not closed?"
+        );
+    }
+}
+
+#[test]
 fn a_column_that_is_missing_or_unknown_is_named() {
     let said = |text: &str| own(text).unwrap_err().to_string();
     assert_eq!(said(""), "there is no column \"began_s\": must be one of the first line's names");

@@ -1,5 +1,5 @@
 //! A random forest: trees grown apart, each on rows drawn with replacement and each split on some of the columns; what they say
-//! is averaged.
+//! is averaged. Rows that belong together are drawn together, so that who has not seen one has not seen its like.
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -24,18 +24,19 @@ pub struct Bagged {
     pub unseen: Vec<Option<f64>>,
 }
 
-/// A forest whose leaves say the mean target of their rows.
+/// A forest whose leaves say the mean target of their rows. `groups` says of each row to which group it belongs, by number.
 ///
 /// # Panics
-/// There is no row or no column, or not a target for each row.
-pub fn means(columns: &Columns, targets: &[f64], how: &Bag, seed: u64) -> Bagged {
+/// There is no row or no column, or not a target and a group for each row.
+pub fn means(columns: &Columns, targets: &[f64], groups: &[usize], how: &Bag, seed: u64) -> Bagged {
     assert!(!targets.is_empty() && targets.len() == columns.rows(), "a target for each row");
+    assert_eq!(groups.len(), targets.len(), "a group for each row");
     let binned = Binned::of(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut forest = Ensemble::new(columns.columns(), vec![0.0]);
     let mut unseen = vec![(0.0, 0_u32); targets.len()];
     for _ in 0..how.trees {
-        let (mut rows, left_out) = draw(&mut rng, targets.len());
+        let (mut rows, left_out) = draw(&mut rng, groups);
         let grown = grow(&binned, &mut rows, targets, &how.shape, &mut rng);
         let mean =
             |rows: &[u32]| rows.iter().map(|row| targets[*row as usize]).sum::<f64>() / rows.len() as f64;
@@ -52,12 +53,15 @@ pub fn means(columns: &Columns, targets: &[f64], how: &Bag, seed: u64) -> Bagged
     Bagged { forest, unseen: unseen.collect() }
 }
 
-/// As many rows as there are, some of them twice and more, and those that are not among them.
-fn draw(rng: &mut impl Rng, rows: usize) -> (Vec<u32>, Vec<usize>) {
-    let mut times = vec![0_u32; rows];
-    (0..rows).for_each(|_| times[rng.random_range(0..rows)] += 1);
+/// As many groups as there are, some of them twice and more: their rows, and those of groups that are not among them.
+fn draw(rng: &mut impl Rng, groups: &[usize]) -> (Vec<u32>, Vec<usize>) {
+    let count = groups.iter().max().map_or(0, |last| last + 1);
+    let mut times = vec![0_u32; count];
+    (0..count).for_each(|_| times[rng.random_range(0..count)] += 1);
+    let rows = || groups.iter().enumerate().map(|(row, group)| (row, times[*group]));
     let index = |row: usize| u32::try_from(row).expect("few rows");
-    let drawn = times.iter().enumerate().flat_map(|(row, times)| (0..*times).map(move |_| index(row)));
-    let left_out = times.iter().enumerate().filter(|(_, times)| **times == 0).map(|(row, _)| row);
-    (drawn.collect(), left_out.collect())
+    let drawn: Vec<u32> = rows().flat_map(|(row, times)| (0..times).map(move |_| index(row))).collect();
+    let left_out = rows().filter(|(_, times)| *times == 0).map(|(row, _)| row).collect();
+    // Groups without a row may be all that was drawn.
+    if drawn.is_empty() { ((0..groups.len()).map(index).collect(), Vec::new()) } else { (drawn, left_out) }
 }

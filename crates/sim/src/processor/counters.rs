@@ -56,10 +56,6 @@ impl Stalls {
             }
         }
     }
-
-    fn all(&self) -> f64 {
-        self.first + self.second + self.third + self.latency + self.bandwidth + self.store
-    }
 }
 
 impl Run {
@@ -69,30 +65,68 @@ impl Run {
         let instructions: f64 = accesses.iter().map(|access| f64::from(access.instructions)).sum();
         let share = |cycles: f64| cycles / self.cycles;
         let of_thousand = |n: f64| n / 1000.0 * instructions;
-        let retiring = share(instructions / core.width);
-        let frontend = share(of_thousand(program.code_misses) * CODE_MISS);
-        let speculation = share(of_thousand(program.mispredicted) * REFILL);
-        let memory = share(self.stalls.all());
         let mpki =
             |from: Level| seen.iter().filter(|level| **level > from).count() as f64 / instructions * 1000.0;
-        [
-            retiring,
-            frontend,
-            speculation,
-            (1.0 - retiring - frontend - speculation - memory).max(0.0),
-            memory,
+        reckoned([
+            share(instructions / core.width),
+            share(of_thousand(program.code_misses) * CODE_MISS),
+            share(of_thousand(program.mispredicted) * REFILL),
+            0.0,
+            0.0,
             share(self.stalls.first),
             share(self.stalls.second),
             share(self.stalls.third),
             share(self.stalls.latency),
             share(self.stalls.bandwidth),
             share(self.stalls.store),
-            share(self.stalls.latency + self.stalls.bandwidth),
+            0.0,
             instructions / self.cycles,
             mpki(Level::First),
             mpki(Level::Second),
             mpki(Level::Third),
             if self.any_under_way > 0.0 { self.under_way / self.any_under_way } else { 0.0 },
-        ]
+        ])
     }
+}
+
+/// With those that follow from others: bound by memory, by DRAM, and by the core.
+pub(super) fn reckoned(counted: Counters) -> Counters {
+    let [
+        retiring,
+        frontend,
+        speculation,
+        _,
+        _,
+        first,
+        second,
+        third,
+        latency,
+        bandwidth,
+        store,
+        _,
+        rest @ ..,
+    ] = counted;
+    let dram = latency + bandwidth;
+    let memory = first + second + third + dram + store;
+    let core = (1.0 - retiring - frontend - speculation - memory).max(0.0);
+    let [ipc, l1, l2, l3, parallelism] = rest;
+    [
+        retiring,
+        frontend,
+        speculation,
+        core,
+        memory,
+        first,
+        second,
+        third,
+        latency,
+        bandwidth,
+        store,
+        dram,
+        ipc,
+        l1,
+        l2,
+        l3,
+        parallelism,
+    ]
 }

@@ -1,9 +1,11 @@
 //! A family of programs: what each of them touches, for several inputs. They stand for what runs in clouds, and are none of it.
 
+use std::ops::Range;
+
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::stream::{Access, Program, TIMED, WARM};
+use super::stream::{Access, Program, TIMED, WARM, Waits};
 
 /// A program and its size.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,13 +141,16 @@ impl Kernel {
             rng: Pcg64Mcg::seed_from_u64(input),
             accesses: Vec::with_capacity(WARM + TIMED),
             lines: (self.lines * quarters / 4).max(16),
+            edges: 0,
             work,
         };
+        let memory = self.does.memory(writer.lines);
         while writer.accesses.len() < WARM + TIMED {
             writer.go(self.does);
         }
         writer.accesses.truncate(WARM + TIMED);
         Program {
+            memory,
             accesses: writer.accesses,
             warm: WARM,
             parallel: self.parallel,
@@ -155,11 +160,31 @@ impl Kernel {
     }
 }
 
+impl Does {
+    /// The lines that it comes back to.
+    fn memory(self, lines: u64) -> Vec<Range<u64>> {
+        let array = |n: u64| n * APART..n * APART + lines;
+        match self {
+            Self::Chase | Self::Join { .. } | Self::Graph { .. } | Self::Scatter => vec![array(0)],
+            Self::Stream { arrays, .. } => (0..arrays).map(array).collect(),
+            Self::Stencil { row } => vec![0..lines + 2 * row, array(1)],
+            Self::KeyValue { .. } => vec![array(0), array(1)],
+            Self::Tree { .. } => std::iter::once(0..2 * lines).collect(),
+            Self::Phases { .. } => vec![array(0), APART..APART + LITTLE],
+        }
+    }
+}
+
+/// Lines that phases without a chase work on.
+const LITTLE: u64 = 256;
+
 /// Writes down what a program touches.
 struct Writer {
     rng: Pcg64Mcg,
     accesses: Vec<Access>,
     lines: u64,
+    /// Edges of a graph that have been gone along.
+    edges: u64,
     work: u32,
 }
 
@@ -178,7 +203,7 @@ impl Writer {
             Does::Graph { degree } => self.graph(degree),
             Does::Scatter => {
                 let line = self.any();
-                self.load(line, false);
+                self.load(line, Waits::Nothing);
             }
             Does::Tree { fanout } => self.tree(fanout),
             Does::Phases { chase } => self.phase(chase),
@@ -189,42 +214,46 @@ impl Writer {
         self.rng.random_range(0..self.lines)
     }
 
-    fn push(&mut self, line: u64, is_store: bool, depends: bool) {
-        self.accesses.push(Access { line, instructions: self.work, is_store, depends });
+    fn push(&mut self, line: u64, is_store: bool, waits: Waits) {
+        self.accesses.push(Access { line, instructions: self.work, is_store, waits });
     }
 
-    fn load(&mut self, line: u64, depends: bool) {
-        self.push(line, false, depends);
+    fn load(&mut self, line: u64, waits: Waits) {
+        self.push(line, false, waits);
+    }
+
+    fn store(&mut self, line: u64) {
+        self.push(line, true, Waits::Nothing);
     }
 
     fn chase(&mut self) {
         let line = self.any();
-        self.load(line, true);
+        self.load(line, Waits::Chain);
     }
 
     /// Eight numbers of a line: it is touched once, and they are worked on.
     fn stream(&mut self, arrays: u64, writes: bool) {
         let at = self.accesses.len() as u64 / arrays % self.lines;
         for array in 0..arrays {
-            self.push(array * APART + at, writes && array + 1 == arrays, false);
+            self.push(array * APART + at, writes && array + 1 == arrays, Waits::Nothing);
         }
     }
 
     fn stencil(&mut self, row: u64) {
         let at = row + self.accesses.len() as u64 / 4 % self.lines;
         for line in [at - row, at, at + row] {
-            self.load(line, false);
+            self.load(line, Waits::Nothing);
         }
-        self.push(APART + at, true, false);
+        self.store(APART + at);
     }
 
     fn key_value(&mut self, skew: f64, value: u64) {
         let key = self.popular(skew);
-        self.load(scatter(key, self.lines / value), false);
+        self.load(scatter(key, self.lines / value), Waits::Nothing);
         let begins = APART + scatter(key, self.lines / value) * value;
-        self.load(begins, true);
+        self.load(begins, Waits::Last);
         for line in 1..value {
-            self.load(begins + line, false);
+            self.load(begins + line, Waits::Same);
         }
     }
 
@@ -239,41 +268,40 @@ impl Writer {
 
     fn join(&mut self, writes: bool) {
         let at = self.accesses.len() as u64;
-        self.load(2 * APART + at / 16, false);
+        self.load(2 * APART + at / 16, Waits::Nothing);
         let line = self.any();
-        self.load(line, false);
+        self.load(line, Waits::Nothing);
         if writes {
-            self.push(3 * APART + at / 16, true, false);
+            self.store(3 * APART + at / 16);
         }
     }
 
     fn graph(&mut self, degree: u64) {
-        let at = self.accesses.len() as u64;
-        for edge in 0..degree {
-            self.load(APART + (at + edge) / 8, false);
+        for _ in 0..degree {
+            self.load(APART + self.edges / 8, Waits::Nothing);
             let line = self.any();
-            self.load(line, false);
+            self.load(line, Waits::Nothing);
+            self.edges += 1;
         }
-        self.push(2 * APART + at / 64, true, false);
+        self.store(2 * APART + self.edges / degree / 8);
     }
 
     fn tree(&mut self, fanout: u64) {
         let mut width = 1;
         let key = self.rng.random::<u64>();
-        let mut first = true;
+        let mut waits = Waits::Nothing;
         while width < self.lines {
-            self.load(width + scatter(key, width), !first);
-            (width, first) = (width * fanout, false);
+            self.load(width + scatter(key, width), waits);
+            (width, waits) = (width * fanout, Waits::Last);
         }
     }
 
     fn phase(&mut self, chase: u64) {
-        const LITTLE: u64 = 256;
         if self.rng.random_range(0..1000) < chase {
             self.chase();
         } else {
             let line = APART + self.rng.random_range(0..LITTLE);
-            self.load(line, false);
+            self.load(line, Waits::Nothing);
         }
     }
 }

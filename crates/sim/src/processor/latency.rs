@@ -17,14 +17,18 @@ pub enum NoCurve {
     #[error("there is no column {0:?}")]
     Missing(&'static str),
     /// There are too few points.
-    #[error("{0} points of server {1:?} read in order by {THREADS} threads: must be at least 3")]
+    #[error(
+        "{0} points of server {1:?} read in order by {THREADS} threads to d0, of 40 ns to 100 us: must be at least 3"
+    )]
     Few(usize, String),
 }
 
 /// Threads that share what was measured: a server's bandwidth is then that of as many cores.
 const THREADS: u32 = 16;
-/// No memory answers faster: such a point is a mistake.
+/// No memory answers faster or slower, or carries more: such a point is a mistake, and left out.
 const LATENCY_MIN_NS: f64 = 40.0;
+const LATENCY_MAX_NS: f64 = 1e5;
+const BANDWIDTH_MAX_MB_S: f64 = 1e7;
 
 /// The curve of a server, as one of its cores sees it.
 ///
@@ -46,7 +50,10 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, NoCurve> {
     for row in table.records() {
         let row = row?;
         let point = row[bandwidth].parse::<f64>().ok().zip(row[latency].parse::<f64>().ok());
-        points.extend(point.filter(|(mb, ns)| is_ours(&row) && *mb > 0.0 && *ns >= LATENCY_MIN_NS));
+        let (bandwidths, latencies) = (1.0..=BANDWIDTH_MAX_MB_S, LATENCY_MIN_NS..=LATENCY_MAX_NS);
+        points.extend(
+            point.filter(|(mb, ns)| is_ours(&row) && bandwidths.contains(mb) && latencies.contains(ns)),
+        );
     }
     if points.len() < 3 {
         return Err(NoCurve::Few(points.len(), server.to_owned()));

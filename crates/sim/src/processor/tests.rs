@@ -39,6 +39,47 @@ fn a_chase_through_memory_is_as_much_slower_as_memory_is_and_one_in_the_caches_i
 }
 
 #[test]
+fn what_fits_into_the_caches_is_there_when_it_is_timed() {
+    for kernel in [
+        "chase-1024KiB-10i-3.2p-0.2c",
+        "scatter-4KiB-5i-3p-0.2c",
+        "keyvalueskew0.99-value4-1024KiB-100i-3.2p-6c",
+    ] {
+        let measured = measured(kernel);
+        assert!(measured.slowdown < 0.01 && counter(&measured, "l3_mpki") < 0.1, "{kernel}: {measured:?}");
+    }
+    // Three quarters of 4 MiB: more than the second level holds, and not more than both.
+    let mut program = family()[8].program(1);
+    let lines = 48 * 1024;
+    program.memory = std::iter::once(0..lines).collect();
+    program.accesses.iter_mut().for_each(|access| access.line %= lines);
+    let measured = measure(&SERVER, &program, &Memory::made(100.0, 8.0), &Memory::made(250.0, 6.0));
+    assert!(counter(&measured, "l3_bound") > 0.1 && counter(&measured, "l3_mpki") < 5.0, "{measured:?}");
+}
+
+#[test]
+fn the_latency_is_that_of_the_load_it_makes() {
+    let memory = Memory::made(250.0, 6.0);
+    for name in [
+        "scatter-262144KiB-250i-3.2p-0.2c",
+        "scatter-262144KiB-60i-3.2p-0.2c",
+        "chase-262144KiB-10i-3.2p-0.2c",
+    ] {
+        let kernel = family().into_iter().find(|kernel| kernel.name == name).unwrap();
+        let program = kernel.program(0);
+        let seen = Hierarchy::new(&SERVER).look(&program);
+        let run = Run::of(&SERVER, &program, &seen, &memory);
+        let off = run.channel - run.paid;
+        assert!(
+            run.channel <= 1.0 && (off.abs() < 0.05 || run.channel > 0.8),
+            "{name}: pays for {}, uses {}",
+            run.paid,
+            run.channel
+        );
+    }
+}
+
+#[test]
 fn misses_that_wait_for_nobody_overlap() {
     let scattered = measured("scatter-262144KiB-250i-3.2p-0.2c");
     let chased = measured("chase-262144KiB-300i-3.2p-0.2c");
@@ -86,9 +127,11 @@ fn noise_is_small_and_the_same_for_one_seed() {
     let noisy = |seed| noisy(&counters, &mut Pcg64Mcg::seed_from_u64(seed));
     assert_eq!(noisy(1), noisy(1));
     assert_ne!(noisy(1), noisy(2));
-    assert!(noisy(1).iter().all(|counter| (0.7..1.3).contains(counter)));
+    let [counted, others] = [&noisy(1)[5..11], &noisy(1)[12..]];
+    assert!(counted.iter().chain(others).all(|counter| (0.7..1.3).contains(counter)));
+    assert_eq!(noisy(1)[11], noisy(1)[8] + noisy(1)[9], "DRAM bound is latency and bandwidth bound");
     let idle = super::noisy(&[0.0; COUNTERS.len()], &mut Pcg64Mcg::seed_from_u64(1));
-    assert!(idle.iter().all(|counter| (0.0..0.02).contains(counter)), "{idle:?}");
+    assert!(idle[5..11].iter().all(|counter| (0.0..0.02).contains(counter)), "{idle:?}");
 }
 
 #[test]
@@ -116,7 +159,7 @@ fn traces_of_memory_and_of_keys_become_programs() {
     let [(apart, one), (chained, other)] = &programs[..] else { panic!("{}", programs.len()) };
     assert_eq!((apart.as_str(), chained.as_str(), one.len()), ("-apart", "-chained", 1));
     assert_eq!(one[0].accesses[8].line, 1);
-    assert!(other[0].accesses[1].depends && !other[0].accesses[0].depends);
+    assert_eq!([other[0].accesses[1].waits, other[0].accesses[0].waits], [Waits::Last, Waits::Nothing]);
     let keys: String = (0..20_000).map(|n| format!("{n}\n")).collect();
     assert_eq!(read_trace(format!("key\n{keys}").as_bytes()).unwrap()[0].1.len(), 1);
     let refusal = |text: &str| read_trace(text.as_bytes()).unwrap_err().to_string();
@@ -126,7 +169,7 @@ fn traces_of_memory_and_of_keys_become_programs() {
 }
 
 #[test]
-fn names_of_kernels_used_here_exist() {
+fn the_more_a_program_chases_the_slower_it_is() {
     assert!(
         slowdown("phaseschase1-262144KiB-40i-3.2p-0.2c") < slowdown("phaseschase30-262144KiB-40i-3.2p-0.2c")
     );

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::stream::{Access, Program, TIMED, WARM};
+use super::stream::{Access, Program, TIMED, WARM, Waits};
 
 /// Why a trace is none.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +26,8 @@ pub enum NoTrace {
 const ENOUGH: usize = WARM + TIMED;
 /// Programs that are made of one trace at most: pieces of it, one after the other.
 const PIECES_MAX: usize = 4;
+/// Keys are numbers below this.
+const KEYS_MAX: u64 = 1 << 56;
 /// Instructions of looking up a key, and lines of what is found.
 const LOOKUP: u32 = 400;
 const VALUE_LINES: u64 = 4;
@@ -43,7 +45,11 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, NoTrace
     if let Some(key) = find("key") {
         for row in table.records().take(most / 2) {
             let row = row?;
-            let key: u64 = row[key].parse().map_err(|_| NoTrace::Value(line(&row)))?;
+            let key = row[key]
+                .parse()
+                .ok()
+                .filter(|key| *key < KEYS_MAX)
+                .ok_or_else(|| NoTrace::Value(line(&row)))?;
             accesses.extend(look_up(key));
         }
         return Ok(vec![(String::new(), pieces(&accesses)?)]);
@@ -61,32 +67,38 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, NoTrace
             line: address / 64,
             instructions: instructions.max(1),
             is_store,
-            depends: false,
+            waits: Waits::Nothing,
         });
     }
-    let chained: Vec<Access> =
-        accesses.iter().map(|access| Access { depends: !access.is_store, ..*access }).collect();
+    let chained: Vec<Access> = accesses
+        .iter()
+        .map(|access| Access { waits: if access.is_store { Waits::Nothing } else { Waits::Last }, ..*access })
+        .collect();
     Ok(vec![("-apart".to_owned(), pieces(&accesses)?), ("-chained".to_owned(), pieces(&chained)?)])
 }
 
 /// A key's bucket, then what it points to.
 fn look_up(key: u64) -> impl Iterator<Item = Access> {
     const VALUES: u64 = 1 << 40;
-    let touch = |line, instructions, depends| Access { line, instructions, is_store: false, depends };
-    let value = (0..VALUE_LINES).map(move |at| touch(VALUES + key * VALUE_LINES + at, 20, at == 0));
-    std::iter::once(touch(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40, LOOKUP, false)).chain(value)
+    let touch = |line, instructions, waits| Access { line, instructions, is_store: false, waits };
+    let value = (0..VALUE_LINES).map(move |at| {
+        let waits = if at == 0 { Waits::Last } else { Waits::Same };
+        touch(VALUES + key * VALUE_LINES + at, 20, waits)
+    });
+    std::iter::once(touch(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40, LOOKUP, Waits::Nothing)).chain(value)
 }
 
 fn pieces(accesses: &[Access]) -> Result<Vec<Program>, NoTrace> {
-    let pieces = accesses.chunks_exact(ENOUGH).take(PIECES_MAX);
-    let program = |piece: &[Access]| Program {
-        accesses: piece.to_vec(),
-        warm: WARM,
+    let ends = (1..=PIECES_MAX).map(|piece| piece * ENOUGH).take_while(|end| *end <= accesses.len());
+    let program = |end: usize| Program {
+        memory: Vec::new(),
+        accesses: accesses[..end].to_vec(), // all that came before has filled the caches
+        warm: end - TIMED,
         parallel: 2.5,
         mispredicted: 3.0,
         code_misses: 2.0,
     };
-    let programs: Vec<Program> = pieces.map(program).collect();
+    let programs: Vec<Program> = ends.map(program).collect();
     if programs.is_empty() { Err(NoTrace::Short(accesses.len())) } else { Ok(programs) }
 }
 

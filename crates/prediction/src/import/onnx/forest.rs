@@ -1,6 +1,6 @@
 //! An ensemble as ONNX has it, an array for each thing, as trees.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Refused,
@@ -134,13 +134,14 @@ impl Forest {
         self.says.values().flatten().all(|(_, weight)| *weight >= 0.0)
     }
 
-    /// Whether leaves speak of one output only.
-    pub(super) fn is_of_one(&self) -> bool {
+    /// Of which output leaves speak, if it is one only.
+    pub(super) fn only_output(&self) -> Option<usize> {
         let mut outputs = self.says.values().flatten().map(|(output, _)| *output);
-        outputs.next().is_none_or(|first| outputs.all(|output| output == first))
+        let first = outputs.next()?;
+        outputs.all(|output| output == first).then_some(first)
     }
 
-    /// Adds every tree; what its leaves say, `scaled`.
+    /// Adds every tree. `says` is told what a leaf says, of how many outputs, and of how many trees it is one.
     pub(super) fn plant(
         &self,
         ensemble: &mut Ensemble,
@@ -160,7 +161,7 @@ impl Forest {
         let not_a_tree = || Refused::Graph(format!("tree {id} is none: its nodes do not hang together"));
         let nodes = self.nodes.range((id, i64::MIN)..=(id, i64::MAX));
         let branches = || nodes.clone().filter(|(_, branch)| branch.mode != "LEAF");
-        let below: Vec<Id> = branches().flat_map(|(_, branch)| branch.children).collect();
+        let below: BTreeSet<Id> = branches().flat_map(|(_, branch)| branch.children).collect();
         let mut roots = nodes.clone().map(|(id, _)| *id).filter(|id| !below.contains(id));
         let (Some(root), None) = (roots.next(), roots.next()) else { return Err(not_a_tree()) };
         let mut tree = Tree::default();
