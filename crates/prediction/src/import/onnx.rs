@@ -53,6 +53,8 @@ pub enum Refused {
 const HARMLESS: [&str; 3] = ["Cast", "ZipMap", "Identity"];
 /// ONNX's number for 32-bit floats.
 const FLOAT: i32 = 1;
+/// And for 64-bit ones.
+const DOUBLE: i64 = 11;
 
 impl Model {
     /// Reads a model.
@@ -63,6 +65,7 @@ impl Model {
         let model = ModelProto::decode(bytes).map_err(|error| Refused::NotAModel(error.to_string()))?;
         let graph = model.graph.ok_or_else(|| Refused::NotAModel("it has no graph".to_owned()))?;
         let node = only_ensemble(&graph.node)?;
+        see_casts(&graph.node, node)?;
         let [input] = &graph.input[..] else {
             return Err(Refused::Graph(format!("{} inputs: must be one", graph.input.len())));
         };
@@ -119,6 +122,17 @@ fn only_ensemble(nodes: &[NodeProto]) -> Result<&NodeProto, Refused> {
         (Some(ensemble), None) => Ok(ensemble),
         (None, _) => Err(Refused::Graph("there is none in it".to_owned())),
         (Some(_), Some(_)) => Err(Refused::Graph("there are several in it".to_owned())),
+    }
+}
+
+/// What is said may become another kind of number that holds it, and no whole number.
+fn see_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), Refused> {
+    let said = ensemble.output.last(); // a classifier's first is the name of the class
+    let is_of_it = |node: &&NodeProto| node.op_type == "Cast" && node.input.first() == said;
+    let to = |node: &NodeProto| Settings(node).int("to").unwrap_or_default();
+    match nodes.iter().filter(is_of_it).map(to).find(|to| ![i64::from(FLOAT), DOUBLE].contains(to)) {
+        Some(to) => Err(wrong("to", to, "must be 1 (float) or 11 (double) where what trees say is cast")),
+        None => Ok(()),
     }
 }
 
@@ -197,3 +211,28 @@ fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, Refused> {
 
 /// Numbers that a regressor may answer.
 const TARGETS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::{graph::AttributeProto, *};
+
+    fn with_cast(to: i64) -> Result<Model, Refused> {
+        let mut model = ModelProto::decode(&include_bytes!("../../fixtures/numbers.onnx")[..]).unwrap();
+        let graph = model.graph.as_mut().unwrap();
+        let setting = AttributeProto { name: "to".to_owned(), i: to, ..AttributeProto::default() };
+        graph.node.push(NodeProto {
+            input: graph.node[0].output.clone(),
+            output: vec!["cast".to_owned()],
+            op_type: "Cast".to_owned(),
+            attribute: vec![setting],
+        });
+        Model::read(&model.encode_to_vec())
+    }
+
+    #[test]
+    fn what_trees_say_may_be_cast_to_what_holds_it_and_to_no_whole_number() {
+        assert!(with_cast(1).is_ok() && with_cast(11).is_ok());
+        let whole = with_cast(7).unwrap_err().to_string();
+        assert_eq!(whole, "to = \"7\": must be 1 (float) or 11 (double) where what trees say is cast");
+    }
+}

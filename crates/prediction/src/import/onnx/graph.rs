@@ -21,6 +21,8 @@ pub(super) struct GraphProto {
 pub(super) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
     pub(super) input: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub(super) output: Vec<String>,
     #[prost(string, tag = "4")]
     pub(super) op_type: String,
     #[prost(message, repeated, tag = "5")]
