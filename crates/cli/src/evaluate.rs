@@ -20,7 +20,9 @@ use crate::{
 };
 
 /// Rates that are asked for, of overpredictions and of false positives.
-const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
+fn rates() -> [Fraction; 4] {
+    [0.01, 0.02, 0.04, 0.1].map(|rate| Fraction::new(rate).expect("a rate is a share"))
+}
 
 /// What is evaluated.
 #[derive(Clone, Debug, Subcommand)]
@@ -101,8 +103,7 @@ fn frigid(args: &Frigid, format: Format) -> Result<(), Failure> {
     let read = |path: &PathBuf| open::read(path, |bytes| table::read(bytes, args.format.into()));
     let train = args.train.as_ref().map(read).transpose()?.unwrap_or_default();
     let test = read(&args.test)?;
-    let rates = RATES.map(|rate| Fraction::new(rate).expect("a rate is a share"));
-    let said = trial::run(&train, &test, &rates).map_err(|nothing| Failure::File {
+    let said = trial::run(&train, &test, &rates()).map_err(|nothing| Failure::File {
         tried: "test forecasts by",
         path: args.test.clone(),
         errno: io::Error::new(io::ErrorKind::InvalidData, nothing),

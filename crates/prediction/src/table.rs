@@ -63,24 +63,40 @@ pub enum TableError {
     /// A column is none of the layout's.
     #[error("column {0:?}: must be one of {1}")]
     Unknown(String, String),
+    /// A quote is not closed.
+    #[error(transparent)]
+    Quote(#[from] OpenQuote),
     /// A value breaks a rule.
-    #[error("line {line}: {field} = {value:?}: {rule}")]
-    Value {
-        /// Counted from 1.
-        line: u64,
-        /// Which column.
-        field: &'static str,
-        /// As written; its beginning if it is long.
-        value: String,
-        /// "must be ...".
-        rule: &'static str,
-    },
+    #[error(transparent)]
+    Value(#[from] WrongValue),
     /// There is no row.
     #[error("no rows: must have a line of names and rows")]
     Empty,
     /// More than anybody means to read.
     #[error("more than {TRACE_ROWS_MAX} rows")]
     TooManyRows,
+}
+
+/// A value that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {field} = {value:?}: {rule}")]
+pub struct WrongValue {
+    /// Counted from 1.
+    pub line: u64,
+    /// Which column.
+    pub field: &'static str,
+    /// As written; its beginning if it is long.
+    pub value: String,
+    /// "must be ...".
+    pub rule: &'static str,
+}
+
+/// A quote that is not closed: it makes one value of all that follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: a value has a line break: is a quote not closed?")]
+pub struct OpenQuote {
+    /// Where the row begins, counted from 1.
+    pub line: u64,
 }
 
 /// Reads a whole table.
@@ -102,11 +118,15 @@ pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<Stay>, TableErro
     if rows.is_empty() { Err(TableError::Empty) } else { Ok(rows) }
 }
 
-/// A quote that is not closed makes one value of all that follows.
-fn see_closed(record: &StringRecord) -> Result<(), TableError> {
-    let line = record.position().map_or(1, csv::Position::line);
-    let why = "a value has a line break: is a quote not closed?".to_owned();
-    if record.iter().any(|value| value.contains('\n')) { Err(TableError::Line { line, why }) } else { Ok(()) }
+/// No value is more than a line.
+pub(crate) fn see_closed(record: &StringRecord) -> Result<(), OpenQuote> {
+    let is_closed = !record.iter().any(|value| value.contains('\n'));
+    if is_closed { Ok(()) } else { Err(OpenQuote { line: line(record) }) }
+}
+
+/// Where a row stands, counted from 1.
+pub(crate) fn line(record: &StringRecord) -> u64 {
+    record.position().map_or(1, csv::Position::line)
 }
 
 fn broken(error: csv::Error) -> TableError {

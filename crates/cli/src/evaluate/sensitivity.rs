@@ -14,7 +14,7 @@ use serde::Serialize;
 use sim::processor::{self, Measured, Memory, SERVER, family, measure, noisy, read_latency, read_trace};
 use units::{Fraction, limits::SPLITS_MAX};
 
-use super::{RATES, percent};
+use super::{percent, rates};
 use crate::{
     Failure, Format, open, print,
     table::{Column, Row, col, wide},
@@ -79,8 +79,7 @@ pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
         Some(path) => open::read(path, read_labels)?,
         None => modelled(args, format)?,
     };
-    let rates = RATES.map(|rate| Fraction::new(rate).expect("a rate is a share"));
-    let told = trial::run(&workloads, args.pdm, &rates, args.splits, SEED);
+    let told = trial::run(&workloads, args.pdm, &rates(), args.splits, SEED);
     let told = told.map_err(|untold| Failure::File {
         tried: "tell slowdowns of",
         path: args.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),

@@ -8,6 +8,7 @@ use super::{
     history::{FEATURES, alike},
     risk::LEVELS,
 };
+use crate::trees::boost::rank;
 
 /// Outcomes from which margins are learnt.
 const ENOUGH: usize = 50;
@@ -46,6 +47,5 @@ fn case(known: &[f64; FEATURES]) -> Option<((usize, usize), f64)> {
 
 fn quantiles(mut numbers: Vec<f64>) -> [f64; LEVELS.len()] {
     numbers.sort_unstable_by(f64::total_cmp);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among them")]
-    LEVELS.map(|level| numbers[(numbers.len() as f64 * level) as usize])
+    LEVELS.map(|level| numbers[rank(numbers.len(), level)])
 }

@@ -17,6 +17,7 @@ use super::{
     price::{Calibration, Judged},
     risk::{Appetite, Curve},
 };
+use crate::trees::boost::rank;
 
 /// A VM's stay, from its start to its end.
 #[derive(Clone, Debug, PartialEq)]
@@ -167,7 +168,8 @@ impl Trial {
         self.model = Some(Model::train(&known, &untouched, self.seen as u64));
         untouched.sort_unstable_by(f64::total_cmp);
         for policy in &mut self.policies {
-            policy.fixed = quantile(&untouched, policy.rate);
+            let fixed = untouched[rank(untouched.len(), policy.rate.get())];
+            policy.fixed = Fraction::new(fixed).expect("outcomes are shares");
         }
     }
 
@@ -259,11 +261,4 @@ impl Sum {
     fn of_memory(&self, gib: f64) -> f64 {
         gib / self.requested
     }
-}
-
-/// What the rate's share of sorted shares is below.
-fn quantile(sorted: &[f64], rate: Fraction) -> Fraction {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among them")]
-    let rank = ((sorted.len() as f64 * rate.get()) as usize).min(sorted.len() - 1);
-    Fraction::new(sorted[rank]).expect("outcomes are shares")
 }

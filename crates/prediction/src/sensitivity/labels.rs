@@ -3,6 +3,7 @@
 use std::io;
 
 use super::{COUNTERS, Workload};
+use crate::table::{OpenQuote, WrongValue, line, see_closed};
 
 /// Why labels cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -16,24 +17,12 @@ pub enum LabelError {
     /// A column is none of them.
     #[error("column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
     Unknown(String),
-    /// A quote that is not closed makes one value of all that follows.
-    #[error("line {line}: a value has a line break: is a quote not closed?")]
-    Quote {
-        /// Where it begins.
-        line: u64,
-    },
+    /// A quote is not closed.
+    #[error(transparent)]
+    Quote(#[from] OpenQuote),
     /// A value breaks a rule.
-    #[error("line {line}: {field} = {value:?}: {rule}")]
-    Value {
-        /// Counted from 1.
-        line: u64,
-        /// Which column.
-        field: &'static str,
-        /// As written.
-        value: String,
-        /// "must be ...".
-        rule: &'static str,
-    },
+    #[error(transparent)]
+    Value(#[from] WrongValue),
 }
 
 const COUNTER: &str = "must be empty or a number from 0 to 1000000";
@@ -58,13 +47,15 @@ pub fn read(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
     let mut workloads = Vec::new();
     for record in table.records() {
         let record = record?;
-        let line = record.position().map_or(0, csv::Position::line);
-        if record.iter().any(|value| value.contains('\n')) {
-            return Err(LabelError::Quote { line });
-        }
+        see_closed(&record)?;
         let number = |at: usize, field: &'static str, range: std::ops::RangeInclusive<f64>, rule| {
             let number = record[at].trim().parse().ok().filter(|number| range.contains(number));
-            number.ok_or_else(|| LabelError::Value { line, field, value: record[at].to_owned(), rule })
+            number.ok_or_else(|| WrongValue {
+                line: line(&record),
+                field,
+                value: record[at].to_owned(),
+                rule,
+            })
         };
         let mut measured = [f64::NAN; COUNTERS.len()];
         for ((number_of, at), name) in measured.iter_mut().zip(&counters).zip(COUNTERS) {

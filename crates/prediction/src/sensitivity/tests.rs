@@ -42,6 +42,11 @@ fn a_forest_sees_what_no_threshold_on_one_counter_can() {
 }
 
 #[test]
+fn thresholds_look_at_the_counters_they_are_named_after() {
+    assert_eq!([COUNTERS[MEMORY_BOUND], COUNTERS[DRAM_BOUND]], ["memory_bound", "dram_bound"]);
+}
+
+#[test]
 fn the_same_seed_parts_the_programs_alike() {
     let told = |seed| run(&workloads(40), fraction(0.05), &[fraction(0.1)], 3, seed).unwrap();
     assert_eq!(told(1), told(1));

@@ -80,7 +80,7 @@ pub fn run(
         return Err(Untold::Splits(splits));
     }
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let mut told = vec![[const { Told::new() }; 3]; rates.len()];
+    let mut told = vec![<[Told; 3]>::default(); rates.len()];
     for split in 0..splits {
         programs.shuffle(&mut rng);
         let learnt: BTreeSet<&str> = programs[..programs.len() / 2].iter().copied().collect();
@@ -139,10 +139,6 @@ struct Told {
 }
 
 impl Told {
-    const fn new() -> Self {
-        Self { placed: Vec::new(), tuned_placed: 0.0, tuned_fp: 0.0 }
-    }
-
     fn add(&mut self, way: &Way, rate: Fraction) {
         let (_, placed) = cut(&way.told, rate.get());
         let (tuned, _) = cut(&way.learnt, rate.get());

@@ -6,7 +6,7 @@ use units::{
     limits::{CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
 };
 
-use super::{Layout, OWN_COLUMNS, TableError};
+use super::{Layout, OWN_COLUMNS, TableError, WrongValue, line};
 use crate::frigid::{Ask, Groups, Outcome, Usage, trial::Stay};
 
 const MEMORY: &str = "must be a number above 0 of at most 64 TiB";
@@ -247,7 +247,7 @@ impl Line<'_> {
 
     fn check(&self, kept: bool, field: &'static str, rule: &'static str) -> Result<(), TableError> {
         let value = || self.text(field).chars().take(SHOWN_CHARS_MAX).collect();
-        let line = self.record.position().map_or(0, csv::Position::line);
-        if kept { Ok(()) } else { Err(TableError::Value { line, field, value: value(), rule }) }
+        let wrong = || WrongValue { line: line(self.record), field, value: value(), rule };
+        if kept { Ok(()) } else { Err(wrong().into()) }
     }
 }

@@ -82,9 +82,16 @@ fn moves(grown: &Grown, rows: &[u32], targets: &[f64], now: &[f64], levels: &[f6
 
 /// The number that the level's share of all is at most, by rank and not between two.
 fn quantile(numbers: &mut [f64], level: f64) -> f64 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among the numbers")]
-    let rank = ((numbers.len() as f64 * level) as usize).min(numbers.len() - 1);
-    *numbers.select_nth_unstable_by(rank, f64::total_cmp).1
+    *numbers.select_nth_unstable_by(rank(numbers.len(), level), f64::total_cmp).1
+}
+
+/// Where the number stands, among so many in order, that the level's share of them is below.
+///
+/// # Panics
+/// There are none.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among the numbers")]
+pub(crate) fn rank(numbers: usize, level: f64) -> usize {
+    ((numbers as f64 * level) as usize).min(numbers - 1)
 }
 
 fn sample(rng: &mut impl Rng, rows: usize, amount: usize) -> Vec<u32> {

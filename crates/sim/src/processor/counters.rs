@@ -28,6 +28,11 @@ pub const COUNTERS: [&str; 17] = [
     "memory_level_parallelism",
 ];
 
+/// Where those stand that follow from others.
+const CORE: usize = 3;
+const MEMORY: usize = 4;
+const DRAM: usize = 11;
+
 /// One number for each of [`COUNTERS`].
 pub type Counters = [f64; COUNTERS.len()];
 
@@ -89,44 +94,15 @@ impl Run {
     }
 }
 
-/// With those that follow from others: bound by memory, by DRAM, and by the core.
+/// With those that follow from others, which stand at [`CORE`], [`MEMORY`] and [`DRAM`] whatever was there.
 pub(super) fn reckoned(counted: Counters) -> Counters {
-    let [
-        retiring,
-        frontend,
-        speculation,
-        _,
-        _,
-        first,
-        second,
-        third,
-        latency,
-        bandwidth,
-        store,
-        _,
-        rest @ ..,
-    ] = counted;
+    let [retiring, frontend, speculation, _, _, first, second, third, latency, bandwidth, store, ..] =
+        counted;
     let dram = latency + bandwidth;
     let memory = first + second + third + dram + store;
-    let core = (1.0 - retiring - frontend - speculation - memory).max(0.0);
-    let [ipc, l1, l2, l3, parallelism] = rest;
-    [
-        retiring,
-        frontend,
-        speculation,
-        core,
-        memory,
-        first,
-        second,
-        third,
-        latency,
-        bandwidth,
-        store,
-        dram,
-        ipc,
-        l1,
-        l2,
-        l3,
-        parallelism,
-    ]
+    let mut all = counted;
+    all[CORE] = (1.0 - retiring - frontend - speculation - memory).max(0.0);
+    all[MEMORY] = memory;
+    all[DRAM] = dram;
+    all
 }

@@ -130,6 +130,11 @@ fn noise_is_small_and_the_same_for_one_seed() {
     let [counted, others] = [&noisy(1)[5..11], &noisy(1)[12..]];
     assert!(counted.iter().chain(others).all(|counter| (0.7..1.3).contains(counter)));
     assert_eq!(noisy(1)[11], noisy(1)[8] + noisy(1)[9], "DRAM bound is latency and bandwidth bound");
+    assert_eq!(
+        noisy(1)[4],
+        noisy(1)[5..8].iter().sum::<f64>() + noisy(1)[11] + noisy(1)[10],
+        "and is part of memory bound"
+    );
     let idle = super::noisy(&[0.0; COUNTERS.len()], &mut Pcg64Mcg::seed_from_u64(1));
     assert!(idle[5..11].iter().all(|counter| (0.0..0.02).contains(counter)), "{idle:?}");
 }
