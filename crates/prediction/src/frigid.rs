@@ -2,6 +2,7 @@
 //! too much, outcomes of late say what that risk costs, and risk is spent where it buys most memory.
 
 mod history;
+mod live;
 mod margins;
 mod model;
 mod outcome;
@@ -10,9 +11,10 @@ mod risk;
 pub mod trial;
 
 pub use history::{FEATURES, History, feature_names};
-pub use model::Model;
+pub use live::{Known, Live, Said};
+pub use model::{Model, Teacher};
 pub use outcome::{Ask, Groups, Outcome, Usage};
-pub use price::{Calibration, Judged};
+pub use price::{Bought, Calibration, Judged};
 pub use risk::{Appetite, Curve, LEVELS, Stake};
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! data, trained here from outcomes that the caller has; bytes and time are arguments, and nothing is kept.
 #![forbid(unsafe_code)]
 
+pub mod file;
 pub mod frigid;
 pub mod import;
 pub mod sensitivity;

@@ -3,9 +3,11 @@
 //! single counters are what it has to beat.
 
 mod labels;
+mod model;
 pub mod trial;
 
 pub use labels::{LabelError, read};
+pub use model::{Cut, Model};
 
 use crate::trees::{
     Columns, Shape,

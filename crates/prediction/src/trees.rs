@@ -5,18 +5,20 @@ pub mod bag;
 mod bins;
 pub mod boost;
 mod grow;
+mod stored;
 
 use std::collections::VecDeque;
 
 use bins::Binned;
 pub use bins::Columns;
 pub use grow::Shape;
+use serde::{Deserialize, Serialize};
 
 /// The largest number that still counts as zero where zero means missing, as LightGBM has it.
 const ZERO: f64 = 1e-35_f32 as f64;
 
 /// A step down a tree: to its first or to its second child.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     /// Which number of the row is looked at.
     pub feature: usize,
@@ -31,7 +33,8 @@ pub struct Node {
 }
 
 /// Which numbers go to the first child.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Test {
     /// Those that are at most this.
     AtMost(f64),
@@ -40,7 +43,8 @@ pub enum Test {
 }
 
 /// What is below a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Child {
     /// Another step, by its number in its tree.
     Node(usize),
@@ -49,7 +53,7 @@ pub enum Child {
 }
 
 /// A tree, to be added to an ensemble. Its first node is its root; without nodes it is its only leaf.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tree {
     /// The steps.
     pub nodes: Vec<Node>,
@@ -87,10 +91,17 @@ pub enum NotATree {
     /// More than can be numbered.
     #[error("too many nodes, leaves or sets")]
     TooLarge,
+    /// Nothing would be answered.
+    #[error("no output: must be at least one")]
+    NoOutput,
+    /// A node or a leaf has a number that is none.
+    #[error("a node or leaf says NaN or an infinite number: must be numbers")]
+    NotFinite,
 }
 
-/// Trees whose leaves are summed.
-#[derive(Clone, Debug, PartialEq)]
+/// Trees whose leaves are summed. As data it is its trees one by one, and is checked like any that are pushed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "stored::Stored", try_from = "stored::Stored")]
 pub struct Ensemble {
     features: usize,
     start: Vec<f64>,

@@ -135,6 +135,8 @@ pub const SPLITS_MAX: u32 = 10_000;
 pub const OUTCOMES_TRAINED_MAX: usize = 64 << 10;
 /// Outcomes by which it is judged how far forecasts can be trusted, the latest.
 pub const OUTCOMES_JUDGED_MAX: usize = 2000;
+/// A model as a file.
+pub const MODEL_BYTES_MAX: usize = 3 << 20;
 /// Calls that a replay keeps under way unless told otherwise.
 pub const REPLAY_CLIENTS_DEFAULT: usize = 64;
 /// Calls that a replay may be told to keep under way.
@@ -258,6 +260,7 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
+const _: () = assert!(MODEL_BYTES_MAX < MESSAGE_BYTES_MAX, "a model fits into a message");
 const _: () = assert!(VCPUS_STOP_WITHIN.0 < CONTROL_ANSWER_WITHIN.0, "a pause is answered in time");
 const _: () = assert!(
     GUEST_STOPS_WITHIN.0 + VCPUS_STOP_WITHIN.0 < GUEST_GONE_WITHIN_DEFAULT.0,

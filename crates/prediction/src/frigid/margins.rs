@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     history::{FEATURES, alike},
     risk::LEVELS,
@@ -16,8 +18,24 @@ const ENOUGH: usize = 50;
 const CASES: [f64; 5] = [2.0, 3.0, 5.0, 9.0, 30.0];
 
 /// For each group and case, what has to be added to the lowest share so that each level's part of outcomes stays below.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Vec<Row>", from = "Vec<Row>")]
 pub(super) struct Margins(BTreeMap<(usize, usize), [f64; LEVELS.len()]>);
+
+/// As it is written down: a group, a case, and what has to be added.
+type Row = (usize, usize, [f64; LEVELS.len()]);
+
+impl From<Margins> for Vec<Row> {
+    fn from(Margins(margins): Margins) -> Self {
+        margins.into_iter().map(|((group, case), margins)| (group, case, margins)).collect()
+    }
+}
+
+impl From<Vec<Row>> for Margins {
+    fn from(rows: Vec<Row>) -> Self {
+        Self(rows.into_iter().map(|(group, case, margins)| ((group, case), margins)).collect())
+    }
+}
 
 impl Margins {
     /// Learnt from what was known of VMs and the shares that they did not touch.
@@ -29,7 +47,7 @@ impl Margins {
             }
         }
         let enough = off.into_iter().filter(|(_, off)| off.len() >= ENOUGH);
-        Self(enough.map(|(case, off)| (case, quantiles(off))).collect())
+        Self(enough.map(|(case, off)| (case, quantiles_of(off))).collect())
     }
 
     /// The share that is too much at each level; none for a VM unlike any.
@@ -45,7 +63,11 @@ fn case(known: &[f64; FEATURES]) -> Option<((usize, usize), f64)> {
     Some(((group, CASES.partition_point(|from| *from <= count)), lowest))
 }
 
-fn quantiles(mut numbers: Vec<f64>) -> [f64; LEVELS.len()] {
+/// Of some numbers, those that each level's part is below.
+///
+/// # Panics
+/// There are none.
+pub(super) fn quantiles_of(mut numbers: Vec<f64>) -> [f64; LEVELS.len()] {
     numbers.sort_unstable_by(f64::total_cmp);
     LEVELS.map(|level| numbers[rank(numbers.len(), level)])
 }

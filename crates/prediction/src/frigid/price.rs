@@ -4,12 +4,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
 use units::{Bytes, Fraction, limits::OUTCOMES_JUDGED_MAX};
 
-use super::risk::{Appetite, Curve, LEVELS};
+use super::{
+    history::gib,
+    risk::{Appetite, Curve, LEVELS},
+};
 
 /// What was said of a VM before it started, and what came of it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
     /// What the model said.
     pub curve: Curve,
@@ -22,17 +26,26 @@ pub struct Judged {
 }
 
 /// Outcomes of late. There are as many owners as came with outcomes: who feeds it bounds it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     recent: VecDeque<Judged>,
     owners: BTreeMap<String, Tally>,
 }
 
 /// How one owner's VMs did against what was said of them; older ones count less.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Tally {
     outcomes: f64,
     hits: f64,
+}
+
+/// What an appetite would have bought of outcomes of late; both are shares, 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Bought {
+    /// Share of VMs whose stake was too much.
+    pub rate: f64,
+    /// Share of their memory that was taken, in whole slices of each VM.
+    pub share: f64,
 }
 
 /// The level at which owners' outcomes are counted: one in ten should be below.
@@ -97,6 +110,27 @@ impl Calibration {
             if self.fits(middle, rate) { high = middle } else { low = middle }
         }
         Some(Appetite::new(high, rate))
+    }
+
+    /// What an appetite would have bought of outcomes of late; nothing while there is none.
+    pub fn bought(&self, appetite: Appetite) -> Bought {
+        let (mut hits, mut taken, mut requested) = (0_u32, 0.0, 0.0);
+        for judged in &self.recent {
+            let stake = judged.curve.stake(judged.requested, appetite, judged.caution);
+            let share = Fraction::new(stake.share).expect("a stake is a share");
+            hits += u32::from(share > judged.untouched);
+            taken += gib(share.of(judged.requested).slices_floor());
+            requested += gib(judged.requested);
+        }
+        match self.recent.len() {
+            0 => Bought::default(),
+            vms => Bought { rate: f64::from(hits) / vms as f64, share: taken / requested },
+        }
+    }
+
+    /// How many outcomes are remembered.
+    pub fn outcomes(&self) -> usize {
+        self.recent.len()
     }
 
     fn fits(&self, price: f64, rate: Fraction) -> bool {

@@ -2,6 +2,7 @@
 //! every VM; that takes as much risk for one GiB as for a hundred. What the operator limits is how many VMs may be hit (OP, and
 //! with it X, of Eq. 1), so that risk buys most where GiB gained are weighed against VMs risked, at one price for all.
 
+use serde::{Deserialize, Serialize};
 use units::{Bytes, Fraction};
 
 use super::history::gib;
@@ -13,7 +14,8 @@ pub const LEVELS: [f64; 15] =
 const RISK_OVER_RATE_MAX: f64 = 5.0;
 
 /// Of one VM, the share of its memory that is too much with the probability of each of the [`LEVELS`]; ascending.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "[f64; LEVELS.len()]")]
 pub struct Curve([f64; LEVELS.len()]);
 
 /// How much risk is taken.
@@ -41,10 +43,17 @@ impl Appetite {
     }
 }
 
+impl From<[f64; LEVELS.len()]> for Curve {
+    fn from(shares: [f64; LEVELS.len()]) -> Self {
+        Self::new(shares)
+    }
+}
+
 impl Curve {
-    /// As trees say it, put in order: quantiles may not cross.
+    /// As a model says it, put in order: quantiles may not cross. Where it says no number there is nothing to take.
     pub fn new(mut shares: [f64; LEVELS.len()]) -> Self {
-        shares.iter_mut().for_each(|share| *share = share.clamp(0.0, 1.0));
+        let share = |said: f64| if said.is_nan() { 0.0 } else { said.clamp(0.0, 1.0) };
+        shares.iter_mut().for_each(|said| *said = share(*said));
         shares.sort_unstable_by(f64::total_cmp);
         Self(shares)
     }

@@ -7,15 +7,19 @@ use std::{
     collections::{BTreeMap, BinaryHeap, VecDeque},
 };
 
-use serde::Serialize;
-use units::{Fraction, UnixMs, limits::OUTCOMES_TRAINED_MAX};
+use serde::{Deserialize, Serialize};
+use units::{
+    Fraction, UnixMs,
+    limits::{OUTCOMES_JUDGED_MAX, OUTCOMES_TRAINED_MAX},
+};
 
 use super::{
-    history::{FEATURES, History, gib},
-    model::Model,
+    history::{FEATURES, gib},
+    live::{Known, Live, Said},
+    model::{Model, Teacher},
     outcome::{Ask, Outcome},
-    price::{Calibration, Judged},
-    risk::{Appetite, Curve},
+    price::Calibration,
+    risk::Appetite,
 };
 use crate::trees::boost::rank;
 
@@ -31,7 +35,7 @@ pub struct Stay {
 }
 
 /// What a rate of overpredictions bought. All but `vms` are shares, 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Share of VMs whose forecast may exceed what they leave untouched.
     pub rate_asked: f64,
@@ -74,52 +78,98 @@ pub fn run(train: &[Stay], test: &[Stay], rates: &[Fraction]) -> Result<Vec<Verd
         return Err(NothingTested);
     }
     let stays: Vec<&Stay> = train.iter().chain(test).collect();
-    let mut order: Vec<usize> = (0..stays.len()).collect();
-    order.sort_by_key(|stay| stays[*stay].ask.begins);
-    let mut trial = Trial::new(rates);
-    for at in order {
-        let stay = stays[at];
-        trial.end_before(stay.ask.begins, &stays);
-        trial.learn();
-        trial.begin(at, stay, at >= train.len());
-    }
+    let mut trial = Trial::new(&Teacher::Own, FIRST, rates);
+    trial.live_through(&stays, train.len());
     Ok(trial.policies.iter().map(Policy::verdict).collect())
 }
 
-/// What was known and said of a VM that runs.
-struct Said {
-    features: [f64; FEATURES],
-    forecast: Option<(Curve, f64)>,
+/// A model to serve, and how its like did before outcomes were known.
+#[derive(Clone, Debug)]
+pub struct Trained {
+    /// Made of all outcomes.
+    pub model: Model,
+    /// The latest outcomes, each held against what a model said that was made before it was known.
+    pub calibration: Calibration,
+    /// What each rate would have bought of the VMs that began after the first such model.
+    pub verdicts: Vec<Verdict>,
+    /// Outcomes that it was made of.
+    pub outcomes: usize,
+    /// When the first of its VMs began and the last ended.
+    pub window: (UnixMs, UnixMs),
+}
+
+/// There is too little to learn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} outcomes that can be trusted: must be at least {FIRST}")]
+pub struct TooFew(usize);
+
+/// Makes a model of all outcomes, and holds models of earlier ones against later ones.
+///
+/// # Errors
+/// [`TooFew`].
+pub fn train(stays: &[Stay], teacher: &Teacher, rates: &[Fraction]) -> Result<Trained, TooFew> {
+    let sound = stays.iter().filter(|stay| stay.sound);
+    let outcomes = sound.clone().count();
+    let begins = sound.clone().map(|stay| stay.ask.begins).min();
+    let ends = sound.map(|stay| stay.outcome.ended).max();
+    let Some(window) = begins.zip(ends).filter(|_| outcomes >= FIRST) else {
+        return Err(TooFew(outcomes));
+    };
+    // Earlier ones would be forgotten by the calibration.
+    let first = outcomes.saturating_sub(OUTCOMES_JUDGED_MAX).max(FIRST);
+    let mut trial = Trial { tests_unsaid: false, ..Trial::new(teacher, first, rates) };
+    let stays: Vec<&Stay> = stays.iter().collect();
+    trial.live_through(&stays, 0);
+    trial.end_before(UnixMs(u64::MAX), &stays);
+    let (model, calibration) = (trial.teach(), trial.live.calibration().clone());
+    let verdicts = trial.policies.iter().map(Policy::verdict).collect();
+    Ok(Trained { model, calibration, verdicts, outcomes, window })
 }
 
 /// The state of the world at one moment.
-struct Trial {
-    history: History,
+struct Trial<'a> {
+    live: Live,
+    teacher: &'a Teacher,
     /// The latest outcomes: what was known when they began, and the share left untouched.
     learnt: VecDeque<([f64; FEATURES], f64)>,
     seen: usize,
-    calibration: Calibration,
-    model: Option<Model>,
     policies: Vec<Policy>,
-    trained_at: usize,
+    /// At how many outcomes the next training is due.
+    train_at: usize,
     priced_at: usize,
-    said: BTreeMap<usize, Said>,
+    /// Whether VMs count that began before there was a model: then nothing was taken of them.
+    tests_unsaid: bool,
     running: BinaryHeap<Reverse<(UnixMs, usize)>>,
+    /// What was known and said of those that run.
+    known: BTreeMap<usize, Known>,
 }
 
-impl Trial {
-    fn new(rates: &[Fraction]) -> Self {
+impl<'a> Trial<'a> {
+    /// With its first training at so many outcomes.
+    fn new(teacher: &'a Teacher, first: usize, rates: &[Fraction]) -> Self {
         Self {
-            history: History::default(),
+            live: Live::default(),
+            teacher,
             learnt: VecDeque::new(),
             seen: 0,
-            calibration: Calibration::default(),
-            model: None,
             policies: rates.iter().map(|rate| Policy::new(*rate)).collect(),
-            trained_at: 0,
+            train_at: first,
             priced_at: 0,
-            said: BTreeMap::new(),
+            tests_unsaid: true,
             running: BinaryHeap::new(),
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// All stays in the order in which they begin; those from `tested` on are tested.
+    fn live_through(&mut self, stays: &[&Stay], tested: usize) {
+        let mut order: Vec<usize> = (0..stays.len()).collect();
+        order.sort_by_key(|stay| stays[*stay].ask.begins);
+        for at in order {
+            let stay = stays[at];
+            self.end_before(stay.ask.begins, stays);
+            self.learn();
+            self.begin(at, stay, at >= tested);
         }
     }
 
@@ -127,60 +177,57 @@ impl Trial {
     fn end_before(&mut self, now: UnixMs, stays: &[&Stay]) {
         while self.running.peek().is_some_and(|Reverse((ended, _))| *ended < now) {
             let Reverse((_, at)) = self.running.pop().expect("it was just seen");
-            let said = self.said.remove(&at).expect("a VM begins before it ends");
-            self.end(stays[at], &said);
+            let known = self.known.remove(&at).expect("a VM begins before it ends");
+            self.end(stays[at], &known);
         }
     }
 
-    fn end(&mut self, stay: &Stay, said: &Said) {
+    fn end(&mut self, stay: &Stay, known: &Known) {
         if !stay.sound {
             return;
         }
-        self.history.add(&stay.ask, &stay.outcome);
-        let untouched = stay.outcome.untouched;
+        self.live.end(&stay.ask, &stay.outcome, known.said);
         if self.learnt.len() == OUTCOMES_TRAINED_MAX {
             self.learnt.pop_front();
         }
-        self.learnt.push_back((said.features, untouched.get()));
+        self.learnt.push_back((known.features, stay.outcome.untouched.get()));
         self.seen += 1;
-        if let Some((curve, caution)) = said.forecast {
-            let judged = Judged { curve, caution, requested: stay.ask.requested, untouched };
-            self.calibration.add(stay.ask.groups.owner(), judged);
-        }
     }
 
     /// Trains and prices anew when enough has come in.
     fn learn(&mut self) {
-        if self.seen >= FIRST && self.seen as f64 >= self.trained_at as f64 * GROWTH {
-            self.trained_at = self.seen;
-            self.train();
+        if self.seen >= self.train_at {
+            let model = self.teach();
+            self.live.set_model(Some(model));
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of outcomes")]
+            let next = (self.seen as f64 * GROWTH).ceil() as usize;
+            self.train_at = next;
         }
         if self.seen >= self.priced_at + PRICED_EVERY {
             self.priced_at = self.seen;
             for policy in &mut self.policies {
-                policy.appetite = self.calibration.appetite(policy.rate);
+                policy.appetite = self.live.calibration().appetite(policy.rate);
             }
         }
     }
 
-    fn train(&mut self) {
+    fn teach(&mut self) -> Model {
         let (known, mut untouched): (Vec<_>, Vec<f64>) = self.learnt.iter().copied().unzip();
-        self.model = Some(Model::train(&known, &untouched, self.seen as u64));
+        let model = self.teacher.teach(&known, &untouched, self.seen as u64);
         untouched.sort_unstable_by(f64::total_cmp);
         for policy in &mut self.policies {
             let fixed = untouched[rank(untouched.len(), policy.rate.get())];
             policy.fixed = Fraction::new(fixed).expect("outcomes are shares");
         }
+        model
     }
 
     fn begin(&mut self, at: usize, stay: &Stay, is_tested: bool) {
-        let features = self.history.features(&stay.ask);
-        let caution = self.calibration.caution(stay.ask.groups.owner().as_ref());
-        let forecast = self.model.as_ref().map(|model| (model.curve(&features), caution));
-        if is_tested && stay.sound {
-            self.policies.iter_mut().for_each(|policy| policy.test(stay, forecast));
+        let known = self.live.know(&stay.ask);
+        if is_tested && stay.sound && (self.tests_unsaid || known.said.is_some()) {
+            self.policies.iter_mut().for_each(|policy| policy.test(stay, known.said));
         }
-        self.said.insert(at, Said { features, forecast });
+        self.known.insert(at, known);
         self.running.push(Reverse((stay.outcome.ended.max(stay.ask.begins), at)));
     }
 }
@@ -206,10 +253,8 @@ impl Policy {
         }
     }
 
-    fn test(&mut self, stay: &Stay, forecast: Option<(Curve, f64)>) {
-        let stake = forecast
-            .zip(self.appetite)
-            .map(|((curve, caution), appetite)| curve.stake(stay.ask.requested, appetite, caution));
+    fn test(&mut self, stay: &Stay, said: Option<Said>) {
+        let stake = said.zip(self.appetite).map(|(said, appetite)| said.stake(stay.ask.requested, appetite));
         let share = Fraction::new(stake.unwrap_or_default().share).expect("a stake is a share");
         self.ours.add(share, stay);
         self.fixed_sum.add(self.fixed, stay);
@@ -255,10 +300,10 @@ impl Sum {
     }
 
     fn of_vms(&self, vms: u32) -> f64 {
-        f64::from(vms) / f64::from(self.vms)
+        f64::from(vms) / f64::from(self.vms.max(1))
     }
 
     fn of_memory(&self, gib: f64) -> f64 {
-        gib / self.requested
+        if self.vms == 0 { 0.0 } else { gib / self.requested }
     }
 }

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::trees::{Child, Ensemble, Node, NotATree, Test, Tree};
 
 /// What the sum of the leaves becomes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Link {
     /// Itself.
     Identity,
@@ -17,7 +19,7 @@ pub enum Link {
 }
 
 /// A model as LightGBM wrote it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     /// Its trees.
     pub trees: Ensemble,

@@ -6,6 +6,7 @@ mod forest;
 mod graph;
 
 use prost::Message as _;
+use serde::{Deserialize, Serialize};
 
 use self::{
     forest::{Forest, OF_CLASSES, OF_TARGETS, Settings, wrong},
@@ -14,7 +15,7 @@ use self::{
 use crate::trees::{Ensemble, NotATree};
 
 /// A model as ONNX's runtimes would answer it, up to how they round.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     trees: Ensemble,
     classes: Vec<String>,

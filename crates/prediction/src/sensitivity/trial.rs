@@ -58,6 +58,21 @@ pub enum Untold {
 /// Programs that can be parted.
 const PROGRAMS_MIN: usize = 10;
 
+impl Untold {
+    /// Refuses workloads that nothing can be learnt from.
+    pub(super) fn check(workloads: &[Workload], pdm: Fraction) -> Result<(), Self> {
+        let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
+        let slowed = workloads.iter().filter(|workload| workload.slowdown > pdm.get()).count();
+        if programs.len() < PROGRAMS_MIN {
+            Err(Self::Few(programs.len()))
+        } else if slowed == 0 || slowed == workloads.len() {
+            Err(Self::OneKind)
+        } else {
+            Ok(())
+        }
+    }
+}
+
 /// Parts the programs so many times.
 ///
 /// # Errors
@@ -71,12 +86,8 @@ pub fn run(
 ) -> Result<Vec<Verdict>, Untold> {
     let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
     let mut programs: Vec<&str> = programs.into_iter().collect();
-    let slowed = workloads.iter().filter(|workload| workload.slowdown > pdm.get()).count();
-    if programs.len() < PROGRAMS_MIN {
-        return Err(Untold::Few(programs.len()));
-    } else if slowed == 0 || slowed == workloads.len() {
-        return Err(Untold::OneKind);
-    } else if !(1..=SPLITS_MAX).contains(&splits) {
+    Untold::check(workloads, pdm)?;
+    if !(1..=SPLITS_MAX).contains(&splits) {
         return Err(Untold::Splits(splits));
     }
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
