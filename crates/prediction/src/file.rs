@@ -171,7 +171,11 @@ impl ModelFile {
 /// JSON that ends within a number is wrong to its reader, and not short.
 fn unread(bytes: &[u8], error: &serde_json::Error) -> FileError {
     let is_open = bytes.starts_with(b"{") && !bytes.trim_ascii_end().ends_with(b"}");
-    if error.is_eof() || is_open { FileError::CutShort(bytes.len()) } else { FileError::NotAModel(error.to_string()) }
+    if error.is_eof() || is_open {
+        FileError::CutShort(bytes.len())
+    } else {
+        FileError::NotAModel(error.to_string())
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ mod model;
 mod outcome;
 mod price;
 mod risk;
+mod rival;
+mod score;
 pub mod trial;
 
 pub use history::{FEATURES, History, feature_names};

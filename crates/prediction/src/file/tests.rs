@@ -36,7 +36,8 @@ fn rates() -> [Fraction; 2] {
 
 fn frigid_file() -> ModelFile {
     let trained = trial::train(&stays(200), &Teacher::Own, &rates()).unwrap();
-    let about = About { rows: 200, window: Some(trained.window), metrics: trained.verdicts, ..About::default() };
+    let about =
+        About { rows: 200, window: Some(trained.window), metrics: trained.verdicts, ..About::default() };
     ModelFile::frigid(about, trained.model, trained.calibration)
 }
 
@@ -103,7 +104,9 @@ fn a_file_of_another_version_is_refused_by_that_and_not_by_what_is_in_it() {
     let text = String::from_utf8(frigid_file().write().unwrap()).unwrap();
     let other = text.replacen("requested_gib", "requested_mib", 1);
     assert!(matches!(ModelFile::read(other.as_bytes()).unwrap_err(), FileError::Features));
-    for something_else in [&b"tree\nversion=v4\n"[..], b"[1, 2]", b"{}", b"\xff\xfe", b"{\"tarn_model\": \"1\"}"] {
+    for something_else in
+        [&b"tree\nversion=v4\n"[..], b"[1, 2]", b"{}", b"\xff\xfe", b"{\"tarn_model\": \"1\"}"]
+    {
         let said = ModelFile::read(something_else).unwrap_err();
         assert!(matches!(said, FileError::NotAModel(_)), "{something_else:?}: {said}");
     }
@@ -115,7 +118,11 @@ fn a_file_whose_trees_are_none_is_refused() {
     for (sound, wrong, says) in [
         (r#"{"node":1}"#, r#"{"node":999}"#, "has a child that is not there"),
         (r#""feature":"#, r#""feature":9"#, "looks at number"),
-        (r#""calibration":{"recent":[{"curve":["#, r#""calibration":{"recent":[{"curve":[2,"#, "trailing characters"),
+        (
+            r#""calibration":{"recent":[{"curve":["#,
+            r#""calibration":{"recent":[{"curve":[2,"#,
+            "trailing characters",
+        ),
         (r#""untouched":0."#, r#""untouched":7."#, "7."),
     ] {
         assert!(text.contains(sound), "{sound} is not in the file");
@@ -165,12 +172,8 @@ fn a_model_trained_elsewhere_is_held_against_outcomes_and_written_like_our_own()
     let file = ModelFile::frigid(About::default(), trained.model.clone(), trained.calibration);
     written_and_read(&file);
     // What it says is moved by what outcomes were off, level by level: small VMs 0.5, large ones 0.25.
-    let ask = |gib| Ask {
-        groups: Groups::default(),
-        requested: Bytes::gib(gib),
-        cores: None,
-        begins: UnixMs(0),
-    };
+    let ask =
+        |gib| Ask { groups: Groups::default(), requested: Bytes::gib(gib), cores: None, begins: UnixMs(0) };
     let curve = |gib| trained.model.curve(&History::default().features(&ask(gib)));
     let off = curve(4).at_level(9) - curve(8).at_level(9);
     assert!((off - 0.25).abs() < 1e-9, "{off}");
@@ -188,7 +191,12 @@ fn a_model_that_asks_for_a_number_that_no_row_has_is_refused_by_its_name() {
 
 /// Any tree: steps over some features, each below the one before it.
 fn tree() -> impl Strategy<Value = Tree> {
-    let step = (0..5_usize, prop::option::of(prop::collection::vec(any::<u32>(), 1..3)), -1e9..1e9_f64, any::<[bool; 2]>());
+    let step = (
+        0..5_usize,
+        prop::option::of(prop::collection::vec(any::<u32>(), 1..3)),
+        -1e9..1e9_f64,
+        any::<[bool; 2]>(),
+    );
     prop::collection::vec(step, 0..12).prop_flat_map(|steps| {
         let leaves = prop::collection::vec(-1e3..1e3_f64, 2 * (steps.len() + 1));
         leaves.prop_map(move |leaves| {

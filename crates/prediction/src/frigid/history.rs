@@ -90,6 +90,12 @@ pub(super) fn alike(features: &[f64; FEATURES]) -> Option<(usize, f64, f64)> {
     groups.find(|(_, group)| !group[COUNT].is_nan()).map(|(at, group)| (at, group[COUNT], group[LOWEST]))
 }
 
+/// The lowest share in one group, by its index; none if it had no outcome.
+pub(super) fn lowest(features: &[f64; FEATURES], group: usize) -> Option<f64> {
+    let lowest = features[OF_ASK.len() + group * OF_GROUP.len() + LOWEST];
+    (!lowest.is_nan()).then_some(lowest)
+}
+
 /// Outcomes of one group.
 #[derive(Clone, Debug)]
 struct Group {

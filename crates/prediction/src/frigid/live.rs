@@ -65,6 +65,11 @@ impl Live {
         }
     }
 
+    /// The model that speaks.
+    pub(super) fn model(&self) -> Option<&Model> {
+        self.model.as_ref()
+    }
+
     /// Another model speaks from now on.
     pub fn set_model(&mut self, model: Option<Model>) {
         self.model = model;

@@ -94,11 +94,26 @@ impl Model {
     /// How likely each share of a VM's memory is to be too much.
     pub fn curve(&self, known: &[f64; FEATURES]) -> Curve {
         match &self.0 {
-            Says::Own { trees, margins } => Curve::new(own(trees, margins, known)),
+            Says::Own { trees, margins } => {
+                let mut shares = shares(trees, known);
+                if let Some(others) = margins.shares(known) {
+                    let both = |(share, other): (&mut f64, f64)| *share += MARGINS_SAY * (other - *share);
+                    shares.iter_mut().zip(others).for_each(both);
+                }
+                Curve::new(shares)
+            }
             Says::Foreign { model, off } => {
                 let said = model.predict(known);
                 Curve::new(off.map(|off| said + off))
             }
+        }
+    }
+
+    /// The same as its trees alone have it.
+    pub(super) fn curve_of_trees(&self, known: &[f64; FEATURES]) -> Curve {
+        match &self.0 {
+            Says::Own { trees, .. } => Curve::new(shares(trees, known)),
+            Says::Foreign { .. } => self.curve(known),
         }
     }
 
@@ -111,12 +126,8 @@ impl Model {
     }
 }
 
-fn own(trees: &Ensemble, margins: &Margins, known: &[f64; FEATURES]) -> [f64; LEVELS.len()] {
+fn shares(trees: &Ensemble, known: &[f64; FEATURES]) -> [f64; LEVELS.len()] {
     let mut shares = [0.0; LEVELS.len()];
     trees.predict(known, &mut shares);
-    if let Some(others) = margins.shares(known) {
-        let both = |(share, other): (&mut f64, f64)| *share += MARGINS_SAY * (other - *share);
-        shares.iter_mut().zip(others).for_each(both);
-    }
     shares
 }

@@ -8,7 +8,7 @@ use units::{Bytes, Fraction, UnixMs};
 use super::{
     history::alike,
     margins::Margins,
-    trial::{self, NothingTested, Stay, Verdict},
+    trial::{self, Line, NothingTested, Score, Stay, Verdict, Way},
     *,
 };
 
@@ -321,4 +321,54 @@ fn a_vm_that_resembles_none_is_described_by_what_it_asks_for() {
         "key.below_70=0",
     ];
     assert_eq!(said, expected);
+}
+
+fn scores(lines: &[Line], way: Way) -> &[Score] {
+    &lines.iter().find(|line| line.way == way).unwrap().scores
+}
+
+#[test]
+fn to_be_compared_changes_nothing_and_each_way_is_held_against_the_same_vms() {
+    let mut rng = Pcg64Mcg::seed_from_u64(3);
+    let (train, test) = (customers(&mut rng, 1000), customers(&mut rng, 500));
+    let (verdicts, lines) = trial::compare(&train, &test, &rates(&LEVELS[..12])).unwrap();
+    assert_eq!(verdicts, run(&train, &test, &LEVELS[..12]));
+    for (verdict, (ours, fixed)) in
+        verdicts.iter().zip(scores(&lines, Way::Ours).iter().zip(scores(&lines, Way::Fixed)))
+    {
+        assert_eq!((ours.rate, ours.share), (verdict.rate_actual, verdict.frigid_share));
+        assert_eq!((ours.slice_rate, ours.slice_share), (verdict.slice_rate, verdict.slice_share));
+        assert_eq!((fixed.rate, fixed.share), (verdict.static_rate, verdict.static_share));
+    }
+    let trees = scores(&lines, Way::Trees);
+    assert!(trees.is_sorted_by_key(|score| (score.rate, score.share)), "{trees:?}");
+    for rule in [Way::Lowest, Way::LowestOfOwner] {
+        let scores = scores(&lines, rule);
+        assert!(
+            scores.is_sorted_by(|one, less| one.share > less.share && one.rate >= less.rate),
+            "{scores:?}"
+        );
+    }
+    assert_eq!(trial::compare(&train, &[], &rates(&[0.1])), Err(NothingTested));
+}
+
+#[test]
+fn rules_take_the_lowest_share_of_those_that_had_ended_and_nothing_of_strangers() {
+    let named = |vm: &str, stay: Stay| {
+        let groups = Groups { vm: vm.to_owned(), ..stay.ask.groups.clone() };
+        Stay { ask: Ask { groups, ..stay.ask }, ..stay }
+    };
+    let train = [named("a", row("c", 8, 0, 0.75)), row("c", 8, 1, 0.5), row("c", 8, 9, 0.0)];
+    let taken = |test: Stay| {
+        let (_, lines) = trial::compare(&train, &[test], &rates(&[0.1])).unwrap();
+        [Way::Lowest, Way::LowestOfOwner].map(|way| scores(&lines, way)[0].share)
+    };
+    assert_eq!(
+        taken(named("a", row("c", 8, 3, 0.5))),
+        [0.75, 0.5],
+        "its own name is narrower than its owner's"
+    );
+    assert_eq!(taken(named("a", row("", 8, 3, 0.5))), [0.75, 0.75], "without a customer it is its own owner");
+    assert_eq!(taken(row("c", 8, 1, 0.5)), [0.75, 0.75], "the second has not ended");
+    assert_eq!(taken(row("stranger", 8, 3, 0.5)), [0.0, 0.0]);
 }

@@ -14,12 +14,14 @@ use units::{
 };
 
 use super::{
-    history::{FEATURES, gib},
+    history::FEATURES,
     live::{Known, Live, Said},
     model::{Model, Teacher},
     outcome::{Ask, Outcome},
     price::Calibration,
     risk::Appetite,
+    rival::{Line, Rival, Way},
+    score::Sum,
 };
 use crate::trees::boost::rank;
 
@@ -74,13 +76,27 @@ const PRICED_EVERY: usize = 20;
 /// # Errors
 /// [`NothingTested`].
 pub fn run(train: &[Stay], test: &[Stay], rates: &[Fraction]) -> Result<Vec<Verdict>, NothingTested> {
-    if !test.iter().any(|stay| stay.sound) {
-        return Err(NothingTested);
-    }
-    let stays: Vec<&Stay> = train.iter().chain(test).collect();
-    let mut trial = Trial::new(&Teacher::Own, FIRST, rates);
-    trial.live_through(&stays, train.len());
+    let trial = Trial::over(train, test, rates, Vec::new())?;
     Ok(trial.policies.iter().map(Policy::verdict).collect())
+}
+
+/// The same, and beside it what each other way to forecast bought of the same VMs, told the same at the same moment.
+///
+/// # Errors
+/// [`NothingTested`].
+pub fn compare(
+    train: &[Stay],
+    test: &[Stay],
+    rates: &[Fraction],
+) -> Result<(Vec<Verdict>, Vec<Line>), NothingTested> {
+    let Trial { policies, rivals, .. } = Trial::over(train, test, rates, Rival::all(rates))?;
+    let of = |way, sum: fn(&Policy) -> Sum| Line {
+        way,
+        scores: policies.iter().map(|policy| sum(policy).score()).collect(),
+    };
+    let lines = [of(Way::Ours, |policy| policy.ours), of(Way::Fixed, |policy| policy.fixed_sum)];
+    let verdicts = policies.iter().map(Policy::verdict).collect();
+    Ok((verdicts, lines.into_iter().chain(Rival::lines(&rivals)).collect()))
 }
 
 /// A model to serve, and how its like did before outcomes were known.
@@ -134,6 +150,7 @@ struct Trial<'a> {
     learnt: VecDeque<([f64; FEATURES], f64)>,
     seen: usize,
     policies: Vec<Policy>,
+    rivals: Vec<Rival>,
     /// At how many outcomes the next training is due.
     train_at: usize,
     priced_at: usize,
@@ -145,6 +162,22 @@ struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
+    /// All VMs, in the order in which they began; those of `test` are tested.
+    fn over(
+        train: &[Stay],
+        test: &[Stay],
+        rates: &[Fraction],
+        rivals: Vec<Rival>,
+    ) -> Result<Self, NothingTested> {
+        if !test.iter().any(|stay| stay.sound) {
+            return Err(NothingTested);
+        }
+        let stays: Vec<&Stay> = train.iter().chain(test).collect();
+        let mut trial = Self { rivals, ..Self::new(&Teacher::Own, FIRST, rates) };
+        trial.live_through(&stays, train.len());
+        Ok(trial)
+    }
+
     /// With its first training at so many outcomes.
     fn new(teacher: &'a Teacher, first: usize, rates: &[Fraction]) -> Self {
         Self {
@@ -153,6 +186,7 @@ impl<'a> Trial<'a> {
             learnt: VecDeque::new(),
             seen: 0,
             policies: rates.iter().map(|rate| Policy::new(*rate)).collect(),
+            rivals: Vec::new(),
             train_at: first,
             priced_at: 0,
             tests_unsaid: true,
@@ -199,7 +233,11 @@ impl<'a> Trial<'a> {
         if self.seen >= self.train_at {
             let model = self.teach();
             self.live.set_model(Some(model));
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of outcomes")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a count of outcomes"
+            )]
             let next = (self.seen as f64 * GROWTH).ceil() as usize;
             self.train_at = next;
         }
@@ -226,9 +264,17 @@ impl<'a> Trial<'a> {
         let known = self.live.know(&stay.ask);
         if is_tested && stay.sound && (self.tests_unsaid || known.said.is_some()) {
             self.policies.iter_mut().for_each(|policy| policy.test(stay, known.said));
+            self.test_rivals(stay, &known.features);
         }
         self.known.insert(at, known);
         self.running.push(Reverse((stay.outcome.ended.max(stay.ask.begins), at)));
+    }
+
+    fn test_rivals(&mut self, stay: &Stay, known: &[f64; FEATURES]) {
+        if !self.rivals.is_empty() {
+            let trees = self.live.model().map(|model| model.curve_of_trees(known));
+            self.rivals.iter_mut().for_each(|rival| rival.test(stay, known, trees));
+        }
     }
 }
 
@@ -261,49 +307,16 @@ impl Policy {
     }
 
     fn verdict(&self) -> Verdict {
-        let (ours, fixed) = (self.ours, self.fixed_sum);
+        let (ours, fixed) = (self.ours.score(), self.fixed_sum.score());
         Verdict {
             rate_asked: self.rate.get(),
-            rate_actual: ours.of_vms(ours.over),
-            frigid_share: ours.of_memory(ours.forecast),
-            slice_share: ours.of_memory(ours.in_slices),
-            slice_rate: ours.of_vms(ours.over_in_slices),
-            static_share: fixed.of_memory(fixed.forecast),
-            static_rate: fixed.of_vms(fixed.over),
-            vms: ours.vms,
+            rate_actual: ours.rate,
+            frigid_share: ours.share,
+            slice_share: ours.slice_share,
+            slice_rate: ours.slice_rate,
+            static_share: fixed.share,
+            static_rate: fixed.rate,
+            vms: self.ours.vms,
         }
-    }
-}
-
-/// Forecasts held against outcomes: VMs, and memory in GiB.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    vms: u32,
-    over: u32,
-    over_in_slices: u32,
-    forecast: f64,
-    in_slices: f64,
-    requested: f64,
-}
-
-impl Sum {
-    fn add(&mut self, share: Fraction, stay: &Stay) {
-        let requested = stay.ask.requested;
-        let untouched = stay.outcome.untouched;
-        let in_slices = share.of(requested).slices_floor();
-        self.vms += 1;
-        self.over += u32::from(share > untouched);
-        self.over_in_slices += u32::from(in_slices > untouched.of(requested));
-        self.forecast += share.get() * gib(requested);
-        self.in_slices += gib(in_slices);
-        self.requested += gib(requested);
-    }
-
-    fn of_vms(&self, vms: u32) -> f64 {
-        f64::from(vms) / f64::from(self.vms.max(1))
-    }
-
-    fn of_memory(&self, gib: f64) -> f64 {
-        if self.vms == 0 { 0.0 } else { gib / self.requested }
     }
 }

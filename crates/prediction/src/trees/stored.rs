@@ -29,7 +29,8 @@ impl TryFrom<Stored> for Ensemble {
         let is_number = |number: &f64| number.is_finite();
         let are_numbers = |tree: &Tree| {
             let tests = tree.nodes.iter().map(|node| &node.test);
-            let limits = tests.filter_map(|test| if let Test::AtMost(limit) = test { Some(limit) } else { None });
+            let limits =
+                tests.filter_map(|test| if let Test::AtMost(limit) = test { Some(limit) } else { None });
             tree.leaves.iter().chain(limits).all(is_number)
         };
         if !stored.start.iter().all(is_number) || !stored.trees.iter().all(are_numbers) {
