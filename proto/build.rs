@@ -4,12 +4,13 @@ use std::{env, fs, path::PathBuf};
 
 use protox::prost::Message as _;
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "tarn/v1/common.proto",
     "tarn/v1/scheduler.proto",
     "tarn/v1/admin.proto",
     "tarn/v1/agent.proto",
     "tarn/v1/host_memory.proto",
+    "tarn/v1/models.proto",
     "tarn/v1/vmm.proto",
 ];
 

@@ -8,6 +8,8 @@ use pool::protocol::{
 use proto::v1 as wire;
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId};
 
+use crate::touched::Touched;
+
 /// A way in which an order is wrong: field, value and rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
@@ -69,7 +71,12 @@ pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
 }
 
 /// A report.
-pub fn have(instance: InstanceId, h: Have) -> wire::Have {
+pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)>) -> wire::Have {
+    let told = |(reservation, touched): (ReservationId, Touched)| wire::VmTouched {
+        reservation: reservation.to_string(),
+        local_bytes: touched.local,
+        pool_bytes: touched.pool,
+    };
     let vm = |(reservation, vm): (ReservationId, pool::protocol::HaveVm)| wire::HaveVm {
         vm: vm.vm.to_string(),
         pid: vm.pid,
@@ -88,6 +95,7 @@ pub fn have(instance: InstanceId, h: Have) -> wire::Have {
         vms: h.vms.into_iter().map(vm).collect(),
         ended: h.ended.iter().map(ToString::to_string).collect(),
         clean: h.clean,
+        touched: touched.into_iter().map(told).collect(),
     }
 }
 

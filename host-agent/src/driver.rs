@@ -25,6 +25,7 @@ use crate::{
     records::Records,
     runtime_dir::RuntimeDir,
     session::Heard,
+    touched::{Touched, TouchedBook},
 };
 
 /// Events taken in before effects are performed, so that many share one report.
@@ -39,15 +40,6 @@ enum Request {
     Touched { vm: Name, process: Process, touched: Touched, reply: oneshot::Sender<Result<(), Asked>> },
     Show { vm: Name, process: Process, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
     Look(Look),
-}
-
-/// Bytes a guest has touched so far, by its VMM's word.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Touched {
-    /// Of local memory.
-    pub local: u64,
-    /// Of slices.
-    pub pool: u64,
 }
 
 /// A VM's memory.
@@ -162,6 +154,8 @@ pub struct Start {
 pub struct Reports {
     /// Reports.
     pub have: Arc<Outbox>,
+    /// What guests have touched.
+    pub touched: Arc<TouchedBook>,
     /// The rack this host serves.
     pub rack: watch::Receiver<Option<String>>,
     /// The manager is not ours.
@@ -190,7 +184,7 @@ pub struct Driver {
     tickets: u64,
     waiting: BTreeMap<Ticket, (Form, oneshot::Sender<Result<Handed, Asked>>)>,
     watched: BTreeMap<ReservationId, Process>,
-    touched: BTreeMap<ReservationId, Touched>,
+    touched: Arc<TouchedBook>,
 }
 
 impl Driver {
@@ -204,7 +198,13 @@ impl Driver {
         let (crew, made) = Crew::start()?;
         let (rack, rack_seen) = watch::channel(start.agent.rack().map(str::to_owned));
         let hang_up = Arc::new(Notify::new());
-        let reports = Reports { have: Arc::clone(&have), rack: rack_seen, hang_up: Arc::clone(&hang_up) };
+        let touched = Arc::new(TouchedBook::default());
+        let reports = Reports {
+            have: Arc::clone(&have),
+            touched: Arc::clone(&touched),
+            rack: rack_seen,
+            hang_up: Arc::clone(&hang_up),
+        };
         let driver = Self {
             agent: start.agent,
             host: start.host,
@@ -223,7 +223,7 @@ impl Driver {
             tickets: 0,
             waiting: BTreeMap::new(),
             watched: BTreeMap::new(),
-            touched: BTreeMap::new(),
+            touched,
         };
         Ok((driver, Handle(sender), reports))
     }
@@ -308,9 +308,7 @@ impl Driver {
             }
             Request::Touched { vm, process, touched, reply } => {
                 let reservation = self.agent.vm_of(&vm, &process).ok_or(Asked::NotYours(vm));
-                let noted = reservation.map(|id| {
-                    self.touched.insert(id, touched);
-                });
+                let noted = reservation.map(|id| self.touched.note(id, touched));
                 let _ = reply.send(noted); // whoever asked may have gone
             }
             Request::Show { vm, process, form, reply } => {
@@ -318,7 +316,7 @@ impl Driver {
                 let shown = self.agent.look(&vm, process).map_err(Asked::from);
                 let _ = reply.send(shown.and_then(|record| self.memory(&record, form))); // as above
             }
-            Request::Look(question) => question(&self.agent, &self.touched),
+            Request::Look(question) => question(&self.agent, &self.touched.all()),
         }
     }
 

@@ -13,3 +13,4 @@ pub mod records;
 pub mod runtime_dir;
 pub mod serve;
 pub mod session;
+pub mod touched;

@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 use units::{Name, ReservationId};
 
-use crate::{driver::Touched, host::Counters};
+use crate::{host::Counters, touched::Touched};
 
 /// A kind of host call.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]

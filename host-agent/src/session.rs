@@ -161,6 +161,7 @@ async fn session(
     *welcomed = true;
     let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl: Ns::ms(welcome.lease_ttl_ms) };
     reports.have.clear(); // this session is told everything anew
+    reports.touched.tell_again();
     heard.send(up).await.map_err(|_| Ended::Stopping)?;
     loop {
         tokio::select! {
@@ -172,7 +173,7 @@ async fn session(
                 heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
             }
             have = reports.have.next() => {
-                let have = from_agent::Message::Have(convert::have(caller.instance, have));
+                let have = from_agent::Message::Have(convert::have(caller.instance, have, reports.touched.take_news()));
                 sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| Ended::Closed)?;
             }
             () = reports.hang_up.notified() => return Err(Ended::OtherRack),

@@ -17,11 +17,12 @@ use units::{
     },
 };
 
-use crate::{device::Driver, power_off::StopCommand};
+use crate::{device::Driver, forecasts::Settings, power_off::StopCommand};
 use written::{Field, Section, Text};
 
 mod fencing;
 mod fixed;
+mod prediction;
 mod written;
 
 pub use fixed::{Fixed, fixed};
@@ -36,6 +37,8 @@ pub struct Config {
     pub lease: Lease,
     /// How VMs are placed.
     pub policy: Policy,
+    /// What may go wrong with forecasts, and how long outcomes are kept.
+    pub prediction: Settings,
     /// How a machine is stopped that no EMC can cut off.
     pub fence: Option<StopCommand>,
     /// Who may speak from other machines; always there if `manager.listen` is not loopback.
@@ -248,6 +251,7 @@ impl<'a> Checker<'a> {
         let manager = top.required("manager", Field::section).and_then(|section| self.manager(section));
         let lease = top.section("lease").map_or(Some(Lease::default()), lease);
         let policy = top.section("policy").map_or(Some(Policy::default()), policy);
+        let prediction = top.section("prediction").map_or(Some(Settings::default()), prediction::settings);
         let fence = top.section("fence").map_or(Some(None), |section| fencing::command(section).map(Some));
         let tls = top.section("tls").map_or(Some(None), |section| self.tls(section).map(Some));
         let emcs = top.sections("emc", EMCS_MAX);
@@ -260,8 +264,8 @@ impl<'a> Checker<'a> {
         some?;
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
-        let (lease, policy, fence) = (lease?, policy?, fence?);
-        Some(Config { manager: manager?, lease, policy, fence, tls: tls?, emcs, hosts })
+        let (lease, policy, prediction, fence) = (lease?, policy?, prediction?, fence?);
+        Some(Config { manager: manager?, lease, policy, prediction, fence, tls: tls?, emcs, hosts })
     }
 
     fn manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
@@ -386,9 +390,7 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
 
 fn policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
-    let pool_share = section.optional("pool_share", |field| {
-        Fraction::new(field.number()?).map_err(|_| "must be a fraction between 0 and 1".to_owned())
-    });
+    let pool_share = section.optional("pool_share", prediction::share);
     let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
     section.end();
     Some(Policy {

@@ -2,6 +2,7 @@
 //! seen. (What agents say is converted in [`agent`].)
 
 pub mod agent;
+pub mod models;
 mod requests;
 mod views;
 

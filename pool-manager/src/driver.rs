@@ -28,18 +28,18 @@ use pool::{
     protocol::{Have, Hello, Want},
     record::Meta,
 };
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, broadcast, mpsc, oneshot, watch};
 use units::limits::{EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_EVENTS_BEHIND_MAX};
 use units::{EmcId, HostId, Ns, UnixMs};
 
 use self::thread::Driving;
 use crate::{
     convert,
-    keeper::Keeper,
+    keeper::{self, Keeper},
     metrics::Metrics,
     power_off::StopCommand,
     records::{LoadError, Loaded},
-    store::Store,
+    store::{Scan, Store, StoreError, Write},
 };
 
 /// What the driver tells one agent's connection.
@@ -69,14 +69,13 @@ pub enum Asked {
 }
 
 type Replied = Result<Answer, Denied>;
-type Decisions = Result<Vec<(u64, Decision)>, LoadError>;
 
-/// A question that only the store can answer.
-struct Explain {
-    subject: String,
-    reply: oneshot::Sender<Decisions>,
-    /// Given back when it was answered.
-    _place: OwnedSemaphorePermit,
+/// What is asked of the store, past the ledger.
+enum Errand {
+    /// The store as it is now, to be read beside the driver's thread.
+    Snapshot(oneshot::Sender<Result<Box<dyn Scan>, StoreError>>),
+    /// These are to be durable, all or none: none of them is the ledger's.
+    Keep(Vec<Write>, oneshot::Sender<Result<(), StoreError>>),
 }
 
 /// One agent's connection.
@@ -90,7 +89,7 @@ struct Core {
     manager: Manager,
     replies: HashMap<Token, oneshot::Sender<Replied>>,
     sessions: HashMap<SessionId, Session>,
-    explains: VecDeque<Explain>,
+    errands: VecDeque<Errand>,
     /// How machines are stopped, and those that are being stopped.
     stop: Option<StopCommand>,
     stopping: HashMap<HostId, Vec<stopping::Waiting>>,
@@ -108,7 +107,7 @@ impl Core {
     fn oversleeps(&self) -> bool {
         self.asleep.is_some_and(|until| {
             self.manager.has_news()
-                || !self.explains.is_empty()
+                || !self.errands.is_empty()
                 || self.manager.next_wakeup().is_some_and(|at| at < until)
         })
     }
@@ -259,9 +258,34 @@ impl Handle {
     /// Decisions cannot be read, too many wait, or the manager stops.
     pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, Asked> {
         let place = Arc::clone(&self.0.searches).try_acquire_owned().map_err(|_| Asked::Overloaded)?;
+        let mut snapshot = self.snapshot().await?;
+        let found = tokio::task::spawn_blocking(move || {
+            let _place = place; // given back when all is read, also if nobody waits any more
+            keeper::decisions(snapshot.as_mut(), &subject)
+        });
+        found.await.map_err(|_| Asked::Stopping)?.map_err(Asked::Unreadable)
+    }
+
+    /// The store as it is now. Decisions and outcomes are many: they are read beside the driver's thread.
+    ///
+    /// # Errors
+    /// The store cannot be read, or the manager stops.
+    pub async fn snapshot(&self) -> Result<Box<dyn Scan>, Asked> {
         let (reply, answer) = oneshot::channel();
-        self.0.change(|core, _| core.explains.push_back(Explain { subject, reply, _place: place }))?;
-        answer.await.map_err(|_| Asked::Stopping)?.map_err(Asked::Unreadable)
+        self.0.change(|core, _| core.errands.push_back(Errand::Snapshot(reply)))?;
+        let found = answer.await.map_err(|_| Asked::Stopping)?;
+        found.map_err(|error| Asked::Unreadable(error.into()))
+    }
+
+    /// Makes entries durable that are not the ledger's, all or none.
+    ///
+    /// # Errors
+    /// The store failed, and nobody knows which; too many wait, or the manager stops.
+    pub async fn keep(&self, writes: Vec<Write>) -> Result<(), Asked> {
+        let _place = self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?;
+        let (reply, answer) = oneshot::channel();
+        self.0.change(|core, _| core.errands.push_back(Errand::Keep(writes, reply)))?;
+        answer.await.map_err(|_| Asked::Stopping)?.map_err(|_| Denied::StoreFailed.into())
     }
 
     /// Changes what an operator may set.
@@ -384,7 +408,7 @@ pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std:
         manager,
         replies: HashMap::new(),
         sessions: HashMap::new(),
-        explains: VecDeque::new(),
+        errands: VecDeque::new(),
         stop: start.stop,
         stopping: HashMap::new(),
         next_token: 0,

@@ -43,6 +43,22 @@ impl Keeper {
         Ok(())
     }
 
+    /// Makes entries durable that are not the ledger's, all or none. A store that failed is opened again, so that the ledger finds it
+    /// as it left it: everything of its own was durable before.
+    ///
+    /// # Errors
+    /// Then nobody knows which. [`StoreError::Full`] writes nothing.
+    pub fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        if self.space_low {
+            return Err(StoreError::Full);
+        }
+        self.store.commit(writes).inspect_err(|_| {
+            if let Err(error) = self.store.reopen() {
+                tracing::error!(error = units::chain(&error), "store not opened again"); // the ledger's next write says so, too
+            }
+        })
+    }
+
     /// Whether the disk is too full for new reservations, if the answer has changed.
     pub fn space_changed(&mut self) -> Option<bool> {
         let free = self.store.free_bytes().ok().flatten()?;

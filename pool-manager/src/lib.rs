@@ -6,6 +6,7 @@ pub mod convert;
 pub mod device;
 pub mod driver;
 pub mod emc;
+pub mod forecasts;
 pub mod keeper;
 pub mod metrics;
 pub mod offline;

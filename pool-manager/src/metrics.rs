@@ -18,7 +18,9 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use units::SliceId;
+use units::{Bytes, SliceId};
+
+use crate::forecasts::{Past, Point};
 
 /// Labels of one change of state.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -58,6 +60,12 @@ pub struct Metrics {
     pub batch_records: Histogram,
     /// Seconds a request to reserve took, until it was durable.
     pub reserve_seconds: Histogram,
+    /// Seconds a plan took, until its decision was durable.
+    pub plan_seconds: Histogram,
+    vm_outcomes: Family<ResultLabel, Counter>,
+    outcomes: Gauge,
+    models: Family<KindLabel, Gauge>,
+    operating_point: Family<PointLabel, Gauge<f64, AtomicU64>>,
     transition_seconds: Family<FromTo, Histogram, fn() -> Histogram>,
     scrubbed_bytes: Counter,
     lease_expired: Counter,
@@ -77,6 +85,24 @@ struct EmcLabel {
     emc: String,
 }
 
+/// Labels of what came of a VM.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+/// Labels of one kind of model.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
+/// Labels of one share of the operating point.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PointLabel {
+    share: &'static str,
+}
+
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
 }
@@ -89,6 +115,11 @@ impl Default for Metrics {
             store_failures: Counter::default(),
             batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
             reserve_seconds: seconds(),
+            plan_seconds: seconds(),
+            vm_outcomes: Family::default(),
+            outcomes: Gauge::default(),
+            models: Family::default(),
+            operating_point: Family::default(),
             transition_seconds: Family::new_with_constructor(seconds),
             scrubbed_bytes: Counter::default(),
             lease_expired: Counter::default(),
@@ -117,6 +148,14 @@ impl Metrics {
             Unit::Seconds,
             self.reserve_seconds.clone(),
         );
+        let help = "Time of a PlanVm until its decision is durable";
+        r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
+        let help = "VMs that ended: within what was local, or overpredicted: they touched memory of the pool";
+        r.register("vm_outcomes", help, self.vm_outcomes.clone());
+        r.register("outcomes_kept", "Outcomes of VMs that are kept", self.outcomes.clone());
+        r.register("model_version", "Version of the model that serves, 0 for none", self.models.clone());
+        let help = "Where forecasts are operated: shares of VMs and of memory, 0 to 1";
+        r.register("operating_point", help, self.operating_point.clone());
         let help = "Time a slice spent in one state before the next";
         r.register_with_unit("slice_transition", help, Unit::Seconds, self.transition_seconds.clone());
         r.register_with_unit("scrub", "Scrubbed and verified", Unit::Bytes, self.scrubbed_bytes.clone());
@@ -130,6 +169,32 @@ impl Metrics {
         r.register("emc_up", "1 if the EMC works", self.emc_up.clone());
         r.register("alarm", "1 for each alarm", self.alarms.clone());
         r.register("ledger_revision", "Durable changes so far", self.revision.clone());
+    }
+
+    /// Counts a VM that ended, with so much of the pool's memory.
+    pub fn outcome(&self, past: &Past, pool: Bytes) {
+        let untouched = past.outcome.untouched.of(past.begun.ask.requested);
+        let result = if pool > untouched { "overpredicted" } else { "within" };
+        self.vm_outcomes.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Shows who forecasts, where that is operated, and how many outcomes are kept.
+    pub fn forecasts(&self, [frigid, sensitivity]: [Option<u32>; 2], point: &Point, outcomes: usize) {
+        for (kind, version) in [("frigid", frigid), ("sensitivity", sensitivity)] {
+            self.models.get_or_create(&KindLabel { kind }).set(version.unwrap_or(0).into());
+        }
+        let choice = &point.choice;
+        let shares = [
+            ("exceed_max", point.rules.exceed_max.get()),
+            ("miss_expected", choice.miss),
+            ("overpredictions", choice.frigid.op.get()),
+            ("false_positives", choice.insensitive.fp.get()),
+            ("pool", choice.pool),
+        ];
+        for (share, value) in shares {
+            self.operating_point.get_or_create(&PointLabel { share }).set(value);
+        }
+        self.outcomes.set(i64::try_from(outcomes).unwrap_or(i64::MAX));
     }
 
     /// Counts what became durable, and traces each change of a slice.

@@ -1,16 +1,20 @@
-//! How a VM's memory is split before a model has been trained: a fixed share, in whole slices rounded down (Pond 6.4's
-//! static strawman), and which hosts it would fit on. Choosing one is the scheduler's business.
+//! How a VM's memory is split, and which hosts it would fit on. Who is told to be insensitive to latency goes to the pool whole, of others
+//! goes what is told to stay untouched; where no model knows, a fixed share (Pond 6.4's static strawman). Always in whole slices,
+//! rounded down. Choosing a host is the scheduler's business.
 
 use pool::{
     audit::{Actor, Decision, Subject, What},
     ledger::{HostEntry, When},
     manager::Manager,
 };
+use prediction::frigid::{Groups, Stake};
 use proto::v1 as wire;
-use units::{Bytes, Fraction, HostId, Name};
+use units::{Bytes, Fraction, HostId, Name, limits::SLICES_PER_VM_MAX};
+
+use crate::forecasts::{self, Counters, Foreseen};
 
 /// A VM to be planned, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Which VM.
     pub vm: Name,
@@ -20,6 +24,10 @@ pub struct Plan {
     pub memory: Bytes,
     /// Whether its pages must stay where they are.
     pub pinned: bool,
+    /// Whom it may resemble.
+    pub groups: Groups,
+    /// What is known of its workload, if it was measured.
+    pub counters: Option<Counters>,
 }
 
 /// The fixed policy, with its version.
@@ -34,11 +42,66 @@ pub struct Split {
     pub pool: Bytes,
 }
 
-/// A share of the memory goes to the pool, rounded down to whole slices.
-pub fn split(memory: Bytes, share: Fraction) -> Split {
-    let pool = share.of(memory).slices_floor();
+/// What stays local of a VM that is placed whole: guests boot there, and a node with processors must have memory.
+const LOCAL_OF_WHOLE: Bytes = Bytes::mib(512);
+
+/// So much of the memory goes to the pool at most, rounded down to whole slices; not more than one VM may have.
+fn split(memory: Bytes, to_pool: Bytes) -> Split {
+    let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
     let local = memory.checked_sub(pool).expect("a part is not larger than its whole");
     Split { local, pool }
+}
+
+/// How a VM's memory is split, by what, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decided {
+    split: Split,
+    /// Who decided, with its version.
+    model: String,
+    facts: Vec<(String, String)>,
+}
+
+/// Splits a VM's memory by what is foreseen of it; `share` goes to the pool where no model knows.
+pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
+    let whole = foreseen
+        .sensitivity
+        .zip(foreseen.point.cut)
+        .filter(|((_, probability, _), cut)| *probability <= cut.at_most);
+    let stake: Option<Stake> = foreseen
+        .known
+        .said
+        .zip(foreseen.point.appetite)
+        .map(|(said, appetite)| said.stake(plan.memory, appetite));
+    let (model, to_pool, why) = match (whole, stake, foreseen.begun.remark) {
+        (Some(((version, ..), _)), ..) => {
+            let all = plan.memory.saturating_sub(LOCAL_OF_WHOLE);
+            (
+                format!("sensitivity/{version}"),
+                all,
+                "its workload does not mind the pool's latency".to_owned(),
+            )
+        }
+        (None, Some(stake), Some(remark)) => {
+            let share = Fraction::new(stake.share).expect("a stake is a share");
+            let why = "so much of it is worth the risk of being touched, down to whole slices";
+            (format!("frigid/{}", remark.version), share.of(plan.memory), why.to_owned())
+        }
+        (None, _, remark) => {
+            let why = match remark {
+                None => "no model of frigid memory serves".to_owned(),
+                Some(_) => "too few outcomes tell yet how far the model can be trusted".to_owned(),
+            };
+            (FIXED_SHARE.to_owned(), share.of(plan.memory), format!("{why}: a fixed share"))
+        }
+    };
+    let mut facts = forecasts::facts(foreseen, stake);
+    let say = |name: &str, value: String| (name.to_owned(), value);
+    facts.extend([
+        say("because", why),
+        say("fixed share, where no model knows", format!("{:.1} %", share.get() * 100.0)),
+        say("pinned", plan.pinned.to_string()),
+    ]);
+    Decided { split: split(plan.memory, to_pool), model, facts }
 }
 
 /// A host and whether the VM fits there.
@@ -55,10 +118,10 @@ pub fn plan(
     manager: &Manager,
     when: When,
     plan: &Plan,
-    share: Fraction,
+    decided: Decided,
     actor: Actor,
 ) -> (wire::PlanVmResponse, Decision) {
-    let split = split(plan.memory, share);
+    let Decided { split, model, facts } = decided;
     let mut fits: Vec<Fit> =
         manager.durable().hosts().map(|(id, host)| fit(manager, id, host, plan, split)).collect();
     fits.sort_by_key(|fit| (fit.fits.is_err(), fit.free_cores, fit.free_local, fit.host.clone())); // tightest first
@@ -67,15 +130,11 @@ pub fn plan(
         actor,
         subject: Subject::Vm(plan.vm.clone()),
         what: What::Planned {
-            model: FIXED_SHARE.into(),
+            model,
             memory: plan.memory,
             local: split.local,
             pool: split.pool,
-            facts: vec![
-                ("pool_share".into(), share.get().to_string()),
-                ("cores".into(), plan.cores.to_string()),
-                ("pinned".into(), plan.pinned.to_string()),
-            ],
+            facts,
             hosts: fits.iter().map(|fit| (fit.host.clone(), fit.fits.clone())).collect(),
         },
     };
@@ -127,14 +186,4 @@ fn shown(fit: Fit) -> wire::HostFit {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_pool_gets_whole_slices_rounded_down() {
-        let share = |x| Fraction::new(x).unwrap();
-        assert_eq!(split(Bytes::gib(32), share(0.2)), Split { local: Bytes::gib(26), pool: Bytes::gib(6) });
-        assert_eq!(split(Bytes::gib(7), share(0.5)), Split { local: Bytes::gib(4), pool: Bytes::gib(3) });
-        assert_eq!(split(Bytes::gib(3), share(0.3)), Split { local: Bytes::gib(3), pool: Bytes::ZERO });
-    }
-}
+mod tests;

@@ -3,7 +3,10 @@
 
 use pool::record::{Key, Meta, Record};
 
-use crate::store::{Scan, StoreError, Table, Write, meta, number};
+use crate::{
+    forecasts::rows,
+    store::{Scan, StoreError, Table, Write, meta, number},
+};
 
 /// Under which key of [`Table::Meta`] the ledger keeps its own.
 const LEDGER: &[u8] = b"ledger";
@@ -82,13 +85,19 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
     postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
 }
 
-/// Whether an entry is sound: a record of this version, or one of the store's own.
+/// Whether an entry is sound: a record of this version, a row of what forecasts are made of, or one of the store's own.
 ///
 /// # Errors
 /// It is neither.
 pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
-    let own = table == Table::Meta && key != LEDGER;
-    if own { Ok(()) } else { read(table, key, value).map(drop) }
+    let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
+    match table {
+        Table::Meta if key != LEDGER => Ok(()),
+        Table::Outcomes | Table::Forecasts | Table::Models => {
+            rows::judge(table, key, value).map_err(unreadable)
+        }
+        _ => read(table, key, value).map(drop),
+    }
 }
 
 /// Reads all records of a table.

@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod agent;
 pub mod identity;
+pub mod models;
 pub mod refused;
 pub mod scheduler;
 mod watched;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use units::{Fraction, Ns};
 
-use crate::{driver::Handle, metrics::Metrics};
+use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics};
 use identity::Identity;
 
 /// What every handler may use.
@@ -20,6 +21,8 @@ use identity::Identity;
 pub struct Shared {
     /// The way to the ledger.
     pub driver: Handle,
+    /// What is foreseen of VMs.
+    pub forecasts: Arc<Forecasts>,
     /// Who may call what.
     pub identity: Arc<Identity>,
     /// What is counted.

@@ -12,7 +12,10 @@ use pool::{
     ledger::{EmcSpec, HostSpec, RackSpec},
     manager::{Ask, Settings},
 };
-use proto::v1::{admin_server::AdminServer, agent_server::AgentServer, scheduler_server::SchedulerServer};
+use proto::v1::{
+    admin_server::AdminServer, agent_server::AgentServer, models_server::ModelsServer,
+    scheduler_server::SchedulerServer,
+};
 use sd_notify::NotifyState;
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -27,6 +30,7 @@ use units::limits::MESSAGE_BYTES_MAX;
 use crate::{
     config::{Config, ConfigError, Listen, Tls, fixed},
     driver::{self, Asked, Handle, Start},
+    forecasts::{self, Forecasts},
     metrics::Metrics,
     records::{self, LoadError},
     rpc::{
@@ -34,6 +38,7 @@ use crate::{
         admin::Admin,
         agent::Agent,
         identity::{Identity, Rules},
+        models::Models,
         scheduler::Scheduler,
     },
     store::{Store, StoreError, redb::RedbStore},
@@ -101,11 +106,12 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let metrics = Arc::new(Metrics::default());
     let mut store = RedbStore::open_directory(&config.manager.store)?;
     let loaded = records::load(&mut store)?;
+    let foreseen = forecasts::load(&mut store)?;
     let rack_uuid = uuid();
     let start = Start { settings: settings(&config), stop: config.fence.clone(), loaded, rack_uuid };
     let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
         .map_err(io("start a thread for", "the ledger"))?;
-    let served = serve_rack(&path, config, &handle, identity, metrics).await;
+    let served = serve_rack(&path, config, &handle, foreseen, identity, metrics).await;
     handle.close();
     let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
     tracing::info!(durable = flushed.is_ok(), "pool-manager stopped");
@@ -117,14 +123,20 @@ async fn serve_rack(
     path: &Path,
     config: Config,
     handle: &Handle,
+    foreseen: forecasts::Loaded,
     identity: Arc<Identity>,
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
     configure(handle, &config).await?;
     let (policy, policy_seen) = watch::channel(policy(&config));
+    let (settings, settings_seen) = watch::channel(config.prediction);
+    let forecasts = Forecasts::new(foreseen, handle.clone(), Arc::clone(&metrics), settings_seen);
+    let forecasts = Arc::new(forecasts);
+    let books = tokio::spawn(Arc::clone(&forecasts).keep_books());
     let (stop, stopping) = watch::channel(false);
     let shared = Shared {
         driver: handle.clone(),
+        forecasts,
         identity: Arc::clone(&identity),
         metrics: Arc::clone(&metrics),
         policy: policy_seen,
@@ -135,6 +147,7 @@ async fn serve_rack(
     health.set_serving::<SchedulerServer<Scheduler>>().await;
     health.set_serving::<AdminServer<Admin>>().await;
     health.set_serving::<AgentServer<Agent>>().await;
+    health.set_serving::<ModelsServer<Models>>().await;
     let router = router(&config, shared.clone())?.add_service(health_service);
     let server = listen(&config.manager.listen, router, stopping.clone()).await?;
     let exporter = match config.manager.metrics_listen {
@@ -145,12 +158,14 @@ async fn serve_rack(
     notify(&[NotifyState::Ready]);
     let watchdog = tokio::spawn(watchdog(handle.clone()));
 
-    reload_until_stopped(path, config, handle, &identity, &policy).await?;
+    let told = Told { policy, settings };
+    reload_until_stopped(path, config, handle, &identity, &told).await?;
 
     tracing::info!("pool-manager stopping");
     notify(&[NotifyState::Stopping]);
     let _ = stop.send(true); // the servers may have ended already
     watchdog.abort();
+    books.abort();
     let ended = tokio::time::timeout(STOP_WITHIN, server).await;
     if ended.is_err() {
         tracing::warn!(waited = ?STOP_WITHIN, "connections cut: some client or agent does not let go of its own");
@@ -225,13 +240,19 @@ async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
     handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 
+/// Who is told of what an operator changed.
+struct Told {
+    policy: watch::Sender<Policy>,
+    settings: watch::Sender<forecasts::Settings>,
+}
+
 /// Reads rack.toml again on SIGHUP; a faulty one changes nothing. Ends on SIGTERM and SIGINT.
 async fn reload_until_stopped(
     path: &std::path::Path,
     mut config: Config,
     handle: &Handle,
     identity: &Identity,
-    policy_sender: &watch::Sender<Policy>,
+    told: &Told,
 ) -> Result<(), ServeError> {
     let on = |kind| signal(kind).map_err(io("listen for", "signals"));
     let (mut hangup, mut terminate, mut interrupt) =
@@ -241,7 +262,8 @@ async fn reload_until_stopped(
             _ = hangup.recv() => match reload(path, &config, handle, identity).await {
                 Ok(new) => {
                     tracing::info!(path = %path.display(), "rack.toml read again");
-                    policy_sender.send_replace(policy(&new));
+                    told.policy.send_replace(policy(&new));
+                    told.settings.send_replace(new.prediction);
                     config = new;
                 }
                 Err(error) => {
@@ -290,6 +312,7 @@ fn router(config: &Config, shared: Shared) -> Result<Router, ServeError> {
             SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(ModelsServer::new(Models(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX)))
 }
 

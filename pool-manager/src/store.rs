@@ -1,4 +1,4 @@
-//! Where the ledger's facts are kept: seven tables of bytes, written in all-or-nothing batches. What the bytes mean is
+//! Where the ledger's facts are kept: ten tables of bytes, written in all-or-nothing batches. What the bytes mean is
 //! the driver's business; nothing here knows who owns what.
 //!
 //! The traits ask for no more than any ordered key-value service with transactions can do, so that a store on another
@@ -8,6 +8,8 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
 };
+
+use units::limits::STORE_FREE_BYTES_MIN;
 
 pub mod backup;
 pub mod disk;
@@ -45,11 +47,17 @@ pub enum Table {
     Meta,
     /// The memory of VMs.
     Reservations,
+    /// VMs that have ended, for forecasts.
+    Outcomes,
+    /// What was known and forecast of VMs that run.
+    Forecasts,
+    /// Models, and which of them serve.
+    Models,
 }
 
 impl Table {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Emcs,
         Self::Hosts,
         Self::Slices,
@@ -57,6 +65,9 @@ impl Table {
         Self::Audit,
         Self::Meta,
         Self::Reservations,
+        Self::Outcomes,
+        Self::Forecasts,
+        Self::Models,
     ];
 
     /// What it is called.
@@ -67,6 +78,9 @@ impl Table {
             Self::Slices => "slices",
             Self::Migrations => "migrations",
             Self::Reservations => "reservations",
+            Self::Outcomes => "outcomes",
+            Self::Forecasts => "forecasts",
+            Self::Models => "models",
             Self::Audit => "audit",
             Self::Meta => "meta",
         }
@@ -82,6 +96,9 @@ impl Table {
             Self::Audit => 5,
             Self::Meta => 6,
             Self::Reservations => 7,
+            Self::Outcomes => 8,
+            Self::Forecasts => 9,
+            Self::Models => 10,
         }
     }
 }
@@ -199,6 +216,9 @@ pub enum StoreError {
         #[source]
         errno: io::Error,
     },
+    /// What is left of the disk is for the ledger.
+    #[error("less than {STORE_FREE_BYTES_MIN} bytes are free for the store: what is left is for the ledger")]
+    Full,
     /// An earlier write failed, so that nothing is known until the store is opened again.
     #[error("store {} failed before: it must be opened again", place.display())]
     Poisoned {

@@ -133,6 +133,30 @@ pub const OUTCOMES_PER_GROUP_MAX: usize = 64;
 pub const SPLITS_MAX: u32 = 10_000;
 /// Outcomes that a model is trained on, the latest: at about half a millisecond each in all.
 pub const OUTCOMES_TRAINED_MAX: usize = 64 << 10;
+/// Owners of VMs of which it is remembered how far forecasts of theirs could be trusted.
+pub const OWNERS_JUDGED_MAX: usize = 8 << 10;
+/// Outcomes that a manager keeps, the latest; a training reads them all.
+pub const OUTCOMES_KEPT_MAX: usize = OUTCOMES_TRAINED_MAX;
+/// How long a manager keeps outcomes unless told otherwise.
+pub const OUTCOMES_KEPT_DEFAULT: Ns = Ns::secs(366 * 24 * 3600);
+/// The longest that a manager may be told to keep outcomes.
+pub const OUTCOMES_KEPT_FOR_MAX: Ns = Ns::secs(3660 * 24 * 3600);
+/// What is said of a VM before it starts: its customer, type or place.
+pub const PROFILE_BYTES_MAX: usize = 256;
+/// Outcomes that are added by one request.
+pub const OUTCOMES_ADDED_MAX: usize = 2048;
+/// Labelled workloads that one model learns from.
+pub const LABELS_MAX: usize = 4096;
+/// Models of one kind that a manager keeps, the latest; one that serves or may serve again is kept beyond them.
+pub const MODELS_KEPT_MAX: usize = 16;
+/// Models that may serve again, one after the other, by rolling back.
+pub const MODELS_TO_ROLL_BACK_MAX: usize = 8;
+/// Plans that wait for their VM's reservation; the oldest are forgotten first.
+pub const PLANS_REMEMBERED_MAX: usize = 64 << 10;
+/// The latest plans by which it is told how much is known of VMs.
+pub const PLANS_COUNTED_MAX: usize = 1000;
+/// Outcomes between one choice of the operating point and the next.
+pub const OUTCOMES_PER_OPERATING_POINT: usize = 20;
 /// Outcomes by which it is judged how far forecasts can be trusted, the latest.
 pub const OUTCOMES_JUDGED_MAX: usize = 2000;
 /// A model as a file.
@@ -260,6 +284,10 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
+const _: () = assert!(
+    OUTCOMES_ADDED_MAX * (4 * PROFILE_BYTES_MAX + 1000) <= MESSAGE_BYTES_MAX,
+    "outcomes with all that may be known of them fit into a message"
+);
 const _: () = assert!(MODEL_BYTES_MAX < MESSAGE_BYTES_MAX, "a model fits into a message");
 const _: () = assert!(VCPUS_STOP_WITHIN.0 < CONTROL_ANSWER_WITHIN.0, "a pause is answered in time");
 const _: () = assert!(

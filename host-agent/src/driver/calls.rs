@@ -97,7 +97,7 @@ impl Driver {
 
     /// At once: were it beside the driver, it might overtake a record that is written again.
     pub(super) fn forget(&mut self, reservation: ReservationId) {
-        self.touched.remove(&reservation);
+        self.touched.forget(reservation);
         if let Err(error) = self.records.remove(reservation) {
             // The next start finds it, sees that its process is gone, and tells of it once more.
             tracing::warn!(%reservation, error = units::chain(&error), "record not removed");
@@ -126,7 +126,6 @@ impl Driver {
 
     pub(super) fn free_local(&mut self, reservation: ReservationId) {
         self.watched.remove(&reservation);
-        self.touched.remove(&reservation);
         if let Err(error) = self.host.free_local(reservation) {
             tracing::warn!(%reservation, error = units::chain(&error), "local memory not given back");
         }

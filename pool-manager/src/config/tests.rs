@@ -72,6 +72,26 @@ fn what_is_left_out_has_a_default() {
 }
 
 #[test]
+fn forecasts_may_go_wrong_as_often_as_the_operator_says() {
+    let of = |said: &str| parse(&RACK.replacen("[[emc]]", &format!("[prediction]\n{said}\n\n[[emc]]"), 1));
+    assert_eq!(of("").unwrap().prediction, Settings::default());
+    let settings = of("exceed_max = 0.01\noverpredicted_exceeds = 0.5\nkeep_s = 86400").unwrap().prediction;
+    assert_eq!((settings.rules.exceed_max.get(), settings.keep), (0.01, Ns::secs(86400)));
+    assert_eq!(settings.rules.overpredicted_exceeds.get(), 0.5);
+    for (said, expected) in [
+        ("exceed_max = 2", "line 7: prediction.exceed_max = 2: must be a fraction between 0 and 1"),
+        (
+            "keep_s = 60",
+            "line 7: prediction.keep_s = 60: must be a number of seconds from 86400 to 316224000",
+        ),
+        ("exceed = 0.1", "line 7: prediction.exceed: unknown key"),
+    ] {
+        let error = of(said).expect_err(said).to_string();
+        assert!(error.replace("/etc/tarn/rack.toml: ", "").starts_with(expected), "{error}");
+    }
+}
+
+#[test]
 fn relative_paths_are_relative_to_the_file() {
     let config = rack();
     assert_eq!(config.manager.store, Path::new("/etc/tarn/store"));
@@ -98,7 +118,7 @@ fn a_typo_is_an_error() {
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, fence, tls, emc, host",
+        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, tls, emc, host",
     );
     check(
         "cores = 32",

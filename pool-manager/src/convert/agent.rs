@@ -76,6 +76,18 @@ pub fn have(h: wire::Have) -> Result<Have, Invalid> {
     })
 }
 
+/// How much VMs have touched, both kinds of memory together.
+///
+/// # Errors
+/// Something in it is not well formed.
+pub fn touched(told: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Bytes)>, Invalid> {
+    let both = |vm: wire::VmTouched| {
+        let bytes = Bytes::new(vm.local_bytes.saturating_add(vm.pool_bytes));
+        Ok((reservation(&vm.reservation)?, bytes))
+    };
+    told.into_iter().map(both).collect()
+}
+
 fn scrubbed(s: wire::Scrubbed) -> Scrubbed {
     Scrubbed {
         holding: Holding { slice: SliceId(s.slice), epoch: Epoch(s.epoch) },

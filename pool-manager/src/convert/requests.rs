@@ -185,7 +185,9 @@ pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
     if memory == Bytes::ZERO || !memory.is_whole_mib() {
         return Err(Invalid::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
     }
-    Ok(Plan { vm: name("vm", &r.vm)?, cores: cores(r.cores)?, memory, pinned: r.pinned })
+    let vm = name("vm", &r.vm)?;
+    let (groups, counters) = super::models::profile(&vm, r.profile)?;
+    Ok(Plan { vm, cores: cores(r.cores)?, memory, pinned: r.pinned, groups, counters })
 }
 
 #[cfg(test)]

@@ -16,12 +16,13 @@ use tokio::{
 };
 use units::{EmcId, Ns, limits::LEDGER_AWAKE_FOR};
 
-use super::{Core, Explain, Replied, Session, Shared, ToSession, stopping};
+use super::{Core, Errand, Replied, Session, Shared, ToSession, stopping};
 use crate::{
     device::Driver,
     emc::{self, EmcPlace},
-    keeper::{self, Keeper},
+    keeper::Keeper,
     metrics::Metrics,
+    store::{StoreError, Write},
 };
 
 /// The longest sleep; a deadline further away is looked at again.
@@ -62,7 +63,7 @@ impl Driving {
         let shared = Arc::clone(&self.shared);
         let mut acts = Vec::new();
         while wait_for_work(&shared, self.reload_at, &mut acts) {
-            self.explain();
+            self.run_errands();
             if self.reload_at.take_if(|at| *at <= Instant::now()).is_some() {
                 self.reload();
             }
@@ -152,18 +153,25 @@ impl Driving {
         }
     }
 
-    /// Decisions are many: they are read beside this thread, from the store as it is now.
-    fn explain(&mut self) {
-        let asked = std::mem::take(&mut self.shared.lock().explains);
-        for Explain { subject, reply, _place: place } in asked {
-            let snapshot = self.keeper.snapshot();
-            self.runtime.spawn_blocking(move || {
-                let found = snapshot
-                    .map_err(Into::into)
-                    .and_then(|mut snapshot| keeper::decisions(snapshot.as_mut(), &subject));
-                drop((reply.send(found), place)); // whoever asked may have gone
-            });
+    fn run_errands(&mut self) {
+        let errands = std::mem::take(&mut self.shared.lock().errands);
+        for errand in errands {
+            match errand {
+                Errand::Snapshot(reply) => drop(reply.send(self.keeper.snapshot())), // whoever asked may have gone
+                Errand::Keep(writes, reply) => drop(reply.send(self.keep(&writes))), // as above
+            }
         }
+    }
+
+    /// After a failure nothing of the ledger is open: its own writes are made one by one on this thread, and the next finds out
+    /// by itself whether the store is to be read again.
+    fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        let kept = self.keeper.keep(writes);
+        if let Err(error) = &kept {
+            tracing::error!(entries = writes.len(), error = units::chain(error), "store failed");
+            self.metrics.store_failures.inc();
+        }
+        kept
     }
 
     fn call_device(&mut self, id: EmcId, call: DeviceCall) {
@@ -221,7 +229,7 @@ fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act
         core.manager.settle(now);
         collect(&mut core, acts);
         let reload_due = reload_at.is_some_and(|at| at <= Instant::now());
-        if !acts.is_empty() || core.manager.has_news() || !core.explains.is_empty() || reload_due {
+        if !acts.is_empty() || core.manager.has_news() || !core.errands.is_empty() || reload_due {
             return true;
         }
         if core.closed && !core.manager.is_writing() {

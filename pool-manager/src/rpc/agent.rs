@@ -81,10 +81,11 @@ impl Agent {
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
         let session = self.0.driver.agent_up(host, hello, outbox).map_err(refused)?;
+        self.0.forecasts.agent_up(host);
         let shared = self.0.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = hear(&shared, session, messages) => ended,
+                ended = hear(&shared, host, session, messages) => ended,
                 ended = tell(orders, rack_uuid, &sender) => ended,
                 () = shared.stopped() => Some(stopping()),
                 () = sender.closed() => None,
@@ -101,6 +102,7 @@ impl Agent {
 /// Takes in reports until the agent ends or says something wrong.
 async fn hear(
     shared: &Shared,
+    host: HostId,
     session: SessionId,
     mut messages: Streaming<wire::FromAgent>,
 ) -> Option<Status> {
@@ -110,16 +112,18 @@ async fn hear(
             Ok(None) => return None,
             Err(status) => return (status.code() == tonic::Code::OutOfRange).then_some(status),
         };
-        let Some(from_agent::Message::Have(have)) = message.message else {
+        let Some(from_agent::Message::Have(mut have)) = message.message else {
             return Some(invalid(Invalid::new(
                 "message",
                 "something else",
                 "must be a have after the hello",
             )));
         };
-        match convert::agent::have(have) {
+        let touched = convert::agent::touched(std::mem::take(&mut have.touched));
+        match touched.and_then(|touched| Ok((touched, convert::agent::have(have)?))) {
             Err(error) => return Some(invalid(error)),
-            Ok(have) => {
+            Ok((touched, have)) => {
+                shared.forecasts.touched(host, &touched); // before it is heard that a VM has ended
                 if let Err(error) = shared.driver.agent_have(session, have) {
                     return Some(refused(error));
                 }

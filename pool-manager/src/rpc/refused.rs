@@ -35,6 +35,11 @@ pub fn precondition(reason: &str, message: String) -> Status {
     status(Code::FailedPrecondition, reason, message)
 }
 
+/// Why a request was refused, where its service tells reasons and codes.
+pub fn coded(code: Code, reason: &str, message: String) -> Status {
+    status(code, reason, message)
+}
+
 /// More of something than a limit allows.
 pub fn exhausted(reason: &str, message: String) -> Status {
     status(Code::ResourceExhausted, reason, message)

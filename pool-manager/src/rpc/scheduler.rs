@@ -18,7 +18,10 @@ use super::{
     refused::{invalid, refused},
     watched::{Streamed, watch},
 };
-use crate::convert::{self, Invalid};
+use crate::{
+    convert::{self, Invalid},
+    plan,
+};
 
 /// The service Scheduler.
 #[derive(Clone, Debug)]
@@ -53,11 +56,16 @@ impl scheduler_server::Scheduler for Scheduler {
     async fn plan_vm(&self, request: Request<wire::PlanVmRequest>) -> Reply<wire::PlanVmResponse> {
         let actor = actor(self.admit(&request)?);
         let plan = convert::plan(request.into_inner()).map_err(invalid)?;
+        let began = Instant::now();
         let share = self.0.policy.borrow().pool_share;
-        let planned =
-            self.0.driver.look(move |manager, when| crate::plan::plan(manager, when, &plan, share, actor));
+        let foreseen = self.0.forecasts.foresee(&plan).map_err(refused)?;
+        let decided = plan::decide(&plan, &foreseen, share);
+        let vm = plan.vm.clone();
+        let planned = self.0.driver.look(|manager, when| plan::plan(manager, when, &plan, decided, actor));
         let (response, decision) = planned.map_err(refused)?;
         self.0.driver.ask(Ask::Note(decision)).await.map_err(refused)?;
+        self.0.forecasts.planned(&vm, foreseen.begun);
+        self.0.metrics.plan_seconds.observe(began.elapsed().as_secs_f64());
         Ok(Response::new(response))
     }
 

@@ -43,6 +43,13 @@ impl Said {
     pub fn stake(&self, requested: Bytes, appetite: Appetite) -> Stake {
         self.curve.stake(requested, appetite, self.caution)
     }
+
+    /// With what came of the VM that it was said of.
+    pub fn judged(self, ask: &Ask, outcome: &Outcome) -> Judged {
+        let Self { curve, caution } = self;
+        let (begins, requested, untouched) = (ask.begins, ask.requested, outcome.untouched);
+        Judged { begins, curve, caution, requested, untouched }
+    }
 }
 
 impl Live {
@@ -59,10 +66,14 @@ impl Live {
     /// A VM has ended. What the model said of it before it began, if that was this model, shows how far it can be trusted.
     pub fn end(&mut self, ask: &Ask, outcome: &Outcome, said: Option<Said>) {
         self.history.add(ask, outcome);
-        if let Some(Said { curve, caution }) = said {
-            let judged = Judged { curve, caution, requested: ask.requested, untouched: outcome.untouched };
-            self.calibration.add(ask.groups.owner(), judged);
+        if let Some(said) = said {
+            self.calibration.add(ask.groups.owner(), said.judged(ask, outcome));
         }
+    }
+
+    /// All outcomes anew: those that are too old are in it no more.
+    pub fn set_history(&mut self, history: History) {
+        self.history = history;
     }
 
     /// The model that speaks.

@@ -1,9 +1,10 @@
 //! What is known of a VM before it starts, and what came of it.
 
+use serde::{Deserialize, Serialize};
 use units::{Bytes, Fraction, UnixMs};
 
 /// Whom a VM may resemble, the narrowest group first. Empty where it is not known.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Groups {
     /// VMs of this name: the same one, started again.
     pub vm: String,
@@ -34,7 +35,7 @@ impl Groups {
 }
 
 /// A VM that is to start, as far as it is known.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ask {
     /// Whom it may resemble.
     pub groups: Groups,
@@ -47,7 +48,7 @@ pub struct Ask {
 }
 
 /// What came of a VM.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// When it ended.
     pub ended: UnixMs,
@@ -58,7 +59,7 @@ pub struct Outcome {
 }
 
 /// What may have been measured of a VM while it ran.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Memory in use for all but 1 % of the time.
     pub p99: Option<Bytes>,

@@ -5,7 +5,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use units::{Bytes, Fraction, limits::OUTCOMES_JUDGED_MAX};
+use units::{
+    Bytes, Fraction, UnixMs,
+    limits::{OUTCOMES_JUDGED_MAX, OWNERS_JUDGED_MAX},
+};
 
 use super::{
     history::gib,
@@ -15,6 +18,8 @@ use super::{
 /// What was said of a VM before it started, and what came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
+    /// When it began.
+    pub begins: UnixMs,
     /// What the model said.
     pub curve: Curve,
     /// Which caution its owner was due.
@@ -25,7 +30,7 @@ pub struct Judged {
     pub untouched: Fraction,
 }
 
-/// Outcomes of late. There are as many owners as came with outcomes: who feeds it bounds it.
+/// Outcomes of late, and how each owner fared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     recent: VecDeque<Judged>,
@@ -73,6 +78,7 @@ impl Calibration {
     /// Takes in what came of a VM, of an owner if it has one, and what was said of it.
     pub fn add(&mut self, owner: Option<String>, judged: Judged) {
         if let Some(owner) = owner {
+            self.make_room_for(&owner);
             let is_hit = judged.curve.at_level(WATCHED) > judged.untouched.get();
             let tally = self.owners.entry(owner).or_default();
             let kept = if tally.outcomes < REMEMBERED { 1.0 } else { 1.0 - 1.0 / REMEMBERED };
@@ -83,6 +89,21 @@ impl Calibration {
             self.recent.pop_front();
         }
         self.recent.push_back(judged);
+    }
+
+    /// Of too many owners, the half of which least is known is forgotten.
+    fn make_room_for(&mut self, owner: &str) {
+        if self.owners.len() >= OWNERS_JUDGED_MAX && !self.owners.contains_key(owner) {
+            let mut outcomes: Vec<f64> = self.owners.values().map(|tally| tally.outcomes).collect();
+            let median = *outcomes.select_nth_unstable_by(OWNERS_JUDGED_MAX / 2, f64::total_cmp).1;
+            self.owners.retain(|_, tally| tally.outcomes > median);
+        }
+    }
+
+    /// The same, but only of VMs that began after a moment.
+    pub fn after(&self, moment: UnixMs) -> Self {
+        let recent = self.recent.iter().filter(|judged| judged.begins > moment).copied().collect();
+        Self { recent, owners: self.owners.clone() }
     }
 
     /// How much more often an owner's outcomes were below what was said than they should be; 1 if they were not, if that may be chance,

@@ -55,6 +55,7 @@ fn curve() -> impl Strategy<Value = Curve> {
 
 fn judged() -> impl Strategy<Value = Judged> {
     (curve(), 1.0..4.0_f64, 1..512_u64, 0.0..=1.0_f64).prop_map(|(curve, caution, gib, untouched)| Judged {
+        begins: UnixMs(0),
         curve,
         caution,
         requested: Bytes::gib(gib),
@@ -111,6 +112,7 @@ proptest! {
 
 fn disappointed(times: u32, of: u32) -> impl Iterator<Item = Judged> {
     (0..of).map(move |n| Judged {
+        begins: UnixMs(n.into()),
         curve: Curve::new([0.5; LEVELS.len()]),
         caution: 1.0,
         requested: Bytes::gib(8),

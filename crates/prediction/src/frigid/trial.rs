@@ -20,8 +20,12 @@ use super::{
     outcome::{Ask, Outcome},
     price::Calibration,
     risk::Appetite,
-    rival::{Line, Rival, Way},
+    rival::Rival,
     score::Sum,
+};
+pub use super::{
+    rival::{Line, Way},
+    score::Score,
 };
 use crate::trees::boost::rank;
 
@@ -140,6 +144,17 @@ pub fn train(stays: &[Stay], teacher: &Teacher, rates: &[Fraction]) -> Result<Tr
     let (model, calibration) = (trial.teach(), trial.live.calibration().clone());
     let verdicts = trial.policies.iter().map(Policy::verdict).collect();
     Ok(Trained { model, calibration, verdicts, outcomes, window })
+}
+
+/// Holds a model that is there already against VMs that began after a moment, each when it had ended.
+pub fn hold(model: &Model, stays: &[Stay], after: UnixMs) -> Calibration {
+    let teacher = Teacher::Own;
+    let mut trial = Trial::new(&teacher, usize::MAX, &[]);
+    trial.live.set_model(Some(model.clone()));
+    let stays: Vec<&Stay> = stays.iter().collect();
+    trial.live_through(&stays, 0);
+    trial.end_before(UnixMs(u64::MAX), &stays);
+    trial.live.calibration().after(after)
 }
 
 /// The state of the world at one moment.

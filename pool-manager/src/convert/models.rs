@@ -1,0 +1,251 @@
+//! What is said of outcomes and models, checked, and shown.
+
+use std::collections::HashMap;
+
+use prediction::{
+    file::Kind,
+    frigid::{Ask, Groups, Outcome, Usage},
+    import::Format,
+    sensitivity::{COUNTERS, Workload},
+};
+use proto::v1 as wire;
+use units::limits::{
+    CORES_PER_HOST_MAX, LABELS_MAX, LOCAL_MIB_PER_HOST_MAX, NAME_BYTES_MAX, OUTCOMES_ADDED_MAX,
+    PROFILE_BYTES_MAX,
+};
+use units::{Bytes, Fraction, Name, UnixMs};
+
+use super::Invalid;
+use crate::forecasts::{Begun, Counters, Labels, Past, Shown, past};
+
+const COUNTER_MAX: f64 = 1e6;
+const SLOWDOWN: std::ops::RangeInclusive<f64> = -0.9..=100.0;
+
+/// Whom a VM may resemble, and what is known of its workload.
+///
+/// # Errors
+/// One per way to be wrong.
+pub fn profile(vm: &Name, profile: Option<wire::VmProfile>) -> Result<(Groups, Option<Counters>), Invalid> {
+    let wire::VmProfile { key, kind, place, counters } = profile.unwrap_or_default();
+    let groups = Groups {
+        vm: vm.to_string(),
+        key: group("profile.key", key)?,
+        kind: group("profile.kind", kind)?,
+        place: group("profile.place", place)?,
+    };
+    let counters =
+        if counters.is_empty() { None } else { Some(self::counters("profile.counters", &counters)?) };
+    Ok((groups, counters))
+}
+
+fn group(field: &'static str, text: String) -> Result<String, Invalid> {
+    if text.len() > PROFILE_BYTES_MAX {
+        let rule = format!("bytes: must be at most {PROFILE_BYTES_MAX}");
+        Err(Invalid::new(field, text.len(), rule))
+    } else if text.chars().any(char::is_control) {
+        Err(Invalid::new(field, format!("{text:?}"), "must have no control characters"))
+    } else {
+        Ok(text)
+    }
+}
+
+/// Counters by name; those that were not measured are NaN.
+fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counters, Invalid> {
+    let mut counters = [f64::NAN; COUNTERS.len()];
+    for (name, number) in named {
+        let at = COUNTERS.iter().position(|counter| counter == name);
+        let at = at.ok_or_else(|| {
+            let name: String = name.chars().take(NAME_BYTES_MAX).collect();
+            Invalid::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
+        })?;
+        if !(0.0..=COUNTER_MAX).contains(number) {
+            let rule = format!("must be a number from 0 to {COUNTER_MAX}");
+            return Err(Invalid::new(field, format!("{name} = {number}"), rule));
+        }
+        counters[at] = *number;
+    }
+    Ok(counters)
+}
+
+/// VMs that ended: all of them, or the first that is wrong.
+///
+/// # Errors
+/// One per way to be wrong, with the number of the outcome.
+pub fn outcomes(request: wire::AddOutcomesRequest) -> Result<Vec<Past>, Invalid> {
+    if request.outcomes.len() > OUTCOMES_ADDED_MAX {
+        let rule = format!("must be at most {OUTCOMES_ADDED_MAX} at once");
+        return Err(Invalid::new("outcomes", request.outcomes.len(), rule));
+    }
+    let numbered = request.outcomes.into_iter().enumerate();
+    let at = |(number, one)| {
+        outcome(one).map_err(|Invalid { field, problem }| Invalid {
+            field,
+            problem: format!("{problem} (outcome {number}, counted from 0)"),
+        })
+    };
+    numbered.map(at).collect()
+}
+
+fn outcome(o: wire::Outcome) -> Result<Past, Invalid> {
+    let memory = |field, bytes: u64, least: u64| {
+        let most = LOCAL_MIB_PER_HOST_MAX << 20;
+        let within = (least..=most).contains(&bytes);
+        let wrong = || Invalid::new(field, bytes, format!("must be from {least} to {most} bytes"));
+        within.then_some(Bytes::new(bytes)).ok_or_else(wrong)
+    };
+    let requested = memory("requested_bytes", o.requested_bytes, 1)?;
+    let peak = memory("peak_bytes", o.peak_bytes, 0)?;
+    let measured = |field, bytes: Option<u64>| bytes.map(|bytes| memory(field, bytes, 0)).transpose();
+    if o.ended_unix_ms < o.began_unix_ms {
+        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be before began_unix_ms"));
+    }
+    let number = |field, number: f64, most: f64| {
+        let wrong = || Invalid::new(field, number, format!("must be a number from 0 to {most}"));
+        (0.0..=most).contains(&number).then_some(number).ok_or_else(wrong)
+    };
+    let cores = number("cores", o.cores, CORES_PER_HOST_MAX.into())?;
+    let busy_percent = o.busy_percent.map(|busy| number("busy_percent", busy, 1e5)).transpose()?;
+    let usage = Usage {
+        p99: measured("p99_bytes", o.p99_bytes)?,
+        mean: measured("mean_bytes", o.mean_bytes)?,
+        busy_percent,
+    };
+    let profile = o.profile.unwrap_or_default();
+    let counted = if profile.counters.is_empty() {
+        None
+    } else {
+        Some(counters("profile.counters", &profile.counters)?)
+    };
+    let groups = Groups {
+        vm: group("vm", o.vm)?,
+        key: group("profile.key", profile.key)?,
+        kind: group("profile.kind", profile.kind)?,
+        place: group("profile.place", profile.place)?,
+    };
+    let begins = UnixMs(o.began_unix_ms);
+    let ask = Ask { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
+    let begun = Begun { ask, counters: counted, remark: None };
+    Ok(past(begun, peak, UnixMs(o.ended_unix_ms), usage).expect("it asked for memory"))
+}
+
+/// A VM that has ended, as it is told.
+pub fn outcome_view(past: Past) -> wire::Outcome {
+    let Past { begun: Begun { ask, counters, .. }, outcome: Outcome { ended, untouched, usage } } = past;
+    let named = counters
+        .map(|counters| COUNTERS.iter().zip(counters).filter(|(_, n)| !n.is_nan()).collect::<Vec<_>>());
+    let named = named.unwrap_or_default().into_iter().map(|(name, number)| ((*name).to_owned(), number));
+    let Groups { vm, key, kind, place } = ask.groups;
+    wire::Outcome {
+        vm,
+        profile: Some(wire::VmProfile { key, kind, place, counters: named.collect() }),
+        requested_bytes: ask.requested.get(),
+        cores: ask.cores.unwrap_or_default(),
+        began_unix_ms: ask.begins.0,
+        ended_unix_ms: ended.0,
+        peak_bytes: ask.requested.saturating_sub(untouched.of(ask.requested)).get(),
+        p99_bytes: usage.p99.map(Bytes::get),
+        mean_bytes: usage.mean.map(Bytes::get),
+        busy_percent: usage.busy_percent,
+    }
+}
+
+/// A kind of model.
+///
+/// # Errors
+/// None is named.
+pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
+    match kind {
+        wire::ModelKind::Frigid => Ok(Kind::Frigid),
+        wire::ModelKind::Sensitivity => Ok(Kind::Sensitivity),
+        wire::ModelKind::Unspecified => Err(Invalid::new(
+            "kind",
+            kind.as_str_name(),
+            "must be MODEL_KIND_FRIGID or MODEL_KIND_SENSITIVITY",
+        )),
+    }
+}
+
+/// How a model is written; none for a file of ours.
+///
+/// # Errors
+/// None is named.
+pub fn format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid> {
+    match format {
+        wire::ModelFormat::Tarn => Ok(None),
+        wire::ModelFormat::Lightgbm => Ok(Some(Format::LightGbm)),
+        wire::ModelFormat::Onnx => Ok(Some(Format::Onnx)),
+        wire::ModelFormat::Unspecified => {
+            let rule = "must be MODEL_FORMAT_TARN, MODEL_FORMAT_LIGHTGBM or MODEL_FORMAT_ONNX";
+            Err(Invalid::new("format", format.as_str_name(), rule))
+        }
+    }
+}
+
+/// Labelled workloads.
+///
+/// # Errors
+/// One per way to be wrong.
+pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
+    let wire::Labels { workloads, pdm, modelled } = labels;
+    if workloads.len() > LABELS_MAX {
+        return Err(Invalid::new(
+            "labels.workloads",
+            workloads.len(),
+            format!("must be at most {LABELS_MAX}"),
+        ));
+    }
+    let wrong = || Invalid::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
+    let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(wrong)?;
+    let workload = |one: wire::Labelled| {
+        if !SLOWDOWN.contains(&one.slowdown) {
+            let rule = "must be a number from -0.9 to 100: 0.1 is a tenth longer";
+            return Err(Invalid::new("labels.workloads.slowdown", one.slowdown, rule));
+        }
+        let program = group("labels.workloads.program", one.program)?;
+        let counters = counters("labels.workloads.counters", &one.counters)?;
+        Ok(Workload { program, counters, slowdown: one.slowdown })
+    };
+    let workloads = workloads.into_iter().map(workload).collect::<Result<_, _>>()?;
+    Ok(Labels { workloads, pdm, modelled })
+}
+
+/// A model, without its bytes.
+pub fn model_view(shown: Shown) -> wire::Model {
+    let about = shown.about;
+    let kind = match shown.kind {
+        Kind::Frigid => wire::ModelKind::Frigid,
+        Kind::Sensitivity => wire::ModelKind::Sensitivity,
+    };
+    let told = about.metrics.iter().map(|verdict| wire::Metric {
+        rate_asked: verdict.rate_asked,
+        rate_actual: verdict.rate_actual,
+        share: verdict.frigid_share,
+        of: verdict.vms.into(),
+    });
+    let cut = |cut: &prediction::sensitivity::Cut| wire::Metric {
+        rate_asked: cut.fp,
+        rate_actual: cut.fp,
+        share: cut.placed,
+        of: about.rows,
+    };
+    wire::Model {
+        kind: kind.into(),
+        version: shown.version,
+        serves: shown.serves,
+        trained_by: about.trained_by,
+        made_unix_ms: about.made.0,
+        rows: about.rows,
+        window_begins_unix_ms: about.window.map(|(begins, _)| begins.0),
+        window_ends_unix_ms: about.window.map(|(_, ends)| ends.0),
+        bytes: shown.bytes as u64,
+        modelled: about.modelled,
+        metrics: told.chain(shown.cuts.iter().map(cut)).collect(),
+        comparison: shown.comparison.map(|c| wire::Comparison {
+            version: c.version,
+            vms: c.vms as u64,
+            rate: c.rate.get(),
+            share: c.share,
+            share_of_serving: c.share_of_serving,
+        }),
+    }
+}

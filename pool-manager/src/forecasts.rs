@@ -1,0 +1,207 @@
+//! Forecasts at work: what is known of VMs before they start, who is asked about them, and what came of them. What a good forecast is, is
+//! `prediction`'s to say; what a VM gets of it is `plan`'s.
+//!
+//! ```text
+//!   PlanVm ──▶ foresee ──▶ plan remembered ──reservation──▶ VM has its memory ──agent: touched──▶ VM ended ──▶ outcome
+//!                 ▲                                                                                              │
+//!                 └── model, operating point ◀── train, promote, every so many outcomes ◀──── store ◀────────────┘
+//! ```
+
+mod books;
+mod models;
+mod point;
+pub mod rows;
+mod state;
+mod words;
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use prediction::{
+    file::{Content, ModelFile},
+    frigid::{Ask, Calibration},
+};
+use tokio::sync::watch;
+use units::{Bytes, HostId, Name, Ns, ReservationId};
+
+pub use models::{Labels, ModelError, Shown, Training};
+pub use point::{Point, Rules};
+pub use rows::{Begun, Counters, Past};
+pub use state::{Foreseen, past};
+pub use words::facts;
+
+use crate::{
+    driver::{Asked, Handle},
+    metrics::Metrics,
+    plan::Plan,
+    store::{Scan, StoreError},
+};
+use books::Pen;
+use models::Shelf;
+use state::State;
+
+/// What an operator may set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// What may go wrong.
+    pub rules: Rules,
+    /// How long outcomes are kept.
+    pub keep: Ns,
+}
+
+/// Forecasts of one rack.
+#[derive(Debug)]
+pub struct Forecasts {
+    state: RwLock<State>,
+    shelf: tokio::sync::Mutex<Shelf>,
+    /// Held by whoever trains: there is one training at a time.
+    training: Arc<tokio::sync::Semaphore>,
+    driver: Handle,
+    metrics: Arc<Metrics>,
+    settings: watch::Receiver<Settings>,
+    pen: Pen,
+}
+
+/// What a store has of forecasts, read before anybody may write.
+#[derive(Debug)]
+pub struct Loaded(rows::Loaded);
+
+/// Reads it.
+///
+/// # Errors
+/// The store cannot be read.
+pub fn load(store: &mut dyn Scan) -> Result<Loaded, StoreError> {
+    rows::load(store).map(Loaded)
+}
+
+impl Forecasts {
+    /// Forecasts as they were left.
+    pub fn new(
+        Loaded(loaded): Loaded,
+        driver: Handle,
+        metrics: Arc<Metrics>,
+        settings: watch::Receiver<Settings>,
+    ) -> Self {
+        let rules = settings.borrow().rules;
+        let mut state = State::new(rules);
+        let shelf = Shelf::of(&loaded);
+        for (kind, version) in shelf.serving() {
+            let bytes = loaded.models.iter().find(|(of, number, _)| (*of, *number) == (kind, version));
+            match bytes.map(|(_, _, bytes)| ModelFile::read(bytes)) {
+                Some(Ok(file)) => {
+                    let calibration = calibration_of(&file);
+                    state.serve(version, file, calibration, Point::nothing(rules));
+                }
+                Some(Err(error)) => {
+                    let (kind, error) = (kind.name(), units::chain(&error));
+                    tracing::error!(kind, version, error, "model does not serve: train one anew");
+                }
+                None => tracing::error!(
+                    kind = kind.name(),
+                    version,
+                    "model does not serve: it is not in the store"
+                ),
+            }
+        }
+        loaded.pasts.iter().for_each(|(number, past)| state.load(*number, past));
+        loaded.begun.into_iter().for_each(|(id, begun)| state.load_begun(id, begun));
+        let basis = state.basis(rules);
+        state.set_point(basis.serving, basis.choose());
+        let forecasts = Self {
+            state: RwLock::new(state),
+            shelf: tokio::sync::Mutex::new(shelf),
+            training: Arc::new(tokio::sync::Semaphore::new(1)),
+            driver,
+            metrics,
+            settings,
+            pen: Pen::default(),
+        };
+        forecasts.show();
+        forecasts
+    }
+
+    /// A poisoned state is still one: a forecast that is worse harms less than none.
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rules(&self) -> Rules {
+        self.settings.borrow().rules
+    }
+
+    /// What can be said of a VM that is planned now.
+    ///
+    /// # Errors
+    /// The manager stops.
+    pub fn foresee(&self, plan: &Plan) -> Result<Foreseen, Asked> {
+        let begins = self.driver.look(|_, when| when.wall)?;
+        let ask = Ask {
+            groups: plan.groups.clone(),
+            requested: plan.memory,
+            cores: (plan.cores > 0).then_some(plan.cores.into()),
+            begins,
+        };
+        Ok(self.read().foresee(ask, plan.counters))
+    }
+
+    /// The plan was answered: what was known and said is remembered until the VM has its memory.
+    pub fn planned(&self, vm: &Name, begun: Begun) {
+        self.write().planned(vm, begun);
+    }
+
+    /// Takes in VMs that ended elsewhere or before; how many of them are new. Durable when it answers.
+    ///
+    /// # Errors
+    /// The store failed: they count until the next start.
+    pub async fn add(&self, pasts: Vec<Past>) -> Result<u32, Asked> {
+        let writes: Vec<_> = {
+            let mut state = self.write();
+            pasts.into_iter().filter_map(|past| state.add(past)).collect()
+        };
+        let added = u32::try_from(writes.len()).expect("a request has few outcomes");
+        self.driver.keep(writes).await?;
+        Ok(added)
+    }
+
+    /// VMs that ended, those with higher numbers than `after`, and which to ask for next if there are more.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn outcomes(&self, after: u64, limit: usize) -> Result<(Vec<Past>, Option<u64>), ModelError> {
+        let pasts = self.pasts().await?;
+        let mut wanted = pasts.into_iter().filter(|(number, _)| *number > after || after == 0);
+        let page: Vec<(u64, Past)> = wanted.by_ref().take(limit).collect();
+        let next = wanted.next().and(page.last()).map(|(number, _)| *number);
+        Ok((page.into_iter().map(|(_, past)| past).collect(), next))
+    }
+
+    /// What VMMs on a host have told of what their guests have touched.
+    pub fn touched(&self, host: HostId, told: &[(ReservationId, Bytes)]) {
+        if !told.is_empty() {
+            let mut state = self.write();
+            told.iter().for_each(|(id, bytes)| state.touched(host, *id, *bytes));
+        }
+    }
+
+    /// A host's agent has connected: it tells everything anew.
+    pub fn agent_up(&self, host: HostId) {
+        self.write().forget_peaks(host);
+    }
+
+    /// Shows in the metrics who serves, and where it is operated.
+    fn show(&self) {
+        let state = self.read();
+        self.metrics.forecasts(state.serving(), state.point(), state.outcomes());
+    }
+}
+
+/// Outcomes that a model's like was held against when it was made.
+fn calibration_of(file: &ModelFile) -> Calibration {
+    match &file.content {
+        Content::Frigid { calibration, .. } => calibration.clone(),
+        Content::Sensitivity { .. } => Calibration::default(),
+    }
+}

@@ -1,0 +1,168 @@
+//! The books: who has memory, who gave it back, and what came of it, as the ledger's facts become durable. Entries are written a little
+//! later and many at once: nobody waits for them, and a crash loses a moment of them at most.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use pool::{
+    manager::Published,
+    record::{Record, Reservation, Stage},
+};
+use prediction::frigid::History;
+use tokio::{sync::broadcast::error::RecvError, time::MissedTickBehavior};
+use units::{Bytes, ReservationId, UnixMs, limits::BATCH_CHANGES_MAX};
+
+use super::{Asked, Forecasts, rows};
+use crate::store::Write;
+
+/// How long entries wait for company.
+const WRITTEN_EVERY: Duration = Duration::from_millis(500);
+/// How often it is looked whether outcomes are too old, and how the mix of VMs has changed.
+const TIDIED_EVERY: Duration = Duration::from_secs(60);
+
+/// Entries that are to be written.
+#[derive(Debug, Default)]
+pub(super) struct Pen(Mutex<Vec<Write>>);
+
+impl Pen {
+    pub fn note(&self, writes: impl IntoIterator<Item = Write>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(writes);
+    }
+
+    fn take(&self) -> Vec<Write> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Forecasts {
+    /// Keeps the books until the manager ends.
+    pub async fn keep_books(self: Arc<Self>) {
+        let mut changes = self.driver.changes();
+        self.reconcile();
+        let mut written = tokio::time::interval(WRITTEN_EVERY);
+        let mut tidied = tokio::time::interval(TIDIED_EVERY);
+        written.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        tidied.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut settings = self.settings.clone();
+        loop {
+            tokio::select! {
+                change = changes.recv() => match change {
+                    Ok(published) => self.note(&published),
+                    Err(RecvError::Lagged(missed)) => {
+                        tracing::info!(missed, "books compared with the ledger");
+                        self.reconcile();
+                    }
+                    Err(RecvError::Closed) => return,
+                },
+                _ = written.tick() => self.write_down().await,
+                _ = tidied.tick() => self.tidy().await,
+                changed = settings.changed() => match changed {
+                    Ok(()) => self.choose_point().await,
+                    Err(_) => return, // the manager ends
+                },
+            }
+            if self.read().is_point_due() {
+                self.choose_point().await;
+            }
+        }
+    }
+
+    fn note(&self, published: &Published) {
+        for record in published.records.iter() {
+            if let Record::Reservation(id, reservation) = record {
+                self.note_reservation(*id, reservation, published.when.wall);
+            }
+        }
+    }
+
+    fn note_reservation(&self, id: ReservationId, r: &Reservation, now: UnixMs) {
+        if matches!(r.stage, Stage::Ended { .. }) {
+            let (past, writes) = self.write().ended(id, now);
+            self.pen.note(writes);
+            if let Some(past) = past {
+                self.metrics.outcome(&past, memory_of_pool(r));
+            }
+        } else {
+            let requested = [r.local, memory_of_pool(r)].into_iter().sum();
+            self.pen.note(self.write().began(id, &r.vm, requested, r.cores, r.created));
+        }
+    }
+
+    /// After a restart, or when too much happened at once: the ledger says who has memory. What ended meanwhile ended unseen.
+    fn reconcile(&self) {
+        let looked = self.driver.look(|manager, when| {
+            let all = manager.durable().reservations_after(ReservationId(0));
+            let active = all.filter(|(_, r)| r.is_active()).map(|(id, r)| (id, r.clone()));
+            (when.wall, active.collect::<Vec<_>>())
+        });
+        let Ok((now, active)) = looked else { return }; // the manager ends
+        active.iter().for_each(|(id, reservation)| self.note_reservation(*id, reservation, now));
+        let mut state = self.write();
+        let is_gone = |id: &ReservationId| active.binary_search_by_key(id, |(id, _)| *id).is_err();
+        let gone: Vec<ReservationId> = state.running().filter(is_gone).collect();
+        for id in gone {
+            self.pen.note(state.ended(id, now).1);
+        }
+    }
+
+    /// Entries that cannot be written are given up: what is in memory goes on to count until the next start.
+    async fn write_down(&self) {
+        let writes = self.pen.take();
+        for batch in writes.chunks(BATCH_CHANGES_MAX) {
+            match self.driver.keep(batch.to_vec()).await {
+                Ok(()) => {}
+                Err(Asked::Stopping) => return,
+                Err(error) => {
+                    let error = units::chain(&error);
+                    tracing::warn!(entries = batch.len(), error, "outcomes not kept");
+                }
+            }
+        }
+    }
+
+    async fn tidy(&self) {
+        let keep = self.settings.borrow().keep;
+        let Ok(now) = self.driver.look(|_, when| when.wall) else { return };
+        let oldest = UnixMs(now.0.saturating_sub(keep.as_ms()));
+        self.pen.note(self.write().forget(oldest));
+        self.choose_point().await;
+        if self.read().is_history_due() {
+            self.rebuild_history().await;
+        }
+    }
+
+    /// Chooses where forecasts are operated, beside those who ask for them.
+    async fn choose_point(&self) {
+        let basis = self.read().basis(self.rules());
+        let serving = basis.serving;
+        if let Ok(point) = tokio::task::spawn_blocking(move || basis.choose()).await {
+            self.write().set_point(serving, point);
+            self.show();
+        }
+    }
+
+    /// A history of the outcomes that are kept: groups remember the lowest share of VMs that were forgotten long ago.
+    async fn rebuild_history(&self) {
+        self.write_down().await;
+        let made_of = self.read().next_outcome();
+        let Ok(mut snapshot) = self.driver.snapshot().await else { return };
+        let read = tokio::task::spawn_blocking(move || {
+            let pasts = rows::pasts(snapshot.as_mut())?;
+            let mut history = History::default();
+            let kept = pasts.into_iter().filter(|(number, _)| *number < made_of);
+            kept.for_each(|(_, past)| history.add(&past.begun.ask, &past.outcome));
+            Ok::<_, crate::store::StoreError>(history)
+        });
+        match read.await {
+            Ok(Ok(history)) => self.write().set_history(history, made_of),
+            Ok(Err(error)) => tracing::warn!(error = units::chain(&error), "history not made anew"),
+            Err(_) => {} // the manager ends
+        }
+    }
+}
+
+fn memory_of_pool(r: &Reservation) -> Bytes {
+    Bytes::slices(u32::try_from(r.slices.len()).expect("a VM has few slices"))
+}
