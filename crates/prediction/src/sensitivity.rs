@@ -36,7 +36,8 @@ pub const COUNTERS: [&str; 17] = [
 ];
 /// Where the thresholds' counters stand among them.
 const MEMORY_BOUND: usize = 4;
-const DRAM_BOUND: usize = 11;
+/// Where the share of cycles that wait for memory behind the caches stands among [`COUNTERS`].
+pub const DRAM_BOUND: usize = 11;
 
 /// A workload with local memory, and how much slower it is with pool memory.
 #[derive(Clone, Debug, PartialEq)]

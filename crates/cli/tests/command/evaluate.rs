@@ -1,9 +1,15 @@
 //! `tarn evaluate`: files in, verdicts out, and what is said of files that are none.
 
-use std::{fmt::Write as _, fs, io::Write as _, path::PathBuf};
+use std::{
+    fmt::Write as _,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
 
 use flate2::{Compression, write::GzEncoder};
 use prediction::sensitivity::COUNTERS;
+use quick_xml::{Reader, events::Event};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -168,5 +174,184 @@ async fn a_margin_is_a_percentage_and_modelled_words_do_not_go_with_labels() {
         ["--pdm 0", "--pdm NaN", "--pdm 101", "--splits 0", "--labels a --latency b", "--labels a --trace b"]
     {
         assert_eq!(tarn(&format!("evaluate sensitivity {words}")).await.code, 2, "{words}");
+    }
+}
+
+/// What is written in a drawing; it is well-formed.
+fn texts(path: &Path) -> Vec<String> {
+    let svg = fs::read_to_string(path).unwrap();
+    let (mut reader, mut texts, mut open) = (Reader::from_str(&svg), Vec::new(), 0);
+    reader.config_mut().trim_text(true);
+    loop {
+        match reader.read_event().unwrap() {
+            Event::Start(_) => open += 1,
+            Event::End(_) => open -= 1,
+            Event::Text(text) => texts.push(text.into_inner().into_owned()),
+            Event::Eof => break,
+            _ => {}
+        }
+    }
+    assert!(svg.starts_with("<svg") && open == 0, "{svg}");
+    texts
+}
+
+fn is_said(texts: &[String], words: &str) -> bool {
+    texts.iter().any(|text| text.contains(words))
+}
+
+#[tokio::test]
+async fn frigid_memory_is_drawn_beside_other_ways_to_forecast_and_the_list_stays_as_it_is() {
+    let files = Files::new();
+    files.file("all.csv", vms(0..400).as_bytes());
+    let listed = files.evaluate("--test DIR/all.csv -o json").await;
+    let [one, other] = ["one.svg", "other.svg"].map(|name| files.0.path().join(name));
+    for path in [&one, &other] {
+        let ran = files.evaluate(&format!("--test DIR/all.csv -o json --figure {}", path.display())).await;
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+        assert_eq!(ran.stdout, listed.stdout);
+    }
+    let texts = texts(&one);
+    for words in [
+        "VMs overpredicted (% of VMs)",
+        "Memory forecast frigid (% of memory)",
+        "ours",
+        "trees alone",
+        "lowest so far of VMs most alike",
+        "lowest so far of the customer",
+        "a fixed share",
+    ] {
+        assert!(is_said(&texts, words), "{words}: {texts:?}");
+    }
+    assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap(), "same input, same bytes");
+    let names = fs::read_dir(files.0.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with("partial")));
+}
+
+#[tokio::test]
+async fn a_drawing_that_cannot_be_written_is_an_error_that_names_its_file_and_leaves_nothing() {
+    let files = Files::new();
+    files.file("all.csv", vms(0..100).as_bytes());
+    fs::create_dir(files.0.path().join("folder.svg")).unwrap();
+    for (name, expected) in [("none/a.svg", "No such file"), ("folder.svg", "directory")] {
+        let ran = files.evaluate(&format!("--test DIR/all.csv --figure DIR/{name}")).await;
+        assert_eq!(ran.code, 1, "{name}");
+        assert!(ran.stderr.contains(name) && ran.stderr.contains(expected), "{name}: {}", ran.stderr);
+    }
+    assert_eq!(fs::read_dir(files.0.path()).unwrap().count(), 2, "the table and the folder");
+}
+
+#[tokio::test]
+async fn slowdowns_and_who_is_told_apart_are_drawn_and_what_is_modelled_is_called_so() {
+    let files = Files::new();
+    files.file("labels.csv", labels().as_bytes());
+    let path = files.0.path().join("a.svg");
+    let words = format!("--splits 2 -o json --figure {}", path.display());
+    let of = format!("--labels {}/labels.csv --pdm 7", files.0.path().display());
+    let drawn = tarn(&format!("evaluate sensitivity {of} {words}")).await;
+    let listed = tarn(&format!("evaluate sensitivity {of} --splits 2 -o json")).await;
+    assert_eq!((drawn.code, drawn.stdout), (0, listed.stdout), "{}", drawn.stderr);
+    let own = texts(&path);
+    for words in [
+        "(a) Slowdown",
+        "margin (PDM): 7.0 %",
+        "DRAM bound with local memory (% of cycles)",
+        "Slowdown with pool memory (%)",
+        "(b) Told insensitive",
+        "False positives (% of workloads)",
+        "forest, best cut",
+        "threshold on DRAM bound",
+        "threshold on memory bound",
+        "forest, cut learnt",
+    ] {
+        assert!(is_said(&own, words), "{words}: {own:?}");
+    }
+    assert!(!is_said(&own, "MODELLED"));
+    assert_eq!(tarn(&format!("evaluate sensitivity {words}")).await.code, 0);
+    let called = texts(&path).iter().filter(|text| text.contains("MODELLED")).count();
+    assert_eq!(called, 3, "titles and dots");
+}
+
+impl Files {
+    async fn combine(&self, words: &str) -> Ran {
+        self.file("vms.csv", vms(0..400).as_bytes());
+        self.file("labels.csv", labels().as_bytes());
+        let words = format!("--format csv --test DIR/vms.csv --labels DIR/labels.csv --splits 9 {words}");
+        let words = words.replace("DIR", self.0.path().to_str().unwrap());
+        tarn(&format!("evaluate combination {words}")).await
+    }
+
+    async fn combined(&self, words: &str) -> Value {
+        let ran = self.combine(&format!("-o json {words}")).await;
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        serde_json::from_str(&ran.stdout).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn both_forecasts_together_put_on_the_pool_what_misses_allow() {
+    let files = Files::new();
+    let combined = files.combined("").await;
+    let number = |value: &Value| value.as_f64().unwrap();
+    assert_eq!(combined["modelled"], false);
+    let inputs = &combined["inputs"];
+    for (name, expected) in [("exceed_max", 0.02), ("history", 0.8), ("exceeds", 0.25), ("pdm", 0.05)] {
+        assert_eq!(number(&inputs[name]), expected, "{name} of {inputs}");
+    }
+    let Value::Array(frontier) = &combined["frontier"] else { panic!("{combined}") };
+    assert!(frontier.contains(&combined["chosen"]), "{combined}");
+    let (pool, miss) = (|choice: &Value| number(&choice["pool"]), |choice: &Value| number(&choice["miss"]));
+    assert!(frontier.is_sorted_by(|one, next| pool(one) < pool(next) && miss(one) < miss(next)));
+    let chosen = &combined["chosen"];
+    // All VMs leave a half, and of the workloads some are placed whole.
+    assert!(pool(chosen) > 0.3 && miss(chosen) <= 0.02, "{chosen}");
+    for alone in ["frigid", "insensitive", "fixed"] {
+        assert!(pool(&combined["alone"][alone]) <= pool(chosen), "{alone}: {combined}");
+    }
+    assert!(inputs["frigid"].as_array().unwrap().contains(&chosen["frigid"]), "{combined}");
+    let none = files.combined("--exceed-max 0 --history 0").await;
+    assert_eq!(
+        (number(&none["chosen"]["miss"]), number(&none["chosen"]["insensitive"]["placed"])),
+        (0.0, 0.0)
+    );
+}
+
+#[tokio::test]
+async fn what_is_combined_is_shown_to_people_and_drawn() {
+    let files = Files::new();
+    let path = files.0.path().join("d.svg");
+    let ran = files.combine(&format!("--exceed-max 3 --figure {}", path.display())).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("BY ") && ran.stdout.contains("\nboth forecasts "), "{}", ran.stdout);
+    let texts = texts(&path);
+    for words in [
+        "VMs expected beyond the margin (% of VMs)",
+        "Memory on the pool (% of memory)",
+        "both forecasts",
+        "frigid memory alone",
+        "insensitivity alone",
+        "a fixed share",
+        "chosen",
+        "allowed (X): 3.0 %",
+    ] {
+        assert!(is_said(&texts, words), "{words}: {texts:?}");
+    }
+    assert!(!is_said(&texts, "MODELLED"));
+}
+
+#[tokio::test]
+async fn shares_of_a_combination_are_percent() {
+    for (words, option) in [
+        ("--exceed-max 101", "--exceed-max"),
+        ("--history NaN", "--history"),
+        ("--overpredicted-exceeds many", "--overpredicted-exceeds"),
+    ] {
+        let ran = tarn(&format!("evaluate combination --format csv --test a {words}")).await;
+        assert_eq!(ran.code, 2, "{words}");
+        let rule = "must be a number of percent from 0 to 100";
+        assert!(ran.stderr.contains(option) && ran.stderr.contains(rule), "{words}: {}", ran.stderr);
+    }
+    let help = tarn("evaluate combination --help").await.stdout;
+    for words in ["began_s", "dram_bound", "Pond 6.1", "MISSES"] {
+        assert!(help.contains(words), "{words}: {help}");
     }
 }
