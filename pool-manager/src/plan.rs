@@ -83,7 +83,10 @@ pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
         }
         (None, Some(stake), Some(remark)) => {
             let share = Fraction::new(stake.share).expect("a stake is a share");
-            let why = "so much of it is worth the risk of being touched, down to whole slices";
+            let why = match share.of(plan.memory).slices_floor() {
+                Bytes::ZERO => "not a slice of it is worth the risk of being touched",
+                _ => "so much of it is worth the risk of being touched, down to whole slices",
+            };
             (format!("frigid/{}", remark.version), share.of(plan.memory), why.to_owned())
         }
         (None, _, remark) => {

@@ -254,7 +254,7 @@ async fn capacity_is_told_now_and_whenever_it_changes() {
 async fn every_decision_about_a_vm_can_be_explained() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
-    let plan = wire::PlanVmRequest { vm: "v".into(), cores: 4, memory_bytes: 16 << 30, pinned: false };
+    let plan = wire::PlanVmRequest { vm: "v".into(), cores: 4, memory_bytes: 16 << 30, ..Default::default() };
     let planned = scheduler.plan_vm(plan).await.unwrap().into_inner();
     assert_eq!(
         (planned.local_bytes, planned.pool_bytes),

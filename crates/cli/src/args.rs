@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
 use units::{Bytes, Name, RequestId, ReservationId};
 
-use crate::{evaluate, replay};
+use crate::{evaluate, models, replay, telemetry};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -18,6 +18,14 @@ Exit codes:
   5    exhausted: out of slices, memory or cores
   6    unavailable: the manager cannot be reached or is not ready
   124  timed out";
+
+const COUNTERS: &str = "\
+Counters of --counter, after Intel's top-down method, any of them:
+  retiring frontend_bound bad_speculation core_bound memory_bound l1_bound l2_bound l3_bound
+  dram_latency_bound dram_bandwidth_bound store_bound dram_bound
+                             shares of slots or cycles, 0 to 1
+  ipc l1_mpki l2_mpki l3_mpki memory_level_parallelism
+                             instructions a cycle; misses of a thousand instructions; misses at a time";
 
 /// Looks at a rack that lends memory, and asks things of its pool manager
 #[derive(Debug, Parser)]
@@ -108,6 +116,7 @@ pub enum Ask {
     #[command(subcommand)]
     Explain(Subject),
     /// How a VM's memory would be split and which hosts fit; reserves nothing
+    #[command(after_help = COUNTERS)]
     PlanVm(PlanVm),
     /// Make a host the owner of memory for a VM
     Reserve(Reserve),
@@ -133,6 +142,21 @@ pub enum Ask {
     /// Answer requests to move a VM
     #[command(subcommand)]
     Migration(Migration),
+    /// Make a model of what VMs did; it serves once it is promoted
+    #[command(subcommand)]
+    Train(models::Train),
+    /// Have a model serve from now on, shown against the one that does
+    Promote(models::Promote),
+    /// Have the model serve again that served before
+    Rollback(models::OfKind),
+    /// Take in a model: one that was exported, or one that LightGBM or scikit-learn trained; it serves once it is promoted
+    #[command(after_help = evaluate::LABEL_COLUMNS)]
+    ImportModel(models::Import),
+    /// A model as a file, on stdout
+    ExportModel(models::Export),
+    /// Outcomes of VMs, which models learn from: into the manager and out of it
+    #[command(subcommand)]
+    Telemetry(telemetry::Telemetry),
     /// The rack, live: hosts, EMCs and every slice
     Top,
 }
@@ -157,6 +181,9 @@ pub enum Kind {
     /// Requests to move a VM, and what the scheduler said
     #[command(visible_alias = "migration")]
     Migrations(OfVm),
+    /// Models, and which of them serve
+    #[command(visible_alias = "model")]
+    Models,
     /// What the manager warns of
     #[command(visible_alias = "alarm")]
     Alarms(About),
@@ -246,6 +273,24 @@ pub struct PlanVm {
     /// Its pages must stay where they are (device assignment, SR-IOV)
     #[arg(long)]
     pub pinned: bool,
+    /// Its customer or application: what came of their VMs tells most
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub customer: String,
+    /// Its type
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub kind: String,
+    /// Its location, operating system, or both
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub place: String,
+    /// A counter of its workload with local memory; may be repeated, or several parted by commas
+    #[arg(long, value_name = "NAME=NUMBER", value_parser = counter, value_delimiter = ',')]
+    pub counter: Vec<(String, f64)>,
+}
+
+/// A counter and what it said; which counters there are is the manager's to say.
+fn counter(text: &str) -> Result<(String, f64), String> {
+    let said = text.split_once('=').and_then(|(name, number)| Some((name.to_owned(), number.parse().ok()?)));
+    said.ok_or_else(|| "must be NAME=NUMBER, such as dram_bound=0.12".to_owned())
 }
 
 /// Memory for a VM.

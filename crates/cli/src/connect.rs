@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use proto::v1::{admin_client::AdminClient, scheduler_client::SchedulerClient};
+use proto::v1::{admin_client::AdminClient, models_client::ModelsClient, scheduler_client::SchedulerClient};
 use tonic::{
     Response, Status,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
@@ -60,12 +60,17 @@ impl Connection {
         AdminClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
+    /// What may be asked of forecasts.
+    pub fn models(&self) -> ModelsClient<Channel> {
+        ModelsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
     /// How long a call waits for its answer.
     pub fn timeout(&self) -> Duration {
         self.timeout.unwrap_or(ANSWER_WITHIN_DEFAULT.as_duration())
     }
 
-    /// How long a call waits for slices to come online.
+    /// How long a call waits for slices to come online, or for a model.
     pub fn patience(&self) -> Duration {
         self.timeout.unwrap_or(WAIT_READY_MAX.as_duration())
     }

@@ -10,8 +10,11 @@ use clap::Subcommand;
 use units::Fraction;
 
 pub use combination::Combination;
-pub use frigid::Frigid;
-pub use sensitivity::Sensitivity;
+pub use frigid::{Frigid, TableFormat};
+pub use sensitivity::{Sensitivity, Workloads};
+
+pub(crate) use frigid::own_columns;
+pub(crate) use sensitivity::LABEL_COLUMNS;
 
 use crate::{Failure, Format};
 

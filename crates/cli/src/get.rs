@@ -5,7 +5,7 @@ use proto::v1;
 use crate::{
     Connection, Failure, Format,
     args::{Kind, Ref},
-    lists, print, view,
+    lists, models, print, view,
 };
 
 /// Prints what was asked for.
@@ -33,6 +33,7 @@ pub(crate) async fn run(kind: Kind, to: &Connection, format: Format) -> Result<(
             asked.retain(|m| of.vm.as_ref().is_none_or(|vm| m.vm == vm.as_str()));
             list::<_, view::Migration>(format, asked)
         }
+        Kind::Models => models::list(to, format).await,
         Kind::Alarms(about) => print::list(format, &alarms(to, about.subject.as_deref()).await?),
     }
 }

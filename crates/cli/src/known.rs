@@ -57,7 +57,9 @@ impl Names {
             Kind::Hosts(named) => named.name.as_ref().map(Self::host).unwrap_or_default(),
             Kind::Emcs(named) => named.name.as_ref().map(Self::emc).unwrap_or_default(),
             Kind::Reservations(asked) => asked.which.as_ref().map(Self::vm).unwrap_or_default(),
-            Kind::Rack | Kind::Slices(_) | Kind::Migrations(_) | Kind::Alarms(_) => Self::default(),
+            Kind::Rack | Kind::Slices(_) | Kind::Migrations(_) | Kind::Models | Kind::Alarms(_) => {
+                Self::default()
+            }
         }
     }
 

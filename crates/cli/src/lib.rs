@@ -13,11 +13,13 @@ mod get;
 mod hint;
 mod known;
 mod lists;
+mod models;
 mod open;
 mod print;
 mod replay;
 mod scheduler;
 mod table;
+mod telemetry;
 mod top;
 mod view;
 mod watch;
@@ -98,6 +100,12 @@ async fn answered(ask: Ask, to: &Connection, format: Format) -> Result<(), Failu
         Ask::Fence(args) => admin::fence(args, to, format).await,
         Ask::Watch(args) => watch::run(args.stream, to, format).await,
         Ask::Migration(asked) => scheduler::migration(asked, to, format).await,
+        Ask::Train(what) => models::train(what, to, format).await,
+        Ask::Promote(args) => models::promote(args, to, format).await,
+        Ask::Rollback(of) => models::roll_back(of, to, format).await,
+        Ask::ImportModel(args) => models::import(args, to, format).await,
+        Ask::ExportModel(args) => models::export(args, to).await,
+        Ask::Telemetry(what) => telemetry::run(what, to, format).await,
         Ask::Top => top::run(to).await,
     }
 }

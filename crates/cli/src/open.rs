@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader},
+    io::{self, BufRead, BufReader, Read as _},
     path::Path,
 };
 
@@ -12,6 +12,16 @@ use crate::Failure;
 
 /// How every gzip file begins.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// All bytes of a file that may not have more than so many.
+pub(crate) fn bytes(path: &Path, most: usize) -> Result<Vec<u8>, Failure> {
+    read(path, |input| {
+        let mut bytes = Vec::new();
+        input.take(most as u64 + 1).read_to_end(&mut bytes)?;
+        let too_many = || io::Error::other(format!("it has more than {most} bytes"));
+        if bytes.len() <= most { Ok(bytes) } else { Err(too_many()) }
+    })
+}
 
 /// Opens a file and reads it; both ways to fail name it.
 pub(crate) fn read<T, E>(

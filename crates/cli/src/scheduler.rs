@@ -21,6 +21,12 @@ pub(crate) async fn plan_vm(args: PlanVm, to: &Connection, format: Format) -> Re
         cores: args.cores,
         memory_bytes: args.memory.get(),
         pinned: args.pinned,
+        profile: Some(v1::VmProfile {
+            key: args.customer,
+            kind: args.kind,
+            place: args.place,
+            counters: args.counter.into_iter().collect(),
+        }),
     };
     let plan = view::Plan::from(to.ask(to.scheduler().plan_vm(request)).await?);
     print::say(format, &plan, |_| table::plan(&plan))

@@ -58,16 +58,16 @@ pub enum ModelError {
     #[error("a model is being trained already: one at a time")]
     Busy,
     /// There is too little to learn from.
-    #[error("outcomes: {0}")]
+    #[error("outcomes")]
     TooFew(#[from] TooFew),
     /// Labels teach nothing.
-    #[error("labels: {0}")]
+    #[error("labels")]
     Untold(#[from] Untold),
     /// Labels are needed.
     #[error("labels: none: must be there for a model of latency sensitivity")]
     Unlabelled,
     /// It is not one.
-    #[error("content: {0}")]
+    #[error("content")]
     File(#[from] FileError),
     /// It is one of another kind.
     #[error("kind: the file is a model of {}: must be of {}", found.name(), asked.name())]
@@ -78,7 +78,7 @@ pub enum ModelError {
         found: Kind,
     },
     /// It was trained elsewhere, and is not taken.
-    #[error("content: {0}")]
+    #[error("content")]
     Refused(#[from] Refused),
     /// The store, or the manager ends.
     #[error(transparent)]

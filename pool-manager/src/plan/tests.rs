@@ -70,7 +70,7 @@ fn where_no_model_knows_a_fixed_share_goes_to_the_pool_in_whole_slices() {
 #[test]
 fn what_is_told_to_stay_untouched_goes_to_the_pool_down_to_whole_slices() {
     check(&frigid(Bytes::gib(7)), Bytes::gib(7), 3, "frigid/4", "worth the risk");
-    check(&frigid(Bytes::mib(1536)), Bytes::mib(1536), 0, "frigid/4", "whole slices");
+    check(&frigid(Bytes::mib(1536)), Bytes::mib(1536), 0, "frigid/4", "not a slice");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use super::{
     figure::{self, Figure, Look, Panel, Point, Series},
     frigid::{Vms, own_columns},
     percent,
-    sensitivity::{self, Workloads},
+    sensitivity::{self, Parted},
     share,
 };
 use crate::{
@@ -31,7 +31,7 @@ pub struct Combination {
     #[command(flatten)]
     vms: Vms,
     #[command(flatten)]
-    workloads: Workloads,
+    parted: Parted,
     /// X: VMs that may be slowed down beyond the margin, in percent of all
     #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = share)]
     exceed_max: Fraction,
@@ -49,7 +49,7 @@ pub struct Combination {
 
 /// What is printed, and what the files must have.
 pub(super) fn help() -> String {
-    format!("{PRINTED}\n\n{}\n{}", own_columns(), sensitivity::COLUMNS)
+    format!("{PRINTED}\n\n{}\n{}", own_columns(), sensitivity::LABEL_COLUMNS)
 }
 
 const PRINTED: &str = "\
@@ -63,8 +63,8 @@ alone; then all that could be chosen if more or fewer misses were allowed (Pond 
 /// # Errors
 /// A file cannot be read or written, or a row breaks a rule, or nothing can be told of the workloads.
 pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
-    let workloads = args.workloads.read(format)?;
-    let told = args.workloads.told_often(&workloads)?;
+    let workloads = args.parted.workloads.read(format)?;
+    let told = args.parted.told_often(&workloads)?;
     let (_, lines) = args.vms.compare(format)?;
     let points = Points::new(&told, &lines);
     let combined = Combined::new(args, &points);
@@ -135,10 +135,10 @@ impl Combined {
         let chosen =
             |insensitive: &[Insensitive], frigid: &[Frigid]| solve(insensitive, frigid, mix, args.exceed_max);
         Self {
-            modelled: args.workloads.are_modelled(),
+            modelled: args.parted.workloads.are_modelled(),
             inputs: Inputs {
                 exceed_max: args.exceed_max,
-                pdm: args.workloads.pdm,
+                pdm: args.parted.workloads.pdm,
                 mix,
                 insensitive: insensitive.clone(),
                 frigid: frigid.clone(),

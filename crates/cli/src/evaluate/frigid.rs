@@ -47,7 +47,7 @@ pub(super) struct Vms {
 
 /// How tables are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum TableFormat {
+pub enum TableFormat {
     /// Weeks of VMs, as made of the Bitbrains trace
     BitbrainsWeek,
     /// Tasks of nf-core workflows
@@ -70,7 +70,7 @@ impl From<TableFormat> for Layout {
 const RATE_DRAWN_MAX: f64 = 0.2;
 
 /// What the files of one's own must have.
-pub(super) fn own_columns() -> String {
+pub(crate) fn own_columns() -> String {
     let column = |(name, must, what): &(&str, bool, &str)| {
         let must = if *must { "" } else { " (may be left out or empty)" };
         format!("  {name:<14} {what}{must}\n")

@@ -27,16 +27,26 @@ use crate::{
 #[derive(Clone, Debug, Args)]
 pub struct Sensitivity {
     #[command(flatten)]
-    workloads: Workloads,
+    parted: Parted,
     /// Draws slowdowns against what is bound by memory, and the share that is placed against the rate of false positives, as SVG (Pond
     /// figures 10a and 10b)
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
 
-/// Workloads, and what is asked of them.
+/// Workloads, parted by chance.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Workloads {
+pub(super) struct Parted {
+    #[command(flatten)]
+    pub(super) workloads: Workloads,
+    /// Times that programs are parted into two halves by chance
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(SPLITS_MAX)))]
+    splits: u32,
+}
+
+/// Workloads, and how much slower they may be.
+#[derive(Clone, Debug, Args)]
+pub struct Workloads {
     /// Labelled workloads of your own: program, slowdown (0.1 is a tenth longer) and a column for each counter; else modelled ones
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
@@ -48,14 +58,11 @@ pub(super) struct Workloads {
     trace: Vec<PathBuf>,
     /// How much slower a workload may be, in percent: the performance degradation margin
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = margin)]
-    pub(super) pdm: Fraction,
-    /// Times that programs are parted into two halves by chance
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(SPLITS_MAX)))]
-    splits: u32,
+    pub(crate) pdm: Fraction,
 }
 
 /// What tables must have.
-pub(super) const COLUMNS: &str = "\
+pub(crate) const LABEL_COLUMNS: &str = "\
 Columns of --labels, all of them, in any order; a counter that was not measured is empty:
   program                    runs of one program with several inputs share it; at least 10 programs
   slowdown                   how much longer it takes with pool memory: 0.1 is a tenth
@@ -76,7 +83,7 @@ for those that were learnt from, and how many of all are placed wrongly then.";
 
 /// Both.
 pub(super) fn help() -> String {
-    format!("{COLUMNS}\n{PRINTED}")
+    format!("{LABEL_COLUMNS}\n{PRINTED}")
 }
 
 /// Inputs of each program of the family.
@@ -101,29 +108,29 @@ const RATES_DRAWN: [f64; 13] =
 /// # Errors
 /// A file cannot be read or written, or nothing can be told of its workloads.
 pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
-    let workloads = args.workloads.read(format)?;
-    let modelled = args.workloads.are_modelled();
+    let workloads = args.parted.workloads.read(format)?;
+    let modelled = args.parted.workloads.are_modelled();
     let list = |verdicts: &[Verdict]| {
         let told = verdicts.iter().map(|verdict| Told { modelled, verdict: *verdict });
         print::list(format, &told.collect::<Vec<_>>())
     };
     let Some(path) = &args.figure else {
-        return list(&args.workloads.told(&workloads, &rates())?);
+        return list(&args.parted.told(&workloads, &rates())?);
     };
-    let verdicts = args.workloads.told_often(&workloads)?;
+    let verdicts = args.parted.told_often(&workloads)?;
     let is_printed = |verdict: &&Verdict| rates().iter().any(|rate| rate.get() == verdict.fp_asked);
     list(&verdicts.iter().filter(is_printed).copied().collect::<Vec<_>>())?;
-    figure::write(path, &drawing(&workloads, &verdicts, args.workloads.pdm, modelled))
+    figure::write(path, &drawing(&workloads, &verdicts, args.parted.workloads.pdm, modelled))
 }
 
 impl Workloads {
     /// Whether they are what a model makes.
-    pub(super) fn are_modelled(&self) -> bool {
+    pub(crate) fn are_modelled(&self) -> bool {
         self.labels.is_none()
     }
 
     /// All of them, and says how many.
-    pub(super) fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
+    pub(crate) fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
         let workloads = match &self.labels {
             Some(path) => open::read(path, read_labels)?,
             None => modelled(self, format)?,
@@ -136,17 +143,19 @@ impl Workloads {
         );
         Ok(workloads)
     }
+}
 
+impl Parted {
     /// What each way to tell places at each rate that is drawn.
     pub(super) fn told_often(&self, workloads: &[Workload]) -> Result<Vec<Verdict>, Failure> {
         self.told(workloads, &RATES_DRAWN.map(|rate| Fraction::new(rate).expect("a rate is a share")))
     }
 
     fn told(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<Verdict>, Failure> {
-        let told = trial::run(workloads, self.pdm, rates, self.splits, SEED);
+        let told = trial::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
         told.map_err(|untold| Failure::File {
             tried: "tell slowdowns of",
-            path: self.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
+            path: self.workloads.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
             errno: io::Error::new(io::ErrorKind::InvalidData, untold),
         })
     }

@@ -106,7 +106,7 @@ impl Grown {
         let border = binned.borders(cut.column).get(usize::from(cut.last_bin));
         self.nodes.push(Node {
             feature: cut.column,
-            test: Test::AtMost(border.copied().unwrap_or(f64::INFINITY)), // past the last bin are only missing ones
+            test: Test::AtMost(border.copied().unwrap_or(f64::MAX)), // past the last bin are only missing ones
             missing_first: cut.missing_first,
             zero_is_missing: false,
             children: [Child::Leaf(usize::MAX); 2], // each is hung when it is known
@@ -222,6 +222,8 @@ impl Grower<'_> {
                 if gain > best_gain {
                     best_gain = gain;
                     let last_bin = u8::try_from(bin).expect("a column has few bins");
+                    // Where none is missing yet, one that will be goes with most.
+                    let missing_first = if gone_rows == 0 { 2 * count > rows } else { missing_first };
                     best = Some((gain, Cut { column, last_bin, missing_first }));
                 }
                 if gone_rows == 0 {

@@ -168,3 +168,30 @@ fn what_is_no_tree_is_refused_and_nothing_is_added() {
     assert_eq!(broken(&|tree| tree.nodes[0].children[1] = Child::Node(0)), "node 0 is below two others");
     assert_eq!(broken(&|tree| tree.nodes[0].test = Test::OneOf(1)), "node 0 names a set that is not there");
 }
+
+#[test]
+fn a_tree_that_only_asks_whether_a_number_is_there_is_the_same_after_it_was_written() {
+    let mut columns = Columns::new(1);
+    let number = |row: u32| if row.is_multiple_of(2) { f64::NAN } else { f64::from(row) };
+    (0..40).for_each(|row| columns.push(&[number(row)]));
+    let targets: Vec<f64> = (0..40_u32).map(|row| f64::from(u8::from(row.is_multiple_of(2)))).collect();
+    let shape = Shape { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
+    let how = bag::Bag { trees: 3, shape };
+    let forest = bag::means(&columns, &targets, &(0..40).collect::<Vec<_>>(), &how, 1).forest;
+    let read: Ensemble = serde_json::from_slice(&serde_json::to_vec(&forest).unwrap()).unwrap();
+    for number in [f64::NAN, 3.0, 1e300] {
+        assert_eq!(read.predict_one(&[number]), forest.predict_one(&[number]));
+    }
+    assert!((forest.predict_one(&[f64::NAN]) - 1.0).abs() < 1e-9 && forest.predict_one(&[3.0]).abs() < 1e-9);
+}
+
+#[test]
+fn a_number_that_was_never_missing_goes_with_most_when_it_is() {
+    let mut columns = Columns::new(1);
+    (0..40).for_each(|row| columns.push(&[f64::from(row)]));
+    let targets: Vec<f64> = (0..40).map(|row| f64::from(u8::from(row >= 30))).collect();
+    let shape = Shape { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
+    let how = bag::Bag { trees: 20, shape };
+    let forest = bag::means(&columns, &targets, &(0..40).collect::<Vec<_>>(), &how, 1).forest;
+    assert!(forest.predict_one(&[f64::NAN]) < 0.2, "three in four are of the first kind");
+}

@@ -1,0 +1,217 @@
+//! `tarn telemetry`: outcomes of VMs into the manager, from tables of VMs that ended elsewhere or before, and out of it, as a table that
+//! other programs can learn from.
+
+use std::{
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use clap::{Args, Subcommand};
+use prediction::{
+    frigid::{Ask, Groups, History, Outcome, Usage, feature_names, trial::Stay},
+    table,
+};
+use proto::v1;
+use serde::Serialize;
+use units::{Bytes, Fraction, UnixMs, limits::OUTCOMES_ADDED_MAX};
+
+use crate::{
+    Connection, Failure, Format,
+    evaluate::TableFormat,
+    open, print,
+    table::{Column, Row, col},
+};
+
+/// What is done with outcomes.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Telemetry {
+    /// Add VMs that ended elsewhere or before; those that are known already are left out
+    #[command(after_help = crate::evaluate::own_columns())]
+    Import(Import),
+    /// All of them as CSV on stdout, in the columns that import takes
+    Export(Export),
+}
+
+/// A table of VMs that ended.
+#[derive(Clone, Debug, Args)]
+pub struct Import {
+    /// What the file is
+    #[arg(long, value_enum)]
+    format: TableFormat,
+    /// The table, plain or gzipped
+    file: PathBuf,
+    /// Its moments are seconds since 1970; else they are moved so that its last VM ends now
+    #[arg(long)]
+    unix_times: bool,
+}
+
+/// How outcomes are written.
+#[derive(Clone, Debug, Args)]
+pub struct Export {
+    /// For training elsewhere: what was known of each VM when it began, as numbers by name, and `untouched`, the share to forecast.
+    /// What is not known is empty
+    #[arg(long)]
+    features: bool,
+}
+
+/// What became of a table.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Added {
+    added: u64,
+    known: u64,
+    suspect: u64,
+}
+
+/// Does it.
+pub(crate) async fn run(what: Telemetry, to: &Connection, format: Format) -> Result<(), Failure> {
+    match what {
+        Telemetry::Import(args) => import(args, to, format).await,
+        Telemetry::Export(args) => export(&args, to).await,
+    }
+}
+
+async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Failure> {
+    let read = open::read(&args.file, |bytes| table::read(bytes, args.format.into()))?;
+    let rows = read.len() as u64;
+    let mut sound: Vec<Stay> = read.into_iter().filter(|stay| stay.sound).collect();
+    let mut sum = Added { suspect: rows - sound.len() as u64, ..Added::default() };
+    if !args.unix_times {
+        end_now(&mut sound);
+    }
+    sound.sort_by_key(|stay| stay.outcome.ended); // the manager takes the latest for the last
+    for page in sound.chunks(OUTCOMES_ADDED_MAX) {
+        let outcomes = page.iter().map(outcome).collect();
+        let done = to.ask(to.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await?;
+        sum.added += u64::from(done.added);
+        sum.known += u64::from(done.known);
+    }
+    print::one(format, &sum)
+}
+
+/// Moves all moments so that the last VM ends now.
+fn end_now(stays: &mut [Stay]) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(now);
+    let moved = |at: UnixMs| UnixMs((at.0 + now).saturating_sub(last));
+    for stay in stays {
+        stay.ask.begins = moved(stay.ask.begins);
+        stay.outcome.ended = moved(stay.outcome.ended);
+    }
+}
+
+fn outcome(stay: &Stay) -> v1::Outcome {
+    let Ask { groups, requested, cores, begins } = stay.ask.clone();
+    let Groups { vm, key, kind, place } = groups;
+    let Outcome { ended, untouched, usage } = stay.outcome;
+    v1::Outcome {
+        vm,
+        profile: Some(v1::VmProfile { key, kind, place, ..Default::default() }),
+        requested_bytes: requested.get(),
+        cores: cores.unwrap_or_default(),
+        began_unix_ms: begins.0,
+        ended_unix_ms: ended.0,
+        peak_bytes: requested.saturating_sub(untouched.of(requested)).get(),
+        p99_bytes: usage.p99.map(Bytes::get),
+        mean_bytes: usage.mean.map(Bytes::get),
+        busy_percent: usage.busy_percent,
+    }
+}
+
+async fn export(args: &Export, to: &Connection) -> Result<(), Failure> {
+    let mut stays = Vec::new();
+    let mut after = Some(0);
+    while let Some(from) = after {
+        let request = v1::ListOutcomesRequest { after: from, limit: 0 };
+        let page = to.ask(to.models().list_outcomes(request)).await?;
+        stays.extend(page.outcomes.into_iter().map(stay));
+        after = page.next_after.filter(|next| *next > from);
+    }
+    if args.features { with_features(stays) } else { as_imported(&stays) }
+}
+
+fn stay(o: v1::Outcome) -> Stay {
+    let v1::VmProfile { key, kind, place, .. } = o.profile.unwrap_or_default();
+    let requested = Bytes::new(o.requested_bytes);
+    let left = requested.saturating_sub(Bytes::new(o.peak_bytes));
+    let share = left.get() as f64 / requested.get().max(1) as f64;
+    let ask = Ask {
+        groups: Groups { vm: o.vm, key, kind, place },
+        requested,
+        cores: (o.cores > 0.0).then_some(o.cores),
+        begins: UnixMs(o.began_unix_ms),
+    };
+    let outcome = Outcome {
+        ended: UnixMs(o.ended_unix_ms),
+        untouched: Fraction::new(share).expect("a part of a whole"),
+        usage: Usage {
+            p99: o.p99_bytes.map(Bytes::new),
+            mean: o.mean_bytes.map(Bytes::new),
+            busy_percent: o.busy_percent,
+        },
+    };
+    Stay { ask, outcome, sound: true }
+}
+
+/// The columns of an operator's own table, as import takes them.
+fn as_imported(stays: &[Stay]) -> Result<(), Failure> {
+    print::out(
+        "began_s,ended_s,requested_gib,peak_gib,vm,key,kind,place,cores,p99_gib,mean_gib,busy_percent\n",
+    )?;
+    for Stay { ask, outcome, .. } in stays {
+        let gib = |bytes: Bytes| (bytes.get() as f64 / Bytes::gib(1).get() as f64).to_string();
+        let peak = ask.requested.saturating_sub(outcome.untouched.of(ask.requested));
+        let seconds = |at: UnixMs| (at.0 as f64 / 1000.0).to_string();
+        let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
+        let memory = |bytes: Option<Bytes>| bytes.map(gib).unwrap_or_default();
+        let Groups { vm, key, kind, place } = &ask.groups;
+        let cells = [
+            seconds(ask.begins),
+            seconds(outcome.ended),
+            gib(ask.requested),
+            gib(peak),
+            quoted(vm),
+            quoted(key),
+            quoted(kind),
+            quoted(place),
+            number(ask.cores),
+            memory(outcome.usage.p99),
+            memory(outcome.usage.mean),
+            number(outcome.usage.busy_percent),
+        ];
+        print::out(&(cells.join(",") + "\n"))?;
+    }
+    Ok(())
+}
+
+/// A text as a value of CSV.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+/// What was known of each VM when it began: outcomes of VMs that had ended before.
+fn with_features(mut stays: Vec<Stay>) -> Result<(), Failure> {
+    stays.sort_by_key(|stay| stay.ask.begins);
+    let mut by_end: Vec<&Stay> = stays.iter().collect();
+    by_end.sort_by_key(|stay| stay.outcome.ended);
+    let mut ended = by_end.into_iter().peekable();
+    let mut history = History::default();
+    print::out(&(feature_names().chain(["untouched".to_owned()]).collect::<Vec<_>>().join(",") + "\n"))?;
+    for stay in &stays {
+        while let Some(over) = ended.next_if(|over| over.outcome.ended < stay.ask.begins) {
+            history.add(&over.ask, &over.outcome);
+        }
+        let number = |number: f64| if number.is_nan() { String::new() } else { number.to_string() };
+        let known = history.features(&stay.ask).map(number).join(",");
+        print::out(&format!("{known},{}\n", stay.outcome.untouched.get()))?;
+    }
+    Ok(())
+}
+
+impl Row for Added {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("ADDED", |a| a.added.to_string()),
+        col("KNOWN BEFORE", |a| a.known.to_string()),
+        col("SUSPECT, LEFT OUT", |a| a.suspect.to_string()),
+    ];
+}
