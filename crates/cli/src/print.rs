@@ -46,14 +46,21 @@ pub(crate) fn next<T: Serialize>(
     }
 }
 
-/// A word on stderr about how the command fares.
+/// A word on stderr about how the command fares: a line, one JSON object a line, or one YAML document.
 pub(crate) fn note(format: Format, text: &str) {
-    let line = match format {
-        Format::Json => serde_json::json!({ "note": text }).to_string(),
-        Format::Table | Format::Wide | Format::Yaml => format!("note: {text}"),
-    };
+    let line = noted(format, text);
     // With stderr gone there is nobody left to tell.
     let _ = writeln!(io::stderr().lock(), "{}", plain(&line));
+}
+
+fn noted(format: Format, text: &str) -> String {
+    let note = serde_json::json!({ "note": text });
+    match format {
+        Format::Json => note.to_string(),
+        Format::Yaml => serde_norway::to_string(&note)
+            .map_or_else(|_| text.to_owned(), |yaml| format!("---\n{}", yaml.trim_end())),
+        Format::Table | Format::Wide => format!("note: {text}"),
+    }
 }
 
 /// Reasons and messages are other people's words: in a terminal they must not become orders to it.
@@ -77,6 +84,8 @@ fn as_yaml<T: Serialize>(thing: &T) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize as _;
+
     use super::*;
 
     #[test]
@@ -85,5 +94,16 @@ mod tests {
             plain("reason: \u{1b}[2Jgone\r\n\u{9b}31m"),
             "reason: \u{fffd}[2Jgone\u{fffd}\n\u{fffd}31m"
         );
+    }
+
+    #[test]
+    fn several_notes_are_as_many_documents_whatever_they_say() {
+        let said = ["two: words", "- more"].map(|text| noted(Format::Yaml, text)).join("\n");
+        let documents = serde_norway::Deserializer::from_str(&said);
+        let notes: Vec<String> = documents
+            .map(|document| serde_norway::Value::deserialize(document).unwrap())
+            .map(|note| note["note"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(notes, ["two: words", "- more"]);
     }
 }

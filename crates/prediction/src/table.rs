@@ -1,12 +1,15 @@
 //! Tables of VMs that have ended, as CSV: rows in, checked, in the order of the file. Where the bytes come from, and what
 //! unpacks them, is the caller's business.
 
+mod breaks;
 mod layouts;
 
 use std::io;
 
 use csv::StringRecord;
 use units::limits::TRACE_ROWS_MAX;
+
+pub(crate) use breaks::Breaks;
 
 use crate::frigid::trial::Stay;
 
@@ -104,7 +107,7 @@ pub struct OpenQuote {
 /// # Errors
 /// [`TableError`]; a table is read whole or not at all.
 pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<Stay>, TableError> {
-    let mut table = csv::Reader::from_reader(input);
+    let mut table = csv::Reader::from_reader(Breaks::new(input));
     let names = table.headers().map_err(broken)?.clone();
     let columns = layouts::Columns::find(layout, &names)?;
     let (mut rows, mut record) = (Vec::new(), StringRecord::new());

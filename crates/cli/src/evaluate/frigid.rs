@@ -118,6 +118,13 @@ impl Vms {
             path: self.test.clone(),
             errno: io::Error::new(io::ErrorKind::InvalidData, nothing),
         })?;
+        for (of, stays) in [("--train", &train), ("--test", &test)] {
+            let suspect = stays.iter().filter(|stay| !stay.sound).count();
+            if suspect > 0 {
+                let all = stays.len();
+                print::note(format, &format!("{suspect} of {all} VMs of {of} are suspect and left out"));
+            }
+        }
         if !train.is_empty() && !overlap(&train, &test) {
             print::note(
                 format,

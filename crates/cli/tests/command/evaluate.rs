@@ -95,6 +95,15 @@ async fn a_file_from_which_nothing_could_be_learnt_is_pointed_out() {
 }
 
 #[tokio::test]
+async fn suspect_vms_are_left_out_aloud() {
+    let files = Files::new();
+    let suspect = vms(0..3).replace("customer,0", "customer,1") + vms(3..9).split_once('\n').unwrap().1;
+    files.file("some.csv", suspect.as_bytes());
+    let ran = files.evaluate("--test DIR/some.csv").await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, "note: 3 of 9 VMs of --test are suspect and left out\n"));
+}
+
+#[tokio::test]
 async fn what_is_no_table_is_an_error_that_names_the_file_and_what_is_wrong() {
     let files = Files::new();
     files.file("good.csv", vms(0..9).as_bytes());

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{COUNTERS, Workload};
-use crate::table::{OpenQuote, WrongValue, line, see_closed};
+use crate::table::{Breaks, OpenQuote, WrongValue, line, see_closed};
 
 /// Why labels cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +14,9 @@ pub enum LabelError {
     /// A column is missing.
     #[error("there is no column {0:?}: must be program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
     Missing(&'static str),
+    /// A column is there twice.
+    #[error("column {0:?} is there twice: must be once")]
+    Twice(&'static str),
     /// A column is none of them.
     #[error("column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
     Unknown(String),
@@ -34,14 +37,20 @@ const COUNTER_MAX: f64 = 1e6;
 /// # Errors
 /// [`LabelError`].
 pub fn read(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
-    let mut table = csv::Reader::from_reader(input);
+    let mut table = csv::Reader::from_reader(Breaks::new(input));
     let names = table.headers()?.clone();
     let known = |name: &str| name == "program" || name == "slowdown" || COUNTERS.contains(&name);
     if let Some(unknown) = names.iter().find(|name| !known(name)) {
         return Err(LabelError::Unknown(unknown.to_owned()));
     }
-    let find =
-        |name: &'static str| names.iter().position(|other| other == name).ok_or(LabelError::Missing(name));
+    let find = |name: &'static str| {
+        let mut places = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
+        match (places.next(), places.next()) {
+            (Some(at), None) => Ok(at),
+            (None, _) => Err(LabelError::Missing(name)),
+            (_, Some(_)) => Err(LabelError::Twice(name)),
+        }
+    };
     let (program, slowdown) = (find("program")?, find("slowdown")?);
     let counters = COUNTERS.iter().map(|name| find(name)).collect::<Result<Vec<usize>, _>>()?;
     let mut workloads = Vec::new();

@@ -80,6 +80,11 @@ fn labels_are_read_by_name_and_what_was_not_measured_is_missing() {
     assert!(
         refusal(&row("0").replace("0.25", "-1")).starts_with("line 2: slowdown = \"-1\": must be a number")
     );
+    assert_eq!(
+        refusal(&format!("{head},dram_bound\n")),
+        "column \"dram_bound\" is there twice: must be once"
+    );
+    assert!(refusal(&row("NaN").replace('\n', "\r\n")).starts_with("line 2: retiring"));
     assert!(refusal("program,slowdown\n").starts_with("there is no column \"retiring\""));
     assert!(
         refusal(&head.replace("program", "name"))

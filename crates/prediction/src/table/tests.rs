@@ -26,6 +26,37 @@ fn a_table_of_ones_own_needs_four_columns() {
 }
 
 #[test]
+fn lines_are_counted_as_an_editor_counts_them_whatever_breaks_them() {
+    // Breaks of two bytes made every line that was named one too low.
+    for (lines_break, mend) in [("\n", ""), ("\r\n", ""), ("\r", ""), ("\r\n", "\r\n")] {
+        let text = ["peak_gib,requested_gib,began_s,ended_s", "3,8,60,60", "3,8,60,60", "3,x,60,60"];
+        let table = text.join(lines_break) + mend;
+        // A byte at a time, no break comes whole.
+        for bytes in [1, 7, 1 << 16] {
+            let input = io::BufReader::with_capacity(bytes, table.as_bytes());
+            let wrong = read(Trickle(input), Layout::Own).unwrap_err().to_string();
+            assert!(wrong.starts_with("line 4: requested_gib = \"x\""), "{lines_break:?}: {wrong}");
+        }
+        let short = text[..3].join(lines_break) + lines_break + "3,8";
+        let wrong = own(&short).unwrap_err().to_string();
+        assert!(wrong.starts_with("line 4: 2 values"), "{lines_break:?}: {wrong}");
+    }
+}
+
+/// Gives what its buffer holds, and never more.
+struct Trickle<R>(R);
+
+impl<R: io::BufRead> io::Read for Trickle<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let held = self.0.fill_buf()?;
+        let read = held.len().min(bytes.len());
+        bytes[..read].copy_from_slice(&held[..read]);
+        self.0.consume(read);
+        Ok(read)
+    }
+}
+
+#[test]
 fn a_vm_may_end_at_once() {
     assert_eq!(own("peak_gib,requested_gib,began_s,ended_s\n3,8,60,60\n").unwrap().len(), 1);
 }

@@ -1,7 +1,7 @@
 //! Loaded latencies as Intel's Memory Latency Checker measures them, as a table: `server`, `dst`, `threads`, `mlc_w`, `random`,
 //! `latency_ns`, `bandwidth_mb_s`. Reads in order, by so many threads, to the first destination; others are left out.
 
-use std::io;
+use std::{io, ops::RangeInclusive};
 
 use csv::StringRecord;
 
@@ -16,19 +16,31 @@ pub enum NoCurve {
     /// A column is missing.
     #[error("there is no column {0:?}")]
     Missing(&'static str),
+    /// A column is there twice.
+    #[error("column {0:?} is there twice: must be once")]
+    Twice(&'static str),
+    /// A point cannot have been measured.
+    #[error("line {line}: {field} = {value:?}: {rule}")]
+    Impossible {
+        /// Counted from 1.
+        line: u64,
+        /// Which column.
+        field: &'static str,
+        /// As written.
+        value: String,
+        /// "must be ...".
+        rule: &'static str,
+    },
     /// There are too few points.
-    #[error(
-        "{0} points of server {1:?} read in order by {THREADS} threads to d0, of 40 ns to 100 us: must be at least 3"
-    )]
+    #[error("{0} points of server {1:?} read in order by {THREADS} threads to d0: must be at least 3")]
     Few(usize, String),
 }
 
 /// Threads that share what was measured: a server's bandwidth is then that of as many cores.
 const THREADS: u32 = 16;
-/// No memory answers faster or slower, or carries more: such a point is a mistake, and left out.
-const LATENCY_MIN_NS: f64 = 40.0;
-const LATENCY_MAX_NS: f64 = 1e5;
-const BANDWIDTH_MAX_MB_S: f64 = 1e7;
+/// No memory answers faster or slower, or carries more.
+const LATENCY_NS: (RangeInclusive<f64>, &str) = (40.0..=1e5, "must be a number from 40 to 100000");
+const BANDWIDTH_MB_S: (RangeInclusive<f64>, &str) = (1.0..=1e7, "must be a number from 1 to 10000000");
 
 /// The curve of a server, as one of its cores sees it.
 ///
@@ -37,8 +49,14 @@ const BANDWIDTH_MAX_MB_S: f64 = 1e7;
 pub fn read(input: impl io::Read, server: &str) -> Result<Memory, NoCurve> {
     let mut table = csv::Reader::from_reader(input);
     let names = table.headers()?.clone();
-    let find =
-        |name: &'static str| names.iter().position(|other| other == name).ok_or(NoCurve::Missing(name));
+    let find = |name: &'static str| {
+        let mut places = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
+        match (places.next(), places.next()) {
+            (Some(at), None) => Ok(at),
+            (None, _) => Err(NoCurve::Missing(name)),
+            (_, Some(_)) => Err(NoCurve::Twice(name)),
+        }
+    };
     let [of, dst, threads, mix, random] = ["server", "dst", "threads", "mlc_w", "random"].map(find);
     let (of, dst, threads, mix, random) = (of?, dst?, threads?, mix?, random?);
     let (latency, bandwidth) = (find("latency_ns")?, find("bandwidth_mb_s")?);
@@ -49,11 +67,10 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, NoCurve> {
     let mut points = Vec::new();
     for row in table.records() {
         let row = row?;
-        let point = row[bandwidth].parse::<f64>().ok().zip(row[latency].parse::<f64>().ok());
-        let (bandwidths, latencies) = (1.0..=BANDWIDTH_MAX_MB_S, LATENCY_MIN_NS..=LATENCY_MAX_NS);
-        points.extend(
-            point.filter(|(mb, ns)| is_ours(&row) && bandwidths.contains(mb) && latencies.contains(ns)),
-        );
+        if is_ours(&row) {
+            let mb = measured(&row, bandwidth, "bandwidth_mb_s", BANDWIDTH_MB_S)?;
+            points.push((mb, measured(&row, latency, "latency_ns", LATENCY_NS)?));
+        }
     }
     if points.len() < 3 {
         return Err(NoCurve::Few(points.len(), server.to_owned()));
@@ -66,4 +83,15 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, NoCurve> {
         curve.push((mb / most, ns.max(before))); // a busier channel is not a faster one
     }
     Ok(Memory { gb_per_s: most / 1000.0 / f64::from(THREADS), curve })
+}
+
+fn measured(
+    row: &StringRecord,
+    at: usize,
+    field: &'static str,
+    (range, rule): (RangeInclusive<f64>, &'static str),
+) -> Result<f64, NoCurve> {
+    let number = row[at].parse().ok().filter(|number| range.contains(number));
+    let line = row.position().map_or(1, csv::Position::line);
+    number.ok_or_else(|| NoCurve::Impossible { line, field, value: row[at].to_owned(), rule })
 }

@@ -143,7 +143,7 @@ fn noise_is_small_and_the_same_for_one_seed() {
 fn a_curve_is_read_of_one_server_and_never_falls() {
     let text = "server,dst,threads,mlc_w,random,inject_delay,latency_ns,bandwidth_mb_s,mlc_cmdline\n\
         cxl,d0,16,0,0,0,400,40000,x\ncxl,d0,16,0,0,9,250,20000,x\ncxl,d0,16,0,0,20,260,4000,x\n\
-        cxl,d0,16,0,0,20,16,3000,x\ncxl,d1,8,0,0,0,1,1,x\nddr5,d0,16,0,0,0,90,60000,x\n";
+        cxl,d1,8,0,0,0,1,1,x\nddr5,d0,16,0,0,0,90,60000,x\n";
     let memory = read_latency(text.as_bytes(), "cxl").unwrap();
     assert_eq!(memory.gb_per_s, 2.5);
     assert_eq!(memory.curve, [(0.0, 260.0), (0.1, 260.0), (0.5, 260.0), (1.0, 400.0)]);
@@ -154,6 +154,13 @@ fn a_curve_is_read_of_one_server_and_never_falls() {
     let refusal = |text: &str, server: &str| read_latency(text.as_bytes(), server).unwrap_err().to_string();
     assert!(refusal(text, "ddr5").starts_with("1 points of server \"ddr5\""));
     assert_eq!(refusal("server\n", "cxl"), "there is no column \"dst\"");
+    assert_eq!(refusal("server,dst,dst\n", "cxl"), "column \"dst\" is there twice: must be once");
+    let wrong = |from: &str, to: &str| refusal(&text.replace(from, to), "cxl");
+    assert_eq!(wrong(",400,", ",16,"), "line 2: latency_ns = \"16\": must be a number from 40 to 100000");
+    assert_eq!(
+        wrong(",20000,", ",NaN,"),
+        "line 3: bandwidth_mb_s = \"NaN\": must be a number from 1 to 10000000"
+    );
 }
 
 #[test]
