@@ -131,6 +131,38 @@ async fn an_agent_shows_what_a_guest_touched_and_so_does_the_next_one() {
 }
 
 #[tokio::test]
+async fn what_a_guest_touched_is_what_forecasts_learn_of_its_vm() {
+    if !can_run() {
+        return;
+    }
+    let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let agents_more = format!("metrics_listen = \"{metrics}\"");
+    let rack = Rack::start(Plan { hosts: vec![vec![0]], agents_more, ..Plan::small(2) }).await;
+    let plan = wire::PlanVmRequest {
+        vm: "v".into(),
+        cores: 1,
+        memory_bytes: 1 << 30,
+        profile: Some(wire::VmProfile { key: "customer".into(), ..Default::default() }),
+        ..Default::default()
+    };
+    rack.scheduler().await.plan_vm(plan).await.unwrap();
+    let mut guest = Guest::start(&rack, "v", 1).await;
+    let is_shown = async |_: &Rack| shown(metrics, "v").is_some_and(|bytes| bytes > 0);
+    rack.wait_for("the agent to be told what was touched", is_shown).await;
+    guest.process.kill().unwrap();
+    guest.end();
+    rack.wait_all_free().await;
+    let mut models = wire::models_client::ModelsClient::new(rack.any_client().await);
+    let outcomes =
+        models.list_outcomes(wire::ListOutcomesRequest::default()).await.unwrap().into_inner().outcomes;
+    let [outcome] = &outcomes[..] else { panic!("one VM ended: {outcomes:?}") };
+    assert_eq!((outcome.vm.as_str(), outcome.profile.as_ref().unwrap().key.as_str()), ("v", "customer"));
+    assert!(outcome.requested_bytes > 1 << 30, "its slice and its local memory");
+    assert!((1..1 << 30).contains(&outcome.peak_bytes), "it touched some: {outcome:?}");
+    assert!(outcome.began_unix_ms > 0 && outcome.ended_unix_ms > outcome.began_unix_ms);
+}
+
+#[tokio::test]
 async fn a_guest_outlives_its_manager_and_its_agent_and_gives_everything_back_when_killed() {
     if !can_run() {
         return;
