@@ -97,12 +97,10 @@ pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
 }
 
 impl Vms {
-    /// What each way to forecast would have bought at each of the trees' levels that are drawn; the printed rates are among them.
+    /// What each way to forecast would have bought at each of the trees' levels; the printed rates are among them.
     pub(super) fn compare(&self, format: Format) -> Result<(Vec<Verdict>, Vec<Line>), Failure> {
-        let drawn = LEVELS.into_iter().filter(|level| *level <= RATE_DRAWN_MAX);
-        let drawn: Vec<Fraction> =
-            drawn.map(|level| Fraction::new(level).expect("a level is a share")).collect();
-        self.held_against(format, |train, test| trial::compare(train, test, &drawn))
+        let rates = LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
+        self.held_against(format, |train, test| trial::compare(train, test, &rates))
     }
 
     fn held_against<T>(
