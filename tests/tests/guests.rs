@@ -130,6 +130,11 @@ async fn an_agent_shows_what_a_guest_touched_and_so_does_the_next_one() {
     assert_eq!(guest.end().1, "", "an agent that is away is nothing to talk of");
 }
 
+async fn outcomes(rack: &Rack) -> Vec<wire::Outcome> {
+    let mut models = wire::models_client::ModelsClient::new(rack.any_client().await);
+    models.list_outcomes(wire::ListOutcomesRequest::default()).await.unwrap().into_inner().outcomes
+}
+
 #[tokio::test]
 async fn what_a_guest_touched_is_what_forecasts_learn_of_its_vm() {
     if !can_run() {
@@ -152,10 +157,8 @@ async fn what_a_guest_touched_is_what_forecasts_learn_of_its_vm() {
     guest.process.kill().unwrap();
     guest.end();
     rack.wait_all_free().await;
-    let mut models = wire::models_client::ModelsClient::new(rack.any_client().await);
-    let outcomes =
-        models.list_outcomes(wire::ListOutcomesRequest::default()).await.unwrap().into_inner().outcomes;
-    let [outcome] = &outcomes[..] else { panic!("one VM ended: {outcomes:?}") };
+    rack.wait_for("the outcome to be kept", async |rack| !outcomes(rack).await.is_empty()).await;
+    let [outcome] = &outcomes(&rack).await[..] else { panic!("one VM ended") };
     assert_eq!((outcome.vm.as_str(), outcome.profile.as_ref().unwrap().key.as_str()), ("v", "customer"));
     assert!(outcome.requested_bytes > 1 << 30, "its slice and its local memory");
     assert!((1..1 << 30).contains(&outcome.peak_bytes), "it touched some: {outcome:?}");
