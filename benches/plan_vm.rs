@@ -144,10 +144,8 @@ impl Writer for Planner {
 
 /// VMs that have ended: the public ones, or as many made ones.
 fn stays() -> Vec<Stay> {
-    let folder = std::env::var_os("TARN_DATA").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"),
-        PathBuf::from,
-    );
+    let folder = std::env::var_os("TARN_DATA")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"), PathBuf::from);
     let table = |(name, layout): (&str, Layout)| {
         let path = folder.join(name);
         let Ok(file) = File::open(&path) else {
@@ -194,7 +192,11 @@ fn outcome(stay: &Stay) -> wire::Outcome {
 fn ask(stay: &Stay) -> wire::PlanVmRequest {
     let is_name = stay.ask.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
     wire::PlanVmRequest {
-        vm: if is_name && !stay.ask.groups.vm.is_empty() { stay.ask.groups.vm.clone() } else { "vm".to_owned() },
+        vm: if is_name && !stay.ask.groups.vm.is_empty() {
+            stay.ask.groups.vm.clone()
+        } else {
+            "vm".to_owned()
+        },
         cores: 4,
         memory_bytes: stay.ask.requested.get().div_ceil(GIB) * GIB,
         pinned: false,

@@ -285,7 +285,10 @@ impl Handle {
         let _place = self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?;
         let (reply, answer) = oneshot::channel();
         self.0.change(|core, _| core.errands.push_back(Errand::Keep(writes, reply)))?;
-        answer.await.map_err(|_| Asked::Stopping)?.map_err(|_| Denied::StoreFailed.into())
+        answer.await.map_err(|_| Asked::Stopping)?.map_err(|error| match error {
+            StoreError::Full => Denied::StoreFull.into(),
+            _ => Denied::StoreFailed.into(),
+        })
     }
 
     /// Changes what an operator may set.

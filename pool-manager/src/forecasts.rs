@@ -20,8 +20,8 @@ use prediction::{
     file::{Content, ModelFile},
     frigid::{Ask, Calibration},
 };
-use tokio::sync::watch;
-use units::{Bytes, HostId, Name, Ns, ReservationId};
+use tokio::sync::{Semaphore, watch};
+use units::{Bytes, HostId, Name, Ns, ReservationId, limits::EXPLAINS_AT_ONCE_MAX};
 
 pub use models::{Labels, ModelError, Shown, Training};
 pub use point::{Point, Rules};
@@ -54,7 +54,9 @@ pub struct Forecasts {
     state: RwLock<State>,
     shelf: tokio::sync::Mutex<Shelf>,
     /// Held by whoever trains: there is one training at a time.
-    training: Arc<tokio::sync::Semaphore>,
+    training: Arc<Semaphore>,
+    /// One place for each reading of many outcomes, or of a model.
+    reading: Arc<Semaphore>,
     driver: Handle,
     metrics: Arc<Metrics>,
     settings: watch::Receiver<Settings>,
@@ -109,7 +111,8 @@ impl Forecasts {
         let forecasts = Self {
             state: RwLock::new(state),
             shelf: tokio::sync::Mutex::new(shelf),
-            training: Arc::new(tokio::sync::Semaphore::new(1)),
+            training: Arc::new(Semaphore::new(1)),
+            reading: Arc::new(Semaphore::new(EXPLAINS_AT_ONCE_MAX)),
             driver,
             metrics,
             settings,
@@ -155,14 +158,14 @@ impl Forecasts {
     /// Takes in VMs that ended elsewhere or before; how many of them are new. Durable when it answers.
     ///
     /// # Errors
-    /// The store failed: they count until the next start.
+    /// The store failed: none of them was taken in.
     pub async fn add(&self, pasts: Vec<Past>) -> Result<u32, Asked> {
-        let writes: Vec<_> = {
+        let (numbers, writes): (Vec<u64>, Vec<_>) = {
             let mut state = self.write();
-            pasts.into_iter().filter_map(|past| state.add(past)).collect()
+            pasts.into_iter().filter_map(|past| state.add(past)).unzip()
         };
         let added = u32::try_from(writes.len()).expect("a request has few outcomes");
-        self.driver.keep(writes).await?;
+        self.driver.keep(writes).await.inspect_err(|_| self.write().take_back(&numbers))?;
         Ok(added)
     }
 
@@ -172,22 +175,27 @@ impl Forecasts {
     /// The store cannot be read.
     pub async fn outcomes(&self, after: u64, limit: usize) -> Result<(Vec<Past>, Option<u64>), ModelError> {
         let pasts = self.pasts().await?;
-        let mut wanted = pasts.into_iter().filter(|(number, _)| *number > after || after == 0);
+        let mut wanted = pasts.into_iter().filter(|(number, _)| *number > after);
         let page: Vec<(u64, Past)> = wanted.by_ref().take(limit).collect();
         let next = wanted.next().and(page.last()).map(|(number, _)| *number);
         Ok((page.into_iter().map(|(_, past)| past).collect(), next))
     }
 
     /// What VMMs on a host have told of what their guests have touched.
-    pub fn touched(&self, host: HostId, told: &[(ReservationId, Bytes)]) {
+    ///
+    /// # Errors
+    /// The manager stops.
+    pub fn touched(&self, host: HostId, told: &[(ReservationId, Bytes)]) -> Result<(), Asked> {
         if !told.is_empty() {
+            let now = self.driver.look(|_, when| when.wall)?;
             let mut state = self.write();
-            told.iter().for_each(|(id, bytes)| state.touched(host, *id, *bytes));
+            told.iter().for_each(|(id, bytes)| state.touched(host, *id, *bytes, now));
         }
+        Ok(())
     }
 
-    /// A host's agent has connected: it tells everything anew.
-    pub fn agent_up(&self, host: HostId) {
+    /// A host's agent comes or goes: what it has said may be too little by now, and it tells everything anew.
+    pub fn agent_changes(&self, host: HostId) {
         self.write().forget_peaks(host);
     }
 

@@ -47,9 +47,10 @@ impl Keeper {
     /// as it left it: everything of its own was durable before.
     ///
     /// # Errors
-    /// Then nobody knows which. [`StoreError::Full`] writes nothing.
+    /// Then nobody knows which. [`StoreError::Full`] writes nothing; what only deletes is always tried.
     pub fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
-        if self.space_low {
+        let needs_room = writes.iter().any(|write| matches!(write, Write::Put { .. }));
+        if self.space_low && needs_room {
             return Err(StoreError::Full);
         }
         self.store.commit(writes).inspect_err(|_| {

@@ -150,7 +150,7 @@ impl Metrics {
         );
         let help = "Time of a PlanVm until its decision is durable";
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
-        let help = "VMs that ended: within what was local, or overpredicted: they touched memory of the pool";
+        let help = "VMs that ended: within what was local; overpredicted: they touched memory of the pool; or placed there whole";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
         r.register("outcomes_kept", "Outcomes of VMs that are kept", self.outcomes.clone());
         r.register("model_version", "Version of the model that serves, 0 for none", self.models.clone());
@@ -174,7 +174,11 @@ impl Metrics {
     /// Counts a VM that ended, with so much of the pool's memory.
     pub fn outcome(&self, past: &Past, pool: Bytes) {
         let untouched = past.outcome.untouched.of(past.begun.ask.requested);
-        let result = if pool > untouched { "overpredicted" } else { "within" };
+        let result = match pool > untouched {
+            _ if past.begun.whole => "whole",
+            true => "overpredicted",
+            false => "within",
+        };
         self.vm_outcomes.get_or_create(&ResultLabel { result }).inc();
     }
 

@@ -59,6 +59,8 @@ pub struct Decided {
     /// Who decided, with its version.
     model: String,
     facts: Vec<(String, String)>,
+    /// Whether all goes to the pool that can.
+    pub whole: bool,
 }
 
 /// Splits a VM's memory by what is foreseen of it; `share` goes to the pool where no model knows.
@@ -104,7 +106,7 @@ pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
         say("fixed share, where no model knows", format!("{:.1} %", share.get() * 100.0)),
         say("pinned", plan.pinned.to_string()),
     ]);
-    Decided { split: split(plan.memory, to_pool), model, facts }
+    Decided { split: split(plan.memory, to_pool), model, facts, whole: whole.is_some() }
 }
 
 /// A host and whether the VM fits there.
@@ -124,7 +126,7 @@ pub fn plan(
     decided: Decided,
     actor: Actor,
 ) -> (wire::PlanVmResponse, Decision) {
-    let Decided { split, model, facts } = decided;
+    let Decided { split, model, facts, .. } = decided;
     let mut fits: Vec<Fit> =
         manager.durable().hosts().map(|(id, host)| fit(manager, id, host, plan, split)).collect();
     fits.sort_by_key(|fit| (fit.fits.is_err(), fit.free_cores, fit.free_local, fit.host.clone())); // tightest first

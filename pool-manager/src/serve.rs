@@ -136,7 +136,7 @@ async fn serve_rack(
     let (stop, stopping) = watch::channel(false);
     let shared = Shared {
         driver: handle.clone(),
-        forecasts,
+        forecasts: Arc::clone(&forecasts),
         identity: Arc::clone(&identity),
         metrics: Arc::clone(&metrics),
         policy: policy_seen,
@@ -165,14 +165,15 @@ async fn serve_rack(
     notify(&[NotifyState::Stopping]);
     let _ = stop.send(true); // the servers may have ended already
     watchdog.abort();
-    books.abort();
     let ended = tokio::time::timeout(STOP_WITHIN, server).await;
     if ended.is_err() {
         tracing::warn!(waited = ?STOP_WITHIN, "connections cut: some client or agent does not let go of its own");
     }
+    books.abort();
     if let Some(exporter) = exporter {
         exporter.abort();
     }
+    forecasts.write_down().await; // what nobody waits for, either
     Ok(())
 }
 

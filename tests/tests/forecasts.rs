@@ -130,6 +130,8 @@ async fn a_newer_model_is_compared_with_the_one_that_serves_on_vms_that_neither_
     place.file("later.csv", vms(1400));
     let added = place.tarn("telemetry import --format csv DIR/later.csv");
     assert_eq!((&added["added"], &added["known"]), (&1400.into(), &0.into()), "they ended now, not in 1970");
+    let again = place.tarn("telemetry import --format csv DIR/later.csv");
+    assert_eq!((&again["added"], &again["known"]), (&0.into(), &1400.into()), "the same table is known");
     let newer = place.tarn("train frigid");
     let compared = &newer["comparison"];
     assert_eq!(compared["version"], 1);
@@ -312,6 +314,7 @@ async fn outcomes_go_out_as_they_came_in_and_absurd_ones_not_at_all() {
         (wire::Outcome { began_unix_ms: 6, ..good.clone() }, "ended_unix_ms"),
         (wire::Outcome { cores: f64::NAN, ..good.clone() }, "cores"),
         (wire::Outcome { cores: -1.0, ..good.clone() }, "cores"),
+        (wire::Outcome { ended_unix_ms: u64::MAX, ..good.clone() }, "ended_unix_ms"),
         (wire::Outcome { vm: "x".repeat(300), ..good.clone() }, "vm"),
     ] {
         let outcomes = vec![good.clone(), wrong];

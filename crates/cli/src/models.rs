@@ -291,8 +291,18 @@ impl Model {
         format!(
             "{}\n{metrics}{}",
             table::rows(std::slice::from_ref(self), false),
-            compared.unwrap_or_default()
+            compared.unwrap_or_else(|| self.not_compared())
         )
+    }
+
+    /// Silence would be taken for consent.
+    fn not_compared(&self) -> String {
+        let why = match self.kind {
+            _ if self.serves => return String::new(),
+            "frigid" => "none serves, or too few VMs have begun since the one that does was made",
+            _ => "models of sensitivity are compared by their cuts",
+        };
+        format!("\nnot compared with the one that serves: {why}\n")
     }
 
     /// The cuts that come nearest to some rates, of many.
@@ -302,7 +312,9 @@ impl Model {
             let cut = up_to(rate)?;
             Some(format!("{} placed, {} of all wrongly\n", percent(cut.share), percent(cut.rate_actual)))
         };
-        [0.01, 0.02, 0.04, 0.1].into_iter().filter_map(line).collect()
+        let mut lines: Vec<String> = [0.01, 0.02, 0.04, 0.1].into_iter().filter_map(line).collect();
+        lines.dedup();
+        lines.concat()
     }
 }
 

@@ -2,8 +2,9 @@
 //! other programs can learn from.
 
 use std::{
-    path::PathBuf,
-    time::{SystemTime, UNIX_EPOCH},
+    fs,
+    path::{Path, PathBuf},
+    time::UNIX_EPOCH,
 };
 
 use clap::{Args, Subcommand};
@@ -40,7 +41,7 @@ pub struct Import {
     format: TableFormat,
     /// The table, plain or gzipped
     file: PathBuf,
-    /// Its moments are seconds since 1970; else they are moved so that its last VM ends now
+    /// Its moments are seconds since 1970; else they are moved so that its last VM ended when the file was last written
     #[arg(long)]
     unix_times: bool,
 }
@@ -76,7 +77,7 @@ async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Fai
     let mut sound: Vec<Stay> = read.into_iter().filter(|stay| stay.sound).collect();
     let mut sum = Added { suspect: rows - sound.len() as u64, ..Added::default() };
     if !args.unix_times {
-        end_now(&mut sound);
+        end_with(&mut sound, written(&args.file)?);
     }
     sound.sort_by_key(|stay| stay.outcome.ended); // the manager takes the latest for the last
     for page in sound.chunks(OUTCOMES_ADDED_MAX) {
@@ -88,12 +89,18 @@ async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Fai
     print::one(format, &sum)
 }
 
-/// Moves all moments so that the last VM ends now.
-fn end_now(stays: &mut [Stay]) {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-    let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(now);
-    let moved = |at: UnixMs| UnixMs((at.0 + now).saturating_sub(last));
+/// When the file was last written: the same whenever it is imported, so that what is known is found again.
+fn written(path: &Path) -> Result<UnixMs, Failure> {
+    let looked = fs::metadata(path).and_then(|file| file.modified());
+    let at = looked.map_err(|errno| Failure::File { tried: "read", path: path.to_owned(), errno })?;
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+}
+
+/// Moves all moments so that the last VM ends at this one.
+fn end_with(stays: &mut [Stay], end: UnixMs) {
+    let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(end.0);
+    let moved = |at: UnixMs| UnixMs((at.0 + end.0).saturating_sub(last));
     for stay in stays {
         stay.ask.begins = moved(stay.ask.begins);
         stay.outcome.ended = moved(stay.outcome.ended);

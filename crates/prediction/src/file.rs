@@ -2,7 +2,10 @@
 //! they lie, and which model serves, is the caller's business.
 
 use serde::{Deserialize, Serialize};
-use units::{UnixMs, limits::MODEL_BYTES_MAX};
+use units::{
+    UnixMs,
+    limits::{MODEL_BYTES_MAX, NAME_BYTES_MAX},
+};
 
 use crate::{
     frigid::{self, Calibration, feature_names, trial::Verdict},
@@ -11,6 +14,9 @@ use crate::{
 
 /// The layout that this version writes and reads.
 pub const LAYOUT: u64 = 1;
+
+/// Rates at which a model's like is told, at most.
+const METRICS_MAX: usize = 16;
 
 /// A model with everything that is known of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -101,8 +107,10 @@ pub enum FileError {
     /// Another version wrote it.
     #[error("tarn_model = {0}: must be {LAYOUT}; train or import the model anew with this version")]
     Layout(u64),
-    /// It is asked about other numbers than those of this version.
-    #[error("its features are others than this version's: train or import the model anew with this version")]
+    /// It is asked about other numbers than those of this version, or something in it is out of its range.
+    #[error(
+        "its features or numbers are none of this version's: train or import the model anew with this version"
+    )]
     Features,
 }
 
@@ -155,13 +163,19 @@ impl ModelFile {
             return Err(FileError::Layout(tarn_model));
         }
         let file: Self = serde_json::from_slice(bytes).map_err(|error| unread(bytes, &error))?;
+        let About { made_by, trained_by, metrics, .. } = &file.about;
+        if made_by.len().max(trained_by.len()) > NAME_BYTES_MAX || metrics.len() > METRICS_MAX {
+            return Err(FileError::NotAModel("it says more of itself than models do".to_owned()));
+        }
         if file.is_of_this_version() { Ok(file) } else { Err(FileError::Features) }
     }
 
     fn is_of_this_version(&self) -> bool {
         match &self.content {
-            Content::Frigid { features, model, .. } => {
-                features.iter().eq(&feature_names().collect::<Vec<_>>()) && model.fits()
+            Content::Frigid { features, model, calibration } => {
+                features.iter().eq(&feature_names().collect::<Vec<_>>())
+                    && model.fits()
+                    && calibration.is_sound()
             }
             Content::Sensitivity { features, model } => features == &COUNTERS && model.fits(),
         }

@@ -195,7 +195,7 @@ pub const AUDIT_ENTRIES_MAX: u64 = 200_000;
 /// How many are forgotten at once: one durable write in so many bears it, and not every one.
 pub const AUDIT_ENTRIES_FORGOTTEN: u64 = 256;
 /// Decisions in one answer of Explain.
-pub const EXPLAIN_ENTRIES_MAX: usize = 1000;
+pub const EXPLAIN_ENTRIES_MAX: usize = 500;
 /// Remembered request ids of one client whose reservation has ended; the oldest are forgotten first.
 pub const ENDED_REQUESTS_PER_CLIENT_MAX: usize = 10_000;
 /// How long a request id outlives its reservation.

@@ -10,10 +10,10 @@ use prediction::{
 };
 use proto::v1 as wire;
 use units::limits::{
-    CORES_PER_HOST_MAX, LABELS_MAX, LOCAL_MIB_PER_HOST_MAX, NAME_BYTES_MAX, OUTCOMES_ADDED_MAX,
-    PROFILE_BYTES_MAX,
+    CLOCK_SKEW_MAX, CORES_PER_HOST_MAX, LABELS_MAX, LOCAL_MIB_PER_HOST_MAX, NAME_BYTES_MAX,
+    OUTCOMES_ADDED_MAX, PROFILE_BYTES_MAX,
 };
-use units::{Bytes, Fraction, Name, UnixMs};
+use units::{Bytes, Fraction, UnixMs};
 
 use super::Invalid;
 use crate::forecasts::{Begun, Counters, Labels, Past, Shown, past};
@@ -25,10 +25,10 @@ const SLOWDOWN: std::ops::RangeInclusive<f64> = -0.9..=100.0;
 ///
 /// # Errors
 /// One per way to be wrong.
-pub fn profile(vm: &Name, profile: Option<wire::VmProfile>) -> Result<(Groups, Option<Counters>), Invalid> {
+pub fn profile(vm: String, profile: Option<wire::VmProfile>) -> Result<(Groups, Option<Counters>), Invalid> {
     let wire::VmProfile { key, kind, place, counters } = profile.unwrap_or_default();
     let groups = Groups {
-        vm: vm.to_string(),
+        vm: group("vm", vm)?,
         key: group("profile.key", key)?,
         kind: group("profile.kind", kind)?,
         place: group("profile.place", place)?,
@@ -71,14 +71,14 @@ fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counter
 ///
 /// # Errors
 /// One per way to be wrong, with the number of the outcome.
-pub fn outcomes(request: wire::AddOutcomesRequest) -> Result<Vec<Past>, Invalid> {
+pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<Past>, Invalid> {
     if request.outcomes.len() > OUTCOMES_ADDED_MAX {
         let rule = format!("must be at most {OUTCOMES_ADDED_MAX} at once");
         return Err(Invalid::new("outcomes", request.outcomes.len(), rule));
     }
     let numbered = request.outcomes.into_iter().enumerate();
     let at = |(number, one)| {
-        outcome(one).map_err(|Invalid { field, problem }| Invalid {
+        outcome(one, now).map_err(|Invalid { field, problem }| Invalid {
             field,
             problem: format!("{problem} (outcome {number}, counted from 0)"),
         })
@@ -86,7 +86,7 @@ pub fn outcomes(request: wire::AddOutcomesRequest) -> Result<Vec<Past>, Invalid>
     numbered.map(at).collect()
 }
 
-fn outcome(o: wire::Outcome) -> Result<Past, Invalid> {
+fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
     let memory = |field, bytes: u64, least: u64| {
         let most = LOCAL_MIB_PER_HOST_MAX << 20;
         let within = (least..=most).contains(&bytes);
@@ -99,6 +99,9 @@ fn outcome(o: wire::Outcome) -> Result<Past, Invalid> {
     if o.ended_unix_ms < o.began_unix_ms {
         return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be before began_unix_ms"));
     }
+    if o.ended_unix_ms > now.0 + CLOCK_SKEW_MAX.as_ms() {
+        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be later than now"));
+    }
     let number = |field, number: f64, most: f64| {
         let wrong = || Invalid::new(field, number, format!("must be a number from 0 to {most}"));
         (0.0..=most).contains(&number).then_some(number).ok_or_else(wrong)
@@ -110,21 +113,10 @@ fn outcome(o: wire::Outcome) -> Result<Past, Invalid> {
         mean: measured("mean_bytes", o.mean_bytes)?,
         busy_percent,
     };
-    let profile = o.profile.unwrap_or_default();
-    let counted = if profile.counters.is_empty() {
-        None
-    } else {
-        Some(counters("profile.counters", &profile.counters)?)
-    };
-    let groups = Groups {
-        vm: group("vm", o.vm)?,
-        key: group("profile.key", profile.key)?,
-        kind: group("profile.kind", profile.kind)?,
-        place: group("profile.place", profile.place)?,
-    };
+    let (groups, counters) = profile(o.vm, o.profile)?;
     let begins = UnixMs(o.began_unix_ms);
     let ask = Ask { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
-    let begun = Begun { ask, counters: counted, remark: None };
+    let begun = Begun { ask, counters, remark: None, whole: false };
     Ok(past(begun, peak, UnixMs(o.ended_unix_ms), usage).expect("it asked for memory"))
 }
 

@@ -186,7 +186,7 @@ pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
         return Err(Invalid::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
     }
     let vm = name("vm", &r.vm)?;
-    let (groups, counters) = super::models::profile(&vm, r.profile)?;
+    let (groups, counters) = super::models::profile(vm.to_string(), r.profile)?;
     Ok(Plan { vm, cores: cores(r.cores)?, memory, pinned: r.pinned, groups, counters })
 }
 

@@ -167,7 +167,12 @@ impl Driving {
     /// by itself whether the store is to be read again.
     fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let kept = self.keeper.keep(writes);
-        if let Err(error) = &kept {
+        if let Some(low) = self.keeper.space_changed() {
+            self.event(Event::StoreSpace { low });
+        }
+        if let Err(error) = &kept
+            && !matches!(error, StoreError::Full)
+        {
             tracing::error!(entries = writes.len(), error = units::chain(error), "store failed");
             self.metrics.store_failures.inc();
         }

@@ -8,7 +8,7 @@ use std::{
 
 use pool::{
     manager::Published,
-    record::{Record, Reservation, Stage},
+    record::{EndedBy, Record, Reservation, Stage},
 };
 use prediction::frigid::History;
 use tokio::{sync::broadcast::error::RecvError, time::MissedTickBehavior};
@@ -78,8 +78,8 @@ impl Forecasts {
     }
 
     fn note_reservation(&self, id: ReservationId, r: &Reservation, now: UnixMs) {
-        if matches!(r.stage, Stage::Ended { .. }) {
-            let (past, writes) = self.write().ended(id, now);
+        if let Stage::Ended { why, .. } = &r.stage {
+            let (past, writes) = self.write().ended(id, now, is_of_itself(why));
             self.pen.note(writes);
             if let Some(past) = past {
                 self.metrics.outcome(&past, memory_of_pool(r));
@@ -103,12 +103,12 @@ impl Forecasts {
         let is_gone = |id: &ReservationId| active.binary_search_by_key(id, |(id, _)| *id).is_err();
         let gone: Vec<ReservationId> = state.running().filter(is_gone).collect();
         for id in gone {
-            self.pen.note(state.ended(id, now).1);
+            self.pen.note(state.ended(id, now, false).1);
         }
     }
 
-    /// Entries that cannot be written are given up: what is in memory goes on to count until the next start.
-    async fn write_down(&self) {
+    /// Writes what is to be written. Entries that cannot be are given up: what is in memory goes on to count until the next start.
+    pub async fn write_down(&self) {
         let writes = self.pen.take();
         for batch in writes.chunks(BATCH_CHANGES_MAX) {
             match self.driver.keep(batch.to_vec()).await {
@@ -160,6 +160,17 @@ impl Forecasts {
             Ok(Err(error)) => tracing::warn!(error = units::chain(&error), "history not made anew"),
             Err(_) => {} // the manager ends
         }
+    }
+}
+
+/// Whether a VM ended because it was over, and nothing that it touched went unseen.
+fn is_of_itself(why: &EndedBy) -> bool {
+    match why {
+        EndedBy::ProcessGone | EndedBy::Released { force: false, .. } => true,
+        EndedBy::Released { force: true, .. }
+        | EndedBy::Deadline
+        | EndedBy::HostFenced
+        | EndedBy::HostRestarted => false,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Models from their making to their serving: trained on outcomes or labels, taken in from elsewhere, compared with the one that serves,
 //! promoted, rolled back. A model is durable before it serves, and every one is kept as the file it was.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use prediction::{
     file::{About, Content, FileError, Kind, ModelFile},
@@ -12,6 +12,7 @@ use prediction::{
     import::{Foreign, Format, Refused},
     sensitivity::{self, COUNTERS, Workload, trial::Untold},
 };
+use tokio::sync::OwnedSemaphorePermit;
 use units::{
     Fraction, UnixMs,
     limits::{MODELS_KEPT_MAX, MODELS_TO_ROLL_BACK_MAX},
@@ -97,7 +98,7 @@ pub enum Training {
 /// Labelled workloads.
 #[derive(Clone, Debug)]
 pub struct Labels {
-    /// They.
+    /// With local memory, and how much slower with the pool's.
     pub workloads: Vec<Workload>,
     /// The margin.
     pub pdm: Fraction,
@@ -124,7 +125,7 @@ pub struct Shown {
     pub comparison: Option<Comparison>,
 }
 
-/// Two models on the same VMs, each with as much risk as keeps it within the rate.
+/// Two models on the same VMs, which began after the one that serves had been made: each with as much risk as keeps it within the rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// The one that serves.
@@ -168,7 +169,10 @@ impl Shelf {
     }
 
     fn line(&self, kind: Kind) -> Line {
-        self.lines.get(&kind).cloned().unwrap_or(Line { next: 1, promoted: Vec::new() })
+        let mut line = self.lines.get(&kind).cloned().unwrap_or_default();
+        let versions = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
+        line.next = line.next.max(versions.max().unwrap_or(0) + 1);
+        line
     }
 
     fn put(&mut self, kind: Kind, version: u32, file: &ModelFile, bytes: usize) {
@@ -186,12 +190,12 @@ impl Shelf {
         Ok(Shown { kind, version, serves, about, bytes, cuts, comparison: None })
     }
 
-    /// Models beyond those that are kept: the oldest that do not serve and will not again.
+    /// Models that make room for one more: the oldest that do not serve and will not again.
     fn too_many(&self, kind: Kind) -> Vec<u32> {
         let line = self.line(kind);
         let versions = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
         let idle: Vec<u32> = versions.filter(|version| !line.promoted.contains(version)).collect();
-        idle[..idle.len().saturating_sub(MODELS_KEPT_MAX)].to_vec()
+        idle[..(idle.len() + 1).saturating_sub(MODELS_KEPT_MAX)].to_vec()
     }
 }
 
@@ -227,6 +231,7 @@ impl Forecasts {
             Training::Sensitivity(_) => (Kind::Sensitivity, Vec::new()),
         };
         let file = aside(move || {
+            let _place = place; // given back when it is over, also if nobody waits any more
             let about = About { trained_by: "tarn".to_owned(), ..about(made) };
             match training {
                 Training::Frigid => frigid_file(&stays, &Teacher::Own, about),
@@ -236,9 +241,11 @@ impl Forecasts {
                 }
             }
         });
-        let shown = self.keep(kind, file.await??).await;
-        drop(place);
-        shown
+        self.keep(kind, file.await??).await
+    }
+
+    fn place_to_train(&self) -> Result<OwnedSemaphorePermit, ModelError> {
+        Arc::clone(&self.training).try_acquire_owned().map_err(|_| ModelError::Busy)
     }
 
     /// Takes a file of ours, and keeps it. It does not serve.
@@ -264,6 +271,7 @@ impl Forecasts {
         bytes: Vec<u8>,
         labels: Option<Labels>,
     ) -> Result<Shown, ModelError> {
+        let place = self.place_to_train()?;
         let made = self.now()?;
         let trained_by = match format {
             Format::LightGbm => "lightgbm",
@@ -271,16 +279,20 @@ impl Forecasts {
         };
         let about = About { trained_by: trained_by.to_owned(), ..about(made) };
         let stays = if kind == Kind::Frigid { self.stays().await? } else { Vec::new() };
-        let file = aside(move || match kind {
-            Kind::Frigid => {
-                let names: Vec<String> = feature_names().collect();
-                frigid_file(&stays, &Teacher::Foreign(Foreign::read(format, &bytes, &names)?), about)
-            }
-            Kind::Sensitivity => {
-                let model = Foreign::read(format, &bytes, &COUNTERS.map(str::to_owned))?;
-                let labels = labels.ok_or(ModelError::Unlabelled)?;
-                let model = sensitivity::Model::foreign(model, &labels.workloads, labels.pdm)?;
-                Ok(sensitivity_file(model, &labels, about))
+        let file = aside(move || {
+            let _place = place; // as above
+            match kind {
+                Kind::Frigid => {
+                    let names: Vec<String> = feature_names().collect();
+                    let model = Foreign::read(format, &bytes, &names)?;
+                    frigid_file(&stays, &Teacher::Foreign(Box::new(model)), about)
+                }
+                Kind::Sensitivity => {
+                    let model = Foreign::read(format, &bytes, &COUNTERS.map(str::to_owned))?;
+                    let labels = labels.ok_or(ModelError::Unlabelled)?;
+                    let model = sensitivity::Model::foreign(model, &labels.workloads, labels.pdm)?;
+                    Ok(sensitivity_file(model, &labels, about))
+                }
             }
         });
         self.keep(kind, file.await??).await
@@ -317,10 +329,14 @@ impl Forecasts {
         let mut shelf = self.shelf.lock().await;
         let mut line = shelf.line(kind);
         line.promoted.pop().ok_or(ModelError::NoneServes(kind))?;
-        let before = match line.serving() {
-            Some(version) => Some((version, self.file(kind, version).await?)),
-            None => None,
-        };
+        let mut before = None;
+        while let (None, Some(version)) = (&before, line.serving()) {
+            match self.file(kind, version).await {
+                Ok(file) => before = Some((version, file)),
+                Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => drop(line.promoted.pop()), // of another version
+                Err(other) => return Err(other),
+            }
+        }
         let version = line.serving();
         self.serve(&mut shelf, kind, line, before).await?;
         version.map(|version| shelf.show(kind, version)).transpose()
@@ -368,7 +384,11 @@ impl Forecasts {
         file: &ModelFile,
     ) -> Result<Option<Comparison>, ModelError> {
         let (Some(version), Kind::Frigid) = (shelf.line(kind).serving(), kind) else { return Ok(None) };
-        let serving = self.file(kind, version).await?;
+        let serving = match self.file(kind, version).await {
+            Ok(file) => file,
+            Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // it does not serve either
+            Err(other) => return Err(other),
+        };
         let stays = self.stays().await?;
         let candidate = file.clone();
         let rate = match self.read().point().choice.frigid.op {
@@ -380,6 +400,7 @@ impl Forecasts {
 
     async fn keep(&self, kind: Kind, file: ModelFile) -> Result<Shown, ModelError> {
         let bytes = file.write()?;
+        let file = ModelFile::read(&bytes)?; // numbers that are none cannot be read again
         let mut shelf = self.shelf.lock().await;
         let mut line = shelf.line(kind);
         let version = line.next;
@@ -392,7 +413,7 @@ impl Forecasts {
         old.iter().for_each(|old| drop(shelf.models.remove(&(kind, *old))));
         shelf.lines.insert(kind, line);
         shelf.put(kind, version, &file, length);
-        let comparison = self.compare(&shelf, kind, &file).await?;
+        let comparison = self.compare(&shelf, kind, &file).await.unwrap_or_default(); // it is kept all the same
         tracing::info!(kind = kind.name(), version, rows = file.about.rows, "model kept");
         Ok(Shown { comparison, ..shelf.show(kind, version)? })
     }
@@ -404,7 +425,12 @@ impl Forecasts {
 
     async fn bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
-        let found = aside(move || rows::load_model(snapshot.as_mut(), kind, version)).await?;
+        let place = self.place_to_read().await?;
+        let found = aside(move || {
+            let _place = place;
+            rows::load_model(snapshot.as_mut(), kind, version)
+        });
+        let found = found.await?;
         let found = found.map_err(|error| Asked::Unreadable(error.into()))?;
         found.ok_or(ModelError::NoSuchModel { kind, version })
     }
@@ -412,9 +438,19 @@ impl Forecasts {
     /// Everything that is kept of VMs that ended.
     pub(super) async fn pasts(&self) -> Result<Vec<(u64, Past)>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
-        let read = aside(move || rows::pasts(snapshot.as_mut())).await?;
+        let place = self.place_to_read().await?;
+        let read = aside(move || {
+            let _place = place;
+            rows::pasts(snapshot.as_mut())
+        });
+        let read = read.await?;
         let read = read.map_err(|error| Asked::Unreadable(error.into()))?;
         Ok(read)
+    }
+
+    async fn place_to_read(&self) -> Result<OwnedSemaphorePermit, ModelError> {
+        let place = Arc::clone(&self.reading).acquire_owned().await;
+        Ok(place.map_err(|_| Asked::Stopping)?)
     }
 
     async fn stays(&self) -> Result<Vec<Stay>, ModelError> {
@@ -474,11 +510,14 @@ fn compared(
     stays: &[Stay],
     rate: Fraction,
 ) -> Option<Comparison> {
-    let after = serving.about.window.map_or(UnixMs(0), |(_, end)| end);
+    let end = |file: &ModelFile| file.about.window.map_or(UnixMs(0), |(_, end)| end);
+    let (after, made) = (end(serving), end(candidate));
+    // What a later model's like was held against had ended by its end.
+    let until = if made > after { made } else { UnixMs(u64::MAX) };
+    let stays: Vec<Stay> = stays.iter().filter(|stay| stay.outcome.ended <= until).cloned().collect();
     let held = |file: &ModelFile| {
         let Content::Frigid { model, calibration, .. } = &file.content else { return Calibration::default() };
-        let is_later = file.about.window.is_some_and(|(_, end)| end > after);
-        if is_later { calibration.after(after) } else { trial::hold(model, stays, after) }
+        if end(file) > after { calibration.after(after) } else { trial::hold(model, &stays, after) }
     };
     let (ours, theirs) = (held(candidate), held(serving));
     let share = |of: &Calibration| Some(of.bought(of.appetite(rate)?).share);

@@ -3,7 +3,7 @@
 //! variants.
 
 use prediction::{
-    file::{Kind, ModelFile},
+    file::{FileError, Kind, ModelFile},
     frigid::{Ask, Outcome, Said},
     sensitivity::COUNTERS,
 };
@@ -24,6 +24,8 @@ pub struct Begun {
     pub counters: Option<Counters>,
     /// What was said, if a model served.
     pub remark: Option<Remark>,
+    /// Whether it was placed on the pool whole, as it does not mind.
+    pub whole: bool,
 }
 
 /// What one model said.
@@ -140,8 +142,7 @@ pub struct Loaded {
 /// # Errors
 /// The store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<Loaded, StoreError> {
-    let mut loaded = Loaded::default();
-    loaded.pasts = pasts(store)?;
+    let mut loaded = Loaded { pasts: pasts(store)?, ..Loaded::default() };
     store.scan(
         Table::Forecasts,
         &mut |key, value| match (key.try_into().map(u64::from_be_bytes), row(value)) {
@@ -209,6 +210,9 @@ pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), postcard::Err
         Table::Outcomes => row::<Past>(value).map(drop),
         Table::Forecasts => row::<Begun>(value).map(drop),
         _ if key.len() == 1 => row::<Line>(value).map(drop),
-        _ => ModelFile::read(value).map(drop).map_err(|_| postcard::Error::DeserializeBadEncoding),
+        _ => match ModelFile::read(value) {
+            Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // another version's does not serve, and harms nobody
+            Err(_) => Err(postcard::Error::DeserializeBadEncoding),
+        },
     }
 }

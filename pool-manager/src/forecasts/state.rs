@@ -12,8 +12,11 @@ use prediction::{
     sensitivity,
 };
 use units::{
-    Bytes, Fraction, HostId, Name, ReservationId, UnixMs,
-    limits::{OUTCOMES_KEPT_MAX, OUTCOMES_PER_OPERATING_POINT, PLANS_COUNTED_MAX, PLANS_REMEMBERED_MAX},
+    Bytes, Fraction, HostId, Name, Ns, ReservationId, UnixMs,
+    limits::{
+        OUTCOMES_KEPT_MAX, OUTCOMES_PER_OPERATING_POINT, PLANS_COUNTED_MAX, PLANS_REMEMBERED_MAX,
+        TOUCHED_TOLD_EVERY,
+    },
 };
 
 use super::{
@@ -34,8 +37,22 @@ pub struct State {
     plans: Plans,
     /// VMs that have their memory.
     begun: BTreeMap<ReservationId, Begun>,
-    peaks: BTreeMap<ReservationId, (HostId, Bytes)>,
+    peaks: BTreeMap<ReservationId, Peak>,
 }
+
+/// The most that a VM has touched, by its VMM's word.
+#[derive(Clone, Copy, Debug)]
+struct Peak {
+    host: HostId,
+    bytes: Bytes,
+    told: UnixMs,
+}
+
+/// An older word than this, when a VM ends, may be too little: it has been told three times since.
+const FRESH: Ns = Ns(3 * TOUCHED_TOLD_EVERY.0);
+
+/// A history is made anew when more than one in so many outcomes that it was made of were forgotten.
+const FORGOTTEN_PART: usize = 8;
 
 /// Outcomes that are durable, the latest last.
 #[derive(Debug, Default)]
@@ -45,6 +62,7 @@ struct Kept {
     known: HashSet<u64>,
     since_point: usize,
     since_rebuilt: usize,
+    forgotten: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +116,12 @@ impl State {
         let sensitivity = counters.as_ref().zip(self.sensitivity.as_ref());
         let sensitivity = sensitivity
             .map(|(counters, (version, model))| (*version, model.probability(counters), model.pdm));
-        Foreseen { begun: Begun { ask, counters, remark }, known, point: self.point, sensitivity }
+        Foreseen {
+            begun: Begun { ask, counters, remark, whole: false },
+            known,
+            point: self.point,
+            sensitivity,
+        }
     }
 
     /// A VM was planned: what was known and said of it is remembered until it has its memory.
@@ -121,7 +144,7 @@ impl State {
         let Some(mut begun) = self.plans.take(vm) else {
             let groups = Groups { vm: vm.to_string(), ..Groups::default() };
             let ask = Ask { groups, requested, cores: Some(cores.into()), begins: created };
-            self.begun.insert(id, Begun { ask, counters: None, remark: None });
+            self.begun.insert(id, Begun { ask, counters: None, remark: None, whole: false });
             return None;
         };
         if begun.ask.requested != requested {
@@ -133,30 +156,33 @@ impl State {
         Some(write)
     }
 
-    /// A VM's word about how much it has touched so far.
-    pub fn touched(&mut self, host: HostId, id: ReservationId, bytes: Bytes) {
-        let (of, peak) = self.peaks.entry(id).or_insert((host, Bytes::ZERO));
-        (*of, *peak) = (host, bytes.max(*peak));
+    /// A VM's word about how much it has touched so far; of one that has its memory.
+    pub fn touched(&mut self, host: HostId, id: ReservationId, bytes: Bytes, told: UnixMs) {
+        if self.begun.contains_key(&id) {
+            let before = self.peaks.get(&id).map_or(Bytes::ZERO, |peak| peak.bytes);
+            self.peaks.insert(id, Peak { host, bytes: bytes.max(before), told });
+        }
     }
 
-    /// A host's agent is another one, or was away: what it said before may be too little by now, and it says it again.
+    /// A host's agent is another one, or away: what it said before may be too little by now, and it says it again.
     pub fn forget_peaks(&mut self, host: HostId) {
-        self.peaks.retain(|_, (of, _)| *of != host);
+        self.peaks.retain(|_, peak| peak.host != host);
     }
 
-    /// A VM gave its memory back. What came of it, if its agent knew to the end how much it had touched; and what is to be durable.
-    pub fn ended(&mut self, id: ReservationId, ended: UnixMs) -> (Option<Past>, Vec<Write>) {
+    /// A VM gave its memory back, of itself or not. What came of it, if it was seen to its end how much it had touched; and what is to be
+    /// durable.
+    pub fn ended(&mut self, id: ReservationId, ended: UnixMs, of_itself: bool) -> (Option<Past>, Vec<Write>) {
         let Some(begun) = self.begun.remove(&id) else { return (None, Vec::new()) };
         let mut writes = vec![rows::not_begun(id)];
-        let past = self.peaks.remove(&id).and_then(|(_, peak)| past(begun, peak, ended, Usage::default()));
-        if let Some(past) = past.clone() {
-            writes.extend(self.add(past));
-        }
+        let is_fresh = |peak: &Peak| of_itself && ended.0.saturating_sub(peak.told.0) <= FRESH.as_ms();
+        let peak = self.peaks.remove(&id).filter(is_fresh);
+        let past = peak.and_then(|peak| past(begun, peak.bytes, ended, Usage::default()));
+        writes.extend(past.clone().and_then(|past| self.add(past)).map(|(_, write)| write));
         (past, writes)
     }
 
-    /// Takes in a VM that has ended. What is to be durable; nothing if it is known already.
-    pub fn add(&mut self, past: Past) -> Option<Write> {
+    /// Takes in a VM that has ended. Its number, and what is to be durable; nothing if it is known already.
+    pub fn add(&mut self, past: Past) -> Option<(u64, Write)> {
         let fingerprint = fingerprint(&past);
         if !self.kept.known.insert(fingerprint) {
             return None;
@@ -164,7 +190,16 @@ impl State {
         let number = self.kept.next;
         let write = rows::past(number, &past);
         self.take_in(number, &past, fingerprint);
-        Some(write)
+        Some((number, write))
+    }
+
+    /// Outcomes did not become durable: told again they are new.
+    pub fn take_back(&mut self, numbers: &[u64]) {
+        let Kept { entries, known, .. } = &mut self.kept;
+        entries.retain(|entry| {
+            let is_kept = !numbers.contains(&entry.number);
+            is_kept || !known.remove(&entry.fingerprint)
+        });
     }
 
     /// Takes in what a store has.
@@ -192,16 +227,18 @@ impl State {
     /// Forgets outcomes that are too many or too old; what is to be durable.
     pub fn forget(&mut self, before: UnixMs) -> Vec<Write> {
         let mut writes = Vec::new();
-        let kept = &mut self.kept;
-        while kept
-            .entries
-            .front()
-            .is_some_and(|entry| kept.entries.len() > OUTCOMES_KEPT_MAX || entry.ended < before)
-        {
-            let entry = kept.entries.pop_front().expect("it was just seen");
-            kept.known.remove(&entry.fingerprint);
-            writes.push(rows::no_past(entry.number));
-        }
+        let Kept { entries, known, forgotten, .. } = &mut self.kept;
+        let mut too_many = entries.len().saturating_sub(OUTCOMES_KEPT_MAX);
+        entries.retain(|entry| {
+            let is_kept = too_many == 0 && entry.ended >= before;
+            if !is_kept {
+                too_many = too_many.saturating_sub(1);
+                known.remove(&entry.fingerprint);
+                writes.push(rows::no_past(entry.number));
+            }
+            is_kept
+        });
+        *forgotten += writes.len();
         writes
     }
 
@@ -271,7 +308,7 @@ impl State {
     pub fn serve_none(&mut self, kind: Kind, point: Point) {
         match kind {
             Kind::Frigid => {
-                self.live.set_model(None);
+                self.live.forget_model();
                 self.frigid = None;
             }
             Kind::Sensitivity => self.sensitivity = None,
@@ -281,14 +318,15 @@ impl State {
 
     /// Whether groups hold much that was forgotten, so that a history is to be made anew.
     pub fn is_history_due(&self) -> bool {
-        self.kept.since_rebuilt > 2 * OUTCOMES_KEPT_MAX
+        let Kept { since_rebuilt, forgotten, entries, .. } = &self.kept;
+        *since_rebuilt > 2 * OUTCOMES_KEPT_MAX || *forgotten > entries.len() / FORGOTTEN_PART
     }
 
     /// A history made anew of all outcomes below a number; another time if more have come since.
     pub fn set_history(&mut self, history: History, made_of: u64) {
         if made_of == self.kept.next {
             self.live.set_history(history);
-            self.kept.since_rebuilt = self.kept.entries.len();
+            (self.kept.since_rebuilt, self.kept.forgotten) = (self.kept.entries.len(), 0);
         }
     }
 }
@@ -317,11 +355,12 @@ impl Basis {
 
 impl Plans {
     fn add(&mut self, vm: &Name, begun: Begun) {
-        let size = begun.ask.requested.get();
-        if self.counted.len() == PLANS_COUNTED_MAX {
-            self.counted.pop_front();
-        }
-        self.counted.push_back((size, begun.counters.is_some()));
+        if !self.by_vm.contains_key(vm) {
+            if self.counted.len() == PLANS_COUNTED_MAX {
+                self.counted.pop_front();
+            }
+            self.counted.push_back((begun.ask.requested.get(), begun.counters.is_some()));
+        } // else it is the same VM, asked for again
         self.next += 1;
         self.by_vm.insert(vm.clone(), (self.next, begun));
         self.in_order.push_back((self.next, vm.clone()));
@@ -337,13 +376,16 @@ impl Plans {
         self.by_vm.remove(vm).map(|(_, begun)| begun)
     }
 
-    /// Of the memory of the latest, that of those whose counters were known.
+    /// Of the latest VMs, those whose counters were known: by VMs or by memory, whichever is more. What may go wrong is counted in VMs, and
+    /// what is gained in memory.
     fn history(&self) -> Fraction {
-        let of = |wanted: fn(&&(u64, bool)) -> bool| {
-            self.counted.iter().filter(wanted).map(|(size, _)| *size as f64).sum::<f64>()
+        let share = |weight: fn(u64) -> f64| {
+            let all: f64 = self.counted.iter().map(|(size, _)| weight(*size)).sum();
+            let known = self.counted.iter().filter(|(_, known)| *known);
+            let known: f64 = known.map(|(size, _)| weight(*size)).sum();
+            if all > 0.0 { known / all } else { 0.0 }
         };
-        let (known, all) = (of(|(_, known)| *known), of(|_| true));
-        Fraction::new(if all > 0.0 { known / all } else { 0.0 }).expect("a part of a whole")
+        Fraction::new(share(|_| 1.0).max(share(|size| size as f64))).expect("a part of a whole")
     }
 }
 
@@ -364,7 +406,16 @@ fn fingerprint(past: &Past) -> u64 {
     let ask = &past.begun.ask;
     let mut hasher = DefaultHasher::new();
     (ask.groups.all(), ask.begins, past.outcome.ended, ask.requested).hash(&mut hasher);
-    past.outcome.untouched.get().to_bits().hash(&mut hasher);
+    if ask.groups.vm.is_empty() {
+        // Several may have begun and ended at once. Bytes and shares are not quite the same after one became the other.
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a millionth of the memory"
+        )]
+        let untouched = (past.outcome.untouched.get() * 1e6).round() as u64;
+        untouched.hash(&mut hasher);
+    }
     hasher.finish()
 }
 

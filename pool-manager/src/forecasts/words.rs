@@ -18,10 +18,10 @@ pub fn facts(foreseen: &Foreseen, stake: Option<Stake>) -> Vec<(String, String)>
             say(group, name.to_owned());
         }
     }
-    for (part, known) in features(&foreseen.known.features) {
-        say(&format!("features of {part}"), known);
-    }
     if let Some(said) = foreseen.known.said {
+        for (part, known) in features(&foreseen.known.features) {
+            say(&format!("features of {part}"), known);
+        }
         let level =
             |level: usize| format!("{} with {}", percent(said.curve.at_level(level)), percent(LEVELS[level]));
         let levels: Vec<String> = SHOWN.into_iter().map(level).collect();

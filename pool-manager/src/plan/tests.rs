@@ -23,7 +23,7 @@ fn asked(memory: Bytes) -> Plan {
 fn unforeseen(memory: Bytes) -> Foreseen {
     let ask = Ask { groups: Groups::default(), requested: memory, cores: Some(2.0), begins: UnixMs(0) };
     Foreseen {
-        begun: Begun { ask, counters: None, remark: None },
+        begun: Begun { ask, counters: None, remark: None, whole: false },
         known: Known { features: [f64::NAN; FEATURES], said: None },
         point: Point::nothing(Rules::default()),
         sensitivity: None,

@@ -80,8 +80,8 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
+        self.0.forecasts.agent_changes(host); // before what it tells ends anything
         let session = self.0.driver.agent_up(host, hello, outbox).map_err(refused)?;
-        self.0.forecasts.agent_up(host);
         let shared = self.0.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
@@ -93,6 +93,7 @@ impl Agent {
             if let Some(status) = ended {
                 let _ = sender.send(Err(status)).await; // a caller that is gone needs no reason
             }
+            shared.forecasts.agent_changes(host);
             shared.driver.agent_down(session);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
@@ -123,8 +124,9 @@ async fn hear(
         match touched.and_then(|touched| Ok((touched, convert::agent::have(have)?))) {
             Err(error) => return Some(invalid(error)),
             Ok((touched, have)) => {
-                shared.forecasts.touched(host, &touched); // before it is heard that a VM has ended
-                if let Err(error) = shared.driver.agent_have(session, have) {
+                // Before it is heard that a VM has ended.
+                let told = shared.forecasts.touched(host, &touched);
+                if let Err(error) = told.and_then(|()| shared.driver.agent_have(session, have)) {
                     return Some(refused(error));
                 }
             }

@@ -1,5 +1,7 @@
 //! The service Models.
 
+use std::sync::Arc;
+
 use prediction::file::Kind;
 use proto::v1::{self as wire, models_server};
 use tonic::{Code, Request, Response, Status};
@@ -12,7 +14,7 @@ use super::{
 };
 use crate::{
     convert,
-    forecasts::{ModelError, Training},
+    forecasts::{self, ModelError, Training},
 };
 
 /// The service Models.
@@ -38,9 +40,11 @@ impl models_server::Models for Models {
         request: Request<wire::AddOutcomesRequest>,
     ) -> Reply<wire::AddOutcomesResponse> {
         self.admit(&request)?;
-        let outcomes = convert::models::outcomes(request.into_inner()).map_err(invalid)?;
+        let now = self.0.driver.look(|_, when| when.wall).map_err(refused)?;
+        let outcomes = convert::models::outcomes(request.into_inner(), now).map_err(invalid)?;
         let told = u32::try_from(outcomes.len()).expect("it was checked");
-        let added = self.0.forecasts.add(outcomes).await.map_err(refused)?;
+        let forecasts = Arc::clone(&self.0.forecasts);
+        let added = to_its_end(async move { Ok(forecasts.add(outcomes).await?) }).await?;
         Ok(Response::new(wire::AddOutcomesResponse { added, known: told - added }))
     }
 
@@ -52,8 +56,7 @@ impl models_server::Models for Models {
         let request = request.into_inner();
         let most = OUTCOMES_ADDED_MAX.min(LIST_PAGE_MAX as usize);
         let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
-        let (pasts, next_after) =
-            self.0.forecasts.outcomes(request.after, limit).await.map_err(|error| status(&error))?;
+        let (pasts, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
         let outcomes = pasts.into_iter().map(convert::models::outcome_view).collect();
         Ok(Response::new(wire::ListOutcomesResponse { outcomes, next_after }))
     }
@@ -68,11 +71,12 @@ impl models_server::Models for Models {
                 return Err(invalid(convert::Invalid::new("labels", "some", rule)));
             }
             (Kind::Sensitivity, labels) => {
-                let labels = labels.ok_or_else(|| status(&ModelError::Unlabelled))?;
+                let labels = labels.ok_or_else(|| status(ModelError::Unlabelled))?;
                 Training::Sensitivity(convert::models::labels(labels).map_err(invalid)?)
             }
         };
-        show(self.0.forecasts.train(training).await)
+        let forecasts = Arc::clone(&self.0.forecasts);
+        show(to_its_end(async move { forecasts.train(training).await }).await?)
     }
 
     async fn import_model(&self, request: Request<wire::ImportModelRequest>) -> Reply<wire::Model> {
@@ -81,10 +85,14 @@ impl models_server::Models for Models {
         let kind = kind(request.kind())?;
         let format = convert::models::format(request.format()).map_err(invalid)?;
         let labels = request.labels.map(convert::models::labels).transpose().map_err(invalid)?;
-        show(match format {
-            None => self.0.forecasts.take(kind, request.content).await,
-            Some(format) => self.0.forecasts.import(kind, format, request.content, labels).await,
-        })
+        let forecasts = Arc::clone(&self.0.forecasts);
+        let taken = async move {
+            match format {
+                None => forecasts.take(kind, request.content).await,
+                Some(format) => forecasts.import(kind, format, request.content, labels).await,
+            }
+        };
+        show(to_its_end(taken).await?)
     }
 
     async fn list_models(
@@ -101,7 +109,7 @@ impl models_server::Models for Models {
         let request = request.into_inner();
         let version = Some(request.version).filter(|version| *version > 0);
         let found = self.0.forecasts.model(kind(request.kind())?, version).await;
-        let (shown, content) = found.map_err(|error| status(&error))?;
+        let (shown, content) = found.map_err(status)?;
         let model = Some(convert::models::model_view(shown));
         Ok(Response::new(wire::GetModelResponse { model, content }))
     }
@@ -110,7 +118,9 @@ impl models_server::Models for Models {
         self.admit(&request)?;
         let request = request.into_inner();
         let kind = kind(request.kind())?;
-        show(self.0.forecasts.promote(kind, request.version, request.validate_only).await)
+        let forecasts = Arc::clone(&self.0.forecasts);
+        let promoted = async move { forecasts.promote(kind, request.version, request.validate_only).await };
+        show(to_its_end(promoted).await?)
     }
 
     async fn rollback_model(
@@ -119,17 +129,26 @@ impl models_server::Models for Models {
     ) -> Reply<wire::RollbackModelResponse> {
         self.admit(&request)?;
         let kind = kind(request.into_inner().kind())?;
-        let serves = self.0.forecasts.roll_back(kind).await.map_err(|error| status(&error))?;
+        let forecasts = Arc::clone(&self.0.forecasts);
+        let serves = to_its_end(async move { forecasts.roll_back(kind).await }).await?;
         Ok(Response::new(wire::RollbackModelResponse { model: serves.map(convert::models::model_view) }))
     }
 }
 
-fn show(made: Result<crate::forecasts::Shown, ModelError>) -> Reply<wire::Model> {
-    made.map(|shown| Response::new(convert::models::model_view(shown))).map_err(|error| status(&error))
+fn show(made: forecasts::Shown) -> Reply<wire::Model> {
+    Ok(Response::new(convert::models::model_view(made)))
 }
 
-fn status(error: &ModelError) -> Status {
-    let (code, reason) = match error {
+/// What was begun is ended, also if the caller goes away meanwhile: what is durable is to be true of what serves.
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, ModelError>> + Send + 'static,
+) -> Result<T, Status> {
+    let ended = tokio::spawn(work).await;
+    ended.map_err(|_| Status::internal("it ended before its end: see the manager's log"))?.map_err(status)
+}
+
+fn status(error: ModelError) -> Status {
+    let (code, reason) = match &error {
         ModelError::NoSuchModel { .. } => (Code::NotFound, "MODEL_NOT_FOUND"),
         ModelError::NoneServes(_) => (Code::FailedPrecondition, "NO_MODEL_SERVES"),
         ModelError::Serves { .. } => (Code::FailedPrecondition, "MODEL_SERVES"),
@@ -140,7 +159,10 @@ fn status(error: &ModelError) -> Status {
         | ModelError::File(_)
         | ModelError::OtherKind { .. }
         | ModelError::Refused(_) => (Code::InvalidArgument, "BAD_VALUE"),
-        ModelError::Asked(_) => (Code::Unavailable, "STORE_FAILED"),
+        ModelError::Asked(_) => (Code::Unavailable, "UNAVAILABLE"),
     };
-    coded(code, reason, units::chain(error))
+    match error {
+        ModelError::Asked(asked) => refused(asked),
+        other => coded(code, reason, units::chain(&other)),
+    }
 }

@@ -58,8 +58,9 @@ impl scheduler_server::Scheduler for Scheduler {
         let plan = convert::plan(request.into_inner()).map_err(invalid)?;
         let began = Instant::now();
         let share = self.0.policy.borrow().pool_share;
-        let foreseen = self.0.forecasts.foresee(&plan).map_err(refused)?;
+        let mut foreseen = self.0.forecasts.foresee(&plan).map_err(refused)?;
         let decided = plan::decide(&plan, &foreseen, share);
+        foreseen.begun.whole = decided.whole;
         let vm = plan.vm.clone();
         let planned = self.0.driver.look(|manager, when| plan::plan(manager, when, &plan, decided, actor));
         let (response, decision) = planned.map_err(refused)?;

@@ -167,7 +167,7 @@ fn lightgbm(feature: &str) -> String {
 fn a_model_trained_elsewhere_is_held_against_outcomes_and_written_like_our_own() {
     let names: Vec<String> = feature_names().collect();
     let foreign = Foreign::read(Format::LightGbm, lightgbm("requested_gib").as_bytes(), &names).unwrap();
-    let trained = trial::train(&stays(400), &Teacher::Foreign(foreign), &rates()).unwrap();
+    let trained = trial::train(&stays(400), &Teacher::Foreign(Box::new(foreign)), &rates()).unwrap();
     assert!(trained.verdicts.iter().all(|verdict| verdict.rate_actual <= verdict.rate_asked + 0.02));
     let file = ModelFile::frigid(About::default(), trained.model.clone(), trained.calibration);
     written_and_read(&file);

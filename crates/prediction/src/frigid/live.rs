@@ -82,8 +82,14 @@ impl Live {
     }
 
     /// Another model speaks from now on.
-    pub fn set_model(&mut self, model: Option<Model>) {
-        self.model = model;
+    pub(super) fn set_model(&mut self, model: Model) {
+        self.model = Some(model);
+    }
+
+    /// No model speaks any more.
+    pub fn forget_model(&mut self) {
+        self.model = None;
+        self.calibration = Calibration::default();
     }
 
     /// Another model speaks from now on, with outcomes that it was held against.

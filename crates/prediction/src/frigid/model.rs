@@ -56,7 +56,7 @@ pub enum Teacher {
     /// Trees of our own.
     Own,
     /// Nobody: a model that was trained elsewhere is only held against outcomes (split conformal prediction).
-    Foreign(Foreign),
+    Foreign(Box<Foreign>),
 }
 
 impl Teacher {
@@ -70,7 +70,7 @@ impl Teacher {
             Self::Own => Model::train(known, untouched, seed),
             Self::Foreign(model) => {
                 let off = known.iter().zip(untouched).map(|(row, share)| share - model.predict(row));
-                Model(Says::Foreign { model: model.clone(), off: quantiles_of(off.collect()) })
+                Model(Says::Foreign { model: (**model).clone(), off: quantiles_of(off.collect()) })
             }
         }
     }

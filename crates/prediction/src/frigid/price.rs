@@ -85,7 +85,7 @@ impl Calibration {
             tally.outcomes = tally.outcomes * kept + 1.0;
             tally.hits = tally.hits * kept + f64::from(u8::from(is_hit));
         }
-        if self.recent.len() == OUTCOMES_JUDGED_MAX {
+        if self.recent.len() >= OUTCOMES_JUDGED_MAX {
             self.recent.pop_front();
         }
         self.recent.push_back(judged);
@@ -100,10 +100,10 @@ impl Calibration {
         }
     }
 
-    /// The same, but only of VMs that began after a moment.
+    /// The same, but only of VMs that began after a moment, and of nobody's VMs in particular.
     pub fn after(&self, moment: UnixMs) -> Self {
         let recent = self.recent.iter().filter(|judged| judged.begins > moment).copied().collect();
-        Self { recent, owners: self.owners.clone() }
+        Self { recent, owners: BTreeMap::new() }
     }
 
     /// How much more often an owner's outcomes were below what was said than they should be; 1 if they were not, if that may be chance,
@@ -147,6 +147,16 @@ impl Calibration {
             0 => Bought::default(),
             vms => Bought { rate: f64::from(hits) / vms as f64, share: taken / requested },
         }
+    }
+
+    /// Whether it is one that outcomes made.
+    pub(crate) fn is_sound(&self) -> bool {
+        let is_sound = |judged: &Judged| judged.requested > Bytes::ZERO && judged.caution >= 1.0;
+        let tallies = self.owners.values().all(|tally| tally.outcomes.is_finite() && tally.hits.is_finite());
+        self.recent.len() <= OUTCOMES_JUDGED_MAX
+            && self.owners.len() <= OWNERS_JUDGED_MAX
+            && self.recent.iter().all(is_sound)
+            && tallies
     }
 
     /// How many outcomes are remembered.

@@ -149,12 +149,12 @@ pub fn train(stays: &[Stay], teacher: &Teacher, rates: &[Fraction]) -> Result<Tr
 /// Holds a model that is there already against VMs that began after a moment, each when it had ended.
 pub fn hold(model: &Model, stays: &[Stay], after: UnixMs) -> Calibration {
     let teacher = Teacher::Own;
-    let mut trial = Trial::new(&teacher, usize::MAX, &[]);
-    trial.live.set_model(Some(model.clone()));
+    let mut trial = Trial { judges_after: Some(after), ..Trial::new(&teacher, usize::MAX, &[]) };
+    trial.live.set_model(model.clone());
     let stays: Vec<&Stay> = stays.iter().collect();
     trial.live_through(&stays, 0);
     trial.end_before(UnixMs(u64::MAX), &stays);
-    trial.live.calibration().after(after)
+    trial.live.calibration().clone()
 }
 
 /// The state of the world at one moment.
@@ -171,6 +171,8 @@ struct Trial<'a> {
     priced_at: usize,
     /// Whether VMs count that began before there was a model: then nothing was taken of them.
     tests_unsaid: bool,
+    /// What was said of VMs that began up to then does not show how far the model can be trusted: it knew them.
+    judges_after: Option<UnixMs>,
     running: BinaryHeap<Reverse<(UnixMs, usize)>>,
     /// What was known and said of those that run.
     known: BTreeMap<usize, Known>,
@@ -205,6 +207,7 @@ impl<'a> Trial<'a> {
             train_at: first,
             priced_at: 0,
             tests_unsaid: true,
+            judges_after: None,
             running: BinaryHeap::new(),
             known: BTreeMap::new(),
         }
@@ -235,7 +238,8 @@ impl<'a> Trial<'a> {
         if !stay.sound {
             return;
         }
-        self.live.end(&stay.ask, &stay.outcome, known.said);
+        let said = known.said.filter(|_| self.judges_after.is_none_or(|after| stay.ask.begins > after));
+        self.live.end(&stay.ask, &stay.outcome, said);
         if self.learnt.len() == OUTCOMES_TRAINED_MAX {
             self.learnt.pop_front();
         }
@@ -247,7 +251,7 @@ impl<'a> Trial<'a> {
     fn learn(&mut self) {
         if self.seen >= self.train_at {
             let model = self.teach();
-            self.live.set_model(Some(model));
+            self.live.set_model(model);
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,

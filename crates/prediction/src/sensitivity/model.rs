@@ -84,7 +84,8 @@ impl Model {
             Says::Foreign(model) => model.fits(COUNTERS.len()),
         };
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
-        fits && self.cuts.iter().all(|cut| is_share(cut.fp) && is_share(cut.placed))
+        fits && self.cuts.len() <= CUTS_MAX
+            && self.cuts.iter().all(|cut| is_share(cut.fp) && is_share(cut.placed))
     }
 }
 

@@ -30,7 +30,7 @@ fn ask(name: &str, gib: u64, begins: u64) -> Ask {
 }
 
 fn begun(name: &str, gib: u64) -> Begun {
-    Begun { ask: ask(name, gib, 0), counters: None, remark: None }
+    Begun { ask: ask(name, gib, 0), counters: None, remark: None, whole: false }
 }
 
 /// A VM of 8 GiB that ended at a moment, having touched so much.
@@ -66,33 +66,68 @@ fn a_vm_becomes_an_outcome_by_what_its_agent_told_last() {
     let requested = Bytes::gib(8);
     assert!(state.began(ID, &vm("a"), requested, 2, UnixMs(5)).is_some());
     assert!(state.began(ID, &vm("a"), requested, 2, UnixMs(5)).is_none(), "durable already");
-    state.touched(HOST, ID, Bytes::gib(6));
-    state.touched(HOST, ID, Bytes::gib(2));
-    let (past, writes) = state.ended(ID, UnixMs(9));
+    state.touched(HOST, ID, Bytes::gib(6), UnixMs(8));
+    state.touched(HOST, ID, Bytes::gib(2), UnixMs(8));
+    let (past, writes) = state.ended(ID, UnixMs(9), true);
     let past = past.unwrap();
     assert_eq!(past.outcome.untouched.get(), 0.25, "the most that it touched counts");
     assert_eq!((past.begun.ask.groups.key.as_str(), past.begun.ask.begins), ("customer", UnixMs(5)));
     assert_eq!(writes.len(), 2, "it is an outcome, and no VM that runs");
-    assert_eq!(state.ended(ID, UnixMs(10)), (None, Vec::new()), "it ends once");
+    assert_eq!(state.ended(ID, UnixMs(10), true), (None, Vec::new()), "it ends once");
 }
 
 #[test]
 fn of_a_vm_whose_agent_was_away_to_the_end_nothing_is_learnt() {
     let mut state = state();
     state.began(ID, &vm("a"), Bytes::gib(8), 2, UnixMs(5));
-    state.touched(HOST, ID, Bytes::gib(2));
+    state.touched(HOST, ID, Bytes::gib(2), UnixMs(8));
     state.forget_peaks(HostId(2));
     state.forget_peaks(HOST);
-    let (past, writes) = state.ended(ID, UnixMs(9));
+    let (past, writes) = state.ended(ID, UnixMs(9), true);
     assert_eq!((past, writes.len()), (None, 1));
+}
+
+#[test]
+fn of_a_vm_that_ran_on_unseen_or_was_cut_off_nothing_is_learnt() {
+    for (of_itself, ended, is_learnt) in [(true, 30_008, true), (true, 30_009, false), (false, 9, false)] {
+        let mut state = state();
+        state.began(ID, &vm("a"), Bytes::gib(8), 2, UnixMs(5));
+        state.touched(HOST, ID, Bytes::gib(2), UnixMs(8));
+        assert_eq!(state.ended(ID, UnixMs(ended), of_itself).0.is_some(), is_learnt, "{ended}");
+    }
+}
+
+#[test]
+fn what_is_told_of_a_vm_that_has_no_memory_is_not_remembered() {
+    let mut state = state();
+    state.touched(HOST, ID, Bytes::gib(2), UnixMs(8));
+    assert!(state.peaks.is_empty());
+}
+
+#[test]
+fn outcomes_that_were_not_kept_may_be_told_again() {
+    let mut state = state();
+    let (number, _) = state.add(ended(1, 2, HOUR)).unwrap();
+    state.take_back(&[number]);
+    assert_eq!(state.outcomes(), 0);
+    assert!(state.add(ended(1, 2, HOUR)).is_some());
+}
+
+#[test]
+fn a_model_that_serves_no_more_leaves_no_price_of_risk() {
+    let mut state = state();
+    serve(&mut state, 3);
+    assert!(state.point().appetite.is_some());
+    state.serve_none(Kind::Frigid, Point::nothing(Rules::default()));
+    assert!(state.basis(Rules::default()).choose().appetite.is_none());
 }
 
 #[test]
 fn a_vm_that_was_never_planned_is_known_by_its_name_and_size() {
     let mut state = state();
     assert!(state.began(ID, &vm("a"), Bytes::gib(4), 2, UnixMs(5)).is_none(), "the ledger has all of it");
-    state.touched(HOST, ID, Bytes::gib(1));
-    let past = state.ended(ID, UnixMs(9)).0.unwrap();
+    state.touched(HOST, ID, Bytes::gib(1), UnixMs(8));
+    let past = state.ended(ID, UnixMs(9), true).0.unwrap();
     assert_eq!((past.begun.ask.groups.vm.as_str(), past.begun.ask.requested), ("a", Bytes::gib(4)));
 }
 
@@ -105,9 +140,9 @@ fn what_was_said_of_another_size_is_not_held_against_the_vm() {
     for (size, is_held) in [(8, true), (9, false)] {
         state.planned(&vm("a"), foreseen.begun.clone());
         state.began(ID, &vm("a"), Bytes::gib(size), 2, UnixMs(1000 * HOUR));
-        state.touched(HOST, ID, Bytes::gib(1));
+        state.touched(HOST, ID, Bytes::gib(1), UnixMs(1001 * HOUR));
         let before = state.live.calibration().outcomes();
-        let past = state.ended(ID, UnixMs(1001 * HOUR + size)).0.unwrap();
+        let past = state.ended(ID, UnixMs(1001 * HOUR + size), true).0.unwrap();
         assert_eq!(past.begun.remark.is_some(), is_held);
         assert_eq!(state.live.calibration().outcomes() - before, usize::from(is_held));
     }
@@ -138,7 +173,7 @@ fn the_same_outcome_is_known_once_also_after_a_restart() {
     let mut second = state();
     second.load(1, &ended(1, 2, HOUR));
     assert!(second.add(ended(1, 2, HOUR)).is_none());
-    let Some(Write::Put { key, .. }) = second.add(ended(2, 2, HOUR)) else { panic!("it is new") };
+    let Some((2, Write::Put { key, .. })) = second.add(ended(2, 2, HOUR)) else { panic!("it is new") };
     assert_eq!(key, 2_u64.to_be_bytes(), "no number is given twice");
 }
 
@@ -153,6 +188,7 @@ fn outcomes_are_forgotten_when_they_are_too_old_or_too_many() {
     let of_five = state.forget(UnixMs(9));
     assert_eq!((of_five.len(), state.outcomes()), (5, OUTCOMES_KEPT_MAX - 5));
     assert!(state.add(ended(0, 2, 1)).is_some(), "what was forgotten may be told anew");
+    assert_eq!(state.forget(UnixMs(9)).len(), 1, "an old one is forgotten though it came last");
 }
 
 #[test]
@@ -171,7 +207,9 @@ fn the_share_of_memory_with_counters_is_that_of_the_latest_plans() {
     assert_eq!(plans.history().get(), 0.0);
     plans.add(&vm("a"), begun("a", 24));
     plans.add(&vm("b"), Begun { counters: Some([0.5; 17]), ..begun("b", 8) });
-    assert_eq!(plans.history().get(), 0.25);
+    assert_eq!(plans.history().get(), 0.5, "one VM of two, though a quarter of the memory");
+    plans.add(&vm("b"), Begun { counters: Some([0.5; 17]), ..begun("b", 8) });
+    assert_eq!(plans.history().get(), 0.5, "a plan that is asked for again counts once");
     (0..2000).for_each(|n| plans.add(&vm(&format!("c{n}")), begun("c", 1)));
     assert_eq!(plans.history().get(), 0.0, "those of long ago do not count");
 }
@@ -189,7 +227,7 @@ fn a_history_that_was_made_of_too_little_is_not_taken() {
 
 #[test]
 fn rows_of_this_version_are_read_by_every_later_one() {
-    let golden = "0002613108637573746f6d657200008080808020010000000000000040000000d00f000000000000e83f000000";
+    let golden = "0002613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
     let mut row = begun("a1", 8);
     row.ask.begins = UnixMs(0);
     let past = past(row, Bytes::gib(2), UnixMs(2000), Usage::default()).unwrap();
@@ -211,10 +249,10 @@ proptest! {
             match what {
                 0 => state.planned(&name, begun(name.as_str(), gib.max(1))),
                 1 => drop(state.began(id, &name, Bytes::gib(gib), 1, now)),
-                2 => state.touched(HostId((id.0 % 2).try_into().unwrap()), id, Bytes::gib(gib)),
+                2 => state.touched(HostId((id.0 % 2).try_into().unwrap()), id, Bytes::gib(gib), now),
                 3 => state.forget_peaks(HOST),
                 4 => {
-                    let (past, writes) = state.ended(id, now);
+                    let (past, writes) = state.ended(id, now, gib % 2 == 0);
                     outcomes += usize::from(past.is_some());
                     prop_assert!(writes.len() <= 2);
                     if let Some(past) = past {
