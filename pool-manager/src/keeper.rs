@@ -103,3 +103,54 @@ pub fn decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decisi
     })?;
     Ok(found.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{
+        faulty::{Fault, FaultyDisk},
+        redb::RedbStore,
+    };
+
+    fn keeper() -> (FaultyDisk, Keeper) {
+        let disk = FaultyDisk::new(|_| 0);
+        let store = RedbStore::open(disk.clone()).unwrap();
+        (disk, Keeper::new(Box::new(store), false))
+    }
+
+    fn put(key: &[u8]) -> Write {
+        Write::Put { table: Table::Outcomes, key: key.to_vec(), value: vec![1] }
+    }
+
+    fn delete(key: &[u8]) -> Write {
+        Write::Delete { table: Table::Outcomes, key: key.to_vec() }
+    }
+
+    fn outcomes(keeper: &Keeper) -> usize {
+        let mut entries = 0;
+        keeper.snapshot().unwrap().scan(Table::Outcomes, &mut |_, _| entries += 1).unwrap();
+        entries
+    }
+
+    #[test]
+    fn what_is_left_of_a_full_disk_is_for_the_ledger_and_deletes_make_room() {
+        let (_disk, mut keeper) = keeper();
+        keeper.keep(&[put(b"a")]).unwrap();
+        keeper.space_low = true;
+        assert!(matches!(keeper.keep(&[delete(b"a"), put(b"b")]), Err(StoreError::Full)));
+        assert_eq!(outcomes(&keeper), 1);
+        keeper.keep(&[delete(b"a")]).unwrap();
+        assert_eq!(outcomes(&keeper), 0);
+        keeper.commit(&[]).unwrap();
+    }
+
+    #[test]
+    fn a_write_past_the_ledger_that_fails_leaves_the_store_open_for_the_ledger() {
+        let (disk, mut keeper) = keeper();
+        disk.fail_at(disk.operations() + 1, Fault::Errno(5));
+        assert!(keeper.keep(&[put(b"a")]).is_err());
+        disk.fail_no_more();
+        keeper.commit(&[]).unwrap();
+        keeper.keep(&[put(b"b")]).unwrap();
+    }
+}

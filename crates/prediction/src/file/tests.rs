@@ -118,10 +118,13 @@ fn a_file_whose_trees_are_none_is_refused() {
     for (sound, wrong, says) in [
         (r#"{"node":1}"#, r#"{"node":999}"#, "has a child that is not there"),
         (r#""feature":"#, r#""feature":9"#, "looks at number"),
+        (r#""curve":["#, r#""curve":[2,"#, "trailing characters"),
+        (r#""requested":1073741824"#, r#""requested":0"#, "none of this version's"),
+        (r#""caution":1.0"#, r#""caution":0.5"#, "none of this version's"),
         (
-            r#""calibration":{"recent":[{"curve":["#,
-            r#""calibration":{"recent":[{"curve":[2,"#,
-            "trailing characters",
+            r#""trained_by":"""#,
+            r#""trained_by":"somebody whose name is longer than any name of a rack, a host or a VM""#,
+            "says more of itself",
         ),
         (r#""untouched":0."#, r#""untouched":7."#, "7."),
     ] {
