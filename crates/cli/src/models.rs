@@ -165,7 +165,7 @@ pub(crate) async fn export(args: Export, to: &Connection) -> Result<(), Failure>
 fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
     let labelled = |workload: Workload| v1::Labelled {
         program: workload.program,
-        counters: named(&workload.counters),
+        counters: named(workload.counters).collect(),
         slowdown: workload.slowdown,
     };
     let read = workloads.read(format)?;
@@ -175,9 +175,9 @@ fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> 
 }
 
 /// Counters by name; those that were not measured are left out.
-fn named(counters: &[f64; COUNTERS.len()]) -> std::collections::HashMap<String, f64> {
+fn named(counters: [f64; COUNTERS.len()]) -> impl Iterator<Item = (String, f64)> {
     let measured = COUNTERS.into_iter().zip(counters).filter(|(_, counter)| !counter.is_nan());
-    measured.map(|(name, counter)| (name.to_owned(), *counter)).collect()
+    measured.map(|(name, counter)| (name.to_owned(), counter))
 }
 
 impl Kind {

@@ -83,7 +83,7 @@ proptest! {
         outcomes in prop::collection::vec(judged(), 1..300), rate in 0.01..0.5_f64,
     ) {
         let mut calibration = Calibration::default();
-        outcomes.iter().for_each(|judged| calibration.add(None, judged.clone()));
+        outcomes.iter().for_each(|judged| calibration.add(None, *judged));
         let Some(appetite) = calibration.appetite(fraction(rate)) else { return Ok(()) };
         let hits = outcomes.iter().filter(|judged| {
             let stake = judged.curve.stake(judged.requested, appetite, judged.caution);
