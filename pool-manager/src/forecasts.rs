@@ -21,12 +21,12 @@ use prediction::{
     frigid::{Ask, Calibration},
 };
 use tokio::sync::{Semaphore, watch};
-use units::{Bytes, HostId, Name, Ns, ReservationId, limits::EXPLAINS_AT_ONCE_MAX};
+use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAINS_AT_ONCE_MAX};
 
 pub use models::{Labels, ModelError, Shown, Training};
 pub use point::{Point, Rules};
 pub use rows::{Begun, Counters, Past};
-pub use state::{Foreseen, past};
+pub use state::{Foreseen, Told, past};
 pub use words::facts;
 
 use crate::{
@@ -160,13 +160,23 @@ impl Forecasts {
     /// # Errors
     /// The store failed: none of them was taken in.
     pub async fn add(&self, pasts: Vec<Past>) -> Result<u32, Asked> {
-        let (numbers, writes): (Vec<u64>, Vec<_>) = {
+        let (numbers, mut writes): (Vec<u64>, Vec<_>) = {
             let mut state = self.write();
             pasts.into_iter().filter_map(|past| state.add(past)).unzip()
         };
-        let added = u32::try_from(writes.len()).expect("a request has few outcomes");
+        let added = u32::try_from(numbers.len()).expect("a request has few outcomes");
+        writes.extend(self.write().forget(self.oldest()?));
         self.driver.keep(writes).await.inspect_err(|_| self.write().take_back(&numbers))?;
         Ok(added)
+    }
+
+    /// When outcomes must have ended that are kept.
+    ///
+    /// # Errors
+    /// The manager stops.
+    pub fn oldest(&self) -> Result<UnixMs, Asked> {
+        let (keep, now) = (self.settings.borrow().keep, self.driver.look(|_, when| when.wall)?);
+        Ok(UnixMs(now.0.saturating_sub(keep.as_ms())))
     }
 
     /// VMs that ended, those with higher numbers than `after`, and which to ask for next if there are more.

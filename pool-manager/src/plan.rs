@@ -11,7 +11,7 @@ use prediction::frigid::{Groups, Stake};
 use proto::v1 as wire;
 use units::{Bytes, Fraction, HostId, Name, limits::SLICES_PER_VM_MAX};
 
-use crate::forecasts::{self, Counters, Foreseen};
+use crate::forecasts::{self, Counters, Foreseen, Told};
 
 /// A VM to be planned, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,47 +65,46 @@ pub struct Decided {
 
 /// Splits a VM's memory by what is foreseen of it; `share` goes to the pool where no model knows.
 pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
-    let whole = foreseen
-        .sensitivity
-        .zip(foreseen.point.cut)
-        .filter(|((_, probability, _), cut)| *probability <= cut.at_most);
+    let placed = foreseen.sensitivity.zip(foreseen.point.cut);
+    let whole = placed.map(|(told, cut)| (told, told.probability <= cut.at_most)).filter(|(_, fits)| *fits);
     let stake: Option<Stake> = foreseen
         .known
         .said
         .zip(foreseen.point.appetite)
         .map(|(said, appetite)| said.stake(plan.memory, appetite));
     let (model, to_pool, why) = match (whole, stake, foreseen.begun.remark) {
-        (Some(((version, ..), _)), ..) => {
+        (Some((Told { version, modelled, .. }, _)), ..) => {
             let all = plan.memory.saturating_sub(LOCAL_OF_WHOLE);
-            (
-                format!("sensitivity/{version}"),
-                all,
-                "its workload does not mind the pool's latency".to_owned(),
-            )
+            let modelled = if modelled { " (made of MODELLED workloads)" } else { "" };
+            let why = "its workload is forecast not to mind the pool's latency: all but what it boots from";
+            (format!("sensitivity/{version}{modelled}"), all, why.to_owned())
         }
         (None, Some(stake), Some(remark)) => {
             let share = Fraction::new(stake.share).expect("a stake is a share");
+            let taken = format!(
+                "{:.1} % of {} is forecast to stay untouched, at a risk that it is worth",
+                stake.share * 100.0,
+                plan.memory
+            );
             let why = match share.of(plan.memory).slices_floor() {
-                Bytes::ZERO => "not a slice of it is worth the risk of being touched",
-                _ => "so much of it is worth the risk of being touched, down to whole slices",
+                Bytes::ZERO => "not a slice of it is worth the risk of being touched".to_owned(),
+                _ => format!("{taken}; down to whole slices"),
             };
-            (format!("frigid/{}", remark.version), share.of(plan.memory), why.to_owned())
+            (format!("frigid/{}", remark.version), share.of(plan.memory), why)
         }
         (None, _, remark) => {
             let why = match remark {
                 None => "no model of frigid memory serves".to_owned(),
                 Some(_) => "too few outcomes tell yet how far the model can be trusted".to_owned(),
             };
-            (FIXED_SHARE.to_owned(), share.of(plan.memory), format!("{why}: a fixed share"))
+            let why = format!("{why}: a fixed share, {:.1} %", share.get() * 100.0);
+            (FIXED_SHARE.to_owned(), share.of(plan.memory), why)
         }
     };
     let mut facts = forecasts::facts(foreseen, stake);
     let say = |name: &str, value: String| (name.to_owned(), value);
-    facts.extend([
-        say("because", why),
-        say("fixed share, where no model knows", format!("{:.1} %", share.get() * 100.0)),
-        say("pinned", plan.pinned.to_string()),
-    ]);
+    let size = format!("{}, {} cores{}", plan.memory, plan.cores, if plan.pinned { ", pinned" } else { "" });
+    facts.extend([say("because", why), say("told: size", size)]);
     Decided { split: split(plan.memory, to_pool), model, facts, whole: whole.is_some() }
 }
 

@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use proto::v1 as wire;
@@ -20,10 +21,20 @@ const GIB: u64 = 1 << 30;
 
 /// VMs of two customers, one after the other: one's leave 13 of 16 GiB, the other's leave nothing.
 fn vms(rows: u32) -> String {
+    vms_since(0, rows)
+}
+
+fn vms_since(start: u64, rows: u32) -> String {
     let mut text = "began_s,ended_s,requested_gib,peak_gib,key,cores\n".to_owned();
     for row in 0..rows {
         let (customer, peak) = if row % 2 == 0 { ("idle", 3) } else { ("busy", 16) };
-        writeln!(text, "{},{},16,{peak},{customer},4", row * 60, row * 60 + 50).unwrap();
+        writeln!(
+            text,
+            "{},{},16,{peak},{customer},4",
+            start + u64::from(row) * 60,
+            start + u64::from(row) * 60 + 50
+        )
+        .unwrap();
     }
     text
 }
@@ -106,11 +117,17 @@ async fn every_plan_can_be_explained_by_what_was_known_said_and_allowed() {
     let decision = &place.tarn("explain vm a")[0];
     assert_eq!((&decision["action"], &decision["model"]), (&"plan".into(), &"frigid/1".into()));
     let fact = |name: &str| decision["facts"][name].as_str().unwrap_or_default().to_owned();
-    assert_eq!(fact("key"), "idle");
-    assert!(fact("features of key").starts_with("count 300, "), "{}", fact("features of key"));
-    assert!(fact("forecast: untouched").starts_with("8"), "{}", fact("forecast: untouched"));
-    assert_eq!(fact("operated at: X, VMs that may be slowed down too much"), "2.0 %");
-    assert!(fact("operated at: OP, VMs of which too much may be taken").ends_with(" %"));
+    assert_eq!(fact("told: key"), "idle");
+    assert!(fact("known of key idle").starts_with("300 VMs ended, "), "{}", fact("known of key idle"));
+    assert!(fact("numbers of key").starts_with("count 300, "), "{}", fact("numbers of key"));
+    assert!(
+        fact("forecast: taken as untouched").starts_with('8'),
+        "{}",
+        fact("forecast: taken as untouched")
+    );
+    assert_eq!(fact("operated at: VMs that may be slowed down too much (X, exceed_max)"), "2.0 %");
+    assert!(fact("operated at: VMs of which too much may be taken (OP)").ends_with(" %"));
+    assert_eq!(fact("model of sensitivity"), "none serves");
     let (_, text, _) = place.ran("explain vm a");
     assert!(
         text.contains("model: frigid/1") && text.contains("12GiB of 16GiB may come from the pool"),
@@ -121,7 +138,8 @@ async fn every_plan_can_be_explained_by_what_was_known_said_and_allowed() {
 #[tokio::test]
 async fn a_newer_model_is_compared_with_the_one_that_serves_on_vms_that_neither_had_seen() {
     let place = Place::new().await;
-    place.file("earlier.csv", vms(600));
+    let month_ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() - 30 * 24 * 3600;
+    place.file("earlier.csv", vms_since(month_ago, 600));
     place.tarn("telemetry import --format csv --unix-times DIR/earlier.csv");
     place.tarn("train frigid");
     place.tarn("promote frigid 1");
@@ -129,7 +147,11 @@ async fn a_newer_model_is_compared_with_the_one_that_serves_on_vms_that_neither_
     assert_eq!(same["comparison"], Value::Null, "no VM has begun since");
     place.file("later.csv", vms(1400));
     let added = place.tarn("telemetry import --format csv DIR/later.csv");
-    assert_eq!((&added["added"], &added["known"]), (&1400.into(), &0.into()), "they ended now, not in 1970");
+    assert_eq!(
+        (&added["added"], &added["known"]),
+        (&1400.into(), &0.into()),
+        "they ended now, not a month ago"
+    );
     let again = place.tarn("telemetry import --format csv DIR/later.csv");
     assert_eq!((&again["added"], &again["known"]), (&0.into(), &1400.into()), "the same table is known");
     let newer = place.tarn("train frigid");
@@ -270,10 +292,6 @@ async fn workloads_that_do_not_mind_latency_are_placed_whole() {
         let words = format!("plan-vm --vm {vm} --cores 4 --memory 16GiB");
         place.tarn(&format!("{words} --counter memory_bound={bound},dram_bound={bound},retiring=0.5,ipc=2"))
     };
-    // How many may be placed depends on how many VMs have counters: at first none had.
-    (0..3).for_each(|n| drop(plan(&format!("first{n}"), "0.5")));
-    place.tarn("rollback sensitivity");
-    place.tarn("promote sensitivity 1");
     let (calm, bound) = (plan("calm", "0.02"), plan("bound", "0.9"));
     assert_eq!(calm["decision"]["model"], "sensitivity/1");
     assert_eq!(calm["pool_bytes"], 15 * GIB, "a node with processors keeps memory of its own");
@@ -285,6 +303,27 @@ async fn workloads_that_do_not_mind_latency_are_placed_whole() {
             place.ran(&format!("plan-vm --vm x --cores 4 --memory 16GiB --counter {counter}"));
         assert!(code == Some(2) && said.contains("profile.counters") && said.contains(says), "{said}");
     }
+}
+
+#[tokio::test]
+async fn what_ended_too_long_ago_is_not_kept_and_that_is_said() {
+    let place = Place::new().await;
+    place.file("vms.csv", vms(60));
+    let added = place.tarn("telemetry import --format csv --unix-times DIR/vms.csv");
+    assert_eq!((&added["added"], &added["too_old"]), (&0.into(), &60.into()), "they ended in 1970");
+}
+
+#[tokio::test]
+async fn where_nothing_may_go_wrong_no_more_goes_to_the_pool_than_where_little_may() {
+    let place = Place::new().await;
+    place.learn();
+    place.tarn("promote frigid 1");
+    let text = place.0.rack_toml() + "\n[prediction]\nexceed_max = 0\n";
+    place.0.write_rack_toml(&text);
+    place.0.signal_manager(rustix::process::Signal::HUP);
+    let is_strict = async |_: &Rack| place.plan("b", "idle").0 == 0;
+    place.0.wait_for("the manager to take no risk", is_strict).await;
+    assert_eq!(place.plan("b", "idle").1, "frigid/1", "it is the model that says so, and no fixed share");
 }
 
 #[tokio::test]

@@ -29,14 +29,23 @@ pub enum Kind {
 #[derive(Clone, Debug, Subcommand)]
 pub enum Train {
     /// Frigid memory, from the outcomes that the manager keeps (see `tarn telemetry`)
+    #[command(after_help = PRINTED)]
     Frigid,
     /// Latency sensitivity, from labelled workloads; without --labels they are modelled
     #[command(after_help = LABEL_COLUMNS)]
     Sensitivity(Workloads),
 }
 
+/// What is printed of a model.
+pub const PRINTED: &str = "\
+Of frigid memory: of the OF VMS latest VMs, each forecast by a model made the same way of VMs that had ended before, too much was forecast of
+OVER of them where OVER, ASKED was allowed, and FRIGID of all their memory was forecast to stay untouched.
+Of sensitivity: what share of the labelled workloads would be placed whole, at cuts by which so many of all are placed wrongly.
+A comparison is on VMs that began after the model that serves had been made.";
+
 /// One model.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = PRINTED)]
 pub struct Promote {
     /// Its kind
     pub kind: Kind,
@@ -141,7 +150,7 @@ pub(crate) async fn roll_back(of: OfKind, to: &Connection, format: Format) -> Re
     let serves = to.ask(to.models().rollback_model(request)).await?.model.map(Model::from);
     print::say(format, &serves, |_| match &serves {
         Some(model) => model.text(),
-        None => format!("no model of {} serves any more: plans go by the fixed share\n", of.kind.name()),
+        None => format!("no model of {} serves any more\n", of.kind.name()),
     })
 }
 

@@ -60,6 +60,7 @@ pub struct Export {
 struct Added {
     added: u64,
     known: u64,
+    too_old: u64,
     suspect: u64,
 }
 
@@ -82,9 +83,17 @@ async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Fai
     sound.sort_by_key(|stay| stay.outcome.ended); // the manager takes the latest for the last
     for page in sound.chunks(OUTCOMES_ADDED_MAX) {
         let outcomes = page.iter().map(outcome).collect();
-        let done = to.ask(to.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await?;
+        let done = to.ask(to.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await;
+        let done = done.inspect_err(|_| {
+            let done = sum.added + sum.known + sum.too_old;
+            print::note(
+                format,
+                &format!("the {done} that ended first are in; once it is mended, import the file again"),
+            );
+        })?;
         sum.added += u64::from(done.added);
         sum.known += u64::from(done.known);
+        sum.too_old += u64::from(done.too_old);
     }
     print::one(format, &sum)
 }
@@ -219,6 +228,7 @@ impl Row for Added {
     const COLUMNS: &'static [Column<Self>] = &[
         col("ADDED", |a| a.added.to_string()),
         col("KNOWN BEFORE", |a| a.known.to_string()),
+        col("TOO OLD", |a| a.too_old.to_string()),
         col("SUSPECT, LEFT OUT", |a| a.suspect.to_string()),
     ];
 }

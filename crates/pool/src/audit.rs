@@ -159,6 +159,15 @@ pub enum What {
         /// What proved it.
         proof: String,
     },
+    /// Another model of a kind serves, or none.
+    ModelServes {
+        /// Which kind.
+        kind: String,
+        /// Its version.
+        version: Option<u32>,
+        /// The one before.
+        before: Option<u32>,
+    },
 }
 
 /// Why slices were not taken from an EMC.
@@ -273,6 +282,11 @@ impl What {
                 say("answer-migration", format!("{answer}: {words}"))
             }
             Self::Configured { changes } => say("configure", changes.join("; ")),
+            Self::ModelServes { kind, version, before } => {
+                let named =
+                    |version: &Option<u32>| version.map_or("none".into(), |of| format!("{kind}/{of}"));
+                say("serve-model", format!("{} serves, {} did before", named(version), named(before)))
+            }
         }
     }
 }

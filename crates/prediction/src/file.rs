@@ -164,7 +164,8 @@ impl ModelFile {
         }
         let file: Self = serde_json::from_slice(bytes).map_err(|error| unread(bytes, &error))?;
         let About { made_by, trained_by, metrics, .. } = &file.about;
-        if made_by.len().max(trained_by.len()) > NAME_BYTES_MAX || metrics.len() > METRICS_MAX {
+        let is_name = |text: &String| text.len() <= NAME_BYTES_MAX && !text.contains(char::is_control);
+        if !is_name(made_by) || !is_name(trained_by) || metrics.len() > METRICS_MAX {
             return Err(FileError::NotAModel("it says more of itself than models do".to_owned()));
         }
         if file.is_of_this_version() { Ok(file) } else { Err(FileError::Features) }
@@ -185,6 +186,7 @@ impl ModelFile {
 /// JSON that ends within a number is wrong to its reader, and not short.
 fn unread(bytes: &[u8], error: &serde_json::Error) -> FileError {
     let is_open = bytes.starts_with(b"{") && !bytes.trim_ascii_end().ends_with(b"}");
+    let is_open = is_open && !error.to_string().starts_with("trailing characters");
     if error.is_eof() || is_open {
         FileError::CutShort(bytes.len())
     } else {

@@ -123,9 +123,7 @@ impl Forecasts {
     }
 
     async fn tidy(&self) {
-        let keep = self.settings.borrow().keep;
-        let Ok(now) = self.driver.look(|_, when| when.wall) else { return };
-        let oldest = UnixMs(now.0.saturating_sub(keep.as_ms()));
+        let Ok(oldest) = self.oldest() else { return };
         self.pen.note(self.write().forget(oldest));
         self.choose_point().await;
         if self.read().is_history_due() {

@@ -3,6 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use pool::{
+    audit::{Actor, Decision, Subject, What},
+    manager::Ask,
+};
 use prediction::{
     file::{About, Content, FileError, Kind, ModelFile},
     frigid::{
@@ -302,7 +306,13 @@ impl Forecasts {
     ///
     /// # Errors
     /// It is not there, or serves already.
-    pub async fn promote(&self, kind: Kind, version: u32, only_say: bool) -> Result<Shown, ModelError> {
+    pub async fn promote(
+        &self,
+        kind: Kind,
+        version: u32,
+        only_say: bool,
+        actor: Actor,
+    ) -> Result<Shown, ModelError> {
         let mut shelf = self.shelf.lock().await;
         let shown = shelf.show(kind, version)?;
         if shown.serves {
@@ -316,7 +326,7 @@ impl Forecasts {
             line.promoted.push(version);
             let forgotten = line.promoted.len().saturating_sub(MODELS_TO_ROLL_BACK_MAX + 1);
             line.promoted.drain(..forgotten);
-            self.serve(&mut shelf, kind, line, Some((version, file))).await?;
+            self.serve(&mut shelf, kind, line, Some((version, file)), actor).await?;
         }
         Ok(Shown { comparison, ..shelf.show(kind, version)? })
     }
@@ -325,7 +335,7 @@ impl Forecasts {
     ///
     /// # Errors
     /// None serves.
-    pub async fn roll_back(&self, kind: Kind) -> Result<Option<Shown>, ModelError> {
+    pub async fn roll_back(&self, kind: Kind, actor: Actor) -> Result<Option<Shown>, ModelError> {
         let mut shelf = self.shelf.lock().await;
         let mut line = shelf.line(kind);
         line.promoted.pop().ok_or(ModelError::NoneServes(kind))?;
@@ -338,7 +348,7 @@ impl Forecasts {
             }
         }
         let version = line.serving();
-        self.serve(&mut shelf, kind, line, before).await?;
+        self.serve(&mut shelf, kind, line, before, actor).await?;
         version.map(|version| shelf.show(kind, version)).transpose()
     }
 
@@ -349,6 +359,7 @@ impl Forecasts {
         kind: Kind,
         line: Line,
         model: Option<(u32, ModelFile)>,
+        actor: Actor,
     ) -> Result<(), ModelError> {
         let mut calibration = model.as_ref().map(|(_, file)| calibration_of(file)).unwrap_or_default();
         if let Some((version, _)) = model.as_ref().filter(|_| kind == Kind::Frigid) {
@@ -364,14 +375,20 @@ impl Forecasts {
         }
         let point = aside(move || basis.choose()).await?;
         self.driver.keep(vec![rows::line(kind, &line)]).await?;
-        let version = line.serving();
+        let (version, before) = (line.serving(), shelf.line(kind).serving());
         shelf.lines.insert(kind, line);
         match model {
             Some((version, file)) => self.write().serve(version, file, calibration, point),
             None => self.write().serve_none(kind, point),
         }
         self.show();
-        tracing::info!(kind = kind.name(), version, "model serves");
+        let what = What::ModelServes { kind: kind.name().to_owned(), version, before };
+        let decision = Decision { at: self.now()?, actor, subject: Subject::Rack, what };
+        self.driver.ask(Ask::Note(decision)).await?;
+        match version {
+            Some(version) => tracing::info!(kind = kind.name(), version, "model serves"),
+            None => tracing::info!(kind = kind.name(), "no model serves"),
+        }
         Ok(())
     }
 

@@ -44,6 +44,9 @@ pub struct Point {
 const RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
+/// No risk is taken.
+const NOTHING: Appetite = Appetite { price: f64::MAX, risk_max: 0.0 };
+
 impl Point {
     /// Nothing is taken.
     pub fn nothing(rules: Rules) -> Self {
@@ -63,8 +66,9 @@ impl Point {
         let mix = Mix { history, exceeds: rules.overpredicted_exceeds };
         let points: Vec<Frigid> = frigid.iter().map(|(point, _)| *point).collect();
         let choice = solve(&insensitive, &points, mix, rules.exceed_max);
-        let appetite =
-            frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, appetite)| *appetite);
+        let chosen = frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, appetite)| *appetite);
+        // Where prices are known and none is worth what is allowed, nothing is taken: that is no want of knowledge.
+        let appetite = chosen.or_else(|| frigid.first().map(|_| NOTHING));
         let is_chosen = |cut: &&Cut| placed(cut) == choice.insensitive;
         let cut = cuts.iter().find(is_chosen).copied();
         Self { choice, appetite, cut, history, rules }
@@ -113,6 +117,13 @@ mod tests {
                 assert!(point.choice.miss <= allowed + 1e-12, "{point:?}");
             }
         }
+    }
+
+    #[test]
+    fn where_nothing_may_go_wrong_nothing_is_risked_and_that_is_known() {
+        let rules = Rules { exceed_max: share(0.0), ..Rules::default() };
+        let point = Point::choose(&calibration(2000), &[], share(0.0), rules);
+        assert_eq!((point.appetite, point.choice.pool), (Some(NOTHING), 0.0));
     }
 
     #[test]

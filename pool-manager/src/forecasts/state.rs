@@ -31,13 +31,34 @@ pub struct State {
     live: Live,
     /// Which version [`Live`] speaks by.
     frigid: Option<u32>,
-    sensitivity: Option<(u32, sensitivity::Model)>,
+    sensitivity: Option<Sensitivity>,
     point: Point,
     kept: Kept,
     plans: Plans,
     /// VMs that have their memory.
     begun: BTreeMap<ReservationId, Begun>,
     peaks: BTreeMap<ReservationId, Peak>,
+}
+
+/// The model of latency sensitivity that serves.
+#[derive(Debug)]
+struct Sensitivity {
+    version: u32,
+    model: sensitivity::Model,
+    modelled: bool,
+}
+
+/// What is said of a workload.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Told {
+    /// By which version.
+    pub version: u32,
+    /// Whether that was made of modelled workloads.
+    pub modelled: bool,
+    /// How likely it is slowed down beyond the margin.
+    pub probability: f64,
+    /// The margin.
+    pub pdm: Fraction,
 }
 
 /// The most that a VM has touched, by its VMM's word.
@@ -90,8 +111,10 @@ pub struct Foreseen {
     pub known: Known,
     /// Where it is operated.
     pub point: Point,
-    /// What its workload was told to be: version, probability of being slowed down beyond the margin, the margin.
-    pub sensitivity: Option<(u32, f64, Fraction)>,
+    /// What is said of its workload, if it was measured and a model serves.
+    pub sensitivity: Option<Told>,
+    /// Which version of each kind serves.
+    pub serving: [Option<u32>; 2],
 }
 
 impl State {
@@ -113,15 +136,15 @@ impl State {
     pub fn foresee(&self, ask: Ask, counters: Option<Counters>) -> Foreseen {
         let known = self.live.know(&ask);
         let remark = self.frigid.zip(known.said).map(|(version, said)| Remark { version, said });
-        let sensitivity = counters.as_ref().zip(self.sensitivity.as_ref());
-        let sensitivity = sensitivity
-            .map(|(counters, (version, model))| (*version, model.probability(counters), model.pdm));
-        Foreseen {
-            begun: Begun { ask, counters, remark, whole: false },
-            known,
-            point: self.point,
-            sensitivity,
-        }
+        let asked = counters.as_ref().zip(self.sensitivity.as_ref());
+        let sensitivity = asked.map(|(counters, Sensitivity { version, model, modelled })| Told {
+            version: *version,
+            modelled: *modelled,
+            probability: model.probability(counters),
+            pdm: model.pdm,
+        });
+        let begun = Begun { ask, counters, remark, whole: false };
+        Foreseen { begun, known, point: self.point, sensitivity, serving: self.serving() }
     }
 
     /// A VM was planned: what was known and said of it is remembered until it has its memory.
@@ -264,7 +287,7 @@ impl State {
 
     /// What a choice of the operating point is made of.
     pub fn basis(&self, rules: Rules) -> Basis {
-        let cuts = self.sensitivity.as_ref().map(|(_, model)| model.cuts().to_vec());
+        let cuts = self.sensitivity.as_ref().map(|serving| serving.model.cuts().to_vec());
         Basis {
             serving: self.serving(),
             calibration: self.live.calibration().clone(),
@@ -289,7 +312,7 @@ impl State {
 
     /// Which versions serve: of frigid memory, and of latency sensitivity.
     pub fn serving(&self) -> [Option<u32>; 2] {
-        [self.frigid, self.sensitivity.as_ref().map(|(version, _)| *version)]
+        [self.frigid, self.sensitivity.as_ref().map(|serving| serving.version)]
     }
 
     /// Another model serves from now on, operated there. Outcomes of VMs that it spoke of before count, too.
@@ -299,7 +322,9 @@ impl State {
                 self.live.adopt(model, calibration);
                 self.frigid = Some(version);
             }
-            Content::Sensitivity { model, .. } => self.sensitivity = Some((version, model)),
+            Content::Sensitivity { model, .. } => {
+                self.sensitivity = Some(Sensitivity { version, model, modelled: file.about.modelled });
+            }
         }
         self.point = point;
     }
@@ -377,15 +402,15 @@ impl Plans {
     }
 
     /// Of the latest VMs, those whose counters were known: by VMs or by memory, whichever is more. What may go wrong is counted in VMs, and
-    /// what is gained in memory.
+    /// what is gained in memory. The next one may have some: before the first, all do.
     fn history(&self) -> Fraction {
-        let share = |weight: fn(u64) -> f64| {
-            let all: f64 = self.counted.iter().map(|(size, _)| weight(*size)).sum();
-            let known = self.counted.iter().filter(|(_, known)| *known);
-            let known: f64 = known.map(|(size, _)| weight(*size)).sum();
-            if all > 0.0 { known / all } else { 0.0 }
-        };
-        Fraction::new(share(|_| 1.0).max(share(|size| size as f64))).expect("a part of a whole")
+        let known = || self.counted.iter().filter(|(_, known)| *known);
+        let memory =
+            |vms: &mut dyn Iterator<Item = &(u64, bool)>| vms.map(|(size, _)| *size as f64).sum::<f64>();
+        let by_vms = (known().count() + 1) as f64 / (self.counted.len() + 1) as f64;
+        let all = memory(&mut self.counted.iter());
+        let by_memory = if all > 0.0 { memory(&mut known()) / all } else { 0.0 };
+        Fraction::new(by_vms.max(by_memory)).expect("a part of a whole")
     }
 }
 
@@ -406,16 +431,10 @@ fn fingerprint(past: &Past) -> u64 {
     let ask = &past.begun.ask;
     let mut hasher = DefaultHasher::new();
     (ask.groups.all(), ask.begins, past.outcome.ended, ask.requested).hash(&mut hasher);
-    if ask.groups.vm.is_empty() {
-        // Several may have begun and ended at once. Bytes and shares are not quite the same after one became the other.
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a millionth of the memory"
-        )]
-        let untouched = (past.outcome.untouched.get() * 1e6).round() as u64;
-        untouched.hash(&mut hasher);
-    }
+    // Several of one name may have begun and ended at once. Bytes and shares are not quite the same after one became the other.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a millionth of the memory")]
+    let untouched = (past.outcome.untouched.get() * 1e6).round() as u64;
+    untouched.hash(&mut hasher);
     hasher.finish()
 }
 

@@ -1,9 +1,15 @@
-//! A forecast in words: what was known, what was said of it by which model, and where it is operated; for those who ask why.
+//! A forecast in words: what was told and known, what was said of it by which model, and where that is operated; for those who ask why.
+//! Facts are shown in the order of their names.
 
-use prediction::frigid::{FEATURES, Groups, LEVELS, Stake, feature_names};
+use std::collections::BTreeMap;
+
+use prediction::{
+    frigid::{FEATURES, Groups, LEVELS, Stake, feature_names},
+    sensitivity::COUNTERS,
+};
 use units::Fraction;
 
-use super::state::Foreseen;
+use super::state::{Foreseen, Told};
 
 /// Levels of the curve that are shown.
 const SHOWN: [usize; 6] = [2, 4, 7, 9, 11, 14];
@@ -11,71 +17,130 @@ const SHOWN: [usize; 6] = [2, 4, 7, 9, 11, 14];
 /// By name: what was known, what was said, and where it is operated. `stake` is what was taken of frigid memory, if a model said how
 /// much.
 pub fn facts(foreseen: &Foreseen, stake: Option<Stake>) -> Vec<(String, String)> {
-    let mut facts = Vec::new();
-    let mut say = |name: &str, value: String| facts.push((name.to_owned(), value));
-    for (group, name) in Groups::NAMES.into_iter().zip(foreseen.begun.ask.groups.all()) {
-        if !name.is_empty() {
-            say(group, name.to_owned());
-        }
+    let mut facts = told(foreseen);
+    facts.extend(models(foreseen));
+    if foreseen.known.said.is_some() {
+        facts.extend(known(foreseen));
+        facts.extend(features(&foreseen.known.features));
     }
-    if let Some(said) = foreseen.known.said {
-        for (part, known) in features(&foreseen.known.features) {
-            say(&format!("features of {part}"), known);
+    facts.extend(forecast(foreseen, stake));
+    facts.extend(point(foreseen));
+    facts
+}
+
+fn fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
+    (name.into(), value.into())
+}
+
+/// What the caller said of it beside its size.
+fn told(foreseen: &Foreseen) -> Vec<(String, String)> {
+    let of_groups = Groups::NAMES.into_iter().zip(foreseen.begun.ask.groups.all());
+    let of_groups = of_groups.filter(|(_, name)| !name.is_empty());
+    let mut told: Vec<_> = of_groups.map(|(group, name)| fact(format!("told: {group}"), name)).collect();
+    if let Some(counters) = &foreseen.begun.counters {
+        let measured = COUNTERS.iter().zip(counters).filter(|(_, number)| !number.is_nan());
+        let measured: Vec<String> =
+            measured.map(|(name, number)| format!("{name} {}", short(*number))).collect();
+        told.push(fact("told: counters", measured.join(", ")));
+    }
+    told
+}
+
+/// Who was asked.
+fn models(foreseen: &Foreseen) -> [(String, String); 2] {
+    let [frigid, sensitivity] = foreseen.serving;
+    let frigid = frigid.map_or("none serves".to_owned(), |version| format!("frigid/{version}"));
+    let sensitivity = match (sensitivity, foreseen.sensitivity) {
+        (None, _) => "none serves".to_owned(),
+        (Some(version), None) => format!("sensitivity/{version}, not asked: no counters were told"),
+        (Some(version), Some(told)) => {
+            let modelled = if told.modelled { ", made of MODELLED workloads" } else { "" };
+            format!("sensitivity/{version}{modelled}")
         }
+    };
+    [fact("model of untouched memory", frigid), fact("model of sensitivity", sensitivity)]
+}
+
+/// What is known of VMs alike, in a sentence each. Shares are of what this VM asks for.
+fn known(foreseen: &Foreseen) -> Vec<(String, String)> {
+    let numbers: BTreeMap<String, f64> = feature_names().zip(foreseen.known.features).collect();
+    let groups = Groups::NAMES.into_iter().zip(foreseen.begun.ask.groups.all());
+    let groups = groups.filter(|(_, name)| !name.is_empty());
+    let say = |(group, name): (&str, &str)| {
+        let number = |of: &str| numbers[&format!("{group}.{of}")];
+        let said = if number("count").is_nan() {
+            "none of its VMs has ended yet".to_owned()
+        } else {
+            format!(
+                "{} VMs ended, the last {} h ago; as much as they touched would leave untouched of this one \
+                 {} at least, {} in nine of ten late ones, {} in the middle",
+                short(number("count")),
+                short(number("hours_ago")),
+                percent(number("lowest")),
+                percent(number("tenth")),
+                percent(number("median")),
+            )
+        };
+        fact(format!("known of {group} {name}"), said)
+    };
+    groups.map(say).collect()
+}
+
+fn forecast(foreseen: &Foreseen, stake: Option<Stake>) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    if let Some(said) = foreseen.known.said {
         let level =
             |level: usize| format!("{} with {}", percent(said.curve.at_level(level)), percent(LEVELS[level]));
         let levels: Vec<String> = SHOWN.into_iter().map(level).collect();
-        say("forecast: too much of the memory, with which probability", levels.join(", "));
-        say("forecast: caution for its owner", format!("{:.2}", said.caution));
+        facts.push(fact("forecast: so much is too much, how likely", levels.join(", ")));
+        facts.push(fact("forecast: times likelier for its owner", format!("{:.2}", said.caution)));
     }
     if let Some(stake) = stake {
-        say(
-            "forecast: untouched",
-            format!("{}, too much with {}", percent(stake.share), percent(stake.risk)),
-        );
+        let taken = format!("{} of its memory, too much with {}", percent(stake.share), percent(stake.risk));
+        facts.push(fact("forecast: taken as untouched", taken));
     }
-    if let Some((_, probability, pdm)) = foreseen.sensitivity {
-        let said = format!("{} to be slowed down by more than {}", percent(probability), percent(pdm.get()));
-        say("forecast: sensitivity", said);
+    if let Some(Told { probability, pdm, .. }) = foreseen.sensitivity {
+        let said = format!("by more than {} with {}", percent(pdm.get()), percent(probability));
+        facts.push(fact("forecast: slowed down by pool memory", said));
     }
-    facts.extend(point(foreseen));
     facts
 }
 
 fn point(foreseen: &Foreseen) -> Vec<(String, String)> {
     let point = &foreseen.point;
-    let say = |name: &str, value: String| (format!("operated at: {name}"), value);
     let share = |share: Fraction| percent(share.get());
     let mut facts = vec![
-        say("X, VMs that may be slowed down too much", share(point.rules.exceed_max)),
-        say("expected to be", percent(point.choice.miss)),
+        fact(
+            "operated at: VMs that may be slowed down too much (X, exceed_max)",
+            share(point.rules.exceed_max),
+        ),
+        fact("operated at: VMs that are expected to be", percent(point.choice.miss)),
     ];
-    if let Some(appetite) = point.appetite {
-        let price = format!("{:.3} GiB for one VM more", appetite.price);
-        facts.push(say("OP, VMs of which too much may be taken", share(point.choice.frigid.op)));
-        facts.push(say("price of risk", price));
-        facts.push(say("most risk of one VM", percent(appetite.risk_max)));
+    if let Some(appetite) = point.appetite.filter(|appetite| appetite.risk_max > 0.0) {
+        facts.push(fact(
+            "operated at: VMs of which too much may be taken (OP)",
+            share(point.choice.frigid.op),
+        ));
+        facts.push(fact("operated at: risk of one VM at most", percent(appetite.risk_max)));
+        let price = format!("{:.1} GiB for each VM more that is hit", appetite.price);
+        facts.push(fact("operated at: risk must bring", price));
     }
     if let Some(cut) = point.cut {
-        facts.push(say("FP, workloads that may be placed whole wrongly", percent(cut.fp)));
-        facts.push(say("placed whole up to", percent(cut.at_most)));
+        facts.push(fact("operated at: workloads that may be placed whole wrongly (FP)", percent(cut.fp)));
+        let up_to = format!("up to {} likely to be slowed down", percent(cut.at_most));
+        facts.push(fact("operated at: VMs are placed whole", up_to));
     }
     facts
 }
 
-/// What is known, of the VM itself and group by group; nothing is said of what is not known.
-fn features(row: &[f64; FEATURES]) -> Vec<(String, String)> {
-    let mut parts: Vec<(String, Vec<String>)> = Vec::new();
-    let known = feature_names().zip(row).filter(|(_, number)| !number.is_nan());
-    for (name, number) in known {
+/// The numbers that the model was asked about, of the VM itself and group by group; nothing is said of what is not known.
+fn features(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)> {
+    let mut parts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, number) in feature_names().zip(row).filter(|(_, number)| !number.is_nan()) {
         let (part, name) = name.split_once('.').unwrap_or(("itself", &name));
-        let said = format!("{name} {}", short(*number));
-        match parts.last_mut() {
-            Some((last, known)) if last == part => known.push(said),
-            _ => parts.push((part.to_owned(), vec![said])),
-        }
+        parts.entry(part.to_owned()).or_default().push(format!("{name} {}", short(*number)));
     }
-    parts.into_iter().map(|(part, known)| (part, known.join(", "))).collect()
+    parts.into_iter().map(|(part, known)| fact(format!("numbers of {part}"), known.join(", ")))
 }
 
 /// Three digits are enough for people.

@@ -27,6 +27,7 @@ fn unforeseen(memory: Bytes) -> Foreseen {
         known: Known { features: [f64::NAN; FEATURES], said: None },
         point: Point::nothing(Rules::default()),
         sensitivity: None,
+        serving: [None, None],
     }
 }
 
@@ -43,7 +44,8 @@ fn frigid(memory: Bytes) -> Foreseen {
 /// A model says that a workload is slowed down with this probability, and those up to a tenth are placed whole.
 fn sensitive(memory: Bytes, probability: f64) -> Foreseen {
     let mut foreseen = frigid(memory);
-    foreseen.sensitivity = Some((2, probability, share(0.05)));
+    foreseen.sensitivity = Some(Told { version: 2, modelled: false, probability, pdm: share(0.05) });
+    foreseen.serving = [Some(4), Some(2)];
     foreseen.point.cut = Some(Cut { at_most: 0.1, fp: 0.01, placed: 0.3 });
     foreseen
 }
@@ -69,16 +71,16 @@ fn where_no_model_knows_a_fixed_share_goes_to_the_pool_in_whole_slices() {
 
 #[test]
 fn what_is_told_to_stay_untouched_goes_to_the_pool_down_to_whole_slices() {
-    check(&frigid(Bytes::gib(7)), Bytes::gib(7), 3, "frigid/4", "worth the risk");
+    check(&frigid(Bytes::gib(7)), Bytes::gib(7), 3, "frigid/4", "stay untouched");
     check(&frigid(Bytes::mib(1536)), Bytes::mib(1536), 0, "frigid/4", "not a slice");
 }
 
 #[test]
 fn who_does_not_mind_latency_goes_whole_but_for_what_guests_boot_from() {
     let of = |probability| sensitive(Bytes::gib(8), probability);
-    check(&of(0.1), Bytes::gib(8), 7, "sensitivity/2", "does not mind");
-    check(&of(0.11), Bytes::gib(8), 4, "frigid/4", "worth the risk");
-    check(&sensitive(Bytes::gib(1), 0.0), Bytes::gib(1), 0, "sensitivity/2", "does not mind");
+    check(&of(0.1), Bytes::gib(8), 7, "sensitivity/2", "not to mind");
+    check(&of(0.11), Bytes::gib(8), 4, "frigid/4", "stay untouched");
+    check(&sensitive(Bytes::gib(1), 0.0), Bytes::gib(1), 0, "sensitivity/2", "not to mind");
 }
 
 #[test]
@@ -88,12 +90,25 @@ fn facts_name_what_was_known_and_where_forecasts_are_operated() {
     foreseen.known.features[0] = 8.0;
     let facts = decide(&asked(Bytes::gib(8)), &foreseen, share(0.25)).facts;
     let said = |name: &str| facts.iter().find(|(of, _)| of == name).map(|(_, said)| said.as_str());
-    assert_eq!(said("key"), Some("acme"));
-    assert_eq!(said("features of itself"), Some("requested_gib 8"));
-    assert_eq!(said("features of vm"), None, "what is not known is not shown");
-    assert_eq!(said("forecast: untouched"), Some("50.0 %, too much with 0.3 %"));
-    assert_eq!(said("forecast: sensitivity"), Some("30.0 % to be slowed down by more than 5.0 %"));
+    assert_eq!(said("told: key"), Some("acme"));
+    assert_eq!(said("told: size"), Some("8GiB, 2 cores"));
+    assert_eq!(said("known of key acme"), Some("none of its VMs has ended yet"));
+    assert_eq!(said("numbers of itself"), Some("requested_gib 8"));
+    assert_eq!(said("numbers of vm"), None, "what is not known is not shown");
+    assert_eq!(said("model of sensitivity"), Some("sensitivity/2"));
+    assert_eq!(said("forecast: taken as untouched"), Some("50.0 % of its memory, too much with 0.3 %"));
+    assert_eq!(said("forecast: slowed down by pool memory"), Some("by more than 5.0 % with 30.0 %"));
     assert!(facts.iter().all(|(name, said)| !name.is_empty() && !said.is_empty()));
+}
+
+#[test]
+fn a_model_of_modelled_workloads_is_never_named_without_that_word() {
+    let mut foreseen = sensitive(Bytes::gib(8), 0.0);
+    foreseen.sensitivity = foreseen.sensitivity.map(|told| Told { modelled: true, ..told });
+    let decided = decide(&asked(Bytes::gib(8)), &foreseen, share(0.25));
+    assert_eq!(decided.model, "sensitivity/2 (made of MODELLED workloads)");
+    let said = decided.facts.iter().find(|(name, _)| name == "model of sensitivity").unwrap();
+    assert!(said.1.contains("MODELLED"));
 }
 
 proptest! {

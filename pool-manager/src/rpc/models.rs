@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
+use pool::audit::Actor;
 use prediction::file::Kind;
 use proto::v1::{self as wire, models_server};
 use tonic::{Code, Request, Response, Status};
-use units::limits::{LIST_PAGE_MAX, OUTCOMES_ADDED_MAX};
+use units::{
+    Name,
+    limits::{LIST_PAGE_MAX, OUTCOMES_ADDED_MAX},
+};
 
 use super::{
     Shared,
@@ -24,8 +28,9 @@ pub struct Models(pub Shared);
 type Reply<T> = Result<Response<T>, Status>;
 
 impl Models {
-    fn admit<T>(&self, request: &Request<T>) -> Result<(), Status> {
-        self.0.identity.admit(request, Role::Admin).map(drop)
+    fn admit<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
+        let certified = self.0.identity.admit(request, Role::Admin)?;
+        Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
     }
 }
 
@@ -42,10 +47,13 @@ impl models_server::Models for Models {
         self.admit(&request)?;
         let now = self.0.driver.look(|_, when| when.wall).map_err(refused)?;
         let outcomes = convert::models::outcomes(request.into_inner(), now).map_err(invalid)?;
-        let told = u32::try_from(outcomes.len()).expect("it was checked");
+        let count = |outcomes: &Vec<_>| u32::try_from(outcomes.len()).expect("it was checked");
+        let (oldest, told) = (self.0.forecasts.oldest().map_err(refused)?, count(&outcomes));
+        let outcomes: Vec<_> = outcomes.into_iter().filter(|past| past.outcome.ended >= oldest).collect();
+        let young = count(&outcomes);
         let forecasts = Arc::clone(&self.0.forecasts);
         let added = to_its_end(async move { Ok(forecasts.add(outcomes).await?) }).await?;
-        Ok(Response::new(wire::AddOutcomesResponse { added, known: told - added }))
+        Ok(Response::new(wire::AddOutcomesResponse { added, known: young - added, too_old: told - young }))
     }
 
     async fn list_outcomes(
@@ -115,11 +123,12 @@ impl models_server::Models for Models {
     }
 
     async fn promote_model(&self, request: Request<wire::PromoteModelRequest>) -> Reply<wire::Model> {
-        self.admit(&request)?;
+        let actor = self.admit(&request)?;
         let request = request.into_inner();
         let kind = kind(request.kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
-        let promoted = async move { forecasts.promote(kind, request.version, request.validate_only).await };
+        let promoted =
+            async move { forecasts.promote(kind, request.version, request.validate_only, actor).await };
         show(to_its_end(promoted).await?)
     }
 
@@ -127,10 +136,10 @@ impl models_server::Models for Models {
         &self,
         request: Request<wire::RollbackModelRequest>,
     ) -> Reply<wire::RollbackModelResponse> {
-        self.admit(&request)?;
+        let actor = self.admit(&request)?;
         let kind = kind(request.into_inner().kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
-        let serves = to_its_end(async move { forecasts.roll_back(kind).await }).await?;
+        let serves = to_its_end(async move { forecasts.roll_back(kind, actor).await }).await?;
         Ok(Response::new(wire::RollbackModelResponse { model: serves.map(convert::models::model_view) }))
     }
 }

@@ -129,11 +129,13 @@ impl Group {
         self.lowest = self.lowest.min(untouched);
         self.highest = self.highest.max(peak);
         self.below.iter_mut().zip(TABLE).for_each(|(n, share)| *n += u32::from(untouched < share));
-        if self.recent.len() == OUTCOMES_PER_GROUP_MAX {
+        let (ended, requested, usage) = (outcome.ended, ask.requested, outcome.usage);
+        // Outcomes of long ago may become known late.
+        let at = self.recent.partition_point(|past| past.ended <= ended);
+        self.recent.insert(at, Past { ended, requested, peak, usage });
+        if self.recent.len() > OUTCOMES_PER_GROUP_MAX {
             self.recent.pop_front();
         }
-        let (ended, requested, usage) = (outcome.ended, ask.requested, outcome.usage);
-        self.recent.push_back(Past { ended, requested, peak, usage });
     }
 
     fn features(&self, ask: &Ask) -> [f64; OF_GROUP.len()] {

@@ -204,14 +204,15 @@ fn plans_that_nobody_follows_are_forgotten_at_last() {
 #[test]
 fn the_share_of_memory_with_counters_is_that_of_the_latest_plans() {
     let mut plans = Plans::default();
-    assert_eq!(plans.history().get(), 0.0);
+    assert_eq!(plans.history().get(), 1.0, "nothing is known yet: the next may have counters");
     plans.add(&vm("a"), begun("a", 24));
     plans.add(&vm("b"), Begun { counters: Some([0.5; 17]), ..begun("b", 8) });
-    assert_eq!(plans.history().get(), 0.5, "one VM of two, though a quarter of the memory");
+    let twos = plans.history().get();
+    assert_eq!(twos, 2.0 / 3.0, "one VM of two and the next, though a quarter of the memory");
     plans.add(&vm("b"), Begun { counters: Some([0.5; 17]), ..begun("b", 8) });
-    assert_eq!(plans.history().get(), 0.5, "a plan that is asked for again counts once");
+    assert_eq!(plans.history().get(), twos, "a plan that is asked for again counts once");
     (0..2000).for_each(|n| plans.add(&vm(&format!("c{n}")), begun("c", 1)));
-    assert_eq!(plans.history().get(), 0.0, "those of long ago do not count");
+    assert_eq!(plans.history().get(), 1.0 / 1001.0, "those of long ago do not count");
 }
 
 #[test]
@@ -227,7 +228,8 @@ fn a_history_that_was_made_of_too_little_is_not_taken() {
 
 #[test]
 fn rows_of_this_version_are_read_by_every_later_one() {
-    let golden = "0002613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
+    let golden =
+        "0002613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
     let mut row = begun("a1", 8);
     row.ask.begins = UnixMs(0);
     let past = past(row, Bytes::gib(2), UnixMs(2000), Usage::default()).unwrap();
