@@ -7,7 +7,7 @@ use std::{
     io::BufReader,
     path::{Path, PathBuf},
     process::ExitCode,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use benches::{
@@ -27,7 +27,7 @@ use prediction::{
 };
 use proto::v1::{self as wire, models_client::ModelsClient, scheduler_client::SchedulerClient};
 use tonic::transport::Channel;
-use units::limits::OUTCOMES_ADDED_MAX;
+use units::{UnixMs, limits::OUTCOMES_ADDED_MAX};
 
 const CLIENTS: usize = 64;
 const CONNECTIONS: usize = 8;
@@ -37,6 +37,8 @@ const TABLES: [(&str, Layout); 2] = [
     ("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek),
     ("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks),
 ];
+/// Years of a table become so many times fewer.
+const DRAWN_TOGETHER: u64 = 10;
 /// Made outcomes, where there are no public ones.
 const MADE: u64 = 15_000;
 
@@ -152,10 +154,23 @@ fn stays() -> Vec<Stay> {
             eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
             return Vec::new();
         };
-        read(MultiGzDecoder::new(BufReader::new(file)), layout).expect("public tables are sound")
+        until_now(read(MultiGzDecoder::new(BufReader::new(file)), layout).expect("public tables are sound"))
     };
     let public: Vec<Stay> = TABLES.into_iter().flat_map(table).filter(|stay| stay.sound).collect();
-    if public.is_empty() { made() } else { public }
+    if public.is_empty() { until_now(made()) } else { public }
+}
+
+/// The last VM ends now, and the others so much earlier that all are young enough to be kept.
+fn until_now(mut stays: Vec<Stay>) -> Vec<Stay> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis();
+    let now = u64::try_from(now).expect("it is not the end of time");
+    let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(now);
+    let moved = |at: UnixMs| UnixMs(now - (last - at.0) / DRAWN_TOGETHER);
+    for stay in &mut stays {
+        stay.ask.begins = moved(stay.ask.begins);
+        stay.outcome.ended = moved(stay.outcome.ended);
+    }
+    stays
 }
 
 /// Customers with habits of their own.
