@@ -69,7 +69,7 @@ fn known(foreseen: &Foreseen) -> Vec<(String, String)> {
     let say = |(group, name): (&str, &str)| {
         let number = |of: &str| numbers[&format!("{group}.{of}")];
         let said = if number("count").is_nan() {
-            "none of its VMs has ended yet".to_owned()
+            "no such VM has ended yet".to_owned()
         } else {
             format!(
                 "{} VMs ended, the last {} h ago; as much as they touched would leave untouched of this one \

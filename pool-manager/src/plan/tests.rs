@@ -92,7 +92,7 @@ fn facts_name_what_was_known_and_where_forecasts_are_operated() {
     let said = |name: &str| facts.iter().find(|(of, _)| of == name).map(|(_, said)| said.as_str());
     assert_eq!(said("told: key"), Some("acme"));
     assert_eq!(said("told: size"), Some("8GiB, 2 cores"));
-    assert_eq!(said("known of key acme"), Some("none of its VMs has ended yet"));
+    assert_eq!(said("known of key acme"), Some("no such VM has ended yet"));
     assert_eq!(said("numbers of itself"), Some("requested_gib 8"));
     assert_eq!(said("numbers of vm"), None, "what is not known is not shown");
     assert_eq!(said("model of sensitivity"), Some("sensitivity/2"));
