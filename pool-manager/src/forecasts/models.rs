@@ -227,8 +227,7 @@ impl Forecasts {
     /// # Errors
     /// There is too little to learn from, or one is being trained already.
     pub async fn train(&self, training: Training) -> Result<Shown, ModelError> {
-        let place =
-            std::sync::Arc::clone(&self.training).try_acquire_owned().map_err(|_| ModelError::Busy)?;
+        let place = self.place_to_train()?;
         let made = self.now()?;
         let (kind, stays) = match &training {
             Training::Frigid => (Kind::Frigid, self.stays().await?),
@@ -382,17 +381,19 @@ impl Forecasts {
             None => self.write().serve_none(kind, point),
         }
         self.show();
-        let what = What::ModelServes { kind: kind.name().to_owned(), version, before };
-        let decision = Decision { at: self.now()?, actor, subject: Subject::Rack, what };
-        self.driver.ask(Ask::Note(decision)).await?;
         match version {
             Some(version) => tracing::info!(kind = kind.name(), version, "model serves"),
             None => tracing::info!(kind = kind.name(), "no model serves"),
         }
+        let what = What::ModelServes { kind: kind.name().to_owned(), version, before };
+        let decision = Decision { at: self.now()?, actor, subject: Subject::Rack, what };
+        if let Err(error) = self.driver.ask(Ask::Note(decision)).await {
+            tracing::error!(error = units::chain(&error), "not on record"); // it serves all the same
+        }
         Ok(())
     }
 
-    /// On VMs that began after both models had been made; or, of a model that was made of later VMs too, by what its like said of them
+    /// On VMs that began after the model that serves had been made; of one that was made of those, too, by what its like said of them
     /// before they ended.
     async fn compare(
         &self,

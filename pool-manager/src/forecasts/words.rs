@@ -1,7 +1,7 @@
 //! A forecast in words: what was told and known, what was said of it by which model, and where that is operated; for those who ask why.
 //! Facts are shown in the order of their names.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
 
 use prediction::{
     frigid::{FEATURES, Groups, LEVELS, Stake, feature_names},
@@ -11,6 +11,8 @@ use units::Fraction;
 
 use super::state::{Foreseen, Told};
 
+/// Names of what the model is asked about.
+static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| feature_names().collect());
 /// Levels of the curve that are shown.
 const SHOWN: [usize; 6] = [2, 4, 7, 9, 11, 14];
 
@@ -63,11 +65,13 @@ fn models(foreseen: &Foreseen) -> [(String, String); 2] {
 
 /// What is known of VMs alike, in a sentence each. Shares are of what this VM asks for.
 fn known(foreseen: &Foreseen) -> Vec<(String, String)> {
-    let numbers: BTreeMap<String, f64> = feature_names().zip(foreseen.known.features).collect();
     let groups = Groups::NAMES.into_iter().zip(foreseen.begun.ask.groups.all());
     let groups = groups.filter(|(_, name)| !name.is_empty());
     let say = |(group, name): (&str, &str)| {
-        let number = |of: &str| numbers[&format!("{group}.{of}")];
+        let is_of = |of: &str, name: &str| name.split_once('.') == Some((group, of));
+        let at =
+            |of: &str| NAMES.iter().position(|name| is_of(of, name)).expect("it is a number of each group");
+        let number = |of: &str| foreseen.known.features[at(of)];
         let said = if number("count").is_nan() {
             "no such VM has ended yet".to_owned()
         } else {
@@ -135,12 +139,14 @@ fn point(foreseen: &Foreseen) -> Vec<(String, String)> {
 
 /// The numbers that the model was asked about, of the VM itself and group by group; nothing is said of what is not known.
 fn features(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)> {
-    let mut parts: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (name, number) in feature_names().zip(row).filter(|(_, number)| !number.is_nan()) {
-        let (part, name) = name.split_once('.').unwrap_or(("itself", &name));
-        parts.entry(part.to_owned()).or_default().push(format!("{name} {}", short(*number)));
+    let mut parts: BTreeMap<&str, String> = BTreeMap::new();
+    for (name, number) in NAMES.iter().zip(row).filter(|(_, number)| !number.is_nan()) {
+        let (part, name) = name.split_once('.').unwrap_or(("itself", name));
+        let said = parts.entry(part).or_default();
+        let comma = if said.is_empty() { "" } else { ", " };
+        let _ = write!(said, "{comma}{name} {}", short(*number)); // a text takes all
     }
-    parts.into_iter().map(|(part, known)| fact(format!("numbers of {part}"), known.join(", ")))
+    parts.into_iter().map(|(part, known)| fact(format!("numbers of {part}"), known))
 }
 
 /// Three digits are enough for people.
