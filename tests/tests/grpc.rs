@@ -270,6 +270,7 @@ async fn every_decision_about_a_vm_can_be_explained() {
     let actions: Vec<&str> = decisions.iter().map(|d| d.action.as_str()).collect();
     assert_eq!(actions, ["plan", "reserve", "end"]);
     assert_eq!(decisions[0].model, "fixed-share/1");
-    assert_eq!(decisions[0].facts["pool_share"], "0.25");
+    let because = &decisions[0].facts["because"];
+    assert_eq!(because, "no model of frigid memory serves: a fixed share, 25.0 %");
     assert!(decisions[1].alternatives.iter().any(|a| a.starts_with("emc emc")), "{:?}", decisions[1]);
 }
