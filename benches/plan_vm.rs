@@ -198,7 +198,7 @@ fn outcome(stay: &Stay) -> wire::Outcome {
         cores: ask.cores.unwrap_or_default(),
         began_unix_ms: ask.begins.0,
         ended_unix_ms: outcome.ended.0,
-        peak_bytes: ask.requested.saturating_sub(outcome.untouched.of(ask.requested)).get(),
+        peak_bytes: outcome.peak(ask.requested).get(),
         ..Default::default()
     }
 }

@@ -10,11 +10,13 @@ mod watched;
 
 use std::sync::Arc;
 
+use pool::audit::Actor;
 use tokio::sync::watch;
-use units::{Fraction, Ns};
+use tonic::{Request, Status};
+use units::{Fraction, Name, Ns};
 
 use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics};
-use identity::Identity;
+use identity::{Identity, Role};
 
 /// What every handler may use.
 #[derive(Clone, Debug)]
@@ -47,6 +49,15 @@ pub struct Policy {
 }
 
 impl Shared {
+    /// Lets in whoever may use the services of operators, and says who it is.
+    ///
+    /// # Errors
+    /// They may not.
+    pub fn admit_operator<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
+        let certified = self.identity.admit(request, Role::Admin)?;
+        Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
+    }
+
     /// Waits until the manager is ending.
     pub async fn stopped(&self) {
         let mut stopping = self.stopping.clone();

@@ -59,6 +59,6 @@ fn share(text: &str) -> Result<Fraction, String> {
     share.ok_or_else(|| "must be a number of percent from 0 to 100".to_owned())
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }

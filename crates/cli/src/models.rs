@@ -4,14 +4,14 @@
 use std::{io::Write as _, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use prediction::sensitivity::{COUNTERS, Workload};
+use prediction::sensitivity::{Workload, measured};
 use proto::v1;
 use serde::Serialize;
 use units::limits::MODEL_BYTES_MAX;
 
 use crate::{
     Connection, Failure, Format,
-    evaluate::{LABEL_COLUMNS, Workloads},
+    evaluate::{LABEL_COLUMNS, Workloads, percent},
     open, print,
     table::{self, Column, Row, col, moment, wide},
 };
@@ -174,19 +174,13 @@ pub(crate) async fn export(args: Export, to: &Connection) -> Result<(), Failure>
 fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
     let labelled = |workload: Workload| v1::Labelled {
         program: workload.program,
-        counters: named(workload.counters).collect(),
+        counters: measured(&workload.counters).map(|(name, counter)| (name.to_owned(), counter)).collect(),
         slowdown: workload.slowdown,
     };
     let read = workloads.read(format)?;
     let pdm = workloads.pdm.get();
     let modelled = workloads.are_modelled();
     Ok(v1::Labels { workloads: read.into_iter().map(labelled).collect(), pdm, modelled })
-}
-
-/// Counters by name; those that were not measured are left out.
-fn named(counters: [f64; COUNTERS.len()]) -> impl Iterator<Item = (String, f64)> {
-    let measured = COUNTERS.into_iter().zip(counters).filter(|(_, counter)| !counter.is_nan());
-    measured.map(|(name, counter)| (name.to_owned(), counter))
 }
 
 impl Kind {
@@ -348,8 +342,4 @@ impl Row for Metric {
         col("FRIGID", |m| percent(m.share)),
         col("OF VMS", |m| m.of.to_string()),
     ];
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }

@@ -9,7 +9,10 @@ use std::{
 
 use clap::{Args, Subcommand};
 use prediction::{
-    frigid::{Ask, Groups, History, Outcome, Usage, feature_names, trial::Stay},
+    frigid::{
+        Ask, Groups, Outcome, Usage, feature_names,
+        trial::{self, Stay},
+    },
     table,
 };
 use proto::v1;
@@ -119,7 +122,7 @@ fn end_with(stays: &mut [Stay], end: UnixMs) {
 fn outcome(stay: &Stay) -> v1::Outcome {
     let Ask { groups, requested, cores, begins } = stay.ask.clone();
     let Groups { vm, key, kind, place } = groups;
-    let Outcome { ended, untouched, usage } = stay.outcome;
+    let Outcome { ended, usage, .. } = stay.outcome;
     v1::Outcome {
         vm,
         profile: Some(v1::VmProfile { key, kind, place, ..Default::default() }),
@@ -127,7 +130,7 @@ fn outcome(stay: &Stay) -> v1::Outcome {
         cores: cores.unwrap_or_default(),
         began_unix_ms: begins.0,
         ended_unix_ms: ended.0,
-        peak_bytes: requested.saturating_sub(untouched.of(requested)).get(),
+        peak_bytes: stay.outcome.peak(requested).get(),
         p99_bytes: usage.p99.map(Bytes::get),
         mean_bytes: usage.mean.map(Bytes::get),
         busy_percent: usage.busy_percent,
@@ -143,7 +146,7 @@ async fn export(args: &Export, to: &Connection) -> Result<(), Failure> {
         stays.extend(page.outcomes.into_iter().map(stay));
         after = page.next_after.filter(|next| *next > from);
     }
-    if args.features { with_features(stays) } else { as_imported(&stays) }
+    if args.features { with_features(&stays) } else { as_imported(&stays) }
 }
 
 fn stay(o: v1::Outcome) -> Stay {
@@ -176,7 +179,6 @@ fn as_imported(stays: &[Stay]) -> Result<(), Failure> {
     )?;
     for Stay { ask, outcome, .. } in stays {
         let gib = |bytes: Bytes| (bytes.get() as f64 / Bytes::gib(1).get() as f64).to_string();
-        let peak = ask.requested.saturating_sub(outcome.untouched.of(ask.requested));
         let seconds = |at: UnixMs| (at.0 as f64 / 1000.0).to_string();
         let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
         let memory = |bytes: Option<Bytes>| bytes.map(gib).unwrap_or_default();
@@ -185,7 +187,7 @@ fn as_imported(stays: &[Stay]) -> Result<(), Failure> {
             seconds(ask.begins),
             seconds(outcome.ended),
             gib(ask.requested),
-            gib(peak),
+            gib(outcome.peak(ask.requested)),
             quoted(vm),
             quoted(key),
             quoted(kind),
@@ -205,21 +207,12 @@ fn quoted(text: &str) -> String {
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 
-/// What was known of each VM when it began: outcomes of VMs that had ended before.
-fn with_features(mut stays: Vec<Stay>) -> Result<(), Failure> {
-    stays.sort_by_key(|stay| stay.ask.begins);
-    let mut by_end: Vec<&Stay> = stays.iter().collect();
-    by_end.sort_by_key(|stay| stay.outcome.ended);
-    let mut ended = by_end.into_iter().peekable();
-    let mut history = History::default();
+/// What was known of each VM when it began.
+fn with_features(stays: &[Stay]) -> Result<(), Failure> {
     print::out(&(feature_names().chain(["untouched".to_owned()]).collect::<Vec<_>>().join(",") + "\n"))?;
-    for stay in &stays {
-        while let Some(over) = ended.next_if(|over| over.outcome.ended < stay.ask.begins) {
-            history.add(&over.ask, &over.outcome);
-        }
+    for (known, untouched) in trial::known(stays) {
         let number = |number: f64| if number.is_nan() { String::new() } else { number.to_string() };
-        let known = history.features(&stay.ask).map(number).join(",");
-        print::out(&format!("{known},{}\n", stay.outcome.untouched.get()))?;
+        print::out(&format!("{},{}\n", known.map(number).join(","), untouched.get()))?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ pub use history::{FEATURES, History, feature_names};
 pub use live::{Known, Live, Said};
 pub use model::{Model, Teacher};
 pub use outcome::{Ask, Groups, Outcome, Usage};
-pub use price::{Bought, Calibration, Judged};
+pub use price::{Calibration, Judged};
 pub use risk::{Appetite, Curve, LEVELS, Stake};
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ mod labels;
 mod model;
 pub mod trial;
 
-pub use labels::{LabelError, read};
+pub use labels::{COUNTER_MAX, LabelError, SLOWDOWN_RULE, SLOWDOWNS, read};
 pub use model::{Cut, Model};
 
 use crate::trees::{
@@ -34,10 +34,17 @@ pub const COUNTERS: [&str; 17] = [
     "l3_mpki",
     "memory_level_parallelism",
 ];
-/// Where the thresholds' counters stand among them.
-const MEMORY_BOUND: usize = 4;
-/// Where the share of cycles that wait for memory behind the caches stands among [`COUNTERS`].
+/// Where the share of slots that wait for a core's own units stands among [`COUNTERS`].
+pub const CORE_BOUND: usize = 3;
+/// Where the share of slots that wait for memory or a cache stands.
+pub const MEMORY_BOUND: usize = 4;
+/// Where the share of cycles that wait for memory behind the caches stands.
 pub const DRAM_BOUND: usize = 11;
+
+/// Counters by name; those that were not measured (NaN) are left out.
+pub fn measured(counters: &[f64; COUNTERS.len()]) -> impl Iterator<Item = (&'static str, f64)> {
+    COUNTERS.into_iter().zip(counters.iter().copied()).filter(|(_, counter)| !counter.is_nan())
+}
 
 /// A workload with local memory, and how much slower it is with pool memory.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,7 @@ mod stream;
 mod timing;
 mod traces;
 
-pub use counters::{COUNTERS, Counters};
+pub use counters::Counters;
 pub use kernels::{Kernel, family};
 pub use latency::{NoCurve, read as read_latency};
 pub use stream::{Access, Program, Waits};

@@ -6,7 +6,7 @@ use prediction::{
     file::Kind,
     frigid::{Ask, Groups, Outcome, Usage},
     import::Format,
-    sensitivity::{COUNTERS, Workload},
+    sensitivity::{COUNTER_MAX, COUNTERS, SLOWDOWN_RULE, SLOWDOWNS, Workload, measured},
 };
 use proto::v1 as wire;
 use units::limits::{
@@ -18,11 +18,9 @@ use units::{Bytes, Fraction, UnixMs};
 use super::Invalid;
 use crate::forecasts::{Begun, Counters, Labels, Past, Shown, past};
 
-const COUNTER_MAX: f64 = 1e6;
 /// The first counters are shares of slots or cycles; measured ones may be a little too high.
 const SHARES: usize = 12;
 const SHARE_MAX: f64 = 1.2;
-const SLOWDOWN: std::ops::RangeInclusive<f64> = -0.9..=100.0;
 
 /// Whom a VM may resemble, and what is known of its workload.
 ///
@@ -126,19 +124,20 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
 
 /// A VM that has ended, as it is told.
 pub fn outcome_view(past: Past) -> wire::Outcome {
-    let Past { begun: Begun { ask, counters, .. }, outcome: Outcome { ended, untouched, usage } } = past;
-    let named = counters
-        .map(|counters| COUNTERS.iter().zip(counters).filter(|(_, n)| !n.is_nan()).collect::<Vec<_>>());
-    let named = named.unwrap_or_default().into_iter().map(|(name, number)| ((*name).to_owned(), number));
+    let Past { begun: Begun { ask, counters, .. }, outcome } = past;
+    let Outcome { ended, usage, .. } = outcome;
+    let peak_bytes = outcome.peak(ask.requested).get();
+    let named = counters.iter().flat_map(measured).map(|(name, number)| (name.to_owned(), number));
+    let counters = named.collect();
     let Groups { vm, key, kind, place } = ask.groups;
     wire::Outcome {
         vm,
-        profile: Some(wire::VmProfile { key, kind, place, counters: named.collect() }),
+        profile: Some(wire::VmProfile { key, kind, place, counters }),
         requested_bytes: ask.requested.get(),
         cores: ask.cores.unwrap_or_default(),
         began_unix_ms: ask.begins.0,
         ended_unix_ms: ended.0,
-        peak_bytes: ask.requested.saturating_sub(untouched.of(ask.requested)).get(),
+        peak_bytes,
         p99_bytes: usage.p99.map(Bytes::get),
         mean_bytes: usage.mean.map(Bytes::get),
         busy_percent: usage.busy_percent,
@@ -193,9 +192,8 @@ pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
     let wrong = || Invalid::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
     let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(wrong)?;
     let workload = |one: wire::Labelled| {
-        if !SLOWDOWN.contains(&one.slowdown) {
-            let rule = "must be a number from -0.9 to 100: 0.1 is a tenth longer";
-            return Err(Invalid::new("labels.workloads.slowdown", one.slowdown, rule));
+        if !SLOWDOWNS.contains(&one.slowdown) {
+            return Err(Invalid::new("labels.workloads.slowdown", one.slowdown, SLOWDOWN_RULE));
         }
         let program = group("labels.workloads.program", one.program)?;
         let counters = counters("labels.workloads.counters", &one.counters)?;

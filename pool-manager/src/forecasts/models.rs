@@ -538,7 +538,7 @@ fn compared(
         if end(file) > after { calibration.after(after) } else { trial::hold(model, &stays, after) }
     };
     let (ours, theirs) = (held(candidate), held(serving));
-    let share = |of: &Calibration| Some(of.bought(of.appetite(rate)?).share);
+    let share = |of: &Calibration| Some(of.taken(of.appetite(rate)?));
     Some(Comparison {
         version,
         vms: ours.outcomes().min(theirs.outcomes()),

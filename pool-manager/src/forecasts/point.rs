@@ -34,7 +34,7 @@ pub struct Point {
     pub appetite: Option<Appetite>,
     /// Who is placed whole; nobody without a model of latency sensitivity.
     pub cut: Option<Cut>,
-    /// Of the memory of VMs of late, that of those whose counters were known.
+    /// Of VMs of late, those whose counters were known: by VMs or by memory, whichever is more.
     pub history: Fraction,
     /// What it was chosen under.
     pub rules: Rules,
@@ -59,7 +59,7 @@ impl Point {
         let rates = RATES.map(share).into_iter();
         let priced = rates.filter_map(|op| Some((op, calibration.appetite(op)?)));
         let frigid: Vec<(Frigid, Appetite)> = priced
-            .map(|(op, appetite)| (Frigid { op, share: share(calibration.bought(appetite).share) }, appetite))
+            .map(|(op, appetite)| (Frigid { op, share: share(calibration.taken(appetite)) }, appetite))
             .collect();
         let placed = |cut: &Cut| Insensitive { fp: share(cut.fp), placed: share(cut.placed) };
         let insensitive: Vec<Insensitive> = cuts.iter().map(placed).collect();

@@ -275,7 +275,7 @@ impl State {
         self.kept.entries.len()
     }
 
-    /// The highest number of an outcome so far, and the next.
+    /// The number that the next outcome gets.
     pub fn next_outcome(&self) -> u64 {
         self.kept.next
     }
@@ -365,7 +365,7 @@ pub struct Basis {
     pub calibration: Calibration,
     /// Of the model of latency sensitivity.
     pub cuts: Vec<sensitivity::Cut>,
-    /// Of the memory of VMs of late, that of those whose counters were known.
+    /// Of VMs of late, those whose counters were known: by VMs or by memory, whichever is more.
     pub history: Fraction,
     /// What the operator allows.
     pub rules: Rules,

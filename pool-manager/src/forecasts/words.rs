@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
 
 use prediction::{
     frigid::{FEATURES, Groups, LEVELS, Stake, feature_names},
-    sensitivity::COUNTERS,
+    sensitivity::measured,
 };
 use units::Fraction;
 
@@ -40,9 +40,8 @@ fn told(foreseen: &Foreseen) -> Vec<(String, String)> {
     let of_groups = of_groups.filter(|(_, name)| !name.is_empty());
     let mut told: Vec<_> = of_groups.map(|(group, name)| fact(format!("told: {group}"), name)).collect();
     if let Some(counters) = &foreseen.begun.counters {
-        let measured = COUNTERS.iter().zip(counters).filter(|(_, number)| !number.is_nan());
-        let measured: Vec<String> =
-            measured.map(|(name, number)| format!("{name} {}", short(*number))).collect();
+        let said = |(name, number)| format!("{name} {}", short(number));
+        let measured: Vec<String> = measured(counters).map(said).collect();
         told.push(fact("told: counters", measured.join(", ")));
     }
     told

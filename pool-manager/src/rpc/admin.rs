@@ -3,7 +3,6 @@
 use std::pin::Pin;
 
 use pool::{
-    audit::Actor,
     manager::{Answer, Ask, Manager},
     record::Scheduling,
 };
@@ -12,11 +11,10 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX, WATCHERS_MAX};
-use units::{Name, ReservationId, SliceId};
+use units::{ReservationId, SliceId};
 
 use super::{
     Shared,
-    identity::Role,
     refused::{exhausted, invalid, refused, stopping},
     scheduler::unexpected,
 };
@@ -35,11 +33,6 @@ type Reply<T> = Result<Response<T>, Status>;
 const EVENTS_QUEUED_MAX: usize = 256;
 
 impl Admin {
-    fn admit<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
-        let certified = self.0.identity.admit(request, Role::Admin)?;
-        Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
-    }
-
     async fn look<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Manager) -> T + Send + 'static,
@@ -71,7 +64,7 @@ impl Admin {
         request: Request<wire::TargetRequest>,
         to: Scheduling,
     ) -> Reply<wire::TargetResponse> {
-        let actor = self.admit(&request)?;
+        let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let place = convert::place(request.target).map_err(invalid)?;
         let reason = convert::reason(request.reason).map_err(invalid)?;
@@ -104,7 +97,7 @@ fn paged<T>(
 #[tonic::async_trait]
 impl admin_server::Admin for Admin {
     async fn get_rack(&self, request: Request<wire::GetRackRequest>) -> Reply<wire::Rack> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let started_unix_ms = self.0.started_unix_ms;
         let rack = self.look(move |manager| {
             let ledger = manager.durable();
@@ -124,12 +117,12 @@ impl admin_server::Admin for Admin {
     }
 
     async fn list_hosts(&self, request: Request<wire::ListHostsRequest>) -> Reply<wire::ListHostsResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         Ok(Response::new(wire::ListHostsResponse { hosts: self.look(convert::host_views).await? }))
     }
 
     async fn get_host(&self, request: Request<wire::GetHostRequest>) -> Reply<wire::Host> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let name = convert::named("host", &request.into_inner().host).map_err(invalid)?;
         self.find(move |manager| {
             let id = manager.durable().host_named(&name);
@@ -139,12 +132,12 @@ impl admin_server::Admin for Admin {
     }
 
     async fn list_emcs(&self, request: Request<wire::ListEmcsRequest>) -> Reply<wire::ListEmcsResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         Ok(Response::new(wire::ListEmcsResponse { emcs: self.look(convert::emc_views).await? }))
     }
 
     async fn get_emc(&self, request: Request<wire::GetEmcRequest>) -> Reply<wire::Emc> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let name = convert::named("emc", &request.into_inner().emc).map_err(invalid)?;
         self.find(move |manager| {
             let id = manager.durable().emc_named(&name);
@@ -157,7 +150,7 @@ impl admin_server::Admin for Admin {
         &self,
         request: Request<wire::ListSlicesRequest>,
     ) -> Reply<wire::ListSlicesResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let page = page(request.limit);
         let listed = self.look(move |manager| {
@@ -173,7 +166,7 @@ impl admin_server::Admin for Admin {
     }
 
     async fn get_slice(&self, request: Request<wire::GetSliceRequest>) -> Reply<wire::Slice> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let id = SliceId(request.into_inner().slice);
         self.find(move |manager| {
             let ledger = manager.durable();
@@ -189,7 +182,7 @@ impl admin_server::Admin for Admin {
         &self,
         request: Request<wire::ListReservationsRequest>,
     ) -> Reply<wire::ListReservationsResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let after = after(&request.after)?;
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
@@ -209,7 +202,7 @@ impl admin_server::Admin for Admin {
         &self,
         request: Request<wire::GetReservationRequest>,
     ) -> Reply<wire::Reservation> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let target = convert::target(request.into_inner().target).map_err(invalid)?;
         self.find(move |manager| {
             let ledger = manager.durable();
@@ -223,7 +216,7 @@ impl admin_server::Admin for Admin {
         &self,
         request: Request<wire::ListMigrationsRequest>,
     ) -> Reply<wire::ListMigrationsResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let after = after(&request.after)?;
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
@@ -249,7 +242,7 @@ impl admin_server::Admin for Admin {
     }
 
     async fn fence(&self, request: Request<wire::FenceRequest>) -> Reply<wire::TargetResponse> {
-        let actor = self.admit(&request)?;
+        let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let host = convert::named("host", &request.host).map_err(invalid)?;
         let reason = convert::reason(request.reason).map_err(invalid)?;
@@ -259,7 +252,7 @@ impl admin_server::Admin for Admin {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<wire::Event, Status>> + Send>>;
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Reply<Self::WatchStream> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         if self.0.driver.watchers() >= WATCHERS_MAX {
             return Err(exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already")));
         }
@@ -269,7 +262,7 @@ impl admin_server::Admin for Admin {
     }
 
     async fn explain(&self, request: Request<wire::ExplainRequest>) -> Reply<wire::ExplainResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let subject = request.into_inner().subject;
         let decisions = self.0.driver.explain(subject).await.map_err(refused)?;
         let decisions = decisions.iter().map(|(seq, decision)| convert::decision(*seq, decision)).collect();

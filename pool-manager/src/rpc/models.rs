@@ -2,18 +2,13 @@
 
 use std::sync::Arc;
 
-use pool::audit::Actor;
 use prediction::file::Kind;
 use proto::v1::{self as wire, models_server};
 use tonic::{Code, Request, Response, Status};
-use units::{
-    Name,
-    limits::{LIST_PAGE_MAX, OUTCOMES_ADDED_MAX},
-};
+use units::limits::OUTCOMES_ADDED_MAX;
 
 use super::{
     Shared,
-    identity::Role,
     refused::{coded, invalid, refused},
 };
 use crate::{
@@ -27,13 +22,6 @@ pub struct Models(pub Shared);
 
 type Reply<T> = Result<Response<T>, Status>;
 
-impl Models {
-    fn admit<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
-        let certified = self.0.identity.admit(request, Role::Admin)?;
-        Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
-    }
-}
-
 fn kind(kind: wire::ModelKind) -> Result<Kind, Status> {
     convert::models::kind(kind).map_err(invalid)
 }
@@ -44,7 +32,7 @@ impl models_server::Models for Models {
         &self,
         request: Request<wire::AddOutcomesRequest>,
     ) -> Reply<wire::AddOutcomesResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let now = self.0.driver.look(|_, when| when.wall).map_err(refused)?;
         let outcomes = convert::models::outcomes(request.into_inner(), now).map_err(invalid)?;
         let count = |outcomes: &Vec<_>| u32::try_from(outcomes.len()).expect("it was checked");
@@ -60,9 +48,9 @@ impl models_server::Models for Models {
         &self,
         request: Request<wire::ListOutcomesRequest>,
     ) -> Reply<wire::ListOutcomesResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let most = OUTCOMES_ADDED_MAX.min(LIST_PAGE_MAX as usize);
+        let most = OUTCOMES_ADDED_MAX;
         let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
         let (pasts, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
         let outcomes = pasts.into_iter().map(convert::models::outcome_view).collect();
@@ -70,7 +58,7 @@ impl models_server::Models for Models {
     }
 
     async fn train_model(&self, request: Request<wire::TrainModelRequest>) -> Reply<wire::Model> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let training = match (kind(request.kind())?, request.labels) {
             (Kind::Frigid, None) => Training::Frigid,
@@ -88,7 +76,7 @@ impl models_server::Models for Models {
     }
 
     async fn import_model(&self, request: Request<wire::ImportModelRequest>) -> Reply<wire::Model> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let kind = kind(request.kind())?;
         let format = convert::models::format(request.format()).map_err(invalid)?;
@@ -107,13 +95,13 @@ impl models_server::Models for Models {
         &self,
         request: Request<wire::ListModelsRequest>,
     ) -> Reply<wire::ListModelsResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let models = self.0.forecasts.models().await.into_iter().map(convert::models::model_view).collect();
         Ok(Response::new(wire::ListModelsResponse { models }))
     }
 
     async fn get_model(&self, request: Request<wire::GetModelRequest>) -> Reply<wire::GetModelResponse> {
-        self.admit(&request)?;
+        self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let version = Some(request.version).filter(|version| *version > 0);
         let found = self.0.forecasts.model(kind(request.kind())?, version).await;
@@ -123,7 +111,7 @@ impl models_server::Models for Models {
     }
 
     async fn promote_model(&self, request: Request<wire::PromoteModelRequest>) -> Reply<wire::Model> {
-        let actor = self.admit(&request)?;
+        let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let kind = kind(request.kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
@@ -136,7 +124,7 @@ impl models_server::Models for Models {
         &self,
         request: Request<wire::RollbackModelRequest>,
     ) -> Reply<wire::RollbackModelResponse> {
-        let actor = self.admit(&request)?;
+        let actor = self.0.admit_operator(&request)?;
         let kind = kind(request.into_inner().kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
         let serves = to_its_end(async move { forecasts.roll_back(kind, actor).await }).await?;

@@ -12,7 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("pool", &["units"]),
     ("prediction", &["units"]),
-    ("sim", &["units", "pool"]),
+    ("sim", &["units", "pool", "prediction"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),

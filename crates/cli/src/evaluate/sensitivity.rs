@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 
 use clap::Args;
 use prediction::sensitivity::{
-    COUNTERS, DRAM_BOUND, Workload, read as read_labels,
+    DRAM_BOUND, Workload, read as read_labels,
     trial::{self, Placed, Verdict},
 };
 use rand::SeedableRng;
@@ -186,7 +186,7 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
     let mut workloads = Vec::new();
     let mut run = |program: &str, what: &processor::Program| {
         let Measured { counters, slowdown } = measure(&SERVER, what, &local, &pool);
-        let counters = by_name(&noisy(&counters, &mut rng));
+        let counters = noisy(&counters, &mut rng);
         workloads.push(Workload { program: program.to_owned(), counters, slowdown });
     };
     for kernel in family() {
@@ -199,14 +199,6 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
         }
     }
     Ok(workloads)
-}
-
-/// What the model calls its counters, as the forest knows them.
-fn by_name(counters: &processor::Counters) -> [f64; COUNTERS.len()] {
-    COUNTERS.map(|name| {
-        let at = processor::COUNTERS.iter().position(|other| *other == name);
-        counters[at.expect("the model counts what the forest asks for")]
-    })
 }
 
 /// Figures 10a and 10b.

@@ -124,7 +124,7 @@ impl Group {
 
     fn add(&mut self, ask: &Ask, outcome: &Outcome) {
         let untouched = outcome.untouched.get();
-        let peak = ask.requested.saturating_sub(outcome.untouched.of(ask.requested));
+        let peak = outcome.peak(ask.requested);
         self.count = self.count.saturating_add(1);
         self.lowest = self.lowest.min(untouched);
         self.highest = self.highest.max(peak);

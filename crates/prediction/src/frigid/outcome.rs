@@ -68,3 +68,10 @@ pub struct Usage {
     /// Time that its processors were in use, in percent.
     pub busy_percent: Option<f64>,
 }
+
+impl Outcome {
+    /// The most that a VM touched that had asked for so much.
+    pub fn peak(&self, requested: Bytes) -> Bytes {
+        requested.saturating_sub(self.untouched.of(requested))
+    }
+}

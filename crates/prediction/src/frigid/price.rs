@@ -44,15 +44,6 @@ struct Tally {
     hits: f64,
 }
 
-/// What an appetite would have bought of outcomes of late; both are shares, 0 to 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Bought {
-    /// Share of VMs whose stake was too much.
-    pub rate: f64,
-    /// Share of their memory that was taken, in whole slices of each VM.
-    pub share: f64,
-}
-
 /// The level at which owners' outcomes are counted: one in ten should be below.
 const WATCHED: usize = 9;
 /// Outcomes of an owner from which on it may be met with caution; and those that are remembered, about.
@@ -133,20 +124,16 @@ impl Calibration {
         Some(Appetite::new(high, rate))
     }
 
-    /// What an appetite would have bought of outcomes of late; nothing while there is none.
-    pub fn bought(&self, appetite: Appetite) -> Bought {
-        let (mut hits, mut taken, mut requested) = (0_u32, 0.0, 0.0);
+    /// Share of the memory of outcomes of late that an appetite would have taken, in whole slices of each VM; nothing while there is none.
+    pub fn taken(&self, appetite: Appetite) -> f64 {
+        let (mut taken, mut requested) = (0.0, 0.0);
         for judged in &self.recent {
             let stake = judged.curve.stake(judged.requested, appetite, judged.caution);
             let share = Fraction::new(stake.share).expect("a stake is a share");
-            hits += u32::from(share > judged.untouched);
             taken += gib(share.of(judged.requested).slices_floor());
             requested += gib(judged.requested);
         }
-        match self.recent.len() {
-            0 => Bought::default(),
-            vms => Bought { rate: f64::from(hits) / vms as f64, share: taken / requested },
-        }
+        if self.recent.is_empty() { 0.0 } else { taken / requested }
     }
 
     /// Whether it is one that outcomes made.

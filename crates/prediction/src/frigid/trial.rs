@@ -157,6 +157,24 @@ pub fn hold(model: &Model, stays: &[Stay], after: UnixMs) -> Calibration {
     trial.live.calibration().clone()
 }
 
+/// What was known of each VM when it began, in the order in which they began, and the share that it left untouched.
+pub fn known(stays: &[Stay]) -> Vec<([f64; FEATURES], Fraction)> {
+    let stays: Vec<&Stay> = stays.iter().collect();
+    let mut trial = Trial::new(&Teacher::Own, usize::MAX, &[]);
+    let mut begin = |at: usize| {
+        trial.end_before(stays[at].ask.begins, &stays);
+        (trial.begin(at, stays[at], false), stays[at].outcome.untouched)
+    };
+    in_order(&stays).into_iter().map(&mut begin).collect()
+}
+
+/// Where they stand, as they began.
+fn in_order(stays: &[&Stay]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..stays.len()).collect();
+    order.sort_by_key(|stay| stays[*stay].ask.begins);
+    order
+}
+
 /// The state of the world at one moment.
 struct Trial<'a> {
     live: Live,
@@ -215,9 +233,7 @@ impl<'a> Trial<'a> {
 
     /// All stays in the order in which they begin; those from `tested` on are tested.
     fn live_through(&mut self, stays: &[&Stay], tested: usize) {
-        let mut order: Vec<usize> = (0..stays.len()).collect();
-        order.sort_by_key(|stay| stays[*stay].ask.begins);
-        for at in order {
+        for at in in_order(stays) {
             let stay = stays[at];
             self.end_before(stay.ask.begins, stays);
             self.learn();
@@ -279,14 +295,17 @@ impl<'a> Trial<'a> {
         model
     }
 
-    fn begin(&mut self, at: usize, stay: &Stay, is_tested: bool) {
+    /// What is known of it.
+    fn begin(&mut self, at: usize, stay: &Stay, is_tested: bool) -> [f64; FEATURES] {
         let known = self.live.know(&stay.ask);
+        let features = known.features;
         if is_tested && stay.sound && (self.tests_unsaid || known.said.is_some()) {
             self.policies.iter_mut().for_each(|policy| policy.test(stay, known.said));
             self.test_rivals(stay, &known.features);
         }
         self.known.insert(at, known);
         self.running.push(Reverse((stay.outcome.ended.max(stay.ask.begins), at)));
+        features
     }
 
     fn test_rivals(&mut self, stay: &Stay, known: &[f64; FEATURES]) {

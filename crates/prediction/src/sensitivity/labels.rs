@@ -1,6 +1,6 @@
 //! Labelled workloads as CSV: a column for each counter, `program` and `slowdown`. An operator's own take the place of modelled ones.
 
-use std::io;
+use std::{io, ops::RangeInclusive};
 
 use super::{COUNTERS, Workload};
 use crate::table::{Breaks, OpenQuote, WrongValue, line, see_closed};
@@ -29,8 +29,12 @@ pub enum LabelError {
 }
 
 const COUNTER: &str = "must be empty or a number from 0 to 1000000";
-const SLOWDOWN: &str = "must be a number from -0.9 to 100: 0.1 is a tenth longer";
-const COUNTER_MAX: f64 = 1e6;
+/// Slowdowns there may be.
+pub const SLOWDOWNS: RangeInclusive<f64> = -0.9..=100.0;
+/// The same in words.
+pub const SLOWDOWN_RULE: &str = "must be a number from -0.9 to 100: 0.1 is a tenth longer";
+/// The most that a counter may say.
+pub const COUNTER_MAX: f64 = 1e6;
 
 /// Reads all of them. A counter that was not measured is empty.
 ///
@@ -57,7 +61,7 @@ pub fn read(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
     for record in table.records() {
         let record = record?;
         see_closed(&record)?;
-        let number = |at: usize, field: &'static str, range: std::ops::RangeInclusive<f64>, rule| {
+        let number = |at: usize, field: &'static str, range: RangeInclusive<f64>, rule| {
             let number = record[at].trim().parse().ok().filter(|number| range.contains(number));
             number.ok_or_else(|| WrongValue {
                 line: line(&record),
@@ -72,7 +76,7 @@ pub fn read(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
                 *number_of = number(*at, name, 0.0..=COUNTER_MAX, COUNTER)?;
             }
         }
-        let slowdown = number(slowdown, "slowdown", -0.9..=100.0, SLOWDOWN)?;
+        let slowdown = number(slowdown, "slowdown", SLOWDOWNS, SLOWDOWN_RULE)?;
         workloads.push(Workload { program: record[program].to_owned(), counters: measured, slowdown });
     }
     Ok(workloads)

@@ -1,5 +1,7 @@
 //! What a performance unit tells of a run, after Intel's top-down method (Pond 4.6 and 6.4 ask for these).
 
+use prediction::sensitivity::{CORE_BOUND, COUNTERS, DRAM_BOUND, MEMORY_BOUND};
+
 use super::{
     Core,
     cache::Level,
@@ -7,33 +9,7 @@ use super::{
     timing::{CODE_MISS, REFILL, Run},
 };
 
-/// What the numbers of [`Counters`] are. Shares are of all slots or cycles, 0 to 1.
-pub const COUNTERS: [&str; 17] = [
-    "retiring",
-    "frontend_bound",
-    "bad_speculation",
-    "core_bound",
-    "memory_bound",
-    "l1_bound",
-    "l2_bound",
-    "l3_bound",
-    "dram_latency_bound",
-    "dram_bandwidth_bound",
-    "store_bound",
-    "dram_bound",
-    "ipc",
-    "l1_mpki",
-    "l2_mpki",
-    "l3_mpki",
-    "memory_level_parallelism",
-];
-
-/// Where those stand that follow from others.
-const CORE: usize = 3;
-const MEMORY: usize = 4;
-const DRAM: usize = 11;
-
-/// One number for each of [`COUNTERS`].
+/// One number for each of the counters that the forest knows; shares of all slots or cycles, 0 to 1, but for the last five.
 pub type Counters = [f64; COUNTERS.len()];
 
 /// Cycles in which nothing could start, by what was waited for.
@@ -94,15 +70,15 @@ impl Run {
     }
 }
 
-/// With those that follow from others, which stand at [`CORE`], [`MEMORY`] and [`DRAM`] whatever was there.
+/// With those that follow from others, which stand at [`CORE_BOUND`], [`MEMORY_BOUND`] and [`DRAM_BOUND`] whatever was there.
 pub(super) fn reckoned(counted: Counters) -> Counters {
     let [retiring, frontend, speculation, _, _, first, second, third, latency, bandwidth, store, ..] =
         counted;
     let dram = latency + bandwidth;
     let memory = first + second + third + dram + store;
     let mut all = counted;
-    all[CORE] = (1.0 - retiring - frontend - speculation - memory).max(0.0);
-    all[MEMORY] = memory;
-    all[DRAM] = dram;
+    all[CORE_BOUND] = (1.0 - retiring - frontend - speculation - memory).max(0.0);
+    all[MEMORY_BOUND] = memory;
+    all[DRAM_BOUND] = dram;
     all
 }

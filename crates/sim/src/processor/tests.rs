@@ -1,5 +1,6 @@
 //! What a core must do whatever the program: slower memory never speeds it up, caches hide it, parallel misses share it.
 
+use prediction::sensitivity::{CORE_BOUND, COUNTERS, DRAM_BOUND, MEMORY_BOUND};
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
@@ -17,6 +18,14 @@ fn measured(name: &str) -> Measured {
 
 fn counter(measured: &Measured, name: &str) -> f64 {
     measured.counters[COUNTERS.iter().position(|other| *other == name).unwrap()]
+}
+
+#[test]
+fn counters_that_follow_from_others_stand_where_their_names_do() {
+    for (at, name) in [(CORE_BOUND, "core_bound"), (MEMORY_BOUND, "memory_bound"), (DRAM_BOUND, "dram_bound")]
+    {
+        assert_eq!(COUNTERS[at], name);
+    }
 }
 
 #[test]
