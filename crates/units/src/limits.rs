@@ -282,6 +282,19 @@ pub const CHECK_FAULTS_MAX: usize = 20;
 /// file system promises more than it has.
 pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
+/// Tenants of one market.
+pub const TENANTS_MAX: usize = 1 << 20;
+/// Prices that are tried until a market's bracket of them is narrow enough; halving from 1 to 1e-10 takes 35.
+pub const PRICES_TRIED_MAX: u32 = 60;
+/// Dividends that are tried at one price: each makes more tenants content.
+pub const DIVIDENDS_TRIED_MAX: u32 = 32;
+/// Tenants that are tried as the one that gets what remains.
+pub const MARGINALS_TRIED_MAX: usize = 64;
+/// Tenants up to which each is compared with each.
+pub const ENVIERS_COMPARED_MAX: usize = 1024;
+/// Knots of a miss-ratio curve.
+pub const CURVE_KNOTS_MAX: usize = 4096;
+
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
 const _: () = assert!(

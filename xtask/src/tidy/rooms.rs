@@ -12,6 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("pool", &["units"]),
     ("prediction", &["units"]),
+    ("fairness", &["units"]),
     ("sim", &["units", "pool", "prediction"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
@@ -39,7 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Rooms in which everything is decided by arguments.
-pub const PURE: &[&str] = &["units", "pool", "prediction", "sim"];
+pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 
 /// What pure rooms may import from outside the house. Whoever adds a line has looked that it needs no clock, file, thread,
 /// socket or environment to do what we use of it.
@@ -62,7 +63,7 @@ const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateri
 /// Where a room lies.
 pub fn folder_of(room: &str) -> String {
     match room {
-        "units" | "pool" | "prediction" | "sim" | "host-memory" | "emulated-host" | "cli" => {
+        "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host" | "cli" => {
             format!("crates/{room}")
         }
         _ => room.to_owned(),

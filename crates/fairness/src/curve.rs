@@ -1,0 +1,113 @@
+//! How often a tenant misses local memory, by how much of it there is.
+
+use thiserror::Error;
+use units::limits::CURVE_KNOTS_MAX;
+
+/// One point of a miss-ratio curve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Knot {
+    /// Local memory, in MiB.
+    pub memory: f64,
+    /// Accesses that miss it, 0 to 1.
+    pub misses: f64,
+}
+
+/// A miss-ratio curve: straight between its knots, falling and convex, flat beyond the last.
+///
+/// Convex, because then what a tenant asks for at some price changes without jumps of what it is worth, and so the market clears exactly
+/// (Spirit 3.2 needs it tacitly). A measured curve that is not is lowered onto the largest convex curve that is nowhere above it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MissCurve(Vec<Knot>);
+
+/// Why points are no miss-ratio curve.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum CurveError {
+    /// There is none.
+    #[error("a miss-ratio curve has at least one knot")]
+    Empty,
+    /// There are too many.
+    #[error("{0} knots: a miss-ratio curve has at most {CURVE_KNOTS_MAX}")]
+    TooMany(usize),
+    /// A number that is none, or out of range.
+    #[error("knot {at}: {what} {value} must be {rule}")]
+    Wrong {
+        /// Which knot, from 0.
+        at: usize,
+        /// Which number of it.
+        what: &'static str,
+        /// What it was.
+        value: f64,
+        /// What it has to be.
+        rule: &'static str,
+    },
+}
+
+impl MissCurve {
+    /// The largest convex and falling curve that is nowhere above these points. Before the first, nothing is kept of memory: a curve
+    /// that begins later begins with its first miss ratio at 0.
+    ///
+    /// # Errors
+    /// There are none, too many, sizes do not rise, or a number is out of range.
+    pub fn new(knots: &[Knot]) -> Result<Self, CurveError> {
+        check(knots)?;
+        let mut hull: Vec<Knot> = Vec::with_capacity(knots.len() + 1);
+        if knots[0].memory > 0.0 {
+            hull.push(Knot { memory: 0.0, misses: knots[0].misses });
+        }
+        for knot in knots {
+            let lowest = hull.last().map_or(knot.misses, |last| last.misses);
+            if knot.misses >= lowest && !hull.is_empty() {
+                continue;
+            }
+            while hull.len() >= 2 && is_above(hull[hull.len() - 1], hull[hull.len() - 2], *knot) {
+                hull.pop();
+            }
+            hull.push(*knot);
+        }
+        Ok(Self(hull))
+    }
+
+    /// Its knots: memory rises from 0, misses fall, ever more slowly.
+    pub fn knots(&self) -> &[Knot] {
+        &self.0
+    }
+
+    /// Accesses that miss so much memory (MiB), 0 to 1.
+    pub fn misses(&self, memory: f64) -> f64 {
+        let above = self.0.partition_point(|knot| knot.memory <= memory);
+        match (above.checked_sub(1).map(|below| self.0[below]), self.0.get(above)) {
+            (Some(below), Some(above)) => {
+                let part = (memory - below.memory) / (above.memory - below.memory);
+                below.misses + part * (above.misses - below.misses)
+            }
+            (Some(last), None) => last.misses,
+            (None, _) => self.0[0].misses,
+        }
+    }
+}
+
+fn check(knots: &[Knot]) -> Result<(), CurveError> {
+    match knots.len() {
+        0 => return Err(CurveError::Empty),
+        n if n > CURVE_KNOTS_MAX => return Err(CurveError::TooMany(n)),
+        _ => {}
+    }
+    let mut last = -1.0;
+    for (at, Knot { memory, misses }) in knots.iter().copied().enumerate() {
+        let wrong = |what, value, rule| Err(CurveError::Wrong { at, what, value, rule });
+        if !(memory.is_finite() && memory >= 0.0 && memory > last) {
+            return wrong("memory", memory, "0 or more, and more than that of the knot before");
+        }
+        if !(0.0..=1.0).contains(&misses) {
+            return wrong("misses", misses, "from 0 to 1");
+        }
+        last = memory;
+    }
+    Ok(())
+}
+
+/// Whether a knot is on or above the straight line from the one before to the one after.
+fn is_above(knot: Knot, before: Knot, after: Knot) -> bool {
+    (knot.misses - before.misses) * (after.memory - before.memory)
+        >= (after.misses - before.misses) * (knot.memory - before.memory)
+}

@@ -1,0 +1,241 @@
+//! The market (Spirit 3.2, variant "Symbiosis-R"): tenants buy local memory and link bandwidth with budgets in the ratio of their weights, and
+//! prices move until both are sold.
+//!
+//! The paper's Algorithm 1 does not end in floating point, leaves goods unsold where a tenant wants no more, and divides by zero where one good
+//! is worth nothing. What is different here, and why everybody still gets at least what an equal split would give:
+//!
+//! - A bracket of prices is narrowed until it is as narrow as it may be (`price`), never until two sums are equal.
+//! - Money that tenants do not want to spend is given to all others as a *dividend*, in the ratio of their budgets (`round`). A budget only grows,
+//!   so a fair share stays affordable, and nobody can afford what another with the same weight cannot.
+//! - Where demand jumps at the clearing price, tenants get the same mix of what they ask for just below and just above it; those that lose by a mix
+//!   get one or the other whole, and one of them what remains (`clearing`). If even that harms somebody, everybody gets the fair share.
+//!
+//! What tenants are is the caller's to know; what their shares are worth to them is a [`Utility`]'s.
+
+mod certificate;
+mod clearing;
+mod goods;
+mod grid;
+mod price;
+mod round;
+mod slowdown;
+mod units_of;
+mod utility;
+
+pub use certificate::Certificate;
+pub use goods::{Bundle, Prices, Share, Supply};
+pub use grid::Grid;
+pub use slowdown::{Slowdown, SlowdownError};
+pub use utility::{Asked, Limits, Purse, Utility};
+
+use thiserror::Error;
+use units::limits::TENANTS_MAX;
+
+/// One who shares.
+#[derive(Clone, Debug)]
+pub struct Tenant<U> {
+    /// How much of everything it may have relative to others; more than 0.
+    pub weight: f64,
+    /// The least it must have of both; not more than its fair share.
+    pub least: Share,
+    /// The most it can have of both; not less than its fair share.
+    pub most: Share,
+    /// What a share is worth to it.
+    pub utility: U,
+}
+
+impl<U> Tenant<U> {
+    /// One that may have everything or nothing.
+    pub fn new(weight: f64, supply: Supply, utility: U) -> Self {
+        Self { weight, least: Share::default(), most: supply.all(), utility }
+    }
+}
+
+/// Tenants, and what there is for them.
+#[derive(Debug)]
+pub struct Market<'a, U> {
+    tenants: &'a [Tenant<U>],
+    supply: Supply,
+    weights: f64,
+}
+
+/// Why there can be no market.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum MarketError {
+    /// Nobody is there.
+    #[error("a market has at least one tenant")]
+    NoTenants,
+    /// Too many are.
+    #[error("{0} tenants: a market has at most {TENANTS_MAX}")]
+    TooMany(usize),
+    /// Nothing is there to share.
+    #[error("supply of {0} must be more than 0")]
+    NoSupply(&'static str),
+    /// A weight that is none.
+    #[error("tenant {tenant}: weight {value} must be a number more than 0")]
+    Weight {
+        /// Which, from 0.
+        tenant: usize,
+        /// What it was.
+        value: f64,
+    },
+    /// It must have more than its share.
+    #[error("tenant {tenant}: least {good} {least} must not be more than its fair share, {fair:.3}")]
+    Least {
+        /// Which, from 0.
+        tenant: usize,
+        /// Memory or bandwidth.
+        good: &'static str,
+        /// The least that was asked for.
+        least: u64,
+        /// Its fair share.
+        fair: f64,
+    },
+    /// It cannot have its share.
+    #[error("tenant {tenant}: most {good} {most} must not be less than its fair share, {fair:.3}")]
+    Most {
+        /// Which, from 0.
+        tenant: usize,
+        /// Memory or bandwidth.
+        good: &'static str,
+        /// The most that it can have.
+        most: u64,
+        /// Its fair share.
+        fair: f64,
+    },
+}
+
+/// How shares came about.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Status {
+    /// Everybody has what it asks for at one price.
+    Exact,
+    /// Everybody has a mix of what it asks for just below and just above the price.
+    Mixed,
+    /// One tenant has what remained; the others have what they ask for.
+    OneMarginal {
+        /// Which, from 0.
+        tenant: usize,
+    },
+    /// There is no price at which nobody loses: everybody has its fair share.
+    FallbackFair,
+}
+
+/// What everybody gets.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// How it came about.
+    pub status: Status,
+    /// The price of all memory, 0 to 1; that of all bandwidth is what it lacks to 1.
+    pub memory_price: f64,
+    /// Times its weight is a tenant's budget; 1 or more.
+    pub dividend: f64,
+    /// Prices that were tried.
+    pub rounds: u32,
+    /// What each tenant bought, before it is rounded to units and before what was left over is handed out.
+    pub bought: Vec<Bundle>,
+    /// What each tenant gets: whole units, together no more than there is.
+    pub shares: Vec<Share>,
+    /// Where to begin next time.
+    pub trail: Trail,
+}
+
+/// What a market remembers for the next: it is found sooner near the last. Never wrong, at worst useless.
+#[derive(Clone, Debug, Default)]
+pub struct Trail {
+    memory_price: Option<f64>,
+    marks: Vec<u32>,
+}
+
+/// How a market is cleared.
+#[derive(Clone, Debug, Default)]
+pub struct How {
+    /// What the last one left; nothing for the first.
+    pub trail: Trail,
+    /// Whose turn it is to have what remains, where that is as good for several: a number that changes from epoch to epoch.
+    pub turn: usize,
+}
+
+impl<'a, U: Utility> Market<'a, U> {
+    /// A market of these tenants.
+    ///
+    /// # Errors
+    /// There are none or too many, there is nothing to share, or a weight or a limit is out of range.
+    pub fn new(supply: Supply, tenants: &'a [Tenant<U>]) -> Result<Self, MarketError> {
+        match tenants.len() {
+            0 => return Err(MarketError::NoTenants),
+            n if n > TENANTS_MAX => return Err(MarketError::TooMany(n)),
+            _ => {}
+        }
+        if supply.memory_mib == 0 {
+            return Err(MarketError::NoSupply("memory"));
+        }
+        if supply.bandwidth_mb_s == 0 {
+            return Err(MarketError::NoSupply("bandwidth"));
+        }
+        for (tenant, one) in tenants.iter().enumerate() {
+            if !(one.weight.is_finite() && one.weight > 0.0) {
+                return Err(MarketError::Weight { tenant, value: one.weight });
+            }
+        }
+        let weights = tenants.iter().map(|tenant| tenant.weight).sum();
+        let market = Self { tenants, supply, weights };
+        (0..tenants.len()).try_for_each(|tenant| market.check_limits(tenant))?;
+        Ok(market)
+    }
+
+    fn check_limits(&self, tenant: usize) -> Result<(), MarketError> {
+        let Tenant { least, most, .. } = &self.tenants[tenant];
+        let fair = self.fair(tenant);
+        let goods = [
+            ("memory", least.memory_mib, most.memory_mib, fair.memory),
+            ("bandwidth", least.bandwidth_mb_s, most.bandwidth_mb_s, fair.bandwidth),
+        ];
+        for (good, least, most, fair) in goods {
+            // A share of a third of 300 is 100, whatever a division leaves behind its point.
+            let rounding = 1e-12 * fair;
+            if least as f64 > fair + rounding {
+                return Err(MarketError::Least { tenant, good, least, fair });
+            }
+            if (most as f64) < fair - rounding || most < least {
+                return Err(MarketError::Most { tenant, good, most, fair });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a tenant would have of an equal split: both in the ratio of the weights.
+    pub fn fair(&self, tenant: usize) -> Bundle {
+        let weight = self.weight(tenant);
+        let all = Bundle::from(self.supply.all());
+        Bundle { memory: all.memory * weight, bandwidth: all.bandwidth * weight }
+    }
+
+    /// A tenant's part of all weights.
+    fn weight(&self, tenant: usize) -> f64 {
+        self.tenants[tenant].weight / self.weights
+    }
+
+    /// What everybody gets.
+    pub fn clear(&self, how: How) -> Outcome {
+        let How { trail: Trail { memory_price, mut marks }, turn } = how;
+        if marks.len() != self.tenants.len() {
+            marks = vec![0; self.tenants.len()];
+        }
+        let found = price::find(self, memory_price, &mut marks);
+        let cleared = clearing::clear(self, &found, turn);
+        let shares = units_of::shares(self, &cleared.bundles);
+        Outcome {
+            status: cleared.status,
+            memory_price: found.price(),
+            dividend: found.dividend(),
+            rounds: found.rounds,
+            bought: cleared.bundles,
+            shares,
+            trail: Trail { memory_price: Some(found.price()), marks },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

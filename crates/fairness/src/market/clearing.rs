@@ -1,0 +1,172 @@
+//! From what tenants ask for on both sides of the price to what they get.
+
+use units::limits::MARGINALS_TRIED_MAX;
+
+use super::{Market, Status, goods::Bundle, price::Found, utility::Utility};
+
+/// What a tenant may lose of its throughput, relative, by a mix of two bundles that are its best at nearly one price.
+const MIX_LOSS: f64 = 1e-3;
+/// Dividends that differ by less, relative, are one.
+const SAME_BUDGET: f64 = 1e-6;
+/// What a tenant may lose of its throughput, relative, against an equal split.
+const SPLIT_LOSS: f64 = 1e-6;
+
+/// What may remain of a good, as a part of it, where nothing should.
+const LEFT: f64 = 1e-9;
+
+/// What everybody gets, and how that came about.
+#[derive(Debug)]
+pub(super) struct Cleared {
+    pub status: Status,
+    pub bundles: Vec<Bundle>,
+}
+
+/// Shares that fit, and with which nobody is worse off than with an equal split: the first of these that are, from what is best for all to what always is.
+pub(super) fn clear<U: Utility>(market: &Market<'_, U>, found: &Found, turn: usize) -> Cleared {
+    let Some(below) = &found.below else {
+        let bundles = found.above.bundles.clone();
+        return market.checked(Status::Exact, bundles).unwrap_or_else(|| market.equal_split());
+    };
+    let has_one_budget = (below.dividend / found.above.dividend - 1.0).abs() <= SAME_BUDGET;
+    let sides = Sides { market, memory: &below.bundles, bandwidth: &found.above.bundles, has_one_budget };
+    let mixed = sides.mixed(below.sum, found.above.sum);
+    let rigid = sides.rigid(&mixed);
+    if rigid.is_empty() {
+        return market.checked(Status::Mixed, mixed).unwrap_or_else(|| market.equal_split());
+    }
+    let whole = sides.packed(&rigid, None).and_then(|(bundles, _)| market.checked(Status::Mixed, bundles));
+    let whole = whole.or_else(|| sides.one_marginal(&rigid, turn));
+    whole.or_else(|| market.checked(Status::Mixed, mixed)).unwrap_or_else(|| market.equal_split())
+}
+
+/// What tenants ask for on both sides of a price: their own best at either.
+struct Sides<'a, U> {
+    market: &'a Market<'a, U>,
+    /// With more memory.
+    memory: &'a [Bundle],
+    /// With more bandwidth.
+    bandwidth: &'a [Bundle],
+    /// On both sides everybody has as much to spend. Where the dividend leaps instead, what its best is worth to a tenant leaps too.
+    has_one_budget: bool,
+}
+
+impl<U: Utility> Sides<'_, U> {
+    /// The same mix for everybody, with which memory is just sold.
+    fn mixed(&self, memory: Bundle, bandwidth: Bundle) -> Vec<Bundle> {
+        let part = ((1.0 - bandwidth.memory) / (memory.memory - bandwidth.memory)).clamp(0.0, 1.0);
+        (0..self.memory.len()).map(|tenant| self.mix(tenant, part)).collect()
+    }
+
+    fn mix(&self, tenant: usize, part: f64) -> Bundle {
+        self.bandwidth[tenant].towards(self.memory[tenant], part)
+    }
+
+    /// Those that lose by a mix: first those to whom the side with more memory is worth most against the other.
+    fn rigid(&self, mixed: &[Bundle]) -> Vec<usize> {
+        let value = |tenant: usize, bundle| self.market.tenants[tenant].utility.value(bundle);
+        let loses = |tenant: &usize| {
+            let (one, other) = (self.memory[*tenant], self.bandwidth[*tenant]);
+            let (one_value, other_value) = (value(*tenant, one), value(*tenant, other));
+            let due =
+                if self.has_one_budget { one_value.max(other_value) } else { one_value.min(other_value) };
+            one != other && value(*tenant, mixed[*tenant]) < (1.0 - MIX_LOSS) * due
+        };
+        let mut rigid: Vec<usize> = (0..mixed.len()).filter(loses).collect();
+        let leaning =
+            |tenant: usize| value(tenant, self.memory[tenant]) / value(tenant, self.bandwidth[tenant]);
+        rigid.sort_by(|one, other| leaning(*other).total_cmp(&leaning(*one)));
+        rigid
+    }
+
+    /// Those that lose by a mix get what they ask for on one side or the other, and one of them what remains: the one that is best off with it, and
+    /// among equals the next after the one whose turn it is.
+    fn one_marginal(&self, rigid: &[usize], turn: usize) -> Option<Cleared> {
+        let first = turn % rigid.len();
+        let in_turn = rigid[first..].iter().chain(&rigid[..first]).take(MARGINALS_TRIED_MAX);
+        let packed = in_turn.filter_map(|tenant| Some((*tenant, self.packed(rigid, Some(*tenant))?)));
+        let best = packed.reduce(|best, next| if next.1.1 > best.1.1 { next } else { best });
+        let (tenant, (bundles, _)) = best?;
+        self.market.checked(Status::OneMarginal { tenant }, bundles)
+    }
+
+    /// The rigid on the memory side as long as there is memory for them, the others mixed, the marginal one with what remains; and what that is worth
+    /// to it against its fair share. None where it does not fit.
+    fn packed(&self, rigid: &[usize], marginal: Option<usize>) -> Option<(Vec<Bundle>, f64)> {
+        let mut is_rigid = vec![false; self.memory.len()];
+        rigid.iter().for_each(|tenant| is_rigid[*tenant] = true);
+        let mut bundles = self.bandwidth.to_vec();
+        let mut left = self.left(&bundles).memory;
+        for tenant in rigid.iter().copied().filter(|tenant| Some(*tenant) != marginal) {
+            let more = self.memory[tenant].memory - self.bandwidth[tenant].memory;
+            if more <= left {
+                left -= more;
+                bundles[tenant] = self.memory[tenant];
+            }
+        }
+        let flexible: Vec<usize> = (0..bundles.len()).filter(|tenant| !is_rigid[*tenant]).collect();
+        let room: f64 =
+            flexible.iter().map(|tenant| self.memory[*tenant].memory - self.bandwidth[*tenant].memory).sum();
+        let mixes = |part: f64| {
+            let mut mixed = bundles.clone();
+            flexible.iter().for_each(|tenant| mixed[*tenant] = self.mix(*tenant, part));
+            mixed
+        };
+        let part = if room > 0.0 { (left / room).clamp(0.0, 1.0) } else { 0.0 };
+        let Some(marginal) = marginal else {
+            let mixed = mixes(part);
+            let left = self.market.part(self.left(&mixed));
+            let fits = left.memory.abs() <= LEFT && left.bandwidth.abs() <= LEFT;
+            return fits.then_some((mixed, 1.0));
+        };
+        let candidates =
+            [part, 0.0, 1.0].into_iter().filter_map(|part| self.with_rest(mixes(part), marginal));
+        candidates.reduce(|best, next| if next.1 > best.1 { next } else { best })
+    }
+
+    /// With all that remains for one of them, and what that is worth to it against its fair share.
+    fn with_rest(&self, mut bundles: Vec<Bundle>, marginal: usize) -> Option<(Vec<Bundle>, f64)> {
+        bundles[marginal] = Bundle::default();
+        let rest = self.left(&bundles);
+        let limits = self.market.limits(marginal);
+        if rest.memory < limits.least.memory || rest.bandwidth < limits.least.bandwidth {
+            return None;
+        }
+        bundles[marginal] = Bundle {
+            memory: rest.memory.min(limits.most.memory),
+            bandwidth: rest.bandwidth.min(limits.most.bandwidth),
+        };
+        let gain = self.market.gain(marginal, bundles[marginal]);
+        Some((bundles, gain))
+    }
+
+    /// What is left of the supply.
+    fn left(&self, bundles: &[Bundle]) -> Bundle {
+        let mut sum = Bundle::default();
+        bundles.iter().for_each(|bundle| sum.add(*bundle));
+        Bundle::from(self.market.supply.all()).minus(sum)
+    }
+}
+
+impl<U: Utility> Market<'_, U> {
+    /// What a bundle is worth to a tenant against its fair share; 1 where both are worth nothing.
+    pub(super) fn gain(&self, tenant: usize, bundle: Bundle) -> f64 {
+        let value = |bundle| self.tenants[tenant].utility.value(bundle);
+        let (this, fair) = (value(bundle), value(self.fair(tenant)));
+        if this == fair { 1.0 } else { this / fair }
+    }
+
+    /// Such bundles, if together they are no more than there is, and nobody has less than an equal split would give.
+    fn checked(&self, status: Status, bundles: Vec<Bundle>) -> Option<Cleared> {
+        let mut sum = Bundle::default();
+        bundles.iter().for_each(|bundle| sum.add(*bundle));
+        let sum = self.part(sum);
+        let fits = sum.memory <= 1.0 + LEFT && sum.bandwidth <= 1.0 + LEFT;
+        let is_fair = |(tenant, bundle): (usize, &Bundle)| self.gain(tenant, *bundle) >= 1.0 - SPLIT_LOSS;
+        (fits && bundles.iter().enumerate().all(is_fair)).then_some(Cleared { status, bundles })
+    }
+
+    fn equal_split(&self) -> Cleared {
+        let bundles = (0..self.tenants.len()).map(|tenant| self.fair(tenant)).collect();
+        Cleared { status: Status::FallbackFair, bundles }
+    }
+}

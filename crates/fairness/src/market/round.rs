@@ -1,0 +1,97 @@
+//! One round of the auction: what everybody asks for at one price, and the dividend that spends what some do not want.
+
+use units::limits::DIVIDENDS_TRIED_MAX;
+
+use super::{
+    Market,
+    goods::{Bundle, Prices},
+    utility::{Asked, Limits, Purse, Utility},
+};
+
+/// What everybody asks for at one price.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Round {
+    /// The price of all memory; that of all bandwidth is what it lacks to 1.
+    pub price: f64,
+    /// Times its weight is a tenant's budget.
+    pub dividend: f64,
+    /// All of it together, as parts of the supply.
+    pub sum: Bundle,
+    /// What each asks for.
+    pub bundles: Vec<Bundle>,
+}
+
+/// Sums over tenants that were asked with one dividend.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spending {
+    sum: Bundle,
+    /// Spent by those that keep some of their money.
+    by_content: f64,
+    /// Weight of those that do not.
+    eager: f64,
+}
+
+impl Round {
+    /// Asks everybody. The dividend is the smallest with which all money is spent, or nobody wants to spend more.
+    ///
+    /// Weights add up to 1, and so do budgets without a dividend: whoever is eager spends all that it has, so the dividend that would spend the rest
+    /// is known at once; it may make more tenants content, and then there is a next.
+    pub fn ask<U: Utility>(&mut self, market: &Market<'_, U>, price: f64, marks: &mut [u32]) {
+        self.price = price;
+        self.dividend = 1.0;
+        let mut spending = self.ask_with(market, 1.0, marks);
+        for _ in 0..DIVIDENDS_TRIED_MAX {
+            let more = (1.0 - spending.by_content) / spending.eager;
+            if !more.is_finite() || more <= self.dividend * (1.0 + 1e-12) {
+                break;
+            }
+            let next = self.ask_with(market, more, marks);
+            if next.by_content + next.eager * more > 1.0 + 1e-12 {
+                // Somebody who was content found use for more, all at once: with less, not all is spent; with more, more than there is.
+                self.ask_with(market, self.dividend, marks);
+                break;
+            }
+            (spending, self.dividend) = (next, more);
+        }
+    }
+
+    fn ask_with<U: Utility>(&mut self, market: &Market<'_, U>, dividend: f64, marks: &mut [u32]) -> Spending {
+        let prices = market.prices(self.price);
+        let mut spending = Spending::default();
+        self.bundles.clear();
+        for (tenant, mark) in marks.iter_mut().enumerate() {
+            let weight = market.weight(tenant);
+            let purse = Purse { budget: dividend * weight, prices };
+            let Asked { bundle, content } =
+                market.tenants[tenant].utility.asks(&purse, &market.limits(tenant), mark);
+            if content {
+                spending.by_content += prices.of(bundle);
+            } else {
+                spending.eager += weight;
+            }
+            spending.sum.add(bundle);
+            self.bundles.push(bundle);
+        }
+        self.sum = market.part(spending.sum);
+        spending
+    }
+}
+
+impl<U> Market<'_, U> {
+    /// Prices of units, where all memory costs so much.
+    pub(super) fn prices(&self, memory: f64) -> Prices {
+        let all = Bundle::from(self.supply.all());
+        Prices { memory: memory / all.memory, bandwidth: (1.0 - memory) / all.bandwidth }
+    }
+
+    pub(super) fn limits(&self, tenant: usize) -> Limits {
+        let one = &self.tenants[tenant];
+        Limits { least: one.least.into(), most: one.most.into() }
+    }
+
+    /// A bundle as parts of the supply.
+    pub(super) fn part(&self, of: Bundle) -> Bundle {
+        let all = Bundle::from(self.supply.all());
+        Bundle { memory: of.memory / all.memory, bandwidth: of.bandwidth / all.bandwidth }
+    }
+}

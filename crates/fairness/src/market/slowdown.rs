@@ -1,0 +1,142 @@
+//! Spirit's slowdown model (4.2), solved exactly.
+//!
+//! A tenant that keeps `m` of its pages and moves `b` MB/s over the link is slowed down by `1 + MR(m)·γ·max(1, wanted/b)`. As printed, the bandwidth that
+//! it wants is what it uses, and that which it would use with more where it uses all it has: then a tenant whose link is full gains nothing from more
+//! bandwidth and loses nothing from less. Here one number, `wanted`, is told for all bundles alike: see `profile`.
+//!
+//! With a convex miss-ratio curve the best that a budget buys is where the straight line from the curve to the point "all money spent on memory" is a
+//! tangent: a search among knots.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{
+    goods::Bundle,
+    utility::{Asked, Limits, Purse, Utility},
+};
+use crate::curve::{Knot, MissCurve};
+
+/// Throughput by the slowdown model, of a tenant that is never slowed down: 1 at most.
+#[derive(Clone, Debug)]
+pub struct Slowdown {
+    curve: Arc<MissCurve>,
+    gamma: f64,
+    wanted: f64,
+}
+
+/// Why numbers make no slowdown.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum SlowdownError {
+    /// How much longer remote memory takes.
+    #[error("gamma {0} must be a number from 0 to 1000000")]
+    Gamma(f64),
+    /// Bandwidth that it wants.
+    #[error("wanted bandwidth {0} must be a number of MB/s, 0 or more")]
+    Wanted(f64),
+}
+
+impl Slowdown {
+    /// A tenant that misses like this; a miss takes `gamma` times as long as a hit, and `wanted` MB/s are what it could use of the link.
+    ///
+    /// # Errors
+    /// A number is out of range.
+    pub fn new(curve: Arc<MissCurve>, gamma: f64, wanted: f64) -> Result<Self, SlowdownError> {
+        if !(0.0..=1e6).contains(&gamma) {
+            return Err(SlowdownError::Gamma(gamma));
+        }
+        if !(wanted.is_finite() && wanted >= 0.0) {
+            return Err(SlowdownError::Wanted(wanted));
+        }
+        Ok(Self { curve, gamma, wanted })
+    }
+
+    /// How much longer everything takes than if no access missed; infinite without any bandwidth.
+    pub fn slowdown(&self, bundle: Bundle) -> f64 {
+        let misses = self.curve.misses(bundle.memory);
+        if misses == 0.0 || self.gamma == 0.0 {
+            return 1.0;
+        }
+        let lack = if self.wanted > 0.0 { (self.wanted / bundle.bandwidth).max(1.0) } else { 1.0 };
+        1.0 + misses * self.gamma * lack
+    }
+
+    /// Bandwidth and memory that are of any use to it, whatever they cost; memory first spares bandwidth where nothing is missed any more.
+    fn fill(&self, within: &Limits) -> Bundle {
+        let last = self.curve.knots()[self.curve.knots().len() - 1];
+        let useful = if self.gamma == 0.0 { 0.0 } else { last.memory };
+        let memory = useful.clamp(within.least.memory, within.most.memory);
+        let misses = self.gamma > 0.0 && (last.misses > 0.0 || memory < last.memory);
+        let wanted = if misses { self.wanted } else { 0.0 };
+        Bundle { memory, bandwidth: wanted.clamp(within.least.bandwidth, within.most.bandwidth) }
+    }
+
+    /// Memory at which a tangent through `(reach, 0)` touches the curve.
+    fn tangent(&self, reach: f64, mark: &mut u32) -> f64 {
+        let knots = self.curve.knots();
+        // Whether the line through a knot and the next meets the axis before `reach`: then the next is better. They meet it ever later.
+        let is_next_better = |at: usize| {
+            let (Knot { memory, misses }, next) = (knots[at], knots[at + 1]);
+            misses * (next.memory - memory) < (reach - memory) * (misses - next.misses)
+        };
+        let at = from_mark(knots.len() - 1, *mark as usize, is_next_better);
+        *mark = u32::try_from(at).unwrap_or(0);
+        knots[at].memory
+    }
+}
+
+/// The first of `0..end` for which something is not so, or `end`; it is so for all before. Sought from near `mark`, ever further.
+fn from_mark(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
+    let mark = mark.min(end);
+    let (mut low, mut high) = (0, end);
+    let mut step = 1;
+    if mark < end && is_so(mark) {
+        low = mark + 1;
+        while low + step <= end && is_so(low + step - 1) {
+            low += step;
+            step *= 2;
+        }
+        high = high.min(low + step - 1);
+    } else {
+        high = mark;
+        while high >= step && !is_so(high - step) {
+            high -= step;
+            step *= 2;
+        }
+        low = low.max((high + 1).saturating_sub(step));
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if is_so(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
+}
+
+impl Utility for Slowdown {
+    fn value(&self, bundle: Bundle) -> f64 {
+        self.slowdown(bundle).recip()
+    }
+
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+        let Purse { budget, prices } = *purse;
+        let fill = self.fill(within);
+        if prices.of(fill) <= budget {
+            return Asked { bundle: fill, content: true };
+        }
+        let least = within.least;
+        let useful = self.wanted.clamp(least.bandwidth, within.most.bandwidth);
+        if prices.memory == 0.0 {
+            return Asked { bundle: Bundle { bandwidth: budget / prices.bandwidth, ..fill }, content: false };
+        }
+        if prices.bandwidth == 0.0 {
+            let bundle = Bundle { memory: budget / prices.memory, bandwidth: useful };
+            return Asked { bundle, content: false };
+        }
+        let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) / prices.memory;
+        let (low, high) = (beside(useful).max(least.memory), beside(least.bandwidth).min(fill.memory));
+        let memory = self.tangent(budget / prices.memory, mark).min(high).max(low);
+        let left = (budget - prices.memory * memory) / prices.bandwidth;
+        let bandwidth = left.min(useful).max(least.bandwidth);
+        Asked { bundle: Bundle { memory, bandwidth }, content: false }
+    }
+}

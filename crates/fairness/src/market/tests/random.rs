@@ -1,0 +1,324 @@
+//! Promises that hold of every market: tenants of all kinds, any number of them, any weights.
+
+use std::sync::Arc;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::curve::{Knot, MissCurve};
+
+/// A tenant that can be made again.
+#[derive(Clone, Debug)]
+enum Kind {
+    /// Spirit's slowdown with a convex miss-ratio curve, solved exactly.
+    Slowdown {
+        skew: f64,
+        footprint: f64,
+        floor: f64,
+        wanted: f64,
+    },
+    /// Any trade-off between both goods.
+    Product {
+        memory: f64,
+    },
+    /// Both goods in a fixed ratio.
+    Leontief {
+        ratio: f64,
+    },
+    /// Wants no more than so much of either.
+    Satiated {
+        memory: f64,
+        bandwidth: f64,
+    },
+    /// Needs nothing.
+    Flat,
+    /// Memory is of use in whole working sets only.
+    Cliffs {
+        sets: Vec<f64>,
+    },
+    /// One good or the other.
+    Either {
+        ratio: f64,
+    },
+    Memory,
+    Bandwidth,
+}
+
+impl Kind {
+    fn utility(&self) -> Any {
+        match self.clone() {
+            Self::Slowdown { skew, footprint, floor, wanted } => {
+                let knot = |at: u32| {
+                    let part = f64::from(at) / 32.0;
+                    let misses = floor + (1.0 - floor) * (1.0 - part.powf(skew));
+                    Knot { memory: part * footprint * FINE.memory_mib as f64, misses }
+                };
+                let curve = MissCurve::new(&(0..=32).map(knot).collect::<Vec<_>>()).unwrap();
+                Box::new(Slowdown::new(Arc::new(curve), 100.0, wanted * FINE.bandwidth_mb_s as f64).unwrap())
+            }
+            Self::Product { memory } => grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory)),
+            Self::Leontief { ratio } => grid(move |c, b| (c / ratio).min(b)),
+            Self::Satiated { memory, bandwidth } => grid(move |c, b| c.min(memory) + b.min(bandwidth)),
+            Self::Flat => grid(|_, _| 1.0),
+            Self::Cliffs { sets } => grid(move |c, b| {
+                let fit = sets.iter().filter(|set| c >= **set).count() as f64;
+                (1.0 + fit) * (0.5 + b)
+            }),
+            Self::Either { ratio } => grid(move |c, b| c.max(b * ratio)),
+            Self::Memory => grid(|c, _| c),
+            Self::Bandwidth => grid(|_, b| b),
+        }
+    }
+}
+
+fn slowdown() -> impl Strategy<Value = Kind> {
+    (0.1..1.0, 0.05..2.0, 0.001..0.3, 0.0..2.0).prop_map(|(skew, footprint, floor, wanted)| Kind::Slowdown {
+        skew,
+        footprint,
+        floor,
+        wanted,
+    })
+}
+
+/// One that misses nothing any more once all its pages fit. Then it needs no bandwidth at all: its throughput leaps with the last page.
+fn fits_whole() -> impl Strategy<Value = Kind> {
+    (0.1..1.0, 0.05..2.0, 0.0..2.0).prop_map(|(skew, footprint, wanted)| Kind::Slowdown {
+        skew,
+        footprint,
+        floor: 0.0,
+        wanted,
+    })
+}
+
+fn quasi_concave() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        slowdown(),
+        (0.05..0.95).prop_map(|memory| Kind::Product { memory }),
+        (0.1..10.0).prop_map(|ratio| Kind::Leontief { ratio }),
+        (0.0..0.5, 0.0..0.5).prop_map(|(memory, bandwidth)| Kind::Satiated { memory, bandwidth }),
+        Just(Kind::Flat),
+        Just(Kind::Memory),
+        Just(Kind::Bandwidth),
+    ]
+}
+
+fn any_kind() -> impl Strategy<Value = Kind> {
+    let cliffs = vec(0.0..1.0, 1..4).prop_map(|sets| Kind::Cliffs { sets });
+    prop_oneof![3 => quasi_concave(), 1 => fits_whole(), 1 => cliffs, 1 => (0.3..3.0).prop_map(|ratio| Kind::Either { ratio })]
+}
+
+/// Weights that differ by a little, or by six orders of magnitude.
+fn weight() -> impl Strategy<Value = f64> {
+    prop_oneof![4 => 0.5..2.0, 1 => Just(1e-3), 1 => Just(1e3)]
+}
+
+fn market_of(kind: impl Strategy<Value = Kind>, most: usize) -> impl Strategy<Value = Vec<(f64, Kind)>> {
+    vec((weight(), kind), 2..=most)
+}
+
+fn tenants(of: &[(f64, Kind)]) -> Vec<Tenant<Any>> {
+    of.iter().map(|(weight, kind)| Tenant::new(*weight, FINE, kind.utility())).collect()
+}
+
+fn distance(one: Bundle, other: Bundle) -> f64 {
+    let (one, other) = (part(one), part(other));
+    (one.0 - other.0).abs().max((one.1 - other.1).abs())
+}
+
+/// One step of the grid, at any price: what a tenant on it cannot spend.
+const STEP: f64 = 1.0 / 200.0;
+
+/// Memory and bandwidth to powers that add up to 1: such tenants spend fixed parts of their money on both.
+struct Product(f64);
+
+impl Utility for Product {
+    fn value(&self, bundle: Bundle) -> f64 {
+        bundle.memory.powf(self.0) * bundle.bandwidth.powf(1.0 - self.0)
+    }
+
+    fn asks(&self, purse: &Purse, _: &Limits, _: &mut u32) -> Asked {
+        let Purse { budget, prices } = *purse;
+        let memory = self.0 * budget / prices.memory;
+        Asked {
+            bundle: Bundle { memory, bandwidth: (1.0 - self.0) * budget / prices.bandwidth },
+            content: false,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn no_more_is_handed_out_than_there_is_and_nobody_is_worse_off_than_with_an_equal_split(
+        of in market_of(any_kind(), 24),
+        turn in 0_usize..100,
+    ) {
+        let tenants = tenants(&of);
+        let market = Market::new(FINE, &tenants).unwrap();
+        let outcome = market.clear(How { turn, ..How::default() });
+        let certificate = market.certify(&outcome);
+        let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
+        let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
+        prop_assert!(memory <= FINE.memory_mib && bandwidth <= FINE.bandwidth_mb_s);
+        prop_assert!(certificate.sold.memory <= 1.0 + 1e-9, "{:?}", certificate);
+        prop_assert!(certificate.sold.bandwidth <= 1.0 + 1e-9, "{:?}", certificate);
+        prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?}", certificate);
+        prop_assert!(outcome.rounds <= units::limits::PRICES_TRIED_MAX, "{:?}", certificate);
+        let marginal = match outcome.status { Status::OneMarginal { tenant } => Some(tenant), _ => None };
+        let (all, prices) = (Bundle::from(FINE.all()), market.prices(outcome.memory_price));
+        for (tenant, bundle) in outcome.bought.iter().enumerate() {
+            prop_assert!(bundle.memory >= 0.0 && bundle.memory <= all.memory);
+            prop_assert!(bundle.bandwidth >= 0.0 && bundle.bandwidth <= all.bandwidth);
+            if outcome.status != Status::FallbackFair && marginal != Some(tenant) {
+                let spent = prices.of(*bundle) / (outcome.dividend * market.weight(tenant));
+                prop_assert!(spent <= 1.0 + 1e-6, "tenant {tenant} spent {spent}: {certificate:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_demand_does_not_jump_nobody_envies_and_everything_wanted_is_sold(
+        of in market_of(slowdown(), 64),
+    ) {
+        let tenants = tenants(&of);
+        let (outcome, certificate) = cleared(&tenants);
+        prop_assert!(matches!(outcome.status, Status::Exact | Status::Mixed), "{certificate:?}");
+        prop_assert!(certificate.envy.unwrap() <= 1e-6, "{certificate:?}");
+        prop_assert!(certificate.overspent <= 1e-6, "{certificate:?}");
+        let Bundle { memory, bandwidth } = certificate.sold;
+        let price = outcome.memory_price;
+        let unsold = price * (1.0 - memory) + (1.0 - price) * (1.0 - bandwidth);
+        let values = |bundle: &dyn Fn(usize) -> Bundle| -> Vec<f64> {
+            tenants.iter().enumerate().map(|(at, tenant)| tenant.utility.value(bundle(at))).collect()
+        };
+        let have_all_they_want = values(&|at| outcome.bought[at]) == values(&|_| FINE.all().into());
+        prop_assert!(unsold <= 1e-9 || have_all_they_want, "{certificate:?}");
+    }
+
+    #[test]
+    fn on_a_grid_nobody_envies_by_more_than_a_step(of in market_of(quasi_concave(), 12)) {
+        let tenants = tenants(&of);
+        let market = Market::new(FINE, &tenants).unwrap();
+        let outcome = market.clear(How::default());
+        prop_assert!(outcome.status != Status::FallbackFair, "{:?}", market.certify(&outcome));
+        for (tenant, own) in outcome.bought.iter().enumerate() {
+            let all = Bundle::from(FINE.all());
+            let a_step_more = Bundle {
+                memory: own.memory + STEP * all.memory,
+                bandwidth: own.bandwidth + STEP * all.bandwidth,
+            };
+            let own = tenants[tenant].utility.value(a_step_more);
+            for (other, bundle) in outcome.bought.iter().enumerate() {
+                let theirs = tenants[tenant].utility.value(market.scaled(*bundle, other, tenant));
+                prop_assert!(theirs <= own * (1.0 + 1e-6), "{tenant} envies {other}: {:?}", market.certify(&outcome));
+            }
+        }
+    }
+
+    #[test]
+    fn equal_tenants_get_equal_bundles(of in market_of(quasi_concave(), 8), twin in 0_usize..8) {
+        let twin = twin % of.len();
+        let with_twin: Vec<_> = of.iter().cloned().chain([of[twin].clone()]).collect();
+        let (outcome, certificate) = cleared(&tenants(&with_twin));
+        prop_assert!(distance(outcome.bought[twin], outcome.bought[of.len()]) <= 1e-9, "{certificate:?}");
+    }
+
+    #[test]
+    fn it_does_not_matter_who_comes_first(of in market_of(slowdown(), 24)) {
+        let (forth, _) = cleared(&tenants(&of));
+        let reversed: Vec<_> = of.iter().rev().cloned().collect();
+        let (back, _) = cleared(&tenants(&reversed));
+        for (one, other) in forth.bought.iter().zip(back.bought.iter().rev()) {
+            prop_assert!(distance(*one, *other) <= 1e-6, "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_order_of_what_bundles_are_worth_matters(
+        of in market_of(quasi_concave(), 6),
+        times in 0.001..1000.0,
+        power in 0.5..3.0,
+    ) {
+        struct Otherwise(Any, f64, f64);
+        impl Utility for Otherwise {
+            fn value(&self, bundle: Bundle) -> f64 {
+                self.1 * self.0.value(bundle).powf(self.2)
+            }
+            fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+                Grid::new(FINE, |bundle| self.value(bundle)).asks(purse, within, mark)
+            }
+        }
+        let plain: Vec<_> = of.iter().map(|(weight, kind)| {
+            Tenant::new(*weight, FINE, Box::new(Otherwise(kind.utility(), 1.0, 1.0)) as Any)
+        }).collect();
+        let otherwise: Vec<_> = of.iter().map(|(weight, kind)| {
+            Tenant::new(*weight, FINE, Box::new(Otherwise(kind.utility(), times, power)) as Any)
+        }).collect();
+        let ((one, _), (other, _)) = (cleared(&plain), cleared(&otherwise));
+        for (tenant, (a, b)) in one.bought.iter().zip(&other.bought).enumerate() {
+            // Of bundles that are worth the same it may be either.
+            let value = |bundle| plain[tenant].utility.value(bundle);
+            let is_same = (value(*a) - value(*b)).abs() <= 1e-9 * value(*a);
+            prop_assert!(is_same || distance(*a, *b) <= 2.0 * STEP, "{a:?} {b:?}");
+        }
+    }
+
+    #[test]
+    fn who_comes_as_two_with_half_the_weight_gets_as_much(
+        of in vec((weight(), 0.05..0.95), 2..32),
+        split in 0_usize..32,
+    ) {
+        // Products are worth twice as much with twice as much: only of such is it true.
+        let tenants = |of: &[(f64, f64)]| -> Vec<Tenant<Any>> {
+            of.iter().map(|(weight, memory)| Tenant::new(*weight, FINE, Box::new(Product(*memory)) as Any)).collect()
+        };
+        let split = split % of.len();
+        let mut halves = of.clone();
+        halves[split].0 /= 2.0;
+        halves.push(halves[split]);
+        let ((whole, _), (halved, certificate)) = (cleared(&tenants(&of)), cleared(&tenants(&halves)));
+        let mut sum = halved.bought[split];
+        sum.add(halved.bought[of.len()]);
+        prop_assert!(distance(sum, whole.bought[split]) <= 1e-6, "{sum:?} {:?}: {certificate:?}", whole.bought[split]);
+    }
+
+    #[test]
+    fn a_warm_start_ends_where_a_cold_one_does(
+        of in market_of(slowdown(), 24),
+        price in 0.0..1.0,
+        marks in vec(0_u32..100, 24),
+    ) {
+        let tenants = tenants(&of);
+        let market = Market::new(FINE, &tenants).unwrap();
+        let cold = market.clear(How::default());
+        let trail = Trail { memory_price: Some(price), marks: marks[..tenants.len()].to_vec() };
+        let warm = market.clear(How { trail, turn: 0 });
+        // Where there is more than one price, everybody is as well off at each of them, or better at one: then it is another answer, as good.
+        let value = |outcome: &Outcome, at: usize| tenants[at].utility.value(outcome.bought[at]);
+        let is_same = (0..tenants.len()).all(|at| (value(&cold, at) / value(&warm, at) - 1.0).abs() <= 1e-6);
+        let certificate = market.certify(&warm);
+        prop_assert!(is_same || certificate.envy.unwrap() <= 1e-6, "{certificate:?}");
+        prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{certificate:?}");
+    }
+
+    #[test]
+    fn no_other_split_between_two_is_better_for_both(one in quasi_concave(), other in quasi_concave(), weight in 0.2..5.0) {
+        let tenants = tenants(&[(1.0, one), (weight, other)]);
+        let (outcome, certificate) = cleared(&tenants);
+        let all = Bundle::from(FINE.all());
+        let value = |at: usize, bundle| tenants[at].utility.value(bundle);
+        let have = [0, 1].map(|at| {
+            // What a grid cannot spend is forgiven: a step of either.
+            let Bundle { memory, bandwidth } = outcome.bought[at];
+            value(at, Bundle { memory: memory + STEP * all.memory, bandwidth: bandwidth + STEP * all.bandwidth })
+        });
+        for c in 0..=40 {
+            for b in 0..=40 {
+                let first = Bundle { memory: f64::from(c) / 40.0 * all.memory, bandwidth: f64::from(b) / 40.0 * all.bandwidth };
+                let better = value(0, first) > have[0] * (1.0 + 1e-9) && value(1, all.minus(first)) > have[1] * (1.0 + 1e-9);
+                prop_assert!(!better, "{first:?} instead of {:?}: {certificate:?}", outcome.bought);
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Worked examples: what a market must come to, to nine digits where demand is known exactly.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::curve::{Knot, MissCurve};
+
+/// f(c, b) = c²/2 + cb of the paper's figure 3, whose best is known.
+struct Toy;
+
+impl Utility for Toy {
+    fn value(&self, bundle: Bundle) -> f64 {
+        let (c, b) = part(bundle);
+        c * c / 2.0 + c * b
+    }
+
+    fn asks(&self, purse: &Purse, _: &Limits, _: &mut u32) -> Asked {
+        let Purse { budget, prices } = *purse;
+        let all = Bundle::from(FINE.all());
+        let (price, other) = (prices.memory * all.memory, prices.bandwidth * all.bandwidth);
+        let c = if price <= 0.5 { budget / price } else { budget / (3.0 * price - 1.0) };
+        let c = c.min(1.0);
+        let b = ((budget - price * c) / other).clamp(0.0, 1.0);
+        Asked { bundle: Bundle { memory: c * all.memory, bandwidth: b * all.bandwidth }, content: false }
+    }
+}
+
+/// One that wants one good only, as much of it as it can pay.
+struct Only(fn(Bundle) -> f64);
+
+impl Utility for Only {
+    fn value(&self, bundle: Bundle) -> f64 {
+        (self.0)(bundle)
+    }
+
+    fn asks(&self, purse: &Purse, within: &Limits, _: &mut u32) -> Asked {
+        let Purse { budget, prices } = *purse;
+        let memory = Bundle { memory: (budget / prices.memory).min(within.most.memory), bandwidth: 0.0 };
+        let bandwidth =
+            Bundle { memory: 0.0, bandwidth: (budget / prices.bandwidth).min(within.most.bandwidth) };
+        let bundle = if self.value(memory) > self.value(bandwidth) { memory } else { bandwidth };
+        Asked { bundle, content: prices.of(bundle) < budget * (1.0 - 1e-12) }
+    }
+}
+
+fn toy(weights: [f64; 3]) -> Vec<Tenant<Any>> {
+    let utilities: [Any; 3] =
+        [Box::new(Toy), Box::new(Only(|bundle| bundle.bandwidth)), Box::new(Only(|bundle| bundle.memory))];
+    let tenants = utilities.into_iter().zip(weights);
+    tenants.map(|(utility, weight)| Tenant::new(weight, FINE, utility)).collect()
+}
+
+fn near(a: f64, b: f64, tolerance: f64, what: &str) {
+    assert!((a - b).abs() <= tolerance, "{what}: {a} is not {b}");
+}
+
+#[test]
+fn the_papers_three_tenants_come_to_the_shares_that_its_formulas_give() {
+    let third = 1.0 / 3.0;
+    #[rustfmt::skip]
+    let vectors = [
+        ([third, third, third], 0.589197293, (0.434258546, 0.188580485), 0.811419515, 0.565741454, 0.176182929),
+        ([0.5, 0.25, 0.25],     0.614356777, (0.593070331, 0.351732417), 0.648267583, 0.406929669, 0.384468270),
+        ([0.2, 0.4, 0.4],       0.563299316, (0.289897949, 0.084040821), 0.915959179, 0.710102051, 0.066383672),
+        ([0.1, 0.8, 0.1],       0.2,         (0.5,         0.0),         1.0,         0.5,         0.125),
+        ([0.9, 0.05, 0.05],     0.658004215, (0.924012645, 0.853799368), 0.146200632, 0.075987355, 1.215821096),
+    ];
+    for (weights, price, (c1, b1), b2, c3, f1) in vectors {
+        let (outcome, certificate) = cleared(&toy(weights));
+        let what = format!("{weights:?}, {:?}", outcome.status);
+        near(outcome.memory_price, price, 1e-9, &what);
+        let [one, two, three] = [0, 1, 2].map(|tenant| part(outcome.bought[tenant]));
+        for (got, is) in [(one.0, c1), (one.1, b1), (two.1, b2), (three.0, c3)] {
+            near(got, is, 1e-9, &what);
+        }
+        near(Toy.value(outcome.bought[0]), f1, 1e-9, &what);
+        assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{what}: {certificate:?}");
+        assert!(certificate.envy.unwrap() <= 1e-9, "{what}: {certificate:?}");
+        near(certificate.sold.memory, 1.0, 1e-9, &what);
+        near(certificate.sold.bandwidth, 1.0, 1e-9, &what);
+    }
+}
+
+#[test]
+fn money_that_some_keep_is_a_dividend_to_all() {
+    let satiated = grid(|c: f64, b: f64| c.min(0.1) + b.min(0.1));
+    let (outcome, certificate) = cleared(&equals(vec![satiated, grid(|c: f64, b: f64| (c * b).sqrt())]));
+    near(outcome.dividend, 1.8, 1e-6, "dividend");
+    near(outcome.memory_price, 0.5, 1e-6, "price");
+    for (tenant, share) in [(0, 0.1), (1, 0.9)] {
+        let (memory, bandwidth) = part(outcome.bought[tenant]);
+        near(memory, share, 0.005, "memory");
+        near(bandwidth, share, 0.005, "bandwidth");
+    }
+    assert!(certificate.sharing_incentive >= 1.0, "{certificate:?}");
+    assert!(certificate.envy.unwrap() <= 1e-6, "{certificate:?}");
+}
+
+#[test]
+fn whoever_needs_nothing_leaves_everything_to_those_who_need_one_good_each() {
+    let (outcome, _) = cleared(&equals(vec![grid(|_, _| 1.0), grid(|_, b| b), grid(|c, _| c)]));
+    near(part(outcome.bought[1]).1, 1.0, 1e-6, "bandwidth");
+    near(part(outcome.bought[2]).0, 1.0, 1e-6, "memory");
+}
+
+#[test]
+fn a_good_that_is_not_scarce_costs_nothing_and_the_other_is_split_by_weight() {
+    let small = || grid(|c: f64, b: f64| c * (0.1 + b.min(0.2)));
+    let (outcome, certificate) = cleared(&equals(vec![small(), small(), small()]));
+    near(outcome.memory_price, 1.0, 1e-9, "price");
+    for bundle in &outcome.bought {
+        near(part(*bundle).0, 1.0 / 3.0, 0.005, "memory");
+        near(part(*bundle).1, 0.2, 1e-6, "bandwidth");
+    }
+    assert!(certificate.sharing_incentive >= 1.0, "{certificate:?}");
+}
+
+#[test]
+fn two_that_want_one_good_or_the_other_get_one_each() {
+    let either = || grid(|c: f64, b: f64| c.max(b));
+    let (outcome, certificate) = cleared(&equals(vec![either(), either()]));
+    near(outcome.memory_price, 0.5, 1e-6, "price");
+    let mut bought: Vec<_> = outcome.bought.iter().copied().map(part).collect();
+    bought.sort_by(|a, b| a.0.total_cmp(&b.0));
+    near(bought[0].1, 1.0, 1e-6, "all bandwidth");
+    near(bought[1].0, 1.0, 1e-6, "all memory");
+    assert!(certificate.envy.unwrap() <= 1e-6);
+}
+
+#[test]
+fn of_three_that_want_one_good_or_the_other_one_gets_its_fair_share_of_both() {
+    let either = || grid(|c: f64, b: f64| c.max(b));
+    let tenants = equals(vec![either(), either(), either()]);
+    let market = Market::new(FINE, &tenants).unwrap();
+    let marginal = |turn| {
+        let outcome = market.clear(How { turn, ..How::default() });
+        let Status::OneMarginal { tenant } = outcome.status else { panic!("{:?}", outcome.status) };
+        let (memory, bandwidth) = part(outcome.bought[tenant]);
+        near(memory, 1.0 / 3.0, 1e-6, "memory");
+        near(bandwidth, 1.0 / 3.0, 1e-6, "bandwidth");
+        near(market.certify(&outcome).envy.unwrap(), 1.0, 1e-5, "it would rather have another's");
+        tenant
+    };
+    let turns: std::collections::BTreeSet<usize> = (0..3).map(marginal).collect();
+    assert_eq!(turns.len(), 3, "each in turn");
+}
+
+/// The six tenants of a host whose slowdowns are known, half of them sensitive to memory, half to bandwidth.
+fn six() -> Vec<Tenant<Any>> {
+    let curve = |skew: f64, footprint: f64| {
+        let knot = |at: u32| {
+            let part = f64::from(at) / 64.0;
+            Knot { memory: part * footprint * 1e12, misses: 1.0 - part.powf(skew) }
+        };
+        Arc::new(MissCurve::new(&(0..=64).map(knot).collect::<Vec<_>>()).unwrap())
+    };
+    let slowdown = |skew, footprint, wanted| -> Any {
+        Box::new(Slowdown::new(curve(skew, footprint), 100.0, wanted * 1e12).unwrap())
+    };
+    equals(vec![
+        slowdown(0.2, 0.83, 0.3),
+        slowdown(0.25, 0.79, 0.3),
+        slowdown(0.3, 0.74, 0.3),
+        slowdown(0.95, 1.6, 1.0),
+        slowdown(0.97, 1.6, 1.0),
+        slowdown(0.99, 1.6, 1.0),
+    ])
+}
+
+#[test]
+fn an_exact_answer_and_a_grid_agree_on_tenants_whose_slowdown_is_known() {
+    let (exact, certificate) = cleared(&six());
+    assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
+    assert!(certificate.envy.unwrap() <= 1e-9, "{certificate:?}");
+    assert!(certificate.overspent <= 1e-6, "{certificate:?}");
+    let on_grid = six().into_iter().map(|tenant| Tenant {
+        utility: Box::new(Grid::new(FINE, move |bundle| tenant.utility.value(bundle))) as Any,
+        ..tenant
+    });
+    let (grid, _) = cleared(&on_grid.collect::<Vec<_>>());
+    near(exact.memory_price, grid.memory_price, 0.01, "price");
+    for (tenant, one) in six().iter().enumerate() {
+        let ratio = one.utility.value(grid.bought[tenant]) / one.utility.value(exact.bought[tenant]);
+        near(ratio, 1.0, 0.02, "throughput");
+    }
+}
+
+#[test]
+fn a_warm_market_comes_to_the_same_shares_in_fewer_rounds() {
+    let tenants = six();
+    let market = Market::new(FINE, &tenants).unwrap();
+    let cold = market.clear(How::default());
+    let warm = market.clear(How { trail: cold.trail.clone(), turn: 0 });
+    near(warm.memory_price, cold.memory_price, 1e-9, "price");
+    assert!(warm.rounds < cold.rounds, "{} of {}", warm.rounds, cold.rounds);
+    let lost = Trail { memory_price: Some(0.001), marks: vec![9999; 6] };
+    let led_astray = market.clear(How { trail: lost, turn: 0 });
+    near(led_astray.memory_price, cold.memory_price, 1e-9, "price");
+}
