@@ -4,3 +4,4 @@
 
 pub mod curve;
 pub mod market;
+pub mod profile;
