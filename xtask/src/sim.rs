@@ -1,11 +1,16 @@
 //! `cargo xtask sim`: the rack in one thread, grown from many seeds, in release. The simulation itself is the room `sim`
-//! and the program of that name in `tests`.
+//! and the program of that name in `tests`. And `cargo xtask sim symbiosis`: tenants of one host out of traces, by `tarn`.
+
+use std::path::{self, Path, PathBuf};
 
 use crate::{failure::Failure, repository::cargo, step::step};
 
-/// Which seeds.
-#[derive(Clone, Copy, Debug, clap::Args)]
+/// Which seeds, or what else.
+#[derive(Clone, Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// How many
     #[arg(long, default_value_t = 1_000_000)]
     seeds: u64,
@@ -14,12 +19,41 @@ pub struct Args {
     from: u64,
 }
 
+/// What else is simulated.
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Other {
+    /// Shares of a host's memory and of its link by several schemes, for tenants that do what traces did
+    Symbiosis {
+        /// A folder of traces
+        #[arg(long, value_name = "DIR")]
+        traces: PathBuf,
+        /// Write all numbers there, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+}
+
 /// Runs them all; a seed that fails is printed by the simulation and ends it.
 ///
 /// # Errors
-/// A seed fails.
+/// A seed fails, or a trace cannot be read.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if let Some(Other::Symbiosis { traces, json }) = &args.other {
+        return symbiosis(traces, json.as_deref());
+    }
     let (seeds, from) = (args.seeds.to_string(), args.from.to_string());
     let words = ["run", "--release", "--package", "tests", "--bin", "sim", "--"];
     step("simulation", cargo(&words).args(["--seeds", &seeds, "--from", &from]))
+}
+
+fn symbiosis(traces: &Path, json: Option<&Path>) -> Result<(), Failure> {
+    // Cargo runs in the root, and paths are where the caller is.
+    let here = |given: &Path| path::absolute(given).map_err(Failure::file("find", given));
+    let mut tarn =
+        cargo(&["run", "--release", "--package", "cli", "--bin", "tarn", "--", "evaluate", "symbiosis"]);
+    tarn.arg("--traces").arg(here(traces)?);
+    if let Some(json) = json {
+        tarn.arg("--json").arg(here(json)?);
+    }
+    step("symbiosis", &mut tarn)
 }

@@ -1,10 +1,11 @@
-//! `tarn evaluate`: how good forecasts would have been for VMs that have ended. It reads files and asks nobody; what a good
-//! forecast is, is `prediction`'s to say.
+//! `tarn evaluate`: how good forecasts would have been for VMs that have ended, and shares for tenants whose traces are there. It reads
+//! files and asks nobody; what is good is `prediction`'s and `fairness`' to say.
 
 mod combination;
 mod figure;
 mod frigid;
 mod sensitivity;
+mod symbiosis;
 
 use clap::Subcommand;
 use units::Fraction;
@@ -12,6 +13,7 @@ use units::Fraction;
 pub use combination::Combination;
 pub use frigid::{Frigid, TableFormat};
 pub use sensitivity::{Sensitivity, Workloads};
+pub use symbiosis::Symbiosis;
 
 pub(crate) use frigid::own_columns;
 pub(crate) use sensitivity::LABEL_COLUMNS;
@@ -38,6 +40,9 @@ pub enum Subject {
     /// margin, and at which rates each is operated for that
     #[command(after_help = combination::help())]
     Combination(Combination),
+    /// Symbiosis: shares of a host's memory and of its link, for tenants that do what traces did, by several schemes
+    #[command(after_help = symbiosis::PRINTED)]
+    Symbiosis(Symbiosis),
 }
 
 /// Evaluates and prints.
@@ -49,6 +54,7 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
         Subject::Frigid(args) => frigid::run(&args, format),
         Subject::Sensitivity(args) => sensitivity::run(&args, format),
         Subject::Combination(args) => combination::run(&args, format),
+        Subject::Symbiosis(args) => symbiosis::run(&args, format),
     }
 }
 

@@ -74,15 +74,20 @@ impl MissCurve {
 
     /// Accesses that miss so much memory (MiB), 0 to 1.
     pub fn misses(&self, memory: f64) -> f64 {
-        let above = self.0.partition_point(|knot| knot.memory <= memory);
-        match (above.checked_sub(1).map(|below| self.0[below]), self.0.get(above)) {
-            (Some(below), Some(above)) => {
-                let part = (memory - below.memory) / (above.memory - below.memory);
-                below.misses + part * (above.misses - below.misses)
-            }
-            (Some(last), None) => last.misses,
-            (None, _) => self.0[0].misses,
+        between(&self.0, memory)
+    }
+}
+
+/// Straight between knots whose memory rises, flat before the first and beyond the last.
+pub(crate) fn between(knots: &[Knot], memory: f64) -> f64 {
+    let above = knots.partition_point(|knot| knot.memory <= memory);
+    match (above.checked_sub(1).map(|below| knots[below]), knots.get(above)) {
+        (Some(below), Some(above)) => {
+            let part = (memory - below.memory) / (above.memory - below.memory);
+            below.misses + part * (above.misses - below.misses)
         }
+        (Some(last), None) => last.misses,
+        (None, _) => knots[0].misses,
     }
 }
 

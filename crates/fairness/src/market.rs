@@ -8,7 +8,8 @@
 //! - Money that tenants do not want to spend is given to all others as a *dividend*, in the ratio of their budgets (`round`). A budget only grows,
 //!   so a fair share stays affordable, and nobody can afford what another with the same weight cannot.
 //! - Where demand jumps at the clearing price, tenants get the same mix of what they ask for just below and just above it; those that lose by a mix
-//!   get one or the other whole, and one of them what remains (`clearing`). If even that harms somebody, everybody gets the fair share.
+//!   get one or the other whole, and one of them what remains, or one gets what it asks for and the others a market of their own (`clearing`). If
+//!   even that harms somebody, everybody gets the fair share.
 //!
 //! What tenants are is the caller's to know; what their shares are worth to them is a [`Utility`]'s.
 
@@ -17,15 +18,19 @@ mod clearing;
 mod goods;
 mod grid;
 mod price;
+mod refine;
 mod round;
 mod slowdown;
+mod split;
 mod units_of;
 mod utility;
 
 pub use certificate::Certificate;
 pub use goods::{Bundle, Prices, Share, Supply};
 pub use grid::Grid;
+pub use refine::Aim;
 pub use slowdown::{Slowdown, SlowdownError};
+pub use split::{Table, best_split};
 pub use utility::{Asked, Limits, Purse, Utility};
 
 use thiserror::Error;
@@ -117,6 +122,11 @@ pub enum Status {
         /// Which, from 0.
         tenant: usize,
     },
+    /// One tenant has what it asked for, and the others bought what that left in a market of their own, at prices of its own.
+    OneFixed {
+        /// Which, from 0.
+        tenant: usize,
+    },
     /// There is no price at which nobody loses: everybody has its fair share.
     FallbackFair,
 }
@@ -132,6 +142,8 @@ pub struct Outcome {
     pub dividend: f64,
     /// Prices that were tried.
     pub rounds: u32,
+    /// Deals by which shares were refined since.
+    pub refinements: u32,
     /// What each tenant bought, before it is rounded to units and before what was left over is handed out.
     pub bought: Vec<Bundle>,
     /// What each tenant gets: whole units, together no more than there is.
@@ -230,6 +242,7 @@ impl<'a, U: Utility> Market<'a, U> {
             memory_price: found.price(),
             dividend: found.dividend(),
             rounds: found.rounds,
+            refinements: 0,
             bought: cleared.bundles,
             shares,
             trail: Trail { memory_price: Some(found.price()), marks },

@@ -7,11 +7,13 @@ mod bandwidth;
 mod fit;
 mod power_law;
 mod reuse;
+mod worth;
 
 pub use bandwidth::wanted;
 pub use fit::{FitError, Histogram, Seen, fit};
 pub use power_law::PowerLaw;
 pub use reuse::Reuse;
+pub use worth::{Value, Worth, WorthError};
 
 use crate::curve::{CurveError, Knot, MissCurve};
 

@@ -290,6 +290,14 @@ pub const PRICES_TRIED_MAX: u32 = 60;
 pub const DIVIDENDS_TRIED_MAX: u32 = 32;
 /// Tenants that are tried as the one that gets what remains.
 pub const MARGINALS_TRIED_MAX: usize = 64;
+/// Tenants that are tried as the one that gets what it asks for while the others have a market for the rest; each tries as many again.
+pub const FIXED_TRIED_MAX: usize = 3;
+/// Tenants up to which shares are refined beyond the market.
+pub const REFINED_TENANTS_MAX: usize = 64;
+/// Deals by which shares are refined.
+pub const REFINEMENTS_MAX: u32 = 1000;
+/// Deals that are tried for one that nobody envies.
+pub const REFINEMENTS_TRIED_MAX: usize = 64;
 /// Tenants up to which each is compared with each.
 pub const ENVIERS_COMPARED_MAX: usize = 1024;
 /// Knots of a miss-ratio curve.

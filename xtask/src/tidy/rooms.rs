@@ -13,7 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("pool", &["units"]),
     ("prediction", &["units"]),
     ("fairness", &["units"]),
-    ("sim", &["units", "pool", "prediction"]),
+    ("sim", &["units", "pool", "prediction", "fairness"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),

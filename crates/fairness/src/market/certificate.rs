@@ -15,11 +15,14 @@ pub struct Certificate {
     pub dividend: f64,
     /// Prices that were tried.
     pub rounds: u32,
+    /// Deals by which shares were refined since: after these, prices and budgets are no longer what shares were bought with.
+    pub refinements: u32,
     /// What all tenants bought together, as parts of what there is.
     pub sold: Bundle,
     /// What tenants got beyond what they bought since nobody wanted it, as parts of what there is; 0 where all was sold.
     pub left_over: Bundle,
-    /// How much the dearest purchase exceeds its budget, relative.
+    /// How much the dearest purchase exceeds its budget, relative. Of no meaning where one was set aside and the others bought at other prices, nor
+    /// after refinements.
     pub overspent: f64,
     /// What the worst-off tenant has of its throughput with an equal split: 1 or more, if it gains by sharing.
     pub sharing_incentive: f64,
@@ -52,6 +55,7 @@ impl<U: Utility> Market<'_, U> {
             memory_price: outcome.memory_price,
             dividend: outcome.dividend,
             rounds: outcome.rounds,
+            refinements: outcome.refinements,
             sold,
             left_over: Bundle {
                 memory: left(given.memory, sold.memory),

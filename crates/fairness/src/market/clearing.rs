@@ -1,8 +1,13 @@
 //! From what tenants ask for on both sides of the price to what they get.
 
-use units::limits::MARGINALS_TRIED_MAX;
+use units::limits::{FIXED_TRIED_MAX, MARGINALS_TRIED_MAX};
 
-use super::{Market, Status, goods::Bundle, price::Found, utility::Utility};
+use super::{
+    Market, Status, Tenant,
+    goods::{Bundle, Supply},
+    price::{self, Found},
+    utility::Utility,
+};
 
 /// What a tenant may lose of its throughput, relative, by a mix of two bundles that are its best at nearly one price.
 const MIX_LOSS: f64 = 1e-3;
@@ -21,22 +26,30 @@ pub(super) struct Cleared {
     pub bundles: Vec<Bundle>,
 }
 
-/// Shares that fit, and with which nobody is worse off than with an equal split: the first of these that are, from what is best for all to what always is.
+/// Shares that fit, and with which nobody is worse off than with an equal split.
 pub(super) fn clear<U: Utility>(market: &Market<'_, U>, found: &Found, turn: usize) -> Cleared {
+    best(market, found, turn).unwrap_or_else(|| {
+        let bundles = (0..market.tenants.len()).map(|tenant| market.fair(tenant)).collect();
+        Cleared { status: Status::FallbackFair, bundles }
+    })
+}
+
+/// The first of these with which nobody is worse off, if there is one: what is best for all, a mix for most, what somebody can only just accept.
+fn best<U: Utility>(market: &Market<'_, U>, found: &Found, turn: usize) -> Option<Cleared> {
     let Some(below) = &found.below else {
-        let bundles = found.above.bundles.clone();
-        return market.checked(Status::Exact, bundles).unwrap_or_else(|| market.equal_split());
+        return market.checked(Status::Exact, found.above.bundles.clone());
     };
     let has_one_budget = (below.dividend / found.above.dividend - 1.0).abs() <= SAME_BUDGET;
     let sides = Sides { market, memory: &below.bundles, bandwidth: &found.above.bundles, has_one_budget };
     let mixed = sides.mixed(below.sum, found.above.sum);
     let rigid = sides.rigid(&mixed);
     if rigid.is_empty() {
-        return market.checked(Status::Mixed, mixed).unwrap_or_else(|| market.equal_split());
+        return market.checked(Status::Mixed, mixed);
     }
     let whole = sides.packed(&rigid, None).and_then(|(bundles, _)| market.checked(Status::Mixed, bundles));
     let whole = whole.or_else(|| sides.one_marginal(&rigid, turn));
-    whole.or_else(|| market.checked(Status::Mixed, mixed)).unwrap_or_else(|| market.equal_split())
+    let whole = whole.or_else(|| sides.one_fixed(&rigid, found.price(), turn));
+    whole.or_else(|| market.checked(Status::Mixed, mixed))
 }
 
 /// What tenants ask for on both sides of a price: their own best at either.
@@ -87,6 +100,41 @@ impl<U: Utility> Sides<'_, U> {
         let best = packed.reduce(|best, next| if next.1.1 > best.1.1 { next } else { best });
         let (tenant, (bundles, _)) = best?;
         self.market.checked(Status::OneMarginal { tenant }, bundles)
+    }
+
+    /// One of the rigid gets what it asks for on one side or the other, and the rest is a market of its own; the best such for all together.
+    fn one_fixed(&self, rigid: &[usize], price: f64, turn: usize) -> Option<Cleared> {
+        let sides = |tenant: &usize| [(*tenant, self.memory[*tenant]), (*tenant, self.bandwidth[*tenant])];
+        let fixed = rigid.iter().take(FIXED_TRIED_MAX).flat_map(sides);
+        let cleared = fixed.filter_map(|(tenant, bundle)| {
+            let bundles = self.beside(tenant, bundle, price, turn)?;
+            let cleared = self.market.checked(Status::OneFixed { tenant }, bundles)?;
+            Some((self.market.mean_gain(&cleared.bundles), cleared))
+        });
+        cleared.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, cleared)| cleared)
+    }
+
+    /// What everybody has when one has this, and the others have a market for what is left.
+    fn beside(&self, fixed: usize, bundle: Bundle, price: f64, turn: usize) -> Option<Vec<Bundle>> {
+        let others = (0..self.memory.len()).filter(|tenant| *tenant != fixed);
+        let tenants: Vec<Tenant<&dyn Utility>> =
+            others.map(|tenant| self.market.tenants[tenant].borrowed()).collect();
+        let left = self.left(&[bundle]);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "what is left of whole units"
+        )]
+        let supply = Supply { memory_mib: left.memory as u64, bandwidth_mb_s: left.bandwidth as u64 };
+        let weights = tenants.iter().map(|tenant| tenant.weight).sum();
+        if tenants.is_empty() || supply.memory_mib == 0 || supply.bandwidth_mb_s == 0 {
+            return None;
+        }
+        let market = Market { tenants: &tenants, supply, weights };
+        let found = price::find(&market, Some(price), &mut vec![0; tenants.len()]);
+        let mut bundles = best(&market, &found, turn)?.bundles;
+        bundles.insert(fixed, bundle);
+        Some(bundles)
     }
 
     /// The rigid on the memory side as long as there is memory for them, the others mixed, the marginal one with what remains; and what that is worth
@@ -165,8 +213,16 @@ impl<U: Utility> Market<'_, U> {
         (fits && bundles.iter().enumerate().all(is_fair)).then_some(Cleared { status, bundles })
     }
 
-    fn equal_split(&self) -> Cleared {
-        let bundles = (0..self.tenants.len()).map(|tenant| self.fair(tenant)).collect();
-        Cleared { status: Status::FallbackFair, bundles }
+    /// The mean of the logarithms of what bundles are worth against fair shares, by weight.
+    fn mean_gain(&self, bundles: &[Bundle]) -> f64 {
+        let gain = |(tenant, bundle): (usize, &Bundle)| self.weight(tenant) * self.gain(tenant, *bundle).ln();
+        bundles.iter().enumerate().map(gain).sum()
+    }
+}
+
+impl<U: Utility> Tenant<U> {
+    /// The same, whatever its utility is.
+    fn borrowed(&self) -> Tenant<&dyn Utility> {
+        Tenant { weight: self.weight, least: self.least, most: self.most, utility: &self.utility }
     }
 }

@@ -39,7 +39,8 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
         }
         let bundle = line.cheapest(best);
         let kept = purse.budget - purse.prices.of(bundle);
-        Asked { bundle, content: kept > purse.prices.memory + purse.prices.bandwidth }
+        // What does not pay for the next point of the grid is kept by everybody.
+        Asked { bundle, content: kept > purse.prices.memory * line.step + purse.prices.bandwidth }
     }
 }
 

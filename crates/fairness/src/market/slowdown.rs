@@ -53,11 +53,15 @@ impl Slowdown {
 
     /// How much longer everything takes than if no access missed; infinite without any bandwidth.
     pub fn slowdown(&self, bundle: Bundle) -> f64 {
-        let misses = self.curve.misses(bundle.memory);
+        self.with_misses(self.curve.misses(bundle.memory), bundle.bandwidth)
+    }
+
+    /// The same with a miss ratio that is known otherwise.
+    pub(crate) fn with_misses(&self, misses: f64, bandwidth: f64) -> f64 {
         if misses == 0.0 || self.gamma == 0.0 {
             return 1.0;
         }
-        let lack = if self.wanted > 0.0 { (self.wanted / bundle.bandwidth).max(1.0) } else { 1.0 };
+        let lack = if self.wanted > 0.0 { (self.wanted / bandwidth).max(1.0) } else { 1.0 };
         1.0 + misses * self.gamma * lack
     }
 

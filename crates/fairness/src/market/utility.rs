@@ -42,6 +42,16 @@ pub trait Utility {
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked;
 }
 
+impl<U: Utility + ?Sized> Utility for &U {
+    fn value(&self, bundle: Bundle) -> f64 {
+        (**self).value(bundle)
+    }
+
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+        (**self).asks(purse, within, mark)
+    }
+}
+
 impl<U: Utility + ?Sized> Utility for Box<U> {
     fn value(&self, bundle: Bundle) -> f64 {
         (**self).value(bundle)

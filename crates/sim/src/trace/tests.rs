@@ -160,32 +160,17 @@ proptest! {
     }
 }
 
-/// The public files, where they lie; never part of the project.
 #[test]
 fn the_public_traces_are_read_whole() {
-    let folder = std::env::var_os("TARN_DATA").map_or_else(
-        || std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data")),
-        std::path::PathBuf::from,
-    );
     let rows = [
         ("vm-arrivals/azure-v1/vms.csv.gz", 259_159),
         ("vm-arrivals/huawei-east-1/vms.csv.gz", 72_837),
         ("vm-arrivals/alibaba-dlrm-2025/instances.csv.gz", 15_945),
     ];
     for (name, expected) in rows {
-        let path = folder.join(name);
-        let Ok(packed) = fs_read(&path) else {
-            eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
-            continue;
-        };
-        let input = std::io::BufReader::new(flate2::bufread::MultiGzDecoder::new(packed.as_slice()));
+        let Some(input) = crate::public::unpacked(name) else { continue };
         let trace = read(input, Rigour::Strict).unwrap();
         assert_eq!(trace.arrivals.len(), expected, "{name}");
         assert!(events(&trace.arrivals).len() >= expected);
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a test that reads public files")]
-fn fs_read(path: &std::path::Path) -> std::io::Result<Vec<u8>> {
-    std::fs::read(path)
 }

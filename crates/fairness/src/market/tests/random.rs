@@ -170,7 +170,8 @@ proptest! {
         for (tenant, bundle) in outcome.bought.iter().enumerate() {
             prop_assert!(bundle.memory >= 0.0 && bundle.memory <= all.memory);
             prop_assert!(bundle.bandwidth >= 0.0 && bundle.bandwidth <= all.bandwidth);
-            if outcome.status != Status::FallbackFair && marginal != Some(tenant) {
+            let is_bought = !matches!(outcome.status, Status::FallbackFair | Status::OneFixed { .. });
+            if is_bought && marginal != Some(tenant) {
                 let spent = prices.of(*bundle) / (outcome.dividend * market.weight(tenant));
                 prop_assert!(spent <= 1.0 + 1e-6, "tenant {tenant} spent {spent}: {certificate:?}");
             }
@@ -320,5 +321,34 @@ proptest! {
                 prop_assert!(!better, "{first:?} instead of {:?}: {certificate:?}", outcome.bought);
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn refining_raises_the_mean_harms_nobody_and_hands_out_no_more(
+        of in market_of(any_kind(), 8),
+        without_envy in any::<bool>(),
+    ) {
+        let tenants = tenants(&of);
+        let market = Market::new(FINE, &tenants).unwrap();
+        let plain = market.clear(How::default());
+        let mut refined = plain.clone();
+        market.refine(&mut refined, Aim { without_envy, margin: 0.0 });
+        let mean = |outcome: &Outcome| -> f64 {
+            (0..tenants.len()).map(|at| market.weight(at) * market.gain(at, outcome.bought[at]).max(1e-9).ln()).sum()
+        };
+        prop_assert!(mean(&refined) >= mean(&plain) - 1e-9);
+        let (before, after) = (market.certify(&plain), market.certify(&refined));
+        prop_assert!(after.sharing_incentive >= 1.0 - 1e-6, "{after:?}");
+        prop_assert!(after.sold.memory <= 1.0 + 1e-9 && after.sold.bandwidth <= 1.0 + 1e-9, "{after:?}");
+        if without_envy {
+            prop_assert!(after.envy.unwrap() <= before.envy.unwrap().max(2e-6), "{before:?} {after:?}");
+        }
+        let memory: u64 = refined.shares.iter().map(|share| share.memory_mib).sum();
+        let bandwidth: u64 = refined.shares.iter().map(|share| share.bandwidth_mb_s).sum();
+        prop_assert!(memory <= FINE.memory_mib && bandwidth <= FINE.bandwidth_mb_s);
     }
 }

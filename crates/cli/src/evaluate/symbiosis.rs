@@ -1,0 +1,164 @@
+//! `tarn evaluate symbiosis`: what shares by several schemes are worth to tenants out of traces. Who gets what, `sim::symbiosis` says.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use serde::Serialize;
+use sim::symbiosis::{Host, Mix, Outcome, Tenant, compare, mixes, read};
+use units::Fraction;
+
+use super::share;
+use crate::{
+    Failure, Format, open, print,
+    table::{Column, Row, col, rows, wide},
+};
+
+/// Tenants, and how much memory there is for them.
+#[derive(Clone, Debug, Args)]
+pub struct Symbiosis {
+    /// A folder of traces of which pages, blocks or keys are touched: CSV, plain or gzipped, with a column `key`, `lbn` or `addr`
+    #[arg(long, value_name = "DIR")]
+    traces: PathBuf,
+    /// Local memory, in percent of all that tenants touch
+    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = share)]
+    memory: Fraction,
+    /// Also write all numbers there, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What is printed.
+pub(super) const PRINTED: &str = "\
+GAIN is the geometric mean of what tenants have of their throughput with an equal split, less 1; WORST what the worst-off has; TENANTS, with -o wide,
+what each has. Throughput is Spirit's slowdown with the miss ratios of the whole trace, counted; schemes are told miss ratios from the reuse
+distances of 8,192 watched pages, all but `ideal`, which is the best on a grid of 1/200 that harms nobody. Every trace touches as much; of six
+tenants one is bound by its processor, as far as that can be. `market` is Symbiosis alone; `symbiosis without envy` goes beyond it as far as
+nobody would rather have another's share; `symbiosis` further.";
+
+/// What one scheme came to.
+#[derive(Serialize)]
+struct Line {
+    mix: String,
+    scheme: &'static str,
+    /// The geometric mean against an equal split, less 1.
+    gain: f64,
+    worst: f64,
+    tenants: Vec<OneTenant>,
+    certificate: Option<Certified>,
+}
+
+#[derive(Serialize)]
+struct OneTenant {
+    trace: String,
+    kind: String,
+    /// Of its footprint and of the link.
+    memory_share: f64,
+    bandwidth_share: f64,
+    /// True throughput against that with an equal split.
+    throughput_of_equal_split: f64,
+}
+
+/// What the market said of its own outcome, by what it was told.
+#[derive(Serialize)]
+struct Certified {
+    status: String,
+    memory_price: f64,
+    dividend: f64,
+    rounds: u32,
+    refinements: u32,
+    memory_sold: f64,
+    bandwidth_sold: f64,
+    overspent: f64,
+    sharing_incentive: f64,
+    envy: Option<f64>,
+}
+
+impl Row for Line {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("MIX", |l| l.mix.clone()),
+        col("SCHEME", |l| l.scheme.to_owned()),
+        col("GAIN", |l| super::percent(l.gain)),
+        col("WORST", |l| format!("{:.3}", l.worst)),
+        col("STATUS", |l| l.certificate.as_ref().map_or("-".to_owned(), |c| c.status.clone())),
+        col("ENVY", |l| l.certificate.as_ref().and_then(|c| c.envy).map_or("-".to_owned(), super::percent)),
+        wide("TENANTS", |l| {
+            let tenants = l.tenants.iter().map(|t| format!("{} {:.2}", t.trace, t.throughput_of_equal_split));
+            tenants.collect::<Vec<_>>().join(", ")
+        }),
+    ];
+}
+
+/// Evaluates and prints.
+///
+/// # Errors
+/// A trace cannot be read, or there is none.
+pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
+    let traces = traces(&args.traces)?;
+    let lines: Vec<Line> = mixes(&traces).iter().flat_map(|mix| lines(mix, args.memory)).collect();
+    print::say(format, &lines, |is_wide| rows(&lines, is_wide))?;
+    let Some(path) = &args.json else { return Ok(()) };
+    let written =
+        serde_json::to_vec_pretty(&lines).map_err(io::Error::other).and_then(|json| fs::write(path, json));
+    written.map_err(|errno| Failure::File { tried: "write", path: path.clone(), errno })
+}
+
+fn traces(folder: &Path) -> Result<Vec<Tenant>, Failure> {
+    let failed = |errno| Failure::File { tried: "read", path: folder.to_owned(), errno };
+    let entries: io::Result<Vec<PathBuf>> =
+        fs::read_dir(folder).map_err(failed)?.map(|entry| Ok(entry?.path())).collect();
+    let mut paths: Vec<(String, PathBuf)> =
+        entries.map_err(failed)?.into_iter().filter_map(|path| Some((trace_name(&path)?, path))).collect();
+    paths.sort();
+    if paths.is_empty() {
+        return Err(failed(io::Error::other("there is no trace in it: no *.csv, no *.csv.gz")));
+    }
+    // Its true throughput and what it is told come of the trace; how it waits, of the mix that it is in.
+    paths
+        .iter()
+        .map(|(name, path)| Ok(Tenant::new(name.clone(), &open::read(path, read)?, 1.0, 1.0)))
+        .collect()
+}
+
+/// The name of a trace; tables that were derived of traces are none.
+fn trace_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let stem = name.strip_suffix(".csv.gz").or_else(|| name.strip_suffix(".csv"))?;
+    (stem != "lru_mrc").then(|| stem.to_owned())
+}
+
+fn lines(mix: &Mix, memory: Fraction) -> Vec<Line> {
+    let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
+    let outcomes = compare(&mix.tenants, host);
+    let equal = outcomes[0].shares[0];
+    let line = |outcome: &Outcome| Line {
+        mix: mix.name.clone(),
+        scheme: outcome.scheme.name(),
+        gain: outcome.gain(),
+        worst: outcome.worst(),
+        tenants: (0..mix.tenants.len())
+            .map(|at| OneTenant {
+                trace: mix.tenants[at].name.clone(),
+                kind: format!("{:?}", mix.tenants[at].kind(equal)).to_lowercase(),
+                memory_share: outcome.shares[at].memory,
+                bandwidth_share: outcome.shares[at].bandwidth,
+                throughput_of_equal_split: outcome.against_equal[at],
+            })
+            .collect(),
+        certificate: outcome.certificate.as_ref().map(|certificate| Certified {
+            status: format!("{:?}", certificate.status),
+            memory_price: certificate.memory_price,
+            dividend: certificate.dividend,
+            rounds: certificate.rounds,
+            refinements: certificate.refinements,
+            memory_sold: certificate.sold.memory,
+            bandwidth_sold: certificate.sold.bandwidth,
+            overspent: certificate.overspent,
+            sharing_incentive: certificate.sharing_incentive,
+            envy: certificate.envy,
+        }),
+    };
+    outcomes.iter().map(line).collect()
+}
