@@ -147,7 +147,7 @@ impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
         let mut best =
             [first.bundle, last.bundle].into_iter().fold(known, |best, next| self.cheaper(best, next));
         self.haggle_between(first, last, enough, &mut best);
-        best
+        Bundle { memory: self.least_memory(best, enough), ..best }
     }
 
     fn haggle_between(&self, from: Need, to: Need, enough: f64, best: &mut Bundle) {
@@ -174,19 +174,31 @@ impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
     /// The least bandwidth, in whole MB/s above the least there must be, that is worth enough beside so much memory.
     fn least_beside(&self, memory: f64, enough: f64) -> Option<f64> {
         let is_enough = |bandwidth| self.grid.value(Bundle { memory, bandwidth }) >= enough;
-        let (mut too_little, mut plenty) = (self.within.least.bandwidth, self.within.most.bandwidth);
-        if is_enough(too_little) {
-            return Some(too_little);
-        }
-        if !is_enough(plenty) {
-            return None;
-        }
-        while plenty - too_little > 1.0 {
-            let middle = f64::midpoint(too_little, plenty).floor();
-            if is_enough(middle) { plenty = middle } else { too_little = middle }
-        }
-        Some(plenty)
+        let Limits { least, most } = *self.within;
+        is_enough(most.bandwidth).then(|| least_that(least.bandwidth, most.bandwidth, is_enough))
     }
+
+    /// The least memory that is worth enough beside so much bandwidth, no more than is there.
+    fn least_memory(&self, of: Bundle, enough: f64) -> f64 {
+        let is_enough = |memory| self.grid.value(Bundle { memory, ..of }) >= enough;
+        least_that(self.within.least.memory, of.memory, is_enough)
+    }
+}
+
+/// The least of what is so, in whole steps from what may not be so to what is.
+fn least_that(from: f64, to: f64, is_so: impl Fn(f64) -> bool) -> f64 {
+    if is_so(from) {
+        return from;
+    }
+    let (mut too_little, mut plenty) = (from, to);
+    while plenty - too_little > 1.0 {
+        let middle = f64::midpoint(too_little, plenty).floor();
+        if middle <= too_little {
+            break;
+        }
+        if is_so(middle) { plenty = middle } else { too_little = middle }
+    }
+    plenty
 }
 
 fn better(one: Point, other: Point) -> Point {

@@ -31,6 +31,17 @@ struct Spending {
     eager: f64,
 }
 
+impl Spending {
+    /// The dividend that would spend all, as long as nobody thinks otherwise.
+    fn due(&self) -> f64 {
+        (1.0 - self.by_content) / self.eager
+    }
+
+    fn spent(&self, dividend: f64) -> f64 {
+        self.by_content + self.eager * dividend
+    }
+}
+
 impl Round {
     /// Asks everybody. The dividend is the smallest with which all money is spent, or nobody wants to spend more.
     ///
@@ -40,18 +51,24 @@ impl Round {
         self.price = price;
         self.dividend = 1.0;
         let mut spending = self.ask_with(market, 1.0, marks);
+        let (mut more, mut asked) = (spending.due(), 1.0);
         for _ in 0..DIVIDENDS_TRIED_MAX {
-            let more = (1.0 - spending.by_content) / spending.eager;
             if !more.is_finite() || more <= self.dividend * (1.0 + 1e-12) {
                 break;
             }
             let next = self.ask_with(market, more, marks);
-            if next.by_content + next.eager * more > 1.0 + 1e-12 {
-                // Somebody who was content found use for more, all at once: with less, not all is spent; with more, more than there is.
-                self.ask_with(market, self.dividend, marks);
-                break;
+            asked = more;
+            if next.spent(more) <= 1.0 + 1e-12 {
+                (spending, self.dividend) = (next, more);
+                more = spending.due();
+            } else {
+                // Somebody who was content found use for more. If a smaller dividend does not suit either, it was all at once: with less, not all is
+                // spent; with more, more than there is.
+                more = if next.due() < more { next.due() } else { self.dividend };
             }
-            (spending, self.dividend) = (next, more);
+        }
+        if asked != self.dividend {
+            self.ask_with(market, self.dividend, marks);
         }
     }
 
