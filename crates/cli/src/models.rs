@@ -150,7 +150,7 @@ pub(crate) async fn roll_back(of: OfKind, to: &Connection, format: Format) -> Re
     let serves = to.ask(to.models().rollback_model(request)).await?.model.map(Model::from);
     print::say(format, &serves, |_| match &serves {
         Some(model) => model.text(),
-        None => format!("no model of {} serves any more\n", of.kind.name()),
+        None => format!("no model of {} serves any more: {}\n", of.kind.name(), of.kind.without()),
     })
 }
 
@@ -184,6 +184,14 @@ fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> 
 }
 
 impl Kind {
+    /// What becomes of VMs when no model of this kind serves.
+    const fn without(self) -> &'static str {
+        match self {
+            Self::Frigid => "plans put [policy] pool_share of every VM on the pool, whatever it is",
+            Self::Sensitivity => "no VM is placed on the pool whole",
+        }
+    }
+
     const fn name(self) -> &'static str {
         match self {
             Self::Frigid => "frigid",

@@ -153,7 +153,7 @@ pub const MODELS_KEPT_MAX: usize = 16;
 pub const MODELS_TO_ROLL_BACK_MAX: usize = 8;
 /// Plans that wait for their VM's reservation; the oldest are forgotten first.
 pub const PLANS_REMEMBERED_MAX: usize = 64 << 10;
-/// The latest plans by which it is told how much is known of VMs.
+/// The latest VMs that began by plan, by which it is told how much is known of VMs.
 pub const PLANS_COUNTED_MAX: usize = 1000;
 /// Outcomes between one choice of the operating point and the next.
 pub const OUTCOMES_PER_OPERATING_POINT: usize = 20;

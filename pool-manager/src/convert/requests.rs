@@ -10,7 +10,7 @@ use units::limits::{
     COMMIT_WITHIN_MAX, CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, REASON_BYTES_MAX, SLICES_PER_VM_MAX,
     WAIT_READY_MAX,
 };
-use units::{Bytes, Name, NameError, Ns, RequestId, SliceId};
+use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId};
 
 use crate::plan::Plan;
 
@@ -39,6 +39,15 @@ impl From<Invalid> for Denied {
 
 fn name(field: &'static str, text: &str) -> Result<Name, Invalid> {
     Name::new(text).map_err(|error: NameError| Invalid { field, problem: error.to_string() })
+}
+
+/// A VM that there may be from now on; what a reservation is called by, it may not be.
+fn new_vm(text: &str) -> Result<Name, Invalid> {
+    if text.parse::<ReservationId>().is_ok() {
+        let rule = "must not be r- and a number: that names a reservation";
+        return Err(Invalid::new("vm", format!("{text:?}"), rule));
+    }
+    name("vm", text)
 }
 
 /// A name that must be given.
@@ -116,7 +125,7 @@ pub fn reserve(
     let reserve = Reserve {
         request,
         host: name("host", &r.host)?,
-        vm: name("vm", &r.vm)?,
+        vm: new_vm(&r.vm)?,
         slices: pool_slices(r.pool_bytes)?,
         local: local(r.local_bytes)?,
         cores: cores(r.cores)?,
@@ -185,7 +194,7 @@ pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
     if memory == Bytes::ZERO || !memory.is_whole_mib() {
         return Err(Invalid::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
     }
-    let vm = name("vm", &r.vm)?;
+    let vm = new_vm(&r.vm)?;
     let (groups, counters) = super::models::profile(vm.to_string(), r.profile)?;
     Ok(Plan { vm, cores: cores(r.cores)?, memory, pinned: r.pinned, groups, counters })
 }
@@ -229,6 +238,8 @@ mod tests {
         refuses(|r| r.request_id = "x".repeat(129), "request_id", &["must be 1 to 128"]);
         refuses(|r| r.host = "../etc".into(), "host", &["../etc", "must be 1 to 63"]);
         refuses(|r| r.vm = "a b".into(), "vm", &["a b"]);
+        // `release r-1` would be the reservation's of that number, not the VM's.
+        refuses(|r| r.vm = "r-1".into(), "vm", &["\"r-1\"", "must not be r- and a number"]);
         refuses(|r| r.commit_within_ms = u64::MAX, "commit_within_ms", &["at most"]);
     }
 
@@ -237,7 +248,7 @@ mod tests {
         let by = |reservation: &str, vm: &str| {
             target(Some(wire::ReservationRef { reservation: reservation.into(), vm: vm.into() }))
         };
-        assert_eq!(by("r-7", "").unwrap(), Target::Reservation(units::ReservationId(7)));
+        assert_eq!(by("r-7", "").unwrap(), Target::Reservation(ReservationId(7)));
         assert!(
             by("r-7", "v").is_err() && by("", "").is_err() && by("7", "").is_err() && target(None).is_err()
         );

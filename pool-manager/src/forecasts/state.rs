@@ -380,12 +380,6 @@ impl Basis {
 
 impl Plans {
     fn add(&mut self, vm: &Name, begun: Begun) {
-        if !self.by_vm.contains_key(vm) {
-            if self.counted.len() == PLANS_COUNTED_MAX {
-                self.counted.pop_front();
-            }
-            self.counted.push_back((begun.ask.requested.get(), begun.counters.is_some()));
-        } // else it is the same VM, asked for again
         self.next += 1;
         self.by_vm.insert(vm.clone(), (self.next, begun));
         self.in_order.push_back((self.next, vm.clone()));
@@ -397,8 +391,14 @@ impl Plans {
         }
     }
 
+    /// The VM has its memory: it counts from now on. A plan that nobody follows does not.
     fn take(&mut self, vm: &Name) -> Option<Begun> {
-        self.by_vm.remove(vm).map(|(_, begun)| begun)
+        let (_, begun) = self.by_vm.remove(vm)?;
+        if self.counted.len() == PLANS_COUNTED_MAX {
+            self.counted.pop_front();
+        }
+        self.counted.push_back((begun.ask.requested.get(), begun.counters.is_some()));
+        Some(begun)
     }
 
     /// Of the latest VMs, those whose counters were known: by VMs or by memory, whichever is more. What may go wrong is counted in VMs, and

@@ -92,18 +92,26 @@ fn known(foreseen: &Foreseen) -> Vec<(String, String)> {
 fn forecast(foreseen: &Foreseen, stake: Option<Stake>) -> Vec<(String, String)> {
     let mut facts = Vec::new();
     if let Some(said) = foreseen.known.said {
-        let level =
-            |level: usize| format!("{} with {}", percent(said.curve.at_level(level)), percent(LEVELS[level]));
+        let level = |level: usize| {
+            format!("{} with a chance of {}", percent(said.curve.at_level(level)), percent(LEVELS[level]))
+        };
         let levels: Vec<String> = SHOWN.into_iter().map(level).collect();
-        facts.push(fact("forecast: so much is too much, how likely", levels.join(", ")));
-        facts.push(fact("forecast: times likelier for its owner", format!("{:.2}", said.caution)));
+        facts.push(fact("forecast: so much of its memory is too much", levels.join(", ")));
+        facts.push(fact(
+            "forecast: chances for its customer against others",
+            format!("{:.2} times", said.caution),
+        ));
     }
     if let Some(stake) = stake {
-        let taken = format!("{} of its memory, too much with {}", percent(stake.share), percent(stake.risk));
+        let taken = format!(
+            "{} of its memory before rounding to slices, too much with a chance of {}",
+            percent(stake.share),
+            percent(stake.risk)
+        );
         facts.push(fact("forecast: taken as untouched", taken));
     }
     if let Some(Told { probability, pdm, .. }) = foreseen.sensitivity {
-        let said = format!("by more than {} with {}", percent(pdm.get()), percent(probability));
+        let said = format!("by more than {} with a chance of {}", percent(pdm.get()), percent(probability));
         facts.push(fact("forecast: slowed down by pool memory", said));
     }
     facts
@@ -117,7 +125,7 @@ fn point(foreseen: &Foreseen) -> Vec<(String, String)> {
             "operated at: VMs that may be slowed down too much (X, exceed_max)",
             share(point.rules.exceed_max),
         ),
-        fact("operated at: VMs that are expected to be", percent(point.choice.miss)),
+        fact("operated at: VMs that are expected to be slowed down too much", percent(point.choice.miss)),
     ];
     if let Some(appetite) = point.appetite.filter(|appetite| appetite.risk_max > 0.0) {
         facts.push(fact(
@@ -125,12 +133,13 @@ fn point(foreseen: &Foreseen) -> Vec<(String, String)> {
             share(point.choice.frigid.op),
         ));
         facts.push(fact("operated at: risk of one VM at most", percent(appetite.risk_max)));
-        let price = format!("{:.1} GiB for each VM more that is hit", appetite.price);
+        let price =
+            format!("{:.1} GiB of pool memory for each VM more of which too much is taken", appetite.price);
         facts.push(fact("operated at: risk must bring", price));
     }
     if let Some(cut) = point.cut {
         facts.push(fact("operated at: workloads that may be placed whole wrongly (FP)", percent(cut.fp)));
-        let up_to = format!("up to {} likely to be slowed down", percent(cut.at_most));
+        let up_to = format!("if the chance of being slowed down is at most {}", percent(cut.at_most));
         facts.push(fact("operated at: VMs are placed whole", up_to));
     }
     facts

@@ -96,8 +96,14 @@ fn facts_name_what_was_known_and_where_forecasts_are_operated() {
     assert_eq!(said("numbers of itself"), Some("requested_gib 8"));
     assert_eq!(said("numbers of vm"), None, "what is not known is not shown");
     assert_eq!(said("model of sensitivity"), Some("sensitivity/2"));
-    assert_eq!(said("forecast: taken as untouched"), Some("50.0 % of its memory, too much with 0.3 %"));
-    assert_eq!(said("forecast: slowed down by pool memory"), Some("by more than 5.0 % with 30.0 %"));
+    assert_eq!(
+        said("forecast: taken as untouched"),
+        Some("50.0 % of its memory before rounding to slices, too much with a chance of 0.3 %")
+    );
+    assert_eq!(
+        said("forecast: slowed down by pool memory"),
+        Some("by more than 5.0 % with a chance of 30.0 %")
+    );
     assert!(facts.iter().all(|(name, said)| !name.is_empty() && !said.is_empty()));
 }
 

@@ -202,16 +202,21 @@ fn plans_that_nobody_follows_are_forgotten_at_last() {
 }
 
 #[test]
-fn the_share_of_memory_with_counters_is_that_of_the_latest_plans() {
+fn the_share_of_memory_with_counters_is_that_of_the_latest_vms_that_began() {
     let mut plans = Plans::default();
+    let with_counters = |name, gib| Begun { counters: Some([0.5; 17]), ..begun(name, gib) };
+    let begin = |plans: &mut Plans, name: &str, begun: Begun| {
+        plans.add(&vm(name), begun);
+        plans.take(&vm(name)).unwrap();
+    };
     assert_eq!(plans.history().get(), 1.0, "nothing is known yet: the next may have counters");
-    plans.add(&vm("a"), begun("a", 24));
-    plans.add(&vm("b"), Begun { counters: Some([0.5; 17]), ..begun("b", 8) });
+    begin(&mut plans, "a", begun("a", 24));
+    begin(&mut plans, "b", with_counters("b", 8));
     let twos = plans.history().get();
     assert_eq!(twos, 2.0 / 3.0, "one VM of two and the next, though a quarter of the memory");
-    plans.add(&vm("b"), Begun { counters: Some([0.5; 17]), ..begun("b", 8) });
-    assert_eq!(plans.history().get(), twos, "a plan that is asked for again counts once");
-    (0..2000).for_each(|n| plans.add(&vm(&format!("c{n}")), begun("c", 1)));
+    (0..3).for_each(|n| plans.add(&vm(&format!("huge{n}")), with_counters("huge", 2048)));
+    assert_eq!(plans.history().get(), twos, "a plan that nobody followed changes nothing");
+    (0..2000).for_each(|n| begin(&mut plans, &format!("c{n}"), begun("c", 1)));
     assert_eq!(plans.history().get(), 1.0 / 1001.0, "those of long ago do not count");
 }
 
