@@ -17,6 +17,7 @@ mod certificate;
 mod clearing;
 mod goods;
 mod grid;
+mod pace;
 mod price;
 mod refine;
 mod round;

@@ -351,4 +351,34 @@ proptest! {
         let bandwidth: u64 = refined.shares.iter().map(|share| share.bandwidth_mb_s).sum();
         prop_assert!(memory <= FINE.memory_mib && bandwidth <= FINE.bandwidth_mb_s);
     }
+
+    #[test]
+    fn step_by_step_shares_arrive_and_nobody_is_worse_off_on_the_way(of in market_of(slowdown(), 12)) {
+        const MOST: f64 = 0.15;
+        let tenants = tenants(&of);
+        let market = Market::new(FINE, &tenants).unwrap();
+        let end = market.clear(How::default());
+        let mut last: Vec<Bundle> = (0..tenants.len()).map(|tenant| market.fair(tenant)).collect();
+        let mut steps = 0;
+        loop {
+            let mut next = end.clone();
+            let way = market.pace(&mut next, &last, MOST);
+            let certificate = market.certify(&next);
+            prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-5, "{certificate:?}");
+            prop_assert!(certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9);
+            for (tenant, bundle) in next.bought.iter().enumerate() {
+                let (fair, from) = (market.fair(tenant), last[tenant]);
+                prop_assert!((bundle.memory - from.memory).abs() <= MOST * fair.memory * (1.0 + 1e-9));
+                prop_assert!((bundle.bandwidth - from.bandwidth).abs() <= MOST * fair.bandwidth * (1.0 + 1e-9));
+            }
+            last = next.bought;
+            steps += 1;
+            if way >= 1.0 {
+                break;
+            }
+            // With a small weight it is a long way from a fair share to all that there is.
+            prop_assume!(steps <= 200);
+        }
+        prop_assert_eq!(last, end.bought);
+    }
 }
