@@ -29,6 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "units",
             "pool",
             "prediction",
+            "fairness",
             "sim",
             "proto",
             "emulated-host",
