@@ -35,7 +35,10 @@ pub use split::{Table, best_split};
 pub use utility::{Asked, Limits, Purse, Utility};
 
 use thiserror::Error;
-use units::limits::TENANTS_MAX;
+use units::limits::{SUPPLY_MAX, TENANTS_MAX};
+
+/// What a weight is of all weights, at least: a budget of less buys nothing.
+const WEIGHT_PART_MIN: f64 = 1e-9;
 
 /// One who shares.
 #[derive(Clone, Debug)]
@@ -77,8 +80,13 @@ pub enum MarketError {
     /// Nothing is there to share.
     #[error("supply of {0} must be more than 0")]
     NoSupply(&'static str),
-    /// A weight that is none.
-    #[error("tenant {tenant}: weight {value} must be a number more than 0")]
+    /// More than can be reckoned with.
+    #[error("supply of {0} units: must be at most {SUPPLY_MAX}")]
+    TooMuch(u64),
+    /// A weight that is none, or next to nothing beside the others.
+    #[error(
+        "tenant {tenant}: weight {value} must be a number more than 0, and at least a billionth of all weights"
+    )]
     Weight {
         /// Which, from 0.
         tenant: usize,
@@ -118,6 +126,8 @@ pub enum Status {
     Exact,
     /// Everybody has a mix of what it asks for just below and just above the price.
     Mixed,
+    /// Those that would lose by a mix have what they ask for on one side or the other, whole; the others a mix.
+    Whole,
     /// One tenant has what remained; the others have what they ask for.
     OneMarginal {
         /// Which, from 0.
@@ -186,12 +196,20 @@ impl<'a, U: Utility> Market<'a, U> {
         if supply.bandwidth_mb_s == 0 {
             return Err(MarketError::NoSupply("bandwidth"));
         }
+        if supply.memory_mib.max(supply.bandwidth_mb_s) > SUPPLY_MAX {
+            return Err(MarketError::TooMuch(supply.memory_mib.max(supply.bandwidth_mb_s)));
+        }
         for (tenant, one) in tenants.iter().enumerate() {
             if !(one.weight.is_finite() && one.weight > 0.0) {
                 return Err(MarketError::Weight { tenant, value: one.weight });
             }
         }
-        let weights = tenants.iter().map(|tenant| tenant.weight).sum();
+        let weights: f64 = tenants.iter().map(|tenant| tenant.weight).sum();
+        let is_vanishing =
+            |one: &Tenant<U>| !(weights.is_finite() && one.weight >= WEIGHT_PART_MIN * weights);
+        if let Some(tenant) = tenants.iter().position(is_vanishing) {
+            return Err(MarketError::Weight { tenant, value: tenants[tenant].weight });
+        }
         let market = Self { tenants, supply, weights };
         (0..tenants.len()).try_for_each(|tenant| market.check_limits(tenant))?;
         Ok(market)

@@ -284,13 +284,15 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
 /// Tenants of one market.
 pub const TENANTS_MAX: usize = 1 << 20;
+/// MiB, or MB/s, that one market shares: whole numbers up to here are told apart by what reckons with them.
+pub const SUPPLY_MAX: u64 = 1 << 50;
 /// Prices that are tried until a market's bracket of them is narrow enough; halving from 1 to 1e-10 takes 35.
 pub const PRICES_TRIED_MAX: u32 = 60;
 /// Dividends that are tried at one price: each makes more tenants content.
 pub const DIVIDENDS_TRIED_MAX: u32 = 32;
 /// Tenants that are tried as the one that gets what remains.
 pub const MARGINALS_TRIED_MAX: usize = 64;
-/// Tenants that are tried as the one that gets what it asks for while the others have a market for the rest; each tries as many again.
+/// Tenants that are tried as the one that gets what it asks for, on either side, while the others have a market for the rest.
 pub const FIXED_TRIED_MAX: usize = 3;
 /// Tenants up to which shares are refined beyond the market.
 pub const REFINED_TENANTS_MAX: usize = 64;

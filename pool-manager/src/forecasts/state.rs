@@ -164,7 +164,7 @@ impl State {
         if self.begun.contains_key(&id) {
             return None;
         }
-        let Some(mut begun) = self.plans.take(vm) else {
+        let Some(mut begun) = self.plans.take(vm, requested) else {
             let groups = Groups { vm: vm.to_string(), ..Groups::default() };
             let ask = Ask { groups, requested, cores: Some(cores.into()), begins: created };
             self.begun.insert(id, Begun { ask, counters: None, remark: None, whole: false });
@@ -391,13 +391,13 @@ impl Plans {
         }
     }
 
-    /// The VM has its memory: it counts from now on. A plan that nobody follows does not.
-    fn take(&mut self, vm: &Name) -> Option<Begun> {
+    /// The VM has its memory: it counts from now on, with what it really has. A plan that nobody follows does not.
+    fn take(&mut self, vm: &Name, requested: Bytes) -> Option<Begun> {
         let (_, begun) = self.by_vm.remove(vm)?;
         if self.counted.len() == PLANS_COUNTED_MAX {
             self.counted.pop_front();
         }
-        self.counted.push_back((begun.ask.requested.get(), begun.counters.is_some()));
+        self.counted.push_back((requested.get(), begun.counters.is_some()));
         Some(begun)
     }
 

@@ -23,7 +23,7 @@ pub struct Symbiosis {
     #[arg(long, value_name = "DIR")]
     traces: PathBuf,
     /// Local memory, in percent of all that tenants touch
-    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = share)]
+    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = some)]
     memory: Fraction,
     /// Also write all numbers there, as JSON
     #[arg(long, value_name = "FILE")]
@@ -37,6 +37,14 @@ what each has. Throughput is Spirit's slowdown with the miss ratios of the whole
 distances of 8,192 watched pages, all but `ideal`, which is the best on a grid of 1/200 that harms nobody. Every trace touches as much; of six
 tenants one is bound by its processor, as far as that can be. `market` is Symbiosis alone; `symbiosis without envy` goes beyond it as far as
 nobody would rather have another's share; `symbiosis` further.";
+
+/// A share that leaves something for everybody.
+fn some(text: &str) -> Result<Fraction, String> {
+    share(text)
+        .ok()
+        .filter(|share| share.get() >= 0.01)
+        .ok_or_else(|| "must be a number of percent from 1 to 100".to_owned())
+}
 
 /// What one scheme came to.
 #[derive(Serialize)]

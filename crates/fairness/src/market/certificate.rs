@@ -1,4 +1,5 @@
-//! What a caller can check of an outcome, reckoned anew from shares and utilities: not from how the outcome came about.
+//! What a caller can check of an outcome: of what tenants bought, and what that is worth to them. Shares in whole units differ from it by less than a unit of
+//! each good, and by what was left over.
 
 use units::limits::ENVIERS_COMPARED_MAX;
 
@@ -29,7 +30,8 @@ pub struct Certificate {
     /// Which that is, from 0.
     pub worst_off: usize,
     /// How much more throughput, relative, somebody would have with another's bundle, scaled by both weights: 0 if nobody envies. None where there are too
-    /// many tenants to compare each with each: then `overspent` shows that nobody has what another could not have bought.
+    /// many tenants to compare each with each; of an outcome that is exact or mixed, `overspent` shows then that nobody has what another could not have
+    /// bought.
     pub envy: Option<f64>,
 }
 

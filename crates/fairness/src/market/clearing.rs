@@ -28,28 +28,30 @@ pub(super) struct Cleared {
 
 /// Shares that fit, and with which nobody is worse off than with an equal split.
 pub(super) fn clear<U: Utility>(market: &Market<'_, U>, found: &Found, turn: usize) -> Cleared {
-    best(market, found, turn).unwrap_or_else(|| {
+    let sides = Sides::of(market, found);
+    let settled = settled(market, found, sides.as_ref(), turn);
+    let cleared = settled.or_else(|| sides.and_then(|sides| sides.as_far_as_possible(found.price(), turn)));
+    cleared.unwrap_or_else(|| {
         let bundles = (0..market.tenants.len()).map(|tenant| market.fair(tenant)).collect();
         Cleared { status: Status::FallbackFair, bundles }
     })
 }
 
-/// The first of these with which nobody is worse off, if there is one: what is best for all, a mix for most, what somebody can only just accept.
-fn best<U: Utility>(market: &Market<'_, U>, found: &Found, turn: usize) -> Option<Cleared> {
-    let Some(below) = &found.below else {
-        return market.checked(Status::Exact, found.above.bundles.clone());
-    };
-    let has_one_budget = (below.dividend / found.above.dividend - 1.0).abs() <= SAME_BUDGET;
-    let sides = Sides { market, memory: &below.bundles, bandwidth: &found.above.bundles, has_one_budget };
-    let mixed = sides.mixed(below.sum, found.above.sum);
+/// Shares with which at most one tenant has not what it asks for, if there are such.
+fn settled<U: Utility>(
+    market: &Market<'_, U>,
+    found: &Found,
+    sides: Option<&Sides<'_, U>>,
+    turn: usize,
+) -> Option<Cleared> {
+    let Some(sides) = sides else { return market.checked(Status::Exact, found.above.bundles.clone()) };
+    let mixed = sides.mixed();
     let rigid = sides.rigid(&mixed);
     if rigid.is_empty() {
         return market.checked(Status::Mixed, mixed);
     }
-    let whole = sides.packed(&rigid, None).and_then(|(bundles, _)| market.checked(Status::Mixed, bundles));
-    let whole = whole.or_else(|| sides.one_marginal(&rigid, turn));
-    let whole = whole.or_else(|| sides.one_fixed(&rigid, found.price(), turn));
-    whole.or_else(|| market.checked(Status::Mixed, mixed))
+    let whole = sides.packed(&rigid, None).and_then(|(bundles, _)| market.checked(Status::Whole, bundles));
+    whole.or_else(|| sides.one_marginal(&rigid, turn))
 }
 
 /// What tenants ask for on both sides of a price: their own best at either.
@@ -59,15 +61,32 @@ struct Sides<'a, U> {
     memory: &'a [Bundle],
     /// With more bandwidth.
     bandwidth: &'a [Bundle],
+    /// The same mix for everybody, with which memory is just sold.
+    part: f64,
     /// On both sides everybody has as much to spend. Where the dividend leaps instead, what its best is worth to a tenant leaps too.
     has_one_budget: bool,
 }
 
-impl<U: Utility> Sides<'_, U> {
-    /// The same mix for everybody, with which memory is just sold.
-    fn mixed(&self, memory: Bundle, bandwidth: Bundle) -> Vec<Bundle> {
-        let part = ((1.0 - bandwidth.memory) / (memory.memory - bandwidth.memory)).clamp(0.0, 1.0);
-        (0..self.memory.len()).map(|tenant| self.mix(tenant, part)).collect()
+impl<'a, U: Utility> Sides<'a, U> {
+    /// None where one price clears the market.
+    fn of(market: &'a Market<'a, U>, found: &'a Found) -> Option<Self> {
+        let below = found.below.as_ref()?;
+        let has_one_budget = (below.dividend / found.above.dividend - 1.0).abs() <= SAME_BUDGET;
+        let (memory, bandwidth) = (&below.bundles[..], &found.above.bundles[..]);
+        let part =
+            ((1.0 - found.above.sum.memory) / (below.sum.memory - found.above.sum.memory)).clamp(0.0, 1.0);
+        Some(Self { market, memory, bandwidth, part, has_one_budget })
+    }
+
+    /// Where throughputs leap so that nothing else suits: one is set aside, or all get a mix by which some lose, but nobody against an equal split.
+    fn as_far_as_possible(&self, price: f64, turn: usize) -> Option<Cleared> {
+        let mixed = self.mixed();
+        let fixed = self.one_fixed(&self.rigid(&mixed), price, turn);
+        fixed.or_else(|| self.market.checked(Status::Mixed, mixed))
+    }
+
+    fn mixed(&self) -> Vec<Bundle> {
+        (0..self.memory.len()).map(|tenant| self.mix(tenant, self.part)).collect()
     }
 
     fn mix(&self, tenant: usize, part: f64) -> Bundle {
@@ -82,7 +101,9 @@ impl<U: Utility> Sides<'_, U> {
             let (one_value, other_value) = (value(*tenant, one), value(*tenant, other));
             let due =
                 if self.has_one_budget { one_value.max(other_value) } else { one_value.min(other_value) };
-            one != other && value(*tenant, mixed[*tenant]) < (1.0 - MIX_LOSS) * due
+            let fair = value(*tenant, self.market.fair(*tenant));
+            one != other
+                && value(*tenant, mixed[*tenant]) < ((1.0 - MIX_LOSS) * due).max((1.0 - SPLIT_LOSS) * fair)
         };
         let mut rigid: Vec<usize> = (0..mixed.len()).filter(loses).collect();
         let leaning =
@@ -97,7 +118,8 @@ impl<U: Utility> Sides<'_, U> {
         let first = turn % rigid.len();
         let in_turn = rigid[first..].iter().chain(&rigid[..first]).take(MARGINALS_TRIED_MAX);
         let packed = in_turn.filter_map(|tenant| Some((*tenant, self.packed(rigid, Some(*tenant))?)));
-        let best = packed.reduce(|best, next| if next.1.1 > best.1.1 { next } else { best });
+        let best =
+            packed.reduce(|best, next| if next.1.1 > best.1.1 * (1.0 + SPLIT_LOSS) { next } else { best });
         let (tenant, (bundles, _)) = best?;
         self.market.checked(Status::OneMarginal { tenant }, bundles)
     }
@@ -131,8 +153,11 @@ impl<U: Utility> Sides<'_, U> {
             return None;
         }
         let market = Market { tenants: &tenants, supply, weights };
+        if (0..tenants.len()).any(|tenant| market.check_limits(tenant).is_err()) {
+            return None;
+        }
         let found = price::find(&market, Some(price), &mut vec![0; tenants.len()]);
-        let mut bundles = best(&market, &found, turn)?.bundles;
+        let mut bundles = settled(&market, &found, Sides::of(&market, &found).as_ref(), turn)?.bundles;
         bundles.insert(fixed, bundle);
         Some(bundles)
     }
@@ -174,7 +199,14 @@ impl<U: Utility> Sides<'_, U> {
     /// With all that remains for one of them, and what that is worth to it against its fair share.
     fn with_rest(&self, mut bundles: Vec<Bundle>, marginal: usize) -> Option<(Vec<Bundle>, f64)> {
         bundles[marginal] = Bundle::default();
+        let all = Bundle::from(self.market.supply.all());
         let rest = self.left(&bundles);
+        // What is missing by rounding is nothing.
+        let nothing = |rest: f64, all: f64| if rest.abs() <= LEFT * all { 0.0 } else { rest };
+        let rest = Bundle {
+            memory: nothing(rest.memory, all.memory),
+            bandwidth: nothing(rest.bandwidth, all.bandwidth),
+        };
         let limits = self.market.limits(marginal);
         if rest.memory < limits.least.memory || rest.bandwidth < limits.least.bandwidth {
             return None;

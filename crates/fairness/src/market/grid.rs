@@ -34,10 +34,7 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
         let line = Line::new(self, purse, within);
         let best = line.best(*mark);
         *mark = best.at;
-        if !line.is_wasteful(best) {
-            return Asked { bundle: best.bundle, content: false };
-        }
-        let bundle = line.cheapest(best);
+        let bundle = if line.is_wasteful(best) { line.cheapest(best) } else { best.bundle };
         let kept = purse.budget - purse.prices.of(bundle);
         // What does not pay for the next point of the grid is kept by everybody.
         Asked { bundle, content: kept > purse.prices.memory * line.step + purse.prices.bandwidth }
@@ -75,7 +72,7 @@ impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
     fn new(grid: &'a Grid<F>, purse: &Purse, within: &'a Limits) -> Self {
         let Purse { budget, prices } = *purse;
         let (least, most) = (within.least, within.most);
-        let can_pay = (budget - prices.bandwidth * least.bandwidth) / prices.memory;
+        let can_pay = paid(budget - prices.bandwidth * least.bandwidth, prices.memory);
         let most_memory = whole(can_pay, least.memory, most.memory);
         let step = ((most_memory - least.memory) / STEPS).floor().max(1.0);
         let last = number((most_memory - least.memory) / step);
@@ -88,7 +85,7 @@ impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
 
     /// All the bandwidth that can be paid beside so much memory.
     fn beside(&self, memory: f64) -> f64 {
-        let can_pay = (self.budget - self.prices.memory * memory) / self.prices.bandwidth;
+        let can_pay = paid(self.budget - self.prices.memory * memory, self.prices.bandwidth);
         whole(can_pay, self.within.least.bandwidth, self.within.most.bandwidth)
     }
 
@@ -212,8 +209,12 @@ fn number(place: f64) -> u32 {
     number
 }
 
-/// Whole units of what can be paid, between the least and the most. Something without a price can be had without limit: 0 / 0 is no number, and nothing
-/// is compared with it.
+/// What so much money pays; of something without a price, anything.
+fn paid(money: f64, price: f64) -> f64 {
+    if price == 0.0 { f64::INFINITY } else { money / price }
+}
+
+/// Whole units of what can be paid, between the least and the most.
 fn whole(can_pay: f64, least: f64, most: f64) -> f64 {
     (can_pay * (1.0 + f64::EPSILON)).min(most).floor().max(least)
 }

@@ -22,7 +22,8 @@ const STEP: f64 = 1.0 / 200.0;
 const MOVES: usize = 2 * STEPS.len() - 1;
 /// What the logarithm of the geometric mean has to rise by.
 const GAIN_MIN: f64 = 1e-5;
-/// Steps of the coarse grid, about.
+/// Steps of the coarse grid, about: with so many tenants that each has one of them, a fair share by equal weights is on it. With other weights there may be
+/// nothing on it that harms nobody.
 const COARSE_STEPS: usize = 96;
 /// What envy of another's share is none, relative.
 const ENVY_MAX: f64 = 1e-6;
@@ -50,6 +51,7 @@ impl<U: Utility> Market<'_, U> {
             let mut other = Refining::of(self, &coarse, aim);
             other.run();
             if other.mean() > best.mean() {
+                other.deals += 1; // the leap there
                 best = other;
             }
         }
@@ -123,7 +125,8 @@ impl<'a, 'b, U: Utility> Refining<'a, 'b, U> {
     fn of(market: &'a Market<'b, U>, bought: &[Bundle], aim: Aim) -> Self {
         let value = |tenant: usize, bundle| market.tenants[tenant].utility.value(bundle);
         let due = |tenant: usize| {
-            value(tenant, bought[tenant]).min(value(tenant, market.fair(tenant)) * (1.0 + aim.margin))
+            value(tenant, bought[tenant])
+                .min(value(tenant, market.fair(tenant)) * (1.0 + aim.margin.max(0.0)))
         };
         let due = (0..bought.len()).map(due).collect();
         let mut groups: Vec<Group> = Vec::new();
@@ -160,7 +163,7 @@ impl<'a, 'b, U: Utility> Refining<'a, 'b, U> {
     /// The best on a coarse grid, wherever it is: where throughputs leap, no small deals may lead there.
     fn coarse(&self) -> Option<Vec<Bundle>> {
         let tenants = self.due.len();
-        let steps = COARSE_STEPS.div_ceil(tenants) * tenants;
+        let steps = (COARSE_STEPS / tenants).max(1) * tenants;
         let all = Bundle::from(self.market.supply.all());
         let part = |count: usize| count as f64 / steps as f64;
         let bundle = |(m, b): (usize, usize)| Bundle {

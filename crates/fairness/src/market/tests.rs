@@ -43,8 +43,14 @@ fn a_market_without_tenants_supply_or_weights_is_refused_by_name() {
     assert_eq!(error(Supply { bandwidth_mb_s: 0, ..FINE }, &one(1.0)), MarketError::NoSupply("bandwidth"));
     for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let text = error(FINE, &one(weight)).to_string();
-        assert_eq!(text, format!("tenant 0: weight {weight} must be a number more than 0"));
+        let rule = "must be a number more than 0, and at least a billionth of all weights";
+        assert_eq!(text, format!("tenant 0: weight {weight} {rule}"));
     }
+    let beside = |weight| [one(1.0), one(weight)].into_iter().flatten().collect::<Vec<_>>();
+    assert_eq!(error(FINE, &beside(1e-12)), MarketError::Weight { tenant: 1, value: 1e-12 });
+    assert_eq!(error(FINE, &beside(1e308)), MarketError::Weight { tenant: 0, value: 1.0 });
+    let all = 1 << 60;
+    assert_eq!(error(Supply { memory_mib: all, ..FINE }, &one(1.0)), MarketError::TooMuch(all));
 }
 
 #[test]
@@ -87,6 +93,38 @@ fn what_nobody_wants_is_handed_out_by_weight() {
     assert_eq!(outcome.shares[0], Share { memory_mib: quarter, bandwidth_mb_s: quarter });
     assert_eq!(certificate.sold, Bundle::default());
     assert!((certificate.left_over.memory - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn many_equals_whose_working_sets_do_not_fit_are_settled_at_once() {
+    // Thirteen of these sets fit, and what remains is more than a share and less than a set: whoever is set aside, the others are no better off.
+    let leaping = || grid(|c: f64, b: f64| if c >= 0.0721 { 2.0 * (0.5 + b) } else { 0.5 + b });
+    let (outcome, certificate) = cleared(&equals((0..24).map(|_| leaping()).collect()));
+    assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?} {certificate:?}", outcome.status);
+}
+
+#[test]
+fn what_somebody_who_has_all_that_it_may_cannot_spend_is_for_the_others() {
+    let product = || grid(|c: f64, b: f64| c * b);
+    let mut tenants = equals(vec![grid(|c: f64, b: f64| c.min(0.1) + b.min(0.1)), product(), product()]);
+    tenants[1].most =
+        Share { memory_mib: 2 * FINE.memory_mib / 5, bandwidth_mb_s: 2 * FINE.bandwidth_mb_s / 5 };
+    let (outcome, certificate) = cleared(&tenants);
+    assert!((outcome.dividend - 1.5).abs() <= 0.01, "{certificate:?}");
+    for (tenant, share) in [(0, 0.1), (1, 0.4), (2, 0.5)] {
+        let (memory, bandwidth) = part(outcome.bought[tenant]);
+        assert!((memory - share).abs() <= 0.01 && (bandwidth - share).abs() <= 0.01, "{tenant}: {outcome:?}");
+    }
+}
+
+#[test]
+fn who_spends_all_on_memory_has_bandwidth_for_nothing_if_that_has_no_price() {
+    let supply = Supply { memory_mib: 300, bandwidth_mb_s: 100 };
+    let utility = Grid::new(supply, |bundle: Bundle| bundle.memory * (1.0 + bundle.bandwidth.min(20.0)));
+    let prices = Prices { memory: 1.0 / 300.0, bandwidth: 0.0 };
+    let within = Limits { least: Bundle::default(), most: supply.all().into() };
+    let asked = utility.asks(&Purse { budget: 1.0 / 3.0, prices }, &within, &mut 0);
+    assert_eq!(asked.bundle, Bundle { memory: 100.0, bandwidth: 20.0 });
 }
 
 #[test]

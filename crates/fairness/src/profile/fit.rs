@@ -110,6 +110,10 @@ fn check(seen: &Seen) -> Result<(), FitError> {
 /// The second phase: the floor with which so many pages take so many of all touches; where no floor does, the slope.
 fn through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
     let all = law.pages;
+    if local <= 0.0 || local >= all {
+        // What is missed with nothing, or with everything, says nothing of what lies between.
+        return law;
+    }
     let falls = |slope, rank| falling(law.scale, slope, rank);
     let floor = (hits * falls(law.slope, all) - falls(law.slope, local)) / (local - hits * all);
     if floor.is_finite() && floor >= 0.0 {

@@ -13,6 +13,18 @@ use super::MissModel;
 /// Sizes between one power of two and the next that are told apart.
 const SIZES_PER_OCTAVE: f64 = 64.0;
 
+/// Touches that are as good as forgotten.
+const FORGOTTEN: f64 = 1e-6;
+
+/// Touches that would have hit with about so much memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Need {
+    /// How many, each for as many as are not watched.
+    touches: f64,
+    /// The most pages that one of them needs.
+    most: f64,
+}
+
 /// Reuse distances of a sample of pages.
 #[derive(Clone, Debug)]
 pub struct Reuse {
@@ -25,8 +37,8 @@ pub struct Reuse {
     /// Watched pages by their hash, the largest first: those that are given up first.
     by_hash: BinaryHeap<(u64, u64)>,
     order: Order,
-    /// Touches by distance; each stands for as many as are not watched.
-    distances: BTreeMap<u32, f64>,
+    /// Touches by the memory with which they would have hit.
+    needs: BTreeMap<u32, Need>,
     /// Touches of pages that had not been touched before.
     first_touches: f64,
     /// All touches, watched or not.
@@ -45,7 +57,7 @@ impl Reuse {
             touched: FxHashMap::default(),
             by_hash: BinaryHeap::new(),
             order: Order::new(2 * pages_max.max(1)),
-            distances: BTreeMap::new(),
+            needs: BTreeMap::new(),
             first_touches: 0.0,
             seen: 0.0,
             watched: 0,
@@ -66,8 +78,11 @@ impl Reuse {
         }
         match self.touched.remove(&page) {
             Some(at) => {
-                let between = self.order.after(at) as f64 / part;
-                *self.distances.entry(bucket(between)).or_default() += 1.0 / part;
+                // The page itself, and those touched since.
+                let pages = 1.0 + self.order.after(at) as f64 / part;
+                let need = self.needs.entry(bucket(pages)).or_default();
+                need.touches += 1.0 / part;
+                need.most = need.most.max(pages);
                 self.order.remove(at);
             }
             None => {
@@ -83,8 +98,8 @@ impl Reuse {
 
     /// What was seen so far counts for so much only from now on, 0 to 1: what a tenant was like is forgotten by and by.
     pub fn age(&mut self, keep: f64) {
-        self.distances.values_mut().for_each(|touches| *touches *= keep);
-        self.distances.retain(|_, touches| *touches > 1e-6);
+        self.needs.values_mut().for_each(|need| need.touches *= keep);
+        self.needs.retain(|_, need| need.touches > FORGOTTEN);
         self.first_touches *= keep;
         self.seen *= keep;
     }
@@ -104,7 +119,7 @@ impl Reuse {
 
     /// All touches there were, those estimated that were not watched.
     fn estimated(&self) -> f64 {
-        self.first_touches + self.distances.values().sum::<f64>()
+        self.first_touches + self.needs.values().map(|need| need.touches).sum::<f64>()
     }
 }
 
@@ -114,7 +129,8 @@ impl MissModel for Reuse {
             return 1.0;
         }
         let pages = memory * self.pages_per_mib;
-        let hits: f64 = self.distances.range(..bucket(pages)).map(|(_, touches)| touches).sum();
+        let hits: f64 =
+            self.needs.range(..=bucket(pages)).map(|(bucket, need)| need.met(*bucket, pages)).sum();
         // Whether the few pages are watched that are touched most is chance: what is missing of all touches was theirs (SHARDS-adj).
         let of_the_busiest = self.seen - self.estimated();
         let hits = if pages >= 1.0 { hits + of_the_busiest } else { 0.0 };
@@ -122,8 +138,7 @@ impl MissModel for Reuse {
     }
 
     fn footprint(&self) -> f64 {
-        let furthest = self.distances.keys().next_back().map_or(0.0, |last| bucket_end(*last));
-        furthest.max(1.0) / self.pages_per_mib
+        self.needs.values().next_back().map_or(1.0, |last| last.most) / self.pages_per_mib
     }
 
     fn error(&self) -> f64 {
@@ -133,20 +148,33 @@ impl MissModel for Reuse {
 
 /// Spread evenly over all numbers, whatever pages there are (the finaliser of SplitMix64).
 fn hashed(page: u64) -> u64 {
+    let page = page.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (page ^ (page >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
 
-/// Distances that are not told apart have one number.
+/// Numbers of pages that are not told apart have one number.
 fn bucket(pages: f64) -> u32 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a logarithm, from 0 on")]
     let bucket = (pages.max(0.0).ln_1p() / std::f64::consts::LN_2 * SIZES_PER_OCTAVE) as u32;
     bucket
 }
 
-fn bucket_end(bucket: u32) -> f64 {
-    (f64::from(bucket + 1) / SIZES_PER_OCTAVE * std::f64::consts::LN_2).exp_m1()
+fn bucket_start(bucket: u32) -> f64 {
+    (f64::from(bucket) / SIZES_PER_OCTAVE * std::f64::consts::LN_2).exp_m1()
+}
+
+impl Need {
+    /// Of these touches, those that hit with so many pages: all with the most that any of them needs, none with less than the least.
+    fn met(&self, bucket: u32, pages: f64) -> f64 {
+        let start = bucket_start(bucket);
+        if pages >= self.most {
+            self.touches
+        } else {
+            self.touches * ((pages - start) / (self.most - start)).clamp(0.0, 1.0)
+        }
+    }
 }
 
 /// Pages in the order in which they were touched last: how many were touched after one is counted by a tree of sums (Fenwick's).

@@ -141,6 +141,19 @@ fn the_formula_of_the_second_phase_ends_where_the_papers_descent_does() {
 }
 
 #[test]
+fn what_is_missed_with_everything_or_nothing_does_not_bend_the_fit() {
+    let zipf = Zipf::new(0.9, 50_000);
+    let histogram = zipf.sampled(20_000, 3);
+    let middle = fit(&histogram, &zipf.seen(10_000)).unwrap();
+    let seen = |local, misses| Seen { pages: 50_000.0, local, misses, pages_per_mib: PER_MIB };
+    for (local, misses) in [(50_000.0, 0.0), (60_000.0, 0.0), (50_000.0, 0.1), (0.0, 1.0), (0.0, 0.5)] {
+        let law = fit(&histogram, &seen(local, misses)).unwrap();
+        let memory = 10_000.0 / PER_MIB;
+        near(law.misses(memory), middle.misses(memory), 0.1, &format!("{local} pages, {misses}"));
+    }
+}
+
+#[test]
 fn samples_and_measurements_that_tell_nothing_are_refused_by_name() {
     let few = Histogram::new([0, 5, 3]);
     let seen = Seen { pages: 100.0, local: 50.0, misses: 0.1, pages_per_mib: PER_MIB };
@@ -253,6 +266,10 @@ fn a_thousand_watched_pages_tell_the_misses_of_a_hundred_thousand() {
 fn a_loop_misses_everything_until_all_of_it_fits() {
     let touches: Vec<u64> = (0..200_000).map(|at| at % 10_000).collect();
     let reuse = watched(&touches, 1_000);
+    let all = watched(&touches, 20_000);
+    near(all.misses(9_800.0), 1.0, 1e-9, "all are watched, short of it");
+    near(all.misses(10_000.0), 0.05, 1e-9, "all are watched, all of it");
+    near(all.footprint(), 10_000.0, 1e-9, "it needs no more");
     near(reuse.misses(8_500.0), 1.0, 0.01, "short of it");
     near(reuse.misses(11_500.0), 0.05, 0.02, "all of it");
 }

@@ -9,7 +9,7 @@ const STEPS: usize = 200;
 
 /// What everybody gets.
 pub(super) fn ideal(tenants: &[Tenant], memory: f64) -> Vec<Bundle> {
-    let steps = STEPS / tenants.len() * tenants.len();
+    let steps = (STEPS / tenants.len()).max(1) * tenants.len();
     let part = |count: usize| count as f64 / steps as f64;
     let share = |(m, b): (usize, usize)| Bundle { memory: part(m) * memory, bandwidth: part(b) };
     let equal = (steps / tenants.len(), steps / tenants.len());

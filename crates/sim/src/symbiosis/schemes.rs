@@ -2,7 +2,7 @@
 
 use fairness::{
     curve::Knot,
-    market::{Aim, Bundle, Certificate, How, Market, Supply},
+    market::{Aim, Bundle, Certificate, How, Market, Share, Supply},
     profile::{Worth, wanted},
 };
 
@@ -88,6 +88,9 @@ const STEPS: f64 = 200.0;
 const MOVES_MAX: u32 = 400;
 
 /// What all schemes come to.
+///
+/// # Panics
+/// There is no tenant, or less than a MiB for them.
 pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     let equal = equal(tenants.len(), host);
     let curves: Vec<Curve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
@@ -152,11 +155,11 @@ fn symbiosis(
             market.refine(&mut outcome, aim);
         }
         certificate = Some(market.certify(&outcome));
-        let part = |bought: &Bundle| Bundle {
-            memory: bought.memory / FOOTPRINT_MIB,
-            bandwidth: bought.bandwidth / LINK_MB_S as f64,
+        let part = |share: &Share| Bundle {
+            memory: share.memory_mib as f64 / FOOTPRINT_MIB,
+            bandwidth: share.bandwidth_mb_s as f64 / LINK_MB_S as f64,
         };
-        shares = outcome.bought.iter().map(part).collect();
+        shares = outcome.shares.iter().map(part).collect();
         how = How { trail: outcome.trail, turn: 0 };
     }
     (shares, certificate.expect("there are epochs"))

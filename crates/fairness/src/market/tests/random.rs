@@ -299,7 +299,13 @@ proptest! {
         let value = |outcome: &Outcome, at: usize| tenants[at].utility.value(outcome.bought[at]);
         let is_same = (0..tenants.len()).all(|at| (value(&cold, at) / value(&warm, at) - 1.0).abs() <= 1e-6);
         let certificate = market.certify(&warm);
-        prop_assert!(is_same || certificate.envy.unwrap() <= 1e-6, "{certificate:?}");
+        let unsold = |outcome: &Outcome| {
+            let Bundle { memory, bandwidth } = market.certify(outcome).sold;
+            outcome.memory_price * (1.0 - memory) + (1.0 - outcome.memory_price) * (1.0 - bandwidth)
+        };
+        let is_as_good = certificate.envy.unwrap() <= 1e-6 && unsold(&warm) <= unsold(&cold) + 1e-9;
+        prop_assert!(is_same || is_as_good, "{certificate:?}");
+        prop_assert!(matches!(warm.status, Status::Exact | Status::Mixed), "{certificate:?}");
         prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{certificate:?}");
     }
 
