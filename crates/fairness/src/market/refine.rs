@@ -25,6 +25,8 @@ const GAIN_MIN: f64 = 1e-5;
 /// Steps of the coarse grid, about: with so many tenants that each has one of them, a fair share by equal weights is on it. With other weights there may be
 /// nothing on it that harms nobody.
 const COARSE_STEPS: usize = 96;
+/// What a throughput may be below what is due by the last bits of its reckoning, relative.
+const ROUNDING: f64 = 1e-12;
 /// What envy of another's share is none, relative.
 const ENVY_MAX: f64 = 1e-6;
 
@@ -209,7 +211,11 @@ impl<'a, 'b, U: Utility> Refining<'a, 'b, U> {
             && bundle.bandwidth >= limits.least.bandwidth
             && bundle.bandwidth <= limits.most.bandwidth;
         let value = if fits { self.market.tenants[tenant].utility.value(bundle) } else { -1.0 };
-        if value >= self.due[tenant] { self.market.weight(tenant) * value.ln() } else { f64::NEG_INFINITY }
+        if value >= self.due[tenant] * (1.0 - ROUNDING) {
+            self.market.weight(tenant) * value.ln()
+        } else {
+            f64::NEG_INFINITY
+        }
     }
 
     /// The best deal that nobody has anything against; whether there was one.

@@ -13,6 +13,9 @@ use crate::{
 /// misses everything, whatever a straight line to where it fits may promise.
 const LEAP: f64 = 0.02;
 
+/// And misses more, of all accesses: of who hardly waits for memory, the promise would still be counted as its due.
+const MISSES: f64 = 0.05;
+
 /// Spirit's slowdown with measured miss ratios.
 pub enum Worth {
     /// They are nearly convex.
@@ -44,7 +47,8 @@ impl Worth {
         let curve = Arc::new(MissCurve::new(knots)?);
         let slowdown = Slowdown::new(Arc::clone(&curve), gamma, wanted)?;
         let is_leap = |knot: &Knot| {
-            1.0 + gamma * knot.misses > (1.0 + LEAP) * (1.0 + gamma * curve.misses(knot.memory))
+            let convex = curve.misses(knot.memory);
+            knot.misses > convex + MISSES || 1.0 + gamma * knot.misses > (1.0 + LEAP) * (1.0 + gamma * convex)
         };
         if !knots.iter().any(is_leap) {
             return Ok(Self::Exact(slowdown));

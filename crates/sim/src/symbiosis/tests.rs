@@ -47,7 +47,9 @@ fn streams_give_memory_for_bandwidth_and_all_gain() {
     let market = by(Scheme::Market, &outcomes);
     assert!(market.shares[3].memory > market.shares[0].memory, "{market:?}");
     assert!(market.shares[3].bandwidth < market.shares[0].bandwidth, "{market:?}");
-    assert_eq!(market.shares[0], market.shares[1], "equals have equal shares");
+    let (one, other) = (market.shares[0], market.shares[1]);
+    let off = (one.memory - other.memory).abs().max((one.bandwidth - other.bandwidth).abs());
+    assert!(off <= 1e-3, "equals have equal shares, to a unit: {one:?} {other:?}");
 }
 
 #[test]
