@@ -65,7 +65,10 @@ impl<U> Tenant<U> {
 pub struct Market<'a, U> {
     tenants: &'a [Tenant<U>],
     supply: Supply,
-    weights: f64,
+    /// What a weight of 1 is of all weights.
+    per_weight: f64,
+    /// What part of all weights, and so of the supply, these tenants have; 1 if they are all.
+    part: f64,
 }
 
 /// Why there can be no market.
@@ -210,7 +213,7 @@ impl<'a, U: Utility> Market<'a, U> {
         if let Some(tenant) = tenants.iter().position(is_vanishing) {
             return Err(MarketError::Weight { tenant, value: tenants[tenant].weight });
         }
-        let market = Self { tenants, supply, weights };
+        let market = Self { tenants, supply, per_weight: 1.0 / weights, part: 1.0 };
         (0..tenants.len()).try_for_each(|tenant| market.check_limits(tenant))?;
         Ok(market)
     }
@@ -244,7 +247,17 @@ impl<'a, U: Utility> Market<'a, U> {
 
     /// A tenant's part of all weights.
     fn weight(&self, tenant: usize) -> f64 {
-        self.tenants[tenant].weight / self.weights
+        self.tenants[tenant].weight * self.per_weight
+    }
+
+    /// The first tenants alone, with as much of everything as their weights are of all.
+    fn of_first(&self, tenants: usize) -> Self {
+        let tenants = &self.tenants[..tenants];
+        Self {
+            tenants,
+            part: tenants.iter().map(|tenant| tenant.weight).sum::<f64>() * self.per_weight,
+            ..*self
+        }
     }
 
     /// What everybody gets.

@@ -148,11 +148,11 @@ impl<'a, U: Utility> Sides<'a, U> {
             reason = "what is left of whole units"
         )]
         let supply = Supply { memory_mib: left.memory as u64, bandwidth_mb_s: left.bandwidth as u64 };
-        let weights = tenants.iter().map(|tenant| tenant.weight).sum();
+        let weights: f64 = tenants.iter().map(|tenant| tenant.weight).sum();
         if tenants.is_empty() || supply.memory_mib == 0 || supply.bandwidth_mb_s == 0 {
             return None;
         }
-        let market = Market { tenants: &tenants, supply, weights };
+        let market = Market { tenants: &tenants, supply, per_weight: 1.0 / weights, part: 1.0 };
         if (0..tenants.len()).any(|tenant| market.check_limits(tenant).is_err()) {
             return None;
         }

@@ -1,9 +1,12 @@
 //! The search for the price at which both goods are sold.
 //!
 //! What is asked of memory falls as its price rises, though not always (a tenant that wants both goods in a fixed ratio may ask for more of one as it
-//! gets dearer); a change of sign is found in any case. Prices are tried by the logarithm of their ratio, so that a good may be nearly worthless. The next
-//! to try is where the straight line between both ends of the bracket crosses, held near its middle (the ITP method: Oliveira and Takahashi 2020): as safe
-//! as halving, mostly far faster.
+//! gets dearer); a change of sign is found in any case. Prices are tried by the logarithm of their ratio, so that a good may be nearly worthless.
+//!
+//! Between two prices, what all ask for together mostly changes as a straight line does, but for leaps: with a curve of knots a tenant goes from one to the
+//! next at some price, and in the end the price of all is where one leaps. Only halving would come to the end of that; so the few whose leaps are most of
+//! the change are asked alone where they do (`likely`), and few prices are left for all to be asked. As long as halving could still end in time, any price
+//! between may be tried.
 
 use units::limits::PRICES_TRIED_MAX;
 
@@ -13,10 +16,20 @@ use super::{Market, goods::Bundle, round::Round, utility::Utility};
 const STEP_MIN: f64 = 1e-10;
 /// What may stay unsold, or be sold twice, of a good that counts as just sold out.
 const SOLD_OUT: f64 = 1e-10;
-/// How far from the first price the second is, and how much further each time.
-const COLD_STEP: f64 = 0.5;
-const WARM_STEP: f64 = 1e-6;
+/// How far from the first price the second is, at least and at most, and how much further each time.
+const STEP_LEAST: f64 = 1e-6;
+const STEP_MOST: f64 = 0.5;
 const STEP_GROWTH: f64 = 8.0;
+/// Between ratios further apart, e to this, what is asked for says little.
+const WIDE: f64 = 3.0;
+/// What part of a change of demand is a leap, if one tenant makes it; and how many of those are asked alone.
+const LEAP: f64 = 0.25;
+const LEAPERS_MAX: usize = 4;
+/// One of how many tenants is asked for a guess, and how many make one.
+const GUESSED_BY: usize = 16;
+const GUESSERS_MIN: usize = 32;
+/// Demand that counts as so much where it is less: its logarithm is never far from others.
+const DEMAND_LEAST: f64 = 1e-3;
 /// Beyond this ratio of prices, e to this, the cheaper good is for nothing.
 const RATIO_MAX: f64 = 27.0;
 
@@ -44,9 +57,15 @@ impl Found {
 
 /// Sought from near the last price, if there was one.
 pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks: &mut [u32]) -> Found {
-    let last = last.filter(|last| *last > 0.0 && *last < 1.0);
-    let step = if last.is_some() { WARM_STEP } else { COLD_STEP };
-    Search { market, marks, rounds: 0, spare: Round::default() }.run(ratio(last.unwrap_or(0.5)), step)
+    let last = last.filter(|last| *last > 0.0 && *last < 1.0).or_else(|| guess(market, marks));
+    Search { market, marks, rounds: 0, spare: Round::default() }
+        .run(ratio(last.unwrap_or(0.5)), last.is_some())
+}
+
+/// The price if the first of many tenants were all of them.
+fn guess<U: Utility>(market: &Market<'_, U>, marks: &mut [u32]) -> Option<f64> {
+    let some = market.tenants.len() / GUESSED_BY;
+    (some >= GUESSERS_MIN).then(|| find(&market.of_first(some), None, &mut marks[..some]).price())
 }
 
 struct Search<'a, 'b, U> {
@@ -71,6 +90,20 @@ enum Verdict {
     TooLow,
     /// Bandwidth is.
     TooHigh,
+}
+
+/// How often in a row each end has moved.
+#[derive(Clone, Copy, Default)]
+struct Streak {
+    low: u32,
+    high: u32,
+}
+
+impl Streak {
+    /// How many times as far as is likely an end that moved so often is to move now.
+    fn lean(moves: u32) -> f64 {
+        f64::from(moves.saturating_sub(1)).exp2()
+    }
 }
 
 impl Tried {
@@ -98,8 +131,11 @@ impl<U: Utility> Search<'_, '_, U> {
         Found { below: None, above: at.round, rounds: self.rounds }
     }
 
-    fn run(mut self, first: f64, step: f64) -> Found {
+    fn run(mut self, first: f64, is_near: bool) -> Found {
         let first = self.try_at(first);
+        // Mostly demand falls by more than the root of what the ratio rises by: then this is on the other side of the price, and not far.
+        let near = 2.0 * first.round.sum.memory.ln().abs();
+        let step = if is_near { near.clamp(STEP_LEAST, STEP_MOST) } else { STEP_MOST };
         match first.verdict() {
             Verdict::Clears => self.cheapened(first),
             Verdict::TooLow => self.up(first, step),
@@ -137,22 +173,72 @@ impl<U: Utility> Search<'_, '_, U> {
     }
 
     fn between(mut self, mut low: Tried, mut high: Tried) -> Found {
-        let halvings = ((high.ratio - low.ratio) / STEP_MIN).log2().ceil().max(0.0) + 1.0;
-        let begun = self.rounds;
+        let mut streak = Streak::default();
         while self.rounds < PRICES_TRIED_MAX && high.ratio - low.ratio > STEP_MIN {
-            let slack = STEP_MIN / 2.0 * (halvings - f64::from(self.rounds - begun)).exp2();
-            let ratio = itp(&low, &high, slack);
+            let ratio = self.next(&low, &high, streak);
             if ratio <= low.ratio || ratio >= high.ratio {
                 break;
             }
             let next = self.try_at(ratio);
             match next.verdict() {
                 Verdict::Clears => return self.cleared(next),
-                Verdict::TooLow => self.spare = std::mem::replace(&mut low, next).round,
-                Verdict::TooHigh => self.spare = std::mem::replace(&mut high, next).round,
+                Verdict::TooLow => {
+                    streak = Streak { low: streak.low + 1, high: 0 };
+                    self.spare = std::mem::replace(&mut low, next).round;
+                }
+                Verdict::TooHigh => {
+                    streak = Streak { low: 0, high: streak.high + 1 };
+                    self.spare = std::mem::replace(&mut high, next).round;
+                }
             }
         }
         Found { below: Some(low.round), above: high.round, rounds: self.rounds }
+    }
+
+    /// Where the price is likely to be; further from an end, twice each time, that alone keeps moving; and half-way where that says little, or there is
+    /// just time for halving.
+    fn next(&mut self, low: &Tried, high: &Tried, streak: Streak) -> f64 {
+        let (from, to) = (low.ratio, high.ratio);
+        let (middle, halvings) = (f64::midpoint(from, to), PRICES_TRIED_MAX - self.rounds);
+        if to - from > WIDE || to - from > STEP_MIN / 2.0 * f64::from(halvings).exp2() {
+            return middle;
+        }
+        let likely = self.likely(low, high);
+        let ratio = if likely < middle {
+            (from + (likely - from) * Streak::lean(streak.low)).min(middle)
+        } else {
+            (to - (to - likely) * Streak::lean(streak.high)).max(middle)
+        };
+        if ratio > from && ratio < to { ratio } else { middle }
+    }
+
+    /// Where memory would be just sold if all but a few changed evenly what they ask for; those few are asked.
+    fn likely(&mut self, low: &Tried, high: &Tried) -> f64 {
+        let market = self.market;
+        let memory = |at: &Tried, tenant: usize| market.part(at.round.bundles[tenant]).memory;
+        let leap = LEAP * (low.round.sum.memory - high.round.sum.memory);
+        let leaps = |tenant: &usize| memory(low, *tenant) - memory(high, *tenant) > leap;
+        let leapers: Vec<_> = (0..self.marks.len()).filter(leaps).take(LEAPERS_MAX).collect();
+        if leapers.is_empty() {
+            return straight(low, high);
+        }
+        let even = |at: &Tried| at.round.sum.memory - leapers.iter().map(|one| memory(at, *one)).sum::<f64>();
+        let (even_low, even_high) = (even(low), even(high));
+        let (mut from, mut to) = (low.ratio, high.ratio);
+        while to - from > STEP_MIN {
+            let middle = f64::midpoint(from, to);
+            let part = (middle - low.ratio) / (high.ratio - low.ratio);
+            let between = |low: f64, high: f64| low + part * (high - low);
+            let dividend = between(low.round.dividend, high.round.dividend);
+            let mut sum = between(even_low, even_high);
+            for leaper in &leapers {
+                let prices = market.prices(price(middle));
+                let asked = market.ask(*leaper, prices, dividend, &mut self.marks[*leaper]);
+                sum += market.part(asked.bundle).memory;
+            }
+            if sum > 1.0 { from = middle } else { to = middle }
+        }
+        if from > low.ratio { from } else { to }
     }
 
     /// Where several prices clear a market with a dividend, the one with the smallest, as if all that some cannot use had been dearer from the start.
@@ -160,7 +246,7 @@ impl<U: Utility> Search<'_, '_, U> {
         if at.round.dividend <= 1.0 {
             return self.cleared(at);
         }
-        for towards in [-WARM_STEP, WARM_STEP] {
+        for towards in [-STEP_LEAST, STEP_LEAST] {
             let near = self.try_at(at.ratio + towards);
             if matches!(near.verdict(), Verdict::Clears) && near.round.dividend < at.round.dividend {
                 return self.cheapened_from(near, towards);
@@ -199,15 +285,8 @@ fn ratio(price: f64) -> f64 {
     (price / (1.0 - price)).ln()
 }
 
-/// Interpolate, truncate, project: near where the straight line crosses, and no further from the middle than halving would allow by now.
-fn itp(low: &Tried, high: &Tried, slack: f64) -> f64 {
-    let (a, b) = (low.ratio, high.ratio);
-    let (over, under) = (low.round.sum.memory - 1.0, 1.0 - high.round.sum.memory);
-    let (middle, width) = (f64::midpoint(a, b), b - a);
-    let straight = (a * under + b * over) / (over + under);
-    let (off, side) = ((middle - straight).abs(), (middle - straight).signum());
-    let by = 0.2 * width * width;
-    let truncated = if by <= off { straight + side * by } else { middle };
-    let radius = (slack - width / 2.0).max(0.0);
-    if (truncated - middle).abs() <= radius { truncated } else { middle - side * radius }
+/// Where a straight line between both ends crosses, through the logarithms of ratio and demand.
+fn straight(low: &Tried, high: &Tried) -> f64 {
+    let (over, under) = (low.round.sum.memory.ln(), -high.round.sum.memory.max(DEMAND_LEAST).ln());
+    low.ratio + (high.ratio - low.ratio) * over / (over + under)
 }

@@ -77,20 +77,27 @@ impl Round {
         let mut spending = Spending::default();
         self.bundles.clear();
         for (tenant, mark) in marks.iter_mut().enumerate() {
-            let weight = market.weight(tenant);
-            let purse = Purse { budget: dividend * weight, prices };
-            let Asked { bundle, content } =
-                market.tenants[tenant].utility.asks(&purse, &market.limits(tenant), mark);
+            let Asked { bundle, content } = market.ask(tenant, prices, dividend, mark);
             if content {
                 spending.by_content += prices.of(bundle);
             } else {
-                spending.eager += weight;
+                spending.eager += market.weight(tenant);
             }
             spending.sum.add(bundle);
             self.bundles.push(bundle);
         }
         self.sum = market.part(spending.sum);
+        spending.by_content /= market.part;
+        spending.eager /= market.part;
         spending
+    }
+}
+
+impl<U: Utility> Market<'_, U> {
+    /// What one tenant asks for.
+    pub(super) fn ask(&self, tenant: usize, prices: Prices, dividend: f64, mark: &mut u32) -> Asked {
+        let purse = Purse { budget: dividend * self.weight(tenant), prices };
+        self.tenants[tenant].utility.asks(&purse, &self.limits(tenant), mark)
     }
 }
 
@@ -106,9 +113,12 @@ impl<U> Market<'_, U> {
         Limits { least: one.least.into(), most: one.most.into() }
     }
 
-    /// A bundle as parts of the supply.
+    /// A bundle as parts of what there is for these tenants.
     pub(super) fn part(&self, of: Bundle) -> Bundle {
         let all = Bundle::from(self.supply.all());
-        Bundle { memory: of.memory / all.memory, bandwidth: of.bandwidth / all.bandwidth }
+        Bundle {
+            memory: of.memory / (all.memory * self.part),
+            bandwidth: of.bandwidth / (all.bandwidth * self.part),
+        }
     }
 }

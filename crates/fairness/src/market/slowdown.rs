@@ -21,6 +21,8 @@ use crate::curve::{Knot, MissCurve};
 #[derive(Clone, Debug)]
 pub struct Slowdown {
     curve: Arc<MissCurve>,
+    /// Where the curve ends; told here once more, since each tenant is asked for it in each round.
+    last: Knot,
     gamma: f64,
     wanted: f64,
 }
@@ -48,7 +50,8 @@ impl Slowdown {
         if !(wanted.is_finite() && wanted >= 0.0) {
             return Err(SlowdownError::Wanted(wanted));
         }
-        Ok(Self { curve, gamma, wanted })
+        let last = curve.knots()[curve.knots().len() - 1];
+        Ok(Self { curve, last, gamma, wanted })
     }
 
     /// How much longer everything takes than if no access missed; infinite without any bandwidth.
@@ -67,12 +70,12 @@ impl Slowdown {
 
     /// Bandwidth and memory that are of any use to it, whatever they cost; memory first spares bandwidth where nothing is missed any more.
     fn fill(&self, within: &Limits) -> Bundle {
-        let last = self.curve.knots()[self.curve.knots().len() - 1];
+        let last = self.last;
         let useful = if self.gamma == 0.0 { 0.0 } else { last.memory };
-        let memory = useful.clamp(within.least.memory, within.most.memory);
+        let memory = between(useful, within.least.memory, within.most.memory);
         let misses = self.gamma > 0.0 && (last.misses > 0.0 || memory < last.memory);
         let wanted = if misses { self.wanted } else { 0.0 };
-        Bundle { memory, bandwidth: wanted.clamp(within.least.bandwidth, within.most.bandwidth) }
+        Bundle { memory, bandwidth: between(wanted, within.least.bandwidth, within.most.bandwidth) }
     }
 
     /// Memory at which a tangent through `(reach, 0)` touches the curve.
@@ -87,6 +90,12 @@ impl Slowdown {
         *mark = u32::try_from(at).unwrap_or(0);
         knots[at].memory
     }
+}
+
+/// As `clamp`, which looks each time whether there is anything between, and whether all are numbers; here both are known.
+fn between(value: f64, least: f64, most: f64) -> f64 {
+    let value = if value < most { value } else { most };
+    if value > least { value } else { least }
 }
 
 /// The first of `0..end` for which something is not so, or `end`; it is so for all before. Sought from near `mark`, ever further.
@@ -128,7 +137,7 @@ impl Utility for Slowdown {
             return Asked { bundle: fill, content: true };
         }
         let least = within.least;
-        let useful = self.wanted.clamp(least.bandwidth, within.most.bandwidth);
+        let useful = between(self.wanted, least.bandwidth, within.most.bandwidth);
         if prices.memory == 0.0 {
             return Asked { bundle: Bundle { bandwidth: budget / prices.bandwidth, ..fill }, content: false };
         }
@@ -136,11 +145,14 @@ impl Utility for Slowdown {
             let bundle = Bundle { memory: budget / prices.memory, bandwidth: useful };
             return Asked { bundle, content: false };
         }
-        let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) / prices.memory;
-        let (low, high) = (beside(useful).max(least.memory), beside(least.bandwidth).min(fill.memory));
-        let memory = self.tangent(budget / prices.memory, mark).min(high).max(low);
-        let left = (budget - prices.memory * memory) / prices.bandwidth;
-        let bandwidth = left.min(useful).max(least.bandwidth);
+        // The same for all tenants of a round: divided once.
+        let (per_memory, per_bandwidth) = (1.0 / prices.memory, 1.0 / prices.bandwidth);
+        let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) * per_memory;
+        let most = between(beside(least.bandwidth), 0.0, fill.memory);
+        let low = between(beside(useful), least.memory, most);
+        let memory = between(self.tangent(budget * per_memory, mark), low, most);
+        let left = (budget - prices.memory * memory) * per_bandwidth;
+        let bandwidth = between(left, least.bandwidth, useful);
         Asked { bundle: Bundle { memory, bandwidth }, content: false }
     }
 }

@@ -147,15 +147,20 @@ fn of_three_that_want_one_good_or_the_other_one_gets_its_fair_share_of_both() {
 
 /// The six tenants of a host whose slowdowns are known, half of them sensitive to memory, half to bandwidth.
 fn six() -> Vec<Tenant<Any>> {
+    six_of(1.0)
+}
+
+/// The same, one time of so many that share what there is.
+fn six_of(times: f64) -> Vec<Tenant<Any>> {
     let curve = |skew: f64, footprint: f64| {
         let knot = |at: u32| {
             let part = f64::from(at) / 64.0;
-            Knot { memory: part * footprint * 1e12, misses: 1.0 - part.powf(skew) }
+            Knot { memory: part * footprint * 1e12 / times, misses: 1.0 - part.powf(skew) }
         };
         Arc::new(MissCurve::new(&(0..=64).map(knot).collect::<Vec<_>>()).unwrap())
     };
     let slowdown = |skew, footprint, wanted| -> Any {
-        Box::new(Slowdown::new(curve(skew, footprint), 100.0, wanted * 1e12).unwrap())
+        Box::new(Slowdown::new(curve(skew, footprint), 100.0, wanted * 1e12 / times).unwrap())
     };
     equals(vec![
         slowdown(0.2, 0.83, 0.3),
@@ -196,4 +201,23 @@ fn a_warm_market_comes_to_the_same_shares_in_fewer_rounds() {
     let lost = Trail { memory_price: Some(0.001), marks: vec![9999; 6] };
     let led_astray = market.clear(How { trail: lost, turn: 0 });
     near(led_astray.memory_price, cold.memory_price, 1e-9, "price");
+}
+
+#[test]
+fn of_many_tenants_the_first_tell_where_to_begin_and_no_more() {
+    // All that spend a quarter on memory come first: by them alone, its price would be a quarter.
+    let spends = |memory: f64| grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory));
+    let tenants: Vec<_> = (0..1200).map(|tenant| spends(if tenant < 600 { 0.25 } else { 0.75 })).collect();
+    let (outcome, certificate) = cleared(&equals(tenants));
+    near(outcome.memory_price, 0.5, 0.01, "price");
+    assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{certificate:?}");
+    assert!(matches!(outcome.status, Status::Exact | Status::Mixed), "{certificate:?}");
+}
+
+#[test]
+fn many_times_the_same_six_come_to_the_price_of_six() {
+    let (few, _) = cleared(&six());
+    let (many, certificate) = cleared(&(0..200).flat_map(|_| six_of(200.0)).collect::<Vec<_>>());
+    near(many.memory_price, few.memory_price, 1e-9, "price");
+    assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
 }
