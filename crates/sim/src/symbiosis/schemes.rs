@@ -78,9 +78,10 @@ pub struct Host {
     pub memory: f64,
 }
 
-/// MiB of a footprint, and MB/s of the link, as they are told to the market: fine enough.
-const FOOTPRINT_MIB: f64 = 8192.0;
-const LINK_MB_S: u64 = 100_000;
+/// MiB of a footprint, and MB/s of the link, as they are told to the market: so many that whole units are as good as parts. A tenant whose throughput leaps
+/// with its last page may lose all of a leap by a unit.
+const FOOTPRINT_MIB: f64 = 1_048_576.0;
+const LINK_MB_S: u64 = 1_000_000;
 /// Epochs of a scheme: what is learnt of the bandwidth that tenants want hangs on what they have.
 const EPOCHS: u32 = 10;
 /// Steps of all there is by which Harvest and Trade move: Spirit's 1/ε; and how many of them at most.
