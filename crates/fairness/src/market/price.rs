@@ -22,9 +22,11 @@ const STEP_MOST: f64 = 0.5;
 const STEP_GROWTH: f64 = 8.0;
 /// Between ratios further apart, e to this, what is asked for says little.
 const WIDE: f64 = 3.0;
-/// What part of a change of demand is a leap, if one tenant makes it; and how many of those are asked alone.
+/// What part of a change of demand is a leap, if one tenant makes it; how many of those are asked alone; and to which part of a bracket where the price is
+/// as much the others' affair.
 const LEAP: f64 = 0.25;
 const LEAPERS_MAX: usize = 4;
+const ROUGH: f64 = 1.0 / 64.0;
 /// One of how many tenants is asked for a guess, and how many make one.
 const GUESSED_BY: usize = 16;
 const GUESSERS_MIN: usize = 32;
@@ -225,14 +227,15 @@ impl<U: Utility> Search<'_, '_, U> {
         let even = |at: &Tried| at.round.sum.memory - leapers.iter().map(|one| memory(at, *one)).sum::<f64>();
         let (even_low, even_high) = (even(low), even(high));
         let (mut from, mut to) = (low.ratio, high.ratio);
-        while to - from > STEP_MIN {
+        let apart = if even_low - even_high < leap { STEP_MIN } else { STEP_MIN.max(ROUGH * (to - from)) };
+        while to - from > apart {
             let middle = f64::midpoint(from, to);
             let part = (middle - low.ratio) / (high.ratio - low.ratio);
             let between = |low: f64, high: f64| low + part * (high - low);
-            let dividend = between(low.round.dividend, high.round.dividend);
+            let (prices, dividend) =
+                (market.prices(price(middle)), between(low.round.dividend, high.round.dividend));
             let mut sum = between(even_low, even_high);
             for leaper in &leapers {
-                let prices = market.prices(price(middle));
                 let asked = market.ask(*leaper, prices, dividend, &mut self.marks[*leaper]);
                 sum += market.part(asked.bundle).memory;
             }

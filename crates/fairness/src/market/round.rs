@@ -95,6 +95,8 @@ impl Round {
 
 impl<U: Utility> Market<'_, U> {
     /// What one tenant asks for.
+    // Into the loop over all tenants, where what depends on prices alone is reckoned once.
+    #[inline(always)]
     pub(super) fn ask(&self, tenant: usize, prices: Prices, dividend: f64, mark: &mut u32) -> Asked {
         let purse = Purse { budget: dividend * self.weight(tenant), prices };
         self.tenants[tenant].utility.asks(&purse, &self.limits(tenant), mark)

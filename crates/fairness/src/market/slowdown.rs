@@ -69,6 +69,7 @@ impl Slowdown {
     }
 
     /// Bandwidth and memory that are of any use to it, whatever they cost; memory first spares bandwidth where nothing is missed any more.
+    #[inline(always)]
     fn fill(&self, within: &Limits) -> Bundle {
         let last = self.last;
         let useful = if self.gamma == 0.0 { 0.0 } else { last.memory };
@@ -79,6 +80,7 @@ impl Slowdown {
     }
 
     /// Memory at which a tangent through `(reach, 0)` touches the curve.
+    #[inline(always)]
     fn tangent(&self, reach: f64, mark: &mut u32) -> f64 {
         let knots = self.curve.knots();
         // Whether the line through a knot and the next meets the axis before `reach`: then the next is better. They meet it ever later.
@@ -130,6 +132,7 @@ impl Utility for Slowdown {
         self.slowdown(bundle).recip()
     }
 
+    #[inline(always)]
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
         let Purse { budget, prices } = *purse;
         let fill = self.fill(within);
@@ -145,7 +148,7 @@ impl Utility for Slowdown {
             let bundle = Bundle { memory: budget / prices.memory, bandwidth: useful };
             return Asked { bundle, content: false };
         }
-        // The same for all tenants of a round: divided once.
+        // The same for all tenants of a round, and divided once for all of them: this is inlined into the loop over them.
         let (per_memory, per_bandwidth) = (1.0 / prices.memory, 1.0 / prices.bandwidth);
         let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) * per_memory;
         let most = between(beside(least.bandwidth), 0.0, fill.memory);
