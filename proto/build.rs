@@ -4,13 +4,14 @@ use std::{env, fs, path::PathBuf};
 
 use protox::prost::Message as _;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "tarn/v1/common.proto",
     "tarn/v1/scheduler.proto",
     "tarn/v1/admin.proto",
     "tarn/v1/agent.proto",
     "tarn/v1/host_memory.proto",
     "tarn/v1/models.proto",
+    "tarn/v1/shares.proto",
     "tarn/v1/vmm.proto",
 ];
 

@@ -302,6 +302,14 @@ pub const REFINEMENTS_MAX: u32 = 1000;
 pub const REFINEMENTS_TRIED_MAX: usize = 64;
 /// Tenants up to which each is compared with each.
 pub const ENVIERS_COMPARED_MAX: usize = 1024;
+/// Tenants of one host whose shares an agent decides.
+pub const TENANTS_PER_HOST_MAX: usize = 256;
+/// The shortest epoch an operator may configure.
+pub const EPOCH_MIN: Ns = Ns::secs(1);
+/// The longest epoch an operator may configure.
+pub const EPOCH_MAX: Ns = Ns::secs(3600);
+/// After how long shares are decided anew, unless the operator says otherwise (Spirit 5).
+pub const EPOCH_DEFAULT: Ns = Ns::secs(30);
 /// Knots of a miss-ratio curve.
 pub const CURVE_KNOTS_MAX: usize = 4096;
 
