@@ -1,6 +1,8 @@
 //! `host.toml`: first as its operator wrote it, then as checked. Holding a [`Config`] is proof that it was checked; nothing
 //! is opened here but the file itself.
 
+pub mod symbiosis;
+
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -13,13 +15,15 @@ use serde::Deserialize;
 use tonic::transport::Uri;
 use units::{Name, limits::SCRUB_MIB_PER_S_DEFAULT};
 
+use self::symbiosis::{RawSymbiosis, Symbiosis};
+
 /// Where the manager of a rack on one machine listens.
 const MANAGER_DEFAULT: &str = "http://127.0.0.1:9750";
 /// The longest path of a unix socket that Linux takes.
 const SOCKET_BYTES_MAX: usize = 107;
 
 /// A host, checked. All paths are absolute.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Its name in `rack.toml`.
     pub host: Name,
@@ -39,6 +43,8 @@ pub struct Config {
     pub tls: Option<Tls>,
     /// What the machine's slices are.
     pub backend: Backend,
+    /// Who shares the machine's local memory and its link, if anybody does.
+    pub symbiosis: Option<Symbiosis>,
 }
 
 /// Certificates, as PEM files.
@@ -96,6 +102,7 @@ struct RawConfig {
     agent: RawAgent,
     tls: Option<RawTls>,
     backend: RawBackend,
+    symbiosis: Option<RawSymbiosis>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -222,6 +229,7 @@ fn check(raw: RawConfig, base: &Path) -> Result<Config, Fault> {
         runtime_dir,
         tls,
         backend: check_backend(raw.backend, base)?,
+        symbiosis: raw.symbiosis.map(|raw| symbiosis::check(raw, base)).transpose()?,
     })
 }
 

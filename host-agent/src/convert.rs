@@ -6,9 +6,15 @@ use pool::protocol::{
     FailedReason, Handle, Have, Holding, NoMore, Scrubbed, SeenDevice, Want, WantRelease, WantVm,
 };
 use proto::v1 as wire;
-use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId};
+use units::{
+    Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, limits::WEIGHT_MAX,
+};
 
 use crate::touched::Touched;
+
+mod shares;
+
+pub use self::shares::shares;
 
 /// A way in which an order is wrong: field, value and rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +65,21 @@ fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {
     let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new(s.emc, s.handle)));
     let local = Bytes::new(vm.local_bytes);
     Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, slices: slices.collect() }))
+}
+
+/// All weights that are set on this host.
+///
+/// # Errors
+/// A name that is none, or a weight.
+pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, Invalid> {
+    let weight = |w: wire::Weight| {
+        let name = Name::new(&w.tenant);
+        let name = name.map_err(|error| Invalid { field: "weights.tenant", problem: error.to_string() })?;
+        let is_one = w.weight.is_finite() && w.weight > 0.0 && w.weight <= WEIGHT_MAX;
+        let problem = format!("{} must be more than 0, and at most {WEIGHT_MAX}", w.weight);
+        if is_one { Ok((name, w.weight)) } else { Err(Invalid { field: "weights.weight", problem }) }
+    };
+    w.weights.into_iter().map(weight).collect()
 }
 
 fn shown(h: Holding) -> wire::Holding {

@@ -2,7 +2,9 @@
 //! else; what is to be done is decided elsewhere.
 
 pub mod blocks;
+pub mod cgroup;
 pub mod cxl;
+pub mod damon;
 pub mod dax;
 pub mod doctor;
 pub mod emulated;
@@ -14,6 +16,7 @@ pub mod memory_block;
 mod opened;
 pub mod process;
 pub mod ranges;
+pub mod remote;
 pub mod slices;
 pub mod sysfs;
 mod zero;

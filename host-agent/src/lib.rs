@@ -13,4 +13,5 @@ pub mod records;
 pub mod runtime_dir;
 pub mod serve;
 pub mod session;
+pub mod symbiosis;
 pub mod touched;

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    sync::atomic::AtomicU64,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -20,7 +21,11 @@ use prometheus_client::{
 };
 use units::{Name, ReservationId};
 
-use crate::{host::Counters, touched::Touched};
+use crate::{
+    host::Counters,
+    symbiosis::{Report, State},
+    touched::Touched,
+};
 
 /// A kind of host call.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -63,6 +68,11 @@ struct TouchedLabel {
     memory: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TenantLabel {
+    tenant: String,
+}
+
 /// What an agent counts.
 #[derive(Debug)]
 pub struct Metrics {
@@ -79,6 +89,11 @@ pub struct Metrics {
     scrubbed: Counter,
     pages_brought_back: Counter,
     pages_astray: Counter,
+    epochs: Family<StateLabel, Counter>,
+    tenant_memory: Family<TenantLabel, Gauge>,
+    tenant_bandwidth: Family<TenantLabel, Gauge>,
+    tenant_waited: Family<TenantLabel, Gauge<f64, AtomicU64>>,
+    tenant_gain: Family<TenantLabel, Gauge<f64, AtomicU64>>,
 }
 
 fn seconds() -> Histogram {
@@ -101,8 +116,14 @@ impl Metrics {
             scrubbed: Counter::default(),
             pages_brought_back: Counter::default(),
             pages_astray: Counter::default(),
+            epochs: Family::default(),
+            tenant_memory: Family::default(),
+            tenant_bandwidth: Family::default(),
+            tenant_waited: Family::default(),
+            tenant_gain: Family::default(),
         };
         metrics.register();
+        metrics.register_shares();
         metrics
     }
 
@@ -136,6 +157,45 @@ impl Metrics {
         r.register("agent_pages_brought_back", help, self.pages_brought_back.clone());
         let help = "Pages of VMs that the kernel had put on local memory and that could not be brought back";
         r.register("agent_pages_astray", help, self.pages_astray.clone());
+    }
+
+    fn register_shares(&self) {
+        let mut r = self.registry();
+        let help = "Epochs of symbiosis, by what became of shares";
+        r.register("symbiosis_epochs", help, self.epochs.clone());
+        let help = "Local memory that a tenant may have";
+        r.register_with_unit("tenant_memory_share", help, Unit::Bytes, self.tenant_memory.clone());
+        let help = "Bytes per second that a tenant may move over the link, each way";
+        r.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
+        let help = "Part of its time that a tenant waited for memory in the last epoch";
+        r.register_with_unit("tenant_waited", help, Unit::Ratios, self.tenant_waited.clone());
+        let help = "Throughput of a tenant against that of an equal split, as estimated";
+        r.register_with_unit("tenant_gain", help, Unit::Ratios, self.tenant_gain.clone());
+    }
+
+    /// An epoch of symbiosis is over.
+    pub fn observe_shares(&self, report: &Report) {
+        let state = match report.state {
+            State::Set => "set",
+            State::Held => "held",
+            State::Kept => "kept",
+        };
+        self.epochs.get_or_create(&StateLabel { state }).inc();
+        if report.state == State::Kept {
+            return; // shares are as they were
+        }
+        self.tenant_memory.clear();
+        self.tenant_bandwidth.clear();
+        self.tenant_waited.clear();
+        self.tenant_gain.clear();
+        for tenant in report.tenants.iter().filter(|tenant| tenant.enforce.is_some()) {
+            let label = TenantLabel { tenant: tenant.name.to_string() };
+            self.tenant_memory.get_or_create(&label).set(shown(tenant.share.memory_mib << 20));
+            self.tenant_bandwidth.get_or_create(&label).set(shown(tenant.share.bandwidth_mb_s * 1_000_000));
+            let waited = tenant.measured.map_or(0.0, |measured| measured.waited);
+            self.tenant_waited.get_or_create(&label).set(waited);
+            self.tenant_gain.get_or_create(&label).set(tenant.gain);
+        }
     }
 
     /// A host call is over.

@@ -41,6 +41,7 @@ use crate::{
     records::{Records, RecordsError},
     runtime_dir::{RuntimeDir, RuntimeDirError},
     session::{self, Caller},
+    symbiosis::{self, Book, Kernel, Running, Symbiosis, SymbiosisError},
 };
 
 /// What the session has heard and the driver has not taken yet; orders wait in the network meanwhile.
@@ -49,6 +50,8 @@ const HEARD_QUEUED_MAX: usize = 4;
 const OTHERS: u32 = 0o077;
 /// Where the kernel shows its devices.
 const SYS: &str = "/sys";
+/// Where the kernel says what is swapped to where.
+const SWAPS: &str = "/proc/swaps";
 /// Bytes in one.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
 /// The longest token.
@@ -78,6 +81,9 @@ pub enum ServeError {
     /// The CXL memory.
     #[error(transparent)]
     Cxl(#[from] CxlError),
+    /// Shares of this host's memory.
+    #[error(transparent)]
+    Symbiosis(#[from] SymbiosisError),
     /// The operating system refused.
     #[error("{doing} {place}")]
     Io {
@@ -137,6 +143,8 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let host_seen = Arc::clone(&start.host);
     let (driver, handle, reports) =
         Driver::new(start).map_err(io_error("start threads for", "host calls"))?;
+    let book = Arc::new(Book::default());
+    let sharing = share(&config, Arc::clone(&metrics), Arc::clone(&book))?;
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         export(address, metrics, handle.clone(), host_seen).await?;
@@ -146,15 +154,26 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let caller = Caller { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
-    tokio::spawn(session::keep(caller, reports, heard));
+    tokio::spawn(session::keep(caller, reports, book, heard));
     tokio::spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);
 
     let ended = until_stopped(signals, &mut driver).await;
     notify(&[NotifyState::Stopping]);
     driver.abort();
+    drop(sharing);
     tracing::info!("host-agent stopped, guests run on");
     ended
+}
+
+/// Begins to share this host's memory among tenants, if it is to be.
+fn share(config: &Config, metrics: Arc<Metrics>, book: Arc<Book>) -> Result<Option<Running>, SymbiosisError> {
+    let Some(sharing) = config.symbiosis.clone() else { return Ok(None) };
+    let epoch = sharing.epoch.as_duration();
+    tracing::info!(cgroups = %sharing.cgroups.display(), ?epoch, "tenants share this host");
+    let kernel = Kernel { sys: SYS.into(), swaps: SWAPS.into() };
+    let symbiosis = Symbiosis::open(sharing, &config.runtime_dir, kernel, book)?;
+    Ok(Some(symbiosis::start(symbiosis, epoch, metrics)))
 }
 
 /// All that is there before anybody hears of this agent.

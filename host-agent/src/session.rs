@@ -1,7 +1,7 @@
 //! The stream to the manager: connect, say who we are, pass orders on and reports up; and again after a pause when it
 //! breaks. Guests do not notice any of this.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use pool::protocol::{SeenDevice, Want};
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
@@ -15,7 +15,7 @@ use tonic::{
 use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN, SESSION_SILENCE_MAX};
 use units::{InstanceId, Name, Ns};
 
-use crate::{convert, driver::Reports};
+use crate::{convert, driver::Reports, symbiosis::Book};
 
 /// Reports waiting for the network; later ones gather in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
@@ -94,12 +94,12 @@ enum Ended {
 }
 
 /// Keeps a session alive until nobody listens.
-pub async fn keep(caller: Caller, reports: Reports, heard: mpsc::Sender<Heard>) {
+pub async fn keep(caller: Caller, reports: Reports, shares: Arc<Book>, heard: mpsc::Sender<Heard>) {
     let mut pause = RECONNECT_AFTER_MIN.as_duration();
     loop {
         let known = reports.rack.borrow().clone().unwrap_or_default();
         let mut welcomed = false;
-        let ended = session(&caller, known, &reports, &heard, &mut welcomed).await;
+        let ended = session(&caller, known, &reports, &shares, &heard, &mut welcomed).await;
         let Err(ended) = ended;
         if matches!(ended, Ended::Stopping) || heard.send(Heard::Down).await.is_err() {
             return;
@@ -141,6 +141,7 @@ async fn session(
     caller: &Caller,
     known_rack: String,
     reports: &Reports,
+    shares: &Book,
     heard: &mpsc::Sender<Heard>,
     welcomed: &mut bool,
 ) -> Result<std::convert::Infallible, Ended> {
@@ -162,15 +163,24 @@ async fn session(
     let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl: Ns::ms(welcome.lease_ttl_ms) };
     reports.have.clear(); // this session is told everything anew
     reports.touched.tell_again();
+    shares.tell_again();
     heard.send(up).await.map_err(|_| Ended::Stopping)?;
     loop {
         tokio::select! {
             order = orders.message() => {
-                let order = order?.ok_or(Ended::Closed)?.message;
-                let Some(to_agent::Message::Want(want)) = order else { return Err(Ended::Closed) };
-                let rack = want.rack_uuid.clone();
-                let heard_want = Heard::Want(rack, convert::want(want)?);
-                heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
+                match order?.ok_or(Ended::Closed)?.message {
+                    Some(to_agent::Message::Want(want)) => {
+                        let rack = want.rack_uuid.clone();
+                        let heard_want = Heard::Want(rack, convert::want(want)?);
+                        heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
+                    }
+                    Some(to_agent::Message::Weights(weights)) => shares.set_weights(convert::weights(weights)?),
+                    Some(to_agent::Message::Welcome(_)) | None => return Err(Ended::Closed),
+                }
+            }
+            report = shares.news() => {
+                let shares = from_agent::Message::Shares(convert::shares(report));
+                sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| Ended::Closed)?;
             }
             have = reports.have.next() => {
                 let have = from_agent::Message::Have(convert::have(caller.instance, have, reports.touched.take_news()));

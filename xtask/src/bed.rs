@@ -42,12 +42,18 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("cpio", "cpio", "bin/cpio"),
     ("iasl", "acpica-tools", "usr/bin/iasl"),
     ("lz4", "lz4", "usr/bin/lz4"),
+    ("mbw", "mbw", "usr/bin/mbw"),
+    ("memcached", "memcached", "usr/bin/memcached"),
     ("strace", "strace", "usr/bin/strace"),
     ("xz", "xz-utils", "usr/bin/xz"),
 ];
-/// What those want that a bare machine does not have: the package, and the libraries of it.
-const TOOLS_LIBRARIES: (&str, &[&str]) =
-    ("libunwind8", &["libunwind-ptrace.so.0", "libunwind-x86_64.so.8", "libunwind.so.8"]);
+/// What those want that a bare machine does not have: packages, and the libraries of each.
+const TOOLS_LIBRARIES: &[(&str, &[&str])] = &[
+    ("libevent-2.1-7", &["libevent-2.1.so.7"]),
+    ("libsasl2-2", &["libsasl2.so.2"]),
+    ("libssl3", &["libcrypto.so.3", "libssl.so.3"]),
+    ("libunwind8", &["libunwind-ptrace.so.0", "libunwind-x86_64.so.8", "libunwind.so.8"]),
+];
 const TOOLS_SUITE: &str = "bookworm";
 
 /// The kernels that guests boot: what they are called here, and the Debian suite they come from.
@@ -94,12 +100,12 @@ pub fn ensure() -> Result<PathBuf, Failure> {
 
 fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     make(&into.join("lib"))?;
-    let (package, libraries) = TOOLS_LIBRARIES;
-    let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain([package]).collect();
+    let of_libraries = TOOLS_LIBRARIES.iter().map(|(package, _)| *package);
+    let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain(of_libraries).collect();
     apt.unpack(TOOLS_SUITE, &packages, unpacked)?;
     TOOLS.iter().try_for_each(|(name, _, program)| copy(&unpacked.join(program), &into.join(name)))?;
     let library = |name| copy(&unpacked.join(LIBRARIES).join(name), &into.join("lib").join(name));
-    libraries.iter().try_for_each(library)?;
+    TOOLS_LIBRARIES.iter().flat_map(|(_, libraries)| *libraries).try_for_each(library)?;
     clear(unpacked)
 }
 

@@ -2,6 +2,7 @@
 //! hosts. How a rack is made and what a host can do is the room `emulated-host`'s.
 
 mod shell;
+mod symbiosis;
 
 use std::{path::PathBuf, process, time::Duration};
 
@@ -52,6 +53,8 @@ enum Backend {
 /// What can be done to a host, from another terminal.
 #[derive(Debug, Subcommand)]
 enum Act {
+    /// Two real programs that share a host of a rack of their own: what they do with an equal split, and with Symbiosis
+    Symbiosis(symbiosis::Args),
     /// A shell in it; Ctrl-] leaves it
     Shell { host: String },
     /// A command in it; the exit code is the command's
@@ -89,6 +92,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let find = |host: &str| RackHost::find(&folder, host);
     match args.act {
         None => stay(&args, &folder),
+        Some(Act::Symbiosis(args)) => symbiosis::run(&args, &folder),
         Some(Act::Shell { host }) => shell::run(&find(&host)?),
         Some(Act::Run { host, command }) => command_in(&find(&host)?, &command.join(" ")),
         Some(Act::Pause { host }) => Ok(find(&host)?.pause()?),

@@ -31,7 +31,7 @@ const ASKED_EVERY: Duration = Duration::from_millis(200);
 /// emulate, and would warn of.
 const CPU: &str = "EPYC,fxsr-opt=off,misalignsse=off,osvw=off,topoext=off,nrip-save=off,xsavec=off";
 /// One processor: with two, QEMU emulates them at the same time, and now and then a guest crashes or hangs for it.
-const CPUS: &str = "1";
+const CPUS: u32 = 1;
 /// The kernel that hosts have.
 const HOST_KERNEL: &str = "6.1";
 /// The modules that a host loads, in order; a kernel may have some of them built in.
@@ -232,7 +232,8 @@ impl<'a> Host<'a> {
         // A signal that ends this program ends QEMU, too.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]).arg(&program);
-        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", CPUS, "-m"])
+        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU])
+            .args(["-smp", &CPUS.to_string(), "-m"])
             .arg(format!("{}M", self.memory_mib))
             .args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel"])
             .arg(self.bed.kernel(HOST_KERNEL))

@@ -22,7 +22,7 @@ pub use self::{
     control::Said,
     host::RackHost,
     hosts::Hosts,
-    plan::{Device, Plan},
+    plan::{Device, Drive, Plan},
     power::Power,
     whole::{Programs, Rack, RackPlan},
 };

@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod curve;
+pub mod epoch;
 pub mod market;
 pub mod profile;

@@ -122,6 +122,18 @@ pub enum MarketError {
     },
 }
 
+impl MarketError {
+    /// Whose fault it is, if it is a tenant's; from 0.
+    pub const fn tenant(&self) -> Option<usize> {
+        match self {
+            Self::Weight { tenant, .. } | Self::Least { tenant, .. } | Self::Most { tenant, .. } => {
+                Some(*tenant)
+            }
+            Self::NoTenants | Self::TooMany(_) | Self::NoSupply(_) | Self::TooMuch(_) => None,
+        }
+    }
+}
+
 /// How shares came about.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Status {
@@ -243,6 +255,27 @@ impl<'a, U: Utility> Market<'a, U> {
         let weight = self.weight(tenant);
         let all = Bundle::from(self.supply.all());
         Bundle { memory: all.memory * weight, bandwidth: all.bandwidth * weight }
+    }
+
+    /// All there is.
+    pub(crate) fn all(&self) -> Bundle {
+        self.supply.all().into()
+    }
+
+    /// What a tenant may have that comes nearest to this.
+    pub(crate) fn within_limits(&self, tenant: usize, bundle: Bundle) -> Bundle {
+        let Limits { least, most } = self.limits(tenant);
+        Bundle {
+            memory: bundle.memory.clamp(least.memory, most.memory),
+            bandwidth: bundle.bandwidth.clamp(least.bandwidth, most.bandwidth),
+        }
+    }
+
+    /// Whether two shares of a tenant differ by no more than such a part of its fair share.
+    pub(crate) fn is_near(&self, tenant: usize, one: Bundle, other: Bundle, part: f64) -> bool {
+        let fair = self.fair(tenant);
+        (one.memory - other.memory).abs() <= part * fair.memory
+            && (one.bandwidth - other.bandwidth).abs() <= part * fair.bandwidth
     }
 
     /// A tenant's part of all weights.

@@ -1,16 +1,20 @@
 //! What a tenant is like: from what a host sees of it to what shares are worth to it (Spirit 4.2).
 //!
 //! Two things are learnt: how often it misses with how much memory, by a [`MissModel`] (two are here: `power_law` from samples of which pages it touches,
-//! `reuse` from all touches of some of its pages), and how much bandwidth it could use. Where the numbers come from is the host's to know.
+//! `reuse` from all touches of some of its pages), and how much bandwidth it could use. A [`Learner`] keeps both for one tenant, epoch after epoch. Where the
+//! numbers come from is the host's to know.
 
 mod bandwidth;
 mod fit;
+mod learner;
 mod power_law;
 mod reuse;
+mod waits;
 mod worth;
 
 pub use bandwidth::wanted;
 pub use fit::{FitError, Histogram, Seen, fit};
+pub use learner::{Learner, Sample, SampleError, Touched};
 pub use power_law::PowerLaw;
 pub use reuse::Reuse;
 pub use worth::{Value, Worth, WorthError};

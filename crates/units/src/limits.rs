@@ -304,12 +304,24 @@ pub const REFINEMENTS_TRIED_MAX: usize = 64;
 pub const ENVIERS_COMPARED_MAX: usize = 1024;
 /// Tenants of one host whose shares an agent decides.
 pub const TENANTS_PER_HOST_MAX: usize = 256;
+/// Processes of a tenant that are looked at.
+pub const TENANT_PROCESSES_MAX: usize = 64;
+/// Tenants of a host whose pages are looked at; of others nobody knows which they touch.
+pub const TENANTS_WATCHED_MAX: usize = 32;
+/// Regions of a tenant's memory that are told apart by which is touched how often.
+pub const WATCHED_REGIONS_MAX: usize = 1000;
+/// The most that a tenant may have relative to others.
+pub const WEIGHT_MAX: f64 = 1e6;
 /// The shortest epoch an operator may configure.
 pub const EPOCH_MIN: Ns = Ns::secs(1);
 /// The longest epoch an operator may configure.
 pub const EPOCH_MAX: Ns = Ns::secs(3600);
 /// After how long shares are decided anew, unless the operator says otherwise (Spirit 5).
 pub const EPOCH_DEFAULT: Ns = Ns::secs(30);
+/// Sizes of memory at which it is kept how long a tenant waited.
+pub const WAITS_MEASURED_MAX: usize = 16;
+/// Epochs after which what was measured once is forgotten.
+pub const WAITS_EPOCHS_MAX: u32 = 40;
 /// Knots of a miss-ratio curve.
 pub const CURVE_KNOTS_MAX: usize = 4096;
 

@@ -101,7 +101,7 @@ impl Sysfs {
     /// What the kernel says to it; `Interrupted` if a signal came before it was done.
     pub fn write(&self, file: impl AsRef<Path>, value: &str) -> Result<(), SysfsError> {
         let path = self.0.join(file);
-        let opened = OpenOptions::new().write(true).open(&path);
+        let opened = OpenOptions::new().write(true).truncate(true).open(&path); // as a shell does
         // Not by the standard library, which begins again what was interrupted.
         match opened.and_then(|file| Ok(rustix::io::pwrite(&file, value.as_bytes(), 0)?)) {
             Ok(_) => Ok(()),

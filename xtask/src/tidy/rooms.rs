@@ -19,7 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("emulated-host", &[]),
     ("cli", &["units", "prediction", "proto", "sim", "host-memory"]),
     ("pool-manager", &["units", "pool", "prediction", "proto"]),
-    ("host-agent", &["units", "pool", "proto", "host-memory"]),
+    ("host-agent", &["units", "pool", "fairness", "proto", "host-memory"]),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units", "emulated-host"]),
     ("tests", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),

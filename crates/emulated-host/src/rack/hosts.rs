@@ -66,6 +66,9 @@ impl Hosts {
         image::of(bed, plan)?.pack(&hosts.folder.join("initrd"))?;
         plan.devices.iter().try_for_each(|device| hosts.make(device))?;
         for name in plan.names() {
+            let mut drives = plan.drives.iter().enumerate();
+            drives
+                .try_for_each(|(n, drive)| sparse(&hosts.drive_of(&name, n), u64::from(drive.mib) << 20))?;
             for kind in LOGS {
                 let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // of an earlier rack
             }
@@ -78,15 +81,19 @@ impl Hosts {
     fn start_of(&self, bed: &Bed, plan: &Plan, name: &str) -> Result<Vec<String>, HostError> {
         let whole = |path: PathBuf| path.canonicalize().map_err(HostError::file("find", &path));
         let mut start = vec![whole(bed.qemu())?.display().to_string()];
-        start.extend(plan.arguments(name, &whole(bed.kernel(KERNEL))?, |device| self.memory_of(device)));
+        let (memory, drive) = (|device: &Device| self.memory_of(device), |n| self.drive_of(name, n));
+        start.extend(plan.arguments(name, &whole(bed.kernel(KERNEL))?, memory, drive));
         Ok(start)
     }
 
     /// A device's bytes: none are there yet, all read as zeros.
     fn make(&self, device: &Device) -> Result<(), HostError> {
-        let file = self.memory_of(device);
-        let made = File::create(&file).and_then(|bytes| bytes.set_len(u64::from(device.gib) << 30));
-        made.map_err(HostError::file("make", &file))
+        sparse(&self.memory_of(device), u64::from(device.gib) << 30)
+    }
+
+    /// The file with the bytes of a host's own drive.
+    fn drive_of(&self, host: &str, n: usize) -> PathBuf {
+        self.memory.path().join(format!("{host}.drive{n}"))
     }
 
     /// The file with a device's bytes: what is written to it every host sees, and the other way round.
@@ -108,6 +115,11 @@ impl Hosts {
     pub fn all_mut(&mut self) -> &mut [RackHost] {
         &mut self.all
     }
+}
+
+fn sparse(file: &Path, bytes: u64) -> Result<(), HostError> {
+    let made = File::create(file).and_then(|made| made.set_len(bytes));
+    made.map_err(HostError::file("make", file))
 }
 
 /// A folder in memory, where a link in the rack's folder shows it.

@@ -27,6 +27,15 @@ pub struct Device {
     pub is_aligned: bool,
 }
 
+/// A drive that each host has for itself: `/dev/vda`, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drive {
+    /// How much fits on it, in MiB.
+    pub mib: u32,
+    /// How many MB it reads a second, and how many it writes.
+    pub mb_s: u32,
+}
+
 /// What hosts a rack has.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -36,6 +45,10 @@ pub struct Plan {
     pub devices: Vec<Device>,
     /// Memory of each of them, in GiB.
     pub memory_gib: u32,
+    /// Processors of each of them; with more than one, guests inside crash now and then.
+    pub cpus: u32,
+    /// What each of them has for itself.
+    pub drives: Vec<Drive>,
     /// Programs they have in `/bin`, with the libraries these want.
     pub programs: Vec<PathBuf>,
     /// Files they have, and where: "guest/6.12". All have the same ones; `$HOST` in a script says which host it is.
@@ -53,6 +66,8 @@ impl Plan {
             hosts,
             devices,
             memory_gib: MEMORY_GIB_DEFAULT,
+            cpus: CPUS,
+            drives: Vec::new(),
             programs: Vec::new(),
             files: Vec::new(),
             append: "memhp_default_state=offline".to_owned(),
@@ -71,9 +86,15 @@ impl Plan {
         name: &str,
         kernel: &Path,
         memory: impl Fn(&Device) -> PathBuf,
+        drive: impl Fn(usize) -> PathBuf,
     ) -> Vec<String> {
         let mut all = words("-machine q35,cxl=on -accel tcg,thread=multi");
-        all.extend(["-cpu".to_owned(), format!("{CPU},-hypervisor"), "-smp".to_owned(), CPUS.to_owned()]);
+        all.extend([
+            "-cpu".to_owned(),
+            format!("{CPU},-hypervisor"),
+            "-smp".to_owned(),
+            self.cpus.to_string(),
+        ]);
         all.extend(words(&format!("-m {}G -nodefaults -display none -no-reboot", self.memory_gib)));
         // Only where local memory is a node are windows nodes of their own.
         all.extend(words(&format!("-object memory-backend-ram,id=local,size={}G", self.memory_gib)));
@@ -85,6 +106,7 @@ impl Plan {
         for (n, device) in self.devices.iter().enumerate() {
             all.extend(attached(n, device, &memory(device)));
         }
+        all.extend(self.drives.iter().enumerate().flat_map(|(n, one)| driven(n, one, &drive(n))));
         if !self.devices.is_empty() {
             all.extend(["-M".to_owned(), self.windows().join(",")]); // QEMU wants them in one piece
         }
@@ -141,6 +163,19 @@ fn attached(n: usize, device: &Device, memory: &Path) -> Vec<String> {
     all
 }
 
+/// A drive as fast as it is to be, whatever is behind it.
+fn driven(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
+    let (bytes, speed) = (bytes.display().to_string().replace(',', ",,"), u64::from(drive.mb_s) * 1_000_000);
+    vec![
+        "-drive".to_owned(),
+        format!(
+            "if=none,id=drive{n},file={bytes},format=raw,cache=unsafe,throttling.bps-read={speed},throttling.bps-write={speed}"
+        ),
+        "-device".to_owned(),
+        format!("virtio-blk-pci,drive=drive{n},bus=pcie.0"),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,12 +210,24 @@ mod tests {
     #[test]
     fn hosts_share_each_devices_bytes_and_listen_on_sockets_in_their_folder_only() {
         let plan = Plan::new(2, vec![device(0x1f, 4, true)]);
-        let all = plan.arguments("h1", Path::new("/k"), |device| format!("/m,{}", device.serial).into());
+        let memory = |device: &Device| format!("/m,{}", device.serial).into();
+        let all = plan.arguments("h1", Path::new("/k"), memory, |_| PathBuf::new());
         let has = |word: &str| all.iter().any(|have| have == word);
         assert!(has("memory-backend-file,id=memory0,mem-path=/m,,31,size=4G,share=on"), "{all:?}");
         assert!(has("cxl-type3,bus=port0,volatile-memdev=memory0,id=device0,sn=0x1f"), "{all:?}");
         assert!(has("unix:h1.qmp,server=on,wait=off"), "{all:?}");
         assert!(has("console=ttyS0 quiet panic=-1 HOST=h1 memhp_default_state=offline"), "{all:?}");
         assert!(!all.iter().any(|word| word.contains("hostfwd") || word.contains("tcp")), "{all:?}");
+    }
+
+    #[test]
+    fn a_drive_is_as_fast_as_it_is_to_be() {
+        let plan = Plan { drives: vec![Drive { mib: 64, mb_s: 20 }], ..Plan::new(1, Vec::new()) };
+        let all = plan.arguments("h0", Path::new("/k"), |_| PathBuf::new(), |n| format!("/d{n}").into());
+        let drive = all.iter().find(|word| word.starts_with("if=none")).unwrap();
+        assert!(
+            drive.contains("file=/d0,") && drive.ends_with("bps-read=20000000,throttling.bps-write=20000000"),
+            "{drive}"
+        );
     }
 }

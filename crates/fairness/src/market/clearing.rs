@@ -229,7 +229,7 @@ impl<'a, U: Utility> Sides<'a, U> {
 
 impl<U: Utility> Market<'_, U> {
     /// What a bundle is worth to a tenant against its fair share; 1 where both are worth nothing.
-    pub(super) fn gain(&self, tenant: usize, bundle: Bundle) -> f64 {
+    pub(crate) fn gain(&self, tenant: usize, bundle: Bundle) -> f64 {
         let value = |bundle| self.tenants[tenant].utility.value(bundle);
         let (this, fair) = (value(bundle), value(self.fair(tenant)));
         if this == fair { 1.0 } else { this / fair }

@@ -50,7 +50,19 @@ impl Bundle {
         }
     }
 
-    pub(super) fn add(&mut self, other: Self) {
+    /// Each good so many times.
+    pub(crate) fn times(self, times: Self) -> Self {
+        Self { memory: self.memory * times.memory, bandwidth: self.bandwidth * times.bandwidth }
+    }
+
+    /// In whole units, rounded down.
+    pub(crate) fn floor(self) -> Share {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "units of a supply")]
+        let whole = |of: f64| of.floor() as u64;
+        Share { memory_mib: whole(self.memory), bandwidth_mb_s: whole(self.bandwidth) }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
         self.memory += other.memory;
         self.bandwidth += other.bandwidth;
     }

@@ -1,0 +1,241 @@
+//! One epoch of a host, decided: from what shares are worth to its tenants to who has how much from now on.
+//!
+//! The market says what would be best; here is how much of that is done at once. Estimates are good near what tenants have, so nobody's share moves by more
+//! than half a fair share in an epoch; only what the next epoch still finds best, with what it has measured on the way there, is done whole. What would
+//! change next to nothing is not done, so that noise moves nothing.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::market::{
+    Aim, Bundle, Certificate, How, Market, MarketError, Share, Supply, Tenant, Trail, Utility,
+};
+
+/// The most that a share of either good moves in the first epoch that wants it to, in fair shares. Spirit's five steps of 1/200, with six tenants, are 0.15,
+/// every epoch.
+const PACE: f64 = 0.5;
+/// How near to each other, in fair shares, what two epochs want must be for the second to do it whole.
+const AGREED: f64 = 0.1;
+/// Of a fair share, what a tenant keeps at least of both goods: who is estimated to need nothing may be wrongly estimated, and with nothing it stands still.
+const KEPT_PART: f64 = 0.1;
+/// Of a fair share, what a share must move by to be moved: sizes are not known better.
+const MOVED: f64 = 0.05;
+/// What the geometric mean of throughputs must rise by for shares to be moved (Spirit's allocator: 1.005).
+const WORTH_IT: f64 = 0.005;
+/// What somebody may lack of its throughput with an equal split until shares are moved whatever that brings: estimates are no better.
+const LACK_MAX: f64 = 0.005;
+
+/// What tenants have, and what it was dealt out of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dealt {
+    /// All there was.
+    pub supply: Supply,
+    /// What each has, by its name.
+    pub tenants: BTreeMap<Arc<str>, Weighed>,
+}
+
+/// What one has, by which weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weighed {
+    /// More than 0.
+    pub weight: f64,
+    /// What it has.
+    pub share: Share,
+}
+
+/// A tenant of this epoch.
+#[derive(Clone, Debug)]
+pub struct Member<U> {
+    /// Its own among all that are here.
+    pub name: Arc<str>,
+    /// How much of everything it may have relative to others; more than 0.
+    pub weight: f64,
+    /// The least it must have of both; not more than its fair share. A tenth of that it has in any case.
+    pub least: Share,
+    /// What a share is worth to it.
+    pub utility: U,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// Shares move so much of the way, more than 0 to 1, to where the market wants them.
+    Set {
+        /// 1 is all of it.
+        way: f64,
+    },
+    /// They stay: new ones would be next to no better.
+    Held,
+}
+
+/// What came of an epoch.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// What is done.
+    pub change: Change,
+    /// What each tenant has from now on, in the order in which they were told.
+    pub shares: Vec<Share>,
+    /// An equal split, by weight.
+    pub fair: Vec<Share>,
+    /// Throughput with that against an equal split, as estimated.
+    pub gains: Vec<f64>,
+    /// Of what is done; if nothing is, of what would have been.
+    pub certificate: Certificate,
+}
+
+/// The epochs of one host.
+#[derive(Clone, Debug, Default)]
+pub struct Epochs {
+    dealt: Option<Dealt>,
+    /// What the last epoch wanted tenants to have.
+    aimed: BTreeMap<Arc<str>, Bundle>,
+    trail: Trail,
+    turn: usize,
+}
+
+impl Epochs {
+    /// Goes on from what tenants have, if that is known.
+    pub fn from(dealt: Option<Dealt>) -> Self {
+        Self { dealt, ..Self::default() }
+    }
+
+    /// What tenants have.
+    pub fn dealt(&self) -> Option<&Dealt> {
+        self.dealt.as_ref()
+    }
+
+    /// Decides for these tenants. What they have is thought to be so when this returns: see [`Epochs::undone`].
+    ///
+    /// # Errors
+    /// There can be no such market; nothing changes.
+    pub fn decide<U: Utility>(
+        &mut self,
+        supply: Supply,
+        members: &[Member<U>],
+    ) -> Result<Decision, MarketError> {
+        let tenants = tenants(supply, members);
+        let market = Market::new(supply, &tenants)?;
+        let had = self.had(&market, members);
+        let mut outcome = market.clear(How { trail: std::mem::take(&mut self.trail), turn: self.turn });
+        market.refine(&mut outcome, Aim { without_envy: true, margin: 0.0 });
+        self.trail = std::mem::take(&mut outcome.trail);
+        self.turn = self.turn.wrapping_add(1);
+        let held = self.dealt.as_ref().and_then(|dealt| dealt.of(supply, members));
+        let held = held.filter(|_| !is_worth_it(&market, &had, &outcome.bought));
+        let change = match held {
+            Some(_) => Change::Held,
+            None if self.agrees(&market, members, &outcome.bought) => Change::Set { way: 1.0 },
+            None => {
+                self.aim(members, &outcome.bought);
+                Change::Set { way: market.pace(&mut outcome, &had, PACE) }
+            }
+        };
+        let certificate = market.certify(&outcome);
+        let shares = held.unwrap_or(outcome.shares);
+        let gains = (0..members.len()).map(|at| market.gain(at, shares[at].into())).collect();
+        let fair = (0..members.len()).map(|at| market.fair(at).floor()).collect();
+        let weighed = members.iter().zip(&shares).map(|(member, share)| {
+            (Arc::clone(&member.name), Weighed { weight: member.weight, share: *share })
+        });
+        self.dealt = Some(Dealt { supply, tenants: weighed.collect() });
+        Ok(Decision { change, shares, fair, gains, certificate })
+    }
+
+    /// What was decided last was not done: this is what tenants have.
+    pub fn undone(&mut self, dealt: Option<Dealt>) {
+        self.dealt = dealt;
+    }
+
+    /// Whether the last epoch wanted the same for everybody, about.
+    fn agrees<U: Utility>(&self, market: &Market<'_, &U>, members: &[Member<U>], wanted: &[Bundle]) -> bool {
+        members.len() == self.aimed.len()
+            && members.iter().zip(wanted).enumerate().all(|(at, (member, wanted))| {
+                self.aimed.get(&member.name).is_some_and(|aimed| market.is_near(at, *aimed, *wanted, AGREED))
+            })
+    }
+
+    fn aim<U>(&mut self, members: &[Member<U>], wanted: &[Bundle]) {
+        let names = members.iter().map(|member| Arc::clone(&member.name));
+        self.aimed = names.zip(wanted.iter().copied()).collect();
+    }
+
+    /// What tenants had, as a split of what there is now among those that are here now: each keeps what it has of its fair share, and who has just come begins
+    /// with a whole one.
+    fn had<U: Utility>(&self, market: &Market<'_, &U>, members: &[Member<U>]) -> Vec<Bundle> {
+        let ratio = |name: &str| self.dealt.as_ref().map_or(WHOLE, |dealt| dealt.of_fair(name));
+        let one = |(at, member): (usize, &Member<U>)| market.fair(at).times(ratio(&member.name));
+        let mut had: Vec<Bundle> = members.iter().enumerate().map(one).collect();
+        let mut sum = Bundle::default();
+        had.iter().for_each(|one| sum.add(*one));
+        let all = market.all();
+        let less = |sum: f64, all: f64| (all / sum).min(1.0);
+        let less =
+            Bundle { memory: less(sum.memory, all.memory), bandwidth: less(sum.bandwidth, all.bandwidth) };
+        for (at, one) in had.iter_mut().enumerate() {
+            *one = market.within_limits(at, one.times(less));
+        }
+        had
+    }
+}
+
+/// A whole fair share.
+const WHOLE: Bundle = Bundle { memory: 1.0, bandwidth: 1.0 };
+
+impl Dealt {
+    /// What a tenant has of its fair share; all of it, if it was not there.
+    fn of_fair(&self, name: &str) -> Bundle {
+        let Some(one) = self.tenants.get(name) else { return WHOLE };
+        let weights: f64 = self.tenants.values().map(|one| one.weight).sum();
+        let part = |share: u64, all: u64| share as f64 * weights / (all as f64 * one.weight);
+        Bundle {
+            memory: part(one.share.memory_mib, self.supply.memory_mib),
+            bandwidth: part(one.share.bandwidth_mb_s, self.supply.bandwidth_mb_s),
+        }
+    }
+
+    /// What these tenants have, if they are those that are here, with these weights, and there is as much for them as there was.
+    fn of<U>(&self, supply: Supply, members: &[Member<U>]) -> Option<Vec<Share>> {
+        let share = |member: &Member<U>| {
+            let Weighed { weight, share } = *self.tenants.get(&member.name)?;
+            let is_so = weight == member.weight
+                && share.memory_mib >= member.least.memory_mib
+                && share.bandwidth_mb_s >= member.least.bandwidth_mb_s;
+            is_so.then_some(share)
+        };
+        if self.supply != supply || self.tenants.len() != members.len() {
+            return None;
+        }
+        members.iter().map(share).collect()
+    }
+}
+
+/// As the market knows them.
+fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
+    let weights: f64 = members.iter().map(|member| member.weight).sum();
+    let least = |member: &Member<U>| {
+        let part = KEPT_PART * member.weight / weights;
+        let kept = Bundle::from(supply.all()).times(Bundle { memory: part, bandwidth: part }).floor();
+        Share {
+            memory_mib: member.least.memory_mib.max(kept.memory_mib),
+            bandwidth_mb_s: member.least.bandwidth_mb_s.max(kept.bandwidth_mb_s),
+        }
+    };
+    let tenant =
+        |member| Tenant { least: least(member), ..Tenant::new(member.weight, supply, &member.utility) };
+    members.iter().map(tenant).collect()
+}
+
+/// Whether somebody's share would be another, and tenants do enough better with `new` than with what they have, or somebody has less than it is due.
+fn is_worth_it<U: Utility>(market: &Market<'_, U>, had: &[Bundle], new: &[Bundle]) -> bool {
+    if (0..had.len()).all(|at| market.is_near(at, had[at], new[at], MOVED)) {
+        return false;
+    }
+    let mean = |bundles: &[Bundle]| {
+        let logs = bundles.iter().enumerate().map(|(at, bundle)| market.gain(at, *bundle).ln());
+        logs.sum::<f64>() / bundles.len() as f64
+    };
+    let lacks = |(at, bundle): (usize, &Bundle)| market.gain(at, *bundle) < 1.0 - LACK_MAX;
+    mean(new) - mean(had) > WORTH_IT || had.iter().enumerate().any(lacks)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+//! What a host learns of one tenant, epoch after epoch: from what it measures to what shares are worth to the tenant.
+//!
+//! Spirit counts accesses by sampling in hardware. A host without that still knows what matters, seconds: how long a tenant worked, how often the kernel
+//! made it wait for a page, and how long that takes. Where somebody looks at which pages are touched, a power law says how waiting hangs on memory; where
+//! nobody does, a straight line; and both go through what was measured, by [`Waits`].
+
+use thiserror::Error;
+
+use super::{FitError, Histogram, MissModel, PowerLaw, Seen, Worth, WorthError, fit, waits::Waits, wanted};
+use crate::{curve::Knot, market::Supply};
+
+/// What was measured of a tenant in one epoch.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// How long the epoch was, in seconds; more than 0.
+    pub seconds: f64,
+    /// Memory that it had, in MiB.
+    pub memory: f64,
+    /// And what of it lies elsewhere, in MiB.
+    pub remote: f64,
+    /// Seconds that it worked, of all its threads.
+    pub worked: f64,
+    /// How often it had to wait for a page.
+    pub misses: f64,
+    /// How long one such wait takes while the link is not full, in seconds.
+    pub miss: f64,
+    /// What it moved over the link, the busier way, in MB/s.
+    pub used: f64,
+    /// What it may move, in MB/s.
+    pub limit: f64,
+    /// Which pages it touched, if somebody looked.
+    pub touched: Option<Touched>,
+}
+
+/// Which pages a tenant touched.
+#[derive(Clone, Debug, Default)]
+pub struct Touched {
+    /// How often each block of pages was seen to be touched.
+    pub histogram: Histogram,
+    /// MiB of a block.
+    pub block: f64,
+    /// Pages that were touched, in a second: those that are touched again at once count once.
+    pub pages_per_second: f64,
+}
+
+/// A number that cannot have been measured.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+#[error("{what} {value} must be a number, {rule}")]
+pub struct SampleError {
+    /// Which.
+    pub what: &'static str,
+    /// What it was.
+    pub value: f64,
+    /// What it has to be.
+    pub rule: &'static str,
+}
+
+/// Of an epoch, what it must have worked for that to say anything.
+const IDLE: f64 = 0.01;
+/// The longest wait that is reckoned with, in seconds for each second of work.
+const WAITS_MAX: f64 = 1e6;
+/// Seconds waited for each second of work that are as good as none: who waits so little is not measured better, and would else hold on to memory that
+/// others want as if it were its life.
+const NOTICED: f64 = 0.01;
+/// Pages of 4 KiB of a MiB.
+const PAGES_PER_MIB: f64 = 256.0;
+/// How far off miss ratios are that nobody looked for: anything may be true.
+const UNKNOWN: f64 = 1.0;
+
+/// What is known of a tenant.
+#[derive(Clone, Debug, Default)]
+pub struct Learner {
+    waits: Waits,
+    law: Option<PowerLaw>,
+    /// Memory beyond which more is of no use, in MiB.
+    footprint: f64,
+    /// Seconds that it would wait for each second of work with no memory at all, by the model.
+    without: f64,
+    wanted: f64,
+}
+
+impl Learner {
+    /// An epoch is over; the link has so many MB/s. What is out of range is not learnt. Of a tenant that hardly worked nothing is, but how much it has.
+    ///
+    /// # Errors
+    /// The first number that cannot have been measured.
+    pub fn learn(&mut self, sample: &Sample, link: f64) -> Result<(), SampleError> {
+        sample.check()?;
+        self.footprint = (sample.memory + sample.remote).max(1.0);
+        self.wanted = wanted(sample.used, sample.limit, link).min(link);
+        if sample.worked < IDLE * sample.seconds {
+            return Ok(());
+        }
+        // A fit needs more than this epoch may have shown: then the last one stands.
+        if let Some(law) = sample.fitted().and_then(Result::ok) {
+            self.law = Some(law);
+        }
+        let pages_per_second = match &sample.touched {
+            Some(touched) => touched.pages_per_second,
+            // Nobody knows: as if every page were touched each second.
+            None => self.footprint * PAGES_PER_MIB,
+        };
+        let touches = pages_per_second * sample.seconds / sample.worked;
+        self.without = (touches * sample.miss).min(WAITS_MAX);
+        let waited = (sample.misses * sample.miss / sample.worked).min(WAITS_MAX);
+        let (law, footprint, without) = (self.law, self.footprint, self.without);
+        let model = |memory| without * misses(law, footprint, memory);
+        self.waits.note(sample.memory.max(1.0), waited, model);
+        Ok(())
+    }
+
+    /// Seconds that it waits for each second of work with so much memory (MiB), if the link is not full.
+    pub fn waits(&self, memory: f64) -> f64 {
+        let model = |memory| self.without * misses(self.law, self.footprint, memory);
+        self.waits.at(memory, model).min(WAITS_MAX)
+    }
+
+    /// What shares are worth to it; memory beyond `most` MiB it cannot have, whoever says so.
+    ///
+    /// # Errors
+    /// Nothing was learnt that makes sense: see [`WorthError`].
+    pub fn worth(&self, supply: Supply, most: f64) -> Result<Worth, WorthError> {
+        let waits = |memory: f64| (self.waits(memory.min(most)) - NOTICED).max(0.0);
+        let gamma = waits(0.0);
+        let part = |memory: f64| if gamma > 0.0 { (waits(memory) / gamma).min(1.0) } else { 0.0 };
+        let knots: Vec<Knot> =
+            self.sizes(most).into_iter().map(|memory| Knot { memory, misses: part(memory) }).collect();
+        Worth::new(supply, &knots, gamma, self.wanted)
+    }
+
+    /// Bandwidth that it could use, in MB/s.
+    pub fn wanted(&self) -> f64 {
+        self.wanted
+    }
+
+    /// How far off miss ratios may be, about: 1 where nobody looked which pages are touched.
+    pub fn error(&self) -> f64 {
+        self.law.as_ref().map_or(UNKNOWN, MissModel::error)
+    }
+
+    /// Sizes of memory at which waits are told: closer to each other where there is less, where they were measured, and the most there may be.
+    fn sizes(&self, most: f64) -> Vec<f64> {
+        let even = (0..=SIZES).map(|at| self.footprint * (f64::from(at) / f64::from(SIZES)).powi(2));
+        let mut sizes: Vec<f64> =
+            even.chain(self.waits.sizes()).chain(Some(most).filter(|most| most.is_finite())).collect();
+        sizes.sort_by(f64::total_cmp);
+        sizes.dedup_by(|next, last| *next - *last < 1e-6);
+        sizes
+    }
+}
+
+const SIZES: u32 = 64;
+
+/// By the power law; by a straight line down to all that it has, where there is none.
+fn misses(law: Option<PowerLaw>, footprint: f64, memory: f64) -> f64 {
+    match law {
+        Some(law) => law.misses(memory),
+        None => (1.0 - memory / footprint).max(0.0),
+    }
+}
+
+impl Sample {
+    fn check(&self) -> Result<(), SampleError> {
+        let wrong = |what, value, rule| Err(SampleError { what, value, rule });
+        if !(self.seconds.is_finite() && self.seconds > 0.0) {
+            return wrong("seconds", self.seconds, "more than 0");
+        }
+        let touched = self.touched.as_ref();
+        let all = [
+            ("memory", self.memory),
+            ("remote memory", self.remote),
+            ("work", self.worked),
+            ("misses", self.misses),
+            ("time of a miss", self.miss),
+            ("bandwidth used", self.used),
+            ("bandwidth limit", self.limit),
+            ("size of a block", touched.map_or(1.0, |touched| touched.block)),
+            ("pages touched", touched.map_or(0.0, |touched| touched.pages_per_second)),
+        ];
+        match all.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+            Some((what, value)) => wrong(what, value, "0 or more"),
+            None => Ok(()),
+        }
+    }
+
+    /// The power law by which its blocks are touched, if somebody looked; through the part of touches that missed.
+    fn fitted(&self) -> Option<Result<PowerLaw, FitError>> {
+        let touched = self.touched.as_ref().filter(|touched| touched.block > 0.0)?;
+        let hits = touched.pages_per_second * self.seconds;
+        let all = hits + self.misses;
+        let seen = Seen {
+            pages: (self.memory + self.remote) / touched.block,
+            local: self.memory / touched.block,
+            misses: if all > 0.0 { self.misses / all } else { 0.0 },
+            pages_per_mib: 1.0 / touched.block,
+        };
+        Some(fit(&touched.histogram, &seen))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::market::{Bundle, Utility};
+
+    const SUPPLY: Supply = Supply { memory_mib: 1000, bandwidth_mb_s: 100 };
+
+    /// One that keeps a processor busy with 400 of its 1000 MiB, and waits as long as it works.
+    fn sample() -> Sample {
+        Sample {
+            seconds: 10.0,
+            memory: 400.0,
+            remote: 600.0,
+            worked: 5.0,
+            misses: 5000.0,
+            miss: 1e-3,
+            used: 10.0,
+            limit: 50.0,
+            touched: None,
+        }
+    }
+
+    #[test]
+    fn what_it_waited_with_what_it_had_is_true_whatever_the_model_says() {
+        let mut learner = Learner::default();
+        learner.learn(&sample(), 100.0).unwrap();
+        assert_eq!(learner.waits(400.0), 1.0);
+        assert!(learner.waits(1000.0) < 1e-9 && learner.waits(0.0) > 1.0);
+        let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
+        let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
+        assert!((value(400.0, 50.0) - 0.5).abs() < NOTICED, "it works half of the time");
+        assert!((value(1000.0, 50.0) - 1.0).abs() < 1e-9);
+        assert_eq!(value(400.0, 10.0), value(400.0, 100.0), "it does not want more than it uses");
+        assert!(value(400.0, 5.0) < value(400.0, 10.0));
+    }
+
+    #[test]
+    fn who_uses_all_it_may_wants_the_link() {
+        let mut learner = Learner::default();
+        learner.learn(&Sample { used: 45.0, ..sample() }, 100.0).unwrap();
+        assert_eq!(learner.wanted(), 100.0);
+    }
+
+    #[test]
+    fn who_never_waits_gains_nothing_from_anything() {
+        let mut learner = Learner::default();
+        let busy = Sample { remote: 0.0, misses: 0.0, used: 0.0, ..sample() }; // what it has it may need
+        learner.learn(&busy, 100.0).unwrap();
+        let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
+        let value = |memory| worth.value(Bundle { memory, bandwidth: 1.0 });
+        assert_eq!(value(400.0), value(1000.0));
+        assert!(value(200.0) < value(400.0));
+    }
+
+    #[test]
+    fn memory_that_it_may_not_have_is_worth_nothing() {
+        let mut learner = Learner::default();
+        learner.learn(&sample(), 100.0).unwrap();
+        let worth = learner.worth(SUPPLY, 500.0).unwrap();
+        let value = |memory| worth.value(Bundle { memory, bandwidth: 50.0 });
+        assert!(value(400.0) < value(500.0));
+        assert!((value(500.0) - value(900.0)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_idle_epoch_says_nothing() {
+        let mut learner = Learner::default();
+        learner.learn(&sample(), 100.0).unwrap();
+        let before = learner.waits(200.0);
+        learner.learn(&Sample { worked: 0.05, misses: 0.0, ..sample() }, 100.0).unwrap();
+        assert_eq!(learner.waits(200.0), before);
+    }
+
+    #[test]
+    fn numbers_that_cannot_have_been_measured_are_refused_by_name_and_change_nothing() {
+        let mut learner = Learner::default();
+        learner.learn(&sample(), 100.0).unwrap();
+        let before = format!("{learner:?}");
+        let wrong = [
+            (Sample { misses: f64::NAN, ..sample() }, "misses NaN must be a number, 0 or more"),
+            (Sample { memory: -1.0, ..sample() }, "memory -1 must be a number, 0 or more"),
+            (Sample { seconds: 0.0, ..sample() }, "seconds 0 must be a number, more than 0"),
+            (Sample { used: f64::INFINITY, ..sample() }, "bandwidth used inf must be a number, 0 or more"),
+        ];
+        for (sample, says) in wrong {
+            assert_eq!(learner.learn(&sample, 100.0).unwrap_err().to_string(), says);
+            assert_eq!(format!("{learner:?}"), before);
+        }
+    }
+
+    #[test]
+    fn where_somebody_looks_which_pages_are_touched_the_shape_is_theirs() {
+        // A tenth of its blocks are touched nine times as often as the others.
+        let counts = (0..1000).map(|block| if block < 100 { 90 } else { 10 });
+        let touched = Touched { histogram: Histogram::new(counts), block: 1.0, pages_per_second: 1500.0 };
+        let mut learner = Learner::default();
+        learner.learn(&Sample { touched: Some(touched), ..sample() }, 100.0).unwrap();
+        assert_eq!(learner.waits(400.0), 1.0);
+        let mut blind = Learner::default();
+        blind.learn(&sample(), 100.0).unwrap();
+        assert!(learner.waits(50.0) / learner.waits(150.0) > 1.3 * blind.waits(50.0) / blind.waits(150.0));
+        assert!(learner.error() < blind.error());
+    }
+}

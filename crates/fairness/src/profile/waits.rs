@@ -1,0 +1,168 @@
+//! How long a tenant waits for memory, by how much of it there is: as a model says, bent so that it goes through what was measured.
+//!
+//! A model knows which pages are touched how often; how long the kernel lets a tenant wait with so much memory it does not. What was measured with the memory
+//! that the tenant had is true there, and the model says how it goes on from there.
+
+use units::limits::{WAITS_EPOCHS_MAX, WAITS_MEASURED_MAX};
+
+/// Sizes that are told apart, relative.
+const NEAR: f64 = 0.03;
+/// Of two measurements at one size, what the newer counts.
+const NEWER: f64 = 0.5;
+/// From this factor, and this difference, between what was measured and what was expected, a tenant does something else than it did.
+const OTHERWISE: f64 = 2.0;
+const OTHERWISE_BY: f64 = 0.1;
+
+/// What was measured at one size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Measured {
+    /// MiB.
+    memory: f64,
+    /// Seconds waited for each second of work.
+    waits: f64,
+    /// Epochs since.
+    age: u32,
+}
+
+/// What was measured of one tenant, at several sizes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Waits {
+    /// Memory rises, and waits never do.
+    measured: Vec<Measured>,
+}
+
+impl Waits {
+    /// With so much memory it waited so many seconds for each second of work. `model` says how long it would, up to a factor and what was measured.
+    pub(super) fn note(&mut self, memory: f64, waits: f64, model: impl Fn(f64) -> f64) {
+        let expected = self.at(memory, model);
+        let is_otherwise = (waits - expected).abs() > OTHERWISE_BY
+            && !(expected / OTHERWISE..=expected * OTHERWISE).contains(&waits);
+        if is_otherwise {
+            self.measured.clear();
+        }
+        self.measured.iter_mut().for_each(|one| one.age += 1);
+        let is_near = |one: &Measured| (one.memory - memory).abs() <= NEAR * memory;
+        let near = self.measured.iter().position(is_near).map(|at| self.measured.remove(at));
+        let waits = near.map_or(waits, |near| near.waits + NEWER * (waits - near.waits));
+        // What says that more memory made it wait longer is of another time.
+        self.measured.retain(|one| {
+            one.age < WAITS_EPOCHS_MAX
+                && if one.memory < memory { one.waits >= waits } else { one.waits <= waits }
+        });
+        if self.measured.len() == WAITS_MEASURED_MAX {
+            let oldest = (0..self.measured.len()).max_by_key(|at| self.measured[*at].age);
+            oldest.map(|at| self.measured.remove(at));
+        }
+        let at = self.measured.partition_point(|one| one.memory < memory);
+        self.measured.insert(at, Measured { memory, waits, age: 0 });
+    }
+
+    /// Seconds that it waits for each second of work, with so much memory.
+    pub(super) fn at(&self, memory: f64, model: impl Fn(f64) -> f64) -> f64 {
+        let above = self.measured.partition_point(|one| one.memory <= memory);
+        let below = above.checked_sub(1).map(|at| &self.measured[at]);
+        match (below, self.measured.get(above)) {
+            (Some(less), Some(more)) => between(less, more, memory, model),
+            (None, Some(one)) | (Some(one), None) => beside(one, memory, model),
+            (None, None) => model(memory),
+        }
+    }
+
+    /// The sizes at which something was measured; MiB.
+    pub(super) fn sizes(&self) -> impl Iterator<Item = f64> + '_ {
+        self.measured.iter().map(|one| one.memory)
+    }
+}
+
+/// Between two measurements, as the model falls; straight, where it does not.
+fn between(less: &Measured, more: &Measured, memory: f64, model: impl Fn(f64) -> f64) -> f64 {
+    let (high, low) = (model(less.memory), model(more.memory));
+    let part = if high > low {
+        (model(memory) - low) / (high - low)
+    } else {
+        (more.memory - memory) / (more.memory - less.memory)
+    };
+    more.waits + part.clamp(0.0, 1.0) * (less.waits - more.waits)
+}
+
+/// On the side where nothing was measured: as many times as long, or as much longer where the model says that it should not have waited at all.
+fn beside(one: &Measured, memory: f64, model: impl Fn(f64) -> f64) -> f64 {
+    let (here, there) = (model(one.memory), model(memory));
+    if here > 0.0 && one.waits > 0.0 { one.waits * there / here } else { (one.waits + there - here).max(0.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    /// Waits a second with nothing, and not at all from 100 MiB on.
+    fn straight(memory: f64) -> f64 {
+        (1.0 - memory / 100.0).max(0.0)
+    }
+
+    #[test]
+    fn without_measurements_it_is_what_the_model_says() {
+        assert_eq!(Waits::default().at(25.0, straight), 0.75);
+    }
+
+    #[test]
+    fn what_was_measured_is_true_and_the_model_goes_on_from_there() {
+        let mut waits = Waits::default();
+        waits.note(50.0, 1.0, straight);
+        assert_eq!(waits.at(50.0, straight), 1.0);
+        assert_eq!(waits.at(75.0, straight), 0.5, "half of what it was, as the model says");
+        assert_eq!(waits.at(0.0, straight), 2.0);
+        waits.note(75.0, 0.6, straight);
+        assert_eq!(waits.at(62.5, straight), 0.8, "between both");
+        assert_eq!(waits.at(100.0, straight), 0.0);
+    }
+
+    #[test]
+    fn a_tenant_that_did_not_wait_may_be_given_less_only_as_the_model_says() {
+        let mut waits = Waits::default();
+        waits.note(150.0, 0.0, straight);
+        assert_eq!(waits.at(100.0, straight), 0.0);
+        assert_eq!(waits.at(50.0, straight), 0.5);
+    }
+
+    #[test]
+    fn who_does_something_else_is_measured_anew() {
+        let mut waits = Waits::default();
+        waits.note(50.0, 0.5, straight);
+        waits.note(80.0, 0.2, straight);
+        waits.note(50.0, 0.55, straight);
+        assert_eq!(waits.measured.len(), 2, "as expected");
+        assert_eq!(waits.at(50.0, straight), 0.525, "half of the new one, against noise");
+        waits.note(50.0, 5.0, straight);
+        assert_eq!(waits.measured.len(), 1);
+        assert_eq!(waits.at(50.0, straight), 5.0);
+    }
+
+    #[test]
+    fn what_was_measured_long_ago_is_forgotten() {
+        let mut waits = Waits::default();
+        waits.note(50.0, 0.5, straight);
+        for _ in 0..WAITS_EPOCHS_MAX {
+            waits.note(80.0, 0.2, straight);
+        }
+        assert_eq!(waits.sizes().collect::<Vec<_>>(), [80.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_measured_more_memory_never_makes_a_tenant_wait_longer(
+            measured in vec((1.0..200.0_f64, prop_oneof![Just(0.0), 0.0..50.0_f64]), 0..40),
+        ) {
+            let mut waits = Waits::default();
+            for (memory, measured) in measured {
+                waits.note(memory, measured, straight);
+                prop_assert!(waits.sizes().count() <= WAITS_MEASURED_MAX);
+            }
+            let all: Vec<f64> = (0..=220).map(|memory| waits.at(f64::from(memory), straight)).collect();
+            prop_assert!(all.iter().all(|waits| waits.is_finite() && *waits >= 0.0), "{all:?}");
+            prop_assert!(all.windows(2).all(|two| two[1] <= two[0] + 1e-9), "{all:?}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! `[symbiosis]` of host.toml: who shares this host's local memory and its link to remote memory, and what becomes of a share.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use fairness::market::Supply;
+use serde::Deserialize;
+use units::{
+    Name, Ns,
+    limits::{EPOCH_DEFAULT, EPOCH_MAX, EPOCH_MIN, SUPPLY_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX},
+};
+
+use super::{Fault, fault};
+
+/// Who shares what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Symbiosis {
+    /// A folder of cgroup v2: each cgroup in it is a tenant.
+    pub cgroups: PathBuf,
+    /// What there is.
+    pub supply: Supply,
+    /// After how long it is decided anew.
+    pub epoch: Ns,
+    /// What becomes of shares.
+    pub enforce: Enforce,
+    /// The swap device that tenants' remote memory is on; there if any share is enforced by it.
+    pub remote: Option<PathBuf>,
+    /// What is said of single tenants.
+    pub tenants: BTreeMap<Name, One>,
+}
+
+/// What becomes of a share.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Enforce {
+    /// The tenant's memory beyond it goes to the swap device, as fast as its share of the link allows.
+    Swap,
+    /// It is a target for whoever moves pages between local and pool memory; until somebody does, advice.
+    Tiered,
+    /// It is told.
+    Advise,
+}
+
+impl Enforce {
+    /// As host.toml names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Swap => "swap",
+            Self::Tiered => "tiered",
+            Self::Advise => "advise",
+        }
+    }
+}
+
+impl Enforce {
+    /// What keeps a tenant from such a share; empty if nothing does.
+    pub const fn caveat(self) -> &'static str {
+        match self {
+            Self::Tiered => "its share is advice: nothing here moves pages between local and pool memory yet",
+            Self::Swap | Self::Advise => "",
+        }
+    }
+}
+
+/// What is said of one tenant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct One {
+    /// What it may have relative to others, unless the scheduler says otherwise.
+    pub weight: f64,
+    /// Local memory that it must have.
+    pub least_mib: u64,
+    /// What becomes of its share.
+    pub enforce: Enforce,
+}
+
+/// As written by the operator.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawSymbiosis {
+    cgroups: PathBuf,
+    memory_mib: u64,
+    bandwidth_mb_s: u64,
+    epoch_s: Option<u64>,
+    enforce: String,
+    remote: Option<PathBuf>,
+    #[serde(default)]
+    tenants: BTreeMap<String, RawOne>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawOne {
+    weight: Option<f64>,
+    least_mib: Option<u64>,
+    enforce: Option<String>,
+}
+
+pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> {
+    let enforce = check_enforce("symbiosis.enforce", &raw.enforce)?;
+    let supply = Supply {
+        memory_mib: amount("symbiosis.memory_mib", raw.memory_mib)?,
+        bandwidth_mb_s: amount("symbiosis.bandwidth_mb_s", raw.bandwidth_mb_s)?,
+    };
+    if raw.tenants.len() > TENANTS_PER_HOST_MAX {
+        let rule = format!("must be at most {TENANTS_PER_HOST_MAX}");
+        return Err(fault("symbiosis.tenants", raw.tenants.len(), rule));
+    }
+    let one = |(name, one): (&String, &RawOne)| {
+        let name = Name::new(name).map_err(|error| fault("symbiosis.tenants", name, error))?;
+        Ok((name, check_one(one, enforce, supply)?))
+    };
+    let tenants: BTreeMap<Name, One> = raw.tenants.iter().map(one).collect::<Result<_, Fault>>()?;
+    let swaps = enforce == Enforce::Swap || tenants.values().any(|one| one.enforce == Enforce::Swap);
+    if swaps && raw.remote.is_none() {
+        return Err(fault("symbiosis.remote", "", "must be the swap device where enforce = \"swap\""));
+    }
+    Ok(Symbiosis {
+        cgroups: base.join(raw.cgroups),
+        supply,
+        epoch: check_epoch(raw.epoch_s)?,
+        enforce,
+        remote: raw.remote.map(|path| base.join(path)),
+        tenants,
+    })
+}
+
+fn check_one(one: &RawOne, enforce: Enforce, supply: Supply) -> Result<One, Fault> {
+    let weight = one.weight.unwrap_or(1.0);
+    if !(weight.is_finite() && weight > 0.0 && weight <= WEIGHT_MAX) {
+        let rule = format!("must be more than 0, and at most {WEIGHT_MAX}");
+        return Err(fault("symbiosis.tenants.weight", weight, rule));
+    }
+    let least_mib = one.least_mib.unwrap_or(0);
+    if least_mib > supply.memory_mib {
+        let rule = format!("must be at most symbiosis.memory_mib, {}", supply.memory_mib);
+        return Err(fault("symbiosis.tenants.least_mib", least_mib, rule));
+    }
+    let enforce = match &one.enforce {
+        Some(text) => check_enforce("symbiosis.tenants.enforce", text)?,
+        None => enforce,
+    };
+    Ok(One { weight, least_mib, enforce })
+}
+
+fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, Fault> {
+    let all = [Enforce::Swap, Enforce::Tiered, Enforce::Advise];
+    let known = all.into_iter().find(|enforce| enforce.name() == text);
+    known.ok_or_else(|| fault(field, text, "must be swap, tiered or advise"))
+}
+
+fn amount(field: &'static str, of: u64) -> Result<u64, Fault> {
+    let rule = format!("must be from 1 to {SUPPLY_MAX}");
+    if (1..=SUPPLY_MAX).contains(&of) { Ok(of) } else { Err(fault(field, of, rule)) }
+}
+
+fn check_epoch(written: Option<u64>) -> Result<Ns, Fault> {
+    let (least, most) = (EPOCH_MIN.as_ms() / 1000, EPOCH_MAX.as_ms() / 1000);
+    match written {
+        None => Ok(EPOCH_DEFAULT),
+        Some(seconds) if (least..=most).contains(&seconds) => Ok(Ns::secs(seconds)),
+        Some(seconds) => {
+            Err(fault("symbiosis.epoch_s", seconds, format!("must be from {least} to {most} seconds")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    const SMALLEST: &str = r#"
+        [agent]
+        host = "h0"
+        runtime_dir = "run"
+        token_file = "h0.token"
+        [backend]
+        kind = "emulated"
+        [symbiosis]
+        cgroups = "/sys/fs/cgroup/tenants"
+        memory_mib = 2048
+        bandwidth_mb_s = 100
+        enforce = "swap"
+        remote = "/dev/vdb"
+    "#;
+
+    fn parse(text: &str) -> Result<Symbiosis, String> {
+        let config = Config::parse(text, Path::new("/etc/tarn/host.toml"));
+        config.map(|config| config.symbiosis.unwrap()).map_err(|error| units::chain(&error))
+    }
+
+    #[track_caller]
+    fn refused(from: &str, to: &str, why: &str) {
+        assert!(SMALLEST.contains(from), "nothing was changed");
+        let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default() {
+        let symbiosis = parse(SMALLEST).unwrap();
+        assert_eq!(symbiosis.epoch, Ns::secs(30));
+        assert_eq!(symbiosis.supply, Supply { memory_mib: 2048, bandwidth_mb_s: 100 });
+        let with_one = format!("{SMALLEST}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
+        let one = parse(&with_one).unwrap().tenants[&Name::new("db").unwrap()];
+        assert_eq!(one, One { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
+        let like_all = parse(&format!("{SMALLEST}[symbiosis.tenants.db]")).unwrap();
+        assert_eq!(like_all.tenants[&Name::new("db").unwrap()].enforce, Enforce::Swap);
+    }
+
+    #[test]
+    fn a_wrong_value_is_an_error_with_field_value_and_rule() {
+        refused("2048", "0", "symbiosis.memory_mib = \"0\": must be from 1 to");
+        refused("100", "0", "symbiosis.bandwidth_mb_s = \"0\": must be from 1 to");
+        refused("\"swap\"", "\"swop\"", "symbiosis.enforce = \"swop\": must be swap, tiered or advise");
+        refused("remote", "#", "symbiosis.remote = \"\": must be the swap device");
+        refused("remote", "epoch_s = 0\nremote", "symbiosis.epoch_s = \"0\": must be from 1 to 3600 seconds");
+        let one = |line: &str| format!("[symbiosis.tenants.db]\n{line}\n#");
+        refused(
+            "remote = \"/dev/vdb\"",
+            &format!("remote = \"/dev/vdb\"\n{}", one("weight = 0")),
+            "tenants.weight",
+        );
+        refused(
+            "remote = \"/dev/vdb\"",
+            &format!("remote = \"/dev/vdb\"\n{}", one("least_mib = 9999")),
+            "at most symbiosis.memory_mib, 2048",
+        );
+        refused(
+            "remote = \"/dev/vdb\"",
+            &format!("remote = \"/dev/vdb\"\n{}", one("wieght = 1")),
+            "unknown field `wieght`",
+        );
+    }
+}

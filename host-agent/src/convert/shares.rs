@@ -1,0 +1,79 @@
+//! What came of an epoch, as the manager hears it.
+
+use fairness::market::{Share, Status};
+use proto::v1 as wire;
+
+use crate::symbiosis::{Certified, Report, State, TenantReport};
+
+/// What came of an epoch.
+pub fn shares(report: Report) -> wire::Shares {
+    let state = match report.state {
+        State::Set => wire::ShareState::Set,
+        State::Held => wire::ShareState::Held,
+        State::Kept => wire::ShareState::Kept,
+    };
+    wire::Shares {
+        host: String::new(), // the session's
+        epoch: report.epoch,
+        at_unix_ms: report.at.0,
+        supply: Some(share(report.supply.all())),
+        state: state.into(),
+        why: report.why,
+        tenants: report.tenants.into_iter().map(tenant).collect(),
+        certificate: report.certified.map(certificate),
+    }
+}
+
+fn share(share: Share) -> wire::Share {
+    wire::Share { memory_mib: share.memory_mib, bandwidth_mb_s: share.bandwidth_mb_s }
+}
+
+fn tenant(one: TenantReport) -> wire::TenantShare {
+    let measured = one.measured;
+    let mib = |bytes: units::Bytes| bytes.get() / units::Bytes::mib(1).get();
+    let learnt_from = if measured.is_some_and(|measured| measured.was_watched) { "damon" } else { "none" };
+    wire::TenantShare {
+        tenant: one.name.to_string(),
+        weight: one.weight,
+        enforcer: one.enforce.map_or("", |enforce| enforce.name()).to_owned(),
+        fair: Some(share(one.fair)),
+        share: Some(share(one.share)),
+        memory_used_mib: measured.map_or(0, |measured| mib(measured.memory)),
+        bandwidth_used_mb_s: measured.map_or(0.0, |measured| measured.used),
+        waited: measured.map_or(0.0, |measured| measured.waited),
+        bandwidth_wanted_mb_s: one.wanted,
+        gain: one.gain,
+        learnt_from: learnt_from.to_owned(),
+        error: one.error.clamp(0.0, 1.0),
+        problem: one.problem,
+    }
+}
+
+fn certificate(certified: Certified) -> wire::ShareCertificate {
+    let Certified { certificate, way, worst_off } = certified;
+    wire::ShareCertificate {
+        status: status(certificate.status).to_owned(),
+        memory_price: certificate.memory_price,
+        dividend: certificate.dividend,
+        rounds: certificate.rounds,
+        refinements: certificate.refinements,
+        way,
+        memory_left_over: certificate.left_over.memory,
+        bandwidth_left_over: certificate.left_over.bandwidth,
+        overspent: certificate.overspent,
+        sharing_incentive: certificate.sharing_incentive,
+        worst_off: worst_off.to_string(),
+        envy: certificate.envy,
+    }
+}
+
+const fn status(status: Status) -> &'static str {
+    match status {
+        Status::Exact => "exact",
+        Status::Mixed => "mixed",
+        Status::Whole => "whole",
+        Status::OneMarginal { .. } => "one marginal",
+        Status::OneFixed { .. } => "one fixed",
+        Status::FallbackFair => "fair shares",
+    }
+}

@@ -1,0 +1,338 @@
+//! Tenants as cgroups of version 2: which there are, what the kernel has counted of each, and the two limits that a share becomes. Nothing is decided
+//! here, and no other file of a cgroup is written.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use units::{Bytes, limits::TENANT_PROCESSES_MAX};
+
+use super::sysfs::{Sysfs, SysfsError};
+
+/// A folder of cgroups: each in it is a tenant.
+#[derive(Clone, Debug)]
+pub struct Cgroups {
+    folder: PathBuf,
+    files: Sysfs,
+}
+
+/// What the kernel has counted of a tenant since it is there, and what it has now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Memory it has.
+    pub memory: Bytes,
+    /// What of it is on swap devices.
+    pub swapped: Bytes,
+    /// The most it may have by its owner's word; nothing if there is no such word.
+    pub most: Option<Bytes>,
+    /// Microseconds of all processors that it used.
+    pub worked_us: u64,
+    /// How often it had to wait for a page to be read.
+    pub misses: u64,
+    /// Pages that came back to it after they had been taken away.
+    pub refaults: u64,
+    /// Bytes read from the device, and written to it.
+    pub read: u64,
+    /// See `read`.
+    pub written: u64,
+    /// Microseconds in which some of it waited for memory; nothing where the kernel does not count them.
+    pub stalled_us: Option<u64>,
+}
+
+/// What a limit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Beyond this its pages are taken away; nothing if there is no such limit.
+    pub memory: Option<Bytes>,
+    /// Bytes per second that may be read from the device, and as many written; nothing if there is no such limit, or two.
+    pub bandwidth: Option<u64>,
+}
+
+impl Cgroups {
+    /// Those in a folder, as `/sys/fs/cgroup/tenants`.
+    pub fn at(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), files: Sysfs::at(folder) }
+    }
+
+    /// What they are called, in order; those that have no process are none.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn names(&self) -> Result<Vec<String>, SysfsError> {
+        let failed = |errno| SysfsError::Read { path: self.folder.clone(), errno };
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let Some(name) = entry.file_name().to_str().filter(|_| is_folder).map(str::to_owned) else {
+                continue;
+            };
+            // One that goes just now is none either.
+            if self
+                .files
+                .text(format!("{name}/cgroup.events"))
+                .is_ok_and(|text| value(&text, "populated") == Some(1))
+            {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Whether there is such a tenant.
+    pub fn is_there(&self, name: &str) -> bool {
+        self.folder.join(name).is_dir()
+    }
+
+    /// What is counted of a tenant; of bytes moved, those of one device, as `253:0`.
+    ///
+    /// # Errors
+    /// It is gone, or its controllers `memory`, `cpu` and `io` are not there.
+    pub fn counters(&self, name: &str, device: Option<&str>) -> Result<Counters, SysfsError> {
+        let number = |file: &str| self.files.number(format!("{name}/{file}")).map(Bytes::new);
+        let swapped = match number("memory.swap.current") {
+            Err(error) if error.is_gone() => Bytes::ZERO, // the kernel has no swap
+            read => read?,
+        };
+        let io = self.text(name, "io.stat")?;
+        let io = device.and_then(|device| line_of(&io, device)).unwrap_or_default().to_owned();
+        let stalled = self.text(name, "memory.pressure").ok();
+        Ok(Counters {
+            memory: number("memory.current")?,
+            swapped,
+            most: self.bytes(name, "memory.max")?,
+            worked_us: self.of(name, "cpu.stat", "usage_usec")?,
+            misses: self.of(name, "memory.stat", "pgmajfault")?,
+            refaults: self.of(name, "memory.stat", "workingset_refault_anon")?
+                + self.of(name, "memory.stat", "workingset_refault_file")?,
+            read: assigned(&io, "rbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+            written: assigned(&io, "wbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+            stalled_us: stalled.and_then(|text| assigned(line_of(&text, "some")?, "total")?.parse().ok()),
+        })
+    }
+
+    /// Processes of a tenant and of cgroups in it, as many as are looked at.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn processes(&self, name: &str) -> Result<Vec<u32>, SysfsError> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.folder.join(name)];
+        while let Some(folder) = folders.pop() {
+            let text = match self.files.text(folder.join("cgroup.procs")) {
+                Err(error) if error.is_gone() && !found.is_empty() => continue,
+                read => read?,
+            };
+            found.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+            let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+            folders.extend(
+                entries
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                    .map(|entry| entry.path()),
+            );
+            if found.len() >= TENANT_PROCESSES_MAX {
+                break;
+            }
+        }
+        found.truncate(TENANT_PROCESSES_MAX);
+        Ok(found)
+    }
+
+    /// A tenant's limits, on a device.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn limits(&self, name: &str, device: &str) -> Result<Limits, SysfsError> {
+        let io = self.text(name, "io.max")?;
+        let of = |key| Some(assigned(line_of(&io, device)?, key)?.parse().ok());
+        let (read, written): (Option<u64>, Option<u64>) = (of("rbps").flatten(), of("wbps").flatten());
+        Ok(Limits {
+            memory: self.bytes(name, "memory.high")?,
+            bandwidth: read.filter(|read| Some(*read) == written),
+        })
+    }
+
+    /// Takes pages away beyond so much memory, or none. This may take as long as moving them does.
+    ///
+    /// # Errors
+    /// It is gone, or the kernel refuses.
+    pub fn limit_memory(&self, name: &str, to: Option<Bytes>) -> Result<(), SysfsError> {
+        self.files.write(format!("{name}/memory.high"), &or_max(to.map(Bytes::get)))
+    }
+
+    /// Lets it read so many bytes per second from a device, and write as many; or any number.
+    ///
+    /// # Errors
+    /// It is gone, or the kernel refuses.
+    pub fn limit_bandwidth(&self, name: &str, device: &str, to: Option<u64>) -> Result<(), SysfsError> {
+        let to = or_max(to);
+        self.files.write(format!("{name}/io.max"), &format!("{device} rbps={to} wbps={to}"))
+    }
+
+    fn text(&self, name: &str, file: &str) -> Result<String, SysfsError> {
+        self.files.text(format!("{name}/{file}"))
+    }
+
+    /// A number of bytes, or nothing where there is `max`.
+    fn bytes(&self, name: &str, file: &str) -> Result<Option<Bytes>, SysfsError> {
+        if self.text(name, file)? == "max" {
+            return Ok(None);
+        }
+        Ok(Some(Bytes::new(self.files.number(format!("{name}/{file}"))?)))
+    }
+
+    fn of(&self, name: &str, file: &str, key: &'static str) -> Result<u64, SysfsError> {
+        let text = self.text(name, file)?;
+        value(&text, key)
+            .ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), shortened(&text), key))
+    }
+}
+
+/// As limits are written.
+fn or_max(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())
+}
+
+/// Enough of a text to see what it is.
+fn shortened(text: &str) -> String {
+    text.chars().take(100).collect()
+}
+
+/// As in `pgmajfault 17`.
+fn value(text: &str, key: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
+    rest.trim().parse().ok()
+}
+
+/// The line that begins with a word.
+fn line_of<'a>(text: &'a str, word: &str) -> Option<&'a str> {
+    text.lines().find(|line| line.split_whitespace().next() == Some(word))
+}
+
+/// As in `253:0 rbytes=4096 wbytes=0`.
+fn assigned<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+}
+
+/// Whether a write was refused since there is no such tenant any more.
+pub fn is_gone(error: &SysfsError) -> bool {
+    let gone = |errno: &io::Error| {
+        errno.kind() == io::ErrorKind::NotFound
+            || errno.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+    };
+    match error {
+        SysfsError::Read { errno, .. } | SysfsError::Write { errno, .. } => gone(errno),
+        SysfsError::Unreadable { .. } => false,
+    }
+}
+
+/// Cgroups in a temporary folder, for tests. They hold still, and take whatever is written.
+#[cfg(test)]
+pub(crate) mod made_up {
+    use super::Cgroups;
+    use crate::host::sysfs::made_up::MadeUp;
+
+    /// As many as there are names.
+    pub(crate) fn cgroups(names: &[&str]) -> (MadeUp, Cgroups) {
+        let made_up = MadeUp::new(&[]);
+        names.iter().for_each(|name| add(&made_up, name));
+        let cgroups = Cgroups::at(&made_up.path(""));
+        (made_up, cgroups)
+    }
+
+    /// One more, that has used nothing yet.
+    pub(crate) fn add(made_up: &MadeUp, name: &str) {
+        let stat = "anon 4096\npgfault 9\npgmajfault 0\nworkingset_refault_anon 0\nworkingset_refault_file 0";
+        let files = [
+            ("cgroup.events", "populated 1\nfrozen 0"),
+            ("cgroup.procs", "1\n2"),
+            ("memory.current", "0"),
+            ("memory.swap.current", "0"),
+            ("memory.max", "max"),
+            ("memory.high", "max"),
+            ("memory.stat", stat),
+            (
+                "memory.pressure",
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0",
+            ),
+            ("cpu.stat", "usage_usec 0\nuser_usec 0"),
+            ("io.stat", ""),
+            ("io.max", ""),
+        ];
+        made_up.files(name, &files);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_counts_is_read_in_its_words() {
+        let (made_up, cgroups) = made_up::cgroups(&["db"]);
+        let files = [
+            ("memory.current", "104857600"),
+            ("memory.swap.current", "4096"),
+            ("memory.max", "209715200"),
+            ("memory.stat", "anon 1\npgmajfault 17\nworkingset_refault_anon 5\nworkingset_refault_file 6"),
+            ("cpu.stat", "usage_usec 1500000\nuser_usec 1"),
+            (
+                "io.stat",
+                "253:1 rbytes=1 wbytes=2\n253:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0",
+            ),
+            (
+                "memory.pressure",
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=777\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1",
+            ),
+        ];
+        made_up.files("db", &files);
+        let counters = Counters {
+            memory: Bytes::mib(100),
+            swapped: Bytes::new(4096),
+            most: Some(Bytes::mib(200)),
+            worked_us: 1_500_000,
+            misses: 17,
+            refaults: 11,
+            read: 4096,
+            written: 8192,
+            stalled_us: Some(777),
+        };
+        assert_eq!(cgroups.counters("db", Some("253:0")).unwrap(), counters);
+    }
+
+    #[test]
+    fn a_tenant_is_a_cgroup_with_a_process() {
+        let (made_up, cgroups) = made_up::cgroups(&["b", "a", "empty"]);
+        made_up.files("empty", &[("cgroup.events", "populated 0")]);
+        made_up.files("", &[("cgroup.procs", "")]);
+        assert_eq!(cgroups.names().unwrap(), ["a", "b"]);
+        made_up.files("a/below", &[("cgroup.procs", "3")]);
+        assert_eq!(cgroups.processes("a").unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn limits_are_read_as_they_are_written() {
+        let (made_up, cgroups) = made_up::cgroups(&["db"]);
+        assert_eq!(cgroups.limits("db", "253:0").unwrap(), Limits { memory: None, bandwidth: None });
+        cgroups.limit_memory("db", Some(Bytes::mib(64))).unwrap();
+        made_up.files("db", &[("io.max", "253:0 rbps=5000000 wbps=5000000 riops=max wiops=max")]);
+        let limits = Limits { memory: Some(Bytes::mib(64)), bandwidth: Some(5_000_000) };
+        assert_eq!(cgroups.limits("db", "253:0").unwrap(), limits);
+    }
+
+    #[test]
+    fn one_that_is_gone_is_told_from_one_that_cannot_be_read() {
+        let (made_up, cgroups) = made_up::cgroups(&["db"]);
+        assert!(is_gone(&cgroups.counters("cache", None).unwrap_err()));
+        assert!(is_gone(&cgroups.limit_memory("cache", Some(Bytes::mib(1))).unwrap_err()));
+        made_up.files("db", &[("cpu.stat", "what")]);
+        let error = cgroups.counters("db", None).unwrap_err();
+        assert!(!is_gone(&error));
+        assert!(
+            error.to_string().ends_with("db/cpu.stat holds \"what\", which is not usage_usec"),
+            "{error}"
+        );
+    }
+}

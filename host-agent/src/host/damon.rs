@@ -1,0 +1,226 @@
+//! Which pages tenants touch, by the kernel's DAMON: for a while it samples regions of their processes' memory, and then says how often each was touched.
+//! It is used through sysfs and as a whole: where somebody else does, it is left alone.
+
+use std::path::Path;
+
+use units::limits::WATCHED_REGIONS_MAX;
+
+use super::sysfs::{Sysfs, SysfsError};
+
+/// Where DAMON is in `/sys`.
+const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
+/// Between two looks at a page, in microseconds.
+const SAMPLE_US: u64 = 50_000;
+/// How long looks are added up, in microseconds: what is told is of the last such time.
+const AGGREGATE_US: u64 = 2_000_000;
+/// How often it is looked which memory processes have, in microseconds.
+const UPDATE_US: u64 = 1_000_000;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// How long one must be watched before anything can be said.
+pub const WATCHED_AT_LEAST_US: u64 = 2 * AGGREGATE_US;
+
+/// Why nobody can be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum DamonError {
+    /// The kernel has no DAMON, or refuses.
+    #[error(transparent)]
+    Sysfs(#[from] SysfsError),
+    /// Somebody else uses it.
+    #[error("DAMON is in use by somebody else")]
+    InUse,
+}
+
+/// A region of a process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// How large.
+    pub bytes: u64,
+    /// In how many looks of the last [`AGGREGATE_US`] it was touched.
+    pub touched: u32,
+}
+
+/// What was seen of one tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched(Vec<Region>);
+
+/// The kernel's DAMON.
+#[derive(Debug)]
+pub struct Damon {
+    files: Sysfs,
+    /// How many are being watched.
+    watches: usize,
+}
+
+impl Damon {
+    /// That of a tree such as `/sys`. `is_ours`: whether somebody who is found watched there was by an agent before.
+    pub fn at(sys: &Path, is_ours: bool) -> Self {
+        let files = Sysfs::at(sys.join(ADMIN));
+        let left = if is_ours { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
+        Self { files, watches: usize::try_from(left).unwrap_or(0) }
+    }
+
+    /// Watches processes of tenants, each tenant by itself, until [`Damon::take`].
+    ///
+    /// # Errors
+    /// Nobody is watched: see [`DamonError`].
+    pub fn watch(&mut self, tenants: &[Vec<u32>]) -> Result<(), DamonError> {
+        self.stop()?;
+        if self.files.number("nr_kdamonds")? > 0 {
+            return Err(DamonError::InUse);
+        }
+        self.files.write("nr_kdamonds", &tenants.len().to_string())?;
+        self.watches = tenants.len();
+        let begun = tenants.iter().enumerate().try_for_each(|(at, processes)| self.begin(at, processes));
+        if begun.is_err() {
+            self.stop()?;
+        }
+        Ok(begun?)
+    }
+
+    /// What was seen of each tenant that was to be watched, in their order, and ends watching; nothing of one whose processes are gone. It waits for looks
+    /// that are being added up.
+    ///
+    /// # Errors
+    /// The kernel refuses to end it.
+    pub fn take(&mut self) -> Result<Vec<Option<Watched>>, DamonError> {
+        let seen = (0..self.watches).map(|at| self.seen(at).ok()).collect();
+        self.stop()?;
+        Ok(seen)
+    }
+
+    fn stop(&mut self) -> Result<(), DamonError> {
+        for at in 0..self.watches {
+            // One whose processes are gone is off already, and says so by refusing.
+            let _ = self.files.write(format!("{at}/state"), "off");
+        }
+        if self.watches > 0 {
+            self.files.write("nr_kdamonds", "0")?;
+            self.watches = 0;
+        }
+        Ok(())
+    }
+
+    fn begin(&self, at: usize, processes: &[u32]) -> Result<(), SysfsError> {
+        let set = |file: &str, value: &str| self.files.write(format!("{at}/contexts/{file}"), value);
+        let number = |file: &str, value: u64| set(file, &value.to_string());
+        set("nr_contexts", "1")?;
+        set("0/operations", "vaddr")?;
+        number("0/monitoring_attrs/intervals/sample_us", SAMPLE_US)?;
+        number("0/monitoring_attrs/intervals/aggr_us", AGGREGATE_US)?;
+        number("0/monitoring_attrs/intervals/update_us", UPDATE_US)?;
+        number("0/monitoring_attrs/nr_regions/max", WATCHED_REGIONS_MAX as u64)?;
+        number("0/targets/nr_targets", processes.len() as u64)?;
+        for (nth, pid) in processes.iter().enumerate() {
+            number(&format!("0/targets/{nth}/pid_target"), u64::from(*pid))?;
+        }
+        // What is told is what a scheme that does nothing was tried on: everything.
+        number("0/schemes/nr_schemes", 1)?;
+        set("0/schemes/0/action", "stat")?;
+        for (file, most) in
+            [("sz", u64::MAX), ("nr_accesses", u64::from(u32::MAX)), ("age", u64::from(u32::MAX))]
+        {
+            number(&format!("0/schemes/0/access_pattern/{file}/min"), 0)?;
+            number(&format!("0/schemes/0/access_pattern/{file}/max"), most)?;
+        }
+        self.files.write(format!("{at}/state"), "on")
+    }
+
+    fn seen(&self, at: usize) -> Result<Watched, SysfsError> {
+        self.files.write(format!("{at}/state"), "update_schemes_tried_regions")?;
+        let folder = format!("{at}/contexts/0/schemes/0/tried_regions");
+        let region = |name: &String| {
+            let of = |file: &str| self.files.number(format!("{folder}/{name}/{file}"));
+            let touched = u32::try_from(of("nr_accesses")?).unwrap_or(u32::MAX);
+            Ok(Region { bytes: of("end")?.saturating_sub(of("start")?), touched })
+        };
+        let regions =
+            self.files.numbered(&folder, "")?.iter().map(region).collect::<Result<_, SysfsError>>()?;
+        Ok(Watched(regions))
+    }
+}
+
+impl Watched {
+    /// Bytes that were touched at all.
+    pub fn touched_bytes(&self) -> u64 {
+        self.0.iter().filter(|region| region.touched > 0).map(|region| region.bytes).sum()
+    }
+
+    /// Pages touched in a second; those that are touched again before the next look count once.
+    pub fn pages_per_second(&self) -> f64 {
+        let touches = |region: &Region| region.bytes as f64 / PAGE as f64 * f64::from(region.touched);
+        self.0.iter().map(touches).sum::<f64>() / (AGGREGATE_US as f64 / 1e6)
+    }
+
+    /// How often each block of so many bytes was touched.
+    pub fn blocks(&self, bytes: u64) -> impl Iterator<Item = u32> + '_ {
+        let bytes = bytes.max(PAGE);
+        self.0.iter().filter(|region| region.touched > 0).flat_map(move |region| {
+            let count = usize::try_from(region.bytes.div_ceil(bytes)).unwrap_or(usize::MAX);
+            std::iter::repeat_n(region.touched, count)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::sysfs::made_up::MadeUp;
+
+    /// A DAMON that takes everything, and has seen these regions of the first tenant.
+    fn made_up(tenants: usize, regions: &[(&str, &str, &str)]) -> MadeUp {
+        let made_up = MadeUp::new(&[("kernel/mm/damon/admin/kdamonds/nr_kdamonds", "0")]);
+        for at in 0..tenants {
+            let below = format!("{ADMIN}/{at}");
+            let files = "state contexts/nr_contexts contexts/0/operations contexts/0/monitoring_attrs/intervals/sample_us \
+                contexts/0/monitoring_attrs/intervals/aggr_us contexts/0/monitoring_attrs/intervals/update_us \
+                contexts/0/monitoring_attrs/nr_regions/max contexts/0/targets/nr_targets contexts/0/targets/0/pid_target \
+                contexts/0/targets/1/pid_target contexts/0/schemes/nr_schemes contexts/0/schemes/0/action \
+                contexts/0/schemes/0/access_pattern/sz/min contexts/0/schemes/0/access_pattern/sz/max \
+                contexts/0/schemes/0/access_pattern/nr_accesses/min contexts/0/schemes/0/access_pattern/nr_accesses/max \
+                contexts/0/schemes/0/access_pattern/age/min contexts/0/schemes/0/access_pattern/age/max";
+            files.split_whitespace().for_each(|file| made_up.files(&below, &[(file, "")]));
+            std::fs::create_dir_all(made_up.path(&below).join("contexts/0/schemes/0/tried_regions")).unwrap();
+        }
+        for (at, (start, end, touched)) in regions.iter().enumerate() {
+            let below = format!("{ADMIN}/0/contexts/0/schemes/0/tried_regions/{at}");
+            made_up.files(&below, &[("start", start), ("end", end), ("nr_accesses", touched), ("age", "3")]);
+        }
+        made_up
+    }
+
+    #[test]
+    fn tenants_are_watched_by_their_processes_and_what_was_seen_is_told_for_each() {
+        let made_up = made_up(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
+        let mut damon = Damon::at(&made_up.path(""), false);
+        damon.watch(&[vec![7, 8], vec![9]]).unwrap();
+        let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
+        assert_eq!(text("0/contexts/0/targets/1/pid_target"), "8");
+        assert_eq!((text("nr_kdamonds"), text("1/state")), ("2".to_owned(), "on".to_owned()));
+        let seen = damon.take().unwrap();
+        let first = seen[0].as_ref().unwrap();
+        assert_eq!(first.touched_bytes(), 8192);
+        assert_eq!(first.pages_per_second(), 40.0, "two pages, 40 times in two seconds");
+        assert_eq!(first.blocks(4096).collect::<Vec<_>>(), [40, 40]);
+        assert_eq!(seen[1], Some(Watched::default()));
+        assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
+    }
+
+    #[test]
+    fn somebody_elses_damon_is_left_alone_and_what_an_agent_left_is_ended() {
+        let made_up = made_up(1, &[]);
+        made_up.files(ADMIN, &[("nr_kdamonds", "1")]);
+        let error = Damon::at(&made_up.path(""), false).watch(&[vec![7]]).unwrap_err();
+        assert!(matches!(error, DamonError::InUse), "{error}");
+        assert_eq!(made_up.sysfs.text(format!("{ADMIN}/0/state")).unwrap(), "");
+        Damon::at(&made_up.path(""), true).watch(&[vec![7]]).unwrap();
+    }
+
+    #[test]
+    fn a_kernel_without_damon_says_so() {
+        let made_up = MadeUp::new(&[]);
+        let error = Damon::at(&made_up.path(""), false).watch(&[vec![7]]).unwrap_err();
+        assert!(error.to_string().contains("nr_kdamonds"), "{error}");
+    }
+}

@@ -1,0 +1,165 @@
+//! The device that tenants' remote memory is on: a swap device, what its number is, whether it is in use, and how long a read takes. Nothing is written
+//! here.
+
+use std::{
+    fs, io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use super::sysfs::{Sysfs, SysfsError};
+
+/// Reads below which their mean says nothing.
+const READS_MIN: u64 = 16;
+/// How long a read takes until any was seen, in seconds: a fast drive's.
+const READ_S: f64 = 100e-6;
+/// By what the quickest that is remembered rises when reads take longer, a time.
+const SLOWER: f64 = 1.05;
+
+/// Why there is no such device.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// It cannot be looked at.
+    #[error("read {}", path.display())]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// It is something else.
+    #[error("{} is not a block device: limits are of devices; for swap in a file name the device it is on", .0.display())]
+    NotABlockDevice(PathBuf),
+}
+
+/// A swap device.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    path: PathBuf,
+    number: String,
+    files: Sysfs,
+    seen: Reads,
+    /// How long a read takes when the device has little to do, in seconds; nothing before any was seen.
+    quickest: Option<f64>,
+}
+
+/// What the kernel has counted of a device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reads {
+    count: u64,
+    ms: u64,
+}
+
+impl Remote {
+    /// The device of this name; its counters are in a tree such as `/sys`.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn open(path: &Path, sys: &Path) -> Result<Self, RemoteError> {
+        let metadata =
+            fs::metadata(path).map_err(|errno| RemoteError::Io { path: path.to_owned(), errno })?;
+        if !metadata.file_type().is_block_device() {
+            return Err(RemoteError::NotABlockDevice(path.to_owned()));
+        }
+        let number = metadata.rdev();
+        let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        Ok(Self::numbered(path, number, sys))
+    }
+
+    fn numbered(path: &Path, number: String, sys: &Path) -> Self {
+        let files = Sysfs::at(sys.join("dev/block").join(&number));
+        let seen = reads(&files).unwrap_or_default();
+        Self { path: path.to_owned(), number, files, seen, quickest: None }
+    }
+
+    /// One in a tree that tests made up.
+    #[cfg(test)]
+    pub(crate) fn fake(sys: &Path) -> Self {
+        Self::numbered(Path::new("/dev/fake"), "7:7".to_owned(), sys)
+    }
+
+    /// Its name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its number, as `253:0`.
+    pub fn number(&self) -> &str {
+        &self.number
+    }
+
+    /// Whether memory goes there, by a text as `/proc/swaps`.
+    pub fn is_swap(&self, swaps: &str) -> bool {
+        let names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+        // It may have several names.
+        names.map(Path::new).any(|name| name == self.path || same(name, &self.path))
+    }
+
+    /// How long a read takes while there is little to do, in seconds, by all since the last time.
+    pub fn read_s(&mut self) -> f64 {
+        if let Ok(now) = reads(&self.files) {
+            let (count, ms) =
+                (now.count.saturating_sub(self.seen.count), now.ms.saturating_sub(self.seen.ms));
+            if count >= READS_MIN {
+                let mean = (ms as f64 / count as f64 / 1000.0).max(1e-7);
+                self.quickest = Some(self.quickest.map_or(mean, |quickest| mean.min(quickest * SLOWER)));
+                self.seen = now;
+            }
+        }
+        self.quickest.unwrap_or(READ_S)
+    }
+}
+
+fn same(one: &Path, other: &Path) -> bool {
+    fs::metadata(one)
+        .is_ok_and(|one| fs::metadata(other).is_ok_and(|other| one.rdev() == other.rdev() && one.rdev() != 0))
+}
+
+/// From a device's `stat`: reads, reads merged, sectors, milliseconds.
+fn reads(files: &Sysfs) -> Result<Reads, SysfsError> {
+    let text = files.text("stat")?;
+    let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match numbers[..] {
+        [count, _, _, ms, ..] => Ok(Reads { count, ms }),
+        _ => Err(files.unreadable("stat", text, "a device's counters")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::sysfs::made_up::MadeUp;
+
+    #[test]
+    fn how_long_a_read_takes_is_that_of_a_device_with_little_to_do() {
+        let stat = |count: u64, ms: u64| format!("   {count} 0 800 {ms}  5 0 40 3 0 1 2");
+        let made_up = MadeUp::new(&[("dev/block/253:0/stat", &stat(0, 0))]);
+        let mut remote = Remote::numbered(Path::new("/dev/vda"), "253:0".to_owned(), &made_up.path(""));
+        assert_eq!(remote.read_s(), READ_S, "nothing was seen");
+        made_up.files("dev/block/253:0", &[("stat", &stat(1000, 2000))]);
+        assert_eq!(remote.read_s(), 2e-3);
+        made_up.files("dev/block/253:0", &[("stat", &stat(2000, 22_000))]);
+        assert_eq!(remote.read_s(), 2e-3 * SLOWER, "20 ms is a queue");
+        made_up.files("dev/block/253:0", &[("stat", &stat(2010, 22_000))]);
+        assert_eq!(remote.read_s(), 2e-3 * SLOWER, "ten say nothing");
+    }
+
+    #[test]
+    fn a_swap_device_is_one_that_memory_goes_to() {
+        let remote = Remote::numbered(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
+        let header = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
+        assert!(!remote.is_swap(header));
+        assert!(
+            remote.is_swap(&format!("{header}/dev/vda partition 1 0 -2\n/dev/vdb partition 1048572 0 -3\n"))
+        );
+    }
+
+    #[test]
+    fn what_is_no_block_device_is_refused_by_name() {
+        let error = Remote::open(Path::new("/dev/null"), Path::new("/sys")).unwrap_err();
+        assert!(error.to_string().starts_with("/dev/null is not a block device"), "{error}");
+        let error = Remote::open(Path::new("/dev/nothing"), Path::new("/sys")).unwrap_err();
+        assert!(units::chain(&error).contains("/dev/nothing"), "{error}");
+    }
+}

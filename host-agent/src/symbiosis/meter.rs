@@ -1,0 +1,108 @@
+//! From what the kernel has counted of one tenant to what it did in an epoch, and what is learnt of that.
+
+use fairness::profile::{Histogram, Learner, Sample, SampleError, Touched};
+use units::Bytes;
+
+use crate::host::{cgroup::Counters, damon::Watched};
+
+/// Blocks that a tenant's memory is divided into, about: fewer than its pages, so that large tenants cost no more than small ones.
+const BLOCKS: u64 = 16_384;
+
+/// One tenant, epoch after epoch.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Meter {
+    last: Option<Counters>,
+    learner: Learner,
+}
+
+/// An epoch, for all tenants alike but for the limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Period {
+    /// How long it was.
+    pub seconds: f64,
+    /// How long a page takes that is waited for, in seconds.
+    pub miss: f64,
+    /// What the tenant may move over the link, in MB/s.
+    pub limit: f64,
+    /// What the link moves, in MB/s.
+    pub link: f64,
+}
+
+/// What a tenant did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Memory it has.
+    pub memory: Bytes,
+    /// Of the link, the busier way, in MB/s.
+    pub used: f64,
+    /// Part of its time that it waited for memory, 0 to 1.
+    pub waited: f64,
+    /// Whether somebody saw which pages it touched.
+    pub was_watched: bool,
+}
+
+impl Meter {
+    pub(super) fn learner(&self) -> &Learner {
+        &self.learner
+    }
+
+    /// What it did since the last time; nothing the first time.
+    ///
+    /// # Errors
+    /// What cannot have been measured.
+    pub(super) fn measure(
+        &mut self,
+        now: Counters,
+        watched: Option<Watched>,
+        period: &Period,
+    ) -> Result<Option<Measured>, SampleError> {
+        let last = self.last.replace(now);
+        // One whose counters went back is another of the same name.
+        let Some(last) = last.filter(|last| last.worked_us <= now.worked_us && last.misses <= now.misses)
+        else {
+            self.learner = Learner::default();
+            return Ok(None);
+        };
+        let moved = now.read.saturating_sub(last.read).max(now.written.saturating_sub(last.written));
+        let sample = Sample {
+            seconds: period.seconds,
+            memory: mib(now.memory),
+            remote: mib(now.swapped),
+            worked: (now.worked_us - last.worked_us) as f64 / 1e6,
+            misses: (now.misses - last.misses) as f64,
+            miss: period.miss,
+            used: moved as f64 / 1e6 / period.seconds,
+            limit: period.limit,
+            touched: watched.map(|watched| touched(&watched, now)),
+        };
+        self.learner.learn(&sample, period.link)?;
+        let stalled =
+            now.stalled_us.zip(last.stalled_us).map(|(now, last)| now.saturating_sub(last) as f64 / 1e6);
+        let waited = stalled.map_or_else(|| reckoned(&sample), |stalled| stalled / period.seconds);
+        Ok(Some(Measured {
+            memory: now.memory,
+            used: sample.used,
+            waited: waited.clamp(0.0, 1.0),
+            was_watched: sample.touched.is_some(),
+        }))
+    }
+}
+
+fn mib(bytes: Bytes) -> f64 {
+    bytes.get() as f64 / Bytes::mib(1).get() as f64
+}
+
+/// Where the kernel does not count how long it waited.
+fn reckoned(sample: &Sample) -> f64 {
+    let waited = sample.misses * sample.miss;
+    if waited > 0.0 { waited / (waited + sample.worked) } else { 0.0 }
+}
+
+fn touched(watched: &Watched, now: Counters) -> Touched {
+    let block = ((now.memory.get() + now.swapped.get()) / BLOCKS).max(4096);
+    Touched {
+        histogram: Histogram::new(watched.blocks(block)),
+        block: block as f64 / Bytes::mib(1).get() as f64,
+        pages_per_second: watched.pages_per_second(),
+    }
+}

@@ -1,0 +1,170 @@
+//! What came of an epoch, for whoever asks: the manager, metrics, tests. And the book in which it lies, with what the manager says of weights.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use fairness::market::{Certificate, Share, Supply};
+use tokio::sync::Notify;
+use units::{Name, UnixMs};
+
+use super::meter::Measured;
+use crate::config::symbiosis::Enforce;
+
+/// What came of an epoch.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Numbers the epochs of one start of the agent, from 1.
+    pub epoch: u64,
+    /// When it ended.
+    pub at: UnixMs,
+    /// What there is.
+    pub supply: Supply,
+    /// What was done.
+    pub state: State,
+    /// Why shares are as they were.
+    pub why: String,
+    /// Everybody who shares, and who soon will.
+    pub tenants: Vec<TenantReport>,
+    /// How shares came about, if they did.
+    pub certified: Option<Certified>,
+}
+
+/// How shares came about.
+#[derive(Clone, Debug)]
+pub struct Certified {
+    /// What anybody can check.
+    pub certificate: Certificate,
+    /// The part of the way that was gone, 0 to 1.
+    pub way: f64,
+    /// Who has least of its throughput with an equal split.
+    pub worst_off: Name,
+}
+
+/// What an epoch did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Shares were set anew.
+    Set,
+    /// New ones would differ too little.
+    Held,
+    /// Something was missing: shares are as they were.
+    Kept,
+}
+
+/// One tenant after an epoch.
+#[derive(Clone, Debug)]
+pub struct TenantReport {
+    /// Its cgroup's name.
+    pub name: Name,
+    /// What it may have relative to others.
+    pub weight: f64,
+    /// What becomes of its share; nothing while it has none.
+    pub enforce: Option<Enforce>,
+    /// Of an equal split.
+    pub fair: Share,
+    /// What it has.
+    pub share: Share,
+    /// What it did.
+    pub measured: Option<Measured>,
+    /// What it could use of the link, in MB/s.
+    pub wanted: f64,
+    /// Throughput against that of an equal split, as estimated.
+    pub gain: f64,
+    /// How far that may be off, 0 to 1.
+    pub error: f64,
+    /// What keeps it from its share, or nothing.
+    pub problem: String,
+}
+
+impl TenantReport {
+    /// Of one of which nothing is known but what keeps it from a share.
+    pub(super) fn new(name: &Name, problem: &str) -> Self {
+        Self {
+            name: name.clone(),
+            weight: 1.0,
+            enforce: None,
+            fair: Share::default(),
+            share: Share::default(),
+            measured: None,
+            wanted: 0.0,
+            gain: 1.0,
+            error: 1.0,
+            problem: problem.to_owned(),
+        }
+    }
+}
+
+pub(super) fn now() -> UnixMs {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The last report, and the weights that are set.
+#[derive(Debug, Default)]
+pub struct Book {
+    pages: Mutex<Pages>,
+    written: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Pages {
+    report: Option<Report>,
+    is_told: bool,
+    /// Nothing until the manager has said.
+    weights: Option<BTreeMap<Name, f64>>,
+}
+
+impl Book {
+    /// A poisoned book is still right: no call leaves it half written.
+    fn pages(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An epoch is over.
+    pub fn put(&self, report: Report) {
+        let mut pages = self.pages();
+        pages.report = Some(report);
+        pages.is_told = false;
+        self.written.notify_one();
+    }
+
+    /// What the manager has not been told, as soon as there is something. May be given up at any time: nothing is lost.
+    pub async fn news(&self) -> Report {
+        loop {
+            {
+                let mut pages = self.pages();
+                if !pages.is_told
+                    && let Some(report) = pages.report.clone()
+                {
+                    pages.is_told = true;
+                    return report;
+                }
+            }
+            self.written.notified().await;
+        }
+    }
+
+    /// Another session begins: the last report is to be told anew.
+    pub fn tell_again(&self) {
+        self.pages().is_told = false;
+        self.written.notify_one();
+    }
+
+    /// The manager has said which weights are set.
+    pub fn set_weights(&self, weights: BTreeMap<Name, f64>) {
+        self.pages().weights = Some(weights);
+    }
+
+    /// The weights that are set, if the manager has said.
+    pub(super) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
+        self.pages().weights.clone()
+    }
+
+    /// The last report.
+    pub fn last(&self) -> Option<Report> {
+        self.pages().report.clone()
+    }
+}

@@ -1,0 +1,281 @@
+//! What tenants of a host are promised, with cgroups in a temporary folder that take whatever is written: what the kernel makes of it is seen in the rack in
+//! a box.
+
+use std::fs;
+
+use units::Ns;
+
+use super::*;
+use crate::{
+    config::symbiosis::One,
+    host::{cgroup::made_up, sysfs::made_up::MadeUp},
+};
+
+const SUPPLY: Supply = Supply { memory_mib: 2000, bandwidth_mb_s: 100 };
+const EPOCH_S: f64 = 10.0;
+
+/// A host with tenants, and what they have used so far.
+struct Bed {
+    cgroups: MadeUp,
+    runtime_dir: tempfile::TempDir,
+    sys: MadeUp,
+    book: Arc<Book>,
+    symbiosis: Symbiosis,
+    used: BTreeMap<&'static str, u64>,
+}
+
+fn config(cgroups: &MadeUp) -> Config {
+    Config {
+        cgroups: cgroups.path(""),
+        supply: SUPPLY,
+        epoch: Ns::secs(10),
+        enforce: Enforce::Swap,
+        remote: None,
+        tenants: BTreeMap::new(),
+    }
+}
+
+impl Bed {
+    fn new(names: &[&'static str]) -> Self {
+        Self::with(names, |_| {})
+    }
+
+    fn with(names: &[&'static str], change: impl Fn(&mut Config)) -> Self {
+        let (cgroups, _) = made_up::cgroups(names);
+        let mut config = config(&cgroups);
+        change(&mut config);
+        let sys = MadeUp::new(&[("swaps", "Filename\n/dev/fake partition 1 0 -2")]);
+        let runtime_dir = tempfile::tempdir().unwrap();
+        let book = Arc::new(Book::default());
+        let symbiosis = opened(config, &runtime_dir, &sys, &book);
+        Self { cgroups, runtime_dir, sys, book, symbiosis, used: BTreeMap::new() }
+    }
+
+    /// As an agent that starts again.
+    fn restarted(mut self) -> Self {
+        let config = self.symbiosis.config.clone();
+        self.book = Arc::new(Book::default());
+        self.symbiosis = opened(config, &self.runtime_dir, &self.sys, &self.book);
+        self
+    }
+
+    /// In this epoch a tenant worked all the time, had so many MiB, and had to wait for so many pages.
+    fn uses(&mut self, name: &'static str, memory_mib: u64, misses: u64) {
+        *self.used.entry(name).or_default() += misses;
+        let worked = fs::read_to_string(self.cgroups.path(name).join("cpu.stat")).unwrap();
+        let worked: u64 = worked.split_whitespace().nth(1).unwrap().parse().unwrap();
+        let all = self.used[name];
+        let files = [
+            ("memory.current", (memory_mib << 20).to_string()),
+            ("memory.swap.current", (1000_u64 << 20).to_string()),
+            (
+                "memory.stat",
+                format!("pgmajfault {all}\nworkingset_refault_anon {all}\nworkingset_refault_file 0"),
+            ),
+            ("cpu.stat", format!("usage_usec {}", worked + 8_000_000)),
+            ("io.stat", format!("7:7 rbytes={} wbytes=0", all * 4096)),
+        ];
+        files.iter().for_each(|(file, text)| self.cgroups.files(name, &[(file, text)]));
+    }
+
+    fn epoch(&mut self) -> Report {
+        self.symbiosis.end(EPOCH_S)
+    }
+
+    /// Every tenant does the same in each, until shares stay.
+    fn settled(&mut self, uses: &[(&'static str, u64, u64)]) -> Report {
+        for _ in 0..20 {
+            uses.iter().for_each(|(name, memory, misses)| self.uses(name, *memory, *misses));
+            let report = self.epoch();
+            if report.state == State::Held {
+                return report;
+            }
+        }
+        panic!("shares never stay: {:?}", self.epoch());
+    }
+
+    fn limits(&self, name: &str) -> (String, String) {
+        let text = |file| fs::read_to_string(self.cgroups.path(name).join(file)).unwrap().trim().to_owned();
+        (text("memory.high"), text("io.max"))
+    }
+}
+
+fn opened(config: Config, runtime_dir: &tempfile::TempDir, sys: &MadeUp, book: &Arc<Book>) -> Symbiosis {
+    let kernel = Kernel { sys: sys.path(""), swaps: sys.path("swaps") };
+    let mut symbiosis = Symbiosis::open(config, runtime_dir.path(), kernel, Arc::clone(book)).unwrap();
+    symbiosis.remote = Some(Remote::fake(&sys.path("")));
+    symbiosis
+}
+
+/// Waits for memory, and does not.
+const TWO: [(&str, u64, u64); 2] = [("cache", 1000, 40_000), ("web", 1000, 10)];
+
+fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
+    report.tenants.iter().find(|one| one.name.as_str() == name).unwrap()
+}
+
+#[test]
+fn who_waits_for_memory_gets_more_of_it_and_limits_are_what_is_told() {
+    let mut bed = Bed::new(&["cache", "web"]);
+    let report = bed.settled(&TWO);
+    let (cache, web) = (share(&report, "cache"), share(&report, "web"));
+    assert!(cache.share.memory_mib > web.share.memory_mib, "{report:?}");
+    assert!(cache.share.memory_mib + web.share.memory_mib <= SUPPLY.memory_mib);
+    let (high, io) = bed.limits("cache");
+    assert_eq!(high, (cache.share.memory_mib << 20).to_string());
+    let bytes = cache.share.bandwidth_mb_s * 1_000_000;
+    assert_eq!(io, format!("7:7 rbps={bytes} wbps={bytes}"));
+    assert!(cache.gain > 1.0 && web.gain > 0.99, "{report:?}");
+}
+
+#[test]
+fn the_first_epoch_is_measured_and_limits_nobody() {
+    let mut bed = Bed::new(&["cache", "web"]);
+    let report = bed.epoch();
+    assert_eq!(
+        (report.state, report.why.as_str()),
+        (State::Kept, "no tenant has been measured for an epoch")
+    );
+    assert_eq!(bed.limits("cache").0, "max");
+}
+
+#[test]
+fn an_agent_that_starts_again_changes_no_limit_nor_forgets_a_weight() {
+    let mut bed = Bed::new(&["cache", "web"]);
+    bed.book.set_weights(BTreeMap::from([(Name::new("web").unwrap(), 3.0)]));
+    let before = bed.settled(&TWO);
+    let limits = (bed.limits("cache"), bed.limits("web"));
+    let mut bed = bed.restarted();
+    for _ in 0..3 {
+        TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+        bed.epoch();
+        assert_eq!((bed.limits("cache"), bed.limits("web")), limits);
+    }
+    let after = bed.book.last().unwrap();
+    assert_eq!(after.state, State::Held, "{after:?}");
+    assert_eq!((share(&after, "web").weight, share(&before, "web").weight), (3.0, 3.0));
+}
+
+#[test]
+fn a_weight_changed_live_counts_in_the_next_epoch_and_an_impossible_one_changes_nothing() {
+    let least = One { weight: 1.0, least_mib: 900, enforce: Enforce::Swap };
+    let name = || Name::new("web").unwrap();
+    let mut bed = Bed::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
+    let before = bed.settled(&TWO);
+    bed.book.set_weights(BTreeMap::from([(name(), 0.1)]));
+    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+    let kept = bed.epoch();
+    assert_eq!(kept.state, State::Kept);
+    assert!(
+        kept.why.starts_with("web: ") && kept.why.contains("least memory 900 must not be more than"),
+        "{}",
+        kept.why
+    );
+    assert_eq!(share(&kept, "web").share, share(&before, "web").share);
+    bed.book.set_weights(BTreeMap::from([(name(), 4.0)]));
+    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+    let changed = bed.epoch();
+    assert_eq!(changed.state, State::Set);
+    assert_eq!(share(&changed, "web").fair.memory_mib, 1600);
+    assert_eq!(share(&changed, "web").weight, 4.0);
+}
+
+#[test]
+fn a_tenant_that_is_killed_leaves_its_share_to_the_others() {
+    let mut bed = Bed::new(&["cache", "web", "batch"]);
+    let three = [("cache", 600, 40_000), ("web", 600, 10), ("batch", 600, 20_000)];
+    bed.settled(&three);
+    fs::remove_dir_all(bed.cgroups.path("batch")).unwrap();
+    let two = [("cache", 600, 40_000), ("web", 600, 10)];
+    let report = bed.settled(&two);
+    assert_eq!(report.tenants.len(), 2);
+    let sum: u64 = report.tenants.iter().map(|one| one.share.memory_mib).sum();
+    assert!(SUPPLY.memory_mib - sum <= 1, "{report:?}");
+}
+
+#[test]
+fn a_cgroup_that_vanishes_while_limits_are_set_keeps_nobody_else_from_theirs() {
+    let mut bed = Bed::new(&["cache", "web"]);
+    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+    bed.epoch();
+    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+    // Counters are still there, limits are not.
+    fs::remove_file(bed.cgroups.path("web").join("memory.high")).unwrap();
+    let report = bed.epoch();
+    assert_eq!(share(&report, "web").problem, "is gone");
+    assert_eq!(bed.limits("cache").0, (share(&report, "cache").share.memory_mib << 20).to_string());
+}
+
+#[test]
+fn a_cgroup_that_cannot_be_read_or_limited_leaves_everybody_what_they_had() {
+    let mut bed = Bed::new(&["cache", "web"]);
+    let before = bed.settled(&TWO);
+    let limits = (bed.limits("cache"), bed.limits("web"));
+    bed.cgroups.files("web", &[("cpu.stat", "nothing")]);
+    let kept = bed.epoch();
+    assert_eq!(kept.state, State::Kept);
+    assert!(kept.why.contains("web/cpu.stat holds \"nothing\""), "{}", kept.why);
+    bed.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
+    assert_eq!((bed.limits("cache"), bed.limits("web")), limits);
+    // As a file system that may only be read: a folder cannot be written.
+    bed.book.set_weights(BTreeMap::from([(Name::new("cache").unwrap(), 3.0)]));
+    let io_max = bed.cgroups.path("web").join("io.max");
+    let was = fs::read_to_string(&io_max).unwrap();
+    fs::remove_file(&io_max).unwrap();
+    fs::create_dir(&io_max).unwrap();
+    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+    let kept = bed.epoch();
+    assert_eq!(kept.state, State::Kept);
+    assert!(kept.why.starts_with("web: ") && kept.why.contains("io.max"), "{}", kept.why);
+    assert_eq!(share(&kept, "web").share, share(&before, "web").share);
+    fs::remove_dir(&io_max).unwrap();
+    fs::write(&io_max, was).unwrap();
+    assert_eq!((bed.limits("cache"), bed.limits("web")), limits);
+}
+
+#[test]
+fn while_nothing_can_be_swapped_nobody_is_limited() {
+    let mut bed = Bed::new(&["cache", "web"]);
+    bed.epoch();
+    bed.sys.files("", &[("swaps", "Filename")]);
+    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+    let kept = bed.epoch();
+    assert_eq!(kept.why, "symbiosis.remote: /dev/fake is not in use as swap");
+    assert_eq!(bed.limits("cache").0, "max");
+}
+
+#[test]
+fn advice_limits_nobody_and_a_tiered_share_says_that_it_is_advice() {
+    let advised = One { weight: 1.0, least_mib: 0, enforce: Enforce::Tiered };
+    let mut bed = Bed::with(&["cache", "web"], |config| {
+        config.tenants = BTreeMap::from([(Name::new("web").unwrap(), advised)]);
+    });
+    let report = bed.settled(&TWO);
+    assert!(share(&report, "web").problem.contains("advice"));
+    assert_eq!(bed.limits("web").0, "max");
+    assert_ne!(bed.limits("cache").0, "max");
+}
+
+#[test]
+fn pinned_vms_are_no_tenants_and_a_guests_declared_memory_is_never_shrunk() {
+    let mut bed = Bed::new(&["cache", "pinned", "vm"]);
+    bed.cgroups.files("pinned", &[("cgroup.procs", "4001")]);
+    bed.cgroups.files("vm", &[("cgroup.procs", "4002")]);
+    let record = |reservation: u32, vm: &str, pid: u32, is_pinned: bool| {
+        let text = format!(
+            r#"{{"reservation":"r-{reservation}","vm":"{vm}","pid":{pid},"started_ticks":1,"boot_id":"b","cgroup":"/","local_bytes":{},"pinned":{is_pinned},"slices":[]}}"#,
+            600_u64 << 20
+        );
+        let folder = bed.runtime_dir.path().join("vms");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(format!("r-{reservation}.json")), text).unwrap();
+    };
+    record(1, "one", 4001, true);
+    record(2, "two", 4002, false);
+    let report = bed.settled(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
+    assert_eq!(report.tenants.len(), 2, "{report:?}");
+    let vm = share(&report, "vm");
+    assert_eq!(vm.enforce, Some(Enforce::Tiered));
+    assert!(vm.share.memory_mib >= 600, "{report:?}");
+    assert_eq!((bed.limits("vm").0, bed.limits("pinned").0), ("max".to_owned(), "max".to_owned()));
+}

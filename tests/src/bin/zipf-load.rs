@@ -1,0 +1,125 @@
+//! A load on memcached: fills it, and then asks for keys by Zipf's law, one after another as fast as it answers. Says every second how many it got.
+
+use std::{
+    error::Error,
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use rand::{Rng as _, SeedableRng as _};
+use rand_pcg::Pcg64Mcg;
+
+/// Asks memcached for keys by Zipf's law.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Where it listens
+    #[arg(long, value_name = "FILE")]
+    socket: PathBuf,
+    /// How many keys there are
+    #[arg(long, value_name = "N")]
+    keys: usize,
+    /// Bytes of each value
+    #[arg(long, value_name = "N")]
+    value_bytes: usize,
+    /// The exponent: 0 is all alike
+    #[arg(long, value_name = "S", default_value_t = 0.99)]
+    skew: f64,
+    /// Seconds, after filling it
+    #[arg(long, value_name = "N")]
+    seconds: u64,
+    /// Does not fill it first
+    #[arg(long)]
+    is_full: bool,
+}
+
+/// A memcached.
+struct Server {
+    read: BufReader<UnixStream>,
+    write: UnixStream,
+    line: String,
+    value: Vec<u8>,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let write = UnixStream::connect(&args.socket)?;
+    let read = BufReader::new(write.try_clone()?);
+    let mut server = Server { read, write, line: String::new(), value: Vec::new() };
+    if !args.is_full {
+        server.fill(args.keys, args.value_bytes)?;
+        println!("filled with {} keys of {} bytes", args.keys, args.value_bytes);
+    }
+    let zipf = Zipf::new(args.keys, args.skew);
+    let mut rng = Pcg64Mcg::seed_from_u64(1);
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    while Instant::now() < end {
+        let (mut got, mut absent) = (0_u32, 0_u32);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(1) {
+            if server.get(zipf.key(&mut rng))? { got += 1 } else { absent += 1 }
+        }
+        println!("{:.0} a second, {absent} absent", f64::from(got) / begun.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+impl Server {
+    fn fill(&mut self, keys: usize, bytes: usize) -> io::Result<()> {
+        let value = vec![b'v'; bytes];
+        for key in 0..keys {
+            write!(self.write, "set key{key} 0 0 {bytes}\r\n")?;
+            self.write.write_all(&value)?;
+            self.write.write_all(b"\r\n")?;
+            if self.answer()? != "STORED\r\n" {
+                return Err(io::Error::other(format!("key {key}: {}", self.line)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has a key.
+    fn get(&mut self, key: usize) -> io::Result<bool> {
+        write!(self.write, "get key{key}\r\n")?;
+        let Some(bytes) =
+            self.answer()?.trim().strip_prefix("VALUE ").and_then(|rest| rest.rsplit(' ').next())
+        else {
+            return Ok(false);
+        };
+        let bytes: usize = bytes.parse().map_err(io::Error::other)?;
+        self.value.resize(bytes + "\r\nEND\r\n".len(), 0);
+        self.read.read_exact(&mut self.value)?;
+        Ok(true)
+    }
+
+    fn answer(&mut self) -> io::Result<&str> {
+        self.line.clear();
+        self.read.read_line(&mut self.line)?;
+        Ok(&self.line)
+    }
+}
+
+/// Keys by how often they are asked for; which those are is spread over all.
+struct Zipf {
+    cumulated: Vec<f64>,
+}
+
+impl Zipf {
+    fn new(keys: usize, skew: f64) -> Self {
+        let mut sum = 0.0;
+        let cumulated = (1..=keys).map(|rank| {
+            sum += (rank as f64).powf(-skew);
+            sum
+        });
+        Self { cumulated: cumulated.collect() }
+    }
+
+    fn key(&self, rng: &mut Pcg64Mcg) -> usize {
+        let at = rng.random_range(0.0..self.cumulated[self.cumulated.len() - 1]);
+        let rank = self.cumulated.partition_point(|sum| *sum <= at);
+        // By a large odd number, so that keys that are asked for often are not stored beside each other.
+        rank.wrapping_mul(2_654_435_761) % self.cumulated.len()
+    }
+}
