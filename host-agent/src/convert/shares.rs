@@ -2,6 +2,7 @@
 
 use fairness::market::{Share, Status};
 use proto::v1 as wire;
+use units::limits::SHARES_TEXT_BYTES_MAX;
 
 use crate::symbiosis::{Certified, Report, State, TenantReport};
 
@@ -18,10 +19,16 @@ pub fn shares(report: Report) -> wire::Shares {
         at_unix_ms: report.at.0,
         supply: Some(share(report.supply.all())),
         state: state.into(),
-        why: report.why,
+        why: shortened(report.why),
         tenants: report.tenants.into_iter().map(tenant).collect(),
         certificate: report.certified.map(certificate),
     }
+}
+
+/// As much of a text as the manager takes.
+fn shortened(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(SHARES_TEXT_BYTES_MAX));
+    text
 }
 
 fn share(share: Share) -> wire::Share {
@@ -45,7 +52,7 @@ fn tenant(one: TenantReport) -> wire::TenantShare {
         gain: one.gain,
         learnt_from: learnt_from.to_owned(),
         error: one.error.clamp(0.0, 1.0),
-        problem: one.problem,
+        problem: shortened(one.problem),
     }
 }
 

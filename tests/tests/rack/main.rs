@@ -9,3 +9,4 @@ mod guest;
 mod hosts;
 mod moves;
 mod random_faults;
+mod symbiosis;
