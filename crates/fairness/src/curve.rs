@@ -49,6 +49,9 @@ impl MissCurve {
     /// # Errors
     /// There are none, too many, sizes do not rise, or a number is out of range.
     pub fn new(knots: &[Knot]) -> Result<Self, CurveError> {
+        if is_curve(knots) {
+            return Ok(Self(knots.to_vec()));
+        }
         check(knots)?;
         let mut hull: Vec<Knot> = Vec::with_capacity(knots.len() + 1);
         if knots[0].memory > 0.0 {
@@ -78,9 +81,17 @@ impl MissCurve {
     }
 }
 
+/// Which knot would be the first beyond so much memory if all were evenly apart, as they mostly are.
+fn about(knots: &[Knot], memory: f64) -> usize {
+    let last = knots.len() - 1;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "what is none is 0")]
+    let before = (memory / knots[last].memory * last as f64) as usize;
+    before.saturating_add(1)
+}
+
 /// Straight between knots whose memory rises, flat before the first and beyond the last.
 pub(crate) fn between(knots: &[Knot], memory: f64) -> f64 {
-    let above = knots.partition_point(|knot| knot.memory <= memory);
+    let above = first_not(knots.len(), about(knots, memory), |at| knots[at].memory <= memory);
     match (above.checked_sub(1).map(|below| knots[below]), knots.get(above)) {
         (Some(below), Some(above)) => {
             let part = (memory - below.memory) / (above.memory - below.memory);
@@ -89,6 +100,17 @@ pub(crate) fn between(knots: &[Knot], memory: f64) -> f64 {
         (Some(last), None) => last.misses,
         (None, _) => knots[0].misses,
     }
+}
+
+/// Whether knots are a curve already, as those of a model mostly are: seen in one look at each.
+fn is_curve(knots: &[Knot]) -> bool {
+    let (Some(first), Some(last)) = (knots.first(), knots.last()) else { return false };
+    let falls = |two: &[Knot]| (two[1].memory > two[0].memory) & (two[1].misses < two[0].misses);
+    knots.len() <= CURVE_KNOTS_MAX
+        && (first.memory == 0.0 && first.misses <= 1.0)
+        && (last.memory.is_finite() && last.misses >= 0.0)
+        && knots.windows(2).take(1).all(falls)
+        && knots.windows(3).all(|three| falls(&three[1..]) & !is_above(three[1], three[0], three[2]))
 }
 
 fn check(knots: &[Knot]) -> Result<(), CurveError> {
@@ -115,4 +137,40 @@ fn check(knots: &[Knot]) -> Result<(), CurveError> {
 fn is_above(knot: Knot, before: Knot, after: Knot) -> bool {
     (knot.misses - before.misses) * (after.memory - before.memory)
         >= (after.misses - before.misses) * (knot.memory - before.memory)
+}
+
+/// The first of `0..end` for which something is not so, or `end`; it is so for all before. Sought from near `mark`, ever further.
+#[inline]
+pub(crate) fn first_not(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
+    let mark = mark.min(end);
+    if (mark == end || !is_so(mark)) && (mark == 0 || is_so(mark - 1)) {
+        mark
+    } else {
+        sought(end, mark, is_so)
+    }
+}
+
+fn sought(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, end);
+    let mut step = 1;
+    if mark < end && is_so(mark) {
+        low = mark + 1;
+        while low + step <= end && is_so(low + step - 1) {
+            low += step;
+            step *= 2;
+        }
+        high = high.min(low + step - 1);
+    } else {
+        high = mark;
+        while high >= step && !is_so(high - step) {
+            high -= step;
+            step *= 2;
+        }
+        low = low.max((high + 1).saturating_sub(step));
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if is_so(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
 }

@@ -15,7 +15,7 @@ use super::{
     goods::Bundle,
     utility::{Asked, Limits, Purse, Utility},
 };
-use crate::curve::{Knot, MissCurve};
+use crate::curve::{Knot, MissCurve, first_not};
 
 /// Throughput by the slowdown model, of a tenant that is never slowed down: 1 at most.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl Slowdown {
             let (Knot { memory, misses }, next) = (knots[at], knots[at + 1]);
             misses * (next.memory - memory) < (reach - memory) * (misses - next.misses)
         };
-        let at = from_mark(knots.len() - 1, *mark as usize, is_next_better);
+        let at = first_not(knots.len() - 1, *mark as usize, is_next_better);
         *mark = u32::try_from(at).unwrap_or(0);
         knots[at].memory
     }
@@ -98,33 +98,6 @@ impl Slowdown {
 fn between(value: f64, least: f64, most: f64) -> f64 {
     let value = if value < most { value } else { most };
     if value > least { value } else { least }
-}
-
-/// The first of `0..end` for which something is not so, or `end`; it is so for all before. Sought from near `mark`, ever further.
-fn from_mark(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
-    let mark = mark.min(end);
-    let (mut low, mut high) = (0, end);
-    let mut step = 1;
-    if mark < end && is_so(mark) {
-        low = mark + 1;
-        while low + step <= end && is_so(low + step - 1) {
-            low += step;
-            step *= 2;
-        }
-        high = high.min(low + step - 1);
-    } else {
-        high = mark;
-        while high >= step && !is_so(high - step) {
-            high -= step;
-            step *= 2;
-        }
-        low = low.max((high + 1).saturating_sub(step));
-    }
-    while low < high {
-        let middle = low.midpoint(high);
-        if is_so(middle) { low = middle + 1 } else { high = middle }
-    }
-    low
 }
 
 impl Utility for Slowdown {
