@@ -32,7 +32,7 @@ pub use grid::Grid;
 pub use refine::Aim;
 pub use slowdown::{Slowdown, SlowdownError};
 pub use split::{Table, best_split};
-pub use utility::{Asked, Limits, Purse, Utility};
+pub use utility::{Asked, Limits, Mark, Purse, Utility};
 
 use thiserror::Error;
 use units::limits::{SUPPLY_MAX, TENANTS_MAX};
@@ -182,7 +182,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
     memory_price: Option<f64>,
-    marks: Vec<u32>,
+    places: Vec<u32>,
 }
 
 /// How a market is cleared.
@@ -295,9 +295,10 @@ impl<'a, U: Utility> Market<'a, U> {
 
     /// What everybody gets.
     pub fn clear(&self, how: How) -> Outcome {
-        let How { trail: Trail { memory_price, mut marks }, turn } = how;
-        if marks.len() != self.tenants.len() {
-            marks = vec![0; self.tenants.len()];
+        let How { trail: Trail { memory_price, places }, turn } = how;
+        let mut marks = vec![Mark::default(); self.tenants.len()];
+        if places.len() == marks.len() {
+            marks.iter_mut().zip(places).for_each(|(mark, at)| mark.at = at);
         }
         let found = price::find(self, memory_price, &mut marks);
         let cleared = clearing::clear(self, &found, turn);
@@ -310,7 +311,10 @@ impl<'a, U: Utility> Market<'a, U> {
             refinements: 0,
             bought: cleared.bundles,
             shares,
-            trail: Trail { memory_price: Some(found.price()), marks },
+            trail: Trail {
+                memory_price: Some(found.price()),
+                places: marks.into_iter().map(|mark| mark.at).collect(),
+            },
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{
     Market, Status, Tenant,
     goods::{Bundle, Supply},
     price::{self, Found},
-    utility::Utility,
+    utility::{Mark, Utility},
 };
 
 /// What a tenant may lose of its throughput, relative, by a mix of two bundles that are its best at nearly one price.
@@ -156,7 +156,7 @@ impl<'a, U: Utility> Sides<'a, U> {
         if (0..tenants.len()).any(|tenant| market.check_limits(tenant).is_err()) {
             return None;
         }
-        let found = price::find(&market, Some(price), &mut vec![0; tenants.len()]);
+        let found = price::find(&market, Some(price), &mut vec![Mark::default(); tenants.len()]);
         let mut bundles = settled(&market, &found, Sides::of(&market, &found).as_ref(), turn)?.bundles;
         bundles.insert(fixed, bundle);
         Some(bundles)

@@ -5,7 +5,7 @@
 
 use super::{
     goods::{Bundle, Prices, Supply},
-    utility::{Asked, Limits, Purse, Utility},
+    utility::{Asked, Limits, Mark, Purse, Utility},
 };
 
 /// Steps into which the memory that a tenant can pay is divided: Spirit's 1/ε, there of all memory.
@@ -30,10 +30,10 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
         (self.value)(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         let line = Line::new(self, purse, within);
-        let best = line.best(*mark);
-        *mark = best.at;
+        let best = line.best(mark.at);
+        mark.at = best.at;
         let bundle = if line.is_wasteful(best) { line.cheapest(best) } else { best.bundle };
         let kept = purse.budget - purse.prices.of(bundle);
         // What does not pay for the next point of the grid is kept by everybody.

@@ -10,7 +10,12 @@
 
 use units::limits::PRICES_TRIED_MAX;
 
-use super::{Market, goods::Bundle, round::Round, utility::Utility};
+use super::{
+    Market,
+    goods::Bundle,
+    round::Round,
+    utility::{Mark, Utility},
+};
 
 /// How narrow a bracket gets: the ratio of prices is known to this, relative.
 const STEP_MIN: f64 = 1e-10;
@@ -58,21 +63,21 @@ impl Found {
 }
 
 /// Sought from near the last price, if there was one.
-pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks: &mut [u32]) -> Found {
+pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks: &mut [Mark]) -> Found {
     let last = last.filter(|last| *last > 0.0 && *last < 1.0).or_else(|| guess(market, marks));
     Search { market, marks, rounds: 0, spare: Round::default() }
         .run(ratio(last.unwrap_or(0.5)), last.is_some())
 }
 
 /// The price if the first of many tenants were all of them.
-fn guess<U: Utility>(market: &Market<'_, U>, marks: &mut [u32]) -> Option<f64> {
+fn guess<U: Utility>(market: &Market<'_, U>, marks: &mut [Mark]) -> Option<f64> {
     let some = market.tenants.len() / GUESSED_BY;
     (some >= GUESSERS_MIN).then(|| find(&market.of_first(some), None, &mut marks[..some]).price())
 }
 
 struct Search<'a, 'b, U> {
     market: &'a Market<'b, U>,
-    marks: &'a mut [u32],
+    marks: &'a mut [Mark],
     rounds: u32,
     /// A round that is no longer needed: its memory is used again.
     spare: Round,

@@ -5,7 +5,7 @@ use units::limits::DIVIDENDS_TRIED_MAX;
 use super::{
     Market,
     goods::{Bundle, Prices},
-    utility::{Asked, Limits, Purse, Utility},
+    utility::{Asked, Limits, Mark, Purse, Utility},
 };
 
 /// What everybody asks for at one price.
@@ -47,7 +47,7 @@ impl Round {
     ///
     /// Weights add up to 1, and so do budgets without a dividend: whoever is eager spends all that it has, so the dividend that would spend the rest
     /// is known at once; it may make more tenants content, and then there is a next.
-    pub fn ask<U: Utility>(&mut self, market: &Market<'_, U>, price: f64, marks: &mut [u32]) {
+    pub fn ask<U: Utility>(&mut self, market: &Market<'_, U>, price: f64, marks: &mut [Mark]) {
         self.price = price;
         self.dividend = 1.0;
         let mut spending = self.ask_with(market, 1.0, marks);
@@ -72,7 +72,12 @@ impl Round {
         }
     }
 
-    fn ask_with<U: Utility>(&mut self, market: &Market<'_, U>, dividend: f64, marks: &mut [u32]) -> Spending {
+    fn ask_with<U: Utility>(
+        &mut self,
+        market: &Market<'_, U>,
+        dividend: f64,
+        marks: &mut [Mark],
+    ) -> Spending {
         let prices = market.prices(self.price);
         let mut spending = Spending::default();
         self.bundles.clear();
@@ -97,7 +102,7 @@ impl<U: Utility> Market<'_, U> {
     /// What one tenant asks for.
     // Into the loop over all tenants, where what depends on prices alone is reckoned once.
     #[inline(always)]
-    pub(super) fn ask(&self, tenant: usize, prices: Prices, dividend: f64, mark: &mut u32) -> Asked {
+    pub(super) fn ask(&self, tenant: usize, prices: Prices, dividend: f64, mark: &mut Mark) -> Asked {
         let purse = Purse { budget: dividend * self.weight(tenant), prices };
         self.tenants[tenant].utility.asks(&purse, &self.limits(tenant), mark)
     }

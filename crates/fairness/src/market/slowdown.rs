@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::{
     goods::Bundle,
-    utility::{Asked, Limits, Purse, Utility},
+    utility::{Asked, Limits, Mark, Purse, Utility},
 };
 use crate::curve::{Knot, MissCurve, first_not};
 
@@ -81,16 +81,34 @@ impl Slowdown {
 
     /// Memory at which a tangent through `(reach, 0)` touches the curve.
     #[inline(always)]
-    fn tangent(&self, reach: f64, mark: &mut u32) -> f64 {
+    fn tangent(&self, reach: f64, mark: &mut Mark) -> f64 {
+        // While prices are found more and more exactly, most tenants stay at one knot: then the curve is not looked at.
+        if reach > mark.above && reach <= mark.upto {
+            return mark.answer;
+        }
+        self.tangent_of_curve(reach, mark)
+    }
+
+    fn tangent_of_curve(&self, reach: f64, mark: &mut Mark) -> f64 {
         let knots = self.curve.knots();
         // Whether the line through a knot and the next meets the axis before `reach`: then the next is better. They meet it ever later.
         let is_next_better = |at: usize| {
             let (Knot { memory, misses }, next) = (knots[at], knots[at + 1]);
             misses * (next.memory - memory) < (reach - memory) * (misses - next.misses)
         };
-        let at = first_not(knots.len() - 1, *mark as usize, is_next_better);
-        *mark = u32::try_from(at).unwrap_or(0);
-        knots[at].memory
+        let at = first_not(knots.len() - 1, mark.at as usize, is_next_better);
+        // Where the line through a knot and the next meets the axis.
+        let meets = |at: usize| {
+            let (knot, next) = (knots[at], knots[at + 1]);
+            knot.memory + knot.misses * (next.memory - knot.memory) / (knot.misses - next.misses)
+        };
+        *mark = Mark {
+            at: u32::try_from(at).unwrap_or(0),
+            above: if at == 0 { f64::NEG_INFINITY } else { meets(at - 1) },
+            upto: if at + 1 == knots.len() { f64::INFINITY } else { meets(at) },
+            answer: knots[at].memory,
+        };
+        mark.answer
     }
 }
 
@@ -106,7 +124,7 @@ impl Utility for Slowdown {
     }
 
     #[inline(always)]
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         let Purse { budget, prices } = *purse;
         let fill = self.fill(within);
         if prices.of(fill) <= budget {

@@ -123,7 +123,7 @@ fn who_spends_all_on_memory_has_bandwidth_for_nothing_if_that_has_no_price() {
     let utility = Grid::new(supply, |bundle: Bundle| bundle.memory * (1.0 + bundle.bandwidth.min(20.0)));
     let prices = Prices { memory: 1.0 / 300.0, bandwidth: 0.0 };
     let within = Limits { least: Bundle::default(), most: supply.all().into() };
-    let asked = utility.asks(&Purse { budget: 1.0 / 3.0, prices }, &within, &mut 0);
+    let asked = utility.asks(&Purse { budget: 1.0 / 3.0, prices }, &within, &mut Mark::default());
     assert_eq!(asked.bundle, Bundle { memory: 100.0, bandwidth: 20.0 });
 }
 

@@ -29,6 +29,19 @@ pub struct Asked {
     pub content: bool,
 }
 
+/// What a tenant remembers between two questions of one market, to answer the next the sooner: all nothing at first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mark {
+    /// Where it found its last answer: for the tenant to say what that means. All that is left of a mark in the next market.
+    pub at: u32,
+    /// What was asked may lie between these, and the answer is the same: for the tenant to say of what.
+    pub above: f64,
+    /// See `above`.
+    pub upto: f64,
+    /// The answer.
+    pub answer: f64,
+}
+
 /// What shares are worth to a tenant: its data access throughput, Spirit's f. More of something is never worth less.
 ///
 /// Only the order matters: values of two tenants are never compared.
@@ -38,8 +51,8 @@ pub trait Utility {
 
     /// The bundle within limits that is worth most of those that the purse can pay, and the cheapest of them.
     ///
-    /// The mark is the tenant's own, 0 at first: whatever it wrote there last, to find this the sooner.
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked;
+    /// The mark is the tenant's own: what it wrote there last.
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked;
 }
 
 impl<U: Utility + ?Sized> Utility for &U {
@@ -47,7 +60,7 @@ impl<U: Utility + ?Sized> Utility for &U {
         (**self).value(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         (**self).asks(purse, within, mark)
     }
 }
@@ -57,7 +70,7 @@ impl<U: Utility + ?Sized> Utility for Box<U> {
         (**self).value(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         (**self).asks(purse, within, mark)
     }
 }

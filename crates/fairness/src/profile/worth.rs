@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::{
     curve::{CurveError, Knot, MissCurve},
-    market::{Asked, Bundle, Grid, Limits, Purse, Slowdown, SlowdownError, Supply, Utility},
+    market::{Asked, Bundle, Grid, Limits, Mark, Purse, Slowdown, SlowdownError, Supply, Utility},
 };
 
 /// How much longer, relative, a tenant would take than its convex curve says, from which on the curve is not used: a loop that only just does not fit
@@ -78,7 +78,7 @@ impl Utility for Worth {
         }
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         match self {
             Self::Exact(slowdown) => slowdown.asks(purse, within, mark),
             Self::Leaping(grid) => grid.asks(purse, within, mark),

@@ -136,7 +136,7 @@ impl Utility for Product {
         bundle.memory.powf(self.0) * bundle.bandwidth.powf(1.0 - self.0)
     }
 
-    fn asks(&self, purse: &Purse, _: &Limits, _: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, _: &Limits, _: &mut Mark) -> Asked {
         let Purse { budget, prices } = *purse;
         let memory = self.0 * budget / prices.memory;
         Asked {
@@ -246,7 +246,7 @@ proptest! {
             fn value(&self, bundle: Bundle) -> f64 {
                 self.1 * self.0.value(bundle).powf(self.2)
             }
-            fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+            fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
                 Grid::new(FINE, |bundle| self.value(bundle)).asks(purse, within, mark)
             }
         }
@@ -288,12 +288,12 @@ proptest! {
     fn a_warm_start_ends_where_a_cold_one_does(
         of in market_of(slowdown(), 24),
         price in 0.0..1.0,
-        marks in vec(0_u32..100, 24),
+        places in vec(0_u32..100, 24),
     ) {
         let tenants = tenants(&of);
         let market = Market::new(FINE, &tenants).unwrap();
         let cold = market.clear(How::default());
-        let trail = Trail { memory_price: Some(price), marks: marks[..tenants.len()].to_vec() };
+        let trail = Trail { memory_price: Some(price), places: places[..tenants.len()].to_vec() };
         let warm = market.clear(How { trail, turn: 0 });
         // Where there is more than one price, everybody is as well off at each of them, or better at one: then it is another answer, as good.
         let value = |outcome: &Outcome, at: usize| tenants[at].utility.value(outcome.bought[at]);

@@ -14,7 +14,7 @@ impl Utility for Toy {
         c * c / 2.0 + c * b
     }
 
-    fn asks(&self, purse: &Purse, _: &Limits, _: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, _: &Limits, _: &mut Mark) -> Asked {
         let Purse { budget, prices } = *purse;
         let all = Bundle::from(FINE.all());
         let (price, other) = (prices.memory * all.memory, prices.bandwidth * all.bandwidth);
@@ -33,7 +33,7 @@ impl Utility for Only {
         (self.0)(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, _: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, within: &Limits, _: &mut Mark) -> Asked {
         let Purse { budget, prices } = *purse;
         let memory = Bundle { memory: (budget / prices.memory).min(within.most.memory), bandwidth: 0.0 };
         let bandwidth =
@@ -198,7 +198,7 @@ fn a_warm_market_comes_to_the_same_shares_in_fewer_rounds() {
     let warm = market.clear(How { trail: cold.trail.clone(), turn: 0 });
     near(warm.memory_price, cold.memory_price, 1e-9, "price");
     assert!(warm.rounds < cold.rounds, "{} of {}", warm.rounds, cold.rounds);
-    let lost = Trail { memory_price: Some(0.001), marks: vec![9999; 6] };
+    let lost = Trail { memory_price: Some(0.001), places: vec![9999; 6] };
     let led_astray = market.clear(How { trail: lost, turn: 0 });
     near(led_astray.memory_price, cold.memory_price, 1e-9, "price");
 }
