@@ -41,6 +41,7 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("busybox", "busybox-static", "bin/busybox"),
     ("cpio", "cpio", "bin/cpio"),
     ("iasl", "acpica-tools", "usr/bin/iasl"),
+    ("libstdbuf.so", "coreutils", "usr/libexec/coreutils/libstdbuf.so"),
     ("lz4", "lz4", "usr/bin/lz4"),
     ("mbw", "mbw", "usr/bin/mbw"),
     ("memcached", "memcached", "usr/bin/memcached"),

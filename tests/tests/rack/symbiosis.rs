@@ -15,6 +15,7 @@ const LINK_MB_S: u64 = 40;
 const METRICS: &str = "127.0.0.1:9751";
 /// Swap, and a folder for tenants.
 const PREPARE: &str = "
+echo root:x:0:0::/:/bin/sh > /etc/passwd
 mkswap /dev/vda > /dev/null
 swapon /dev/vda
 echo '+memory +io +cpu' > /sys/fs/cgroup/cgroup.subtree_control
@@ -106,7 +107,9 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
     rack.tarn("weigh h0 cache=3");
     rack.until("the weight counts", |rack| {
         let told = shares(rack);
-        let cache = told["tenants"].as_array().and_then(|all| all.iter().find(|one| one["tenant"] == "cache").cloned());
+        let cache = told["tenants"]
+            .as_array()
+            .and_then(|all| all.iter().find(|one| one["tenant"] == "cache").cloned());
         cache.is_some_and(|cache| cache["fair"]["memory_mib"].as_u64() == Some(MEMORY_MIB * 3 / 4))
     });
 

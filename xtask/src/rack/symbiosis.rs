@@ -60,7 +60,7 @@ fn prepare() -> String {
         "
 mkswap /dev/vda > /dev/null
 swapon /dev/vda
-mkdir -p /var/log
+echo root:x:0:0::/:/bin/sh > /etc/passwd
 echo '+memory +io +cpu' > /sys/fs/cgroup/cgroup.subtree_control
 mkdir /sys/fs/cgroup/tenants
 echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
@@ -99,7 +99,10 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     eprintln!("── each has half of {MEMORY_MIB} MiB and of {LINK_MB_S} MB/s, for {} s", args.seconds);
     let before = measure(host, args.seconds, &patience)?;
     eprintln!("── the agent decides, every {} s, {} times", args.epoch, args.epochs);
-    command(host, &format!("cat >> /etc/tarn/h0.toml <<'END'\n{}END\nkill $(pidof host-agent)", settings(args.epoch)))?;
+    command(
+        host,
+        &format!("cat >> /etc/tarn/h0.toml <<'END'\n{}END\nkill $(pidof host-agent)", settings(args.epoch)),
+    )?;
     // It starts, measures one epoch, and then decides.
     wait(args.epoch * (args.epochs + 1), &patience)?;
     let after = measure(host, args.seconds, &patience)?;
@@ -113,6 +116,7 @@ fn plan(bed: &Bed) -> Result<RackPlan, Failure> {
     hosts.cpus = 2;
     hosts.drives = vec![Drive { mib: DRIVE_MIB, mb_s: LINK_MB_S }];
     hosts.programs = vec![load, tarn.clone(), bed.tool("mbw"), bed.tool("memcached")];
+    hosts.files = vec![(bed.tool("libstdbuf.so"), "lib/libstdbuf.so".to_owned())];
     hosts.append += " psi=1";
     hosts.script = prepare();
     Ok(RackPlan::new(hosts, Programs { manager, agent, tarn, power_off }, "dax"))
@@ -121,25 +125,36 @@ fn plan(bed: &Bed) -> Result<RackPlan, Failure> {
 /// Starts both programs, each in its cgroup, and the load outside; waits until memcached is full.
 fn begin(host: &RackHost, patience: &Patience) -> Result<(), Failure> {
     let inside = |tenant: &str, program: &str| {
-        format!("sh -c 'echo $$ > /sys/fs/cgroup/tenants/{tenant}/cgroup.procs; exec {program}' > /tmp/{tenant}.log 2>&1 &")
+        format!(
+            "sh -c 'echo $$ > /sys/fs/cgroup/tenants/{tenant}/cgroup.procs; exec {program}' > /tmp/{tenant}.log 2>&1 &"
+        )
     };
     let cache_mib = KEYS / 1024 * 5;
     command(host, &inside("cache", &format!("memcached -u root -s /tmp/cache.sock -m {cache_mib} -t 1")))?;
     command(
         host,
         &format!(
-            "sleep 2; zipf-load --socket /tmp/cache.sock --keys {KEYS} --value-bytes {VALUE_BYTES} --seconds {LOAD_S} > /tmp/load.log 2>&1 &"
+            "while [ ! -e /tmp/cache.sock ]; do sleep 0.1; done; zipf-load --socket /tmp/cache.sock --keys {KEYS} --value-bytes {VALUE_BYTES} --seconds {LOAD_S} > /tmp/load.log 2>&1 &"
         ),
     )?;
     eprintln!("── memcached is filled with {KEYS} keys");
     let give_up = Instant::now() + FILLED_WITHIN;
-    while command(host, "cat /tmp/load.log")?.lines().count() < 2 {
+    loop {
+        let said = command(host, "cat /tmp/load.log /tmp/cache.log")?;
+        if said.contains(" a second") {
+            break;
+        }
+        if said.contains("rror") || said.contains("can't") {
+            return Err(answer("memcached or its load", &said));
+        }
         if Instant::now() > give_up {
             return Err(Failure::Late { what: "memcached's last key", within: FILLED_WITHIN });
         }
         wait(1, patience)?;
     }
-    command(host, &inside("stream", &format!("mbw -n 0 -t 0 {ARRAY_MIB}"))).map(drop)
+    // It writes its lines to a file in large pieces if nobody tells it not to.
+    let stream = format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 0 -t 0 {ARRAY_MIB}");
+    command(host, &inside("stream", &stream)).map(drop)
 }
 
 /// What both do in so many seconds, once they have had a few to fill the memory that they have.
@@ -189,7 +204,9 @@ fn say(host: &RackHost, rack: &Rack, before: Did, after: Did) -> Result<(), Fail
     let mean = (after.copied / before.copied * after.got / before.got).sqrt();
     println!("geometric mean: {mean:.2} times");
     for tenant in ["stream", "cache"] {
-        let limits = format!("cd /sys/fs/cgroup/tenants/{tenant}; echo $(($(cat memory.high) >> 20)) MiB, $(cat io.max)");
+        let limits = format!(
+            "cd /sys/fs/cgroup/tenants/{tenant}; echo $(($(cat memory.high) >> 20)) MiB, $(cat io.max)"
+        );
         print!("{tenant}: {}", command(host, &limits)?);
     }
     let shares = rack.tarn(&["explain", "shares", "h0"]).output().map_err(Failure::start("tarn"))?;
@@ -228,7 +245,10 @@ mod tests {
             1\tMethod: MEMCPY\tElapsed: 0.50000\tMiB: 72.00000\tCopy: 144.000 MiB/s\n\
             AVG\tMethod: MEMCPY\tElapsed: 1.00000\tMiB: 72.00000\tCopy: 72.000 MiB/s\n";
         assert_eq!(copied(log), Some(72.0));
-        assert_eq!(got("filled with 3 keys of 4 bytes\n100 a second, 0 absent\n300 a second, 2 absent\n"), Some(200.0));
+        assert_eq!(
+            got("filled with 3 keys of 4 bytes\n100 a second, 0 absent\n300 a second, 2 absent\n"),
+            Some(200.0)
+        );
         assert_eq!((copied(""), got("")), (None, None));
     }
 }
