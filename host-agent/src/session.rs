@@ -167,6 +167,9 @@ async fn session(
         tokio::select! {
             order = orders.message() => {
                 let order = order?.ok_or(Ended::Closed)?.message;
+                if matches!(order, Some(to_agent::Message::Weights(_))) {
+                    continue; // no shares are decided here
+                }
                 let Some(to_agent::Message::Want(want)) = order else { return Err(Ended::Closed) };
                 let rack = want.rack_uuid.clone();
                 let heard_want = Heard::Want(rack, convert::want(want)?);
