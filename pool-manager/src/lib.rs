@@ -15,5 +15,6 @@ pub mod power_off;
 pub mod records;
 pub mod rpc;
 pub mod serve;
+pub mod shares;
 pub mod store;
 pub mod tokens;

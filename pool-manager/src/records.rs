@@ -5,6 +5,7 @@ use pool::record::{Key, Meta, Record};
 
 use crate::{
     forecasts::rows,
+    shares,
     store::{Scan, StoreError, Table, Write, meta, number},
 };
 
@@ -85,10 +86,11 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
     postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
 }
 
-/// Whether an entry is sound: a record of this version, a row of what forecasts are made of, or one of the store's own.
+/// Whether an entry is sound: a record of this version, a row of what forecasts are made of, a host's weights, or one of
+/// the store's own.
 ///
 /// # Errors
-/// It is neither.
+/// It is none of them.
 pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
     let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
     match table {
@@ -96,6 +98,7 @@ pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
         Table::Outcomes | Table::Forecasts | Table::Models => {
             rows::judge(table, key, value).map_err(unreadable)
         }
+        Table::Weights => shares::judge(key, value).map_err(unreadable),
         _ => read(table, key, value).map(drop),
     }
 }

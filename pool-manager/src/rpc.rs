@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tonic::{Request, Status};
 use units::{Fraction, Name, Ns};
 
-use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics};
+use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shares};
 use identity::{Identity, Role};
 
 /// What every handler may use.
@@ -25,6 +25,8 @@ pub struct Shared {
     pub driver: Handle,
     /// What is foreseen of VMs.
     pub forecasts: Arc<Forecasts>,
+    /// Weights of tenants, and what agents tell of shares.
+    pub shares: Arc<Shares>,
     /// Who may call what.
     pub identity: Arc<Identity>,
     /// What is counted.
@@ -63,4 +65,10 @@ impl Shared {
         let mut stopping = self.stopping.clone();
         let _ = stopping.wait_for(|stop| *stop).await; // a lost sender is an end, too
     }
+}
+
+/// What was begun is ended, also if the caller goes away meanwhile: what is durable is to be true of what is known.
+async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
+    let ended = tokio::spawn(work).await;
+    ended.map_err(|_| Status::internal("it ended before its end: see the manager's log"))
 }

@@ -41,6 +41,7 @@ use crate::{
         models::Models,
         scheduler::Scheduler,
     },
+    shares::{self, Shares},
     store::{Store, StoreError, redb::RedbStore},
     tokens::{TokenError, Tokens},
 };
@@ -106,16 +107,22 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let metrics = Arc::new(Metrics::default());
     let mut store = RedbStore::open_directory(&config.manager.store)?;
     let loaded = records::load(&mut store)?;
-    let foreseen = forecasts::load(&mut store)?;
+    let beside = Beside { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
     let rack_uuid = uuid();
     let start = Start { settings: settings(&config), stop: config.fence.clone(), loaded, rack_uuid };
     let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
         .map_err(io("start a thread for", "the ledger"))?;
-    let served = serve_rack(&path, config, &handle, foreseen, identity, metrics).await;
+    let served = serve_rack(&path, config, &handle, beside, identity, metrics).await;
     handle.close();
     let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
     tracing::info!(durable = flushed.is_ok(), "pool-manager stopped");
     served
+}
+
+/// What the store has beside the ledger.
+struct Beside {
+    forecasts: forecasts::Loaded,
+    weights: shares::Loaded,
 }
 
 /// From the first request to the last.
@@ -123,20 +130,23 @@ async fn serve_rack(
     path: &Path,
     config: Config,
     handle: &Handle,
-    foreseen: forecasts::Loaded,
+    beside: Beside,
     identity: Arc<Identity>,
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
     configure(handle, &config).await?;
     let (policy, policy_seen) = watch::channel(policy(&config));
     let (settings, settings_seen) = watch::channel(config.prediction);
-    let forecasts = Forecasts::new(foreseen, handle.clone(), Arc::clone(&metrics), settings_seen);
+    let forecasts = Forecasts::new(beside.forecasts, handle.clone(), Arc::clone(&metrics), settings_seen);
     let forecasts = Arc::new(forecasts);
+    let shares = Arc::new(Shares::new(beside.weights, handle.clone()));
+    forget_strangers(&shares).await;
     let books = tokio::spawn(Arc::clone(&forecasts).keep_books());
     let (stop, stopping) = watch::channel(false);
     let shared = Shared {
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),
+        shares: Arc::clone(&shares),
         identity: Arc::clone(&identity),
         metrics: Arc::clone(&metrics),
         policy: policy_seen,
@@ -158,7 +168,7 @@ async fn serve_rack(
     notify(&[NotifyState::Ready]);
     let watchdog = tokio::spawn(watchdog(handle.clone()));
 
-    let told = Told { policy, settings };
+    let told = Told { policy, settings, shares };
     reload_until_stopped(path, config, handle, &identity, &told).await?;
 
     tracing::info!("pool-manager stopping");
@@ -245,6 +255,14 @@ async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
 struct Told {
     policy: watch::Sender<Policy>,
     settings: watch::Sender<forecasts::Settings>,
+    shares: Arc<Shares>,
+}
+
+/// Of hosts that left the rack no weight is kept; what cannot be forgotten now is at the next start.
+async fn forget_strangers(shares: &Shares) {
+    if let Err(error) = shares.forget_strangers().await {
+        tracing::warn!(error = units::chain(&error), "weights of hosts that left are kept");
+    }
 }
 
 /// Reads rack.toml again on SIGHUP; a faulty one changes nothing. Ends on SIGTERM and SIGINT.
@@ -265,6 +283,7 @@ async fn reload_until_stopped(
                     tracing::info!(path = %path.display(), "rack.toml read again");
                     told.policy.send_replace(policy(&new));
                     told.settings.send_replace(new.prediction);
+                    forget_strangers(&told.shares).await;
                     config = new;
                 }
                 Err(error) => {

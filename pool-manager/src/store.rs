@@ -1,4 +1,4 @@
-//! Where the ledger's facts are kept: ten tables of bytes, written in all-or-nothing batches. What the bytes mean is
+//! Where the ledger's facts are kept: eleven tables of bytes, written in all-or-nothing batches. What the bytes mean is
 //! the driver's business; nothing here knows who owns what.
 //!
 //! The traits ask for no more than any ordered key-value service with transactions can do, so that a store on another
@@ -53,11 +53,13 @@ pub enum Table {
     Forecasts,
     /// Models, and which of them serve.
     Models,
+    /// Weights of tenants, by host.
+    Weights,
 }
 
 impl Table {
     /// All of them, in the order of their declaration.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Emcs,
         Self::Hosts,
         Self::Slices,
@@ -68,6 +70,7 @@ impl Table {
         Self::Outcomes,
         Self::Forecasts,
         Self::Models,
+        Self::Weights,
     ];
 
     /// What it is called.
@@ -81,6 +84,7 @@ impl Table {
             Self::Outcomes => "outcomes",
             Self::Forecasts => "forecasts",
             Self::Models => "models",
+            Self::Weights => "weights",
             Self::Audit => "audit",
             Self::Meta => "meta",
         }
@@ -99,6 +103,7 @@ impl Table {
             Self::Outcomes => 8,
             Self::Forecasts => 9,
             Self::Models => 10,
+            Self::Weights => 11,
         }
     }
 }

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
 use units::{Bytes, Name, RequestId, ReservationId};
 
-use crate::{evaluate, models, replay, telemetry};
+use crate::{evaluate, models, replay, shares, telemetry};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -114,7 +114,7 @@ pub enum Ask {
     Describe(Subject),
     /// Why things are as they are: every decision about one thing, newest last
     #[command(subcommand)]
-    Explain(Subject),
+    Explain(Explained),
     /// How a VM's memory would be split and which hosts fit; reserves nothing
     #[command(after_help = COUNTERS)]
     PlanVm(PlanVm),
@@ -142,6 +142,8 @@ pub enum Ask {
     /// Answer requests to move a VM
     #[command(subcommand)]
     Migration(Migration),
+    /// Say how much tenants of a host may have of it relative to each other
+    Weigh(shares::Weigh),
     /// Make a model of what VMs did; it serves once it is promoted
     #[command(subcommand)]
     Train(models::Train),
@@ -184,6 +186,9 @@ pub enum Kind {
     /// Models, and which of them serve
     #[command(visible_alias = "model")]
     Models,
+    /// How the tenants of a host share its memory and its link to remote memory
+    #[command(visible_alias = "share")]
+    Shares(shares::OfHost),
     /// What the manager warns of
     #[command(visible_alias = "alarm")]
     Alarms(About),
@@ -256,6 +261,16 @@ pub enum Subject {
         #[arg(value_name = "NUMBER")]
         slice: u32,
     },
+}
+
+/// What can be explained.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Explained {
+    /// One thing, by the decisions about it.
+    #[command(flatten)]
+    Subject(Subject),
+    /// How the tenants of a host share it, by its last epoch
+    Shares(shares::OfHost),
 }
 
 /// A VM to plan for.

@@ -5,7 +5,7 @@ use proto::v1;
 use crate::{
     Connection, Failure, Format,
     args::{Kind, Ref},
-    lists, models, print, view,
+    lists, models, print, shares, view,
 };
 
 /// Prints what was asked for.
@@ -34,6 +34,7 @@ pub(crate) async fn run(kind: Kind, to: &Connection, format: Format) -> Result<(
             list::<_, view::Migration>(format, asked)
         }
         Kind::Models => models::list(to, format).await,
+        Kind::Shares(of) => shares::list(of, to, format).await,
         Kind::Alarms(about) => print::list(format, &alarms(to, about.subject.as_deref()).await?),
     }
 }

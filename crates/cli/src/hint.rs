@@ -20,6 +20,10 @@ const BY_REASON: &[(&str, &str)] = &[
     ("VM_NOT_FOUND", "`tarn get reservations --ended` lists VMs with memory, and those that had some"),
     ("RESERVATION_NOT_FOUND", "`tarn get reservations --ended` lists reservations, and those that ended"),
     ("MIGRATION_NOT_FOUND", "`tarn get migrations` lists the requests there are"),
+    (
+        "SHARES_NOT_TOLD",
+        "an agent tells after each epoch, if it shares its host among tenants at all; `tarn get hosts` shows whether it is up",
+    ),
     ("REQUEST_ID_REUSED", "a request id belongs to one request for ever: choose a new one"),
     ("VM_ALREADY_RESERVED", "`tarn describe vm NAME` shows what it has; `tarn release NAME` gives it back"),
     (

@@ -2,7 +2,7 @@
 
 use crate::{
     Connection, Failure,
-    args::{Ask, Kind, Mended, Place, Ref, Subject},
+    args::{Ask, Explained, Kind, Mended, Place, Ref, Subject},
     lists,
 };
 
@@ -39,7 +39,9 @@ impl Names {
     pub(crate) fn of(ask: &Ask) -> Self {
         match ask {
             Ask::Get(kind) => Self::of_kind(kind),
-            Ask::Describe(subject) | Ask::Explain(subject) => Self::of_subject(subject),
+            Ask::Describe(subject) | Ask::Explain(Explained::Subject(subject)) => Self::of_subject(subject),
+            Ask::Explain(Explained::Shares(of)) => Self::host(&of.host),
+            Ask::Weigh(weigh) => Self::host(&weigh.host),
             Ask::Reserve(reserve) => Self::host(&reserve.host),
             Ask::Fence(fence) => Self::host(&fence.host),
             Ask::WaitReady(which) | Ask::Commit(which) => Self::vm(&which.which),
@@ -57,6 +59,7 @@ impl Names {
             Kind::Hosts(named) => named.name.as_ref().map(Self::host).unwrap_or_default(),
             Kind::Emcs(named) => named.name.as_ref().map(Self::emc).unwrap_or_default(),
             Kind::Reservations(asked) => asked.which.as_ref().map(Self::vm).unwrap_or_default(),
+            Kind::Shares(of) => Self::host(&of.host),
             Kind::Rack | Kind::Slices(_) | Kind::Migrations(_) | Kind::Models | Kind::Alarms(_) => {
                 Self::default()
             }

@@ -18,6 +18,7 @@ mod open;
 mod print;
 mod replay;
 mod scheduler;
+mod shares;
 mod table;
 mod telemetry;
 mod top;
@@ -29,6 +30,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory as _, Parser as _};
 
+use args::Explained;
 pub use args::{Ask, Cli, Command, Format, Global};
 pub use connect::Connection;
 pub use failure::{Exit, Failure};
@@ -88,7 +90,8 @@ async fn answered(ask: Ask, to: &Connection, format: Format) -> Result<(), Failu
     match ask {
         Ask::Get(kind) => get::run(kind, to, format).await,
         Ask::Describe(subject) => describe::run(subject, to, format).await,
-        Ask::Explain(subject) => describe::explain(subject, to, format).await,
+        Ask::Explain(Explained::Subject(subject)) => describe::explain(subject, to, format).await,
+        Ask::Explain(Explained::Shares(of)) => shares::explain(of, to, format).await,
         Ask::PlanVm(args) => scheduler::plan_vm(args, to, format).await,
         Ask::Reserve(args) => scheduler::reserve(args, to, format).await,
         Ask::WaitReady(args) => scheduler::wait_ready(args.which, to, format).await,
@@ -100,6 +103,7 @@ async fn answered(ask: Ask, to: &Connection, format: Format) -> Result<(), Failu
         Ask::Fence(args) => admin::fence(args, to, format).await,
         Ask::Watch(args) => watch::run(args.stream, to, format).await,
         Ask::Migration(asked) => scheduler::migration(asked, to, format).await,
+        Ask::Weigh(args) => shares::weigh(args, to, format).await,
         Ask::Train(what) => models::train(what, to, format).await,
         Ask::Promote(args) => models::promote(args, to, format).await,
         Ask::Rollback(of) => models::roll_back(of, to, format).await,

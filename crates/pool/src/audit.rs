@@ -168,6 +168,11 @@ pub enum What {
         /// The one before.
         before: Option<u32>,
     },
+    /// Tenants of a host have other weights.
+    Weighed {
+        /// All that are set there now.
+        weights: Vec<(Name, f64)>,
+    },
 }
 
 /// Why slices were not taken from an EMC.
@@ -286,6 +291,14 @@ impl What {
                 let named =
                     |version: &Option<u32>| version.map_or("none".into(), |of| format!("{kind}/{of}"));
                 say("serve-model", format!("{} serves, {} did before", named(version), named(before)))
+            }
+            Self::Weighed { weights } if weights.is_empty() => {
+                say("weigh", "no weight is set any more".into())
+            }
+            Self::Weighed { weights } => {
+                let all: Vec<_> =
+                    weights.iter().map(|(tenant, weight)| format!("{tenant}={weight}")).collect();
+                say("weigh", format!("set now: {}", all.join(" ")))
             }
         }
     }

@@ -310,8 +310,17 @@ pub const TENANT_PROCESSES_MAX: usize = 64;
 pub const TENANTS_WATCHED_MAX: usize = 32;
 /// Regions of a tenant's memory that are told apart by which is touched how often.
 pub const WATCHED_REGIONS_MAX: usize = 1000;
-/// The most that a tenant may have relative to others.
+/// The most that a tenant may have relative to others: its weight.
 pub const WEIGHT_MAX: f64 = 1e6;
+/// The longest text in what an agent tells of shares, in bytes.
+pub const SHARES_TEXT_BYTES_MAX: usize = 400;
+/// The largest number in it, whatever it counts.
+pub const SHARES_NUMBER_MAX: f64 = 1e12;
+// All that is told of one host's tenants is one message: a name, at most two texts and some numbers of each.
+const _: () = assert!(
+    TENANTS_PER_HOST_MAX * (NAME_BYTES_MAX + 2 * SHARES_TEXT_BYTES_MAX + 256) <= MESSAGE_BYTES_MAX / 2,
+    "shares are too large for a message"
+);
 /// The shortest epoch an operator may configure.
 pub const EPOCH_MIN: Ns = Ns::secs(1);
 /// The longest epoch an operator may configure.

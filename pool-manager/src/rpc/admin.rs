@@ -9,13 +9,13 @@ use pool::{
 use proto::v1::{self as wire, admin_server};
 use tokio::sync::broadcast::error::RecvError;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX, WATCHERS_MAX};
 use units::{ReservationId, SliceId};
 
 use super::{
     Shared,
-    refused::{exhausted, invalid, refused, stopping},
+    refused::{coded, exhausted, invalid, refused, stopping},
     scheduler::unexpected,
 };
 use crate::{
@@ -227,6 +227,21 @@ impl admin_server::Admin for Admin {
             wire::ListMigrationsResponse { migrations, next_after, revision: ledger.meta().revision.0 }
         });
         Ok(Response::new(listed.await?))
+    }
+
+    async fn get_shares(&self, request: Request<wire::GetSharesRequest>) -> Reply<wire::Shares> {
+        self.0.admit_operator(&request)?;
+        let host = convert::named("host", &request.into_inner().host).map_err(invalid)?;
+        let asked = host.clone();
+        self.find(move |manager| {
+            manager.durable().host_named(&asked).ok_or(pool::denied::Denied::NoSuchHost(asked))
+        })
+        .await?;
+        let told = self.0.shares.told(&host).ok_or_else(|| {
+            let message = format!("host: {host} has told no shares since the manager started");
+            coded(Code::NotFound, "SHARES_NOT_TOLD", message)
+        })?;
+        Ok(Response::new(told.shown()))
     }
 
     async fn cordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {

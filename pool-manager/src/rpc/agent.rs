@@ -1,4 +1,4 @@
-//! The service Agent: one stream per host, facts up, orders down.
+//! The service Agent: one stream per host, facts up, orders and weights down.
 
 use std::{pin::Pin, time::Duration};
 
@@ -7,7 +7,7 @@ use proto::v1::{self as wire, agent_server, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
-use units::HostId;
+use units::{HostId, Name};
 
 use super::{
     Shared,
@@ -16,11 +16,18 @@ use super::{
 use crate::{
     convert::{self, Invalid},
     driver::ToSession,
+    shares::{Watched, Weights},
 };
 
 /// The service Agent.
 #[derive(Clone, Debug)]
 pub struct Agent(pub Shared);
+
+/// Whose agent speaks.
+struct Host {
+    id: HostId,
+    name: Name,
+}
 
 type Sent = Result<wire::ToAgent, Status>;
 
@@ -51,7 +58,7 @@ impl agent_server::Agent for Agent {
             (manager.durable().meta().rack_uuid.clone(), manager.durable().host_named(&known))
         });
         let (rack_uuid, host) = looked.map_err(refused)?;
-        let host =
+        let id =
             host.ok_or_else(|| forbidden("HOST_NOT_FOUND", format!("host: {name} is not in this rack")))?;
         if !claimed_rack.is_empty() && claimed_rack != rack_uuid {
             let message = format!(
@@ -59,14 +66,14 @@ impl agent_server::Agent for Agent {
             );
             return Err(precondition("OTHER_RACK", message));
         }
-        self.begin(host, hello, rack_uuid, messages).await
+        self.begin(Host { id, name }, hello, rack_uuid, messages).await
     }
 }
 
 impl Agent {
     async fn begin(
         &self,
-        host: HostId,
+        host: Host,
         hello: Hello,
         rack_uuid: String,
         messages: Streaming<wire::FromAgent>,
@@ -80,20 +87,21 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
-        self.0.forecasts.agent_changes(host); // before what it tells ends anything
-        let session = self.0.driver.agent_up(host, hello, outbox).map_err(refused)?;
+        self.0.forecasts.agent_changes(host.id); // before what it tells ends anything
+        let session = self.0.driver.agent_up(host.id, hello, outbox).map_err(refused)?;
+        let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = hear(&shared, host, session, messages) => ended,
-                ended = tell(orders, rack_uuid, &sender) => ended,
+                ended = hear(&shared, &host, session, messages) => ended,
+                ended = tell(orders, weights, rack_uuid, &sender) => ended,
                 () = shared.stopped() => Some(stopping()),
                 () = sender.closed() => None,
             };
             if let Some(status) = ended {
                 let _ = sender.send(Err(status)).await; // a caller that is gone needs no reason
             }
-            shared.forecasts.agent_changes(host);
+            shared.forecasts.agent_changes(host.id);
             shared.driver.agent_down(session);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
@@ -103,7 +111,7 @@ impl Agent {
 /// Takes in reports until the agent ends or says something wrong.
 async fn hear(
     shared: &Shared,
-    host: HostId,
+    host: &Host,
     session: SessionId,
     mut messages: Streaming<wire::FromAgent>,
 ) -> Option<Status> {
@@ -113,39 +121,58 @@ async fn hear(
             Ok(None) => return None,
             Err(status) => return (status.code() == tonic::Code::OutOfRange).then_some(status),
         };
-        let Some(from_agent::Message::Have(mut have)) = message.message else {
-            return Some(invalid(Invalid::new(
-                "message",
-                "something else",
-                "must be a have after the hello",
-            )));
-        };
-        let touched = convert::agent::touched(std::mem::take(&mut have.touched));
-        match touched.and_then(|touched| Ok((touched, convert::agent::have(have)?))) {
-            Err(error) => return Some(invalid(error)),
-            Ok((touched, have)) => {
-                // Before it is heard that a VM has ended.
-                let told = shared.forecasts.touched(host, &touched);
-                if let Err(error) = told.and_then(|()| shared.driver.agent_have(session, have)) {
-                    return Some(refused(error));
-                }
+        let heard = match message.message {
+            Some(from_agent::Message::Have(have)) => hear_have(shared, host.id, session, have),
+            Some(from_agent::Message::Shares(told)) => hear_shares(shared, &host.name, told),
+            Some(from_agent::Message::Hello(_)) | None => {
+                let rule = "must be a have or shares after the hello";
+                Err(invalid(Invalid::new("message", "something else", rule)))
             }
+        };
+        if let Err(status) = heard {
+            return Some(status);
         }
     }
 }
 
-/// Passes orders on until the driver ends the session.
+fn hear_have(shared: &Shared, host: HostId, session: SessionId, mut have: wire::Have) -> Result<(), Status> {
+    let touched = convert::agent::touched(std::mem::take(&mut have.touched)).map_err(invalid)?;
+    let have = convert::agent::have(have).map_err(invalid)?;
+    shared.forecasts.touched(host, &touched).map_err(refused)?; // before it is heard that a VM has ended
+    shared.driver.agent_have(session, have).map_err(refused)
+}
+
+fn hear_shares(shared: &Shared, host: &Name, told: wire::Shares) -> Result<(), Status> {
+    let told = convert::shares::told(host, told).map_err(invalid)?;
+    shared.shares.tell(host.clone(), told);
+    Ok(())
+}
+
+/// Passes weights and orders on until the driver ends the session; weights first, so that no epoch need go by others.
 async fn tell(
     mut orders: mpsc::Receiver<ToSession>,
+    mut weights: Watched,
     rack_uuid: String,
     sender: &mpsc::Sender<Sent>,
 ) -> Option<Status> {
-    while let Some(order) = orders.recv().await {
-        let message = match order {
-            ToSession::Close(why) => return Some(closed(why)),
-            ToSession::Order(want) => to_agent::Message::Want(convert::agent::want(rack_uuid.clone(), want)),
-        };
+    let first = weights.next().await;
+    let mut message = weights_message(&first);
+    loop {
         sender.send(Ok(wire::ToAgent { message: Some(message) })).await.ok()?;
+        message = tokio::select! {
+            biased; // an end waits for nothing
+            order = orders.recv() => match order {
+                None => return Some(stopping()),
+                Some(ToSession::Close(why)) => return Some(closed(why)),
+                Some(ToSession::Order(want)) => {
+                    to_agent::Message::Want(convert::agent::want(rack_uuid.clone(), want))
+                }
+            },
+            weights = weights.next() => weights_message(&weights),
+        };
     }
-    Some(stopping())
+}
+
+fn weights_message(weights: &Weights) -> to_agent::Message {
+    to_agent::Message::Weights(wire::Weights { weights: convert::shares::weights(weights) })
 }

@@ -10,6 +10,7 @@ use units::limits::OUTCOMES_ADDED_MAX;
 use super::{
     Shared,
     refused::{coded, invalid, refused},
+    to_its_end,
 };
 use crate::{
     convert,
@@ -40,7 +41,7 @@ impl models_server::Models for Models {
         let outcomes: Vec<_> = outcomes.into_iter().filter(|past| past.outcome.ended >= oldest).collect();
         let young = count(&outcomes);
         let forecasts = Arc::clone(&self.0.forecasts);
-        let added = to_its_end(async move { Ok(forecasts.add(outcomes).await?) }).await?;
+        let added = to_its_end(async move { forecasts.add(outcomes).await }).await?.map_err(refused)?;
         Ok(Response::new(wire::AddOutcomesResponse { added, known: young - added, too_old: told - young }))
     }
 
@@ -72,7 +73,7 @@ impl models_server::Models for Models {
             }
         };
         let forecasts = Arc::clone(&self.0.forecasts);
-        show(to_its_end(async move { forecasts.train(training).await }).await?)
+        show(to_its_end(async move { forecasts.train(training).await }).await?.map_err(status)?)
     }
 
     async fn import_model(&self, request: Request<wire::ImportModelRequest>) -> Reply<wire::Model> {
@@ -88,7 +89,7 @@ impl models_server::Models for Models {
                 Some(format) => forecasts.import(kind, format, request.content, labels).await,
             }
         };
-        show(to_its_end(taken).await?)
+        show(to_its_end(taken).await?.map_err(status)?)
     }
 
     async fn list_models(
@@ -117,7 +118,7 @@ impl models_server::Models for Models {
         let forecasts = Arc::clone(&self.0.forecasts);
         let promoted =
             async move { forecasts.promote(kind, request.version, request.validate_only, actor).await };
-        show(to_its_end(promoted).await?)
+        show(to_its_end(promoted).await?.map_err(status)?)
     }
 
     async fn rollback_model(
@@ -127,21 +128,14 @@ impl models_server::Models for Models {
         let actor = self.0.admit_operator(&request)?;
         let kind = kind(request.into_inner().kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
-        let serves = to_its_end(async move { forecasts.roll_back(kind, actor).await }).await?;
+        let rolled_back = to_its_end(async move { forecasts.roll_back(kind, actor).await });
+        let serves = rolled_back.await?.map_err(status)?;
         Ok(Response::new(wire::RollbackModelResponse { model: serves.map(convert::models::model_view) }))
     }
 }
 
 fn show(made: forecasts::Shown) -> Reply<wire::Model> {
     Ok(Response::new(convert::models::model_view(made)))
-}
-
-/// What was begun is ended, also if the caller goes away meanwhile: what is durable is to be true of what serves.
-async fn to_its_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, ModelError>> + Send + 'static,
-) -> Result<T, Status> {
-    let ended = tokio::spawn(work).await;
-    ended.map_err(|_| Status::internal("it ended before its end: see the manager's log"))?.map_err(status)
 }
 
 fn status(error: ModelError) -> Status {

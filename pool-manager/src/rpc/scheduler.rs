@@ -1,6 +1,6 @@
 //! The service Scheduler.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use pool::{
     audit::Actor,
@@ -16,11 +16,13 @@ use super::{
     Shared,
     identity::Role,
     refused::{invalid, refused},
+    to_its_end,
     watched::{Streamed, watch},
 };
 use crate::{
     convert::{self, Invalid},
     plan,
+    shares::NotSet,
 };
 
 /// The service Scheduler.
@@ -161,5 +163,22 @@ impl scheduler_server::Scheduler for Scheduler {
         let Answer::Migration(id, asked) = looked else { return Err(unexpected(&looked)) };
         let shown = self.0.driver.look(move |manager, _| convert::migration(manager.durable(), id, &asked));
         Ok(Response::new(shown.map_err(refused)?))
+    }
+
+    async fn set_weights(
+        &self,
+        request: Request<wire::SetWeightsRequest>,
+    ) -> Reply<wire::SetWeightsResponse> {
+        let actor = actor(self.admit(&request)?);
+        let request = request.into_inner();
+        let host = convert::named("host", &request.host).map_err(invalid)?;
+        let changes = convert::shares::changes(request.weights).map_err(invalid)?;
+        let shares = Arc::clone(&self.0.shares);
+        let set = to_its_end(async move { shares.set_weights(&host, changes, actor).await }).await?;
+        let weights = set.map_err(|error| match error {
+            NotSet::Invalid(error) => invalid(error),
+            NotSet::Asked(asked) => refused(asked),
+        })?;
+        Ok(Response::new(wire::SetWeightsResponse { weights: convert::shares::weights(&weights) }))
     }
 }

@@ -92,7 +92,14 @@ async fn one_thing_by_name_is_one_object() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn yaml_has_the_structure_of_json() {
-    for words in ["get slices", "get hosts", "describe vm web", "explain vm web", "describe slice 6"] {
+    for words in [
+        "get slices",
+        "get hosts",
+        "describe vm web",
+        "explain vm web",
+        "describe slice 6",
+        "explain shares h1",
+    ] {
         let rack = Rack::default();
         let json = rack.tarn(&format!("{words} -o json")).await.stdout;
         let yaml = rack.tarn(&format!("{words} -o yaml")).await.stdout;
@@ -250,6 +257,81 @@ ASKED                 VM   HOST  STATE  WHY
     prints("get migrations", listed).await;
     prints("get migrations web", listed).await;
     prints("get migrations other", "ASKED  VM  HOST  STATE  WHY\n").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_of_a_host_are_listed_with_their_shares() {
+    let listed = "\
+TENANT  WEIGHT  ENFORCED  MEMORY       LINK      WAITS   GAIN
+web     2       swap      40GiB/32GiB  2500MB/s  12.5 %  7.3 %
+db      1       advise    8GiB/16GiB   9500MB/s  0.0 %   0.0 %
+";
+    prints("get shares h1", listed).await;
+    prints("get share h1", listed).await;
+    let wide = Rack::default().tarn("get shares h1 -o wide").await.stdout;
+    let head = "GAIN   MEMORY USED  LINK USED  LINK WANTED  LEARNT FROM  ERROR  PROBLEM\n";
+    assert!(wide.contains(head), "{wide}");
+    assert!(wide.contains("39GiB        1234MB/s   3000MB/s     damon        5.0 %  -\n"), "{wide}");
+    let json = Rack::default().tarn("get shares h1 -o json").await.stdout;
+    let tenants: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        tenants[1],
+        serde_json::json!({
+            "tenant": "db", "weight": 1.0, "enforcer": "advise",
+            "fair": {"memory_mib": 16384, "bandwidth_mb_s": 4000}, "share": {"memory_mib": 8192, "bandwidth_mb_s": 9500},
+            "memory_used_mib": 0, "bandwidth_used_mb_s": 0.0, "waited": 0.0, "bandwidth_wanted_mb_s": 0.0,
+            "gain": 0.99999, "learnt_from": "none", "error": 0.0, "problem": "it is no cgroup",
+        })
+    );
+    let kept = Rack::new(Mood::Sick).tarn("get shares h1").await;
+    let note = "note: shares are as they were before the last epoch: no link is known\n";
+    assert_eq!((kept.stdout.as_str(), kept.stderr.as_str(), kept.code), (listed, note, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_are_explained_number_by_number() {
+    prints(
+        "explain shares h1",
+        "\
+2023-11-14T22:13:20Z  epoch 7 of host h1: shares were set anew
+  to share: 48GiB of local memory, 12000MB/s of the link to remote memory, each way
+  market:
+    exact: everybody has what it asks for at one price
+    all memory costs 0.620, all of the link 0.380: together 1, which is what tenants have to spend
+    a budget is 1.050 times its weight's part of all weights: some do not want to spend all of theirs
+    23 prices were tried
+    no deal beyond the market makes the geometric mean of throughputs larger, or none was sought
+    50.0 % of the way from the shares before was gone
+    0.0 % of memory and 1.2 % of the link nobody wanted: handed out all the same
+    no purchase exceeds its budget by more than 0.0 %
+    db, the worst-off, has 1.000 of its throughput with an equal split, as estimated: nobody loses by sharing
+    somebody would have 3.4 % more throughput with another's share
+  tenant web, weight 2, swap: what exceeds its share is swapped out
+    memory: 40GiB, 32GiB by an equal split; it has 39GiB
+    link: 2500MB/s, 8000MB/s by an equal split; it used 1234MB/s and could use 3000MB/s
+    it waited for memory 12.5 % of its time
+    its share is worth 1.073 of its throughput with an equal split, as learnt from damon; that may be 5.0 % off
+  tenant db, weight 1, advise: nobody enforces it, this is what it ought to have
+    memory: 8GiB, 16GiB by an equal split; it has 0B
+    link: 9500MB/s, 4000MB/s by an equal split; it used 0MB/s and could use 0MB/s
+    it waited for memory 0.0 % of its time
+    what its share is worth to it is not known: nothing has been learnt of it
+    kept from its share: it is no cgroup
+",
+    )
+    .await;
+    let kept = Rack::new(Mood::Sick).tarn("explain shares h1").await.stdout;
+    let says =
+        "shares are as they were, as something was missing or went wrong\n  no link is known\n  to share";
+    assert!(kept.contains(says) && !kept.contains("market:"), "{kept}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_are_answered_with_all_that_are_set() {
+    prints("weigh h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
+    let ran = Rack::default().tarn("weigh h1 web=2 -o json").await;
+    let set: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(set, serde_json::json!([{"tenant": "web", "weight": 2.0}]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

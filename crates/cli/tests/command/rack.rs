@@ -245,6 +245,60 @@ fn migration(state: i32) -> v1::Migration {
     }
 }
 
+/// What came of an epoch in which shares were set.
+fn shares() -> v1::Shares {
+    let share = |memory_mib, bandwidth_mb_s| Some(v1::Share { memory_mib, bandwidth_mb_s });
+    let web = v1::TenantShare {
+        tenant: "web".into(),
+        weight: 2.0,
+        enforcer: "swap".into(),
+        fair: share(32 << 10, 8000),
+        share: share(40 << 10, 2500),
+        memory_used_mib: 39 << 10,
+        bandwidth_used_mb_s: 1234.5,
+        waited: 0.125,
+        bandwidth_wanted_mb_s: 3000.0,
+        gain: 1.0731,
+        learnt_from: "damon".into(),
+        error: 0.05,
+        problem: String::new(),
+    };
+    let db = v1::TenantShare {
+        tenant: "db".into(),
+        weight: 1.0,
+        enforcer: "advise".into(),
+        fair: share(16 << 10, 4000),
+        share: share(8 << 10, 9500),
+        gain: 0.99999,
+        learnt_from: "none".into(),
+        problem: "it is no cgroup".into(),
+        ..Default::default()
+    };
+    v1::Shares {
+        host: "h1".into(),
+        epoch: 7,
+        at_unix_ms: 1_700_000_000_000,
+        supply: share(48 << 10, 12000),
+        state: v1::ShareState::Set.into(),
+        why: String::new(),
+        tenants: vec![web, db],
+        certificate: Some(v1::ShareCertificate {
+            status: "exact".into(),
+            memory_price: 0.62,
+            dividend: 1.05,
+            rounds: 23,
+            refinements: 0,
+            way: 0.5,
+            memory_left_over: 0.0,
+            bandwidth_left_over: 0.012,
+            overspent: 0.0001,
+            sharing_incentive: 1.0,
+            worst_off: "db".into(),
+            envy: Some(0.034),
+        }),
+    }
+}
+
 fn done() -> Response<v1::TargetResponse> {
     Response::new(v1::TargetResponse { revision: 12, waiting_for: vec!["vm web".into()] })
 }
@@ -306,6 +360,18 @@ impl Scheduler for Rack {
         let asked = self.hear("ResolveMigration", r).await?;
         Ok(Response::new(migration(asked.state)))
     }
+
+    async fn set_weights(&self, r: Request<v1::SetWeightsRequest>) -> Answer<v1::SetWeightsResponse> {
+        let asked = self.hear("SetWeights", r).await?;
+        known_host(&asked.host)?;
+        let weights = asked.weights.into_iter().filter(|one| one.weight > 0.0).collect();
+        Ok(Response::new(v1::SetWeightsResponse { weights }))
+    }
+}
+
+fn known_host(host: &str) -> Result<(), Status> {
+    let known = ["h1", "h2"].contains(&host);
+    known.then_some(()).ok_or_else(|| unknown("HOST_NOT_FOUND", format!("host {host} is not in this rack")))
 }
 
 #[tonic::async_trait]
@@ -406,6 +472,20 @@ impl Admin for Rack {
             ("r-0", "") => Ok(Response::new(v1::Reservation { slices: vec![1, 2], ..reservation() })),
             ("", vm) => Err(unknown("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
             (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} is not known"))),
+        }
+    }
+
+    async fn get_shares(&self, r: Request<v1::GetSharesRequest>) -> Answer<v1::Shares> {
+        let host = self.hear("GetShares", r).await?.host;
+        known_host(&host)?;
+        let sick = matches!(self.mood, Mood::Sick);
+        match host.as_str() {
+            "h1" if sick => {
+                let (state, why) = (v1::ShareState::Kept.into(), "no link is known".into());
+                Ok(Response::new(v1::Shares { state, why, certificate: None, ..shares() }))
+            }
+            "h1" => Ok(Response::new(shares())),
+            _ => Err(unknown("SHARES_NOT_TOLD", format!("host: {host} has told no shares"))),
         }
     }
 

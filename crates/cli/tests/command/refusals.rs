@@ -66,6 +66,18 @@ async fn an_unknown_name_is_answered_with_those_that_exist() {
             "error: emc far-away is not in this rack (EMC_NOT_FOUND)\nhint: EMCs here: e0, e1\n",
         ),
         (
+            "weigh h3 web=2",
+            "error: host h3 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? hosts here: h1, h2\n",
+        ),
+        (
+            "get shares far-away",
+            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: hosts here: h1, h2\n",
+        ),
+        (
+            "explain shares far-away",
+            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: hosts here: h1, h2\n",
+        ),
+        (
             "describe vm wbe",
             "error: vm wbe has no reservation (VM_NOT_FOUND)\nhint: did you mean web? VMs here: web\n",
         ),
@@ -76,6 +88,12 @@ async fn an_unknown_name_is_answered_with_those_that_exist() {
     }
     let ran = Rack::default().tarn("describe slice 99").await;
     assert_eq!(ran.code, 3, "{}", ran.stderr);
+    let ran = Rack::default().tarn("get shares h2").await;
+    assert!(
+        ran.code == 3 && ran.stderr.contains("(SHARES_NOT_TOLD)\nhint: an agent tells"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,6 +160,13 @@ async fn words_that_make_no_sense_never_reach_the_manager() {
         "cordon slice 3",
         "get slices seven",
         "get nothing",
+        "get shares",
+        "describe shares h1",
+        "weigh h1",
+        "weigh h1 web",
+        "weigh h1 web=much",
+        "weigh h1 =2",
+        "weigh h1 a/b=2",
         "--timeout 0s get rack",
         "--timeout soon get rack",
         "top",

@@ -27,8 +27,15 @@ fn options_may_stand_before_and_after_the_command() {
 
 #[test]
 fn things_have_one_name_or_many() {
-    for words in ["get host h1", "get hosts h1", "get emc", "get slice 3", "get reservation web", "get alarm"]
-    {
+    for words in [
+        "get host h1",
+        "get hosts h1",
+        "get emc",
+        "get slice 3",
+        "get reservation web",
+        "get alarm",
+        "get share h1",
+    ] {
         assert!(matches!(parsed(words).command, Command::Ask(Ask::Get(_))), "{words}");
     }
 }
@@ -71,7 +78,14 @@ async fn manual_pages_are_written_for_every_command() {
     let folder = TempDir::new().unwrap();
     let ran = tarn(&format!("man {}/pages", folder.path().display())).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    for page in ["tarn.1", "tarn-reserve.1", "tarn-get-slices.1", "tarn-doctor.1"] {
+    for page in [
+        "tarn.1",
+        "tarn-reserve.1",
+        "tarn-get-slices.1",
+        "tarn-explain-shares.1",
+        "tarn-weigh.1",
+        "tarn-doctor.1",
+    ] {
         let text = std::fs::read_to_string(folder.path().join("pages").join(page)).unwrap();
         assert!(text.contains(".SH NAME"), "{page}");
     }

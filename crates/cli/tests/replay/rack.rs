@@ -295,6 +295,10 @@ impl Scheduler for Rack {
     async fn resolve_migration(&self, _: Request<v1::ResolveMigrationRequest>) -> Answer<v1::Migration> {
         Err(Status::unimplemented("not in this model"))
     }
+
+    async fn set_weights(&self, _: Request<v1::SetWeightsRequest>) -> Answer<v1::SetWeightsResponse> {
+        Err(Status::unimplemented("not in this model"))
+    }
 }
 
 #[tonic::async_trait]
@@ -365,6 +369,10 @@ impl Admin for Rack {
     }
 
     async fn get_reservation(&self, _: Request<v1::GetReservationRequest>) -> Answer<v1::Reservation> {
+        Err(Status::unimplemented("not in this model"))
+    }
+
+    async fn get_shares(&self, _: Request<v1::GetSharesRequest>) -> Answer<v1::Shares> {
         Err(Status::unimplemented("not in this model"))
     }
 

@@ -1,0 +1,306 @@
+//! Weights that a scheduler sets, and what agents tell of shares, checked; and both shown. What is told is kept as it came: the manager decides
+//! nothing by it.
+
+use std::{collections::BTreeSet, ops::RangeInclusive};
+
+use proto::v1 as wire;
+use units::Name;
+use units::limits::{
+    LOCAL_MIB_PER_HOST_MAX, SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX,
+};
+
+use super::requests::{Invalid, named};
+use crate::shares::{Weights, is_weight};
+
+/// What becomes of a share.
+const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];
+/// Where what is known of a tenant comes from.
+const LEARNT_FROM: [&str; 2] = ["damon", "none"];
+/// A part of a whole.
+const PART: RangeInclusive<f64> = 0.0..=1.0;
+/// Anything that is counted or compared.
+const NUMBER: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
+
+/// Weights to be set, by tenant; 0 takes back what was set.
+///
+/// # Errors
+/// Too many, a tenant that is no name or is named twice, or a weight out of range.
+pub fn changes(asked: Vec<wire::Weight>) -> Result<Weights, Invalid> {
+    at_most_tenants("weights", asked.len())?;
+    let mut changes = Weights::new();
+    for wire::Weight { tenant, weight } in asked {
+        let name = named("weights.tenant", &tenant)?;
+        number("weights.weight", weight, 0.0..=WEIGHT_MAX).map_err(of(&name))?;
+        if changes.insert(name, weight).is_some() {
+            return Err(Invalid::new(
+                "weights.tenant",
+                format!("{tenant:?}"),
+                "is named twice: must be named once",
+            ));
+        }
+    }
+    Ok(changes)
+}
+
+/// Weights that are set.
+pub fn weights(weights: &Weights) -> Vec<wire::Weight> {
+    weights
+        .iter()
+        .map(|(tenant, weight)| wire::Weight { tenant: tenant.to_string(), weight: *weight })
+        .collect()
+}
+
+/// What a host's agent told of an epoch, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told(wire::Shares);
+
+impl Told {
+    /// As it is shown.
+    pub fn shown(self) -> wire::Shares {
+        self.0
+    }
+}
+
+/// What the agent of a host tells: of that host, whatever it says.
+///
+/// # Errors
+/// One per way to be wrong.
+pub fn told(host: &Name, shares: wire::Shares) -> Result<Told, Invalid> {
+    if shares.epoch == 0 {
+        return Err(Invalid::new("shares.epoch", 0, "must be 1 or more"));
+    }
+    if shares.state() == wire::ShareState::Unspecified {
+        return Err(Invalid::new("shares.state", shares.state, "must be SET, HELD or KEPT"));
+    }
+    text("shares.why", &shares.why)?;
+    share("shares.supply", shares.supply.as_ref())?;
+    at_most_tenants("shares.tenants", shares.tenants.len())?;
+    let mut names = BTreeSet::new();
+    for one in &shares.tenants {
+        let name = named("shares.tenants.tenant", &one.tenant)?;
+        tenant(one).map_err(of(&name))?;
+        if !names.insert(name) {
+            let rule = "is told twice: must be told once";
+            return Err(Invalid::new("shares.tenants.tenant", format!("{:?}", one.tenant), rule));
+        }
+    }
+    shares.certificate.as_ref().map_or(Ok(()), certificate)?;
+    Ok(Told(wire::Shares { host: host.to_string(), ..shares }))
+}
+
+fn tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
+    if !is_weight(t.weight) {
+        let rule = format!("must be a number more than 0 and at most {WEIGHT_MAX}");
+        return Err(Invalid::new("shares.tenants.weight", t.weight, rule));
+    }
+    one_of("shares.tenants.enforcer", &t.enforcer, &ENFORCERS)?;
+    share("shares.tenants.fair", t.fair.as_ref())?;
+    share("shares.tenants.share", t.share.as_ref())?;
+    mib("shares.tenants.memory_used_mib", t.memory_used_mib)?;
+    number("shares.tenants.bandwidth_used_mb_s", t.bandwidth_used_mb_s, NUMBER)?;
+    number("shares.tenants.waited", t.waited, PART)?;
+    number("shares.tenants.bandwidth_wanted_mb_s", t.bandwidth_wanted_mb_s, NUMBER)?;
+    number("shares.tenants.gain", t.gain, NUMBER)?;
+    one_of("shares.tenants.learnt_from", &t.learnt_from, &LEARNT_FROM)?;
+    number("shares.tenants.error", t.error, PART)?;
+    text("shares.tenants.problem", &t.problem)
+}
+
+fn certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
+    text("shares.certificate.status", &c.status)?;
+    number("shares.certificate.memory_price", c.memory_price, PART)?;
+    number("shares.certificate.dividend", c.dividend, 1.0..=SHARES_NUMBER_MAX)?;
+    number("shares.certificate.way", c.way, PART)?;
+    number("shares.certificate.memory_left_over", c.memory_left_over, PART)?;
+    number("shares.certificate.bandwidth_left_over", c.bandwidth_left_over, PART)?;
+    number("shares.certificate.overspent", c.overspent, NUMBER)?;
+    number("shares.certificate.sharing_incentive", c.sharing_incentive, NUMBER)?;
+    if !c.worst_off.is_empty() {
+        named("shares.certificate.worst_off", &c.worst_off)?;
+    }
+    c.envy.map_or(Ok(()), |envy| number("shares.certificate.envy", envy, NUMBER))
+}
+
+/// Says of which tenant.
+fn of(tenant: &Name) -> impl FnOnce(Invalid) -> Invalid {
+    move |Invalid { field, problem }| Invalid { field, problem: format!("{problem} (of {tenant})") }
+}
+
+fn at_most_tenants(field: &'static str, count: usize) -> Result<(), Invalid> {
+    let rule = || format!("must be at most {TENANTS_PER_HOST_MAX}");
+    if count <= TENANTS_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, count, rule())) }
+}
+
+/// No NaN is within anything.
+fn number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), Invalid> {
+    let rule = || format!("must be a number from {} to {}", within.start(), within.end());
+    if within.contains(&value) { Ok(()) } else { Err(Invalid::new(field, value, rule())) }
+}
+
+fn mib(field: &'static str, mib: u64) -> Result<(), Invalid> {
+    let rule = || format!("must be at most {LOCAL_MIB_PER_HOST_MAX}");
+    if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, mib, rule())) }
+}
+
+/// What is not known is not there.
+fn share(field: &'static str, share: Option<&wire::Share>) -> Result<(), Invalid> {
+    let Some(share) = share else { return Ok(()) };
+    mib(field, share.memory_mib)?;
+    number(field, share.bandwidth_mb_s as f64, NUMBER)
+}
+
+fn one_of(field: &'static str, said: &str, words: &[&str]) -> Result<(), Invalid> {
+    let shown = || format!("{:?}", said.chars().take(SHARES_TEXT_BYTES_MAX / 4).collect::<String>());
+    let rule = || format!("must be one of {}", words.join(", "));
+    if words.contains(&said) { Ok(()) } else { Err(Invalid::new(field, shown(), rule())) }
+}
+
+fn text(field: &'static str, text: &str) -> Result<(), Invalid> {
+    let rule = || format!("bytes: must be at most {SHARES_TEXT_BYTES_MAX}");
+    if text.len() <= SHARES_TEXT_BYTES_MAX { Ok(()) } else { Err(Invalid::new(field, text.len(), rule())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(tenant: &str, weight: f64) -> wire::Weight {
+        wire::Weight { tenant: tenant.into(), weight }
+    }
+
+    #[track_caller]
+    fn refuses<T: std::fmt::Debug>(result: Result<T, Invalid>, field: &str, says: &[&str]) {
+        let error = result.expect_err("this had to be refused");
+        assert_eq!(error.field, field, "{error}");
+        for word in says {
+            assert!(error.to_string().contains(word), "{error} does not say {word:?}");
+        }
+    }
+
+    #[test]
+    fn weights_that_make_no_sense_are_refused_with_field_value_and_rule() {
+        let set = changes(vec![weight("web", 2.5), weight("db", 0.0), weight("x", WEIGHT_MAX)]).unwrap();
+        assert_eq!(set.len(), 3);
+        assert!(changes(Vec::new()).unwrap().is_empty());
+        for bad in [-1.0, f64::NAN, f64::INFINITY, 1_000_000.5] {
+            let says = [bad.to_string(), "from 0 to 1000000".into(), "of web".into()];
+            let says: Vec<&str> = says.iter().map(String::as_str).collect();
+            refuses(changes(vec![weight("web", bad)]), "weights.weight", &says);
+        }
+        refuses(changes(vec![weight("../x", 1.0)]), "weights.tenant", &["../x", "must be 1 to 63"]);
+        refuses(changes(vec![weight("", 1.0)]), "weights.tenant", &["must be 1 to 63"]);
+        refuses(changes(vec![weight("a", 1.0), weight("a", 1.0)]), "weights.tenant", &["\"a\"", "once"]);
+        let many = (0..=TENANTS_PER_HOST_MAX).map(|n| weight(&format!("t{n}"), 1.0)).collect();
+        refuses(changes(many), "weights", &["257", "at most 256"]);
+    }
+
+    fn good() -> wire::Shares {
+        let share = |memory_mib, bandwidth_mb_s| Some(wire::Share { memory_mib, bandwidth_mb_s });
+        let tenant = wire::TenantShare {
+            tenant: "web".into(),
+            weight: 2.0,
+            enforcer: "swap".into(),
+            fair: share(1024, 500),
+            share: share(2048, 250),
+            memory_used_mib: 1000,
+            bandwidth_used_mb_s: 100.5,
+            waited: 0.1,
+            bandwidth_wanted_mb_s: 200.0,
+            gain: 1.1,
+            learnt_from: "damon".into(),
+            error: 0.05,
+            problem: String::new(),
+        };
+        let certificate = wire::ShareCertificate {
+            status: "exact".into(),
+            memory_price: 0.6,
+            dividend: 1.0,
+            way: 1.0,
+            sharing_incentive: 1.02,
+            worst_off: "web".into(),
+            envy: Some(0.0),
+            ..Default::default()
+        };
+        wire::Shares {
+            host: "another".into(),
+            epoch: 1,
+            supply: share(4096, 1000),
+            state: wire::ShareState::Set.into(),
+            tenants: vec![tenant],
+            certificate: Some(certificate),
+            ..Default::default()
+        }
+    }
+
+    #[track_caller]
+    fn refuses_told(change: impl Fn(&mut wire::Shares), field: &str, says: &[&str]) {
+        let mut shares = good();
+        change(&mut shares);
+        refuses(told(&Name::new("h").unwrap(), shares), &format!("shares.{field}"), says);
+    }
+
+    #[track_caller]
+    fn refuses_tenant(change: impl Fn(&mut wire::TenantShare), field: &str, says: &[&str]) {
+        refuses_told(|shares| change(&mut shares.tenants[0]), &format!("tenants.{field}"), says);
+    }
+
+    #[track_caller]
+    fn refuses_certificate(change: impl Fn(&mut wire::ShareCertificate), field: &str, says: &[&str]) {
+        let change = |shares: &mut wire::Shares| change(shares.certificate.as_mut().unwrap());
+        refuses_told(change, &format!("certificate.{field}"), says);
+    }
+
+    #[test]
+    fn what_is_told_of_shares_is_shown_as_it_came_but_of_the_host_that_tells() {
+        let host = Name::new("h").unwrap();
+        let shown = told(&host, good()).unwrap().shown();
+        assert_eq!(shown, wire::Shares { host: "h".into(), ..good() });
+        let kept = wire::Shares {
+            epoch: 1,
+            state: wire::ShareState::Kept.into(),
+            why: "no link is known".into(),
+            ..Default::default()
+        };
+        assert!(told(&host, kept).is_ok(), "where nothing is known, nothing need be told");
+    }
+
+    #[test]
+    fn shares_that_make_no_sense_are_refused_with_field_value_and_rule() {
+        refuses_told(|s| s.epoch = 0, "epoch", &["0", "1 or more"]);
+        refuses_told(|s| s.state = 0, "state", &["0", "SET"]);
+        refuses_told(|s| s.state = 99, "state", &["99"]);
+        refuses_told(|s| s.why = "x".repeat(401), "why", &["401 bytes", "at most 400"]);
+        refuses_told(|s| s.supply.as_mut().unwrap().memory_mib = u64::MAX, "supply", &["at most 67108864"]);
+        refuses_told(|s| s.supply.as_mut().unwrap().bandwidth_mb_s = u64::MAX, "supply", &["1000000000000"]);
+        refuses_told(|s| s.tenants.push(s.tenants[0].clone()), "tenants.tenant", &["\"web\"", "once"]);
+        let many = |s: &mut wire::Shares| {
+            let named = |n| wire::TenantShare { tenant: format!("t{n}"), ..s.tenants[0].clone() };
+            s.tenants = (0..=TENANTS_PER_HOST_MAX).map(named).collect();
+        };
+        refuses_told(many, "tenants", &["257", "at most 256"]);
+        refuses_tenant(|t| t.tenant = "a/b".into(), "tenant", &["a/b"]);
+        refuses_tenant(|t| t.weight = 0.0, "weight", &["0", "more than 0"]);
+        refuses_tenant(|t| t.weight = f64::NAN, "weight", &["NaN"]);
+        refuses_tenant(|t| t.enforcer = "hope".into(), "enforcer", &["\"hope\"", "swap, tiered, advise"]);
+        refuses_tenant(|t| t.fair.as_mut().unwrap().memory_mib = u64::MAX, "fair", &["at most"]);
+        refuses_tenant(|t| t.share.as_mut().unwrap().memory_mib = u64::MAX, "share", &["at most"]);
+        refuses_tenant(|t| t.memory_used_mib = u64::MAX, "memory_used_mib", &["at most"]);
+        refuses_tenant(|t| t.bandwidth_used_mb_s = f64::INFINITY, "bandwidth_used_mb_s", &["inf"]);
+        refuses_tenant(|t| t.waited = 1.1, "waited", &["1.1", "from 0 to 1"]);
+        refuses_tenant(|t| t.bandwidth_wanted_mb_s = -1.0, "bandwidth_wanted_mb_s", &["-1"]);
+        refuses_tenant(|t| t.gain = f64::NAN, "gain", &["NaN", "of web"]);
+        refuses_tenant(|t| t.learnt_from = String::new(), "learnt_from", &["damon, none"]);
+        refuses_tenant(|t| t.error = 2.0, "error", &["2", "from 0 to 1"]);
+        refuses_tenant(|t| t.problem = "x".repeat(401), "problem", &["401"]);
+        refuses_certificate(|c| c.status = "x".repeat(401), "status", &["401"]);
+        refuses_certificate(|c| c.memory_price = 1.5, "memory_price", &["1.5"]);
+        refuses_certificate(|c| c.dividend = 0.5, "dividend", &["0.5", "from 1 to"]);
+        refuses_certificate(|c| c.way = -0.1, "way", &["-0.1"]);
+        refuses_certificate(|c| c.memory_left_over = 2.0, "memory_left_over", &["2"]);
+        refuses_certificate(|c| c.bandwidth_left_over = 2.0, "bandwidth_left_over", &["2"]);
+        refuses_certificate(|c| c.overspent = f64::NAN, "overspent", &["NaN"]);
+        refuses_certificate(|c| c.sharing_incentive = f64::INFINITY, "sharing_incentive", &["inf"]);
+        refuses_certificate(|c| c.worst_off = "a b".into(), "worst_off", &["a b"]);
+        refuses_certificate(|c| c.envy = Some(-1.0), "envy", &["-1"]);
+    }
+}

@@ -1,0 +1,53 @@
+//! Weights as entries of the store: one for each host that has some, under its name. Encoded with postcard; a row only ever gains variants.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use units::Name;
+
+use super::{Weighed, Weights, is_weight};
+use crate::store::{Scan, StoreError, Table, Write};
+
+/// A row with its version.
+#[derive(Serialize, Deserialize)]
+enum Row {
+    V1(Weights),
+}
+
+/// Keeps all weights of a host, or that it has none.
+pub fn write(host: &Name, weights: &Weights) -> Write {
+    let (table, key) = (Table::Weights, host.as_str().as_bytes().to_vec());
+    if weights.is_empty() {
+        return Write::Delete { table, key };
+    }
+    let value = postcard::to_stdvec(&Row::V1(weights.clone())).expect("a row has a known length everywhere");
+    Write::Put { table, key, value }
+}
+
+fn read(key: &[u8], value: &[u8]) -> Result<(Name, Weights), postcard::Error> {
+    let host = std::str::from_utf8(key).ok().and_then(|host| Name::new(host).ok());
+    let Row::V1(weights) = postcard::from_bytes(value)?;
+    let sound = weights.values().all(|weight| is_weight(*weight));
+    host.filter(|_| sound).map(|host| (host, weights)).ok_or(postcard::Error::DeserializeBadEncoding)
+}
+
+/// Reads all of it, and leaves out what cannot be read.
+///
+/// # Errors
+/// The store cannot be read.
+pub fn load(store: &mut dyn Scan) -> Result<Weighed, StoreError> {
+    let mut weighed = Weighed::new();
+    store.scan(Table::Weights, &mut |key, value| match read(key, value) {
+        Ok((host, weights)) => drop(weighed.insert(host, Arc::new(weights))),
+        Err(_) => tracing::error!(table = %Table::Weights, ?key, "entry left out: not a row of this version"),
+    })?;
+    Ok(weighed)
+}
+
+/// Whether an entry of this table is sound.
+///
+/// # Errors
+/// It is not.
+pub fn judge(key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
+    read(key, value).map(drop)
+}
