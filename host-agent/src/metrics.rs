@@ -188,7 +188,7 @@ impl Metrics {
         self.tenant_bandwidth.clear();
         self.tenant_waited.clear();
         self.tenant_gain.clear();
-        for tenant in report.tenants.iter().filter(|tenant| tenant.enforce.is_some()) {
+        for tenant in report.tenants.iter().filter(|tenant| tenant.measured.is_some()) {
             let label = TenantLabel { tenant: tenant.name.to_string() };
             self.tenant_memory.get_or_create(&label).set(shown(tenant.share.memory_mib << 20));
             self.tenant_bandwidth.get_or_create(&label).set(shown(tenant.share.bandwidth_mb_s * 1_000_000));

@@ -216,7 +216,10 @@ impl Symbiosis {
             let measured = meter.measure(counters, seen.remove(&name), &period);
             match measured.map_err(|error| Missing(format!("{name}: {error}")))? {
                 Some(measured) => taking.push(self.taking(name, vm, counters, measured)),
-                None => told.push(TenantReport::new(&name, "its first epoch is measured only")),
+                None => {
+                    let enforce = self.enforces(&name, vm.is_some());
+                    told.push(TenantReport::new(&name, enforce, "its first epoch is measured only"));
+                }
             }
         }
         if taking.is_empty() {
@@ -293,12 +296,15 @@ impl Symbiosis {
         // A guest's declared local node is never shrunk.
         let of_vm = vm.map_or(0, |(_, local)| local.get().div_ceil(Bytes::mib(1).get()));
         let memory_mib = said.map_or(0, |one| one.least_mib).max(of_vm);
-        let enforce = match vm {
-            Some(_) => Enforce::Tiered,
-            None => said.map_or(self.config.enforce, |one| one.enforce),
-        };
+        let enforce = self.enforces(&name, vm.is_some());
         let least = Share { memory_mib, bandwidth_mb_s: 0 };
         Taking { name, weight, enforce, least, measured, most: counters.most }
+    }
+
+    /// What becomes of a tenant's share: of a VM's, nothing that takes its memory away.
+    fn enforces(&self, name: &Name, is_vm: bool) -> Enforce {
+        let said = self.config.tenants.get(name).map_or(self.config.enforce, |one| one.enforce);
+        if is_vm { Enforce::Tiered } else { said }
     }
 
     /// A tenant's weight by the manager's word; until there is one, as it was before the agent started.
@@ -323,14 +329,13 @@ impl Symbiosis {
             let learner = self.meters[&one.name].learner();
             told.push(TenantReport {
                 weight: one.weight,
-                enforce: Some(one.enforce),
                 fair: decision.fair[at],
                 share: decision.shares[at],
                 measured: Some(one.measured),
                 wanted: learner.wanted(),
                 gain: decision.gains[at],
                 error: learner.error(),
-                ..TenantReport::new(&one.name, one.enforce.caveat())
+                ..TenantReport::new(&one.name, one.enforce, one.enforce.caveat())
             });
         }
         Ok((decision, before))
@@ -364,9 +369,8 @@ impl Symbiosis {
         let Some(dealt) = self.epochs.dealt() else { return Vec::new() };
         let named = dealt.tenants.iter().filter_map(|(name, one)| Some((Name::new(name).ok()?, one)));
         let one = |(name, one): (Name, &Weighed)| {
-            let enforce = self.config.tenants.get(&name).map_or(self.config.enforce, |said| said.enforce);
             let (weight, share) = (one.weight, one.share);
-            TenantReport { weight, share, enforce: Some(enforce), ..TenantReport::new(&name, "") }
+            TenantReport { weight, share, ..TenantReport::new(&name, self.enforces(&name, false), "") }
         };
         named.map(one).collect()
     }

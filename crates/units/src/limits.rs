@@ -304,6 +304,8 @@ pub const REFINEMENTS_TRIED_MAX: usize = 64;
 pub const ENVIERS_COMPARED_MAX: usize = 1024;
 /// Tenants of one host whose shares an agent decides.
 pub const TENANTS_PER_HOST_MAX: usize = 256;
+/// The fastest link that tenants of a host may share, in MB/s.
+pub const LINK_MB_S_MAX: u64 = 1_000_000_000;
 /// Processes of a tenant that are looked at.
 pub const TENANT_PROCESSES_MAX: usize = 64;
 /// Tenants of a host whose pages are looked at; of others nobody knows which they touch.

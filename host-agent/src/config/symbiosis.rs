@@ -9,7 +9,10 @@ use fairness::market::Supply;
 use serde::Deserialize;
 use units::{
     Name, Ns,
-    limits::{EPOCH_DEFAULT, EPOCH_MAX, EPOCH_MIN, SUPPLY_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX},
+    limits::{
+        EPOCH_DEFAULT, EPOCH_MAX, EPOCH_MIN, LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, TENANTS_PER_HOST_MAX,
+        WEIGHT_MAX,
+    },
 };
 
 use super::{Fault, fault};
@@ -99,8 +102,8 @@ struct RawOne {
 pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> {
     let enforce = check_enforce("symbiosis.enforce", &raw.enforce)?;
     let supply = Supply {
-        memory_mib: amount("symbiosis.memory_mib", raw.memory_mib)?,
-        bandwidth_mb_s: amount("symbiosis.bandwidth_mb_s", raw.bandwidth_mb_s)?,
+        memory_mib: amount("symbiosis.memory_mib", raw.memory_mib, LOCAL_MIB_PER_HOST_MAX)?,
+        bandwidth_mb_s: amount("symbiosis.bandwidth_mb_s", raw.bandwidth_mb_s, LINK_MB_S_MAX)?,
     };
     if raw.tenants.len() > TENANTS_PER_HOST_MAX {
         let rule = format!("must be at most {TENANTS_PER_HOST_MAX}");
@@ -149,9 +152,9 @@ fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, Fault> {
     known.ok_or_else(|| fault(field, text, "must be swap, tiered or advise"))
 }
 
-fn amount(field: &'static str, of: u64) -> Result<u64, Fault> {
-    let rule = format!("must be from 1 to {SUPPLY_MAX}");
-    if (1..=SUPPLY_MAX).contains(&of) { Ok(of) } else { Err(fault(field, of, rule)) }
+fn amount(field: &'static str, of: u64, most: u64) -> Result<u64, Fault> {
+    let rule = format!("must be from 1 to {most}");
+    if (1..=most).contains(&of) { Ok(of) } else { Err(fault(field, of, rule)) }
 }
 
 fn check_epoch(written: Option<u64>) -> Result<Ns, Fault> {

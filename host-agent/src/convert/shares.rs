@@ -2,7 +2,7 @@
 
 use fairness::market::{Share, Status};
 use proto::v1 as wire;
-use units::limits::SHARES_TEXT_BYTES_MAX;
+use units::limits::{SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX};
 
 use crate::symbiosis::{Certified, Report, State, TenantReport};
 
@@ -31,6 +31,11 @@ fn shortened(mut text: String) -> String {
     text
 }
 
+/// As large a number as the manager takes: what is infinite is that.
+const fn told(number: f64) -> f64 {
+    number.clamp(0.0, SHARES_NUMBER_MAX)
+}
+
 fn share(share: Share) -> wire::Share {
     wire::Share { memory_mib: share.memory_mib, bandwidth_mb_s: share.bandwidth_mb_s }
 }
@@ -42,14 +47,14 @@ fn tenant(one: TenantReport) -> wire::TenantShare {
     wire::TenantShare {
         tenant: one.name.to_string(),
         weight: one.weight,
-        enforcer: one.enforce.map_or("", |enforce| enforce.name()).to_owned(),
+        enforcer: one.enforce.name().to_owned(),
         fair: Some(share(one.fair)),
         share: Some(share(one.share)),
         memory_used_mib: measured.map_or(0, |measured| mib(measured.memory)),
-        bandwidth_used_mb_s: measured.map_or(0.0, |measured| measured.used),
+        bandwidth_used_mb_s: told(measured.map_or(0.0, |measured| measured.used)),
         waited: measured.map_or(0.0, |measured| measured.waited),
-        bandwidth_wanted_mb_s: one.wanted,
-        gain: one.gain,
+        bandwidth_wanted_mb_s: told(one.wanted),
+        gain: told(one.gain),
         learnt_from: learnt_from.to_owned(),
         error: one.error.clamp(0.0, 1.0),
         problem: shortened(one.problem),
@@ -61,16 +66,16 @@ fn certificate(certified: Certified) -> wire::ShareCertificate {
     wire::ShareCertificate {
         status: status(certificate.status).to_owned(),
         memory_price: certificate.memory_price,
-        dividend: certificate.dividend,
+        dividend: told(certificate.dividend),
         rounds: certificate.rounds,
         refinements: certificate.refinements,
         way,
         memory_left_over: certificate.left_over.memory,
         bandwidth_left_over: certificate.left_over.bandwidth,
-        overspent: certificate.overspent,
-        sharing_incentive: certificate.sharing_incentive,
+        overspent: told(certificate.overspent),
+        sharing_incentive: told(certificate.sharing_incentive),
         worst_off: worst_off.to_string(),
-        envy: certificate.envy,
+        envy: certificate.envy.map(told),
     }
 }
 

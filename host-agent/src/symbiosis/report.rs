@@ -61,8 +61,8 @@ pub struct TenantReport {
     pub name: Name,
     /// What it may have relative to others.
     pub weight: f64,
-    /// What becomes of its share; nothing while it has none.
-    pub enforce: Option<Enforce>,
+    /// What becomes of its share.
+    pub enforce: Enforce,
     /// Of an equal split.
     pub fair: Share,
     /// What it has.
@@ -81,11 +81,11 @@ pub struct TenantReport {
 
 impl TenantReport {
     /// Of one of which nothing is known but what keeps it from a share.
-    pub(super) fn new(name: &Name, problem: &str) -> Self {
+    pub(super) fn new(name: &Name, enforce: Enforce, problem: &str) -> Self {
         Self {
             name: name.clone(),
             weight: 1.0,
-            enforce: None,
+            enforce,
             fair: Share::default(),
             share: Share::default(),
             measured: None,

@@ -275,7 +275,7 @@ fn pinned_vms_are_no_tenants_and_a_guests_declared_memory_is_never_shrunk() {
     let report = bed.settled(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
     assert_eq!(report.tenants.len(), 2, "{report:?}");
     let vm = share(&report, "vm");
-    assert_eq!(vm.enforce, Some(Enforce::Tiered));
+    assert_eq!(vm.enforce, Enforce::Tiered);
     assert!(vm.share.memory_mib >= 600, "{report:?}");
     assert_eq!((bed.limits("vm").0, bed.limits("pinned").0), ("max".to_owned(), "max".to_owned()));
 }
