@@ -85,7 +85,7 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
         0,
         "zipf-load --socket /tmp/cache.sock --keys 40000 --value-bytes 3900 --seconds 3000 > /tmp/load.log 2>&1 &",
     );
-    begin(&rack, "stream", "mbw -n 0 -t 0 72");
+    begin(&rack, "stream", "mbw -n 1000000 -t 0 72");
     rack.until("both have limits", |rack| limits(rack, "cache").0.max(limits(rack, "stream").0) < u64::MAX);
     // Never more than there is, however often shares change.
     for _ in 0..6 {

@@ -15,13 +15,13 @@ use emulated_host::{
 use crate::{bed, failure::Failure, step::build, wait::Patience};
 
 /// What both share, in MiB and MB/s.
-const MEMORY_MIB: u64 = 192;
-const LINK_MB_S: u32 = 40;
+const MEMORY_MIB: u64 = 112;
+const LINK_MB_S: u32 = 16;
 /// The swap drive, in MiB.
 const DRIVE_MIB: u32 = 1024;
 /// An array of the two that are copied; memcached's keys, of a page each.
-const ARRAY_MIB: u32 = 72;
-const KEYS: u32 = 40_000;
+const ARRAY_MIB: u32 = 44;
+const KEYS: u32 = 22_000;
 const VALUE_BYTES: u32 = 3900;
 /// How long a command in the host may take.
 const COMMAND_WITHIN: Duration = Duration::from_secs(120);
@@ -153,7 +153,7 @@ fn begin(host: &RackHost, patience: &Patience) -> Result<(), Failure> {
         wait(1, patience)?;
     }
     // It writes its lines to a file in large pieces if nobody tells it not to.
-    let stream = format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 0 -t 0 {ARRAY_MIB}");
+    let stream = format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 1000000 -t 0 {ARRAY_MIB}");
     command(host, &inside("stream", &stream)).map(drop)
 }
 
