@@ -29,7 +29,7 @@ use units::{
 };
 
 use self::{
-    enforce::{Order, enforce},
+    enforce::{Advice, Enforcer, Order, Swap, enforce},
     meter::{Measured, Meter},
 };
 pub use self::{
@@ -352,11 +352,18 @@ impl Symbiosis {
     fn done(&self, taking: &[Taking], decision: &Decision, told: &mut [TenantReport]) -> Result<(), Missing> {
         let dealt = self.epochs.dealt().expect("something was decided");
         self.kept.save(dealt).map_err(|error| Missing(units::chain(&error)))?;
-        let Some(remote) = &self.remote else { return Ok(()) };
-        let orders = taking.iter().zip(&decision.shares).filter(|(one, _)| one.enforce == Enforce::Swap);
+        let swap =
+            self.remote.as_ref().map(|remote| Swap { cgroups: &self.cgroups, device: remote.number() });
+        let by = |one: &Taking| -> &dyn Enforcer {
+            match (one.enforce, &swap) {
+                (Enforce::Swap, Some(swap)) => swap,
+                (Enforce::Swap | Enforce::Tiered | Enforce::Advise, _) => &Advice,
+            }
+        };
+        let orders = taking.iter().zip(&decision.shares);
         let orders: Vec<Order<'_>> =
-            orders.map(|(one, share)| Order { tenant: &one.name, share: *share }).collect();
-        let failed = enforce(&self.cgroups, remote.number(), &orders).map_err(Missing)?;
+            orders.map(|(one, share)| Order { tenant: &one.name, share: *share, by: by(one) }).collect();
+        let failed = enforce(&orders).map_err(Missing)?;
         for (tenant, problem) in failed {
             tracing::warn!(%tenant, problem, "share not set");
             told.iter_mut().filter(|one| one.name == tenant).for_each(|one| one.problem.clone_from(&problem));
