@@ -272,6 +272,11 @@ async fn over_tls_a_certificate_says_who_may_schedule_and_who_may_administer() {
         let ask = reserve("nobody", "v", 1, "r1");
         let asked = scheduler.reserve(ask).await.unwrap_err().code();
         assert_eq!(asked, if schedules { Code::NotFound } else { Code::PermissionDenied }, "{name}");
+        let weigh = wire::SetWeightsRequest { host: "nobody".into(), weights: Vec::new() };
+        let weighed = scheduler.set_weights(weigh).await.unwrap_err().code();
+        assert_eq!(weighed, asked, "{name}");
+        let shares = admin.get_shares(wire::GetSharesRequest { host: "h0".into() }).await.unwrap_err().code();
+        assert_eq!(shares, if administers { Code::NotFound } else { Code::PermissionDenied }, "{name}");
     }
     let plain = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect().await;
     if let Ok(channel) = plain {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};
+use rustix::process::Signal;
 use tests::{
     rack::{Plan, Rack},
     scripted_agent::{Session, hello, token},
@@ -109,6 +110,21 @@ async fn an_agent_is_told_weights_after_its_welcome_and_whenever_they_change() {
     assert_eq!(told(&mut again).await, weights("web=2"), "what was answered survives a crash");
     assert_eq!(told(&mut agent(&rack, "h1").await).await, weights("web=9"));
     assert_eq!(set(&rack, "h0", "").await.unwrap(), weights("web=2"));
+}
+
+#[tokio::test]
+async fn a_host_that_leaves_the_rack_leaves_no_weights_to_its_namesake() {
+    let rack = rack().await;
+    set(&rack, "h0", "web=2").await.unwrap();
+    set(&rack, "h1", "web=9").await.unwrap();
+    let old = rack.rack_toml();
+    for (text, there) in [(old.replace("\"h1\"", "\"h9\""), "h9"), (old, "h1")] {
+        rack.write_rack_toml(&text);
+        rack.signal_manager(Signal::HUP);
+        rack.wait_for("the exchange", async |rack| rack.hosts().await.iter().any(|h| h.host == there)).await;
+    }
+    assert_eq!(set(&rack, "h0", "").await.unwrap(), weights("web=2"));
+    assert_eq!(set(&rack, "h1", "").await.unwrap(), []);
 }
 
 #[tokio::test]
