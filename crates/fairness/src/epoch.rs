@@ -13,16 +13,16 @@ use crate::market::{
 /// The most that a share of either good moves in the first epoch that wants it to, in fair shares. Spirit's five steps of 1/200, with six tenants, are 0.15,
 /// every epoch.
 const PACE: f64 = 0.5;
-/// How near to each other, in fair shares, what two epochs want must be for the second to do it whole.
-const AGREED: f64 = 0.1;
-/// Of a fair share, what a tenant keeps at least of both goods: who is estimated to need nothing may be wrongly estimated, and with nothing it stands still.
+/// That, and what is handed out beyond what was bought or is rounded.
+const REACH: f64 = 1.2 * PACE;
+/// Of a fair share, what a tenant keeps at least of both goods, a unit at least: who is estimated to need nothing may be wrongly estimated, and with nothing it stands still.
 const KEPT_PART: f64 = 0.1;
 /// Of a fair share, what a share must move by to be moved: sizes are not known better.
 const MOVED: f64 = 0.05;
 /// What the geometric mean of throughputs must rise by for shares to be moved (Spirit's allocator: 1.005).
 const WORTH_IT: f64 = 0.005;
 /// What somebody may lack of its throughput with an equal split until shares are moved whatever that brings: estimates are no better.
-const LACK_MAX: f64 = 0.005;
+const LACK_MAX: f64 = 0.02;
 
 /// What tenants have, and what it was dealt out of.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +86,7 @@ pub struct Decision {
 #[derive(Clone, Debug, Default)]
 pub struct Epochs {
     dealt: Option<Dealt>,
-    /// What the last epoch wanted tenants to have.
+    /// Which way the last epoch wanted to go with each tenant's share, if it did not go whole.
     aimed: BTreeMap<Arc<str>, Bundle>,
     trail: Trail,
     turn: usize,
@@ -121,14 +121,15 @@ impl Epochs {
         self.turn = self.turn.wrapping_add(1);
         let held = self.dealt.as_ref().and_then(|dealt| dealt.of(supply, members));
         let held = held.filter(|_| !is_worth_it(&market, &had, &outcome.bought));
-        let change = match held {
-            Some(_) => Change::Held,
-            None if self.agrees(&market, members, &outcome.bought) => Change::Set { way: 1.0 },
-            None => {
-                self.aim(members, &outcome.bought);
-                Change::Set { way: market.pace(&mut outcome, &had, PACE) }
-            }
-        };
+        let is_agreed = self.agrees(&market, members, &had, &outcome.bought);
+        self.aim(members, &had, if held.is_some() { &had } else { &outcome.bought });
+        let way = if held.is_some() || is_agreed { 1.0 } else { market.pace(&mut outcome, &had, PACE) };
+        // Where throughputs leap there may be no stop on the way: then there is none before the next epoch agrees.
+        let is_leap =
+            !is_agreed && (0..had.len()).any(|at| !market.is_near(at, had[at], outcome.bought[at], REACH));
+        let held =
+            if is_leap { self.dealt.as_ref().and_then(|dealt| dealt.of(supply, members)) } else { held };
+        let change = if held.is_some() { Change::Held } else { Change::Set { way } };
         let certificate = market.certify(&outcome);
         let shares = held.unwrap_or(outcome.shares);
         let gains = (0..members.len()).map(|at| market.gain(at, shares[at].into())).collect();
@@ -143,19 +144,29 @@ impl Epochs {
     /// What was decided last was not done: this is what tenants have.
     pub fn undone(&mut self, dealt: Option<Dealt>) {
         self.dealt = dealt;
+        self.aimed.clear();
     }
 
-    /// Whether the last epoch wanted the same for everybody, about.
-    fn agrees<U: Utility>(&self, market: &Market<'_, &U>, members: &[Member<U>], wanted: &[Bundle]) -> bool {
-        members.len() == self.aimed.len()
-            && members.iter().zip(wanted).enumerate().all(|(at, (member, wanted))| {
-                self.aimed.get(&member.name).is_some_and(|aimed| market.is_near(at, *aimed, *wanted, AGREED))
-            })
+    /// Whether the last epoch wanted to go the same way with every share that is not within reach anyway.
+    fn agrees<U: Utility>(
+        &self,
+        market: &Market<'_, &U>,
+        members: &[Member<U>],
+        had: &[Bundle],
+        wanted: &[Bundle],
+    ) -> bool {
+        members.iter().enumerate().all(|(at, member)| {
+            let (fair, way) = (market.fair(at), wanted[at].minus(had[at]));
+            let before = self.aimed.get(&member.name).copied().unwrap_or_default();
+            let is_so = |way: f64, before: f64, fair: f64| way.abs() <= PACE * fair || way * before > 0.0;
+            is_so(way.memory, before.memory, fair.memory)
+                && is_so(way.bandwidth, before.bandwidth, fair.bandwidth)
+        })
     }
 
-    fn aim<U>(&mut self, members: &[Member<U>], wanted: &[Bundle]) {
-        let names = members.iter().map(|member| Arc::clone(&member.name));
-        self.aimed = names.zip(wanted.iter().copied()).collect();
+    fn aim<U>(&mut self, members: &[Member<U>], had: &[Bundle], wanted: &[Bundle]) {
+        let ways = had.iter().zip(wanted).map(|(had, wanted)| wanted.minus(*had));
+        self.aimed = members.iter().map(|member| Arc::clone(&member.name)).zip(ways).collect();
     }
 
     /// What tenants had, as a split of what there is now among those that are here now: each keeps what it has of its fair share, and who has just come begins
@@ -215,8 +226,8 @@ fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
         let part = KEPT_PART * member.weight / weights;
         let kept = Bundle::from(supply.all()).times(Bundle { memory: part, bandwidth: part }).floor();
         Share {
-            memory_mib: member.least.memory_mib.max(kept.memory_mib),
-            bandwidth_mb_s: member.least.bandwidth_mb_s.max(kept.bandwidth_mb_s),
+            memory_mib: member.least.memory_mib.max(kept.memory_mib).max(1),
+            bandwidth_mb_s: member.least.bandwidth_mb_s.max(kept.bandwidth_mb_s).max(1),
         }
     };
     let tenant =

@@ -10,6 +10,8 @@ use crate::{
     market::Slowdown,
 };
 
+mod closed;
+
 const SUPPLY: Supply = Supply { memory_mib: 6000, bandwidth_mb_s: 1200 };
 
 type One = Member<Slowdown>;

@@ -67,7 +67,7 @@ impl Bundle {
         self.bandwidth += other.bandwidth;
     }
 
-    pub(super) fn minus(self, other: Self) -> Self {
+    pub(crate) fn minus(self, other: Self) -> Self {
         Self { memory: self.memory - other.memory, bandwidth: self.bandwidth - other.bandwidth }
     }
 }

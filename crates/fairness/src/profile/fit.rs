@@ -6,7 +6,10 @@
 
 use thiserror::Error;
 
-use super::power_law::{PowerLaw, falling};
+use super::{
+    MissModel as _,
+    power_law::{PowerLaw, falling},
+};
 
 /// How often each page was sampled that was.
 #[derive(Clone, Debug, Default)]
@@ -85,9 +88,30 @@ pub fn fit(histogram: &Histogram, seen: &Seen) -> Result<PowerLaw, FitError> {
     let pages = seen.pages.max(touched as f64);
     let (scale, slope) = Shape::of(&histogram.0).fitted();
     let error = (seen.misses * (1.0 - seen.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
-    let law = PowerLaw { scale, slope, floor: 0.0, pages, pages_per_mib: seen.pages_per_mib, error };
-    Ok(through(law, seen.local.min(pages), 1.0 - seen.misses))
+    let law =
+        PowerLaw { scale, slope, floor: 0.0, scanned: 0.0, pages, pages_per_mib: seen.pages_per_mib, error };
+    let law = through(law, seen.local.min(pages), 1.0 - seen.misses);
+    Ok(PowerLaw { scanned: scanned(&law, seen), ..law })
 }
+
+/// What misses more often than touches of any page at random would goes through pages in turn.
+fn scanned(law: &PowerLaw, seen: &Seen) -> f64 {
+    if seen.local <= 0.0 || seen.local >= law.pages {
+        return 0.0;
+    }
+    let missed = law.misses(seen.local / seen.pages_per_mib);
+    // Nearly all: what is left is how finely that was measured, and would look as if every page were worth a little.
+    if seen.misses >= ALL.max(1.0 - 0.5 * seen.local / law.pages) {
+        return 1.0;
+    }
+    let part = (seen.misses - missed) / (1.0 - missed);
+    if part > SCANNED_MIN { part.min(1.0) } else { 0.0 }
+}
+
+/// Below that, what is left between a law and what was measured is the law's rounding.
+const SCANNED_MIN: f64 = 1e-6;
+/// Who misses so much, and hits less than half of what it would by touching pages at random, misses all.
+const ALL: f64 = 0.9;
 
 fn check(seen: &Seen) -> Result<(), FitError> {
     let wrong = |what, value, rule| Err(FitError::Wrong { what, value, rule });

@@ -6,7 +6,11 @@
 
 use thiserror::Error;
 
-use super::{FitError, Histogram, MissModel, PowerLaw, Seen, Worth, WorthError, fit, waits::Waits, wanted};
+use super::{
+    FitError, Histogram, MissModel, PowerLaw, Seen, Worth, WorthError, fit,
+    waits::{HARDLY, Mean, Waits},
+    wanted,
+};
 use crate::{curve::Knot, market::Supply};
 
 /// What was measured of a tenant in one epoch.
@@ -55,13 +59,14 @@ pub struct SampleError {
     pub rule: &'static str,
 }
 
-/// Of an epoch, what it must have worked for that to say anything.
+/// Of an epoch, what it must have worked or waited for that to say anything.
 const IDLE: f64 = 0.01;
+/// What a tenant uses is this part of what it is taken to want: with all that it wants, it does not use so much that it seems to want more.
+const ROOM: f64 = 0.75;
+/// Of an epoch, the work of one that does nothing but wait.
+const WORK_MIN: f64 = 1e-4;
 /// The longest wait that is reckoned with, in seconds for each second of work.
 const WAITS_MAX: f64 = 1e6;
-/// Seconds waited for each second of work that are as good as none: who waits so little is not measured better, and would else hold on to memory that
-/// others want as if it were its life.
-const NOTICED: f64 = 0.01;
 /// Pages of 4 KiB of a MiB.
 const PAGES_PER_MIB: f64 = 256.0;
 /// How far off miss ratios are that nobody looked for: anything may be true.
@@ -71,7 +76,11 @@ const UNKNOWN: f64 = 1.0;
 #[derive(Clone, Debug, Default)]
 pub struct Learner {
     waits: Waits,
+    /// The part of touches that had to wait.
+    missed: Option<Mean>,
     law: Option<PowerLaw>,
+    /// Pages that it touches in a second, if somebody has looked.
+    pages_per_second: Option<f64>,
     /// Memory beyond which more is of no use, in MiB.
     footprint: f64,
     /// Seconds that it would wait for each second of work with no memory at all, by the model.
@@ -87,22 +96,24 @@ impl Learner {
     pub fn learn(&mut self, sample: &Sample, link: f64) -> Result<(), SampleError> {
         sample.check()?;
         self.footprint = (sample.memory + sample.remote).max(1.0);
-        self.wanted = wanted(sample.used, sample.limit, link).min(link);
-        if sample.worked < IDLE * sample.seconds {
+        self.wanted = (wanted(sample.used, sample.limit, link) / ROOM).min(link);
+        if sample.worked + sample.misses * sample.miss < IDLE * sample.seconds {
             return Ok(());
         }
         // A fit needs more than this epoch may have shown: then the last one stands.
-        if let Some(law) = sample.fitted().and_then(Result::ok) {
-            self.law = Some(law);
+        if let Some(missed) = sample.missed() {
+            let missed = Mean::with(self.missed, missed);
+            self.missed = Some(missed);
+            self.law = sample.fitted(missed.value).and_then(Result::ok).or(self.law);
         }
-        let pages_per_second = match &sample.touched {
-            Some(touched) => touched.pages_per_second,
-            // Nobody knows: as if every page were touched each second.
-            None => self.footprint * PAGES_PER_MIB,
-        };
-        let touches = pages_per_second * sample.seconds / sample.worked;
+        let work = sample.worked.max(WORK_MIN * sample.seconds);
+        self.pages_per_second =
+            sample.touched.as_ref().map(|touched| touched.pages_per_second).or(self.pages_per_second);
+        // Until somebody has looked: as if every page were touched each second.
+        let pages_per_second = self.pages_per_second.unwrap_or(self.footprint * PAGES_PER_MIB);
+        let touches = pages_per_second * sample.seconds / work;
         self.without = (touches * sample.miss).min(WAITS_MAX);
-        let waited = (sample.misses * sample.miss / sample.worked).min(WAITS_MAX);
+        let waited = (sample.misses * sample.miss / work).min(WAITS_MAX);
         let (law, footprint, without) = (self.law, self.footprint, self.without);
         let model = |memory| without * misses(law, footprint, memory);
         self.waits.note(sample.memory.max(1.0), waited, model);
@@ -120,7 +131,8 @@ impl Learner {
     /// # Errors
     /// Nothing was learnt that makes sense: see [`WorthError`].
     pub fn worth(&self, supply: Supply, most: f64) -> Result<Worth, WorthError> {
-        let waits = |memory: f64| (self.waits(memory.min(most)) - NOTICED).max(0.0);
+        // Who waits so little is not measured better, and would else hold on to memory that others want as if it were its life.
+        let waits = |memory: f64| (self.waits(memory.min(most)) - HARDLY).max(0.0);
         let gamma = waits(0.0);
         let part = |memory: f64| if gamma > 0.0 { (waits(memory) / gamma).min(1.0) } else { 0.0 };
         let knots: Vec<Knot> =
@@ -183,15 +195,19 @@ impl Sample {
         }
     }
 
-    /// The power law by which its blocks are touched, if somebody looked; through the part of touches that missed.
-    fn fitted(&self) -> Option<Result<PowerLaw, FitError>> {
+    /// The part of touches that had to wait, if somebody looked; a page that was waited for was touched, whether or not that was seen.
+    fn missed(&self) -> Option<f64> {
+        let touches = (self.touched.as_ref()?.pages_per_second * self.seconds).max(self.misses);
+        Some(if touches > 0.0 { self.misses / touches } else { 0.0 })
+    }
+
+    /// The power law by which its blocks are touched, if somebody looked; through the part of touches that had to wait.
+    fn fitted(&self, misses: f64) -> Option<Result<PowerLaw, FitError>> {
         let touched = self.touched.as_ref().filter(|touched| touched.block > 0.0)?;
-        let hits = touched.pages_per_second * self.seconds;
-        let all = hits + self.misses;
         let seen = Seen {
             pages: (self.memory + self.remote) / touched.block,
             local: self.memory / touched.block,
-            misses: if all > 0.0 { self.misses / all } else { 0.0 },
+            misses,
             pages_per_mib: 1.0 / touched.block,
         };
         Some(fit(&touched.histogram, &seen))
@@ -228,9 +244,9 @@ mod tests {
         assert!(learner.waits(1000.0) < 1e-9 && learner.waits(0.0) > 1.0);
         let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
         let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
-        assert!((value(400.0, 50.0) - 0.5).abs() < NOTICED, "it works half of the time");
+        assert!((value(400.0, 50.0) - 0.5).abs() < HARDLY, "it works half of the time");
         assert!((value(1000.0, 50.0) - 1.0).abs() < 1e-9);
-        assert_eq!(value(400.0, 10.0), value(400.0, 100.0), "it does not want more than it uses");
+        assert_eq!(value(400.0, 14.0), value(400.0, 100.0), "it wants little more than it uses");
         assert!(value(400.0, 5.0) < value(400.0, 10.0));
     }
 
@@ -263,11 +279,37 @@ mod tests {
     }
 
     #[test]
+    fn who_gets_what_it_wants_does_not_seem_to_want_more() {
+        let mut learner = Learner::default();
+        learner.learn(&Sample { used: 20.0, limit: 50.0, ..sample() }, 100.0).unwrap();
+        let wanted = learner.wanted();
+        learner.learn(&Sample { used: 20.0, limit: wanted, ..sample() }, 100.0).unwrap();
+        assert_eq!(learner.wanted(), wanted);
+    }
+
+    #[test]
+    fn who_only_waits_is_not_idle() {
+        let mut learner = Learner::default();
+        learner.learn(&Sample { worked: 0.05, misses: 2500.0, ..sample() }, 100.0).unwrap();
+        assert_eq!(learner.waits(400.0), 50.0);
+    }
+
+    #[test]
+    fn one_page_that_was_waited_for_changes_next_to_nothing() {
+        let learnt = |misses| {
+            let mut learner = Learner::default();
+            learner.learn(&Sample { misses, ..sample() }, 100.0).unwrap();
+            learner.waits(200.0)
+        };
+        assert!((learnt(1.0) / learnt(0.0) - 1.0).abs() < 1e-3);
+    }
+
+    #[test]
     fn an_idle_epoch_says_nothing() {
         let mut learner = Learner::default();
         learner.learn(&sample(), 100.0).unwrap();
         let before = learner.waits(200.0);
-        learner.learn(&Sample { worked: 0.05, misses: 0.0, ..sample() }, 100.0).unwrap();
+        learner.learn(&Sample { worked: 0.05, misses: 1.0, ..sample() }, 100.0).unwrap();
         assert_eq!(learner.waits(200.0), before);
     }
 
@@ -298,7 +340,7 @@ mod tests {
         assert_eq!(learner.waits(400.0), 1.0);
         let mut blind = Learner::default();
         blind.learn(&sample(), 100.0).unwrap();
-        assert!(learner.waits(50.0) / learner.waits(150.0) > 1.3 * blind.waits(50.0) / blind.waits(150.0));
+        assert!(learner.waits(50.0) / learner.waits(150.0) > 1.05 * blind.waits(50.0) / blind.waits(150.0));
         assert!(learner.error() < blind.error());
     }
 }

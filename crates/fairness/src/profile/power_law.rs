@@ -11,6 +11,8 @@ pub struct PowerLaw {
     pub slope: f64,
     /// Touches of every page beside, against those of the first that fall; α4/α1, 0 or more.
     pub floor: f64,
+    /// The part of touches that goes through all pages in turn, 0 to 1: under LRU it misses unless all of them fit. The paper has no such part.
+    pub scanned: f64,
     /// Pages there are.
     pub pages: f64,
     /// Pages of a MiB.
@@ -40,7 +42,8 @@ impl MissModel for PowerLaw {
         if rank >= self.pages {
             return 0.0;
         }
-        (1.0 - self.touches(rank.max(0.0)) / self.touches(self.pages)).clamp(0.0, 1.0)
+        let missed = (1.0 - self.touches(rank.max(0.0)) / self.touches(self.pages)).clamp(0.0, 1.0);
+        missed + self.scanned * (1.0 - missed)
     }
 
     fn footprint(&self) -> f64 {

@@ -241,12 +241,15 @@ proptest! {
         let sizes = [0.0, 0.1, 0.5, 0.9, 1.0, 2.0].map(|part| law.misses(part * law.footprint()));
         prop_assert!(sizes.is_sorted_by(|one, next| one >= next), "{law:?}: {sizes:?}");
         prop_assert!(sizes[0] <= 1.0 && sizes[5] == 0.0, "{law:?}: {sizes:?}");
-        // No falling law takes fewer touches than its part of the pages.
-        let least = 1.0 - local;
         let told = law.misses(local * law.footprint());
-        let due = misses.min(least);
         let is_too_steep = law.slope <= -5.9;
-        prop_assert!((told - due).abs() <= 1e-6 || is_too_steep && told >= due, "{law:?}: {told} is not {due}");
+        let misses_all = law.scanned == 1.0 && misses >= 0.9;
+        prop_assert!(
+            (told - misses).abs() <= 1e-5 || misses_all || is_too_steep && told >= misses,
+            "{law:?}: {told} is not {misses}"
+        );
+        // No falling law takes fewer touches than its part of the pages; what misses more goes through them in turn.
+        prop_assert!(misses <= 1.0 - local || law.scanned > 0.0, "{law:?}");
         prop_assert!(law.curve().is_ok());
     }
 }

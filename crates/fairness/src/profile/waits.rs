@@ -7,8 +7,13 @@ use units::limits::{WAITS_EPOCHS_MAX, WAITS_MEASURED_MAX};
 
 /// Sizes that are told apart, relative.
 const NEAR: f64 = 0.03;
-/// Of two measurements at one size, what the newer counts.
-const NEWER: f64 = 0.5;
+/// Measurements of which the mean is taken, while they differ by no more than this, relative; else the last alone counts.
+const MEAN_OF: f64 = 8.0;
+const SAME: f64 = 0.15;
+/// Seconds waited for each second of work that are as good as none.
+pub(super) const HARDLY: f64 = 0.01;
+/// Waits at two sizes that are taken for one, relative: between them more memory is of no use as far as anybody can tell.
+const ALIKE: f64 = 0.05;
 /// From this factor, and this difference, between what was measured and what was expected, a tenant does something else than it did.
 const OTHERWISE: f64 = 2.0;
 const OTHERWISE_BY: f64 = 0.1;
@@ -20,8 +25,27 @@ struct Measured {
     memory: f64,
     /// Seconds waited for each second of work.
     waits: f64,
+    /// Of how many measurements that is the mean.
+    count: f64,
     /// Epochs since.
     age: u32,
+}
+
+/// A number that is measured again and again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Mean {
+    pub value: f64,
+    /// Of how many measurements.
+    count: f64,
+}
+
+impl Mean {
+    /// With one more measurement; if that differs too much, of that alone.
+    pub(super) fn with(before: Option<Self>, value: f64) -> Self {
+        let before = before.filter(|before| (before.value - value).abs() <= SAME * before.value);
+        let count = before.map_or(1.0, |before| (before.count + 1.0).min(MEAN_OF));
+        Self { value: before.map_or(value, |before| before.value + (value - before.value) / count), count }
+    }
 }
 
 /// What was measured of one tenant, at several sizes.
@@ -43,7 +67,8 @@ impl Waits {
         self.measured.iter_mut().for_each(|one| one.age += 1);
         let is_near = |one: &Measured| (one.memory - memory).abs() <= NEAR * memory;
         let near = self.measured.iter().position(is_near).map(|at| self.measured.remove(at));
-        let waits = near.map_or(waits, |near| near.waits + NEWER * (waits - near.waits));
+        let near = near.map(|near| Mean { value: near.waits, count: near.count });
+        let Mean { value: waits, count } = Mean::with(near, waits);
         // What says that more memory made it wait longer is of another time.
         self.measured.retain(|one| {
             one.age < WAITS_EPOCHS_MAX
@@ -54,7 +79,18 @@ impl Waits {
             oldest.map(|at| self.measured.remove(at));
         }
         let at = self.measured.partition_point(|one| one.memory < memory);
-        self.measured.insert(at, Measured { memory, waits, age: 0 });
+        self.measured.insert(at, Measured { memory, waits, count, age: 0 });
+        self.level(waits);
+    }
+
+    /// Those that waited about as long are taken to have waited equally long.
+    fn level(&mut self, waits: f64) {
+        let is_alike = |one: &Measured| (one.waits - waits).abs() <= ALIKE * waits;
+        let alike = self.measured.iter().filter(|one| is_alike(one));
+        let (sum, count) =
+            alike.fold((0.0, 0.0), |(sum, count), one| (sum + one.waits * one.count, count + one.count));
+        let all = self.measured.iter_mut().filter(|one| is_alike(one));
+        all.for_each(|one| one.waits = sum / count);
     }
 
     /// Seconds that it waits for each second of work, with so much memory.
@@ -88,7 +124,12 @@ fn between(less: &Measured, more: &Measured, memory: f64, model: impl Fn(f64) ->
 /// On the side where nothing was measured: as many times as long, or as much longer where the model says that it should not have waited at all.
 fn beside(one: &Measured, memory: f64, model: impl Fn(f64) -> f64) -> f64 {
     let (here, there) = (model(one.memory), model(memory));
-    if here > 0.0 && one.waits > 0.0 { one.waits * there / here } else { (one.waits + there - here).max(0.0) }
+    // Who hardly waited may as well not have waited at all.
+    if here > 0.0 && one.waits > HARDLY {
+        one.waits * there / here
+    } else {
+        (one.waits + there - here).max(0.0)
+    }
 }
 
 #[cfg(test)]
@@ -134,7 +175,7 @@ mod tests {
         waits.note(80.0, 0.2, straight);
         waits.note(50.0, 0.55, straight);
         assert_eq!(waits.measured.len(), 2, "as expected");
-        assert_eq!(waits.at(50.0, straight), 0.525, "half of the new one, against noise");
+        assert_eq!(waits.at(50.0, straight), 0.525, "the mean of both, against noise");
         waits.note(50.0, 5.0, straight);
         assert_eq!(waits.measured.len(), 1);
         assert_eq!(waits.at(50.0, straight), 5.0);
