@@ -94,6 +94,7 @@ pub struct Metrics {
     tenant_bandwidth: Family<TenantLabel, Gauge>,
     tenant_waited: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tenant_gain: Family<TenantLabel, Gauge<f64, AtomicU64>>,
+    tenant_refaults: Family<TenantLabel, Gauge<f64, AtomicU64>>,
 }
 
 fn seconds() -> Histogram {
@@ -121,6 +122,7 @@ impl Metrics {
             tenant_bandwidth: Family::default(),
             tenant_waited: Family::default(),
             tenant_gain: Family::default(),
+            tenant_refaults: Family::default(),
         };
         metrics.register();
         metrics.register_shares();
@@ -169,6 +171,8 @@ impl Metrics {
         r.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
         let help = "Part of its time that a tenant waited for memory in the last epoch";
         r.register_with_unit("tenant_waited", help, Unit::Ratios, self.tenant_waited.clone());
+        let help = "Pages per second that came back to a tenant after they had been taken away";
+        r.register("tenant_refaults_per_second", help, self.tenant_refaults.clone());
         let help = "Throughput of a tenant against that of an equal split, as estimated";
         r.register_with_unit("tenant_gain", help, Unit::Ratios, self.tenant_gain.clone());
     }
@@ -188,6 +192,7 @@ impl Metrics {
         self.tenant_bandwidth.clear();
         self.tenant_waited.clear();
         self.tenant_gain.clear();
+        self.tenant_refaults.clear();
         for tenant in report.tenants.iter().filter(|tenant| tenant.measured.is_some()) {
             let label = TenantLabel { tenant: tenant.name.to_string() };
             self.tenant_memory.get_or_create(&label).set(shown(tenant.share.memory_mib << 20));
@@ -195,6 +200,8 @@ impl Metrics {
             let waited = tenant.measured.map_or(0.0, |measured| measured.waited);
             self.tenant_waited.get_or_create(&label).set(waited);
             self.tenant_gain.get_or_create(&label).set(tenant.gain);
+            let refaults = tenant.measured.map_or(0.0, |measured| measured.refaults);
+            self.tenant_refaults.get_or_create(&label).set(refaults);
         }
     }
 

@@ -41,7 +41,7 @@ use crate::{
     records::{Records, RecordsError},
     runtime_dir::{RuntimeDir, RuntimeDirError},
     session::{self, Caller},
-    symbiosis::{self, Book, Kernel, Running, Symbiosis, SymbiosisError},
+    symbiosis::{self, Book, Kernel, Running},
 };
 
 /// What the session has heard and the driver has not taken yet; orders wait in the network meanwhile.
@@ -81,9 +81,6 @@ pub enum ServeError {
     /// The CXL memory.
     #[error(transparent)]
     Cxl(#[from] CxlError),
-    /// Shares of this host's memory.
-    #[error(transparent)]
-    Symbiosis(#[from] SymbiosisError),
     /// The operating system refused.
     #[error("{doing} {place}")]
     Io {
@@ -144,7 +141,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let (driver, handle, reports) =
         Driver::new(start).map_err(io_error("start threads for", "host calls"))?;
     let book = Arc::new(Book::default());
-    let sharing = share(&config, Arc::clone(&metrics), Arc::clone(&book))?;
+    let sharing = share(&config, Arc::clone(&metrics), Arc::clone(&book));
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         export(address, metrics, handle.clone(), host_seen).await?;
@@ -167,13 +164,12 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
 }
 
 /// Begins to share this host's memory among tenants, if it is to be.
-fn share(config: &Config, metrics: Arc<Metrics>, book: Arc<Book>) -> Result<Option<Running>, SymbiosisError> {
-    let Some(sharing) = config.symbiosis.clone() else { return Ok(None) };
-    let epoch = sharing.epoch.as_duration();
-    tracing::info!(cgroups = %sharing.cgroups.display(), ?epoch, "tenants share this host");
+fn share(config: &Config, metrics: Arc<Metrics>, book: Arc<Book>) -> Option<Running> {
+    let sharing = config.symbiosis.clone()?;
+    tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "tenants share this host");
     let kernel = Kernel { sys: SYS.into(), swaps: SWAPS.into() };
-    let symbiosis = Symbiosis::open(sharing, &config.runtime_dir, kernel, book)?;
-    Ok(Some(symbiosis::start(symbiosis, epoch, metrics)))
+    let runtime_dir = config.runtime_dir.clone();
+    Some(symbiosis::Start { config: sharing, runtime_dir, kernel, book, metrics }.run())
 }
 
 /// All that is there before anybody hears of this agent.

@@ -16,6 +16,7 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use fairness::{
@@ -23,9 +24,10 @@ use fairness::{
     market::{MarketError, Share, Supply},
     profile::Worth,
 };
+use pool::agent::VmRecord;
 use units::{
     Bytes, Name,
-    limits::{TENANTS_PER_HOST_MAX, TENANTS_WATCHED_MAX},
+    limits::{TENANT_PROCESSES_MAX, TENANTS_PER_HOST_MAX, TENANTS_WATCHED_MAX},
 };
 
 use self::{
@@ -35,16 +37,18 @@ use self::{
 pub use self::{
     kept::{Kept, KeptError},
     report::{Book, Certified, Report, State, TenantReport},
-    run::{Running, start},
+    run::{Running, Start},
 };
 use crate::{
     config::symbiosis::{Enforce, Symbiosis as Config},
     host::{
-        cgroup::{self, Cgroups, Counters},
-        damon::{Damon, Watched},
+        cgroup::{Cgroups, Counters},
+        damon::{Damon, DamonError, Watched},
+        process::{self, ProcessError},
         remote::{Remote, RemoteError},
+        sysfs::SysfsError,
     },
-    records,
+    records::{self, RecordsError},
 };
 
 /// Why symbiosis does not start.
@@ -56,6 +60,9 @@ pub enum SymbiosisError {
     /// What was dealt before.
     #[error(transparent)]
     Kept(#[from] KeptError),
+    /// This machine's boot.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
 }
 
 /// Where the kernel shows its devices, and what is swapped to where.
@@ -73,7 +80,7 @@ pub struct Symbiosis {
     config: Config,
     kernel: Kernel,
     cgroups: Cgroups,
-    remote: Option<Remote>,
+    remote: Remote,
     damon: Damon,
     /// Those that are being watched, in their order.
     watched: Vec<Name>,
@@ -81,6 +88,7 @@ pub struct Symbiosis {
     epochs: Epochs,
     kept: Kept,
     runtime_dir: PathBuf,
+    boot_id: String,
     book: Arc<Book>,
     number: u64,
 }
@@ -88,7 +96,7 @@ pub struct Symbiosis {
 /// A cgroup that may be a tenant, as an epoch ends.
 struct Candidate {
     name: Name,
-    /// The record of a VM that runs in it, if one does: whether it is pinned, and its local memory.
+    /// Of a VM that runs in it, if one does, whether it is pinned, and its local memory.
     vm: Option<(bool, Bytes)>,
     counters: Counters,
 }
@@ -117,12 +125,24 @@ impl Symbiosis {
         kernel: Kernel,
         book: Arc<Book>,
     ) -> Result<Self, SymbiosisError> {
-        let remote = config.remote.as_deref().map(|path| Remote::open(path, &kernel.sys)).transpose()?;
+        let remote = Remote::open(&config.remote, &kernel.sys)?;
+        Self::with(remote, config, runtime_dir, kernel, book)
+    }
+
+    fn with(
+        remote: Remote,
+        config: Config,
+        runtime_dir: &Path,
+        kernel: Kernel,
+        book: Arc<Book>,
+    ) -> Result<Self, SymbiosisError> {
         let kept = Kept::at(runtime_dir);
         let epochs = Epochs::from(kept.load()?);
+        let boot_id = process::boot_id()?;
         Ok(Self {
             cgroups: Cgroups::at(&config.cgroups),
-            damon: Damon::at(&kernel.sys, kept.was_watching()),
+            damon: Damon::at(&kernel.sys, kept.was_watching(&boot_id)),
+            boot_id,
             remote,
             watched: Vec::new(),
             meters: BTreeMap::new(),
@@ -138,32 +158,40 @@ impl Symbiosis {
 
     /// An epoch begins: pages are watched where the kernel can.
     pub fn begin(&mut self) {
-        let names = self.cgroups.names().unwrap_or_default();
-        let names = names.iter().filter_map(|name| Name::new(name).ok());
-        let processes = |name: &Name| self.cgroups.processes(name.as_str()).unwrap_or_default();
-        let with: Vec<(Name, Vec<u32>)> = names.map(|name| (name.clone(), processes(&name))).collect();
-        let with = with.into_iter().filter(|(_, processes)| !processes.is_empty()).take(TENANTS_WATCHED_MAX);
-        let (names, processes): (Vec<Name>, Vec<Vec<u32>>) = with.unzip();
-        self.watched = Vec::new();
-        if names.is_empty() {
-            return;
-        }
-        self.kept.note_watching(true);
-        match self.damon.watch(&processes) {
-            Ok(()) => self.watched = names,
-            Err(error) => {
-                self.kept.note_watching(false);
-                tracing::debug!(error = units::chain(&error), "nobody sees which pages are touched");
-            }
+        if let Err(error) = self.watch() {
+            tracing::debug!(error = units::chain(&error), "nobody sees which pages are touched");
         }
     }
 
-    /// An epoch of so many seconds ends: who has how much from now on is decided, done, kept and told.
-    pub fn end(&mut self, seconds: f64) -> Report {
+    fn watch(&mut self) -> Result<(), DamonError> {
+        self.watched = Vec::new();
+        self.damon.is_free()?;
+        let names = self.cgroups.names().unwrap_or_default();
+        let names = names.iter().filter_map(|name| Name::new(name).ok());
+        let watched = |name: Name| {
+            let mut processes = self.cgroups.processes(name.as_str()).unwrap_or_default();
+            processes.truncate(TENANT_PROCESSES_MAX);
+            (!processes.is_empty()).then_some((name, processes))
+        };
+        let (names, processes): (Vec<Name>, Vec<Vec<u32>>) =
+            names.filter_map(watched).take(TENANTS_WATCHED_MAX).unzip();
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.kept.note_watching(Some(&self.boot_id));
+        self.damon.watch(&processes)?;
+        self.watched = names;
+        Ok(())
+    }
+
+    /// An epoch ends, so long after the agent began: who has how much from now on is decided, done, kept and told.
+    pub fn end(&mut self, now: Duration) -> Report {
         self.number += 1;
+        // Counters first: to hear what was seen takes its time.
+        let candidates = self.candidates();
         let seen = self.seen();
         let mut tenants = Vec::new();
-        let ended = self.decide(seconds, seen, &mut tenants);
+        let ended = candidates.and_then(|candidates| self.decide(now, candidates, seen, &mut tenants));
         let report = match ended {
             Ok((state, certificate)) => self.report(state, String::new(), tenants, certificate),
             Err(Missing(why)) => {
@@ -177,7 +205,11 @@ impl Symbiosis {
 
     /// Nobody is watched any more; limits stay.
     fn leave(&mut self) {
-        self.seen();
+        match self.damon.stop() {
+            Ok(()) if !self.watched.is_empty() => self.kept.note_watching(None),
+            Ok(()) => {}
+            Err(error) => tracing::warn!(error = units::chain(&error), "DAMON does not end"),
+        }
     }
 
     /// What was seen of tenants' pages since the epoch began.
@@ -186,10 +218,11 @@ impl Symbiosis {
         if names.is_empty() {
             return BTreeMap::new();
         }
-        let seen = self.damon.take();
-        self.kept.note_watching(false);
-        match seen {
-            Ok(seen) => names.into_iter().zip(seen).filter_map(|(name, seen)| Some((name, seen?))).collect(),
+        match self.damon.take() {
+            Ok(seen) => {
+                self.kept.note_watching(None);
+                names.into_iter().zip(seen).filter_map(|(name, seen)| Some((name, seen?))).collect()
+            }
             Err(error) => {
                 tracing::warn!(error = units::chain(&error), "DAMON does not end");
                 BTreeMap::new()
@@ -199,39 +232,39 @@ impl Symbiosis {
 
     fn decide(
         &mut self,
-        seconds: f64,
+        now: Duration,
+        candidates: Vec<Candidate>,
         mut seen: BTreeMap<Name, Watched>,
         told: &mut Vec<TenantReport>,
     ) -> Result<(State, Option<Certified>), Missing> {
-        let candidates = self.candidates()?;
         self.meters.retain(|name, _| candidates.iter().any(|candidate| candidate.name == *name));
-        let miss = self.remote.as_mut().map_or(0.0, Remote::read_s);
-        let mut taking = Vec::new();
+        let (miss, link) = (self.remote.read_s(), self.config.supply.bandwidth_mb_s as f64);
+        let (mut taking, mut missing) = (Vec::new(), None);
         for Candidate { name, vm, counters } in candidates {
             let meter = self.meters.entry(name.clone()).or_default();
-            let limit = self.epochs.dealt().and_then(|dealt| dealt.tenants.get(name.as_str()));
-            let link = self.config.supply.bandwidth_mb_s as f64;
-            let limit = limit.map_or(link, |one| one.share.bandwidth_mb_s as f64);
-            let period = meter::Period { seconds, miss, limit, link };
-            let measured = meter.measure(counters, seen.remove(&name), &period);
-            match measured.map_err(|error| Missing(format!("{name}: {error}")))? {
-                Some(measured) => taking.push(self.taking(name, vm, counters, measured)),
-                None => {
+            let had = self.epochs.dealt().and_then(|dealt| dealt.tenants.get(name.as_str()));
+            let limit = had.map_or(link, |one| one.share.bandwidth_mb_s as f64);
+            let period = meter::Period { now, miss, limit, link };
+            match meter.measure(counters, seen.remove(&name), &period) {
+                Ok(Some(measured)) => taking.push(self.taking(name, vm, counters, measured)),
+                Ok(None) => {
                     let enforce = self.enforces(&name, vm.is_some());
                     told.push(TenantReport::new(&name, enforce, "its first epoch is measured only"));
                 }
+                // The others are measured all the same: the next epoch begins here for everybody.
+                Err(error) => missing = missing.or(Some(Missing(format!("{name}: {error}")))),
             }
         }
+        missing.map_or(Ok(()), Err)?;
         if taking.is_empty() {
             return Err(Missing("no tenant has been measured for an epoch".to_owned()));
         }
         let (decision, before) = self.decided(&taking, told)?;
         let done = self.done(&taking, &decision, told);
         if done.is_err() {
-            self.epochs.undone(before.clone());
-            if let Some(before) = &before {
-                self.kept.save(before).map_err(|error| Missing(units::chain(&error)))?;
-            }
+            let kept = before.as_ref().map_or_else(|| self.kept.forget(), |before| self.kept.save(before));
+            self.epochs.undone(before);
+            kept.map_err(|error| Missing(units::chain(&error)))?;
         }
         done?;
         let (state, way) = match decision.change {
@@ -250,38 +283,46 @@ impl Symbiosis {
         if names.len() > TENANTS_PER_HOST_MAX {
             return Err(Missing(format!("{} tenants: there may be {TENANTS_PER_HOST_MAX}", names.len())));
         }
-        let vms = records::noted(&self.runtime_dir).map_err(|error| missing(&error))?;
-        let device = self.remote.as_ref().map(Remote::number);
+        let vms = self.vms().map_err(|error| missing(&error))?;
         let mut candidates = Vec::new();
         for name in &names {
             let Ok(named) = Name::new(name) else {
                 tracing::warn!(cgroup = name, "is no tenant: its name is none");
                 continue;
             };
-            let counters = match self.cgroups.counters(name, device) {
-                Err(error) if cgroup::is_gone(&error) && !self.cgroups.is_there(name) => continue,
-                read => read.map_err(|error| missing(&error))?,
-            };
-            let processes = self.cgroups.processes(name).unwrap_or_default();
-            let vm = vms.iter().find(|vm| processes.contains(&vm.process.pid));
-            let vm = vm.map(|vm| (vm.pinned, vm.local));
-            if !matches!(vm, Some((true, _))) {
-                candidates.push(Candidate { name: named, vm, counters });
+            match self.candidate(named, &vms) {
+                Err(_) if !self.cgroups.is_there(name) => {}
+                Err(error) => return Err(missing(&error)),
+                Ok(candidate) => candidates.extend(candidate),
             }
         }
         Ok(candidates)
     }
 
+    /// A cgroup that may be a tenant; nothing, if a pinned VM runs in it.
+    fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
+        let counters = self.cgroups.counters(name.as_str(), Some(self.remote.number()))?;
+        let processes = self.cgroups.processes(name.as_str())?;
+        let vm = vms.iter().find(|vm| processes.contains(&vm.process.pid));
+        let vm = vm.map(|vm| (vm.pinned, vm.local));
+        Ok((!matches!(vm, Some((true, _)))).then_some(Candidate { name, vm, counters }))
+    }
+
+    /// The VMs whose processes run; of one of which nobody can tell, it is thought so.
+    fn vms(&self) -> Result<Vec<VmRecord>, RecordsError> {
+        let lives = |record: &VmRecord| !matches!(process::Watched::open(&record.process), Ok(None));
+        Ok(records::noted(&self.runtime_dir)?.into_iter().filter(lives).collect())
+    }
+
     /// A limit on a device to which no memory goes would take pages away and let nobody have them.
     fn check_swap(&self) -> Result<(), Missing> {
-        let Some(remote) = &self.remote else { return Ok(()) };
         let swaps = std::fs::read_to_string(&self.kernel.swaps);
         let swaps =
             swaps.map_err(|error| Missing(format!("read {}: {error}", self.kernel.swaps.display())))?;
-        if remote.is_swap(&swaps) {
+        if self.remote.is_swap(&swaps) {
             return Ok(());
         }
-        Err(Missing(format!("symbiosis.remote: {} is not in use as swap", remote.path().display())))
+        Err(Missing(format!("symbiosis.remote: {} is not in use as swap", self.remote.path().display())))
     }
 
     fn taking(
@@ -352,12 +393,11 @@ impl Symbiosis {
     fn done(&self, taking: &[Taking], decision: &Decision, told: &mut [TenantReport]) -> Result<(), Missing> {
         let dealt = self.epochs.dealt().expect("something was decided");
         self.kept.save(dealt).map_err(|error| Missing(units::chain(&error)))?;
-        let swap =
-            self.remote.as_ref().map(|remote| Swap { cgroups: &self.cgroups, device: remote.number() });
+        let swap = Swap { cgroups: &self.cgroups, device: self.remote.number() };
         let by = |one: &Taking| -> &dyn Enforcer {
-            match (one.enforce, &swap) {
-                (Enforce::Swap, Some(swap)) => swap,
-                (Enforce::Swap | Enforce::Tiered | Enforce::Advise, _) => &Advice,
+            match one.enforce {
+                Enforce::Swap => &swap,
+                Enforce::Tiered | Enforce::Advise => &Advice,
             }
         };
         let orders = taking.iter().zip(&decision.shares);

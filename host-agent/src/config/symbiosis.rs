@@ -28,8 +28,8 @@ pub struct Symbiosis {
     pub epoch: Ns,
     /// What becomes of shares.
     pub enforce: Enforce,
-    /// The swap device that tenants' remote memory is on; there if any share is enforced by it.
-    pub remote: Option<PathBuf>,
+    /// The swap device that tenants' remote memory is on.
+    pub remote: PathBuf,
     /// What is said of single tenants.
     pub tenants: BTreeMap<Name, One>,
 }
@@ -86,7 +86,7 @@ pub(super) struct RawSymbiosis {
     bandwidth_mb_s: u64,
     epoch_s: Option<u64>,
     enforce: String,
-    remote: Option<PathBuf>,
+    remote: PathBuf,
     #[serde(default)]
     tenants: BTreeMap<String, RawOne>,
 }
@@ -113,17 +113,13 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> 
         let name = Name::new(name).map_err(|error| fault("symbiosis.tenants", name, error))?;
         Ok((name, check_one(one, enforce, supply)?))
     };
-    let tenants: BTreeMap<Name, One> = raw.tenants.iter().map(one).collect::<Result<_, Fault>>()?;
-    let swaps = enforce == Enforce::Swap || tenants.values().any(|one| one.enforce == Enforce::Swap);
-    if swaps && raw.remote.is_none() {
-        return Err(fault("symbiosis.remote", "", "must be the swap device where enforce = \"swap\""));
-    }
+    let tenants = raw.tenants.iter().map(one).collect::<Result<BTreeMap<Name, One>, Fault>>()?;
     Ok(Symbiosis {
         cgroups: base.join(raw.cgroups),
         supply,
         epoch: check_epoch(raw.epoch_s)?,
         enforce,
-        remote: raw.remote.map(|path| base.join(path)),
+        remote: base.join(raw.remote),
         tenants,
     })
 }
@@ -217,7 +213,7 @@ mod tests {
         refused("2048", "0", "symbiosis.memory_mib = \"0\": must be from 1 to");
         refused("100", "0", "symbiosis.bandwidth_mb_s = \"0\": must be from 1 to");
         refused("\"swap\"", "\"swop\"", "symbiosis.enforce = \"swop\": must be swap, tiered or advise");
-        refused("remote", "#", "symbiosis.remote = \"\": must be the swap device");
+        refused("remote", "#", "missing field `remote`");
         refused("remote", "epoch_s = 0\nremote", "symbiosis.epoch_s = \"0\": must be from 1 to 3600 seconds");
         let one = |line: &str| format!("[symbiosis.tenants.db]\n{line}\n#");
         refused(

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use units::{Bytes, limits::TENANT_PROCESSES_MAX};
+use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
@@ -40,13 +40,15 @@ pub struct Counters {
     pub stalled_us: Option<u64>,
 }
 
-/// What a limit is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Limits of a tenant; nothing where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Beyond this its pages are taken away; nothing if there is no such limit.
-    pub memory: Option<Bytes>,
-    /// Bytes per second that may be read from the device, and as many written; nothing if there is no such limit, or two.
-    pub bandwidth: Option<u64>,
+    /// Beyond so many bytes its pages are taken away.
+    pub memory: Option<u64>,
+    /// Bytes per second that may be read from the device.
+    pub read: Option<u64>,
+    /// And written to it.
+    pub written: Option<u64>,
 }
 
 impl Cgroups {
@@ -99,44 +101,40 @@ impl Cgroups {
         let io = self.text(name, "io.stat")?;
         let io = device.and_then(|device| line_of(&io, device)).unwrap_or_default().to_owned();
         let stalled = self.text(name, "memory.pressure").ok();
+        let memory = self.text(name, "memory.stat")?;
+        let of_memory = |key| self.found(name, "memory.stat", &memory, key);
         Ok(Counters {
             memory: number("memory.current")?,
             swapped,
             most: self.bytes(name, "memory.max")?,
-            worked_us: self.of(name, "cpu.stat", "usage_usec")?,
-            misses: self.of(name, "memory.stat", "pgmajfault")?,
-            refaults: self.of(name, "memory.stat", "workingset_refault_anon")?
-                + self.of(name, "memory.stat", "workingset_refault_file")?,
+            worked_us: self.found(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
+            misses: of_memory("pgmajfault")?,
+            refaults: of_memory("workingset_refault_anon")? + of_memory("workingset_refault_file")?,
             read: assigned(&io, "rbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
             written: assigned(&io, "wbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
             stalled_us: stalled.and_then(|text| assigned(line_of(&text, "some")?, "total")?.parse().ok()),
         })
     }
 
-    /// Processes of a tenant and of cgroups in it, as many as are looked at.
+    /// All processes of a tenant, and of cgroups in it.
     ///
     /// # Errors
-    /// It is gone.
+    /// It is gone, or cannot be read.
     pub fn processes(&self, name: &str) -> Result<Vec<u32>, SysfsError> {
-        let mut found = Vec::new();
-        let mut folders = vec![self.folder.join(name)];
+        let own = self.folder.join(name);
+        let (mut found, mut folders) = (Vec::new(), vec![own.clone()]);
         while let Some(folder) = folders.pop() {
             let text = match self.files.text(folder.join("cgroup.procs")) {
-                Err(error) if error.is_gone() && !found.is_empty() => continue,
-                read => read?,
+                Ok(text) => text,
+                // One in it has gone meanwhile, or has threads only: the processes are those of the one above.
+                Err(error) if folder != own && (is_gone(&error) || has_threads_only(&error)) => continue,
+                Err(error) => return Err(error),
             };
             found.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()));
             let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-            folders.extend(
-                entries
-                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-                    .map(|entry| entry.path()),
-            );
-            if found.len() >= TENANT_PROCESSES_MAX {
-                break;
-            }
+            let inside = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            folders.extend(inside.map(|entry| entry.path()));
         }
-        found.truncate(TENANT_PROCESSES_MAX);
         Ok(found)
     }
 
@@ -148,27 +146,30 @@ impl Cgroups {
         let io = self.text(name, "io.max")?;
         let of = |key| Some(assigned(line_of(&io, device)?, key)?.parse().ok());
         let (read, written): (Option<u64>, Option<u64>) = (of("rbps").flatten(), of("wbps").flatten());
-        Ok(Limits {
-            memory: self.bytes(name, "memory.high")?,
-            bandwidth: read.filter(|read| Some(*read) == written),
-        })
+        Ok(Limits { memory: self.bytes(name, "memory.high")?.map(Bytes::get), read, written })
     }
 
     /// Takes pages away beyond so much memory, or none. This may take as long as moving them does.
     ///
     /// # Errors
     /// It is gone, or the kernel refuses.
-    pub fn limit_memory(&self, name: &str, to: Option<Bytes>) -> Result<(), SysfsError> {
-        self.files.write(format!("{name}/memory.high"), &or_max(to.map(Bytes::get)))
+    pub fn limit_memory(&self, name: &str, to: Option<u64>) -> Result<(), SysfsError> {
+        self.files.write(format!("{name}/memory.high"), &or_max(to))
     }
 
-    /// Lets it read so many bytes per second from a device, and write as many; or any number.
+    /// Lets it read and write so many bytes per second of a device, or any number.
     ///
     /// # Errors
     /// It is gone, or the kernel refuses.
-    pub fn limit_bandwidth(&self, name: &str, device: &str, to: Option<u64>) -> Result<(), SysfsError> {
-        let to = or_max(to);
-        self.files.write(format!("{name}/io.max"), &format!("{device} rbps={to} wbps={to}"))
+    pub fn limit_bandwidth(
+        &self,
+        name: &str,
+        device: &str,
+        read: Option<u64>,
+        written: Option<u64>,
+    ) -> Result<(), SysfsError> {
+        let limits = format!("{device} rbps={} wbps={}", or_max(read), or_max(written));
+        self.files.write(format!("{name}/io.max"), &limits)
     }
 
     fn text(&self, name: &str, file: &str) -> Result<String, SysfsError> {
@@ -183,10 +184,8 @@ impl Cgroups {
         Ok(Some(Bytes::new(self.files.number(format!("{name}/{file}"))?)))
     }
 
-    fn of(&self, name: &str, file: &str, key: &'static str) -> Result<u64, SysfsError> {
-        let text = self.text(name, file)?;
-        value(&text, key)
-            .ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), shortened(&text), key))
+    fn found(&self, name: &str, file: &str, text: &str, key: &'static str) -> Result<u64, SysfsError> {
+        value(text, key).ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), shortened(text), key))
     }
 }
 
@@ -216,7 +215,12 @@ fn assigned<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
-/// Whether a write was refused since there is no such tenant any more.
+fn has_threads_only(error: &SysfsError) -> bool {
+    let code = rustix::io::Errno::OPNOTSUPP.raw_os_error();
+    matches!(error, SysfsError::Read { errno, .. } if errno.raw_os_error() == Some(code))
+}
+
+/// Whether something was refused as if there were no such file: of a tenant that is gone, or of a kernel that has none.
 pub fn is_gone(error: &SysfsError) -> bool {
     let gone = |errno: &io::Error| {
         errno.kind() == io::ErrorKind::NotFound
@@ -315,10 +319,10 @@ mod tests {
     #[test]
     fn limits_are_read_as_they_are_written() {
         let (made_up, cgroups) = made_up::cgroups(&["db"]);
-        assert_eq!(cgroups.limits("db", "253:0").unwrap(), Limits { memory: None, bandwidth: None });
-        cgroups.limit_memory("db", Some(Bytes::mib(64))).unwrap();
-        made_up.files("db", &[("io.max", "253:0 rbps=5000000 wbps=5000000 riops=max wiops=max")]);
-        let limits = Limits { memory: Some(Bytes::mib(64)), bandwidth: Some(5_000_000) };
+        assert_eq!(cgroups.limits("db", "253:0").unwrap(), Limits::default());
+        cgroups.limit_memory("db", Some(64 << 20)).unwrap();
+        made_up.files("db", &[("io.max", "253:0 rbps=5000000 wbps=max riops=max wiops=max")]);
+        let limits = Limits { memory: Some(64 << 20), read: Some(5_000_000), written: None };
         assert_eq!(cgroups.limits("db", "253:0").unwrap(), limits);
     }
 
@@ -326,7 +330,7 @@ mod tests {
     fn one_that_is_gone_is_told_from_one_that_cannot_be_read() {
         let (made_up, cgroups) = made_up::cgroups(&["db"]);
         assert!(is_gone(&cgroups.counters("cache", None).unwrap_err()));
-        assert!(is_gone(&cgroups.limit_memory("cache", Some(Bytes::mib(1))).unwrap_err()));
+        assert!(is_gone(&cgroups.limit_memory("cache", Some(1 << 20)).unwrap_err()));
         made_up.files("db", &[("cpu.stat", "what")]);
         let error = cgroups.counters("db", None).unwrap_err();
         assert!(!is_gone(&error));

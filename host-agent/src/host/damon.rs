@@ -18,9 +18,6 @@ const UPDATE_US: u64 = 1_000_000;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// How long one must be watched before anything can be said.
-pub const WATCHED_AT_LEAST_US: u64 = 2 * AGGREGATE_US;
-
 /// Why nobody can be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum DamonError {
@@ -66,10 +63,7 @@ impl Damon {
     /// # Errors
     /// Nobody is watched: see [`DamonError`].
     pub fn watch(&mut self, tenants: &[Vec<u32>]) -> Result<(), DamonError> {
-        self.stop()?;
-        if self.files.number("nr_kdamonds")? > 0 {
-            return Err(DamonError::InUse);
-        }
+        self.is_free()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;
         self.watches = tenants.len();
         let begun = tenants.iter().enumerate().try_for_each(|(at, processes)| self.begin(at, processes));
@@ -77,6 +71,15 @@ impl Damon {
             self.stop()?;
         }
         Ok(begun?)
+    }
+
+    /// Sees that nobody uses it; what we used is ended.
+    ///
+    /// # Errors
+    /// Somebody else does, or the kernel has none.
+    pub fn is_free(&mut self) -> Result<(), DamonError> {
+        self.stop()?;
+        if self.files.number("nr_kdamonds")? > 0 { Err(DamonError::InUse) } else { Ok(()) }
     }
 
     /// What was seen of each tenant that was to be watched, in their order, and ends watching; nothing of one whose processes are gone. It waits for looks
@@ -90,7 +93,11 @@ impl Damon {
         Ok(seen)
     }
 
-    fn stop(&mut self) -> Result<(), DamonError> {
+    /// Ends watching, whatever was seen.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn stop(&mut self) -> Result<(), DamonError> {
         for at in 0..self.watches {
             // One whose processes are gone is off already, and says so by refusing.
             let _ = self.files.write(format!("{at}/state"), "off");

@@ -29,7 +29,7 @@ pub enum RemoteError {
         errno: io::Error,
     },
     /// It is something else.
-    #[error("{} is not a block device: limits are of devices; for swap in a file name the device it is on", .0.display())]
+    #[error("{} is not a block device: limits are of devices, so swap in a file will not do", .0.display())]
     NotABlockDevice(PathBuf),
 }
 
@@ -64,7 +64,7 @@ impl Remote {
         }
         let number = metadata.rdev();
         let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        Ok(Self::numbered(path, number, sys))
+        Ok(Self::numbered(path, disk_of(&number, sys), sys))
     }
 
     fn numbered(path: &Path, number: String, sys: &Path) -> Self {
@@ -116,6 +116,16 @@ fn same(one: &Path, other: &Path) -> bool {
         .is_ok_and(|one| fs::metadata(other).is_ok_and(|other| one.rdev() == other.rdev() && one.rdev() != 0))
 }
 
+/// A partition's disk: bytes are counted of disks, and limits are theirs.
+fn disk_of(number: &str, sys: &Path) -> String {
+    let files = Sysfs::at(sys.join("dev/block"));
+    match files.has(Path::new(number).join("partition")) {
+        true => files.target(number).ok().and_then(|place| files.text(place.join("../dev")).ok()),
+        false => None,
+    }
+    .unwrap_or_else(|| number.to_owned())
+}
+
 /// From a device's `stat`: reads, reads merged, sectors, milliseconds.
 fn reads(files: &Sysfs) -> Result<Reads, SysfsError> {
     let text = files.text("stat")?;
@@ -153,6 +163,15 @@ mod tests {
         assert!(
             remote.is_swap(&format!("{header}/dev/vda partition 1 0 -2\n/dev/vdb partition 1048572 0 -3\n"))
         );
+    }
+
+    #[test]
+    fn a_partition_is_limited_as_its_disk_is() {
+        let made_up = MadeUp::new(&[("devices/sda/dev", "8:0"), ("devices/sda/sda3/partition", "3")]);
+        made_up.link("dev/block/8:3", "devices/sda/sda3");
+        made_up.link("dev/block/8:0", "devices/sda");
+        assert_eq!(disk_of("8:3", &made_up.path("")), "8:0");
+        assert_eq!(disk_of("8:0", &made_up.path("")), "8:0");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use fairness::market::Share;
 use units::{Bytes, Name};
 
 use crate::host::{
-    cgroup::{Cgroups, Limits, is_gone},
+    cgroup::{Cgroups, Limits},
     sysfs::SysfsError,
 };
 
@@ -27,6 +27,9 @@ pub(super) trait Enforcer {
     /// # Errors
     /// It is gone, or the kernel refuses: a part may have been done.
     fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError>;
+
+    /// Whether there is such a tenant.
+    fn is_there(&self, tenant: &Name) -> bool;
 }
 
 /// What exceeds a share is swapped out, and comes back as fast as the share allows (Spirit 5).
@@ -48,8 +51,12 @@ impl Enforcer for Swap<'_> {
 
     /// Bandwidth first: pages that are taken away go through it.
     fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError> {
-        self.cgroups.limit_bandwidth(tenant.as_str(), self.device, to.bandwidth)?;
+        self.cgroups.limit_bandwidth(tenant.as_str(), self.device, to.read, to.written)?;
         self.cgroups.limit_memory(tenant.as_str(), to.memory)
+    }
+
+    fn is_there(&self, tenant: &Name) -> bool {
+        self.cgroups.is_there(tenant.as_str())
     }
 }
 
@@ -60,6 +67,10 @@ impl Enforcer for Advice {
 
     fn set(&self, _: &Name, _: &Limits) -> Result<(), SysfsError> {
         Ok(())
+    }
+
+    fn is_there(&self, _: &Name) -> bool {
+        true
     }
 }
 
@@ -90,14 +101,14 @@ pub(super) fn enforce(orders: &[Order<'_>]) -> Result<Vec<(Name, String)>, Strin
     for order in orders {
         match order.step() {
             Ok(step) => steps.extend(step),
-            Err(error) if is_gone(&error) => failed.push(gone(order.tenant)),
+            Err(_) if !order.by.is_there(order.tenant) => failed.push(gone(order.tenant)),
             Err(error) => return Err(told(order.tenant, &error)),
         }
     }
     for (at, step) in steps.iter().enumerate() {
         match step.set(&step.less()) {
             Ok(()) => {}
-            Err(error) if is_gone(&error) => failed.push(gone(step.tenant)),
+            Err(_) if !step.by.is_there(step.tenant) => failed.push(gone(step.tenant)),
             Err(error) => {
                 undo(&steps[..=at]);
                 return Err(told(step.tenant, &error));
@@ -107,7 +118,7 @@ pub(super) fn enforce(orders: &[Order<'_>]) -> Result<Vec<(Name, String)>, Strin
     for step in steps.iter().filter(|step| step.less() != step.to) {
         match step.set(&step.to) {
             Ok(()) => {}
-            Err(error) if is_gone(&error) => failed.push(gone(step.tenant)),
+            Err(_) if !step.by.is_there(step.tenant) => failed.push(gone(step.tenant)),
             Err(error) => failed.push((step.tenant.clone(), units::chain(&error))),
         }
     }
@@ -117,21 +128,24 @@ pub(super) fn enforce(orders: &[Order<'_>]) -> Result<Vec<(Name, String)>, Strin
 impl<'a> Order<'a> {
     /// What is to be changed for it, if anything is.
     fn step(&self) -> Result<Option<Step<'a>>, SysfsError> {
-        let to = Limits {
-            memory: Some(Bytes::mib(self.share.memory_mib)),
-            bandwidth: Some(self.share.bandwidth_mb_s.saturating_mul(MB).max(BYTES_PER_S_MIN)),
-        };
+        let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(MB).max(BYTES_PER_S_MIN));
+        let memory = Some(Bytes::mib(self.share.memory_mib).get());
+        let to = Limits { memory, read: bandwidth, written: bandwidth };
         let from = self.by.limits(self.tenant)?.filter(|from| *from != to);
         Ok(from.map(|from| Step { tenant: self.tenant, by: self.by, from, to }))
     }
 }
 
 impl Step<'_> {
-    /// Of both goods what is less: what there is now, or what is to be.
+    /// Of everything what is less: what there is now, or what is to be.
     fn less(&self) -> Limits {
         let less = |from: Option<u64>, to: Option<u64>| from.into_iter().chain(to).min();
-        let memory = less(self.from.memory.map(Bytes::get), self.to.memory.map(Bytes::get));
-        Limits { memory: memory.map(Bytes::new), bandwidth: less(self.from.bandwidth, self.to.bandwidth) }
+        let Self { from, to, .. } = self;
+        Limits {
+            memory: less(from.memory, to.memory),
+            read: less(from.read, to.read),
+            written: less(from.written, to.written),
+        }
     }
 
     fn set(&self, to: &Limits) -> Result<(), SysfsError> {
@@ -153,4 +167,128 @@ fn gone(tenant: &Name) -> (Name, String) {
 
 fn told(tenant: &Name, error: &SysfsError) -> String {
     format!("{tenant}: {}", units::chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::{Cell, RefCell},
+        collections::BTreeMap,
+        io,
+    };
+
+    use super::*;
+
+    /// Tenants in memory; the so-manieth time that one is limited, it is refused.
+    #[derive(Default)]
+    struct Fake {
+        limits: RefCell<BTreeMap<Name, Limits>>,
+        refuses: Cell<Option<u32>>,
+        gone: RefCell<Vec<Name>>,
+        /// The most that all together might have had at any time.
+        most: Cell<Option<(u64, u64)>>,
+    }
+
+    impl Fake {
+        fn note(&self) {
+            let all = self.limits.borrow();
+            let sum =
+                |of: fn(&Limits) -> Option<u64>| all.values().map(|one| of(one).unwrap_or(0)).sum::<u64>();
+            let (memory, bandwidth) = (sum(|one| one.memory), sum(|one| one.read));
+            let most = self.most.get().unwrap_or((0, 0));
+            self.most.set(Some((most.0.max(memory), most.1.max(bandwidth))));
+        }
+    }
+
+    impl Enforcer for Fake {
+        fn limits(&self, tenant: &Name) -> Result<Option<Limits>, SysfsError> {
+            Ok(Some(self.limits.borrow()[tenant]))
+        }
+
+        fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError> {
+            let left = self.refuses.get();
+            self.refuses.set(left.map(|left| left.saturating_sub(1)).filter(|_| left != Some(0)));
+            if left == Some(0) || !self.is_there(tenant) {
+                let errno = io::Error::from_raw_os_error(rustix::io::Errno::ROFS.raw_os_error());
+                return Err(SysfsError::Write {
+                    path: tenant.to_string().into(),
+                    value: String::new(),
+                    errno,
+                });
+            }
+            self.limits.borrow_mut().insert(tenant.clone(), *to);
+            self.note();
+            Ok(())
+        }
+
+        fn is_there(&self, tenant: &Name) -> bool {
+            !self.gone.borrow().contains(tenant)
+        }
+    }
+
+    fn names() -> [Name; 3] {
+        ["a", "b", "c"].map(|name| Name::new(name).unwrap())
+    }
+
+    fn limits(memory_mib: u64, mb_s: u64) -> Limits {
+        Limits { memory: Some(memory_mib << 20), read: Some(mb_s * MB), written: Some(mb_s * MB) }
+    }
+
+    /// From one split of 300 MiB and 30 MB/s to another, in which one gets more of one and less of the other.
+    fn fake() -> Fake {
+        let fake = Fake::default();
+        let had = [limits(100, 10), limits(150, 5), limits(50, 15)];
+        fake.limits.borrow_mut().extend(names().into_iter().zip(had));
+        fake
+    }
+
+    fn change(fake: &Fake) -> Result<Vec<(Name, String)>, String> {
+        let shares = [(200, 5), (50, 20), (50, 5)];
+        let shares = shares.map(|(memory_mib, bandwidth_mb_s)| Share { memory_mib, bandwidth_mb_s });
+        let names = names();
+        let orders = names.iter().zip(shares).map(|(tenant, share)| Order { tenant, share, by: fake });
+        enforce(&orders.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn at_no_time_is_more_dealt_out_than_there_is() {
+        let fake = fake();
+        assert_eq!(change(&fake), Ok(vec![]));
+        let [a, b, c] = names();
+        let after = BTreeMap::from([(a, limits(200, 5)), (b, limits(50, 20)), (c, limits(50, 5))]);
+        assert_eq!(*fake.limits.borrow(), after);
+        let (memory, bandwidth) = fake.most.get().unwrap();
+        assert!(memory <= 300 << 20 && bandwidth <= 30 * MB, "{memory} {bandwidth}");
+    }
+
+    #[test]
+    fn who_cannot_be_limited_leaves_everybody_what_they_had() {
+        for at in 0..3 {
+            let fake = fake();
+            let before = fake.limits.borrow().clone();
+            fake.refuses.set(Some(at));
+            let refused = change(&fake).unwrap_err();
+            assert!(refused.contains("Read-only file system"), "{refused}");
+            assert_eq!(*fake.limits.borrow(), before, "the {at}th was refused");
+        }
+    }
+
+    #[test]
+    fn who_cannot_be_given_more_is_told_and_the_others_have_theirs() {
+        let fake = fake();
+        fake.refuses.set(Some(3));
+        let failed = change(&fake).unwrap();
+        assert_eq!(failed.len(), 1);
+        assert_eq!(failed[0].0, names()[0]);
+        assert_eq!(fake.limits.borrow()[&names()[1]], limits(50, 20));
+    }
+
+    #[test]
+    fn who_is_gone_keeps_nobody_from_theirs() {
+        let fake = fake();
+        fake.gone.borrow_mut().push(names()[1].clone());
+        let failed = change(&fake).unwrap();
+        assert!(failed.iter().all(|(name, why)| *name == names()[1] && why == "is gone"), "{failed:?}");
+        assert_eq!(fake.limits.borrow()[&names()[0]], limits(200, 5));
+    }
 }

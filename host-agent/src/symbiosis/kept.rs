@@ -13,7 +13,9 @@ use fairness::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::runtime_dir::{RuntimeDirError, io_error, write_durably};
+use units::limits::WEIGHT_MAX;
+
+use crate::runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably};
 
 /// Why it cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -75,12 +77,22 @@ impl Kept {
         let corrupt = |cause| KeptError::Corrupt { path: self.path.clone(), cause };
         let Written { memory_mib, bandwidth_mb_s, tenants } =
             serde_json::from_slice(&bytes).map_err(corrupt)?;
-        let weighed = |(name, one): (String, WrittenOne)| {
-            let share = Share { memory_mib: one.memory_mib, bandwidth_mb_s: one.bandwidth_mb_s };
-            (Arc::from(name), Weighed { weight: one.weight, share })
-        };
         let supply = Supply { memory_mib, bandwidth_mb_s };
-        Ok(Some(Dealt { supply, tenants: tenants.into_iter().map(weighed).collect() }))
+        let weighed = |(name, one): (String, WrittenOne)| {
+            let is_sound = one.weight > 0.0
+                && one.weight <= WEIGHT_MAX
+                && one.memory_mib <= memory_mib
+                && one.bandwidth_mb_s <= bandwidth_mb_s;
+            let share = Share { memory_mib: one.memory_mib, bandwidth_mb_s: one.bandwidth_mb_s };
+            let wrong = || serde::de::Error::custom(format!("{name} has a weight or a share out of range"));
+            if is_sound {
+                Ok((Arc::from(&*name), Weighed { weight: one.weight, share }))
+            } else {
+                Err(wrong())
+            }
+        };
+        let tenants = tenants.into_iter().map(weighed).collect::<Result<_, serde_json::Error>>();
+        Ok(Some(Dealt { supply, tenants: tenants.map_err(corrupt)? }))
     }
 
     /// Writes it; it is on disk when this returns.
@@ -99,14 +111,29 @@ impl Kept {
         Ok(write_durably(&self.path, &bytes)?)
     }
 
-    /// Whether an agent before was watching when it ended.
-    pub fn was_watching(&self) -> bool {
-        self.watching.exists()
+    /// Nothing was dealt.
+    ///
+    /// # Errors
+    /// The operating system refused.
+    pub fn forget(&self) -> Result<(), KeptError> {
+        match fs::remove_file(&self.path) {
+            Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(errno) => Err(io_error("remove", &self.path)(errno).into()),
+            Ok(()) => Ok(sync_parent(&self.path)?),
+        }
     }
 
-    /// Pages are watched from now on, or no more. If it cannot be noted, the next agent leaves DAMON alone.
-    pub fn note_watching(&self, is_so: bool) {
-        let noted = if is_so { fs::write(&self.watching, "") } else { fs::remove_file(&self.watching) };
+    /// Whether an agent before was watching when it ended, since the machine started.
+    pub fn was_watching(&self, boot_id: &str) -> bool {
+        fs::read_to_string(&self.watching).is_ok_and(|noted| noted == boot_id)
+    }
+
+    /// Pages are watched from now on, since this start of the machine; or no more. If it cannot be noted, the next agent leaves DAMON alone.
+    pub fn note_watching(&self, boot_id: Option<&str>) {
+        let noted = match boot_id {
+            Some(boot_id) => fs::write(&self.watching, boot_id),
+            None => fs::remove_file(&self.watching),
+        };
         if let Err(error) = noted {
             tracing::warn!(path = %self.watching.display(), %error, "not noted");
         }
@@ -140,5 +167,21 @@ mod tests {
             error.contains("symbiosis.json is not what was written") && error.contains("missing field"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn numbers_that_cannot_have_been_dealt_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = |weight: &str, memory: u64| {
+            let text = format!(
+                r#"{{"memory_mib":10,"bandwidth_mb_s":10,"tenants":{{"db":{{"weight":{weight},"memory_mib":{memory},"bandwidth_mb_s":1}}}}}}"#
+            );
+            fs::write(folder.path().join("symbiosis.json"), text).unwrap();
+            Kept::at(folder.path()).load()
+        };
+        one("1.0", 10).unwrap();
+        for wrong in [one("0.0", 10), one("1.0", 11), one("1e9", 1)] {
+            assert!(units::chain(&wrong.unwrap_err()).contains("db has a weight or a share out of range"));
+        }
     }
 }

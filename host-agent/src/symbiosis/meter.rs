@@ -1,5 +1,7 @@
 //! From what the kernel has counted of one tenant to what it did in an epoch, and what is learnt of that.
 
+use std::time::Duration;
+
 use fairness::profile::{Histogram, Learner, Sample, SampleError, Touched};
 use units::Bytes;
 
@@ -11,15 +13,16 @@ const BLOCKS: u64 = 16_384;
 /// One tenant, epoch after epoch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter {
-    last: Option<Counters>,
+    /// When it was read, and what.
+    last: Option<(Duration, Counters)>,
     learner: Learner,
 }
 
-/// An epoch, for all tenants alike but for the limit.
+/// The end of an epoch, for all tenants alike but for the limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Period {
-    /// How long it was.
-    pub seconds: f64,
+    /// When counters were read.
+    pub now: Duration,
     /// How long a page takes that is waited for, in seconds.
     pub miss: f64,
     /// What the tenant may move over the link, in MB/s.
@@ -37,6 +40,8 @@ pub struct Measured {
     pub used: f64,
     /// Part of its time that it waited for memory, 0 to 1.
     pub waited: f64,
+    /// Pages per second that came back after they had been taken away.
+    pub refaults: f64,
     /// Whether somebody saw which pages it touched.
     pub was_watched: bool,
 }
@@ -56,33 +61,36 @@ impl Meter {
         watched: Option<Watched>,
         period: &Period,
     ) -> Result<Option<Measured>, SampleError> {
-        let last = self.last.replace(now);
+        let last = self.last.replace((period.now, now));
         // One whose counters went back is another of the same name.
-        let Some(last) = last.filter(|last| last.worked_us <= now.worked_us && last.misses <= now.misses)
-        else {
+        let is_same =
+            |(_, last): &(Duration, Counters)| last.worked_us <= now.worked_us && last.misses <= now.misses;
+        let Some((then, last)) = last.filter(is_same) else {
             self.learner = Learner::default();
             return Ok(None);
         };
+        let seconds = period.now.saturating_sub(then).as_secs_f64();
         let moved = now.read.saturating_sub(last.read).max(now.written.saturating_sub(last.written));
         let sample = Sample {
-            seconds: period.seconds,
+            seconds,
             memory: mib(now.memory),
             remote: mib(now.swapped),
             worked: (now.worked_us - last.worked_us) as f64 / 1e6,
             misses: (now.misses - last.misses) as f64,
             miss: period.miss,
-            used: moved as f64 / 1e6 / period.seconds,
+            used: moved as f64 / 1e6 / seconds,
             limit: period.limit,
             touched: watched.map(|watched| touched(&watched, now)),
         };
         self.learner.learn(&sample, period.link)?;
         let stalled =
             now.stalled_us.zip(last.stalled_us).map(|(now, last)| now.saturating_sub(last) as f64 / 1e6);
-        let waited = stalled.map_or_else(|| reckoned(&sample), |stalled| stalled / period.seconds);
+        let waited = stalled.map_or_else(|| reckoned(&sample), |stalled| stalled / seconds);
         Ok(Some(Measured {
             memory: now.memory,
             used: sample.used,
             waited: waited.clamp(0.0, 1.0),
+            refaults: now.refaults.saturating_sub(last.refaults) as f64 / seconds,
             was_watched: sample.touched.is_some(),
         }))
     }
@@ -98,11 +106,17 @@ fn reckoned(sample: &Sample) -> f64 {
     if waited > 0.0 { waited / (waited + sample.worked) } else { 0.0 }
 }
 
+/// Regions are of addresses: where there is less memory than addresses were touched, blocks are larger, and touches fewer.
 fn touched(watched: &Watched, now: Counters) -> Touched {
-    let block = ((now.memory.get() + now.swapped.get()) / BLOCKS).max(4096);
+    let has = (now.memory.get() + now.swapped.get()).max(1);
+    let seen = watched.touched_bytes().max(1);
+    let part = (has as f64 / seen as f64).min(1.0);
+    let block = (has / BLOCKS).max(4096);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
+    let of_addresses = (block as f64 / part) as u64;
     Touched {
-        histogram: Histogram::new(watched.blocks(block)),
+        histogram: Histogram::new(watched.blocks(of_addresses)),
         block: block as f64 / Bytes::mib(1).get() as f64,
-        pages_per_second: watched.pages_per_second(),
+        pages_per_second: watched.pages_per_second() * part,
     }
 }

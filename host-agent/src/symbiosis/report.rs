@@ -79,6 +79,14 @@ pub struct TenantReport {
     pub problem: String,
 }
 
+impl Report {
+    /// Nothing can be decided, and why.
+    pub(super) fn nothing(epoch: u64, supply: Supply, why: String) -> Self {
+        let (tenants, certified) = (Vec::new(), None);
+        Self { epoch, at: now(), supply, state: State::Kept, why, tenants, certified }
+    }
+}
+
 impl TenantReport {
     /// Of one of which nothing is known but what keeps it from a share.
     pub(super) fn new(name: &Name, enforce: Enforce, problem: &str) -> Self {

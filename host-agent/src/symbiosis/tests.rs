@@ -12,7 +12,7 @@ use crate::{
 };
 
 const SUPPLY: Supply = Supply { memory_mib: 2000, bandwidth_mb_s: 100 };
-const EPOCH_S: f64 = 10.0;
+const EPOCH: Duration = Duration::from_secs(10);
 
 /// A host with tenants, and what they have used so far.
 struct Bed {
@@ -22,6 +22,7 @@ struct Bed {
     book: Arc<Book>,
     symbiosis: Symbiosis,
     used: BTreeMap<&'static str, u64>,
+    now: Duration,
 }
 
 fn config(cgroups: &MadeUp) -> Config {
@@ -30,7 +31,7 @@ fn config(cgroups: &MadeUp) -> Config {
         supply: SUPPLY,
         epoch: Ns::secs(10),
         enforce: Enforce::Swap,
-        remote: None,
+        remote: "/dev/fake".into(),
         tenants: BTreeMap::new(),
     }
 }
@@ -48,7 +49,7 @@ impl Bed {
         let runtime_dir = tempfile::tempdir().unwrap();
         let book = Arc::new(Book::default());
         let symbiosis = opened(config, &runtime_dir, &sys, &book);
-        Self { cgroups, runtime_dir, sys, book, symbiosis, used: BTreeMap::new() }
+        Self { cgroups, runtime_dir, sys, book, symbiosis, used: BTreeMap::new(), now: Duration::ZERO }
     }
 
     /// As an agent that starts again.
@@ -79,7 +80,8 @@ impl Bed {
     }
 
     fn epoch(&mut self) -> Report {
-        self.symbiosis.end(EPOCH_S)
+        self.now += EPOCH;
+        self.symbiosis.end(self.now)
     }
 
     /// Every tenant does the same in each, until shares stay.
@@ -102,9 +104,8 @@ impl Bed {
 
 fn opened(config: Config, runtime_dir: &tempfile::TempDir, sys: &MadeUp, book: &Arc<Book>) -> Symbiosis {
     let kernel = Kernel { sys: sys.path(""), swaps: sys.path("swaps") };
-    let mut symbiosis = Symbiosis::open(config, runtime_dir.path(), kernel, Arc::clone(book)).unwrap();
-    symbiosis.remote = Some(Remote::fake(&sys.path("")));
-    symbiosis
+    let remote = Remote::fake(&sys.path(""));
+    Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(book)).unwrap()
 }
 
 /// Waits for memory, and does not.
@@ -194,19 +195,6 @@ fn a_tenant_that_is_killed_leaves_its_share_to_the_others() {
 }
 
 #[test]
-fn a_cgroup_that_vanishes_while_limits_are_set_keeps_nobody_else_from_theirs() {
-    let mut bed = Bed::new(&["cache", "web"]);
-    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-    bed.epoch();
-    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-    // Counters are still there, limits are not.
-    fs::remove_file(bed.cgroups.path("web").join("memory.high")).unwrap();
-    let report = bed.epoch();
-    assert_eq!(share(&report, "web").problem, "is gone");
-    assert_eq!(bed.limits("cache").0, (share(&report, "cache").share.memory_mib << 20).to_string());
-}
-
-#[test]
 fn a_cgroup_that_cannot_be_read_or_limited_leaves_everybody_what_they_had() {
     let mut bed = Bed::new(&["cache", "web"]);
     let before = bed.settled(&TWO);
@@ -259,23 +247,29 @@ fn advice_limits_nobody_and_a_tiered_share_says_that_it_is_advice() {
 #[test]
 fn pinned_vms_are_no_tenants_and_a_guests_declared_memory_is_never_shrunk() {
     let mut bed = Bed::new(&["cache", "pinned", "vm"]);
-    bed.cgroups.files("pinned", &[("cgroup.procs", "4001")]);
-    bed.cgroups.files("vm", &[("cgroup.procs", "4002")]);
+    let mut vms = [(); 2].map(|()| std::process::Command::new("sleep").arg("600").spawn().unwrap());
+    bed.cgroups.files("pinned", &[("cgroup.procs", &vms[0].id().to_string())]);
+    bed.cgroups.files("vm", &[("cgroup.procs", &vms[1].id().to_string())]);
     let record = |reservation: u32, vm: &str, pid: u32, is_pinned: bool| {
+        let started = process::identify(pid).unwrap().started;
         let text = format!(
-            r#"{{"reservation":"r-{reservation}","vm":"{vm}","pid":{pid},"started_ticks":1,"boot_id":"b","cgroup":"/","local_bytes":{},"pinned":{is_pinned},"slices":[]}}"#,
+            r#"{{"reservation":"r-{reservation}","vm":"{vm}","pid":{pid},"started_ticks":{started},"boot_id":"b","cgroup":"/","local_bytes":{},"pinned":{is_pinned},"slices":[]}}"#,
             600_u64 << 20
         );
         let folder = bed.runtime_dir.path().join("vms");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join(format!("r-{reservation}.json")), text).unwrap();
     };
-    record(1, "one", 4001, true);
-    record(2, "two", 4002, false);
+    record(1, "one", vms[0].id(), true);
+    record(2, "two", vms[1].id(), false);
     let report = bed.settled(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
     assert_eq!(report.tenants.len(), 2, "{report:?}");
     let vm = share(&report, "vm");
     assert_eq!(vm.enforce, Enforce::Tiered);
     assert!(vm.share.memory_mib >= 600, "{report:?}");
     assert_eq!((bed.limits("vm").0, bed.limits("pinned").0), ("max".to_owned(), "max".to_owned()));
+    for vm in &mut vms {
+        vm.kill().unwrap();
+        vm.wait().unwrap();
+    }
 }

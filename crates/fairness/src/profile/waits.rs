@@ -10,7 +10,7 @@ const NEAR: f64 = 0.03;
 /// Measurements of which the mean is taken, while they differ by no more than this, relative; else the last alone counts.
 const MEAN_OF: f64 = 8.0;
 const SAME: f64 = 0.15;
-/// Seconds waited for each second of work that are as good as none.
+/// Seconds waited for each second of work that are as good as none: less is not told apart from it.
 pub(super) const HARDLY: f64 = 0.01;
 /// Waits at two sizes that are taken for one, relative: between them more memory is of no use as far as anybody can tell.
 const ALIKE: f64 = 0.05;
@@ -121,14 +121,16 @@ fn between(less: &Measured, more: &Measured, memory: f64, model: impl Fn(f64) ->
     more.waits + part.clamp(0.0, 1.0) * (less.waits - more.waits)
 }
 
-/// On the side where nothing was measured: as many times as long, or as much longer where the model says that it should not have waited at all.
+/// On the side where nothing was measured: as many times as long, from next to nothing up; or as much longer where the model says that it should not have
+/// waited at all. Where it should have and did not, what it has elsewhere it does not touch as the model thinks.
 fn beside(one: &Measured, memory: f64, model: impl Fn(f64) -> f64) -> f64 {
     let (here, there) = (model(one.memory), model(memory));
-    // Who hardly waited may as well not have waited at all.
-    if here > 0.0 && one.waits > HARDLY {
-        one.waits * there / here
+    if here <= 0.0 {
+        (one.waits + there).max(0.0)
+    } else if memory < one.memory {
+        one.waits.max(0.25 * HARDLY) * there / here
     } else {
-        (one.waits + there - here).max(0.0)
+        one.waits * there / here
     }
 }
 
