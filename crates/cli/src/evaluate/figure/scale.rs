@@ -87,7 +87,7 @@ impl Scale {
 
 /// Ten to this.
 fn power(exponent: f64) -> String {
-    let digits = exponent.abs().max(0.0);
+    let digits = exponent.abs();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "digits of a number")]
     let digits = digits as usize;
     if exponent >= 0.0 {
@@ -104,4 +104,40 @@ fn round_up(value: f64) -> f64 {
     let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].map(|step| step * ten);
     let step = steps.into_iter().find(|step| value / step <= 8.0).unwrap_or(value);
     (value / step - 1e-9).ceil() * step
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(scale: &Scale, values: &[f64]) -> (f64, f64) {
+        let span = scale.span(values.iter().copied());
+        (span.from, span.to)
+    }
+
+    #[test]
+    fn axes_begin_at_nothing_or_below_what_is_less_and_end_with_a_round_number() {
+        assert_eq!(ends(&Scale::Percent, &[0.031, 0.42]), (0.0, 50.0));
+        assert_eq!(ends(&Scale::Percent, &[-0.03, 0.018]), (-3.0, 2.0));
+        assert_eq!(ends(&Scale::Number, &[1.0, 40.0]), (0.0, 40.0));
+        assert_eq!(ends(&Scale::Number, &[-7.0, -1.0]), (-7.0, 0.0));
+        assert_eq!(ends(&Scale::Number, &[]), (0.0, 0.1));
+    }
+
+    #[test]
+    fn powers_of_ten_have_a_label_each_and_nothing_between_them_has_one() {
+        let span = Scale::Powers.span([0.3, 1536.0].into_iter());
+        assert_eq!((span.from, span.to, Scale::Powers.labels(span)), (-1.0, 4.0, 6));
+        let labels = [-2.0, -1.0, 0.0, 0.5, 4.0].map(|place| Scale::Powers.label(place));
+        assert_eq!(labels, ["0.01", "0.1", "1", "", "10000"]);
+        assert_eq!(ends(&Scale::Powers, &[]), (0.0, 1.0));
+    }
+
+    #[test]
+    fn names_have_half_a_place_to_either_side_and_stand_upright_where_they_are_many() {
+        let names = |count: usize| Scale::Names(vec!["a".to_owned(); count]);
+        assert_eq!(ends(&names(3), &[7.0]), (-0.5, 2.5));
+        assert!(!names(4).names_are_upright() && names(5).names_are_upright());
+        assert_eq!((names(4).more_px(), Scale::Percent.more_px()), (0, 0));
+    }
 }
