@@ -30,6 +30,9 @@ enum Other {
         /// Write all numbers there, as JSON
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Draw into that folder
+        #[arg(long, value_name = "FOLDER")]
+        figures: Option<PathBuf>,
     },
 }
 
@@ -38,22 +41,24 @@ enum Other {
 /// # Errors
 /// A seed fails, or a trace cannot be read.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    if let Some(Other::Symbiosis { traces, json }) = &args.other {
-        return symbiosis(traces, json.as_deref());
+    if let Some(Other::Symbiosis { traces, json, figures }) = &args.other {
+        return symbiosis(traces, json.as_deref(), figures.as_deref());
     }
     let (seeds, from) = (args.seeds.to_string(), args.from.to_string());
     let words = ["run", "--release", "--package", "tests", "--bin", "sim", "--"];
     step("simulation", cargo(&words).args(["--seeds", &seeds, "--from", &from]))
 }
 
-fn symbiosis(traces: &Path, json: Option<&Path>) -> Result<(), Failure> {
+fn symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Result<(), Failure> {
     // Cargo runs in the root, and paths are where the caller is.
     let here = |given: &Path| path::absolute(given).map_err(Failure::file("find", given));
     let mut tarn =
         cargo(&["run", "--release", "--package", "cli", "--bin", "tarn", "--", "evaluate", "symbiosis"]);
     tarn.arg("--traces").arg(here(traces)?);
-    if let Some(json) = json {
-        tarn.arg("--json").arg(here(json)?);
+    for (flag, given) in [("--json", json), ("--figures", figures)] {
+        if let Some(given) = given {
+            tarn.arg(flag).arg(here(given)?);
+        }
     }
     step("symbiosis", &mut tarn)
 }

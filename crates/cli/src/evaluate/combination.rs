@@ -14,7 +14,7 @@ use serde::Serialize;
 use units::Fraction;
 
 use super::{
-    figure::{self, Figure, Look, Panel, Point, Series},
+    figure::{self, Figure, Look, Panel, Point, Scale, Series},
     frigid::{Vms, own_columns},
     percent,
     sensitivity::{self, Parted},
@@ -190,6 +190,8 @@ impl Combined {
             title: format!("Memory on the pool against VMs slowed down{modelled}"),
             x_title: "VMs expected beyond the margin (% of VMs)",
             y_title: "Memory on the pool (% of memory)",
+            x: Scale::Percent,
+            y: Scale::Percent,
             x_max: 1.0,
             series,
         }])

@@ -1,23 +1,33 @@
-//! Figures as SVG: lines, dots and bars over percent, with a legend beneath. What is shown is a value that others make; here is how it
-//! looks, in colours that colour-blind people tell apart, each with a mark and dashes of its own.
+//! Figures as SVG: lines, dots and bars over percent, numbers, powers of ten or names, with a legend beneath. What is shown is a value that
+//! others make; here is how it looks, in colours that colour-blind people tell apart, each with a mark and dashes of its own.
+
+mod scale;
 
 use std::{fs, io, path::Path};
 
-use plotters::{coord::Shift, element::DashedPathElement, prelude::*};
+use plotters::{
+    coord::{Shift, types::RangedCoordf64},
+    element::DashedPathElement,
+    prelude::*,
+};
 
 use crate::Failure;
+pub(super) use scale::Scale;
+use scale::Span;
 
 /// Panels, side by side.
 #[derive(Clone, Debug)]
 pub(super) struct Figure(pub Vec<Panel>);
 
-/// One drawing. Its axes begin at nothing, or below where something is.
+/// One drawing. Its axes begin at nothing, or below where something is; of powers of ten, at the last below all.
 #[derive(Clone, Debug)]
 pub(super) struct Panel {
     pub title: String,
     pub x_title: &'static str,
     pub y_title: &'static str,
-    /// How far to the right is shown, as a share; what lies beyond is left out.
+    pub x: Scale,
+    pub y: Scale,
+    /// How far to the right is shown; what lies beyond is left out.
     pub x_max: f64,
     pub series: Vec<Series>,
 }
@@ -35,6 +45,10 @@ pub(super) struct Series {
 pub(super) enum Look {
     /// Joined in their order, in the colour, dashes and mark of this number.
     Line(usize),
+    /// Each by itself, in the colour and mark of this number.
+    Mark(usize),
+    /// A bar from nothing to it, likewise.
+    Bar(usize),
     /// Each by itself.
     Dots,
     /// A ring around it.
@@ -45,7 +59,7 @@ pub(super) enum Look {
     Upright,
 }
 
-/// Shares, 0 to 1; and the ends of its error bar.
+/// Shares, 0 to 1, or what else a scale says; and the ends of its error bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub x: f64,
@@ -61,18 +75,22 @@ impl Point {
 }
 
 /// What Okabe and Ito found that most people tell apart.
-const COLOURS: [RGBColor; 5] = [
+const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
     RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
 ];
 /// Pixels drawn and left out.
-const DASHES: [Option<(i32, i32)>; 5] = [None, Some((9, 4)), Some((3, 3)), Some((14, 4)), Some((6, 6))];
+const DASHES: [Option<(i32, i32)>; 6] =
+    [None, Some((9, 4)), Some((3, 3)), Some((14, 4)), Some((6, 6)), Some((2, 5))];
 const MARK_PX: i32 = 4;
 /// Lines with bars stand that far aside, so that bars at the same place are told apart.
 const ASIDE_PX: [i32; 3] = [-4, 0, 4];
+/// Of the room that a name has, what those with that name take.
+const GROUP: f64 = 0.8;
 
 const WIDTH_PX: u32 = 600;
 const PLOT_PX: u32 = 400;
@@ -81,10 +99,12 @@ const LEGEND_LINE_PX: u32 = 22;
 const LEGEND_LEFT_PX: i32 = 70;
 const SAMPLE_PX: i32 = 40;
 const MARGIN_PX: u32 = 14;
+const LABELS_PX: u32 = 48;
 const GREY: RGBColor = RGBColor(90, 90, 90);
 const PALE: RGBColor = RGBColor(225, 225, 225);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type Drawn = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 type Px = (i32, i32);
 
@@ -93,30 +113,39 @@ type Px = (i32, i32);
 /// # Errors
 /// The file cannot be written.
 pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
-    let failed = |errno| Failure::File { tried: "write", path: path.to_owned(), errno };
-    let svg = draw(figure).map_err(|wrong| failed(io::Error::other(wrong)))?;
+    let failed =
+        |wrong| Failure::File { tried: "write", path: path.to_owned(), errno: io::Error::other(wrong) };
+    write_whole(path, draw(figure).map_err(failed)?.as_bytes())
+}
+
+/// Writes bytes to a file, all or none.
+///
+/// # Errors
+/// The file cannot be written.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
-    let written = fs::write(&partial, svg).and_then(|()| fs::rename(&partial, path));
+    let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
         // What matters is why it could not be written; a file that was not made cannot be removed.
         let _ = fs::remove_file(&partial);
     }
-    written.map_err(failed)
+    written.map_err(|errno| Failure::File { tried: "write", path: path.to_owned(), errno })
 }
 
 fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
     let mut svg = String::new();
     let lines = panels.iter().map(|panel| panel.series.len()).max().unwrap_or_default();
     let legend = u32::try_from(lines)? * LEGEND_LINE_PX + 2 * MARGIN_PX;
+    let plot_px = PLOT_PX + panels.iter().map(|panel| panel.x.more_px()).max().unwrap_or_default();
     let width = WIDTH_PX * u32::try_from(panels.len())?;
     {
         let root =
-            SVGBackend::with_string(&mut svg, (width, TITLE_PX + PLOT_PX + legend)).into_drawing_area();
+            SVGBackend::with_string(&mut svg, (width, TITLE_PX + plot_px + legend)).into_drawing_area();
         root.fill(&WHITE)?;
         for (panel, area) in panels.iter().zip(root.split_evenly((1, panels.len()))) {
             let (title, rest) = area.split_vertically(TITLE_PX);
-            let (plot, legend) = rest.split_vertically(PLOT_PX);
+            let (plot, legend) = rest.split_vertically(plot_px);
             let middle = i32::try_from(WIDTH_PX / 2)?;
             title.draw(&Text::new(panel.title.clone(), (middle, 16), font(17).pos(CENTRE)))?;
             panel.draw(&plot)?;
@@ -132,29 +161,39 @@ const CENTRE: plotters::style::text_anchor::Pos = plotters::style::text_anchor::
     v_pos: plotters::style::text_anchor::VPos::Top,
 };
 
+const UPRIGHT: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
+    h_pos: plotters::style::text_anchor::HPos::Right,
+    v_pos: plotters::style::text_anchor::VPos::Top,
+};
+
 fn font(size: i32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&BLACK)
 }
 
-/// How far the axes go, in percent: to the right from nothing, and from the foot to the top.
-#[derive(Clone, Copy)]
-struct Extent {
-    right: f64,
-    foot: f64,
-    top: f64,
+/// Where things are in a drawing, in pixels of its area.
+struct Frame<'a, 'b> {
+    area: &'a Area<'b>,
+    chart: &'a Chart<'b>,
+    scales: [&'a Scale; 2],
+    x: Span,
+    y: Span,
 }
 
-impl Extent {
-    /// Of all points and their bars.
-    fn of(shown: &[Series]) -> Self {
-        let points = || shown.iter().flat_map(|series| &series.points);
-        let heights = || points().flat_map(|point| [Some((point.y, point.y)), point.bar]).flatten();
-        let below = -100.0 * heights().map(|(low, _)| low).fold(0.0, f64::min);
-        Self {
-            right: round_up(100.0 * points().map(|point| point.x).fold(0.0, f64::max)),
-            foot: if below > 0.0 { -round_up(below) } else { 0.0 },
-            top: round_up(100.0 * heights().map(|(_, high)| high).fold(0.0, f64::max)),
-        }
+impl Frame<'_, '_> {
+    /// Where a point is.
+    fn at(&self, x: f64, y: f64) -> Px {
+        self.at_place(self.scales[0].place(x), self.scales[1].place(y))
+    }
+
+    fn at_place(&self, x: f64, y: f64) -> Px {
+        let (left_px, top_px) = self.area.get_base_pixel();
+        let (x, y) = self.chart.backend_coord(&(x, y));
+        (x - left_px, y - top_px)
+    }
+
+    /// How many pixels each name has.
+    fn name_px(&self, names: usize) -> f64 {
+        f64::from(self.at_place(self.x.to, 0.0).0 - self.at_place(self.x.from, 0.0).0) / names.max(1) as f64
     }
 }
 
@@ -162,44 +201,81 @@ impl Panel {
     /// The axes and all that is on them.
     fn draw(&self, area: &Area<'_>) -> Drawn {
         let shown: Vec<Series> = self.series.iter().map(|series| series.within(self.x_max)).collect();
-        let extent = Extent::of(&shown);
+        let points = || shown.iter().flat_map(|series| &series.points);
+        let heights = || points().flat_map(|point| [Some((point.y, point.y)), point.bar]).flatten();
+        let x = self.x.span(points().map(|point| point.x));
+        let y = self.y.span(heights().flat_map(|(low, high)| [low, high]));
         let mut chart = ChartBuilder::on(area)
-            .margin_right(MARGIN_PX)
+            .margin_right(if self.x == Scale::Powers { 2 * MARGIN_PX } else { MARGIN_PX })
             .margin_left(MARGIN_PX)
-            .x_label_area_size(48)
+            .x_label_area_size(LABELS_PX + self.x.more_px())
             .y_label_area_size(54)
-            .build_cartesian_2d(0.0..extent.right, extent.foot..extent.top)?;
-        let label = |percent: &f64| format!("{}", (percent * 100.0).round() / 100.0);
+            .build_cartesian_2d(x.from..x.to, y.from..y.to)?;
+        let (x_label, y_label) = (|at: &f64| self.x.label(*at), |at: &f64| self.y.label(*at));
         chart
             .configure_mesh()
             .x_desc(self.x_title)
             .y_desc(self.y_title)
             .axis_desc_style(font(15))
             .label_style(font(13))
-            .x_label_formatter(&label)
-            .y_label_formatter(&label)
-            .x_labels(11)
-            .y_labels(11)
+            .x_label_formatter(&x_label)
+            .y_label_formatter(&y_label)
+            .x_labels(self.x.labels(x))
+            .y_labels(self.y.labels(y))
             .max_light_lines(0)
             .bold_line_style(PALE)
             .draw()?;
-        let (left_px, top_px) = area.get_base_pixel();
-        let at = |x: f64, y: f64| {
-            let (x, y) = chart.backend_coord(&(100.0 * x, 100.0 * y));
-            (x - left_px, y - top_px)
-        };
-        shown.iter().try_for_each(|series| series.draw(area, extent, at))
+        let frame = Frame { area, chart: &chart, scales: [&self.x, &self.y], x, y };
+        self.name_groups(&frame)?;
+        (0..).zip(&shown).try_for_each(|(nth, series)| series.draw(&frame, self.slot(&frame, nth)))
+    }
+
+    /// Names beneath the axis, and what parts them: side by side where there are few, else upright.
+    fn name_groups(&self, frame: &Frame<'_, '_>) -> Drawn {
+        let Scale::Names(names) = &self.x else { return Ok(()) };
+        for (name, x) in names.iter().zip(0_i32..) {
+            let edge = f64::from(x) + 0.5;
+            let (foot, top) = (frame.at_place(edge, frame.y.from), frame.at_place(edge, frame.y.to));
+            frame.area.draw(&PathElement::new(vec![foot, top], PALE))?;
+            let (x, y) = frame.at_place(f64::from(x), frame.y.from);
+            let (style, px) = if self.x.names_are_upright() {
+                (font(12).transform(FontTransform::Rotate270).pos(UPRIGHT), (x - 7, y + 6))
+            } else {
+                (font(13).pos(CENTRE), (x, y + 8))
+            };
+            frame.area.draw(&Text::new(name.clone(), px, style))?;
+        }
+        Ok(())
+    }
+
+    /// Where a series has its place within a name's.
+    fn slot(&self, frame: &Frame<'_, '_>, nth: usize) -> Slot {
+        let beside = |look: Look| matches!(look, Look::Bar(_) | Look::Mark(_));
+        let series = &self.series[nth];
+        match &self.x {
+            Scale::Names(names) if beside(series.look) => {
+                let count = |series: &[Series]| series.iter().filter(|one| beside(one.look)).count() as f64;
+                let group = GROUP * frame.name_px(names.len());
+                let (before, all) = (count(&self.series[..nth]), count(&self.series));
+                Slot { aside: whole(group * ((before + 0.5) / all - 0.5)), width: whole(group / all) }
+            }
+            _ => Slot { aside: series.aside_px(), width: 0 },
+        }
     }
 
     /// What each series is called.
     fn explain(&self, area: &Area<'_>) -> Drawn {
         for (series, nth) in self.series.iter().zip(0..) {
             let y = i32::try_from(LEGEND_LINE_PX)? * nth + 18;
-            let ends = [(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + SAMPLE_PX, y)];
-            if !matches!(series.look, Look::Dots | Look::Ring) {
+            let middle = LEGEND_LEFT_PX + SAMPLE_PX / 2;
+            let ends = match series.look {
+                Look::Upright => [(middle, y + 9), (middle, y - 9)],
+                _ => [(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + SAMPLE_PX, y)],
+            };
+            if !matches!(series.look, Look::Dots | Look::Ring | Look::Mark(_) | Look::Bar(_)) {
                 line(area, series.look, &ends)?;
             }
-            mark(area, series.look, (LEGEND_LEFT_PX + SAMPLE_PX / 2, y))?;
+            mark(area, series.look, (middle, y))?;
             area.draw(&Text::new(series.name.clone(), (LEGEND_LEFT_PX + SAMPLE_PX + 12, y - 5), font(14)))?;
         }
         Ok(())
@@ -212,29 +288,33 @@ impl Series {
         Self { points, ..self.clone() }
     }
 
-    fn draw(&self, area: &Area<'_>, extent: Extent, at: impl Fn(f64, f64) -> Px) -> Drawn {
-        let Extent { right, foot, top } = extent;
+    fn draw(&self, frame: &Frame<'_, '_>, slot: Slot) -> Drawn {
+        let (area, look) = (frame.area, self.look);
         for point in &self.points {
-            match self.look {
-                Look::Across => line(area, self.look, &[at(0.0, point.y), at(right / 100.0, point.y)])?,
-                Look::Upright => {
-                    line(area, self.look, &[at(point.x, foot / 100.0), at(point.x, top / 100.0)])?
-                }
-                Look::Line(_) | Look::Dots | Look::Ring => {}
+            let ((x, y), (left, foot), (right, top)) = (
+                frame.at(point.x, point.y),
+                frame.at_place(frame.x.from, frame.y.from),
+                frame.at_place(frame.x.to, frame.y.to),
+            );
+            match look {
+                Look::Across => line(area, look, &[(left, y), (right, y)])?,
+                Look::Upright => line(area, look, &[(x, foot), (x, top)])?,
+                Look::Bar(_) => block(area, look, frame.at(point.x, 0.0), (x, y), slot)?,
+                Look::Line(_) | Look::Mark(_) | Look::Dots | Look::Ring => {}
             }
         }
         let at = |x, y| {
-            let (x, y) = at(x, y);
-            (x + self.aside_px(), y)
+            let (x, y) = frame.at(x, y);
+            (x + slot.aside, y)
         };
         for (point, (low, high)) in self.points.iter().filter_map(|point| Some((point, point.bar?))) {
-            bar(area, self.look, at(point.x, low), at(point.x, high))?;
+            bar(area, look, at(point.x, low), at(point.x, high))?;
         }
         let path: Vec<Px> = self.points.iter().map(|point| at(point.x, point.y)).collect();
-        if let Look::Line(_) = self.look {
-            line(area, self.look, &path)?;
+        if let Look::Line(_) = look {
+            line(area, look, &path)?;
         }
-        path.into_iter().try_for_each(|px| mark(area, self.look, px))
+        path.into_iter().try_for_each(|px| mark(area, look, px))
     }
 
     fn aside_px(&self) -> i32 {
@@ -247,9 +327,22 @@ impl Series {
     }
 }
 
+/// A place beside that of others with the same name.
+#[derive(Clone, Copy)]
+struct Slot {
+    aside: i32,
+    width: i32,
+}
+
+fn whole(px: f64) -> i32 {
+    #[expect(clippy::cast_possible_truncation, reason = "pixels of a drawing")]
+    let px = px.round() as i32;
+    px
+}
+
 fn colour(look: Look) -> RGBColor {
     match look {
-        Look::Line(nth) => COLOURS[nth % COLOURS.len()],
+        Look::Line(nth) | Look::Mark(nth) | Look::Bar(nth) => COLOURS[nth % COLOURS.len()],
         Look::Dots => COLOURS[0],
         Look::Ring => BLACK,
         Look::Across | Look::Upright => GREY,
@@ -259,7 +352,9 @@ fn colour(look: Look) -> RGBColor {
 fn line(area: &Area<'_>, look: Look, path: &[Px]) -> Drawn {
     let (width, dashes) = match look {
         Look::Line(nth) => (2, DASHES[nth % DASHES.len()]),
-        Look::Dots | Look::Ring | Look::Across | Look::Upright => (1, Some((5, 3))),
+        Look::Mark(_) | Look::Bar(_) | Look::Dots | Look::Ring | Look::Across | Look::Upright => {
+            (1, Some((5, 3)))
+        }
     };
     let style = colour(look).stroke_width(width);
     match dashes {
@@ -267,6 +362,14 @@ fn line(area: &Area<'_>, look: Look, path: &[Px]) -> Drawn {
         Some((on, off)) => area.draw(&DashedPathElement::new(path.to_vec(), on, off, style))?,
     }
     Ok(())
+}
+
+/// A bar, pale so that its mark and its error bar are seen.
+fn block(area: &Area<'_>, look: Look, (_, from): Px, (x, to): Px, slot: Slot) -> Drawn {
+    let half = (slot.width / 2 - 1).max(1);
+    let corners = [(x + slot.aside - half, from), (x + slot.aside + half, to)];
+    area.draw(&Rectangle::new(corners, colour(look).mix(0.45).filled()))?;
+    Ok(area.draw(&Rectangle::new(corners, colour(look).stroke_width(1)))?)
 }
 
 fn bar(area: &Area<'_>, look: Look, (x, low): Px, (_, high): Px) -> Drawn {
@@ -284,7 +387,7 @@ fn mark(area: &Area<'_>, look: Look, (x, y): Px) -> Drawn {
         Look::Dots => return Ok(area.draw(&Circle::new((x, y), 3, colour(look).mix(0.5).filled()))?),
         Look::Ring => return Ok(area.draw(&Circle::new((x, y), 2 * M, colour(look).stroke_width(2)))?),
         Look::Across | Look::Upright => return Ok(()),
-        Look::Line(nth) => nth,
+        Look::Line(nth) | Look::Mark(nth) | Look::Bar(nth) => nth,
     };
     let filled = colour(look).filled();
     let polygon = |corners: &[Px]| {
@@ -295,16 +398,8 @@ fn mark(area: &Area<'_>, look: Look, (x, y): Px) -> Drawn {
         1 => area.draw(&polygon(&[(-M, -M), (M, -M), (M, M), (-M, M)]))?,
         2 => area.draw(&polygon(&[(0, -M - 1), (M + 1, M), (-M - 1, M)]))?,
         3 => area.draw(&polygon(&[(0, -M - 2), (M + 2, 0), (0, M + 2), (-M - 2, 0)]))?,
-        _ => area.draw(&Cross::new((x, y), M, colour(look).stroke_width(2)))?,
+        4 => area.draw(&Cross::new((x, y), M, colour(look).stroke_width(2)))?,
+        _ => area.draw(&Circle::new((x, y), M, colour(look).stroke_width(2)))?,
     }
     Ok(())
-}
-
-/// The next round number, so that an axis ends with a label: a few of 1, 2 or 5 times a power of ten.
-fn round_up(percent: f64) -> f64 {
-    let percent = percent.max(0.1);
-    let ten = 10_f64.powf(percent.log10().floor() - 1.0);
-    let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].map(|step| step * ten);
-    let step = steps.into_iter().find(|step| percent / step <= 8.0).unwrap_or(percent);
-    (percent / step - 1e-9).ceil() * step
 }

@@ -13,7 +13,7 @@ use prediction::{
 use units::Fraction;
 
 use super::{
-    figure::{self, Figure, Look, Panel, Point, Series},
+    figure::{self, Figure, Look, Panel, Point, Scale, Series},
     percent, rates,
 };
 use crate::{
@@ -152,6 +152,8 @@ fn drawing(lines: &[Line]) -> Figure {
         title: "Frigid memory against VMs of which too much was forecast".to_owned(),
         x_title: "VMs overpredicted (% of VMs)",
         y_title: "Memory forecast frigid (% of memory)",
+        x: Scale::Percent,
+        y: Scale::Percent,
         x_max: RATE_DRAWN_MAX,
         series,
     }])

@@ -15,7 +15,7 @@ use sim::processor::{self, Measured, Memory, SERVER, family, measure, noisy, rea
 use units::{Fraction, limits::SPLITS_MAX};
 
 use super::{
-    figure::{self, Figure, Look, Panel, Point, Series},
+    figure::{self, Figure, Look, Panel, Point, Scale, Series},
     percent, rates,
 };
 use crate::{
@@ -219,6 +219,8 @@ fn drawing(workloads: &[Workload], verdicts: &[Verdict], pdm: Fraction, is_model
         title: title("(a) Slowdown by pool memory"),
         x_title: "DRAM bound with local memory (% of cycles)",
         y_title: "Slowdown with pool memory (%)",
+        x: Scale::Percent,
+        y: Scale::Percent,
         x_max: 1.0,
         series: vec![dots, margin],
     };
@@ -245,6 +247,8 @@ fn told_apart(verdicts: &[Verdict], title: String) -> Panel {
         title,
         x_title: "False positives (% of workloads)",
         y_title: "Placed on the pool whole (% of workloads)",
+        x: Scale::Percent,
+        y: Scale::Percent,
         x_max: 1.0,
         series,
     }

@@ -1,4 +1,7 @@
-//! `tarn evaluate symbiosis`: what shares by several schemes are worth to tenants out of traces. Who gets what, `sim::symbiosis` says.
+//! `tarn evaluate symbiosis`: what shares by several schemes are worth to tenants out of traces. Who gets what, `sim::symbiosis` says; what it
+//! looks like, `figures` draws.
+
+mod figures;
 
 use std::{
     fs, io,
@@ -7,10 +10,10 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use sim::symbiosis::{Host, Mix, Outcome, Tenant, compare, mixes, read};
+use sim::symbiosis::{Host, Mix, NoTouches, Outcome, Tenant, compare, mixes, read};
 use units::Fraction;
 
-use super::share;
+use super::{figure, share};
 use crate::{
     Failure, Format, open, print,
     table::{Column, Row, col, rows, wide},
@@ -28,6 +31,10 @@ pub struct Symbiosis {
     /// Also write all numbers there, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draws into that folder what tenants are like, a market's rounds, what schemes are worth, how long markets take, and shares that follow
+    /// tenants that change, each as SVG with its numbers beside it as JSON (Spirit figures 1, 3, 6, 8 and 9)
+    #[arg(long, value_name = "FOLDER")]
+    figures: Option<PathBuf>,
 }
 
 /// What is printed.
@@ -102,44 +109,90 @@ impl Row for Line {
 /// Evaluates and prints.
 ///
 /// # Errors
-/// A trace cannot be read, or there is none.
+/// A trace cannot be read, or there is none; or a file cannot be written.
 pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
-    let traces = traces(&args.traces)?;
-    let lines: Vec<Line> = mixes(&traces).iter().flat_map(|mix| lines(mix, args.memory)).collect();
+    args.figures.as_deref().map_or(Ok(()), figures::make_folder)?;
+    let traces = traces(&args.traces, format)?;
+    let tenants: Vec<Tenant> = traces.iter().map(|trace| trace.tenant.clone()).collect();
+    let compared: Vec<Compared> =
+        mixes(&tenants).into_iter().map(|mix| Compared::of(mix, args.memory)).collect();
+    let lines: Vec<Line> = compared.iter().flat_map(lines).collect();
     print::say(format, &lines, |is_wide| rows(&lines, is_wide))?;
-    let Some(path) = &args.json else { return Ok(()) };
-    let written =
-        serde_json::to_vec_pretty(&lines).map_err(io::Error::other).and_then(|json| fs::write(path, json));
-    written.map_err(|errno| Failure::File { tried: "write", path: path.clone(), errno })
+    if let Some(path) = &args.json {
+        figure::write_whole(path, &json(path, &lines)?)?;
+    }
+    let Some(folder) = &args.figures else { return Ok(()) };
+    figures::write_all(folder, &figures::Shown { traces, tenants, compared, memory: args.memory }, format)
 }
 
-fn traces(folder: &Path) -> Result<Vec<Tenant>, Failure> {
+/// Numbers for programs that are to be in this file.
+fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    let failed = |wrong| Failure::File {
+        tried: "write",
+        path: path.to_owned(),
+        errno: io::Error::other::<serde_json::Error>(wrong),
+    };
+    serde_json::to_vec_pretty(numbers).map_err(failed)
+}
+
+/// A trace, and where it is.
+struct Trace {
+    path: PathBuf,
+    /// Its true throughput and what it is told come of the trace; how it waits, of the mix that it is in.
+    tenant: Tenant,
+}
+
+fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
     let failed = |errno| Failure::File { tried: "read", path: folder.to_owned(), errno };
     let entries: io::Result<Vec<PathBuf>> =
         fs::read_dir(folder).map_err(failed)?.map(|entry| Ok(entry?.path())).collect();
     let mut paths: Vec<(String, PathBuf)> =
         entries.map_err(failed)?.into_iter().filter_map(|path| Some((trace_name(&path)?, path))).collect();
     paths.sort();
-    if paths.is_empty() {
-        return Err(failed(io::Error::other("there is no trace in it: no *.csv, no *.csv.gz")));
+    let mut traces = Vec::new();
+    for (name, path) in paths {
+        match touches(&path)? {
+            Some(touches) => traces.push(Trace { path, tenant: Tenant::new(name, &touches, 1.0, 1.0) }),
+            None => print::note(format, &format!("{} is left out: {}", path.display(), NoTouches::Layout)),
+        }
     }
-    // Its true throughput and what it is told come of the trace; how it waits, of the mix that it is in.
-    paths
-        .iter()
-        .map(|(name, path)| Ok(Tenant::new(name.clone(), &open::read(path, read)?, 1.0, 1.0)))
-        .collect()
+    if traces.is_empty() {
+        let none = "there is no trace in it: no *.csv, no *.csv.gz with a column `key`, `lbn` or `addr`";
+        return Err(failed(io::Error::other(none)));
+    }
+    Ok(traces)
 }
 
-/// The name of a trace; tables that were derived of traces are none.
+/// What a trace touches; none of a table that is no trace.
+fn touches(path: &Path) -> Result<Option<Vec<u32>>, Failure> {
+    open::read(path, |input| match read(input) {
+        Err(NoTouches::Layout) => Ok(None),
+        touches => touches.map(Some),
+    })
+}
+
+/// The name of what may be a trace.
 fn trace_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(".csv.gz").or_else(|| name.strip_suffix(".csv"))?;
-    (stem != "lru_mrc").then(|| stem.to_owned())
+    Some(stem.to_owned())
 }
 
-fn lines(mix: &Mix, memory: Fraction) -> Vec<Line> {
-    let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
-    let outcomes = compare(&mix.tenants, host);
+/// Tenants, and what became of them by each scheme.
+struct Compared {
+    mix: Mix,
+    outcomes: Vec<Outcome>,
+}
+
+impl Compared {
+    /// With memory for such a part of what they touch.
+    fn of(mix: Mix, memory: Fraction) -> Self {
+        let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
+        Self { outcomes: compare(&mix.tenants, host), mix }
+    }
+}
+
+fn lines(Compared { mix, outcomes }: &Compared) -> Vec<Line> {
     let equal = outcomes[0].shares[0];
     let line = |outcome: &Outcome| Line {
         mix: mix.name.clone(),

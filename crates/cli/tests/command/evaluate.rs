@@ -187,7 +187,7 @@ async fn a_margin_is_a_percentage_and_modelled_words_do_not_go_with_labels() {
 }
 
 /// What is written in a drawing; it is well-formed.
-fn texts(path: &Path) -> Vec<String> {
+pub(crate) fn texts(path: &Path) -> Vec<String> {
     let svg = fs::read_to_string(path).unwrap();
     let (mut reader, mut texts, mut open) = (Reader::from_str(&svg), Vec::new(), 0);
     reader.config_mut().trim_text(true);
@@ -204,7 +204,7 @@ fn texts(path: &Path) -> Vec<String> {
     texts
 }
 
-fn is_said(texts: &[String], words: &str) -> bool {
+pub(crate) fn is_said(texts: &[String], words: &str) -> bool {
     texts.iter().any(|text| text.contains(words))
 }
 

@@ -6,6 +6,7 @@ mod evaluate;
 mod orders;
 mod rack;
 mod refusals;
+mod shares;
 mod terminal;
 mod ways;
 mod words;

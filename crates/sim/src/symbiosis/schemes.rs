@@ -1,12 +1,9 @@
 //! Who gets how much, by several schemes (Spirit 6): an equal split, Harvest, Trade, Symbiosis, and the ideal.
 
-use fairness::{
-    curve::Knot,
-    market::{Aim, Bundle, Certificate, How, Market, Share, Supply},
-    profile::{Worth, wanted},
-};
+use fairness::market::{Aim, Bundle, Certificate, How, Market};
 
 use super::{
+    host::{Host, part},
     ideal::ideal,
     tenant::{Curve, Tenant},
 };
@@ -71,17 +68,6 @@ impl Outcome {
     }
 }
 
-/// A host: how much memory there is, in footprints of tenants; its link is 1.
-#[derive(Clone, Copy, Debug)]
-pub struct Host {
-    /// In footprints.
-    pub memory: f64,
-}
-
-/// MiB of a footprint, and MB/s of the link, as they are told to the market: so many that whole units are as good as parts. A tenant whose throughput leaps
-/// with its last page may lose all of a leap by a unit.
-const FOOTPRINT_MIB: f64 = 1_048_576.0;
-const LINK_MB_S: u64 = 1_000_000;
 /// Epochs of a scheme: what is learnt of the bandwidth that tenants want hangs on what they have.
 const EPOCHS: u32 = 10;
 /// Steps of all there is by which Harvest and Trade move: Spirit's 1/ε; and how many of them at most.
@@ -93,10 +79,10 @@ const MOVES_MAX: u32 = 400;
 /// # Panics
 /// There is no tenant, or less than a MiB for them.
 pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
-    let equal = equal(tenants.len(), host);
+    let equal = host.equal(tenants.len());
     let curves: Vec<Curve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
     let market = |scheme, aim| {
-        let (shares, certificate) = symbiosis(tenants, &curves, host, aim);
+        let (shares, certificate) = symbiosis(tenants, host, aim);
         result(scheme, tenants, equal, shares, Some(certificate))
     };
     let told = Told {
@@ -116,11 +102,6 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     ]
 }
 
-fn equal(tenants: usize, host: Host) -> Bundle {
-    let part = 1.0 / tenants as f64;
-    Bundle { memory: host.memory * part, bandwidth: part }
-}
-
 fn result(
     scheme: Scheme,
     tenants: &[Tenant],
@@ -134,21 +115,13 @@ fn result(
 }
 
 /// Shares by the market, epoch after epoch, each with what the one before showed.
-fn symbiosis(
-    tenants: &[Tenant],
-    curves: &[Curve],
-    host: Host,
-    aim: Option<Aim>,
-) -> (Vec<Bundle>, Certificate) {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "MiB of a host")]
-    let memory_mib = (host.memory * FOOTPRINT_MIB) as u64;
-    let supply = Supply { memory_mib, bandwidth_mb_s: LINK_MB_S };
-    let mut shares = vec![equal(tenants.len(), host); tenants.len()];
+fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<Aim>) -> (Vec<Bundle>, Certificate) {
+    let mut shares = vec![host.equal(tenants.len()); tenants.len()];
     let mut how = How::default();
     let mut certificate = None;
     for _ in 0..EPOCHS {
-        let worth = tenants.iter().zip(curves).zip(&shares);
-        let worth = worth.map(|((tenant, curve), share)| learnt(tenant, curve, *share, supply));
+        let worth = tenants.iter().zip(&shares).map(|(tenant, share)| host.learnt(tenant, *share));
+        let supply = host.supply();
         let market: Vec<_> = worth.map(|worth| fairness::market::Tenant::new(1.0, supply, worth)).collect();
         let market = Market::new(supply, &market).expect("tenants with equal weights and without limits");
         let mut outcome = market.clear(how);
@@ -156,22 +129,10 @@ fn symbiosis(
             market.refine(&mut outcome, aim);
         }
         certificate = Some(market.certify(&outcome));
-        let part = |share: &Share| Bundle {
-            memory: share.memory_mib as f64 / FOOTPRINT_MIB,
-            bandwidth: share.bandwidth_mb_s as f64 / LINK_MB_S as f64,
-        };
         shares = outcome.shares.iter().map(part).collect();
         how = How { trail: outcome.trail, turn: 0 };
     }
     (shares, certificate.expect("there are epochs"))
-}
-
-fn learnt(tenant: &Tenant, curve: &Curve, share: Bundle, supply: Supply) -> Worth {
-    let knots: Vec<Knot> =
-        curve.knots().into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();
-    let link = supply.bandwidth_mb_s as f64;
-    let wanted = wanted(tenant.uses(share) * link, share.bandwidth * link, link);
-    Worth::new(supply, &knots, tenant.gamma, wanted).expect("a measured curve is one")
 }
 
 /// What Harvest and Trade are told.

@@ -39,7 +39,7 @@ pub struct Curve(Vec<f64>);
 /// Steps of a [`Curve`].
 const STEPS: u32 = 1000;
 /// Pages that are watched to learn reuse distances.
-const WATCHED: usize = 8192;
+pub(super) const WATCHED: usize = 8192;
 
 impl Curve {
     fn of(model: &impl MissModel, footprint: f64) -> Self {

@@ -5,6 +5,8 @@ use rand_pcg::Pcg64Mcg;
 
 use super::*;
 
+mod figures;
+
 fn looped(pages: u32) -> Vec<u32> {
     (0..60_000).map(|at| at % pages).collect()
 }

@@ -1,0 +1,118 @@
+//! `tarn evaluate symbiosis`: traces in, what shares are worth out, and all that is drawn of it.
+
+use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    evaluate::{is_said, texts},
+    rack::{Ran, tarn},
+};
+
+/// A loop, and keys of which the first are touched most.
+fn trace(key: impl Fn(u64) -> u64) -> String {
+    (0..12_000).fold("key\n".to_owned(), |mut text, at| {
+        writeln!(text, "{}", key(at)).unwrap();
+        text
+    })
+}
+
+/// A table that somebody made of traces, and that is none.
+const DERIVED: &str = "trace,miss_ratio\nstream,0.5\n";
+
+fn traces() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    file("stream.csv", &trace(|at| at % 3_000));
+    let mixed = |at: u64| (at ^ (at << 21)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let place = |at: u64| (mixed(at) ^ (mixed(at) >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 52;
+    file("store.csv", &trace(|at| ((place(at).pow(4) >> 36) * 3_000) >> 12));
+    folder
+}
+
+async fn evaluate(traces: &Path, words: &str) -> Ran {
+    tarn(&format!("evaluate symbiosis --traces {} {words}", traces.display())).await
+}
+
+fn numbers(folder: &Path, name: &str) -> Value {
+    serde_json::from_slice(&fs::read(folder.join(format!("{name}.json"))).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_folder_without_any_trace_is_an_error() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
+    let ran = evaluate(folder.path(), "").await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
+    assert!(ran.stderr.contains("derived.csv is left out"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("there is no trace in it"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn what_is_a_trace_but_a_broken_one_is_an_error() {
+    let folder = traces();
+    fs::write(folder.path().join("torn.csv"), "key\n1\nx\n").unwrap();
+    let ran = evaluate(folder.path(), "").await;
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("torn.csv") && ran.stderr.contains("line 3"), "{}", ran.stderr);
+}
+
+/// What each drawing says.
+const DRAWN: [(&str, &[&str]); 6] = [
+    ("figure-1", &["Local memory (equal shares)", "Bandwidth (equal shares)", "bound by bandwidth: stream"]),
+    ("figure-3", &["Price of all memory", "Round by round", "all there is", "where the market ended"]),
+    (
+        "figure-6",
+        &["memory for 20.0 %", "memory for 40.0 %", "Harvest", "Trade", "Symbiosis, refined", "ideal"],
+    ),
+    ("figure-6-mixes", &["The worst-off of a mix", "6 from store", "24 from store"]),
+    ("figure-8", &["Tenants", "Time (ms)", "allocator by its paper", "100"]),
+    ("figure-9", &["Share of all memory (%)", "Share of the link (%)", "store from 9", "a tenant turns"]),
+];
+
+#[tokio::test]
+async fn all_is_drawn_whole_with_its_numbers_beside_it_and_what_is_no_trace_is_left_out_aloud() {
+    let folder = traces();
+    fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
+    let into = folder.path().join("some/where");
+    let all = folder.path().join("all.json");
+    let words = format!("-o json --json {} --figures {}", all.display(), into.display());
+    let ran = evaluate(folder.path(), &words).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("derived.csv is left out: there is no column `key`"), "{}", ran.stderr);
+    assert!(!ran.stdout.contains("derived"), "{}", ran.stdout);
+    let listed: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(listed, serde_json::from_slice::<Value>(&fs::read(&all).unwrap()).unwrap());
+    assert_eq!(listed.as_array().unwrap().len(), 3 * 7);
+    let written = fs::read_dir(&into).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let expected = DRAWN.iter().flat_map(|(name, _)| [format!("{name}.json"), format!("{name}.svg")]);
+    assert_eq!(written.collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<_>>());
+    for (name, words) in DRAWN {
+        let texts = texts(&into.join(format!("{name}.svg")));
+        for word in words {
+            assert!(is_said(&texts, word), "{name}: {word}: {texts:?}");
+        }
+    }
+    let changed = numbers(&into, "figure-9");
+    assert_eq!(changed["epochs"].as_array().unwrap().len(), 40);
+    for followed in changed["followed"].as_array().unwrap() {
+        assert_eq!(followed["within_5_percent_two_epochs_later"], true, "{followed}");
+        assert!(followed["epochs_until_within_5_percent"].as_u64().unwrap() <= 2, "{followed}");
+    }
+    assert_eq!(ran.stderr.matches("figure 9: tenant ").count(), 4, "{}", ran.stderr);
+    let best = numbers(&into, "figure-6-mixes");
+    let gain = |scheme: &str| {
+        let rows = best.as_array().unwrap().iter().filter(|row| row["scheme"] == scheme);
+        rows.map(|row| row["gain"].as_f64().unwrap()).sum::<f64>()
+    };
+    assert!(gain("symbiosis") > gain("harvest") && gain("equal split") == 0.0, "{best}");
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
+    let folder = traces();
+    let ran = evaluate(folder.path(), &format!("--figures {}/stream.csv", folder.path().display())).await;
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("make the folder") && ran.stderr.contains("stream.csv"), "{}", ran.stderr);
+}
