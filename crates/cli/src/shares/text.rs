@@ -138,7 +138,7 @@ impl Tenant {
         let (share, fair) = (self.share.as_ref(), self.fair.as_ref());
         let does = match self.enforcer.as_str() {
             "swap" => "what exceeds its share is swapped out",
-            "tiered" => "what exceeds its share goes to slower memory",
+            "tiered" => "nothing moves its pages yet, this is what it ought to have",
             "advise" => "nobody enforces it, this is what it ought to have",
             other => other,
         };
@@ -166,7 +166,10 @@ impl Tenant {
 
     fn worth(&self) -> String {
         if self.learnt_from == "none" {
-            return "what its share is worth to it is not known: nothing has been learnt of it".to_owned();
+            return format!(
+                "nobody saw which pages it touches: by how long it waited its share is worth about {:.2} of its throughput with an equal split",
+                self.gain
+            );
         }
         format!(
             "its share is worth {:.3} of its throughput with an equal split, as learnt from {}; that may be {} off",

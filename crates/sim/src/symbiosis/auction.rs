@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 
 use fairness::{
-    market::{Asked, Bundle, How, Limits, Market, Purse, Status, Supply, Tenant as Bidder, Utility},
+    market::{Asked, Bundle, How, Limits, Mark, Market, Purse, Status, Supply, Tenant as Bidder, Utility},
     profile::Worth,
 };
 
@@ -78,7 +78,7 @@ fn asked_at(price: f64, worth: &[Worth], supply: Supply) -> Round {
         fairness::market::Prices { memory: price / all.memory, bandwidth: (1.0 - price) / all.bandwidth };
     let purse = Purse { budget: 1.0 / worth.len() as f64, prices };
     let within = Limits { least: Bundle::default(), most: all };
-    let bundles = worth.iter().map(|worth| worth.asks(&purse, &within, &mut 0).bundle);
+    let bundles = worth.iter().map(|worth| worth.asks(&purse, &within, &mut Mark::default()).bundle);
     Round { price, dividend: 1.0, sum: sum(bundles, supply) }
 }
 
@@ -114,7 +114,7 @@ impl Utility for Remembers<'_> {
         self.worth.value(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut u32) -> Asked {
+    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         let asked = self.worth.asks(purse, within, mark);
         self.heard.borrow_mut().push(Heard {
             who: self.who,
