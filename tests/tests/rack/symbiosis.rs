@@ -94,7 +94,7 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
         assert!(cache.0 + stream.0 <= MEMORY_MIB, "{cache:?} {stream:?}");
     }
     let told = shares(&rack);
-    let tenants = told["tenants"].as_array().unwrap_or_else(|| panic!("{told}"));
+    let tenants = told.as_array().unwrap_or_else(|| panic!("{told}"));
     assert_eq!(tenants.len(), 2, "{told}");
     for tenant in tenants {
         assert_eq!(tenant["learnt_from"], "damon", "{told}");
@@ -107,9 +107,7 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
     rack.tarn("weigh h0 cache=3");
     rack.until("the weight counts", |rack| {
         let told = shares(rack);
-        let cache = told["tenants"]
-            .as_array()
-            .and_then(|all| all.iter().find(|one| one["tenant"] == "cache").cloned());
+        let cache = told.as_array().and_then(|all| all.iter().find(|one| one["tenant"] == "cache").cloned());
         cache.is_some_and(|cache| cache["fair"]["memory_mib"].as_u64() == Some(MEMORY_MIB * 3 / 4))
     });
 
