@@ -170,11 +170,11 @@ impl Metrics {
         let help = "Bytes per second that a tenant may move over the link, each way";
         r.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
         let help = "Part of its time that a tenant waited for memory in the last epoch";
-        r.register_with_unit("tenant_waited", help, Unit::Ratios, self.tenant_waited.clone());
+        r.register("tenant_waited_ratio", help, self.tenant_waited.clone());
         let help = "Pages per second that came back to a tenant after they had been taken away";
         r.register("tenant_refaults_per_second", help, self.tenant_refaults.clone());
         let help = "Throughput of a tenant against that of an equal split, as estimated";
-        r.register_with_unit("tenant_gain", help, Unit::Ratios, self.tenant_gain.clone());
+        r.register("tenant_gain_ratio", help, self.tenant_gain.clone());
     }
 
     /// An epoch of symbiosis is over.

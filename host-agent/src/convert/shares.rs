@@ -27,7 +27,9 @@ pub fn shares(report: Report) -> wire::Shares {
 
 /// As much of a text as the manager takes.
 fn shortened(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(SHARES_TEXT_BYTES_MAX));
+    let ends = text.char_indices().map(|(at, letter)| at + letter.len_utf8());
+    let end = ends.take_while(|end| *end <= SHARES_TEXT_BYTES_MAX).last();
+    text.truncate(end.unwrap_or(0));
     text
 }
 

@@ -55,7 +55,7 @@ struct Did {
 
 /// What happens in the host before anything is started: swap, and two cgroups with half of everything each.
 fn prepare() -> String {
-    let (half_bytes, half_rate) = (MEMORY_MIB / 2 << 20, u64::from(LINK_MB_S) / 2 * 1_000_000);
+    let (half_bytes, half_rate) = ((MEMORY_MIB / 2) << 20, u64::from(LINK_MB_S) / 2 * 1_000_000);
     format!(
         "
 mkswap /dev/vda > /dev/null
@@ -174,7 +174,7 @@ fn measure(host: &RackHost, seconds: u64, patience: &Patience) -> Result<Did, Fa
     })
 }
 
-/// MiB per second over all copies, as in `3	Method: MEMCPY	Elapsed: 0.5	MiB: 72.0	Copy: 144.0 MiB/s`.
+/// MiB per second over all copies, each a line with `MiB: 72.0` and `Elapsed: 0.5` between tabs.
 fn copied(log: &str) -> Option<f64> {
     let number = |line: &str, name: &str| -> Option<f64> {
         line.split('\t').find_map(|part| part.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
