@@ -77,6 +77,7 @@ impl Meter {
             remote: mib(now.swapped),
             worked: (now.worked_us - last.worked_us) as f64 / 1e6,
             misses: (now.misses - last.misses) as f64,
+            brought: now.refaults.saturating_sub(last.refaults) as f64,
             miss: period.miss,
             used: moved as f64 / 1e6 / seconds,
             limit: period.limit,

@@ -26,6 +26,8 @@ pub struct Sample {
     pub worked: f64,
     /// How often it had to wait for a page.
     pub misses: f64,
+    /// Pages that were brought to it: those it waited for, and those that were read ahead with them.
+    pub brought: f64,
     /// How long one such wait takes while the link is not full, in seconds.
     pub miss: f64,
     /// What it moved over the link, the busier way, in MB/s.
@@ -61,8 +63,9 @@ pub struct SampleError {
 
 /// Of an epoch, what it must have worked or waited for that to say anything.
 const IDLE: f64 = 0.01;
-/// What a tenant uses is this part of what it is taken to want: with all that it wants, it does not use so much that it seems to want more.
-const ROOM: f64 = 0.75;
+/// What a tenant uses is this part of what it is taken to want: the nearer to its limit, the longer its requests wait for each other, so that it would use
+/// less and less of less and less.
+const ROOM: f64 = 0.5;
 /// Of an epoch, the work of one that does nothing but wait.
 const WORK_MIN: f64 = 1e-4;
 /// The longest wait that is reckoned with, in seconds for each second of work.
@@ -183,6 +186,7 @@ impl Sample {
             ("remote memory", self.remote),
             ("work", self.worked),
             ("misses", self.misses),
+            ("pages brought", self.brought),
             ("time of a miss", self.miss),
             ("bandwidth used", self.used),
             ("bandwidth limit", self.limit),
@@ -195,10 +199,11 @@ impl Sample {
         }
     }
 
-    /// The part of touches that had to wait, if somebody looked; a page that was waited for was touched, whether or not that was seen.
+    /// The part of touches for which a page had to be brought, if somebody looked; such a page was touched, whether or not that was seen.
     fn missed(&self) -> Option<f64> {
-        let touches = (self.touched.as_ref()?.pages_per_second * self.seconds).max(self.misses);
-        Some(if touches > 0.0 { self.misses / touches } else { 0.0 })
+        let brought = self.brought.max(self.misses);
+        let touches = (self.touched.as_ref()?.pages_per_second * self.seconds).max(brought);
+        Some(if touches > 0.0 { brought / touches } else { 0.0 })
     }
 
     /// The power law by which its blocks are touched, if somebody looked; through the part of touches that had to wait.
@@ -229,6 +234,7 @@ mod tests {
             remote: 600.0,
             worked: 5.0,
             misses: 5000.0,
+            brought: 5000.0,
             miss: 1e-3,
             used: 10.0,
             limit: 50.0,
@@ -246,7 +252,7 @@ mod tests {
         let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
         assert!((value(400.0, 50.0) - 0.5).abs() < HARDLY, "it works half of the time");
         assert!((value(1000.0, 50.0) - 1.0).abs() < 1e-9);
-        assert_eq!(value(400.0, 14.0), value(400.0, 100.0), "it wants little more than it uses");
+        assert_eq!(value(400.0, 20.0), value(400.0, 100.0), "it wants no more than twice what it uses");
         assert!(value(400.0, 5.0) < value(400.0, 10.0));
     }
 
@@ -260,7 +266,7 @@ mod tests {
     #[test]
     fn who_never_waits_gains_nothing_from_anything() {
         let mut learner = Learner::default();
-        let busy = Sample { remote: 0.0, misses: 0.0, used: 0.0, ..sample() }; // what it has it may need
+        let busy = Sample { remote: 0.0, misses: 0.0, brought: 0.0, used: 0.0, ..sample() }; // what it has it may need
         learner.learn(&busy, 100.0).unwrap();
         let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
         let value = |memory| worth.value(Bundle { memory, bandwidth: 1.0 });
@@ -311,6 +317,23 @@ mod tests {
         let before = learner.waits(200.0);
         learner.learn(&Sample { worked: 0.05, misses: 1.0, ..sample() }, 100.0).unwrap();
         assert_eq!(learner.waits(200.0), before);
+    }
+
+    #[test]
+    fn pages_that_are_read_ahead_are_missed_as_well() {
+        let counts = vec![10; 1000];
+        let sample = |brought| {
+            let touched =
+                Touched { histogram: Histogram::new(counts.clone()), block: 1.0, pages_per_second: 4000.0 };
+            Sample { touched: Some(touched), brought, ..sample() }
+        };
+        let waits = |brought| {
+            let mut learner = Learner::default();
+            learner.learn(&sample(brought), 100.0).unwrap();
+            learner.waits(700.0) / learner.waits(400.0)
+        };
+        assert_eq!(waits(40_000.0), 1.0, "it goes through all pages, and more memory is of no use");
+        assert!(waits(5000.0) < 0.8);
     }
 
     #[test]

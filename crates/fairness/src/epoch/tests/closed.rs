@@ -61,6 +61,7 @@ impl True {
             remote: self.footprint - memory,
             worked: work * EPOCH_S * noise(),
             misses: misses * EPOCH_S * noise(),
+            brought: misses * EPOCH_S * noise(),
             miss: MISS_S * noise(),
             used: misses * PAGE_MB * noise(),
             limit: share.bandwidth_mb_s as f64,
