@@ -15,8 +15,9 @@ use crate::market::{
 const PACE: f64 = 0.5;
 /// That, and what is handed out beyond what was bought or is rounded.
 const REACH: f64 = 1.2 * PACE;
-/// Of a fair share, what a tenant keeps at least of both goods, a unit at least: who is estimated to need nothing may be wrongly estimated, and with nothing it stands still.
-const KEPT_PART: f64 = 0.1;
+/// Of a fair share, what a tenant keeps at least, and a unit at least: who is estimated to need nothing may be wrongly estimated, and with nothing it stands
+/// still. Of bandwidth it is more: who is given memory fills it through the link, and to who has enough of it now the link is worth nothing until it changes.
+const KEPT: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
 /// Of a fair share, what a share must move by to be moved: sizes are not known better.
 const MOVED: f64 = 0.05;
 /// What the geometric mean of throughputs must rise by for shares to be moved (Spirit's allocator: 1.005).
@@ -49,7 +50,7 @@ pub struct Member<U> {
     pub name: Arc<str>,
     /// How much of everything it may have relative to others; more than 0.
     pub weight: f64,
-    /// The least it must have of both; not more than its fair share. A tenth of that it has in any case.
+    /// The least it must have of both; not more than its fair share. Some of that it has in any case.
     pub least: Share,
     /// What a share is worth to it.
     pub utility: U,
@@ -223,8 +224,9 @@ impl Dealt {
 fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
     let weights: f64 = members.iter().map(|member| member.weight).sum();
     let least = |member: &Member<U>| {
-        let part = KEPT_PART * member.weight / weights;
-        let kept = Bundle::from(supply.all()).times(Bundle { memory: part, bandwidth: part }).floor();
+        let part = member.weight / weights;
+        let fair = Bundle::from(supply.all()).times(Bundle { memory: part, bandwidth: part });
+        let kept = fair.times(KEPT).floor();
         Share {
             memory_mib: member.least.memory_mib.max(kept.memory_mib).max(1),
             bandwidth_mb_s: member.least.bandwidth_mb_s.max(kept.bandwidth_mb_s).max(1),
