@@ -7,7 +7,8 @@ use pool::protocol::{
 };
 use proto::v1 as wire;
 use units::{
-    Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, limits::WEIGHT_MAX,
+    Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId,
+    limits::{WEIGHT_MAX, is_weight},
 };
 
 use crate::touched::Touched;
@@ -75,9 +76,12 @@ pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, Invalid> {
     let weight = |w: wire::Weight| {
         let name = Name::new(&w.tenant);
         let name = name.map_err(|error| Invalid { field: "weights.tenant", problem: error.to_string() })?;
-        let is_one = w.weight.is_finite() && w.weight > 0.0 && w.weight <= WEIGHT_MAX;
         let problem = format!("{} must be more than 0, and at most {WEIGHT_MAX}", w.weight);
-        if is_one { Ok((name, w.weight)) } else { Err(Invalid { field: "weights.weight", problem }) }
+        if is_weight(w.weight) {
+            Ok((name, w.weight))
+        } else {
+            Err(Invalid { field: "weights.weight", problem })
+        }
     };
     w.weights.into_iter().map(weight).collect()
 }

@@ -301,7 +301,7 @@ impl Symbiosis {
 
     /// A cgroup that may be a tenant; nothing, if a pinned VM runs in it.
     fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
-        let counters = self.cgroups.counters(name.as_str(), Some(self.remote.number()))?;
+        let counters = self.cgroups.counters(name.as_str(), self.remote.number())?;
         let processes = self.cgroups.processes(name.as_str())?;
         let vm = vms.iter().find(|vm| processes.contains(&vm.process.pid));
         let vm = vm.map(|vm| (vm.pinned, vm.local));
@@ -383,7 +383,7 @@ impl Symbiosis {
     }
 
     fn member(&self, one: &Taking, supply: Supply) -> Result<Member<Worth>, Missing> {
-        let most = one.most.map_or(f64::INFINITY, |most| most.get() as f64 / Bytes::mib(1).get() as f64);
+        let most = one.most.map_or(f64::INFINITY, meter::mib);
         let utility = self.meters[&one.name].learner().worth(supply, most);
         let utility = utility.map_err(|error| Missing(format!("{}: {error}", one.name)))?;
         Ok(Member { name: one.name.as_str().into(), weight: one.weight, least: one.least, utility })

@@ -21,7 +21,7 @@ use pool::{
 use tokio::sync::watch;
 use units::{
     Name,
-    limits::{TENANTS_PER_HOST_MAX, WEIGHT_MAX},
+    limits::{TENANTS_PER_HOST_MAX, is_weight},
 };
 
 pub use rows::judge;
@@ -32,16 +32,11 @@ use crate::{
     store::{Scan, StoreError},
 };
 
-/// How much tenants of one host may have relative to each other, by their names: each more than 0 and at most [`WEIGHT_MAX`].
+/// How much tenants of one host may have relative to each other, by their names: each as [`is_weight`] says.
 pub type Weights = BTreeMap<Name, f64>;
 
 /// Weights of all hosts that have some, by their names.
 type Weighed = BTreeMap<Name, Arc<Weights>>;
-
-/// Whether it may be a tenant's weight.
-pub fn is_weight(weight: f64) -> bool {
-    weight > 0.0 && weight <= WEIGHT_MAX
-}
 
 /// Why weights were not set.
 #[derive(Debug, thiserror::Error)]

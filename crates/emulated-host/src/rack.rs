@@ -22,7 +22,7 @@ pub use self::{
     control::Said,
     host::RackHost,
     hosts::Hosts,
-    plan::{Device, Drive, Plan},
+    plan::{Device, Drive, FOR_TENANTS, Plan},
     power::Power,
     whole::{Programs, Rack, RackPlan},
 };

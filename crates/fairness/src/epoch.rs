@@ -1,8 +1,8 @@
 //! One epoch of a host, decided: from what shares are worth to its tenants to who has how much from now on.
 //!
 //! The market says what would be best; here is how much of that is done at once. Estimates are good near what tenants have, so nobody's share moves by more
-//! than half a fair share in an epoch; only what the next epoch still finds best, with what it has measured on the way there, is done whole. What would
-//! change next to nothing is not done, so that noise moves nothing.
+//! than half a fair share in an epoch; only if the next epoch, with what it has measured there, wants to go on the same way, that is done whole. What
+//! would change next to nothing is not done, so that noise moves nothing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -87,7 +87,7 @@ pub struct Decision {
 #[derive(Clone, Debug, Default)]
 pub struct Epochs {
     dealt: Option<Dealt>,
-    /// Which way the last epoch wanted to go with each tenant's share, if it did not go whole.
+    /// Which way the last epoch wanted to go with each tenant's share; nowhere, if it wanted nothing.
     aimed: BTreeMap<Arc<str>, Bundle>,
     trail: Trail,
     turn: usize,
@@ -120,16 +120,15 @@ impl Epochs {
         market.refine(&mut outcome, Aim { without_envy: true, margin: 0.0 });
         self.trail = std::mem::take(&mut outcome.trail);
         self.turn = self.turn.wrapping_add(1);
-        let held = self.dealt.as_ref().and_then(|dealt| dealt.of(supply, members));
-        let held = held.filter(|_| !is_worth_it(&market, &had, &outcome.bought));
+        let same = self.dealt.as_ref().and_then(|dealt| dealt.of(supply, members));
+        let is_idle = same.is_some() && !is_worth_it(&market, &had, &outcome.bought);
         let is_agreed = self.agrees(&market, members, &had, &outcome.bought);
-        self.aim(members, &had, if held.is_some() { &had } else { &outcome.bought });
-        let way = if held.is_some() || is_agreed { 1.0 } else { market.pace(&mut outcome, &had, PACE) };
+        self.aim(members, &had, if is_idle { &had } else { &outcome.bought });
+        let way = if is_idle || is_agreed { 1.0 } else { market.pace(&mut outcome, &had, PACE) };
         // Where throughputs leap there may be no stop on the way: then there is none before the next epoch agrees.
         let is_leap =
             !is_agreed && (0..had.len()).any(|at| !market.is_near(at, had[at], outcome.bought[at], REACH));
-        let held =
-            if is_leap { self.dealt.as_ref().and_then(|dealt| dealt.of(supply, members)) } else { held };
+        let held = same.filter(|_| is_idle || is_leap);
         let change = if held.is_some() { Change::Held } else { Change::Set { way } };
         let certificate = market.certify(&outcome);
         let shares = held.unwrap_or(outcome.shares);

@@ -314,6 +314,12 @@ pub const TENANTS_WATCHED_MAX: usize = 32;
 pub const WATCHED_REGIONS_MAX: usize = 1000;
 /// The most that a tenant may have relative to others: its weight.
 pub const WEIGHT_MAX: f64 = 1e6;
+
+/// Whether it may be a tenant's weight: a number more than 0, and at most [`WEIGHT_MAX`].
+pub fn is_weight(weight: f64) -> bool {
+    weight > 0.0 && weight <= WEIGHT_MAX
+}
+
 /// The longest text in what an agent tells of shares, in bytes.
 pub const SHARES_TEXT_BYTES_MAX: usize = 400;
 /// The largest number in it, whatever it counts.

@@ -11,7 +11,7 @@ use units::{
     Name, Ns,
     limits::{
         EPOCH_DEFAULT, EPOCH_MAX, EPOCH_MIN, LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, TENANTS_PER_HOST_MAX,
-        WEIGHT_MAX,
+        WEIGHT_MAX, is_weight,
     },
 };
 
@@ -126,7 +126,7 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> 
 
 fn check_one(one: &RawOne, enforce: Enforce, supply: Supply) -> Result<One, Fault> {
     let weight = one.weight.unwrap_or(1.0);
-    if !(weight.is_finite() && weight > 0.0 && weight <= WEIGHT_MAX) {
+    if !is_weight(weight) {
         let rule = format!("must be more than 0, and at most {WEIGHT_MAX}");
         return Err(fault("symbiosis.tenants.weight", weight, rule));
     }

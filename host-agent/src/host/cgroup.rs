@@ -2,7 +2,7 @@
 //! here, and no other file of a cgroup is written.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -92,14 +92,14 @@ impl Cgroups {
     ///
     /// # Errors
     /// It is gone, or its controllers `memory`, `cpu` and `io` are not there.
-    pub fn counters(&self, name: &str, device: Option<&str>) -> Result<Counters, SysfsError> {
+    pub fn counters(&self, name: &str, device: &str) -> Result<Counters, SysfsError> {
         let number = |file: &str| self.files.number(format!("{name}/{file}")).map(Bytes::new);
         let swapped = match number("memory.swap.current") {
             Err(error) if error.is_gone() => Bytes::ZERO, // the kernel has no swap
             read => read?,
         };
         let io = self.text(name, "io.stat")?;
-        let io = device.and_then(|device| line_of(&io, device)).unwrap_or_default().to_owned();
+        let io = line_of(&io, device).unwrap_or_default();
         let stalled = self.text(name, "memory.pressure").ok();
         let memory = self.text(name, "memory.stat")?;
         let of_memory = |key| self.found(name, "memory.stat", &memory, key);
@@ -110,8 +110,8 @@ impl Cgroups {
             worked_us: self.found(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
             misses: of_memory("pgmajfault")?,
             refaults: of_memory("workingset_refault_anon")? + of_memory("workingset_refault_file")?,
-            read: assigned(&io, "rbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
-            written: assigned(&io, "wbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+            read: assigned(io, "rbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+            written: assigned(io, "wbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
             stalled_us: stalled.and_then(|text| assigned(line_of(&text, "some")?, "total")?.parse().ok()),
         })
     }
@@ -127,7 +127,7 @@ impl Cgroups {
             let text = match self.files.text(folder.join("cgroup.procs")) {
                 Ok(text) => text,
                 // One in it has gone meanwhile, or has threads only: the processes are those of the one above.
-                Err(error) if folder != own && (is_gone(&error) || has_threads_only(&error)) => continue,
+                Err(error) if folder != own && (error.is_gone() || has_threads_only(&error)) => continue,
                 Err(error) => return Err(error),
             };
             found.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()));
@@ -220,18 +220,6 @@ fn has_threads_only(error: &SysfsError) -> bool {
     matches!(error, SysfsError::Read { errno, .. } if errno.raw_os_error() == Some(code))
 }
 
-/// Whether something was refused as if there were no such file: of a tenant that is gone, or of a kernel that has none.
-pub fn is_gone(error: &SysfsError) -> bool {
-    let gone = |errno: &io::Error| {
-        errno.kind() == io::ErrorKind::NotFound
-            || errno.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
-    };
-    match error {
-        SysfsError::Read { errno, .. } | SysfsError::Write { errno, .. } => gone(errno),
-        SysfsError::Unreadable { .. } => false,
-    }
-}
-
 /// Cgroups in a temporary folder, for tests. They hold still, and take whatever is written.
 #[cfg(test)]
 pub(crate) mod made_up {
@@ -303,7 +291,7 @@ mod tests {
             written: 8192,
             stalled_us: Some(777),
         };
-        assert_eq!(cgroups.counters("db", Some("253:0")).unwrap(), counters);
+        assert_eq!(cgroups.counters("db", "253:0").unwrap(), counters);
     }
 
     #[test]
@@ -329,11 +317,15 @@ mod tests {
     #[test]
     fn one_that_is_gone_is_told_from_one_that_cannot_be_read() {
         let (made_up, cgroups) = made_up::cgroups(&["db"]);
-        assert!(is_gone(&cgroups.counters("cache", None).unwrap_err()));
-        assert!(is_gone(&cgroups.limit_memory("cache", Some(1 << 20)).unwrap_err()));
+        assert!(cgroups.counters("cache", "253:0").unwrap_err().is_gone());
+        let gone = units::chain(&cgroups.limit_memory("cache", Some(1 << 20)).unwrap_err());
+        assert!(
+            gone.ends_with("No such file or directory (os error 2)") && !cgroups.is_there("cache"),
+            "{gone}"
+        );
         made_up.files("db", &[("cpu.stat", "what")]);
-        let error = cgroups.counters("db", None).unwrap_err();
-        assert!(!is_gone(&error));
+        let error = cgroups.counters("db", "253:0").unwrap_err();
+        assert!(!error.is_gone());
         assert!(
             error.to_string().ends_with("db/cpu.stat holds \"what\", which is not usage_usec"),
             "{error}"

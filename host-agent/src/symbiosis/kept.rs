@@ -12,8 +12,7 @@ use fairness::{
     market::{Share, Supply},
 };
 use serde::{Deserialize, Serialize};
-
-use units::limits::WEIGHT_MAX;
+use units::limits::is_weight;
 
 use crate::runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably};
 
@@ -79,10 +78,8 @@ impl Kept {
             serde_json::from_slice(&bytes).map_err(corrupt)?;
         let supply = Supply { memory_mib, bandwidth_mb_s };
         let weighed = |(name, one): (String, WrittenOne)| {
-            let is_sound = one.weight > 0.0
-                && one.weight <= WEIGHT_MAX
-                && one.memory_mib <= memory_mib
-                && one.bandwidth_mb_s <= bandwidth_mb_s;
+            let is_sound =
+                is_weight(one.weight) && one.memory_mib <= memory_mib && one.bandwidth_mb_s <= bandwidth_mb_s;
             let share = Share { memory_mib: one.memory_mib, bandwidth_mb_s: one.bandwidth_mb_s };
             let wrong = || serde::de::Error::custom(format!("{name} has a weight or a share out of range"));
             if is_sound {

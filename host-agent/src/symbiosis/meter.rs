@@ -91,13 +91,13 @@ impl Meter {
             memory: now.memory,
             used: sample.used,
             waited: waited.clamp(0.0, 1.0),
-            refaults: now.refaults.saturating_sub(last.refaults) as f64 / seconds,
+            refaults: sample.brought / seconds,
             was_watched: sample.touched.is_some(),
         }))
     }
 }
 
-fn mib(bytes: Bytes) -> f64 {
+pub(super) fn mib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / Bytes::mib(1).get() as f64
 }
 
@@ -117,7 +117,7 @@ fn touched(watched: &Watched, now: Counters) -> Touched {
     let of_addresses = (block as f64 / part) as u64;
     Touched {
         histogram: Histogram::new(watched.blocks(of_addresses)),
-        block: block as f64 / Bytes::mib(1).get() as f64,
+        block: mib(Bytes::new(block)),
         pages_per_second: watched.pages_per_second() * part,
     }
 }

@@ -7,10 +7,11 @@ use proto::v1 as wire;
 use units::Name;
 use units::limits::{
     LOCAL_MIB_PER_HOST_MAX, SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX,
+    is_weight,
 };
 
 use super::requests::{Invalid, named};
-use crate::shares::{Weights, is_weight};
+use crate::shares::Weights;
 
 /// What becomes of a share.
 const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use units::Name;
 
-use super::{Weighed, Weights, is_weight};
+use units::limits::is_weight;
+
+use super::{Weighed, Weights};
 use crate::store::{Scan, StoreError, Table, Write};
 
 /// A row with its version.

@@ -96,8 +96,10 @@ impl Server {
 
     fn answer(&mut self) -> io::Result<&str> {
         self.line.clear();
-        self.read.read_line(&mut self.line)?;
-        Ok(&self.line)
+        match self.read.read_line(&mut self.line)? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "memcached has hung up")),
+            _ => Ok(&self.line),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tenants of a real host, with real cgroups, swap and DAMON: who has how much follows what they do, at any time no more is dealt out than there is, and
 //! nothing that happens to one of them or to the agent changes what the others have.
 
-use emulated_host::rack::Drive;
+use emulated_host::rack::{Drive, FOR_TENANTS};
 use serde_json::Value;
 use tests::{
     linux_guests::bed,
@@ -13,15 +13,6 @@ const MEMORY_MIB: u64 = 192;
 const LINK_MB_S: u64 = 40;
 /// Where the agent's metrics are, in its host.
 const METRICS: &str = "127.0.0.1:9751";
-/// Swap, and a folder for tenants.
-const PREPARE: &str = "
-echo root:x:0:0::/:/bin/sh > /etc/passwd
-mkswap /dev/vda > /dev/null
-swapon /dev/vda
-echo '+memory +io +cpu' > /sys/fs/cgroup/cgroup.subtree_control
-mkdir /sys/fs/cgroup/tenants
-echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
-";
 
 fn rack() -> RealRack {
     let mut plan = plan(1, &[1], "dax");
@@ -34,7 +25,7 @@ fn rack() -> RealRack {
     plan.hosts.append += " psi=1";
     plan.hosts.drives = vec![Drive { mib: 1024, mb_s: 40 }];
     plan.hosts.programs.extend([bed().tool("mbw"), bed().tool("memcached"), programs().join("zipf-load")]);
-    plan.hosts.script = PREPARE.to_owned();
+    plan.hosts.script = FOR_TENANTS.to_owned();
     RealRack::start(plan)
 }
 
@@ -112,7 +103,9 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
     });
 
     // Killed in the middle of an epoch, with its cgroup.
-    rack.run(0, "kill -9 $(pidof mbw); sleep 0.5; rmdir /sys/fs/cgroup/tenants/stream");
+    rack.run(0, "kill -9 $(pidof mbw)");
+    let remove = "rmdir /sys/fs/cgroup/tenants/stream 2> /dev/null && echo gone; true";
+    rack.until("its cgroup is gone", |rack| rack.run(0, remove).trim() == "gone");
     rack.until("its share is the other's", |rack| limits(rack, "cache").0 >= MEMORY_MIB - 1);
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use emulated_host::{
     Bed, HostError,
-    rack::{Device, Drive, Plan, Programs, Rack, RackHost, RackPlan},
+    rack::{Device, Drive, FOR_TENANTS, Plan, Programs, Rack, RackHost, RackPlan},
 };
 
 use crate::{bed, failure::Failure, step::build, wait::Patience};
@@ -53,17 +53,11 @@ struct Did {
     got: f64,
 }
 
-/// What happens in the host before anything is started: swap, and two cgroups with half of everything each.
+/// What happens in the host before anything is started: two tenants get half of everything each.
 fn prepare() -> String {
     let (half_bytes, half_rate) = ((MEMORY_MIB / 2) << 20, u64::from(LINK_MB_S) / 2 * 1_000_000);
     format!(
-        "
-mkswap /dev/vda > /dev/null
-swapon /dev/vda
-echo root:x:0:0::/:/bin/sh > /etc/passwd
-echo '+memory +io +cpu' > /sys/fs/cgroup/cgroup.subtree_control
-mkdir /sys/fs/cgroup/tenants
-echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
+        "{FOR_TENANTS}
 for tenant in stream cache; do
   mkdir /sys/fs/cgroup/tenants/$tenant
   echo {half_bytes} > /sys/fs/cgroup/tenants/$tenant/memory.high

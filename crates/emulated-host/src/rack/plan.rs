@@ -36,6 +36,17 @@ pub struct Drive {
     pub mb_s: u32,
 }
 
+/// What a host does, in [`Plan::script`], that is to have tenants: its first drive is swap, `/sys/fs/cgroup/tenants` is for cgroups whose memory, bytes and
+/// processors are counted and limited, and programs find the user root.
+pub const FOR_TENANTS: &str = "
+echo root:x:0:0::/:/bin/sh > /etc/passwd
+mkswap /dev/vda > /dev/null
+swapon /dev/vda
+echo '+memory +io +cpu' > /sys/fs/cgroup/cgroup.subtree_control
+mkdir /sys/fs/cgroup/tenants
+echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
+";
+
 /// What hosts a rack has.
 #[derive(Clone, Debug)]
 pub struct Plan {

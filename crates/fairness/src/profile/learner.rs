@@ -79,7 +79,7 @@ const UNKNOWN: f64 = 1.0;
 #[derive(Clone, Debug, Default)]
 pub struct Learner {
     waits: Waits,
-    /// The part of touches that had to wait.
+    /// The part of touches for which a page had to be brought.
     missed: Option<Mean>,
     law: Option<PowerLaw>,
     /// Pages that it touches in a second, if somebody has looked.
@@ -117,16 +117,20 @@ impl Learner {
         let touches = pages_per_second * sample.seconds / work;
         self.without = (touches * sample.miss).min(WAITS_MAX);
         let waited = (sample.misses * sample.miss / work).min(WAITS_MAX);
-        let (law, footprint, without) = (self.law, self.footprint, self.without);
-        let model = |memory| without * misses(law, footprint, memory);
+        let model = self.model();
         self.waits.note(sample.memory.max(1.0), waited, model);
         Ok(())
     }
 
     /// Seconds that it waits for each second of work with so much memory (MiB), if the link is not full.
     pub fn waits(&self, memory: f64) -> f64 {
-        let model = |memory| self.without * misses(self.law, self.footprint, memory);
-        self.waits.at(memory, model).min(WAITS_MAX)
+        self.waits.at(memory, self.model()).min(WAITS_MAX)
+    }
+
+    /// The same by the model alone.
+    fn model(&self) -> impl Fn(f64) -> f64 + use<> {
+        let (law, footprint, without) = (self.law, self.footprint, self.without);
+        move |memory| without * misses(law, footprint, memory)
     }
 
     /// What shares are worth to it; memory beyond `most` MiB it cannot have, whoever says so.

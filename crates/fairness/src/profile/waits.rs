@@ -12,6 +12,8 @@ const MEAN_OF: f64 = 8.0;
 const SAME: f64 = 0.15;
 /// Seconds waited for each second of work that are as good as none: less is not told apart from it.
 pub(super) const HARDLY: f64 = 0.01;
+/// What who did not wait is taken to have waited, where it is reckoned how many times as long it would with less.
+const NEXT_TO_NOTHING: f64 = 0.25 * HARDLY;
 /// Waits at two sizes that are taken for one, relative: between them more memory is of no use as far as anybody can tell.
 const ALIKE: f64 = 0.05;
 /// From this factor, and this difference, between what was measured and what was expected, a tenant does something else than it did.
@@ -24,9 +26,7 @@ struct Measured {
     /// MiB.
     memory: f64,
     /// Seconds waited for each second of work.
-    waits: f64,
-    /// Of how many measurements that is the mean.
-    count: f64,
+    waits: Mean,
     /// Epochs since.
     age: u32,
 }
@@ -67,30 +67,31 @@ impl Waits {
         self.measured.iter_mut().for_each(|one| one.age += 1);
         let is_near = |one: &Measured| (one.memory - memory).abs() <= NEAR * memory;
         let near = self.measured.iter().position(is_near).map(|at| self.measured.remove(at));
-        let near = near.map(|near| Mean { value: near.waits, count: near.count });
-        let Mean { value: waits, count } = Mean::with(near, waits);
+        let mean = Mean::with(near.map(|near| near.waits), waits);
+        let waits = mean.value;
         // What says that more memory made it wait longer is of another time.
         self.measured.retain(|one| {
             one.age < WAITS_EPOCHS_MAX
-                && if one.memory < memory { one.waits >= waits } else { one.waits <= waits }
+                && if one.memory < memory { one.waits.value >= waits } else { one.waits.value <= waits }
         });
         if self.measured.len() == WAITS_MEASURED_MAX {
             let oldest = (0..self.measured.len()).max_by_key(|at| self.measured[*at].age);
             oldest.map(|at| self.measured.remove(at));
         }
         let at = self.measured.partition_point(|one| one.memory < memory);
-        self.measured.insert(at, Measured { memory, waits, count, age: 0 });
+        self.measured.insert(at, Measured { memory, waits: mean, age: 0 });
         self.level(waits);
     }
 
     /// Those that waited about as long are taken to have waited equally long.
     fn level(&mut self, waits: f64) {
-        let is_alike = |one: &Measured| (one.waits - waits).abs() <= ALIKE * waits;
-        let alike = self.measured.iter().filter(|one| is_alike(one));
-        let (sum, count) =
-            alike.fold((0.0, 0.0), |(sum, count), one| (sum + one.waits * one.count, count + one.count));
-        let all = self.measured.iter_mut().filter(|one| is_alike(one));
-        all.for_each(|one| one.waits = sum / count);
+        let is_alike = |one: &&mut Mean| (one.value - waits).abs() <= ALIKE * waits;
+        let mut alike: Vec<&mut Mean> =
+            self.measured.iter_mut().map(|one| &mut one.waits).filter(is_alike).collect();
+        let add =
+            |(sum, count): (f64, f64), one: &&mut Mean| (sum + one.value * one.count, count + one.count);
+        let (sum, count) = alike.iter().fold((0.0, 0.0), add);
+        alike.iter_mut().for_each(|one| one.value = sum / count);
     }
 
     /// Seconds that it waits for each second of work, with so much memory.
@@ -118,19 +119,19 @@ fn between(less: &Measured, more: &Measured, memory: f64, model: impl Fn(f64) ->
     } else {
         (more.memory - memory) / (more.memory - less.memory)
     };
-    more.waits + part.clamp(0.0, 1.0) * (less.waits - more.waits)
+    more.waits.value + part.clamp(0.0, 1.0) * (less.waits.value - more.waits.value)
 }
 
 /// On the side where nothing was measured: as many times as long, from next to nothing up; or as much longer where the model says that it should not have
 /// waited at all. Where it should have and did not, what it has elsewhere it does not touch as the model thinks.
 fn beside(one: &Measured, memory: f64, model: impl Fn(f64) -> f64) -> f64 {
-    let (here, there) = (model(one.memory), model(memory));
+    let (here, there, waits) = (model(one.memory), model(memory), one.waits.value);
     if here <= 0.0 {
-        (one.waits + there).max(0.0)
+        (waits + there).max(0.0)
     } else if memory < one.memory {
-        one.waits.max(0.25 * HARDLY) * there / here
+        waits.max(NEXT_TO_NOTHING) * there / here
     } else {
-        one.waits * there / here
+        waits * there / here
     }
 }
 
