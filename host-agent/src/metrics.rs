@@ -169,7 +169,7 @@ impl Metrics {
         r.register_with_unit("tenant_memory_share", help, Unit::Bytes, self.tenant_memory.clone());
         let help = "Bytes per second that a tenant may move over the link, each way";
         r.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
-        let help = "Part of its time that a tenant waited for memory in the last epoch";
+        let help = "Part of its time that some of a tenant waited for pages or devices in the last epoch";
         r.register("tenant_waited_ratio", help, self.tenant_waited.clone());
         let help = "Pages per second that came back to a tenant after they had been taken away";
         r.register("tenant_refaults_per_second", help, self.tenant_refaults.clone());

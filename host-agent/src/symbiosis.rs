@@ -99,6 +99,8 @@ struct Candidate {
     /// Of a VM that runs in it, if one does, whether it is pinned, and its local memory.
     vm: Option<(bool, Bytes)>,
     counters: Counters,
+    /// What it may move over the link, in MB/s, if anybody limits that.
+    limit: Option<f64>,
 }
 
 /// One that takes part, with what is said of it.
@@ -240,11 +242,10 @@ impl Symbiosis {
         self.meters.retain(|name, _| candidates.iter().any(|candidate| candidate.name == *name));
         let (miss, link) = (self.remote.read_s(), self.config.supply.bandwidth_mb_s as f64);
         let (mut taking, mut missing) = (Vec::new(), None);
-        for Candidate { name, vm, counters } in candidates {
+        for Candidate { name, vm, counters, limit } in candidates {
             let meter = self.meters.entry(name.clone()).or_default();
-            let had = self.epochs.dealt().and_then(|dealt| dealt.tenants.get(name.as_str()));
-            let limit = had.map_or(link, |one| one.share.bandwidth_mb_s as f64);
-            let period = meter::Period { now, miss, limit, link };
+            let period =
+                meter::Period { now, miss, limit: limit.map_or(link, |limit| limit.min(link)), link };
             match meter.measure(counters, seen.remove(&name), &period) {
                 Ok(Some(measured)) => taking.push(self.taking(name, vm, counters, measured)),
                 Ok(None) => {
@@ -302,10 +303,14 @@ impl Symbiosis {
     /// A cgroup that may be a tenant; nothing, if a pinned VM runs in it.
     fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
         let counters = self.cgroups.counters(name.as_str(), self.remote.number())?;
+        // Where limits cannot be read they cannot be set either, and then that is told.
+        let limits = self.cgroups.limits(name.as_str(), self.remote.number()).unwrap_or_default();
+        let limit = limits.read.into_iter().chain(limits.written).min().map(|bytes| bytes as f64 / 1e6);
         let processes = self.cgroups.processes(name.as_str())?;
         let vm = vms.iter().find(|vm| processes.contains(&vm.process.pid));
         let vm = vm.map(|vm| (vm.pinned, vm.local));
-        Ok((!matches!(vm, Some((true, _)))).then_some(Candidate { name, vm, counters }))
+        let is_pinned = matches!(vm, Some((true, _)));
+        Ok((!is_pinned).then_some(Candidate { name, vm, counters, limit }))
     }
 
     /// The VMs whose processes run; of one of which nobody can tell, it is thought so.

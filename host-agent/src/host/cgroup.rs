@@ -36,8 +36,9 @@ pub struct Counters {
     pub read: u64,
     /// See `read`.
     pub written: u64,
-    /// Microseconds in which some of it waited for memory; nothing where the kernel does not count them.
-    pub stalled_us: Option<u64>,
+    /// Microseconds in which some of it waited for memory, and for devices; nothing where the kernel does not count them. Pages that are waited for are in
+    /// one of both, or in both: in the first if they had been in use, in the second also while they are held up by a limit.
+    pub stalled_us: Option<(u64, u64)>,
 }
 
 /// Limits of a tenant; nothing where there is none.
@@ -100,7 +101,10 @@ impl Cgroups {
         };
         let io = self.text(name, "io.stat")?;
         let io = line_of(&io, device).unwrap_or_default();
-        let stalled = self.text(name, "memory.pressure").ok();
+        let stalled = |file| {
+            let text = self.text(name, file).ok()?;
+            assigned(line_of(&text, "some")?, "total")?.parse().ok()
+        };
         let memory = self.text(name, "memory.stat")?;
         let of_memory = |key| self.found(name, "memory.stat", &memory, key);
         Ok(Counters {
@@ -112,7 +116,7 @@ impl Cgroups {
             refaults: of_memory("workingset_refault_anon")? + of_memory("workingset_refault_file")?,
             read: assigned(io, "rbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
             written: assigned(io, "wbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
-            stalled_us: stalled.and_then(|text| assigned(line_of(&text, "some")?, "total")?.parse().ok()),
+            stalled_us: stalled("memory.pressure").zip(stalled("io.pressure")),
         })
     }
 
@@ -249,6 +253,7 @@ pub(crate) mod made_up {
                 "memory.pressure",
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0",
             ),
+            ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"),
             ("cpu.stat", "usage_usec 0\nuser_usec 0"),
             ("io.stat", ""),
             ("io.max", ""),
@@ -278,6 +283,7 @@ mod tests {
                 "memory.pressure",
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total=777\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1",
             ),
+            ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=888"),
         ];
         made_up.files("db", &files);
         let counters = Counters {
@@ -289,7 +295,7 @@ mod tests {
             refaults: 11,
             read: 4096,
             written: 8192,
-            stalled_us: Some(777),
+            stalled_us: Some((777, 888)),
         };
         assert_eq!(cgroups.counters("db", "253:0").unwrap(), counters);
     }

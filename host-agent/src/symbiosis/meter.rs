@@ -38,7 +38,7 @@ pub struct Measured {
     pub memory: Bytes,
     /// Of the link, the busier way, in MB/s.
     pub used: f64,
-    /// Part of its time that it waited for memory, 0 to 1.
+    /// Part of its time that some of it waited for pages or for devices, 0 to 1.
     pub waited: f64,
     /// Pages per second that came back after they had been taken away.
     pub refaults: f64,
@@ -70,6 +70,10 @@ impl Meter {
             return Ok(None);
         };
         let seconds = period.now.saturating_sub(then).as_secs_f64();
+        let stalled = now.stalled_us.zip(last.stalled_us).map(|(now, last)| {
+            let us = now.0.saturating_sub(last.0).max(now.1.saturating_sub(last.1));
+            (us as f64 / 1e6).min(seconds)
+        });
         let moved = now.read.saturating_sub(last.read).max(now.written.saturating_sub(last.written));
         let sample = Sample {
             seconds,
@@ -81,11 +85,10 @@ impl Meter {
             miss: period.miss,
             used: moved as f64 / 1e6 / seconds,
             limit: period.limit,
+            stalled,
             touched: watched.map(|watched| touched(&watched, now)),
         };
         self.learner.learn(&sample, period.link)?;
-        let stalled =
-            now.stalled_us.zip(last.stalled_us).map(|(now, last)| now.saturating_sub(last) as f64 / 1e6);
         let waited = stalled.map_or_else(|| reckoned(&sample), |stalled| stalled / seconds);
         Ok(Some(Measured {
             memory: now.memory,

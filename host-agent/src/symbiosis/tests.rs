@@ -130,6 +130,26 @@ fn who_waits_for_memory_gets_more_of_it_and_limits_are_what_is_told() {
 }
 
 #[test]
+fn who_is_held_up_by_its_limit_wants_what_it_would_have_moved_without() {
+    let mut bed = Bed::new(&["cache", "web"]);
+    bed.settled(&TWO);
+    // 16 MB/s of 18; it worked for 8 s and waited for 4 s, as its device is quick.
+    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
+    bed.cgroups.files(
+        "cache",
+        &[
+            ("io.max", "7:7 rbps=18000000 wbps=max riops=max wiops=max"),
+            ("io.pressure", "some avg10=90.00 avg60=0.00 avg300=0.00 total=10000000"),
+        ],
+    );
+    let report = bed.epoch();
+    let cache = share(&report, "cache");
+    let used = cache.measured.unwrap().used;
+    assert!((cache.wanted / used - 1.5).abs() < 1e-9, "{cache:?}");
+    assert_eq!(share(&report, "web").wanted, share(&report, "web").measured.unwrap().used);
+}
+
+#[test]
 fn the_first_epoch_is_measured_and_limits_nobody() {
     let mut bed = Bed::new(&["cache", "web"]);
     let report = bed.epoch();

@@ -44,14 +44,20 @@ impl Slowdown {
     /// # Errors
     /// A number is out of range.
     pub fn new(curve: Arc<MissCurve>, gamma: f64, wanted: f64) -> Result<Self, SlowdownError> {
+        Self::check(gamma, wanted)?;
+        let last = curve.knots()[curve.knots().len() - 1];
+        Ok(Self { curve, last, gamma, wanted })
+    }
+
+    /// Whether such numbers make one.
+    pub(crate) fn check(gamma: f64, wanted: f64) -> Result<(), SlowdownError> {
         if !(0.0..=1e6).contains(&gamma) {
             return Err(SlowdownError::Gamma(gamma));
         }
         if !(wanted.is_finite() && wanted >= 0.0) {
             return Err(SlowdownError::Wanted(wanted));
         }
-        let last = curve.knots()[curve.knots().len() - 1];
-        Ok(Self { curve, last, gamma, wanted })
+        Ok(())
     }
 
     /// How much longer everything takes than if no access missed; infinite without any bandwidth.

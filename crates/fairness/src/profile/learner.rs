@@ -34,6 +34,8 @@ pub struct Sample {
     pub used: f64,
     /// What it may move, in MB/s.
     pub limit: f64,
+    /// Seconds in which some of it stood still until pages were moved, however long they queued; if that was counted.
+    pub stalled: Option<f64>,
     /// Which pages it touched, if somebody looked.
     pub touched: Option<Touched>,
 }
@@ -63,9 +65,8 @@ pub struct SampleError {
 
 /// Of an epoch, what it must have worked or waited for that to say anything.
 const IDLE: f64 = 0.01;
-/// What a tenant uses is this part of what it is taken to want: the nearer to its limit, the longer its requests wait for each other, so that it would use
-/// less and less of less and less.
-const ROOM: f64 = 0.5;
+/// Who uses all that it may wants at least so many times as much.
+const MORE: f64 = 1.25;
 /// Of an epoch, the work of one that does nothing but wait.
 const WORK_MIN: f64 = 1e-4;
 /// The longest wait that is reckoned with, in seconds for each second of work.
@@ -88,7 +89,10 @@ pub struct Learner {
     footprint: f64,
     /// Seconds that it would wait for each second of work with no memory at all, by the model.
     without: f64,
+    /// MB/s that it would move with the memory it had, if nothing held it up.
     wanted: f64,
+    /// MB/s that it moves while it waits.
+    rate: f64,
 }
 
 impl Learner {
@@ -99,8 +103,8 @@ impl Learner {
     pub fn learn(&mut self, sample: &Sample, link: f64) -> Result<(), SampleError> {
         sample.check()?;
         self.footprint = (sample.memory + sample.remote).max(1.0);
-        self.wanted = (wanted(sample.used, sample.limit, link) / ROOM).min(link);
-        if sample.worked + sample.misses * sample.miss < IDLE * sample.seconds {
+        self.wanted = sample.wanted(link);
+        if sample.worked + sample.waited() < IDLE * sample.seconds {
             return Ok(());
         }
         // A fit needs more than this epoch may have shown: then the last one stands.
@@ -109,16 +113,18 @@ impl Learner {
             self.missed = Some(missed);
             self.law = sample.fitted(missed.value).and_then(Result::ok).or(self.law);
         }
-        let work = sample.worked.max(WORK_MIN * sample.seconds);
+        let work = sample.work();
         self.pages_per_second =
             sample.touched.as_ref().map(|touched| touched.pages_per_second).or(self.pages_per_second);
         // Until somebody has looked: as if every page were touched each second.
         let pages_per_second = self.pages_per_second.unwrap_or(self.footprint * PAGES_PER_MIB);
         let touches = pages_per_second * sample.seconds / work;
         self.without = (touches * sample.miss).min(WAITS_MAX);
-        let waited = (sample.misses * sample.miss / work).min(WAITS_MAX);
+        let waited = (sample.waited() / work).min(WAITS_MAX);
         let model = self.model();
         self.waits.note(sample.memory.max(1.0), waited, model);
+        // While it works it moves nothing.
+        self.rate = if waited > 0.0 { self.wanted * (1.0 + waited) / waited } else { 0.0 };
         Ok(())
     }
 
@@ -144,10 +150,10 @@ impl Learner {
         let part = |memory: f64| if gamma > 0.0 { (waits(memory) / gamma).min(1.0) } else { 0.0 };
         let knots: Vec<Knot> =
             self.sizes(most).into_iter().map(|memory| Knot { memory, misses: part(memory) }).collect();
-        Worth::new(supply, &knots, gamma, self.wanted)
+        Worth::of_waits(supply, &knots, gamma, self.rate)
     }
 
-    /// Bandwidth that it could use, in MB/s.
+    /// Bandwidth that it could use with the memory that it had, in MB/s.
     pub fn wanted(&self) -> f64 {
         self.wanted
     }
@@ -194,6 +200,7 @@ impl Sample {
             ("time of a miss", self.miss),
             ("bandwidth used", self.used),
             ("bandwidth limit", self.limit),
+            ("time stalled", self.stalled.unwrap_or(0.0)),
             ("size of a block", touched.map_or(1.0, |touched| touched.block)),
             ("pages touched", touched.map_or(0.0, |touched| touched.pages_per_second)),
         ];
@@ -201,6 +208,25 @@ impl Sample {
             Some((what, value)) => wrong(what, value, "0 or more"),
             None => Ok(()),
         }
+    }
+
+    /// Seconds of all its threads; of one that does nothing but wait, a few.
+    fn work(&self) -> f64 {
+        self.worked.max(WORK_MIN * self.seconds)
+    }
+
+    /// Seconds that it would have waited if the link had not been full.
+    fn waited(&self) -> f64 {
+        self.misses * self.miss
+    }
+
+    /// What it would have moved, in MB/s, if the link had not been full: more by what it stood still for longer than pages take that do not queue.
+    fn wanted(&self, link: f64) -> f64 {
+        let all = wanted(self.used, self.limit, link);
+        let Some(stalled) = self.stalled.filter(|_| all > self.used) else { return all };
+        // Many threads stall at once, but are counted once: then it is more, and the next epoch will show it.
+        let longer = (self.work() + stalled) / (self.work() + self.waited());
+        (self.used * longer.max(MORE)).min(link)
     }
 
     /// The part of touches for which a page had to be brought, if somebody looked; such a page was touched, whether or not that was seen.
@@ -242,6 +268,7 @@ mod tests {
             miss: 1e-3,
             used: 10.0,
             limit: 50.0,
+            stalled: None,
             touched: None,
         }
     }
@@ -256,15 +283,26 @@ mod tests {
         let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
         assert!((value(400.0, 50.0) - 0.5).abs() < HARDLY, "it works half of the time");
         assert!((value(1000.0, 50.0) - 1.0).abs() < 1e-9);
-        assert_eq!(value(400.0, 20.0), value(400.0, 100.0), "it wants no more than twice what it uses");
-        assert!(value(400.0, 5.0) < value(400.0, 10.0));
+        assert!(value(400.0, 20.0) > 0.98 * value(400.0, 100.0), "twice what it uses is as good as any");
+        assert!(value(400.0, 5.0) < 0.55 * value(400.0, 100.0), "half of it is half");
+        let held_up = |memory| value(memory, 5.0) / value(memory, 100.0);
+        assert!(held_up(800.0) > 1.3 * held_up(400.0), "with more memory it moves less");
     }
 
     #[test]
-    fn who_uses_all_it_may_wants_the_link() {
-        let mut learner = Learner::default();
-        learner.learn(&Sample { used: 45.0, ..sample() }, 100.0).unwrap();
-        assert_eq!(learner.wanted(), 100.0);
+    fn who_uses_all_it_may_wants_what_it_was_held_up_for() {
+        let wanted = |stalled| {
+            let mut learner = Learner::default();
+            learner.learn(&Sample { used: 45.0, stalled, ..sample() }, 100.0).unwrap();
+            learner.wanted()
+        };
+        assert_eq!(wanted(None), 100.0, "nobody knows: the link");
+        assert_eq!(
+            wanted(Some(10.0)),
+            45.0 * 1.5,
+            "worked and waited for 5 s each, and 5 s more it was held up"
+        );
+        assert_eq!(wanted(Some(5.0)), 45.0 * MORE, "at any rate something more");
     }
 
     #[test]
@@ -289,12 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_what_it_wants_does_not_seem_to_want_more() {
+    fn who_gets_what_it_wants_does_not_seem_to_want_ever_more() {
         let mut learner = Learner::default();
-        learner.learn(&Sample { used: 20.0, limit: 50.0, ..sample() }, 100.0).unwrap();
-        let wanted = learner.wanted();
-        learner.learn(&Sample { used: 20.0, limit: wanted, ..sample() }, 100.0).unwrap();
-        assert_eq!(learner.wanted(), wanted);
+        let sample = Sample { used: 20.0, stalled: Some(5.0), ..sample() };
+        for _ in 0..5 {
+            let limit = learner.wanted().max(20.0);
+            learner.learn(&Sample { limit, ..sample.clone() }, 100.0).unwrap();
+            assert_eq!(learner.wanted(), 20.0 * MORE);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::*;
-use crate::market::{Bundle, Slowdown, Utility};
+use crate::market::{Bundle, Slowdown, Supply, Utility};
 
 /// Pages of 4 KiB.
 const PER_MIB: f64 = 256.0;
@@ -251,6 +251,28 @@ proptest! {
         // No falling law takes fewer touches than its part of the pages; what misses more goes through them in turn.
         prop_assert!(misses <= 1.0 - local || law.scanned > 0.0, "{law:?}");
         prop_assert!(law.curve().is_ok());
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_tenant_takes_as_long_as_it_works_and_waits_or_as_the_link_needs_for_what_it_moves(
+        waits in 0.0..50.0_f64,
+        rate in 0.0..500.0,
+        memory in 0.0..100.0_f64,
+        bandwidth in 1.0..100.0,
+    ) {
+        let supply = Supply { memory_mib: 100, bandwidth_mb_s: 100 };
+        let knots = [Knot { memory: 0.0, misses: 1.0 }, Knot { memory: 80.0, misses: 0.0 }];
+        let worth = Worth::of_waits(supply, &knots, waits, rate).unwrap();
+        let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
+        let waited = waits * (1.0 - memory / 80.0).max(0.0);
+        let takes = (1.0 + waited).max(waited * rate / bandwidth);
+        // Near where both are as long, requests queue: up to a sixth.
+        let times = takes * value(memory, bandwidth);
+        prop_assert!((0.84..=1.0 + 1e-9).contains(&times), "{times}");
+        prop_assert!(value(memory + 1.0, bandwidth) >= value(memory, bandwidth));
+        prop_assert!(value(memory, bandwidth + 1.0) >= value(memory, bandwidth));
     }
 }
 

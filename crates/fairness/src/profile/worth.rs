@@ -1,4 +1,5 @@
-//! What shares are worth to a tenant whose miss ratios were measured: exactly solved where they fall ever more slowly, on a grid where they leap.
+//! What shares are worth to a tenant: by Spirit's model, from miss ratios, exactly solved where they fall ever more slowly and on a grid where they leap; or
+//! by how long it was seen to wait for pages and how much it moves meanwhile.
 
 use std::{fmt, sync::Arc};
 
@@ -16,12 +17,16 @@ const LEAP: f64 = 0.02;
 /// And misses more, of all accesses: of who hardly waits for memory, the promise would still be counted as its due.
 const MISSES: f64 = 0.05;
 
-/// Spirit's slowdown with measured miss ratios.
+/// How sharply throughput turns from what waiting allows to what the link lets through: with a link for just what it moves if nothing holds it up, a tenant
+/// loses a sixth, since its requests queue; with one for twice as much, a sixtieth.
+const KNEE: i32 = 4;
+
+/// What a bundle is worth, and how the best that can be paid is found.
 pub enum Worth {
-    /// They are nearly convex.
+    /// Spirit's slowdown, where miss ratios are nearly convex.
     Exact(Slowdown),
-    /// They are not.
-    Leaping(Grid<Value>),
+    /// Anything else.
+    Sought(Grid<Value>),
 }
 
 /// What a bundle is worth.
@@ -39,7 +44,7 @@ pub enum WorthError {
 }
 
 impl Worth {
-    /// With miss ratios at these sizes; a miss takes `gamma` times as long as a hit, `wanted` MB/s are what it could use of the link.
+    /// By Spirit's model, with miss ratios at these sizes; a miss takes `gamma` times as long as a hit, `wanted` MB/s are what it could use of the link.
     ///
     /// # Errors
     /// Knots are no miss-ratio curve, or a number is out of range.
@@ -57,7 +62,29 @@ impl Worth {
         let value = move |bundle: Bundle| {
             slowdown.with_misses(measured.misses(bundle.memory), bundle.bandwidth).recip()
         };
-        Ok(Self::Leaping(Grid::new(supply, Box::new(value))))
+        Ok(Self::Sought(Grid::new(supply, Box::new(value))))
+    }
+
+    /// Of a tenant that waits `gamma` seconds for each second of work without any memory, and with more of it the part that `knots` say; while it waits, it
+    /// moves `rate` MB/s.
+    ///
+    /// Spirit (4.2) lets each miss take longer by what the link lacks, as if tenants missed all the time. One that works a while between misses moves what it
+    /// moves meanwhile: it takes as long as work and waiting do, or as the link needs for all that is moved, whichever is longer. So who seldom misses needs
+    /// little of the link, and loses all the more below that.
+    ///
+    /// # Errors
+    /// Knots are no miss-ratio curve, or a number is out of range.
+    pub fn of_waits(supply: Supply, knots: &[Knot], gamma: f64, rate: f64) -> Result<Self, WorthError> {
+        MissCurve::new(knots)?;
+        Slowdown::check(gamma, rate)?;
+        let measured = Falling::new(knots);
+        let value = move |bundle: Bundle| {
+            let waits = gamma * measured.misses(bundle.memory);
+            let moved = waits * rate;
+            let link = if moved > 0.0 { moved / bundle.bandwidth } else { 0.0 };
+            ((1.0 + waits).powi(KNEE) + link.powi(KNEE)).powf(-1.0 / f64::from(KNEE))
+        };
+        Ok(Self::Sought(Grid::new(supply, Box::new(value))))
     }
 }
 
@@ -65,7 +92,7 @@ impl fmt::Debug for Worth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exact(slowdown) => f.debug_tuple("Exact").field(slowdown).finish(),
-            Self::Leaping(_) => f.write_str("Leaping"),
+            Self::Sought(_) => f.write_str("Sought"),
         }
     }
 }
@@ -74,14 +101,14 @@ impl Utility for Worth {
     fn value(&self, bundle: Bundle) -> f64 {
         match self {
             Self::Exact(slowdown) => slowdown.value(bundle),
-            Self::Leaping(grid) => grid.value(bundle),
+            Self::Sought(grid) => grid.value(bundle),
         }
     }
 
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         match self {
             Self::Exact(slowdown) => slowdown.asks(purse, within, mark),
-            Self::Leaping(grid) => grid.asks(purse, within, mark),
+            Self::Sought(grid) => grid.asks(purse, within, mark),
         }
     }
 }

@@ -65,6 +65,7 @@ impl True {
             miss: MISS_S * noise(),
             used: misses * PAGE_MB * noise(),
             limit: share.bandwidth_mb_s as f64,
+            stalled: Some((1.0 - work) * EPOCH_S * noise()),
             touched: is_watched.then(|| self.touched(work)),
         }
     }
