@@ -86,12 +86,12 @@ impl Times {
     fn measure(tenants: usize) -> Result<Self, Failure> {
         let mut random = Pcg64Mcg::seed_from_u64(SEED + tenants as u64);
         let (supply, known) = (supply(tenants), drawn(tenants, &mut random));
-        let trail = checked(&ready(&known, supply), supply)?;
+        let trail = checked(&ready(known.clone(), supply), supply)?;
         let later: Vec<Known> = known.iter().map(|one| one.later(&mut random)).collect();
         Ok(Self {
             tenants,
-            cold: median_us(|| (), |()| cold(&known, supply)),
-            warm: warm(&later, supply, &trail)?,
+            cold: median_us(|| known.clone(), |known| cold(known, supply)),
+            warm: warm(later, supply, &trail)?,
             grid: ON_A_GRID.contains(&tenants).then(|| on_a_grid(&known, supply)).transpose()?,
             epoch: median_us(|| Port::new(&known, supply), |port| after(port, 1)),
             epochs: median_us(|| Port::new(&known, supply), |port| after(port, EPOCHS)),
@@ -132,19 +132,19 @@ fn median_us<G, L>(mut given: impl FnMut() -> G, mut call: impl FnMut(G) -> L) -
     rounds.median()
 }
 
-fn ready(known: &[Known], supply: Supply) -> Vec<Tenant<Slowdown>> {
-    known.iter().map(|known| known.tenant(supply)).collect()
+fn ready(known: Vec<Known>, supply: Supply) -> Vec<Tenant<Slowdown>> {
+    known.into_iter().map(|known| known.tenant(supply)).collect()
 }
 
 /// From ready knots to shares, with nothing remembered. Everything it made is given back, to be dropped later.
-fn cold(known: &[Known], supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
+fn cold(known: Vec<Known>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
     let tenants = ready(known, supply);
     let outcome = market(&tenants, supply).clear(How::default());
     (tenants, outcome)
 }
 
 /// From ready tenants to shares, near where the market was before they changed.
-fn warm(later: &[Known], supply: Supply, trail: &Trail) -> Result<f64, Failure> {
+fn warm(later: Vec<Known>, supply: Supply, trail: &Trail) -> Result<f64, Failure> {
     let tenants = ready(later, supply);
     let how = || How { trail: trail.clone(), turn: 1 };
     fits(&tenants, supply, &market(&tenants, supply).clear(how()))?;
@@ -154,7 +154,7 @@ fn warm(later: &[Known], supply: Supply, trail: &Trail) -> Result<f64, Failure> 
 /// From ready tenants to shares, where nothing is known of utilities but what bundles are worth.
 fn on_a_grid(known: &[Known], supply: Supply) -> Result<f64, Failure> {
     let tenant = |known: &Known| {
-        let slowdown = known.slowdown();
+        let slowdown = known.clone().slowdown();
         Tenant::new(1.0, supply, Grid::new(supply, move |bundle: Bundle| slowdown.value(bundle)))
     };
     let tenants: Vec<_> = known.iter().map(tenant).collect();
@@ -222,7 +222,7 @@ fn growth(kind: &str, sizes: &[Times], of: fn(&Times) -> f64) -> String {
 fn quality() -> Result<String, Failure> {
     let known = six();
     let supply = supply(known.len());
-    let tenants = ready(&known, supply);
+    let tenants = ready(known.clone(), supply);
     let mean = |bundles: &mut dyn Iterator<Item = Bundle>| {
         let slowdowns =
             tenants.iter().zip(bundles).map(|(tenant, bundle)| tenant.utility.slowdown(bundle).ln());

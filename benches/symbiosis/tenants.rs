@@ -26,7 +26,7 @@ pub fn supply(tenants: usize) -> Supply {
 }
 
 /// What is known of a tenant before there is a market.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Known {
     /// How often it misses.
     pub knots: Vec<Knot>,
@@ -90,13 +90,13 @@ impl Known {
     }
 
     /// What its bundles are worth to it.
-    pub fn slowdown(&self) -> Slowdown {
-        let curve = MissCurve::new(&self.knots).expect("misses are parts of 1, and memory rises");
+    pub fn slowdown(self) -> Slowdown {
+        let curve = MissCurve::new(self.knots).expect("misses are parts of 1, and memory rises");
         Slowdown::new(Arc::new(curve), GAMMA, self.wanted).expect("numbers of MB/s")
     }
 
     /// It, in a market with others of the same weight.
-    pub fn tenant(&self, supply: Supply) -> Tenant<Slowdown> {
+    pub fn tenant(self, supply: Supply) -> Tenant<Slowdown> {
         Tenant::new(1.0, supply, self.slowdown())
     }
 }

@@ -48,11 +48,11 @@ impl MissCurve {
     ///
     /// # Errors
     /// There are none, too many, sizes do not rise, or a number is out of range.
-    pub fn new(knots: &[Knot]) -> Result<Self, CurveError> {
-        if is_curve(knots) {
-            return Ok(Self(knots.to_vec()));
+    pub fn new(knots: Vec<Knot>) -> Result<Self, CurveError> {
+        if is_curve(&knots) {
+            return Ok(Self(knots));
         }
-        check(knots)?;
+        check(&knots)?;
         let mut hull: Vec<Knot> = Vec::with_capacity(knots.len() + 1);
         if knots[0].memory > 0.0 {
             hull.push(Knot { memory: 0.0, misses: knots[0].misses });
@@ -62,10 +62,10 @@ impl MissCurve {
             if knot.misses >= lowest && !hull.is_empty() {
                 continue;
             }
-            while hull.len() >= 2 && is_above(hull[hull.len() - 1], hull[hull.len() - 2], *knot) {
+            while hull.len() >= 2 && is_above(hull[hull.len() - 1], hull[hull.len() - 2], knot) {
                 hull.pop();
             }
-            hull.push(*knot);
+            hull.push(knot);
         }
         Ok(Self(hull))
     }
@@ -113,7 +113,8 @@ fn is_curve(knots: &[Knot]) -> bool {
         && knots.windows(3).all(|three| falls(&three[1..]) & !is_above(three[1], three[0], three[2]))
 }
 
-fn check(knots: &[Knot]) -> Result<(), CurveError> {
+/// Whether points are knots of any miss-ratio curve, convex or not.
+pub(crate) fn check(knots: &[Knot]) -> Result<(), CurveError> {
     match knots.len() {
         0 => return Err(CurveError::Empty),
         n if n > CURVE_KNOTS_MAX => return Err(CurveError::TooMany(n)),

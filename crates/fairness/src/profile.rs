@@ -46,7 +46,7 @@ pub trait MissModel {
     /// # Errors
     /// A miss ratio is out of range: the model is wrong.
     fn curve(&self) -> Result<MissCurve, CurveError> {
-        MissCurve::new(&self.knots())
+        MissCurve::new(self.knots())
     }
 }
 

@@ -22,7 +22,7 @@ fn tenant(footprint: f64, gamma: f64, wanted: f64) -> One {
         let part = f64::from(at) / 64.0;
         Knot { memory: part * footprint, misses: (1.0 - part).powi(2) } // ever more slowly
     };
-    let curve = Arc::new(MissCurve::new(&(0..=64).map(knot).collect::<Vec<_>>()).unwrap());
+    let curve = Arc::new(MissCurve::new((0..=64).map(knot).collect()).unwrap());
     let utility = Slowdown::new(curve, gamma, wanted).unwrap();
     Member { name: "".into(), weight: 1.0, least: Share::default(), utility }
 }

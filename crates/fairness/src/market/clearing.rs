@@ -44,11 +44,11 @@ fn settled<U: Utility>(
     sides: Option<&Sides<'_, U>>,
     turn: usize,
 ) -> Option<Cleared> {
-    let Some(sides) = sides else { return market.checked(Status::Exact, found.above.bundles.clone()) };
+    let Some(sides) = sides else { return market.checked_mixes(Status::Exact, found.above.bundles.clone()) };
     let mixed = sides.mixed();
     let rigid = sides.rigid(&mixed);
     if rigid.is_empty() {
-        return market.checked(Status::Mixed, mixed);
+        return market.checked_mixes(Status::Mixed, mixed);
     }
     let whole = sides.packed(&rigid, None).and_then(|(bundles, _)| market.checked(Status::Whole, bundles));
     whole.or_else(|| sides.one_marginal(&rigid, turn))
@@ -97,19 +97,29 @@ impl<'a, U: Utility> Sides<'a, U> {
     fn rigid(&self, mixed: &[Bundle]) -> Vec<usize> {
         let value = |tenant: usize, bundle| self.market.tenants[tenant].utility.value(bundle);
         let loses = |tenant: &usize| {
-            let (one, other) = (self.memory[*tenant], self.bandwidth[*tenant]);
-            let (one_value, other_value) = (value(*tenant, one), value(*tenant, other));
+            if self.is_mixed_well(*tenant) {
+                return false;
+            }
+            let (one_value, other_value) =
+                (value(*tenant, self.memory[*tenant]), value(*tenant, self.bandwidth[*tenant]));
             let due =
                 if self.has_one_budget { one_value.max(other_value) } else { one_value.min(other_value) };
             let fair = value(*tenant, self.market.fair(*tenant));
-            one != other
-                && value(*tenant, mixed[*tenant]) < ((1.0 - MIX_LOSS) * due).max((1.0 - SPLIT_LOSS) * fair)
+            value(*tenant, mixed[*tenant]) < ((1.0 - MIX_LOSS) * due).max((1.0 - SPLIT_LOSS) * fair)
         };
         let mut rigid: Vec<usize> = (0..mixed.len()).filter(loses).collect();
         let leaning =
             |tenant: usize| value(tenant, self.memory[tenant]) / value(tenant, self.bandwidth[tenant]);
         rigid.sort_by(|one, other| leaning(*other).total_cmp(&leaning(*one)));
         rigid
+    }
+
+    /// Whether a tenant loses next to nothing by a mix, whatever it is worth to it: both bundles are one, or nearly so and it mixes well.
+    fn is_mixed_well(&self, tenant: usize) -> bool {
+        let (one, other) = (self.memory[tenant], self.bandwidth[tenant]);
+        let is_near = || (one.bandwidth - other.bandwidth).abs() <= MIX_LOSS * one.bandwidth;
+        one == other
+            || one.memory == other.memory && is_near() && self.market.tenants[tenant].utility.mixes_well()
     }
 
     /// Those that lose by a mix get what they ask for on one side or the other, and one of them what remains: the one that is best off with it, and
@@ -237,11 +247,27 @@ impl<U: Utility> Market<'_, U> {
 
     /// Such bundles, if together they are no more than there is, and nobody has less than an equal split would give.
     fn checked(&self, status: Status, bundles: Vec<Bundle>) -> Option<Cleared> {
+        self.checked_for(status, bundles, |_| true)
+    }
+
+    /// The same of what tenants ask for, or of mixes of it: each could have paid a fair share, so that who mixes well has no less.
+    fn checked_mixes(&self, status: Status, bundles: Vec<Bundle>) -> Option<Cleared> {
+        self.checked_for(status, bundles, |tenant| !self.tenants[tenant].utility.mixes_well())
+    }
+
+    fn checked_for(
+        &self,
+        status: Status,
+        bundles: Vec<Bundle>,
+        is_looked_at: impl Fn(usize) -> bool,
+    ) -> Option<Cleared> {
         let mut sum = Bundle::default();
         bundles.iter().for_each(|bundle| sum.add(*bundle));
         let sum = self.part(sum);
         let fits = sum.memory <= 1.0 + LEFT && sum.bandwidth <= 1.0 + LEFT;
-        let is_fair = |(tenant, bundle): (usize, &Bundle)| self.gain(tenant, *bundle) >= 1.0 - SPLIT_LOSS;
+        let is_fair = |(tenant, bundle): (usize, &Bundle)| {
+            !is_looked_at(tenant) || self.gain(tenant, *bundle) >= 1.0 - SPLIT_LOSS
+        };
         (fits && bundles.iter().enumerate().all(is_fair)).then_some(Cleared { status, bundles })
     }
 

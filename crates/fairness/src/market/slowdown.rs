@@ -129,6 +129,12 @@ impl Utility for Slowdown {
         self.slowdown(bundle).recip()
     }
 
+    /// Bundles with which it is slowed down no more than so are those where the curve is low enough, with no less bandwidth than some times the curve's height;
+    /// both are convex, since the curve is.
+    fn mixes_well(&self) -> bool {
+        true
+    }
+
     #[inline(always)]
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         let Purse { budget, prices } = *purse;

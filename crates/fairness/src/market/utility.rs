@@ -49,6 +49,12 @@ pub trait Utility {
     /// What a bundle is worth; 0 or more, and finite.
     fn value(&self, bundle: Bundle) -> f64;
 
+    /// Whether mixes do it no harm: between two bundles none is worth less than the lesser of both, and with the same memory a part less bandwidth takes
+    /// no larger part of throughput. Who says so need not be asked what mixes are worth to it.
+    fn mixes_well(&self) -> bool {
+        false
+    }
+
     /// The bundle within limits that is worth most of those that the purse can pay, and the cheapest of them.
     ///
     /// The mark is the tenant's own: what it wrote there last.
@@ -60,6 +66,10 @@ impl<U: Utility + ?Sized> Utility for &U {
         (**self).value(bundle)
     }
 
+    fn mixes_well(&self) -> bool {
+        (**self).mixes_well()
+    }
+
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         (**self).asks(purse, within, mark)
     }
@@ -68,6 +78,10 @@ impl<U: Utility + ?Sized> Utility for &U {
 impl<U: Utility + ?Sized> Utility for Box<U> {
     fn value(&self, bundle: Bundle) -> f64 {
         (**self).value(bundle)
+    }
+
+    fn mixes_well(&self) -> bool {
+        (**self).mixes_well()
     }
 
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {

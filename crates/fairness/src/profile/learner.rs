@@ -150,7 +150,7 @@ impl Learner {
         let part = |memory: f64| if gamma > 0.0 { (waits(memory) / gamma).min(1.0) } else { 0.0 };
         let knots: Vec<Knot> =
             self.sizes(most).into_iter().map(|memory| Knot { memory, misses: part(memory) }).collect();
-        Worth::of_waits(supply, &knots, gamma, self.rate)
+        Worth::of_waits(supply, knots, gamma, self.rate)
     }
 
     /// Bandwidth that it could use with the memory that it had, in MB/s.

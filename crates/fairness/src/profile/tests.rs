@@ -186,7 +186,7 @@ fn wanted_bandwidth_makes_the_slowdowns_that_the_resolved_formula_gives() {
     ];
     for (now, limit, used, then, limit_then, ratio) in vectors {
         let throughput = |misses, bandwidth| {
-            let curve = MissCurve::new(&[Knot { memory: 0.0, misses }]).unwrap();
+            let curve = MissCurve::new(vec![Knot { memory: 0.0, misses }]).unwrap();
             let slowdown = Slowdown::new(curve.into(), 100.0, wanted(used, limit, 4.0)).unwrap();
             slowdown.value(Bundle { memory: 1.0, bandwidth })
         };
@@ -263,8 +263,8 @@ proptest! {
         bandwidth in 1.0..100.0,
     ) {
         let supply = Supply { memory_mib: 100, bandwidth_mb_s: 100 };
-        let knots = [Knot { memory: 0.0, misses: 1.0 }, Knot { memory: 80.0, misses: 0.0 }];
-        let worth = Worth::of_waits(supply, &knots, waits, rate).unwrap();
+        let knots = vec![Knot { memory: 0.0, misses: 1.0 }, Knot { memory: 80.0, misses: 0.0 }];
+        let worth = Worth::of_waits(supply, knots, waits, rate).unwrap();
         let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
         let waited = waits * (1.0 - memory / 80.0).max(0.0);
         let takes = (1.0 + waited).max(waited * rate / bandwidth);

@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc};
 use thiserror::Error;
 
 use crate::{
-    curve::{CurveError, Knot, MissCurve},
+    curve::{CurveError, Knot, MissCurve, check},
     market::{Asked, Bundle, Grid, Limits, Mark, Purse, Slowdown, SlowdownError, Supply, Utility},
 };
 
@@ -48,8 +48,8 @@ impl Worth {
     ///
     /// # Errors
     /// Knots are no miss-ratio curve, or a number is out of range.
-    pub fn new(supply: Supply, knots: &[Knot], gamma: f64, wanted: f64) -> Result<Self, WorthError> {
-        let curve = Arc::new(MissCurve::new(knots)?);
+    pub fn new(supply: Supply, knots: Vec<Knot>, gamma: f64, wanted: f64) -> Result<Self, WorthError> {
+        let curve = Arc::new(MissCurve::new(knots.clone())?);
         let slowdown = Slowdown::new(Arc::clone(&curve), gamma, wanted)?;
         let is_leap = |knot: &Knot| {
             let convex = curve.misses(knot.memory);
@@ -74,8 +74,8 @@ impl Worth {
     ///
     /// # Errors
     /// Knots are no miss-ratio curve, or a number is out of range.
-    pub fn of_waits(supply: Supply, knots: &[Knot], gamma: f64, rate: f64) -> Result<Self, WorthError> {
-        MissCurve::new(knots)?;
+    pub fn of_waits(supply: Supply, knots: Vec<Knot>, gamma: f64, rate: f64) -> Result<Self, WorthError> {
+        check(&knots)?;
         Slowdown::check(gamma, rate)?;
         let measured = Falling::new(knots);
         let value = move |bundle: Bundle| {
@@ -105,6 +105,13 @@ impl Utility for Worth {
         }
     }
 
+    fn mixes_well(&self) -> bool {
+        match self {
+            Self::Exact(slowdown) => slowdown.mixes_well(),
+            Self::Sought(grid) => grid.mixes_well(),
+        }
+    }
+
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         match self {
             Self::Exact(slowdown) => slowdown.asks(purse, within, mark),
@@ -117,13 +124,13 @@ impl Utility for Worth {
 struct Falling(Vec<Knot>);
 
 impl Falling {
-    fn new(knots: &[Knot]) -> Self {
+    fn new(mut knots: Vec<Knot>) -> Self {
         let mut lowest = 1.0_f64;
-        let falling = |knot: &Knot| {
+        for knot in &mut knots {
             lowest = lowest.min(knot.misses);
-            Knot { misses: lowest, ..*knot }
-        };
-        Self(knots.iter().map(falling).collect())
+            knot.misses = lowest;
+        }
+        Self(knots)
     }
 
     fn misses(&self, memory: f64) -> f64 {

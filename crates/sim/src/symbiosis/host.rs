@@ -37,7 +37,7 @@ impl Host {
     pub(super) fn worth(self, knots: Vec<Knot>, gamma: f64, link: f64) -> Worth {
         let knots: Vec<Knot> =
             knots.into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();
-        Worth::new(self.supply(), &knots, gamma, link * LINK_MB_S as f64)
+        Worth::new(self.supply(), knots, gamma, link * LINK_MB_S as f64)
             .expect("a measured curve is one, and parts of a link are numbers")
     }
 

@@ -53,7 +53,7 @@ impl Kind {
                     let misses = floor + (1.0 - floor) * (1.0 - part.powf(skew));
                     Knot { memory: part * footprint * FINE.memory_mib as f64, misses }
                 };
-                let curve = MissCurve::new(&(0..=32).map(knot).collect::<Vec<_>>()).unwrap();
+                let curve = MissCurve::new((0..=32).map(knot).collect()).unwrap();
                 Box::new(Slowdown::new(Arc::new(curve), 100.0, wanted * FINE.bandwidth_mb_s as f64).unwrap())
             }
             Self::Product { memory } => grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory)),
