@@ -1,7 +1,7 @@
 //! Tenants for the market's benchmark, all from a seed: half of them are sensitive to memory, half to bandwidth. What a market
 //! makes of them is for others to measure.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use fairness::{
     curve::{Knot, MissCurve},
@@ -92,7 +92,7 @@ impl Known {
     /// What its bundles are worth to it.
     pub fn slowdown(self) -> Slowdown {
         let curve = MissCurve::new(self.knots).expect("misses are parts of 1, and memory rises");
-        Slowdown::new(Arc::new(curve), GAMMA, self.wanted).expect("numbers of MB/s")
+        Slowdown::new(curve, GAMMA, self.wanted).expect("numbers of MB/s")
     }
 
     /// It, in a market with others of the same weight.

@@ -1,7 +1,5 @@
 //! What a host's tenants are promised from epoch to epoch.
 
-use std::sync::Arc;
-
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -22,7 +20,7 @@ fn tenant(footprint: f64, gamma: f64, wanted: f64) -> One {
         let part = f64::from(at) / 64.0;
         Knot { memory: part * footprint, misses: (1.0 - part).powi(2) } // ever more slowly
     };
-    let curve = Arc::new(MissCurve::new((0..=64).map(knot).collect()).unwrap());
+    let curve = MissCurve::new((0..=64).map(knot).collect()).unwrap();
     let utility = Slowdown::new(curve, gamma, wanted).unwrap();
     Member { name: "".into(), weight: 1.0, least: Share::default(), utility }
 }

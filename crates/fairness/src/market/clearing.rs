@@ -114,12 +114,12 @@ impl<'a, U: Utility> Sides<'a, U> {
         rigid
     }
 
-    /// Whether a tenant loses next to nothing by a mix, whatever it is worth to it: both bundles are one, or nearly so and it mixes well.
+    /// Whether a tenant loses next to nothing by a mix, whatever it is worth to it: both bundles are one, or nearly so and it is convex.
     fn is_mixed_well(&self, tenant: usize) -> bool {
         let (one, other) = (self.memory[tenant], self.bandwidth[tenant]);
         let is_near = || (one.bandwidth - other.bandwidth).abs() <= MIX_LOSS * one.bandwidth;
         one == other
-            || one.memory == other.memory && is_near() && self.market.tenants[tenant].utility.mixes_well()
+            || one.memory == other.memory && is_near() && self.market.tenants[tenant].utility.is_convex()
     }
 
     /// Those that lose by a mix get what they ask for on one side or the other, and one of them what remains: the one that is best off with it, and
@@ -250,9 +250,9 @@ impl<U: Utility> Market<'_, U> {
         self.checked_for(status, bundles, |_| true)
     }
 
-    /// The same of what tenants ask for, or of mixes of it: each could have paid a fair share, so that who mixes well has no less.
+    /// The same of what tenants ask for, or of mixes of it: each could have paid a fair share, so that who is convex has no less.
     fn checked_mixes(&self, status: Status, bundles: Vec<Bundle>) -> Option<Cleared> {
-        self.checked_for(status, bundles, |tenant| !self.tenants[tenant].utility.mixes_well())
+        self.checked_for(status, bundles, |tenant| !self.tenants[tenant].utility.is_convex())
     }
 
     fn checked_for(

@@ -6,14 +6,14 @@
 //! Between two prices, what all ask for together mostly changes as a straight line does, but for leaps: with a curve of knots a tenant goes from one to the
 //! next at some price, and in the end the price of all is where one leaps. Only halving would come to the end of that; so the few whose leaps are most of
 //! the change are asked alone where they do (`likely`), and few prices are left for all to be asked. As long as halving could still end in time, any price
-//! between may be tried.
+//! between may be tried. Who asks for the same memory on both sides of the price is not asked again before the search ends (`leave_out`).
 
 use units::limits::PRICES_TRIED_MAX;
 
 use super::{
     Market,
     goods::Bundle,
-    round::Round,
+    round::{Crowd, Round},
     utility::{Mark, Utility},
 };
 
@@ -65,7 +65,8 @@ impl Found {
 /// Sought from near the last price, if there was one.
 pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks: &mut [Mark]) -> Found {
     let last = last.filter(|last| *last > 0.0 && *last < 1.0).or_else(|| guess(market, marks));
-    Search { market, marks, rounds: 0, spare: Round::default() }
+    let crowd = Crowd::all(market.tenants.len());
+    Search { market, marks, crowd, rounds: 0, spare: Round::default(), leaves_out: true }
         .run(ratio(last.unwrap_or(0.5)), last.is_some())
 }
 
@@ -78,9 +79,12 @@ fn guess<U: Utility>(market: &Market<'_, U>, marks: &mut [Mark]) -> Option<f64> 
 struct Search<'a, 'b, U> {
     market: &'a Market<'b, U>,
     marks: &'a mut [Mark],
+    crowd: Crowd,
     rounds: u32,
     /// A round that is no longer needed: its memory is used again.
     spare: Round,
+    /// Who is thought to ask for the same at each price that may still be tried is not asked.
+    leaves_out: bool,
 }
 
 /// What everybody asks for at one ratio of prices.
@@ -129,9 +133,13 @@ impl Tried {
 impl<U: Utility> Search<'_, '_, U> {
     fn try_at(&mut self, ratio: f64) -> Tried {
         self.rounds += 1;
-        let mut round = std::mem::take(&mut self.spare);
-        round.ask(self.market, price(ratio), self.marks);
-        Tried { ratio, round }
+        let round = std::mem::take(&mut self.spare);
+        self.ask(Tried { ratio, round })
+    }
+
+    fn ask(&mut self, mut at: Tried) -> Tried {
+        at.round.ask(self.market, &self.crowd, price(at.ratio), self.marks);
+        at
     }
 
     fn cleared(self, at: Tried) -> Found {
@@ -181,6 +189,7 @@ impl<U: Utility> Search<'_, '_, U> {
 
     fn between(mut self, mut low: Tried, mut high: Tried) -> Found {
         let mut streak = Streak::default();
+        self.leave_out(&mut low, &mut high);
         while self.rounds < PRICES_TRIED_MAX && high.ratio - low.ratio > STEP_MIN {
             let ratio = self.next(&low, &high, streak);
             if ratio <= low.ratio || ratio >= high.ratio {
@@ -188,7 +197,7 @@ impl<U: Utility> Search<'_, '_, U> {
             }
             let next = self.try_at(ratio);
             match next.verdict() {
-                Verdict::Clears => return self.cleared(next),
+                Verdict::Clears => return self.cleared_by_all(next),
                 Verdict::TooLow => {
                     streak = Streak { low: streak.low + 1, high: 0 };
                     self.spare = std::mem::replace(&mut low, next).round;
@@ -198,8 +207,52 @@ impl<U: Utility> Search<'_, '_, U> {
                     self.spare = std::mem::replace(&mut high, next).round;
                 }
             }
+            self.leave_out(&mut low, &mut high);
+        }
+        self.between_all(low, high)
+    }
+
+    /// Those are no longer asked that ask for the same memory on both sides.
+    fn leave_out(&mut self, low: &mut Tried, high: &mut Tried) {
+        let is_priced = low.ratio >= -RATIO_MAX && high.ratio <= RATIO_MAX;
+        if self.leaves_out && is_priced {
+            self.crowd.settle(self.market, &mut low.round, &mut high.round);
+        }
+    }
+
+    /// Where the search ends: what everybody asks for there, those too that were left out.
+    fn between_all(mut self, mut low: Tried, mut high: Tried) -> Found {
+        if self.crowd.asked.len() < self.marks.len() {
+            (low, high) = (self.ask_all(low), self.ask_all(high));
+            if !matches!((low.verdict(), high.verdict()), (Verdict::TooLow, Verdict::TooHigh)) {
+                return self.of_all(high.ratio);
+            }
         }
         Found { below: Some(low.round), above: high.round, rounds: self.rounds }
+    }
+
+    /// The same where one price clears the market.
+    fn cleared_by_all(mut self, mut at: Tried) -> Found {
+        if self.crowd.asked.len() < self.marks.len() {
+            at = self.ask_all(at);
+            if !matches!(at.verdict(), Verdict::Clears) {
+                return self.of_all(at.ratio);
+            }
+        }
+        self.cleared(at)
+    }
+
+    /// Once more at the same price, with nobody left out.
+    fn ask_all(&mut self, at: Tried) -> Tried {
+        self.crowd = Crowd::all_from(self.marks.len(), at.round.dividend);
+        self.ask(at)
+    }
+
+    /// From the beginning, with nobody left out: somebody who was asks for something else after all.
+    fn of_all(mut self, near: f64) -> Found {
+        self.leaves_out = false;
+        self.crowd = Crowd::all(self.marks.len());
+        self.run(near, true)
     }
 
     /// Where the price is likely to be; further from an end, twice each time, that alone keeps moving; and half-way where that says little, or there is
@@ -222,10 +275,10 @@ impl<U: Utility> Search<'_, '_, U> {
     /// Where memory would be just sold if all but a few changed evenly what they ask for; those few are asked.
     fn likely(&mut self, low: &Tried, high: &Tried) -> f64 {
         let market = self.market;
-        let memory = |at: &Tried, tenant: usize| market.part(at.round.bundles[tenant]).memory;
+        let memory = |of: &Tried, at: usize| market.part(of.round.bundles[at]).memory;
         let leap = LEAP * (low.round.sum.memory - high.round.sum.memory);
-        let leaps = |tenant: &usize| memory(low, *tenant) - memory(high, *tenant) > leap;
-        let leapers: Vec<_> = (0..self.marks.len()).filter(leaps).take(LEAPERS_MAX).collect();
+        let leaps = |at: &usize| memory(low, *at) - memory(high, *at) > leap;
+        let leapers: Vec<_> = (0..self.crowd.asked.len()).filter(leaps).take(LEAPERS_MAX).collect();
         if leapers.is_empty() {
             return straight(low, high);
         }
@@ -241,7 +294,8 @@ impl<U: Utility> Search<'_, '_, U> {
                 (market.prices(price(middle)), between(low.round.dividend, high.round.dividend));
             let mut sum = between(even_low, even_high);
             for leaper in &leapers {
-                let asked = market.ask(*leaper, prices, dividend, &mut self.marks[*leaper]);
+                let tenant = self.crowd.asked[*leaper];
+                let asked = market.ask(tenant, prices, dividend, &mut self.marks[tenant]);
                 sum += market.part(asked.bundle).memory;
             }
             if sum > 1.0 { from = middle } else { to = middle }

@@ -3,10 +3,13 @@
 use units::limits::DIVIDENDS_TRIED_MAX;
 
 use super::{
-    Market,
+    Market, WEIGHT_PART_MIN,
     goods::{Bundle, Prices},
     utility::{Asked, Limits, Mark, Purse, Utility},
 };
+
+/// Of a budget, what is as good as spent.
+const KEPT: f64 = 1e-9;
 
 /// What everybody asks for at one price.
 #[derive(Clone, Debug, Default)]
@@ -17,8 +20,91 @@ pub(super) struct Round {
     pub dividend: f64,
     /// All of it together, as parts of the supply.
     pub sum: Bundle,
-    /// What each asks for.
+    /// What each of those that were asked asks for.
     pub bundles: Vec<Bundle>,
+}
+
+/// Who is asked, and what the others ask for.
+#[derive(Debug)]
+pub(super) struct Crowd {
+    /// Who, in order.
+    pub asked: Vec<usize>,
+    /// From which dividend on.
+    from: f64,
+    /// Of the others, those that spend all that they have: memory, whatever the price; the rest is for bandwidth.
+    memory: f64,
+    /// Their weights, as parts of all.
+    weight: f64,
+    /// What those ask for that keep some of their money, whatever the price.
+    content: Bundle,
+}
+
+impl Crowd {
+    /// All of so many are asked.
+    pub fn all(tenants: usize) -> Self {
+        let (asked, content) = ((0..tenants).collect(), Bundle::default());
+        Self { asked, from: 1.0, memory: 0.0, weight: 0.0, content }
+    }
+
+    /// All are asked once more at a price whose dividend is known.
+    pub fn all_from(tenants: usize, dividend: f64) -> Self {
+        Self { from: dividend, ..Self::all(tenants) }
+    }
+
+    /// Between two prices those are no longer asked that do the same at both; rounds at both forget them, too.
+    pub fn settle<U: Utility>(&mut self, market: &Market<'_, U>, low: &mut Round, high: &mut Round) {
+        self.from = low.dividend.min(high.dividend);
+        let mut kept = 0;
+        for at in 0..self.asked.len() {
+            let tenant = self.asked[at];
+            let (one, other) = (low.bundles[at], high.bundles[at]);
+            if !self.leaves_out(
+                market,
+                tenant,
+                low.bought(market, at, tenant),
+                high.bought(market, at, tenant),
+            ) {
+                (self.asked[kept], low.bundles[kept], high.bundles[kept]) = (tenant, one, other);
+                kept += 1;
+            }
+        }
+        self.asked.truncate(kept);
+        low.bundles.truncate(kept);
+        high.bundles.truncate(kept);
+    }
+
+    /// Whether a tenant does the same with both purchases; then that is what it will do.
+    fn leaves_out<U: Utility>(
+        &mut self,
+        market: &Market<'_, U>,
+        tenant: usize,
+        (one, is_one_content): (Bundle, bool),
+        (other, is_other_content): (Bundle, bool),
+    ) -> bool {
+        let does_the_same = if is_one_content { one == other } else { one.memory == other.memory };
+        if is_one_content != is_other_content || !does_the_same || !market.tenants[tenant].utility.is_convex()
+        {
+            return false;
+        }
+        if is_one_content {
+            self.content.add(one);
+        } else {
+            self.memory += one.memory;
+            self.weight += market.weight(tenant);
+        }
+        true
+    }
+
+    /// What those do that are not asked.
+    fn spending(&self, prices: Prices, dividend: f64) -> Spending {
+        let mut spending =
+            Spending { sum: self.content, by_content: prices.of(self.content), eager: self.weight };
+        if self.weight > 0.0 {
+            let bandwidth = (dividend * self.weight - prices.memory * self.memory) / prices.bandwidth;
+            spending.sum.add(Bundle { memory: self.memory, bandwidth });
+        }
+        spending
+    }
 }
 
 /// Sums over tenants that were asked with one dividend.
@@ -32,9 +118,9 @@ struct Spending {
 }
 
 impl Spending {
-    /// The dividend that would spend all, as long as nobody thinks otherwise.
+    /// The dividend that would spend all, as long as nobody thinks otherwise. If nobody keeps anything it is 1, whatever weights add up to in the last bits.
     fn due(&self) -> f64 {
-        (1.0 - self.by_content) / self.eager
+        if 1.0 - self.eager < WEIGHT_PART_MIN / 2.0 { 1.0 } else { (1.0 - self.by_content) / self.eager }
     }
 
     fn spent(&self, dividend: f64) -> f64 {
@@ -47,16 +133,22 @@ impl Round {
     ///
     /// Weights add up to 1, and so do budgets without a dividend: whoever is eager spends all that it has, so the dividend that would spend the rest
     /// is known at once; it may make more tenants content, and then there is a next.
-    pub fn ask<U: Utility>(&mut self, market: &Market<'_, U>, price: f64, marks: &mut [Mark]) {
+    pub fn ask<U: Utility>(&mut self, market: &Market<'_, U>, crowd: &Crowd, price: f64, marks: &mut [Mark]) {
         self.price = price;
-        self.dividend = 1.0;
-        let mut spending = self.ask_with(market, 1.0, marks);
-        let (mut more, mut asked) = (spending.due(), 1.0);
+        self.dividend = crowd.from;
+        let mut spending = self.ask_with(market, crowd, self.dividend, marks);
+        let (mut more, mut asked) = (spending.due(), self.dividend);
+        if more < self.dividend * (1.0 - 1e-12) && self.dividend > 1.0 {
+            // More than there is: it is a smaller one.
+            self.dividend = 1.0;
+            (spending, asked) = (self.ask_with(market, crowd, 1.0, marks), 1.0);
+            more = spending.due();
+        }
         for _ in 0..DIVIDENDS_TRIED_MAX {
             if !more.is_finite() || more <= self.dividend * (1.0 + 1e-12) {
                 break;
             }
-            let next = self.ask_with(market, more, marks);
+            let next = self.ask_with(market, crowd, more, marks);
             asked = more;
             if next.spent(more) <= 1.0 + 1e-12 {
                 (spending, self.dividend) = (next, more);
@@ -68,21 +160,28 @@ impl Round {
             }
         }
         if asked != self.dividend {
-            self.ask_with(market, self.dividend, marks);
+            self.ask_with(market, crowd, self.dividend, marks);
         }
+    }
+
+    /// What a tenant buys, and whether it keeps some of its money.
+    fn bought<U: Utility>(&self, market: &Market<'_, U>, at: usize, tenant: usize) -> (Bundle, bool) {
+        let (bundle, budget) = (self.bundles[at], self.dividend * market.weight(tenant));
+        (bundle, market.prices(self.price).of(bundle) < (1.0 - KEPT) * budget)
     }
 
     fn ask_with<U: Utility>(
         &mut self,
         market: &Market<'_, U>,
+        crowd: &Crowd,
         dividend: f64,
         marks: &mut [Mark],
     ) -> Spending {
         let prices = market.prices(self.price);
-        let mut spending = Spending::default();
+        let mut spending = crowd.spending(prices, dividend);
         self.bundles.clear();
-        for (tenant, mark) in marks.iter_mut().enumerate() {
-            let Asked { bundle, content } = market.ask(tenant, prices, dividend, mark);
+        for tenant in crowd.asked.iter().copied() {
+            let Asked { bundle, content } = market.ask(tenant, prices, dividend, &mut marks[tenant]);
             if content {
                 spending.by_content += prices.of(bundle);
             } else {

@@ -7,8 +7,6 @@
 //! With a convex miss-ratio curve the best that a budget buys is where the straight line from the curve to the point "all money spent on memory" is a
 //! tangent: a search among knots.
 
-use std::sync::Arc;
-
 use thiserror::Error;
 
 use super::{
@@ -20,7 +18,7 @@ use crate::curve::{Knot, MissCurve, first_not};
 /// Throughput by the slowdown model, of a tenant that is never slowed down: 1 at most.
 #[derive(Clone, Debug)]
 pub struct Slowdown {
-    curve: Arc<MissCurve>,
+    curve: MissCurve,
     /// Where the curve ends; told here once more, since each tenant is asked for it in each round.
     last: Knot,
     gamma: f64,
@@ -43,7 +41,7 @@ impl Slowdown {
     ///
     /// # Errors
     /// A number is out of range.
-    pub fn new(curve: Arc<MissCurve>, gamma: f64, wanted: f64) -> Result<Self, SlowdownError> {
+    pub fn new(curve: MissCurve, gamma: f64, wanted: f64) -> Result<Self, SlowdownError> {
         Self::check(gamma, wanted)?;
         let last = curve.knots()[curve.knots().len() - 1];
         Ok(Self { curve, last, gamma, wanted })
@@ -72,6 +70,11 @@ impl Slowdown {
         }
         let lack = if self.wanted > 0.0 { (self.wanted / bandwidth).max(1.0) } else { 1.0 };
         1.0 + misses * self.gamma * lack
+    }
+
+    /// Accesses that miss so much memory, 0 to 1.
+    pub(crate) fn misses(&self, memory: f64) -> f64 {
+        self.curve.misses(memory)
     }
 
     /// Bandwidth and memory that are of any use to it, whatever they cost; memory first spares bandwidth where nothing is missed any more.
@@ -131,7 +134,7 @@ impl Utility for Slowdown {
 
     /// Bundles with which it is slowed down no more than so are those where the curve is low enough, with no less bandwidth than some times the curve's height;
     /// both are convex, since the curve is.
-    fn mixes_well(&self) -> bool {
+    fn is_convex(&self) -> bool {
         true
     }
 

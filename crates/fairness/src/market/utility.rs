@@ -49,9 +49,10 @@ pub trait Utility {
     /// What a bundle is worth; 0 or more, and finite.
     fn value(&self, bundle: Bundle) -> f64;
 
-    /// Whether mixes do it no harm: between two bundles none is worth less than the lesser of both, and with the same memory a part less bandwidth takes
-    /// no larger part of throughput. Who says so need not be asked what mixes are worth to it.
-    fn mixes_well(&self) -> bool {
+    /// Whether it is as a slowdown by a convex curve is: between two bundles none is worth less than the lesser of both; with the same memory a part less
+    /// bandwidth takes no larger part of throughput; and who spends all it has and asks for the same memory at two prices does so at those between. Then it
+    /// need not be asked at each price, nor what mixes are worth to it.
+    fn is_convex(&self) -> bool {
         false
     }
 
@@ -66,8 +67,8 @@ impl<U: Utility + ?Sized> Utility for &U {
         (**self).value(bundle)
     }
 
-    fn mixes_well(&self) -> bool {
-        (**self).mixes_well()
+    fn is_convex(&self) -> bool {
+        (**self).is_convex()
     }
 
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
@@ -80,8 +81,8 @@ impl<U: Utility + ?Sized> Utility for Box<U> {
         (**self).value(bundle)
     }
 
-    fn mixes_well(&self) -> bool {
-        (**self).mixes_well()
+    fn is_convex(&self) -> bool {
+        (**self).is_convex()
     }
 
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {

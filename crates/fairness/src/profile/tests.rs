@@ -187,7 +187,7 @@ fn wanted_bandwidth_makes_the_slowdowns_that_the_resolved_formula_gives() {
     for (now, limit, used, then, limit_then, ratio) in vectors {
         let throughput = |misses, bandwidth| {
             let curve = MissCurve::new(vec![Knot { memory: 0.0, misses }]).unwrap();
-            let slowdown = Slowdown::new(curve.into(), 100.0, wanted(used, limit, 4.0)).unwrap();
+            let slowdown = Slowdown::new(curve, 100.0, wanted(used, limit, 4.0)).unwrap();
             slowdown.value(Bundle { memory: 1.0, bandwidth })
         };
         let got = throughput(then, limit_then) / throughput(now, limit);

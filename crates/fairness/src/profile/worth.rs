@@ -1,7 +1,7 @@
 //! What shares are worth to a tenant: by Spirit's model, from miss ratios, exactly solved where they fall ever more slowly and on a grid where they leap; or
 //! by how long it was seen to wait for pages and how much it moves meanwhile.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use thiserror::Error;
 
@@ -49,10 +49,9 @@ impl Worth {
     /// # Errors
     /// Knots are no miss-ratio curve, or a number is out of range.
     pub fn new(supply: Supply, knots: Vec<Knot>, gamma: f64, wanted: f64) -> Result<Self, WorthError> {
-        let curve = Arc::new(MissCurve::new(knots.clone())?);
-        let slowdown = Slowdown::new(Arc::clone(&curve), gamma, wanted)?;
+        let slowdown = Slowdown::new(MissCurve::new(knots.clone())?, gamma, wanted)?;
         let is_leap = |knot: &Knot| {
-            let convex = curve.misses(knot.memory);
+            let convex = slowdown.misses(knot.memory);
             knot.misses > convex + MISSES || 1.0 + gamma * knot.misses > (1.0 + LEAP) * (1.0 + gamma * convex)
         };
         if !knots.iter().any(is_leap) {
@@ -105,10 +104,10 @@ impl Utility for Worth {
         }
     }
 
-    fn mixes_well(&self) -> bool {
+    fn is_convex(&self) -> bool {
         match self {
-            Self::Exact(slowdown) => slowdown.mixes_well(),
-            Self::Sought(grid) => grid.mixes_well(),
+            Self::Exact(slowdown) => slowdown.is_convex(),
+            Self::Sought(grid) => grid.is_convex(),
         }
     }
 

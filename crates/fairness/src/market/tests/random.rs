@@ -1,7 +1,5 @@
 //! Promises that hold of every market: tenants of all kinds, any number of them, any weights.
 
-use std::sync::Arc;
-
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -54,7 +52,7 @@ impl Kind {
                     Knot { memory: part * footprint * FINE.memory_mib as f64, misses }
                 };
                 let curve = MissCurve::new((0..=32).map(knot).collect()).unwrap();
-                Box::new(Slowdown::new(Arc::new(curve), 100.0, wanted * FINE.bandwidth_mb_s as f64).unwrap())
+                Box::new(Slowdown::new(curve, 100.0, wanted * FINE.bandwidth_mb_s as f64).unwrap())
             }
             Self::Product { memory } => grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory)),
             Self::Leontief { ratio } => grid(move |c, b| (c / ratio).min(b)),

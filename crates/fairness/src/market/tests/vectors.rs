@@ -1,7 +1,5 @@
 //! Worked examples: what a market must come to, to nine digits where demand is known exactly.
 
-use std::sync::Arc;
-
 use super::*;
 use crate::curve::{Knot, MissCurve};
 
@@ -157,7 +155,7 @@ fn six_of(times: f64) -> Vec<Tenant<Any>> {
             let part = f64::from(at) / 64.0;
             Knot { memory: part * footprint * 1e12 / times, misses: 1.0 - part.powf(skew) }
         };
-        Arc::new(MissCurve::new((0..=64).map(knot).collect()).unwrap())
+        MissCurve::new((0..=64).map(knot).collect()).unwrap()
     };
     let slowdown = |skew, footprint, wanted| -> Any {
         Box::new(Slowdown::new(curve(skew, footprint), 100.0, wanted * 1e12 / times).unwrap())
