@@ -51,6 +51,9 @@ use crate::{
     records::{self, RecordsError},
 };
 
+/// What part of an epoch, one in so many, it may take to hear what was seen.
+const HEARING: u32 = 4;
+
 /// Why symbiosis does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SymbiosisError {
@@ -84,6 +87,8 @@ pub struct Symbiosis {
     damon: Damon,
     /// Those that are being watched, in their order.
     watched: Vec<Name>,
+    /// The last of them of whom something was heard.
+    heard: Option<Name>,
     meters: BTreeMap<Name, Meter>,
     epochs: Epochs,
     kept: Kept,
@@ -147,6 +152,7 @@ impl Symbiosis {
             boot_id,
             remote,
             watched: Vec::new(),
+            heard: None,
             meters: BTreeMap::new(),
             epochs,
             kept,
@@ -175,13 +181,22 @@ impl Symbiosis {
             processes.truncate(TENANT_PROCESSES_MAX);
             (!processes.is_empty()).then_some((name, processes))
         };
-        let (names, processes): (Vec<Name>, Vec<Vec<u32>>) =
-            names.filter_map(watched).take(TENANTS_WATCHED_MAX).unzip();
-        if names.is_empty() {
+        let mut all: Vec<(Name, Vec<u32>)> = names.filter_map(watched).collect();
+        if all.is_empty() {
             return Ok(());
         }
+        // Those that there was no time or no place for are the first this time.
+        let is_heard = |(name, _): &(Name, Vec<u32>)| self.heard.as_ref().is_some_and(|last| name <= last);
+        let first = all.iter().position(|one| !is_heard(one)).unwrap_or(0);
+        all.rotate_left(first);
+        let (names, processes): (Vec<Name>, Vec<Vec<u32>>) =
+            all.into_iter().take(TENANTS_WATCHED_MAX).unzip();
         self.kept.note_watching(Some(&self.boot_id));
-        self.damon.watch(&processes)?;
+        let begun = self.damon.watch(&processes);
+        if !self.damon.is_watching() {
+            self.kept.note_watching(None);
+        }
+        begun?;
         self.watched = names;
         Ok(())
     }
@@ -220,10 +235,13 @@ impl Symbiosis {
         if names.is_empty() {
             return BTreeMap::new();
         }
-        match self.damon.take() {
+        match self.damon.take(self.config.epoch.as_duration() / HEARING) {
             Ok(seen) => {
                 self.kept.note_watching(None);
-                names.into_iter().zip(seen).filter_map(|(name, seen)| Some((name, seen?))).collect()
+                let heard = names.into_iter().zip(seen).filter_map(|(name, seen)| Some((name, seen?)));
+                let heard: Vec<(Name, Watched)> = heard.collect();
+                self.heard = heard.last().map(|(name, _)| name.clone()).or(self.heard.take());
+                heard.into_iter().collect()
             }
             Err(error) => {
                 tracing::warn!(error = units::chain(&error), "DAMON does not end");

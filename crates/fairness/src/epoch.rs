@@ -15,7 +15,7 @@ use crate::market::{
 const PACE: f64 = 0.5;
 /// That, and what is handed out beyond what was bought or is rounded.
 const REACH: f64 = 1.2 * PACE;
-/// Of a fair share, what a tenant keeps at least, and a unit at least: who is estimated to need nothing may be wrongly estimated, and with nothing it stands
+/// Of a fair share, what a tenant keeps at least, and a unit at least if its fair share is one: who is estimated to need nothing may be wrongly estimated, and with nothing it stands
 /// still. Of bandwidth it is more: who is given memory fills it through the link, and to who has enough of it now the link is worth nothing until it changes.
 const KEPT: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
 /// Of a fair share, what a share must move by to be moved: sizes are not known better.
@@ -184,6 +184,7 @@ impl Epochs {
         for (at, one) in had.iter_mut().enumerate() {
             *one = market.within_limits(at, one.times(less));
         }
+        market.cut_to_supply(&mut had);
         had
     }
 }
@@ -225,10 +226,11 @@ fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
     let least = |member: &Member<U>| {
         let part = member.weight / weights;
         let fair = Bundle::from(supply.all()).times(Bundle { memory: part, bandwidth: part });
-        let kept = fair.times(KEPT).floor();
+        let (kept, whole) = (fair.times(KEPT).floor(), fair.floor());
+        let least = |asked: u64, kept: u64, whole: u64| asked.max(kept).max(whole.min(1));
         Share {
-            memory_mib: member.least.memory_mib.max(kept.memory_mib).max(1),
-            bandwidth_mb_s: member.least.bandwidth_mb_s.max(kept.bandwidth_mb_s).max(1),
+            memory_mib: least(member.least.memory_mib, kept.memory_mib, whole.memory_mib),
+            bandwidth_mb_s: least(member.least.bandwidth_mb_s, kept.bandwidth_mb_s, whole.bandwidth_mb_s),
         }
     };
     let tenant =
@@ -241,12 +243,8 @@ fn is_worth_it<U: Utility>(market: &Market<'_, U>, had: &[Bundle], new: &[Bundle
     if (0..had.len()).all(|at| market.is_near(at, had[at], new[at], MOVED)) {
         return false;
     }
-    let mean = |bundles: &[Bundle]| {
-        let logs = bundles.iter().enumerate().map(|(at, bundle)| market.gain(at, *bundle).ln());
-        logs.sum::<f64>() / bundles.len() as f64
-    };
     let lacks = |(at, bundle): (usize, &Bundle)| market.gain(at, *bundle) < 1.0 - LACK_MAX;
-    mean(new) - mean(had) > WORTH_IT || had.iter().enumerate().any(lacks)
+    market.mean_gain(new) - market.mean_gain(had) > WORTH_IT || had.iter().enumerate().any(lacks)
 }
 
 #[cfg(test)]

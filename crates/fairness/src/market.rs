@@ -271,6 +271,26 @@ impl<'a, U: Utility> Market<'a, U> {
         }
     }
 
+    /// Takes what is more than all there is from those that have more than the least they must have, in the ratio of that.
+    pub(crate) fn cut_to_supply(&self, bundles: &mut [Bundle]) {
+        let all = self.all();
+        let (mut sum, mut spare) = (Bundle::default(), Bundle::default());
+        let above = |tenant: usize, bundle: &Bundle| bundle.minus(self.limits(tenant).least);
+        for (tenant, bundle) in bundles.iter().enumerate() {
+            sum.add(*bundle);
+            spare.add(above(tenant, bundle));
+        }
+        let part =
+            |sum: f64, all: f64, spare: f64| if sum > all { ((sum - all) / spare).min(1.0) } else { 0.0 };
+        let cut = Bundle {
+            memory: part(sum.memory, all.memory, spare.memory),
+            bandwidth: part(sum.bandwidth, all.bandwidth, spare.bandwidth),
+        };
+        for (tenant, bundle) in bundles.iter_mut().enumerate() {
+            *bundle = self.within_limits(tenant, bundle.minus(above(tenant, bundle).times(cut)));
+        }
+    }
+
     /// Whether two shares of a tenant differ by no more than such a part of its fair share.
     pub(crate) fn is_near(&self, tenant: usize, one: Bundle, other: Bundle, part: f64) -> bool {
         let fair = self.fair(tenant);

@@ -286,7 +286,8 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 pub const TENANTS_MAX: usize = 1 << 20;
 /// MiB, or MB/s, that one market shares: whole numbers up to here are told apart by what reckons with them.
 pub const SUPPLY_MAX: u64 = 1 << 50;
-/// Prices that are tried until a market's bracket of them is narrow enough; halving from 1 to 1e-10 takes 35.
+/// Prices that are tried until a market's bracket of them is narrow enough; halving from 1 to 1e-10 takes 35. As many once more, if somebody who was left
+/// out asks for something else in the end.
 pub const PRICES_TRIED_MAX: u32 = 60;
 /// Dividends that are tried at one price: each makes more tenants content.
 pub const DIVIDENDS_TRIED_MAX: u32 = 32;

@@ -1,7 +1,10 @@
 //! Which pages tenants touch, by the kernel's DAMON: for a while it samples regions of their processes' memory, and then says how often each was touched.
 //! It is used through sysfs and as a whole: where somebody else does, it is left alone.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use units::limits::WATCHED_REGIONS_MAX;
 
@@ -15,6 +18,9 @@ const SAMPLE_US: u64 = 50_000;
 const AGGREGATE_US: u64 = 2_000_000;
 /// How often it is looked which memory processes have, in microseconds.
 const UPDATE_US: u64 = 1_000_000;
+/// How often a scheme is tried, in microseconds, where the kernel lets that be said: what was seen is heard of so soon, else at the end of the looks that
+/// are being added up.
+const APPLY_US: u64 = 100_000;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
@@ -73,6 +79,11 @@ impl Damon {
         Ok(begun?)
     }
 
+    /// Whether tenants are being watched.
+    pub fn is_watching(&self) -> bool {
+        self.watches > 0
+    }
+
     /// Sees that nobody uses it; what we used is ended.
     ///
     /// # Errors
@@ -82,13 +93,15 @@ impl Damon {
         if self.files.number("nr_kdamonds")? > 0 { Err(DamonError::InUse) } else { Ok(()) }
     }
 
-    /// What was seen of each tenant that was to be watched, in their order, and ends watching; nothing of one whose processes are gone. It waits for looks
-    /// that are being added up.
+    /// What was seen of each tenant that was to be watched, in their order, and ends watching; nothing of one whose processes are gone, nor of those that are
+    /// left when so much time is over: a kernel that adds looks up to the end makes each wait for that.
     ///
     /// # Errors
     /// The kernel refuses to end it.
-    pub fn take(&mut self) -> Result<Vec<Option<Watched>>, DamonError> {
-        let seen = (0..self.watches).map(|at| self.seen(at).ok()).collect();
+    pub fn take(&mut self, within: Duration) -> Result<Vec<Option<Watched>>, DamonError> {
+        let begun = Instant::now();
+        let seen = |at| (begun.elapsed() < within).then(|| self.seen(at).ok()).flatten();
+        let seen = (0..self.watches).map(seen).collect();
         self.stop()?;
         Ok(seen)
     }
@@ -125,6 +138,10 @@ impl Damon {
         // What is told is what a scheme that does nothing was tried on: everything.
         number("0/schemes/nr_schemes", 1)?;
         set("0/schemes/0/action", "stat")?;
+        let apply = format!("{at}/contexts/0/schemes/0/apply_interval_us");
+        if self.files.has(&apply) {
+            self.files.write(apply, &APPLY_US.to_string())?;
+        }
         for (file, most) in
             [("sz", u64::MAX), ("nr_accesses", u64::from(u32::MAX)), ("age", u64::from(u32::MAX))]
         {
@@ -205,13 +222,16 @@ mod tests {
         let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/targets/1/pid_target"), "8");
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("2".to_owned(), "on".to_owned()));
-        let seen = damon.take().unwrap();
+        let seen = damon.take(Duration::from_secs(1)).unwrap();
         let first = seen[0].as_ref().unwrap();
         assert_eq!(first.touched_bytes(), 8192);
         assert_eq!(first.pages_per_second(), 40.0, "two pages, 40 times in two seconds");
         assert_eq!(first.blocks(4096).collect::<Vec<_>>(), [40, 40]);
         assert_eq!(seen[1], Some(Watched::default()));
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
+        damon.watch(&[vec![7, 8], vec![9]]).unwrap();
+        assert_eq!(damon.take(Duration::ZERO).unwrap(), [None, None], "there was no time");
+        assert!(!damon.is_watching());
     }
 
     #[test]

@@ -165,6 +165,32 @@ prop_compose! {
     }
 }
 
+#[test]
+fn nobody_gets_less_than_it_must_have_while_another_comes_to_weigh_more() {
+    let shares = [3600, 1200, 1200].map(|memory_mib| Share { memory_mib, bandwidth_mb_s: 400 });
+    let weighed = |share| Weighed { weight: 1.0, share };
+    let names = ["t0", "t1", "t2"].map(Arc::from);
+    let tenants = names.into_iter().zip(shares.map(weighed)).collect();
+    let mut epochs = Epochs::from(Some(Dealt { supply: SUPPLY, tenants }));
+    let mut members = named(&[stream(), key_value(), key_value()]);
+    members[0].weight = 3.0;
+    members[2].least.memory_mib = 1200;
+    for _ in 0..4 {
+        let decision = epochs.decide(SUPPLY, &members).unwrap();
+        assert!(decision.shares[2].memory_mib >= 1200, "{decision:?}");
+        assert!(sum(&decision.shares).memory_mib <= SUPPLY.memory_mib, "{decision:?}");
+    }
+}
+
+#[test]
+fn a_fair_share_of_less_than_a_unit_is_no_reason_to_deal_nothing_out() {
+    let mut members = named(&[stream(), key_value()]);
+    members[0].weight = 20.0;
+    let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 16 };
+    let decision = Epochs::default().decide(supply, &members).unwrap();
+    assert!(decision.shares[0].bandwidth_mb_s >= 15, "{decision:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -182,6 +208,10 @@ proptest! {
             let decision = epochs.decide(SUPPLY, &members).unwrap();
             let sum = sum(&decision.shares);
             prop_assert!(sum.memory_mib <= SUPPLY.memory_mib && sum.bandwidth_mb_s <= SUPPLY.bandwidth_mb_s);
+            for (share, Tenant { least, .. }) in decision.shares.iter().zip(&tenants) {
+                let has_least = share.memory_mib >= least.memory_mib && share.bandwidth_mb_s >= least.bandwidth_mb_s;
+                prop_assert!(has_least, "{share:?} of at least {least:?}: {decision:?}");
+            }
             prop_assert!(decision.gains.iter().all(|gain| gain.is_finite()), "{decision:?}");
             if let Change::Set { way } = decision.change {
                 prop_assert!(way > 0.0 && way <= 1.0);

@@ -272,7 +272,7 @@ impl<U: Utility> Market<'_, U> {
     }
 
     /// The mean of the logarithms of what bundles are worth against fair shares, by weight.
-    fn mean_gain(&self, bundles: &[Bundle]) -> f64 {
+    pub(crate) fn mean_gain(&self, bundles: &[Bundle]) -> f64 {
         let gain = |(tenant, bundle): (usize, &Bundle)| self.weight(tenant) * self.gain(tenant, *bundle).ln();
         bundles.iter().enumerate().map(gain).sum()
     }

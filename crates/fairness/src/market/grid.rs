@@ -98,11 +98,13 @@ impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
         self.valued(at, Bundle { memory, bandwidth: self.beside(memory) })
     }
 
-    /// The same part of both goods: all prices together are 1, so it can always be paid.
+    /// The same part of both goods. All prices together are 1, so it can be paid; but for a tenant of a market that sells less than the grid knows of.
     fn diagonal(&self) -> Point {
         let Limits { least, most } = *self.within;
-        let memory = (self.budget * self.grid.supply.memory_mib as f64).min(most.memory).max(least.memory);
-        let bandwidth = self.budget * self.grid.supply.bandwidth_mb_s as f64;
+        let all = Bundle::from(self.grid.supply.all());
+        let part = self.budget / self.prices.of(all).max(1.0);
+        let memory = (part * all.memory).min(most.memory).max(least.memory);
+        let bandwidth = part * all.bandwidth;
         let at = number((memory - least.memory) / self.step);
         self.valued(at, Bundle { memory, bandwidth: bandwidth.min(most.bandwidth).max(least.bandwidth) })
     }

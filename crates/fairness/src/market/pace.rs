@@ -20,8 +20,9 @@ impl<U: Utility> Market<'_, U> {
         assert_eq!(last.len(), self.tenants.len(), "shares of these tenants");
         let way = (0..last.len()).map(|tenant| self.way(tenant, last[tenant], outcome.bought[tenant], most));
         let way = way.fold(1.0, f64::min);
-        let there: Vec<Bundle> =
-            last.iter().zip(&outcome.bought).map(|(from, to)| from.towards(*to, way)).collect();
+        let there =
+            |tenant: usize| self.within_limits(tenant, last[tenant].towards(outcome.bought[tenant], way));
+        let there: Vec<Bundle> = (0..last.len()).map(there).collect();
         let keeps = |tenant: usize| {
             let value = |bundle| self.tenants[tenant].utility.value(bundle);
             value(there[tenant]) >= (1.0 - LOSS) * value(last[tenant]).min(value(outcome.bought[tenant]))

@@ -66,8 +66,16 @@ impl Found {
 pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks: &mut [Mark]) -> Found {
     let last = last.filter(|last| *last > 0.0 && *last < 1.0).or_else(|| guess(market, marks));
     let crowd = Crowd::all(market.tenants.len());
-    Search { market, marks, crowd, rounds: 0, spare: Round::default(), leaves_out: true }
-        .run(ratio(last.unwrap_or(0.5)), last.is_some())
+    Search {
+        market,
+        marks,
+        crowd,
+        rounds: 0,
+        most: PRICES_TRIED_MAX,
+        spare: Round::default(),
+        leaves_out: true,
+    }
+    .run(ratio(last.unwrap_or(0.5)), last.is_some())
 }
 
 /// The price if the first of many tenants were all of them.
@@ -81,6 +89,8 @@ struct Search<'a, 'b, U> {
     marks: &'a mut [Mark],
     crowd: Crowd,
     rounds: u32,
+    /// The most there may be of them.
+    most: u32,
     /// A round that is no longer needed: its memory is used again.
     spare: Round,
     /// Who is thought to ask for the same at each price that may still be tried is not asked.
@@ -190,7 +200,7 @@ impl<U: Utility> Search<'_, '_, U> {
     fn between(mut self, mut low: Tried, mut high: Tried) -> Found {
         let mut streak = Streak::default();
         self.leave_out(&mut low, &mut high);
-        while self.rounds < PRICES_TRIED_MAX && high.ratio - low.ratio > STEP_MIN {
+        while self.rounds < self.most && high.ratio - low.ratio > STEP_MIN {
             let ratio = self.next(&low, &high, streak);
             if ratio <= low.ratio || ratio >= high.ratio {
                 break;
@@ -250,7 +260,7 @@ impl<U: Utility> Search<'_, '_, U> {
 
     /// From the beginning, with nobody left out: somebody who was asks for something else after all.
     fn of_all(mut self, near: f64) -> Found {
-        self.leaves_out = false;
+        (self.leaves_out, self.most) = (false, self.rounds + PRICES_TRIED_MAX);
         self.crowd = Crowd::all(self.marks.len());
         self.run(near, true)
     }
@@ -259,7 +269,7 @@ impl<U: Utility> Search<'_, '_, U> {
     /// just time for halving.
     fn next(&mut self, low: &Tried, high: &Tried, streak: Streak) -> f64 {
         let (from, to) = (low.ratio, high.ratio);
-        let (middle, halvings) = (f64::midpoint(from, to), PRICES_TRIED_MAX - self.rounds);
+        let (middle, halvings) = (f64::midpoint(from, to), self.most - self.rounds);
         if to - from > WIDE || to - from > STEP_MIN / 2.0 * f64::from(halvings).exp2() {
             return middle;
         }
@@ -320,7 +330,7 @@ impl<U: Utility> Search<'_, '_, U> {
 
     fn cheapened_from(mut self, mut best: Tried, mut towards: f64) -> Found {
         let mut is_growing = true;
-        while self.rounds < PRICES_TRIED_MAX && towards.abs() > STEP_MIN {
+        while self.rounds < self.most && towards.abs() > STEP_MIN {
             if is_growing {
                 towards *= STEP_GROWTH
             } else {

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::{
     FitError, Histogram, MissModel, PowerLaw, Seen, Worth, WorthError, fit,
-    waits::{HARDLY, Mean, Waits},
+    waits::{Mean, NEXT_TO_NOTHING, Waits},
     wanted,
 };
 use crate::{curve::Knot, market::Supply};
@@ -104,7 +104,7 @@ impl Learner {
         sample.check()?;
         self.footprint = (sample.memory + sample.remote).max(1.0);
         self.wanted = sample.wanted(link);
-        if sample.worked + sample.waited() < IDLE * sample.seconds {
+        if sample.worked + sample.waited().max(sample.stalled.unwrap_or(0.0)) < IDLE * sample.seconds {
             return Ok(());
         }
         // A fit needs more than this epoch may have shown: then the last one stands.
@@ -124,7 +124,7 @@ impl Learner {
         let model = self.model();
         self.waits.note(sample.memory.max(1.0), waited, model);
         // While it works it moves nothing.
-        self.rate = if waited > 0.0 { self.wanted * (1.0 + waited) / waited } else { 0.0 };
+        self.rate = self.wanted * (1.0 + waited) / waited.max(NEXT_TO_NOTHING);
         Ok(())
     }
 
@@ -144,8 +144,7 @@ impl Learner {
     /// # Errors
     /// Nothing was learnt that makes sense: see [`WorthError`].
     pub fn worth(&self, supply: Supply, most: f64) -> Result<Worth, WorthError> {
-        // Who waits so little is not measured better, and would else hold on to memory that others want as if it were its life.
-        let waits = |memory: f64| (self.waits(memory.min(most)) - HARDLY).max(0.0);
+        let waits = |memory: f64| self.waits(memory.min(most));
         let gamma = waits(0.0);
         let part = |memory: f64| if gamma > 0.0 { (waits(memory) / gamma).min(1.0) } else { 0.0 };
         let knots: Vec<Knot> =
@@ -224,7 +223,8 @@ impl Sample {
     fn wanted(&self, link: f64) -> f64 {
         let all = wanted(self.used, self.limit, link);
         let Some(stalled) = self.stalled.filter(|_| all > self.used) else { return all };
-        // Many threads stall at once, but are counted once: then it is more, and the next epoch will show it.
+        // Threads that stand still at one time are counted once; taken to be as many as work at one time.
+        let stalled = stalled * (self.worked / self.seconds).max(1.0);
         let longer = (self.work() + stalled) / (self.work() + self.waited());
         (self.used * longer.max(MORE)).min(link)
     }
@@ -281,7 +281,7 @@ mod tests {
         assert!(learner.waits(1000.0) < 1e-9 && learner.waits(0.0) > 1.0);
         let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
         let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
-        assert!((value(400.0, 50.0) - 0.5).abs() < HARDLY, "it works half of the time");
+        assert!((value(400.0, 50.0) - 0.5).abs() < 0.01, "it works half of the time");
         assert!((value(1000.0, 50.0) - 1.0).abs() < 1e-9);
         assert!(value(400.0, 20.0) > 0.98 * value(400.0, 100.0), "twice what it uses is as good as any");
         assert!(value(400.0, 5.0) < 0.55 * value(400.0, 100.0), "half of it is half");
@@ -327,6 +327,29 @@ mod tests {
     }
 
     #[test]
+    fn who_hardly_waits_needs_what_it_moves_all_the_same() {
+        // Eight threads are busy, and wait a hundredth of that; and one that waits for nothing, and only writes.
+        let busy = Sample { worked: 80.0, misses: 800.0, used: 26.0, ..sample() };
+        for sample in [busy, Sample { misses: 0.0, brought: 0.0, used: 26.0, ..sample() }] {
+            let mut learner = Learner::default();
+            learner.learn(&sample, 100.0).unwrap();
+            let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
+            let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
+            assert!(value(400.0, 52.0) > 0.97, "{}", value(400.0, 52.0));
+            assert!((value(400.0, 13.0) - 0.5).abs() < 0.02, "{}", value(400.0, 13.0));
+        }
+    }
+
+    #[test]
+    fn who_is_held_up_all_the_time_is_not_idle() {
+        let mut learner = Learner::default();
+        let held_up = Sample { worked: 0.05, misses: 4000.0, miss: 5e-6, stalled: Some(9.9), ..sample() };
+        learner.learn(&Sample { used: 4.0, limit: 4.0, ..held_up }, 100.0).unwrap();
+        assert_eq!(learner.wanted(), 100.0);
+        assert!(learner.waits(100.0) > learner.waits(400.0));
+    }
+
+    #[test]
     fn who_gets_what_it_wants_does_not_seem_to_want_ever_more() {
         let mut learner = Learner::default();
         let sample = Sample { used: 20.0, stalled: Some(5.0), ..sample() };
@@ -349,9 +372,14 @@ mod tests {
         let learnt = |misses| {
             let mut learner = Learner::default();
             learner.learn(&Sample { misses, ..sample() }, 100.0).unwrap();
-            learner.waits(200.0)
+            let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
+            [learner.waits(200.0), worth.value(Bundle { memory: 200.0, bandwidth: 20.0 })]
         };
-        assert!((learnt(1.0) / learnt(0.0) - 1.0).abs() < 1e-3);
+        let (one, none) = (learnt(1.0), learnt(0.0));
+        assert!(
+            (one[0] / none[0] - 1.0).abs() < 1e-3 && (one[1] / none[1] - 1.0).abs() < 1e-3,
+            "{one:?} {none:?}"
+        );
     }
 
     #[test]

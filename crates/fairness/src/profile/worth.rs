@@ -5,6 +5,8 @@ use std::fmt;
 
 use thiserror::Error;
 
+use super::waits::{HARDLY, NEXT_TO_NOTHING};
+
 use crate::{
     curve::{CurveError, Knot, MissCurve, check},
     market::{Asked, Bundle, Grid, Limits, Mark, Purse, Slowdown, SlowdownError, Supply, Utility},
@@ -65,7 +67,7 @@ impl Worth {
     }
 
     /// Of a tenant that waits `gamma` seconds for each second of work without any memory, and with more of it the part that `knots` say; while it waits, it
-    /// moves `rate` MB/s.
+    /// moves `rate` MB/s. Who hardly waits moves next to nothing, but for what it writes: that is as if it waited [`NEXT_TO_NOTHING`].
     ///
     /// Spirit (4.2) lets each miss take longer by what the link lacks, as if tenants missed all the time. One that works a while between misses moves what it
     /// moves meanwhile: it takes as long as work and waiting do, or as the link needs for all that is moved, whichever is longer. So who seldom misses needs
@@ -79,9 +81,11 @@ impl Worth {
         let measured = Falling::new(knots);
         let value = move |bundle: Bundle| {
             let waits = gamma * measured.misses(bundle.memory);
-            let moved = waits * rate;
+            let moved = waits.max(NEXT_TO_NOTHING) * rate;
             let link = if moved > 0.0 { moved / bundle.bandwidth } else { 0.0 };
-            ((1.0 + waits).powi(KNEE) + link.powi(KNEE)).powf(-1.0 / f64::from(KNEE))
+            // Who waits so little is not measured better, and would else hold on to memory that others want as if it were its life.
+            let alone = 1.0 + (waits - HARDLY).max(0.0);
+            (alone.powi(KNEE) + link.powi(KNEE)).powf(-1.0 / f64::from(KNEE))
         };
         Ok(Self::Sought(Grid::new(supply, Box::new(value))))
     }

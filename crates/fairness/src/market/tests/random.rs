@@ -162,7 +162,7 @@ proptest! {
         prop_assert!(certificate.sold.memory <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sold.bandwidth <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?}", certificate);
-        prop_assert!(outcome.rounds <= units::limits::PRICES_TRIED_MAX, "{:?}", certificate);
+        prop_assert!(outcome.rounds <= 2 * units::limits::PRICES_TRIED_MAX, "{:?}", certificate);
         let marginal = match outcome.status { Status::OneMarginal { tenant } => Some(tenant), _ => None };
         let (all, prices) = (Bundle::from(FINE.all()), market.prices(outcome.memory_price));
         for (tenant, bundle) in outcome.bought.iter().enumerate() {
