@@ -81,8 +81,20 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
     // Never more than there is, however often shares change.
     for _ in 0..6 {
         epochs(&rack, 1);
-        let (cache, stream) = (limits(&rack, "cache"), limits(&rack, "stream"));
-        assert!(cache.0 + stream.0 <= MEMORY_MIB, "{cache:?} {stream:?}");
+        let said = rack.run(
+            0,
+            "cd /sys/fs/cgroup/tenants; cat cache/memory.high stream/memory.high cache/memory.max stream/memory.max cache/io.max stream/io.max",
+        );
+        let lines: Vec<&str> = said.lines().collect();
+        let bytes = |at: usize| lines[at].parse::<u64>().unwrap();
+        assert!(bytes(0) + bytes(1) <= MEMORY_MIB << 20, "{said}");
+        assert_eq!(lines[2..4], ["max", "max"], "memory.max is the tenants' own");
+        for way in ["rbps=", "wbps="] {
+            let rate = |line: &str| {
+                line.split_whitespace().find_map(|word| word.strip_prefix(way)?.parse::<u64>().ok())
+            };
+            assert!(rate(lines[4]).unwrap() + rate(lines[5]).unwrap() <= LINK_MB_S * 1_000_000, "{said}");
+        }
     }
     let told = shares(&rack);
     let tenants = told.as_array().unwrap_or_else(|| panic!("{told}"));

@@ -156,7 +156,7 @@ impl Tenant {
                 rate(self.bandwidth_used_mb_s),
                 rate(self.bandwidth_wanted_mb_s)
             ),
-            format!("it waited for memory {} of its time", percent(self.waited)),
+            format!("it waited for pages or devices {} of its time", percent(self.waited)),
             self.worth(),
         ];
         let problem = self.problem.iter().map(|problem| format!("kept from its share: {problem}"));

@@ -309,12 +309,12 @@ async fn shares_are_explained_number_by_number() {
   tenant web, weight 2, swap: what exceeds its share is swapped out
     memory: 40GiB, 32GiB by an equal split; it has 39GiB
     link: 2500MB/s, 8000MB/s by an equal split; it used 1234MB/s and could use 3000MB/s
-    it waited for memory 12.5 % of its time
+    it waited for pages or devices 12.5 % of its time
     its share is worth 1.073 of its throughput with an equal split, as learnt from damon; that may be 5.0 % off
   tenant db, weight 1, advise: nobody enforces it, this is what it ought to have
     memory: 8GiB, 16GiB by an equal split; it has 0B
     link: 9500MB/s, 4000MB/s by an equal split; it used 0MB/s and could use 0MB/s
-    it waited for memory 0.0 % of its time
+    it waited for pages or devices 0.0 % of its time
     nobody saw which pages it touches: by how long it waited its share is worth about 1.00 of its throughput with an equal split
     kept from its share: it is no cgroup
 ",
