@@ -110,7 +110,9 @@ fn is_curve(knots: &[Knot]) -> bool {
         && (first.memory == 0.0 && first.misses <= 1.0)
         && (last.memory.is_finite() && last.misses >= 0.0)
         && knots.windows(2).take(1).all(falls)
-        && knots.windows(3).all(|three| falls(&three[1..]) & !is_above(three[1], three[0], three[2]))
+        && knots
+            .windows(3)
+            .fold(true, |so_far, three| so_far & falls(&three[1..]) & !is_above(three[1], three[0], three[2]))
 }
 
 /// Whether points are knots of any miss-ratio curve, convex or not.
@@ -174,4 +176,61 @@ fn sought(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
         if is_so(middle) { low = middle + 1 } else { high = middle }
     }
     low
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn knot(memory: f64, misses: f64) -> Knot {
+        Knot { memory, misses }
+    }
+
+    proptest! {
+        #[test]
+        fn a_curve_is_convex_falls_is_nowhere_above_the_points_and_nowhere_lower_than_it_must_be(
+            points in vec((0.1..10.0_f64, prop_oneof![Just(0.0), Just(1.0), 0.0..1.0_f64]), 1..40),
+        ) {
+            let mut memory = 0.0;
+            let points: Vec<Knot> = points.into_iter().map(|(step, misses)| { memory += step; knot(memory, misses) }).collect();
+            let curve = MissCurve::new(points.clone()).unwrap();
+            let knots = curve.knots();
+            prop_assert_eq!(knots[0].memory, 0.0);
+            prop_assert!(knots.windows(2).all(|two| two[1].memory > two[0].memory && two[1].misses < two[0].misses));
+            prop_assert!(knots.windows(3).all(|three| !is_above(three[1], three[0], three[2])));
+            prop_assert!(points.iter().all(|point| curve.misses(point.memory) <= point.misses + 1e-12));
+            // Each knot is a point, but for the first, whose height is one.
+            prop_assert!(knots[1..].iter().all(|knot| points.contains(knot)) && knots[0].misses == points[0].misses);
+            // A curve is the curve of its knots.
+            prop_assert_eq!(MissCurve::new(knots.to_vec()).unwrap(), curve);
+        }
+    }
+
+    #[test]
+    fn points_that_are_none_are_refused_by_name() {
+        let wrong: [(Vec<Knot>, &str); 6] = [
+            (vec![], "a miss-ratio curve has at least one knot"),
+            (vec![knot(0.0, 1.1)], "knot 0: misses 1.1 must be from 0 to 1"),
+            (vec![knot(0.0, f64::NAN)], "knot 0: misses NaN must be from 0 to 1"),
+            (
+                vec![knot(-1.0, 0.5)],
+                "knot 0: memory -1 must be 0 or more, and more than that of the knot before",
+            ),
+            (
+                vec![knot(0.0, 0.5), knot(0.0, 0.4)],
+                "knot 1: memory 0 must be 0 or more, and more than that of the knot before",
+            ),
+            (
+                vec![knot(0.0, 0.5), knot(f64::INFINITY, 0.4)],
+                "knot 1: memory inf must be 0 or more, and more than that of the knot before",
+            ),
+        ];
+        for (knots, says) in wrong {
+            assert_eq!(MissCurve::new(knots).unwrap_err().to_string(), says);
+        }
+        let many = (0..=CURVE_KNOTS_MAX).map(|at| knot(at as f64, 0.5)).collect();
+        assert_eq!(MissCurve::new(many).unwrap_err(), CurveError::TooMany(CURVE_KNOTS_MAX + 1));
+    }
 }

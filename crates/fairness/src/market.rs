@@ -273,21 +273,24 @@ impl<'a, U: Utility> Market<'a, U> {
 
     /// Takes what is more than all there is from those that have more than the least they must have, in the ratio of that.
     pub(crate) fn cut_to_supply(&self, bundles: &mut [Bundle]) {
-        let all = self.all();
-        let (mut sum, mut spare) = (Bundle::default(), Bundle::default());
-        let above = |tenant: usize, bundle: &Bundle| bundle.minus(self.limits(tenant).least);
-        for (tenant, bundle) in bundles.iter().enumerate() {
-            sum.add(*bundle);
-            spare.add(above(tenant, bundle));
+        let sum = |of: &dyn Fn(usize) -> Bundle| {
+            let mut sum = Bundle::default();
+            (0..bundles.len()).for_each(|tenant| sum.add(of(tenant)));
+            sum
+        };
+        let over = sum(&|tenant| bundles[tenant]).minus(self.all());
+        if over.memory <= 0.0 && over.bandwidth <= 0.0 {
+            return;
         }
-        let part =
-            |sum: f64, all: f64, spare: f64| if sum > all { ((sum - all) / spare).min(1.0) } else { 0.0 };
+        let above = |tenant: usize, bundle: Bundle| bundle.minus(self.limits(tenant).least);
+        let spare = sum(&|tenant| above(tenant, bundles[tenant]));
+        let part = |over: f64, spare: f64| if over > 0.0 { (over / spare).min(1.0) } else { 0.0 };
         let cut = Bundle {
-            memory: part(sum.memory, all.memory, spare.memory),
-            bandwidth: part(sum.bandwidth, all.bandwidth, spare.bandwidth),
+            memory: part(over.memory, spare.memory),
+            bandwidth: part(over.bandwidth, spare.bandwidth),
         };
         for (tenant, bundle) in bundles.iter_mut().enumerate() {
-            *bundle = self.within_limits(tenant, bundle.minus(above(tenant, bundle).times(cut)));
+            *bundle = self.within_limits(tenant, bundle.minus(above(tenant, *bundle).times(cut)));
         }
     }
 

@@ -25,6 +25,10 @@ const SOLD_OUT: f64 = 1e-10;
 const STEP_LEAST: f64 = 1e-6;
 const STEP_MOST: f64 = 0.5;
 const STEP_GROWTH: f64 = 8.0;
+/// And from `STEP_MOST` on up to where prices are mostly; beyond that it is at once as far as prices go.
+const FAR_GROWTH: f64 = 2.0;
+const FAR: f64 = 2.0;
+const ALL_GROWTH: f64 = 16.0;
 /// Between ratios further apart, e to this, what is asked for says little.
 const WIDE: f64 = 3.0;
 /// What part of a change of demand is a leap, if one tenant makes it; how many of those are asked alone; and to which part of a bracket where the price is
@@ -179,7 +183,7 @@ impl<U: Utility> Search<'_, '_, U> {
                 Verdict::TooLow if next.round.price == 1.0 => return self.cleared(next),
                 Verdict::TooLow => self.spare = std::mem::replace(&mut low, next).round,
             }
-            step *= STEP_GROWTH;
+            step = further(step);
         }
     }
 
@@ -193,7 +197,7 @@ impl<U: Utility> Search<'_, '_, U> {
                 Verdict::TooHigh if next.round.price == 0.0 => return self.cleared(next),
                 Verdict::TooHigh => self.spare = std::mem::replace(&mut high, next).round,
             }
-            step *= STEP_GROWTH;
+            step = further(step);
         }
     }
 
@@ -351,6 +355,15 @@ impl<U: Utility> Search<'_, '_, U> {
 /// The price of memory, where so much is the logarithm of its ratio to that of bandwidth; beyond all ratios one of both is 0.
 fn price(ratio: f64) -> f64 {
     if ratio.abs() > RATIO_MAX { if ratio > 0.0 { 1.0 } else { 0.0 } } else { 1.0 / (1.0 + (-ratio).exp()) }
+}
+
+/// The next step away from a price that was too low or too high.
+fn further(step: f64) -> f64 {
+    step * match step {
+        near if near < STEP_MOST => STEP_GROWTH,
+        far if far < FAR => FAR_GROWTH,
+        _ => ALL_GROWTH,
+    }
 }
 
 fn ratio(price: f64) -> f64 {

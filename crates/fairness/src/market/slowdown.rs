@@ -158,10 +158,12 @@ impl Utility for Slowdown {
         let (per_memory, per_bandwidth) = (1.0 / prices.memory, 1.0 / prices.bandwidth);
         let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) * per_memory;
         let most = between(beside(least.bandwidth), 0.0, fill.memory);
-        let low = between(beside(useful), least.memory, most);
+        let beside_all = beside(useful);
+        let low = between(beside_all, least.memory, most);
         let memory = between(self.tangent(budget * per_memory, mark), low, most);
         let left = (budget - prices.memory * memory) * per_bandwidth;
-        let bandwidth = between(left, least.bandwidth, useful);
+        // Where bandwidth is next to free, a difference of money leaves nothing of what all the useful of it is.
+        let bandwidth = if memory == beside_all { useful } else { between(left, least.bandwidth, useful) };
         Asked { bundle: Bundle { memory, bandwidth }, content: false }
     }
 }

@@ -53,3 +53,48 @@ fn traced(tables: &[Table], stages: &[Table], side: usize) -> Vec<(usize, usize)
     split[0] = (memory, bandwidth);
     split
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    const STEPS: usize = 4;
+    const SIDE: usize = STEPS + 1;
+
+    fn cells() -> impl Iterator<Item = (usize, usize)> {
+        (0..SIDE).flat_map(|memory| (0..SIDE).map(move |bandwidth| (memory, bandwidth)))
+    }
+
+    /// The best of three by looking at all splits.
+    fn of_all(tables: &[Table]) -> f32 {
+        let worth =
+            |tenant: usize, (memory, bandwidth): (usize, usize)| tables[tenant][memory * SIDE + bandwidth];
+        let mut best = f32::NEG_INFINITY;
+        for one in cells() {
+            for two in cells().filter(|two| one.0 + two.0 <= STEPS && one.1 + two.1 <= STEPS) {
+                let rest = (STEPS - one.0 - two.0, STEPS - one.1 - two.1);
+                best = best.max(worth(0, one) + worth(1, two) + worth(2, rest));
+            }
+        }
+        best
+    }
+
+    proptest! {
+        #[test]
+        fn no_split_is_better_and_all_steps_are_given_to_somebody(
+            tables in vec(vec(prop_oneof![1 => Just(f32::NEG_INFINITY), 3 => -5.0_f32..5.0], SIDE * SIDE), 3),
+        ) {
+            let split = best_split(&tables, STEPS);
+            let best = of_all(&tables);
+            prop_assert_eq!(split.is_some(), best > f32::NEG_INFINITY);
+            if let Some(split) = split {
+                let sum = |of: fn(&(usize, usize)) -> usize| split.iter().map(of).sum::<usize>();
+                prop_assert_eq!((sum(|one| one.0), sum(|one| one.1)), (STEPS, STEPS));
+                let worth: f32 = split.iter().zip(&tables).map(|(one, table)| table[one.0 * SIDE + one.1]).sum();
+                prop_assert!((worth - best).abs() <= 1e-4, "{worth} is not {best}: {split:?}");
+            }
+        }
+    }
+}

@@ -13,6 +13,9 @@ const NOTHING: f64 = 1e-9;
 /// the ratio of weights, as far as tenants may have more.
 pub(super) fn shares<U: Utility>(market: &Market<'_, U>, bought: &[Bundle]) -> Vec<Share> {
     let all = market.supply.all();
+    // Sold out is what is sold out but for rounding: nobody's least is to pay for that.
+    let mut bought = bought.to_vec();
+    market.cut_to_supply(&mut bought);
     let good = |of: fn(Bundle) -> f64, there_is: u64| {
         let most = |tenant: usize| of(market.limits(tenant).most);
         let with_rest =

@@ -177,6 +177,38 @@ proptest! {
     }
 
     #[test]
+    fn limits_are_kept_whatever_the_kind_and_however_few_units_there_are(
+        of in vec((weight(), any_kind(), 0.0..1.0, 0.0..1.0, 1.0..4.0, 1.0..4.0), 2..16),
+        supply in prop_oneof![Just(FINE), (1_u64..400, 1_u64..100).prop_map(|(m, b)| Supply { memory_mib: m, bandwidth_mb_s: b })],
+    ) {
+        let weights: f64 = of.iter().map(|one| one.0).sum();
+        let part = |all: u64, part: f64| Bundle { memory: all as f64 * part, bandwidth: 0.0 }.floor().memory_mib;
+        let tenants: Vec<Tenant<Any>> = of.iter().map(|(weight, kind, least_m, least_b, most_m, most_b)| {
+            let fair = weight / weights;
+            let share = |memory: f64, bandwidth: f64| Share {
+                memory_mib: part(supply.memory_mib, fair * memory).min(supply.memory_mib),
+                bandwidth_mb_s: part(supply.bandwidth_mb_s, fair * bandwidth).min(supply.bandwidth_mb_s),
+            };
+            let most = share(*most_m, *most_b);
+            let most = Share { memory_mib: most.memory_mib + 1, bandwidth_mb_s: most.bandwidth_mb_s + 1 };
+            Tenant { least: share(*least_m, *least_b), most, ..Tenant::new(*weight, supply, kind.utility()) }
+        }).collect();
+        let market = Market::new(supply, &tenants).unwrap();
+        let mut outcome = market.clear(How::default());
+        for _ in 0..2 {
+            let (memory, bandwidth) = outcome.shares.iter().fold((0, 0), |sum, one| (sum.0 + one.memory_mib, sum.1 + one.bandwidth_mb_s));
+            prop_assert!(memory <= supply.memory_mib && bandwidth <= supply.bandwidth_mb_s, "{outcome:?}");
+            for (share, Tenant { least, most, .. }) in outcome.shares.iter().zip(&tenants) {
+                prop_assert!(share.memory_mib >= least.memory_mib && share.bandwidth_mb_s >= least.bandwidth_mb_s, "{share:?} {least:?}: {outcome:?}");
+                // A sum that is rounded up is one unit more at most.
+                prop_assert!(share.memory_mib <= most.memory_mib + 1 && share.bandwidth_mb_s <= most.bandwidth_mb_s + 1, "{share:?} {most:?}");
+            }
+            prop_assert!(market.certify(&outcome).sharing_incentive >= 1.0 - 1e-6, "{outcome:?}");
+            market.refine(&mut outcome, Aim { without_envy: true, margin: 0.0 });
+        }
+    }
+
+    #[test]
     fn where_demand_does_not_jump_nobody_envies_and_everything_wanted_is_sold(
         of in market_of(slowdown(), 64),
     ) {
