@@ -8,7 +8,7 @@ use pool::protocol::{
 use proto::v1 as wire;
 use units::{
     Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId,
-    limits::{WEIGHT_MAX, is_weight},
+    limits::{WEIGHT_MAX, WEIGHT_MIN, is_weight},
 };
 
 use crate::touched::Touched;
@@ -76,7 +76,7 @@ pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, Invalid> {
     let weight = |w: wire::Weight| {
         let name = Name::new(&w.tenant);
         let name = name.map_err(|error| Invalid { field: "weights.tenant", problem: error.to_string() })?;
-        let problem = format!("{} must be more than 0, and at most {WEIGHT_MAX}", w.weight);
+        let problem = format!("{} must be from {WEIGHT_MIN} to {WEIGHT_MAX}", w.weight);
         if is_weight(w.weight) {
             Ok((name, w.weight))
         } else {

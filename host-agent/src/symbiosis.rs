@@ -434,8 +434,16 @@ impl Symbiosis {
         Ok(())
     }
 
-    /// Shares that stay.
+    /// Shares that stay, with what was known of them when they were decided on, if this agent has.
     fn as_they_were(&self) -> Vec<TenantReport> {
+        let last = self.book.last().map_or_else(Vec::new, |last| last.tenants);
+        if last.iter().any(|one| one.measured.is_some()) {
+            let weighed = |one: TenantReport| TenantReport {
+                weight: self.weight(&one.name).unwrap_or(one.weight),
+                ..one
+            };
+            return last.into_iter().map(weighed).collect();
+        }
         let Some(dealt) = self.epochs.dealt() else { return Vec::new() };
         let named = dealt.tenants.iter().filter_map(|(name, one)| Some((Name::new(name).ok()?, one)));
         let one = |(name, one): (Name, &Weighed)| {

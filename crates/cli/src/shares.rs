@@ -12,7 +12,7 @@ use crate::{
     Connection, Failure, Format,
     evaluate::percent,
     print,
-    table::{Column, Row, col, size, wide},
+    table::{Column, Row, col, moment, size, wide},
 };
 
 /// A host whose tenants share it.
@@ -27,7 +27,7 @@ pub struct OfHost {
 pub struct Weigh {
     /// The host
     pub host: Name,
-    /// A tenant, as its cgroup is called, and its weight: a number more than 0; 0 takes back what was set. Others stay
+    /// A tenant, as its cgroup is called, and its weight: 0.01 to 10000; 0 takes back what was set. Others stay
     #[arg(value_name = "TENANT=WEIGHT", required = true, value_parser = weight)]
     pub weights: Vec<(Name, f64)>,
 }
@@ -47,6 +47,10 @@ pub(crate) async fn list(of: OfHost, to: &Connection, format: Format) -> Result<
         let why = shares.why.map(|why| format!(": {why}")).unwrap_or_default();
         print::note(format, &format!("shares are as they were before the last epoch{why}"));
     }
+    let (host, at) = (&shares.host, moment(shares.at_unix_ms));
+    let none =
+        if shares.tenants.is_empty() { ": it has no tenants, or has not measured them yet" } else { "" };
+    print::note(format, &format!("as host {host} told at {at}{none}"));
     Ok(())
 }
 
@@ -241,7 +245,7 @@ impl Row for Tenant {
         col("TENANT", |t| t.tenant.clone()),
         col("WEIGHT", |t| t.weight.to_string()),
         col("ENFORCED", |t| t.enforcer.clone()),
-        col("MEMORY", |t| format!("{}/{}", memory(t.share.as_ref()), memory(t.fair.as_ref()))),
+        col("MEMORY/FAIR", |t| format!("{}/{}", memory(t.share.as_ref()), memory(t.fair.as_ref()))),
         col("LINK", |t| link(t.share.as_ref())),
         col("WAITS", |t| percent(t.waited)),
         col("GAIN", |t| gained(t.gain)),

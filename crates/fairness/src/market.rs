@@ -157,6 +157,20 @@ pub enum Status {
     FallbackFair,
 }
 
+impl Status {
+    /// In a word or two.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Mixed => "mixed",
+            Self::Whole => "whole",
+            Self::OneMarginal { .. } => "one marginal",
+            Self::OneFixed { .. } => "one fixed",
+            Self::FallbackFair => "fair shares",
+        }
+    }
+}
+
 /// What everybody gets.
 #[derive(Clone, Debug)]
 pub struct Outcome {

@@ -313,12 +313,16 @@ pub const TENANT_PROCESSES_MAX: usize = 64;
 pub const TENANTS_WATCHED_MAX: usize = 32;
 /// Regions of a tenant's memory that are told apart by which is touched how often.
 pub const WATCHED_REGIONS_MAX: usize = 1000;
-/// The most that a tenant may have relative to others: its weight.
-pub const WEIGHT_MAX: f64 = 1e6;
+/// The least and the most that a tenant may have relative to others: its weight. As far apart as cgroups' own weights are, and a hundred times.
+pub const WEIGHT_MIN: f64 = 0.01;
+/// See [`WEIGHT_MIN`].
+pub const WEIGHT_MAX: f64 = 10_000.0;
+// Whatever the weights of a host's tenants: none is as nothing beside the others.
+const _: () = assert!(WEIGHT_MIN / (TENANTS_PER_HOST_MAX as f64 * WEIGHT_MAX) > 1e-9);
 
-/// Whether it may be a tenant's weight: a number more than 0, and at most [`WEIGHT_MAX`].
+/// Whether it may be a tenant's weight: a number from [`WEIGHT_MIN`] to [`WEIGHT_MAX`].
 pub fn is_weight(weight: f64) -> bool {
-    weight > 0.0 && weight <= WEIGHT_MAX
+    (WEIGHT_MIN..=WEIGHT_MAX).contains(&weight)
 }
 
 /// The longest text in what an agent tells of shares, in bytes.

@@ -11,7 +11,7 @@ use units::{
     Name, Ns,
     limits::{
         EPOCH_DEFAULT, EPOCH_MAX, EPOCH_MIN, LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, TENANTS_PER_HOST_MAX,
-        WEIGHT_MAX, is_weight,
+        WEIGHT_MAX, WEIGHT_MIN, is_weight,
     },
 };
 
@@ -111,9 +111,17 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> 
     }
     let one = |(name, one): (&String, &RawOne)| {
         let name = Name::new(name).map_err(|error| fault("symbiosis.tenants", name, error))?;
-        Ok((name, check_one(one, enforce, supply)?))
+        let of = |fault: Fault| Fault { rule: format!("{} (of {name})", fault.rule), ..fault };
+        let one = check_one(one, enforce, supply).map_err(of)?;
+        Ok((name, one))
     };
     let tenants = raw.tenants.iter().map(one).collect::<Result<BTreeMap<Name, One>, Fault>>()?;
+    let least: u64 = tenants.values().map(|one| one.least_mib).sum();
+    if least > supply.memory_mib {
+        let rule =
+            format!("must be at most symbiosis.memory_mib, {}, all of them together", supply.memory_mib);
+        return Err(fault("symbiosis.tenants.least_mib", least, rule));
+    }
     Ok(Symbiosis {
         cgroups: base.join(raw.cgroups),
         supply,
@@ -127,7 +135,7 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> 
 fn check_one(one: &RawOne, enforce: Enforce, supply: Supply) -> Result<One, Fault> {
     let weight = one.weight.unwrap_or(1.0);
     if !is_weight(weight) {
-        let rule = format!("must be more than 0, and at most {WEIGHT_MAX}");
+        let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
         return Err(fault("symbiosis.tenants.weight", weight, rule));
     }
     let least_mib = one.least_mib.unwrap_or(0);
@@ -209,6 +217,16 @@ mod tests {
     }
 
     #[test]
+    fn what_tenants_must_have_together_is_no_more_than_there_is() {
+        let two = "[symbiosis.tenants.db]\nleast_mib = 1200\n[symbiosis.tenants.web]\nleast_mib = 1200";
+        let error = parse(&format!("{SMALLEST}{two}")).unwrap_err();
+        assert!(
+            error.contains("least_mib = \"2400\": must be at most symbiosis.memory_mib, 2048, all"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_wrong_value_is_an_error_with_field_value_and_rule() {
         refused("2048", "0", "symbiosis.memory_mib = \"0\": must be from 1 to");
         refused("100", "0", "symbiosis.bandwidth_mb_s = \"0\": must be from 1 to");
@@ -219,7 +237,7 @@ mod tests {
         refused(
             "remote = \"/dev/vdb\"",
             &format!("remote = \"/dev/vdb\"\n{}", one("weight = 0")),
-            "tenants.weight",
+            "tenants.weight = \"0\": must be from 0.01 to 10000 (of db)",
         );
         refused(
             "remote = \"/dev/vdb\"",

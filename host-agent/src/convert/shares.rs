@@ -1,6 +1,6 @@
 //! What came of an epoch, as the manager hears it.
 
-use fairness::market::{Share, Status};
+use fairness::market::Share;
 use proto::v1 as wire;
 use units::limits::{SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX};
 
@@ -66,7 +66,7 @@ fn tenant(one: TenantReport) -> wire::TenantShare {
 fn certificate(certified: Certified) -> wire::ShareCertificate {
     let Certified { certificate, way, worst_off } = certified;
     wire::ShareCertificate {
-        status: status(certificate.status).to_owned(),
+        status: certificate.status.name().to_owned(),
         memory_price: certificate.memory_price,
         dividend: told(certificate.dividend),
         rounds: certificate.rounds,
@@ -78,16 +78,5 @@ fn certificate(certified: Certified) -> wire::ShareCertificate {
         sharing_incentive: told(certificate.sharing_incentive),
         worst_off: worst_off.to_string(),
         envy: certificate.envy.map(told),
-    }
-}
-
-const fn status(status: Status) -> &'static str {
-    match status {
-        Status::Exact => "exact",
-        Status::Mixed => "mixed",
-        Status::Whole => "whole",
-        Status::OneMarginal { .. } => "one marginal",
-        Status::OneFixed { .. } => "one fixed",
-        Status::FallbackFair => "fair shares",
     }
 }

@@ -6,6 +6,7 @@ mod devices;
 mod files;
 mod kernel;
 mod node;
+mod tenants;
 
 use std::{
     io,
@@ -102,6 +103,7 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     found.push(agents.alone(&config, used.is_some()));
     found.push(agents.rights(machine, used.is_some()));
     found.push(kernel::kvm(machine));
+    found.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::all(machine, symbiosis)));
     found.extend(used.into_iter().flat_map(|used| memory(machine, &config, &agents, used)));
     found
 }

@@ -7,7 +7,7 @@ use proto::v1 as wire;
 use units::Name;
 use units::limits::{
     LOCAL_MIB_PER_HOST_MAX, SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX,
-    is_weight,
+    WEIGHT_MIN, is_weight,
 };
 
 use super::requests::{Invalid, named};
@@ -31,7 +31,10 @@ pub fn changes(asked: Vec<wire::Weight>) -> Result<Weights, Invalid> {
     let mut changes = Weights::new();
     for wire::Weight { tenant, weight } in asked {
         let name = named("weights.tenant", &tenant)?;
-        number("weights.weight", weight, 0.0..=WEIGHT_MAX).map_err(of(&name))?;
+        if weight != 0.0 && !is_weight(weight) {
+            let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}, or 0 for what host.toml says");
+            return Err(of(&name)(Invalid::new("weights.weight", weight, rule)));
+        }
         if changes.insert(name, weight).is_some() {
             return Err(Invalid::new(
                 "weights.tenant",
@@ -91,7 +94,7 @@ pub fn told(host: &Name, shares: wire::Shares) -> Result<Told, Invalid> {
 
 fn tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
     if !is_weight(t.weight) {
-        let rule = format!("must be a number more than 0 and at most {WEIGHT_MAX}");
+        let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
         return Err(Invalid::new("shares.tenants.weight", t.weight, rule));
     }
     one_of("shares.tenants.enforcer", &t.enforcer, &ENFORCERS)?;
@@ -183,8 +186,8 @@ mod tests {
         let set = changes(vec![weight("web", 2.5), weight("db", 0.0), weight("x", WEIGHT_MAX)]).unwrap();
         assert_eq!(set.len(), 3);
         assert!(changes(Vec::new()).unwrap().is_empty());
-        for bad in [-1.0, f64::NAN, f64::INFINITY, 1_000_000.5] {
-            let says = [bad.to_string(), "from 0 to 1000000".into(), "of web".into()];
+        for bad in [-1.0, f64::NAN, f64::INFINITY, 10_000.5, 1e-9] {
+            let says = [bad.to_string(), "from 0.01 to 10000, or 0".into(), "of web".into()];
             let says: Vec<&str> = says.iter().map(String::as_str).collect();
             refuses(changes(vec![weight("web", bad)]), "weights.weight", &says);
         }
@@ -280,7 +283,7 @@ mod tests {
         };
         refuses_told(many, "tenants", &["257", "at most 256"]);
         refuses_tenant(|t| t.tenant = "a/b".into(), "tenant", &["a/b"]);
-        refuses_tenant(|t| t.weight = 0.0, "weight", &["0", "more than 0"]);
+        refuses_tenant(|t| t.weight = 0.0, "weight", &["0", "from 0.01"]);
         refuses_tenant(|t| t.weight = f64::NAN, "weight", &["NaN"]);
         refuses_tenant(|t| t.enforcer = "hope".into(), "enforcer", &["\"hope\"", "swap, tiered, advise"]);
         refuses_tenant(|t| t.fair.as_mut().unwrap().memory_mib = u64::MAX, "fair", &["at most"]);

@@ -33,14 +33,14 @@ const LOAD_S: u64 = 3600;
 /// For how long.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Seconds of an epoch
+    /// Seconds of an epoch, 2 to 60
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=60))]
     epoch: u64,
-    /// Epochs until what they do is measured again
+    /// Epochs until what they do is measured again, 3 to 60
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=60))]
     epochs: u64,
-    /// Seconds for which what they do is measured, each time
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..=600))]
+    /// Seconds for which what they do is measured, each time, 30 to 600: a copy takes ten
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(30..=600))]
     seconds: u64,
 }
 
@@ -192,7 +192,7 @@ fn say(host: &RackHost, rack: &Rack, before: Did, after: Did) -> Result<(), Fail
     let line = |name: &str, unit: &str, before: f64, after: f64| {
         println!("{name:<22} {before:>9.1} {after:>9.1} {unit:<8} {:>6.2} times", after / before);
     };
-    println!("{:<22} {:>9} {:>9}", "", "half", "symbiosis");
+    println!("{:<22} {:>9} {:>9}", "", "half each", "symbiosis");
     line("stream (mbw)", "MiB/s", before.copied, after.copied);
     line("cache (memcached)", "keys/s", before.got, after.got);
     let mean = (after.copied / before.copied * after.got / before.got).sqrt();

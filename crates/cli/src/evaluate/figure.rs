@@ -3,7 +3,10 @@
 
 mod scale;
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use plotters::{
     coord::{Shift, types::RangedCoordf64},
@@ -118,13 +121,29 @@ pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
     write_whole(path, draw(figure).map_err(failed)?.as_bytes())
 }
 
+/// Whether a file can be written there, about; what is there stays.
+///
+/// # Errors
+/// It cannot.
+pub(super) fn check_place(path: &Path) -> Result<(), Failure> {
+    let partial = partial(path);
+    let made = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
+    made.map_err(|errno| Failure::File { tried: "write", path: path.to_owned(), errno })
+}
+
+/// What a file is called until it is whole.
+fn partial(path: &Path) -> PathBuf {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    partial.into()
+}
+
 /// Writes bytes to a file, all or none.
 ///
 /// # Errors
 /// The file cannot be written.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
+    let partial = partial(path);
     let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
         // What matters is why it could not be written; a file that was not made cannot be removed.

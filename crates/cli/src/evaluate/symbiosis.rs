@@ -79,7 +79,7 @@ struct OneTenant {
 /// What the market said of its own outcome, by what it was told.
 #[derive(Serialize)]
 struct Certified {
-    status: String,
+    status: &'static str,
     memory_price: f64,
     dividend: f64,
     rounds: u32,
@@ -97,7 +97,7 @@ impl Row for Line {
         col("SCHEME", |l| l.scheme.to_owned()),
         col("GAIN", |l| super::percent(l.gain)),
         col("WORST", |l| format!("{:.3}", l.worst)),
-        col("STATUS", |l| l.certificate.as_ref().map_or("-".to_owned(), |c| c.status.clone())),
+        col("STATUS", |l| l.certificate.as_ref().map_or("-".to_owned(), |c| c.status.to_owned())),
         col("ENVY", |l| l.certificate.as_ref().and_then(|c| c.envy).map_or("-".to_owned(), super::percent)),
         wide("TENANTS", |l| {
             let tenants = l.tenants.iter().map(|t| format!("{} {:.2}", t.trace, t.throughput_of_equal_split));
@@ -112,6 +112,8 @@ impl Row for Line {
 /// A trace cannot be read, or there is none; or a file cannot be written.
 pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     args.figures.as_deref().map_or(Ok(()), figures::make_folder)?;
+    // Before all is reckoned for minutes, and then nowhere to be written.
+    args.json.as_deref().map_or(Ok(()), figure::check_place)?;
     let traces = traces(&args.traces, format)?;
     let tenants: Vec<Tenant> = traces.iter().map(|trace| trace.tenant.clone()).collect();
     let compared: Vec<Compared> =
@@ -152,22 +154,22 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
     let mut traces = Vec::new();
     for (name, path) in paths {
         match touches(&path)? {
-            Some(touches) => traces.push(Trace { path, tenant: Tenant::new(name, &touches, 1.0, 1.0) }),
-            None => print::note(format, &format!("{} is left out: {}", path.display(), NoTouches::Layout)),
+            Ok(touches) => traces.push(Trace { path, tenant: Tenant::new(name, &touches, 1.0, 1.0) }),
+            Err(why) => print::note(format, &format!("{} is left out: {why}", path.display())),
         }
     }
     if traces.is_empty() {
-        let none = "there is no trace in it: no *.csv, no *.csv.gz with a column `key`, `lbn` or `addr`";
+        let none = "there is no trace in it: no *.csv, no *.csv.gz with a column `key`, `lbn` or `addr` and enough touches";
         return Err(failed(io::Error::other(none)));
     }
     Ok(traces)
 }
 
-/// What a trace touches; none of a table that is no trace.
-fn touches(path: &Path) -> Result<Option<Vec<u32>>, Failure> {
+/// What a trace touches; or why a table is no trace, or one that tells too little.
+fn touches(path: &Path) -> Result<Result<Vec<u32>, NoTouches>, Failure> {
     open::read(path, |input| match read(input) {
-        Err(NoTouches::Layout) => Ok(None),
-        touches => touches.map(Some),
+        Err(why @ (NoTouches::Layout | NoTouches::Number(_))) => Ok(Err(why)),
+        touches => touches.map(Ok),
     })
 }
 
@@ -209,7 +211,7 @@ fn lines(Compared { mix, outcomes }: &Compared) -> Vec<Line> {
             })
             .collect(),
         certificate: outcome.certificate.as_ref().map(|certificate| Certified {
-            status: format!("{:?}", certificate.status),
+            status: certificate.status.name(),
             memory_price: certificate.memory_price,
             dividend: certificate.dividend,
             rounds: certificate.rounds,

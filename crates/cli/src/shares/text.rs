@@ -86,13 +86,13 @@ impl Certificate {
     fn budgets(&self) -> String {
         let why =
             if self.dividend > 1.0 + NOTHING { ": some do not want to spend all of theirs" } else { "" };
-        format!("a budget is {:.3} times its weight's part of all weights{why}", self.dividend)
+        format!("each may spend {:.3} times its part of all weights{why}", self.dividend)
     }
 
     /// Only what was bought at these prices, and kept so, can be held against them.
     fn spent(&self) -> String {
         if self.refinements > 0 || self.status == "one fixed" {
-            "not everything was bought at these prices: budgets do not bound it".to_owned()
+            "deals are made at prices of their own: budgets do not bound them".to_owned()
         } else {
             format!("no purchase exceeds its budget by more than {}", percent(self.overspent))
         }
@@ -144,13 +144,13 @@ impl Tenant {
         };
         let lines = [
             format!(
-                "memory: {}, {} by an equal split; it has {}",
+                "memory: {}, {} by weight alone; it has {}",
                 memory(share),
                 memory(fair),
                 mib(self.memory_used_mib)
             ),
             format!(
-                "link: {}, {} by an equal split; it used {} and could use {}",
+                "link: {}, {} by weight alone; it used {} and could use {}",
                 link(share),
                 link(fair),
                 rate(self.bandwidth_used_mb_s),

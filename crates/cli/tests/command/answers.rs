@@ -262,12 +262,15 @@ ASKED                 VM   HOST  STATE  WHY
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_of_a_host_are_listed_with_their_shares() {
     let listed = "\
-TENANT  WEIGHT  ENFORCED  MEMORY       LINK      WAITS   GAIN
+TENANT  WEIGHT  ENFORCED  MEMORY/FAIR  LINK      WAITS   GAIN
 web     2       swap      40GiB/32GiB  2500MB/s  12.5 %  7.3 %
 db      1       advise    8GiB/16GiB   9500MB/s  0.0 %   0.0 %
 ";
-    prints("get shares h1", listed).await;
-    prints("get share h1", listed).await;
+    let at = "note: as host h1 told at 2023-11-14T22:13:20Z\n";
+    for words in ["get shares h1", "get share h1"] {
+        let said = Rack::default().tarn(words).await;
+        assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), (listed, at, 0));
+    }
     let wide = Rack::default().tarn("get shares h1 -o wide").await.stdout;
     let head = "GAIN   MEMORY USED  LINK USED  LINK WANTED  LEARNT FROM  ERROR  PROBLEM\n";
     assert!(wide.contains(head), "{wide}");
@@ -284,8 +287,8 @@ db      1       advise    8GiB/16GiB   9500MB/s  0.0 %   0.0 %
         })
     );
     let kept = Rack::new(Mood::Sick).tarn("get shares h1").await;
-    let note = "note: shares are as they were before the last epoch: no link is known\n";
-    assert_eq!((kept.stdout.as_str(), kept.stderr.as_str(), kept.code), (listed, note, 0));
+    let note = format!("note: shares are as they were before the last epoch: no link is known\n{at}");
+    assert_eq!((kept.stdout.as_str(), kept.stderr.as_str(), kept.code), (listed, &*note, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -298,7 +301,7 @@ async fn shares_are_explained_number_by_number() {
   market:
     exact: everybody has what it asks for at one price
     all memory costs 0.620, all of the link 0.380: together 1, which is what tenants have to spend
-    a budget is 1.050 times its weight's part of all weights: some do not want to spend all of theirs
+    each may spend 1.050 times its part of all weights: some do not want to spend all of theirs
     23 prices were tried
     no deal beyond the market makes the geometric mean of throughputs larger, or none was sought
     50.0 % of the way from the shares before was gone
@@ -307,13 +310,13 @@ async fn shares_are_explained_number_by_number() {
     db, the worst-off, has 1.000 of its throughput with an equal split, as estimated: nobody loses by sharing
     somebody would have 3.4 % more throughput with another's share
   tenant web, weight 2, swap: what exceeds its share is swapped out
-    memory: 40GiB, 32GiB by an equal split; it has 39GiB
-    link: 2500MB/s, 8000MB/s by an equal split; it used 1234MB/s and could use 3000MB/s
+    memory: 40GiB, 32GiB by weight alone; it has 39GiB
+    link: 2500MB/s, 8000MB/s by weight alone; it used 1234MB/s and could use 3000MB/s
     it waited for pages or devices 12.5 % of its time
     its share is worth 1.073 of its throughput with an equal split, as learnt from damon; that may be 5.0 % off
   tenant db, weight 1, advise: nobody enforces it, this is what it ought to have
-    memory: 8GiB, 16GiB by an equal split; it has 0B
-    link: 9500MB/s, 4000MB/s by an equal split; it used 0MB/s and could use 0MB/s
+    memory: 8GiB, 16GiB by weight alone; it has 0B
+    link: 9500MB/s, 4000MB/s by weight alone; it used 0MB/s and could use 0MB/s
     it waited for pages or devices 0.0 % of its time
     nobody saw which pages it touches: by how long it waited its share is worth about 1.00 of its throughput with an equal split
     kept from its share: it is no cgroup

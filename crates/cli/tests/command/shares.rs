@@ -43,10 +43,19 @@ fn numbers(folder: &Path, name: &str) -> Value {
 async fn a_folder_without_any_trace_is_an_error() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
+    fs::write(folder.path().join("short.csv"), "key\n1\n2\n").unwrap();
     let ran = evaluate(folder.path(), "").await;
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
     assert!(ran.stderr.contains("derived.csv is left out"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("short.csv is left out: 2 touches"), "{}", ran.stderr);
     assert!(ran.stderr.contains("there is no trace in it"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn numbers_that_could_not_be_written_are_not_reckoned_first() {
+    let ran = evaluate(traces().path(), "--json /nowhere/numbers.json").await;
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
+    assert!(ran.stderr.contains("/nowhere/numbers.json"), "{}", ran.stderr);
 }
 
 #[tokio::test]

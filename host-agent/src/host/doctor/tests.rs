@@ -205,6 +205,25 @@ fn a_host_without_a_config_or_with_a_wrong_one_is_told_so() {
 }
 
 #[test]
+fn tenants_whose_cgroups_cannot_be_counted_and_swap_that_is_none_are_found() {
+    let patient = Patient::new("emulated");
+    let others = fs::read_to_string(patient.tree.path("host.toml")).unwrap();
+    let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
+    patient.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
+    let seen = text(&patient.findings());
+    assert!(
+        seen.contains("symbiosis.cgroups: there are no cgroups in") && seen.contains("mend: mkdir "),
+        "{seen}"
+    );
+    assert!(seen.contains("symbiosis.remote: /dev/null is not a block device"), "{seen}");
+    patient.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
+    let seen = text(&patient.findings());
+    assert!(seen.contains("have no controller io") && seen.contains("mend: echo '+io' > "), "{seen}");
+    patient.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
+    assert!(!text(&patient.findings()).contains("symbiosis.cgroups"));
+}
+
+#[test]
 fn files_that_others_may_read_or_change_are_found() {
     let patient = Patient::new("emulated");
     set_mode(&patient.tree, "h0.token", 0o640);

@@ -1,0 +1,52 @@
+//! What sharing a host's memory among tenants wants of the machine: cgroups whose memory, processors and bytes are counted, and a swap device in use.
+
+use std::path::Path;
+
+use super::{Finding, Machine, each};
+use crate::{
+    config::symbiosis::Symbiosis,
+    host::{remote::Remote, sysfs::Sysfs},
+};
+
+/// Controllers of cgroup v2 that tenants are counted and limited by.
+const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
+
+/// All of it.
+pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
+    let wrong = cgroups(&symbiosis.cgroups).into_iter().chain(swap(machine, symbiosis)).collect();
+    each(wrong, || {
+        let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
+        Finding::good("tenants", format!("cgroups in {cgroups} are counted, and {remote} is in use as swap"))
+    })
+}
+
+fn cgroups(folder: &Path) -> Option<Finding> {
+    let shown = folder.display();
+    let bad = |what, mend| Some(Finding::bad("tenants", what, mend));
+    let Ok(given) = Sysfs::at(folder).text("cgroup.subtree_control") else {
+        let mend = format!("mkdir {shown}; it must be a folder of cgroup v2");
+        return bad(format!("symbiosis.cgroups: there are no cgroups in {shown}"), mend);
+    };
+    let missing: Vec<&str> =
+        CONTROLLERS.into_iter().filter(|one| !given.split_whitespace().any(|given| given == *one)).collect();
+    if missing.is_empty() {
+        return None;
+    }
+    let mend =
+        format!("echo '+{}' > {shown}/cgroup.subtree_control, and in every folder above", missing.join(" +"));
+    bad(format!("symbiosis.cgroups: cgroups in {shown} have no controller {}", missing.join(", ")), mend)
+}
+
+fn swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {
+    let bad = |what: String, mend: String| Some(Finding::bad("tenants", what, mend));
+    let shown = symbiosis.remote.display();
+    match Remote::open(&symbiosis.remote, Path::new("/sys")) {
+        Err(error) => {
+            bad(format!("symbiosis.remote: {}", units::chain(&error)), "name a swap device".to_owned())
+        }
+        Ok(remote) if !remote.is_swap(&machine.proc.text("swaps").unwrap_or_default()) => {
+            bad(format!("symbiosis.remote: {shown} is not in use as swap"), format!("swapon {shown}"))
+        }
+        Ok(_) => None,
+    }
+}
