@@ -434,15 +434,12 @@ impl Symbiosis {
         Ok(())
     }
 
-    /// Shares that stay, with what was known of them when they were decided on, if this agent has.
+    /// Shares that stay, with all that was known of them when they were decided on, if this agent has.
     fn as_they_were(&self) -> Vec<TenantReport> {
         let last = self.book.last().map_or_else(Vec::new, |last| last.tenants);
-        if last.iter().any(|one| one.measured.is_some()) {
-            let weighed = |one: TenantReport| TenantReport {
-                weight: self.weight(&one.name).unwrap_or(one.weight),
-                ..one
-            };
-            return last.into_iter().map(weighed).collect();
+        let last: Vec<_> = last.into_iter().filter(|one| one.measured.is_some()).collect();
+        if !last.is_empty() {
+            return last;
         }
         let Some(dealt) = self.epochs.dealt() else { return Vec::new() };
         let named = dealt.tenants.iter().filter_map(|(name, one)| Some((Name::new(name).ok()?, one)));

@@ -27,8 +27,8 @@ pub struct OfHost {
 pub struct Weigh {
     /// The host
     pub host: Name,
-    /// A tenant, as its cgroup is called, and its weight: 0.01 to 10000; 0 takes back what was set. Others stay
-    #[arg(value_name = "TENANT=WEIGHT", required = true, value_parser = weight)]
+    /// A tenant, as its cgroup is called, and its weight: 0.01 to 10000; 0 takes back what was set. Others stay; with none, those that are set are shown
+    #[arg(value_name = "TENANT=WEIGHT", value_parser = weight)]
     pub weights: Vec<(Name, f64)>,
 }
 
@@ -45,7 +45,10 @@ pub(crate) async fn list(of: OfHost, to: &Connection, format: Format) -> Result<
     print::list(format, &shares.tenants)?;
     if shares.state == KEPT {
         let why = shares.why.map(|why| format!(": {why}")).unwrap_or_default();
-        print::note(format, &format!("shares are as they were before the last epoch{why}"));
+        print::note(
+            format,
+            &format!("shares, and all that is told of them, are as they were before the last epoch{why}"),
+        );
     }
     let (host, at) = (&shares.host, moment(shares.at_unix_ms));
     let none =

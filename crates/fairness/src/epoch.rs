@@ -15,11 +15,13 @@ use crate::market::{
 const PACE: f64 = 0.5;
 /// That, and what is handed out beyond what was bought or is rounded.
 const REACH: f64 = 1.2 * PACE;
-/// Of a fair share, what a tenant keeps at least, and a unit at least if its fair share is one: who is estimated to need nothing may be wrongly estimated, and with nothing it stands
-/// still. Of bandwidth it is more: who is given memory fills it through the link, and to who has enough of it now the link is worth nothing until it changes.
+/// Of a fair share, what a tenant keeps at least, and a unit at least if its fair share is one: who is estimated to need nothing may be wrongly estimated,
+/// and with nothing it stands still. Of bandwidth it is more: who is given memory fills it through the link, and to who has enough of it now the link is worth nothing until it changes.
 const KEPT: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
 /// Of a fair share, what a share must move by to be moved: sizes are not known better.
 const MOVED: f64 = 0.05;
+/// So much more than a unit is still one when it was multiplied and divided.
+const UNIT_ROUNDING: f64 = 1e-9;
 /// What the geometric mean of throughputs must rise by for shares to be moved (Spirit's allocator: 1.005).
 const WORTH_IT: f64 = 0.005;
 /// What somebody may lack of its throughput with an equal split until shares are moved whatever that brings: estimates are no better.
@@ -172,7 +174,8 @@ impl Epochs {
     /// What tenants had, as a split of what there is now among those that are here now: each keeps what it has of its fair share, and who has just come begins
     /// with a whole one.
     fn had<U: Utility>(&self, market: &Market<'_, &U>, members: &[Member<U>]) -> Vec<Bundle> {
-        let ratio = |name: &str| self.dealt.as_ref().map_or(WHOLE, |dealt| dealt.of_fair(name));
+        let ratios = self.dealt.as_ref().map_or_else(BTreeMap::new, Dealt::of_fair);
+        let ratio = |name: &str| ratios.get(name).copied().unwrap_or(WHOLE);
         let one = |(at, member): (usize, &Member<U>)| market.fair(at).times(ratio(&member.name));
         let mut had: Vec<Bundle> = members.iter().enumerate().map(one).collect();
         let mut sum = Bundle::default();
@@ -193,15 +196,15 @@ impl Epochs {
 const WHOLE: Bundle = Bundle { memory: 1.0, bandwidth: 1.0 };
 
 impl Dealt {
-    /// What a tenant has of its fair share; all of it, if it was not there.
-    fn of_fair(&self, name: &str) -> Bundle {
-        let Some(one) = self.tenants.get(name) else { return WHOLE };
-        let weights: f64 = self.tenants.values().map(|one| one.weight).sum();
-        let part = |share: u64, all: u64| share as f64 * weights / (all as f64 * one.weight);
-        Bundle {
-            memory: part(one.share.memory_mib, self.supply.memory_mib),
-            bandwidth: part(one.share.bandwidth_mb_s, self.supply.bandwidth_mb_s),
-        }
+    /// What each tenant has of its fair share.
+    fn of_fair(&self) -> BTreeMap<&str, Bundle> {
+        let parts = parts(self.supply, self.tenants.values().map(|one| one.weight).collect());
+        let all = Bundle::from(self.supply.all());
+        let ratio = |one: &Weighed, part: f64| {
+            let Bundle { memory, bandwidth } = one.share.into();
+            Bundle { memory: memory / (all.memory * part), bandwidth: bandwidth / (all.bandwidth * part) }
+        };
+        self.tenants.iter().zip(parts).map(|((name, one), part)| (&**name, ratio(one, part))).collect()
     }
 
     /// What these tenants have, if they are those that are here, with these weights, and there is as much for them as there was.
@@ -222,9 +225,8 @@ impl Dealt {
 
 /// As the market knows them.
 fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
-    let weights: f64 = members.iter().map(|member| member.weight).sum();
-    let least = |member: &Member<U>| {
-        let part = member.weight / weights;
+    let parts = parts(supply, members.iter().map(|member| member.weight).collect());
+    let least = |member: &Member<U>, part: f64| {
         let fair = Bundle::from(supply.all()).times(Bundle { memory: part, bandwidth: part });
         let (kept, whole) = (fair.times(KEPT).floor(), fair.floor());
         let least = |asked: u64, kept: u64, whole: u64| asked.max(kept).max(whole.min(1));
@@ -234,8 +236,33 @@ fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
         }
     };
     let tenant =
-        |member| Tenant { least: least(member), ..Tenant::new(member.weight, supply, &member.utility) };
-    members.iter().map(tenant).collect()
+        |(member, part)| Tenant { least: least(member, part), ..Tenant::new(part, supply, &member.utility) };
+    members.iter().zip(parts).map(tenant).collect()
+}
+
+/// Weights as parts of all. Nobody's is so little that its fair share would be less than a unit of either good, as long as there is one for each.
+fn parts(supply: Supply, weights: Vec<f64>) -> Vec<f64> {
+    let units = supply.memory_mib.min(supply.bandwidth_mb_s) as f64;
+    let least = (1.0 + UNIT_ROUNDING) / units;
+    let can_be = least * weights.len() as f64 <= 1.0
+        && weights.iter().all(|weight| weight.is_finite() && *weight > 0.0);
+    if !can_be {
+        // What is no weight the market says.
+        let all: f64 = weights.iter().sum();
+        return weights.into_iter().map(|weight| weight / all).collect();
+    }
+    let mut is_raised = vec![false; weights.len()];
+    loop {
+        let left = 1.0 - is_raised.iter().filter(|raised| **raised).count() as f64 * least;
+        let others: f64 =
+            weights.iter().zip(&is_raised).filter(|(_, raised)| !**raised).map(|(weight, _)| weight).sum();
+        let part = |at: usize| if is_raised[at] { least } else { weights[at] / others * left };
+        let parts: Vec<f64> = (0..weights.len()).map(part).collect();
+        if parts.iter().all(|part| *part >= least) {
+            return parts;
+        }
+        is_raised = parts.iter().zip(is_raised).map(|(part, raised)| raised || *part < least).collect();
+    }
 }
 
 /// Whether somebody's share would be another, and tenants do enough better with `new` than with what they have, or somebody has less than it is due.

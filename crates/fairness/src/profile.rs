@@ -17,7 +17,7 @@ pub use fit::{FitError, Histogram, Seen, fit};
 pub use learner::{Learner, Sample, SampleError, Touched};
 pub use power_law::PowerLaw;
 pub use reuse::Reuse;
-pub use worth::{Value, Worth, WorthError};
+pub use worth::{Moves, Value, Worth, WorthError};
 
 use crate::curve::{CurveError, Knot, MissCurve};
 

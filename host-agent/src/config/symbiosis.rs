@@ -116,12 +116,6 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> 
         Ok((name, one))
     };
     let tenants = raw.tenants.iter().map(one).collect::<Result<BTreeMap<Name, One>, Fault>>()?;
-    let least: u64 = tenants.values().map(|one| one.least_mib).sum();
-    if least > supply.memory_mib {
-        let rule =
-            format!("must be at most symbiosis.memory_mib, {}, all of them together", supply.memory_mib);
-        return Err(fault("symbiosis.tenants.least_mib", least, rule));
-    }
     Ok(Symbiosis {
         cgroups: base.join(raw.cgroups),
         supply,
@@ -214,16 +208,6 @@ mod tests {
         assert_eq!(one, One { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
         let like_all = parse(&format!("{SMALLEST}[symbiosis.tenants.db]")).unwrap();
         assert_eq!(like_all.tenants[&Name::new("db").unwrap()].enforce, Enforce::Swap);
-    }
-
-    #[test]
-    fn what_tenants_must_have_together_is_no_more_than_there_is() {
-        let two = "[symbiosis.tenants.db]\nleast_mib = 1200\n[symbiosis.tenants.web]\nleast_mib = 1200";
-        let error = parse(&format!("{SMALLEST}{two}")).unwrap_err();
-        assert!(
-            error.contains("least_mib = \"2400\": must be at most symbiosis.memory_mib, 2048, all"),
-            "{error}"
-        );
     }
 
     #[test]

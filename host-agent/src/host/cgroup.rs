@@ -36,6 +36,8 @@ pub struct Counters {
     pub read: u64,
     /// See `read`.
     pub written: u64,
+    /// Bytes read from all other devices, and written to them.
+    pub elsewhere: u64,
     /// Microseconds in which some of it waited for memory, and for devices; nothing where the kernel does not count them. Pages that are waited for are in
     /// one of both, or in both: in the first if they had been in use, in the second also while they are held up by a limit.
     pub stalled_us: Option<(u64, u64)>,
@@ -100,6 +102,9 @@ impl Cgroups {
             read => read?,
         };
         let io = self.text(name, "io.stat")?;
+        let moved = |line: &str, key| assigned(line, key).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+        let elsewhere = io.lines().filter(|line| line.split_whitespace().next() != Some(device));
+        let elsewhere = elsewhere.map(|line| moved(line, "rbytes") + moved(line, "wbytes")).sum();
         let io = line_of(&io, device).unwrap_or_default();
         let stalled = |file| {
             let text = self.text(name, file).ok()?;
@@ -114,8 +119,9 @@ impl Cgroups {
             worked_us: self.found(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
             misses: of_memory("pgmajfault")?,
             refaults: of_memory("workingset_refault_anon")? + of_memory("workingset_refault_file")?,
-            read: assigned(io, "rbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
-            written: assigned(io, "wbytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+            read: moved(io, "rbytes"),
+            written: moved(io, "wbytes"),
+            elsewhere,
             stalled_us: stalled("memory.pressure").zip(stalled("io.pressure")),
         })
     }
@@ -295,6 +301,7 @@ mod tests {
             refaults: 11,
             read: 4096,
             written: 8192,
+            elsewhere: 3,
             stalled_us: Some((777, 888)),
         };
         assert_eq!(cgroups.counters("db", "253:0").unwrap(), counters);

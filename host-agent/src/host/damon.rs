@@ -222,7 +222,7 @@ mod tests {
         let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/targets/1/pid_target"), "8");
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("2".to_owned(), "on".to_owned()));
-        let seen = damon.take(Duration::from_secs(1)).unwrap();
+        let seen = damon.take(Duration::from_secs(60)).unwrap();
         let first = seen[0].as_ref().unwrap();
         assert_eq!(first.touched_bytes(), 8192);
         assert_eq!(first.pages_per_second(), 40.0, "two pages, 40 times in two seconds");

@@ -70,11 +70,15 @@ impl Meter {
             return Ok(None);
         };
         let seconds = period.now.saturating_sub(then).as_secs_f64();
+        let (read, written) = (now.read.saturating_sub(last.read), now.written.saturating_sub(last.written));
+        // Who mostly uses other devices waits for those.
+        let is_of_link = read + written >= now.elsewhere.saturating_sub(last.elsewhere);
         let stalled = now.stalled_us.zip(last.stalled_us).map(|(now, last)| {
-            let us = now.0.saturating_sub(last.0).max(now.1.saturating_sub(last.1));
+            let (memory, devices) = (now.0.saturating_sub(last.0), now.1.saturating_sub(last.1));
+            let us = if is_of_link { memory.max(devices) } else { memory };
             (us as f64 / 1e6).min(seconds)
         });
-        let moved = now.read.saturating_sub(last.read).max(now.written.saturating_sub(last.written));
+        let moved = read.max(written);
         let sample = Sample {
             seconds,
             memory: mib(now.memory),

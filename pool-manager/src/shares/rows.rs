@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use units::Name;
-
-use units::limits::is_weight;
+use units::{Name, limits::is_weight};
 
 use super::{Weighed, Weights};
 use crate::store::{Scan, StoreError, Table, Write};

@@ -91,7 +91,9 @@ impl Certificate {
 
     /// Only what was bought at these prices, and kept so, can be held against them.
     fn spent(&self) -> String {
-        if self.refinements > 0 || self.status == "one fixed" {
+        if self.status == "one fixed" {
+            "one tenant was not held to these prices, nor the others: budgets do not bound them".to_owned()
+        } else if self.refinements > 0 {
             "deals are made at prices of their own: budgets do not bound them".to_owned()
         } else {
             format!("no purchase exceeds its budget by more than {}", percent(self.overspent))

@@ -287,7 +287,9 @@ db      1       advise    8GiB/16GiB   9500MB/s  0.0 %   0.0 %
         })
     );
     let kept = Rack::new(Mood::Sick).tarn("get shares h1").await;
-    let note = format!("note: shares are as they were before the last epoch: no link is known\n{at}");
+    let note = format!(
+        "note: shares, and all that is told of them, are as they were before the last epoch: no link is known\n{at}"
+    );
     assert_eq!((kept.stdout.as_str(), kept.stderr.as_str(), kept.code), (listed, &*note, 0));
 }
 

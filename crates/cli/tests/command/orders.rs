@@ -79,6 +79,7 @@ async fn migrations_are_answered_in_one_word() {
 async fn weights_are_set_for_tenants_of_one_host() {
     let web = "Weight { tenant: \"web\", weight: 2.5 }";
     says("weigh h1 web=2.5 db=0", &["SetWeights", "host: \"h1\"", web, "tenant: \"db\", weight: 0.0"]).await;
+    says("weigh h1", &["SetWeights", "host: \"h1\"", "weights: []"]).await;
     says("weigh h1 a.slice:b=-1", &["tenant: \"a.slice:b\", weight: -1.0"]).await; // which there are, the manager says
 }
 

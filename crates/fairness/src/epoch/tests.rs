@@ -188,7 +188,22 @@ fn a_fair_share_of_less_than_a_unit_is_no_reason_to_deal_nothing_out() {
     members[0].weight = 20.0;
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 16 };
     let decision = Epochs::default().decide(supply, &members).unwrap();
-    assert!(decision.shares[0].bandwidth_mb_s >= 15, "{decision:?}");
+    assert_eq!(
+        (decision.shares[0].bandwidth_mb_s, decision.shares[1].bandwidth_mb_s),
+        (15, 1),
+        "{decision:?}"
+    );
+}
+
+#[test]
+fn where_there_are_fewer_units_than_tenants_some_get_none_and_nothing_breaks() {
+    let members = named(&vec![key_value(); 5]);
+    let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 3 };
+    let mut epochs = Epochs::default();
+    for _ in 0..3 {
+        let sum = sum(&epochs.decide(supply, &members).unwrap().shares);
+        assert!(sum.memory_mib <= 6000 && sum.bandwidth_mb_s <= 3, "{sum:?}");
+    }
 }
 
 proptest! {

@@ -16,6 +16,9 @@ const SAME_BUDGET: f64 = 1e-6;
 /// What a tenant may lose of its throughput, relative, against an equal split.
 const SPLIT_LOSS: f64 = 1e-6;
 
+/// A gain that counts as so much where it is less: nothing is not infinitely bad.
+const GAIN_LEAST: f64 = 1e-9;
+
 /// What may remain of a good, as a part of it, where nothing should.
 const LEFT: f64 = 1e-9;
 
@@ -273,7 +276,9 @@ impl<U: Utility> Market<'_, U> {
 
     /// The mean of the logarithms of what bundles are worth against fair shares, by weight.
     pub(crate) fn mean_gain(&self, bundles: &[Bundle]) -> f64 {
-        let gain = |(tenant, bundle): (usize, &Bundle)| self.weight(tenant) * self.gain(tenant, *bundle).ln();
+        let gain = |(tenant, bundle): (usize, &Bundle)| {
+            self.weight(tenant) * self.gain(tenant, *bundle).max(GAIN_LEAST).ln()
+        };
         bundles.iter().enumerate().map(gain).sum()
     }
 }

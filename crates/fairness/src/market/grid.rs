@@ -104,7 +104,8 @@ impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
         let all = Bundle::from(self.grid.supply.all());
         let part = self.budget / self.prices.of(all).max(1.0);
         let memory = (part * all.memory).min(most.memory).max(least.memory);
-        let bandwidth = part * all.bandwidth;
+        let left = paid(self.budget - self.prices.memory * memory, self.prices.bandwidth);
+        let bandwidth = (part * all.bandwidth).min(left);
         let at = number((memory - least.memory) / self.step);
         self.valued(at, Bundle { memory, bandwidth: bandwidth.min(most.bandwidth).max(least.bandwidth) })
     }

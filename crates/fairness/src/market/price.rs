@@ -68,7 +68,8 @@ impl Found {
 
 /// Sought from near the last price, if there was one.
 pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks: &mut [Mark]) -> Found {
-    let last = last.filter(|last| *last > 0.0 && *last < 1.0).or_else(|| guess(market, marks));
+    let is_within = |price: &f64| *price > 0.0 && *price < 1.0;
+    let last = last.filter(is_within).or_else(|| guess(market, marks).filter(is_within));
     let crowd = Crowd::all(market.tenants.len());
     Search {
         market,

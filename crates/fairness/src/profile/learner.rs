@@ -7,8 +7,8 @@
 use thiserror::Error;
 
 use super::{
-    FitError, Histogram, MissModel, PowerLaw, Seen, Worth, WorthError, fit,
-    waits::{Mean, NEXT_TO_NOTHING, Waits},
+    FitError, Histogram, MissModel, Moves, PowerLaw, Seen, Worth, WorthError, fit,
+    waits::{Mean, Waits},
     wanted,
 };
 use crate::{curve::Knot, market::Supply};
@@ -64,9 +64,17 @@ pub struct SampleError {
 }
 
 /// Of an epoch, what it must have worked or waited for that to say anything.
-const IDLE: f64 = 0.01;
-/// Who uses all that it may wants at least so many times as much.
+const IDLE: f64 = 0.002;
+/// Who uses all that it may wants at least so many times as much, and at most: the next epoch shows whether that was enough.
 const MORE: f64 = 1.25;
+const MOST: f64 = 4.0;
+/// Of an epoch, what is nearly all; and of how long threads waited, that from which on they are not one thread alone.
+const STALLED: f64 = 0.8;
+const MANY: f64 = 0.7;
+/// The shortest wait that is reckoned with, in seconds: far below any device's.
+const MISS_MIN: f64 = 1e-9;
+/// MB of a page.
+const PAGE_MB: f64 = 4096.0 / 1e6;
 /// Of an epoch, the work of one that does nothing but wait.
 const WORK_MIN: f64 = 1e-4;
 /// The longest wait that is reckoned with, in seconds for each second of work.
@@ -91,8 +99,7 @@ pub struct Learner {
     without: f64,
     /// MB/s that it would move with the memory it had, if nothing held it up.
     wanted: f64,
-    /// MB/s that it moves while it waits.
-    rate: f64,
+    moves: Moves,
 }
 
 impl Learner {
@@ -103,7 +110,8 @@ impl Learner {
     pub fn learn(&mut self, sample: &Sample, link: f64) -> Result<(), SampleError> {
         sample.check()?;
         self.footprint = (sample.memory + sample.remote).max(1.0);
-        self.wanted = sample.wanted(link);
+        let longer = sample.held_up(link);
+        self.wanted = (sample.used * longer).min(link);
         if sample.worked + sample.waited().max(sample.stalled.unwrap_or(0.0)) < IDLE * sample.seconds {
             return Ok(());
         }
@@ -123,8 +131,7 @@ impl Learner {
         let waited = (sample.waited() / work).min(WAITS_MAX);
         let model = self.model();
         self.waits.note(sample.memory.max(1.0), waited, model);
-        // While it works it moves nothing.
-        self.rate = self.wanted * (1.0 + waited) / waited.max(NEXT_TO_NOTHING);
+        self.moves = sample.moves(longer, waited);
         Ok(())
     }
 
@@ -149,7 +156,7 @@ impl Learner {
         let part = |memory: f64| if gamma > 0.0 { (waits(memory) / gamma).min(1.0) } else { 0.0 };
         let knots: Vec<Knot> =
             self.sizes(most).into_iter().map(|memory| Knot { memory, misses: part(memory) }).collect();
-        Worth::of_waits(supply, knots, gamma, self.rate)
+        Worth::of_waits(supply, knots, gamma, self.moves)
     }
 
     /// Bandwidth that it could use with the memory that it had, in MB/s.
@@ -219,14 +226,30 @@ impl Sample {
         self.misses * self.miss
     }
 
-    /// What it would have moved, in MB/s, if the link had not been full: more by what it stood still for longer than pages take that do not queue.
-    fn wanted(&self, link: f64) -> f64 {
-        let all = wanted(self.used, self.limit, link);
-        let Some(stalled) = self.stalled.filter(|_| all > self.used) else { return all };
-        // Threads that stand still at one time are counted once; taken to be as many as work at one time.
+    /// How many times as fast it would have been if the link had not been full; 1 where it was not.
+    fn held_up(&self, link: f64) -> f64 {
+        let wanted = wanted(self.used, self.limit, link);
+        if wanted <= self.used || self.used == 0.0 {
+            return 1.0;
+        }
+        let all = wanted / self.used;
+        let Some(stalled) = self.stalled else { return all };
+        // Threads that stand still at one time are counted once; where it was nearly all the time, or less than they waited for pages, they may be any number.
+        if stalled >= STALLED * self.seconds || stalled < MANY * self.waited() {
+            return all.min(MOST);
+        }
         let stalled = stalled * (self.worked / self.seconds).max(1.0);
-        let longer = (self.work() + stalled) / (self.work() + self.waited());
-        (self.used * longer.max(MORE)).min(link)
+        ((self.work() + stalled) / (self.work() + self.waited())).clamp(MORE, MOST)
+    }
+
+    /// What it moves if nothing holds it up, of one that would be so many times as fast then, and waits so long for each second of work.
+    fn moves(&self, longer: f64, waited: f64) -> Moves {
+        let used = self.used * longer;
+        let misses = (self.brought * PAGE_MB / self.seconds * longer).min(used);
+        // Who has not waited yet would for one page after another.
+        let waiting =
+            if waited > 0.0 { misses * (1.0 + waited) / waited } else { PAGE_MB / self.miss.max(MISS_MIN) };
+        Moves { waiting, always: (used - misses) * (1.0 + waited) }
     }
 
     /// The part of touches for which a page had to be brought, if somebody looked; such a page was touched, whether or not that was seen.
@@ -266,7 +289,7 @@ mod tests {
             misses: 5000.0,
             brought: 5000.0,
             miss: 1e-3,
-            used: 10.0,
+            used: 5000.0 * PAGE_MB / 10.0,
             limit: 50.0,
             stalled: None,
             touched: None,
@@ -283,9 +306,10 @@ mod tests {
         let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
         assert!((value(400.0, 50.0) - 0.5).abs() < 0.01, "it works half of the time");
         assert!((value(1000.0, 50.0) - 1.0).abs() < 1e-9);
-        assert!(value(400.0, 20.0) > 0.98 * value(400.0, 100.0), "twice what it uses is as good as any");
-        assert!(value(400.0, 5.0) < 0.55 * value(400.0, 100.0), "half of it is half");
-        let held_up = |memory| value(memory, 5.0) / value(memory, 100.0);
+        let used = sample().used;
+        assert!(value(400.0, 2.0 * used) > 0.98 * value(400.0, 50.0), "twice what it uses is as good as any");
+        assert!(value(400.0, used / 2.0) < 0.55 * value(400.0, 50.0), "half of it is half");
+        let held_up = |memory| value(memory, used / 2.0) / value(memory, 50.0);
         assert!(held_up(800.0) > 1.3 * held_up(400.0), "with more memory it moves less");
     }
 
@@ -293,16 +317,18 @@ mod tests {
     fn who_uses_all_it_may_wants_what_it_was_held_up_for() {
         let wanted = |stalled| {
             let mut learner = Learner::default();
-            learner.learn(&Sample { used: 45.0, stalled, ..sample() }, 100.0).unwrap();
+            learner.learn(&Sample { misses: 2000.0, used: 45.0, stalled, ..sample() }, 200.0).unwrap();
             learner.wanted()
         };
-        assert_eq!(wanted(None), 100.0, "nobody knows: the link");
+        assert_eq!(wanted(None), 200.0, "nobody knows: the link");
         assert_eq!(
-            wanted(Some(10.0)),
-            45.0 * 1.5,
-            "worked and waited for 5 s each, and 5 s more it was held up"
+            wanted(Some(7.0)),
+            45.0 * 12.0 / 7.0,
+            "it worked for 5 s and waited for 2 s, and 5 s more it was held up"
         );
-        assert_eq!(wanted(Some(5.0)), 45.0 * MORE, "at any rate something more");
+        assert_eq!(wanted(Some(2.0)), 45.0 * MORE, "at any rate something more");
+        assert_eq!(wanted(Some(9.9)), 45.0 * MOST, "nobody knows how many threads stood still");
+        assert_eq!(wanted(Some(1.0)), 45.0 * MOST, "threads waited at the same time");
     }
 
     #[test]
@@ -345,7 +371,7 @@ mod tests {
         let mut learner = Learner::default();
         let held_up = Sample { worked: 0.05, misses: 4000.0, miss: 5e-6, stalled: Some(9.9), ..sample() };
         learner.learn(&Sample { used: 4.0, limit: 4.0, ..held_up }, 100.0).unwrap();
-        assert_eq!(learner.wanted(), 100.0);
+        assert_eq!(learner.wanted(), 4.0 * MOST);
         assert!(learner.waits(100.0) > learner.waits(400.0));
     }
 
@@ -371,7 +397,7 @@ mod tests {
     fn one_page_that_was_waited_for_changes_next_to_nothing() {
         let learnt = |misses| {
             let mut learner = Learner::default();
-            learner.learn(&Sample { misses, ..sample() }, 100.0).unwrap();
+            learner.learn(&Sample { misses, brought: misses, ..sample() }, 100.0).unwrap();
             let worth = learner.worth(SUPPLY, f64::INFINITY).unwrap();
             [learner.waits(200.0), worth.value(Bundle { memory: 200.0, bandwidth: 20.0 })]
         };
@@ -387,7 +413,7 @@ mod tests {
         let mut learner = Learner::default();
         learner.learn(&sample(), 100.0).unwrap();
         let before = learner.waits(200.0);
-        learner.learn(&Sample { worked: 0.05, misses: 1.0, ..sample() }, 100.0).unwrap();
+        learner.learn(&Sample { worked: 0.01, misses: 1.0, ..sample() }, 100.0).unwrap();
         assert_eq!(learner.waits(200.0), before);
     }
 

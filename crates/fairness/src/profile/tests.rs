@@ -258,16 +258,17 @@ proptest! {
     #[test]
     fn a_tenant_takes_as_long_as_it_works_and_waits_or_as_the_link_needs_for_what_it_moves(
         waits in 0.0..50.0_f64,
-        rate in 0.0..500.0,
+        waiting in 0.0..500.0,
+        always in 0.0..50.0,
         memory in 0.0..100.0_f64,
         bandwidth in 1.0..100.0,
     ) {
         let supply = Supply { memory_mib: 100, bandwidth_mb_s: 100 };
         let knots = vec![Knot { memory: 0.0, misses: 1.0 }, Knot { memory: 80.0, misses: 0.0 }];
-        let worth = Worth::of_waits(supply, knots, waits, rate).unwrap();
+        let worth = Worth::of_waits(supply, knots, waits, Moves { waiting, always }).unwrap();
         let value = |memory, bandwidth| worth.value(Bundle { memory, bandwidth });
         let waited = waits * (1.0 - memory / 80.0).max(0.0);
-        let takes = (1.0 + waited).max(waited.max(0.0025) * rate / bandwidth);
+        let takes = (1.0 + waited).max((waited * waiting + always) / bandwidth);
         // Near where both are as long, requests queue: up to a sixth. A hundredth of waiting is as good as none.
         let times = takes * value(memory, bandwidth);
         prop_assert!((0.84..=1.01).contains(&times), "{times}");

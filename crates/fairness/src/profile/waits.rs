@@ -13,7 +13,7 @@ const SAME: f64 = 0.15;
 /// Seconds waited for each second of work that are as good as none: less is not told apart from it.
 pub(super) const HARDLY: f64 = 0.01;
 /// What who did not wait is taken to have waited, where it is reckoned how many times as long it would with less.
-pub(super) const NEXT_TO_NOTHING: f64 = 0.25 * HARDLY;
+const NEXT_TO_NOTHING: f64 = 0.25 * HARDLY;
 /// Waits at two sizes that are taken for one, relative: between them more memory is of no use as far as anybody can tell.
 const ALIKE: f64 = 0.05;
 /// From this factor, and this difference, between what was measured and what was expected, a tenant does something else than it did.

@@ -5,8 +5,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::waits::{HARDLY, NEXT_TO_NOTHING};
-
+use super::waits::HARDLY;
 use crate::{
     curve::{CurveError, Knot, MissCurve, check},
     market::{Asked, Bundle, Grid, Limits, Mark, Purse, Slowdown, SlowdownError, Supply, Utility},
@@ -22,6 +21,15 @@ const MISSES: f64 = 0.05;
 /// How sharply throughput turns from what waiting allows to what the link lets through: with a link for just what it moves if nothing holds it up, a tenant
 /// loses a sixth, since its requests queue; with one for twice as much, a sixtieth.
 const KNEE: i32 = 4;
+
+/// What a tenant moves over the link, if nothing holds it up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moves {
+    /// MB for each second that it waits: pages that it waits for, and those read ahead with them.
+    pub waiting: f64,
+    /// MB for each second of work, however much memory it has: what it writes, above all.
+    pub always: f64,
+}
 
 /// What a bundle is worth, and how the best that can be paid is found.
 pub enum Worth {
@@ -66,8 +74,7 @@ impl Worth {
         Ok(Self::Sought(Grid::new(supply, Box::new(value))))
     }
 
-    /// Of a tenant that waits `gamma` seconds for each second of work without any memory, and with more of it the part that `knots` say; while it waits, it
-    /// moves `rate` MB/s. Who hardly waits moves next to nothing, but for what it writes: that is as if it waited [`NEXT_TO_NOTHING`].
+    /// Of a tenant that waits `gamma` seconds for each second of work without any memory, and with more of it the part that `knots` say.
     ///
     /// Spirit (4.2) lets each miss take longer by what the link lacks, as if tenants missed all the time. One that works a while between misses moves what it
     /// moves meanwhile: it takes as long as work and waiting do, or as the link needs for all that is moved, whichever is longer. So who seldom misses needs
@@ -75,13 +82,14 @@ impl Worth {
     ///
     /// # Errors
     /// Knots are no miss-ratio curve, or a number is out of range.
-    pub fn of_waits(supply: Supply, knots: Vec<Knot>, gamma: f64, rate: f64) -> Result<Self, WorthError> {
+    pub fn of_waits(supply: Supply, knots: Vec<Knot>, gamma: f64, moves: Moves) -> Result<Self, WorthError> {
         check(&knots)?;
-        Slowdown::check(gamma, rate)?;
+        Slowdown::check(gamma, moves.waiting)?;
+        Slowdown::check(gamma, moves.always)?;
         let measured = Falling::new(knots);
         let value = move |bundle: Bundle| {
             let waits = gamma * measured.misses(bundle.memory);
-            let moved = waits.max(NEXT_TO_NOTHING) * rate;
+            let moved = waits * moves.waiting + moves.always;
             let link = if moved > 0.0 { moved / bundle.bandwidth } else { 0.0 };
             // Who waits so little is not measured better, and would else hold on to memory that others want as if it were its life.
             let alone = 1.0 + (waits - HARDLY).max(0.0);

@@ -144,6 +144,56 @@ impl Utility for Product {
     }
 }
 
+/// Asks for the same memory at all prices but between two, where it asks for some more; and may say that it never would.
+struct Fickle {
+    between: std::ops::Range<f64>,
+    is_convex: bool,
+}
+
+impl Utility for Fickle {
+    fn value(&self, _: Bundle) -> f64 {
+        1.0
+    }
+
+    fn is_convex(&self) -> bool {
+        self.is_convex
+    }
+
+    fn asks(&self, purse: &Purse, _: &Limits, _: &mut Mark) -> Asked {
+        let Purse { budget, prices } = *purse;
+        let is_between = self.between.contains(&(prices.memory * FINE.memory_mib as f64));
+        let memory = budget * FINE.memory_mib as f64 * if is_between { 0.9 } else { 0.5 };
+        Asked {
+            bundle: Bundle { memory, bandwidth: (budget - memory * prices.memory) / prices.bandwidth },
+            content: false,
+        }
+    }
+}
+
+#[test]
+fn who_was_left_out_and_asks_for_something_else_after_all_is_asked_again() {
+    for from in [0.30, 0.40, 0.45, 0.48, 0.52, 0.55, 0.60] {
+        let bought = |is_convex| {
+            let fickle = Fickle { between: from..from + 0.1, is_convex };
+            let others = (1..9).map(|at| Box::new(Product(f64::from(at) / 10.0)) as Any);
+            let tenants: Vec<_> =
+                others.chain([Box::new(fickle) as Any]).map(|one| Tenant::new(1.0, FINE, one)).collect();
+            let market = Market::new(FINE, &tenants).unwrap();
+            let outcome = market.clear(How::default());
+            let certificate = market.certify(&outcome);
+            assert!(
+                certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9,
+                "{certificate:?}"
+            );
+            assert!(outcome.rounds <= 2 * units::limits::PRICES_TRIED_MAX);
+            (outcome.memory_price, outcome.bought)
+        };
+        let ((price, one), (other_price, other)) = (bought(true), bought(false));
+        assert!((price - other_price).abs() < 1e-6, "{from}: {price} {other_price}");
+        assert!(one.iter().zip(&other).all(|(one, other)| distance(*one, *other) < 1e-6), "{from}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
