@@ -174,7 +174,7 @@ async fn an_operator_weighs_tenants_and_sees_their_shares_by_the_command_line() 
     let set = "TENANT  WEIGHT\nweb     2\n".to_owned();
     assert_eq!(tarn("weigh h0 web=2 db=0"), (Some(0), set, String::new()));
     let (code, _, said) = tarn("weigh h0 web=-1");
-    assert!(code == Some(2) && said.contains("weights.weight: -1 must be a number from 0"), "{said}");
+    assert!(code == Some(2) && said.contains("weights.weight: -1 must be from 0.01 to 10000"), "{said}");
     let (code, _, said) = tarn("get shares h0");
     assert!(code == Some(3) && said.contains("SHARES_NOT_TOLD"), "{said}");
     let session = agent(&rack, "h0").await;

@@ -10,6 +10,8 @@ use super::{
 
 /// Steps into which the memory that a tenant can pay is divided: Spirit's 1/ε, there of all memory.
 const STEPS: f64 = 200.0;
+/// What prices may be off by the last bits of their reckoning, relative.
+const ROUNDING: f64 = 1e-12;
 
 /// A tenant whose throughput is any function that does not fall.
 #[derive(Clone, Copy, Debug)]
@@ -102,10 +104,11 @@ impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
     fn diagonal(&self) -> Point {
         let Limits { least, most } = *self.within;
         let all = Bundle::from(self.grid.supply.all());
-        let part = self.budget / self.prices.of(all).max(1.0);
+        let costs = self.prices.of(all);
+        let part = if costs > 1.0 + ROUNDING { self.budget / costs } else { self.budget };
         let memory = (part * all.memory).min(most.memory).max(least.memory);
         let left = paid(self.budget - self.prices.memory * memory, self.prices.bandwidth);
-        let bandwidth = (part * all.bandwidth).min(left);
+        let bandwidth = (part * all.bandwidth).min(left * (1.0 + ROUNDING));
         let at = number((memory - least.memory) / self.step);
         self.valued(at, Bundle { memory, bandwidth: bandwidth.min(most.bandwidth).max(least.bandwidth) })
     }

@@ -285,7 +285,7 @@ pub struct Followed {
     pub before: Bundle,
     /// And two epochs later.
     pub soon: Bundle,
-    /// And on average from then until something else changes, or all ends.
+    /// And in the middle of all that it was from then until something else changes, or all ends: the median.
     pub long_run: Bundle,
     /// Epochs from the change to the first in which the share is what it is in the long run, but for 5 % of that or of an equal share; none if it never is.
     pub epochs: Option<usize>,
@@ -321,10 +321,14 @@ pub fn followed(epochs: &[Epoch], changes: &[Change]) -> Vec<Followed> {
 fn follows(epochs: &[Epoch], change: Change, until: usize) -> Followed {
     let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
     let soon = change.epoch + FOLLOWED_WITHIN;
-    let mean = |good: fn(Bundle) -> f64| {
-        (soon..until).map(|epoch| good(share(epoch))).sum::<f64>() / (until - soon) as f64
+    // The median: of several equals, now this one and now that has what remains.
+    let median = |good: fn(Bundle) -> f64| {
+        let mut shares: Vec<f64> = (soon..until).map(|epoch| good(share(epoch))).collect();
+        shares.sort_by(f64::total_cmp);
+        shares[shares.len() / 2]
     };
-    let long_run = Bundle { memory: mean(|share| share.memory), bandwidth: mean(|share| share.bandwidth) };
+    let long_run =
+        Bundle { memory: median(|share| share.memory), bandwidth: median(|share| share.bandwidth) };
     let off = |epoch: usize| off(share(epoch), long_run);
     Followed {
         change,
