@@ -162,7 +162,6 @@ async fn words_that_make_no_sense_never_reach_the_manager() {
         "get nothing",
         "get shares",
         "describe shares h1",
-        "weigh h1",
         "weigh h1 web",
         "weigh h1 web=much",
         "weigh h1 =2",
