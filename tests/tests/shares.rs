@@ -181,7 +181,7 @@ async fn an_operator_weighs_tenants_and_sees_their_shares_by_the_command_line() 
     tell(&session, shares(1)).await;
     rack.wait_for("the epoch", async |rack| get(rack, "h0").await.is_ok()).await;
     let (_, listed, _) = tarn("get shares h0");
-    assert!(listed.contains("web     2       swap      2GiB/1GiB  250MB/s  25.0 %  10.0 %\n"), "{listed}");
+    assert!(listed.contains("web     2       swap      2GiB/1GiB    250MB/s  25.0 %  10.0 %\n"), "{listed}");
     let (_, explained, _) = tarn("explain shares h0");
     assert!(explained.contains("  epoch 1 of host h0: shares were set anew\n"), "{explained}");
     let (_, explained, _) = tarn("explain host h0");
