@@ -16,7 +16,8 @@ const PACE: f64 = 0.5;
 /// That, and what is handed out beyond what was bought or is rounded.
 const REACH: f64 = 1.2 * PACE;
 /// Of a fair share, what a tenant keeps at least, and a unit at least if its fair share is one: who is estimated to need nothing may be wrongly estimated,
-/// and with nothing it stands still. Of bandwidth it is more: who is given memory fills it through the link, and to who has enough of it now the link is worth nothing until it changes.
+/// and with nothing it stands still. Of bandwidth it is more: who is given memory fills it through the link, and to who has enough of it now the link is
+/// worth nothing until it changes.
 const KEPT: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
 /// Of a fair share, what a share must move by to be moved: sizes are not known better.
 const MOVED: f64 = 0.05;

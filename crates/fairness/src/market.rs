@@ -35,10 +35,7 @@ pub use split::{Table, best_split};
 pub use utility::{Asked, Limits, Mark, Purse, Utility};
 
 use thiserror::Error;
-use units::limits::{SUPPLY_MAX, TENANTS_MAX};
-
-/// What a weight is of all weights, at least: a budget of less buys nothing.
-const WEIGHT_PART_MIN: f64 = 1e-9;
+use units::limits::{SUPPLY_MAX, TENANTS_MAX, WEIGHT_PART_MIN};
 
 /// One who shares.
 #[derive(Clone, Debug)]

@@ -313,12 +313,14 @@ pub const TENANT_PROCESSES_MAX: usize = 64;
 pub const TENANTS_WATCHED_MAX: usize = 32;
 /// Regions of a tenant's memory that are told apart by which is touched how often.
 pub const WATCHED_REGIONS_MAX: usize = 1000;
+/// What a weight is of all weights of a market, at least: a budget of less buys nothing.
+pub const WEIGHT_PART_MIN: f64 = 1e-9;
 /// The least and the most that a tenant may have relative to others: its weight. As far apart as cgroups' own weights are, and a hundred times.
 pub const WEIGHT_MIN: f64 = 0.01;
 /// See [`WEIGHT_MIN`].
 pub const WEIGHT_MAX: f64 = 10_000.0;
 // Whatever the weights of a host's tenants: none is as nothing beside the others.
-const _: () = assert!(WEIGHT_MIN / (TENANTS_PER_HOST_MAX as f64 * WEIGHT_MAX) > 1e-9);
+const _: () = assert!(WEIGHT_MIN / (TENANTS_PER_HOST_MAX as f64 * WEIGHT_MAX) > WEIGHT_PART_MIN);
 
 /// Whether it may be a tenant's weight: a number from [`WEIGHT_MIN`] to [`WEIGHT_MAX`].
 pub fn is_weight(weight: f64) -> bool {

@@ -103,7 +103,7 @@ impl Cgroups {
         };
         let io = self.text(name, "io.stat")?;
         let moved = |line: &str, key| assigned(line, key).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-        let elsewhere = io.lines().filter(|line| line.split_whitespace().next() != Some(device));
+        let elsewhere = io.lines().filter(|line| !begins(line, device));
         let elsewhere = elsewhere.map(|line| moved(line, "rbytes") + moved(line, "wbytes")).sum();
         let io = line_of(&io, device).unwrap_or_default();
         let stalled = |file| {
@@ -217,7 +217,11 @@ fn value(text: &str, key: &str) -> Option<u64> {
 
 /// The line that begins with a word.
 fn line_of<'a>(text: &'a str, word: &str) -> Option<&'a str> {
-    text.lines().find(|line| line.split_whitespace().next() == Some(word))
+    text.lines().find(|line| begins(line, word))
+}
+
+fn begins(line: &str, word: &str) -> bool {
+    line.split_whitespace().next() == Some(word)
 }
 
 /// As in `253:0 rbytes=4096 wbytes=0`.

@@ -1,9 +1,9 @@
 //! One round of the auction: what everybody asks for at one price, and the dividend that spends what some do not want.
 
-use units::limits::DIVIDENDS_TRIED_MAX;
+use units::limits::{DIVIDENDS_TRIED_MAX, WEIGHT_PART_MIN};
 
 use super::{
-    Market, WEIGHT_PART_MIN,
+    Market,
     goods::{Bundle, Prices},
     utility::{Asked, Limits, Mark, Purse, Utility},
 };
@@ -54,16 +54,15 @@ impl Crowd {
     /// Between two prices those are no longer asked that do the same at both; rounds at both forget them, too.
     pub fn settle<U: Utility>(&mut self, market: &Market<'_, U>, low: &mut Round, high: &mut Round) {
         self.from = low.dividend.min(high.dividend);
+        let (cheap, dear) = (market.prices(low.price), market.prices(high.price));
         let mut kept = 0;
         for at in 0..self.asked.len() {
-            let tenant = self.asked[at];
-            let (one, other) = (low.bundles[at], high.bundles[at]);
-            if !self.leaves_out(
-                market,
-                tenant,
-                low.bought(market, at, tenant),
-                high.bought(market, at, tenant),
-            ) {
+            let (tenant, one, other) = (self.asked[at], low.bundles[at], high.bundles[at]);
+            let weight = market.weight(tenant);
+            let contents = (low.is_content(one, cheap, weight), high.is_content(other, dear, weight));
+            let is_left_out = market.tenants[tenant].utility.is_convex()
+                && self.leaves_out((one, contents.0), (other, contents.1), weight);
+            if !is_left_out {
                 (self.asked[kept], low.bundles[kept], high.bundles[kept]) = (tenant, one, other);
                 kept += 1;
             }
@@ -73,24 +72,15 @@ impl Crowd {
         high.bundles.truncate(kept);
     }
 
-    /// Whether a tenant does the same with both purchases; then that is what it will do.
-    fn leaves_out<U: Utility>(
-        &mut self,
-        market: &Market<'_, U>,
-        tenant: usize,
-        (one, is_one_content): (Bundle, bool),
-        (other, is_other_content): (Bundle, bool),
-    ) -> bool {
-        let does_the_same = if is_one_content { one == other } else { one.memory == other.memory };
-        if is_one_content != is_other_content || !does_the_same || !market.tenants[tenant].utility.is_convex()
-        {
-            return false;
-        }
-        if is_one_content {
-            self.content.add(one);
-        } else {
-            self.memory += one.memory;
-            self.weight += market.weight(tenant);
+    /// Whether a tenant does the same with both purchases, content or not; then that is what it will do.
+    fn leaves_out(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
+        match (one, other) {
+            ((one, true), (other, true)) if one == other => self.content.add(one),
+            ((one, false), (other, false)) if one.memory == other.memory => {
+                self.memory += one.memory;
+                self.weight += weight;
+            }
+            _ => return false,
         }
         true
     }
@@ -164,10 +154,10 @@ impl Round {
         }
     }
 
-    /// What a tenant buys, and whether it keeps some of its money.
-    fn bought<U: Utility>(&self, market: &Market<'_, U>, at: usize, tenant: usize) -> (Bundle, bool) {
-        let (bundle, budget) = (self.bundles[at], self.dividend * market.weight(tenant));
-        (bundle, market.prices(self.price).of(bundle) < (1.0 - KEPT) * budget)
+    /// Whether who bought this at these prices keeps some of its money.
+    fn is_content(&self, bundle: Bundle, prices: Prices, weight: f64) -> bool {
+        let budget = self.dividend * weight;
+        prices.of(bundle) < (1.0 - KEPT) * budget
     }
 
     fn ask_with<U: Utility>(
