@@ -17,8 +17,10 @@ mod opened;
 pub mod process;
 pub mod ranges;
 pub mod remote;
+pub mod sampler;
 pub mod slices;
 pub mod sysfs;
+pub mod watched;
 mod zero;
 
 use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};

@@ -9,6 +9,7 @@ mod kept;
 mod meter;
 mod report;
 mod run;
+mod sight;
 #[cfg(test)]
 mod tests;
 
@@ -25,14 +26,12 @@ use fairness::{
     profile::Worth,
 };
 use pool::agent::VmRecord;
-use units::{
-    Bytes, Name,
-    limits::{TENANT_PROCESSES_MAX, TENANTS_PER_HOST_MAX, TENANTS_WATCHED_MAX},
-};
+use units::{Bytes, Name, limits::TENANTS_PER_HOST_MAX};
 
 use self::{
     enforce::{Advice, Enforcer, Order, Swap, enforce},
     meter::{Measured, Meter},
+    sight::Sight,
 };
 pub use self::{
     kept::{Kept, KeptError},
@@ -43,16 +42,13 @@ use crate::{
     config::symbiosis::{Enforce, Symbiosis as Config},
     host::{
         cgroup::{Cgroups, Counters},
-        damon::{Damon, DamonError, Watched},
         process::{self, ProcessError},
         remote::{Remote, RemoteError},
         sysfs::SysfsError,
+        watched::Watched,
     },
     records::{self, RecordsError},
 };
-
-/// What part of an epoch, one in so many, it may take to hear what was seen.
-const HEARING: u32 = 4;
 
 /// Why symbiosis does not start.
 #[derive(Debug, thiserror::Error)]
@@ -84,16 +80,11 @@ pub struct Symbiosis {
     kernel: Kernel,
     cgroups: Cgroups,
     remote: Remote,
-    damon: Damon,
-    /// Those that are being watched, in their order.
-    watched: Vec<Name>,
-    /// The last of them of whom something was heard.
-    heard: Option<Name>,
+    sight: Sight,
     meters: BTreeMap<Name, Meter>,
     epochs: Epochs,
     kept: Kept,
     runtime_dir: PathBuf,
-    boot_id: String,
     book: Arc<Book>,
     number: u64,
 }
@@ -145,14 +136,11 @@ impl Symbiosis {
     ) -> Result<Self, SymbiosisError> {
         let kept = Kept::at(runtime_dir);
         let epochs = Epochs::from(kept.load()?);
-        let boot_id = process::boot_id()?;
+        let cgroups = Cgroups::at(&config.cgroups);
         Ok(Self {
-            cgroups: Cgroups::at(&config.cgroups),
-            damon: Damon::at(&kernel.sys, kept.was_watching(&boot_id)),
-            boot_id,
+            sight: Sight::open(&kernel.sys, &cgroups, config.epoch.as_duration(), &kept)?,
+            cgroups,
             remote,
-            watched: Vec::new(),
-            heard: None,
             meters: BTreeMap::new(),
             epochs,
             kept,
@@ -164,41 +152,9 @@ impl Symbiosis {
         })
     }
 
-    /// An epoch begins: pages are watched where the kernel can.
+    /// An epoch begins: it is watched which pages are touched, where somebody can.
     pub fn begin(&mut self) {
-        if let Err(error) = self.watch() {
-            tracing::debug!(error = units::chain(&error), "nobody sees which pages are touched");
-        }
-    }
-
-    fn watch(&mut self) -> Result<(), DamonError> {
-        self.watched = Vec::new();
-        self.damon.is_free()?;
-        let names = self.cgroups.names().unwrap_or_default();
-        let names = names.iter().filter_map(|name| Name::new(name).ok());
-        let watched = |name: Name| {
-            let mut processes = self.cgroups.processes(name.as_str()).unwrap_or_default();
-            processes.truncate(TENANT_PROCESSES_MAX);
-            (!processes.is_empty()).then_some((name, processes))
-        };
-        let mut all: Vec<(Name, Vec<u32>)> = names.filter_map(watched).collect();
-        if all.is_empty() {
-            return Ok(());
-        }
-        // Those that there was no time or no place for are the first this time.
-        let is_heard = |(name, _): &(Name, Vec<u32>)| self.heard.as_ref().is_some_and(|last| name <= last);
-        let first = all.iter().position(|one| !is_heard(one)).unwrap_or(0);
-        all.rotate_left(first);
-        let (names, processes): (Vec<Name>, Vec<Vec<u32>>) =
-            all.into_iter().take(TENANTS_WATCHED_MAX).unzip();
-        self.kept.note_watching(Some(&self.boot_id));
-        let begun = self.damon.watch(&processes);
-        if !self.damon.is_watching() {
-            self.kept.note_watching(None);
-        }
-        begun?;
-        self.watched = names;
-        Ok(())
+        self.sight.begin();
     }
 
     /// An epoch ends, so long after the agent began: who has how much from now on is decided, done, kept and told.
@@ -206,7 +162,7 @@ impl Symbiosis {
         self.number += 1;
         // Counters first: to hear what was seen takes its time.
         let candidates = self.candidates();
-        let seen = self.seen();
+        let seen = self.seen(candidates.as_deref().unwrap_or_default());
         let mut tenants = Vec::new();
         let ended = candidates.and_then(|candidates| self.decide(now, candidates, seen, &mut tenants));
         let report = match ended {
@@ -222,32 +178,14 @@ impl Symbiosis {
 
     /// Nobody is watched any more; limits stay.
     fn leave(&mut self) {
-        match self.damon.stop() {
-            Ok(()) if !self.watched.is_empty() => self.kept.note_watching(None),
-            Ok(()) => {}
-            Err(error) => tracing::warn!(error = units::chain(&error), "DAMON does not end"),
-        }
+        self.sight.leave();
     }
 
     /// What was seen of tenants' pages since the epoch began.
-    fn seen(&mut self) -> BTreeMap<Name, Watched> {
-        let names = std::mem::take(&mut self.watched);
-        if names.is_empty() {
-            return BTreeMap::new();
-        }
-        match self.damon.take(self.config.epoch.as_duration() / HEARING) {
-            Ok(seen) => {
-                self.kept.note_watching(None);
-                let heard = names.into_iter().zip(seen).filter_map(|(name, seen)| Some((name, seen?)));
-                let heard: Vec<(Name, Watched)> = heard.collect();
-                self.heard = heard.last().map(|(name, _)| name.clone()).or(self.heard.take());
-                heard.into_iter().collect()
-            }
-            Err(error) => {
-                tracing::warn!(error = units::chain(&error), "DAMON does not end");
-                BTreeMap::new()
-            }
-        }
+    fn seen(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, Watched> {
+        let has = |one: &Candidate| (one.name.clone(), one.counters.everywhere());
+        let tenants: Vec<(Name, Bytes)> = candidates.iter().map(has).collect();
+        self.sight.end(&tenants)
     }
 
     fn decide(

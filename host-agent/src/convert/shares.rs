@@ -4,7 +4,10 @@ use fairness::market::Share;
 use proto::v1 as wire;
 use units::limits::{SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX};
 
-use crate::symbiosis::{Certified, Report, State, TenantReport};
+use crate::{
+    host::watched::Eyes,
+    symbiosis::{Certified, Report, State, TenantReport},
+};
 
 /// What came of an epoch.
 pub fn shares(report: Report) -> wire::Shares {
@@ -45,7 +48,7 @@ fn share(share: Share) -> wire::Share {
 fn tenant(one: TenantReport) -> wire::TenantShare {
     let measured = one.measured;
     let mib = |bytes: units::Bytes| bytes.get() / units::Bytes::mib(1).get();
-    let learnt_from = if measured.is_some_and(|measured| measured.was_watched) { "damon" } else { "none" };
+    let learnt_from = measured.and_then(|measured| measured.seen_by).map_or("none", Eyes::name);
     wire::TenantShare {
         tenant: one.name.to_string(),
         weight: one.weight,

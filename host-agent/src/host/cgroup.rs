@@ -43,6 +43,13 @@ pub struct Counters {
     pub stalled_us: Option<(u64, u64)>,
 }
 
+impl Counters {
+    /// Memory it has, wherever that is.
+    pub const fn everywhere(&self) -> Bytes {
+        Bytes::new(self.memory.get().saturating_add(self.swapped.get()))
+    }
+}
+
 /// Limits of a tenant; nothing where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {

@@ -8,21 +8,22 @@ use std::{
 
 use units::limits::WATCHED_REGIONS_MAX;
 
-use super::sysfs::{Sysfs, SysfsError};
+use super::{
+    sysfs::{Sysfs, SysfsError},
+    watched::{Eyes, LOOK_US, Region, Watched},
+};
 
 /// Where DAMON is in `/sys`.
 const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
-/// Between two looks at a page, in microseconds.
-const SAMPLE_US: u64 = 50_000;
 /// How long looks are added up, in microseconds: what is told is of the last such time.
 const AGGREGATE_US: u64 = 2_000_000;
+/// How many that are.
+const LOOKS: f64 = (AGGREGATE_US / LOOK_US) as f64;
 /// How often it is looked which memory processes have, in microseconds.
 const UPDATE_US: u64 = 1_000_000;
 /// How often a scheme is tried, in microseconds, where the kernel lets that be said: what was seen is heard of so soon, else at the end of the looks that
 /// are being added up.
 const APPLY_US: u64 = 100_000;
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 
 /// Why nobody can be watched.
 #[derive(Debug, thiserror::Error)]
@@ -34,19 +35,6 @@ pub enum DamonError {
     #[error("DAMON is in use by somebody else")]
     InUse,
 }
-
-/// A region of a process's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// How large.
-    pub bytes: u64,
-    /// In how many looks of the last [`AGGREGATE_US`] it was touched.
-    pub touched: u32,
-}
-
-/// What was seen of one tenant.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Watched(Vec<Region>);
 
 /// The kernel's DAMON.
 #[derive(Debug)]
@@ -62,6 +50,11 @@ impl Damon {
         let files = Sysfs::at(sys.join(ADMIN));
         let left = if is_ours { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
         Self { files, watches: usize::try_from(left).unwrap_or(0) }
+    }
+
+    /// Whether the kernel of such a tree has one.
+    pub fn is_there(sys: &Sysfs) -> bool {
+        sys.has(ADMIN)
     }
 
     /// Watches processes of tenants, each tenant by itself, until [`Damon::take`].
@@ -127,7 +120,7 @@ impl Damon {
         let number = |file: &str, value: u64| set(file, &value.to_string());
         set("nr_contexts", "1")?;
         set("0/operations", "vaddr")?;
-        number("0/monitoring_attrs/intervals/sample_us", SAMPLE_US)?;
+        number("0/monitoring_attrs/intervals/sample_us", LOOK_US)?;
         number("0/monitoring_attrs/intervals/aggr_us", AGGREGATE_US)?;
         number("0/monitoring_attrs/intervals/update_us", UPDATE_US)?;
         number("0/monitoring_attrs/nr_regions/max", WATCHED_REGIONS_MAX as u64)?;
@@ -156,45 +149,24 @@ impl Damon {
         let folder = format!("{at}/contexts/0/schemes/0/tried_regions");
         let region = |name: &String| {
             let of = |file: &str| self.files.number(format!("{folder}/{name}/{file}"));
-            let touched = u32::try_from(of("nr_accesses")?).unwrap_or(u32::MAX);
+            let touched = (of("nr_accesses")? as f64 / LOOKS).min(1.0);
             Ok(Region { bytes: of("end")?.saturating_sub(of("start")?), touched })
         };
         let regions =
             self.files.numbered(&folder, "")?.iter().map(region).collect::<Result<_, SysfsError>>()?;
-        Ok(Watched(regions))
-    }
-}
-
-impl Watched {
-    /// Bytes that were touched at all.
-    pub fn touched_bytes(&self) -> u64 {
-        self.0.iter().filter(|region| region.touched > 0).map(|region| region.bytes).sum()
-    }
-
-    /// Pages touched in a second; those that are touched again before the next look count once.
-    pub fn pages_per_second(&self) -> f64 {
-        let touches = |region: &Region| region.bytes as f64 / PAGE as f64 * f64::from(region.touched);
-        self.0.iter().map(touches).sum::<f64>() / (AGGREGATE_US as f64 / 1e6)
-    }
-
-    /// How often each block of so many bytes was touched.
-    pub fn blocks(&self, bytes: u64) -> impl Iterator<Item = u32> + '_ {
-        let bytes = bytes.max(PAGE);
-        self.0.iter().filter(|region| region.touched > 0).flat_map(move |region| {
-            let count = usize::try_from(region.bytes.div_ceil(bytes)).unwrap_or(usize::MAX);
-            std::iter::repeat_n(region.touched, count)
-        })
+        Ok(Watched { by: Eyes::Damon, regions })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(crate) mod made_up {
+    use super::ADMIN;
     use crate::host::sysfs::made_up::MadeUp;
 
     /// A DAMON that takes everything, and has seen these regions of the first tenant.
-    fn made_up(tenants: usize, regions: &[(&str, &str, &str)]) -> MadeUp {
-        let made_up = MadeUp::new(&[("kernel/mm/damon/admin/kdamonds/nr_kdamonds", "0")]);
+    pub(crate) fn damon(tenants: usize, regions: &[(&str, &str, &str)]) -> MadeUp {
+        let made_up = MadeUp::new(&[]);
+        made_up.files(ADMIN, &[("nr_kdamonds", "0")]);
         for at in 0..tenants {
             let below = format!("{ADMIN}/{at}");
             let files = "state contexts/nr_contexts contexts/0/operations contexts/0/monitoring_attrs/intervals/sample_us \
@@ -213,10 +185,16 @@ mod tests {
         }
         made_up
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{made_up::damon, *};
+    use crate::host::sysfs::made_up::MadeUp;
 
     #[test]
     fn tenants_are_watched_by_their_processes_and_what_was_seen_is_told_for_each() {
-        let made_up = made_up(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
+        let made_up = damon(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
         let mut damon = Damon::at(&made_up.path(""), false);
         damon.watch(&[vec![7, 8], vec![9]]).unwrap();
         let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
@@ -226,8 +204,8 @@ mod tests {
         let first = seen[0].as_ref().unwrap();
         assert_eq!(first.touched_bytes(), 8192);
         assert_eq!(first.pages_per_second(), 40.0, "two pages, 40 times in two seconds");
-        assert_eq!(first.blocks(4096).collect::<Vec<_>>(), [40, 40]);
-        assert_eq!(seen[1], Some(Watched::default()));
+        assert_eq!(first.regions[0].touched, 1.0);
+        assert_eq!(seen[1], Some(Watched { by: Eyes::Damon, regions: Vec::new() }));
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
         damon.watch(&[vec![7, 8], vec![9]]).unwrap();
         assert_eq!(damon.take(Duration::ZERO).unwrap(), [None, None], "there was no time");
@@ -236,7 +214,7 @@ mod tests {
 
     #[test]
     fn somebody_elses_damon_is_left_alone_and_what_an_agent_left_is_ended() {
-        let made_up = made_up(1, &[]);
+        let made_up = damon(1, &[]);
         made_up.files(ADMIN, &[("nr_kdamonds", "1")]);
         let error = Damon::at(&made_up.path(""), false).watch(&[vec![7]]).unwrap_err();
         assert!(matches!(error, DamonError::InUse), "{error}");

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use fairness::profile::{Histogram, Learner, Sample, SampleError, Touched};
+use fairness::profile::{Learner, Sample, SampleError, Touched};
 use units::Bytes;
 
-use crate::host::{cgroup::Counters, damon::Watched};
+use crate::host::{
+    cgroup::Counters,
+    watched::{Eyes, PAGE, Watched},
+};
 
 /// Blocks that a tenant's memory is divided into, about: fewer than its pages, so that large tenants cost no more than small ones.
 const BLOCKS: u64 = 16_384;
@@ -42,8 +45,8 @@ pub struct Measured {
     pub waited: f64,
     /// Pages per second that came back after they had been taken away.
     pub refaults: f64,
-    /// Whether somebody saw which pages it touched.
-    pub was_watched: bool,
+    /// Who saw which pages it touched, if anybody did.
+    pub seen_by: Option<Eyes>,
 }
 
 impl Meter {
@@ -90,7 +93,7 @@ impl Meter {
             used: moved as f64 / 1e6 / seconds,
             limit: period.limit,
             stalled,
-            touched: watched.map(|watched| touched(&watched, now)),
+            touched: watched.as_ref().map(|watched| touched(watched, now)),
         };
         self.learner.learn(&sample, period.link)?;
         let waited = stalled.map_or_else(|| reckoned(&sample), |stalled| stalled / seconds);
@@ -99,7 +102,7 @@ impl Meter {
             used: sample.used,
             waited: waited.clamp(0.0, 1.0),
             refaults: sample.brought / seconds,
-            was_watched: sample.touched.is_some(),
+            seen_by: watched.map(|watched| watched.by),
         }))
     }
 }
@@ -116,14 +119,14 @@ fn reckoned(sample: &Sample) -> f64 {
 
 /// Regions are of addresses: where there is less memory than addresses were touched, blocks are larger, and touches fewer.
 fn touched(watched: &Watched, now: Counters) -> Touched {
-    let has = (now.memory.get() + now.swapped.get()).max(1);
+    let has = now.everywhere().get().max(1);
     let seen = watched.touched_bytes().max(1);
     let part = (has as f64 / seen as f64).min(1.0);
-    let block = (has / BLOCKS).max(4096);
+    let block = (has / BLOCKS).max(PAGE);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
     let of_addresses = (block as f64 / part) as u64;
     Touched {
-        histogram: Histogram::new(watched.blocks(of_addresses)),
+        histogram: watched.histogram(of_addresses),
         block: mib(Bytes::new(block)),
         pages_per_second: watched.pages_per_second() * part,
     }

@@ -16,7 +16,7 @@ use crate::shares::Weights;
 /// What becomes of a share.
 const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];
 /// Where what is known of a tenant comes from.
-const LEARNT_FROM: [&str; 2] = ["damon", "none"];
+const LEARNT_FROM: [&str; 4] = ["damon", "pebs", "ibs", "none"];
 /// A part of a whole.
 const PART: RangeInclusive<f64> = 0.0..=1.0;
 /// Anything that is counted or compared.
@@ -293,7 +293,7 @@ mod tests {
         refuses_tenant(|t| t.waited = 1.1, "waited", &["1.1", "from 0 to 1"]);
         refuses_tenant(|t| t.bandwidth_wanted_mb_s = -1.0, "bandwidth_wanted_mb_s", &["-1"]);
         refuses_tenant(|t| t.gain = f64::NAN, "gain", &["NaN", "of web"]);
-        refuses_tenant(|t| t.learnt_from = String::new(), "learnt_from", &["damon, none"]);
+        refuses_tenant(|t| t.learnt_from = String::new(), "learnt_from", &["damon, pebs, ibs, none"]);
         refuses_tenant(|t| t.error = 2.0, "error", &["2", "from 0 to 1"]);
         refuses_tenant(|t| t.problem = "x".repeat(401), "problem", &["401"]);
         refuses_certificate(|c| c.status = "x".repeat(401), "status", &["401"]);

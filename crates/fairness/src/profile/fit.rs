@@ -13,19 +13,29 @@ use super::{
 
 /// How often each page was sampled that was.
 #[derive(Clone, Debug, Default)]
-pub struct Histogram(Vec<u32>);
+pub struct Histogram {
+    /// The largest first.
+    counts: Vec<u32>,
+    /// How many of what was counted make a sample; 0 if nothing was.
+    unit: u32,
+}
 
 impl Histogram {
     /// Of numbers of samples in any order; pages without any are left out.
     pub fn new(counts: impl IntoIterator<Item = u32>) -> Self {
+        Self::in_parts(counts, 1)
+    }
+
+    /// The same, counted in parts of samples: so many are one.
+    pub fn in_parts(counts: impl IntoIterator<Item = u32>, unit: u32) -> Self {
         let mut counts: Vec<u32> = counts.into_iter().filter(|count| *count > 0).collect();
         counts.sort_unstable_by(|one, other| other.cmp(one));
-        Self(counts)
+        Self { counts, unit }
     }
 
     /// All samples.
     pub fn samples(&self) -> u64 {
-        self.0.iter().map(|count| u64::from(*count)).sum()
+        self.counts.iter().map(|count| u64::from(*count)).sum::<u64>() / u64::from(self.unit.max(1))
     }
 }
 
@@ -80,13 +90,13 @@ const SLOPE_MAX: f64 = 0.0;
 /// # Errors
 /// There are too few samples, or a measurement is out of range.
 pub fn fit(histogram: &Histogram, seen: &Seen) -> Result<PowerLaw, FitError> {
-    let (samples, touched) = (histogram.samples(), histogram.0.len());
+    let (samples, touched) = (histogram.samples(), histogram.counts.len());
     if samples < SAMPLES_MIN || touched < PAGES_MIN {
         return Err(FitError::TooFew { samples, pages: touched });
     }
     check(seen)?;
     let pages = seen.pages.max(touched as f64);
-    let (scale, slope) = Shape::of(&histogram.0).fitted();
+    let (scale, slope) = Shape::of(&histogram.counts).fitted();
     let error = (seen.misses * (1.0 - seen.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
     let law =
         PowerLaw { scale, slope, floor: 0.0, scanned: 0.0, pages, pages_per_mib: seen.pages_per_mib, error };

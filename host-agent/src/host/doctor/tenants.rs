@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{Finding, Machine, each};
 use crate::{
     config::symbiosis::Symbiosis,
-    host::{remote::Remote, sysfs::Sysfs},
+    host::{damon::Damon, remote::Remote, sampler::Sampler, sysfs::Sysfs},
 };
 
 /// Controllers of cgroup v2 that tenants are counted and limited by.
@@ -14,10 +14,35 @@ const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 /// All of it.
 pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
     let wrong = cgroups(&symbiosis.cgroups).into_iter().chain(swap(machine, symbiosis)).collect();
-    each(wrong, || {
+    let mut found = each(wrong, || {
         let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
         Finding::good("tenants", format!("cgroups in {cgroups} are counted, and {remote} is in use as swap"))
-    })
+    });
+    found.push(sight(machine, symbiosis));
+    found
+}
+
+/// Who sees which pages they touch.
+fn sight(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
+    let sampler = Sampler::open(&machine.sys, symbiosis.epoch.as_duration());
+    match (sampler, Damon::is_there(&machine.sys)) {
+        (Ok(sampler), _) => Finding::good(
+            "tenants",
+            format!("which pages they touch is seen by the processor's samples of {}", sampler.what()),
+        ),
+        (Err(error), true) => {
+            let why = units::chain(&error);
+            Finding::good("tenants", format!("which pages they touch is seen by the kernel's DAMON; {why}"))
+        }
+        (Err(error), false) => Finding::bad(
+            "tenants",
+            format!(
+                "nobody sees which pages they touch, and so they mostly keep what they have: the kernel has no DAMON, and {}",
+                units::chain(&error)
+            ),
+            "boot a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS",
+        ),
+    }
 }
 
 fn cgroups(folder: &Path) -> Option<Finding> {

@@ -219,6 +219,12 @@ fn tenants_whose_cgroups_cannot_be_counted_and_swap_that_is_none_are_found() {
     patient.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
     let seen = text(&patient.findings());
     assert!(seen.contains("have no controller io") && seen.contains("mend: echo '+io' > "), "{seen}");
+    assert!(
+        seen.contains("nobody sees which pages they touch") && seen.contains("CONFIG_DAMON_SYSFS"),
+        "{seen}"
+    );
+    patient.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
+    assert!(text(&patient.findings()).contains("seen by the kernel's DAMON; the kernel shows no processor"));
     patient.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
     assert!(!text(&patient.findings()).contains("symbiosis.cgroups"));
 }

@@ -1,0 +1,22 @@
+//! Page faults for tests: accesses that are sampled on any machine.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use rustix::time::{ClockId, clock_gettime};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
+
+const BYTES: usize = 1 << 20;
+
+/// Writes to each page of new memory, again and again, until this thread has worked for so long; says which pages that was.
+pub(crate) fn fault(long: Duration) -> BTreeSet<u64> {
+    let worked = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+    let (begun, mut pages) = (worked(), BTreeSet::new());
+    while worked() - begun < long {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), BYTES)]).unwrap();
+        for at in (0..BYTES as u64).step_by(4096) {
+            memory.write_obj(1_u8, GuestAddress(at)).unwrap();
+            pages.insert(memory.get_host_address(GuestAddress(at)).unwrap() as u64 / 4096);
+        }
+    }
+    pages
+}
