@@ -1,14 +1,15 @@
 //! Tenants that change what they do while they run (Spirit's figure 9): four share a host, and two of them turn from one trace to another and back.
 //!
 //! Nothing here is known beforehand. Each tenant plays its trace, over and over, against local memory that keeps what was touched last; a miss takes as long
-//! as its share of the link makes it. At the end of an epoch the market is told what was seen of reuse in this epoch; what it gives holds for the next. Beside
-//! it, whatever a tenant touches is played with an equal split too.
+//! as its share of the link makes it. At the end of an epoch it is decided as on a host, by what was seen of reuse in this epoch, who has how much in the next.
+//! Beside it, whatever a tenant touches is played with an equal split too.
 
 use std::sync::Arc;
 
 use fairness::{
     curve::Knot,
-    market::{Aim, Bundle, How, Market, Share, Tenant as Bidder},
+    epoch::{Epochs, Member},
+    market::{Bundle, Share},
     profile::{MissModel as _, Reuse},
 };
 
@@ -56,8 +57,6 @@ pub const TENANTS: usize = 4;
 pub const EPOCHS: usize = 40;
 /// Times that the first activity, with an equal split, plays its trace in an epoch: what is seen of a shorter one hangs on which part of a trace it is.
 const PASSES: usize = 4;
-/// What nobody goes without, of all there is: whoever needs something else from now on must get far enough to show it.
-const LEAST_OF: u64 = 100;
 /// Epochs after a change within which shares are to have followed: in the first nobody knows of it.
 pub const FOLLOWED_WITHIN: usize = 2;
 /// How far off a share may be that has followed.
@@ -115,13 +114,13 @@ impl Activity {
 pub fn play(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
     let host = Host { memory: memory * TENANTS as f64 };
     let mut world = World::new(activities, host);
-    let mut how = How::default();
+    let mut epochs = Epochs::default();
     let epoch = |epoch: usize| {
         for change in changes.iter().filter(|change| change.epoch == epoch) {
             world.players[change.tenant].does = change.to;
         }
         let tenants = world.epoch();
-        world.deal(&mut how);
+        world.deal(&mut epochs);
         Epoch { tenants }
     };
     (0..EPOCHS).map(epoch).collect()
@@ -185,25 +184,19 @@ impl<'a> World<'a> {
     }
 
     /// What everybody gets for the next epoch.
-    fn deal(&mut self, how: &mut How) {
-        let supply = self.host.supply();
-        let least = Share {
-            memory_mib: supply.memory_mib / LEAST_OF,
-            bandwidth_mb_s: supply.bandwidth_mb_s / LEAST_OF,
-        };
-        let bidder = |player: &Player| {
+    fn deal(&mut self, epochs: &mut Epochs) {
+        let member = |(at, player): (usize, &Player)| {
             let knots = player.seen.knots().into_iter();
             let knots = knots.map(|knot| Knot { memory: knot.memory / self.footprint, ..knot }).collect();
-            Bidder { least, ..Bidder::new(1.0, supply, self.host.worth(knots, GAMMA, 1.0)) }
+            let utility = self.host.worth(knots, GAMMA, 1.0);
+            Member { name: at.to_string().into(), weight: 1.0, least: Share::default(), utility }
         };
-        let bidders: Vec<_> = self.players.iter().map(bidder).collect();
-        let market = Market::new(supply, &bidders).expect("tenants with equal weights and without limits");
-        let mut outcome = market.clear(std::mem::take(how));
-        market.refine(&mut outcome, Aim { without_envy: true, margin: 0.0 });
-        for (player, share) in self.players.iter_mut().zip(&outcome.shares) {
+        let members: Vec<_> = self.players.iter().enumerate().map(member).collect();
+        let decision = epochs.decide(self.host.supply(), &members);
+        let decision = decision.expect("tenants with equal weights and without limits");
+        for (player, share) in self.players.iter_mut().zip(&decision.shares) {
             player.share = part(share);
         }
-        *how = How { trail: outcome.trail, turn: 0 };
     }
 }
 
@@ -285,7 +278,7 @@ pub struct Followed {
     pub before: Bundle,
     /// And two epochs later.
     pub soon: Bundle,
-    /// And in the middle of all that it was from then until something else changes, or all ends: the median.
+    /// And in the mean from then until something else changes, or all ends.
     pub long_run: Bundle,
     /// Epochs from the change to the first in which the share is what it is in the long run, but for 5 % of that or of an equal share; none if it never is.
     pub epochs: Option<usize>,
@@ -321,14 +314,10 @@ pub fn followed(epochs: &[Epoch], changes: &[Change]) -> Vec<Followed> {
 fn follows(epochs: &[Epoch], change: Change, until: usize) -> Followed {
     let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
     let soon = change.epoch + FOLLOWED_WITHIN;
-    // The median: of several equals, now this one and now that has what remains.
-    let median = |good: fn(Bundle) -> f64| {
-        let mut shares: Vec<f64> = (soon..until).map(|epoch| good(share(epoch))).collect();
-        shares.sort_by(f64::total_cmp);
-        shares[shares.len() / 2]
+    let mean = |good: fn(Bundle) -> f64| {
+        (soon..until).map(|epoch| good(share(epoch))).sum::<f64>() / (until - soon) as f64
     };
-    let long_run =
-        Bundle { memory: median(|share| share.memory), bandwidth: median(|share| share.bandwidth) };
+    let long_run = Bundle { memory: mean(|share| share.memory), bandwidth: mean(|share| share.bandwidth) };
     let off = |epoch: usize| off(share(epoch), long_run);
     Followed {
         change,

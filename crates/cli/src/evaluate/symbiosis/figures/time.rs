@@ -8,6 +8,7 @@ use std::{
 
 use serde::Serialize;
 use sim::symbiosis::Crowd;
+use units::limits::REFINED_TENANTS_MAX;
 
 use super::{Shown, line};
 use crate::evaluate::figure::{Figure, Look, Panel, Point, Scale, Series};
@@ -51,7 +52,11 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
     let series = vec![
         line(0, "a market, from miss ratios to shares", of(|row| Some(row.cold_ms))),
         line(1, "a market an epoch later, sought near the last", of(|row| Some(row.warm_ms))),
-        line(2, "a market, refined", of(|row| row.refined_ms)),
+        line(
+            2,
+            &format!("a market, refined: with {REFINED_TENANTS_MAX} tenants at most"),
+            of(|row| row.refined_ms),
+        ),
         Series {
             name: "Spirit's allocator by its paper, on its machine: at most".to_owned(),
             look: Look::Ring,
