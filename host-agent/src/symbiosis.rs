@@ -184,7 +184,8 @@ impl Symbiosis {
     /// What was seen of tenants' pages since the epoch began.
     fn seen(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, Watched> {
         let has = |one: &Candidate| (one.name.clone(), one.counters.everywhere());
-        let tenants: Vec<(Name, Bytes)> = candidates.iter().map(has).collect();
+        let no_vm = candidates.iter().filter(|one| one.vm.is_none());
+        let tenants: Vec<(Name, Bytes)> = no_vm.map(has).collect();
         self.sight.end(&tenants)
     }
 

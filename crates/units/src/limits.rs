@@ -314,7 +314,7 @@ pub const TENANTS_WATCHED_MAX: usize = 32;
 /// Processors of a host that sample which pages tenants touch, where they can.
 pub const PROCESSORS_SAMPLED_MAX: usize = 1024;
 /// Room for samples of one of them.
-pub const SAMPLES_BYTES_PER_PROCESSOR: usize = 512 << 10;
+pub const SAMPLES_BYTES_PER_PROCESSOR: usize = 256 << 10;
 /// Regions of a tenant's memory that are told apart by which is touched how often.
 pub const WATCHED_REGIONS_MAX: usize = 1000;
 /// What a weight is of all weights of a market, at least: a budget of less buys nothing.

@@ -1,25 +1,29 @@
-//! Which pages tenants touch, by the processor: PEBS (Intel) or IBS (AMD) tell the address of one access in so many, and perf hands that on, of all
-//! processes together. Spirit counts accesses so (4.2, 5.1); pages that are never sampled stand for no memory here, those that are for all accesses
-//! between two samples.
+//! Which pages tenants access, by the processor: PEBS (Intel) or IBS (AMD) tell the address of one access in so many, and perf hands that on, of all
+//! processes together. Spirit counts accesses so (4.2, 5.1).
 //!
-//! From a sample to [`Watched`] is a step that DAMON does not need: how often a page is touched is known by how close samples are to each other.
+//! One access is not one touch: who visits a page mostly accesses many of its lines, and what a host wants to know is how often it is visited. How many
+//! accesses a visit is, is found by what DAMON saw of the same tenant ([`Sampled::visit`]); where no one did, it is as many as a page has lines.
 
-mod regions;
+mod rates;
 mod source;
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    fmt, fs, io,
     time::{Duration, Instant},
 };
 
-use perf_event::{SampleFlag, Sampler as Ring, data};
+use perf_event::{SampleFlag, data};
+use rustix::io::Errno;
 use units::limits::SAMPLES_BYTES_PER_PROCESSOR;
 
-use self::{regions::Access, source::Source};
+use self::{
+    rates::{Access, Rate},
+    source::Source,
+};
 use super::{
     sysfs::{Sysfs, SysfsError},
-    watched::{PAGE, Watched},
+    watched::{Eyes, PAGE, Watched},
 };
 
 /// Bytes of a sample in a ring: its head, whose it is, where, and how many accesses it stands for.
@@ -27,6 +31,8 @@ const SAMPLE_BYTES: usize = 32;
 /// Samples of one processor per second, at most; and what part of its ring they are to fill in an epoch, since the kernel does not keep to that exactly.
 const HZ_MAX: f64 = 1000.0;
 const FILLED: f64 = 2.0 / 3.0;
+/// And at most what the kernel allows, which becomes less where samples take their time.
+const HZ_ALLOWED: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
 /// Below so many samples of a tenant nothing is said of it.
 const SAMPLES_MIN: usize = 1000;
 /// The last address that may be a process's own.
@@ -35,6 +41,11 @@ const USER_MAX: u64 = u64::MAX >> 1;
 const MODE: u16 = 7;
 const GUEST_KERNEL: u16 = 4;
 const GUEST_USER: u16 = 5;
+
+/// Accesses that are one visit to a page, where nobody knows better: its lines.
+pub const LINES: f64 = 64.0;
+/// The most that there may be: each byte.
+const VISIT_MAX: f64 = PAGE as f64;
 
 /// Why the processor samples nothing.
 #[derive(Debug, thiserror::Error)]
@@ -57,20 +68,36 @@ pub enum SamplerError {
 }
 
 /// All processors of this machine, sampling or not.
+#[derive(Debug)]
 pub struct Sampler {
     source: Source,
+    processors: Vec<usize>,
     rings: Vec<Ring>,
     begun: Option<Instant>,
 }
 
+/// A processor's samples.
+struct Ring {
+    samples: perf_event::Sampler,
+    /// How long it was to sample so far, and how long it did: others may want its counters.
+    times: (Duration, Duration),
+}
+
 /// What was sampled.
 #[derive(Debug)]
-pub struct Sampled {
-    source: Source,
+pub struct Taken {
+    by: Eyes,
     /// For how long.
     seconds: f64,
     /// Of each process, in order of pages.
     accesses: BTreeMap<u32, Vec<Access>>,
+}
+
+/// What was sampled of one tenant.
+#[derive(Debug)]
+pub struct Sampled {
+    by: Eyes,
+    rates: Vec<Rate>,
 }
 
 impl Sampler {
@@ -79,31 +106,28 @@ impl Sampler {
     /// # Errors
     /// The processor does not sample, or the kernel does not let us: see [`SamplerError`].
     pub fn open(sys: &Sysfs, epoch: Duration) -> Result<Self, SamplerError> {
-        Self::of(Source::find(sys)?, &source::processors(sys)?, epoch)
+        Self::of(Source::find(sys)?, source::processors(sys)?, epoch)
     }
 
-    fn of(source: Source, processors: &[usize], epoch: Duration) -> Result<Self, SamplerError> {
+    fn of(source: Source, processors: Vec<usize>, epoch: Duration) -> Result<Self, SamplerError> {
+        let allowed = fs::read_to_string(HZ_ALLOWED).ok().and_then(|hz| hz.trim().parse().ok());
         let hz = (SAMPLES_BYTES_PER_PROCESSOR / SAMPLE_BYTES) as f64 * FILLED / epoch.as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a thousand")]
-        let hz = hz.clamp(1.0, HZ_MAX) as u64;
-        let rings = processors.iter().map(|processor| ring(source, *processor, hz));
+        let hz = hz.min(allowed.unwrap_or(HZ_MAX)).clamp(1.0, HZ_MAX) as u64;
+        let rings = processors.iter().map(|processor| Ring::open(source, *processor, hz));
         let rings = rings.collect::<io::Result<Vec<Ring>>>();
-        let rings = rings.map_err(|error| SamplerError::Perf { what: source.what(), error })?;
-        Ok(Self { source, rings, begun: None })
+        let rings = rings.map_err(|error| SamplerError::Perf { what: source.what, error })?;
+        Ok(Self { source, processors, rings, begun: None })
     }
 
-    /// Of page faults, which any machine can sample; nothing where that is not allowed, and then it is said.
-    #[cfg(test)]
-    pub fn of_faults(epoch: Duration) -> Option<Self> {
-        let processors = source::processors(&Sysfs::at("/sys")).unwrap();
-        match Self::of(Source::Faults, &processors, epoch) {
-            Ok(sampler) => Some(sampler),
-            Err(error) if !rustix::process::geteuid().is_root() => {
-                eprintln!("skipped: root is needed: {}", units::chain(&error));
-                None
-            }
-            Err(error) => panic!("{}", units::chain(&error)),
-        }
+    /// What it samples.
+    pub const fn what(&self) -> &'static str {
+        self.source.what
+    }
+
+    /// Whether these are the processors that a machine still has.
+    pub fn is_of(&self, sys: &Sysfs) -> bool {
+        source::processors(sys).is_ok_and(|processors| processors == self.processors)
     }
 
     /// Samples from now on.
@@ -114,7 +138,8 @@ impl Sampler {
         if self.begun.is_some() {
             self.take()?;
         }
-        self.each(|ring| ring.reset().and_then(|()| ring.enable()))?;
+        let begun = self.rings.iter_mut().try_for_each(Ring::begin);
+        begun.map_err(|error| self.refused(error))?;
         self.begun = Some(Instant::now());
         Ok(())
     }
@@ -123,93 +148,131 @@ impl Sampler {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn take(&mut self) -> Result<Sampled, SamplerError> {
+    pub fn take(&mut self) -> Result<Taken, SamplerError> {
         let begun = self.begun.take();
-        self.each(|ring| ring.disable())?;
-        let taken: io::Result<Vec<_>> = self.rings.iter_mut().map(drained).collect();
-        let taken = taken.map_err(|error| self.refused(error))?;
+        let ended = self.rings.iter_mut().try_for_each(|ring| ring.samples.disable());
+        ended.map_err(|error| self.refused(error))?;
         let seconds = begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+        let taken: io::Result<Vec<_>> = self.rings.iter_mut().map(Ring::drained).collect();
+        let taken = taken.map_err(|error| self.refused(error))?;
         let mut accesses = BTreeMap::<u32, Vec<Access>>::new();
         for (process, access) in taken.into_iter().flatten() {
             accesses.entry(process).or_default().push(access);
         }
         accesses.values_mut().for_each(|accesses| accesses.sort_by_key(|access| access.page));
-        Ok(Sampled { source: self.source, seconds, accesses })
-    }
-
-    /// What it samples.
-    pub const fn what(&self) -> &'static str {
-        self.source.what()
-    }
-
-    fn each(&mut self, what: impl Fn(&mut Ring) -> io::Result<()>) -> Result<(), SamplerError> {
-        let done = self.rings.iter_mut().try_for_each(what);
-        done.map_err(|error| self.refused(error))
+        Ok(Taken { by: self.source.eyes, seconds, accesses })
     }
 
     fn refused(&self, error: io::Error) -> SamplerError {
-        SamplerError::Perf { what: self.source.what(), error }
+        SamplerError::Perf { what: self.source.what, error }
     }
 }
 
-impl fmt::Debug for Sampler {
+impl Ring {
+    fn open(source: Source, processor: usize, hz: u64) -> io::Result<Self> {
+        let open = |excludes_guests| {
+            let mut builder = source.event();
+            builder.any_pid().one_cpu(processor).sample_frequency(hz).exclude_guest(excludes_guests);
+            builder.sample(SampleFlag::TID | SampleFlag::ADDR | SampleFlag::PERIOD);
+            // Nobody waits for them.
+            builder.wakeup_watermark(SAMPLES_BYTES_PER_PROCESSOR);
+            builder.build()?.sampled(SAMPLES_BYTES_PER_PROCESSOR)
+        };
+        // Not every processor can leave guests out; then theirs are left out as they come.
+        let cannot = |error: &io::Error| {
+            [Errno::INVAL, Errno::OPNOTSUPP]
+                .iter()
+                .any(|one| error.raw_os_error() == Some(one.raw_os_error()))
+        };
+        let samples = open(true).or_else(|error| if cannot(&error) { open(false) } else { Err(error) })?;
+        Ok(Self { samples, times: (Duration::ZERO, Duration::ZERO) })
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        self.samples.reset()?;
+        self.times = self.read()?.1;
+        self.samples.enable()
+    }
+
+    /// Accesses since it began, sampled or not; and how long it was to look so far, and did.
+    fn read(&mut self) -> io::Result<(f64, (Duration, Duration))> {
+        let read = self.samples.read_full()?;
+        let times = read.time_enabled().zip(read.time_running());
+        Ok((read.count() as f64, times.unwrap_or_default()))
+    }
+
+    /// What a processor sampled of processes' own memory, and whose.
+    ///
+    /// While the kernel seeks how often to sample it says of some samples that they stand for far more than they do; but it knows how many there were in all.
+    fn drained(&mut self) -> io::Result<Vec<(u32, Access)>> {
+        let (mut accesses, mut stand_for) = (Vec::new(), 0.0);
+        // As many as there is room for: nothing is added any more.
+        while let Some(record) = self.samples.next_record() {
+            let is_of_guest = matches!(record.misc() & MODE, GUEST_KERNEL | GUEST_USER);
+            let Ok(data::Record::Sample(sample)) = record.parse_record() else { continue };
+            let (Some(process), Some(address), Some(period)) = (sample.pid(), sample.addr(), sample.period())
+            else {
+                continue;
+            };
+            let period = period as f64;
+            stand_for += period;
+            // Nobody is number 0, but whoever is not seen from here.
+            if !is_of_guest && process > 0 && address > 0 && address <= USER_MAX {
+                accesses.push((process, Access { page: address / PAGE, stands_for: period }));
+            }
+        }
+        let (count, (enabled, running)) = self.read()?;
+        let (enabled, running) = (enabled - self.times.0, running - self.times.1);
+        let all = if running.is_zero() { 0.0 } else { count * enabled.div_duration_f64(running) };
+        let part = if stand_for > 0.0 { all / stand_for } else { 0.0 };
+        accesses.iter_mut().for_each(|(_, access)| access.stands_for *= part);
+        Ok(accesses)
+    }
+}
+
+impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sampler({:?} of {} processors)", self.source, self.rings.len())
+        f.debug_struct("Ring").field("times", &self.times).finish_non_exhaustive()
     }
 }
 
-impl Sampled {
-    /// What was seen of a tenant that has so much memory, wherever it is; nothing if that is too little.
-    pub fn of(&self, processes: &[u32], bytes: u64) -> Option<Watched> {
+impl Taken {
+    /// What was sampled of a tenant that has so much memory, wherever it is; nothing if that is too little.
+    pub fn of(&self, processes: &[u32], bytes: u64) -> Option<Sampled> {
         let accesses = || processes.iter().filter_map(|process| self.accesses.get(process));
         let samples: usize = accesses().map(Vec::len).sum();
         if samples < SAMPLES_MIN || self.seconds <= 0.0 {
             return None;
         }
-        let pages: usize = accesses().map(|accesses| regions::pages(accesses).count()).sum();
-        let apart = bytes / PAGE / pages as u64;
-        let regions = accesses().flat_map(|accesses| regions::of(accesses, apart, self.seconds)).collect();
-        Some(Watched { by: self.source.eyes(), regions })
+        let sampled: usize = accesses().map(|accesses| rates::pages(accesses).count()).sum();
+        let rates = accesses().flat_map(|accesses| rates::of(accesses, bytes / PAGE, sampled, self.seconds));
+        Some(Sampled { by: self.by, rates: rates.collect() })
     }
 }
 
-/// A processor's samples, none yet.
-fn ring(source: Source, processor: usize, hz: u64) -> io::Result<Ring> {
-    let open = |excludes_guests| {
-        let mut builder = source.event();
-        builder.any_pid().one_cpu(processor).sample_frequency(hz).exclude_guest(excludes_guests);
-        builder.sample(SampleFlag::TID | SampleFlag::ADDR | SampleFlag::PERIOD);
-        // Nobody waits for them.
-        builder.wakeup_watermark(SAMPLES_BYTES_PER_PROCESSOR);
-        builder.build()?.sampled(SAMPLES_BYTES_PER_PROCESSOR)
-    };
-    // Not every processor can leave guests out; then theirs are left out as they come.
-    open(true).or_else(|_| open(false))
-}
+impl Sampled {
+    /// What that says of its pages, if one visit to a page is so many accesses.
+    pub fn watched(&self, visit: f64) -> Watched {
+        Watched { by: self.by, regions: self.rates.iter().map(|rate| rate.region(visit)).collect() }
+    }
 
-/// What a processor sampled of processes' own memory, and whose.
-///
-/// While the kernel seeks how often to sample it says of some samples that they stand for far more than they do; but it knows how many there were in all.
-fn drained(ring: &mut Ring) -> io::Result<Vec<(u32, Access)>> {
-    let (mut accesses, mut stand_for) = (Vec::new(), 0.0);
-    // As many as there is room for: nothing is added any more.
-    while let Some(record) = ring.next_record() {
-        let is_of_guest = matches!(record.misc() & MODE, GUEST_KERNEL | GUEST_USER);
-        let Ok(data::Record::Sample(sample)) = record.parse_record() else { continue };
-        let (Some(process), Some(address), Some(period)) = (sample.pid(), sample.addr(), sample.period())
-        else {
-            continue;
-        };
-        let period = period as f64;
-        stand_for += period;
-        if !is_of_guest && address > 0 && address <= USER_MAX {
-            accesses.push((process, Access { page: address / PAGE, stands_for: period }));
+    /// With how many accesses for a visit so many pages are touched in a second, where somebody else has seen that; 1 at least.
+    pub fn visit(&self, pages_per_second: f64) -> f64 {
+        let (mut few, mut many) = (0.0, VISIT_MAX.ln());
+        for _ in 0..HALVINGS {
+            let visit = f64::midpoint(few, many);
+            if self.watched(visit.exp()).pages_per_second() > pages_per_second {
+                few = visit
+            } else {
+                many = visit
+            }
         }
+        f64::midpoint(few, many).exp()
     }
-    let part = if stand_for > 0.0 { ring.read()? as f64 / stand_for } else { 0.0 };
-    accesses.iter_mut().for_each(|(_, access)| access.stands_for *= part);
-    Ok(accesses)
 }
+
+/// Far more exact than anything that is known of it.
+const HALVINGS: u32 = 16;
 
 #[cfg(test)]
 pub(crate) mod faults;

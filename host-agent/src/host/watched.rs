@@ -62,16 +62,29 @@ impl Watched {
         self.touched().map(pages).sum::<f64>() / (LOOK_US as f64 / 1e6)
     }
 
-    /// How often each block of so many bytes was touched, of so many [`LOOKS`].
+    /// What part of the touched addresses memory can be behind, of one that has so many bytes: regions are of addresses.
+    pub fn part_there(&self, bytes: u64) -> f64 {
+        (bytes as f64 / self.touched_bytes().max(1) as f64).min(1.0)
+    }
+
+    /// How often each block of so many bytes was touched, of so many [`LOOKS`]; pages of a block are touched about as often as each other, wherever they are.
     pub fn histogram(&self, bytes: u64) -> Histogram {
-        let bytes = bytes.max(PAGE);
-        let blocks = self.touched().flat_map(move |region| {
-            let count = usize::try_from(region.bytes.div_ceil(bytes)).unwrap_or(usize::MAX);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of them")]
-            let touched = (region.touched * f64::from(LOOKS * PARTS)).round().max(1.0) as u32;
-            std::iter::repeat_n(touched, count)
-        });
-        Histogram::in_parts(blocks, PARTS)
+        let mut regions: Vec<Region> = self.touched().copied().collect();
+        regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));
+        let (mut counts, mut block) = (Vec::new(), Block::default());
+        for Region { bytes: mut left, touched } in regions {
+            while left > 0 {
+                let more = left.min(bytes.max(PAGE) - block.bytes);
+                left -= more;
+                block.bytes += more;
+                block.touched += touched * more as f64;
+                if block.bytes == bytes.max(PAGE) {
+                    counts.push(std::mem::take(&mut block).count());
+                }
+            }
+        }
+        counts.extend((block.bytes > 0).then(|| block.count()));
+        Histogram::in_parts(counts, PARTS)
     }
 
     fn touched(&self) -> impl Iterator<Item = &Region> {
@@ -79,9 +92,33 @@ impl Watched {
     }
 }
 
+/// Memory that is counted as one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    bytes: u64,
+    /// All of its bytes by how often they are touched.
+    touched: f64,
+}
+
+impl Block {
+    fn count(self) -> u32 {
+        let touched = self.touched / self.bytes as f64;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of all looks")]
+        let count = (touched * f64::from(LOOKS * PARTS)).round() as u32;
+        count.max(1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_is_so_many_bytes_however_small_the_regions_are() {
+        let regions = vec![Region { bytes: PAGE, touched: 1.0 }; 1000];
+        let seen = Watched { by: Eyes::Pebs, regions };
+        assert_eq!(seen.histogram(256 * PAGE).samples(), 4 * 40);
+    }
 
     #[test]
     fn what_is_in_every_look_is_touched_twenty_times_a_second() {
@@ -93,8 +130,9 @@ mod tests {
         assert_eq!(seen.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
         assert_eq!(
             seen.histogram(4 * PAGE).samples(),
-            40 + 2 * 20,
-            "the last block of a region is part of one"
+            30 + 20 + 20,
+            "two and two of the others, four, two that are left"
         );
+        assert_eq!(seen.part_there(5 * PAGE), 0.5);
     }
 }

@@ -120,8 +120,7 @@ fn reckoned(sample: &Sample) -> f64 {
 /// Regions are of addresses: where there is less memory than addresses were touched, blocks are larger, and touches fewer.
 fn touched(watched: &Watched, now: Counters) -> Touched {
     let has = now.everywhere().get().max(1);
-    let seen = watched.touched_bytes().max(1);
-    let part = (has as f64 / seen as f64).min(1.0);
+    let part = watched.part_there(has);
     let block = (has / BLOCKS).max(PAGE);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
     let of_addresses = (block as f64 / part) as u64;

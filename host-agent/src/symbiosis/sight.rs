@@ -1,11 +1,7 @@
-//! Which pages tenants touch: by samples of the processor where it takes any, by DAMON of all that it saw too little of; and of everybody by DAMON where it
-//! takes none.
+//! Which pages tenants touch: the processor says it of those of which it takes enough samples, DAMON of the others; and of all of them DAMON says how many
+//! pages are touched in a second, since a processor counts accesses.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use units::{
     Bytes, Name,
@@ -17,7 +13,7 @@ use crate::host::{
     cgroup::Cgroups,
     damon::{Damon, DamonError},
     process::{self, ProcessError},
-    sampler::{Sampler, SamplerError},
+    sampler::{LINES, Sampler, SamplerError, Taken},
     sysfs::Sysfs,
     watched::Watched,
 };
@@ -30,9 +26,12 @@ const HEARING: u32 = 4;
 pub(super) struct Sight {
     cgroups: Cgroups,
     epoch: Duration,
+    sys: Sysfs,
     sampler: Option<Sampler>,
-    /// Of whom it took enough samples in the last epoch.
-    sampled: BTreeSet<Name>,
+    /// What became of it: told when that changes.
+    told: String,
+    /// How many accesses of a tenant are one visit to a page, as was seen last.
+    visits: BTreeMap<Name, f64>,
     damon: Damon,
     /// Those that it watches, in their order.
     watched: Vec<Name>,
@@ -52,8 +51,10 @@ impl Sight {
         Ok(Self {
             cgroups: cgroups.clone(),
             epoch,
-            sampler: sampler(&Sysfs::at(sys), epoch),
-            sampled: BTreeSet::new(),
+            sys: Sysfs::at(sys),
+            sampler: None,
+            told: String::new(),
+            visits: BTreeMap::new(),
             damon: Damon::at(sys, kept.was_watching(&boot_id)),
             watched: Vec::new(),
             heard: None,
@@ -64,20 +65,30 @@ impl Sight {
 
     /// An epoch begins.
     pub fn begin(&mut self) {
-        if let Some(Err(error)) = self.sampler.as_mut().map(Sampler::begin) {
-            self.without_sampler(&error);
+        let told = match self.sample() {
+            Ok(what) => what.to_owned(),
+            Err(error) => units::chain(&error),
+        };
+        if told != self.told {
+            tracing::info!(told, "whether the processor samples which pages are accessed");
+            self.told = told;
         }
         if let Err(error) = self.watch() {
             tracing::debug!(error = units::chain(&error), "DAMON does not see which pages are touched");
         }
     }
 
-    /// It ends: what was seen of tenants that have so much memory, wherever it is.
+    /// It ends: what was seen. Those tenants may be known by samples, that have so much memory, wherever it is: not those whose memory is a guest's, which
+    /// accesses it by other addresses.
     pub fn end(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, Watched> {
-        let sampled = self.sampled(tenants);
-        self.sampled = sampled.keys().cloned().collect();
+        // Before what takes its time.
+        let taken = self.sampler.as_mut().and_then(|sampler| sampler.take().ok());
         let mut seen = self.heard();
-        seen.extend(sampled);
+        self.visits.retain(|name, _| tenants.iter().any(|(tenant, _)| tenant == name));
+        for (name, bytes) in tenants {
+            let sampled = taken.as_ref().and_then(|taken| self.sampled(taken, name, *bytes, seen.get(name)));
+            seen.extend(sampled.map(|sampled| (name.clone(), sampled)));
+        }
         seen
     }
 
@@ -91,9 +102,14 @@ impl Sight {
         }
     }
 
-    fn without_sampler(&mut self, error: &SamplerError) {
-        tracing::warn!(error = units::chain(error), "the processor samples no more");
-        self.sampler = None;
+    /// Samples from now on, with all processors that there are now; says what.
+    fn sample(&mut self) -> Result<&'static str, SamplerError> {
+        let sampler = match self.sampler.take().filter(|sampler| sampler.is_of(&self.sys)) {
+            Some(sampler) => sampler,
+            None => Sampler::open(&self.sys, self.epoch)?,
+        };
+        let sampler = self.sampler.insert(sampler);
+        sampler.begin().map(|()| sampler.what())
     }
 
     fn watch(&mut self) -> Result<(), DamonError> {
@@ -101,7 +117,6 @@ impl Sight {
         self.damon.is_free()?;
         let names = self.cgroups.names().unwrap_or_default();
         let names = names.iter().filter_map(|name| Name::new(name).ok());
-        let names = names.filter(|name| !self.sampled.contains(name));
         let watched = |name: Name| {
             let mut processes = self.cgroups.processes(name.as_str()).unwrap_or_default();
             processes.truncate(TENANT_PROCESSES_MAX);
@@ -127,21 +142,20 @@ impl Sight {
         Ok(())
     }
 
-    /// Of whom the processor took enough samples.
-    fn sampled(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, Watched> {
-        let taken = match self.sampler.as_mut().map(Sampler::take) {
-            None => return BTreeMap::new(),
-            Some(Ok(taken)) => taken,
-            Some(Err(error)) => {
-                self.without_sampler(&error);
-                return BTreeMap::new();
-            }
-        };
-        let seen = |(name, bytes): &(Name, Bytes)| {
-            let processes = self.cgroups.processes(name.as_str()).ok()?;
-            Some((name.clone(), taken.of(&processes, bytes.get())?))
-        };
-        tenants.iter().filter_map(seen).collect()
+    /// What samples say of a tenant, if there are enough, where DAMON saw this of it.
+    fn sampled(
+        &mut self,
+        taken: &Taken,
+        name: &Name,
+        bytes: Bytes,
+        damon: Option<&Watched>,
+    ) -> Option<Watched> {
+        let sampled = taken.of(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
+        let touches = damon.map(|damon| damon.pages_per_second() * damon.part_there(bytes.get()));
+        if let Some(touches) = touches.filter(|touches| *touches > 0.0) {
+            self.visits.insert(name.clone(), sampled.visit(touches));
+        }
+        Some(sampled.watched(self.visits.get(name).copied().unwrap_or(LINES)))
     }
 
     /// What DAMON saw.
@@ -166,56 +180,45 @@ impl Sight {
     }
 }
 
-/// The processor's, if it takes samples.
-fn sampler(sys: &Sysfs, epoch: Duration) -> Option<Sampler> {
-    match Sampler::open(sys, epoch) {
-        Ok(sampler) => {
-            tracing::info!(of = sampler.what(), "the processor samples which pages are touched");
-            Some(sampler)
-        }
-        Err(SamplerError::None) => None,
-        Err(error) => {
-            tracing::warn!(error = units::chain(&error), "the processor samples nothing");
-            None
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{cgroup, damon, sampler::faults::fault, watched::Eyes};
+    use crate::host::{cgroup, damon, sampler::faults, watched::Eyes};
 
-    /// Accesses that are there to be sampled are this process's, as those of a tenant `busy`; `idle` has none.
+    const EPOCH: Duration = Duration::from_secs(5);
+
+    /// What can be sampled here are this process's page faults: it is the tenant `busy`; `idle` has none.
     #[test]
-    fn of_whom_the_processor_takes_enough_samples_is_not_watched_by_damon_and_all_others_are() {
-        let Some(sampler) = Sampler::of_faults(Duration::from_secs(10)) else { return };
+    fn of_whom_the_processor_takes_enough_samples_is_known_by_them_and_all_others_by_damon() {
+        let Some(sampler) = faults::sampler(EPOCH) else { return };
         let (tenants, cgroups) = cgroup::made_up::cgroups(&["busy", "idle"]);
         tenants.files("busy", &[("cgroup.procs", &std::process::id().to_string())]);
         tenants.files("idle", &[("cgroup.procs", "1")]);
-        let sys = damon::made_up::damon(2, &[("4096", "12288", "40")]);
-        let watched = || {
-            let files = "kernel/mm/damon/admin/kdamonds";
-            let first = sys.sysfs.text(format!("{files}/0/contexts/0/targets/0/pid_target")).unwrap();
-            (sys.sysfs.number(format!("{files}/nr_kdamonds")).unwrap(), first)
-        };
+        // It has 100 pages, and each is in every second look.
+        let sys = damon::made_up::damon(2, &[("4096", "413696", "20")]);
+        let online = Sysfs::at("/sys").text("devices/system/cpu/online").unwrap();
+        sys.files("devices/system/cpu", &[("online", &online)]);
         let folder = tempfile::tempdir().unwrap();
-        let kept = Kept::at(folder.path());
-        let mut sight = Sight::open(&sys.path(""), &cgroups, Duration::from_secs(10), &kept).unwrap();
+        let mut sight = Sight::open(&sys.path(""), &cgroups, EPOCH, &Kept::at(folder.path())).unwrap();
         sight.sampler = Some(sampler);
         let tenants = ["busy", "idle"].map(|name| (Name::new(name).unwrap(), Bytes::mib(100)));
-        sight.begin();
-        assert_eq!(watched(), (2, std::process::id().to_string()));
         for _ in 0..2 {
-            fault(Duration::from_secs(2));
+            sight.begin();
+            faults::fault(Duration::from_secs(2));
             let seen = sight.end(&tenants);
             let by: Vec<_> = tenants.iter().map(|(name, _)| seen.get(name).map(|seen| seen.by)).collect();
             assert_eq!(by, [Some(Eyes::Pebs), Some(Eyes::Damon)]);
-            sight.begin();
-            assert_eq!(watched(), (1, "1".to_owned()), "who is sampled is left alone");
+            let touches = seen[&tenants[0].0].pages_per_second();
+            assert!((touches / (100.0 * 10.0) - 1.0).abs() < 0.1, "{touches} pages a second");
         }
+        assert_eq!(sight.told, "page faults");
+        // One processor more or fewer, and all are asked anew: this tree has none that could be.
+        sys.files("devices/system/cpu", &[("online", "0")]);
+        sight.begin();
+        assert!(sight.told.contains("PEBS or IBS"), "{}", sight.told);
+        let seen = sight.end(&tenants);
+        assert_eq!(seen[&tenants[0].0].by, Eyes::Damon);
         sight.leave();
-        assert_eq!(watched().0, 0);
-        assert!(!kept.was_watching(&process::boot_id().unwrap()));
+        assert_eq!(sys.sysfs.number("kernel/mm/damon/admin/kdamonds/nr_kdamonds").unwrap(), 0);
     }
 }

@@ -22,13 +22,27 @@ pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
     found
 }
 
+/// What helps who sees nothing.
+const BOOT: &str = "boot a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS";
+
 /// Who sees which pages they touch.
 fn sight(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
     let sampler = Sampler::open(&machine.sys, symbiosis.epoch.as_duration());
     match (sampler, Damon::is_there(&machine.sys)) {
-        (Ok(sampler), _) => Finding::good(
+        (Ok(sampler), true) => Finding::good(
             "tenants",
-            format!("which pages they touch is seen by the processor's samples of {}", sampler.what()),
+            format!(
+                "which pages they touch is seen by the kernel's DAMON, and by the processor's samples of {}",
+                sampler.what()
+            ),
+        ),
+        (Ok(sampler), false) => Finding::bad(
+            "tenants",
+            format!(
+                "which pages they touch is seen only of those of which the processor takes enough samples of {}: the kernel has no DAMON",
+                sampler.what()
+            ),
+            BOOT,
         ),
         (Err(error), true) => {
             let why = units::chain(&error);
@@ -40,7 +54,7 @@ fn sight(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
                 "nobody sees which pages they touch, and so they mostly keep what they have: the kernel has no DAMON, and {}",
                 units::chain(&error)
             ),
-            "boot a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS",
+            BOOT,
         ),
     }
 }

@@ -5,7 +5,32 @@ use std::{collections::BTreeSet, time::Duration};
 use rustix::time::{ClockId, clock_gettime};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 
+use super::{Sampler, Source, source};
+use crate::host::{sysfs::Sysfs, watched::Eyes};
+
 const BYTES: usize = 1 << 20;
+/// Page faults, as perf counts them, in place of a processor's events.
+const FAULTS: Source = Source {
+    eyes: Eyes::Pebs,
+    what: "page faults",
+    kind: 1,
+    config: 2,
+    is_precise: false,
+    is_of_users: true,
+};
+
+/// Samples them; nothing where that is not allowed, and then it is said.
+pub(crate) fn sampler(epoch: Duration) -> Option<Sampler> {
+    let processors = source::processors(&Sysfs::at("/sys")).unwrap();
+    match Sampler::of(FAULTS, processors, epoch) {
+        Ok(sampler) => Some(sampler),
+        Err(error) if !rustix::process::geteuid().is_root() => {
+            eprintln!("skipped: root is needed: {}", units::chain(&error));
+            None
+        }
+        Err(error) => panic!("{}", units::chain(&error)),
+    }
+}
 
 /// Writes to each page of new memory, again and again, until this thread has worked for so long; says which pages that was.
 pub(crate) fn fault(long: Duration) -> BTreeSet<u64> {

@@ -11,82 +11,67 @@ use crate::host::{
 
 /// Where the kernel shows what can be counted.
 const DEVICES: &str = "bus/event_source/devices";
-/// Loads that missed the last cache (`MEM_LOAD_RETIRED.L3_MISS`), as Spirit counts them: of every server of Intel's since Haswell.
+/// What Intel's processors are that can tell addresses of loads, and how their loads that missed the last cache are counted, as Spirit does
+/// (`MEM_LOAD_RETIRED.L3_MISS`). Those with efficient cores only count something else by that number, and have other samples of loads.
+const LOADS: &str = "event=0xcd";
+const RAW: u32 = 4;
 const L3_MISS: u64 = 0x20d1;
-/// Software's number among perf's kinds of events, and that of page faults there: for tests, since every kernel can.
-#[cfg(test)]
-const SOFTWARE: u32 = 1;
-#[cfg(test)]
-const PAGE_FAULTS: u64 = 2;
 
 /// An event whose samples have an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    /// Intel's.
-    Pebs,
-    /// AMD's, of this kind and with these bits.
-    Ibs { kind: u32, config: u64 },
-    /// Page faults.
-    #[cfg(test)]
-    Faults,
+pub(super) struct Source {
+    pub eyes: Eyes,
+    /// In words.
+    pub what: &'static str,
+    /// Perf's number of its kind, and which it is of them.
+    pub kind: u32,
+    pub config: u64,
+    /// Whether it has to be asked for exactly.
+    pub is_precise: bool,
+    /// Whether it can leave out the kernel.
+    pub is_of_users: bool,
 }
 
 impl Source {
     /// What this machine has.
     pub fn find(sys: &Sysfs) -> Result<Self, SamplerError> {
-        let ibs = format!("{DEVICES}/ibs_op");
-        if sys.has(&ibs) {
-            let kind = sys.number(format!("{ibs}/type"))?;
-            let kind = u32::try_from(kind)
-                .map_err(|_| sys.unreadable(format!("{ibs}/type"), kind.to_string(), "a kind of events"))?;
-            // Instructions are counted, not cycles: who waits does not seem to touch more.
-            let counts = format!("{ibs}/format/cnt_ctl");
-            let config = if sys.has(&counts) { bit(sys, &counts)? } else { 0 };
-            return Ok(Self::Ibs { kind, config });
+        if sys.has(format!("{DEVICES}/ibs_op")) {
+            return Ok(Self::ibs(sys)?);
         }
-        // Shown where PEBS can tell addresses, and nowhere else.
-        if sys.has(format!("{DEVICES}/cpu/events/mem-loads")) {
-            Ok(Self::Pebs)
-        } else {
-            Err(SamplerError::None)
+        let loads = format!("{DEVICES}/cpu/events/mem-loads");
+        if !(sys.has(&loads) && sys.text(&loads)?.starts_with(LOADS)) {
+            return Err(SamplerError::None);
         }
+        Ok(Self {
+            eyes: Eyes::Pebs,
+            what: "loads that miss the last cache (PEBS)",
+            kind: RAW,
+            config: L3_MISS,
+            is_precise: true,
+            is_of_users: true,
+        })
     }
 
-    pub const fn eyes(self) -> Eyes {
-        match self {
-            Self::Pebs => Eyes::Pebs,
-            Self::Ibs { .. } => Eyes::Ibs,
-            #[cfg(test)]
-            Self::Faults => Eyes::Pebs,
-        }
-    }
-
-    pub const fn what(self) -> &'static str {
-        match self {
-            Self::Pebs => "loads that miss the last cache (PEBS)",
-            Self::Ibs { .. } => "instructions (IBS)",
-            #[cfg(test)]
-            Self::Faults => "page faults",
-        }
+    fn ibs(sys: &Sysfs) -> Result<Self, SysfsError> {
+        let file = format!("{DEVICES}/ibs_op/type");
+        let kind = sys.number(&file)?;
+        let kind =
+            u32::try_from(kind).map_err(|_| sys.unreadable(file, kind.to_string(), "a kind of events"))?;
+        // Instructions are counted, not cycles: who waits does not seem to access more.
+        let counts = format!("{DEVICES}/ibs_op/format/cnt_ctl");
+        let config = if sys.has(&counts) { bit(sys, &counts)? } else { 0 };
+        let what = "instructions that load or store (IBS)";
+        Ok(Self { eyes: Eyes::Ibs, what, kind, config, is_precise: false, is_of_users: false })
     }
 
     /// The event, for perf.
     pub fn event(self) -> Builder<'static> {
-        let (kind, config) = match self {
-            Self::Pebs => (None, L3_MISS),
-            Self::Ibs { kind, config } => (Some(kind), config),
-            #[cfg(test)]
-            Self::Faults => (Some(SOFTWARE), PAGE_FAULTS),
-        };
-        let mut builder = Builder::new(Raw::new(config));
-        builder.attrs_mut().type_ = kind.unwrap_or(builder.attrs().type_);
-        match self {
-            Self::Pebs => builder.precise_ip(SampleSkid::RequestZero),
-            // It cannot leave anybody out.
-            Self::Ibs { .. } => builder.include_kernel().include_hv(),
-            #[cfg(test)]
-            Self::Faults => &mut builder,
-        };
+        let mut builder = Builder::new(Raw::new(self.config));
+        builder.attrs_mut().type_ = self.kind;
+        if self.is_precise {
+            builder.precise_ip(SampleSkid::RequestZero);
+        }
+        builder.exclude_kernel(self.is_of_users).exclude_hv(self.is_of_users);
         builder
     }
 }
@@ -94,9 +79,8 @@ impl Source {
 /// The bit that a file such as `config:19` is about.
 fn bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
     let text = sys.text(file)?;
-    let bit =
-        text.strip_prefix("config:").and_then(|bit| bit.parse().ok()).and_then(|bit| 1_u64.checked_shl(bit));
-    bit.ok_or_else(|| sys.unreadable(file, text, "config: and a bit"))
+    let bit = text.strip_prefix("config:").and_then(|bit| bit.parse().ok());
+    bit.and_then(|bit| 1_u64.checked_shl(bit)).ok_or_else(|| sys.unreadable(file, text, "config: and a bit"))
 }
 
 /// Which processors there are, as in `0-3,8`; no more than are sampled.

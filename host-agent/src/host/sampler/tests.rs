@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{faults::fault, *};
-use crate::host::{sysfs::made_up::MadeUp, watched::Eyes};
+use crate::host::sysfs::made_up::MadeUp;
 
 const DEVICES: &str = "bus/event_source/devices";
 
@@ -12,18 +12,22 @@ fn what_a_processor_can_sample_is_what_its_kernel_shows() {
     let found = |folder: &str, files: &[(&str, &str)]| {
         let tree = MadeUp::new(&[]);
         tree.files(&format!("{DEVICES}/{folder}"), files);
-        Source::find(&tree.sysfs).map_err(|error| units::chain(&error))
+        let found = Source::find(&tree.sysfs).map_err(|error| units::chain(&error));
+        found.map(|source| (source.eyes, source.kind, source.config))
     };
-    assert_eq!(found("cpu/events", &[("mem-loads", "event=0xcd,umask=0x1,ldlat=3")]), Ok(Source::Pebs));
-    assert_eq!(found("ibs_op", &[("type", "9")]), Ok(Source::Ibs { kind: 9, config: 0 }));
+    let loads = |event| found("cpu/events", &[("mem-loads", event)]);
+    assert_eq!(loads("event=0xcd,umask=0x1,ldlat=3"), Ok((Eyes::Pebs, 4, 0x20d1)));
+    // Efficient cores only, where that number is of something else.
+    assert!(loads("event=0xd0,umask=0x5,ldlat=3").unwrap_err().contains("PEBS or IBS"));
+    assert!(found("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
+    assert_eq!(found("ibs_op", &[("type", "9")]), Ok((Eyes::Ibs, 9, 0)));
     let tree = MadeUp::new(&[]);
     tree.files(&format!("{DEVICES}/ibs_op"), &[("type", "9")]);
     tree.files(&format!("{DEVICES}/ibs_op/format"), &[("cnt_ctl", "config:19")]);
-    assert_eq!(Source::find(&tree.sysfs).unwrap(), Source::Ibs { kind: 9, config: 1 << 19 });
+    assert_eq!(Source::find(&tree.sysfs).unwrap().config, 1 << 19);
     tree.files(&format!("{DEVICES}/ibs_op/format"), &[("cnt_ctl", "config:99")]);
     let error = units::chain(&Source::find(&tree.sysfs).unwrap_err());
     assert!(error.contains("cnt_ctl holds \"config:99\", which is not config: and a bit"), "{error}");
-    assert!(found("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
 }
 
 #[test]
@@ -38,36 +42,39 @@ fn processors_are_those_that_are_online() {
     assert!(of("all").unwrap_err().contains("online holds \"all\", which is not a list of processors"));
 }
 
-/// Some pages, side by side, each accessed so often in a second.
+/// Some pages, side by side, each visited so often in a second.
 struct Part {
     pages: u64,
-    per_second: f64,
+    visits: f64,
 }
 
-/// One in so many accesses is sampled.
+/// Accesses of a visit; and of how many one is sampled.
+const VISIT: f64 = 40.0;
 const PERIOD: f64 = 1000.0;
 const SECONDS: f64 = 30.0;
 const PROCESS: u32 = 7;
 
-/// A tenant's samples, pages of a part in a row, and how many pages are in looks each second, in truth.
-fn sampled(parts: &[Part]) -> (Sampled, f64) {
-    let (mut accesses, mut page, mut in_looks) = (Vec::new(), 0x7f00_0000, 0.0);
+/// Samples of a tenant, pages of a part in a row.
+fn taken(parts: &[Part]) -> Taken {
+    let (mut accesses, mut page) = (Vec::new(), 0x7f00_0000);
     for part in parts {
-        let samples = part.per_second * SECONDS / PERIOD;
         for _ in 0..part.pages {
             page += 1;
             // As if by chance, and the same each time.
             let chance = (page as f64 * 0.618_033_988_749_895).fract();
-            let mut due = samples + chance;
+            let mut due = part.visits * VISIT * SECONDS / PERIOD + chance;
             while due >= 1.0 {
                 accesses.push(Access { page, stands_for: PERIOD });
                 due -= 1.0;
             }
         }
-        in_looks += part.pages as f64 * (1.0 - (-part.per_second * 0.05).exp()) / 0.05;
     }
-    let accesses = BTreeMap::from([(PROCESS, accesses)]);
-    (Sampled { source: Source::Pebs, seconds: SECONDS, accesses }, in_looks)
+    Taken { by: Eyes::Pebs, seconds: SECONDS, accesses: BTreeMap::from([(PROCESS, accesses)]) }
+}
+
+/// Pages that are in looks each second, in truth: looks are 20 a second.
+fn in_looks(parts: &[Part]) -> f64 {
+    parts.iter().map(|part| part.pages as f64 * 20.0 * (1.0 - (-part.visits / 20.0).exp())).sum()
 }
 
 fn bytes(parts: &[Part]) -> u64 {
@@ -75,67 +82,95 @@ fn bytes(parts: &[Part]) -> u64 {
 }
 
 #[test]
-fn how_often_pages_are_touched_is_known_from_one_access_in_a_thousand() {
+fn how_often_pages_are_touched_is_known_from_one_access_in_a_thousand_and_how_many_a_visit_is() {
     let tenants = [
-        // All alike: seldom, and in every look.
-        vec![Part { pages: 200_000, per_second: 2.0 }],
-        vec![Part { pages: 20_000, per_second: 500.0 }],
+        // All alike: seldom, and in nearly every look.
+        vec![Part { pages: 200_000, visits: 0.2 }],
+        vec![Part { pages: 20_000, visits: 40.0 }],
         // Few that are hot, more that are warm, and most seldom touched.
         vec![
-            Part { pages: 64, per_second: 10_000.0 },
-            Part { pages: 1000, per_second: 50.0 },
-            Part { pages: 20_000, per_second: 0.5 },
+            Part { pages: 64, visits: 400.0 },
+            Part { pages: 1000, visits: 5.0 },
+            Part { pages: 20_000, visits: 0.05 },
         ],
     ];
     for parts in tenants {
-        let (sampled, in_looks) = sampled(&parts);
-        let seen = sampled.of(&[PROCESS, 99], bytes(&parts)).unwrap();
+        let sampled = taken(&parts).of(&[PROCESS, 99], bytes(&parts)).unwrap();
+        let seen = sampled.watched(VISIT);
         assert_eq!(seen.by, Eyes::Pebs);
-        let off = seen.pages_per_second() / in_looks;
-        assert!((0.85..1.15).contains(&off), "{off} of {in_looks} pages a second");
+        let off = seen.pages_per_second() / in_looks(&parts);
+        assert!((0.85..1.15).contains(&off), "{off} of {} pages a second", in_looks(&parts));
         let touched = seen.touched_bytes() as f64 / bytes(&parts) as f64;
         assert!((0.8..1.1).contains(&touched), "{touched} of its memory");
+        // Who knows how many pages that is knows how many accesses a visit is.
+        let visit = sampled.visit(seen.pages_per_second());
+        assert!((visit / VISIT - 1.0).abs() < 1e-3, "{visit}");
     }
 }
 
 #[test]
+fn pages_that_are_hot_are_no_more_than_they_are_wherever_they_lie() {
+    // Each tenth of 10,000 pages is in every look, the others nearly never.
+    let one = |at| [Part { pages: 1, visits: 200.0 }, Part { pages: 9, visits: 0.1 * f64::from(at % 2) }];
+    let parts: Vec<Part> = (0..1000).flat_map(one).collect();
+    let seen = taken(&parts).of(&[PROCESS], bytes(&parts)).unwrap().watched(VISIT);
+    let hot: u64 = seen.regions.iter().filter(|one| one.touched > 0.9).map(|one| one.bytes / PAGE).sum();
+    assert_eq!(hot, 1000);
+    let looks = seen.histogram(16 * PAGE).samples();
+    assert!(
+        (2500..3500).contains(&looks),
+        "{looks}: 63 blocks of 16 pages, 40 times, and next to nothing else"
+    );
+}
+
+#[test]
 fn what_is_between_mappings_is_no_memory() {
-    let (mut sampled, _) = sampled(&[Part { pages: 4000, per_second: 100.0 }]);
-    let accesses = sampled.accesses.get_mut(&PROCESS).unwrap();
+    let mut taken = taken(&[Part { pages: 4000, visits: 2.5 }]);
+    let accesses = taken.accesses.get_mut(&PROCESS).unwrap();
     let elsewhere: Vec<_> =
         accesses.iter().map(|access| Access { page: access.page + (1 << 30), ..*access }).collect();
     accesses.extend(elsewhere);
-    let seen = sampled.of(&[PROCESS], 8000 * PAGE).unwrap();
+    let seen = taken.of(&[PROCESS], 8000 * PAGE).unwrap().watched(VISIT);
     assert!(seen.touched_bytes() <= 8000 * PAGE);
 }
 
 #[test]
+fn few_pages_of_a_large_tenant_do_not_make_all_that_is_between_them_its_memory() {
+    // Two hot pages, and a few samples of others that are far apart, of a tenant that has 64 MiB.
+    let mut taken = taken(&[Part { pages: 2, visits: 1000.0 }]);
+    let far = (1..5).map(|at| Access { page: 0x7f00_0000 + at * 0x10_0000, stands_for: PERIOD });
+    taken.accesses.get_mut(&PROCESS).unwrap().extend(far);
+    let seen = taken.of(&[PROCESS], 64 << 20).unwrap().watched(VISIT);
+    assert_eq!(seen.touched_bytes(), 6 * PAGE);
+}
+
+#[test]
 fn of_whom_there_are_few_samples_nothing_is_said() {
-    let (sampled, _) = sampled(&[Part { pages: 900, per_second: 34.0 }]);
-    assert_eq!(sampled.of(&[PROCESS], 900 * PAGE), None);
-    assert_eq!(sampled.of(&[99], 900 * PAGE), None);
+    let taken = taken(&[Part { pages: 900, visits: 0.9 }]);
+    assert!(taken.of(&[PROCESS], 900 * PAGE).is_none());
+    assert!(taken.of(&[99], 900 * PAGE).is_none());
 }
 
 /// Page faults of this process so far.
-fn faults() -> f64 {
+fn faulted() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     stat.rsplit(')').next().unwrap().split_whitespace().nth(7).unwrap().parse().unwrap()
 }
 
 #[test]
 fn perf_tells_whose_accesses_were_sampled_where_and_how_many_they_stand_for() {
-    let Some(mut sampler) = Sampler::of_faults(Duration::from_secs(5)) else { return };
+    let Some(mut sampler) = faults::sampler(Duration::from_secs(5)) else { return };
     sampler.begin().unwrap();
-    let before = faults();
+    let before = faulted();
     let pages = fault(Duration::from_secs(1));
-    let faults = faults() - before;
-    let sampled = sampler.take().unwrap();
-    let own = &sampled.accesses[&std::process::id()];
+    let faulted = faulted() - before;
+    let taken = sampler.take().unwrap();
+    let own = &taken.accesses[&std::process::id()];
     let stand_for = |is_counted: &dyn Fn(&&Access) -> bool| {
         own.iter().filter(is_counted).map(|access| access.stands_for).sum::<f64>()
     };
     let all = stand_for(&|_| true);
-    assert!((0.5..2.0).contains(&(all / faults)), "{all} of {faults}");
+    assert!((0.5..2.0).contains(&(all / faulted)), "{all} of {faulted}");
     let there = stand_for(&|access| pages.contains(&access.page));
     assert!(there > 0.5 * all, "{there} of {all} were where it wrote");
     fault(Duration::from_millis(50));

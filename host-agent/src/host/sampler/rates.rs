@@ -1,0 +1,113 @@
+//! From samples of a process's accesses to how often pages are accessed.
+//!
+//! A page that is sampled often is known by itself. The others are put together with their neighbours, until there are enough samples to say how often those
+//! pages are accessed: they are few where samples are close to each other, and many where they are far apart. Pages between two samples that are much farther
+//! apart than is usual were not accessed, or are not there.
+
+use crate::host::watched::{LOOK_US, PAGE, Region};
+
+/// Samples that say enough.
+const ENOUGH: usize = 8;
+/// Between two sampled pages there is nothing if they are so many times as far apart as they would be if they were all over the tenant's memory.
+const FAR: u64 = 64;
+
+/// A sampled access.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Access {
+    /// To which page of the process.
+    pub page: u64,
+    /// For how many, itself among them.
+    pub stands_for: f64,
+}
+
+/// How often some pages are accessed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rate {
+    pages: u64,
+    /// Each, between two looks.
+    in_a_look: f64,
+}
+
+impl Rate {
+    /// In what part of looks such a page was touched, if it is visited at random times, with so many accesses each time.
+    pub fn region(self, visit: f64) -> Region {
+        Region { bytes: self.pages * PAGE, touched: 1.0 - (-self.in_a_look / visit).exp() }
+    }
+}
+
+/// Samples of neighbours.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    first: u64,
+    last: u64,
+    /// Pages between them that are known by themselves; and those after the last.
+    between: u64,
+    after: u64,
+    samples: usize,
+    accesses: f64,
+}
+
+impl Group {
+    fn of(page: &[Access]) -> Self {
+        let at = page[0].page;
+        let accesses = page.iter().map(|access| access.stands_for).sum();
+        Self { first: at, last: at, between: 0, after: 0, samples: page.len(), accesses }
+    }
+
+    fn add(&mut self, next: Self) {
+        self.last = next.last;
+        self.between += std::mem::take(&mut self.after);
+        self.samples += next.samples;
+        self.accesses += next.accesses;
+    }
+
+    /// With all pages before the next.
+    fn before(self, next: &Self, seconds: f64) -> Rate {
+        self.rate(next.first - self.first - self.between - self.after, seconds)
+    }
+
+    /// By itself.
+    fn alone(self, seconds: f64) -> Rate {
+        self.rate(self.last + 1 - self.first - self.between, seconds)
+    }
+
+    fn rate(self, pages: u64, seconds: f64) -> Rate {
+        Rate { pages, in_a_look: self.accesses / pages as f64 / seconds * (LOOK_US as f64 / 1e6) }
+    }
+}
+
+/// Each page's accesses of all, in order of pages.
+pub(super) fn pages(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
+    accesses.chunk_by(|one, other| one.page == other.page)
+}
+
+/// Of accesses that were sampled in so many seconds, in order of pages; the tenant has so many pages, and so many were sampled, at least one.
+pub(super) fn of(accesses: &[Access], has: u64, sampled: usize, seconds: f64) -> Vec<Rate> {
+    // No farther than all that it has.
+    let far = (FAR * (has / sampled as u64).max(1)).min(has);
+    let (mut rates, mut open) = (Vec::new(), None::<Group>);
+    for page in pages(accesses) {
+        let next = Group::of(page);
+        if next.samples >= ENOUGH {
+            rates.push(next.alone(seconds));
+            if let Some(open) = &mut open {
+                open.after += 1;
+            }
+            continue;
+        }
+        match &mut open {
+            None => open = Some(next),
+            Some(group) if next.first - group.last > far => {
+                rates.push(group.alone(seconds));
+                *group = next;
+            }
+            Some(group) if group.samples >= ENOUGH => {
+                rates.push(group.before(&next, seconds));
+                *group = next;
+            }
+            Some(group) => group.add(next),
+        }
+    }
+    rates.extend(open.map(|group| group.alone(seconds)));
+    rates
+}
