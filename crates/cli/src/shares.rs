@@ -50,6 +50,16 @@ pub(crate) async fn list(of: OfHost, to: &Connection, format: Format) -> Result<
             &format!("shares, and all that is told of them, are as they were before the last epoch{why}"),
         );
     }
+    let way = shares.certificate.as_ref().map(|certificate| certificate.way);
+    if let Some(way) = way.filter(|way| shares.state == SET && *way < 1.0) {
+        print::note(
+            format,
+            &format!(
+                "shares are on their way, {} of it gone in this epoch: gains are of where they are now",
+                percent(way)
+            ),
+        );
+    }
     let (host, at) = (&shares.host, moment(shares.at_unix_ms));
     let none =
         if shares.tenants.is_empty() { ": it has no tenants, or has not measured them yet" } else { "" };
@@ -78,7 +88,8 @@ pub(crate) async fn weigh(args: Weigh, to: &Connection, format: Format) -> Resul
     print::list(format, &set.into_iter().map(weight).collect::<Vec<_>>())
 }
 
-/// What an epoch did that changed nothing, as something was missing.
+/// What an epoch did that set shares anew, and one that changed nothing, as something was missing.
+const SET: &str = "set";
 const KEPT: &str = "kept";
 
 /// What is set of one tenant.
@@ -198,7 +209,7 @@ impl From<v1::ShareCertificate> for Certificate {
 impl From<v1::Shares> for Shares {
     fn from(s: v1::Shares) -> Self {
         let state = match v1::ShareState::try_from(s.state) {
-            Ok(v1::ShareState::Set) => "set".to_owned(),
+            Ok(v1::ShareState::Set) => SET.to_owned(),
             Ok(v1::ShareState::Held) => "held".to_owned(),
             Ok(v1::ShareState::Kept) => KEPT.to_owned(),
             Ok(v1::ShareState::Unspecified) | Err(_) => format!("number-{}", s.state),

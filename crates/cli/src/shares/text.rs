@@ -42,7 +42,7 @@ impl Shares {
     /// What the epoch did.
     fn did(&self) -> &str {
         match self.state.as_str() {
-            "set" => "shares were set anew",
+            super::SET => "shares were set anew",
             "held" => "new shares would have differed too little, so that none was set",
             super::KEPT => "shares are as they were, as something was missing or went wrong",
             other => other,

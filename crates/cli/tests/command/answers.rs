@@ -267,9 +267,12 @@ web     2       swap      40GiB/32GiB  2500MB/s  12.5 %  7.3 %
 db      1       advise    8GiB/16GiB   9500MB/s  0.0 %   0.0 %
 ";
     let at = "note: as host h1 told at 2023-11-14T22:13:20Z\n";
+    let way =
+        "note: shares are on their way, 50.0 % of it gone in this epoch: gains are of where they are now\n";
     for words in ["get shares h1", "get share h1"] {
         let said = Rack::default().tarn(words).await;
-        assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), (listed, at, 0));
+        let notes = format!("{way}{at}");
+        assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), (listed, &*notes, 0));
     }
     let wide = Rack::default().tarn("get shares h1 -o wide").await.stdout;
     let head = "GAIN   MEMORY USED  LINK USED  LINK WANTED  LEARNT FROM  ERROR  PROBLEM\n";
