@@ -4,7 +4,7 @@ use units::limits::{FIXED_TRIED_MAX, MARGINALS_TRIED_MAX};
 
 use super::{
     Market, Status, Tenant,
-    goods::{Bundle, Supply},
+    goods::{Bundle, Prices, Supply},
     price::{self, Found},
     utility::{Mark, Utility},
 };
@@ -64,6 +64,8 @@ struct Sides<'a, U> {
     memory: &'a [Bundle],
     /// With more bandwidth.
     bandwidth: &'a [Bundle],
+    /// What units cost on either side.
+    prices: (Prices, Prices),
     /// The same mix for everybody, with which memory is just sold.
     part: f64,
     /// On both sides everybody has as much to spend. Where the dividend leaps instead, what its best is worth to a tenant leaps too.
@@ -78,7 +80,8 @@ impl<'a, U: Utility> Sides<'a, U> {
         let (memory, bandwidth) = (&below.bundles[..], &found.above.bundles[..]);
         let part =
             ((1.0 - found.above.sum.memory) / (below.sum.memory - found.above.sum.memory)).clamp(0.0, 1.0);
-        Some(Self { market, memory, bandwidth, part, has_one_budget })
+        let prices = (market.prices(below.price), market.prices(found.above.price));
+        Some(Self { market, memory, bandwidth, prices, part, has_one_budget })
     }
 
     /// Where throughputs leap so that nothing else suits: one is set aside, or all get a mix by which some lose, but nobody against an equal split.
@@ -117,12 +120,21 @@ impl<'a, U: Utility> Sides<'a, U> {
         rigid
     }
 
-    /// Whether a tenant loses next to nothing by a mix, whatever it is worth to it: both bundles are one, or nearly so and it is convex.
+    /// Whether a tenant loses next to nothing by a mix, whatever it is worth to it: both bundles are one, or it is convex, so that a mix is worth no less
+    /// than the lesser of both, and that is next to no less than the other.
     fn is_mixed_well(&self, tenant: usize) -> bool {
         let (one, other) = (self.memory[tenant], self.bandwidth[tenant]);
-        let is_near = || (one.bandwidth - other.bandwidth).abs() <= MIX_LOSS * one.bandwidth;
         one == other
-            || one.memory == other.memory && is_near() && self.market.tenants[tenant].utility.is_convex()
+            || self.market.tenants[tenant].utility.is_convex()
+                && self.is_as_good(tenant, one, self.prices.0, other)
+                && self.is_as_good(tenant, other, self.prices.1, one)
+    }
+
+    /// Whether what a convex tenant asks for at some prices is worth next to no less than something else: that, but for a small part of its bandwidth, it
+    /// could have paid as well.
+    fn is_as_good(&self, tenant: usize, asked: Bundle, prices: Prices, other: Bundle) -> bool {
+        let spare = other.bandwidth - self.market.limits(tenant).least.bandwidth;
+        prices.of(other) - prices.of(asked) <= prices.bandwidth * spare.min(MIX_LOSS * other.bandwidth)
     }
 
     /// Those that lose by a mix get what they ask for on one side or the other, and one of them what remains: the one that is best off with it, and
