@@ -6,7 +6,7 @@
 //! Between two prices, what all ask for together mostly changes as a straight line does, but for leaps: with a curve of knots a tenant goes from one to the
 //! next at some price, and in the end the price of all is where one leaps. Only halving would come to the end of that; so the few whose leaps are most of
 //! the change are asked alone where they do (`likely`), and few prices are left for all to be asked. As long as halving could still end in time, any price
-//! between may be tried. Who asks for the same memory on both sides of the price is not asked again before the search ends (`leave_out`).
+//! between may be tried. Who asks for the same of one good on both sides of the price is not asked again before the search ends (`leave_out`).
 
 use units::limits::PRICES_TRIED_MAX;
 
@@ -227,7 +227,7 @@ impl<U: Utility> Search<'_, '_, U> {
         self.between_all(low, high)
     }
 
-    /// Those are no longer asked that ask for the same memory on both sides.
+    /// Those are no longer asked that ask for the same of one good on both sides.
     fn leave_out(&mut self, low: &mut Tried, high: &mut Tried) {
         let is_priced = low.ratio >= -RATIO_MAX && high.ratio <= RATIO_MAX;
         if self.leaves_out && is_priced {

@@ -11,6 +11,9 @@ use super::{
 /// Of a budget, what is as good as spent.
 const KEPT: f64 = 1e-9;
 
+/// Of memory, what two purchases with the same bandwidth may differ by that are the same in kind.
+const NEAR: f64 = 1e-3;
+
 /// What everybody asks for at one price.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Round {
@@ -31,19 +34,44 @@ pub(super) struct Crowd {
     pub asked: Vec<usize>,
     /// From which dividend on.
     from: f64,
-    /// Of the others, those that spend all that they have: memory, whatever the price; the rest is for bandwidth.
-    memory: f64,
-    /// Their weights, as parts of all.
-    weight: f64,
+    /// Of the others, those that spend all that they have and ask for so much memory, whatever the price; the rest is for bandwidth.
+    of_memory: Fixed,
+    /// The same where it is so much bandwidth.
+    of_bandwidth: Fixed,
     /// What those ask for that keep some of their money, whatever the price.
     content: Bundle,
+}
+
+/// What tenants ask for of a good together, whatever it costs.
+#[derive(Debug, Default)]
+struct Fixed {
+    amount: f64,
+    /// Their weights, as parts of all.
+    weight: f64,
+}
+
+impl Fixed {
+    fn add(&mut self, amount: f64, weight: f64) {
+        self.amount += amount;
+        self.weight += weight;
+    }
+
+    /// What the rest of their money buys of the other good.
+    fn rest(&self, dividend: f64, price: f64, other_price: f64) -> f64 {
+        if self.weight > 0.0 { (dividend * self.weight - price * self.amount) / other_price } else { 0.0 }
+    }
 }
 
 impl Crowd {
     /// All of so many are asked.
     pub fn all(tenants: usize) -> Self {
-        let (asked, content) = ((0..tenants).collect(), Bundle::default());
-        Self { asked, from: 1.0, memory: 0.0, weight: 0.0, content }
+        Self {
+            asked: (0..tenants).collect(),
+            from: 1.0,
+            of_memory: Fixed::default(),
+            of_bandwidth: Fixed::default(),
+            content: Bundle::default(),
+        }
     }
 
     /// All are asked once more at a price whose dividend is known.
@@ -74,11 +102,15 @@ impl Crowd {
 
     /// Whether a tenant does the same with both purchases, content or not; then that is what it will do.
     fn leaves_out(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
+        // Further apart, bandwidth mostly is not the same between.
+        let is_near = || (one.0.memory - other.0.memory).abs() <= NEAR * other.0.memory;
         match (one, other) {
             ((one, true), (other, true)) if one == other => self.content.add(one),
             ((one, false), (other, false)) if one.memory == other.memory => {
-                self.memory += one.memory;
-                self.weight += weight;
+                self.of_memory.add(one.memory, weight);
+            }
+            ((one, false), (other, false)) if one.bandwidth == other.bandwidth && is_near() => {
+                self.of_bandwidth.add(one.bandwidth, weight);
             }
             _ => return false,
         }
@@ -87,13 +119,17 @@ impl Crowd {
 
     /// What those do that are not asked.
     fn spending(&self, prices: Prices, dividend: f64) -> Spending {
-        let mut spending =
-            Spending { sum: self.content, by_content: prices.of(self.content), eager: self.weight };
-        if self.weight > 0.0 {
-            let bandwidth = (dividend * self.weight - prices.memory * self.memory) / prices.bandwidth;
-            spending.sum.add(Bundle { memory: self.memory, bandwidth });
-        }
-        spending
+        let Self { of_memory, of_bandwidth, content, .. } = self;
+        let mut sum = *content;
+        sum.add(Bundle {
+            memory: of_memory.amount,
+            bandwidth: of_memory.rest(dividend, prices.memory, prices.bandwidth),
+        });
+        sum.add(Bundle {
+            memory: of_bandwidth.rest(dividend, prices.bandwidth, prices.memory),
+            bandwidth: of_bandwidth.amount,
+        });
+        Spending { sum, by_content: prices.of(*content), eager: of_memory.weight + of_bandwidth.weight }
     }
 }
 

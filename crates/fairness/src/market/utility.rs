@@ -50,8 +50,8 @@ pub trait Utility {
     fn value(&self, bundle: Bundle) -> f64;
 
     /// Whether it is as a slowdown by a convex curve is: between two bundles none is worth less than the lesser of both; with the same memory a part less
-    /// bandwidth takes no larger part of throughput; and who spends all it has and asks for the same memory at two prices mostly does so at those between. Then
-    /// it need not be asked what mixes are worth to it, nor at each price before the last.
+    /// bandwidth takes no larger part of throughput; and who spends all it has and asks for the same memory at two prices, or for the same bandwidth and next
+    /// to the same memory, mostly does so at those between. Then it need not be asked what mixes are worth to it, nor at each price before the last.
     fn is_convex(&self) -> bool {
         false
     }
