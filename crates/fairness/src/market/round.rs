@@ -11,6 +11,8 @@ use super::{
 /// Of a budget, what is as good as spent.
 const KEPT: f64 = 1e-9;
 
+/// So many tenants are told that they will be asked soon, and then are asked: what they look at is on its way from memory, for all of them at once.
+const AHEAD: usize = 64;
 /// Of memory, what two purchases with the same bandwidth may differ by that are the same in kind.
 const NEAR: f64 = 1e-3;
 
@@ -206,15 +208,21 @@ impl Round {
         let prices = market.prices(self.price);
         let mut spending = crowd.spending(prices, dividend);
         self.bundles.clear();
-        for tenant in crowd.asked.iter().copied() {
-            let Asked { bundle, content } = market.ask(tenant, prices, dividend, &mut marks[tenant]);
-            if content {
-                spending.by_content += prices.of(bundle);
-            } else {
-                spending.eager += market.weight(tenant);
+        self.bundles.reserve_exact(crowd.asked.len());
+        for tenants in crowd.asked.chunks(AHEAD) {
+            if marks[tenants[0]].is_new() {
+                tenants.iter().for_each(|tenant| market.tenants[*tenant].utility.look_ahead(&marks[*tenant]));
             }
-            spending.sum.add(bundle);
-            self.bundles.push(bundle);
+            for tenant in tenants.iter().copied() {
+                let Asked { bundle, content } = market.ask(tenant, prices, dividend, &mut marks[tenant]);
+                if content {
+                    spending.by_content += prices.of(bundle);
+                } else {
+                    spending.eager += market.weight(tenant);
+                }
+                spending.sum.add(bundle);
+                self.bundles.push(bundle);
+            }
         }
         self.sum = market.part(spending.sum);
         spending.by_content /= market.part;

@@ -7,6 +7,8 @@
 //! With a convex miss-ratio curve the best that a budget buys is where the straight line from the curve to the point "all money spent on memory" is a
 //! tangent: a search among knots.
 
+use std::hint::black_box;
+
 use thiserror::Error;
 
 use super::{
@@ -165,5 +167,14 @@ impl Utility for Slowdown {
         // Where bandwidth is next to free, a difference of money leaves nothing of what all the useful of it is.
         let bandwidth = if memory == beside_all { useful } else { between(left, least.bandwidth, useful) };
         Asked { bundle: Bundle { memory, bandwidth }, content: false }
+    }
+
+    /// The knots beside that at the mark: where it lies, and it has hardly moved, the answer is found with no others.
+    #[inline(always)]
+    fn look_ahead(&self, mark: &Mark) {
+        let (knots, at) = (self.curve.knots(), mark.at as usize);
+        for beside in [at.saturating_sub(1), at + 1] {
+            black_box(knots.get(beside).map(|knot| knot.misses));
+        }
     }
 }

@@ -42,6 +42,13 @@ pub struct Mark {
     pub answer: f64,
 }
 
+impl Mark {
+    /// Whether nothing was asked yet in this market.
+    pub(super) fn is_new(&self) -> bool {
+        self.above == self.upto
+    }
+}
+
 /// What shares are worth to a tenant: its data access throughput, Spirit's f. More of something is never worth less.
 ///
 /// Only the order matters: values of two tenants are never compared.
@@ -60,6 +67,9 @@ pub trait Utility {
     ///
     /// The mark is the tenant's own: what it wrote there last.
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked;
+
+    /// It is asked soon: whoever looks at much memory may begin to, so that many who wait for memory do so together. Nothing comes of it but time.
+    fn look_ahead(&self, _mark: &Mark) {}
 }
 
 impl<U: Utility + ?Sized> Utility for &U {
@@ -74,6 +84,10 @@ impl<U: Utility + ?Sized> Utility for &U {
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         (**self).asks(purse, within, mark)
     }
+
+    fn look_ahead(&self, mark: &Mark) {
+        (**self).look_ahead(mark);
+    }
 }
 
 impl<U: Utility + ?Sized> Utility for Box<U> {
@@ -87,5 +101,9 @@ impl<U: Utility + ?Sized> Utility for Box<U> {
 
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         (**self).asks(purse, within, mark)
+    }
+
+    fn look_ahead(&self, mark: &Mark) {
+        (**self).look_ahead(mark);
     }
 }
