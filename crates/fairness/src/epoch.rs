@@ -179,9 +179,7 @@ impl Epochs {
         let ratio = |name: &str| ratios.get(name).copied().unwrap_or(WHOLE);
         let one = |(at, member): (usize, &Member<U>)| market.fair(at).times(ratio(&member.name));
         let mut had: Vec<Bundle> = members.iter().enumerate().map(one).collect();
-        let mut sum = Bundle::default();
-        had.iter().for_each(|one| sum.add(*one));
-        let all = market.all();
+        let (sum, all): (Bundle, _) = (had.iter().copied().sum(), market.all());
         let less = |sum: f64, all: f64| (all / sum).min(1.0);
         let less =
             Bundle { memory: less(sum.memory, all.memory), bandwidth: less(sum.bandwidth, all.bandwidth) };

@@ -225,19 +225,20 @@ impl<'a, U: Utility> Market<'a, U> {
         if supply.memory_mib.max(supply.bandwidth_mb_s) > SUPPLY_MAX {
             return Err(MarketError::TooMuch(supply.memory_mib.max(supply.bandwidth_mb_s)));
         }
+        let mut weights = 0.0;
         for (tenant, one) in tenants.iter().enumerate() {
             if !(one.weight.is_finite() && one.weight > 0.0) {
                 return Err(MarketError::Weight { tenant, value: one.weight });
             }
-        }
-        let weights: f64 = tenants.iter().map(|tenant| tenant.weight).sum();
-        let is_vanishing =
-            |one: &Tenant<U>| !(weights.is_finite() && one.weight >= WEIGHT_PART_MIN * weights);
-        if let Some(tenant) = tenants.iter().position(is_vanishing) {
-            return Err(MarketError::Weight { tenant, value: tenants[tenant].weight });
+            weights += one.weight;
         }
         let market = Self { tenants, supply, per_weight: 1.0 / weights, part: 1.0 };
-        (0..tenants.len()).try_for_each(|tenant| market.check_limits(tenant))?;
+        for (tenant, one) in tenants.iter().enumerate() {
+            if !(weights.is_finite() && one.weight >= WEIGHT_PART_MIN * weights) {
+                return Err(MarketError::Weight { tenant, value: one.weight });
+            }
+            market.check_limits(tenant)?;
+        }
         Ok(market)
     }
 
@@ -284,17 +285,12 @@ impl<'a, U: Utility> Market<'a, U> {
 
     /// Takes what is more than all there is from those that have more than the least they must have, in the ratio of that.
     pub(crate) fn cut_to_supply(&self, bundles: &mut [Bundle]) {
-        let sum = |of: &dyn Fn(usize) -> Bundle| {
-            let mut sum = Bundle::default();
-            (0..bundles.len()).for_each(|tenant| sum.add(of(tenant)));
-            sum
-        };
-        let over = sum(&|tenant| bundles[tenant]).minus(self.all());
+        let over = bundles.iter().copied().sum::<Bundle>().minus(self.all());
         if over.memory <= 0.0 && over.bandwidth <= 0.0 {
             return;
         }
         let above = |tenant: usize, bundle: Bundle| bundle.minus(self.limits(tenant).least);
-        let spare = sum(&|tenant| above(tenant, bundles[tenant]));
+        let spare = bundles.iter().enumerate().map(|(tenant, bundle)| above(tenant, *bundle)).sum::<Bundle>();
         let part = |over: f64, spare: f64| if over > 0.0 { (over / spare).min(1.0) } else { 0.0 };
         let cut = Bundle {
             memory: part(over.memory, spare.memory),
@@ -347,7 +343,7 @@ impl<'a, U: Utility> Market<'a, U> {
             shares,
             trail: Trail {
                 memory_price: Some(found.price()),
-                places: marks.into_iter().map(|mark| mark.at).collect(),
+                places: marks.iter().map(|mark| mark.at).collect(),
             },
         }
     }

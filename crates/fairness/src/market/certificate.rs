@@ -42,12 +42,8 @@ impl<U: Utility> Market<'_, U> {
     /// It is of a market with other tenants.
     pub fn certify(&self, outcome: &Outcome) -> Certificate {
         assert_eq!(outcome.bought.len(), self.tenants.len(), "an outcome of this market");
-        let mut sold = Bundle::default();
-        outcome.bought.iter().for_each(|bundle| sold.add(*bundle));
-        let sold = self.part(sold);
-        let mut given = Bundle::default();
-        outcome.shares.iter().for_each(|share| given.add((*share).into()));
-        let given = self.part(given);
+        let sold = self.part(outcome.bought.iter().copied().sum());
+        let given = self.part(outcome.shares.iter().map(|share| Bundle::from(*share)).sum());
         let left = |given: f64, sold: f64| (given - sold).max(0.0);
         let gains =
             outcome.bought.iter().enumerate().map(|(tenant, bundle)| (tenant, self.gain(tenant, *bundle)));

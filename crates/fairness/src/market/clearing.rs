@@ -246,9 +246,7 @@ impl<'a, U: Utility> Sides<'a, U> {
 
     /// What is left of the supply.
     fn left(&self, bundles: &[Bundle]) -> Bundle {
-        let mut sum = Bundle::default();
-        bundles.iter().for_each(|bundle| sum.add(*bundle));
-        Bundle::from(self.market.supply.all()).minus(sum)
+        self.market.all().minus(bundles.iter().copied().sum())
     }
 }
 
@@ -276,9 +274,7 @@ impl<U: Utility> Market<'_, U> {
         bundles: Vec<Bundle>,
         is_looked_at: impl Fn(usize) -> bool,
     ) -> Option<Cleared> {
-        let mut sum = Bundle::default();
-        bundles.iter().for_each(|bundle| sum.add(*bundle));
-        let sum = self.part(sum);
+        let sum = self.part(bundles.iter().copied().sum());
         let fits = sum.memory <= 1.0 + LEFT && sum.bandwidth <= 1.0 + LEFT;
         let is_fair = |(tenant, bundle): (usize, &Bundle)| {
             !is_looked_at(tenant) || self.gain(tenant, *bundle) >= 1.0 - SPLIT_LOSS

@@ -1,5 +1,7 @@
 //! What is traded.
 
+use std::iter::Sum;
+
 /// All that there is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Supply {
@@ -69,6 +71,15 @@ impl Bundle {
 
     pub(crate) fn minus(self, other: Self) -> Self {
         Self { memory: self.memory - other.memory, bandwidth: self.bandwidth - other.bandwidth }
+    }
+}
+
+impl Sum for Bundle {
+    fn sum<I: Iterator<Item = Self>>(bundles: I) -> Self {
+        bundles.fold(Self::default(), |mut sum, bundle| {
+            sum.add(bundle);
+            sum
+        })
     }
 }
 

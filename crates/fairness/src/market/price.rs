@@ -235,10 +235,17 @@ impl<U: Utility> Search<'_, '_, U> {
         }
     }
 
-    /// Where the search ends: what everybody asks for there, those too that were left out.
+    /// Where the search ends: what everybody asks for there, those too that were left out. Where both sides have one dividend, those ask for the same on both.
     fn between_all(mut self, mut low: Tried, mut high: Tried) -> Found {
         if self.crowd.asked.len() < self.marks.len() {
-            (low, high) = (self.ask_all(low), self.ask_all(high));
+            let asked = self.crowd.asked.clone();
+            let has_one_dividend = low.round.dividend == high.round.dividend;
+            high = self.ask_all(high);
+            if has_one_dividend && low.round.dividend == high.round.dividend {
+                low.round.complete(self.market, &asked, &high.round);
+            } else {
+                low = self.ask_all(low);
+            }
             if !matches!((low.verdict(), high.verdict()), (Verdict::TooLow, Verdict::TooHigh)) {
                 return self.of_all(high.ratio);
             }
@@ -259,7 +266,7 @@ impl<U: Utility> Search<'_, '_, U> {
 
     /// Once more at the same price, with nobody left out.
     fn ask_all(&mut self, at: Tried) -> Tried {
-        self.crowd = Crowd::all_from(self.marks.len(), at.round.dividend);
+        self.crowd.ask_all_from(self.marks.len(), at.round.dividend);
         self.ask(at)
     }
 

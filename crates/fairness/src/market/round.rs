@@ -76,9 +76,12 @@ impl Crowd {
         }
     }
 
-    /// All are asked once more at a price whose dividend is known.
-    pub fn all_from(tenants: usize, dividend: f64) -> Self {
-        Self { from: dividend, ..Self::all(tenants) }
+    /// All are asked once more at a price whose dividend is known; not again in the memory that there is for it.
+    pub fn ask_all_from(&mut self, tenants: usize, dividend: f64) {
+        let mut asked = std::mem::take(&mut self.asked);
+        asked.clear();
+        asked.extend(0..tenants);
+        *self = Self { asked, from: dividend, ..Self::all(0) };
     }
 
     /// Between two prices those are no longer asked that do the same at both; rounds at both forget them, too.
@@ -189,6 +192,17 @@ impl Round {
         }
         if asked != self.dividend {
             self.ask_with(market, crowd, self.dividend, marks);
+        }
+    }
+
+    /// Those that were not asked, as they were at a price so near that it is the same to them.
+    pub fn complete<U: Utility>(&mut self, market: &Market<'_, U>, asked: &[usize], near: &Self) {
+        let bundles = self.bundles.clone();
+        self.bundles.clone_from(&near.bundles);
+        self.sum = near.sum;
+        for (tenant, bundle) in asked.iter().copied().zip(bundles) {
+            self.sum.add(market.part(bundle.minus(near.bundles[tenant])));
+            self.bundles[tenant] = bundle;
         }
     }
 
