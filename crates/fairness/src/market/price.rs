@@ -320,7 +320,7 @@ impl<U: Utility> Search<'_, '_, U> {
                 let asked = market.ask(tenant, prices, dividend, &mut self.marks[tenant]);
                 sum += market.part(asked.bundle).memory;
             }
-            if sum > 1.0 { from = middle } else { to = middle }
+            if sum > 1.0 + SOLD_OUT { from = middle } else { to = middle }
         }
         if from > low.ratio { from } else { to }
     }

@@ -468,3 +468,18 @@ proptest! {
         prop_assert_eq!(last, end.bought);
     }
 }
+
+/// One of them has all the memory at any of several prices, and sums are off by their last bits.
+#[test]
+fn it_does_not_matter_who_comes_first_where_many_prices_clear_the_market() {
+    let one = |(skew, footprint, floor, wanted)| (1000.0, Kind::Slowdown { skew, footprint, floor, wanted });
+    let forth = [
+        (0.832_367_248_158_470_6, 1.143_252_095_815_549_2, 0.176_880_239_242_555_72, 1.763_220_427_824_44),
+        (0.940_257_794_027_234_6, 1.805_059_625_165_394_5, 0.151_042_971_563_708_22, 1.301_524_306_824_877_9),
+        (0.983_544_826_741_820_6, 1.602_552_193_021_305_8, 0.164_395_732_415_851_6, 1.469_887_517_671_971_1),
+    ]
+    .map(one);
+    let back: Vec<_> = forth.iter().rev().cloned().collect();
+    let (forth, back) = (cleared(&tenants(&forth)).0, cleared(&tenants(&back)).0);
+    assert!((forth.memory_price - back.memory_price).abs() < 1e-9, "{forth:?} {back:?}");
+}
