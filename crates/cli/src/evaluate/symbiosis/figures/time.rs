@@ -54,7 +54,7 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         line(1, "a market an epoch later, sought near the last", of(|row| Some(row.warm_ms))),
         line(
             2,
-            &format!("a market, refined: with {REFINED_TENANTS_MAX} tenants at most"),
+            format!("a market, refined: with {REFINED_TENANTS_MAX} tenants at most"),
             of(|row| row.refined_ms),
         ),
         Series {
