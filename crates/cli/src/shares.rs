@@ -51,7 +51,7 @@ pub(crate) async fn list(of: OfHost, to: &Connection, format: Format) -> Result<
         );
     }
     let way = shares.certificate.as_ref().map(|certificate| certificate.way);
-    if let Some(way) = way.filter(|way| shares.state == SET && *way < 1.0) {
+    if let Some(way) = way.filter(|way| shares.state == SET && *way < ALL) {
         print::note(
             format,
             &format!(
@@ -88,6 +88,8 @@ pub(crate) async fn weigh(args: Weigh, to: &Connection, format: Format) -> Resul
     print::list(format, &set.into_iter().map(weight).collect::<Vec<_>>())
 }
 
+/// From here on, what would be printed as all.
+const ALL: f64 = 0.9995;
 /// What an epoch did that set shares anew, and one that changed nothing, as something was missing.
 const SET: &str = "set";
 const KEPT: &str = "kept";

@@ -149,11 +149,11 @@ impl Sampler {
     /// # Errors
     /// The kernel refuses.
     pub fn take(&mut self) -> Result<Taken, SamplerError> {
-        let begun = self.begun.take();
+        let seconds = self.begun.take().map_or(0.0, |begun| begun.elapsed().as_secs_f64());
         let ended = self.rings.iter_mut().try_for_each(|ring| ring.samples.disable());
         ended.map_err(|error| self.refused(error))?;
-        let seconds = begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64());
-        let taken: io::Result<Vec<_>> = self.rings.iter_mut().map(Ring::drained).collect();
+        let taken: io::Result<Vec<_>> =
+            self.rings.iter_mut().map(|ring| ring.drained(seconds > 0.0)).collect();
         let taken = taken.map_err(|error| self.refused(error))?;
         let mut accesses = BTreeMap::<u32, Vec<Access>>::new();
         for (process, access) in taken.into_iter().flatten() {
@@ -204,7 +204,7 @@ impl Ring {
     /// What a processor sampled of processes' own memory, and whose.
     ///
     /// While the kernel seeks how often to sample it says of some samples that they stand for far more than they do; but it knows how many there were in all.
-    fn drained(&mut self) -> io::Result<Vec<(u32, Access)>> {
+    fn drained(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
         let (mut accesses, mut stand_for) = (Vec::new(), 0.0);
         // As many as there is room for: nothing is added any more.
         while let Some(record) = self.samples.next_record() {
@@ -223,6 +223,10 @@ impl Ring {
         }
         let (count, (enabled, running)) = self.read()?;
         let (enabled, running) = (enabled - self.times.0, running - self.times.1);
+        if has_begun && enabled.is_zero() {
+            // It was away meanwhile, and what was asked of it went with it.
+            return Err(Errno::NODEV.into());
+        }
         let all = if running.is_zero() { 0.0 } else { count * enabled.div_duration_f64(running) };
         let part = if stand_for > 0.0 { all / stand_for } else { 0.0 };
         accesses.iter_mut().for_each(|(_, access)| access.stands_for *= part);

@@ -67,7 +67,7 @@ impl Watched {
         (bytes as f64 / self.touched_bytes().max(1) as f64).min(1.0)
     }
 
-    /// How often each block of so many bytes was touched, of so many [`LOOKS`]; pages of a block are touched about as often as each other, wherever they are.
+    /// How often each block of so many bytes was touched, of 40 looks; pages of a block are touched about as often as each other, wherever they are.
     pub fn histogram(&self, bytes: u64) -> Histogram {
         let mut regions: Vec<Region> = self.touched().copied().collect();
         regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));

@@ -20,6 +20,9 @@ use crate::host::{
 
 /// What part of an epoch, one in so many, it may take to hear what DAMON saw.
 const HEARING: u32 = 4;
+/// Who touched so many times as much by DAMON's word as there are samples of is not known by samples: most of its memory is accessed by other addresses than
+/// its own, as a guest's is.
+const PARTLY: u64 = 16;
 
 /// All that sees.
 #[derive(Debug)]
@@ -65,13 +68,9 @@ impl Sight {
 
     /// An epoch begins.
     pub fn begin(&mut self) {
-        let told = match self.sample() {
-            Ok(what) => what.to_owned(),
-            Err(error) => units::chain(&error),
-        };
-        if told != self.told {
-            tracing::info!(told, "whether the processor samples which pages are accessed");
-            self.told = told;
+        match self.sample() {
+            Ok(what) => self.tell(what.to_owned()),
+            Err(error) => self.without_sampler(&error),
         }
         if let Err(error) = self.watch() {
             tracing::debug!(error = units::chain(&error), "DAMON does not see which pages are touched");
@@ -82,7 +81,11 @@ impl Sight {
     /// accesses it by other addresses.
     pub fn end(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, Watched> {
         // Before what takes its time.
-        let taken = self.sampler.as_mut().and_then(|sampler| sampler.take().ok());
+        let taken = self.sampler.as_mut().map(Sampler::take).transpose();
+        let taken = taken.unwrap_or_else(|error| {
+            self.without_sampler(&error);
+            None
+        });
         let mut seen = self.heard();
         self.visits.retain(|name, _| tenants.iter().any(|(tenant, _)| tenant == name));
         for (name, bytes) in tenants {
@@ -99,6 +102,20 @@ impl Sight {
             Ok(()) if !self.watched.is_empty() => self.kept.note_watching(None),
             Ok(()) => {}
             Err(error) => tracing::warn!(error = units::chain(&error), "DAMON does not end"),
+        }
+    }
+
+    /// Until the next epoch begins: then it is tried anew.
+    fn without_sampler(&mut self, error: &SamplerError) {
+        self.sampler = None;
+        self.tell(units::chain(error));
+    }
+
+    /// What became of the sampler, where that is something else than before.
+    fn tell(&mut self, told: String) {
+        if told != self.told {
+            tracing::info!(told, "whether the processor samples which pages are accessed");
+            self.told = told;
         }
     }
 
@@ -151,11 +168,20 @@ impl Sight {
         damon: Option<&Watched>,
     ) -> Option<Watched> {
         let sampled = taken.of(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
-        let touches = damon.map(|damon| damon.pages_per_second() * damon.part_there(bytes.get()));
-        if let Some(touches) = touches.filter(|touches| *touches > 0.0) {
-            self.visits.insert(name.clone(), sampled.visit(touches));
+        let seen = sampled.watched(self.visits.get(name).copied().unwrap_or(LINES));
+        let Some(damon) = damon else { return Some(seen) };
+        let touched = |watched: &Watched| watched.touched_bytes().min(bytes.get());
+        if touched(&seen) < touched(damon) / PARTLY {
+            return None;
         }
-        Some(sampled.watched(self.visits.get(name).copied().unwrap_or(LINES)))
+        let there = |watched: &Watched| watched.part_there(bytes.get());
+        let touches = damon.pages_per_second() * there(damon) / there(&seen);
+        if touches <= 0.0 {
+            return Some(seen);
+        }
+        let visit = sampled.visit(touches);
+        self.visits.insert(name.clone(), visit);
+        Some(sampled.watched(visit))
     }
 
     /// What DAMON saw.
@@ -183,13 +209,18 @@ impl Sight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{cgroup, damon, sampler::faults, watched::Eyes};
+    use crate::host::{
+        cgroup, damon,
+        sampler::faults,
+        watched::{Eyes, PAGE},
+    };
 
     const EPOCH: Duration = Duration::from_secs(5);
 
     /// What can be sampled here are this process's page faults: it is the tenant `busy`; `idle` has none.
     #[test]
     fn of_whom_the_processor_takes_enough_samples_is_known_by_them_and_all_others_by_damon() {
+        let _alone = faults::alone();
         let Some(sampler) = faults::sampler(EPOCH) else { return };
         let (tenants, cgroups) = cgroup::made_up::cgroups(&["busy", "idle"]);
         tenants.files("busy", &[("cgroup.procs", &std::process::id().to_string())]);
@@ -201,23 +232,30 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut sight = Sight::open(&sys.path(""), &cgroups, EPOCH, &Kept::at(folder.path())).unwrap();
         sight.sampler = Some(sampler);
-        let tenants = ["busy", "idle"].map(|name| (Name::new(name).unwrap(), Bytes::mib(100)));
-        for _ in 0..2 {
+        let named = ["busy", "idle"].map(|name| Name::new(name).unwrap());
+        let mut epoch = |has: Bytes| {
             sight.begin();
             faults::fault(Duration::from_secs(2));
-            let seen = sight.end(&tenants);
-            let by: Vec<_> = tenants.iter().map(|(name, _)| seen.get(name).map(|seen| seen.by)).collect();
+            let mut seen = sight.end(&named.clone().map(|name| (name, has)));
+            let touches = seen[&named[0]].pages_per_second() * seen[&named[0]].part_there(has.get());
+            (named.each_ref().map(|name| seen.remove(name).map(|seen| seen.by)), touches)
+        };
+        // What it has, and what is behind half of the addresses that DAMON saw touched: then half as many pages are.
+        for (has, touches) in [(Bytes::mib(100), 1000.0), (Bytes::new(50 * PAGE), 500.0)] {
+            let (by, seen) = epoch(has);
             assert_eq!(by, [Some(Eyes::Pebs), Some(Eyes::Damon)]);
-            let touches = seen[&tenants[0].0].pages_per_second();
-            assert!((touches / (100.0 * 10.0) - 1.0).abs() < 0.1, "{touches} pages a second");
+            assert!((seen / touches - 1.0).abs() < 0.1, "{seen} pages a second of {touches}");
         }
+        // Most of it is touched by others, as a guest's memory is.
+        let region = "kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/0/tried_regions/0";
+        sys.files(region, &[("end", "1073745920")]);
+        assert_eq!(epoch(Bytes::mib(100)).0, [Some(Eyes::Damon); 2]);
         assert_eq!(sight.told, "page faults");
         // One processor more or fewer, and all are asked anew: this tree has none that could be.
         sys.files("devices/system/cpu", &[("online", "0")]);
         sight.begin();
         assert!(sight.told.contains("PEBS or IBS"), "{}", sight.told);
-        let seen = sight.end(&tenants);
-        assert_eq!(seen[&tenants[0].0].by, Eyes::Damon);
+        assert_eq!(sight.end(&[(named[0].clone(), Bytes::mib(100))])[&named[0]].by, Eyes::Damon);
         sight.leave();
         assert_eq!(sys.sysfs.number("kernel/mm/damon/admin/kdamonds/nr_kdamonds").unwrap(), 0);
     }

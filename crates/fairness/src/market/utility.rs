@@ -43,7 +43,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Whether nothing was asked yet in this market.
+    /// Whether nothing was written yet in this market.
     pub(super) fn is_new(&self) -> bool {
         self.above == self.upto
     }

@@ -129,6 +129,13 @@ impl Utility for Worth {
             Self::Sought(grid) => grid.asks(purse, within, mark),
         }
     }
+
+    fn look_ahead(&self, mark: &Mark) {
+        match self {
+            Self::Exact(slowdown) => slowdown.look_ahead(mark),
+            Self::Sought(grid) => grid.look_ahead(mark),
+        }
+    }
 }
 
 /// Miss ratios as they were measured, but that they never rise; straight between knots.

@@ -314,6 +314,7 @@ pub fn followed(epochs: &[Epoch], changes: &[Change]) -> Vec<Followed> {
 fn follows(epochs: &[Epoch], change: Change, until: usize) -> Followed {
     let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
     let soon = change.epoch + FOLLOWED_WITHIN;
+    assert!(soon < until, "{change:?}: shares have no time to follow before epoch {until}");
     let mean = |good: fn(Bundle) -> f64| {
         (soon..until).map(|epoch| good(share(epoch))).sum::<f64>() / (until - soon) as f64
     };
