@@ -10,15 +10,13 @@ use units::limits::WATCHED_REGIONS_MAX;
 
 use super::{
     sysfs::{Sysfs, SysfsError},
-    watched::{Eyes, LOOK_US, Region, Watched},
+    watched::{Eyes, LOOK_US, LOOKS, Region, Watched},
 };
 
 /// Where DAMON is in `/sys`.
 const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
 /// How long looks are added up, in microseconds: what is told is of the last such time.
-const AGGREGATE_US: u64 = 2_000_000;
-/// How many that are.
-const LOOKS: f64 = (AGGREGATE_US / LOOK_US) as f64;
+const AGGREGATE_US: u64 = LOOKS as u64 * LOOK_US;
 /// How often it is looked which memory processes have, in microseconds.
 const UPDATE_US: u64 = 1_000_000;
 /// How often a scheme is tried, in microseconds, where the kernel lets that be said: what was seen is heard of so soon, else at the end of the looks that
@@ -149,7 +147,7 @@ impl Damon {
         let folder = format!("{at}/contexts/0/schemes/0/tried_regions");
         let region = |name: &String| {
             let of = |file: &str| self.files.number(format!("{folder}/{name}/{file}"));
-            let touched = (of("nr_accesses")? as f64 / LOOKS).min(1.0);
+            let touched = (of("nr_accesses")? as f64 / f64::from(LOOKS)).min(1.0);
             Ok(Region { bytes: of("end")?.saturating_sub(of("start")?), touched })
         };
         let regions =

@@ -22,8 +22,9 @@ use self::{
     source::Source,
 };
 use super::{
+    memory::usage::PAGE,
     sysfs::{Sysfs, SysfsError},
-    watched::{Eyes, PAGE, Watched},
+    watched::{Eyes, Watched},
 };
 
 /// Bytes of a sample in a ring: its head, whose it is, where, and how many accesses it stands for.
@@ -179,11 +180,8 @@ impl Ring {
             builder.build()?.sampled(SAMPLES_BYTES_PER_PROCESSOR)
         };
         // Not every processor can leave guests out; then theirs are left out as they come.
-        let cannot = |error: &io::Error| {
-            [Errno::INVAL, Errno::OPNOTSUPP]
-                .iter()
-                .any(|one| error.raw_os_error() == Some(one.raw_os_error()))
-        };
+        let cannot =
+            |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP));
         let samples = open(true).or_else(|error| if cannot(&error) { open(false) } else { Err(error) })?;
         Ok(Self { samples, times: (Duration::ZERO, Duration::ZERO) })
     }

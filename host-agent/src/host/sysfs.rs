@@ -4,7 +4,9 @@
 use std::{
     fs::{self, OpenOptions},
     io,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 use rustix::io::Errno;
@@ -49,6 +51,15 @@ impl SysfsError {
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Read { errno, .. } if is_gone(errno))
     }
+}
+
+/// Runs of numbers in a list such as `0-2,5`; nothing if it is none.
+pub fn runs<N: FromStr + Copy>(list: &str) -> Option<Vec<RangeInclusive<N>>> {
+    let run = |run: &str| {
+        let (first, last) = run.split_once('-').unwrap_or((run, run));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    list.trim().split(',').filter(|run| !run.is_empty()).map(run).collect()
 }
 
 fn is_gone(errno: &io::Error) -> bool {

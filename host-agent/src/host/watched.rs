@@ -2,12 +2,12 @@
 
 use fairness::profile::Histogram;
 
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
+use super::memory::usage::PAGE;
+
 /// Between two looks at a page, in microseconds: who touches it more often in that time is seen once.
 pub const LOOK_US: u64 = 50_000;
-/// Looks that count, at most; and how finely parts of one are told apart.
-const LOOKS: u32 = 40;
+/// Looks that are added up; and how finely parts of one are told apart.
+pub const LOOKS: u32 = 40;
 const PARTS: u32 = 1000;
 
 /// Who looked.

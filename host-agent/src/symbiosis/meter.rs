@@ -7,7 +7,8 @@ use units::Bytes;
 
 use crate::host::{
     cgroup::Counters,
-    watched::{Eyes, PAGE, Watched},
+    memory::usage::PAGE,
+    watched::{Eyes, Watched},
 };
 
 /// Blocks that a tenant's memory is divided into, about: fewer than its pages, so that large tenants cost no more than small ones.

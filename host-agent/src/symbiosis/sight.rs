@@ -209,11 +209,7 @@ impl Sight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{
-        cgroup, damon,
-        sampler::faults,
-        watched::{Eyes, PAGE},
-    };
+    use crate::host::{cgroup, damon, memory::usage::PAGE, sampler::faults, watched::Eyes};
 
     const EPOCH: Duration = Duration::from_secs(5);
 

@@ -14,7 +14,10 @@ use units::limits::PAGES_MOVED_AT_ONCE_MAX;
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::errno;
-use crate::host::process::{self, FileId};
+use crate::host::{
+    process::{self, FileId},
+    sysfs::runs,
+};
 
 /// A page of x86-64's.
 const PAGE: usize = 4096;
@@ -61,13 +64,7 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
 pub fn with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
     let list = std::fs::read_to_string(nodes.join("has_memory"))?;
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
-    let mut all = BTreeSet::new();
-    for range in list.trim().split(',').filter(|range| !range.is_empty()) {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let number = |text: &str| text.parse::<u32>().map_err(|_| wrong());
-        all.extend(number(first)?..=number(last)?);
-    }
-    Ok(all)
+    Ok(runs(&list).ok_or_else(wrong)?.into_iter().flatten().collect())
 }
 
 /// A bit for each node, from the lowest on.

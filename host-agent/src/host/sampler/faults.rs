@@ -15,7 +15,7 @@ use rustix::{
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 
 use super::{Sampler, SamplerError, Source, source};
-use crate::host::{sysfs::Sysfs, watched::Eyes};
+use crate::host::{memory::usage::PAGE, sysfs::Sysfs, watched::Eyes};
 
 const BYTES: usize = 1 << 20;
 /// Page faults, as perf counts them, in place of a processor's events.
@@ -55,8 +55,7 @@ pub(crate) fn sampler(epoch: Duration) -> Option<Sampler> {
 }
 
 fn is_forbidden(error: &io::Error) -> bool {
-    let forbidden = [Errno::PERM, Errno::ACCESS, Errno::NOSYS];
-    forbidden.iter().any(|one| error.raw_os_error() == Some(one.raw_os_error()))
+    matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS))
 }
 
 /// Writes to each page of new memory, again and again, until this thread has worked for so long; says which pages that was.
@@ -65,9 +64,9 @@ pub(crate) fn fault(long: Duration) -> BTreeSet<u64> {
     let (begun, mut pages) = (worked(), BTreeSet::new());
     while worked() - begun < long {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), BYTES)]).unwrap();
-        for at in (0..BYTES as u64).step_by(4096) {
-            memory.write_obj(1_u8, GuestAddress(at)).unwrap();
-            pages.insert(memory.get_host_address(GuestAddress(at)).unwrap() as u64 / 4096);
+        for at in (0..BYTES as u64 / PAGE).map(|page| GuestAddress(page * PAGE)) {
+            memory.write_obj(1_u8, at).unwrap();
+            pages.insert(memory.get_host_address(at).unwrap() as u64 / PAGE);
         }
     }
     pages

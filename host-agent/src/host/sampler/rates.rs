@@ -4,7 +4,10 @@
 //! pages are accessed: they are few where samples are close to each other, and many where they are far apart. Pages between two samples that are much farther
 //! apart than is usual were not accessed, or are not there.
 
-use crate::host::watched::{LOOK_US, PAGE, Region};
+use crate::host::{
+    memory::usage::PAGE,
+    watched::{LOOK_US, Region},
+};
 
 /// Samples that say enough.
 const ENOUGH: usize = 8;

@@ -5,7 +5,7 @@ use units::limits::PROCESSORS_SAMPLED_MAX;
 
 use super::SamplerError;
 use crate::host::{
-    sysfs::{Sysfs, SysfsError},
+    sysfs::{Sysfs, SysfsError, runs},
     watched::Eyes,
 };
 
@@ -87,11 +87,7 @@ fn bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
 pub(super) fn processors(sys: &Sysfs) -> Result<Vec<usize>, SysfsError> {
     const ONLINE: &str = "devices/system/cpu/online";
     let text = sys.text(ONLINE)?;
-    let run = |run: &str| {
-        let (first, last) = run.split_once('-').unwrap_or((run, run));
-        Some(first.parse::<usize>().ok()?..=last.parse().ok()?)
-    };
-    let runs: Option<Vec<_>> = text.split(',').map(run).collect();
+    let runs = runs(&text).filter(|runs| !runs.is_empty());
     let runs = runs.ok_or_else(|| sys.unreadable(ONLINE, text, "a list of processors"))?;
     Ok(runs.into_iter().flatten().take(PROCESSORS_SAMPLED_MAX).collect())
 }
