@@ -120,6 +120,14 @@ pub enum Denied {
         /// What was asked.
         what: &'static str,
     },
+    /// A running VM may have the slice.
+    #[error("slice {slice} stays quarantined: {why}")]
+    SliceInDoubt {
+        /// Which.
+        slice: SliceId,
+        /// The VM that has it, or the host that has not reported.
+        why: String,
+    },
     /// Fencing a host that speaks to us.
     #[error("host {0} is connected: only a silent host is fenced")]
     HostConnected(Name),
@@ -195,6 +203,7 @@ impl Denied {
             Self::StoreFull => "STORE_LOW_SPACE",
             Self::WrongState { .. } => "RESERVATION_WRONG_STATE",
             Self::SliceNotNow { .. } => "SLICE_WRONG_STATE",
+            Self::SliceInDoubt { .. } => "SLICE_IN_DOUBT",
             Self::HostConnected(_) => "HOST_CONNECTED",
             Self::NotDrained { .. } => "NOT_DRAINED",
             Self::Fixed { .. } => "CHANGE_NOT_ALLOWED",

@@ -253,7 +253,12 @@ impl Ledger {
         self.meta.next_host.0 = self.meta.next_host.0.max(id.0 + 1);
         self.by_host_name.insert(host.name.clone(), id);
         if let Some(entry) = self.hosts.get_mut(&id) {
+            let reported = entry.host.must_report && !host.must_report;
+            let restored = host.must_report && !entry.host.must_report;
             entry.host = host;
+            if reported || restored {
+                self.index_deadlines(id);
+            }
             return;
         }
         // A device may have named a host before rack.toml did: what is kept from everybody for that is the host's own.
@@ -302,7 +307,11 @@ impl Ledger {
             }
         }
         match reservation.stage {
-            Stage::Reserved { deadline, .. } => drop(self.deadlines.insert((deadline, id))),
+            Stage::Reserved { deadline, .. } => {
+                if self.has_deadlines(reservation.host) {
+                    self.deadlines.insert((deadline, id));
+                }
+            }
             Stage::Ended { at, .. } => {
                 self.ended.insert((at.after(REQUEST_ID_KEPT), id));
                 self.ended_by_client.entry(reservation.request.client.clone()).or_default().insert((at, id));
@@ -311,6 +320,27 @@ impl Ledger {
             Stage::Committed | Stage::Broken { .. } => {}
         }
         self.reservations.insert(id, reservation);
+    }
+
+    /// Whether reservations of a host end at their deadlines. Not before it has reported since a restore: a VM that the
+    /// backup shows as reserved may have been committed since, and run.
+    fn has_deadlines(&self, host: HostId) -> bool {
+        self.hosts.get(&host).is_none_or(|entry| !entry.host.must_report)
+    }
+
+    fn index_deadlines(&mut self, host: HostId) {
+        let Some(entry) = self.hosts.get(&host) else { return };
+        let reserved = entry.reservations().filter_map(|id| match self.reservations.get(&id)?.stage {
+            Stage::Reserved { deadline, .. } => Some((deadline, id)),
+            _ => None,
+        });
+        for due in reserved.collect::<Vec<_>>() {
+            if self.has_deadlines(host) {
+                self.deadlines.insert(due);
+            } else {
+                self.deadlines.remove(&due);
+            }
+        }
     }
 
     fn unindex_reservation(&mut self, id: ReservationId, old: &Reservation) {

@@ -18,6 +18,7 @@ mod buffer;
 mod devices;
 mod fencing;
 mod hosts;
+mod restore;
 mod sight;
 mod upkeep;
 mod view;
@@ -26,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use units::limits::{AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER};
-use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId};
+use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
 pub use self::{
     asks::{Answer, Ask, ReservationView},
@@ -34,7 +35,7 @@ pub use self::{
     devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
     view::{Alarm, EmcState, HostState},
 };
-use self::{devices::DeviceLink, fencing::Unfenced, hosts::Link};
+use self::{devices::DeviceLink, fencing::Unfenced, hosts::Link, restore::UnadoptedVm};
 use crate::{
     audit::Decision,
     denied::Denied,
@@ -185,6 +186,7 @@ pub struct Manager {
     head: Ledger,
     durable: Ledger,
     loaded: bool,
+    loaded_at: UnixMs,
     open: Batch,
     writing: Option<(Batch, Arc<Vec<Record>>)>,
     batches: u64,
@@ -197,6 +199,8 @@ pub struct Manager {
     fencing: BTreeMap<(EmcId, HostId), bool>,
     fenced: BTreeSet<(EmcId, HostId)>,
     unfenced: BTreeMap<(EmcId, HostId), Unfenced>,
+    /// Running VMs, by host, that the ledger could not adopt; only hosts that have such VMs.
+    unadopted: BTreeMap<HostId, Vec<UnadoptedVm>>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
     /// Handles and places that a device named when it was compared; hosts see them with the next durable revision.
@@ -227,6 +231,7 @@ impl Manager {
             head: empty(),
             durable: empty(),
             loaded: false,
+            loaded_at: UnixMs(0),
             open: Batch::default(),
             writing: None,
             batches: 0,
@@ -237,6 +242,7 @@ impl Manager {
             fencing: BTreeMap::new(),
             fenced: BTreeSet::new(),
             unfenced: BTreeMap::new(),
+            unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
             found: Vec::new(),
@@ -341,7 +347,7 @@ impl Manager {
         self.writing = None;
         self.fenced.clear(); // what followed from it may not be on disk
         self.unfenced.clear(); // an answer that came meanwhile was not looked at
-        self.loaded = true;
+        (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
             let change = self.head.decide_restored();
             self.change(when, change);

@@ -74,6 +74,7 @@ fn code(denied: &Denied) -> Code {
         Denied::HostNotSchedulable { .. }
         | Denied::WrongState { .. }
         | Denied::SliceNotNow { .. }
+        | Denied::SliceInDoubt { .. }
         | Denied::HostConnected(_)
         | Denied::NotDrained { .. }
         | Denied::Fixed { .. } => Code::FailedPrecondition,

@@ -60,6 +60,9 @@ pub enum Place {
     Slice(SliceId),
 }
 
+/// Why nothing of a host may be removed after a restore: the host may run VMs that the backup does not contain.
+const UNREPORTED: &str = "it has not reported since the ledger was restored";
+
 impl Ledger {
     /// What a new rack.toml changes: hosts and EMCs are added, resized in cores and local memory, wired to more, and
     /// removed when nothing of them is in use.
@@ -155,10 +158,14 @@ impl Ledger {
         }
         let kept = |name: &Name| spec.hosts.iter().any(|host| host.name == *name);
         for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept(&entry.host.name)) {
+            let what = || format!("host {}", entry.host.name);
+            if entry.host.must_report {
+                return Err(Denied::NotDrained { what: what(), why: UNREPORTED.to_owned() });
+            }
             if !entry.held.is_empty() || !entry.reservations.is_empty() {
                 let why =
                     format!("{} reservations and {} slices", entry.reservations.len(), entry.held.len());
-                return Err(Denied::NotDrained { what: format!("host {}", entry.host.name), why });
+                return Err(Denied::NotDrained { what: what(), why });
             }
             said.push(format!("host {} removed", entry.host.name));
             records.push(Record::Gone(Key::Host(*id)));
@@ -167,11 +174,15 @@ impl Ledger {
     }
 
     fn keeps_wires_in_use(&self, old: &HostEntry, new: &Host) -> Result<(), Denied> {
+        let what = || format!("a wire of host {}", new.name);
+        if old.host.must_report && old.host.emcs.iter().any(|emc| !new.emcs.contains(emc)) {
+            return Err(Denied::NotDrained { what: what(), why: UNREPORTED.to_owned() });
+        }
         let cut = old.held().find(|s| self.emc_of(*s).is_some_and(|emc| !new.emcs.contains(&emc)));
         match cut {
             None => Ok(()),
             Some(slice) => Err(Denied::NotDrained {
-                what: format!("a wire of host {}", new.name),
+                what: what(),
                 why: format!("it holds slice {slice} at its other end"),
             }),
         }

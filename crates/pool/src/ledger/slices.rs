@@ -1,7 +1,7 @@
 //! What happens to slices outside requests: devices and hosts report, scrubbers are chosen, something is not right.
 
 use units::limits::RESERVATIONS_LOST_MAX;
-use units::{Epoch, HostId, ReservationId, SliceId};
+use units::{Bytes, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
@@ -112,76 +112,97 @@ impl Ledger {
         Change(cut.collect())
     }
 
-    /// A VM that a restored ledger does not know, or knows otherwise, is found running on slices that the device
-    /// confirms. It keeps them; until its process ends, if its reservation had ended before.
+    /// Adopts a VM that runs on slices which the ledger does not have as its own, if the device confirms every slice.
+    /// `None` if it does not. A VM has one active reservation at a time, and numbers rise: of two lives of one VM the
+    /// one with the lower number was released before the other was reserved. It keeps its slices until its process ends.
     pub fn decide_adopt(
         &self,
         when: When,
         host: HostId,
         id: ReservationId,
-        vm: &units::Name,
+        vm: &Name,
         slices: &[(SliceId, Epoch)],
     ) -> Option<Change> {
+        let other = self.reservation_of(vm).filter(|other| *other != id);
+        let known = self.reservations.get(&id);
+        let ended = match known.map(|known| &known.stage) {
+            Some(ended @ Stage::Ended { .. }) => Some(ended.clone()),
+            _ if other > Some(id) => Some(Stage::Ended { at: when.now, why: earlier_life() }),
+            _ => None,
+        };
         let owner = Owner { host, reservation: id };
-        let ended = self.reservations.get(&id).filter(|known| !known.is_active());
         let mut records = Vec::with_capacity(slices.len() + 2);
         for (slice, epoch) in slices {
-            let online = self.slot(*slice)?.step(Event::Adopt(owner, *epoch)).ok()?;
+            let online = self.adopted(*slice, *epoch, owner)?;
             let next = match ended {
                 Some(_) => online.step(Event::Release { force: false }).ok()?,
                 None => online,
             };
             records.push(Record::Slice(*slice, next));
         }
-        records.extend(self.replaced(when, id, vm)?.0);
+        if let Some(earlier) = other.filter(|_| ended.is_none()) {
+            if self.is_in_use(earlier) && id >= self.meta.next_reservation {
+                return None; // not a number of the lost history, so it does not prove which life is later
+            }
+            records.extend(self.decide_end(when, earlier, earlier_life(), Actor::Manager).ok()?.0);
+        }
         let ids: Vec<_> = slices.iter().map(|(slice, _)| *slice).collect();
-        let request = RequestKey {
-            client: units::Name::new("restored").expect("a name"),
-            id: units::RequestId::new(&format!("restored:{}:{}", self.meta.generation, id.0))
-                .expect("a request id"),
-        };
-        let known = self.reservations.get(&id).cloned().unwrap_or(Reservation {
-            vm: vm.clone(),
-            host,
-            slices: Vec::new(),
-            local: units::Bytes::ZERO,
-            cores: 0,
-            pinned: false,
-            request,
-            commit_within: units::Ns::ZERO,
-            created: when.wall,
-            stage: Stage::Committed,
-        });
-        let stage = ended.map_or(Stage::Committed, |known| known.stage.clone());
-        let adopted = Reservation { host, slices: ids.clone(), stage, ..known };
+        let known = known.cloned().unwrap_or_else(|| self.lost_reservation(when, id, host, vm));
+        let stage = ended.unwrap_or(Stage::Committed);
+        let adopted = Reservation { slices: ids.clone(), stage, ..known };
         records.push(Record::Reservation(id, adopted));
         records.push(decision(when, Actor::Manager, Subject::Vm(vm.clone()), What::Adopted { slices: ids }));
         Some(Change(records))
     }
 
-    /// What the ledger thought the VM had before it was found elsewhere: nothing of that is left, or else nothing may be
-    /// replaced.
-    fn replaced(&self, when: When, id: ReservationId, vm: &units::Name) -> Option<Change> {
-        let Some(other) = self.reservation_of(vm).filter(|other| *other != id) else {
-            return Some(Change::default());
-        };
-        let own = |slice: &SliceId| self.slot(*slice).is_some_and(|slot| slot.reservation() == Some(other));
-        let in_use = self.reservations[&other].slices.iter().any(own);
-        (!in_use).then(|| self.decide_end(when, other, EndedBy::ProcessGone, Actor::Manager).ok())?
+    /// Whether a reservation has at least one of its slices.
+    fn is_in_use(&self, id: ReservationId) -> bool {
+        let own = |slice: &SliceId| self.slot(*slice).is_some_and(|slot| slot.reservation() == Some(id));
+        self.reservations[&id].slices.iter().any(own)
     }
 
-    /// The store is a backup's: whatever it says of a slice may be old news, until the hosts have reported. Numbers that
-    /// reservations had since the backup are not used again: hosts still know them.
+    /// A slice as its running VM has it: already, or because its device confirms the grant.
+    fn adopted(&self, slice: SliceId, epoch: Epoch, owner: Owner) -> Option<Slot> {
+        let slot = self.slot(slice)?;
+        let own = slot.epoch == epoch && slot.state == State::Online(owner);
+        if own { Some(slot) } else { slot.step(Event::Adopt(owner, epoch)).ok() }
+    }
+
+    /// A reservation of the lost history, as far as a report describes it.
+    fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &Name) -> Reservation {
+        let request = format!("restored:{}:{}", self.meta.generation, id.0);
+        Reservation {
+            vm: vm.clone(),
+            host,
+            slices: Vec::new(),
+            local: Bytes::ZERO,
+            cores: 0,
+            pinned: false,
+            request: RequestKey {
+                client: Name::new("restored").expect("a valid name"),
+                id: RequestId::new(&request).expect("a valid request id"),
+            },
+            commit_within: Ns::ZERO,
+            created: when.wall,
+            stage: Stage::Committed,
+        }
+    }
+
+    /// Quarantines everything after a restore: the store is older than the rack, so it is right about nothing until the
+    /// hosts have reported. Whether a host was fenced is old as well: it may run VMs by now, and a fence would end them.
+    /// Reservation numbers continue above any that the lost history, or another restore of the same backup, can have used.
     pub fn decide_restored(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {
             let why = Quarantine::Restored { host: slot.holder() };
             Record::Slice(slice, Slot { state: State::Quarantined(why), ..slot })
         });
-        let hosts = self
-            .hosts
-            .iter()
-            .map(|(id, entry)| Record::Host(*id, Host { must_report: true, ..entry.host.clone() }));
-        let unused = self.meta.next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
+        let hosts = self.hosts.iter().map(|(id, entry)| {
+            let host = Host { must_report: true, fence: Fence::None, ..entry.host.clone() };
+            Record::Host(*id, host)
+        });
+        let Meta { generation, next_reservation, .. } = self.meta;
+        let of_generation = generation.min(RESERVATIONS_LOST_MAX / 2) * RESERVATIONS_LOST_MAX;
+        let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
         let meta = Meta { next_reservation: ReservationId(unused), ..self.meta.clone() };
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())
     }
@@ -194,4 +215,9 @@ impl Ledger {
             _ => None,
         })
     }
+}
+
+/// The end of a reservation whose VM has a later life. Only a release, or its host's loss, made the name free again.
+fn earlier_life() -> EndedBy {
+    EndedBy::Released { force: false, reason: "a later life of this VM was found running".into() }
 }

@@ -157,8 +157,14 @@ impl Manager {
                 self.on_release(when, &target, force, reason, actor)
             }
             Ask::Schedule { place, to, actor, reason } => {
+                let allowed = match (&place, to) {
+                    (Place::Slice(slice), Scheduling::Enabled) => self.may_requalify(*slice),
+                    _ => Ok(()),
+                };
                 let decided = self.head.decide_scheduling(when, &place, to, actor, &reason);
-                decided.map(|change| (change, Reply::Place { place, drains: to == Scheduling::Draining }))
+                allowed
+                    .and(decided)
+                    .map(|change| (change, Reply::Place { place, drains: to == Scheduling::Draining }))
             }
             Ask::Fence { host, powered_off, actor, reason } => {
                 self.on_fence(when, host, powered_off, actor, &reason)

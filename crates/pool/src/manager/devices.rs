@@ -124,6 +124,8 @@ pub struct Grant {
 pub(super) struct DeviceLink {
     pub(super) condition: Condition,
     asked: bool,
+    /// Its contents have been compared with the ledger since the store was read.
+    compared: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,7 +166,7 @@ impl Manager {
         let link = self.devices.remove(&emc);
         let failed = link.map(|link| link.condition).filter(|c| matches!(c, Condition::Failed { .. }));
         let condition = failed.unwrap_or(Condition::Starting);
-        self.devices.insert(emc, DeviceLink { condition, asked: true });
+        self.devices.insert(emc, DeviceLink { condition, asked: true, compared: false });
         self.set_emc_up(emc, false);
         self.effects.push_back(Effect::Device(emc, DeviceCall::Contents));
     }
@@ -186,9 +188,23 @@ impl Manager {
         self.head.host(host).is_some_and(|entry| entry.host.emcs.iter().any(starting))
     }
 
-    pub(super) fn is_starting(&self, slice: SliceId) -> bool {
-        let emc = self.head.emc_of(slice);
-        emc.is_some_and(|emc| self.devices.get(&emc).is_none_or(|link| link.condition == Condition::Starting))
+    /// The first EMC of a host whose contents have not been compared with the ledger, whether it starts or has failed.
+    pub(super) fn uncompared_emc(&self, host: HostId) -> Option<EmcId> {
+        let emcs = &self.head.host(host)?.host.emcs;
+        emcs.iter().copied().find(|emc| !self.is_compared(*emc))
+    }
+
+    pub(super) fn has_uncompared_emc(&self, host: HostId) -> bool {
+        self.uncompared_emc(host).is_some()
+    }
+
+    fn is_compared(&self, emc: EmcId) -> bool {
+        self.devices.get(&emc).is_some_and(|link| link.compared)
+    }
+
+    /// Whether a slice is on an EMC whose contents have not been compared with the ledger.
+    pub(super) fn is_uncompared(&self, slice: SliceId) -> bool {
+        self.head.emc_of(slice).is_some_and(|emc| !self.is_compared(emc))
     }
 
     fn drive_emc(&mut self, when: When, emc: EmcId) {
@@ -287,7 +303,8 @@ impl Manager {
                     Condition::Starting | Condition::Up => when.wall,
                 };
                 let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY) };
-                self.devices.insert(emc, DeviceLink { condition, asked: false });
+                let compared = self.is_compared(emc);
+                self.devices.insert(emc, DeviceLink { condition, asked: false, compared });
                 self.set_emc_up(emc, false);
             }
         }
@@ -321,7 +338,7 @@ impl Manager {
         let handles = &self.handles;
         self.found.extend(named.filter(|(slice, named)| handles.get(slice) != Some(named)));
         self.note_found(when);
-        self.devices.insert(emc, DeviceLink { condition: Condition::Up, asked: false });
+        self.devices.insert(emc, DeviceLink { condition: Condition::Up, asked: false, compared: true });
         self.set_emc_up(emc, true);
         self.drive_emc(when, emc);
     }

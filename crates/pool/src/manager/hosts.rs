@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP, WANT_LINGER};
-use units::{Epoch, HostId, InstanceId, Name, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
+use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
 
 use super::{Closed, Effect, Manager, SessionId, Settings};
 use crate::{
@@ -139,6 +139,7 @@ impl Manager {
 
     pub(super) fn drop_host(&mut self, host: HostId) {
         self.unfenced.retain(|(_, kept), _| *kept != host);
+        self.unadopted.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, Closed::HostGone);
         }
@@ -231,7 +232,7 @@ impl Manager {
         let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
         // After a lost or restored store the ledger may know less than the host: then the device is the judge.
         let in_doubt = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }))
-            || self.is_starting(claim.slice);
+            || self.is_uncompared(claim.slice);
         let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
         !wired || (!in_doubt && (never || others))
     }
@@ -294,42 +295,6 @@ impl Manager {
             let boot_id = self.links[&host].hello.as_ref().map_or("", |hello| &hello.boot_id).to_owned();
             let change = self.head.decide_report(when, host, &boot_id, true);
             self.change(when, change);
-        }
-    }
-
-    /// After a restore: VMs found running keep their slices; then the host has reported.
-    fn hear_report(&mut self, when: When, host: HostId, have: &Have) {
-        let must = self.head.host(host).is_some_and(|entry| entry.host.must_report);
-        let starting = self.has_starting_emc(host);
-        let unknown = |slice: &SliceId| {
-            self.head.slot(*slice).is_some_and(|slot| matches!(slot.state, State::Quarantined(_)))
-        };
-        let found: Vec<_> = have
-            .vms
-            .iter()
-            .filter(|(_, vm)| vm.slices.iter().any(|h| unknown(&h.slice)))
-            .map(|(id, vm)| (*id, vm.clone()))
-            .collect();
-        for (id, vm) in found {
-            let id = self.adopted_as(host, id, &vm.vm);
-            let slices: Vec<_> = vm.slices.iter().map(|h| (h.slice, h.epoch)).collect();
-            if let Some(change) = self.head.decide_adopt(when, host, id, &vm.vm, &slices) {
-                self.change(when, change);
-            }
-        }
-        if must && !starting && have.whole {
-            let change = self.head.decide_reported(host);
-            self.change(when, change);
-        }
-    }
-
-    /// A number of the part of history that was lost is kept: the host goes on using it.
-    fn adopted_as(&self, host: HostId, said: ReservationId, vm: &Name) -> ReservationId {
-        let next = self.head.meta().next_reservation;
-        match self.head.reservation(said) {
-            Some(known) if known.vm == *vm && known.host == host => said,
-            None if said < next => said,
-            Some(_) | None => next,
         }
     }
 

@@ -5,6 +5,7 @@
 mod devices;
 mod hosts;
 mod requests;
+mod restore;
 mod rig;
 mod shared;
 mod store;

@@ -113,6 +113,7 @@ impl Manager {
     pub fn alarms(&self) -> Vec<Alarm> {
         let mut alarms: Vec<Alarm> = self
             .host_alarms()
+            .chain(self.restore_alarms())
             .chain(self.sight_alarms())
             .chain(self.emc_alarms())
             .chain(self.slice_alarms())

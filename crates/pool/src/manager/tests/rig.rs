@@ -7,7 +7,8 @@
 //! `break:e1`, `mend:e1`, `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `sees:h1=3` (of a shared device, as
 //! it says when it next connects), `go` (all do their part until nothing is left to do).
 //! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, not all verified), `dirty=`,
-//! `broken=`, `ended=1`, `vm1a=0.1`, `clean`, `early` (it answers no order).
+//! `broken=`, `ended=1`, `vm1a=0.1` (a VM that runs: an agent that obeys reports it from then on), `clean`, `early` (it
+//! answers no order), `part` (a partial report).
 //! Questions: `slices`, `alarms`, `state:h1`.
 //!
 //! Words out: `store`, `reload`, `e1.grant(0.1>h1)`, `h1<a=0.1;release=1.1`, `h1.close(LeaseOver)`, `reserve:a->ok(0,1)`.
@@ -47,6 +48,8 @@ pub(super) struct Rig {
     pub(super) disk: BTreeMap<Key, Record>,
     to_store: VecDeque<(u64, Arc<Vec<Record>>)>,
     to_reload: bool,
+    /// The highest generation of the ledger so far: a restore continues above it.
+    generation: u64,
     devices: BTreeMap<EmcId, Device>,
     agents: BTreeMap<HostId, Agent>,
     sessions: BTreeMap<SessionId, HostId>,
@@ -82,6 +85,8 @@ struct Agent {
     session: Option<SessionId>,
     order: Option<(Want, Ns)>,
     answered: bool,
+    /// VMs that it has reported and that have not ended; its later reports name them too.
+    running: BTreeMap<ReservationId, HaveVm>,
 }
 
 pub(super) fn name(text: &str) -> Name {
@@ -119,6 +124,7 @@ impl Rig {
             disk: BTreeMap::new(),
             to_store: VecDeque::new(),
             to_reload: false,
+            generation: 1,
             devices: BTreeMap::new(),
             agents: BTreeMap::new(),
             sessions: BTreeMap::new(),
@@ -451,7 +457,8 @@ impl Rig {
         self.to_reload = false;
         let mut records = self.disk.clone();
         let Some(Record::Meta(mut meta)) = records.remove(&Key::Meta) else { panic!("no meta") };
-        meta.generation += u64::from(restored);
+        self.generation += u64::from(restored);
+        meta.generation = if restored { self.generation } else { meta.generation };
         self.devices.values_mut().for_each(|device| device.asked.clear());
         self.event(Event::Loaded { meta, records: records.into_values().collect(), restored });
     }
@@ -542,6 +549,7 @@ impl Rig {
         };
         (agent.session, agent.order, agent.answered) = (Some(session), None, false);
         if std::mem::replace(&mut agent.boot, boot.to_owned()) != boot {
+            agent.running.clear();
             self.lets_go(id, |_| true);
         }
         self.event(Event::AgentUp(session, id, hello));
@@ -573,6 +581,7 @@ impl Rig {
             match part.split_once('=') {
                 None if part == "clean" => have.clean = true,
                 None if part == "early" => early = true,
+                None if part == "part" => have.whole = false,
                 Some(("online", list)) => have.online = holdings(list),
                 Some(("released", list)) => have.released = holdings(list),
                 Some(("scrubbed", list)) => {
@@ -606,6 +615,8 @@ impl Rig {
     pub(super) fn report(&mut self, host: HostId, mut have: Have, early: bool) {
         let agent = self.agents.get_mut(&host).unwrap();
         let Some(session) = agent.session else { return };
+        agent.running.extend(have.vms.clone());
+        agent.running.retain(|id, _| !have.ended.contains(id));
         if let Some((want, _)) = agent.order.as_ref().filter(|_| !early) {
             have.number = want.number;
             agent.answered = true;
@@ -625,12 +636,17 @@ impl Rig {
 
     /// An agent does all it was told and says so.
     pub(super) fn obey(&mut self, host: HostId) {
-        let Some((want, _)) = self.agents.get(&host).and_then(|agent| agent.order.as_ref()) else { return };
+        let Some(agent) = self.agents.get(&host) else { return };
+        let Some((want, _)) = &agent.order else { return };
+        let wanted = want.vms.values().flat_map(|vm| vm.slices.keys().copied());
+        let in_use = agent.running.values().flat_map(|vm| vm.slices.iter().copied());
+        let in_use = in_use.filter(|holding| !want.release.contains_key(holding));
         let have = Have {
-            online: want.vms.values().flat_map(|vm| vm.slices.keys().copied()).collect(),
-            released: want.release.keys().copied().collect(),
+            online: wanted.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
+            vms: agent.running.clone(),
+            released: want.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
             scrubbed: want.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
-            clean: want.fenced,
+            clean: want.fenced && agent.running.is_empty(),
             whole: true,
             ..Have::default()
         };
@@ -698,6 +714,12 @@ impl Rig {
 
     pub(super) fn is_connected(&self, host: HostId) -> bool {
         self.agents.get(&host).is_some_and(|agent| agent.session.is_some())
+    }
+}
+
+impl Agent {
+    fn uses(&self, holding: Holding) -> bool {
+        self.running.values().any(|vm| vm.slices.contains(&holding))
     }
 }
 

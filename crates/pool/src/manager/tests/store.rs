@@ -21,7 +21,7 @@ fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
         "restore | e1.contents e2.contents store
          stored device go
          slices | 0.2:quarantined 1.1:quarantined@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined
-         alarms | CAPACITY_ZERO",
+         alarms | RESTORE_PENDING RESTORE_PENDING RESTORE_PENDING CAPACITY_ZERO",
     );
     // Two hosts report, one with a VM that the backup has never heard of; the third is missing.
     rig.tells(

@@ -1,0 +1,157 @@
+//! Adoption of running VMs, and the end of a restore. The ledger of a backup is older than the rack: every slice is
+//! quarantined until each host that can reach it has reported, running VMs are adopted with their slices, and only
+//! then do unclaimed slices return to the cycle.
+//!
+//! A host has reported once its agent has followed an order of the restored ledger (from then on it starts no VM of the
+//! lost history), every EMC of the host has been compared with the ledger, and every VM in the report has been adopted. A
+//! failed adoption leaves the host unreported: its slices are kept and an alarm names the VM.
+
+use std::collections::BTreeSet;
+
+use units::limits::RESERVATIONS_LOST_MAX;
+use units::{HostId, Name, ReservationId, SliceId, UnixMs};
+
+use super::{Alarm, Manager};
+use crate::{
+    audit::Subject,
+    denied::Denied,
+    ledger::When,
+    protocol::{Have, HaveVm},
+    slice::{Quarantine, State},
+};
+
+/// A running VM whose slices the ledger cannot give to it yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UnadoptedVm {
+    vm: Name,
+    slices: BTreeSet<SliceId>,
+    since: UnixMs,
+}
+
+impl Manager {
+    /// Adopts the VMs of a report, and notes whether the host has reported all it has since a restore.
+    pub(super) fn hear_report(&mut self, when: When, host: HostId, have: &Have) {
+        let unadopted = self.adopt_vms(when, host, have);
+        if !have.whole {
+            return;
+        }
+        let complete = unadopted.is_empty() && !self.has_uncompared_emc(host);
+        self.note_unadopted(host, unadopted);
+        if complete && have.number.generation == self.head.meta().generation {
+            let change = self.head.decide_reported(host);
+            self.change(when, change);
+        }
+    }
+
+    /// Adopts each reported VM that the ledger does not know on its slices; returns the VMs it could not adopt.
+    fn adopt_vms(&mut self, when: When, host: HostId, have: &Have) -> Vec<UnadoptedVm> {
+        let unknown: Vec<_> = have.vms.iter().filter(|(id, vm)| self.is_unknown(host, **id, vm)).collect();
+        let failed = unknown.into_iter().filter(|(id, vm)| !self.adopt_vm(when, host, **id, vm));
+        let unadopted = failed.map(|(_, vm)| UnadoptedVm {
+            vm: vm.vm.clone(),
+            slices: vm.slices.iter().map(|holding| holding.slice).collect(),
+            since: when.wall,
+        });
+        unadopted.collect()
+    }
+
+    /// Whether a reported VM has a slice that is quarantined because the ledger is older than the rack, or is missing
+    /// from a restored ledger.
+    fn is_unknown(&self, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
+        let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
+        let in_doubt = |slice: SliceId| {
+            let state = self.head.slot(slice).map(|slot| slot.state);
+            matches!(
+                state,
+                Some(State::Quarantined(Quarantine::UnknownGrant { .. } | Quarantine::Restored { .. }))
+            )
+        };
+        vm.slices.iter().any(|holding| in_doubt(holding.slice))
+            || (restored && self.head.reservation(id).is_none())
+    }
+
+    fn adopt_vm(&mut self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
+        let slices: Vec<_> = vm.slices.iter().map(|holding| (holding.slice, holding.epoch)).collect();
+        let free = self.is_free_for(host, id, &vm.vm);
+        let adoption = free.then(|| self.head.decide_adopt(when, host, id, &vm.vm, &slices)).flatten();
+        adoption.map(|change| self.change(when, change)).is_some()
+    }
+
+    /// Whether a VM can be adopted under the number its host knows it by: the number is this VM's, or of the lost history.
+    fn is_free_for(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
+        let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
+        match self.head.reservation(id) {
+            Some(known) => known.vm == *vm && known.host == host,
+            None => id.0 < last,
+        }
+    }
+
+    fn note_unadopted(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
+        let before = self.unadopted.remove(&host).unwrap_or_default();
+        for found in &mut unadopted {
+            let noted = before.iter().find(|noted| noted.vm == found.vm && noted.slices == found.slices);
+            found.since = noted.map_or(found.since, |noted| noted.since);
+        }
+        self.changed |= before != unadopted;
+        if !unadopted.is_empty() {
+            self.unadopted.insert(host, unadopted);
+        }
+    }
+
+    /// Whether an operator may return a quarantined slice to the cycle.
+    ///
+    /// # Errors
+    /// [`Denied::SliceInDoubt`] while a report names the slice as memory of a running VM, or while a host that can reach
+    /// it has not reported since a restore.
+    pub(super) fn may_requalify(&self, slice: SliceId) -> Result<(), Denied> {
+        let in_doubt = |why| Err(Denied::SliceInDoubt { slice, why });
+        let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
+        if let Some(UnadoptedVm { vm, .. }) = running {
+            return in_doubt(format!("VM {vm} runs on it; it returns when the VM has ended"));
+        }
+        let Some(emc) = self.head.emc_of(slice) else { return Ok(()) };
+        let mut wired = self.head.hosts().map(|(_, entry)| &entry.host).filter(|h| h.emcs.contains(&emc));
+        match wired.find(|host| host.must_report) {
+            Some(host) => in_doubt(format!("host {} has not reported since the restore", host.name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Hosts that have not reported since a restore, and running VMs that could not be adopted.
+    pub(super) fn restore_alarms(&self) -> impl Iterator<Item = Alarm> {
+        let pending = self.durable.hosts().filter(|(_, entry)| entry.host.must_report);
+        let pending = pending.map(|(id, entry)| Alarm {
+            reason: "RESTORE_PENDING",
+            subject: Subject::Host(entry.host.name.clone()),
+            message: format!(
+                "host {} has not reported since the ledger was restored: {}; slices it can reach stay quarantined",
+                entry.host.name,
+                self.why_unreported(id)
+            ),
+            since: self.loaded_at,
+        });
+        let unadopted = self.unadopted.iter().flat_map(|(host, vms)| vms.iter().map(|vm| (*host, vm)));
+        pending.chain(unadopted.filter_map(|(host, vm)| {
+            let host = &self.durable.host(host)?.host.name;
+            Some(Alarm {
+                reason: "VM_NOT_ADOPTED",
+                subject: Subject::Vm(vm.vm.clone()),
+                message: format!(
+                    "VM {} runs on host {host}, but device and ledger do not confirm its {} slices; they are kept",
+                    vm.vm,
+                    vm.slices.len()
+                ),
+                since: vm.since,
+            })
+        }))
+    }
+
+    fn why_unreported(&self, host: HostId) -> String {
+        let uncompared = self.uncompared_emc(host).and_then(|emc| self.durable.emc(emc));
+        match (uncompared, self.unadopted.get(&host)) {
+            (Some(entry), _) => format!("EMC {} has not been compared with the ledger", entry.emc.name),
+            (None, Some(vms)) => format!("{} of its VMs could not be adopted", vms.len()),
+            (None, None) => "its agent has not sent a complete report".to_owned(),
+        }
+    }
+}

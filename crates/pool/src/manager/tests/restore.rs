@@ -1,0 +1,169 @@
+//! Restoring the ledger from a backup: a VM that runs keeps its memory, whatever the backup lacks and whichever EMC is down.
+
+use super::rig::{Rig, name};
+use crate::audit::Subject;
+
+/// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `before` precedes the
+/// backup, `after` follows it and is lost.
+fn restored(before: &str, after: &str, broken: &str) -> Rig {
+    let mut rig = Rig::up();
+    rig.run(before);
+    let backup = rig.disk.clone();
+    rig.run(after);
+    rig.disk = backup;
+    rig.run(broken);
+    rig.run("restore stored device tick:10");
+    while rig.is_storing() {
+        rig.stored(true, true);
+    }
+    rig
+}
+
+/// Slices of VMs `a` (h1, e1, in the backup) and `b` (h2, e2, younger than the backup).
+fn vm_younger_than_backup_on_failed_emc() -> Rig {
+    restored("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
+}
+
+#[test]
+fn younger_vm_on_failed_emc_keeps_its_slice_when_the_emc_returns() {
+    let mut rig = vm_younger_than_backup_on_failed_emc();
+    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go");
+    let returned = rig.run("mend:e2 tick:1000 go");
+    assert!(!returned.contains("e2.revoke(4.1)") && !returned.contains("e2.grant(4"), "{returned}");
+    rig.tells(
+        "have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go
+         slices | 0.1:online@h1 4.1:online@h2
+         alarms |
+         reserve:c@h1=1 | store",
+    );
+    assert!(rig.remembers(&Subject::Vm(name("b")), "found running (1 slice)"));
+}
+
+#[test]
+fn vm_partly_on_failed_emc_keeps_its_slices_on_the_working_one() {
+    let mut rig = restored("", "reserve:a@h1=5 go commit:a go", "break:e2");
+    rig.run("up:h1 up:h2 up:h3 tick:10");
+    let report = "have:h1:online=0.1+1.1+2.1+3.1+4.1:vm1a=0.1+1.1+2.1+3.1+4.1 have:h2 have:h3 go";
+    let reported = rig.run(report);
+    assert!(!reported.contains("revoke"), "{reported}");
+    rig.tells(
+        "slices | 0.1:quarantined@h1 1.1:quarantined@h1 2.1:quarantined@h1 3.1:quarantined@h1 4.0:quarantined 5.0:quarantined 6.0:quarantined 7.0:quarantined
+         reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE",
+    );
+    rig.run("mend:e2 tick:1000 go");
+    rig.run(report);
+    rig.tells("slices | 0.1:online@h1 1.1:online@h1 2.1:online@h1 3.1:online@h1 4.1:online@h1");
+}
+
+#[test]
+fn host_on_failed_emc_has_not_reported_until_the_emc_is_compared() {
+    let mut rig = vm_younger_than_backup_on_failed_emc();
+    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go");
+    rig.tells(
+        "reserve:c@h1=1 reserve:c@h3=1 | reserve:c->HOST_NOT_SCHEDULABLE reserve:c->HOST_NOT_SCHEDULABLE
+         alarms | RESTORE_PENDING RESTORE_PENDING RESTORE_PENDING VM_NOT_ADOPTED EMC_FAILED",
+    );
+}
+
+/// Makes everything durable that waits for a write.
+fn write_all(rig: &mut Rig) {
+    while rig.is_storing() {
+        rig.stored(true, true);
+    }
+}
+
+#[test]
+fn older_life_of_a_vm_drains_when_a_later_life_runs_elsewhere() {
+    let older = "have:h1:online=0.1:vm1a=0.1";
+    let later = "have:h2:online=4.1:vm2a=4.1";
+    let before = format!("reserve:a@h1=1 go commit:a go {older} go");
+    let after = format!("release:a go reserve:a@h2=1!2 go commit:a go {later} go");
+    for reports in [[older, later], [later, older]] {
+        let mut rig = restored(&before, &after, "");
+        rig.run("up:h1 up:h2 up:h3 tick:10");
+        let said = rig.run(&format!("{} {} have:h3 go", reports[0], reports[1]));
+        assert!(!said.contains("revoke(0.1)") && !said.contains("revoke(4.1)"), "{said}");
+        rig.tells(
+            "slices | 0.1:draining@h1 4.1:online@h2
+             reserve:b@h1=1 | store",
+        );
+    }
+}
+
+#[test]
+fn older_life_of_a_vm_drains_when_neither_life_is_in_the_backup() {
+    let older = "have:h1:online=0.1:vm1a=0.1";
+    let later = "have:h2:online=4.1:vm2a=4.1";
+    let after = format!("reserve:a@h1=1 go {older} release:a go reserve:a@h2=1!2 go {later} go");
+    for reports in [[older, later], [later, older]] {
+        let mut rig = restored("", &after, "");
+        rig.run(&format!("up:h1 up:h2 up:h3 tick:10 {} {} have:h3 go", reports[0], reports[1]));
+        rig.tells("slices | 0.1:draining@h1 4.1:online@h2");
+    }
+}
+
+#[test]
+fn partial_or_early_report_does_not_count_as_reported() {
+    let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10");
+    rig.run("have:h1:part have:h2:early have:h3 tick:10");
+    write_all(&mut rig);
+    rig.tells(
+        "reserve:b@h1=1 reserve:b@h2=1 | reserve:b->HOST_NOT_SCHEDULABLE reserve:b->HOST_NOT_SCHEDULABLE",
+    );
+    rig.run("have:h1 have:h2 go");
+    rig.tells("reserve:b@h1=1 reserve:c@h2=1 | store");
+}
+
+/// The backup shows a host as fenced that has returned since and runs a VM.
+#[test]
+fn fence_of_the_backup_is_not_repeated_after_a_restore() {
+    let mut rig = restored(
+        "reserve:a@h1=1 go down:h1 fence:h1 go",
+        "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go",
+        "",
+    );
+    let said = rig.run("up:h1/b2 up:h2 up:h3 go");
+    assert!(!said.contains("fence") && !said.contains("revoke(4.1)"), "{said}");
+    rig.tells("slices state:h1 | 4.1:online@h1 Up");
+}
+
+/// A VM that the backup shows as reserved was committed after it: its deadline is none.
+#[test]
+fn deadline_of_the_backup_does_not_end_a_vm_before_its_host_has_reported() {
+    let mut rig = restored("reserve:a@h1=1 go", "commit:a go have:h1:online=0.1:vm1a=0.1 go", "");
+    rig.run("up:h2 up:h3 go tick:301000 go");
+    rig.run("up:h1 up:h2 up:h3 go");
+    rig.tells("slices commit:a | 0.1:online@h1 commit:a->ok(0)");
+}
+
+#[test]
+fn slice_in_doubt_is_not_returned_to_the_cycle_by_an_operator() {
+    let mut rig = vm_younger_than_backup_on_failed_emc();
+    rig.run("up:h1 up:h2 up:h3 tick:10 have:h2:online=4.1:vm2b=4.1 tick:10");
+    write_all(&mut rig);
+    rig.tells("enable:4 enable:0 | enable:4->SLICE_IN_DOUBT enable:0->SLICE_IN_DOUBT");
+}
+
+#[test]
+fn host_and_wires_are_not_removed_before_the_host_has_reported() {
+    let mut rig = restored("", "reserve:a@h3=1 go commit:a go have:h3:online=4.1:vm1a=4.1", "");
+    rig.tells(
+        "rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 | rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2->NOT_DRAINED
+         rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2 | rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2->NOT_DRAINED",
+    );
+}
+
+/// Two restores of one backup: reservations of the time between them keep numbers of their own.
+#[test]
+fn reservation_numbers_differ_between_two_restores_of_one_backup() {
+    let mut rig = Rig::up();
+    let backup = rig.disk.clone();
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        rig.disk = backup.clone();
+        rig.run("restore go up:h1 up:h2 up:h3 go reserve:a@h1=1 go");
+        ids.push(rig.manager.durable().reservation_of(&name("a")).unwrap());
+    }
+    assert_ne!(ids[0], ids[1]);
+}
