@@ -349,7 +349,9 @@ impl Manager {
         self.unfenced.clear(); // an answer that came meanwhile was not looked at
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
-            let change = self.head.decide_restored();
+            // What the backup contains has no effects, from the first moment on: its orders and fences are old.
+            let change = self.durable.decide_restored();
+            self.durable.apply(change.clone());
             self.change(when, change);
             self.open.urgent = true;
         }

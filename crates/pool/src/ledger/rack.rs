@@ -330,11 +330,21 @@ impl Ledger {
         Change(records)
     }
 
-    /// A host has reported all it has since the ledger was restored.
-    pub fn decide_reported(&self, host: HostId) -> Change {
-        let entry = self.hosts.get(&host).filter(|entry| entry.host.must_report);
-        let record = entry.map(|entry| Record::Host(host, Host { must_report: false, ..entry.host.clone() }));
-        Change(record.into_iter().collect())
+    /// A host has reported all it has since the ledger was restored. Its reservations whose slices no reported VM has are
+    /// broken: another VM may have been found on them.
+    pub fn decide_reported(&self, when: When, host: HostId) -> Change {
+        let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.must_report) else {
+            return Change::default();
+        };
+        let mut records = vec![Record::Host(host, Host { must_report: false, ..entry.host.clone() })];
+        for id in entry.reservations() {
+            let own = |slice: &SliceId| self.slot(*slice).is_some_and(|slot| slot.reservation() == Some(id));
+            if let Some(lost) = self.reservations[&id].slices.iter().find(|slice| !own(slice)) {
+                let why = format!("slice {lost} was not in use when the hosts reported after a restore");
+                records.extend(self.decide_break(when, id, why).0);
+            }
+        }
+        Change(records)
     }
 }
 

@@ -62,8 +62,13 @@ impl Ledger {
 
     /// Whether it is certain without asking its host that it reaches a slice no more, once the device has revoked.
     fn needs_no_word(&self, slice: SliceId, slot: Slot) -> bool {
+        self.cuts_off(slice) || self.has_stopped(slot)
+    }
+
+    /// Whether no host has a slice, or only one that has been fenced.
+    fn has_stopped(&self, slot: Slot) -> bool {
         let stopped = |host: &HostEntry| host.host.fence == Fence::Fenced;
-        self.cuts_off(slice) || slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
+        slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
     }
 
     /// Whether a slice can go on without an operator: nobody need let go of it, or somebody can be asked to.
@@ -78,26 +83,18 @@ impl Ledger {
         self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.cuts_off())
     }
 
-    /// After a restore every host has reported, and nobody was found to use these slices (in ascending order): they go
-    /// back into the cycle, and what the ledger thought had them is broken.
-    pub fn decide_unclaimed(&self, when: When, slices: &[SliceId]) -> Change {
+    /// After a restore every host has reported, and no VM was found to use these slices: they return to the cycle. A host
+    /// that was granted one is asked to release it first, even where the device could revoke: a process that outlives its
+    /// VM may still have the memory.
+    pub fn decide_unclaimed(&self, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
-            let next = slot.step(Event::Requalify { let_go: self.needs_no_word(*slice, slot) }).ok()?;
+            let in_rack = slot.holder().is_some_and(|host| self.hosts.contains_key(&host));
+            let let_go = !in_rack || self.has_stopped(slot);
+            let next = slot.step(Event::Requalify { let_go }).ok()?;
             Some(Record::Slice(*slice, next))
         });
-        let mut records: Vec<Record> = requalified.collect();
-        if slices.is_empty() {
-            return Change(records);
-        }
-        for id in self.by_vm.values() {
-            let named = &self.reservations[id].slices;
-            if let Some(slice) = named.iter().find(|slice| slices.binary_search(slice).is_ok()) {
-                let why = format!("slice {slice} was not in use when the hosts reported after a restore");
-                records.extend(self.decide_break(when, *id, why).0);
-            }
-        }
-        Change(records)
+        Change(requalified.collect())
     }
 
     /// Slices that a host's loss sends back: one of its devices has cut it off.
@@ -189,7 +186,8 @@ impl Ledger {
     }
 
     /// Quarantines everything after a restore: the store is older than the rack, so it is right about nothing until the
-    /// hosts have reported. Whether a host was fenced is old as well: it may run VMs by now, and a fence would end them.
+    /// hosts have reported. Whether a host was fenced is old as well: it may run VMs by now, and a fence would end them. So
+    /// is its boot: one that differs does not prove that the host has released the memory of the lost history.
     /// Reservation numbers continue above any that the lost history, or another restore of the same backup, can have used.
     pub fn decide_restored(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {
@@ -197,8 +195,8 @@ impl Ledger {
             Record::Slice(slice, Slot { state: State::Quarantined(why), ..slot })
         });
         let hosts = self.hosts.iter().map(|(id, entry)| {
-            let host = Host { must_report: true, fence: Fence::None, ..entry.host.clone() };
-            Record::Host(*id, host)
+            let (fence, boot_id) = (Fence::None, String::new());
+            Record::Host(*id, Host { must_report: true, fence, boot_id, ..entry.host.clone() })
         });
         let Meta { generation, next_reservation, .. } = self.meta;
         let of_generation = generation.min(RESERVATIONS_LOST_MAX / 2) * RESERVATIONS_LOST_MAX;

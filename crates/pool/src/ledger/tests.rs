@@ -578,7 +578,7 @@ fn after_a_restore_vms_found_running_keep_their_slices() {
     assert_eq!(rack.ledger.reservation_of(&name("b")), Some(lost));
     let next = rack.reserve(ask("c", "h1", 0));
     assert!(matches!(next, Err(Denied::HostNotSchedulable { .. })), "the host has yet to report");
-    let reported = rack.ledger.decide_reported(HostId(0));
+    let reported = rack.ledger.decide_reported(at(3), HostId(0));
     rack.apply(reported);
     assert!(rack.reserve(ask("c", "h1", 0)).unwrap() > lost, "numbers of lost history are not used again");
 }
@@ -618,10 +618,14 @@ fn a_healthy_vm_is_not_replaced_by_what_somebody_claims_to_run() {
 }
 
 #[test]
-fn slices_that_nobody_uses_after_a_restore_are_scrubbed_and_break_what_named_them() {
+fn slices_not_in_use_after_a_restore_are_scrubbed_and_break_their_reservation() {
     let (mut rack, id) = restored();
     let all: Vec<SliceId> = rack.emc("e1").quarantined_slices().collect();
-    let change = rack.ledger.decide_unclaimed(at(3), &all);
+    for host in [HostId(0), HostId(1)] {
+        let change = rack.ledger.decide_reported(at(3), host);
+        rack.apply(change);
+    }
+    let change = rack.ledger.decide_unclaimed(&all);
     rack.apply(change);
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").draining()), (0, 4));
     let Stage::Broken { why } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };

@@ -11,7 +11,7 @@ use crate::{
     ledger::{Change, EmcEntry, Ledger, When},
     protocol::Handle,
     record::{Fence, Key},
-    slice::{Call, Event, Quarantine, Slot, State},
+    slice::{Call, Event, Quarantine, Scrub, Slot, State},
 };
 
 /// What a device is asked.
@@ -379,6 +379,12 @@ impl Manager {
             self.slice_event(when, slice, Event::Raise(high));
         }
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
+        // A device that revokes has lost the grant of a slice that its host was asked to release: nothing is left to release.
+        if let (None, State::Scrubbing(Scrub::Leaving(host)), true) =
+            (grant, slot.state, self.head.cuts_off(slice))
+        {
+            return self.slice_event(when, slice, Event::OwnerFenced(host));
+        }
         // Who may reach it whatever the device's record says.
         let kept = slot.holder().filter(|_| !self.head.cuts_off(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
@@ -421,7 +427,7 @@ impl Manager {
 
 /// Whether a slot claims that the device has confirmed its grant and not yet revoked it.
 fn needs_grant(slot: Slot) -> bool {
-    use crate::slice::{Drain, Scrub};
+    use crate::slice::Drain;
     matches!(
         slot.state,
         State::Onlining(_)

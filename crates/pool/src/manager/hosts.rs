@@ -362,7 +362,8 @@ impl Manager {
 
     /// A reservation's host is to be told of it; of one whose slices are still to be granted it has not heard.
     pub(super) fn tell_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
-        let waits = matches!(reservation.stage, Stage::Reserved { .. }) && self.usable(reservation).is_none();
+        let waits =
+            matches!(reservation.stage, Stage::Reserved { .. }) && self.usable(id, reservation).is_none();
         if !waits && let Some(link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected())
         {
             link.news.reservations.insert(id);
@@ -544,19 +545,20 @@ impl Manager {
     /// Adds a VM that its host is to have ready, if it is one.
     fn want_vm(&self, host: HostId, id: ReservationId, want: &mut Want) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
-        let Some(slices) = self.usable(reservation) else { return false };
+        let Some(slices) = self.usable(id, reservation) else { return false };
         let Reservation { vm, local, pinned, .. } = reservation;
         want.vms.insert(id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, slices });
         true
     }
 
-    /// A VM's slices, once every one of them is granted: a VM is never told of a part of its memory.
-    fn usable(&self, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
+    /// A VM's slices, once every one of them is granted to it: an order never names a part of a VM's memory, nor a slice that
+    /// another VM was found on after a restore.
+    fn usable(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
         if let Stage::Broken { .. } | Stage::Ended { .. } = reservation.stage {
             return None;
         }
         let handle = |slice: &SliceId| {
-            let slot = self.durable.slot(*slice)?;
+            let slot = self.durable.slot(*slice).filter(|slot| slot.reservation() == Some(id))?;
             let holding = Holding { slice: *slice, epoch: slot.epoch };
             matches!(slot.state, State::Onlining(_) | State::Online(_))
                 .then(|| Some((holding, self.handle_of(holding)?)))?

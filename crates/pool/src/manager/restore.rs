@@ -38,7 +38,7 @@ impl Manager {
         let complete = unadopted.is_empty() && !self.has_uncompared_emc(host);
         self.note_unadopted(host, unadopted);
         if complete && have.number.generation == self.head.meta().generation {
-            let change = self.head.decide_reported(host);
+            let change = self.head.decide_reported(when, host);
             self.change(when, change);
         }
     }

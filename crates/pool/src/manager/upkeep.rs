@@ -133,7 +133,7 @@ impl Manager {
         }
         for emc in ready {
             let unclaimed = self.unclaimed(emc, UPKEEP_CHANGES_MAX);
-            let change = self.head.decide_unclaimed(when, &unclaimed);
+            let change = self.head.decide_unclaimed(&unclaimed);
             self.change(when, change);
         }
     }

@@ -4,7 +4,7 @@
 use pool::{
     ledger::{Ledger, Place, Target},
     record::{Fence, Key, Record, Scheduling, Stage},
-    slice::State,
+    slice::{Scrub, Slot, State},
 };
 use units::{Ns, SliceId};
 
@@ -109,12 +109,22 @@ impl World {
         let fenced = self.truth.records().find_map(|record| match record {
             Record::Host(id, host) if host.fence != Fence::None => Some(format!("{id} is {:?}", host.fence)),
             Record::Reservation(id, r) if r.is_active() => Some(format!("{id} is {:?}", r.stage)),
-            Record::Slice(id, slot) if slot.state != State::Free => Some(format!("slice {id} is {slot:?}")),
+            Record::Slice(id, slot) if slot.state != State::Free && self.has_scrubber(*id, *slot) => {
+                Some(format!("slice {id} is {slot:?}"))
+            }
             _ => None,
         });
         fenced.or_else(|| {
             (!self.people.asked.is_empty()).then(|| format!("unanswered: {:?}", self.people.asked))
         })
+    }
+
+    /// Whether a slice can go on: one that waits for a scrubber does not, if no host is wired to its EMC.
+    fn has_scrubber(&self, slice: SliceId, slot: Slot) -> bool {
+        let emc = self.devices.iter().position(|device| device.has(slice));
+        let name = emc.map(|emc| &self.weather.rack.emcs[emc].name);
+        let wired = self.weather.rack.hosts.iter().any(|host| host.emcs.iter().any(|emc| Some(emc) == name));
+        wired || slot.state != State::Scrubbing(Scrub::Waiting)
     }
 
     /// A restart now would change nothing.

@@ -8,7 +8,7 @@ use pool::{
     manager::{DeviceCall, DeviceDone},
     protocol::{FailedReason, Have, Holding, Want},
     record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
-    slice::{Call, Drain, Scrub, Slot, State},
+    slice::{Call, Drain, Quarantine, Scrub, Slot, State},
 };
 use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
 
@@ -28,7 +28,7 @@ pub(super) struct Truth {
     pub(super) fence_asked: BTreeSet<Name>,
     pub(super) requalify_asked: BTreeSet<SliceId>,
     forced: BTreeSet<ReservationId>,
-    /// Grants that went with the power of their device.
+    /// Grants that went with the power of their device, or when it fenced their host.
     lost: BTreeSet<Holding>,
     /// Which devices have cut off which hosts since these were last to be fenced.
     cut: BTreeSet<(EmcId, HostId)>,
@@ -150,6 +150,7 @@ impl World {
 
     fn check_slot(&mut self, slice: SliceId, slot: Slot) {
         let before = self.truth.slot(slice);
+        self.check_unclaimed(slice, before, slot);
         if slot.epoch < before.epoch {
             self.blame("epochs only rise", format!("slice {slice}: from {} to {}", before.epoch, slot.epoch));
         }
@@ -167,6 +168,24 @@ impl World {
             State::Free => self.check_free(slice, slot),
             State::Online(owner) => self.check_online(slice, slot.epoch, owner.host),
             _ => {}
+        }
+    }
+
+    /// After a restore no slice is revoked while a process has it.
+    fn check_unclaimed(&mut self, slice: SliceId, before: Slot, after: Slot) {
+        let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
+        if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {
+            return;
+        }
+        let device =
+            self.devices.iter().find(|device| device.has(slice)).expect("every slice is on a device");
+        let user = self.machines.iter().find_map(|machine| {
+            let mut guests = machine.mappings().filter(|(holding, pid)| holding.slice == slice && *pid != 0);
+            guests.find(|(holding, _)| device.reaches(*holding, machine.id)).map(|(_, pid)| (machine.id, pid))
+        });
+        if let Some((host, pid)) = user {
+            let what = format!("slice {slice} returns to the cycle; process {pid} of {host} has it");
+            self.blame("guests outlive us", what);
         }
     }
 
@@ -201,7 +220,7 @@ impl World {
             if !kept || revived || acked.is_some_and(|acked| !is_kept(&acked, new)) {
                 self.blame("durable before done", format!("{id} was {old:?} and becomes {new:?}"));
             }
-        } else if self.is_closed(new, batch) {
+        } else if !is_adopted(new) && self.is_closed(new, batch) {
             self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
         }
     }
@@ -257,6 +276,32 @@ impl World {
         records.iter().for_each(|record| self.truth.put(record));
     }
 
+    /// The store was replaced by an older one: clients may find that what they were told is lost.
+    pub(super) fn forget_lost_history(&mut self, records: &[Record]) {
+        let known: BTreeMap<ReservationId, &Reservation> = records
+            .iter()
+            .filter_map(|record| match record {
+                Record::Reservation(id, reservation) => Some((*id, reservation)),
+                _ => None,
+            })
+            .collect();
+        let is_known = |acked: &Acked| known.get(&acked.id).is_some_and(|r| is_kept(acked, r));
+        self.truth.acked.retain(|_, acked| is_known(acked));
+    }
+
+    /// Nothing that a restored store contains about slices and fences counts: there is no order, call or fence to repeat.
+    pub(super) fn doubt_everything(&mut self) {
+        for record in self.truth.records.values_mut() {
+            match record {
+                Record::Slice(_, slot) => {
+                    slot.state = State::Quarantined(Quarantine::Restored { host: slot.holder() });
+                }
+                Record::Host(_, host) => (host.fence, host.must_report) = (Fence::None, true),
+                _ => {}
+            }
+        }
+    }
+
     /// The store was read: nothing that anybody was told may be missing.
     pub(super) fn truth_loaded(&mut self, meta: Option<&Meta>, records: &[Record]) {
         self.truth.records.clear();
@@ -310,7 +355,10 @@ impl World {
                 self.truth.cut.insert((emc, *host));
                 let device = &self.devices[usize::from(emc.0)];
                 let theirs = self.truth.hands.iter_mut().filter(|(slice, _)| device.has(**slice));
-                theirs.filter(|(_, hand)| hand.host == *host).for_each(|(_, hand)| hand.let_go = true);
+                for (slice, hand) in theirs.filter(|(_, hand)| hand.host == *host) {
+                    hand.let_go = true;
+                    self.truth.lost.insert(Holding { slice: *slice, epoch: hand.epoch });
+                }
             }
             _ => {}
         }
@@ -436,6 +484,11 @@ impl World {
             self.blame("guests outlive us", what);
         }
     }
+}
+
+/// Whether a reservation was made for a VM that was found running after a restore.
+fn is_adopted(reservation: &Reservation) -> bool {
+    reservation.request.client.as_str() == "restored"
 }
 
 /// Whether a reservation still is what a client was told.

@@ -9,7 +9,7 @@ use pool::{
     ledger::{Place, Reserve, Target},
     manager::{Answer, Ask, Event, ReservationView, Token},
     record::{RequestKey, Scheduling, Stage},
-    slice::State,
+    slice::{Quarantine, State},
 };
 use rand::Rng as _;
 use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
@@ -74,6 +74,7 @@ impl World {
             93..96 => self.let_back_some(),
             96..97 => self.stop_waiting(),
             97..98 => self.fill_disk(),
+            98..99 => self.program.store.backup(),
             _ => self.kill_some(),
         }
     }
@@ -208,7 +209,11 @@ impl World {
 
     pub(super) fn quarantined(&self) -> Vec<SliceId> {
         let slices = (0..self.weather.rack.emcs.iter().map(|emc| emc.slices).sum()).map(SliceId);
-        slices.filter(|s| matches!(self.truth.slot(*s).state, State::Quarantined(_))).collect()
+        let waits = |slice: &SliceId| match self.truth.slot(*slice).state {
+            State::Quarantined(why) => !matches!(why, Quarantine::Restored { .. }), // these return by themselves
+            _ => false,
+        };
+        slices.filter(waits).collect()
     }
 
     pub(super) fn let_back(&mut self, slice: SliceId) {

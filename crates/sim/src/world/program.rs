@@ -77,7 +77,14 @@ impl World {
             self.say(|| "manager cannot read its store".into());
             return self.after(Ns::ms(100), Happening::ManagerStarts);
         };
+        let restored = self.program.store.is_restored();
+        if restored {
+            self.forget_lost_history(&records);
+        }
         self.truth_loaded(meta.as_ref(), &records);
+        if restored {
+            self.doubt_everything();
+        }
         self.fresh_leases();
         let meta = meta.unwrap_or_else(|| Meta::new("rack".into()));
         self.program.life += 1;
@@ -97,7 +104,7 @@ impl World {
             bursting: false,
         });
         self.say(|| format!("manager starts its life {life}"));
-        self.manager(Event::Loaded { meta, records, restored: false });
+        self.manager(Event::Loaded { meta, records, restored });
         let rack = self.weather.rack.clone();
         self.manager(Event::Ask(ready, Ask::Configure(rack)));
     }
@@ -241,10 +248,14 @@ impl World {
         match self.program.store.load() {
             None => self.after(STORE_RETRY, Happening::StoreRead(life)),
             Some((meta, records)) => {
+                let restored = self.program.store.is_restored();
                 self.truth_loaded(meta.as_ref(), &records);
+                if restored {
+                    self.doubt_everything();
+                }
                 // A store that never held anything has nothing to go on with: the program ends and starts anew.
                 match meta {
-                    Some(meta) => self.manager(Event::Loaded { meta, records, restored: false }),
+                    Some(meta) => self.manager(Event::Loaded { meta, records, restored }),
                     None => {
                         self.kill_manager();
                         self.after(Ns::ms(1), Happening::ManagerStarts);

@@ -17,6 +17,12 @@ pub trait Store: std::fmt::Debug {
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)>;
     /// From now on nothing goes wrong by itself.
     fn calm(&mut self);
+    /// Keeps a copy of the present content as the backup.
+    fn backup(&mut self);
+    /// Replaces the content by the backup, under a generation above all before. `false` if there is no backup.
+    fn restore(&mut self) -> bool;
+    /// Whether the content was restored and has not been written to since.
+    fn is_restored(&self) -> bool;
 }
 
 /// A store in memory.
@@ -25,15 +31,26 @@ pub struct MemoryStore {
     records: BTreeMap<Key, Record>,
     rng: Pcg64,
     failing: f64,
+    backup: Option<BTreeMap<Key, Record>>,
+    generation: u64,
+    restored: bool,
 }
 
 impl MemoryStore {
     /// An empty one, of whose commits and loads this part fails.
     pub fn new(seed: u64, failing: f64) -> Self {
-        Self { records: BTreeMap::new(), rng: Pcg64::seed_from_u64(seed), failing }
+        Self {
+            records: BTreeMap::new(),
+            rng: Pcg64::seed_from_u64(seed),
+            failing,
+            backup: None,
+            generation: 1,
+            restored: false,
+        }
     }
 
     fn put(&mut self, records: &[Record]) {
+        self.restored = false;
         for record in records {
             match record {
                 Record::Gone(key) => drop(self.records.remove(key)),
@@ -73,5 +90,25 @@ impl Store for MemoryStore {
 
     fn calm(&mut self) {
         self.failing = 0.0;
+    }
+
+    fn backup(&mut self) {
+        if self.records.contains_key(&Key::Meta) {
+            self.backup = Some(self.records.clone());
+        }
+    }
+
+    fn restore(&mut self) -> bool {
+        let Some(mut records) = self.backup.clone() else { return false };
+        self.generation += 1;
+        if let Some(Record::Meta(meta)) = records.get_mut(&Key::Meta) {
+            meta.generation = self.generation;
+        }
+        (self.records, self.restored) = (records, true);
+        true
+    }
+
+    fn is_restored(&self) -> bool {
+        self.restored
     }
 }

@@ -43,6 +43,8 @@ pub struct Summary {
     pub moved: u64,
     /// Troubles that came.
     pub troubles: u64,
+    /// Stores replaced by a backup.
+    pub restored: u64,
 }
 
 impl std::ops::AddAssign for Summary {
@@ -53,6 +55,7 @@ impl std::ops::AddAssign for Summary {
         self.scrubbed += more.scrubbed;
         self.moved += more.moved;
         self.troubles += more.troubles;
+        self.restored += more.restored;
     }
 }
 

@@ -28,8 +28,9 @@ impl World {
             55..68 => self.freeze_agent(host),
             68..80 => self.lose_network(host),
             80..88 => self.break_session(host),
-            88..98 => self.fail_device(),
-            _ => self.power_device_off(),
+            88..95 => self.fail_device(),
+            95..97 => self.power_device_off(),
+            _ => self.restore_backup(),
         }
     }
 
@@ -41,6 +42,19 @@ impl World {
 
     fn lose_manager(&mut self) {
         self.kill_manager();
+        let span = self.a_while();
+        self.after(span, Happening::ManagerStarts);
+    }
+
+    /// The store is lost, and its backup takes its place: often while a device is down.
+    fn restore_backup(&mut self) {
+        self.kill_manager();
+        let restored = self.program.store.restore();
+        self.story.counts.restored += u64::from(restored);
+        self.say(|| format!("store is restored: {restored}"));
+        if self.chance(0.5) {
+            self.fail_device();
+        }
         let span = self.a_while();
         self.after(span, Happening::ManagerStarts);
     }

@@ -131,14 +131,14 @@ impl Rack {
                 ledger.decide_report(when, HostId(*host), &format!("b{boot}"), *clean)
             }
             Turn::Restore => ledger.decide_restored(),
-            Turn::Reported(host) => ledger.decide_reported(HostId(*host)),
+            Turn::Reported(host) => ledger.decide_reported(when, HostId(*host)),
             Turn::Adopt { id, vm: number, slices } => {
                 self.adopt(when, ReservationId(*id), &vm(*number), slices)
             }
             Turn::Unclaimed(slice) => {
                 let such = |s: &SliceId| matches!(ledger.slots[s.0 as usize].state, State::Quarantined(_));
                 let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(such).collect();
-                ledger.decide_unclaimed(when, &slices)
+                ledger.decide_unclaimed(&slices)
             }
             Turn::Answer(number) => {
                 let (_, change) = ledger.decide_migration(

@@ -167,3 +167,50 @@ fn reservation_numbers_differ_between_two_restores_of_one_backup() {
     }
     assert_ne!(ids[0], ids[1]);
 }
+
+/// A VM younger than the backup runs on a slice that the backup gives to a reservation of another host.
+#[test]
+fn slice_of_an_adopted_vm_is_in_no_order_to_the_host_of_the_backup() {
+    let mut rig = restored(
+        "cordon:e2 reserve:a@h1=1 go",
+        "release:a go reserve:b@h2=1 go commit:b go have:h2:online=0.3:vm2b=0.3 go",
+        "",
+    );
+    let said = rig.run("up:h2 tick:10 have:h2:online=0.3:vm2b=0.3 go up:h1 tick:10");
+    assert!(!said.contains("h1<a=0.3"), "{said}");
+    rig.run("up:h3 go");
+    rig.tells("slices wait:a wait:b | 0.3:online@h2 wait:a->RESERVATION_WRONG_STATE wait:b->ok(0)");
+}
+
+/// The store is slow, and devices and agents are there before the first write after the restore is durable.
+#[test]
+fn restored_ledger_orders_nothing_before_its_first_write() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go down:h1 fence:h1 stored");
+    let backup = rig.disk.clone();
+    rig.run("up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go");
+    rig.disk = backup;
+    let said = rig.run("restore device up:h1/b2 device tick:10");
+    assert!(!said.contains("fence") && !said.contains("h1<a"), "{said}");
+    rig.run("stored go up:h2 up:h3 go");
+    rig.tells("slices state:h1 | 4.1:online@h1 Up");
+}
+
+/// A host restarted after the backup, and a VM was started there since: that its boot is not the one of the backup proves
+/// nothing about the VM.
+#[test]
+fn boot_other_than_that_of_the_backup_does_not_end_a_fence() {
+    let mut rig = restored(
+        "down:h1",
+        "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go",
+        "",
+    );
+    rig.run("vouch:h1 lost reload go up:h1/b2 tick:10 have:h1:online=4.1:vm2b=4.1 go");
+    rig.run("up:h2 up:h3 go");
+    rig.tells("slices | 4.1:online@h1");
+    let mut rig = restored("", "up:h1/b2 go", "");
+    rig.run("break:e1 break:e2 tick:5000 tick:60000 go up:h1/b2 tick:10");
+    rig.tells("state:h1 | Fencing");
+    let fence = rig.manager.durable().host(rig.host("h1")).unwrap().host.fence;
+    assert_eq!(fence, crate::record::Fence::Fencing { powered_off: false });
+}
