@@ -4,6 +4,7 @@
 //! way anything changes. The ledger calls no device and sends nothing; the [manager](crate::manager) makes changes
 //! durable and then acts on them.
 
+pub(crate) mod ended;
 mod life;
 mod migrations;
 mod rack;
@@ -17,9 +18,9 @@ use std::{
 
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
-use units::limits::REQUEST_ID_KEPT;
 use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
 
+use self::ended::EndedRequests;
 pub use self::{
     life::Target,
     rack::{EmcSpec, HostSpec, Place, RackSpec},
@@ -64,9 +65,10 @@ pub struct Ledger {
     deadlines: BTreeSet<(Ns, ReservationId)>,
     /// When requests to move a VM that were declined are made again.
     declined: BTreeSet<(Ns, ReservationId)>,
-    /// When ended reservations are forgotten, and in which order per client.
-    ended: BTreeSet<(Ns, ReservationId)>,
-    ended_by_client: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>>,
+    /// Ended reservations whose slices are all back.
+    ended: EndedRequests,
+    /// The number of slices that serve a reservation or drain from it. A reservation without any has no entry.
+    slices_out: IndexMap<ReservationId, u32, FxBuildHasher>,
 }
 
 /// An EMC with what follows from its slots.
@@ -180,8 +182,8 @@ impl Ledger {
             by_request: IndexMap::default(),
             deadlines: BTreeSet::new(),
             declined: BTreeSet::new(),
-            ended: BTreeSet::new(),
-            ended_by_client: BTreeMap::new(),
+            ended: EndedRequests::default(),
+            slices_out: IndexMap::default(),
         };
         ledger.install(Record::Meta(meta));
         ledger
@@ -282,9 +284,38 @@ impl Ledger {
             entry.held.insert(id);
             entry.scrubbing += usize::from(slot.is_being_scrubbed());
         }
+        if old.reservation() != slot.reservation() {
+            old.reservation().into_iter().for_each(|id| self.slice_returned(id));
+            slot.reservation().into_iter().for_each(|id| self.slice_taken(id));
+        }
         let Some(entry) = self.emc_of(id).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
         entry.forget_slot(id, old);
         entry.count_slot(id, slot);
+    }
+
+    fn slice_taken(&mut self, id: ReservationId) {
+        *self.slices_out.entry(id).or_default() += 1;
+        if let Some((client, at)) = self.ended_request(id) {
+            self.ended.remove(&client, (at, id));
+        }
+    }
+
+    fn slice_returned(&mut self, id: ReservationId) {
+        let Some(out) = self.slices_out.get_mut(&id) else { return };
+        *out -= 1;
+        if *out > 0 {
+            return;
+        }
+        self.slices_out.swap_remove(&id);
+        if let Some((client, at)) = self.ended_request(id) {
+            self.ended.insert(&client, (at, id));
+        }
+    }
+
+    fn ended_request(&self, id: ReservationId) -> Option<(Name, Ns)> {
+        let reservation = self.reservations.get(&id)?;
+        let Stage::Ended { at, .. } = reservation.stage else { return None };
+        Some((reservation.request.client.clone(), at))
     }
 
     fn install_reservation(&mut self, id: ReservationId, reservation: Reservation) {
@@ -304,8 +335,9 @@ impl Ledger {
         match reservation.stage {
             Stage::Reserved { deadline, .. } => drop(self.deadlines.insert((deadline, id))),
             Stage::Ended { at, .. } => {
-                self.ended.insert((at.after(REQUEST_ID_KEPT), id));
-                self.ended_by_client.entry(reservation.request.client.clone()).or_default().insert((at, id));
+                if !self.slices_out.contains_key(&id) {
+                    self.ended.insert(&reservation.request.client, (at, id));
+                }
                 self.ended_of_vm.entry(reservation.vm.clone()).or_default().insert(id);
             }
             Stage::Committed | Stage::Broken { .. } => {}
@@ -327,10 +359,7 @@ impl Ledger {
         match old.stage {
             Stage::Reserved { deadline, .. } => drop(self.deadlines.remove(&(deadline, id))),
             Stage::Ended { at, .. } => {
-                self.ended.remove(&(at.after(REQUEST_ID_KEPT), id));
-                if let Some(ended) = self.ended_by_client.get_mut(&old.request.client) {
-                    ended.remove(&(at, id));
-                }
+                self.ended.remove(&old.request.client, (at, id));
                 if let Entry::Occupied(mut ended) = self.ended_of_vm.entry(old.vm.clone()) {
                     ended.get_mut().remove(&id);
                     if ended.get().is_empty() {
@@ -359,7 +388,9 @@ impl Ledger {
             Key::Reservation(id) => {
                 if let Some(old) = self.reservations.remove(&id) {
                     self.unindex_reservation(id, &old);
-                    self.by_request.swap_remove(&old.request);
+                    if self.by_request.get(&old.request) == Some(&id) {
+                        self.by_request.swap_remove(&old.request);
+                    }
                 }
             }
             Key::Emc(id) => {
@@ -503,9 +534,9 @@ impl Ledger {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// When the next ended reservation may be forgotten, if its slices are back by then.
+    /// When the next ended reservation is past its time.
     pub fn next_forgetting(&self) -> Option<Ns> {
-        self.ended.first().map(|(at, _)| *at)
+        self.ended.next_expiry()
     }
 
     /// Whether a host may reach a slice under exactly this number. Cheap: reports name thousands.
