@@ -514,6 +514,7 @@ impl Manager {
             Record::Emc(id, _) => self.expect_emc(*id),
             Record::Gone(Key::Host(id)) => self.drop_host(*id),
             Record::Gone(Key::Emc(id)) => self.drop_emc(*id),
+            Record::Gone(Key::Slice(id)) => self.drop_slice(*id),
             Record::Meta(_) | Record::Migration(..) | Record::Decision(..) | Record::Gone(_) => {}
         }
     }

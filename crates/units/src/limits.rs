@@ -10,8 +10,14 @@ pub const EMCS_MAX: usize = 256;
 pub const EMCS_PER_HOST_MAX: usize = 16;
 /// Slices on one EMC: 16 TiB.
 pub const SLICES_PER_EMC_MAX: u32 = 16 * 1024;
-/// Slices in one rack: 256 TiB.
+/// Slices in one rack at a time: 256 TiB.
 pub const SLICES_MAX: u32 = 256 * 1024;
+/// Slices that a rack may be given in its life, removed ones included, as their numbers are never reused.
+pub const SLICES_EVER_MAX: u32 = u32::MAX;
+/// EMCs that a rack may be given in its life, removed ones included, as their numbers are never reused.
+pub const EMCS_EVER_MAX: u32 = u32::MAX;
+/// Hosts that a rack may be given in its life, removed ones included, as their numbers are never reused.
+pub const HOSTS_EVER_MAX: u32 = u32::MAX;
 /// Slices one VM may have.
 pub const SLICES_PER_VM_MAX: u32 = 4096;
 /// Slices one host may hold; an order to a host names them all in one message.

@@ -149,7 +149,8 @@ impl Ledger {
         slices.sort_unstable();
         let mut records = Vec::with_capacity(slices.len() + 2);
         for slice in &slices {
-            let slot = self.slots[slice.0 as usize].step(Event::Assign(Owner { host, reservation: id }));
+            let slot = self.slot(*slice).expect("a slice in the free set is there");
+            let slot = slot.step(Event::Assign(Owner { host, reservation: id }));
             records.push(Record::Slice(*slice, slot.expect("a slice in the free set is free")));
         }
         let reservation = Reservation {

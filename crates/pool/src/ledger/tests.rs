@@ -1,6 +1,7 @@
 //! The ledger's promises, one sentence each. What must hold after any story at all is in [`story`].
 
 mod ended;
+mod numbers;
 mod story;
 
 use units::limits::{MIGRATION_ASKED_AGAIN_AFTER, REQUEST_ID_KEPT, RESERVATIONS_PER_HOST_MAX, SLICES_MAX};

@@ -54,7 +54,7 @@ pub(super) struct News {
 }
 
 impl News {
-    /// Notes a slice, reservations, or both. What does not fit is said by a complete order.
+    /// Notes a slice, reservations, or both. Beyond the limit the next order is a complete one.
     pub(super) fn note(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
         self.slices.extend(slice);
         self.reservations.extend(of);
@@ -159,6 +159,8 @@ impl Manager {
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
+        self.fencing.retain(|(_, of), _| *of != host);
+        self.fenced.retain(|(_, of)| *of != host);
         self.unfenced.retain(|(_, kept), _| *kept != host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, Closed::HostGone);

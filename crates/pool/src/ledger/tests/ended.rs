@@ -18,7 +18,7 @@ fn request(client: &str, id: &str) -> RequestKey {
 }
 
 impl Rack {
-    /// A reservation without slices that is made and ended at once. What is too much then is forgotten.
+    /// Makes and ends a reservation without slices, and evicts the excess.
     fn ends(&mut self, client: &str, id: &str, seconds: u64) -> ReservationId {
         let asked = Reserve { request: request(client, id), ..ask("brief", "h1", 0) };
         let reservation = self.reserve(asked).unwrap();

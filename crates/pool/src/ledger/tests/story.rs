@@ -15,12 +15,12 @@ enum Turn {
     Step { slice: u32, kind: u8 },
     Quarantine { slice: u32, kind: u8 },
     Schedule { place: u8, to: u8 },
-    Fence { host: u16, vouched: bool },
-    CutOff { host: u16, emc: u16 },
-    Fenced(u16),
-    Report { host: u16, boot: u8, clean: bool },
+    Fence { host: u32, vouched: bool },
+    CutOff { host: u32, emc: u32 },
+    Fenced(u32),
+    Report { host: u32, boot: u8, clean: bool },
     Restore,
-    Reported(u16),
+    Reported(u32),
     Adopt { id: u64, vm: u8, slices: Vec<u32> },
     Unclaimed(u32),
     Answer(u8),
@@ -46,12 +46,12 @@ fn turn() -> impl Strategy<Value = Turn> {
         24 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Step { slice, kind }),
         2 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Quarantine { slice, kind }),
         2 => (0..16u8, 0..3u8).prop_map(|(place, to)| Turn::Schedule { place, to }),
-        1 => (0..4u16, any::<bool>()).prop_map(|(host, vouched)| Turn::Fence { host, vouched }),
-        2 => (0..4u16, 0..4u16).prop_map(|(host, emc)| Turn::CutOff { host, emc }),
-        1 => (0..4u16).prop_map(Turn::Fenced),
-        2 => (0..4u16, 0..3u8, any::<bool>()).prop_map(|(host, boot, clean)| Turn::Report { host, boot, clean }),
+        1 => (0..4u32, any::<bool>()).prop_map(|(host, vouched)| Turn::Fence { host, vouched }),
+        2 => (0..4u32, 0..4u32).prop_map(|(host, emc)| Turn::CutOff { host, emc }),
+        1 => (0..4u32).prop_map(Turn::Fenced),
+        2 => (0..4u32, 0..3u8, any::<bool>()).prop_map(|(host, boot, clean)| Turn::Report { host, boot, clean }),
         1 => Just(Turn::Restore),
-        2 => (0..4u16).prop_map(Turn::Reported),
+        2 => (0..4u32).prop_map(Turn::Reported),
         3 => (0..20u64, 0..6u8, prop::collection::vec(0..15u32, 1..3))
             .prop_map(|(id, vm, slices)| Turn::Adopt { id, vm, slices }),
         1 => (0..15u32).prop_map(Turn::Unclaimed),
@@ -112,7 +112,7 @@ impl Rack {
             Turn::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
             Turn::Step { slice, kind } => self.step(SliceId(*slice), *kind),
             Turn::Quarantine { slice, kind } => {
-                let host = HostId(u16::from(*kind) % 4);
+                let host = HostId(u32::from(*kind) % 4);
                 let why = match kind % 3 {
                     0 => Quarantine::LostGrant,
                     1 => Quarantine::UnknownGrant { host },
@@ -140,7 +140,8 @@ impl Rack {
                 self.adopt(when, ReservationId(*id), &vm(*number), slices)
             }
             Turn::Unclaimed(slice) => {
-                let such = |s: &SliceId| matches!(ledger.slots[s.0 as usize].state, State::Quarantined(_));
+                let quarantined = |slot: Slot| matches!(slot.state, State::Quarantined(_));
+                let such = |s: &SliceId| ledger.slot(*s).is_some_and(quarantined);
                 let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(such).collect();
                 ledger.decide_unclaimed(when, &slices)
             }
@@ -163,7 +164,7 @@ impl Rack {
     /// Something that could happen to a slice as it is, now and then something that could not.
     fn step(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
-        let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u16::from(kind) % 3)));
+        let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
         let scrubbed = Scrubbed {
             holding: Holding { slice, epoch },
             started: UnixMs(0),
@@ -219,7 +220,7 @@ fn all_of(ledger: &Ledger) -> String {
     let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
     let slices_out: BTreeMap<_, _> = ledger.slices_out.iter().collect();
     let slots: Vec<_> = ledger.slots_from(SliceId(0)).collect();
-    let named = (&ledger.by_emc_name, &ledger.by_host_name, &ledger.by_first);
+    let named = (&ledger.by_emc_name, &ledger.by_host_name);
     let known = (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
     let times = (&ledger.deadlines, &ledger.declined);
     let by_name = (by_vm, &ledger.ended_of_vm);
