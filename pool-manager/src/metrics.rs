@@ -7,7 +7,10 @@ use std::{
     time::Instant,
 };
 
-use pool::manager::{EmcState, HostState, Manager, Published};
+use pool::{
+    manager::{EmcState, HostState, Manager, Published},
+    record::{Key, Record},
+};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{
@@ -204,6 +207,11 @@ impl Metrics {
     /// Counts what became durable, and traces each change of a slice.
     pub fn transitions(&self, durable: &Published) {
         let mut entered = self.entered.lock().expect("nobody panics while counting");
+        for record in durable.records.iter() {
+            if let Record::Gone(Key::Slice(slice)) = record {
+                entered.remove(slice);
+            }
+        }
         for (slice, from, to) in &durable.transitions {
             let span =
                 tracing::debug_span!("slice", slice = slice.0, from, to, revision = durable.revision.0);
@@ -229,6 +237,9 @@ impl Metrics {
             let emc = ledger.emc(emc).map(|e| e.emc.name.to_string()).unwrap_or_default();
             self.slices.get_or_create(&EmcInState { emc, state: slot.state_name() }).inc();
         }
+        self.hosts_up.clear();
+        self.host_slices.clear();
+        self.emc_up.clear();
         for (id, entry) in ledger.hosts() {
             let label = HostLabel { host: entry.host.name.to_string() };
             let up = matches!(manager.host_state(id), HostState::Up | HostState::Silent);

@@ -69,12 +69,21 @@ fn encode(record: &Record) -> Vec<u8> {
 fn place(key: Key) -> (Table, Vec<u8>) {
     match key {
         Key::Meta => (Table::Meta, LEDGER.to_vec()),
-        Key::Emc(id) => (Table::Emcs, id.0.to_be_bytes().to_vec()),
-        Key::Host(id) => (Table::Hosts, id.0.to_be_bytes().to_vec()),
+        Key::Emc(id) => (Table::Emcs, short_key(id.0)),
+        Key::Host(id) => (Table::Hosts, short_key(id.0)),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
         Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // the newest first
         Key::Migration(id) => (Table::Migrations, id.0.to_be_bytes().to_vec()),
         Key::Decision(seq) => (Table::Audit, seq.to_be_bytes().to_vec()),
+    }
+}
+
+/// The key of a number that had two bytes in earlier versions: those that fit into two still have them, so that each record has
+/// one key in a store of any version.
+fn short_key(number: u32) -> Vec<u8> {
+    match u16::try_from(number) {
+        Ok(short) => short.to_be_bytes().to_vec(),
+        Err(_) => number.to_be_bytes().to_vec(),
     }
 }
 
@@ -144,4 +153,75 @@ pub fn load(store: &mut dyn Scan) -> Result<Loaded, LoadError> {
         scan(store, table, &mut |record| loaded.records.push(record))?;
     }
     Ok(loaded)
+}
+
+#[cfg(test)]
+mod tests {
+    use pool::ledger::Ledger;
+    use units::{EmcId, HostId, ReservationId, SliceId};
+
+    use super::*;
+    use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
+
+    /// Records as they were written when numbers of EMCs and hosts had 16 bits: table, key, value.
+    const OF_16_BITS: [(Table, &str, &str); 5] = [
+        (Table::Meta, "6c6564676572", "00047261636b0100000a0101ad02820206"),
+        (Table::Emcs, "0101", "0181020165020408656d756c61746564022f650000"),
+        (Table::Hosts, "012c", "02ac0201680880808080400181020000016200"),
+        (Table::Slices, "00000005", "0305ac0203ac020900"),
+        (Table::Reservations, "fffffffffffffff6", "04090176ac020105808080800401000163017280f092cbdd080101"),
+    ];
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<u32> = hex.chars().map(|digit| digit.to_digit(16).unwrap()).collect();
+        digits.chunks(2).map(|pair| u8::try_from(pair[0] * 16 + pair[1]).unwrap()).collect()
+    }
+
+    fn ledger(store: &mut RedbStore<FaultyDisk>) -> Ledger {
+        let loaded = load(store).unwrap();
+        Ledger::load(loaded.meta.unwrap(), loaded.records)
+    }
+
+    #[test]
+    fn store_with_numbers_of_16_bits_is_read_and_its_entries_are_replaced() {
+        let mut store = RedbStore::open(FaultyDisk::new(|_| 0)).unwrap();
+        let old =
+            OF_16_BITS.map(|(table, key, value)| Write::Put { table, key: bytes(key), value: bytes(value) });
+        store.commit(&old).unwrap();
+        let before = ledger(&mut store);
+        let host = before.host(HostId(300)).unwrap();
+        assert_eq!((host.host.emcs.as_slice(), host.held().len()), ([EmcId(257)].as_slice(), 1));
+        assert_eq!(before.emc_of(SliceId(5)), Some(EmcId(257)));
+        assert_eq!(before.slot(SliceId(5)).unwrap().reservation(), Some(ReservationId(9)));
+        let keys = [Key::Meta, Key::Emc(EmcId(257)), Key::Host(HostId(300)), Key::Slice(SliceId(5))];
+        let again = keys.map(|key| write(&before.record(key)));
+        assert_eq!(again.as_slice(), &old[..4], "the same bytes under the same keys");
+        store.commit(&[write(&Record::Gone(Key::Host(HostId(300))))]).unwrap();
+        assert_eq!(ledger(&mut store).hosts().count(), 0);
+    }
+
+    #[test]
+    fn numbers_beyond_16_bits_have_keys_of_their_own() {
+        let mut store = RedbStore::open(FaultyDisk::new(|_| 0)).unwrap();
+        let name = |number: u32| units::Name::new(&format!("h{number}")).unwrap();
+        let numbers = [0, 1, 256, 65_535, 65_536, 65_537, u32::MAX - 1];
+        let mut writes = vec![write(&Record::Meta(Meta::new("rack".into())))];
+        writes.extend(numbers.map(|number| {
+            let host = pool::record::Host {
+                name: name(number),
+                cores: 1,
+                local: units::Bytes::ZERO,
+                emcs: vec![EmcId(number)],
+                scheduling: pool::record::Scheduling::Enabled,
+                fence: pool::record::Fence::None,
+                boot_id: String::new(),
+                must_report: false,
+            };
+            write(&Record::Host(HostId(number), host))
+        }));
+        store.commit(&writes).unwrap();
+        let ledger = ledger(&mut store);
+        let read: Vec<_> = ledger.hosts().map(|(id, entry)| (id.0, entry.host.name.clone())).collect();
+        assert_eq!(read, numbers.map(|number| (number, name(number))));
+    }
 }

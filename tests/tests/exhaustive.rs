@@ -108,7 +108,7 @@ enum Step {
 }
 
 fn host(h: usize) -> HostId {
-    HostId(u16::try_from(h).expect("a handful of hosts"))
+    HostId(u32::try_from(h).expect("a handful of hosts"))
 }
 
 fn owner(h: usize) -> Owner {

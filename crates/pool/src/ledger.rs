@@ -4,11 +4,13 @@
 //! way anything changes. The ledger calls no device and sends nothing; the [manager](crate::manager) makes changes
 //! durable and then acts on them.
 
+pub(crate) mod ended;
 mod life;
 mod migrations;
 mod rack;
 mod reserve;
 mod slices;
+mod slots;
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -17,9 +19,9 @@ use std::{
 
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
-use units::limits::REQUEST_ID_KEPT;
 use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
 
+use self::{ended::EndedRequests, slots::Slots};
 pub use self::{
     life::Target,
     rack::{EmcSpec, HostSpec, Place, RackSpec},
@@ -49,14 +51,13 @@ pub struct When {
 #[derive(Clone, Debug)]
 pub struct Ledger {
     meta: Meta,
-    slots: Vec<Slot>,
+    slots: Slots,
     emcs: BTreeMap<EmcId, EmcEntry>,
     hosts: BTreeMap<HostId, HostEntry>,
     reservations: BTreeMap<ReservationId, Reservation>,
     migrations: BTreeMap<ReservationId, Migration>,
     by_emc_name: BTreeMap<Name, EmcId>,
     by_host_name: BTreeMap<Name, HostId>,
-    by_first: BTreeMap<SliceId, EmcId>,
     by_vm: IndexMap<Name, ReservationId, FxBuildHasher>,
     /// Ended reservations of each VM, while they are remembered.
     ended_of_vm: BTreeMap<Name, BTreeSet<ReservationId>>,
@@ -64,9 +65,10 @@ pub struct Ledger {
     deadlines: BTreeSet<(Ns, ReservationId)>,
     /// When requests to move a VM that were declined are made again.
     declined: BTreeSet<(Ns, ReservationId)>,
-    /// When ended reservations are forgotten, and in which order per client.
-    ended: BTreeSet<(Ns, ReservationId)>,
-    ended_by_client: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>>,
+    /// Ended reservations whose slices are all back.
+    ended: EndedRequests,
+    /// The number of slices that serve a reservation or drain from it. A reservation without any has no entry.
+    slices_out: IndexMap<ReservationId, u32, FxBuildHasher>,
 }
 
 /// An EMC with what follows from its slots.
@@ -166,22 +168,21 @@ impl Ledger {
     /// Of a rack without hosts, EMCs or past.
     pub fn new(meta: Meta) -> Self {
         let mut ledger = Self {
-            slots: Vec::new(),
             meta: Meta::new(String::new()),
+            slots: Slots::default(),
             emcs: BTreeMap::new(),
             hosts: BTreeMap::new(),
             reservations: BTreeMap::new(),
             migrations: BTreeMap::new(),
             by_emc_name: BTreeMap::new(),
             by_host_name: BTreeMap::new(),
-            by_first: BTreeMap::new(),
             by_vm: IndexMap::default(),
             ended_of_vm: BTreeMap::new(),
             by_request: IndexMap::default(),
             deadlines: BTreeSet::new(),
             declined: BTreeSet::new(),
-            ended: BTreeSet::new(),
-            ended_by_client: BTreeMap::new(),
+            ended: EndedRequests::default(),
+            slices_out: IndexMap::default(),
         };
         ledger.install(Record::Meta(meta));
         ledger
@@ -213,10 +214,7 @@ impl Ledger {
     /// Takes one fact in, and keeps what follows from it.
     pub fn install(&mut self, record: Record) {
         match record {
-            Record::Meta(meta) => {
-                self.slots.resize(meta.next_slice.0 as usize, Slot::default());
-                self.meta = meta;
-            }
+            Record::Meta(meta) => self.meta = meta,
             Record::Emc(id, emc) => self.install_emc(id, emc),
             Record::Host(id, host) => self.install_host(id, host),
             Record::Slice(id, slot) => self.install_slot(id, slot),
@@ -228,16 +226,15 @@ impl Ledger {
     }
 
     fn install_emc(&mut self, id: EmcId, emc: Emc) {
-        self.meta.next_emc.0 = self.meta.next_emc.0.max(id.0 + 1);
-        self.meta.next_slice.0 = self.meta.next_slice.0.max(emc.first.0 + emc.slices);
-        self.slots.resize(self.meta.next_slice.0 as usize, Slot::default());
+        self.meta.next_emc.0 = self.meta.next_emc.0.max(id.0.saturating_add(1));
+        self.meta.next_slice.0 = self.meta.next_slice.0.max(emc.end().0);
         self.by_emc_name.insert(emc.name.clone(), id);
-        self.by_first.insert(emc.first, id);
         if let Some(entry) = self.emcs.get_mut(&id) {
             entry.emc = emc;
             return;
         }
-        let free = emc.range().filter(|s| self.slots[s.0 as usize].state == State::Free).collect();
+        self.slots.add(id, emc.first, emc.slices);
+        let free = emc.range().collect();
         let entry = EmcEntry {
             emc,
             up: true,
@@ -250,7 +247,7 @@ impl Ledger {
     }
 
     fn install_host(&mut self, id: HostId, host: Host) {
-        self.meta.next_host.0 = self.meta.next_host.0.max(id.0 + 1);
+        self.meta.next_host.0 = self.meta.next_host.0.max(id.0.saturating_add(1));
         self.by_host_name.insert(host.name.clone(), id);
         if let Some(entry) = self.hosts.get_mut(&id) {
             let reported = entry.host.must_report && !host.must_report;
@@ -264,7 +261,8 @@ impl Ledger {
         // A device may have named a host before rack.toml did: what is kept from everybody for that is the host's own.
         let used = self.emcs.values().filter(|entry| entry.free() < entry.emc.slices);
         let slices = used.flat_map(|entry| entry.emc.range());
-        let held = slices.filter(|s| self.slots[s.0 as usize].holder() == Some(id)).collect();
+        let holder = |slice: &SliceId| self.slot(*slice).and_then(Slot::holder);
+        let held = slices.filter(|slice| holder(slice) == Some(id)).collect();
         let entry = HostEntry {
             host,
             held,
@@ -278,7 +276,7 @@ impl Ledger {
     }
 
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
-        let old = std::mem::replace(&mut self.slots[id.0 as usize], slot);
+        let Some((emc, old)) = self.slots.replace(id, slot) else { return }; // its EMC has been removed
         if let Some(entry) = old.holder().and_then(|host| self.hosts.get_mut(&host)) {
             entry.held.remove(&id);
             entry.scrubbing -= usize::from(old.is_being_scrubbed());
@@ -287,9 +285,38 @@ impl Ledger {
             entry.held.insert(id);
             entry.scrubbing += usize::from(slot.is_being_scrubbed());
         }
-        let Some(entry) = self.emc_of(id).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
+        if old.reservation() != slot.reservation() {
+            old.reservation().into_iter().for_each(|id| self.slice_returned(id));
+            slot.reservation().into_iter().for_each(|id| self.slice_taken(id));
+        }
+        let Some(entry) = self.emcs.get_mut(&emc) else { return };
         entry.forget_slot(id, old);
         entry.count_slot(id, slot);
+    }
+
+    fn slice_taken(&mut self, id: ReservationId) {
+        *self.slices_out.entry(id).or_default() += 1;
+        if let Some((client, at)) = self.ended_request(id) {
+            self.ended.remove(&client, (at, id));
+        }
+    }
+
+    fn slice_returned(&mut self, id: ReservationId) {
+        let Some(out) = self.slices_out.get_mut(&id) else { return };
+        *out -= 1;
+        if *out > 0 {
+            return;
+        }
+        self.slices_out.swap_remove(&id);
+        if let Some((client, at)) = self.ended_request(id) {
+            self.ended.insert(&client, (at, id));
+        }
+    }
+
+    fn ended_request(&self, id: ReservationId) -> Option<(Name, Ns)> {
+        let reservation = self.reservations.get(&id)?;
+        let Stage::Ended { at, .. } = reservation.stage else { return None };
+        Some((reservation.request.client.clone(), at))
     }
 
     fn install_reservation(&mut self, id: ReservationId, reservation: Reservation) {
@@ -313,8 +340,9 @@ impl Ledger {
                 }
             }
             Stage::Ended { at, .. } => {
-                self.ended.insert((at.after(REQUEST_ID_KEPT), id));
-                self.ended_by_client.entry(reservation.request.client.clone()).or_default().insert((at, id));
+                if !self.slices_out.contains_key(&id) {
+                    self.ended.insert(&reservation.request.client, (at, id));
+                }
                 self.ended_of_vm.entry(reservation.vm.clone()).or_default().insert(id);
             }
             Stage::Committed | Stage::Broken { .. } => {}
@@ -357,10 +385,7 @@ impl Ledger {
         match old.stage {
             Stage::Reserved { deadline, .. } => drop(self.deadlines.remove(&(deadline, id))),
             Stage::Ended { at, .. } => {
-                self.ended.remove(&(at.after(REQUEST_ID_KEPT), id));
-                if let Some(ended) = self.ended_by_client.get_mut(&old.request.client) {
-                    ended.remove(&(at, id));
-                }
+                self.ended.remove(&old.request.client, (at, id));
                 if let Entry::Occupied(mut ended) = self.ended_of_vm.entry(old.vm.clone()) {
                     ended.get_mut().remove(&id);
                     if ended.get().is_empty() {
@@ -389,13 +414,15 @@ impl Ledger {
             Key::Reservation(id) => {
                 if let Some(old) = self.reservations.remove(&id) {
                     self.unindex_reservation(id, &old);
-                    self.by_request.swap_remove(&old.request);
+                    if self.by_request.get(&old.request) == Some(&id) {
+                        self.by_request.swap_remove(&old.request);
+                    }
                 }
             }
             Key::Emc(id) => {
                 if let Some(old) = self.emcs.remove(&id) {
                     self.by_emc_name.remove(&old.emc.name);
-                    self.by_first.remove(&old.emc.first);
+                    self.slots.remove(id);
                 }
             }
             Key::Host(id) => {
@@ -435,23 +462,17 @@ impl Ledger {
 
     /// One slice, if the pool has it.
     pub fn slot(&self, slice: SliceId) -> Option<Slot> {
-        self.emc_of(slice)?;
-        self.slots.get(slice.0 as usize).copied()
+        self.slots.get(slice)
     }
 
     /// All slices of EMCs that are there, in order, from one on.
     pub fn slots_from(&self, from: SliceId) -> impl Iterator<Item = (SliceId, EmcId, Slot)> {
-        self.by_first.values().filter_map(|id| Some((*id, self.emcs.get(id)?))).flat_map(
-            move |(id, entry)| {
-                entry.emc.range().filter(move |s| *s >= from).map(move |s| (s, id, self.slots[s.0 as usize]))
-            },
-        )
+        self.slots.from(from)
     }
 
     /// The EMC whose slice this is.
     pub fn emc_of(&self, slice: SliceId) -> Option<EmcId> {
-        let (_, id) = self.by_first.range(..=slice).next_back()?;
-        self.emcs.get(id).filter(|entry| entry.emc.contains(slice)).map(|_| *id)
+        self.slots.emc_of(slice)
     }
 
     /// All EMCs.
@@ -523,8 +544,8 @@ impl Ledger {
 
     /// How many of a reservation's slices its VM can use. One that was taken from it may be online for another by now.
     pub fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
-        let own = |state| matches!(state, State::Online(owner) if owner.reservation == id);
-        let online = reservation.slices.iter().filter(|s| own(self.slots[s.0 as usize].state));
+        let own = |slot: Slot| matches!(slot.state, State::Online(owner) if owner.reservation == id);
+        let online = reservation.slices.iter().filter(|s| self.slot(**s).is_some_and(own));
         u32::try_from(online.count()).unwrap_or(u32::MAX)
     }
 
@@ -533,20 +554,20 @@ impl Ledger {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// When the next ended reservation may be forgotten, if its slices are back by then.
+    /// When the next ended reservation is past its time.
     pub fn next_forgetting(&self) -> Option<Ns> {
-        self.ended.first().map(|(at, _)| *at)
+        self.ended.next_expiry()
     }
 
     /// Whether a host may reach a slice under exactly this number. Cheap: reports name thousands.
     pub fn is_held(&self, host: HostId, slice: SliceId, epoch: Epoch) -> bool {
-        let slot = self.slots.get(slice.0 as usize);
+        let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && slot.holder() == Some(host))
     }
 
     /// Whether a slice is known to be online under exactly this number. Cheap: reports name thousands.
     pub fn is_online(&self, slice: SliceId, epoch: Epoch) -> bool {
-        let slot = self.slots.get(slice.0 as usize);
+        let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && matches!(slot.state, State::Online(_)))
     }
 }

@@ -204,8 +204,8 @@ pub struct Manager {
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
     /// Handles and places that a device named when it was compared; hosts see them with the next durable revision.
-    found: Vec<(SliceId, (Epoch, Handle))>,
-    found_places: Vec<(SliceId, Handle)>,
+    found: BTreeMap<SliceId, (Epoch, Handle)>,
+    found_places: BTreeMap<SliceId, Handle>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
     /// What each caller waits for: callers leave often, and most of them wait for nothing.
@@ -245,8 +245,8 @@ impl Manager {
             unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
-            found: Vec::new(),
-            found_places: Vec::new(),
+            found: BTreeMap::new(),
+            found_places: BTreeMap::new(),
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),
@@ -364,8 +364,16 @@ impl Manager {
         emcs.into_iter().for_each(|emc| self.compare_emc(emc));
     }
 
-    /// Applies a change to `head` and adds it to the open batch.
+    /// Applies a change, and forgets ended requests beyond their limits: at most as many as the change has records, so that
+    /// forgetting keeps up with ending.
     fn change(&mut self, when: When, change: Change) {
+        let most = change.0.len();
+        self.apply(when, change);
+        self.evict(when, most);
+    }
+
+    /// Applies a change to `head` and adds it to the open batch.
+    fn apply(&mut self, when: When, change: Change) {
         if self.open.records.is_empty() {
             self.open.since = when.now;
         }
@@ -514,6 +522,7 @@ impl Manager {
             Record::Emc(id, _) => self.expect_emc(*id),
             Record::Gone(Key::Host(id)) => self.drop_host(*id),
             Record::Gone(Key::Emc(id)) => self.drop_emc(*id),
+            Record::Gone(Key::Slice(id)) => self.drop_slice(*id),
             Record::Meta(_) | Record::Migration(..) | Record::Decision(..) | Record::Gone(_) => {}
         }
     }

@@ -150,12 +150,17 @@ impl Emc {
 
     /// Its slices.
     pub fn range(&self) -> impl DoubleEndedIterator<Item = SliceId> + use<> {
-        (self.first.0..self.first.0 + self.slices).map(SliceId)
+        (self.first.0..self.end().0).map(SliceId)
+    }
+
+    /// The number after its highest slice.
+    pub fn end(&self) -> SliceId {
+        SliceId(self.first.0.saturating_add(self.slices))
     }
 
     /// Whether the slice is its own.
     pub fn contains(&self, slice: SliceId) -> bool {
-        (self.first.0..self.first.0 + self.slices).contains(&slice.0)
+        (self.first..self.end()).contains(&slice)
     }
 }
 

@@ -10,12 +10,22 @@ pub const EMCS_MAX: usize = 256;
 pub const EMCS_PER_HOST_MAX: usize = 16;
 /// Slices on one EMC: 16 TiB.
 pub const SLICES_PER_EMC_MAX: u32 = 16 * 1024;
-/// Slices in one rack: 256 TiB.
+/// Slices in one rack at a time: 256 TiB.
 pub const SLICES_MAX: u32 = 256 * 1024;
+/// Slices that a rack may be given in its life, removed ones included, as their numbers are never reused.
+pub const SLICES_EVER_MAX: u32 = u32::MAX;
+/// EMCs that a rack may be given in its life, removed ones included, as their numbers are never reused.
+pub const EMCS_EVER_MAX: u32 = u32::MAX;
+/// Hosts that a rack may be given in its life, removed ones included, as their numbers are never reused.
+pub const HOSTS_EVER_MAX: u32 = u32::MAX;
 /// Slices one VM may have.
 pub const SLICES_PER_VM_MAX: u32 = 4096;
 /// Slices one host may hold; an order to a host names them all in one message.
 pub const SLICES_PER_HOST_MAX: u32 = 32 * 1024;
+/// Active reservations of one host, as many as it may have cores; an order to a host names them all in one message.
+pub const RESERVATIONS_PER_HOST_MAX: usize = CORES_PER_HOST_MAX as usize;
+/// Changes since the last order to a host that are kept one by one; beyond it the next order is a complete one.
+pub const NEWS_PER_HOST_MAX: usize = 8192;
 /// Processors of one guest.
 pub const VCPUS_MAX: u32 = 64;
 /// Nodes with processors of one guest: then every processor's number fits into a byte.
@@ -198,6 +208,11 @@ pub const AUDIT_ENTRIES_FORGOTTEN: u64 = 256;
 pub const EXPLAIN_ENTRIES_MAX: usize = 500;
 /// Remembered request ids of one client whose reservation has ended; the oldest are forgotten first.
 pub const ENDED_REQUESTS_PER_CLIENT_MAX: usize = 10_000;
+/// Remembered request ids of all clients whose reservation has ended. Without mTLS the client's name is the caller's choice,
+/// so only this bounds memory and the store: about 2 KiB each, with few slices.
+pub const ENDED_REQUESTS_MAX: usize = 64 << 10;
+/// Age of a client's oldest remembered ended request after which floods under other names no longer displace its ids.
+pub const CLIENT_ESTABLISHED_AFTER: Ns = Ns::secs(600);
 /// How long a request id outlives its reservation.
 pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
 /// How often the manager looks for ended reservations that it may forget.
@@ -356,6 +371,11 @@ pub const CURVE_KNOTS_MAX: usize = 4096;
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "one EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM fits on one EMC");
 const _: () = assert!(
+    ENDED_REQUESTS_PER_CLIENT_MAX * 4 <= ENDED_REQUESTS_MAX,
+    "a few busy clients have room beside each other"
+);
+const _: () = assert!(CLIENT_ESTABLISHED_AFTER.0 < REQUEST_ID_KEPT.0, "a client can become established");
+const _: () = assert!(
     OUTCOMES_ADDED_MAX * (4 * PROFILE_BYTES_MAX + 1000) <= MESSAGE_BYTES_MAX,
     "outcomes with all that may be known of them fit into a message"
 );
@@ -365,9 +385,11 @@ const _: () = assert!(
     GUEST_STOPS_WITHIN.0 + VCPUS_STOP_WITHIN.0 < GUEST_GONE_WITHIN_DEFAULT.0,
     "who stops a guest sees that it is gone, also when it does not listen"
 );
-// An order to a host is one message: 96 bytes a slice with its handle.
-const _: () =
-    assert!(SLICES_PER_HOST_MAX as usize * 96 <= MESSAGE_BYTES_MAX, "an order would not fit into a message");
+// An order to a host is one message: 96 bytes a slice with its handle, 128 a VM with its name.
+const _: () = assert!(
+    SLICES_PER_HOST_MAX as usize * 96 + RESERVATIONS_PER_HOST_MAX * 128 <= MESSAGE_BYTES_MAX,
+    "an order would not fit into a message"
+);
 const _: () =
     assert!(LIST_PAGE_MAX as usize * 384 <= MESSAGE_BYTES_MAX, "a page would not fit into a message");
 const _: () =

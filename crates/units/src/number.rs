@@ -23,12 +23,12 @@ number!(
     SliceId(u32), ""
 );
 number!(
-    /// A host of this rack. Not interchangeable with [`SliceId`], so `assign(host, slice)` cannot compile.
-    HostId(u16), "host#"
+    /// A host of this rack; a number is never reused. Not interchangeable with [`SliceId`], so `assign(host, slice)` cannot compile.
+    HostId(u32), "host#"
 );
 number!(
-    /// An external memory controller: one pool device.
-    EmcId(u16), "emc#"
+    /// An external memory controller: one pool device. A number is never reused.
+    EmcId(u32), "emc#"
 );
 number!(
     /// The memory of one VM.

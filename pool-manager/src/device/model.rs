@@ -19,7 +19,7 @@ pub(super) enum Order {
 pub(super) fn order() -> impl Strategy<Value = Order> {
     let slice = 0..3_u32;
     let epoch = (0..6_u64).prop_map(Epoch);
-    let host = (0..3_u16).prop_map(HostId);
+    let host = (0..3_u32).prop_map(HostId);
     prop_oneof![
         6 => (slice.clone(), epoch.clone(), host.clone()).prop_map(|(s, e, h)| Order::Grant(s, e, h)),
         4 => (slice, epoch).prop_map(|(s, e)| Order::Revoke(s, e)),

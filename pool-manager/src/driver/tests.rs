@@ -6,10 +6,11 @@ use std::time::Duration;
 use pool::{
     audit::Actor,
     ledger::{EmcSpec, HostSpec, RackSpec, Reserve, Target},
-    protocol::Hello,
+    protocol::{Hello, Holding, Scrubbed},
     record::RequestKey,
+    slice::{Scrub, Slot, State},
 };
-use units::{Bytes, InstanceId, Name, RequestId};
+use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId};
 
 use super::*;
 use crate::store::{Scan, StoreError, Table, Write, redb::RedbStore};
@@ -102,8 +103,9 @@ struct Rig {
     ended: Ended,
     gate: Arc<Gate>,
     reading: Arc<Mutex<()>>,
+    session: SessionId,
     _orders: mpsc::Receiver<ToSession>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 fn name(text: &str) -> Name {
@@ -121,10 +123,7 @@ impl Rig {
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
         let start = Start { settings, stop: None, loaded, rack_uuid: "a rack".into() };
         let (handle, ended) = super::start(start, store, Arc::new(Metrics::default())).unwrap();
-        let path = directory.path().join("emc").display().to_string();
-        let emc = EmcSpec { name: name("e"), slices, driver: "emulated".into(), path, serial: None };
-        let host = HostSpec { name: name("h"), cores: 4096, local: Bytes::gib(64), emcs: vec![name("e")] };
-        handle.ask(Ask::Configure(RackSpec { emcs: vec![emc], hosts: vec![host] })).await.unwrap();
+        handle.ask(Ask::Configure(rack(directory.path(), "e", slices))).await.unwrap();
         let (outbox, orders) = mpsc::channel(64);
         let hello = Hello {
             instance: InstanceId(1),
@@ -132,8 +131,8 @@ impl Rig {
             host_memory_socket: String::new(),
             devices: Vec::new(),
         };
-        handle.agent_up(HostId(0), hello, outbox).unwrap();
-        let rig = Self { handle, ended, gate, reading, _orders: orders, _directory: directory };
+        let session = handle.agent_up(HostId(0), hello, outbox).unwrap();
+        let rig = Self { handle, ended, gate, reading, session, _orders: orders, directory };
         rig.until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing()).await;
         rig
     }
@@ -162,6 +161,63 @@ impl Rig {
         };
         let (handle, wait) = (self.handle.clone(), wait.then_some(Ns::secs(3600)));
         tokio::spawn(async move { handle.ask(Ask::Reserve { reserve, wait }).await })
+    }
+}
+
+/// One host and one EMC, which is always in the same directory.
+fn rack(directory: &std::path::Path, emc: &str, slices: u32) -> RackSpec {
+    let path = directory.join("emc").display().to_string();
+    let spec = EmcSpec { name: name(emc), slices, driver: "emulated".into(), path, serial: None };
+    let host = HostSpec { name: name("h"), cores: 4096, local: Bytes::gib(64), emcs: vec![name(emc)] };
+    RackSpec { emcs: vec![spec], hosts: vec![host] }
+}
+
+fn slot(manager: &Manager, slice: u32) -> Option<Slot> {
+    manager.durable().slot(SliceId(slice))
+}
+
+impl Rig {
+    async fn until_slot(&self, slice: u32, holds: impl Fn(Slot) -> bool) {
+        self.until(|manager| slot(manager, slice).is_some_and(&holds)).await;
+    }
+
+    fn report(&self, have: Have) {
+        self.handle.agent_have(self.session, have).unwrap();
+    }
+
+    async fn until_scrubbed(&self, slice: u32, epoch: u64) {
+        let (holding, at) = (Holding { slice: SliceId(slice), epoch: Epoch(epoch) }, UnixMs(0));
+        self.until_slot(slice, |slot| {
+            slot.epoch == holding.epoch && matches!(slot.state, State::Scrubbing(Scrub::Working(_)))
+        })
+        .await;
+        let scrubbed = Scrubbed { holding, started: at, ended: at, verified: units::SLICE };
+        self.report(Have { scrubbed: vec![scrubbed], ..Have::default() });
+        self.until_slot(slice, |slot| slot.state == State::Free).await;
+    }
+}
+
+/// The device's directory is let go of with its EMC. It remembers the epochs of each slice by its index, so that owners under
+/// the new numbers get higher ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn removed_and_added_again_device_goes_on_with_its_epochs_under_new_numbers() {
+    let rig = Rig::start(3).await;
+    rig.reserve("v", 1, false).await.unwrap().unwrap();
+    rig.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
+    rig.handle.ask(release("v")).await.unwrap();
+    let released = vec![Holding { slice: SliceId(0), epoch: Epoch(1) }];
+    rig.report(Have { released, ..Have::default() });
+    rig.until_scrubbed(0, 2).await;
+    rig.handle.ask(Ask::Configure(rack(rig.directory.path(), "f", 3))).await.unwrap();
+    rig.until_scrubbed(3, 3).await;
+    rig.until(|manager| {
+        let slots = [0, 3, 4, 5].map(|slice| slot(manager, slice).map(|slot| (slot.epoch.0, slot.state)));
+        slots == [None, Some((3, State::Free)), Some((0, State::Free)), Some((0, State::Free))]
+    })
+    .await;
+    rig.reserve("w", 3, false).await.unwrap().unwrap();
+    for (slice, epoch) in [(3, 4), (4, 1), (5, 1)] {
+        rig.until_slot(slice, |slot| slot.epoch.0 == epoch && matches!(slot.state, State::Onlining(_))).await;
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use pool::manager::{Closed, DeviceCall, DeviceDone, DeviceFailure, Effect, Event};
-use pool::record::Record;
+use pool::record::{Key, Record};
 use tokio::{
     runtime::Handle as Runtime,
     sync::{mpsc, oneshot},
@@ -102,6 +102,7 @@ impl Driving {
             Act::Do(Effect::Reload) => self.reload(),
             Act::Do(Effect::Device(emc, call)) => self.call_device(emc, call),
             Act::Do(Effect::Durable(durable)) => {
+                self.forget_removed(&durable.records);
                 self.metrics.transitions(&durable);
                 let _ = self.shared.published.send(Arc::new(durable)); // nobody may be watching
                 self.shared.note_change();
@@ -193,6 +194,15 @@ impl Driving {
             (None, _) => {
                 let failure = DeviceFailure::Error("no thread for its driver".into());
                 self.event(Event::Device(id, DeviceDone::Failed { call, failure }));
+            }
+        }
+    }
+
+    /// Ends the threads of EMCs that were removed, which lets go of their devices: another EMC may be at the same place.
+    fn forget_removed(&mut self, records: &[Record]) {
+        for record in records {
+            if let Record::Gone(Key::Emc(id)) = record {
+                self.emcs.remove(id);
             }
         }
     }

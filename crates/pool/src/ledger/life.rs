@@ -1,7 +1,6 @@
 //! The life of a reservation after it was made: commit, release, expiry, being broken, being forgotten.
 
-use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
-use units::{Name, ReservationId};
+use units::{Name, Ns, ReservationId};
 
 use super::{Change, Ledger, When, decision};
 use crate::{
@@ -110,19 +109,26 @@ impl Ledger {
         self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(most).map(|(_, id)| *id).collect()
     }
 
-    /// Ended reservations that nobody needs any more: those past their time, and the oldest of clients with too many.
-    /// One whose slices are still on their way back is kept.
+    /// Forgets ended reservations past their time, at most so many. One whose slices are still on their way back is kept.
     pub fn decide_forget(&self, when: When, most: usize) -> Change {
-        let past = self.ended.iter().take_while(|(at, _)| *at <= when.now).map(|(_, id)| *id);
-        let too_many = self.ended_by_client.values().flat_map(|ended| {
-            ended.iter().take(ended.len().saturating_sub(ENDED_REQUESTS_PER_CLIENT_MAX)).map(|(_, id)| *id)
-        });
-        let done = past.chain(too_many).filter(|id| !self.still_draining(*id)).take(most);
-        Change(done.map(|id| Record::Gone(Key::Reservation(id))).collect())
+        let expired = self.ended.expired(when.now).take(most);
+        Change(expired.map(|id| Record::Gone(Key::Reservation(id))).collect())
     }
 
-    fn still_draining(&self, id: ReservationId) -> bool {
-        let slices = &self.reservations[&id].slices;
-        slices.iter().any(|s| self.slot(*s).is_some_and(|slot| slot.reservation() == Some(id)))
+    /// Forgets the ended reservation that is the first to go while too many are remembered; see [`super::ended`]. Those that
+    /// ended at `durable_until` or later are kept.
+    pub fn decide_evict(&self, when: When, durable_until: Ns) -> Option<Change> {
+        let id = self.ended.excess(when.now, durable_until)?;
+        Some(Change(vec![Record::Gone(Key::Reservation(id))]))
+    }
+
+    /// Whether more ended requests are remembered than allowed.
+    pub fn has_excess_requests(&self) -> bool {
+        self.ended.has_excess()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bound_ended_requests(&mut self, bounds: super::ended::Bounds) {
+        self.ended.bounds = bounds;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use units::limits::{EMCS_MAX, HOSTS_MAX, SLICES_MAX};
+use units::limits::{EMCS_EVER_MAX, EMCS_MAX, HOSTS_EVER_MAX, HOSTS_MAX, SLICES_EVER_MAX, SLICES_MAX};
 use units::{Bytes, EmcId, HostId, Name, SliceId};
 
 use super::{Change, HostEntry, Ledger, When, decision};
@@ -86,6 +86,8 @@ impl Ledger {
         records: &mut Vec<Record>,
         said: &mut Vec<String>,
     ) -> Result<BTreeMap<Name, EmcId>, Denied> {
+        within("EMCs", spec.emcs.len() as u64, EMCS_MAX as u64)?;
+        within("slices", spec.emcs.iter().map(|emc| u64::from(emc.slices)).sum(), u64::from(SLICES_MAX))?;
         let mut ids = BTreeMap::new();
         let (mut next, mut first) = (self.meta.next_emc, self.meta.next_slice);
         for wanted in &spec.emcs {
@@ -96,20 +98,19 @@ impl Ledger {
                 }
                 None => {
                     let id = next;
-                    next = EmcId(next.0 + 1);
+                    next = EmcId(number_after(next.0, 1, "EMCs ever added", EMCS_EVER_MAX)?);
                     said.push(format!(
                         "emc {} added with {} slices from {first}",
                         wanted.name, wanted.slices
                     ));
                     records.push(Record::Emc(id, new_emc(wanted, first)));
-                    first = SliceId(first.0.saturating_add(wanted.slices));
+                    first =
+                        SliceId(number_after(first.0, wanted.slices, "slices ever added", SLICES_EVER_MAX)?);
                     id
                 }
             };
             ids.insert(wanted.name.clone(), id);
         }
-        within("EMCs", ids.len() as u64, EMCS_MAX as u64)?;
-        within("slices", u64::from(first.0), u64::from(SLICES_MAX))?;
         for (id, entry) in self.emcs.iter().filter(|(_, entry)| !ids.contains_key(&entry.emc.name)) {
             if entry.free() != entry.emc.slices {
                 let why = format!("{} of its slices are not free", entry.emc.slices - entry.free());
@@ -152,7 +153,7 @@ impl Ledger {
                 None => {
                     said.push(format!("host {} added", wanted.name));
                     records.push(Record::Host(next, new_host(wanted, wires)));
-                    next = HostId(next.0 + 1);
+                    next = HostId(number_after(next.0, 1, "hosts ever added", HOSTS_EVER_MAX)?);
                 }
             }
         }
@@ -362,6 +363,13 @@ fn unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Denied> {
 
 fn within(what: &'static str, n: u64, max: u64) -> Result<(), Denied> {
     if n <= max { Ok(()) } else { Err(Denied::TooMany { what, max }) }
+}
+
+/// The first number that is free after taking so many from one on. Numbers are never reused: devices, hosts and records of
+/// ended reservations may still know them.
+fn number_after(first: u32, taken: u32, what: &'static str, max: u32) -> Result<u32, Denied> {
+    let next = first.checked_add(taken).filter(|next| *next <= max);
+    next.ok_or(Denied::TooMany { what, max: u64::from(max) })
 }
 
 fn new_emc(wanted: &EmcSpec, first: SliceId) -> Emc {

@@ -2,7 +2,7 @@
 //! them all (Pond 4.4: an EMC is a failure domain), the one with the most free, so that load spreads.
 
 use smallvec::SmallVec;
-use units::limits::SLICES_PER_HOST_MAX;
+use units::limits::{RESERVATIONS_PER_HOST_MAX, SLICES_PER_HOST_MAX};
 use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
@@ -149,7 +149,8 @@ impl Ledger {
         slices.sort_unstable();
         let mut records = Vec::with_capacity(slices.len() + 2);
         for slice in &slices {
-            let slot = self.slots[slice.0 as usize].step(Event::Assign(Owner { host, reservation: id }));
+            let slot = self.slot(*slice).expect("a slice in the free set is there");
+            let slot = slot.step(Event::Assign(Owner { host, reservation: id }));
             records.push(Record::Slice(*slice, slot.expect("a slice in the free set is free")));
         }
         let reservation = Reservation {
@@ -238,6 +239,12 @@ fn has_room(host: &HostEntry, ask: &Reserve) -> Result<(), Denied> {
     }
     if host.local_free() < ask.local {
         return Err(Denied::OutOfLocal { host: name(), asked: ask.local, free: host.local_free() });
+    }
+    if host.reservations.len() >= RESERVATIONS_PER_HOST_MAX {
+        return Err(Denied::TooMany {
+            what: "reservations on one host",
+            max: RESERVATIONS_PER_HOST_MAX as u64,
+        });
     }
     if host.held.len() + ask.slices as usize > SLICES_PER_HOST_MAX as usize {
         return Err(Denied::TooMany { what: "slices on one host", max: u64::from(SLICES_PER_HOST_MAX) });

@@ -102,7 +102,7 @@ impl Ledger {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let held = entry.held.iter().filter(|s| self.emc_of(**s) == Some(on));
         let cut = held.filter_map(|s| {
-            let slot = self.slots[s.0 as usize];
+            let slot = self.slot(*s)?;
             let next = slot.step(Event::OwnerFenced(host)).ok().filter(|next| *next != slot)?;
             Some(Record::Slice(*s, next))
         });
@@ -208,7 +208,7 @@ impl Ledger {
     /// Slices kept from everybody, with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
         let slices = self.emcs.values().flat_map(EmcEntry::quarantined_slices);
-        slices.filter_map(|slice| match self.slots[slice.0 as usize].state {
+        slices.filter_map(|slice| match self.slot(slice)?.state {
             State::Quarantined(why) => Some((slice, why)),
             _ => None,
         })

@@ -1,10 +1,10 @@
 //! The ledger's promises, one sentence each. What must hold after any story at all is in [`story`].
 
+mod ended;
+mod numbers;
 mod story;
 
-use units::limits::{
-    ENDED_REQUESTS_PER_CLIENT_MAX, MIGRATION_ASKED_AGAIN_AFTER, REQUEST_ID_KEPT, SLICES_MAX,
-};
+use units::limits::{MIGRATION_ASKED_AGAIN_AFTER, REQUEST_ID_KEPT, RESERVATIONS_PER_HOST_MAX, SLICES_MAX};
 use units::{Epoch, RequestId};
 
 use super::*;
@@ -278,6 +278,20 @@ fn what_is_exhausted_is_refused_with_its_numbers() {
 }
 
 #[test]
+fn reservations_of_one_host_are_limited_whatever_they_take() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let small = |n: usize, host| Reserve { cores: 0, local: Bytes::ZERO, ..ask(&format!("v{n}"), host, 0) };
+    for n in 0..RESERVATIONS_PER_HOST_MAX {
+        rack.reserve(small(n, "h1")).unwrap();
+    }
+    let denied = Denied::TooMany { what: "reservations on one host", max: RESERVATIONS_PER_HOST_MAX as u64 };
+    assert_eq!(rack.reserve(small(RESERVATIONS_PER_HOST_MAX, "h1")), Err(denied));
+    rack.reserve(small(RESERVATIONS_PER_HOST_MAX, "h2")).unwrap();
+    rack.end(ReservationId(1), released());
+    rack.reserve(small(RESERVATIONS_PER_HOST_MAX + 1, "h1")).unwrap();
+}
+
+#[test]
 fn a_vm_that_ended_is_found_by_its_name_until_it_is_forgotten_or_named_again() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let target = Target::Vm(name("a"));
@@ -350,19 +364,6 @@ fn an_ended_request_is_remembered_for_its_time_and_while_its_slices_drain() {
     let change = rack.ledger.decide_forget(later(0), 9);
     rack.apply(change);
     assert_ne!(rack.reserve(ask("a", "h1", 1)), Ok(a), "a forgotten id is a new request");
-}
-
-#[test]
-fn a_client_that_asks_without_end_is_remembered_only_so_far() {
-    let mut rack = Rack::of("e1=1 h1:e1");
-    let most = ENDED_REQUESTS_PER_CLIENT_MAX as u64;
-    for vm in 0..most + 3 {
-        let id = rack.reserve(ask(&format!("vm{vm}"), "h1", 0)).unwrap();
-        rack.end(id, released());
-    }
-    let forgotten = rack.ledger.decide_forget(at(3), 100).0;
-    let oldest: Vec<_> = (1..=3).map(|id| Record::Gone(Key::Reservation(ReservationId(id)))).collect();
-    assert_eq!(forgotten, oldest);
 }
 
 #[test]

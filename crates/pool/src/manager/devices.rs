@@ -173,6 +173,16 @@ impl Manager {
 
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
         self.devices.remove(&emc);
+        self.fencing.retain(|(of, _), _| *of != emc);
+        self.fenced.retain(|(of, _)| *of != emc);
+        self.unfenced.retain(|(of, _), _| *of != emc);
+    }
+
+    /// A slice was removed with its EMC. Its number is never reused.
+    pub(super) fn drop_slice(&mut self, slice: SliceId) {
+        self.calls.remove(&slice);
+        self.handles.remove(&slice);
+        self.places.remove(&slice);
     }
 
     fn set_emc_up(&mut self, emc: EmcId, up: bool) {

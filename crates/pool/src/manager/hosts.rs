@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::{HOST_UNANSWERED_ORDERS_FOR, WANT_GAP, WANT_LINGER};
+use units::limits::{HOST_UNANSWERED_ORDERS_FOR, NEWS_PER_HOST_MAX, WANT_GAP, WANT_LINGER};
 use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
 
 use super::{Closed, Effect, Manager, SessionId, Settings};
@@ -44,13 +44,34 @@ struct SentOrder {
 
 /// What has changed for a host since its last order.
 #[derive(Clone, Debug, Default)]
-struct News {
+pub(super) struct News {
     reservations: BTreeSet<ReservationId>,
     slices: BTreeSet<SliceId>,
     /// More than can be said so.
     all: bool,
     /// Somebody waits for what the next order will bring.
     awaited: bool,
+}
+
+impl News {
+    /// Notes a slice, reservations, or both. Beyond the limit the next order is a complete one.
+    pub(super) fn note(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
+        self.slices.extend(slice);
+        self.reservations.extend(of);
+        if self.slices.len() + self.reservations.len() > NEWS_PER_HOST_MAX {
+            *self = Self { all: true, awaited: self.awaited, ..Self::default() };
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.slices.len() + self.reservations.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_complete(&self) -> bool {
+        self.all
+    }
 }
 
 impl Link {
@@ -138,6 +159,8 @@ impl Manager {
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
+        self.fencing.retain(|(_, of), _| *of != host);
+        self.fenced.retain(|(_, of)| *of != host);
         self.unfenced.retain(|(_, kept), _| *kept != host);
         self.unadopted.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
@@ -354,8 +377,7 @@ impl Manager {
     /// A host is to be told of a slice, and of the reservations that have or had it.
     pub(super) fn tell_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
         if let Some(link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
-            link.news.slices.insert(slice);
-            link.news.reservations.extend(of.into_iter().flatten());
+            link.news.note(Some(slice), of.into_iter().flatten());
             self.orders_due.insert(host);
         }
     }
@@ -366,7 +388,7 @@ impl Manager {
             matches!(reservation.stage, Stage::Reserved { .. }) && self.usable(id, reservation).is_none();
         if !waits && let Some(link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected())
         {
-            link.news.reservations.insert(id);
+            link.news.note(None, [id]);
             self.orders_due.insert(reservation.host);
         }
     }

@@ -35,17 +35,29 @@ impl Manager {
         self.save_rack_time(when);
     }
 
-    /// Looking for what may be forgotten passes everything that still drains, so it is done now and then; as often as
-    /// needed while there is much.
+    /// Forgets ended requests past their time, now and then; as often as needed while there are many. Requests beyond the
+    /// limits go with the change that made them too many; here go those of a store written under other limits.
     fn forget(&mut self, when: When) {
         if when.now < self.forget_at {
             return;
         }
-        let forgotten = self.head.decide_forget(when, UPKEEP_CHANGES_MAX);
-        if forgotten.0.len() < UPKEEP_CHANGES_MAX {
+        let expired = self.head.decide_forget(when, UPKEEP_CHANGES_MAX);
+        let mut forgotten = expired.0.len();
+        self.apply(when, expired);
+        forgotten += self.evict(when, UPKEEP_CHANGES_MAX - forgotten);
+        if forgotten < UPKEEP_CHANGES_MAX {
             self.forget_at = when.now.after(FORGET_EVERY);
         }
-        self.change(when, forgotten);
+    }
+
+    /// Forgets at most so many ended requests beyond the limits, and returns how many.
+    pub(super) fn evict(&mut self, when: When, most: usize) -> usize {
+        let durable_until = self.durable.meta().rack_time;
+        for evicted in 0..most {
+            let Some(change) = self.head.decide_evict(when, durable_until) else { return evicted };
+            self.apply(when, change);
+        }
+        most
     }
 
     fn ask_again(&mut self, when: When) {
@@ -169,7 +181,8 @@ impl Manager {
         if self.is_full() {
             return None; // the write under way comes first
         }
-        let forgetting = self.head.next_forgetting().map(|at| at.max(self.forget_at));
+        let expiry = self.head.next_forgetting().map(|at| at.max(self.forget_at));
+        let forgetting = if self.head.has_excess_requests() { Some(self.forget_at) } else { expiry };
         let due = [self.head.next_expiry(), self.head.next_asking_again(), forgetting, self.rack_time_due()];
         due.into_iter().flatten().min()
     }

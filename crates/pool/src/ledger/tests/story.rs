@@ -3,24 +3,24 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::slice::Call;
+use crate::{ledger::ended::Bounds, slice::Call};
 
 /// One thing that somebody wants or reports; whether it makes sense is for the ledger to say.
 #[derive(Clone, Debug)]
 enum Turn {
-    Reserve { vm: u8, host: u8, slices: u32, cores: u32, request: u8 },
+    Reserve { vm: u8, host: u8, slices: u32, cores: u32, request: u8, client: u8 },
     Commit(u64),
     End { id: u64, force: bool },
     Break(u64),
     Step { slice: u32, kind: u8 },
     Quarantine { slice: u32, kind: u8 },
     Schedule { place: u8, to: u8 },
-    Fence { host: u16, vouched: bool },
-    CutOff { host: u16, emc: u16 },
-    Fenced(u16),
-    Report { host: u16, boot: u8, clean: bool },
+    Fence { host: u32, vouched: bool },
+    CutOff { host: u32, emc: u32 },
+    Fenced(u32),
+    Report { host: u32, boot: u8, clean: bool },
     Restore,
-    Reported(u16),
+    Reported(u32),
     Adopt { id: u64, vm: u8, slices: Vec<u32> },
     Unclaimed(u32),
     Answer(u8),
@@ -37,20 +37,21 @@ const RACKS: [&str; 4] = [
 
 fn turn() -> impl Strategy<Value = Turn> {
     prop_oneof![
-        8 => (0..6u8, 0..4u8, 0..9u32, 0..9u32, 0..30u8)
-            .prop_map(|(vm, host, slices, cores, request)| Turn::Reserve { vm, host, slices, cores, request }),
+        8 => (0..6u8, 0..4u8, 0..9u32, 0..9u32, 0..30u8, 0..3u8).prop_map(|(vm, host, slices, cores, request, client)| {
+            Turn::Reserve { vm, host, slices, cores, request, client }
+        }),
         3 => (0..20u64).prop_map(Turn::Commit),
         4 => (0..20u64, any::<bool>()).prop_map(|(id, force)| Turn::End { id, force }),
         1 => (0..20u64).prop_map(Turn::Break),
         24 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Step { slice, kind }),
         2 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Quarantine { slice, kind }),
         2 => (0..16u8, 0..3u8).prop_map(|(place, to)| Turn::Schedule { place, to }),
-        1 => (0..4u16, any::<bool>()).prop_map(|(host, vouched)| Turn::Fence { host, vouched }),
-        2 => (0..4u16, 0..4u16).prop_map(|(host, emc)| Turn::CutOff { host, emc }),
-        1 => (0..4u16).prop_map(Turn::Fenced),
-        2 => (0..4u16, 0..3u8, any::<bool>()).prop_map(|(host, boot, clean)| Turn::Report { host, boot, clean }),
+        1 => (0..4u32, any::<bool>()).prop_map(|(host, vouched)| Turn::Fence { host, vouched }),
+        2 => (0..4u32, 0..4u32).prop_map(|(host, emc)| Turn::CutOff { host, emc }),
+        1 => (0..4u32).prop_map(Turn::Fenced),
+        2 => (0..4u32, 0..3u8, any::<bool>()).prop_map(|(host, boot, clean)| Turn::Report { host, boot, clean }),
         1 => Just(Turn::Restore),
-        2 => (0..4u16).prop_map(Turn::Reported),
+        2 => (0..4u32).prop_map(Turn::Reported),
         3 => (0..20u64, 0..6u8, prop::collection::vec(0..15u32, 1..3))
             .prop_map(|(id, vm, slices)| Turn::Adopt { id, vm, slices }),
         1 => (0..15u32).prop_map(Turn::Unclaimed),
@@ -86,15 +87,18 @@ impl Rack {
         for change in [self.ledger.decide_ask_again(when, 100), self.ledger.decide_forget(when, 100)] {
             self.apply(change);
         }
+        while let Some(change) = self.ledger.decide_evict(when, Ns::NEVER) {
+            self.apply(change);
+        }
     }
 
     fn decide(&self, when: When, turn: &Turn) -> Result<Change, Denied> {
         let ledger = &self.ledger;
         Ok(match turn {
-            Turn::Reserve { vm, host, slices, cores, request } => {
+            Turn::Reserve { vm, host, slices, cores, request, client } => {
                 let asked = ask(&format!("vm{vm}"), &format!("h{}", host + 1), *slices);
                 let id = RequestId::new(&format!("r{request}")).unwrap();
-                let request = RequestKey { id, ..asked.request };
+                let request = RequestKey { id, client: name(&format!("c{client}")) };
                 match ledger.decide_reserve(when, Reserve { request, cores: *cores, ..asked })? {
                     Decided::New(_, change) => change,
                     Decided::Repeat(_) => Change::default(),
@@ -108,7 +112,7 @@ impl Rack {
             Turn::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
             Turn::Step { slice, kind } => self.step(SliceId(*slice), *kind),
             Turn::Quarantine { slice, kind } => {
-                let host = HostId(u16::from(*kind) % 4);
+                let host = HostId(u32::from(*kind) % 4);
                 let why = match kind % 3 {
                     0 => Quarantine::LostGrant,
                     1 => Quarantine::UnknownGrant { host },
@@ -136,7 +140,8 @@ impl Rack {
                 self.adopt(when, ReservationId(*id), &vm(*number), slices)
             }
             Turn::Unclaimed(slice) => {
-                let such = |s: &SliceId| matches!(ledger.slots[s.0 as usize].state, State::Quarantined(_));
+                let quarantined = |slot: Slot| matches!(slot.state, State::Quarantined(_));
+                let such = |s: &SliceId| ledger.slot(*s).is_some_and(quarantined);
                 let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(such).collect();
                 ledger.decide_unclaimed(&slices)
             }
@@ -159,7 +164,7 @@ impl Rack {
     /// Something that could happen to a slice as it is, now and then something that could not.
     fn step(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
-        let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u16::from(kind) % 3)));
+        let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
         let scrubbed = Scrubbed {
             holding: Holding { slice, epoch },
             started: UnixMs(0),
@@ -213,16 +218,44 @@ fn some_place(number: u8) -> Place {
 fn all_of(ledger: &Ledger) -> String {
     let by_vm: BTreeMap<_, _> = ledger.by_vm.iter().collect();
     let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
-    let by_client: Vec<_> = ledger.ended_by_client.iter().filter(|(_, ended)| !ended.is_empty()).collect();
+    let slices_out: BTreeMap<_, _> = ledger.slices_out.iter().collect();
     let slots: Vec<_> = ledger.slots_from(SliceId(0)).collect();
-    let named = (&ledger.by_emc_name, &ledger.by_host_name, &ledger.by_first);
+    let named = (&ledger.by_emc_name, &ledger.by_host_name);
     let known = (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
-    let times = (&ledger.deadlines, &ledger.declined, &ledger.ended);
+    let times = (&ledger.deadlines, &ledger.declined);
     let by_name = (by_vm, &ledger.ended_of_vm);
-    format!("{:#?}", (known, named, by_name, by_request, times, by_client))
+    format!("{:#?}", (known, named, by_name, by_request, times, ledger.ended.checked(), slices_out))
+}
+
+/// Indexes of ended requests agree with the reservations, and a request of an active one is always found.
+fn requests(ledger: &Ledger) {
+    let mut out: BTreeMap<ReservationId, u32> = BTreeMap::new();
+    for id in ledger.slots_from(SliceId(0)).filter_map(|(_, _, slot)| slot.reservation()) {
+        *out.entry(id).or_default() += 1;
+    }
+    assert_eq!(out, ledger.slices_out.iter().map(|(id, slices)| (*id, *slices)).collect());
+    let mut ended: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>> = BTreeMap::new();
+    for (id, reservation) in &ledger.reservations {
+        match reservation.stage {
+            Stage::Ended { at, .. } if !out.contains_key(id) => {
+                ended.entry(reservation.request.client.clone()).or_default().insert((at, *id));
+            }
+            Stage::Ended { .. } => {}
+            _ => assert_eq!(ledger.by_request.get(&reservation.request), Some(id)),
+        }
+    }
+    assert_eq!(&ended, ledger.ended.checked());
+}
+
+/// After upkeep as many ended requests are remembered as allowed.
+fn is_bounded(ledger: &Ledger) {
+    let ended = ledger.ended.checked();
+    assert!(ledger.ended.len() <= ledger.ended.bounds.total);
+    assert!(ended.values().all(|requests| requests.len() <= ledger.ended.bounds.per_client));
 }
 
 fn sums(ledger: &Ledger) {
+    requests(ledger);
     for (id, entry) in ledger.emcs() {
         let own = ledger.slots_from(SliceId(0)).filter(|(_, emc, _)| *emc == id);
         let in_use = own.filter(|(_, _, slot)| {
@@ -260,12 +293,16 @@ proptest! {
     #[test]
     fn a_refused_decision_changes_nothing_and_sums_always_add_up(story in prop::collection::vec(turn(), 0..120)) {
         let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
+        rack.ledger.ended.bounds = Bounds { per_client: 2, total: 3, established_after: Ns::secs(300) };
         for turn in &story {
             let before = rack.ledger.clone();
             if rack.take(&mut when, turn).is_err() {
                 prop_assert_eq!(all_of(&before), all_of(&rack.ledger), "{:?}", turn);
             }
             sums(&rack.ledger);
+            if let Turn::Later { .. } = turn {
+                is_bounded(&rack.ledger);
+            }
         }
     }
 

@@ -1,7 +1,20 @@
 //! What holds of hosts: silence frees nothing, fencing is certain, and nobody is told too much or believed too easily.
 
+use units::limits::NEWS_PER_HOST_MAX;
+use units::{ReservationId, SliceId};
+
 use super::rig::{Rig, name};
-use crate::audit::Subject;
+use crate::{audit::Subject, manager::hosts::News};
+
+#[test]
+fn news_of_a_host_beyond_their_limit_are_replaced_by_a_complete_order() {
+    let mut news = News::default();
+    let most = NEWS_PER_HOST_MAX as u64;
+    (1..=most).for_each(|id| news.note(None, [ReservationId(id)]));
+    assert!(!news.is_complete() && news.len() == NEWS_PER_HOST_MAX);
+    news.note(Some(SliceId(0)), []);
+    assert!(news.is_complete() && news.len() == 0);
+}
 
 #[test]
 fn an_order_never_shows_a_part_of_a_vms_memory() {

@@ -1,8 +1,66 @@
 //! What callers may rely on.
 
+use units::Ns;
 use units::limits::WAITERS_MAX;
 
 use super::rig::Rig;
+use crate::{ledger::ended::Bounds, record::Key};
+
+const BOUNDS: Bounds = Bounds { per_client: 5, total: 8, established_after: Ns::secs(600) };
+
+impl Rig {
+    fn bounded(bounds: Bounds) -> Self {
+        let mut rig = Self::up();
+        rig.manager.head.bound_ended_requests(bounds);
+        rig
+    }
+
+    fn reservations_on_disk(&self) -> usize {
+        self.disk.keys().filter(|key| matches!(key, Key::Reservation(_))).count()
+    }
+}
+
+#[test]
+fn ended_requests_beyond_the_limits_leave_the_store() {
+    for names in [1, 100] {
+        let mut rig = Rig::bounded(BOUNDS);
+        for n in 0..100 {
+            rig.run(&format!("tick:1 reserve:vm@h1=0!c{}/r{n} stored tick:1 release:vm", n % names));
+            assert_eq!(rig.run("stored"), "release:vm->ok()");
+        }
+        rig.run("tick:1000 go");
+        let kept = if names == 1 { BOUNDS.per_client } else { BOUNDS.total };
+        assert_eq!(rig.reservations_on_disk(), kept);
+        rig.run("restart go");
+        assert_eq!(rig.manager.durable().reservations_after(units::ReservationId(0)).count(), kept);
+    }
+}
+
+#[test]
+fn releases_in_one_batch_are_answered_although_none_is_remembered() {
+    let mut rig = Rig::bounded(Bounds { total: 0, ..BOUNDS });
+    let vms: Vec<String> = (0..12).map(|n| format!("vm{n}@h1=0!c{n}/r")).collect();
+    vms.iter().for_each(|vm| drop(rig.run(&format!("reserve:{vm} stored"))));
+    rig.run("tick:1000");
+    let releases: Vec<String> = (0..12).map(|n| format!("release:vm{n}")).collect();
+    rig.burst(&releases.iter().map(String::as_str).collect::<Vec<_>>());
+    let said = rig.run("stored");
+    assert_eq!(said.matches("->ok()").count(), 12, "{said}");
+    rig.run("tick:1 reserve:lives@h1=0 stored tick:1000 go");
+    assert_eq!(rig.reservations_on_disk(), 1, "the one that lives");
+}
+
+#[test]
+fn store_written_under_higher_limits_is_brought_within_them_without_requests() {
+    let mut rig = Rig::bounded(Bounds { per_client: 100, total: 100, ..BOUNDS });
+    (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
+    rig.manager.head.bound_ended_requests(BOUNDS);
+    for _ in 0..3 {
+        rig.now = rig.now.max(rig.manager.next_wakeup().unwrap());
+        rig.run("tick:0 go");
+    }
+    assert_eq!(rig.reservations_on_disk(), BOUNDS.per_client);
+}
 
 #[test]
 fn no_reply_device_call_or_order_before_its_batch_is_stored() {

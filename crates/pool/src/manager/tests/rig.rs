@@ -1,7 +1,7 @@
 //! A rack around one manager: a disk, devices and agents that do what a line of words says, and no more.
 //!
 //! Words in: `up:h1` (`up:h1#7` instance 7, `up:h1/b2` boot b2), `down:h1`, `reserve:a@h1=2` (`~` waits 1 s, `!5` takes
-//! request 5), `validate:...`, `wait:a`, `gone:a`, `commit:a`, `release:a`, `force:a`, `cordon:h1`, `drain:e1`,
+//! request 5, `!c/5` request 5 of client c), `validate:...`, `wait:a`, `gone:a`, `commit:a`, `release:a`, `force:a`, `cordon:h1`, `drain:e1`,
 //! `enable:0`, `fence:h1`, `vouch:h1`, `rack:...`; `stored`, `lost` (a write that failed), `torn` (one that failed and is
 //! on disk all the same), `reload`, `restart`, `restore`, `low`, `roomy`; `device` (all calls are answered),
 //! `break:e1`, `mend:e1`, `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `sees:h1=3` (of a shared device, as
@@ -813,8 +813,9 @@ fn reserve(text: &str) -> Reserve {
     let (vm, rest) = text.split_once('@').unwrap();
     let (host, slices) = rest.split_once('=').unwrap();
     let request = if request.is_empty() { vm } else { request };
+    let (client, request) = request.split_once('/').unwrap_or(("tester", request));
     Reserve {
-        request: RequestKey { client: name("tester"), id: RequestId::new(request).unwrap() },
+        request: RequestKey { client: name(client), id: RequestId::new(request).unwrap() },
         host: name(host),
         vm: name(vm),
         slices: slices.parse().unwrap(),

@@ -1,0 +1,163 @@
+//! How long the request ids of ended reservations are remembered.
+
+use units::limits::{ENDED_REQUESTS_MAX, ENDED_REQUESTS_PER_CLIENT_MAX};
+
+use super::*;
+use crate::ledger::ended::Bounds;
+
+const BOUNDS: Bounds = Bounds { per_client: 50, total: 100, established_after: Ns::secs(600) };
+
+fn bounded(bounds: Bounds) -> Rack {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    rack.ledger.ended.bounds = bounds;
+    rack
+}
+
+fn request(client: &str, id: &str) -> RequestKey {
+    RequestKey { client: name(client), id: RequestId::new(id).unwrap() }
+}
+
+impl Rack {
+    /// Makes and ends a reservation without slices, and evicts the excess.
+    fn ends(&mut self, client: &str, id: &str, seconds: u64) -> ReservationId {
+        let asked = Reserve { request: request(client, id), ..ask("brief", "h1", 0) };
+        let reservation = self.reserve(asked).unwrap();
+        let change = self.ledger.decide_end(at(seconds), reservation, released(), tester()).unwrap();
+        self.apply(change);
+        self.evict(seconds);
+        reservation
+    }
+
+    fn ends_many(&mut self, client: &str, prefix: &str, requests: u32, seconds: u64) {
+        for n in 0..requests {
+            self.ends(client, &format!("{prefix}{n}"), seconds);
+        }
+    }
+
+    fn evict(&mut self, seconds: u64) {
+        while let Some(change) = self.ledger.decide_evict(at(seconds), Ns::NEVER) {
+            self.apply(change);
+        }
+    }
+
+    fn remembered(&self, client: &str) -> usize {
+        self.ledger.by_request.keys().filter(|request| request.client == name(client)).count()
+    }
+}
+
+#[test]
+fn client_over_its_bound_loses_its_oldest_request_ids() {
+    let mut rack = bounded(BOUNDS);
+    let ids: Vec<_> = (0..53).map(|n| rack.ends("c", &format!("r{n}"), 2)).collect();
+    assert_eq!(rack.ledger.reservations.keys().copied().collect::<Vec<_>>(), ids[3..]);
+    assert!(rack.disk.keys().filter(|key| matches!(key, Key::Reservation(_))).count() == 50);
+}
+
+#[test]
+fn client_without_requests_has_no_entry() {
+    let mut rack = bounded(BOUNDS);
+    rack.ends("c", "r", 2);
+    let later = When { now: at(2).now.after(REQUEST_ID_KEPT), ..at(2) };
+    let change = rack.ledger.decide_forget(later, 9);
+    rack.apply(change);
+    assert!(rack.ledger.ended.checked().is_empty());
+}
+
+#[test]
+fn flood_under_invented_names_is_bounded_and_spares_established_clients() {
+    for requests_per_name in [1, 2, 7, 49_u32] {
+        let mut rack = bounded(BOUNDS);
+        rack.ends_many("honest", "r", 40, 10);
+        for n in 0..1000 {
+            let client = format!("flood{}", n / requests_per_name);
+            rack.ends(&client, &format!("r{n}"), 610 + u64::from(n / 100));
+            assert!(rack.ledger.ended.len() <= BOUNDS.total);
+        }
+        assert_eq!(rack.remembered("honest"), 40);
+        assert_eq!(rack.ledger.ended.len(), BOUNDS.total, "the rest is for the newcomers");
+    }
+}
+
+#[test]
+fn slow_flood_does_not_displace_established_clients() {
+    let mut rack = bounded(BOUNDS);
+    rack.ends_many("honest", "r", 40, 10);
+    for n in 0..600 {
+        rack.ends(&format!("flood{n}"), "r", 610 + 5 * n); // 120 in ten minutes, for 50 minutes
+    }
+    assert_eq!(rack.remembered("honest"), 40);
+}
+
+#[test]
+fn among_established_clients_the_one_with_most_requests_loses_its_oldest() {
+    let mut rack = bounded(BOUNDS);
+    for (client, requests) in [("a", 30), ("b", 20), ("c", 50)] {
+        rack.ends_many(client, "r", requests, 10);
+    }
+    rack.ends_many("a", "late", 20, 700);
+    assert_eq!(["a", "b", "c"].map(|client| rack.remembered(client)), [40, 20, 40]);
+}
+
+#[test]
+fn request_that_ended_after_the_last_durable_batch_is_not_evicted() {
+    let mut rack = bounded(Bounds { total: 1, ..BOUNDS });
+    for n in 0..3 {
+        let asked = Reserve { request: request("c", &format!("r{n}")), ..ask("brief", "h1", 0) };
+        let id = rack.reserve(asked).unwrap();
+        let change = rack.ledger.decide_end(at(10 + n), id, released(), tester()).unwrap();
+        rack.apply(change);
+    }
+    let durable_until = at(11).now;
+    let oldest = Change(vec![Record::Gone(Key::Reservation(ReservationId(1)))]);
+    assert_eq!(rack.ledger.decide_evict(at(12), durable_until), Some(oldest.clone()));
+    rack.apply(oldest);
+    assert_eq!(
+        rack.ledger.decide_evict(at(12), durable_until),
+        None,
+        "the reply to its release may still wait"
+    );
+}
+
+#[test]
+fn evicted_request_of_a_vm_that_lives_again_makes_no_second_reservation() {
+    let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
+    let first = Reserve { request: request("c", "first"), ..ask("a", "h1", 0) };
+    let ended = rack.reserve(first.clone()).unwrap();
+    rack.end(ended, released());
+    let second = Reserve { request: request("c", "second"), ..first.clone() };
+    let lives = rack.reserve(second.clone()).unwrap();
+    assert_eq!(rack.reserve(first.clone()), Ok(ended), "it is remembered, and not the one that lives");
+    rack.evict(9);
+    let taken = Denied::VmTaken { vm: name("a"), reservation: lives, host: name("h1") };
+    assert_eq!(rack.reserve(first), Err(taken));
+    assert_eq!(rack.reserve(second), Ok(lives), "an active reservation's request is never evicted");
+    assert_eq!(rack.ledger.reservations.len(), 1);
+}
+
+#[test]
+fn request_whose_slices_drain_counts_and_is_evicted_once_they_are_back() {
+    let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
+    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    (0..2).for_each(|slice| rack.online(slice));
+    rack.end(id, released());
+    for slice in 0..2 {
+        assert_eq!(rack.ledger.decide_evict(at(9), Ns::NEVER), None);
+        rack.slice(slice, Event::Released(HostId(0), Epoch(1)));
+        rack.slice(slice, Event::Revoked(Epoch(1)));
+    }
+    rack.evict(9);
+    assert_eq!(rack.ledger.reservations.len(), 0);
+    assert!(rack.ledger.slices_out.is_empty());
+}
+
+#[test]
+fn invented_names_are_bounded_by_the_limits_of_the_service() {
+    let mut rack = bounded(Bounds::default());
+    let (total, per_client) = (ENDED_REQUESTS_MAX as u64, ENDED_REQUESTS_PER_CLIENT_MAX as u64);
+    for n in 0..total + 3 {
+        let client = if n < per_client + 3 { "one".to_owned() } else { format!("c{n}") };
+        rack.ends(&client, &format!("r{n}"), 2);
+    }
+    assert_eq!(rack.ledger.reservations.len() as u64, total);
+    assert_eq!(rack.remembered("one") as u64, per_client);
+}
