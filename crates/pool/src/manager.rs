@@ -192,10 +192,9 @@ pub struct Manager {
     sessions: BTreeMap<SessionId, HostId>,
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
-    /// Fence calls under way, with whether the host is known to have stopped; those that are done for hosts that are not
-    /// yet cut off everywhere; and those that need a machine stopped which is not yet.
+    /// Fence calls under way, with whether the host is known to have stopped; and those that need a machine stopped which
+    /// is not yet.
     fencing: BTreeMap<(EmcId, HostId), bool>,
-    fenced: BTreeSet<(EmcId, HostId)>,
     unfenced: BTreeMap<(EmcId, HostId), Unfenced>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
@@ -235,7 +234,6 @@ impl Manager {
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
             fencing: BTreeMap::new(),
-            fenced: BTreeSet::new(),
             unfenced: BTreeMap::new(),
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
@@ -339,7 +337,6 @@ impl Manager {
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
-        self.fenced.clear(); // what followed from it may not be on disk
         self.unfenced.clear(); // an answer that came meanwhile was not looked at
         self.loaded = true;
         if restored {
@@ -488,6 +485,10 @@ impl Manager {
                     }
                 }
                 self.drive_slice(*id);
+                let had = old.and_then(|old| old.holder());
+                if let Some(holder) = slot.holder().filter(|holder| had != Some(*holder)) {
+                    self.drive_fence_of_holder(when, holder);
+                }
                 of.into_iter()
                     .flatten()
                     .next()

@@ -7,7 +7,7 @@ use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{EndedBy, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
+    record::{EndedBy, Host, Meta, Record, RequestKey, Reservation, Stage},
     slice::{Event, Owner, Quarantine, Slot, State},
 };
 
@@ -62,7 +62,8 @@ impl Ledger {
 
     /// Whether it is certain without asking its host that it reaches a slice no more, once the device has revoked.
     fn needs_no_word(&self, slice: SliceId, slot: Slot) -> bool {
-        let stopped = |host: &HostEntry| host.host.fence == Fence::Fenced;
+        let emc = self.emc_of(slice);
+        let stopped = |host: &HostEntry| emc.is_some_and(|emc| host.host.is_cut_off(emc));
         self.cuts_off(slice) || slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
     }
 
@@ -98,18 +99,6 @@ impl Ledger {
             }
         }
         Change(records)
-    }
-
-    /// Slices that a host's loss sends back: one of its devices has cut it off.
-    pub fn decide_cut_off(&self, host: HostId, on: units::EmcId) -> Change {
-        let Some(entry) = self.hosts.get(&host) else { return Change::default() };
-        let held = entry.held.iter().filter(|s| self.emc_of(**s) == Some(on));
-        let cut = held.filter_map(|s| {
-            let slot = self.slots[s.0 as usize];
-            let next = slot.step(Event::OwnerFenced(host)).ok().filter(|next| *next != slot)?;
-            Some(Record::Slice(*s, next))
-        });
-        Change(cut.collect())
     }
 
     /// A VM that a restored ledger does not know, or knows otherwise, is found running on slices that the device
@@ -177,10 +166,11 @@ impl Ledger {
             let why = Quarantine::Restored { host: slot.holder() };
             Record::Slice(slice, Slot { state: State::Quarantined(why), ..slot })
         });
-        let hosts = self
-            .hosts
-            .iter()
-            .map(|(id, entry)| Record::Host(*id, Host { must_report: true, ..entry.host.clone() }));
+        let hosts = self.hosts.iter().map(|(id, entry)| {
+            let mut host = Host { must_report: true, ..entry.host.clone() };
+            host.restart_fence();
+            Record::Host(*id, host)
+        });
         let unused = self.meta.next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
         let meta = Meta { next_reservation: ReservationId(unused), ..self.meta.clone() };
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())

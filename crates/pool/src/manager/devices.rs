@@ -141,6 +141,10 @@ impl DeviceLink {
         self.condition == Condition::Up
     }
 
+    pub(super) fn is_starting(&self) -> bool {
+        self.condition == Condition::Starting
+    }
+
     pub(super) fn next_wakeup(&self) -> Option<Ns> {
         match self.condition {
             Condition::Failed { retry_at, .. } if !self.asked => Some(retry_at),
@@ -205,7 +209,7 @@ impl Manager {
         let Some(emc) = self.durable.emc_of(slice) else { return };
         let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else { return };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        if self.is_overtaken(slice) || !up || self.calls.contains_key(&slice) || self.is_cut_off(call) {
+        if self.is_overtaken(slice) || !up || self.calls.contains_key(&slice) || self.is_cut_off(emc, call) {
             return;
         }
         self.calls.insert(slice, call);
@@ -222,10 +226,12 @@ impl Manager {
         of(&self.head) != of(&self.durable)
     }
 
-    /// A host that is being fenced is granted nothing.
-    fn is_cut_off(&self, call: Call) -> bool {
+    /// A host that is fenced is granted nothing, nor one that returned before the EMC had cut it off.
+    fn is_cut_off(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
-        self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None)
+        self.head
+            .host(host)
+            .is_none_or(|entry| entry.host.fence != Fence::None || entry.host.uncut.contains(&emc))
     }
 
     pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {

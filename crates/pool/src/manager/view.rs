@@ -4,7 +4,12 @@
 use units::{EmcId, HostId, Name, Ns, UnixMs};
 
 use super::{Manager, devices::Condition, hosts::Link};
-use crate::{audit::Subject, protocol::Hello, record::Fence, slice::Quarantine};
+use crate::{
+    audit::Subject,
+    protocol::Hello,
+    record::{Fence, Host},
+    slice::Quarantine,
+};
 
 /// What a host looks like from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +57,8 @@ impl Manager {
     pub fn host_state(&self, host: HostId) -> HostState {
         let fence = self.durable.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         match (fence, self.links.get(&host)) {
-            (Fence::Fencing { .. }, _) => HostState::Fencing,
-            (Fence::Fenced, _) => HostState::Fenced,
+            (Fence::Fencing { .. }, _) if self.fence_waits_for(host).next().is_some() => HostState::Fencing,
+            (Fence::Fencing { .. } | Fence::Fenced, _) => HostState::Fenced,
             (Fence::None, link) => self.link_state(link),
         }
     }
@@ -148,7 +153,10 @@ impl Manager {
                 HostState::Fencing => return Some(self.fencing_alarm(id, name, slices)),
                 HostState::Fenced => (
                     "HOST_FENCED",
-                    format!("host {name} is cut off until it restarts or proves itself clean"),
+                    format!(
+                        "host {name} is cut off until it restarts or proves itself clean{}",
+                        self.still_uncut(&entry.host)
+                    ),
                 ),
                 HostState::Up | HostState::Silent | HostState::Expected => return None,
             };
@@ -159,7 +167,9 @@ impl Manager {
     fn fencing_alarm(&self, id: HostId, name: &Name, slices: usize) -> Alarm {
         let subject = Subject::Host(name.clone());
         let Some((why, since)) = self.why_unfenced(id) else {
-            let message = format!("host {name} is being cut off its {slices} slices");
+            let waits: Vec<_> = self.fence_waits_for(id).filter_map(|emc| self.emc_name(emc)).collect();
+            let waits = waits.join(", ");
+            let message = format!("host {name} is being cut off its {slices} slices: waiting for {waits}");
             return Alarm { reason: "HOST_FENCING", subject, message, since: UnixMs(0) };
         };
         let message = format!(
@@ -167,6 +177,19 @@ impl Manager {
              {name} --confirm-powered-off` once the machine is off"
         );
         Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
+    }
+
+    /// The EMCs that do not delay a fence and have not answered.
+    fn still_uncut(&self, host: &Host) -> String {
+        let names: Vec<_> = host.uncut.iter().filter_map(|emc| self.emc_name(*emc)).collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        format!("; it holds nothing on {}, which has not answered yet", names.join(", "))
+    }
+
+    fn emc_name(&self, emc: EmcId) -> Option<&str> {
+        self.durable.emc(emc).map(|entry| entry.emc.name.as_str())
     }
 
     fn emc_alarms(&self) -> impl Iterator<Item = Alarm> {

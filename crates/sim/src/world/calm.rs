@@ -107,7 +107,9 @@ impl World {
 
     fn first_not_free(&self) -> Option<String> {
         let fenced = self.truth.records().find_map(|record| match record {
-            Record::Host(id, host) if host.fence != Fence::None => Some(format!("{id} is {:?}", host.fence)),
+            Record::Host(id, host) if host.fence != Fence::None || !host.uncut.is_empty() => {
+                Some(format!("{id} is {:?}, not cut off by {:?}", host.fence, host.uncut))
+            }
             Record::Reservation(id, r) if r.is_active() => Some(format!("{id} is {:?}", r.stage)),
             Record::Slice(id, slot) if slot.state != State::Free => Some(format!("slice {id} is {slot:?}")),
             _ => None,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::VmRecord,
-    manager::{DeviceCall, DeviceDone},
+    manager::{DeviceCall, DeviceDone, HostState},
     protocol::{FailedReason, Have, Holding, Want},
     record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Call, Drain, Scrub, Slot, State},
@@ -131,6 +131,7 @@ impl World {
             let what = format!("slice {slice}: {h1} reaches it by epoch {e1} and {h2} by epoch {e2}");
             self.blame("one owner", what);
         }
+        self.check_shown();
     }
 
     /// A batch that is about to be written.
@@ -213,22 +214,66 @@ impl World {
         !changes && host.is_some_and(|h| h.scheduling != Scheduling::Enabled || h.fence != Fence::None)
     }
 
-    /// A host is fenced only if somebody asked, or after a long silence.
+    /// A host is fenced only if somebody asked, or after a long silence; and by each EMC only once that has cut it off.
     fn check_fencing(&mut self, id: HostId, host: &Host) {
-        let was = self.truth.host(id).map_or(Fence::None, |host| host.fence);
-        if host.fence == Fence::Fenced && was != Fence::Fenced {
-            let reached = host.emcs.iter().find(|emc| !self.truth.cut.contains(&(**emc, id)));
-            if let Some(emc) = reached {
-                self.blame("unknown is not free", format!("{id} counts as fenced, {emc} has not cut it off"));
-            }
+        let (was, uncut) = match self.truth.host(id) {
+            Some(old) => (old.fence, old.uncut.clone()),
+            None => (Fence::None, BTreeSet::new()),
+        };
+        let begins = was == Fence::None && host.fence != Fence::None;
+        if begins {
+            self.truth.cut.retain(|(_, cut)| *cut != id);
         }
-        if was != Fence::None || host.fence == Fence::None {
+        let owed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
+        let must_answer: BTreeSet<EmcId> = owed.chain(uncut).collect();
+        let skipped = must_answer
+            .into_iter()
+            .find(|emc| !host.uncut.contains(emc) && !self.truth.cut.contains(&(*emc, id)));
+        if let Some(emc) = skipped {
+            self.blame("unknown is not free", format!("{emc} counts as having cut off {id}, and has not"));
+        }
+        if was != Fence::None && host.fence == Fence::None {
+            self.check_return(id);
+        }
+        if !begins {
             return;
         }
-        self.truth.cut.retain(|(_, cut)| *cut != id);
         let asked = self.truth.fence_asked.contains(&host.name);
         if !asked && !self.is_long_silent(id) && !self.truth.long_silent.contains(&id) {
             self.blame("unknown is not free", format!("{id} is fenced without a long silence"));
+        }
+    }
+
+    /// A fenced host returns only when nothing is left there that a device cannot take away.
+    fn check_return(&mut self, id: HostId) {
+        let shared = |holding: &Holding| {
+            self.devices.iter().any(|device| device.is_shared() && device.has(holding.slice))
+        };
+        let left = self.machines[usize::from(id.0)].reachable().find(shared);
+        if let Some(holding) = left {
+            self.blame("unknown is not free", format!("{id} returns and still has {holding:?}"));
+        }
+        let devices = &self.devices;
+        let shared = |slice| devices.iter().any(|device| device.is_shared() && device.has(slice));
+        let theirs = self.truth.hands.iter_mut().filter(|(slice, hand)| hand.host == id && shared(**slice));
+        theirs.for_each(|(_, hand)| hand.let_go = true);
+    }
+
+    /// A host that is shown as fenced reaches nothing that it was given: each EMC has cut it off, or nothing of it is
+    /// there.
+    fn check_shown(&mut self) {
+        let Some(running) = &self.program.running else { return };
+        let shown = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
+        let fenced: Vec<HostId> = self.machines.iter().map(|m| m.id).filter(shown).collect();
+        for host in fenced {
+            let theirs = self.truth.hands.iter().filter(|(_, hand)| hand.host == host && !hand.let_go);
+            let kept = theirs.filter(|(_, hand)| hand.told).map(|(slice, _)| *slice).find(|slice| {
+                let device = self.devices.iter().zip(0..).find(|(device, _)| device.has(*slice));
+                device.is_some_and(|(_, emc)| !self.truth.cut.contains(&(EmcId(emc), host)))
+            });
+            if let Some(slice) = kept {
+                self.blame("unknown is not free", format!("{host} is shown as fenced and has slice {slice}"));
+            }
         }
     }
 
@@ -280,7 +325,10 @@ impl World {
     }
 
     /// A device is about to be asked: the intent must be on disk, and must be the latest.
-    pub(super) fn check_call(&mut self, call: &DeviceCall) {
+    pub(super) fn check_call(&mut self, emc: EmcId, call: &DeviceCall) {
+        if let DeviceCall::Grant { host, .. } = call {
+            self.check_returned(emc, *host);
+        }
         let cuts_off =
             |slice: SliceId| !self.devices.iter().any(|device| device.has(slice) && device.is_shared());
         let owes = |slice: SliceId| self.truth.slot(slice).device_call(cuts_off(slice));
@@ -291,11 +339,22 @@ impl World {
             }
             DeviceCall::Revoke { slice, epoch } => owes(*slice) == Some(Call::Revoke { epoch: *epoch }),
             DeviceCall::Fence { host, .. } => {
-                self.truth.host(*host).is_some_and(|host| matches!(host.fence, Fence::Fencing { .. }))
+                self.truth.host(*host).is_some_and(|host| host.uncut.contains(&emc))
             }
         };
         if !owed {
             self.blame("intent before act", format!("the store knows nothing of {call:?}"));
+        }
+    }
+
+    /// Hosts return to service EMC by EMC: one gives a host nothing that is fenced, or that it has yet to cut off.
+    fn check_returned(&mut self, emc: EmcId, host: HostId) {
+        let closed = |host: &Host| host.fence != Fence::None || host.uncut.contains(&emc);
+        if self.truth.host(host).is_some_and(closed) {
+            self.blame(
+                "hosts return EMC by EMC",
+                format!("{emc} is to let {host} in, and has not cut it off"),
+            );
         }
     }
 
@@ -428,7 +487,9 @@ impl World {
     pub(super) fn check_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
         self.say(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
         let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.forced.contains(id));
-        let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None);
+        let emc = self.devices.iter().position(|device| device.has(holding.slice));
+        let uncut = |host: &Host| host.uncut.iter().any(|uncut| Some(usize::from(uncut.0)) == emc);
+        let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || uncut(host));
         let let_back = self.truth.requalify_asked.contains(&holding.slice);
         let lost = self.truth.lost.contains(&holding);
         if !forced && !fenced && !let_back && !lost {

@@ -255,7 +255,7 @@ impl World {
     }
 
     fn begin_call(&mut self, emc: EmcId, call: DeviceCall) {
-        self.check_call(&call);
+        self.check_call(emc, &call);
         self.say(|| format!("{emc} is asked {call:?}"));
         match call {
             DeviceCall::Fence { host, powered_off: false }

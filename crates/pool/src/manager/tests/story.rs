@@ -47,6 +47,9 @@ fn turn() -> impl Strategy<Value = Turn> {
         1 => (host(), 0..8u32, 1..4u32, prop::sample::select(vec!["released", "scrubbed", "half", "dirty", "broken"]))
             .prop_map(move |(host, slice, epoch, what)| say(format!("have:{host}:{what}={slice}.{epoch}"))),
         1 => Just(Turn::Say("stops:e2".to_owned())),
+        1 => (host(), prop::sample::select(vec!["vouch", "clean"])).prop_map(move |(host, word)| {
+            say(if word == "vouch" { format!("vouch:{host}") } else { format!("have:{host}:clean") })
+        }),
         1 => (prop::sample::select(vec!["break", "mend", "mend"]), prop::sample::select(vec!["e1", "e2"]))
             .prop_map(move |(verb, emc)| say(format!("{verb}:{emc}"))),
         1 => prop::sample::select(vec!["low", "roomy", "roomy"]).prop_map(move |word| say(word.to_owned())),
