@@ -145,3 +145,57 @@ pub fn load(store: &mut dyn Scan) -> Result<Loaded, LoadError> {
     }
     Ok(loaded)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use pool::{
+        record::{Fence, Host, Scheduling},
+        slice::{Quarantine, Slot, State},
+    };
+    use units::{Bytes, EmcId, Epoch, HostId, Name, SliceId};
+
+    use super::*;
+
+    #[test]
+    fn host_without_the_list_of_emcs_that_are_to_cut_it_off_is_read() {
+        let host = Host {
+            name: Name::new("h0").unwrap(),
+            cores: 1,
+            local: Bytes::gib(1),
+            emcs: vec![EmcId(0)],
+            scheduling: Scheduling::Enabled,
+            fence: Fence::Fencing { powered_off: false },
+            boot_id: "b1".into(),
+            must_report: true,
+            uncut: BTreeSet::new(),
+        };
+        let record = Record::Host(HostId(0), host);
+        let mut written = postcard::to_stdvec(&record).unwrap();
+        assert_eq!(written.pop(), Some(0), "the empty list, which earlier versions did not write");
+        assert_eq!(read(Table::Hosts, &[0, 0], &written).unwrap(), record);
+    }
+
+    /// Variants are numbered in the store: a new one goes to the end.
+    #[test]
+    fn reasons_of_quarantine_keep_their_numbers() {
+        let host = HostId(3);
+        let reasons = [
+            Quarantine::Dirty { host, revoked: true },
+            Quarantine::ScrubFailed { host, revoked: true },
+            Quarantine::UnknownGrant { host },
+            Quarantine::LostGrant,
+            Quarantine::Restored { host: Some(host) },
+            Quarantine::LostRecord { host },
+            Quarantine::DeviceFailed { host: Some(host), errno: Some(5) },
+        ];
+        for (number, why) in (0_u8..).zip(reasons) {
+            let slot = Slot { epoch: Epoch(1), state: State::Quarantined(why), receipt: None };
+            let record = Record::Slice(SliceId(1), slot);
+            let written = postcard::to_stdvec(&record).unwrap();
+            assert_eq!(written[4], number, "{why:?} in {written:?}");
+            assert_eq!(read(Table::Slices, &[0, 0, 0, 1], &written).unwrap(), record);
+        }
+    }
+}

@@ -16,6 +16,7 @@
 mod asks;
 mod buffer;
 mod devices;
+mod faults;
 mod fencing;
 mod hosts;
 mod sight;
@@ -31,10 +32,10 @@ use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId};
 pub use self::{
     asks::{Answer, Ask, ReservationView},
     buffer::Buffer,
-    devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
+    devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
     view::{Alarm, EmcState, HostState},
 };
-use self::{devices::DeviceLink, fencing::Unfenced, hosts::Link};
+use self::{devices::DeviceLink, faults::SliceFaults, fencing::Unfenced, hosts::Link};
 use crate::{
     audit::Decision,
     denied::Denied,
@@ -192,6 +193,7 @@ pub struct Manager {
     sessions: BTreeMap<SessionId, HostId>,
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
+    faults: SliceFaults,
     /// Fence calls under way, with whether the host is known to have stopped; and those that need a machine stopped which
     /// is not yet.
     fencing: BTreeMap<(EmcId, HostId), bool>,
@@ -233,6 +235,7 @@ impl Manager {
             sessions: BTreeMap::new(),
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
+            faults: SliceFaults::default(),
             fencing: BTreeMap::new(),
             unfenced: BTreeMap::new(),
             handles: BTreeMap::new(),
@@ -326,7 +329,9 @@ impl Manager {
         let repeats = self.links.values().filter_map(Link::repeat_at);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
         let orders = self.orders_due.iter().filter_map(|host| self.links.get(host)?.next_order());
-        let others = [batch, waiter, self.next_upkeep(), self.next_fence()].into_iter().flatten();
+        let others = [batch, waiter, self.next_upkeep(), self.next_fence(), self.faults.next_retry()]
+            .into_iter()
+            .flatten();
         others.chain(links).chain(repeats).chain(devices).chain(orders).min()
     }
 

@@ -92,6 +92,24 @@ pub enum DeviceFailure {
     Error(String),
     /// It cannot cut the host off, and why the machine was not stopped. The device works.
     NotFenced(String),
+    /// A grant or a revocation failed for a reason of its slice alone. The device works.
+    Slice(SliceError),
+    /// It grants the slice to another owner. The device works.
+    Held {
+        /// Under which number.
+        epoch: Epoch,
+        /// Which host.
+        host: HostId,
+    },
+}
+
+/// Why a device could not grant or revoke one slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceError {
+    /// In the driver's words.
+    pub message: String,
+    /// As the operating system numbers it, if it was the operating system.
+    pub errno: Option<i32>,
 }
 
 /// What a device holds.
@@ -175,6 +193,13 @@ impl Manager {
 
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
         self.devices.remove(&emc);
+        let of_emc: Vec<SliceId> = self
+            .faults
+            .iter()
+            .map(|(slice, _)| slice)
+            .filter(|s| self.durable.emc_of(*s).is_none())
+            .collect();
+        of_emc.into_iter().for_each(|slice| drop(self.faults.remove(slice)));
     }
 
     fn set_emc_up(&mut self, emc: EmcId, up: bool) {
@@ -207,9 +232,14 @@ impl Manager {
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
-        let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else { return };
+        let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else {
+            return drop(self.faults.remove(slice));
+        };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        if self.is_overtaken(slice) || !up || self.calls.contains_key(&slice) || self.is_cut_off(emc, call) {
+        if self.is_overtaken(slice) || !up || self.faults.is_paused(slice) {
+            return;
+        }
+        if self.calls.contains_key(&slice) || self.is_cut_off(emc, call) {
             return;
         }
         self.calls.insert(slice, call);
@@ -238,6 +268,7 @@ impl Manager {
         match &done {
             DeviceDone::Granted { slice, .. } | DeviceDone::Revoked { slice, .. } => {
                 self.calls.remove(slice);
+                self.changed |= self.faults.remove(*slice).is_some();
             }
             DeviceDone::Failed { call, .. } => self.call_failed(emc, call),
             DeviceDone::Fenced { host } => self.fence_answered(emc, *host, true),
@@ -283,8 +314,22 @@ impl Manager {
             (DeviceFailure::NotFenced(why), DeviceCall::Fence { host, .. }) => {
                 self.on_not_fenced(when, emc, *host, why);
             }
-            (DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_), _) => {}
-            (DeviceFailure::Error(error), call) => {
+            (
+                DeviceFailure::Slice(error),
+                DeviceCall::Grant { slice, .. } | DeviceCall::Revoke { slice, .. },
+            ) => {
+                self.on_slice_failed(when, *slice, error);
+            }
+            (DeviceFailure::Held { epoch, host }, DeviceCall::Grant { slice, .. }) => {
+                self.slice_event(when, *slice, Event::Raise(epoch));
+                let why = Event::Quarantine(Quarantine::UnknownGrant { host });
+                self.quarantine(when, *slice, why, &format!("epoch {epoch} at the device"));
+            }
+            (
+                DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. },
+                _,
+            ) => {}
+            (DeviceFailure::Slice(SliceError { message: error, .. }) | DeviceFailure::Error(error), call) => {
                 if let DeviceCall::Fence { host, .. } = call {
                     self.fence_failed(when, emc, *host);
                 }
@@ -401,7 +446,7 @@ impl Manager {
         host.is_some_and(|entry| matches!(entry.host.fence, Fence::Fencing { .. }))
     }
 
-    fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
+    pub(super) fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
         if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
             self.change(when, change);
         }

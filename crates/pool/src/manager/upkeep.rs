@@ -20,6 +20,7 @@ impl Manager {
     pub(super) fn keep_up(&mut self, when: When) {
         self.watch_leases(when);
         self.retry_devices(when);
+        self.retry_slices(when);
         self.retry_fences(when);
         self.repeat_orders(when);
         self.time_out_waiters(when);

@@ -1,7 +1,8 @@
 //! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
 //! it follows from what is known now.
 
-use units::{EmcId, HostId, Name, Ns, UnixMs};
+use units::limits::SLICE_ATTEMPTS_MAX;
+use units::{EmcId, HostId, Name, Ns, SliceId, UnixMs};
 
 use super::{Manager, devices::Condition, hosts::Link};
 use crate::{
@@ -120,6 +121,7 @@ impl Manager {
             .host_alarms()
             .chain(self.sight_alarms())
             .chain(self.emc_alarms())
+            .chain(self.slice_fault_alarms())
             .chain(self.slice_alarms())
             .collect();
         let usable = |e: &crate::ledger::EmcEntry| if e.up { e.emc.slices - e.quarantined() } else { 0 };
@@ -215,8 +217,27 @@ impl Manager {
         slices.filter(|(_, why)| !matches!(why, Quarantine::Restored { .. })).map(|(slice, why)| Alarm {
             reason: "SLICE_QUARANTINED",
             subject: Subject::Slice(slice),
-            message: format!("slice {slice} is kept from everybody: {why}"),
+            message: format!("{} is kept from everybody: {why}", self.slice_name(slice)),
             since: UnixMs(0),
         })
+    }
+
+    fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
+        self.faults.iter().map(|(slice, fault)| Alarm {
+            reason: "SLICE_FAILING",
+            subject: Subject::Slice(slice),
+            message: format!(
+                "{}: {}; failed {} times, and is quarantined at {SLICE_ATTEMPTS_MAX}",
+                self.slice_name(slice),
+                fault.error.message,
+                fault.failures
+            ),
+            since: fault.since,
+        })
+    }
+
+    fn slice_name(&self, slice: SliceId) -> String {
+        let emc = self.durable.emc_of(slice).and_then(|emc| self.emc_name(emc));
+        emc.map_or_else(|| format!("slice {slice}"), |emc| format!("slice {slice} of emc {emc}"))
     }
 }

@@ -35,7 +35,10 @@ impl World {
         self.calm = true;
         self.program.store.calm();
         self.after(Ns::ms(1), Happening::ManagerStarts);
-        self.devices.iter_mut().for_each(|device| device.failed = false);
+        for device in &mut self.devices {
+            device.failed = false;
+            device.bad.clear();
+        }
         for host in self.hosts() {
             let machine = self.machine(host);
             (machine.is_cut_off, machine.frozen_until) = (false, Ns::ZERO);

@@ -30,6 +30,8 @@ pub(super) struct Truth {
     forced: BTreeSet<ReservationId>,
     /// Grants that went with the power of their device.
     lost: BTreeSet<Holding>,
+    /// Grants that a fence of their host was to end, on slices that could not be revoked then.
+    unrevoked: BTreeSet<Holding>,
     /// Which devices have cut off which hosts since these were last to be fenced.
     cut: BTreeSet<(EmcId, HostId)>,
     /// When the present manager last heard each host, and which were silent for long enough to be fenced.
@@ -222,7 +224,8 @@ impl World {
         };
         let begins = was == Fence::None && host.fence != Fence::None;
         if begins {
-            self.truth.cut.retain(|(_, cut)| *cut != id);
+            // An EMC that has yet to answer an earlier fence has given the host nothing since.
+            self.truth.cut.retain(|(emc, cut)| *cut != id || uncut.contains(emc));
         }
         let owed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
         let must_answer: BTreeSet<EmcId> = owed.chain(uncut).collect();
@@ -260,7 +263,7 @@ impl World {
     }
 
     /// A host that is shown as fenced reaches nothing that it was given: each EMC has cut it off, or nothing of it is
-    /// there.
+    /// there. A slice that an EMC could not revoke then is still the host's.
     fn check_shown(&mut self) {
         let Some(running) = &self.program.running else { return };
         let shown = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
@@ -269,7 +272,8 @@ impl World {
             let theirs = self.truth.hands.iter().filter(|(_, hand)| hand.host == host && !hand.let_go);
             let kept = theirs.filter(|(_, hand)| hand.told).map(|(slice, _)| *slice).find(|slice| {
                 let device = self.devices.iter().zip(0..).find(|(device, _)| device.has(*slice));
-                device.is_some_and(|(_, emc)| !self.truth.cut.contains(&(EmcId(emc), host)))
+                let cut = device.is_some_and(|(_, emc)| self.truth.cut.contains(&(EmcId(emc), host)));
+                !cut || self.truth.slot(*slice).holder() != Some(host)
             });
             if let Some(slice) = kept {
                 self.blame("unknown is not free", format!("{host} is shown as fenced and has slice {slice}"));
@@ -364,14 +368,38 @@ impl World {
             (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
                 self.note_grant(*slice, *epoch, *host);
             }
+            (DeviceCall::Revoke { slice, .. }, _) => self.note_revoked(*slice),
             (_, DeviceDone::Fenced { host }) => {
                 self.check_stopped(emc, *host);
                 self.truth.cut.insert((emc, *host));
-                let device = &self.devices[usize::from(emc.0)];
-                let theirs = self.truth.hands.iter_mut().filter(|(slice, _)| device.has(**slice));
-                theirs.filter(|(_, hand)| hand.host == *host).for_each(|(_, hand)| hand.let_go = true);
+                self.note_cut_off(&self.devices[usize::from(emc.0)].slices(), *host);
             }
             _ => {}
+        }
+    }
+
+    /// A slice that could not be revoked stays with its host, and may be taken later.
+    fn note_cut_off(&mut self, slices: &[SliceId], host: HostId) {
+        for slice in slices {
+            let Some(hand) = self.truth.hands.get(slice).copied().filter(|hand| hand.host == host) else {
+                continue;
+            };
+            let holding = Holding { slice: *slice, epoch: hand.epoch };
+            let device = self.device(*slice);
+            if device.is_shared() || !device.reaches(holding, host) {
+                self.truth.let_go(host, holding);
+            } else {
+                self.truth.unrevoked.insert(holding);
+            }
+        }
+    }
+
+    /// Completes a fence for a slice whose revocation succeeds later.
+    fn note_revoked(&mut self, slice: SliceId) {
+        let Some(hand) = self.truth.hands.get(&slice).copied() else { return };
+        let holding = Holding { slice, epoch: hand.epoch };
+        if self.truth.unrevoked.contains(&holding) && !self.device(slice).reaches(holding, hand.host) {
+            self.truth.let_go(hand.host, holding);
         }
     }
 
@@ -491,7 +519,7 @@ impl World {
         let uncut = |host: &Host| host.uncut.iter().any(|uncut| Some(usize::from(uncut.0)) == emc);
         let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || uncut(host));
         let let_back = self.truth.requalify_asked.contains(&holding.slice);
-        let lost = self.truth.lost.contains(&holding);
+        let lost = self.truth.lost.contains(&holding) || self.truth.unrevoked.contains(&holding);
         if !forced && !fenced && !let_back && !lost {
             let what = format!("process {} of {host} lost {holding:?}: {why}", guest.process.pid);
             self.blame("guests outlive us", what);

@@ -1,7 +1,7 @@
 //! What goes wrong: programs and machines die, networks and devices fail, and all come back later, if not too soon.
 
 use rand::Rng as _;
-use units::{HostId, Ns};
+use units::{HostId, Ns, SliceId};
 
 use super::{Happening, World};
 
@@ -10,6 +10,7 @@ use super::{Happening, World};
 pub(super) enum Trouble {
     Network(HostId),
     Device(usize),
+    Slice(usize, SliceId),
 }
 
 impl World {
@@ -28,7 +29,8 @@ impl World {
             55..68 => self.freeze_agent(host),
             68..80 => self.lose_network(host),
             80..88 => self.break_session(host),
-            88..98 => self.fail_device(),
+            88..94 => self.fail_device(),
+            94..98 => self.fail_slice(),
             _ => self.power_device_off(),
         }
     }
@@ -78,6 +80,17 @@ impl World {
         self.after(span, Happening::TroubleEnds(Trouble::Device(emc)));
     }
 
+    /// Sometimes for longer than it takes until the slice is quarantined.
+    fn fail_slice(&mut self) {
+        let emc = self.rng.random_range(0..self.devices.len());
+        let slices = self.devices[emc].slices();
+        let Some(slice) = self.any(&slices) else { return };
+        self.say(|| format!("slice {slice} fails"));
+        self.devices[emc].bad.insert(slice);
+        let span = if self.chance(0.4) { self.between(Ns::secs(1), Ns::secs(15)) } else { self.a_while() };
+        self.after(span, Happening::TroubleEnds(Trouble::Slice(emc, slice)));
+    }
+
     /// Only a device that cuts off by itself has grants to lose: those of the other kind are the ledger's alone.
     fn power_device_off(&mut self) {
         let emc = self.rng.random_range(0..self.devices.len());
@@ -95,6 +108,7 @@ impl World {
         match trouble {
             Trouble::Network(host) => self.machine(host).is_cut_off = false,
             Trouble::Device(emc) => self.devices[emc].failed = false,
+            Trouble::Slice(emc, slice) => drop(self.devices[emc].bad.remove(&slice)),
         }
         self.say(|| format!("over: {trouble:?}"));
     }
