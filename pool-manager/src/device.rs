@@ -83,10 +83,11 @@ pub trait Device: Send {
     /// After a failure the owner may still reach the slice; the call is to be made again.
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError>;
 
-    /// Takes everything from a host; what it had. Idempotent.
+    /// Takes from a host what it has, and returns that. Idempotent. A slice that cannot be revoked stays granted, and does
+    /// not keep the others: its own revocation is due next, and reports why it fails.
     ///
     /// # Errors
-    /// After a failure the host may still reach some of it; the call is to be made again.
+    /// After a failure of the device the host may still reach some of it; the call is to be made again.
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError>;
 
     /// What the device believes, to be compared with what the ledger believes.
@@ -197,7 +198,18 @@ pub enum DeviceError {
         #[source]
         cause: StoreError,
     },
-    /// A failure: the operating system refused.
+    /// A failure of one slice: the operating system refused its file. The device works.
+    #[error("{doing} {}", path.display())]
+    Slice {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+    /// A failure of the device: the operating system refused.
     #[error("{doing} {}", path.display())]
     Io {
         /// What was tried.

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, sync::mpsc, thread};
 
 use pool::{
-    manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
+    manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
     protocol::Handle,
 };
 use units::{EmcId, Name, SliceId, limits::DEVICE_ANSWERS_AT_ONCE_MAX};
@@ -76,14 +76,32 @@ fn perform(place: &EmcPlace, device: &mut Option<Box<dyn Device>>, call: DeviceC
     result.unwrap_or_else(|error| {
         let failure = match error {
             DeviceError::StaleEpoch { highest, .. } => DeviceFailure::StaleEpoch { highest },
+            DeviceError::Held { epoch, host, .. } => DeviceFailure::Held { epoch, host },
             refused @ DeviceError::NotStopped { .. } => DeviceFailure::NotFenced(refused.to_string()),
+            refused @ (DeviceError::Slice { .. } | DeviceError::NoSuchSlice { .. }) => {
+                DeviceFailure::Slice(slice_error(&refused))
+            }
             other => DeviceFailure::Error(units::chain(&other)),
         };
-        if let DeviceFailure::Error(message) = &failure {
-            tracing::warn!(emc = %place.name, ?call, error = message, "device call failed");
+        match &failure {
+            DeviceFailure::Error(error) => {
+                tracing::warn!(emc = %place.name, ?call, error, "device call failed");
+            }
+            DeviceFailure::Slice(error) => {
+                tracing::warn!(emc = %place.name, ?call, error = error.message, "device call of one slice failed");
+            }
+            DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. } => {}
         }
         DeviceDone::Failed { call, failure }
     })
+}
+
+fn slice_error(error: &DeviceError) -> SliceError {
+    let errno = match error {
+        DeviceError::Slice { errno, .. } => errno.raw_os_error(),
+        _ => None,
+    };
+    SliceError { message: units::chain(error), errno }
 }
 
 impl EmcPlace {
@@ -131,5 +149,80 @@ impl EmcPlace {
             highest: highest.map(|(epoch, index)| (self.slice(index), epoch)).collect(),
             places: places.map(place).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use units::{Epoch, HostId};
+
+    use super::*;
+
+    fn place(directory: &std::path::Path) -> EmcPlace {
+        EmcPlace {
+            id: EmcId(0),
+            name: Name::new("e0").unwrap(),
+            driver: Driver::Emulated,
+            path: directory.to_owned(),
+            serial: String::new(),
+            first: SliceId(100),
+            slices: 60,
+        }
+    }
+
+    fn grant(slice: u32) -> DeviceCall {
+        DeviceCall::Grant { slice: SliceId(slice), epoch: Epoch(1), host: HostId(0) }
+    }
+
+    /// A directory where a slice's file is to be stops root, too, unlike permissions.
+    #[test]
+    fn slice_whose_file_cannot_be_opened_fails_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, mut device) = (place(directory.path()), None);
+        perform_all(&place, &mut device, vec![DeviceCall::Contents]);
+        let file = directory.path().join("slices/00007.1.h0");
+        std::fs::create_dir(&file).unwrap();
+        let mut failed = Vec::new();
+        for done in perform_all(&place, &mut device, (100..160).map(grant).collect()) {
+            match done {
+                DeviceDone::Granted { .. } => {}
+                DeviceDone::Failed { call, failure: DeviceFailure::Slice(error) } => {
+                    failed.push((call, error))
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let [(call, error)] = &failed[..] else { panic!("{failed:?}") };
+        assert_eq!((call, error.errno), (&grant(107), Some(rustix::io::Errno::ISDIR.raw_os_error())));
+        assert!(error.message.contains("slices/00007.1.h0: "), "{}", error.message);
+        let again = perform_all(&place, &mut device, vec![grant(107)]);
+        assert!(matches!(again[..], [DeviceDone::Failed { failure: DeviceFailure::Slice(_), .. }]));
+        std::fs::remove_dir(&file).unwrap();
+        let repaired = perform_all(&place, &mut device, vec![grant(107)]);
+        assert!(matches!(repaired[..], [DeviceDone::Granted { .. }]), "{repaired:?}");
+    }
+
+    #[test]
+    fn device_without_its_directory_fails_as_a_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, mut device) = (place(directory.path()), None);
+        perform_all(&place, &mut device, vec![DeviceCall::Contents]);
+        std::fs::remove_dir(directory.path().join("slices")).unwrap();
+        let done = perform_all(&place, &mut device, vec![grant(107)]);
+        assert!(
+            matches!(done[..], [DeviceDone::Failed { failure: DeviceFailure::Error(_), .. }]),
+            "{done:?}"
+        );
+    }
+
+    #[test]
+    fn slice_that_another_host_has_is_reported_with_its_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, mut device) = (place(directory.path()), None);
+        perform_all(&place, &mut device, vec![grant(100)]);
+        let (slice, epoch, host) = (SliceId(100), Epoch(2), HostId(1));
+        let done = perform_all(&place, &mut device, vec![DeviceCall::Grant { slice, epoch, host }]);
+        let [DeviceDone::Failed { failure, .. }] = &done[..] else { panic!("{done:?}") };
+        assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
     }
 }

@@ -157,8 +157,14 @@ pub fn load(store: &mut dyn Scan) -> Result<Loaded, LoadError> {
 
 #[cfg(test)]
 mod tests {
-    use pool::ledger::Ledger;
-    use units::{EmcId, HostId, ReservationId, SliceId};
+    use std::collections::BTreeSet;
+
+    use pool::{
+        ledger::Ledger,
+        record::{Fence, Host, Scheduling},
+        slice::{Quarantine, Slot, State},
+    };
+    use units::{Bytes, EmcId, Epoch, HostId, Name, ReservationId, SliceId};
 
     use super::*;
     use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
@@ -194,7 +200,13 @@ mod tests {
         assert_eq!(before.emc_of(SliceId(5)), Some(EmcId(257)));
         assert_eq!(before.slot(SliceId(5)).unwrap().reservation(), Some(ReservationId(9)));
         let keys = [Key::Meta, Key::Emc(EmcId(257)), Key::Host(HostId(300)), Key::Slice(SliceId(5))];
-        let again = keys.map(|key| write(&before.record(key)));
+        let mut again = keys.map(|key| write(&before.record(key)));
+        let Write::Put { value, .. } = &mut again[2] else { panic!("a host that is there") };
+        assert_eq!(
+            value.pop(),
+            Some(0),
+            "the EMCs that have not cut it off, which earlier versions did not write"
+        );
         assert_eq!(again.as_slice(), &old[..4], "the same bytes under the same keys");
         store.commit(&[write(&Record::Gone(Key::Host(HostId(300))))]).unwrap();
         assert_eq!(ledger(&mut store).hosts().count(), 0);
@@ -203,19 +215,20 @@ mod tests {
     #[test]
     fn numbers_beyond_16_bits_have_keys_of_their_own() {
         let mut store = RedbStore::open(FaultyDisk::new(|_| 0)).unwrap();
-        let name = |number: u32| units::Name::new(&format!("h{number}")).unwrap();
+        let name = |number: u32| Name::new(&format!("h{number}")).unwrap();
         let numbers = [0, 1, 256, 65_535, 65_536, 65_537, u32::MAX - 1];
         let mut writes = vec![write(&Record::Meta(Meta::new("rack".into())))];
         writes.extend(numbers.map(|number| {
-            let host = pool::record::Host {
+            let host = Host {
                 name: name(number),
                 cores: 1,
-                local: units::Bytes::ZERO,
+                local: Bytes::ZERO,
                 emcs: vec![EmcId(number)],
-                scheduling: pool::record::Scheduling::Enabled,
-                fence: pool::record::Fence::None,
+                scheduling: Scheduling::Enabled,
+                fence: Fence::None,
                 boot_id: String::new(),
                 must_report: false,
+                uncut: BTreeSet::new(),
             };
             write(&Record::Host(HostId(number), host))
         }));
@@ -223,5 +236,46 @@ mod tests {
         let ledger = ledger(&mut store);
         let read: Vec<_> = ledger.hosts().map(|(id, entry)| (id.0, entry.host.name.clone())).collect();
         assert_eq!(read, numbers.map(|number| (number, name(number))));
+    }
+
+    #[test]
+    fn host_without_the_list_of_emcs_that_are_to_cut_it_off_is_read() {
+        let host = Host {
+            name: Name::new("h0").unwrap(),
+            cores: 1,
+            local: Bytes::gib(1),
+            emcs: vec![EmcId(0)],
+            scheduling: Scheduling::Enabled,
+            fence: Fence::Fencing { powered_off: false },
+            boot_id: "b1".into(),
+            must_report: true,
+            uncut: BTreeSet::new(),
+        };
+        let record = Record::Host(HostId(0), host);
+        let mut written = postcard::to_stdvec(&record).unwrap();
+        assert_eq!(written.pop(), Some(0), "the empty list, which earlier versions did not write");
+        assert_eq!(read(Table::Hosts, &[0, 0], &written).unwrap(), record);
+    }
+
+    /// Variants are numbered in the store: a new one goes to the end.
+    #[test]
+    fn reasons_of_quarantine_keep_their_numbers() {
+        let host = HostId(3);
+        let reasons = [
+            Quarantine::Dirty { host, revoked: true },
+            Quarantine::ScrubFailed { host, revoked: true },
+            Quarantine::UnknownGrant { host },
+            Quarantine::LostGrant,
+            Quarantine::Restored { host: Some(host) },
+            Quarantine::LostRecord { host },
+            Quarantine::DeviceFailed { host: Some(host), errno: Some(5) },
+        ];
+        for (number, why) in (0_u8..).zip(reasons) {
+            let slot = Slot { epoch: Epoch(1), state: State::Quarantined(why), receipt: None };
+            let record = Record::Slice(SliceId(1), slot);
+            let written = postcard::to_stdvec(&record).unwrap();
+            assert_eq!(written[4], number, "{why:?} in {written:?}");
+            assert_eq!(read(Table::Slices, &[0, 0, 0, 1], &written).unwrap(), record);
+        }
     }
 }

@@ -245,7 +245,7 @@ impl<const SLICES: usize> Rack<SLICES> {
             State::Scrubbing(Scrub::Working(by)) => (by, Told::Scrub),
             _ => return None,
         };
-        let to = usize::from(to.0);
+        let to = to.0 as usize;
         let connected = !self.hosts[to].off;
         connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, what })))?
     }

@@ -10,8 +10,9 @@ use pool::record::{Meta, Record};
 use pool_manager::{
     records,
     store::{
-        Store as _,
+        Scan as _, Store as _, Table, Write,
         faulty::{Fault, FaultyDisk},
+        meta,
         redb::RedbStore,
     },
 };
@@ -36,6 +37,10 @@ struct DiskStore {
     rng: Pcg64,
     calm: bool,
     power_cuts: Arc<AtomicU64>,
+    /// Every entry of the store, when it was last copied.
+    backup: Option<Vec<Write>>,
+    generation: u64,
+    restored: bool,
 }
 
 impl DiskStore {
@@ -43,12 +48,30 @@ impl DiskStore {
         let mut chance = Pcg64::seed_from_u64(seed);
         let disk = FaultyDisk::new(move |n| chance.random_range(0..n));
         let rng = Pcg64::seed_from_u64(seed + 1);
-        Self { disk, store: None, rng, calm: false, power_cuts }
+        Self { disk, store: None, rng, calm: false, power_cuts, backup: None, generation: 1, restored: false }
     }
 
     fn write(&mut self, batch: &[Record]) -> bool {
-        let writes: Vec<_> = batch.iter().map(records::write).collect();
-        self.store.as_mut().is_some_and(|store| store.commit(&writes).is_ok())
+        let mut writes: Vec<_> = batch.iter().map(records::write).collect();
+        if self.restored {
+            writes.extend(records::restored_noted());
+        }
+        let ok = self.store.as_mut().is_some_and(|store| store.commit(&writes).is_ok());
+        self.restored &= !ok;
+        ok
+    }
+
+    /// All entries as they are now, if they can be read.
+    fn entries(&mut self) -> Option<Vec<Write>> {
+        let store = self.store.as_mut()?;
+        let mut entries = Vec::new();
+        for table in Table::ALL {
+            let mut put = |key: &[u8], value: &[u8]| {
+                entries.push(Write::Put { table, key: key.to_vec(), value: value.to_vec() });
+            };
+            store.scan(table, &mut put).ok()?;
+        }
+        Some(entries)
     }
 
     /// Something will go wrong with one of the next operations.
@@ -98,12 +121,36 @@ impl Store for DiskStore {
                 Some(RedbStore::open(self.disk.clone()).expect("a disk with power gives its store back"));
         }
         let loaded = records::load(self.store.as_mut()?).expect("a store that opens can be read");
+        self.restored = loaded.restored;
         Some((loaded.meta, loaded.records))
     }
 
     fn calm(&mut self) {
         self.calm = true;
         self.disk.fail_no_more();
+    }
+
+    fn backup(&mut self) {
+        let entries = self.entries().filter(|entries| !entries.is_empty());
+        self.backup = entries.or(self.backup.take());
+    }
+
+    /// On a disk of its own, as `pool-manager restore` makes a new file.
+    fn restore(&mut self) -> bool {
+        let Some(mut entries) = self.backup.clone() else { return false };
+        self.generation += 1;
+        entries.push(Write::number(Table::Meta, meta::RESTORED, 1));
+        entries.push(Write::number(Table::Meta, meta::GENERATION, self.generation));
+        let mut chance = Pcg64::seed_from_u64(self.rng.random());
+        self.disk = FaultyDisk::new(move |n| chance.random_range(0..n));
+        let mut store = RedbStore::open(self.disk.clone()).expect("a new disk takes a store");
+        store.commit(&entries).expect("a new disk takes every entry");
+        (self.store, self.restored) = (Some(store), true);
+        true
+    }
+
+    fn is_restored(&self) -> bool {
+        self.restored
     }
 }
 
@@ -120,5 +167,8 @@ fn every_promise_is_kept_on_the_real_store_when_the_power_fails_at_any_write() {
     }
     let cuts = power_cuts.load(Ordering::Relaxed);
     println!("{SEEDS} seeds, {cuts} cuts of the power: {sum:?}");
-    assert!(cuts > SEEDS && sum.reserved > SEEDS, "too little happened: {cuts} cuts, {sum:?}");
+    assert!(
+        cuts > SEEDS && sum.reserved > SEEDS && sum.restored > SEEDS / 10,
+        "too little happened: {cuts} cuts, {sum:?}"
+    );
 }

@@ -154,7 +154,7 @@ pub enum What {
         /// What changed, one sentence each.
         changes: Vec<String>,
     },
-    /// A host that is being cut off has nothing left.
+    /// A host that was being cut off had nothing left. Earlier versions recorded it; now such a host returns.
     LetGo {
         /// What proved it.
         proof: String,
@@ -190,6 +190,8 @@ pub enum NotChosen {
     Draining,
     /// The host does not see it.
     NotSeen,
+    /// It has yet to cut off what the host had before it was fenced.
+    NotCutOff,
 }
 
 impl std::fmt::Display for NotChosen {
@@ -201,6 +203,7 @@ impl std::fmt::Display for NotChosen {
             Self::Draining => "draining",
             Self::Failed => "failed",
             Self::NotSeen => "not seen by the host",
+            Self::NotCutOff => "has yet to cut off what the host had before it was fenced",
         })
     }
 }

@@ -138,6 +138,11 @@ impl HostEntry {
         self.held.iter().copied()
     }
 
+    /// The lowest slice of an EMC that the host may still reach there.
+    pub fn held_on(&self, emc: &Emc) -> Option<SliceId> {
+        self.held.range(emc.first..SliceId(emc.first.0 + emc.slices)).next().copied()
+    }
+
     /// EMCs that it is wired to and cannot use, and why. Not durable: its agent says it anew.
     pub fn unseen(&self) -> &BTreeMap<EmcId, String> {
         &self.unseen
@@ -192,6 +197,13 @@ impl Ledger {
     pub fn load(meta: Meta, records: impl IntoIterator<Item = Record>) -> Self {
         let mut records: Vec<_> = records.into_iter().collect();
         records.sort_by_key(Record::key); // EMCs and hosts before slices, those before reservations
+        for record in &mut records {
+            if let Record::Host(_, host) = record
+                && host.uncut.is_empty()
+            {
+                host.restart_fence();
+            }
+        }
         let mut ledger = Self::new(meta.clone());
         records.into_iter().for_each(|record| ledger.install(record));
         ledger.install(Record::Meta(meta));

@@ -16,6 +16,7 @@
 mod asks;
 mod buffer;
 mod devices;
+mod faults;
 mod fencing;
 mod hosts;
 mod restore;
@@ -32,10 +33,10 @@ use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 pub use self::{
     asks::{Answer, Ask, ReservationView},
     buffer::Buffer,
-    devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
+    devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
     view::{Alarm, EmcState, HostState},
 };
-use self::{devices::DeviceLink, fencing::Unfenced, hosts::Link, restore::UnadoptedVm};
+use self::{devices::DeviceLink, faults::SliceFaults, fencing::Unfenced, hosts::Link, restore::UnadoptedVm};
 use crate::{
     audit::Decision,
     denied::Denied,
@@ -194,10 +195,10 @@ pub struct Manager {
     sessions: BTreeMap<SessionId, HostId>,
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
-    /// Fence calls under way, with whether the host is known to have stopped; those that are done for hosts that are not
-    /// yet cut off everywhere; and those that need a machine stopped which is not yet.
+    faults: SliceFaults,
+    /// Fence calls under way, with whether the host is known to have stopped; and those that need a machine stopped which
+    /// is not yet.
     fencing: BTreeMap<(EmcId, HostId), bool>,
-    fenced: BTreeSet<(EmcId, HostId)>,
     unfenced: BTreeMap<(EmcId, HostId), Unfenced>,
     /// Running VMs, by host, that the ledger could not adopt; only hosts that have such VMs.
     unadopted: BTreeMap<HostId, Vec<UnadoptedVm>>,
@@ -239,8 +240,8 @@ impl Manager {
             sessions: BTreeMap::new(),
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
+            faults: SliceFaults::default(),
             fencing: BTreeMap::new(),
-            fenced: BTreeSet::new(),
             unfenced: BTreeMap::new(),
             unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
@@ -334,7 +335,9 @@ impl Manager {
         let repeats = self.links.values().filter_map(Link::repeat_at);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
         let orders = self.orders_due.iter().filter_map(|host| self.links.get(host)?.next_order());
-        let others = [batch, waiter, self.next_upkeep(), self.next_fence()].into_iter().flatten();
+        let others = [batch, waiter, self.next_upkeep(), self.next_fence(), self.faults.next_retry()]
+            .into_iter()
+            .flatten();
         others.chain(links).chain(repeats).chain(devices).chain(orders).min()
     }
 
@@ -345,7 +348,6 @@ impl Manager {
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
-        self.fenced.clear(); // what followed from it may not be on disk
         self.unfenced.clear(); // an answer that came meanwhile was not looked at
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
@@ -504,6 +506,10 @@ impl Manager {
                     }
                 }
                 self.drive_slice(*id);
+                let had = old.and_then(|old| old.holder());
+                if let Some(holder) = slot.holder().filter(|holder| had != Some(*holder)) {
+                    self.drive_fence_of_holder(when, holder);
+                }
                 of.into_iter()
                     .flatten()
                     .next()

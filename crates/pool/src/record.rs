@@ -1,6 +1,8 @@
 //! The ledger's facts, as they are made durable: a ledger is the fold of its records. How they are written down is the
 //! store's business.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Deserializer, Serialize};
 use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, SliceId, UnixMs};
 
@@ -183,6 +185,36 @@ pub struct Host {
     pub boot_id: String,
     /// Whether the ledger was restored since it last reported.
     pub must_report: bool,
+    /// EMCs that have not cut the host off since it was last fenced. It gets nothing from them until they have, even after
+    /// it returned.
+    #[serde(deserialize_with = "if_written")]
+    pub uncut: BTreeSet<EmcId>,
+}
+
+impl Host {
+    /// Whether the host is fenced and this EMC has cut it off.
+    pub fn is_cut_off(&self, emc: EmcId) -> bool {
+        match self.fence {
+            Fence::None => false,
+            Fence::Fencing { .. } => self.emcs.contains(&emc) && !self.uncut.contains(&emc),
+            Fence::Fenced => !self.uncut.contains(&emc),
+        }
+    }
+
+    /// Whether slices of an EMC wait for this host's report after a restore. An EMC that has cut it off since leaves it
+    /// nothing to report; a fence that was complete in the backup may be outdated.
+    pub fn must_report_on(&self, emc: EmcId) -> bool {
+        let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_cut_off(emc);
+        self.must_report && !cut
+    }
+
+    /// Has every EMC answer a fence that is not complete: one of a backup, or one begun by a version without
+    /// [`Host::uncut`].
+    pub(crate) fn restart_fence(&mut self) {
+        if matches!(self.fence, Fence::Fencing { .. }) {
+            self.uncut.extend(&self.emcs);
+        }
+    }
 }
 
 /// Whether a host is cut off its slices.
@@ -191,9 +223,9 @@ pub enum Fence {
     /// It is not.
     #[default]
     None,
-    /// It is being cut off; some device may not have done it yet.
+    /// It is being cut off; the EMCs in [`Host::uncut`] have not done it yet.
     Fencing {
-        /// An operator vouches that the machine is off, or it has proven itself that nothing is left.
+        /// An operator vouches that the machine is off.
         powered_off: bool,
     },
     /// It is cut off, until it returns with another boot id or proves itself clean.

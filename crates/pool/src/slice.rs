@@ -130,6 +130,13 @@ pub enum Quarantine {
         /// Who was granted it, and may still reach it.
         host: HostId,
     },
+    /// The device works and could not grant or revoke the slice, however often it was called.
+    DeviceFailed {
+        /// The owner that was to get or lose it, and may reach it.
+        host: Option<HostId>,
+        /// The operating system's number of the last error, if it has one.
+        errno: Option<i32>,
+    },
 }
 
 /// Proof that a slice held only zeros after its last owner had lost access.
@@ -364,7 +371,7 @@ impl Quarantine {
         match self {
             Self::Dirty { host, revoked } | Self::ScrubFailed { host, revoked } => (!revoked).then_some(host),
             Self::UnknownGrant { host } | Self::LostRecord { host } => Some(host),
-            Self::Restored { host } => host,
+            Self::Restored { host } | Self::DeviceFailed { host, .. } => host,
             Self::LostGrant => None,
         }
     }
@@ -389,6 +396,11 @@ impl std::fmt::Display for Quarantine {
                 "the ledger was restored from a backup and its hosts have not all reported"
             }
             Self::LostRecord { .. } => "its device's record lost the grant, and nothing has cut its host off",
+            Self::DeviceFailed { errno: Some(errno), .. } => {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                return write!(f, "its device cannot grant or revoke it: {error}");
+            }
+            Self::DeviceFailed { errno: None, .. } => "its device cannot grant or revoke it",
         })
     }
 }

@@ -232,7 +232,7 @@ impl World {
     }
 
     fn machine(&mut self, host: HostId) -> &mut Machine {
-        &mut self.machines[usize::from(host.0)]
+        &mut self.machines[host.0 as usize]
     }
 
     fn wall(&self) -> UnixMs {

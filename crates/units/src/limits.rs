@@ -246,6 +246,12 @@ pub const RECONNECT_AFTER_MAX: Ns = Ns::secs(1);
 pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 /// Between two attempts of a device call that failed.
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
+/// The first pause before a device call that failed for one slice is made again; it doubles with every failure.
+pub const SLICE_RETRY_MIN: Ns = Ns::ms(200);
+/// The longest such pause.
+pub const SLICE_RETRY_MAX: Ns = Ns::secs(2);
+/// Device calls of one slice that may fail in a row; the last one quarantines it.
+pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Between two attempts to have a machine stopped whose agent is silent and that no device cuts off.
 pub const FENCE_RETRY: Ns = Ns::secs(60);
 /// How long the operator's command to stop a machine may take unless told otherwise.

@@ -18,7 +18,10 @@ use std::{
     sync::Arc,
 };
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::{
+    fs::{AtFlags, Mode, OFlags},
+    io::Errno,
+};
 use units::{Epoch, HostId, SLICE, limits::DEVICE_FREE_BYTES_MIN};
 
 use super::{Contents, Device, DeviceError, Grant, Handle};
@@ -122,14 +125,31 @@ impl Emulated {
         let newest = owners.pop_if(|newest| !seen.is_over(newest.epoch));
         for old in owners {
             tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "revocation finished");
-            self.cut_off(slice, old)?;
+            let cut = self.cut_off(slice, old);
+            if self.is_only_of_slice(slice, cut)? {
+                self.granted.insert(slice, old); // still to be revoked
+            }
         }
         if let Some(owner) = newest {
             self.remember(slice, Seen { highest: owner.epoch, revoked: false })?;
-            self.appear(slice, owner)?;
+            let appeared = self.appear(slice, owner).map(drop);
+            self.is_only_of_slice(slice, appeared)?;
             self.granted.insert(slice, owner);
         }
         Ok(())
+    }
+
+    /// Whether something failed for a reason of its slice alone, which must not keep the others.
+    fn is_only_of_slice(&self, slice: u32, done: Result<(), DeviceError>) -> Result<bool, DeviceError> {
+        match done {
+            Ok(()) => Ok(false),
+            Err(error @ DeviceError::Slice { .. }) => {
+                let (emc, error) = (self.directory.display(), units::chain(&error));
+                tracing::warn!(%emc, slice, error, "slice failed");
+                Ok(true)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn seen(&self, slice: u32) -> Result<&Seen, DeviceError> {
@@ -152,11 +172,11 @@ impl Emulated {
         let name = file_name(slice, owner);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let made = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
-        let file = File::from(made.map_err(|e| io_error("make", &self.files.join(&name))(e.into()))?);
+        let file = File::from(made.map_err(|e| slice_error("make", &self.files.join(&name))(e.into()))?);
         file.set_len(SLICE.get()).map_err(|errno| {
             // Nobody was told of it; if it stays, it is found and taken away at the next start.
             let _ = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
-            io_error("size", &self.files.join(&name))(errno)
+            slice_error("size", &self.files.join(&name))(errno)
         })?;
         Ok(file)
     }
@@ -171,12 +191,12 @@ impl Emulated {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match rustix::fs::openat(&self.files_fd, &name, flags, Mode::empty()) {
             Err(rustix::io::Errno::NOENT) => return Ok(()),
-            opened => File::from(opened.map_err(|e| io_error("open", &path())(e.into()))?),
+            opened => File::from(opened.map_err(|e| slice_error("open", &path())(e.into()))?),
         };
         self.faults.before_revoke(slice, &file);
-        file.set_len(0).map_err(io_error("truncate", &path()))?;
+        file.set_len(0).map_err(slice_error("truncate", &path()))?;
         let gone = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
-        gone.map_err(|e| io_error("unlink", &path())(e.into()))
+        gone.map_err(|e| slice_error("unlink", &path())(e.into()))
     }
 
     /// Sparse files promise memory that may not be there; an access then would kill a guest.
@@ -242,10 +262,14 @@ impl Device for Emulated {
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError> {
         let theirs = self.granted.iter().filter(|(_, owner)| owner.host == host);
         let theirs: Vec<Grant> = theirs.map(|(slice, owner)| self.grant_of(*slice, *owner)).collect();
-        for grant in &theirs {
-            self.revoke(grant.slice, grant.epoch)?;
+        let mut taken = Vec::with_capacity(theirs.len());
+        for grant in theirs {
+            let revoked = self.revoke(grant.slice, grant.epoch);
+            if !self.is_only_of_slice(grant.slice, revoked)? {
+                taken.push(grant);
+            }
         }
-        Ok(theirs)
+        Ok(taken)
     }
 
     fn contents(&mut self) -> Result<Contents, DeviceError> {
@@ -283,6 +307,25 @@ fn parse_name(name: &str) -> Option<(u32, Owner)> {
 
 fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
     move |errno| DeviceError::Io { doing, path: path.to_owned(), errno }
+}
+
+/// The error of a slice's file. Some errors are of the directory or of the whole machine, whichever file is opened.
+fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
+    let path = path.to_owned();
+    move |errno| match errno.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(
+            Errno::NOSPC
+            | Errno::DQUOT
+            | Errno::ROFS
+            | Errno::MFILE
+            | Errno::NFILE
+            | Errno::NOMEM
+            | Errno::NOENT
+            | Errno::NODEV
+            | Errno::STALE,
+        ) => DeviceError::Io { doing, path: path.clone(), errno },
+        _ => DeviceError::Slice { doing, path: path.clone(), errno },
+    }
 }
 
 /// Makes a directory that others may pass through but not list, and those above it; leaves one that is there as it is.

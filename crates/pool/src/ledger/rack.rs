@@ -1,6 +1,6 @@
 //! The rack itself: which hosts and EMCs there are, which of them take new reservations, and cutting a host off.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{EMCS_EVER_MAX, EMCS_MAX, HOSTS_EVER_MAX, HOSTS_MAX, SLICES_EVER_MAX, SLICES_MAX};
 use units::{Bytes, EmcId, HostId, Name, SliceId};
@@ -10,6 +10,7 @@ use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
     record::{Emc, EndedBy, Fence, Host, Key, Record, Scheduling},
+    slice::Event,
 };
 
 /// A rack as its operator describes it, values checked.
@@ -138,12 +139,10 @@ impl Ledger {
             let wires: Vec<EmcId> = wires.collect::<Result<_, _>>()?;
             match self.host_named(&wanted.name) {
                 Some(id) => {
-                    let host = Host {
-                        cores: wanted.cores,
-                        local: wanted.local,
-                        emcs: wires,
-                        ..self.hosts[&id].host.clone()
-                    };
+                    let old = &self.hosts[&id].host;
+                    let uncut = uncut_after_wiring(old, &wires, emcs);
+                    let host =
+                        Host { cores: wanted.cores, local: wanted.local, emcs: wires, uncut, ..old.clone() };
                     if host != self.hosts[&id].host {
                         self.keeps_wires_in_use(&self.hosts[&id], &host)?;
                         said.push(format!("host {} changed", wanted.name));
@@ -262,7 +261,7 @@ impl Ledger {
         }
     }
 
-    /// A host is to be cut off: the intent, before any device is told. Its reservations end. Nothing to change if it was
+    /// A host is to be cut off: the intent, before any device is told. Its reservations end, and every EMC has to answer. Nothing to change if it was
     /// decided before, unless it is new that somebody vouches for the machine being off.
     pub fn decide_fence(
         &self,
@@ -277,8 +276,11 @@ impl Ledger {
         if entry.host.fence != Fence::None && !vouched {
             return Change::default();
         }
-        let mut records =
-            vec![Record::Host(host, Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() })];
+        let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
+        if !vouched {
+            fencing.uncut.extend(&entry.host.emcs);
+        }
+        let mut records = vec![Record::Host(host, fencing)];
         records.extend(self.ends_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));
         let slices = u32::try_from(entry.held.len()).unwrap_or(u32::MAX);
         let what = What::Fencing { reason: reason.to_owned(), slices };
@@ -292,18 +294,41 @@ impl Ledger {
         ends.filter_map(Result::ok).flat_map(|change| change.0).collect()
     }
 
-    /// Every device has cut the host off.
-    pub fn decide_fenced(&self, when: When, host: HostId) -> Change {
-        let Some(entry) = self.hosts.get(&host) else { return Change::default() };
-        let subject = Subject::Host(entry.host.name.clone());
-        Change(vec![
-            Record::Host(host, Host { fence: Fence::Fenced, must_report: false, ..entry.host.clone() }),
-            decision(when, Actor::Manager, subject, What::Fenced),
-        ])
+    /// An EMC has cut the host off: slices there need only be revoked. The last EMC of a fence completes it.
+    pub fn decide_cut_off(&self, when: When, host: HostId, emc: EmcId) -> Change {
+        let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.uncut.contains(&emc)) else {
+            return Change::default();
+        };
+        let mut new = entry.host.clone();
+        new.uncut.remove(&emc);
+        let mut records = self.let_go(host, |slice| self.emc_of(slice) == Some(emc));
+        records.extend(completed(when, &mut new));
+        records.push(Record::Host(host, new));
+        Change(records)
     }
 
-    /// A host says who it is. One that restarted or proved itself clean has let go of all it had: a fenced one is let
-    /// back, and one that is being fenced is as good as powered off. What ran on one that restarted has ended.
+    /// Completes a fence that waits for no EMC: the host is wired to none, or those that were left were removed.
+    pub fn decide_fenced(&self, when: When, host: HostId) -> Change {
+        let Some(entry) = self.hosts.get(&host) else { return Change::default() };
+        let mut new = entry.host.clone();
+        let Some(decision) = completed(when, &mut new) else { return Change::default() };
+        Change(vec![Record::Host(host, new), decision])
+    }
+
+    /// The slices that a host can no longer use, among those that it holds.
+    fn let_go(&self, host: HostId, among: impl Fn(SliceId) -> bool) -> Vec<Record> {
+        let held = self.hosts.get(&host).into_iter().flat_map(HostEntry::held).filter(|slice| among(*slice));
+        let records = held.filter_map(|slice| {
+            let slot = self.slot(slice)?;
+            let next = slot.step(Event::OwnerFenced(host)).ok().filter(|next| *next != slot)?;
+            Some(Record::Slice(slice, next))
+        });
+        records.collect()
+    }
+
+    /// An agent connected or reported. A host that restarted or proved itself clean has let go of everything: a fence of it
+    /// ends, and what is left of the fence is to be noted by the EMCs that have not answered. VMs of a host that restarted
+    /// have ended.
     pub fn decide_report(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -312,17 +337,11 @@ impl Ledger {
         let actor = Actor::Agent(new.name.clone());
         let mut records =
             if rebooted { self.ends_all(when, entry, &EndedBy::HostRestarted, &actor) } else { Vec::new() };
-        let proof =
-            if rebooted { "it restarted" } else { "its agent reports that nothing is left" }.to_owned();
-        let proven = match new.fence {
-            Fence::Fenced => Some((Fence::None, What::Returned { proof })),
-            Fence::Fencing { powered_off: false } => {
-                Some((Fence::Fencing { powered_off: true }, What::LetGo { proof }))
-            }
-            Fence::None | Fence::Fencing { powered_off: true } => None,
-        };
-        if let Some((fence, what)) = proven.filter(|_| rebooted || clean) {
-            new.fence = fence;
+        if new.fence != Fence::None && (rebooted || clean) {
+            new.fence = Fence::None;
+            records.extend(self.let_go(host, |_| true));
+            let proof = if rebooted { "it restarted" } else { "its agent reports that nothing is left" };
+            let what = What::Returned { proof: proof.to_owned() };
             records.push(decision(when, actor, Subject::Host(new.name.clone()), what));
         }
         if new != entry.host {
@@ -347,6 +366,23 @@ impl Ledger {
         }
         Change(records)
     }
+}
+
+/// Completes a fence once every EMC has cut the host off.
+fn completed(when: When, host: &mut Host) -> Option<Record> {
+    if !matches!(host.fence, Fence::Fencing { .. }) || !host.uncut.is_empty() {
+        return None;
+    }
+    (host.fence, host.must_report) = (Fence::Fenced, false);
+    Some(decision(when, Actor::Manager, Subject::Host(host.name.clone()), What::Fenced))
+}
+
+/// The EMCs that have yet to cut a host off when it is wired otherwise: those that are left in the rack, and while it is
+/// fenced the new ones, which may have granted it something.
+fn uncut_after_wiring(old: &Host, wires: &[EmcId], emcs: &BTreeMap<Name, EmcId>) -> BTreeSet<EmcId> {
+    let added = wires.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
+    let left = old.uncut.iter().filter(|emc| emcs.values().any(|kept| kept == *emc));
+    left.chain(added).copied().collect()
 }
 
 fn unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Denied> {
@@ -394,5 +430,6 @@ fn new_host(wanted: &HostSpec, emcs: Vec<EmcId>) -> Host {
         fence: Fence::None,
         boot_id: String::new(),
         must_report: false,
+        uncut: BTreeSet::new(),
     }
 }

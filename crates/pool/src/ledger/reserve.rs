@@ -202,6 +202,9 @@ fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<NotChose
     if host.unseen().contains_key(&emc) {
         return Some(NotChosen::NotSeen);
     }
+    if entry.up && host.host.uncut.contains(&emc) {
+        return Some(NotChosen::NotCutOff);
+    }
     match (entry.up, entry.emc.scheduling) {
         (false, _) => Some(NotChosen::Failed),
         (true, Scheduling::Cordoned) => Some(NotChosen::Cordoned),

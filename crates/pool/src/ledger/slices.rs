@@ -1,5 +1,7 @@
 //! What happens to slices outside requests: devices and hosts report, scrubbers are chosen, something is not right.
 
+use std::collections::BTreeSet;
+
 use units::limits::RESERVATIONS_LOST_MAX;
 use units::{Bytes, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
@@ -62,12 +64,13 @@ impl Ledger {
 
     /// Whether it is certain without asking its host that it reaches a slice no more, once the device has revoked.
     fn needs_no_word(&self, slice: SliceId, slot: Slot) -> bool {
-        self.cuts_off(slice) || self.has_stopped(slot)
+        self.cuts_off(slice) || self.has_stopped(slice, slot)
     }
 
-    /// Whether no host has a slice, or only one that has been fenced.
-    fn has_stopped(&self, slot: Slot) -> bool {
-        let stopped = |host: &HostEntry| host.host.fence == Fence::Fenced;
+    /// Whether no host has a slice, or only one that its EMC has cut off.
+    fn has_stopped(&self, slice: SliceId, slot: Slot) -> bool {
+        let emc = self.emc_of(slice);
+        let stopped = |host: &HostEntry| emc.is_some_and(|emc| host.host.is_cut_off(emc));
         slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
     }
 
@@ -90,23 +93,11 @@ impl Ledger {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
             let in_rack = slot.holder().is_some_and(|host| self.hosts.contains_key(&host));
-            let let_go = !in_rack || self.has_stopped(slot);
+            let let_go = !in_rack || self.has_stopped(*slice, slot);
             let next = slot.step(Event::Requalify { let_go }).ok()?;
             Some(Record::Slice(*slice, next))
         });
         Change(requalified.collect())
-    }
-
-    /// Slices that a host's loss sends back: one of its devices has cut it off.
-    pub fn decide_cut_off(&self, host: HostId, on: units::EmcId) -> Change {
-        let Some(entry) = self.hosts.get(&host) else { return Change::default() };
-        let held = entry.held.iter().filter(|s| self.emc_of(**s) == Some(on));
-        let cut = held.filter_map(|s| {
-            let slot = self.slot(*s)?;
-            let next = slot.step(Event::OwnerFenced(host)).ok().filter(|next| *next != slot)?;
-            Some(Record::Slice(*s, next))
-        });
-        Change(cut.collect())
     }
 
     /// Adopts a VM that runs on slices which the ledger does not have as its own, if the device confirms every slice.
@@ -195,8 +186,9 @@ impl Ledger {
             Record::Slice(slice, Slot { state: State::Quarantined(why), ..slot })
         });
         let hosts = self.hosts.iter().map(|(id, entry)| {
-            let (fence, boot_id) = (Fence::None, String::new());
-            Record::Host(*id, Host { must_report: true, fence, boot_id, ..entry.host.clone() })
+            let old = entry.host.clone();
+            let (fence, uncut, boot_id) = (Fence::None, BTreeSet::new(), String::new());
+            Record::Host(*id, Host { must_report: true, fence, uncut, boot_id, ..old })
         });
         let Meta { generation, next_reservation, .. } = self.meta;
         let of_generation = generation.min(RESERVATIONS_LOST_MAX / 2) * RESERVATIONS_LOST_MAX;

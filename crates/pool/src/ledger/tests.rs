@@ -46,7 +46,7 @@ impl RackSpec {
                 rack.emcs.push(EmcSpec { name: name(emc), slices, driver, path, serial });
             } else {
                 let (host, emcs) = word.split_once(':').unwrap();
-                let emcs = emcs.split('+').map(name).collect();
+                let emcs = emcs.split('+').filter(|emc| !emc.is_empty()).map(name).collect();
                 rack.hosts.push(HostSpec { name: name(host), cores: 16, local: Bytes::gib(64), emcs });
             }
         }
@@ -483,7 +483,7 @@ fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { .. })), "nothing is cut off yet");
     let again = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
     assert_eq!(again, Change::default());
-    let cut = rack.ledger.decide_cut_off(HostId(0), EmcId(0));
+    let cut = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
     rack.apply(cut);
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Revoking)));
     assert!(
@@ -493,33 +493,67 @@ fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
 }
 
 #[test]
-fn a_fenced_host_comes_back_restarted_or_clean_and_one_that_is_being_fenced_counts_as_off_by_the_same_proofs()
-{
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let report = |rack: &mut Rack, boot: &str, clean| {
-        let change = rack.ledger.decide_report(at(3), HostId(0), boot, clean);
-        rack.apply(change);
-        rack.host("h1").host.fence
-    };
-    report(&mut rack, "b1", false);
+fn fenced_host_returns_when_it_restarted_or_proved_itself_clean() {
+    for cut in [true, false] {
+        let mut rack = Rack::of("e1=4 h1:e1");
+        let report = |rack: &mut Rack, boot: &str, clean| {
+            let change = rack.ledger.decide_report(at(3), HostId(0), boot, clean);
+            rack.apply(change);
+            rack.host("h1").host.fence
+        };
+        let fence = |rack: &mut Rack| {
+            let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
+            rack.apply(fence);
+            if cut {
+                let cut = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+                rack.apply(cut);
+            }
+            rack.host("h1").host.fence
+        };
+        report(&mut rack, "b1", false);
+        let fenced = fence(&mut rack);
+        assert_eq!(fenced, if cut { Fence::Fenced } else { Fence::Fencing { powered_off: false } });
+        assert_eq!(report(&mut rack, "b1", false), fenced);
+        assert_eq!(report(&mut rack, "b1", true), Fence::None);
+        fence(&mut rack);
+        assert_eq!(report(&mut rack, "b2", false), Fence::None);
+        let uncut = &rack.host("h1").host.uncut;
+        assert_eq!(uncut.contains(&EmcId(0)), !cut, "an EMC that has not answered is still to answer");
+    }
+}
+
+#[test]
+fn host_that_returned_is_given_nothing_of_an_emc_that_has_not_cut_it_off() {
+    let mut rack = Rack::of("e1=2 e2=2 h1:e1+e2");
+    let report = rack.ledger.decide_report(at(3), HostId(0), "b1", false);
+    rack.apply(report);
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    assert_eq!(report(&mut rack, "b1", false), Fence::Fencing { powered_off: false });
-    assert_eq!(report(&mut rack, "b1", true), Fence::Fencing { powered_off: true });
-    assert_eq!(
-        report(&mut rack, "b1", true),
-        Fence::Fencing { powered_off: true },
-        "not before it is fenced"
-    );
-    let fenced = rack.ledger.decide_fenced(at(3), HostId(0));
-    rack.apply(fenced.clone());
-    assert_eq!(report(&mut rack, "b1", false), Fence::Fenced);
-    assert_eq!(report(&mut rack, "b1", true), Fence::None);
-    rack.apply(fenced);
-    assert_eq!(report(&mut rack, "b2", false), Fence::None);
-    let fence = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
+    let cut = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+    rack.apply(cut);
+    let report = rack.ledger.decide_report(at(4), HostId(0), "b2", false);
+    rack.apply(report);
+    let Denied::OutOfSlices { free: 2, closed, .. } = rack.reserve(ask("a", "h1", 3)).unwrap_err() else {
+        panic!("e2 has not answered")
+    };
+    assert_eq!(closed, [(name("e2"), 2, NotChosen::NotCutOff)]);
+    let cut = rack.ledger.decide_cut_off(at(5), HostId(0), EmcId(1));
+    rack.apply(cut);
+    rack.reserve(ask("a", "h1", 3)).unwrap();
+}
+
+/// Such a record names no EMC that has answered.
+#[test]
+fn fence_begun_by_an_earlier_version_waits_for_every_emc() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
+    let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    assert_eq!(report(&mut rack, "b3", false), Fence::Fencing { powered_off: true });
+    let mut host = rack.host("h1").host.clone();
+    host.uncut.clear();
+    let emcs = rack.ledger.emcs().map(|(id, entry)| Record::Emc(id, entry.emc.clone()));
+    let records: Vec<_> = emcs.chain([Record::Host(HostId(0), host)]).collect();
+    let loaded = Ledger::load(rack.ledger.meta().clone(), records);
+    assert_eq!(loaded.host(HostId(0)).unwrap().host, rack.host("h1").host);
 }
 
 #[test]

@@ -92,6 +92,24 @@ pub enum DeviceFailure {
     Error(String),
     /// It cannot cut the host off, and why the machine was not stopped. The device works.
     NotFenced(String),
+    /// A grant or a revocation failed for a reason of its slice alone. The device works.
+    Slice(SliceError),
+    /// It grants the slice to another owner. The device works.
+    Held {
+        /// Under which number.
+        epoch: Epoch,
+        /// Which host.
+        host: HostId,
+    },
+}
+
+/// Why a device could not grant or revoke one slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceError {
+    /// In the driver's words.
+    pub message: String,
+    /// As the operating system numbers it, if it was the operating system.
+    pub errno: Option<i32>,
 }
 
 /// What a device holds.
@@ -143,6 +161,10 @@ impl DeviceLink {
         self.condition == Condition::Up
     }
 
+    pub(super) fn is_starting(&self) -> bool {
+        self.condition == Condition::Starting
+    }
+
     pub(super) fn next_wakeup(&self) -> Option<Ns> {
         match self.condition {
             Condition::Failed { retry_at, .. } if !self.asked => Some(retry_at),
@@ -174,13 +196,13 @@ impl Manager {
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
         self.devices.remove(&emc);
         self.fencing.retain(|(of, _), _| *of != emc);
-        self.fenced.retain(|(of, _)| *of != emc);
         self.unfenced.retain(|(of, _), _| *of != emc);
     }
 
     /// A slice was removed with its EMC. Its number is never reused.
     pub(super) fn drop_slice(&mut self, slice: SliceId) {
         self.calls.remove(&slice);
+        self.faults.remove(slice);
         self.handles.remove(&slice);
         self.places.remove(&slice);
     }
@@ -208,7 +230,7 @@ impl Manager {
         self.uncompared_emc(host).is_some()
     }
 
-    fn is_compared(&self, emc: EmcId) -> bool {
+    pub(super) fn is_compared(&self, emc: EmcId) -> bool {
         self.devices.get(&emc).is_some_and(|link| link.compared)
     }
 
@@ -229,9 +251,14 @@ impl Manager {
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
-        let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else { return };
+        let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else {
+            return drop(self.faults.remove(slice));
+        };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        if self.is_overtaken(slice) || !up || self.calls.contains_key(&slice) || self.is_cut_off(call) {
+        if self.is_overtaken(slice) || !up || self.faults.is_paused(slice) {
+            return;
+        }
+        if self.calls.contains_key(&slice) || self.is_cut_off(emc, call) {
             return;
         }
         self.calls.insert(slice, call);
@@ -248,16 +275,19 @@ impl Manager {
         of(&self.head) != of(&self.durable)
     }
 
-    /// A host that is being fenced is granted nothing.
-    fn is_cut_off(&self, call: Call) -> bool {
+    /// A host that is fenced is granted nothing, nor one that returned before the EMC had cut it off.
+    fn is_cut_off(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
-        self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None)
+        self.head
+            .host(host)
+            .is_none_or(|entry| entry.host.fence != Fence::None || entry.host.uncut.contains(&emc))
     }
 
     pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {
         match &done {
             DeviceDone::Granted { slice, .. } | DeviceDone::Revoked { slice, .. } => {
                 self.calls.remove(slice);
+                self.changed |= self.faults.remove(*slice).is_some();
             }
             DeviceDone::Failed { call, .. } => self.call_failed(emc, call),
             DeviceDone::Fenced { host } => self.fence_answered(emc, *host, true),
@@ -303,8 +333,22 @@ impl Manager {
             (DeviceFailure::NotFenced(why), DeviceCall::Fence { host, .. }) => {
                 self.on_not_fenced(when, emc, *host, why);
             }
-            (DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_), _) => {}
-            (DeviceFailure::Error(error), call) => {
+            (
+                DeviceFailure::Slice(error),
+                DeviceCall::Grant { slice, .. } | DeviceCall::Revoke { slice, .. },
+            ) => {
+                self.on_slice_failed(when, *slice, error);
+            }
+            (DeviceFailure::Held { epoch, host }, DeviceCall::Grant { slice, .. }) => {
+                self.slice_event(when, *slice, Event::Raise(epoch));
+                let why = Event::Quarantine(Quarantine::UnknownGrant { host });
+                self.quarantine(when, *slice, why, &format!("epoch {epoch} at the device"));
+            }
+            (
+                DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. },
+                _,
+            ) => {}
+            (DeviceFailure::Slice(SliceError { message: error, .. }) | DeviceFailure::Error(error), call) => {
                 if let DeviceCall::Fence { host, .. } = call {
                     self.fence_failed(when, emc, *host);
                 }
@@ -428,7 +472,7 @@ impl Manager {
         host.is_some_and(|entry| matches!(entry.host.fence, Fence::Fencing { .. }))
     }
 
-    fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
+    pub(super) fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
         if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
             self.change(when, change);
         }

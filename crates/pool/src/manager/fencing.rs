@@ -1,12 +1,19 @@
 //! Cutting hosts off: at every device, once that is durable, until all have done it. A device that cannot cut off by
 //! itself has the machine stopped; until that is certain the host keeps what it has, so nobody else gets it, and an
 //! operator hears why.
+//!
+//! Each EMC counts alone. [`Host::uncut`](crate::record::Host::uncut) is the durable list of those that have not answered.
+//! A failed one on which the host holds nothing delays neither the fence nor the host's return: it is called when it
+//! works again, and until it has answered the host is given nothing there.
 
 use units::limits::FENCE_RETRY;
 use units::{EmcId, HostId, Ns, UnixMs};
 
 use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, hosts::Link};
-use crate::{ledger::When, record::Fence};
+use crate::{
+    ledger::{Ledger, When},
+    record::Fence,
+};
 
 /// A host that a device cannot cut off, and that could not be stopped.
 #[derive(Clone, Debug)]
@@ -19,23 +26,70 @@ pub(super) struct Unfenced {
 }
 
 impl Manager {
-    /// Cuts a host off at every device that works, once the intent is durable.
+    /// Cuts a host off at every device that works and has yet to do so, once the intent is durable.
     pub(super) fn drive_fence(&mut self, when: When, host: HostId) {
-        let fence = self.durable.host(host).map(|entry| (entry.host.fence, entry.host.emcs.clone()));
-        let Some((Fence::Fencing { powered_off }, emcs)) = fence else {
-            return self.unfenced.retain(|(_, kept), _| *kept != host);
-        };
-        for emc in emcs {
-            let known = powered_off || self.cuts_off(emc);
-            if known && self.is_to_fence(emc, host, powered_off) {
-                self.call_fence(emc, host, powered_off);
-            } else if !known && !self.fenced.contains(&(emc, host)) {
+        let Some(entry) = self.durable.host(host) else { return };
+        let (fence, uncut) = (entry.host.fence, entry.host.uncut.clone());
+        if fence != (Fence::Fencing { powered_off: false }) {
+            self.unfenced.retain(|(_, kept), _| *kept != host);
+        }
+        // A host that returned has proven that nothing is left.
+        let stopped = matches!(fence, Fence::None | Fence::Fencing { powered_off: true });
+        for emc in &uncut {
+            if (stopped || self.cuts_off(*emc)) && self.is_to_fence(*emc, host, stopped) {
+                self.call_fence(*emc, host, stopped);
+            } else if fence == (Fence::Fencing { powered_off: false }) && self.must_stop(*emc, host) {
                 let retry_at = self.first_attempt_at(when, host);
                 let due = Unfenced { why: None, since: when.wall, retry_at };
-                self.unfenced.entry((emc, host)).or_insert(due);
+                self.unfenced.entry((*emc, host)).or_insert(due);
             }
         }
+        if uncut.is_empty() {
+            let change = self.head.decide_fenced(when, host);
+            self.change(when, change);
+        }
         self.retry_fences(when);
+    }
+
+    /// Drives the fence of a host that came to hold a slice, such as one that a comparison quarantined: its machine may
+    /// have to be stopped for it.
+    pub(super) fn drive_fence_of_holder(&mut self, when: When, host: HostId) {
+        if self.durable.host(host).is_some_and(|entry| !entry.host.uncut.is_empty()) {
+            self.drive_fence(when, host);
+        }
+    }
+
+    /// Whether only a stop of its machine cuts a host off an EMC on which it holds slices.
+    fn must_stop(&self, emc: EmcId, host: HostId) -> bool {
+        !self.cuts_off(emc) && self.is_uncut(emc, host) && self.holds_on(emc, host)
+    }
+
+    /// Whether an EMC has yet to cut a host off, in what is durable and in what is decided since.
+    fn is_uncut(&self, emc: EmcId, host: HostId) -> bool {
+        let uncut = |ledger: &Ledger| ledger.host(host).is_some_and(|entry| entry.host.uncut.contains(&emc));
+        uncut(&self.durable) && uncut(&self.head)
+    }
+
+    /// Whether a host holds slices on an EMC, as far as the ledger knows.
+    fn holds_on(&self, emc: EmcId, host: HostId) -> bool {
+        [&self.durable, &self.head].into_iter().any(|ledger| {
+            let entries = ledger.host(host).zip(ledger.emc(emc));
+            entries.is_some_and(|(host, emc)| host.held_on(&emc.emc).is_some())
+        })
+    }
+
+    /// The EMCs that a fence of a host waits for: those with slices of it, those that may have some because the ledger was
+    /// restored and they have not been compared with it, and those that will soon have answered.
+    pub(super) fn fence_waits_for(&self, host: HostId) -> impl Iterator<Item = EmcId> {
+        let uncut = self.durable.host(host).into_iter().flat_map(|entry| entry.host.uncut.iter().copied());
+        let restored = self.durable.host(host).is_some_and(|entry| entry.host.must_report);
+        let may_hold = move |emc| self.holds_on(emc, host) || (restored && !self.is_compared(emc));
+        uncut.filter(move |emc| may_hold(*emc) || self.answers_soon(*emc))
+    }
+
+    fn answers_soon(&self, emc: EmcId) -> bool {
+        let link = self.devices.get(&emc);
+        link.is_none_or(|link| link.is_starting() || (link.is_up() && self.cuts_off(emc)))
     }
 
     /// A manager that has just started has yet to hear whose agents speak: they have a whole lease for that.
@@ -47,7 +101,7 @@ impl Manager {
     /// Has machines stopped that are to be: never one whose agent speaks, as that will prove that nothing is left.
     pub(super) fn retry_fences(&mut self, when: When) {
         let due = self.unfenced.iter().filter(|(key, unfenced)| {
-            unfenced.retry_at <= when.now && self.is_alone(key.1) && self.is_to_fence(key.0, key.1, false)
+            unfenced.retry_at <= when.now && self.is_alone(key.1) && self.is_to_stop(**key)
         });
         for (emc, host) in due.map(|(key, _)| *key).collect::<Vec<_>>() {
             if let Some(unfenced) = self.unfenced.get_mut(&(emc, host)) {
@@ -60,7 +114,7 @@ impl Manager {
     /// When a machine is next to be stopped.
     pub(super) fn next_fence(&self) -> Option<Ns> {
         let waits = self.unfenced.iter().filter(|(key, unfenced)| {
-            unfenced.retry_at < Ns::NEVER && self.is_alone(key.1) && self.is_to_fence(key.0, key.1, false)
+            unfenced.retry_at < Ns::NEVER && self.is_alone(key.1) && self.is_to_stop(**key)
         });
         waits.map(|(_, unfenced)| unfenced.retry_at).min()
     }
@@ -77,7 +131,11 @@ impl Manager {
     fn is_to_fence(&self, emc: EmcId, host: HostId, powered_off: bool) -> bool {
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
         let asked = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
-        up && !asked && !self.fenced.contains(&(emc, host))
+        up && !asked && self.is_uncut(emc, host)
+    }
+
+    fn is_to_stop(&self, (emc, host): (EmcId, HostId)) -> bool {
+        self.must_stop(emc, host) && self.is_to_fence(emc, host, false)
     }
 
     fn call_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
@@ -93,24 +151,9 @@ impl Manager {
     }
 
     pub(super) fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
-        let Some(entry) = self.head.host(host) else { return };
-        if !matches!(entry.host.fence, Fence::Fencing { .. }) {
-            return;
-        }
-        let emcs = entry.host.emcs.clone();
         self.unfenced.remove(&(emc, host));
-        self.fenced.insert((emc, host));
-        let done: Vec<EmcId> =
-            emcs.iter().copied().filter(|emc| self.fenced.contains(&(*emc, host))).collect();
-        for emc in &done {
-            let cut = self.head.decide_cut_off(host, *emc);
-            self.change(when, cut);
-        }
-        if done == emcs {
-            self.fenced.retain(|(_, fenced)| *fenced != host);
-            let change = self.head.decide_fenced(when, host);
-            self.change(when, change);
-        }
+        let change = self.head.decide_cut_off(when, host, emc);
+        self.change(when, change);
     }
 
     /// The host keeps what it has. Old news if something else has proven since that it has stopped.
@@ -138,7 +181,8 @@ impl Manager {
 
     /// Why a host that is being cut off is not yet, as far as that is known.
     pub(super) fn why_unfenced(&self, host: HostId) -> Option<(&str, UnixMs)> {
-        let mut of_host = self.unfenced.iter().filter(|((_, kept), _)| *kept == host);
+        let mut of_host =
+            self.unfenced.iter().filter(|((emc, kept), _)| *kept == host && self.must_stop(*emc, host));
         of_host.find_map(|(_, unfenced)| Some((unfenced.why.as_deref()?, unfenced.since)))
     }
 }

@@ -160,7 +160,6 @@ impl Manager {
 
     pub(super) fn drop_host(&mut self, host: HostId) {
         self.fencing.retain(|(_, of), _| *of != host);
-        self.fenced.retain(|(_, of)| *of != host);
         self.unfenced.retain(|(_, kept), _| *kept != host);
         self.unadopted.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {

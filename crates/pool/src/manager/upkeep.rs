@@ -20,6 +20,7 @@ impl Manager {
     pub(super) fn keep_up(&mut self, when: When) {
         self.watch_leases(when);
         self.retry_devices(when);
+        self.retry_slices(when);
         self.retry_fences(when);
         self.repeat_orders(when);
         self.time_out_waiters(when);
@@ -127,7 +128,8 @@ impl Manager {
         let fit = live.filter_map(|(id, _)| {
             let entry = self.head.host(*id)?;
             let sees = entry.host.emcs.contains(&emc) && !entry.unseen().contains_key(&emc);
-            let fit = entry.host.fence == Fence::None && !entry.host.must_report && sees;
+            let cut = entry.host.fence != Fence::None || entry.host.uncut.contains(&emc);
+            let fit = !cut && !entry.host.must_report && sees;
             fit.then(|| (entry.scrubbing(), *id))
         });
         fit.collect()
@@ -135,11 +137,10 @@ impl Manager {
 
     /// After a restore, slices that no report claimed go back into the cycle when every host that could has reported.
     fn release_restored(&mut self, when: When) {
-        let waiting = |host: &crate::record::Host| host.must_report;
         let mut ready: Vec<EmcId> = Vec::new();
         for (emc, _) in self.head.emcs().filter(|(_, entry)| entry.up && entry.quarantined() > 0) {
             let mut wired = self.head.hosts().filter(|(_, h)| h.host.emcs.contains(&emc));
-            if !wired.any(|(_, h)| waiting(&h.host)) {
+            if !wired.any(|(_, h)| h.host.must_report_on(emc)) {
                 ready.push(emc);
             }
         }

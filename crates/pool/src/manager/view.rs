@@ -1,10 +1,16 @@
 //! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
 //! it follows from what is known now.
 
-use units::{EmcId, HostId, Name, Ns, UnixMs};
+use units::limits::SLICE_ATTEMPTS_MAX;
+use units::{EmcId, HostId, Name, Ns, SliceId, UnixMs};
 
 use super::{Manager, devices::Condition, hosts::Link};
-use crate::{audit::Subject, protocol::Hello, record::Fence, slice::Quarantine};
+use crate::{
+    audit::Subject,
+    protocol::Hello,
+    record::{Fence, Host},
+    slice::Quarantine,
+};
 
 /// What a host looks like from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +58,8 @@ impl Manager {
     pub fn host_state(&self, host: HostId) -> HostState {
         let fence = self.durable.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         match (fence, self.links.get(&host)) {
-            (Fence::Fencing { .. }, _) => HostState::Fencing,
-            (Fence::Fenced, _) => HostState::Fenced,
+            (Fence::Fencing { .. }, _) if self.fence_waits_for(host).next().is_some() => HostState::Fencing,
+            (Fence::Fencing { .. } | Fence::Fenced, _) => HostState::Fenced,
             (Fence::None, link) => self.link_state(link),
         }
     }
@@ -116,6 +122,7 @@ impl Manager {
             .chain(self.restore_alarms())
             .chain(self.sight_alarms())
             .chain(self.emc_alarms())
+            .chain(self.slice_fault_alarms())
             .chain(self.slice_alarms())
             .collect();
         let usable = |e: &crate::ledger::EmcEntry| if e.up { e.emc.slices - e.quarantined() } else { 0 };
@@ -149,7 +156,10 @@ impl Manager {
                 HostState::Fencing => return Some(self.fencing_alarm(id, name, slices)),
                 HostState::Fenced => (
                     "HOST_FENCED",
-                    format!("host {name} is cut off until it restarts or proves itself clean"),
+                    format!(
+                        "host {name} is cut off until it restarts or proves itself clean{}",
+                        self.still_uncut(&entry.host)
+                    ),
                 ),
                 HostState::Up | HostState::Silent | HostState::Expected => return None,
             };
@@ -160,7 +170,9 @@ impl Manager {
     fn fencing_alarm(&self, id: HostId, name: &Name, slices: usize) -> Alarm {
         let subject = Subject::Host(name.clone());
         let Some((why, since)) = self.why_unfenced(id) else {
-            let message = format!("host {name} is being cut off its {slices} slices");
+            let waits: Vec<_> = self.fence_waits_for(id).filter_map(|emc| self.emc_name(emc)).collect();
+            let waits = waits.join(", ");
+            let message = format!("host {name} is being cut off its {slices} slices: waiting for {waits}");
             return Alarm { reason: "HOST_FENCING", subject, message, since: UnixMs(0) };
         };
         let message = format!(
@@ -168,6 +180,19 @@ impl Manager {
              {name} --confirm-powered-off` once the machine is off"
         );
         Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
+    }
+
+    /// The EMCs that do not delay a fence and have not answered.
+    fn still_uncut(&self, host: &Host) -> String {
+        let names: Vec<_> = host.uncut.iter().filter_map(|emc| self.emc_name(*emc)).collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        format!("; it holds nothing on {}, which has not answered yet", names.join(", "))
+    }
+
+    fn emc_name(&self, emc: EmcId) -> Option<&str> {
+        self.durable.emc(emc).map(|entry| entry.emc.name.as_str())
     }
 
     fn emc_alarms(&self) -> impl Iterator<Item = Alarm> {
@@ -193,8 +218,27 @@ impl Manager {
         slices.filter(|(_, why)| !matches!(why, Quarantine::Restored { .. })).map(|(slice, why)| Alarm {
             reason: "SLICE_QUARANTINED",
             subject: Subject::Slice(slice),
-            message: format!("slice {slice} is kept from everybody: {why}"),
+            message: format!("{} is kept from everybody: {why}", self.slice_name(slice)),
             since: UnixMs(0),
         })
+    }
+
+    fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
+        self.faults.iter().map(|(slice, fault)| Alarm {
+            reason: "SLICE_FAILING",
+            subject: Subject::Slice(slice),
+            message: format!(
+                "{}: {}; failed {} times, and is quarantined at {SLICE_ATTEMPTS_MAX}",
+                self.slice_name(slice),
+                fault.error.message,
+                fault.failures
+            ),
+            since: fault.since,
+        })
+    }
+
+    fn slice_name(&self, slice: SliceId) -> String {
+        let emc = self.durable.emc_of(slice).and_then(|emc| self.emc_name(emc));
+        emc.map_or_else(|| format!("slice {slice}"), |emc| format!("slice {slice} of emc {emc}"))
     }
 }

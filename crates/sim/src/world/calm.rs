@@ -35,7 +35,10 @@ impl World {
         self.calm = true;
         self.program.store.calm();
         self.after(Ns::ms(1), Happening::ManagerStarts);
-        self.devices.iter_mut().for_each(|device| device.failed = false);
+        for device in &mut self.devices {
+            device.failed = false;
+            device.bad.clear();
+        }
         for host in self.hosts() {
             let machine = self.machine(host);
             (machine.is_cut_off, machine.frozen_until) = (false, Ns::ZERO);
@@ -107,7 +110,9 @@ impl World {
 
     fn first_not_free(&self) -> Option<String> {
         let fenced = self.truth.records().find_map(|record| match record {
-            Record::Host(id, host) if host.fence != Fence::None => Some(format!("{id} is {:?}", host.fence)),
+            Record::Host(id, host) if host.fence != Fence::None || !host.uncut.is_empty() => {
+                Some(format!("{id} is {:?}, not cut off by {:?}", host.fence, host.uncut))
+            }
             Record::Reservation(id, r) if r.is_active() => Some(format!("{id} is {:?}", r.stage)),
             Record::Slice(id, slot) if slot.state != State::Free && self.has_scrubber(*id, *slot) => {
                 Some(format!("slice {id} is {slot:?}"))

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::VmRecord,
-    manager::{DeviceCall, DeviceDone},
+    manager::{DeviceCall, DeviceDone, HostState},
     protocol::{FailedReason, Have, Holding, Want},
     record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Call, Drain, Quarantine, Scrub, Slot, State},
@@ -30,6 +30,8 @@ pub(super) struct Truth {
     forced: BTreeSet<ReservationId>,
     /// Grants that went with the power of their device, or when it fenced their host.
     lost: BTreeSet<Holding>,
+    /// Grants that a fence of their host was to end, on slices that could not be revoked then.
+    unrevoked: BTreeSet<Holding>,
     /// Which devices have cut off which hosts since these were last to be fenced.
     cut: BTreeSet<(EmcId, HostId)>,
     /// When the present manager last heard each host, and which were silent for long enough to be fenced.
@@ -131,6 +133,7 @@ impl World {
             let what = format!("slice {slice}: {h1} reaches it by epoch {e1} and {h2} by epoch {e2}");
             self.blame("one owner", what);
         }
+        self.check_shown();
     }
 
     /// A batch that is about to be written.
@@ -232,22 +235,68 @@ impl World {
         !changes && host.is_some_and(|h| h.scheduling != Scheduling::Enabled || h.fence != Fence::None)
     }
 
-    /// A host is fenced only if somebody asked, or after a long silence.
+    /// A host is fenced only if somebody asked, or after a long silence; and by each EMC only once that has cut it off.
     fn check_fencing(&mut self, id: HostId, host: &Host) {
-        let was = self.truth.host(id).map_or(Fence::None, |host| host.fence);
-        if host.fence == Fence::Fenced && was != Fence::Fenced {
-            let reached = host.emcs.iter().find(|emc| !self.truth.cut.contains(&(**emc, id)));
-            if let Some(emc) = reached {
-                self.blame("unknown is not free", format!("{id} counts as fenced, {emc} has not cut it off"));
-            }
+        let (was, uncut) = match self.truth.host(id) {
+            Some(old) => (old.fence, old.uncut.clone()),
+            None => (Fence::None, BTreeSet::new()),
+        };
+        let begins = was == Fence::None && host.fence != Fence::None;
+        if begins {
+            // An EMC that has yet to answer an earlier fence has given the host nothing since.
+            self.truth.cut.retain(|(emc, cut)| *cut != id || uncut.contains(emc));
         }
-        if was != Fence::None || host.fence == Fence::None {
+        let owed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
+        let must_answer: BTreeSet<EmcId> = owed.chain(uncut).collect();
+        let skipped = must_answer
+            .into_iter()
+            .find(|emc| !host.uncut.contains(emc) && !self.truth.cut.contains(&(*emc, id)));
+        if let Some(emc) = skipped {
+            self.blame("unknown is not free", format!("{emc} counts as having cut off {id}, and has not"));
+        }
+        if was != Fence::None && host.fence == Fence::None {
+            self.check_return(id);
+        }
+        if !begins {
             return;
         }
-        self.truth.cut.retain(|(_, cut)| *cut != id);
         let asked = self.truth.fence_asked.contains(&host.name);
         if !asked && !self.is_long_silent(id) && !self.truth.long_silent.contains(&id) {
             self.blame("unknown is not free", format!("{id} is fenced without a long silence"));
+        }
+    }
+
+    /// A fenced host returns only when nothing is left there that a device cannot take away.
+    fn check_return(&mut self, id: HostId) {
+        let shared = |holding: &Holding| {
+            self.devices.iter().any(|device| device.is_shared() && device.has(holding.slice))
+        };
+        let left = self.machines[id.0 as usize].reachable().find(shared);
+        if let Some(holding) = left {
+            self.blame("unknown is not free", format!("{id} returns and still has {holding:?}"));
+        }
+        let devices = &self.devices;
+        let shared = |slice| devices.iter().any(|device| device.is_shared() && device.has(slice));
+        let theirs = self.truth.hands.iter_mut().filter(|(slice, hand)| hand.host == id && shared(**slice));
+        theirs.for_each(|(_, hand)| hand.let_go = true);
+    }
+
+    /// A host that is shown as fenced reaches nothing that it was given: each EMC has cut it off, or nothing of it is
+    /// there. A slice that an EMC could not revoke then is still the host's.
+    fn check_shown(&mut self) {
+        let Some(running) = &self.program.running else { return };
+        let shown = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
+        let fenced: Vec<HostId> = self.machines.iter().map(|m| m.id).filter(shown).collect();
+        for host in fenced {
+            let theirs = self.truth.hands.iter().filter(|(_, hand)| hand.host == host && !hand.let_go);
+            let kept = theirs.filter(|(_, hand)| hand.told).map(|(slice, _)| *slice).find(|slice| {
+                let device = self.devices.iter().zip(0..).find(|(device, _)| device.has(*slice));
+                let cut = device.is_some_and(|(_, emc)| self.truth.cut.contains(&(EmcId(emc), host)));
+                !cut || self.truth.slot(*slice).holder() != Some(host)
+            });
+            if let Some(slice) = kept {
+                self.blame("unknown is not free", format!("{host} is shown as fenced and has slice {slice}"));
+            }
         }
     }
 
@@ -296,7 +345,10 @@ impl World {
                 Record::Slice(_, slot) => {
                     slot.state = State::Quarantined(Quarantine::Restored { host: slot.holder() });
                 }
-                Record::Host(_, host) => (host.fence, host.must_report) = (Fence::None, true),
+                Record::Host(_, host) => {
+                    (host.fence, host.must_report) = (Fence::None, true);
+                    host.uncut.clear();
+                }
                 _ => {}
             }
         }
@@ -325,7 +377,10 @@ impl World {
     }
 
     /// A device is about to be asked: the intent must be on disk, and must be the latest.
-    pub(super) fn check_call(&mut self, call: &DeviceCall) {
+    pub(super) fn check_call(&mut self, emc: EmcId, call: &DeviceCall) {
+        if let DeviceCall::Grant { host, .. } = call {
+            self.check_returned(emc, *host);
+        }
         let cuts_off =
             |slice: SliceId| !self.devices.iter().any(|device| device.has(slice) && device.is_shared());
         let owes = |slice: SliceId| self.truth.slot(slice).device_call(cuts_off(slice));
@@ -336,11 +391,22 @@ impl World {
             }
             DeviceCall::Revoke { slice, epoch } => owes(*slice) == Some(Call::Revoke { epoch: *epoch }),
             DeviceCall::Fence { host, .. } => {
-                self.truth.host(*host).is_some_and(|host| matches!(host.fence, Fence::Fencing { .. }))
+                self.truth.host(*host).is_some_and(|host| host.uncut.contains(&emc))
             }
         };
         if !owed {
             self.blame("intent before act", format!("the store knows nothing of {call:?}"));
+        }
+    }
+
+    /// Hosts return to service EMC by EMC: one gives a host nothing that is fenced, or that it has yet to cut off.
+    fn check_returned(&mut self, emc: EmcId, host: HostId) {
+        let closed = |host: &Host| host.fence != Fence::None || host.uncut.contains(&emc);
+        if self.truth.host(host).is_some_and(closed) {
+            self.blame(
+                "hosts return EMC by EMC",
+                format!("{emc} is to let {host} in, and has not cut it off"),
+            );
         }
     }
 
@@ -350,25 +416,47 @@ impl World {
             (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
                 self.note_grant(*slice, *epoch, *host);
             }
+            (DeviceCall::Revoke { slice, .. }, _) => self.note_revoked(*slice),
             (_, DeviceDone::Fenced { host }) => {
                 self.check_stopped(emc, *host);
                 self.truth.cut.insert((emc, *host));
-                let device = &self.devices[usize::from(emc.0)];
-                let theirs = self.truth.hands.iter_mut().filter(|(slice, _)| device.has(**slice));
-                for (slice, hand) in theirs.filter(|(_, hand)| hand.host == *host) {
-                    hand.let_go = true;
-                    self.truth.lost.insert(Holding { slice: *slice, epoch: hand.epoch });
-                }
+                self.note_cut_off(&self.devices[emc.0 as usize].slices(), *host);
             }
             _ => {}
         }
     }
 
+    /// A slice that could not be revoked stays with its host, and may be taken later.
+    fn note_cut_off(&mut self, slices: &[SliceId], host: HostId) {
+        for slice in slices {
+            let Some(hand) = self.truth.hands.get(slice).copied().filter(|hand| hand.host == host) else {
+                continue;
+            };
+            let holding = Holding { slice: *slice, epoch: hand.epoch };
+            let device = self.device(*slice);
+            if device.is_shared() || !device.reaches(holding, host) {
+                self.truth.let_go(host, holding);
+                self.truth.lost.insert(holding);
+            } else {
+                self.truth.unrevoked.insert(holding);
+            }
+        }
+    }
+
+    /// Completes a fence for a slice whose revocation succeeds later.
+    fn note_revoked(&mut self, slice: SliceId) {
+        let Some(hand) = self.truth.hands.get(&slice).copied() else { return };
+        let holding = Holding { slice, epoch: hand.epoch };
+        if self.truth.unrevoked.contains(&holding) && !self.device(slice).reaches(holding, hand.host) {
+            self.truth.let_go(hand.host, holding);
+        }
+    }
+
     /// What a device cannot cut off counts as fenced only when nothing is left there.
     fn check_stopped(&mut self, emc: EmcId, host: HostId) {
-        let device = &self.devices[usize::from(emc.0)];
+        let device = &self.devices[emc.0 as usize];
         let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
-        let left = self.machines[usize::from(host.0)].reachable().find(here);
+        let left = self.machines[host.0 as usize].reachable().find(here);
         if let Some(holding) = left {
             self.blame("unknown is not free", format!("{host} counts as fenced and still has {holding:?}"));
         }
@@ -476,9 +564,11 @@ impl World {
     pub(super) fn check_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
         self.say(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
         let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.forced.contains(id));
-        let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None);
+        let emc = self.devices.iter().position(|device| device.has(holding.slice));
+        let uncut = |host: &Host| host.uncut.iter().any(|uncut| Some(uncut.0 as usize) == emc);
+        let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || uncut(host));
         let let_back = self.truth.requalify_asked.contains(&holding.slice);
-        let lost = self.truth.lost.contains(&holding);
+        let lost = self.truth.lost.contains(&holding) || self.truth.unrevoked.contains(&holding);
         if !forced && !fenced && !let_back && !lost {
             let what = format!("process {} of {host} lost {holding:?}: {why}", guest.process.pid);
             self.blame("guests outlive us", what);

@@ -1,7 +1,9 @@
 //! A pool device in memory, in two kinds of physics. It is honest: what it answers is so. Whether the manager may ask
 //! what it asks is checked elsewhere.
 
-use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant};
+use std::collections::BTreeSet;
+
+use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError};
 use pool::protocol::{Handle, Holding};
 use units::{Epoch, HostId, SliceId};
 
@@ -39,11 +41,19 @@ pub(super) struct Device {
     cells: Vec<Cell>,
     /// It answers nothing but errors.
     pub(super) failed: bool,
+    /// Slices whose grants and revocations fail.
+    pub(super) bad: BTreeSet<SliceId>,
 }
 
 impl Device {
     pub(super) fn new(physics: Physics, first: SliceId, slices: u32) -> Self {
-        Self { physics, first, cells: vec![Cell::default(); slices as usize], failed: false }
+        Self {
+            physics,
+            first,
+            cells: vec![Cell::default(); slices as usize],
+            failed: false,
+            bad: BTreeSet::new(),
+        }
     }
 
     /// Whether it cannot cut a host off.
@@ -54,6 +64,10 @@ impl Device {
     pub(super) fn has(&self, slice: SliceId) -> bool {
         slice >= self.first
             && slice.0 - self.first.0 < u32::try_from(self.cells.len()).expect("made from a u32")
+    }
+
+    pub(super) fn slices(&self) -> Vec<SliceId> {
+        (self.first.0..).map(SliceId).zip(&self.cells).map(|(slice, _)| slice).collect()
     }
 
     fn cell(&mut self, slice: SliceId) -> &mut Cell {
@@ -81,6 +95,13 @@ impl Device {
             return (failed(DeviceFailure::Error("the device does not answer".into())), Vec::new());
         }
         match *call {
+            DeviceCall::Grant { slice, epoch, .. } | DeviceCall::Revoke { slice, epoch }
+                if self.bad.contains(&slice) =>
+            {
+                let cut = if epoch.0 % 2 == 1 { self.half_do(call) } else { None };
+                let error = SliceError { message: "the slice does not answer".into(), errno: Some(5) };
+                (failed(DeviceFailure::Slice(error)), cut.into_iter().collect())
+            }
             DeviceCall::Contents => (DeviceDone::Contents(self.contents()), Vec::new()),
             DeviceCall::Grant { slice, epoch, host } => match self.grant(slice, epoch, host) {
                 Ok(()) => {
@@ -98,6 +119,18 @@ impl Device {
         }
     }
 
+    /// A call that is reported as failed may have taken effect.
+    fn half_do(&mut self, call: &DeviceCall) -> Option<Holding> {
+        match *call {
+            DeviceCall::Grant { slice, epoch, host } => {
+                let _ = self.grant(slice, epoch, host); // reported as failed in any case
+                None
+            }
+            DeviceCall::Revoke { slice, epoch } => self.revoke(slice, epoch),
+            DeviceCall::Contents | DeviceCall::Fence { .. } => None,
+        }
+    }
+
     fn grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) -> Result<(), DeviceFailure> {
         let physics = self.physics;
         let cell = self.cell(slice);
@@ -106,7 +139,7 @@ impl Device {
         }
         match cell.grant {
             Some(same) if same == (epoch, host) => Ok(()),
-            Some((held, by)) => Err(DeviceFailure::Error(format!("epoch {held} of {by} has it"))),
+            Some((epoch, host)) => Err(DeviceFailure::Held { epoch, host }),
             None => {
                 let holds = if physics == Physics::Emulated { Mark::ZERO } else { cell.holds };
                 *cell = Cell { highest: epoch, revoked: false, grant: Some((epoch, host)), holds };
@@ -124,10 +157,12 @@ impl Device {
         Some(Holding { slice, epoch: held })
     }
 
+    /// Takes everything from a host but the slices that fail.
     fn fence(&mut self, host: HostId) -> Vec<Holding> {
         let theirs = self.grants().into_iter().filter(|(_, _, by)| *by == host);
         let theirs: Vec<_> = theirs.collect();
-        theirs.into_iter().filter_map(|(slice, epoch, _)| self.revoke(slice, epoch)).collect()
+        let works = theirs.into_iter().filter(|(slice, ..)| !self.bad.contains(slice)).collect::<Vec<_>>();
+        works.into_iter().filter_map(|(slice, epoch, _)| self.revoke(slice, epoch)).collect()
     }
 
     /// Its power fails for a moment: what it held and whom it served is gone, the numbers it has seen are not.

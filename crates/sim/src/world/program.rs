@@ -266,12 +266,10 @@ impl World {
     }
 
     fn begin_call(&mut self, emc: EmcId, call: DeviceCall) {
-        self.check_call(&call);
+        self.check_call(emc, &call);
         self.say(|| format!("{emc} is asked {call:?}"));
         match call {
-            DeviceCall::Fence { host, powered_off: false }
-                if self.devices[usize::from(emc.0)].is_shared() =>
-            {
+            DeviceCall::Fence { host, powered_off: false } if self.devices[emc.0 as usize].is_shared() => {
                 let (life, span) = (self.program.life, self.a_while());
                 self.after(span, Happening::CommandEnds(life, emc, host));
             }
@@ -302,7 +300,7 @@ impl World {
         let (now, span) = (self.now, self.about(DEVICE_TAKES));
         let life = self.program.life;
         let running = self.program.running.as_mut().expect("an effect of a running manager");
-        let (calls, last) = &mut running.calls[usize::from(emc.0)];
+        let (calls, last) = &mut running.calls[emc.0 as usize];
         calls.push_back(call);
         *last = (*last).max(now).after(span);
         let at = *last;
@@ -311,14 +309,14 @@ impl World {
 
     pub(super) fn device_turn(&mut self, life: u64, emc: EmcId) {
         let Some(running) = self.program.alive(life) else { return };
-        let Some(call) = running.calls[usize::from(emc.0)].0.pop_front() else { return };
+        let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.make_call(emc, &call);
         self.say(|| format!("{emc} answers {done:?}"));
         self.manager(Event::Device(emc, done));
     }
 
     fn make_call(&mut self, emc: EmcId, call: &DeviceCall) -> DeviceDone {
-        let (done, cut) = self.devices[usize::from(emc.0)].perform(call);
+        let (done, cut) = self.devices[emc.0 as usize].perform(call);
         self.note_device(emc, call, &done);
         cut.into_iter().for_each(|holding| self.cut_off(holding, "revoked"));
         done

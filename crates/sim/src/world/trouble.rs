@@ -1,7 +1,7 @@
 //! What goes wrong: programs and machines die, networks and devices fail, and all come back later, if not too soon.
 
 use rand::Rng as _;
-use units::{HostId, Ns};
+use units::{HostId, Ns, SliceId};
 
 use super::{Happening, World};
 
@@ -10,6 +10,7 @@ use super::{Happening, World};
 pub(super) enum Trouble {
     Network(HostId),
     Device(usize),
+    Slice(usize, SliceId),
 }
 
 impl World {
@@ -28,8 +29,9 @@ impl World {
             55..68 => self.freeze_agent(host),
             68..80 => self.lose_network(host),
             80..88 => self.break_session(host),
-            88..95 => self.fail_device(),
-            95..97 => self.power_device_off(),
+            88..93 => self.fail_device(),
+            93..96 => self.fail_slice(),
+            96..97 => self.power_device_off(),
             _ => self.restore_backup(),
         }
     }
@@ -92,6 +94,17 @@ impl World {
         self.after(span, Happening::TroubleEnds(Trouble::Device(emc)));
     }
 
+    /// Sometimes for longer than it takes until the slice is quarantined.
+    fn fail_slice(&mut self) {
+        let emc = self.rng.random_range(0..self.devices.len());
+        let slices = self.devices[emc].slices();
+        let Some(slice) = self.any(&slices) else { return };
+        self.say(|| format!("slice {slice} fails"));
+        self.devices[emc].bad.insert(slice);
+        let span = if self.chance(0.4) { self.between(Ns::secs(1), Ns::secs(15)) } else { self.a_while() };
+        self.after(span, Happening::TroubleEnds(Trouble::Slice(emc, slice)));
+    }
+
     /// Only a device that cuts off by itself has grants to lose: those of the other kind are the ledger's alone.
     fn power_device_off(&mut self) {
         let emc = self.rng.random_range(0..self.devices.len());
@@ -109,6 +122,7 @@ impl World {
         match trouble {
             Trouble::Network(host) => self.machine(host).is_cut_off = false,
             Trouble::Device(emc) => self.devices[emc].failed = false,
+            Trouble::Slice(emc, slice) => drop(self.devices[emc].bad.remove(&slice)),
         }
         self.say(|| format!("over: {trouble:?}"));
     }

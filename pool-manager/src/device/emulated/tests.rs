@@ -103,7 +103,7 @@ fn a_revocation_that_failed_is_not_done_until_it_was_made_again() {
     let aside = directory.path().join("aside");
     fs::rename(name.as_ref(), &aside).unwrap();
     fs::create_dir(name.as_ref()).unwrap();
-    assert!(matches!(device.revoke(1, Epoch(5)), Err(DeviceError::Io { .. })));
+    assert!(matches!(device.revoke(1, Epoch(5)), Err(DeviceError::Slice { .. })));
     assert!(device.grant(1, Epoch(6), OTHER).is_err(), "granted while another may reach it");
     assert!(device.grant(1, Epoch(3), HOST).is_err(), "granted again after it was to be revoked");
     fs::remove_dir(name.as_ref()).unwrap();
@@ -126,6 +126,47 @@ fn fencing_takes_everything_from_one_host_and_nothing_from_another() {
     let left: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
     assert_eq!(left, [1, 3]);
     assert_eq!(device.fence(HOST).unwrap(), []);
+}
+
+/// Puts a directory where a slice's file is, and returns where the file is now.
+fn replace_by_directory(directory: &tempfile::TempDir, handle: &Handle) -> PathBuf {
+    let aside = directory.path().join("aside");
+    fs::rename(handle.as_ref(), &aside).unwrap();
+    fs::create_dir(handle.as_ref()).unwrap();
+    aside
+}
+
+#[test]
+fn fence_takes_every_slice_that_works_and_leaves_the_others_granted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut device = device(&directory);
+    let handles: Vec<Handle> = (0..3).map(|slice| device.grant(slice, Epoch(1), HOST).unwrap()).collect();
+    let aside = replace_by_directory(&directory, &handles[1]);
+    let taken: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
+    assert_eq!(taken, [0, 2]);
+    let left: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
+    assert_eq!(left, [1], "the host may still reach it");
+    fs::remove_dir(handles[1].as_ref()).unwrap();
+    fs::rename(aside, handles[1].as_ref()).unwrap();
+    device.revoke(1, Epoch(1)).unwrap();
+    assert_eq!(device.contents().unwrap().grants, []);
+}
+
+#[test]
+fn device_with_a_slice_that_fails_starts_and_still_counts_it_as_granted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut first = device(&directory);
+    let handles: Vec<Handle> = (0..3).map(|slice| first.grant(slice, Epoch(1), HOST).unwrap()).collect();
+    replace_by_directory(&directory, &handles[0]);
+    assert!(first.revoke(0, Epoch(1)).is_err());
+    fs::remove_file(handles[1].as_ref()).unwrap();
+    fs::create_dir(handles[1].as_ref()).unwrap();
+    drop(first);
+    let mut second = device(&directory);
+    let granted: Vec<u32> = second.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
+    assert_eq!(granted, [0, 1, 2]);
+    assert!(second.grant(0, Epoch(2), OTHER).is_err(), "granted while another may reach it");
+    second.grant(3, Epoch(1), OTHER).unwrap();
 }
 
 #[test]

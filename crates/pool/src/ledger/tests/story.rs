@@ -129,7 +129,7 @@ impl Rack {
             Turn::Fence { host, vouched } => {
                 ledger.decide_fence(when, HostId(*host), *vouched, tester(), "why")
             }
-            Turn::CutOff { host, emc } => ledger.decide_cut_off(HostId(*host), EmcId(*emc)),
+            Turn::CutOff { host, emc } => ledger.decide_cut_off(when, HostId(*host), EmcId(*emc)),
             Turn::Fenced(host) => ledger.decide_fenced(when, HostId(*host)),
             Turn::Report { host, boot, clean } => {
                 ledger.decide_report(when, HostId(*host), &format!("b{boot}"), *clean)

@@ -131,18 +131,136 @@ fn a_silent_host_is_fenced_even_if_the_store_fails_meanwhile() {
     );
 }
 
+/// A rack in which h1 has the slices of e1, and e2 has failed.
+fn failed_emc() -> Rig {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=4 go break:e2 reserve:b@h2=1 stored device tick:10");
+    rig.tells(
+        "slices alarms | 0.1:online@h1 1.1:online@h1 2.1:online@h1 3.1:online@h1 4.1:assigned@h2 EMC_FAILED",
+    );
+    rig
+}
+
 #[test]
-fn a_host_is_fenced_at_a_device_that_failed_meanwhile() {
-    Rig::up().tells(
-        "reserve:a@h1=5 go
-         break:e2 reserve:b@h2=1 stored device
-         down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
+fn failed_emc_that_has_nothing_of_a_host_does_not_delay_its_fence() {
+    failed_emc().tells(
+        "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
+         state:h1 | Fencing
          device tick:10 stored | store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1)
-         state:h1 alarms | Fencing HOST_FENCING EMC_FAILED
+         state:h1 alarms | Fenced HOST_FENCED EMC_FAILED
+         device go
+         slices | 4.1:assigned@h2
          mend:e2 tick:1000 | e2.contents
-         device | e2.grant(5.1>h2) e2.fence(h1)
+         device | e2.grant(4.1>h2) e2.fence(h1)
          go
-         slices | 5.1:online@h2",
+         slices state:h1 | 4.1:online@h2 Fenced",
+    );
+}
+
+#[test]
+fn host_fenced_beside_a_failed_emc_returns_to_the_others() {
+    let story = |meanwhile: &str| {
+        failed_emc().tells(&format!(
+            "down:h1 fence:h1 go {meanwhile}
+             up:h1/b2 go
+             state:h1 alarms | Up EMC_FAILED
+             reserve:c@h1=4 go
+             slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 4.1:assigned@h2
+             mend:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1!)
+             go reserve:d@h1=1 go
+             slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 4.1:online@h2 5.1:online@h1"
+        ));
+    };
+    story("");
+    story("restart go up:h2 up:h3 go");
+}
+
+#[test]
+fn host_fenced_beside_a_failed_emc_returns_when_it_proves_that_nothing_is_left() {
+    failed_emc().tells(
+        "down:h1 fence:h1 go
+         up:h1 have:h1:early:clean tick:10 state:h1 | h1<fenced Fenced
+         have:h1:clean go
+         state:h1 | Up
+         reserve:c@h1=1 go
+         slices | 0.3:online@h1 4.1:assigned@h2",
+    );
+}
+
+#[test]
+fn slices_on_a_failed_emc_stay_with_their_host_until_it_has_cut_the_host_off() {
+    // Four slices on e1 and one on e2, which fails.
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device");
+    rig.tells(
+        "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
+         device go tick:3600000
+         state:h1 alarms | Fencing HOST_FENCING HOST_UNKNOWN HOST_UNKNOWN EMC_FAILED
+         slices | 4.1:draining@h1 5.1:assigned@h2
+         restart device go up:h2 up:h3 go
+         state:h1 slices | Fencing 4.1:draining@h1 5.1:assigned@h2
+         mend:e2 tick:1000 device | e2.contents e2.grant(5.1>h2) e2.fence(h1)
+         go
+         state:h1 slices | Fenced 5.1:online@h2",
+    );
+}
+
+#[test]
+fn host_that_left_slices_on_a_failed_emc_returns_to_the_others() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device down:h1 fence:h1 go");
+    rig.tells(
+        "up:h1/b2 go
+         state:h1 slices alarms | Up 4.1:draining@h1 5.1:assigned@h2 EMC_FAILED
+         reserve:c@h1=4 go
+         slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 4.1:draining@h1 5.1:assigned@h2
+         mend:e2 tick:1000 device | e2.contents e2.revoke(4.1) e2.grant(5.1>h2) e2.fence(h1!)
+         go
+         slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 5.1:online@h2",
+    );
+}
+
+#[test]
+fn host_that_returned_is_fenced_again_at_every_emc() {
+    failed_emc().tells(
+        "down:h1 fence:h1 go up:h1/b2 go reserve:c@h1=1 go
+         down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
+         state:h1 | Fencing
+         device go
+         state:h1 slices | Fenced 4.1:assigned@h2
+         mend:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1)",
+    );
+}
+
+/// The manager does not know of it: it is in no record but the device's.
+#[test]
+fn grant_to_a_fenced_host_on_an_emc_that_returns_is_quarantined_and_cut_off() {
+    let mut rig = failed_emc();
+    rig.meddle(6, Some((1, "h1")));
+    rig.tells(
+        "down:h1 fence:h1 go state:h1 | store fence:h1->ok[0] e1.fence(h1) store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1) store e1.grant(0.2>h2) e1.grant(1.2>h2) e1.grant(2.2>h2) e1.grant(3.2>h2) store h2<scrub=0.2+1.2+2.2+3.2 store e1.revoke(0.2) e1.revoke(1.2) e1.revoke(2.2) e1.revoke(3.2) h2<nothing store Fenced
+         mend:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1)
+         go
+         slices alarms | 4.1:online@h2 6.1:quarantined@h1 HOST_FENCED SLICE_QUARANTINED
+         enable:6 go
+         slices | 4.1:online@h2",
+    );
+}
+
+#[test]
+fn host_without_emcs_is_fenced_at_once() {
+    let mut rig = Rig::of("e1=4 h1: h2:e1");
+    rig.run("up:h1 go down:h1 fence:h1 go");
+    rig.tells("state:h1 | Fenced");
+}
+
+#[test]
+fn host_is_fenced_when_the_emc_that_had_to_answer_is_removed() {
+    let mut rig = Rig::of("e1=4 e2=4 h1:e1+e2 h2:e1");
+    rig.run("up:h1 up:h2 go break:e2 restart go up:h2 go up:h1 go down:h1 fence:h1 go");
+    rig.tells(
+        "state:h1 | Fenced
+         rack:e1=4&h1:e1&h2:e1 stored tick:10 stored | store rack:e1=4&h1:e1&h2:e1->ok store",
     );
 }
 
@@ -151,7 +269,7 @@ fn an_operator_may_vouch_for_a_host_that_is_being_fenced_already() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          break:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
-         device tick:10 |
+         device go | store
          vouch:h1 | store
          stored mend:e1 tick:1000 device | vouch:h1->ok[0] e1.contents e1.fence(h1!)
          go

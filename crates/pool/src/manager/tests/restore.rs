@@ -208,8 +208,8 @@ fn boot_other_than_that_of_the_backup_does_not_end_a_fence() {
     rig.run("vouch:h1 lost reload go up:h1/b2 tick:10 have:h1:online=4.1:vm2b=4.1 go");
     rig.run("up:h2 up:h3 go");
     rig.tells("slices | 4.1:online@h1");
-    let mut rig = restored("", "up:h1/b2 go", "");
-    rig.run("break:e1 break:e2 tick:5000 tick:60000 go up:h1/b2 tick:10");
+    let mut rig = restored("", "up:h1/b2 go", "break:e1 break:e2");
+    rig.run("tick:5000 tick:60000 go up:h1/b2 tick:10");
     rig.tells("state:h1 | Fencing");
     let fence = rig.manager.durable().host(rig.host("h1")).unwrap().host.fence;
     assert_eq!(fence, crate::record::Fence::Fencing { powered_off: false });

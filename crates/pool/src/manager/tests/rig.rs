@@ -4,7 +4,7 @@
 //! request 5, `!c/5` request 5 of client c), `validate:...`, `wait:a`, `gone:a`, `commit:a`, `release:a`, `force:a`, `cordon:h1`, `drain:e1`,
 //! `enable:0`, `fence:h1`, `vouch:h1`, `rack:...`; `stored`, `lost` (a write that failed), `torn` (one that failed and is
 //! on disk all the same), `reload`, `restart`, `restore`, `low`, `roomy`; `device` (all calls are answered),
-//! `break:e1`, `mend:e1`, `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `sees:h1=3` (of a shared device, as
+//! `break:e1`, `mend:e1`, `fault:3`, `repair:3` (grants and revocations of slice 3 fail), `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `sees:h1=3` (of a shared device, as
 //! it says when it next connects), `go` (all do their part until nothing is left to do).
 //! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, not all verified), `dirty=`,
 //! `broken=`, `ended=1`, `vm1a=0.1` (a VM that runs: an agent that obeys reports it from then on), `clean`, `early` (it
@@ -26,7 +26,7 @@ use crate::{
     ledger::{Place, RackSpec, Reserve, Target, When},
     manager::{
         Answer, Ask, Closed, Contents, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Grant, Manager,
-        SessionId, Settings, Token,
+        SessionId, Settings, SliceError, Token,
     },
     protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, SeenDevice, Want},
     record::{Key, Meta, Record, RequestKey, Scheduling},
@@ -63,6 +63,8 @@ pub(super) struct Rig {
 #[derive(Default)]
 struct Device {
     broken: bool,
+    /// Slices whose calls fail while the device works.
+    faulty: BTreeSet<SliceId>,
     calls: VecDeque<DeviceCall>,
     granted: BTreeMap<SliceId, (Epoch, HostId)>,
     highest: BTreeMap<SliceId, Epoch>,
@@ -194,6 +196,8 @@ impl Rig {
             "device" => self.answer_devices(),
             "break" | "mend" => self.device(rest).broken = verb == "break",
             "stops" => self.device(rest).stops = true,
+            "fault" => self.slice_works(SliceId(rest.parse().unwrap()), false),
+            "repair" => self.slice_works(SliceId(rest.parse().unwrap()), true),
             "tick" => {
                 self.now = self.now.after(Ns::ms(rest.parse().unwrap()));
                 self.event(Event::Tick);
@@ -484,6 +488,16 @@ impl Rig {
         self.devices.get_mut(&id).unwrap()
     }
 
+    fn slice_works(&mut self, slice: SliceId, works: bool) {
+        let emc = self.manager.durable().emc_of(slice).unwrap();
+        let faulty = &mut self.devices.get_mut(&emc).unwrap().faulty;
+        if works {
+            faulty.remove(&slice);
+        } else {
+            faulty.insert(slice);
+        }
+    }
+
     fn answer_devices(&mut self) {
         let emcs: Vec<EmcId> = self.devices.keys().copied().collect();
         for emc in emcs {
@@ -731,6 +745,13 @@ impl Device {
         }
         match call {
             DeviceCall::Contents => DeviceDone::Contents(self.contents()),
+            DeviceCall::Grant { slice, epoch, .. } if self.faulty.contains(&slice) => {
+                self.asked.remove(&(slice, epoch));
+                DeviceDone::Failed { call, failure: slice_failure() }
+            }
+            DeviceCall::Revoke { slice, .. } if self.faulty.contains(&slice) => {
+                DeviceDone::Failed { call, failure: slice_failure() }
+            }
             DeviceCall::Grant { slice, epoch, host } => self.grant(slice, epoch, host, intent),
             DeviceCall::Revoke { slice, epoch } => {
                 self.granted.retain(|s, (e, _)| *s != slice || *e > epoch);
@@ -740,7 +761,7 @@ impl Device {
                 DeviceDone::Failed { call, failure: DeviceFailure::NotFenced("no command".into()) }
             }
             DeviceCall::Fence { host, .. } => {
-                self.granted.retain(|_, (_, owner)| *owner != host);
+                self.granted.retain(|slice, (_, owner)| *owner != host || self.faulty.contains(slice));
                 self.reached.retain(|(_, _, by)| *by != host);
                 DeviceDone::Fenced { host }
             }
@@ -750,6 +771,10 @@ impl Device {
     fn grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId, intent: Slot) -> DeviceDone {
         let held = self.granted.get(&slice).copied();
         let highest = self.highest.get(&slice).copied().unwrap_or_default();
+        if let Some((epoch, host)) = held.filter(|(held, _)| *held > epoch) {
+            let call = DeviceCall::Grant { slice, epoch, host };
+            return DeviceDone::Failed { call, failure: DeviceFailure::Held { epoch, host } };
+        }
         if held != Some((epoch, host)) {
             assert_eq!(held, None, "slice {slice} would have two owners");
             let others = self.reached.iter().find(|(reached, _, by)| *reached == slice && *by != host);
@@ -798,6 +823,11 @@ impl Device {
                 .collect(),
         }
     }
+}
+
+/// EISDIR, as of a slice whose file was replaced by a directory.
+fn slice_failure() -> DeviceFailure {
+    DeviceFailure::Slice(SliceError { message: "open /slices/0: it is a directory".into(), errno: Some(21) })
 }
 
 fn place(text: &str) -> Place {

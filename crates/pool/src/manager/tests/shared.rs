@@ -18,12 +18,44 @@ fn rig() -> Rig {
 fn a_host_whose_machine_cannot_be_stopped_keeps_its_slices_and_the_device_serves_others() {
     rig().tells(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
-         device tick:10 |
+         device go | store
          state:h1 alarms slices | Fencing HOST_NOT_FENCED 0.1:draining@h1
          cordon:e2 reserve:b@h2=1 go
          slices | 0.1:draining@h1 1.1:online@h2
          tick:3600000 device
          slices | 0.1:draining@h1 1.1:online@h2",
+    );
+}
+
+#[test]
+fn machine_is_not_stopped_for_a_device_on_which_its_host_holds_nothing() {
+    let mut rig = Rig::up_as(RACK);
+    rig.run("cordon:e1 reserve:a@h1=1 go");
+    rig.tells(
+        "slices | 4.1:online@h1
+         down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1)
+         device go tick:60000
+         state:h1 alarms slices | Fenced HOST_FENCED HOST_UNKNOWN HOST_UNKNOWN
+         up:h1/b2 tick:10 stored | h1<fenced store e1.fence(h1!)
+         state:h1 | Up",
+    );
+}
+
+/// Its record has a grant that the ledger does not know, and nothing but a stop of the machine ends that.
+#[test]
+fn machine_is_stopped_for_what_a_device_is_found_to_grant_when_it_returns() {
+    let mut rig = Rig::up_as(RACK);
+    rig.run("reserve:b@h2=1 go cordon:e1 reserve:a@h1=1 go break:e1 reserve:c@h2=1 go release:b go");
+    rig.meddle(3, Some((1, "h1")));
+    let said = rig.run("down:h1 fence:h1 go state:h1");
+    assert!(said.ends_with("Fenced") && !said.contains("e1.fence"), "{said}");
+    rig.tells(
+        "mend:e1 tick:1000 go
+         state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED
+         enable:3 go
+         slices | 3.1:draining@h1 5.1:online@h2
+         vouch:h1 go
+         slices state:h1 | 5.1:online@h2 Fenced",
     );
 }
 
@@ -90,7 +122,7 @@ fn a_host_that_restarted_while_it_was_being_fenced_has_let_go_of_everything() {
     rig.tells(
         "down:h1 fence:h1 stored device
          up:h1/b2 tick:10 | h1<fenced store
-         stored | e1.fence(h1!)
+         stored | e1.fence(h1!) e1.revoke(0.1)
          device go
          slices state:h1 | Up",
     );
@@ -101,11 +133,12 @@ fn a_host_that_restarted_while_it_was_being_fenced_has_let_go_of_everything() {
 fn a_host_that_proves_itself_clean_while_it_was_being_fenced_has_let_go_of_everything() {
     let mut rig = rig();
     rig.tells(
-        "down:h1 fence:h1 stored device
+        "down:h1 fence:h1 stored device go
          up:h1 have:h1:early:clean have:h1 tick:10 | h1<fenced
-         have:h1:clean tick:10 stored | store e1.fence(h1!) h1<fenced
          slices state:h1 | 0.1:draining@h1 Fencing
-         device go have:h1:clean go
+         have:h1:clean tick:10 stored | store e1.fence(h1!) e1.revoke(0.1) h1<nothing
+         slices state:h1 | 0.1:draining@h1 Up
+         device go
          slices state:h1 | Up",
     );
     assert!(rig.remembers(&Subject::Host(name("h1")), "its agent reports that nothing is left"));

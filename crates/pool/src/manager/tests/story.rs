@@ -47,8 +47,13 @@ fn turn() -> impl Strategy<Value = Turn> {
         1 => (host(), 0..8u32, 1..4u32, prop::sample::select(vec!["released", "scrubbed", "half", "dirty", "broken"]))
             .prop_map(move |(host, slice, epoch, what)| say(format!("have:{host}:{what}={slice}.{epoch}"))),
         1 => Just(Turn::Say("stops:e2".to_owned())),
+        1 => (host(), prop::sample::select(vec!["vouch", "clean"])).prop_map(move |(host, word)| {
+            say(if word == "vouch" { format!("vouch:{host}") } else { format!("have:{host}:clean") })
+        }),
         1 => (prop::sample::select(vec!["break", "mend", "mend"]), prop::sample::select(vec!["e1", "e2"]))
             .prop_map(move |(verb, emc)| say(format!("{verb}:{emc}"))),
+        1 => (prop::sample::select(vec!["fault", "repair"]), 0..8u32)
+            .prop_map(move |(verb, slice)| say(format!("{verb}:{slice}"))),
         1 => prop::sample::select(vec!["low", "roomy", "roomy"]).prop_map(move |word| say(word.to_owned())),
         8 => Just(Turn::Say("device".to_owned())),
         10 => (prop::bool::weighted(0.9), any::<bool>()).prop_map(|(ok, disk)| Turn::Store { ok, on_disk: ok || disk }),
@@ -159,6 +164,7 @@ impl Rig {
         while self.is_storing() {
             self.stored(true, true);
         }
+        (0..8).for_each(|slice| drop(self.run(&format!("repair:{slice}"))));
         self.run("restart mend:e1 mend:e2 roomy go");
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host} go tick:1000 up:{host}/again go"))));
         for vm in ["a", "b", "c", "d"] {

@@ -1,0 +1,106 @@
+//! Slices whose device calls fail while their device works. Each is tried again alone, after a pause that doubles with
+//! every failure, and is quarantined after [`SLICE_ATTEMPTS_MAX`] failures. Calls of other slices go on meanwhile. The
+//! counts are not durable: after a restart the attempts begin again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use units::limits::{SLICE_ATTEMPTS_MAX, SLICE_RETRY_MAX, SLICE_RETRY_MIN};
+use units::{Ns, SliceId, UnixMs};
+
+use super::{Manager, devices::SliceError};
+use crate::{
+    ledger::When,
+    slice::{Event, Quarantine},
+};
+
+/// The failures of one slice since a call of it last succeeded.
+#[derive(Clone, Debug)]
+pub(super) struct SliceFault {
+    pub(super) error: SliceError,
+    pub(super) failures: u32,
+    pub(super) since: UnixMs,
+    /// `None` once the pause is over.
+    retry_at: Option<Ns>,
+}
+
+/// All slices whose latest device call failed, at most as many as there are slices.
+#[derive(Debug, Default)]
+pub(super) struct SliceFaults {
+    faults: BTreeMap<SliceId, SliceFault>,
+    retries: BTreeSet<(Ns, SliceId)>,
+}
+
+impl SliceFaults {
+    /// Counts a failure and returns whether the slice may be tried again, after a pause.
+    fn count(&mut self, when: When, slice: SliceId, error: SliceError) -> bool {
+        let before = self.remove(slice);
+        let since = before.as_ref().map_or(when.wall, |before| before.since);
+        let failures = before.map_or(0, |before| before.failures) + 1;
+        if failures >= SLICE_ATTEMPTS_MAX {
+            return false;
+        }
+        let retry_at = when.now.after(pause_after(failures));
+        self.retries.insert((retry_at, slice));
+        self.faults.insert(slice, SliceFault { error, failures, since, retry_at: Some(retry_at) });
+        true
+    }
+
+    /// Forgets the failures of a slice, because a call succeeded or none is due any more.
+    pub(super) fn remove(&mut self, slice: SliceId) -> Option<SliceFault> {
+        let fault = self.faults.remove(&slice)?;
+        if let Some(at) = fault.retry_at {
+            self.retries.remove(&(at, slice));
+        }
+        Some(fault)
+    }
+
+    pub(super) fn is_paused(&self, slice: SliceId) -> bool {
+        self.faults.get(&slice).is_some_and(|fault| fault.retry_at.is_some())
+    }
+
+    pub(super) fn next_retry(&self) -> Option<Ns> {
+        self.retries.first().map(|(at, _)| *at)
+    }
+
+    /// A slice whose pause is over.
+    fn pop_due(&mut self, now: Ns) -> Option<SliceId> {
+        let (at, slice) = self.retries.first().copied().filter(|(at, _)| *at <= now)?;
+        self.retries.remove(&(at, slice));
+        if let Some(fault) = self.faults.get_mut(&slice) {
+            fault.retry_at = None;
+        }
+        Some(slice)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SliceId, &SliceFault)> {
+        self.faults.iter().map(|(slice, fault)| (*slice, fault))
+    }
+}
+
+fn pause_after(failures: u32) -> Ns {
+    let doubled = SLICE_RETRY_MIN.0.saturating_mul(1 << (failures - 1).min(32));
+    Ns(doubled).min(SLICE_RETRY_MAX)
+}
+
+impl Manager {
+    /// The device works and refused a call of this slice alone.
+    pub(super) fn on_slice_failed(&mut self, when: When, slice: SliceId, error: SliceError) {
+        self.changed = true;
+        let cuts_off = self.head.cuts_off(slice);
+        let slot = self.head.slot(slice).filter(|slot| slot.device_call(cuts_off).is_some());
+        let Some(slot) = slot else { return drop(self.faults.remove(slice)) };
+        if self.faults.count(when, slice, error.clone()) {
+            return;
+        }
+        // The call may have taken effect in part, so the host that it concerns counts as able to reach the slice.
+        let why = Quarantine::DeviceFailed { host: slot.holder(), errno: error.errno };
+        self.quarantine(when, slice, Event::Quarantine(why), &error.message);
+    }
+
+    /// Makes the calls of failing slices whose pause is over.
+    pub(super) fn retry_slices(&mut self, when: When) {
+        while let Some(slice) = self.faults.pop_due(when.now) {
+            self.drive_slice(slice);
+        }
+    }
+}
