@@ -5,9 +5,12 @@
 mod devices;
 mod guards;
 mod hosts;
+mod reports;
 mod requests;
 mod restore;
 mod rig;
+mod scrubbing;
 mod shared;
 mod store;
 mod story;
+mod wakeups;
