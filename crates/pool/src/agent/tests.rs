@@ -15,6 +15,7 @@ use units::{Epoch, Revision, SliceId, UnixMs};
 use super::*;
 use crate::protocol::{NoMore, WantRelease, WantVm};
 
+mod limits;
 mod records;
 mod story;
 
