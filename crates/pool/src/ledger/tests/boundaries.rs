@@ -177,3 +177,48 @@ fn slice_of_a_host_outside_the_rack_has_no_way_back_without_an_operator() {
     rack.slice(2, Event::Quarantine(Quarantine::LostGrant));
     assert!(rack.ledger.has_way_back(SliceId(2)), "no host has it");
 }
+
+#[test]
+fn vm_that_lost_its_slices_is_replaced_by_its_later_life() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
+    rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
+    let later = ReservationId(id.0 + 100);
+    let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &name("a"), &[(SliceId(1), Epoch(0))]);
+    rack.apply(adopted.expect("nothing is left of the earlier life"));
+    assert_eq!(rack.ledger.reservation_of(&name("a")), Some(later));
+}
+
+#[test]
+fn vm_that_has_some_of_its_slices_adopts_the_others() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    rack.online(0);
+    rack.online(1);
+    rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
+    let adopt = |epoch| {
+        let slices = [(SliceId(0), Epoch(epoch)), (SliceId(1), Epoch(1))];
+        rack.ledger.decide_adopt(at(3), HostId(0), id, &name("a"), &slices)
+    };
+    assert_eq!(adopt(0), None, "another epoch than it has");
+    let change = adopt(1).expect("as the device grants it");
+    rack.apply(change);
+    assert_eq!(rack.slot(1).state, State::Online(Owner { host: HostId(0), reservation: id }));
+}
+
+#[test]
+fn restores_of_one_backup_number_reservations_apart() {
+    let numbers = |generation| {
+        let mut rack = Rack::of("e1=4 h1:e1");
+        rack.reserve(ask("a", "h1", 1)).unwrap();
+        rack.ledger.meta_mut().generation = generation;
+        let change = rack.ledger.decide_restored();
+        rack.apply(change);
+        rack.ledger.meta().next_reservation.0
+    };
+    let first = numbers(1);
+    assert!(first > units::limits::RESERVATIONS_LOST_MAX);
+    assert!(numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2, "room for the first restore's");
+    assert!(numbers(u64::MAX) > numbers(3), "however many restores there were");
+}

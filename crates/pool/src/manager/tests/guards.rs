@@ -136,3 +136,25 @@ fn quarantined_slices_do_not_count_as_free_in_the_pace_of_scrubbing() {
     let at_once = said.split("store").map(|write| write.matches(".2>h1)").count()).max();
     assert_eq!(at_once, Some(6), "{said}");
 }
+
+#[test]
+fn host_that_is_being_fenced_is_ordered_nothing_else() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go break:e1 down:h1 fence:h1 stored device");
+    rig.tells(
+        "up:h1 have:h1 | h1<fenced
+         force:a stored tick:10 | store force:a->ok(0) h1<fenced",
+    );
+}
+
+#[test]
+fn fence_under_way_is_not_asked_again() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go down:h1 fence:h1");
+    rig.tells(
+        "stored | fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
+         cordon:h1 stored | store cordon:h1->ok[0]
+         vouch:h1 stored | store vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
+         enable:h1 stored | store enable:h1->ok[0]",
+    );
+}

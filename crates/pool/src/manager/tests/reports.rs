@@ -30,6 +30,16 @@ fn claim_of_a_slice_that_waits_for_a_scrubber_is_ignored() {
 }
 
 #[test]
+fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go");
+    rig.tells(
+        "slices | 0.1:quarantined
+         have:h1:online=0.1 state:h1 | Up",
+    );
+}
+
+#[test]
 fn claim_of_a_slice_out_of_reach_is_false_whatever_its_epoch() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
