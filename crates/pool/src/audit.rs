@@ -407,6 +407,7 @@ mod tests {
         let answer = |words: &str| {
             What::MigrationAnswered { answer: "declined".to_owned(), words: words.to_owned() }.words().why
         };
+        assert_eq!(What::Committed.words().action, "commit");
         assert_eq!((answer(""), answer("busy")), ("declined".to_owned(), "declined: busy".to_owned()));
         let weighed = |weights: &[(Name, f64)]| What::Weighed { weights: weights.to_vec() }.words().why;
         assert_eq!(weighed(&[]), "no weight is set any more");

@@ -55,6 +55,20 @@ fn host_yet_to_report_after_restore_keeps_the_slices_it_reaches() {
 }
 
 #[test]
+fn slices_of_a_failed_device_stay_quarantined_after_the_last_report() {
+    let mut rig = restored(true);
+    rig.run("have:h1 have:h2");
+    assert_restored(&mut rig, 4, "h1", "OUT_OF_SLICES");
+    rig.run("down:h2 fence:h2 stored break:e2");
+    settle(&mut rig);
+    rig.run("have:h3");
+    settle(&mut rig);
+    assert_eq!(rig.run("alarms slices").matches(":quarantined").count(), 4);
+    rig.run("mend:e2 tick:1000 go");
+    assert_restored(&mut rig, 0, "h3", "would(1)");
+}
+
+#[test]
 fn report_before_devices_are_compared_does_not_end_a_restore() {
     let mut rig = restored(false);
     rig.run("have:h1 have:h2 have:h3 tick:20 have:h1 have:h2 have:h3");

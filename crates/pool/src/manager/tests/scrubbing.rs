@@ -43,3 +43,13 @@ fn no_scrub_is_ordered_on_a_failed_device() {
          slices |",
     );
 }
+
+#[test]
+fn scrubs_that_are_ordered_together_are_spread_over_hosts() {
+    let mut rig = Rig::up_as("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
+    rig.run("reserve:a@h1=8 go down:h2 down:h3 release:a stored tick:10 obey:h1 down:h1 tick:10 stored");
+    rig.run("device tick:10 stored break:e1 restart device up:h1 up:h2");
+    rig.run("mend:e1 tick:1000 device tick:10");
+    let said = rig.run("stored");
+    assert_eq!(["h1", "h2"].map(|host| said.matches(&format!(".2>{host})")).count()), [4, 4], "{said}");
+}
