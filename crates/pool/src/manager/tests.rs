@@ -2,6 +2,7 @@
 //! stories of everything at once. The [`rig`] plays the store, the devices, the agents and the callers, and judges
 //! every effect as it comes out: what is not durable has no consequences, and no slice has two owners or old bytes.
 
+mod adoption;
 mod devices;
 mod driver;
 mod guards;
