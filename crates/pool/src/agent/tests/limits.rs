@@ -1,4 +1,4 @@
-//! How much the agent does at a time, when it wants to be woken, and what it answers about itself.
+//! Limits of the agent: scrubs at the same time, its wakeups, and its answers about itself.
 
 use units::limits::{HAVE_LINGER, SCRUBS_PER_HOST_MAX};
 
@@ -37,7 +37,7 @@ fn call_that_failed_wakes_the_agent_for_its_next_attempt() {
     let retry = Some(HOST_RETRY);
     assert_eq!(wakes("up want:1:a=1.1 fail:1.1 cleared:1.1"), retry);
     let (agent, _) = run(Vec::new(), "1.1", "up want:1 down unclear:1.1");
-    assert_eq!(agent.next_wakeup(), Some(Ns::secs(1).after(HOST_RETRY)), "what a predecessor left");
+    assert_eq!(agent.next_wakeup(), Some(Ns::secs(1).after(HOST_RETRY)), "slices that a predecessor left");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Exact fits, empty cases and what follows from records: the edges of what [`super`] tells as stories.
+//! Boundaries of the ledger: exact fits, empty cases and indexes.
 
 use units::limits::SLICES_PER_HOST_MAX;
 
@@ -221,4 +221,16 @@ fn restores_of_one_backup_number_reservations_apart() {
     assert!(first > units::limits::RESERVATIONS_LOST_MAX);
     assert!(numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2, "room for the first restore's");
     assert!(numbers(u64::MAX) > numbers(3), "however many restores there were");
+}
+
+#[test]
+fn host_yet_to_report_may_be_resized_and_wired_to_more() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1");
+    let change = rack.ledger.decide_restored();
+    rack.apply(change);
+    let mut spec = RackSpec::in_words("e1=4 e2=4 h1:e1+e2");
+    spec.hosts[0].cores = 32;
+    let change = rack.ledger.decide_configure(at(2), &spec).unwrap();
+    rack.apply(change);
+    assert_eq!((rack.host("h1").host.cores, rack.host("h1").host.emcs.len()), (32, 2));
 }

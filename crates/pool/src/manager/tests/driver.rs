@@ -1,4 +1,4 @@
-//! What the driver around the manager relies on: news, full batches, published changes, waiting callers.
+//! Guarantees for the driver around the manager: news, full batches, published changes, waiting callers.
 
 use units::limits::{BATCH_CHANGES_MAX, WAITERS_MAX};
 use units::{Bytes, SliceId, UnixMs};
@@ -53,7 +53,7 @@ fn effects_and_unseen_changes_are_news() {
     let mut rig = Rig::up();
     rig.manager.take_changed();
     assert!(!rig.manager.has_news());
-    let target = Target::Vm(name("nobody"));
+    let target = Target::Vm(name("unknown"));
     rig.manager.handle(rig.when(), Event::Ask(Token(0), Ask::Commit { target, actor: Actor::Manager }));
     assert!(rig.manager.has_news(), "an answer is to be sent");
     while rig.manager.poll_effect().is_some() {}
@@ -141,4 +141,19 @@ fn nothing_is_sent_while_the_store_is_read() {
         "cordon:h2 lost tick:2000 | store cordon:h2->STORE_FAILED reload
          reload | e1.contents e2.contents h1<a=0.1 h2<nothing h3<nothing",
     );
+}
+
+#[test]
+fn machine_is_to_be_stopped_only_for_a_device_that_cannot_cut_it_off() {
+    let since = |rack: &str| {
+        let mut rig = Rig::up_as(rack);
+        rig.run("break:e1 reserve:a@h1=1 stored device tick:10 down:h1 fence:h1");
+        while rig.is_storing() {
+            rig.stored(true, true);
+        }
+        (rig.manager.stopping_since(rig.host("h1")), UnixMs(rig.now.as_ms()))
+    };
+    assert_eq!(since(super::rig::RACK).0, None, "the failed device will cut it off");
+    let (stopping, now) = since(super::rig::SHARED);
+    assert_eq!(stopping, Some(now));
 }

@@ -1,4 +1,4 @@
-//! Reports that come late, early, or from a host that may not have what it names.
+//! Reports that come late or early, or name slices that are not the host's.
 
 use units::{UnixMs, limits::HOST_UNANSWERED_ORDERS_FOR};
 

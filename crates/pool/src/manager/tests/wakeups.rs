@@ -42,7 +42,7 @@ fn silent_host_loses_its_lease_and_is_fenced_without_any_other_event() {
 #[test]
 fn machine_that_could_not_be_stopped_is_tried_again_without_any_other_event() {
     let mut rig = Rig::up_as(SHARED);
-    rig.run("cordon:e1 reserve:a@h1=1 go down:h1 fence:h1 stored device tick:10");
+    rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.sleep(Ns::secs(30));
     rig.run("cordon:h2 stored"); // rack time is not to be saved at the same moment
@@ -98,13 +98,13 @@ fn settings_that_change_apply_to_hosts_that_are_connected() {
 fn lease_that_is_over_is_counted_dated_and_announced() {
     let mut rig = Rig::up();
     rig.manager.take_changed();
-    assert!(!rig.manager.has_news());
+    assert_eq!((rig.manager.has_news(), rig.manager.leases_expired()), (false, 0));
     rig.run("tick:2000 have:h2 have:h3 tick:2000");
     let over = UnixMs(rig.now.as_ms());
     rig.run("tick:500");
     let alarms = rig.manager.alarms();
     assert_eq!((alarms.len(), alarms[0].since, rig.manager.leases_expired()), (1, over, 1));
-    assert!(rig.manager.has_news(), "watchers are to be told");
+    assert!(rig.manager.has_news(), "watchers must be notified");
     assert!(rig.manager.take_changed() && !rig.manager.take_changed() && !rig.manager.has_news());
     let host = rig.manager.durable().host_named(&name("h1")).unwrap();
     assert!(!rig.manager.is_schedulable(host));
