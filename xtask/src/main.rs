@@ -13,6 +13,7 @@ mod licences;
 mod lightgbm;
 mod lint;
 mod man;
+mod mutants;
 mod rack;
 mod repository;
 mod sim;
@@ -48,6 +49,8 @@ enum Task {
     Sim(sim::Args),
     /// The manual pages of `tarn`, into target/man
     Man,
+    /// Small changes of the ownership code, each of which a test must notice
+    Mutants(mutants::Args),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Task::Bench => bench::run(),
         Task::Sim(args) => sim::run(&args),
         Task::Man => man::run(),
+        Task::Mutants(args) => mutants::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

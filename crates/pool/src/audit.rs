@@ -358,3 +358,62 @@ fn reserved_in_words(
             .collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).unwrap()
+    }
+
+    fn reserved(taken: &[(Name, u32, u32)]) -> Words {
+        let others = vec![(name("e9"), 3, NotChosen::Fuller)];
+        let (reservation, host) = (ReservationId(7), name("h1"));
+        let taken = taken.to_vec();
+        What::Reserved { reservation, host, taken, others, local: Bytes::gib(8), cores: 2 }.words()
+    }
+
+    #[test]
+    fn reservation_is_explained_by_its_rule_its_facts_and_its_alternatives() {
+        let words = reserved(&[(name("e1"), 2, 5), (name("e2"), 1, 1)]);
+        assert_eq!((words.action, words.model.as_str()), ("reserve", PLACEMENT_RULE));
+        let facts: Vec<_> = words.facts.iter().map(|(fact, value)| format!("{fact}={value}")).collect();
+        assert_eq!(facts.join(" "), "cores=2 host=h1 local=8GiB slices=3");
+        assert_eq!(words.alternatives, ["emc e9: 3 free, another has more free"]);
+        assert!(words.why.ends_with(
+            "no EMC has all slices, so the fewest that have: 2 of 5 free on e1, 1 of 1 free on e2"
+        ));
+        let one = reserved(&[(name("e1"), 2, 5)]).why;
+        assert!(one.ends_with("all slices from one EMC, the one with most free: 2 of 5 free on e1"), "{one}");
+        assert!(reserved(&[]).why.ends_with("on h1 needs no slice"));
+    }
+
+    #[test]
+    fn plan_is_explained_by_its_model_its_inputs_and_its_hosts() {
+        let plan = What::Planned {
+            model: "frigid/3".to_owned(),
+            memory: Bytes::gib(8),
+            local: Bytes::gib(6),
+            pool: Bytes::gib(2),
+            facts: vec![("cores".to_owned(), "4".to_owned())],
+            hosts: vec![(name("h1"), Ok(())), (name("h2"), Err("it is cordoned".to_owned()))],
+        };
+        let words = plan.words();
+        assert_eq!((words.action, words.model.as_str()), ("plan", "frigid/3"));
+        assert_eq!(words.facts.get("cores").map(String::as_str), Some("4"));
+        assert_eq!(words.alternatives, ["host h1: fits", "host h2: it is cordoned"]);
+    }
+
+    #[test]
+    fn absent_words_and_weights_leave_no_empty_list() {
+        let answer = |words: &str| {
+            What::MigrationAnswered { answer: "declined".to_owned(), words: words.to_owned() }.words().why
+        };
+        assert_eq!(What::Committed.words().action, "commit");
+        assert_eq!((answer(""), answer("busy")), ("declined".to_owned(), "declined: busy".to_owned()));
+        let weighed = |weights: &[(Name, f64)]| What::Weighed { weights: weights.to_vec() }.words().why;
+        assert_eq!(weighed(&[]), "no weight is set any more");
+        assert_eq!(weighed(&[(name("a"), 2.0)]), "set now: a=2");
+    }
+}

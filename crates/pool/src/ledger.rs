@@ -443,8 +443,8 @@ impl Ledger {
                 }
             }
             Key::Migration(id) => self.remove_migration(id),
-            Key::Decision(seq) => self.meta.first_decision = self.meta.first_decision.max(seq + 1),
-            Key::Slice(_) | Key::Meta => {}
+            // Which decisions are kept is written in the meta record.
+            Key::Decision(_) | Key::Slice(_) | Key::Meta => {}
         }
     }
 

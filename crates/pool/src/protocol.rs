@@ -238,3 +238,48 @@ pub struct SeenDevice {
     /// What keeps the host from using it.
     pub problem: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holding(slice: u32) -> Holding {
+        Holding { slice: SliceId(slice), epoch: Epoch(1) }
+    }
+
+    fn running(id: u64) -> (ReservationId, HaveVm) {
+        let vm = HaveVm { vm: Name::new("a").unwrap(), pid: 7, slices: vec![holding(0)] };
+        (ReservationId(id), vm)
+    }
+
+    #[test]
+    fn report_absorbs_the_news_that_follows_it() {
+        let whole = Have {
+            whole: true,
+            online: vec![holding(0), holding(1)],
+            vms: [running(1), running(2)].into(),
+            ..Have::default()
+        };
+        let news = Have {
+            online: vec![holding(2)],
+            released: vec![holding(0)],
+            ended: vec![ReservationId(1)],
+            clean: true,
+            ..Have::default()
+        };
+        let both = whole.clone().followed_by(news.clone());
+        let expected = Have {
+            whole: true,
+            online: vec![holding(1), holding(2)],
+            vms: [running(2)].into(),
+            ..news.clone()
+        };
+        assert_eq!(both, expected);
+        assert_eq!(
+            news.clone().followed_by(whole.clone()),
+            whole,
+            "a whole report replaces what came before"
+        );
+        assert!(!news.clone().followed_by(news).whole);
+    }
+}

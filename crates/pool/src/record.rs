@@ -365,3 +365,21 @@ pub enum MigrationAnswer {
     /// It did.
     Done,
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::{IntoDeserializer, value::Error};
+
+    use super::*;
+
+    #[test]
+    fn last_field_is_read_if_written_and_has_its_default_otherwise() {
+        let read = |text: &str| {
+            let from: serde::de::value::StrDeserializer<'_, Error> = text.into_deserializer();
+            if_written::<_, String>(from)
+        };
+        assert_eq!(read("0x1"), Ok("0x1".to_owned()));
+        let absent: serde::de::value::UnitDeserializer<Error> = ().into_deserializer();
+        assert_eq!(if_written::<_, String>(absent), Ok(String::new()));
+    }
+}

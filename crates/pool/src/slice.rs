@@ -447,6 +447,14 @@ mod tests {
                 "fenced" => Event::OwnerFenced(VM_HOST),
                 "scrubber-fenced" => Event::OwnerFenced(SCRUBBER),
                 "dirty" => Event::FoundDirty(VM_HOST, slot.epoch),
+                "dirty-late" => Event::FoundDirty(VM_HOST, Epoch(slot.epoch.0 - 1)),
+                "dirty-by-other" => Event::FoundDirty(SCRUBBER, slot.epoch),
+                "scrub-failed" => Event::ScrubFailed(SCRUBBER, slot.epoch),
+                "scrub-failed-late" => Event::ScrubFailed(SCRUBBER, Epoch(slot.epoch.0 - 1)),
+                "scrub-failed-by-other" => Event::ScrubFailed(VM_HOST, slot.epoch),
+                "raise" => Event::Raise(Epoch(slot.epoch.0 + 5)),
+                "raise-same" => Event::Raise(slot.epoch),
+                "raise-lower" => Event::Raise(Epoch(slot.epoch.0 - 1)),
                 "requalify" => Event::Requalify { let_go: true },
                 "requalify-asking" => Event::Requalify { let_go: false },
                 other => panic!("no word {other:?}"),
@@ -480,6 +488,40 @@ mod tests {
         check("assign granted-late", "granted-late refused while assigned");
         check("assign release revoked scrub granted scrubbed-late", "scrubbed-late refused while scrubbing");
         check("assign granted release released revoked-late", "revoked-late refused while draining");
+    }
+
+    #[test]
+    fn late_or_foreign_event_of_a_scrub_is_refused() {
+        let scrub = "assign release revoked scrub";
+        check(&format!("{scrub} granted-late"), "granted-late refused while scrubbing");
+        check(&format!("{scrub} granted scrubbed revoked-late"), "revoked-late refused while scrubbing");
+        for word in ["scrub-failed-late", "scrub-failed-by-other"] {
+            check(&format!("{scrub} granted {word}"), &format!("{word} refused while scrubbing"));
+        }
+        check(&format!("{scrub} granted scrub-failed"), "quarantined epoch 2");
+    }
+
+    #[test]
+    fn late_or_foreign_event_of_a_quarantine_is_refused() {
+        for word in ["dirty-late", "dirty-by-other"] {
+            check(&format!("assign granted {word}"), &format!("{word} refused while onlining"));
+        }
+        let quarantined = "revoked-late refused while quarantined";
+        check("assign granted dirty revoked-late", quarantined);
+        check("assign release revoked scrub granted scrub-failed revoked-late", quarantined);
+    }
+
+    #[test]
+    fn fence_of_another_host_takes_nothing_from_the_owner() {
+        check("assign granted onlined scrubber-fenced", "scrubber-fenced refused while online");
+        check("assign release revoked scrub granted fenced", "fenced refused while scrubbing");
+    }
+
+    #[test]
+    fn epoch_is_raised_and_never_lowered() {
+        check("assign raise", "assigned epoch 6");
+        check("assign raise-same", "raise-same refused while assigned");
+        check("assign raise-lower", "raise-lower refused while assigned");
     }
 
     #[test]

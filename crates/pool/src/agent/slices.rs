@@ -265,7 +265,7 @@ impl Agent {
 
     fn answer_released(&mut self, holding: Holding) {
         if matches!(self.orders.get(&holding), Some(Order::Release(_))) {
-            self.dirty |= self.released.insert(holding);
+            self.released.insert(holding);
         }
     }
 

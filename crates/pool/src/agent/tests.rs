@@ -15,6 +15,8 @@ use units::{Epoch, Revision, SliceId, UnixMs};
 use super::*;
 use crate::protocol::{NoMore, WantRelease, WantVm};
 
+mod limits;
+mod records;
 mod story;
 
 const INSTANCE: InstanceId = InstanceId(5);

@@ -1,5 +1,6 @@
 //! The ledger's promises, one sentence each. What must hold after any story at all is in [`story`].
 
+mod boundaries;
 mod ended;
 mod numbers;
 mod story;

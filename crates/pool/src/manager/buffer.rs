@@ -164,6 +164,16 @@ mod tests {
     }
 
     #[test]
+    fn demand_of_the_oldest_and_the_newest_window_is_not_added() {
+        let mut buffer = Buffer::default();
+        buffer.moved(Ns::secs(100), SliceId(1), "draining");
+        buffer.reserved(Ns::secs(105), 10);
+        buffer.moved(Ns::secs(115), SliceId(1), "free");
+        buffer.reserved(Ns::secs(155), 10);
+        assert_eq!(buffer.target(1000), 10, "the largest demand of two windows that follow each other");
+    }
+
+    #[test]
     fn scrubbing_is_gentle_while_enough_slices_are_free_and_few_wait() {
         let buffer = Buffer::default();
         let pace = |free, to_scrub| buffer.pace(Supply { pool: 1600, free, to_scrub });

@@ -225,7 +225,6 @@ impl Manager {
         let Some(link) = self.links.get_mut(&host) else { return };
         link.heard = when.now;
         link.heard_wall = Some(when.wall);
-        self.changed |= link.unknown_since.take().is_some();
         link.reflected = link.reflected.max(have.number);
         if !self.loaded {
             return;

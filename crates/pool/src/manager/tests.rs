@@ -2,11 +2,17 @@
 //! stories of everything at once. The [`rig`] plays the store, the devices, the agents and the callers, and judges
 //! every effect as it comes out: what is not durable has no consequences, and no slice has two owners or old bytes.
 
+mod adoption;
 mod devices;
+mod driver;
+mod guards;
 mod hosts;
+mod reports;
 mod requests;
 mod restore;
 mod rig;
+mod scrubbing;
 mod shared;
 mod store;
 mod story;
+mod wakeups;

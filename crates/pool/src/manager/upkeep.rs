@@ -101,7 +101,7 @@ impl Manager {
             let mut hosts = self.scrubbers(emc);
             let places = hosts.iter().map(|(busy, _)| pace.saturating_sub(*busy)).sum::<usize>();
             for slice in self.waiting_to_be_scrubbed(emc, places.min(UPKEEP_CHANGES_MAX)) {
-                let Some(least) = hosts.iter_mut().filter(|(busy, _)| *busy < pace).min() else { break };
+                let Some(least) = hosts.iter_mut().min() else { break };
                 least.0 += 1;
                 let host = least.1;
                 self.slice_event(when, slice, Event::ScrubBy(host));

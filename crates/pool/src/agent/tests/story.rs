@@ -400,7 +400,7 @@ fn change(before: &Want, after: &Want) -> Want {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
     fn an_agent_keeps_its_promises_whatever_happens(story in prop::collection::vec(turn(), 0..80)) {

@@ -288,7 +288,7 @@ fn sums(ledger: &Ledger) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
     fn a_refused_decision_changes_nothing_and_sums_always_add_up(story in prop::collection::vec(turn(), 0..120)) {

@@ -2,7 +2,7 @@
 //!
 //! Words in: `up:h1` (`up:h1#7` instance 7, `up:h1/b2` boot b2), `down:h1`, `reserve:a@h1=2` (`~` waits 1 s, `!5` takes
 //! request 5, `!c/5` request 5 of client c), `validate:...`, `wait:a`, `gone:a`, `commit:a`, `release:a`, `force:a`, `cordon:h1`, `drain:e1`,
-//! `enable:0`, `fence:h1`, `vouch:h1`, `rack:...`; `stored`, `lost` (a write that failed), `torn` (one that failed and is
+//! `enable:0`, `fence:h1`, `vouch:h1`, `decline:a` (its move), `rack:...`; `stored`, `lost` (a write that failed), `torn` (one that failed and is
 //! on disk all the same), `reload`, `restart`, `restore`, `low`, `roomy`; `device` (all calls are answered),
 //! `break:e1`, `mend:e1`, `fault:3`, `repair:3` (grants and revocations of slice 3 fail), `stops:e1` (its operator's command stops a machine; else there is none); `have:h1:PARTS`, `obey:h1`, `tick:MS`, `sees:h1=3` (of a shared device, as
 //! it says when it next connects), `go` (all do their part until nothing is left to do).
@@ -29,7 +29,7 @@ use crate::{
         SessionId, Settings, SliceError, Token,
     },
     protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, SeenDevice, Want},
-    record::{Key, Meta, Record, RequestKey, Scheduling},
+    record::{Key, Meta, MigrationAnswer, Record, RequestKey, Scheduling},
     slice::{Scrub, Slot, State},
 };
 
@@ -56,6 +56,9 @@ pub(super) struct Rig {
     connections: u64,
     /// Slices that hosts see of each shared device, if not all.
     sees: BTreeMap<HostId, u32>,
+    /// State changes of slices as they were published, and how many orders were sent as changes of the one before.
+    pub(super) transitions: Vec<(SliceId, &'static str, &'static str)>,
+    pub(super) orders_of_changes: u32,
     callers: Vec<String>,
     said: Vec<String>,
 }
@@ -132,6 +135,8 @@ impl Rig {
             sessions: BTreeMap::new(),
             connections: 0,
             sees: BTreeMap::new(),
+            transitions: Vec::new(),
+            orders_of_changes: 0,
             callers: Vec::new(),
             said: Vec::new(),
         };
@@ -251,6 +256,10 @@ impl Rig {
             "enable" => schedule(Scheduling::Enabled),
             "fence" => fence(false),
             "vouch" => fence(true),
+            "decline" => {
+                let (answer, words) = (MigrationAnswer::Declined, "busy".to_owned());
+                Ask::ResolveMigration { vm: name(rest), answer, words, actor }
+            }
             "rack" => Ask::Configure(RackSpec::in_words(&rest.replace('&', " "))),
             other => panic!("no word {other:?}"),
         }
@@ -311,7 +320,7 @@ impl Rig {
                 };
                 self.said.push(format!("{}.close({why})", self.host_name(host)));
             }
-            Effect::Durable(_) => {}
+            Effect::Durable(published) => self.transitions.extend(published.transitions),
         }
     }
 
@@ -380,6 +389,8 @@ impl Rig {
         let before = self.agents[&host].order.as_ref().map(|(before, _)| before.clone());
         let mut whole = before.clone().unwrap_or_else(|| want.clone());
         assert!(want.base.is_none() || want.base == before.map(|before| before.number), "{want:?}");
+        self.orders_of_changes += u32::from(want.base.is_some());
+        assert_eq!(want.instance, InstanceId(self.agents[&host].instance), "an order for another instance");
         whole.amend(want);
         let want = whole;
         assert_eq!(Some(&want), self.manager.want(host).as_ref(), "changes add up to the whole truth");

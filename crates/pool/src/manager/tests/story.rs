@@ -137,7 +137,7 @@ fn is_on_disk(rig: &Rig) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
     fn a_manager_keeps_its_promises_whatever_happens(rack in rack(), story in prop::collection::vec(turn(), 0..150)) {

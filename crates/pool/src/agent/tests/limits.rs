@@ -1,0 +1,100 @@
+//! Limits of the agent: scrubs at the same time, its wakeups, and its answers about itself.
+
+use units::limits::{HAVE_LINGER, SCRUBS_PER_HOST_MAX};
+
+use super::*;
+
+/// The moment, since its start, at which an agent asks to be woken after a script of words.
+fn wakes(script: &str) -> Option<Ns> {
+    let (agent, _) = run(Vec::new(), "", script);
+    agent.next_wakeup().map(|at| Ns(at.0 - Ns::secs(1).0))
+}
+
+#[test]
+fn scrubs_beyond_the_limit_wait_for_one_that_ends() {
+    let all: Vec<_> = (0..SCRUBS_PER_HOST_MAX + 2).map(|slice| format!("{slice}.1")).collect();
+    let order = format!("up want:1:scrub={}", all.join("+"));
+    let (_, begun) = run(Vec::new(), "", &order);
+    assert_eq!(begun.matches("scrub:").count(), SCRUBS_PER_HOST_MAX);
+    let (first, second) = (SCRUBS_PER_HOST_MAX, SCRUBS_PER_HOST_MAX + 1);
+    let next = |script: &str| run(Vec::new(), "", &format!("{order} {script}")).1;
+    assert!(next("ok:0.1").starts_with(&format!("scrub:{first}.1 ")));
+    assert!(next("fail:0.1").starts_with(&format!("scrub:{first}.1 ")), "one that failed has ended, too");
+    assert!(next("ok:0.1 ok:1.1").starts_with(&format!("scrub:{second}.1 ")));
+    assert!(!next("ok:0.1 ok:1.1 ok:2.1").contains("scrub:"), "none is left");
+}
+
+#[test]
+fn report_that_waits_for_calls_under_way_is_sent_after_a_moment() {
+    let started = "up want:1:a=1.1+2.1 ok:1.1";
+    assert_eq!(wakes(started), Some(HAVE_LINGER));
+    check(&format!("{started} tick:{}", HAVE_LINGER.as_ms()), "have:1:online=1.1");
+    assert_eq!(wakes("up want:1:a=1.1 ok:1.1"), Some(Ns::secs(1)), "the next heartbeat");
+}
+
+#[test]
+fn call_that_failed_wakes_the_agent_for_its_next_attempt() {
+    let retry = Some(HOST_RETRY);
+    assert_eq!(wakes("up want:1:a=1.1 fail:1.1 cleared:1.1"), retry);
+    let (agent, _) = run(Vec::new(), "1.1", "up want:1 down unclear:1.1");
+    assert_eq!(agent.next_wakeup(), Some(Ns::secs(1).after(HOST_RETRY)), "slices that a predecessor left");
+}
+
+#[test]
+fn ended_vm_wakes_the_agent_when_it_may_be_forgotten() {
+    let ended = "up want:1:a= attach:a@100 recorded:a want:2 gone:a down";
+    assert_eq!(wakes(ended), Some(ENDED_VM_TOLD_FOR));
+    let later = ENDED_VM_TOLD_FOR.as_ms();
+    check(&format!("{ended} tick:{later}"), "forget:a");
+}
+
+#[test]
+fn ended_vm_that_an_order_names_is_reported_however_long_it_takes() {
+    let later = ENDED_VM_TOLD_FOR.as_ms();
+    let ended = "up want:1:a= attach:a@100 recorded:a gone:a";
+    check(&format!("{ended} tick:{later} tick:{later}"), "have:1:ended=a:clean");
+}
+
+#[test]
+fn agent_names_its_rack_and_whether_a_manager_listens() {
+    let state = |script: &str| {
+        let (agent, _) = run(Vec::new(), "", script);
+        (agent.rack().map(str::to_owned), agent.is_heard())
+    };
+    assert_eq!(state("tick:1"), (None, false));
+    assert_eq!(state("up"), (Some("R".to_owned()), true));
+    assert_eq!(state("up down"), (Some("R".to_owned()), false));
+    assert_eq!(state("up down up:Q"), (Some("R".to_owned()), false));
+}
+
+#[test]
+fn agent_reports_to_its_rack_again_after_a_lost_connection() {
+    check("up want:1:a=1.1 ok:1.1 down up", "have:1:online=1.1");
+}
+
+#[test]
+fn fence_that_comes_with_a_change_concerns_every_slice() {
+    check("up want:1:a=1.1 ok:1.1 want:2 want:3:base=2:fenced", "offline:1.1");
+}
+
+#[test]
+fn record_is_written_anew_with_the_last_slice_only() {
+    let forced = "up want:1:a=1.1+2.1 ok:1.1 ok:2.1 attach:a@100 recorded:a want:2:force=1.1+2.1 ok:1.1";
+    check(forced, "");
+    check(&format!("{forced} ok:2.1"), "record:a have:2:released=1.1+2.1:vms=a");
+}
+
+#[test]
+fn record_that_failed_takes_nothing_from_other_vms() {
+    let failed = attached("want:2:a=1.1:b=2.1 ok:2.1 attach:b@200 unrecorded:b");
+    check(&format!("{failed} want:3:release=1.1+2.1"), "offline:2.1");
+    check(&format!("{failed} attach:b@200"), "record:b");
+}
+
+#[test]
+fn vm_that_no_order_names_is_its_own_process_only() {
+    check(&attached("want:2 attach:a@200"), "refuse:2:no VM a on this host");
+    check(&attached("want:2 attach:b@100"), "refuse:2:no VM b on this host");
+    check(&attached("want:2 gone:a attach:a@100"), "refuse:2:no VM a on this host");
+    check(&attached("want:2 attach:a@100"), "handout:2=1.1");
+}

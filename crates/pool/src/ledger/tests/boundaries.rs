@@ -1,0 +1,236 @@
+//! Boundaries of the ledger: exact fits, empty cases and indexes.
+
+use units::limits::SLICES_PER_HOST_MAX;
+
+use super::*;
+use crate::record::Migration;
+
+#[test]
+fn reservation_that_takes_all_cores_and_local_memory_fits() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let all = Reserve { cores: 16, local: Bytes::gib(64), ..ask("a", "h1", 4) };
+    rack.reserve(all).unwrap();
+    assert_eq!((rack.host("h1").cores_free(), rack.host("h1").local_free()), (0, Bytes::ZERO));
+}
+
+#[test]
+fn host_holds_as_many_slices_as_the_limit_says_and_no_more() {
+    let most = SLICES_PER_HOST_MAX;
+    let mut rack = Rack::of(&format!("e1={} h1:e1", most + 1));
+    rack.reserve(ask("a", "h1", 1)).unwrap();
+    let too_many = Denied::TooMany { what: "slices on one host", max: u64::from(most) };
+    assert_eq!(rack.reserve(ask("b", "h1", most)), Err(too_many.clone()));
+    rack.reserve(ask("b", "h1", most - 1)).unwrap();
+    assert_eq!(rack.reserve(ask("c", "h1", 1)), Err(too_many));
+}
+
+#[test]
+fn cordoned_emc_without_free_slices_is_not_named_in_a_refusal() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
+    rack.reserve(ask("a", "h1", 4)).unwrap();
+    rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
+    rack.schedule(Place::Emc(name("e2")), Scheduling::Cordoned);
+    let closed = vec![(name("e2"), 4, NotChosen::Cordoned)];
+    let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0, closed };
+    assert_eq!(rack.reserve(ask("b", "h1", 1)), Err(denied));
+}
+
+#[test]
+fn reservation_is_found_by_its_number_while_it_is_remembered() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    assert_eq!(rack.ledger.find(&Target::Reservation(id)), Ok(id));
+    let unknown = ReservationId(id.0 + 1);
+    assert_eq!(rack.ledger.find(&Target::Reservation(unknown)), Err(Denied::NoSuchReservation(unknown)));
+}
+
+#[test]
+fn reservations_are_listed_after_a_number() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let ids: Vec<_> = ["a", "b", "c"].map(|vm| rack.reserve(ask(vm, "h1", 1)).unwrap()).into();
+    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    let after = |id| rack.ledger.reservations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
+    assert_eq!((after(ReservationId(0)), after(ids[1])), (ids.clone(), vec![ids[2]]));
+    let moves = |id| rack.ledger.migrations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
+    assert_eq!((moves(ReservationId(0)), moves(ids[1])), (ids.clone(), vec![ids[2]]));
+}
+
+#[test]
+fn slices_are_listed_from_one_on_across_emcs() {
+    let rack = Rack::of("e1=2 e2=2 h1:e1+e2");
+    let from = |slice| rack.ledger.slots_from(SliceId(slice)).map(|(s, emc, _)| (s.0, emc.0)).collect();
+    let (all, some): (Vec<_>, Vec<_>) = (from(0), from(1));
+    assert_eq!(all, [(0, 0), (1, 0), (2, 1), (3, 1)]);
+    assert_eq!(some, all[1..]);
+}
+
+#[test]
+fn ended_reservation_is_due_to_be_forgotten_after_its_time() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 0)).unwrap();
+    assert_eq!(rack.ledger.next_forgetting(), None);
+    rack.end(id, released());
+    assert_eq!(rack.ledger.next_forgetting(), Some(at(2).now.after(REQUEST_ID_KEPT)));
+}
+
+#[test]
+fn slice_is_held_and_online_under_its_current_epoch_only() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    rack.reserve(ask("a", "h1", 2)).unwrap();
+    rack.online(0);
+    let held = |host, slice, epoch| rack.ledger.is_held(HostId(host), SliceId(slice), Epoch(epoch));
+    let online = |slice, epoch| rack.ledger.is_online(SliceId(slice), Epoch(epoch));
+    assert!(held(0, 0, 1) && held(0, 1, 1) && online(0, 1));
+    assert!(!held(0, 0, 0) && !held(0, 0, 2) && !held(1, 0, 1) && !held(0, 2, 0));
+    assert!(!online(0, 0) && !online(0, 2) && !online(1, 1) && !online(2, 0));
+}
+
+#[test]
+fn scrub_counts_for_its_scrubber_until_it_is_over() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let counts =
+        |rack: &Rack| (rack.emc("e1").to_scrub(), rack.host("h1").scrubbing(), rack.host("h2").scrubbing());
+    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    assert_eq!(counts(&rack), (0, 0, 0));
+    rack.end(id, released());
+    (0..2).for_each(|slice| rack.slice(slice, Event::Revoked(Epoch(1))));
+    assert_eq!(counts(&rack), (2, 0, 0));
+    (0..2).for_each(|slice| rack.slice(slice, Event::ScrubBy(HostId(1))));
+    assert_eq!(counts(&rack), (0, 0, 2), "chosen");
+    rack.slice(0, Event::Granted(Epoch(2)));
+    assert_eq!(counts(&rack), (0, 0, 2), "at work");
+    let holding = Holding { slice: SliceId(0), epoch: Epoch(2) };
+    let scrubbed = Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
+    rack.slice(0, Event::Scrubbed(HostId(1), scrubbed));
+    assert_eq!(counts(&rack), (0, 0, 1), "done");
+}
+
+#[test]
+fn host_holds_what_a_device_granted_it_before_it_was_part_of_the_rack() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    rack.slice(2, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
+    rack.configure("e1=4 h1:e1 h2:e1").unwrap();
+    assert_eq!(rack.host("h2").held().collect::<Vec<_>>(), [SliceId(2)]);
+}
+
+#[test]
+fn host_is_resized_while_the_rack_runs() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let mut spec = RackSpec::in_words("e1=4 h1:e1");
+    (spec.hosts[0].cores, spec.hosts[0].local) = (32, Bytes::gib(128));
+    let change = rack.ledger.decide_configure(at(2), &spec).unwrap();
+    rack.apply(change);
+    assert_eq!((rack.host("h1").cores_free(), rack.host("h1").local_free()), (32, Bytes::gib(128)));
+}
+
+#[test]
+fn host_with_a_reservation_or_with_slices_alone_is_not_removed() {
+    let removes = |rack: &mut Rack| rack.configure("e1=4 h2:e1").map_err(|denied| denied.reason());
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(ask("a", "h1", 0)).unwrap();
+    assert_eq!(removes(&mut rack), Err("NOT_DRAINED"), "a VM without slices");
+    rack.end(id, released());
+    let id = rack.reserve(ask("b", "h1", 1)).unwrap();
+    rack.online(0);
+    rack.end(id, released());
+    assert_eq!(removes(&mut rack), Err("NOT_DRAINED"), "a slice that drains");
+    rack.slice(0, Event::Released(HostId(0), Epoch(1)));
+    rack.slice(0, Event::Revoked(Epoch(1)));
+    assert_eq!(removes(&mut rack), Ok(()));
+}
+
+#[test]
+fn slice_is_neither_cordoned_nor_drained() {
+    let rack = Rack::of("e1=4 h1:e1");
+    for to in [Scheduling::Cordoned, Scheduling::Draining] {
+        let place = Place::Slice(SliceId(0));
+        let refused = rack.ledger.decide_scheduling(at(2), &place, to, tester(), "why").unwrap_err();
+        assert!(refused.to_string().contains("only uncordon"), "{refused}");
+    }
+}
+
+#[test]
+fn answer_to_a_migration_keeps_its_words_and_the_next_request_has_its_own_time() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    let declined = MigrationAnswer::Declined;
+    let answer = rack.ledger.decide_migration(at(3), &name("a"), declined, "busy".into(), tester());
+    rack.apply(answer.unwrap().1);
+    let Migration { words, asked, .. } = &rack.ledger.migrations[&id];
+    assert_eq!((words.as_str(), *asked), ("busy", at(2).wall));
+    let later = When { now: at(3).now.after(MIGRATION_ASKED_AGAIN_AFTER), wall: UnixMs(9_000_000) };
+    let again = rack.ledger.decide_ask_again(later, 9);
+    rack.apply(again);
+    assert_eq!(rack.ledger.migrations[&id].asked, later.wall);
+}
+
+/// A device that cannot cut a host off grants a slice to a machine that rack.toml does not name.
+#[test]
+fn slice_of_a_host_outside_the_rack_has_no_way_back_without_an_operator() {
+    let mut rack = Rack::of("e1=4! h1:e1");
+    for (slice, host) in [(0, 0), (1, 7)] {
+        rack.slice(slice, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(host) }));
+    }
+    assert!(rack.ledger.has_way_back(SliceId(0)), "its host can be asked");
+    assert!(!rack.ledger.has_way_back(SliceId(1)));
+    rack.slice(2, Event::Quarantine(Quarantine::LostGrant));
+    assert!(rack.ledger.has_way_back(SliceId(2)), "no host has it");
+}
+
+#[test]
+fn vm_that_lost_its_slices_is_replaced_by_its_later_life() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
+    rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
+    let later = ReservationId(id.0 + 100);
+    let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &name("a"), &[(SliceId(1), Epoch(0))]);
+    rack.apply(adopted.expect("nothing is left of the earlier life"));
+    assert_eq!(rack.ledger.reservation_of(&name("a")), Some(later));
+}
+
+#[test]
+fn vm_that_has_some_of_its_slices_adopts_the_others() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    rack.online(0);
+    rack.online(1);
+    rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
+    let adopt = |epoch| {
+        let slices = [(SliceId(0), Epoch(epoch)), (SliceId(1), Epoch(1))];
+        rack.ledger.decide_adopt(at(3), HostId(0), id, &name("a"), &slices)
+    };
+    assert_eq!(adopt(0), None, "another epoch than it has");
+    let change = adopt(1).expect("as the device grants it");
+    rack.apply(change);
+    assert_eq!(rack.slot(1).state, State::Online(Owner { host: HostId(0), reservation: id }));
+}
+
+#[test]
+fn restores_of_one_backup_number_reservations_apart() {
+    let numbers = |generation| {
+        let mut rack = Rack::of("e1=4 h1:e1");
+        rack.reserve(ask("a", "h1", 1)).unwrap();
+        rack.ledger.meta_mut().generation = generation;
+        let change = rack.ledger.decide_restored();
+        rack.apply(change);
+        rack.ledger.meta().next_reservation.0
+    };
+    let first = numbers(1);
+    assert!(first > units::limits::RESERVATIONS_LOST_MAX);
+    assert!(numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2, "room for the first restore's");
+    assert!(numbers(u64::MAX) > numbers(3), "however many restores there were");
+}
+
+#[test]
+fn host_yet_to_report_may_be_resized_and_wired_to_more() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1");
+    let change = rack.ledger.decide_restored();
+    rack.apply(change);
+    let mut spec = RackSpec::in_words("e1=4 e2=4 h1:e1+e2");
+    spec.hosts[0].cores = 32;
+    let change = rack.ledger.decide_configure(at(2), &spec).unwrap();
+    rack.apply(change);
+    assert_eq!((rack.host("h1").host.cores, rack.host("h1").host.emcs.len()), (32, 2));
+}

@@ -1,0 +1,95 @@
+//! Running VMs that cannot be adopted after a restore: their slices are kept, and an alarm names them and since when.
+
+use units::{UnixMs, limits::RESERVATIONS_LOST_MAX};
+
+use super::rig::Rig;
+
+/// A rack restored from a backup in which VM a (1) runs on slice 0 of h1; later h2 was granted slices 4 and 5. All hosts
+/// are connected and only h2 has not reported.
+fn restored() -> Rig {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go");
+    let backup = rig.disk.clone();
+    rig.run("reserve:b@h2=2 go commit:b go");
+    rig.disk = backup;
+    rig.run("restore stored device tick:10");
+    write(&mut rig);
+    rig.run("up:h1 up:h2 up:h3 have:h1:online=0.1:vm1a=0.1 have:h3");
+    write(&mut rig);
+    rig
+}
+
+fn write(rig: &mut Rig) {
+    rig.run("tick:10");
+    while rig.is_storing() {
+        rig.stored(true, true);
+    }
+}
+
+/// VMs that are not adopted, and since when.
+fn unadopted(rig: &Rig) -> Vec<(String, UnixMs)> {
+    let alarms = rig.manager.alarms().into_iter().filter(|alarm| alarm.reason == "VM_NOT_ADOPTED");
+    alarms.map(|alarm| (alarm.subject.to_string(), alarm.since)).collect()
+}
+
+#[track_caller]
+fn assert_not_adopted(report: &str) {
+    let mut rig = restored();
+    rig.run(report);
+    write(&mut rig);
+    let slices = rig.run("slices");
+    assert!(slices.starts_with("0.1:online@h1 ") && slices.contains(" 4.1:quarantined@h2 "), "{slices}");
+    assert_eq!(unadopted(&rig).len(), 1);
+    rig.tells("reserve:c@h2=0 | reserve:c->HOST_NOT_SCHEDULABLE");
+}
+
+#[test]
+fn vm_under_the_number_of_another_reservation_is_not_adopted() {
+    assert_not_adopted("have:h2:online=4.1+5.1:vm1b=4.1+5.1");
+    assert_not_adopted("have:h2:online=4.1+5.1:vm1a=4.1+5.1");
+}
+
+#[test]
+fn vm_under_a_number_that_was_never_given_is_not_adopted() {
+    let beyond = restored().manager.durable().meta().next_reservation.0 + RESERVATIONS_LOST_MAX;
+    assert_not_adopted(&format!("have:h2:online=4.1+5.1:vm{beyond}b=4.1+5.1"));
+}
+
+#[test]
+fn alarm_about_a_vm_keeps_its_time_while_the_report_is_the_same() {
+    let mut rig = restored();
+    rig.run("have:h2:vm1b=4.1");
+    let first = unadopted(&rig);
+    assert_eq!(first, [("vm b".to_owned(), UnixMs(rig.now.as_ms()))]);
+    rig.run("tick:1000 have:h2:vm1b=4.1");
+    assert_eq!(unadopted(&rig), first);
+    rig.run("tick:1000 have:h2:vm1c=4.1");
+    let other_vm = unadopted(&rig);
+    assert_eq!(other_vm, [("vm c".to_owned(), UnixMs(rig.now.as_ms()))]);
+    rig.run("tick:1000 have:h2:vm1c=5.1");
+    assert_eq!(unadopted(&rig), [("vm c".to_owned(), UnixMs(rig.now.as_ms()))], "other slices");
+}
+
+#[test]
+fn vm_that_cannot_be_adopted_is_news_once() {
+    let mut rig = restored();
+    rig.manager.take_changed();
+    rig.run("have:h2:vm1b=4.1");
+    assert!(rig.manager.take_changed());
+    rig.run("have:h2:vm1b=4.1");
+    assert!(!rig.manager.take_changed());
+}
+
+#[test]
+fn alarm_about_a_pending_restore_names_what_is_missing() {
+    let message = |rig: &Rig| {
+        let alarms = rig.manager.alarms();
+        alarms.into_iter().find(|alarm| alarm.reason == "RESTORE_PENDING").unwrap().message
+    };
+    let mut rig = restored();
+    assert!(message(&rig).contains("has not sent a complete report"));
+    rig.run("have:h2:vm1b=4.1");
+    assert!(message(&rig).contains("1 of its VMs could not be adopted"));
+    rig.run("restart");
+    assert!(message(&rig).contains("EMC e1 has not been compared"), "{}", message(&rig));
+}

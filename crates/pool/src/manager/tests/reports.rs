@@ -1,0 +1,139 @@
+//! Reports that come late or early, or name slices that are not the host's.
+
+use units::{UnixMs, limits::HOST_UNANSWERED_ORDERS_FOR};
+
+use super::rig::{Rig, SHARED};
+
+#[test]
+fn late_claim_of_a_former_owner_is_ignored() {
+    let mut rig = Rig::up();
+    rig.run(
+        "reserve:a@h1=1 go release:a stored tick:10 obey:h1 tick:10 stored down:h1 device tick:10 stored",
+    );
+    rig.tells(
+        "slices | 0.2:scrubbing@h2
+         up:h1 have:h1:online=0.1 | h1<nothing
+         state:h1 | Up
+         have:h1:online=0.2 | h1.close(FalseClaim:0.2)",
+    );
+}
+
+#[test]
+fn claim_of_a_slice_that_waits_for_a_scrubber_is_ignored() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go release:a stored tick:10 obey:h1 tick:10 stored down:h2 down:h3 down:h1");
+    rig.run("device tick:10 stored");
+    rig.tells("slices | 0.1:scrubbing");
+    rig.run("cordon:h1 stored");
+    let said = rig.run("up:h1 have:h1:online=0.1");
+    assert!(!said.contains("close"), "{said}");
+}
+
+#[test]
+fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go");
+    rig.tells(
+        "slices | 0.1:quarantined
+         have:h1:online=0.1 state:h1 | Up",
+    );
+}
+
+#[test]
+fn claim_of_a_slice_out_of_reach_is_false_whatever_its_epoch() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
+    rig.tells(
+        "slices | 0.3:online@h1
+         have:h2:online=0.1 |
+         have:h3:online=0.1 | h3.close(FalseClaim:0.1)",
+    );
+}
+
+#[test]
+fn claim_is_not_judged_before_its_device_is_compared() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go");
+    rig.tells(
+        "restart up:h1 up:h2 | e1.contents e2.contents h1<nothing h2<nothing
+         have:h1:online=0.5 have:h2:online=0.1 |
+         device have:h2:online=0.1 | h2.close(FalseClaim:0.1)
+         have:h1:online=0.5 | h1.close(FalseClaim:0.5)",
+    );
+}
+
+#[test]
+fn agent_reconnects_as_the_same_instance() {
+    Rig::up().tells(
+        "up:h1#5 down:h1 | h1.close(Superseded) h1<nothing
+         up:h1#5 | h1<nothing
+         state:h1 | Up",
+    );
+}
+
+#[test]
+fn restart_during_a_failed_write_is_durable_before_the_agent_reports() {
+    Rig::up().tells(
+        "down:h1 fence:h1 go
+         reserve:a@h2=1 lost up:h1/b2 reload tick:10 stored
+         state:h1 | Up",
+    );
+}
+
+#[test]
+fn time_of_the_last_report_is_kept() {
+    let mut rig = Rig::up();
+    let host = rig.host("h1");
+    rig.run("tick:500 have:h1:early tick:300");
+    let heard = UnixMs(rig.now.as_ms() - 300);
+    assert_eq!(rig.manager.host_said(host).1, Some(heard));
+    rig.run("up:h1");
+    assert_eq!(rig.manager.host_said(host).1, Some(UnixMs(rig.now.as_ms())));
+}
+
+#[test]
+fn order_after_an_answered_one_names_only_changes() {
+    let mut rig = Rig::up();
+    assert_eq!(rig.orders_of_changes, 0);
+    rig.run("reserve:a@h1=1 go");
+    assert_eq!(rig.orders_of_changes, 1);
+    rig.run("release:a go");
+    assert!(rig.orders_of_changes > 1);
+}
+
+#[test]
+fn order_that_is_repeated_names_everything() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 stored device tick:10 stored");
+    let before = rig.orders_of_changes;
+    for _ in 0..HOST_UNANSWERED_ORDERS_FOR.as_ms() / 500 {
+        rig.run("tick:500 have:h1:early");
+    }
+    rig.tells("slices | 0.1:onlining@h1");
+    assert_eq!(rig.orders_of_changes, before, "the answer may have been lost with the order");
+    rig.tells("obey:h1 tick:10 stored slices | store 0.1:online@h1");
+}
+
+/// While h1 was away its slice was granted to h2 under a later epoch behind the manager's back.
+#[test]
+fn adopted_vm_is_ordered_with_the_handle_of_its_own_epoch() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go down:h1");
+    rig.meddle(0, Some((3, "h2")));
+    rig.run("reserve:x@h2=1 lost reload device tick:10 stored");
+    rig.tells("slices | 0.3:quarantined@h2");
+    let said = rig.run("have:h2:online=0.3:vm9b=0.3 go");
+    assert!(said.contains("h2<b=0.3"), "{said}");
+    rig.tells("slices | 0.3:online@h2");
+}
+
+/// The record of a device that cannot cut a host off lacks a grant after a restore.
+#[test]
+fn restored_slice_that_a_host_may_still_reach_stays_that_hosts() {
+    let mut rig = Rig::up_as(SHARED);
+    rig.run("cordon:e1 reserve:a@h1=1 go");
+    rig.meddle(4, None);
+    rig.run("restore stored device tick:10 stored");
+    let slices = rig.run("slices");
+    assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
+}

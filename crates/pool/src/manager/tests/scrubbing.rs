@@ -1,0 +1,55 @@
+//! How many slices are scrubbed at the same time, and by which hosts.
+
+use super::rig::Rig;
+
+/// Two EMCs of 64 slices, one of them out of h1's reach. Scrubs by host in each durable write after VM a gave back its slices.
+fn writes(slices: u32, away: &str) -> Vec<[usize; 2]> {
+    let mut rig = Rig::up_as("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
+    rig.run(&format!("reserve:a@h1={slices} go {away}"));
+    let said = rig.run("release:a go");
+    let scrubs = said
+        .split("store")
+        .map(|write| ["h1", "h2"].map(|host| write.matches(&format!(".2>{host})")).count()));
+    scrubs.filter(|scrubs| *scrubs != [0, 0]).collect()
+}
+
+#[test]
+fn scrubs_are_few_while_enough_slices_are_free() {
+    assert_eq!(writes(8, "down:h2 down:h3"), [[4, 0], [4, 0]]);
+}
+
+#[test]
+fn scrubs_are_many_while_many_slices_wait() {
+    let writes = writes(20, "down:h2 down:h3");
+    assert!(writes.iter().any(|[h1, _]| *h1 > 4), "{writes:?}");
+}
+
+#[test]
+fn scrubs_are_spread_over_the_hosts_that_reach_the_device() {
+    assert_eq!(writes(8, ""), [[4, 4]]);
+}
+
+#[test]
+fn no_scrub_is_ordered_on_a_failed_device() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 down:h1 tick:10 stored");
+    rig.run("device tick:10 stored");
+    rig.tells("slices | 0.1:scrubbing");
+    rig.run("break:e1 restart device up:h1 tick:10 tick:10");
+    assert!(!rig.is_storing(), "no scrubber is chosen");
+    rig.tells(
+        "alarms slices | EMC_FAILED 0.1:scrubbing
+         mend:e1 tick:1000 go
+         slices |",
+    );
+}
+
+#[test]
+fn scrubs_that_are_ordered_together_are_spread_over_hosts() {
+    let mut rig = Rig::up_as("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
+    rig.run("reserve:a@h1=8 go down:h2 down:h3 release:a stored tick:10 obey:h1 down:h1 tick:10 stored");
+    rig.run("device tick:10 stored break:e1 restart device up:h1 up:h2");
+    rig.run("mend:e1 tick:1000 device tick:10");
+    let said = rig.run("stored");
+    assert_eq!(["h1", "h2"].map(|host| said.matches(&format!(".2>{host})")).count()), [4, 4], "{said}");
+}

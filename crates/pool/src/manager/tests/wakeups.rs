@@ -1,0 +1,147 @@
+//! Time: the manager names the moment at which it is to be woken, and nothing that is due waits for another event.
+
+use units::{Ns, UnixMs, limits::MIGRATION_ASKED_AGAIN_AFTER};
+
+use super::rig::{Rig, SHARED, name, settings};
+use crate::manager::{HostState, Settings};
+
+impl Rig {
+    /// Lets time pass as far as the manager asks to be woken; store and devices do their part, agents do not.
+    fn sleep(&mut self, time: Ns) -> String {
+        let (until, mut said) = (self.now.after(time), String::new());
+        for _ in 0..10_000 {
+            let Some(at) = self.manager.next_wakeup().filter(|at| *at <= until) else {
+                self.now = until; // and no tick: nothing is due
+                return said;
+            };
+            self.now = self.now.max(at);
+            said += &self.run("tick:0 device");
+            while self.is_storing() {
+                said += &self.run("stored");
+            }
+        }
+        panic!("woken without end: {said}");
+    }
+}
+
+#[test]
+fn silent_host_loses_its_lease_and_is_fenced_without_any_other_event() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go down:h2 down:h3");
+    let host = rig.host("h1");
+    assert!(!rig.sleep(Ns::ms(3900)).contains("close"));
+    assert_eq!(rig.manager.host_state(host), HostState::Up);
+    let over = rig.sleep(Ns::ms(200));
+    assert!(over.contains("h1.close(LeaseOver)"), "{over}");
+    assert!(!rig.sleep(Ns::ms(59_000)).contains("fence(h1)"));
+    assert!(rig.sleep(Ns::secs(2)).contains("fence(h1)"));
+    rig.run("up:h2 go");
+    assert_eq!(rig.manager.host_state(host), HostState::Fenced);
+}
+
+#[test]
+fn machine_that_could_not_be_stopped_is_tried_again_without_any_other_event() {
+    let mut rig = Rig::up_as(SHARED);
+    rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
+    rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
+    rig.sleep(Ns::secs(30));
+    rig.run("cordon:h2 stored"); // rack time is not to be saved at the same moment
+    assert!(!rig.sleep(Ns::secs(29)).contains("e2.fence(h1)"));
+    assert!(rig.sleep(Ns::secs(2)).contains("e2.fence(h1)"));
+}
+
+#[test]
+fn uncommitted_reservation_ends_without_any_other_event() {
+    let mut rig = Rig::up();
+    rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
+    rig.run("reserve:a@h1=1 go");
+    rig.sleep(Ns::secs(299));
+    rig.tells("slices | 0.1:online@h1");
+    rig.sleep(Ns::secs(2));
+    rig.tells("slices | 0.1:draining@h1");
+}
+
+#[test]
+fn declined_move_is_asked_for_again_without_any_other_event() {
+    let mut rig = Rig::up();
+    rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
+    rig.run("reserve:a@h1=1 go commit:a go drain:h1 go decline:a go");
+    let words = |rig: &Rig| {
+        let (_, migration) = rig.manager.durable().migrations().next().unwrap();
+        migration.words.clone()
+    };
+    assert_eq!(words(&rig), "busy");
+    rig.sleep(Ns(MIGRATION_ASKED_AGAIN_AFTER.0 - 1_000_000_000));
+    assert_eq!(words(&rig), "busy");
+    rig.sleep(Ns::secs(2));
+    assert_eq!(words(&rig), "", "asked anew");
+}
+
+#[test]
+fn failed_device_is_asked_again_without_any_other_event_unless_it_was_removed() {
+    let three = "e1=4&e2=4&e3=4&h1:e1+e2&h2:e1+e2+e3&h3:e2";
+    let mut rig = Rig::up();
+    rig.run(&format!("rack:{three} go break:e3 restart device up:h1 up:h2 up:h3 go"));
+    assert!(rig.sleep(Ns::secs(2)).contains("e3.contents"));
+    rig.run("up:h1 up:h2 up:h3 go rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2&h3:e2 go");
+    assert!(!rig.sleep(Ns::secs(3)).contains("e3"));
+}
+
+#[test]
+fn settings_that_change_apply_to_hosts_that_are_connected() {
+    let mut rig = Rig::up();
+    rig.manager.set(Settings { lease_ttl: Ns::secs(1), ..settings() });
+    assert!(rig.sleep(Ns::ms(1100)).contains("h1.close(LeaseOver)"));
+}
+
+#[test]
+fn lease_that_is_over_is_counted_dated_and_announced() {
+    let mut rig = Rig::up();
+    rig.manager.take_changed();
+    assert_eq!((rig.manager.has_news(), rig.manager.leases_expired()), (false, 0));
+    rig.run("tick:2000 have:h2 have:h3 tick:2000");
+    let over = UnixMs(rig.now.as_ms());
+    rig.run("tick:500");
+    let alarms = rig.manager.alarms();
+    assert_eq!((alarms.len(), alarms[0].since, rig.manager.leases_expired()), (1, over, 1));
+    assert!(rig.manager.has_news(), "watchers must be notified");
+    assert!(rig.manager.take_changed() && !rig.manager.take_changed() && !rig.manager.has_news());
+    let host = rig.manager.durable().host_named(&name("h1")).unwrap();
+    assert!(!rig.manager.is_schedulable(host));
+    rig.run("up:h1 cordon:h2 go");
+    assert!(rig.manager.is_schedulable(host));
+    assert!(!rig.manager.is_schedulable(rig.host("h2")), "cordoned");
+}
+
+#[test]
+fn removing_a_host_leaves_the_fences_of_others() {
+    let mut rig = Rig::up_as(SHARED);
+    rig.run("cordon:e1 reserve:a@h1=1 go enable:e1 go down:h1 fence:h1 stored device tick:10");
+    rig.tells(
+        "alarms | HOST_NOT_FENCED
+         rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go alarms | store rack:e1=4&e2=4->ok host#2.close(HostGone) HOST_NOT_FENCED",
+    );
+}
+
+#[test]
+fn device_that_answers_while_the_store_is_read_is_asked_nothing_yet() {
+    Rig::up().tells(
+        "reserve:a@h1=1 stored restart | store reserve:a->ok(0) e1.grant(0.1>h1) e1.contents e2.contents
+         cordon:h2 lost | store cordon:h2->STORE_FAILED reload
+         device |
+         reload device | e1.contents e2.contents e1.grant(0.1>h1)",
+    );
+}
+
+/// The scrub that an order would name is over, which is not durable yet, so the order is put off.
+#[test]
+fn order_that_is_put_off_does_not_wake_the_manager_without_end() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored");
+    rig.run("device tick:10 stored device have:h1:early tick:10 stored");
+    rig.tells("slices | 0.2:scrubbing@h1");
+    let said = rig.run("have:h1:early:scrubbed=0.2 tick:1000 have:h1:early tick:999 have:h1:early tick:10");
+    assert_eq!(said, "store");
+    assert!(rig.manager.next_wakeup() > Some(rig.now));
+    rig.tells("stored | e1.revoke(0.2)");
+}
