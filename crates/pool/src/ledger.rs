@@ -4,6 +4,7 @@
 //! way anything changes. The ledger calls no device and sends nothing; the [manager](crate::manager) makes changes
 //! durable and then acts on them.
 
+mod index;
 mod life;
 mod migrations;
 mod rack;
@@ -11,7 +12,7 @@ mod reserve;
 mod slices;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
     ops::Bound,
 };
 
@@ -20,6 +21,7 @@ use rustc_hash::FxBuildHasher;
 use units::limits::REQUEST_ID_KEPT;
 use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
 
+use self::index::Progress;
 pub use self::{
     life::Target,
     rack::{EmcSpec, HostSpec, Place, RackSpec},
@@ -67,6 +69,9 @@ pub struct Ledger {
     /// When ended reservations are forgotten, and in which order per client.
     ended: BTreeSet<(Ns, ReservationId)>,
     ended_by_client: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>>,
+    progress: HashMap<ReservationId, Progress, FxBuildHasher>,
+    /// Slices that an active reservation names and that are not its own.
+    missing: BTreeSet<(SliceId, ReservationId)>,
 }
 
 /// An EMC with what follows from its slots.
@@ -80,6 +85,11 @@ pub struct EmcEntry {
     to_scrub: BTreeSet<SliceId>,
     draining: u32,
     quarantined: BTreeSet<SliceId>,
+    unclaimed: BTreeSet<SliceId>,
+    /// Hosts that may scrub its slices, by how many they scrub.
+    scrubbers: BTreeSet<(usize, HostId)>,
+    /// Hosts wired to it that have yet to report after a restore.
+    unreported: u32,
 }
 
 /// A host with what follows from its reservations and slots.
@@ -88,7 +98,9 @@ pub struct HostEntry {
     /// Its record.
     pub host: Host,
     held: BTreeSet<SliceId>,
-    scrubbing: usize,
+    scrubs: BTreeSet<SliceId>,
+    /// Whether its agent is connected and its lease fresh, as far as the manager knows.
+    live: bool,
     reservations: BTreeSet<ReservationId>,
     cores_used: u32,
     local_used: Bytes,
@@ -143,7 +155,7 @@ impl HostEntry {
 
     /// How many slices it is scrubbing or about to.
     pub fn scrubbing(&self) -> usize {
-        self.scrubbing
+        self.scrubs.len()
     }
 
     /// Its active reservations.
@@ -182,6 +194,8 @@ impl Ledger {
             declined: BTreeSet::new(),
             ended: BTreeSet::new(),
             ended_by_client: BTreeMap::new(),
+            progress: HashMap::default(),
+            missing: BTreeSet::new(),
         };
         ledger.install(Record::Meta(meta));
         ledger
@@ -245,46 +259,49 @@ impl Ledger {
             to_scrub: BTreeSet::new(),
             draining: 0,
             quarantined: BTreeSet::new(),
+            unclaimed: BTreeSet::new(),
+            scrubbers: BTreeSet::new(),
+            unreported: 0,
         };
         self.emcs.insert(id, entry);
+        self.emc_added(id);
     }
 
     fn install_host(&mut self, id: HostId, host: Host) {
         self.meta.next_host.0 = self.meta.next_host.0.max(id.0 + 1);
         self.by_host_name.insert(host.name.clone(), id);
-        if let Some(entry) = self.hosts.get_mut(&id) {
-            entry.host = host;
-            return;
+        if self.hosts.contains_key(&id) {
+            return self.change_host(id, |entry| entry.host = host);
         }
         // A device may have named a host before rack.toml did: what is kept from everybody for that is the host's own.
         let used = self.emcs.values().filter(|entry| entry.free() < entry.emc.slices);
         let slices = used.flat_map(|entry| entry.emc.range());
-        let held = slices.filter(|s| self.slots[s.0 as usize].holder() == Some(id)).collect();
+        let held: BTreeSet<_> = slices.filter(|s| self.slots[s.0 as usize].holder() == Some(id)).collect();
+        let scrubs = held.iter().filter(|s| self.slots[s.0 as usize].is_being_scrubbed()).copied().collect();
         let entry = HostEntry {
             host,
             held,
-            scrubbing: 0,
+            scrubs,
+            live: false,
             reservations: BTreeSet::new(),
             cores_used: 0,
             local_used: Bytes::ZERO,
             unseen: BTreeMap::new(),
         };
         self.hosts.insert(id, entry);
+        self.host_added(id);
     }
 
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
         let old = std::mem::replace(&mut self.slots[id.0 as usize], slot);
-        if let Some(entry) = old.holder().and_then(|host| self.hosts.get_mut(&host)) {
-            entry.held.remove(&id);
-            entry.scrubbing -= usize::from(old.is_being_scrubbed());
-        }
-        if let Some(entry) = slot.holder().and_then(|host| self.hosts.get_mut(&host)) {
-            entry.held.insert(id);
-            entry.scrubbing += usize::from(slot.is_being_scrubbed());
-        }
+        self.note_holder(id, old, slot);
+        self.note_progress(id, old, slot);
         let Some(entry) = self.emc_of(id).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
         entry.forget_slot(id, old);
         entry.count_slot(id, slot);
+        if old.is_quarantined() || slot.is_quarantined() {
+            self.list_unclaimed(id);
+        }
     }
 
     fn install_reservation(&mut self, id: ReservationId, reservation: Reservation) {
@@ -310,10 +327,12 @@ impl Ledger {
             }
             Stage::Committed | Stage::Broken { .. } => {}
         }
+        self.list_slices(id, &reservation);
         self.reservations.insert(id, reservation);
     }
 
     fn unindex_reservation(&mut self, id: ReservationId, old: &Reservation) {
+        self.unlist_slices(id, old);
         if old.is_active() {
             if self.by_vm.get(&old.vm) == Some(&id) {
                 self.by_vm.swap_remove(&old.vm);
@@ -371,6 +390,7 @@ impl Ledger {
             Key::Host(id) => {
                 if let Some(old) = self.hosts.remove(&id) {
                     self.by_host_name.remove(&old.host.name);
+                    self.host_removed(id, &old);
                 }
             }
             Key::Migration(id) => self.remove_migration(id),
@@ -443,9 +463,7 @@ impl Ledger {
 
     /// Notes which of its EMCs a host cannot use.
     pub fn set_unseen(&mut self, id: HostId, unseen: BTreeMap<EmcId, String>) {
-        if let Some(entry) = self.hosts.get_mut(&id) {
-            entry.unseen = unseen;
-        }
+        self.change_host(id, |entry| entry.unseen = unseen);
     }
 
     /// All hosts.
@@ -489,13 +507,6 @@ impl Ledger {
     /// The active reservation of a VM.
     pub fn reservation_of(&self, vm: &Name) -> Option<ReservationId> {
         self.by_vm.get(vm).copied()
-    }
-
-    /// How many of a reservation's slices its VM can use. One that was taken from it may be online for another by now.
-    pub fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
-        let own = |state| matches!(state, State::Online(owner) if owner.reservation == id);
-        let online = reservation.slices.iter().filter(|s| own(self.slots[s.0 as usize].state));
-        u32::try_from(online.count()).unwrap_or(u32::MAX)
     }
 
     /// When the next reservation ends for want of a commit.

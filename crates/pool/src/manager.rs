@@ -18,6 +18,7 @@ mod buffer;
 mod devices;
 mod fencing;
 mod hosts;
+mod links;
 mod sight;
 mod upkeep;
 mod view;
@@ -34,7 +35,7 @@ pub use self::{
     devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant},
     view::{Alarm, EmcState, HostState},
 };
-use self::{devices::DeviceLink, fencing::Unfenced, hosts::Link};
+use self::{devices::DeviceLink, fencing::Unfenced, links::Links};
 use crate::{
     audit::Decision,
     denied::Denied,
@@ -188,7 +189,7 @@ pub struct Manager {
     open: Batch,
     writing: Option<(Batch, Arc<Vec<Record>>)>,
     batches: u64,
-    links: BTreeMap<HostId, Link>,
+    links: Links,
     sessions: BTreeMap<SessionId, HostId>,
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
@@ -206,7 +207,6 @@ pub struct Manager {
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
     /// What each caller waits for: callers leave often, and most of them wait for nothing.
     waiting: BTreeMap<Token, (Ns, ReservationId)>,
-    orders_due: BTreeSet<HostId>,
     buffer: Buffer,
     store_low: bool,
     leases_expired: u64,
@@ -230,7 +230,7 @@ impl Manager {
             open: Batch::default(),
             writing: None,
             batches: 0,
-            links: BTreeMap::new(),
+            links: Links::default(),
             sessions: BTreeMap::new(),
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -244,7 +244,6 @@ impl Manager {
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),
-            orders_due: BTreeSet::new(),
             buffer: Buffer::default(),
             store_low: false,
             leases_expired: 0,
@@ -324,12 +323,10 @@ impl Manager {
         }
         let batch = (!self.open.records.is_empty() && self.writing.is_none()).then(|| self.batch_due());
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
-        let links = self.links.values().filter_map(|link| link.next_wakeup(&self.settings));
-        let repeats = self.links.values().filter_map(Link::repeat_at);
+        let links = self.links.next_wakeup(self.settings.lease_ttl, self.settings.fence_after);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
-        let orders = self.orders_due.iter().filter_map(|host| self.links.get(host)?.next_order());
-        let others = [batch, waiter, self.next_upkeep(), self.next_fence()].into_iter().flatten();
-        others.chain(links).chain(repeats).chain(devices).chain(orders).min()
+        let others = [batch, waiter, links, self.next_upkeep(), self.next_fence()].into_iter().flatten();
+        others.chain(devices).min()
     }
 
     fn on_loaded(&mut self, when: When, meta: Meta, records: Vec<Record>, restored: bool) {

@@ -1,6 +1,6 @@
 //! The rack itself: which hosts and EMCs there are, which of them take new reservations, and cutting a host off.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{EMCS_MAX, HOSTS_MAX, SLICES_MAX};
 use units::{Bytes, EmcId, HostId, Name, SliceId};
@@ -9,7 +9,7 @@ use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{Emc, EndedBy, Fence, Host, Key, Record, Scheduling},
+    record::{Emc, EndedBy, Fence, Host, Key, Record, Reservation, Scheduling},
 };
 
 /// A rack as its operator describes it, values checked.
@@ -153,8 +153,8 @@ impl Ledger {
                 }
             }
         }
-        let kept = |name: &Name| spec.hosts.iter().any(|host| host.name == *name);
-        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept(&entry.host.name)) {
+        let kept: BTreeSet<&Name> = spec.hosts.iter().map(|host| &host.name).collect();
+        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept.contains(&entry.host.name)) {
             if !entry.held.is_empty() || !entry.reservations.is_empty() {
                 let why =
                     format!("{} reservations and {} slices", entry.reservations.len(), entry.held.len());
@@ -239,12 +239,14 @@ impl Ledger {
             }
             Place::Emc(name) => {
                 let id = self.emc_named(name).ok_or_else(|| Denied::NoSuchEmc(name.clone()))?;
-                let emc = &self.emcs[&id].emc;
-                let active = self.by_vm.values().copied();
-                let mut on: Vec<_> =
-                    active.filter(|r| self.reservations[r].slices.iter().any(|s| emc.contains(*s))).collect();
-                on.sort_unstable();
-                Ok(on)
+                let slices = self.emcs[&id].emc.range();
+                let naming = slices.flat_map(|slice| {
+                    let owner = self.slot(slice).and_then(super::Slot::reservation);
+                    owner.into_iter().chain(self.reservations_without(slice))
+                });
+                let active =
+                    naming.filter(|id| self.reservations.get(id).is_some_and(Reservation::is_active));
+                Ok(active.collect::<BTreeSet<_>>().into_iter().collect())
             }
             Place::Slice(slice) => self.slot(*slice).map(|_| Vec::new()).ok_or(Denied::NoSuchSlice(*slice)),
         }

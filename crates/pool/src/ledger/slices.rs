@@ -1,5 +1,7 @@
 //! What happens to slices outside requests: devices and hosts report, scrubbers are chosen, something is not right.
 
+use std::collections::BTreeSet;
+
 use units::limits::RESERVATIONS_LOST_MAX;
 use units::{Epoch, HostId, ReservationId, SliceId};
 
@@ -87,14 +89,11 @@ impl Ledger {
             Some(Record::Slice(*slice, next))
         });
         let mut records: Vec<Record> = requalified.collect();
-        if slices.is_empty() {
-            return Change(records);
-        }
-        for id in self.by_vm.values() {
-            let named = &self.reservations[id].slices;
-            if let Some(slice) = named.iter().find(|slice| slices.binary_search(slice).is_ok()) {
+        let mut broken = BTreeSet::new();
+        for slice in slices {
+            for id in self.reservations_without(*slice).filter(|id| broken.insert(*id)) {
                 let why = format!("slice {slice} was not in use when the hosts reported after a restore");
-                records.extend(self.decide_break(when, *id, why).0);
+                records.extend(self.decide_break(when, id, why).0);
             }
         }
         Change(records)
