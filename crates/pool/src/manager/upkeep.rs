@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Changes of one kind that upkeep makes in one go; the rest follows in the next batch.
-const UPKEEP_CHANGES_MAX: usize = BATCH_CHANGES_MAX / 8;
+const UPKEEP_CHANGES_MAX: usize = BATCH_CHANGES_MAX / 32;
 /// Scrubs that one round of upkeep begins.
 const SCRUBS_CHOSEN_AT_ONCE_MAX: usize = UPKEEP_CHANGES_MAX / 2;
 
