@@ -5,6 +5,7 @@
 //! durable and then acts on them.
 
 pub(crate) mod ended;
+mod index;
 mod life;
 mod migrations;
 mod rack;
@@ -13,7 +14,7 @@ mod slices;
 mod slots;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
     ops::Bound,
 };
 
@@ -21,7 +22,7 @@ use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
 
-use self::{ended::EndedRequests, slots::Slots};
+use self::{ended::EndedRequests, index::Progress, slots::Slots};
 pub use self::{
     life::Target,
     rack::{EmcSpec, HostSpec, Place, RackSpec},
@@ -69,6 +70,7 @@ pub struct Ledger {
     ended: EndedRequests,
     /// The number of slices that serve a reservation or drain from it. A reservation without any has no entry.
     slices_out: IndexMap<ReservationId, u32, FxBuildHasher>,
+    progress: HashMap<ReservationId, Progress, FxBuildHasher>,
 }
 
 /// An EMC with what follows from its slots.
@@ -82,6 +84,11 @@ pub struct EmcEntry {
     to_scrub: BTreeSet<SliceId>,
     draining: u32,
     quarantined: BTreeSet<SliceId>,
+    unclaimed: BTreeSet<SliceId>,
+    /// Hosts that may scrub its slices, by how many they scrub.
+    scrubbers: BTreeSet<(usize, HostId)>,
+    /// Hosts wired to it that have yet to report after a restore.
+    unreported: u32,
 }
 
 /// A host with what follows from its reservations and slots.
@@ -90,7 +97,9 @@ pub struct HostEntry {
     /// Its record.
     pub host: Host,
     held: BTreeSet<SliceId>,
-    scrubbing: usize,
+    scrubs: BTreeSet<SliceId>,
+    /// Whether its agent is connected and its lease fresh, as far as the manager knows.
+    live: bool,
     reservations: BTreeSet<ReservationId>,
     cores_used: u32,
     local_used: Bytes,
@@ -150,7 +159,7 @@ impl HostEntry {
 
     /// How many slices it is scrubbing or about to.
     pub fn scrubbing(&self) -> usize {
-        self.scrubbing
+        self.scrubs.len()
     }
 
     /// Its active reservations.
@@ -188,6 +197,7 @@ impl Ledger {
             declined: BTreeSet::new(),
             ended: EndedRequests::default(),
             slices_out: IndexMap::default(),
+            progress: HashMap::default(),
         };
         ledger.install(Record::Meta(meta));
         ledger
@@ -254,18 +264,21 @@ impl Ledger {
             to_scrub: BTreeSet::new(),
             draining: 0,
             quarantined: BTreeSet::new(),
+            unclaimed: BTreeSet::new(),
+            scrubbers: BTreeSet::new(),
+            unreported: 0,
         };
         self.emcs.insert(id, entry);
+        self.emc_added(id);
     }
 
     fn install_host(&mut self, id: HostId, host: Host) {
         self.meta.next_host.0 = self.meta.next_host.0.max(id.0.saturating_add(1));
         self.by_host_name.insert(host.name.clone(), id);
-        if let Some(entry) = self.hosts.get_mut(&id) {
-            let reported = entry.host.must_report && !host.must_report;
-            let restored = host.must_report && !entry.host.must_report;
-            entry.host = host;
-            if reported || restored {
+        if let Some(entry) = self.hosts.get(&id) {
+            let reports = entry.host.must_report != host.must_report;
+            self.change_host(id, |entry| entry.host = host);
+            if reports {
                 self.index_deadlines(id);
             }
             return;
@@ -273,30 +286,27 @@ impl Ledger {
         // A device may have named a host before rack.toml did: what is kept from everybody for that is the host's own.
         let used = self.emcs.values().filter(|entry| entry.free() < entry.emc.slices);
         let slices = used.flat_map(|entry| entry.emc.range());
-        let holder = |slice: &SliceId| self.slot(*slice).and_then(Slot::holder);
-        let held = slices.filter(|slice| holder(slice) == Some(id)).collect();
+        let slot = |slice: &SliceId| self.slot(*slice).unwrap_or_default();
+        let held: BTreeSet<_> = slices.filter(|slice| slot(slice).holder() == Some(id)).collect();
+        let scrubs = held.iter().filter(|slice| slot(slice).is_being_scrubbed()).copied().collect();
         let entry = HostEntry {
             host,
             held,
-            scrubbing: 0,
+            scrubs,
+            live: false,
             reservations: BTreeSet::new(),
             cores_used: 0,
             local_used: Bytes::ZERO,
             unseen: BTreeMap::new(),
         };
         self.hosts.insert(id, entry);
+        self.host_added(id);
     }
 
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
         let Some((emc, old)) = self.slots.replace(id, slot) else { return }; // its EMC has been removed
-        if let Some(entry) = old.holder().and_then(|host| self.hosts.get_mut(&host)) {
-            entry.held.remove(&id);
-            entry.scrubbing -= usize::from(old.is_being_scrubbed());
-        }
-        if let Some(entry) = slot.holder().and_then(|host| self.hosts.get_mut(&host)) {
-            entry.held.insert(id);
-            entry.scrubbing += usize::from(slot.is_being_scrubbed());
-        }
+        self.note_holder(id, old, slot);
+        self.note_progress(id, old, slot);
         if old.reservation() != slot.reservation() {
             old.reservation().into_iter().for_each(|id| self.slice_returned(id));
             slot.reservation().into_iter().for_each(|id| self.slice_taken(id));
@@ -304,6 +314,9 @@ impl Ledger {
         let Some(entry) = self.emcs.get_mut(&emc) else { return };
         entry.forget_slot(id, old);
         entry.count_slot(id, slot);
+        if old.is_quarantined() || slot.is_quarantined() {
+            self.list_unclaimed(id);
+        }
     }
 
     fn slice_taken(&mut self, id: ReservationId) {
@@ -359,6 +372,7 @@ impl Ledger {
             }
             Stage::Committed | Stage::Broken { .. } => {}
         }
+        self.list_slices(id, &reservation);
         self.reservations.insert(id, reservation);
     }
 
@@ -384,6 +398,7 @@ impl Ledger {
     }
 
     fn unindex_reservation(&mut self, id: ReservationId, old: &Reservation) {
+        self.progress.remove(&id);
         if old.is_active() {
             if self.by_vm.get(&old.vm) == Some(&id) {
                 self.by_vm.swap_remove(&old.vm);
@@ -440,6 +455,7 @@ impl Ledger {
             Key::Host(id) => {
                 if let Some(old) = self.hosts.remove(&id) {
                     self.by_host_name.remove(&old.host.name);
+                    self.host_removed(id, &old);
                 }
             }
             Key::Migration(id) => self.remove_migration(id),
@@ -506,9 +522,7 @@ impl Ledger {
 
     /// Notes which of its EMCs a host cannot use.
     pub fn set_unseen(&mut self, id: HostId, unseen: BTreeMap<EmcId, String>) {
-        if let Some(entry) = self.hosts.get_mut(&id) {
-            entry.unseen = unseen;
-        }
+        self.change_host(id, |entry| entry.unseen = unseen);
     }
 
     /// All hosts.
@@ -552,13 +566,6 @@ impl Ledger {
     /// The active reservation of a VM.
     pub fn reservation_of(&self, vm: &Name) -> Option<ReservationId> {
         self.by_vm.get(vm).copied()
-    }
-
-    /// How many of a reservation's slices its VM can use. One that was taken from it may be online for another by now.
-    pub fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
-        let own = |slot: Slot| matches!(slot.state, State::Online(owner) if owner.reservation == id);
-        let online = reservation.slices.iter().filter(|s| self.slot(**s).is_some_and(own));
-        u32::try_from(online.count()).unwrap_or(u32::MAX)
     }
 
     /// When the next reservation ends for want of a commit.

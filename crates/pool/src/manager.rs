@@ -19,6 +19,7 @@ mod devices;
 mod faults;
 mod fencing;
 mod hosts;
+mod links;
 mod restore;
 mod sight;
 mod upkeep;
@@ -36,7 +37,7 @@ pub use self::{
     devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
     view::{Alarm, EmcState, HostState},
 };
-use self::{devices::DeviceLink, faults::SliceFaults, fencing::Unfenced, hosts::Link, restore::UnadoptedVm};
+use self::{devices::DeviceLink, faults::SliceFaults, fencing::Unfenced, links::Links, restore::UnadoptedVm};
 use crate::{
     audit::Decision,
     denied::Denied,
@@ -191,7 +192,7 @@ pub struct Manager {
     open: Batch,
     writing: Option<(Batch, Arc<Vec<Record>>)>,
     batches: u64,
-    links: BTreeMap<HostId, Link>,
+    links: Links,
     sessions: BTreeMap<SessionId, HostId>,
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
@@ -211,7 +212,6 @@ pub struct Manager {
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
     /// What each caller waits for: callers leave often, and most of them wait for nothing.
     waiting: BTreeMap<Token, (Ns, ReservationId)>,
-    orders_due: BTreeSet<HostId>,
     buffer: Buffer,
     store_low: bool,
     leases_expired: u64,
@@ -236,7 +236,7 @@ impl Manager {
             open: Batch::default(),
             writing: None,
             batches: 0,
-            links: BTreeMap::new(),
+            links: Links::default(),
             sessions: BTreeMap::new(),
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -251,7 +251,6 @@ impl Manager {
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),
-            orders_due: BTreeSet::new(),
             buffer: Buffer::default(),
             store_low: false,
             leases_expired: 0,
@@ -331,14 +330,10 @@ impl Manager {
         }
         let batch = (!self.open.records.is_empty() && self.writing.is_none()).then(|| self.batch_due());
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
-        let links = self.links.values().filter_map(|link| link.next_wakeup(&self.settings));
-        let repeats = self.links.values().filter_map(Link::repeat_at);
+        let links = self.links.next_wakeup(self.settings.lease_ttl, self.settings.fence_after);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
-        let orders = self.orders_due.iter().filter_map(|host| self.links.get(host)?.next_order());
-        let others = [batch, waiter, self.next_upkeep(), self.next_fence(), self.faults.next_retry()]
-            .into_iter()
-            .flatten();
-        others.chain(links).chain(repeats).chain(devices).chain(orders).min()
+        let others = [batch, waiter, links, self.next_upkeep(), self.next_fence(), self.faults.next_retry()];
+        others.into_iter().flatten().chain(devices).min()
     }
 
     fn on_loaded(&mut self, when: When, meta: Meta, records: Vec<Record>, restored: bool) {

@@ -313,6 +313,11 @@ impl Slot {
         matches!(self.state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)))
     }
 
+    /// Whether it is kept from all hosts.
+    pub fn is_quarantined(self) -> bool {
+        matches!(self.state, State::Quarantined(_))
+    }
+
     /// The call that a device owes to this state, if any; `cuts_off` says whether it can cut a host off. Safe to make
     /// again: calls are idempotent on (slice, epoch).
     pub fn device_call(self, cuts_off: bool) -> Option<Call> {

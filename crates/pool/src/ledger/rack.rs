@@ -9,7 +9,7 @@ use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{Emc, EndedBy, Fence, Host, Key, Record, Scheduling},
+    record::{Emc, EndedBy, Fence, Host, Key, Record, Reservation, Scheduling},
     slice::Event,
 };
 
@@ -156,8 +156,8 @@ impl Ledger {
                 }
             }
         }
-        let kept = |name: &Name| spec.hosts.iter().any(|host| host.name == *name);
-        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept(&entry.host.name)) {
+        let kept: BTreeSet<&Name> = spec.hosts.iter().map(|host| &host.name).collect();
+        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept.contains(&entry.host.name)) {
             let what = || format!("host {}", entry.host.name);
             if entry.host.must_report {
                 return Err(Denied::NotDrained { what: what(), why: UNREPORTED.to_owned() });
@@ -238,7 +238,8 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Active reservations on a host, or with slices of an EMC.
+    /// Active reservations on a host, or that own slices of an EMC, or may own them as their host has not reported since
+    /// a restore.
     ///
     /// # Errors
     /// No such host or EMC.
@@ -251,11 +252,15 @@ impl Ledger {
             Place::Emc(name) => {
                 let id = self.emc_named(name).ok_or_else(|| Denied::NoSuchEmc(name.clone()))?;
                 let emc = &self.emcs[&id].emc;
-                let active = self.by_vm.values().copied();
-                let mut on: Vec<_> =
-                    active.filter(|r| self.reservations[r].slices.iter().any(|s| emc.contains(*s))).collect();
-                on.sort_unstable();
-                Ok(on)
+                let owners = emc.range().filter_map(|slice| self.slot(slice)?.reservation());
+                let unreported = self.hosts.values().filter(|entry| entry.host.must_report_on(id));
+                let in_doubt = unreported.flat_map(HostEntry::reservations);
+                let naming =
+                    in_doubt.filter(|id| self.reservations[id].slices.iter().any(|s| emc.contains(*s)));
+                let active = owners
+                    .chain(naming)
+                    .filter(|id| self.reservations.get(id).is_some_and(Reservation::is_active));
+                Ok(active.collect::<BTreeSet<_>>().into_iter().collect())
             }
             Place::Slice(slice) => self.slot(*slice).map(|_| Vec::new()).ok_or(Denied::NoSuchSlice(*slice)),
         }

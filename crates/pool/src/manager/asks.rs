@@ -131,7 +131,7 @@ impl Ledger {
         let reservation = self.reservation(id)?.clone();
         let gone = || Name::new("removed").expect("a name");
         let host = self.host(reservation.host).map_or_else(gone, |entry| entry.host.name.clone());
-        Some(ReservationView { id, host, online: self.online(id, &reservation), reservation })
+        Some(ReservationView { id, host, online: self.online(id), reservation })
     }
 }
 
@@ -359,12 +359,14 @@ impl Manager {
         if !self.waiters.contains_key(&id) {
             return;
         }
-        let answer = match self.durable.view(id) {
+        let answer = match self.durable.reservation(id) {
             None => Err(Denied::NoSuchReservation(id)),
-            Some(view) if view.is_ready() => Ok(Answer::Reservation(view)),
-            Some(view) => match &view.reservation.stage {
+            Some(reservation) => match &reservation.stage {
                 Stage::Broken { why } => Err(wrong(id, format!("broken ({why})"))),
                 Stage::Ended { why, .. } => Err(wrong(id, format!("ended ({why})"))),
+                Stage::Reserved { .. } | Stage::Committed if self.durable.is_all_online(id, reservation) => {
+                    self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
+                }
                 Stage::Reserved { .. } | Stage::Committed => return self.hurry_order(id),
             },
         };

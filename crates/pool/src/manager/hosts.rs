@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use units::limits::{HOST_UNANSWERED_ORDERS_FOR, NEWS_PER_HOST_MAX, WANT_GAP, WANT_LINGER};
 use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
 
-use super::{Closed, Effect, Manager, SessionId, Settings};
+use super::{Closed, Effect, Manager, SessionId, links::Due};
 use crate::{
     audit::Actor,
     ledger::{HostEntry, Ledger, When},
@@ -27,6 +27,8 @@ pub(super) struct Link {
     pub(super) heard_wall: Option<UnixMs>,
     unknown_since: Option<(Ns, UnixMs)>,
     order: Option<SentOrder>,
+    /// There is news that the next order is to carry.
+    order_due: bool,
     news: News,
     /// The newest order that its agent has reflected.
     reflected: OrderNumber,
@@ -83,6 +85,7 @@ impl Link {
             heard_wall: None,
             unknown_since: None,
             order: None,
+            order_due: true,
             news: News { all: true, ..News::default() },
             reflected: OrderNumber::default(),
             told_fenced: None,
@@ -124,17 +127,23 @@ impl Link {
         self.session.and(self.hello.as_ref()).map(|hello| hello.instance)
     }
 
-    /// When its silence next means something.
-    pub(super) fn next_wakeup(&self, settings: &Settings) -> Option<Ns> {
-        match self.unknown_since {
-            None => Some(self.lease_end(settings.lease_ttl)),
-            Some((since, _)) if self.session.is_none() => Some(since.after(settings.fence_after?)),
-            Some(_) => None,
+    /// Whether its agent is connected and its lease is fresh.
+    fn is_live(&self) -> bool {
+        self.is_connected() && !self.is_unknown()
+    }
+
+    /// The times at which something is due for the host.
+    pub(super) fn due(&self) -> Due {
+        Due {
+            heard: self.unknown_since.is_none().then_some(self.heard),
+            silent: self.unknown_since.map(|(since, _)| since).filter(|_| !self.is_connected()),
+            repeat: self.repeat_at(),
+            order: if self.order_due { self.next_order() } else { None },
         }
     }
 
     /// When it may be sent an order that is due.
-    pub(super) fn next_order(&self) -> Option<Ns> {
+    fn next_order(&self) -> Option<Ns> {
         self.session?;
         let Some(sent) = self.order else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
@@ -146,7 +155,7 @@ impl Link {
     }
 
     /// When an order that was not answered is sent again.
-    pub(super) fn repeat_at(&self) -> Option<Ns> {
+    fn repeat_at(&self) -> Option<Ns> {
         let sent = self.order.filter(|sent| self.is_connected() && self.reflected < sent.number)?;
         Some(sent.at.after(HOST_UNANSWERED_ORDERS_FOR))
     }
@@ -154,7 +163,10 @@ impl Link {
 
 impl Manager {
     pub(super) fn expect_host(&mut self, when: When, host: HostId) {
-        self.links.entry(host).or_insert_with(|| Link::new(when.now));
+        if self.links.get(&host).is_none() {
+            self.links.insert(host, Link::new(when.now));
+        }
+        self.note_live(host);
         self.note_sight(host);
     }
 
@@ -168,14 +180,23 @@ impl Manager {
     }
 
     fn close(&mut self, session: SessionId, why: Closed) {
-        if let Some(host) = self.sessions.remove(&session)
-            && let Some(link) = self.links.get_mut(&host)
-            && link.session == Some(session)
-        {
+        self.disconnect(session);
+        self.effects.push_back(Effect::Close(session, why));
+    }
+
+    fn disconnect(&mut self, session: SessionId) {
+        let Some(host) = self.sessions.remove(&session) else { return };
+        if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.session == Some(session)) {
             link.session = None;
             link.order = None;
         }
-        self.effects.push_back(Effect::Close(session, why));
+        self.note_live(host);
+    }
+
+    /// Only a host whose agent is connected and whose lease is fresh scrubs slices.
+    fn note_live(&mut self, host: HostId) {
+        let live = self.links.get(&host).is_some_and(Link::is_live);
+        self.head.set_live(host, live);
     }
 
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
@@ -196,8 +217,18 @@ impl Manager {
         let heard_wall = Some(when.wall);
         let link = Link { session: Some(session), hello: Some(hello), heard_wall, ..Link::new(when.now) };
         self.links.insert(host, link);
+        self.note_live(host);
         self.note_sight(host);
-        self.orders_due.insert(host);
+    }
+
+    /// Compares the index of links, and the ledger's note of which hosts are live, with the links.
+    #[cfg(test)]
+    pub(super) fn check_indexes(&self) {
+        self.links.check();
+        for (host, entry) in self.head.hosts() {
+            let live = self.links.get(&host).is_some_and(Link::is_live);
+            assert_eq!(entry.is_live(), live, "whether {host:?} is live");
+        }
     }
 
     /// Agents that said who they are while the store was being read again: what was noted of it then is gone.
@@ -211,21 +242,17 @@ impl Manager {
     }
 
     pub(super) fn on_agent_down(&mut self, session: SessionId) {
-        if let Some(host) = self.sessions.remove(&session)
-            && let Some(link) = self.links.get_mut(&host)
-        {
-            link.session = None;
-            link.order = None;
-        }
+        self.disconnect(session);
     }
 
     /// A host reports. Each fact is taken as an event of its slice; late and repeated ones change nothing.
     pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
-        let Some(link) = self.links.get_mut(&host) else { return };
+        let Some(mut link) = self.links.get_mut(&host) else { return };
         link.heard = when.now;
         link.heard_wall = Some(when.wall);
         link.reflected = link.reflected.max(have.number);
+        drop(link);
         if !self.loaded {
             return;
         }
@@ -313,7 +340,8 @@ impl Manager {
     fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
         let told = self.links.get(&host).and_then(|link| link.told_fenced);
         if have.clean && told.is_some_and(|told| have.number >= told) {
-            let boot_id = self.links[&host].hello.as_ref().map_or("", |hello| &hello.boot_id).to_owned();
+            let hello = self.links.get(&host).and_then(Link::hello);
+            let boot_id = hello.map_or("", |hello| &hello.boot_id).to_owned();
             let change = self.head.decide_report(when, host, &boot_id, true);
             self.change(when, change);
         }
@@ -327,98 +355,92 @@ impl Manager {
 
     /// A fence that was decided before the store was read again may not be on disk: it is decided again.
     pub(super) fn count_silence_anew(&mut self, when: When) {
-        for (since, _) in self.links.values_mut().filter_map(|link| link.unknown_since.as_mut()) {
-            *since = (*since).min(when.now);
+        for host in self.links.silent_for(Ns::NEVER, Ns::ZERO) {
+            if let Some(mut link) = self.links.get_mut(&host)
+                && let Some((since, _)) = &mut link.unknown_since
+            {
+                *since = (*since).min(when.now);
+            }
         }
     }
 
     /// Leases that are over, and hosts to be fenced.
     pub(super) fn watch_leases(&mut self, when: When) {
-        let ttl = self.settings.lease_ttl;
-        let silent = self
-            .links
-            .iter()
-            .filter(|(_, link)| link.unknown_since.is_none() && when.now >= link.lease_end(ttl));
-        for host in silent.map(|(host, _)| *host).collect::<Vec<_>>() {
-            let link = self.links.get_mut(&host).expect("it was just there");
-            link.unknown_since = Some((when.now, when.wall));
-            self.leases_expired += 1;
-            self.changed = true;
-            if let Some(session) = link.session {
-                self.close(session, Closed::LeaseOver);
-            }
+        for host in self.links.lease_over(when.now, self.settings.lease_ttl) {
+            self.end_lease(when, host);
         }
         let Some(fence_after) = self.settings.fence_after else { return };
-        let over =
-            |link: &Link| link.unknown_since.is_some_and(|(since, _)| when.now >= since.after(fence_after));
-        let lost =
-            self.links.iter().filter(|(_, link)| !link.is_connected() && over(link)).map(|(host, _)| *host);
-        for host in lost.collect::<Vec<_>>() {
+        for host in self.links.silent_for(when.now, fence_after) {
             let reason = format!("silent for {} past its lease", fence_after);
             let change = self.head.decide_fence(when, host, false, Actor::Manager, &reason);
             self.change(when, change);
-            if let Some(link) = self.links.get_mut(&host) {
-                link.unknown_since =
-                    Some((Ns::NEVER, link.unknown_since.map_or(when.wall, |(_, wall)| wall)));
+            if let Some(mut link) = self.links.get_mut(&host) {
+                let wall = link.unknown_since().unwrap_or(when.wall);
+                link.unknown_since = Some((Ns::NEVER, wall));
             }
+        }
+    }
+
+    fn end_lease(&mut self, when: When, host: HostId) {
+        let Some(mut link) = self.links.get_mut(&host) else { return };
+        link.unknown_since = Some((when.now, when.wall));
+        let session = link.session;
+        drop(link);
+        self.leases_expired += 1;
+        self.changed = true;
+        self.note_live(host);
+        if let Some(session) = session {
+            self.close(session, Closed::LeaseOver);
         }
     }
 
     /// The next order to a reservation's host is not to linger: somebody waits for its slices.
     pub(super) fn hurry_order(&mut self, id: ReservationId) {
         let host = self.durable.reservation(id).map(|reservation| reservation.host);
-        if let Some(link) = host.and_then(|host| self.links.get_mut(&host)) {
+        if let Some(mut link) = host.and_then(|host| self.links.get_mut(&host)) {
             link.news.awaited = true;
         }
     }
 
     /// A host is to be told of a slice, and of the reservations that have or had it.
     pub(super) fn tell_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
-        if let Some(link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
+        if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
             link.news.note(Some(slice), of.into_iter().flatten());
-            self.orders_due.insert(host);
+            link.order_due = true;
         }
     }
 
     /// A reservation's host is to be told of it; of one whose slices are still to be granted it has not heard.
     pub(super) fn tell_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
-        let waits =
-            matches!(reservation.stage, Stage::Reserved { .. }) && self.usable(id, reservation).is_none();
-        if !waits && let Some(link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected())
-        {
+        let waits = matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
+        if waits {
+            return;
+        }
+        if let Some(mut link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected()) {
             link.news.note(None, [id]);
-            self.orders_due.insert(reservation.host);
+            link.order_due = true;
         }
     }
 
     /// A host is to be told everything.
     pub(super) fn tell_host(&mut self, host: HostId) {
-        if let Some(link) = self.links.get_mut(&host) {
+        if let Some(mut link) = self.links.get_mut(&host) {
             link.news.all = true;
-            self.orders_due.insert(host);
+            link.order_due = true;
         }
     }
 
     /// Sends the orders that are due, one unanswered order at a time to each host.
     pub(super) fn send_orders(&mut self, when: When) {
-        let due: Vec<HostId> = self.orders_due.iter().copied().collect();
-        for host in due {
-            let Some(link) = self.links.get(&host) else {
-                self.orders_due.remove(&host);
-                continue;
-            };
-            let Some(at) = link.next_order() else {
-                self.orders_due.remove(&host); // not connected: a new session is told everything
-                continue;
-            };
-            if at <= when.now {
-                self.orders_due.remove(&host);
-                // When that is durable, or lost, there is news for the host.
-                if self.decides_against(host) {
-                    self.put_off_repeating(when, host);
-                } else {
-                    self.send_order(when, host);
-                }
+        for host in self.links.orders_due(when.now) {
+            if let Some(mut link) = self.links.get_mut(&host) {
+                link.order_due = false;
+            }
+            // When that is durable, or lost, there is news for the host.
+            if self.decides_against(host) {
+                self.put_off_repeating(when, host);
+            } else {
+                self.send_order(when, host);
             }
         }
     }
@@ -449,8 +471,8 @@ impl Manager {
     /// then.
     fn decides_a_scrub_of(&self, host: HostId) -> bool {
         let told = self.links.get(&host).map(|link| &link.told_to_scrub);
-        let mut held = self.durable.host(host).into_iter().flat_map(HostEntry::held);
-        held.any(|slice| {
+        let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
+        scrubs.any(|slice| {
             let slot = self.durable.slot(slice).unwrap_or_default();
             let told = told.is_some_and(|told| told.contains(&Holding { slice, epoch: slot.epoch }));
             slot.state == State::Scrubbing(Scrub::Working(host)) && !told && self.is_overtaken(slice)
@@ -458,36 +480,37 @@ impl Manager {
     }
 
     fn put_off_repeating(&mut self, when: When, host: HostId) {
-        if let Some(sent) = self.links.get_mut(&host).and_then(|link| link.order.as_mut()) {
+        if let Some(mut link) = self.links.get_mut(&host)
+            && let Some(sent) = &mut link.order
+        {
             sent.at = when.now;
         }
     }
 
     /// Orders that were not answered in time are sent again.
     pub(super) fn repeat_orders(&mut self, when: When) {
-        for (host, link) in &mut self.links {
-            if link.repeat_at().is_some_and(|at| when.now >= at) {
-                link.news.all = true;
-                self.orders_due.insert(*host);
-            }
+        for host in self.links.repeats_due(when.now) {
+            self.tell_host(host);
         }
     }
 
     fn send_order(&mut self, when: When, host: HostId) {
-        let Some(link) = self.links.get_mut(&host) else { return };
+        let Some(mut link) = self.links.get_mut(&host) else { return };
         let Some(session) = link.session else { return };
         let news = std::mem::take(&mut link.news);
         let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
+        drop(link);
         let changed = last.and_then(|last| self.changed_want(host, last, &news));
         let Some(want) = changed.or_else(|| self.want(host)) else { return };
         let held = |told: &Holding| self.durable.is_held(host, told.slice, told.epoch);
-        let link = self.links.get_mut(&host).expect("it was just there");
+        let mut link = self.links.get_mut(&host).expect("it was just there");
         link.told_to_scrub.retain(held);
         link.told_to_scrub.extend(want.scrub.keys());
         link.order = Some(SentOrder { number: want.number, at: when.now });
         if want.fenced && link.told_fenced.is_none() {
             link.told_fenced = Some(want.number);
         }
+        drop(link);
         self.effects.push_back(Effect::Send(session, want));
     }
 
@@ -571,17 +594,26 @@ impl Manager {
         true
     }
 
+    /// Whether every slice of a VM is granted, and the handles of all of them are stored.
+    fn is_usable(&self, id: ReservationId, reservation: &Reservation) -> bool {
+        let holdings = |slice: &SliceId| {
+            self.durable.slot(*slice).map(|slot| Holding { slice: *slice, epoch: slot.epoch })
+        };
+        let has_handle = |slice| holdings(slice).is_some_and(|holding| self.handle_of(holding).is_some());
+        self.durable.is_granted(id, reservation) && reservation.slices.iter().all(has_handle)
+    }
+
     /// A VM's slices, once every one of them is granted to it: an order never names a part of a VM's memory, nor a slice that
     /// another VM was found on after a restore.
     fn usable(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
-        if let Stage::Broken { .. } | Stage::Ended { .. } = reservation.stage {
+        let ended = matches!(reservation.stage, Stage::Broken { .. } | Stage::Ended { .. });
+        if ended || !self.durable.is_granted(id, reservation) {
             return None;
         }
         let handle = |slice: &SliceId| {
-            let slot = self.durable.slot(*slice).filter(|slot| slot.reservation() == Some(id))?;
+            let slot = self.durable.slot(*slice)?;
             let holding = Holding { slice: *slice, epoch: slot.epoch };
-            matches!(slot.state, State::Onlining(_) | State::Online(_))
-                .then(|| Some((holding, self.handle_of(holding)?)))?
+            Some((holding, self.handle_of(holding)?))
         };
         reservation.slices.iter().map(handle).collect()
     }

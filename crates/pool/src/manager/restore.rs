@@ -111,7 +111,7 @@ impl Manager {
         }
         let Some(emc) = self.head.emc_of(slice) else { return Ok(()) };
         let mut wired = self.head.hosts().map(|(_, entry)| &entry.host).filter(|h| h.emcs.contains(&emc));
-        match wired.find(|host| host.must_report) {
+        match wired.find(|host| host.must_report_on(emc)) {
             Some(host) => in_doubt(format!("host {} has not reported since the restore", host.name)),
             None => Ok(()),
         }

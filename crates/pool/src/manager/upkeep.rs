@@ -1,19 +1,21 @@
 //! What goes on by itself: leases, deadlines, scrubbing, forgetting, retries.
 
 use units::limits::{BATCH_CHANGES_MAX, FORGET_EVERY, RACK_TIME_SAVED_EVERY};
-use units::{EmcId, HostId, Ns, SliceId};
+use units::{EmcId, Ns, SliceId};
 
 use super::{Effect, Manager, buffer::Supply};
 use crate::{
     audit::Actor,
     denied::Denied,
     ledger::{Change, When},
-    record::{EndedBy, Fence, Key},
-    slice::{Event, Quarantine, State},
+    record::{EndedBy, Key},
+    slice::Event,
 };
 
 /// Changes of one kind that upkeep makes in one go; the rest follows in the next batch.
-const UPKEEP_CHANGES_MAX: usize = BATCH_CHANGES_MAX / 8;
+const UPKEEP_CHANGES_MAX: usize = BATCH_CHANGES_MAX / 32;
+/// Scrubs that one round of upkeep begins.
+const SCRUBS_CHOSEN_AT_ONCE_MAX: usize = UPKEEP_CHANGES_MAX / 2;
 
 impl Manager {
     /// Everything that is due by now.
@@ -66,10 +68,17 @@ impl Manager {
         self.change(when, asked);
     }
 
+    /// Ends reservations whose commit is overdue, until enough has changed.
     fn end_overdue(&mut self, when: When) {
+        let mut changes = 0;
         for id in self.head.overdue(when, UPKEEP_CHANGES_MAX) {
-            let ended = self.head.decide_end(when, id, EndedBy::Deadline, Actor::Manager);
-            ended.into_iter().for_each(|change| self.change(when, change));
+            if changes >= UPKEEP_CHANGES_MAX {
+                return;
+            }
+            if let Ok(ended) = self.head.decide_end(when, id, EndedBy::Deadline, Actor::Manager) {
+                changes += ended.0.len();
+                self.change(when, ended);
+            }
         }
     }
 
@@ -79,9 +88,8 @@ impl Manager {
                 return;
             }
             self.forget_waiter(token);
-            let view = self.durable.view(id);
-            let (online, slices) = view.map_or((0, 0), |view| (view.online, view.reservation.slices.len()));
-            let slices = u32::try_from(slices).unwrap_or(u32::MAX);
+            let slices = self.durable.reservation(id).map_or(0, |reservation| reservation.slices.len());
+            let (online, slices) = (self.durable.online(id), u32::try_from(slices).unwrap_or(u32::MAX));
             self.effects.push_back(Effect::Reply(
                 token,
                 Box::new(Err(Denied::NotReadyInTime { reservation: id, online, slices })),
@@ -89,28 +97,32 @@ impl Manager {
         }
     }
 
-    /// Gives slices that wait for it to hosts that can scrub them, the least busy first.
+    /// Gives slices that wait for it to hosts that can scrub them, the least busy first. Each EMC has a share of the round;
+    /// what those with few waiting slices leave goes to the others.
     fn choose_scrubbers(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, e)| e.up && e.to_scrub() > 0);
-        let emcs: Vec<EmcId> = waiting.map(|(id, _)| id).collect();
+        let mut emcs: Vec<(u32, EmcId)> = waiting.map(|(id, e)| (e.to_scrub(), id)).collect();
         if emcs.is_empty() {
             return;
         }
+        emcs.sort_unstable();
         let pace = self.buffer.pace(self.supply());
-        for emc in emcs {
-            let mut hosts = self.scrubbers(emc);
-            let places = hosts.iter().map(|(busy, _)| pace.saturating_sub(*busy)).sum::<usize>();
-            for slice in self.waiting_to_be_scrubbed(emc, places.min(UPKEEP_CHANGES_MAX)) {
-                let Some(least) = hosts.iter_mut().min() else { break };
-                least.0 += 1;
-                let host = least.1;
-                self.slice_event(when, slice, Event::ScrubBy(host));
-            }
+        let mut left = SCRUBS_CHOSEN_AT_ONCE_MAX;
+        for (n, (_, emc)) in emcs.iter().enumerate() {
+            let share = left.div_ceil(emcs.len() - n);
+            left -= self.choose_scrubbers_on(when, *emc, pace, share);
         }
     }
 
-    fn waiting_to_be_scrubbed(&self, emc: EmcId, most: usize) -> Vec<SliceId> {
-        self.head.emc(emc).map(|entry| entry.slices_to_scrub().take(most).collect()).unwrap_or_default()
+    /// Chooses at most `most`, and returns how many it chose.
+    fn choose_scrubbers_on(&mut self, when: When, emc: EmcId, pace: usize, most: usize) -> usize {
+        for chosen in 0..most {
+            let Some((slice, host)) = self.head.emc(emc).and_then(|entry| entry.next_scrub(pace)) else {
+                return chosen;
+            };
+            self.slice_event(when, slice, Event::ScrubBy(host));
+        }
+        most
     }
 
     /// What the pool has, as far as scrubbing minds.
@@ -122,44 +134,15 @@ impl Manager {
         })
     }
 
-    /// Live hosts wired to an EMC, with how many slices each scrubs already.
-    fn scrubbers(&self, emc: EmcId) -> Vec<(usize, HostId)> {
-        let live = self.links.iter().filter(|(_, link)| link.is_connected() && !link.is_unknown());
-        let fit = live.filter_map(|(id, _)| {
-            let entry = self.head.host(*id)?;
-            let sees = entry.host.emcs.contains(&emc) && !entry.unseen().contains_key(&emc);
-            let cut = entry.host.fence != Fence::None || entry.host.uncut.contains(&emc);
-            let fit = !cut && !entry.host.must_report && sees;
-            fit.then(|| (entry.scrubbing(), *id))
-        });
-        fit.collect()
-    }
-
     /// After a restore, slices that no report claimed go back into the cycle when every host that could has reported.
     fn release_restored(&mut self, when: When) {
-        let mut ready: Vec<EmcId> = Vec::new();
-        for (emc, _) in self.head.emcs().filter(|(_, entry)| entry.up && entry.quarantined() > 0) {
-            let mut wired = self.head.hosts().filter(|(_, h)| h.host.emcs.contains(&emc));
-            if !wired.any(|(_, h)| h.host.must_report_on(emc)) {
-                ready.push(emc);
-            }
-        }
-        for emc in ready {
-            let unclaimed = self.unclaimed(emc, UPKEEP_CHANGES_MAX);
+        let ready = self.head.emcs().filter(|(_, entry)| entry.up && !entry.awaits_reports());
+        let unclaimed = ready.flat_map(|(_, entry)| entry.unclaimed()).take(UPKEEP_CHANGES_MAX);
+        let unclaimed: Vec<SliceId> = unclaimed.collect();
+        if !unclaimed.is_empty() {
             let change = self.head.decide_unclaimed(&unclaimed);
             self.change(when, change);
         }
-    }
-
-    /// Slices that wait for a claim. One that a host outside the rack may reach waits for an operator.
-    fn unclaimed(&self, emc: EmcId, most: usize) -> Vec<SliceId> {
-        let Some(entry) = self.head.emc(emc) else { return Vec::new() };
-        let restored = |slice: &SliceId| {
-            let state = self.head.slot(*slice).map(|slot| slot.state);
-            matches!(state, Some(State::Quarantined(Quarantine::Restored { .. })))
-                && self.head.has_way_back(*slice)
-        };
-        entry.quarantined_slices().filter(restored).take(most).collect()
     }
 
     /// Deadlines run on rack time: it is written down now and then, so that a crash does not prolong them for long.

@@ -25,6 +25,8 @@ enum Turn {
     Unclaimed(u32),
     Answer(u8),
     Configure(usize),
+    Live { host: u32, live: bool },
+    Unseen { host: u32, emc: Option<u32> },
     Later { seconds: u64 },
 }
 
@@ -57,6 +59,8 @@ fn turn() -> impl Strategy<Value = Turn> {
         1 => (0..15u32).prop_map(Turn::Unclaimed),
         1 => (0..6u8).prop_map(Turn::Answer),
         1 => (0..RACKS.len()).prop_map(Turn::Configure),
+        3 => (0..4u32, prop::bool::weighted(0.8)).prop_map(|(host, live)| Turn::Live { host, live }),
+        1 => (0..4u32, prop::option::of(0..4u32)).prop_map(|(host, emc)| Turn::Unseen { host, emc }),
         2 => prop_oneof![0..400u64, Just(90_000)].prop_map(|seconds| Turn::Later { seconds }),
     ]
 }
@@ -71,6 +75,15 @@ impl Rack {
             Turn::Later { seconds } => {
                 when.now = when.now.after(Ns::secs(*seconds));
                 self.upkeep(*when);
+                return Ok(());
+            }
+            Turn::Live { host, live } => {
+                self.ledger.set_live(HostId(*host), *live);
+                return Ok(());
+            }
+            Turn::Unseen { host, emc } => {
+                let unseen = emc.iter().map(|emc| (EmcId(*emc), "why".to_owned())).collect();
+                self.ledger.set_unseen(HostId(*host), unseen);
                 return Ok(());
             }
             turn => self.decide(*when, turn)?,
@@ -157,7 +170,7 @@ impl Rack {
                 change
             }
             Turn::Configure(which) => ledger.decide_configure(when, &RackSpec::in_words(RACKS[*which]))?,
-            Turn::Later { .. } => Change::default(),
+            Turn::Live { .. } | Turn::Unseen { .. } | Turn::Later { .. } => Change::default(),
         })
     }
 
@@ -223,7 +236,8 @@ fn all_of(ledger: &Ledger) -> String {
     let named = (&ledger.by_emc_name, &ledger.by_host_name);
     let known = (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
     let times = (&ledger.deadlines, &ledger.declined);
-    let by_name = (by_vm, &ledger.ended_of_vm);
+    let progress: BTreeMap<_, _> = ledger.progress.iter().collect();
+    let by_name = (by_vm, &ledger.ended_of_vm, progress);
     format!("{:#?}", (known, named, by_name, by_request, times, ledger.ended.checked(), slices_out))
 }
 
@@ -254,8 +268,49 @@ fn is_bounded(ledger: &Ledger) {
     assert!(ended.values().all(|requests| requests.len() <= ledger.ended.bounds.per_client));
 }
 
+/// Compares every index with one that is computed from the slots, hosts and reservations.
+fn indexes(ledger: &Ledger) {
+    let slots = || ledger.slots_from(SliceId(0));
+    for (id, host) in ledger.hosts() {
+        let of_host = || slots().filter(|(_, _, slot)| slot.holder() == Some(id));
+        let held: BTreeSet<_> = of_host().map(|(slice, ..)| slice).collect();
+        let scrubs =
+            of_host().filter(|(.., slot)| slot.is_being_scrubbed()).map(|(slice, ..)| slice).collect();
+        assert_eq!((&host.held, &host.scrubs), (&held, &scrubs), "slices of {id:?}");
+    }
+    for (id, emc) in ledger.emcs() {
+        let wired = || ledger.hosts().filter(|(_, host)| host.host.emcs.contains(&id));
+        let unreported = wired().filter(|(_, host)| host.host.must_report_on(id)).count();
+        assert_eq!(emc.unreported as usize, unreported, "hosts of {id:?} that have yet to report");
+        let fit = wired().filter(|(_, host)| {
+            let cut = host.unseen().contains_key(&id) || host.host.uncut.contains(&id);
+            let barred = host.host.must_report || cut;
+            host.live && host.host.fence == Fence::None && !barred
+        });
+        let scrubbers: BTreeSet<_> = fit.map(|(host, entry)| (entry.scrubbing(), host)).collect();
+        assert_eq!(emc.scrubbers, scrubbers, "hosts that may scrub slices of {id:?}");
+        let restored = slots().filter(|(slice, of, slot)| {
+            let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
+            *of == id && restored && ledger.has_way_back(*slice)
+        });
+        let unclaimed: BTreeSet<_> = restored.map(|(slice, ..)| slice).collect();
+        assert_eq!(emc.unclaimed, unclaimed, "slices of {id:?} that wait for a claim");
+    }
+    for (id, reservation) in &ledger.reservations {
+        let named = || reservation.slices.iter().filter_map(|slice| Some((*slice, ledger.slot(*slice)?)));
+        let own = |slot: Slot| slot.reservation() == Some(*id);
+        let is = |slot: Slot, names: &[&str]| own(slot) && names.contains(&slot.state_name());
+        let granted = named().filter(|(_, slot)| is(*slot, &["onlining", "online"])).count();
+        let online = named().filter(|(_, slot)| is(*slot, &["online"])).count();
+        assert_eq!(ledger.is_granted(*id, reservation), granted == reservation.slices.len());
+        assert_eq!(ledger.online(*id) as usize, online, "online slices of {id:?}");
+    }
+    assert_eq!(ledger.progress.len(), ledger.reservations.len());
+}
+
 fn sums(ledger: &Ledger) {
     requests(ledger);
+    indexes(ledger);
     for (id, entry) in ledger.emcs() {
         let own = ledger.slots_from(SliceId(0)).filter(|(_, emc, _)| *emc == id);
         let in_use = own.filter(|(_, _, slot)| {
@@ -313,7 +368,12 @@ proptest! {
         for turn in &story {
             let _ = rack.take(&mut when, turn);
         }
-        let loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().rev().cloned());
+        let mut loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().rev().cloned());
+        for (id, host) in rack.ledger.hosts() {
+            loaded.set_live(id, host.live); // these two are not durable
+            loaded.set_unseen(id, host.unseen.clone());
+        }
+        indexes(&loaded);
         prop_assert_eq!(all_of(&loaded), all_of(&rack.ledger));
     }
 

@@ -146,6 +146,7 @@ proptest! {
             rig.take(turn);
             holds_together(rig.manager.durable());
             is_on_disk(&rig);
+            rig.manager.check_indexes();
         }
     }
 

@@ -1,0 +1,249 @@
+//! The promise: no event takes the manager's lock for more than 1 ms in a rack of 1,000 hosts, 64 EMCs and 65,536 slices,
+//! beyond the time that its own content takes, and no event takes longer because more slices are in use.
+//!
+//! Prints `time NAME VALUE us` (processor time) per size and `growth NAME EXPONENT`, the power of the size with which the time grows.
+
+#[path = "manager_upkeep/world.rs"]
+mod world;
+
+use std::time::Duration;
+
+use benches::report::Rounds;
+use pool::{
+    ledger::Reserve,
+    manager::{Ask, Event},
+    record::Fence,
+    slice::{Owner, Quarantine, Scrub, State},
+};
+use units::{Bytes, Name, Ns};
+use world::{Shape, Start, World, request};
+
+/// As in pool-manager.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const FULL: Shape = Shape { hosts: 1000, emcs: 64, slices: 65_536 };
+const HOSTS: [u32; 3] = [10, 100, 1000];
+const EMCS: [u32; 3] = [4, 16, 64];
+const SLICES: [u32; 3] = [1024, 16_384, 65_536];
+/// A rack that is filled leaves room for the reservations that are measured.
+const FILLED: [u32; 3] = [1024, 16_384, 60_000];
+const VM_SLICES: [u32; 3] = [64, 512, 4096];
+/// Events of one kind that are measured.
+const EVENTS: u64 = 200;
+/// Rounds of choosing scrubbers and of releasing slices after a restore that are measured.
+const UPKEEP_ROUNDS: usize = 16;
+
+fn main() {
+    sweep("tick_hosts", HOSTS, |hosts| tick(&mut idle(hosts)));
+    sweep("heartbeat_hosts", HOSTS, |hosts| heartbeat(&mut idle(hosts)));
+    sweep("tick_unanswered_hosts", HOSTS, |hosts| tick(&mut unanswered(hosts)));
+    sweep("tick_unfenced_hosts", HOSTS, |hosts| tick(&mut unfenced(hosts)));
+    sweep("tick_held_slices", SLICES, |slices| tick(&mut World::new(Start::held(FULL, slices, 8)).ready()));
+    sweep("tick_quarantined_slices", SLICES, |slices| tick(&mut quarantined(slices)));
+    sweep("choose_scrubbers_emcs", EMCS, choose_scrubbers);
+    sweep("choose_scrubbers_none_free_emcs", EMCS, |emcs| tick(&mut scrubbing(emcs)));
+    sweep("release_restored_slices", SLICES, release_restored);
+    sweep("ready_vm_slices", VM_SLICES, ready_vm);
+    sweep("reserve_until_ready_held_slices", FILLED, reserve_until_ready);
+    sweep("reserve_longest_event_held_slices", FILLED, reserve_longest_event);
+}
+
+/// Measures at growing sizes and prints the times and their growth, if the command line names it or nothing.
+fn sweep(name: &str, sizes: [u32; 3], measure: impl Fn(u32) -> f64) {
+    let mut wanted = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).peekable();
+    if wanted.peek().is_some() && !wanted.any(|part| name.contains(&part)) {
+        return;
+    }
+    let times = sizes.map(|size| {
+        let us = measure(size);
+        println!("time {name}_{size} {us:.1} us");
+        us
+    });
+    let points: Vec<(f64, f64)> =
+        sizes.iter().zip(times).map(|(size, us)| (f64::from(*size).ln(), us.ln())).collect();
+    println!("growth {name} {:.2}", slope(&points));
+}
+
+/// The slope of the straight line through some points.
+fn slope(points: &[(f64, f64)]) -> f64 {
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let together: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    let alone: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+    together / alone
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
+}
+
+fn median_us(times: impl IntoIterator<Item = Duration>) -> f64 {
+    let mut rounds = Rounds::default();
+    times.into_iter().for_each(|time| rounds.add(us(time)));
+    rounds.median()
+}
+
+fn longest_us(times: impl IntoIterator<Item = Duration>) -> f64 {
+    us(times.into_iter().max().unwrap_or_default())
+}
+
+trait Ready {
+    fn ready(self) -> Self;
+}
+
+impl Ready for World {
+    /// Everything that follows from the start is done.
+    fn ready(mut self) -> Self {
+        self.go();
+        self.take_times();
+        self
+    }
+}
+
+fn tick(world: &mut World) -> f64 {
+    median_us((0..EVENTS).map(|_| {
+        world.pass(Ns(1000));
+        world.event(Event::Tick)
+    }))
+}
+
+fn heartbeat(world: &mut World) -> f64 {
+    median_us((0..EVENTS).map(|_| world.heartbeat(0)))
+}
+
+/// A rack that is half full, and nothing happens.
+fn idle(hosts: u32) -> World {
+    World::new(Start::held(Shape { hosts: hosts as u16, ..FULL }, FULL.slices / 2, 8)).ready()
+}
+
+/// Every host has an order that it has not answered, and more news.
+fn unanswered(hosts: u32) -> World {
+    let mut world = idle(hosts);
+    for turn in 0..2 {
+        for host in 0..hosts {
+            world.ask(reserve(&format!("news-{turn}-{host}"), host, 1, None));
+        }
+        while world.store() || world.answer_devices() {}
+        world.pass(Ns::ms(20));
+        world.event(Event::Tick);
+    }
+    world
+}
+
+/// Every host is to be cut off shared EMCs, and none can be.
+fn unfenced(hosts: u32) -> World {
+    let shape = Shape { hosts: hosts as u16, ..FULL };
+    let fence = Fence::Fencing { powered_off: false };
+    let mut world = World::new(Start { fence, is_shared: true, ..Start::held(shape, 0, 0) }).ready();
+    world.pass(Ns::secs(3601));
+    world.event(Event::Tick);
+    world.ready()
+}
+
+fn quarantined(slices: u32) -> World {
+    let state = |_| State::Quarantined(Quarantine::LostGrant);
+    World::new(Start { state, ..Start::held(FULL, slices, 0) }).ready()
+}
+
+/// A round of upkeep while slices of all EMCs wait for scrubbers and all hosts are idle.
+fn choose_scrubbers(emcs: u32) -> f64 {
+    round(&mut waiting(emcs))
+}
+
+fn round(world: &mut World) -> f64 {
+    median_us((0..UPKEEP_ROUNDS).map(|_| {
+        world.store();
+        world.pass(Ns::ms(20));
+        world.event(Event::Tick)
+    }))
+}
+
+/// Slices of all EMCs wait for scrubbers, and no host has room for one more.
+fn scrubbing(emcs: u32) -> World {
+    let mut world = waiting(emcs);
+    let scrubs =
+        |world: &World| world.manager.durable().hosts().map(|(_, host)| host.scrubbing()).sum::<usize>();
+    let mut before = 0;
+    loop {
+        (0..UPKEEP_ROUNDS).for_each(|_| {
+            world.event(Event::Tick);
+            world.pass(Ns::ms(20));
+            world.store();
+        });
+        let now = scrubs(&world);
+        if now == before {
+            return world;
+        }
+        before = now;
+    }
+}
+
+/// All slices wait, and the devices have been compared.
+fn waiting(emcs: u32) -> World {
+    let state = |_| State::Scrubbing(Scrub::Waiting);
+    let shape = Shape { emcs: emcs as u16, ..FULL };
+    let mut world = World::new(Start { state, ..Start::held(shape, shape.slices, 0) });
+    while world.answer_devices() {
+        world.take_times();
+    }
+    world
+}
+
+/// A round of upkeep while slices go back into the cycle that no host claimed after a restore.
+fn release_restored(slices: u32) -> f64 {
+    let state = |_: Owner| State::Quarantined(Quarantine::Restored { host: None });
+    let mut world = World::new(Start { state, ..Start::held(FULL, slices, 4) });
+    while world.answer_devices() {}
+    round(&mut world)
+}
+
+/// Time per slice of the longest event while a VM of so many slices is made ready for a waiting caller.
+fn ready_vm(slices: u32) -> f64 {
+    let shape = Shape { hosts: 16, emcs: 4, slices: 65_536 };
+    let mut world = World::new(Start::held(shape, 0, 0)).ready();
+    world.ask(reserve("large", 0, slices, Some(Ns::secs(300))));
+    world.go();
+    assert_eq!(world.replies, 1, "a waiting caller is answered");
+    longest_us(world.take_times()) / f64::from(slices)
+}
+
+fn filled(slices: u32) -> World {
+    let shape = Shape { hosts: 4, emcs: 4, slices: 65_536 };
+    World::new(Start::held(shape, slices, 1)).ready()
+}
+
+fn reserve_one_by_one(world: &mut World) -> Vec<Duration> {
+    world.take_times();
+    for number in 0..EVENTS {
+        world.ask(reserve(&format!("one-{number}"), number as u32 % 4, 1, None));
+        world.go();
+    }
+    world.take_times()
+}
+
+/// Time of all events of one reservation of one slice until it is online, with so many slices in use on four hosts.
+fn reserve_until_ready(slices: u32) -> f64 {
+    let times = reserve_one_by_one(&mut filled(slices));
+    us(times.into_iter().sum()) / EVENTS as f64
+}
+
+/// The longest of them.
+fn reserve_longest_event(slices: u32) -> f64 {
+    longest_us(reserve_one_by_one(&mut filled(slices)))
+}
+
+fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Ask {
+    let name = |text: &str| Name::new(text).expect("letters, digits and a dash");
+    let reserve = Reserve {
+        request: request(vm),
+        host: name(&format!("h{host}")),
+        vm: name(vm),
+        slices,
+        local: Bytes::ZERO,
+        cores: 0,
+        pinned: false,
+        commit_within: Ns::secs(3000),
+    };
+    Ask::Reserve { reserve, wait }
+}

@@ -1,0 +1,355 @@
+//! A rack around one manager: its store, devices and agents answer at once, and every event is timed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use pool::{
+    ledger::When,
+    manager::{
+        Contents, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Grant, Manager, SessionId, Settings,
+        Token,
+    },
+    protocol::{Handle, Have, Hello, Holding, Scrubbed, Want},
+    record::{Emc, Fence, Host, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
+    slice::{Owner, Slot, State},
+};
+use rustix::time::{ClockId, clock_gettime};
+use units::{
+    Bytes, EmcId, Epoch, HostId, InstanceId, Name, Ns, OrderNumber, RequestId, ReservationId, SliceId,
+    UnixMs, limits::EMCS_PER_HOST_MAX,
+};
+
+/// Answers of a device that arrive together.
+const ANSWERS_AT_ONCE: usize = 64;
+
+/// The size of a rack.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub hosts: u16,
+    pub emcs: u16,
+    pub slices: u32,
+}
+
+/// A rack of this shape that the manager loads when it starts.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    pub shape: Shape,
+    /// Slices that are in use or otherwise not free, from the first on.
+    pub used: u32,
+    /// Slices of each reservation; 0 makes none.
+    pub per_vm: u32,
+    /// The state of a used slice.
+    pub state: fn(Owner) -> State,
+    pub fence: Fence,
+    /// Whether EMCs cannot cut hosts off.
+    pub is_shared: bool,
+}
+
+impl Start {
+    /// A rack with so many slices online, in reservations of `per_vm`.
+    pub fn held(shape: Shape, used: u32, per_vm: u32) -> Self {
+        Self { shape, used, per_vm, state: State::Online, fence: Fence::None, is_shared: false }
+    }
+}
+
+/// The order of an agent, and the slices that it has reported online.
+struct Agent {
+    order: Want,
+    is_answered: bool,
+    reported: BTreeSet<Holding>,
+}
+
+pub struct World {
+    pub manager: Manager,
+    now: Ns,
+    shape: Shape,
+    stored: VecDeque<u64>,
+    calls: VecDeque<(EmcId, DeviceCall)>,
+    agents: BTreeMap<SessionId, Agent>,
+    /// Times of the events since they were last taken.
+    times: Vec<Duration>,
+    tokens: u64,
+    pub replies: u64,
+}
+
+impl Shape {
+    fn per_emc(self) -> u32 {
+        self.slices / u32::from(self.emcs)
+    }
+
+    fn wires(self) -> u16 {
+        self.emcs.min(EMCS_PER_HOST_MAX as u16)
+    }
+
+    fn wired(self, host: u16) -> Vec<EmcId> {
+        (0..self.wires()).map(|k| EmcId((host * self.wires() + k) % self.emcs)).collect()
+    }
+
+    /// The host of a slice: one that is wired to its EMC, so that all hosts have about as many.
+    fn host_of(self, slice: u32) -> HostId {
+        let groups = u32::from(self.emcs / self.wires());
+        let group = slice / self.per_emc() / u32::from(self.wires());
+        let turns = u32::from(self.hosts) / groups;
+        HostId((group + groups * (slice % turns)) as u16)
+    }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).expect("letters, digits and a dash")
+}
+
+pub fn request(id: &str) -> RequestKey {
+    RequestKey { client: name("bench"), id: RequestId::new(id).expect("letters, digits and a dash") }
+}
+
+fn records(start: Start) -> Vec<Record> {
+    let shape = start.shape;
+    let emcs = (0..shape.emcs).map(|n| {
+        let emc = Emc {
+            name: name(&format!("emc{n}")),
+            first: SliceId(u32::from(n) * shape.per_emc()),
+            slices: shape.per_emc(),
+            driver: "emulated".to_owned(),
+            path: String::new(),
+            scheduling: Scheduling::Enabled,
+            serial: start.is_shared.then(|| n.to_string()),
+        };
+        Record::Emc(EmcId(n), emc)
+    });
+    let hosts = (0..shape.hosts).map(|n| {
+        let host = Host {
+            name: name(&format!("h{n}")),
+            cores: 4096,
+            local: Bytes::gib(4096),
+            emcs: shape.wired(n),
+            scheduling: Scheduling::Enabled,
+            fence: start.fence,
+            boot_id: "boot".to_owned(),
+            must_report: false,
+        };
+        Record::Host(HostId(n), host)
+    });
+    let owner = |slice: u32| {
+        let first = slice - slice % start.per_vm.max(1);
+        Owner { host: shape.host_of(first), reservation: ReservationId(u64::from(first) + 1) }
+    };
+    let slots = (0..start.used).map(|n| {
+        let slot = Slot { epoch: Epoch(1), state: (start.state)(owner(n)), receipt: None };
+        Record::Slice(SliceId(n), slot)
+    });
+    let firsts = (0..start.used).step_by(start.per_vm.max(1) as usize).filter(|_| start.per_vm > 0);
+    let reservations = firsts.map(|first| {
+        let last = start.used.min(first + start.per_vm);
+        let reservation = Reservation {
+            vm: name(&format!("held-{first}")),
+            host: owner(first).host,
+            slices: (first..last).map(SliceId).collect(),
+            local: Bytes::ZERO,
+            cores: 0,
+            pinned: false,
+            request: request(&format!("held-{first}")),
+            commit_within: Ns::secs(300),
+            created: UnixMs(0),
+            stage: Stage::Committed,
+        };
+        Record::Reservation(owner(first).reservation, reservation)
+    });
+    emcs.chain(hosts).chain(slots).chain(reservations).collect()
+}
+
+impl World {
+    /// A rack whose devices have been compared with the ledger and whose agents are connected, unless it is fenced.
+    pub fn new(start: Start) -> Self {
+        let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: Some(Ns::secs(3600)) };
+        let mut world = Self {
+            manager: Manager::new(settings),
+            now: Ns::secs(1),
+            shape: start.shape,
+            stored: VecDeque::new(),
+            calls: VecDeque::new(),
+            agents: BTreeMap::new(),
+            times: Vec::new(),
+            tokens: 0,
+            replies: 0,
+        };
+        let meta = Meta {
+            next_reservation: ReservationId(u64::from(start.shape.slices) + 1),
+            next_host: HostId(start.shape.hosts),
+            next_emc: EmcId(start.shape.emcs),
+            next_slice: SliceId(start.shape.slices),
+            ..Meta::new("bench".to_owned())
+        };
+        world.event(Event::Loaded { meta, records: records(start), restored: false });
+        if start.fence == Fence::None {
+            world.connect();
+        }
+        world
+    }
+
+    fn connect(&mut self) {
+        for host in 0..self.shape.hosts {
+            let hello = Hello {
+                instance: InstanceId(1),
+                boot_id: "boot".to_owned(),
+                host_memory_socket: String::new(),
+                devices: Vec::new(),
+            };
+            self.event(Event::AgentUp(SessionId(u64::from(host)), HostId(host), hello));
+        }
+    }
+
+    pub fn when(&self) -> When {
+        When { now: self.now, wall: UnixMs(1) }
+    }
+
+    pub fn pass(&mut self, time: Ns) {
+        self.now = self.now.after(time);
+    }
+
+    /// Times one event, what follows from it, and the question when to wake up next.
+    pub fn event(&mut self, event: Event) -> Duration {
+        self.events([event])
+    }
+
+    fn events(&mut self, events: impl IntoIterator<Item = Event>) -> Duration {
+        let (when, events) = (self.when(), events.into_iter().collect::<Vec<_>>());
+        let began = processor_time();
+        for event in events {
+            self.manager.handle(when, event);
+        }
+        self.manager.settle(when);
+        std::hint::black_box(self.manager.next_wakeup());
+        let took = processor_time() - began;
+        self.times.push(took);
+        while let Some(effect) = self.manager.poll_effect() {
+            self.perform(effect);
+        }
+        took
+    }
+
+    pub fn ask(&mut self, ask: pool::manager::Ask) {
+        self.tokens += 1;
+        self.event(Event::Ask(Token(self.tokens), ask));
+    }
+
+    /// The times of all events since the last call.
+    pub fn take_times(&mut self) -> Vec<Duration> {
+        std::mem::take(&mut self.times)
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Store { batch, .. } => self.stored.push_back(batch),
+            Effect::Reply(..) => self.replies += 1,
+            Effect::Device(emc, call) => self.calls.push_back((emc, call)),
+            Effect::Send(session, want) => match self.agents.get_mut(&session) {
+                Some(agent) => {
+                    agent.order.amend(want);
+                    agent.is_answered = false;
+                }
+                None => {
+                    let agent = Agent { order: want, is_answered: false, reported: BTreeSet::new() };
+                    self.agents.insert(session, agent);
+                }
+            },
+            Effect::Durable(_) => {}
+            Effect::Reload | Effect::Close(..) => unreachable!("nothing fails here"),
+        }
+    }
+
+    /// Confirms the batch that is being written, if one is.
+    pub fn store(&mut self) -> bool {
+        let Some(batch) = self.stored.pop_front() else { return false };
+        self.event(Event::Stored { batch, ok: true });
+        true
+    }
+
+    /// Answers device calls, at most so many at once as in the service.
+    pub fn answer_devices(&mut self) -> bool {
+        let Some(emc) = self.calls.front().map(|(emc, _)| *emc) else { return false };
+        let of_emc = self.calls.iter().take_while(|(other, _)| *other == emc).count();
+        let calls: Vec<_> = self.calls.drain(..of_emc.min(ANSWERS_AT_ONCE)).collect();
+        let answers: Vec<_> =
+            calls.into_iter().map(|(emc, call)| Event::Device(emc, self.done(emc, call))).collect();
+        self.events(answers);
+        true
+    }
+
+    fn done(&self, emc: EmcId, call: DeviceCall) -> DeviceDone {
+        match call {
+            DeviceCall::Contents => DeviceDone::Contents(self.contents(emc)),
+            DeviceCall::Grant { slice, epoch, .. } => {
+                DeviceDone::Granted { slice, epoch, handle: handle(slice) }
+            }
+            DeviceCall::Revoke { slice, epoch } => DeviceDone::Revoked { slice, epoch },
+            DeviceCall::Fence { .. } => {
+                DeviceDone::Failed { call, failure: DeviceFailure::NotFenced("no command".to_owned()) }
+            }
+        }
+    }
+
+    /// What the ledger expects.
+    fn contents(&self, of: EmcId) -> Contents {
+        let ledger = self.manager.durable();
+        let slices = || ledger.emc(of).map(|entry| entry.emc.range()).into_iter().flatten();
+        let slots = || slices().filter_map(|slice| Some((slice, ledger.slot(slice)?)));
+        let grants = slots().filter_map(|(slice, slot)| {
+            let host = slot.holder()?;
+            Some(Grant { slice, epoch: slot.epoch, host, handle: handle(slice) })
+        });
+        let highest = slots().map(|(slice, slot)| (slice, slot.epoch));
+        Contents { grants: grants.collect(), highest: highest.collect(), places: Vec::new() }
+    }
+
+    /// An agent that has an unanswered order does as it asks.
+    pub fn obey(&mut self) -> bool {
+        let unanswered = self.agents.iter_mut().find(|(_, agent)| !agent.is_answered);
+        let Some((session, agent)) = unanswered else { return false };
+        agent.is_answered = true;
+        let want = &agent.order;
+        let online = want.vms.values().flat_map(|vm| vm.slices.keys().copied());
+        let online = online.filter(|holding| agent.reported.insert(*holding)).collect();
+        let scrubbed =
+            |holding| Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
+        let have = Have {
+            number: want.number,
+            online,
+            released: want.release.keys().copied().collect(),
+            scrubbed: want.scrub.keys().map(|holding| scrubbed(*holding)).collect(),
+            ..Have::default()
+        };
+        let session = *session;
+        self.event(Event::AgentHave(session, have));
+        true
+    }
+
+    /// Heartbeat of an agent without news.
+    pub fn heartbeat(&mut self, host: u16) -> Duration {
+        let session = SessionId(u64::from(host));
+        let number = self.agents.get(&session).map_or(OrderNumber::default(), |agent| agent.order.number);
+        self.event(Event::AgentHave(session, Have { number, ..Have::default() }))
+    }
+
+    /// All do their part until nothing is left to do.
+    pub fn go(&mut self) {
+        loop {
+            while self.store() || self.answer_devices() || self.obey() {}
+            let due = self.manager.next_wakeup().filter(|at| at.0 <= self.now.0 + Ns::ms(100).0);
+            let Some(at) = due else { return };
+            self.now = self.now.max(at);
+            self.event(Event::Tick);
+        }
+    }
+}
+
+/// Processor time of this thread: other programs on the machine do not count.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+fn handle(slice: SliceId) -> Handle {
+    Handle::new("emc", format!("/nowhere/{slice}"))
+}

@@ -1,0 +1,222 @@
+//! What follows from the records, kept up to date with each of them, so that no decision looks at all slices, hosts or
+//! reservations.
+
+use std::collections::BTreeMap;
+
+use units::{EmcId, HostId, ReservationId, SliceId};
+
+use super::{EmcEntry, HostEntry, Ledger};
+use crate::{
+    record::{Fence, Reservation},
+    slice::{Quarantine, Slot, State},
+};
+
+/// How many of a reservation's slices are its own and how far they have come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// The device has granted them to the host.
+    granted: u32,
+    /// The host has shown them online.
+    online: u32,
+}
+
+impl Progress {
+    fn of(slot: Slot, id: ReservationId) -> Self {
+        let online = matches!(slot.state, State::Online(owner) if owner.reservation == id);
+        let granted = online || matches!(slot.state, State::Onlining(owner) if owner.reservation == id);
+        Self { granted: u32::from(granted), online: u32::from(online) }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.granted += other.granted;
+        self.online += other.online;
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.granted -= other.granted;
+        self.online -= other.online;
+    }
+}
+
+impl EmcEntry {
+    /// The next slice that waits for a scrubber, and the host for it: of those that may scrub it, the one that scrubs the
+    /// fewest, if it scrubs fewer than `pace`.
+    pub fn next_scrub(&self, pace: usize) -> Option<(SliceId, HostId)> {
+        let (_, host) = self.scrubbers.first().filter(|(busy, _)| *busy < pace)?;
+        Some((*self.to_scrub.first()?, *host))
+    }
+
+    /// Slices that wait for a claim after a restore, lowest first. A slice that a host outside the rack may reach is not
+    /// among them: it waits for an operator.
+    pub fn unclaimed(&self) -> impl Iterator<Item = SliceId> {
+        self.unclaimed.iter().copied()
+    }
+
+    /// Whether a host that is wired to it has yet to report after a restore.
+    pub fn awaits_reports(&self) -> bool {
+        self.unreported > 0
+    }
+}
+
+impl HostEntry {
+    /// Slices that it is scrubbing or about to, lowest first.
+    pub fn scrubs(&self) -> impl ExactSizeIterator<Item = SliceId> {
+        self.scrubs.iter().copied()
+    }
+
+    /// Whether its agent is connected and its lease fresh, as far as the manager noted it.
+    #[cfg(test)]
+    pub(crate) fn is_live(&self) -> bool {
+        self.live
+    }
+
+    /// EMCs whose slices it may be given to scrub.
+    fn may_scrub(&self) -> impl Iterator<Item = EmcId> {
+        let fit = self.live && self.host.fence == Fence::None && !self.host.must_report;
+        let wired = self.host.emcs.iter().filter(move |_| fit);
+        let reaches = |emc: &&EmcId| !self.unseen.contains_key(*emc) && !self.host.uncut.contains(*emc);
+        wired.filter(reaches).copied()
+    }
+}
+
+impl Ledger {
+    /// Notes whether a host's agent is connected and its lease fresh. Not durable; only such hosts scrub.
+    pub fn set_live(&mut self, id: HostId, live: bool) {
+        if self.hosts.get(&id).is_some_and(|entry| entry.live != live) {
+            self.change_host(id, |entry| entry.live = live);
+        }
+    }
+
+    /// Changes what is known of a host, and what its EMCs know of it.
+    pub(super) fn change_host(&mut self, id: HostId, change: impl FnOnce(&mut HostEntry)) {
+        let Some(entry) = self.hosts.get(&id) else { return };
+        unlist_host(&mut self.emcs, id, entry);
+        if let Some(entry) = self.hosts.get_mut(&id) {
+            change(entry);
+            list_host(&mut self.emcs, id, entry);
+        }
+    }
+
+    /// Lists a host that has just been added.
+    pub(super) fn host_added(&mut self, id: HostId) {
+        let Some(entry) = self.hosts.get(&id) else { return };
+        list_host(&mut self.emcs, id, entry);
+        let held: Vec<SliceId> = entry.held().collect();
+        held.into_iter().for_each(|slice| self.list_unclaimed(slice));
+    }
+
+    /// Takes a removed host off all lists.
+    pub(super) fn host_removed(&mut self, id: HostId, old: &HostEntry) {
+        unlist_host(&mut self.emcs, id, old);
+        old.held().for_each(|slice| self.list_unclaimed(slice));
+    }
+
+    /// Lists the hosts that are wired to an EMC that has just been added.
+    pub(super) fn emc_added(&mut self, id: EmcId) {
+        let Some(emc) = self.emcs.get_mut(&id) else { return };
+        for (host, entry) in self.hosts.iter().filter(|(_, entry)| entry.host.emcs.contains(&id)) {
+            emc.unreported += u32::from(entry.host.must_report_on(id));
+            if entry.may_scrub().any(|of| of == id) {
+                emc.scrubbers.insert((entry.scrubs.len(), *host));
+            }
+        }
+    }
+
+    /// Moves a slice from its old holder to its new one.
+    pub(super) fn note_holder(&mut self, id: SliceId, old: Slot, new: Slot) {
+        let scrubber = |slot: Slot| slot.holder().filter(|_| slot.is_being_scrubbed());
+        if scrubber(old) != scrubber(new) {
+            if let Some(host) = scrubber(old) {
+                self.change_host(host, |entry| _ = entry.scrubs.remove(&id));
+            }
+            if let Some(host) = scrubber(new) {
+                self.change_host(host, |entry| _ = entry.scrubs.insert(id));
+            }
+        }
+        if old.holder() == new.holder() {
+            return;
+        }
+        if let Some(entry) = old.holder().and_then(|host| self.hosts.get_mut(&host)) {
+            entry.held.remove(&id);
+        }
+        if let Some(entry) = new.holder().and_then(|host| self.hosts.get_mut(&host)) {
+            entry.held.insert(id);
+        }
+    }
+
+    /// Notes whether a slice waits for a claim.
+    pub(super) fn list_unclaimed(&mut self, slice: SliceId) {
+        let restored = self.slot(slice).is_some_and(is_restored);
+        let waits = restored && self.has_way_back(slice);
+        let Some(entry) = self.emc_of(slice).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
+        if waits {
+            entry.unclaimed.insert(slice);
+        } else {
+            entry.unclaimed.remove(&slice);
+        }
+    }
+
+    /// Notes how far a slice has come for its reservation.
+    pub(super) fn note_progress(&mut self, slice: SliceId, old: Slot, new: Slot) {
+        if let Some(id) = old.reservation() {
+            let named = self.reservations.get(&id).filter(|r| r.slices.binary_search(&slice).is_ok());
+            if named.is_some() {
+                self.progress.entry(id).or_default().subtract(Progress::of(old, id));
+            }
+        }
+        if let Some(id) = new.reservation() {
+            let named = self.reservations.get(&id).filter(|r| r.slices.binary_search(&slice).is_ok());
+            if named.is_some() {
+                self.progress.entry(id).or_default().add(Progress::of(new, id));
+            }
+        }
+    }
+
+    /// Notes how far a reservation's slices have come.
+    pub(super) fn list_slices(&mut self, id: ReservationId, reservation: &Reservation) {
+        let mut progress = Progress::default();
+        for slice in &reservation.slices {
+            let slot = self.slot(*slice).unwrap_or_default();
+            progress.add(Progress::of(slot, id));
+        }
+        self.progress.insert(id, progress);
+    }
+
+    /// How many of a reservation's slices its VM can use.
+    pub fn online(&self, id: ReservationId) -> u32 {
+        self.progress.get(&id).map_or(0, |progress| progress.online)
+    }
+
+    /// Whether every slice of a reservation is online.
+    pub fn is_all_online(&self, id: ReservationId, reservation: &Reservation) -> bool {
+        self.online(id) as usize == reservation.slices.len()
+    }
+
+    /// Whether the device has granted every slice of a reservation to its host.
+    pub fn is_granted(&self, id: ReservationId, reservation: &Reservation) -> bool {
+        let granted = self.progress.get(&id).map_or(0, |progress| progress.granted);
+        granted as usize == reservation.slices.len()
+    }
+}
+
+fn list_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
+    for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
+        emcs.entry(*emc).and_modify(|entry| entry.unreported += 1);
+    }
+    for emc in host.may_scrub() {
+        emcs.entry(emc).and_modify(|entry| _ = entry.scrubbers.insert((host.scrubs.len(), id)));
+    }
+}
+
+fn unlist_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
+    for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
+        emcs.entry(*emc).and_modify(|entry| entry.unreported -= 1);
+    }
+    for emc in host.may_scrub() {
+        emcs.entry(emc).and_modify(|entry| _ = entry.scrubbers.remove(&(host.scrubs.len(), id)));
+    }
+}
+
+fn is_restored(slot: Slot) -> bool {
+    matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }))
+}
