@@ -74,7 +74,7 @@ impl Ledger {
         let mut said = Vec::new();
         let mut records = Vec::new();
         let emcs = self.configure_emcs(spec, &mut records, &mut said)?;
-        self.configure_hosts(spec, &emcs, &mut records, &mut said)?;
+        self.configure_hosts(when, spec, &emcs, &mut records, &mut said)?;
         if !said.is_empty() {
             records.push(decision(when, Actor::Manager, Subject::Rack, What::Configured { changes: said }));
         }
@@ -126,6 +126,7 @@ impl Ledger {
 
     fn configure_hosts(
         &self,
+        when: When,
         spec: &RackSpec,
         emcs: &BTreeMap<Name, EmcId>,
         records: &mut Vec<Record>,
@@ -141,11 +142,12 @@ impl Ledger {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
                     let uncut = uncut_after_wiring(old, &wires, emcs);
-                    let host =
+                    let mut host =
                         Host { cores: wanted.cores, local: wanted.local, emcs: wires, uncut, ..old.clone() };
                     if host != self.hosts[&id].host {
                         self.keeps_wires_in_use(&self.hosts[&id], &host)?;
                         said.push(format!("host {} changed", wanted.name));
+                        records.extend(completed(when, &mut host)); // by the removal of the last EMC to answer
                         records.push(Record::Host(id, host));
                     }
                 }
@@ -312,7 +314,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Completes a fence that waits for no EMC: the host is wired to none, or those that were left were removed.
+    /// Completes a fence that waits for no EMC, as the host is wired to none.
     pub fn decide_fenced(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();

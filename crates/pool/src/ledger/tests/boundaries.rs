@@ -140,6 +140,19 @@ fn host_with_a_reservation_or_with_slices_alone_is_not_removed() {
 }
 
 #[test]
+fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
+    let fence = rack.ledger.decide_fence(at(2), HostId(0), false, tester(), "silent");
+    rack.apply(fence);
+    let cut_off = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+    rack.apply(cut_off);
+    rack.configure("e1=4 h1:e1").unwrap();
+    assert_eq!(rack.host("h1").host.fence, Fence::Fenced);
+    let loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned());
+    assert_eq!(loaded.host(HostId(0)).unwrap().host.uncut, BTreeSet::new());
+}
+
+#[test]
 fn slice_is_neither_cordoned_nor_drained() {
     let rack = Rack::of("e1=4 h1:e1");
     for to in [Scheduling::Cordoned, Scheduling::Draining] {

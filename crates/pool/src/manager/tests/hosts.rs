@@ -260,7 +260,7 @@ fn host_is_fenced_when_the_emc_that_had_to_answer_is_removed() {
     rig.run("up:h1 up:h2 go break:e2 restart go up:h2 go up:h1 go down:h1 fence:h1 go");
     rig.tells(
         "state:h1 | Fenced
-         rack:e1=4&h1:e1&h2:e1 stored tick:10 stored | store rack:e1=4&h1:e1&h2:e1->ok store",
+         rack:e1=4&h1:e1&h2:e1 stored tick:10 | store rack:e1=4&h1:e1&h2:e1->ok",
     );
 }
 
