@@ -84,7 +84,7 @@ impl Shape {
     }
 
     fn wired(self, host: u16) -> Vec<EmcId> {
-        (0..self.wires()).map(|k| EmcId((host * self.wires() + k) % self.emcs)).collect()
+        (0..self.wires()).map(|k| EmcId(u32::from((host * self.wires() + k) % self.emcs))).collect()
     }
 
     /// The host of a slice: one that is wired to its EMC, so that all hosts have about as many.
@@ -92,7 +92,7 @@ impl Shape {
         let groups = u32::from(self.emcs / self.wires());
         let group = slice / self.per_emc() / u32::from(self.wires());
         let turns = u32::from(self.hosts) / groups;
-        HostId((group + groups * (slice % turns)) as u16)
+        HostId(group + groups * (slice % turns))
     }
 }
 
@@ -116,7 +116,7 @@ fn records(start: Start) -> Vec<Record> {
             scheduling: Scheduling::Enabled,
             serial: start.is_shared.then(|| n.to_string()),
         };
-        Record::Emc(EmcId(n), emc)
+        Record::Emc(EmcId(n.into()), emc)
     });
     let hosts = (0..shape.hosts).map(|n| {
         let host = Host {
@@ -128,8 +128,9 @@ fn records(start: Start) -> Vec<Record> {
             fence: start.fence,
             boot_id: "boot".to_owned(),
             must_report: false,
+            uncut: BTreeSet::new(),
         };
-        Record::Host(HostId(n), host)
+        Record::Host(HostId(n.into()), host)
     });
     let owner = |slice: u32| {
         let first = slice - slice % start.per_vm.max(1);
@@ -176,8 +177,8 @@ impl World {
         };
         let meta = Meta {
             next_reservation: ReservationId(u64::from(start.shape.slices) + 1),
-            next_host: HostId(start.shape.hosts),
-            next_emc: EmcId(start.shape.emcs),
+            next_host: HostId(start.shape.hosts.into()),
+            next_emc: EmcId(start.shape.emcs.into()),
             next_slice: SliceId(start.shape.slices),
             ..Meta::new("bench".to_owned())
         };
@@ -196,7 +197,7 @@ impl World {
                 host_memory_socket: String::new(),
                 devices: Vec::new(),
             };
-            self.event(Event::AgentUp(SessionId(u64::from(host)), HostId(host), hello));
+            self.event(Event::AgentUp(SessionId(u64::from(host)), HostId(host.into()), hello));
         }
     }
 
