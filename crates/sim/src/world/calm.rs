@@ -2,8 +2,8 @@
 //! everybody who waits is answered, and a restart would find what the manager knows.
 
 use pool::{
-    ledger::{Ledger, Place, Target},
-    record::{Fence, Key, Record, Scheduling, Stage},
+    ledger::{Place, Target},
+    record::{Fence, Record, Scheduling, Stage},
     slice::State,
 };
 use units::{Ns, SliceId};
@@ -115,26 +115,5 @@ impl World {
         fenced.or_else(|| {
             (!self.people.asked.is_empty()).then(|| format!("unanswered: {:?}", self.people.asked))
         })
-    }
-
-    /// A restart now would change nothing.
-    fn compare_with_disk(&mut self) {
-        let Some(running) = &self.program.running else { return };
-        let known = running.manager.durable();
-        let records: Vec<Record> = self.truth.records().cloned().collect();
-        let meta = known.meta().clone();
-        let disk = Ledger::load(meta, records.iter().filter(|r| r.key() != Key::Meta).cloned());
-        let same = records.iter().filter(|r| r.key() != Key::Meta).all(|r| known.record(r.key()) == *r);
-        let usage = |ledger: &Ledger| {
-            let hosts = ledger
-                .hosts()
-                .map(|(id, h)| (id, h.held().len(), h.cores_free(), h.local_free(), h.scrubbing()));
-            let emcs = ledger.emcs().map(|(id, e)| (id, e.free(), e.draining(), e.quarantined()));
-            (hosts.collect::<Vec<_>>(), emcs.collect::<Vec<_>>())
-        };
-        if !same || usage(known) != usage(&disk) {
-            let what = format!("{:?} in memory, {:?} on disk", usage(known), usage(&disk));
-            self.blame("a restart changes nothing", what);
-        }
     }
 }

@@ -1,14 +1,19 @@
 //! The promises, looked at from outside after every step: what processes can really reach, what the store really has,
 //! what hosts and devices really said. The ledger's own opinion is never asked.
 
+mod calls;
+mod counts;
+mod orders;
+mod progress;
+mod returns;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::VmRecord,
-    manager::{DeviceCall, DeviceDone},
-    protocol::{FailedReason, Have, Holding, Want},
+    protocol::{FailedReason, Have, Holding},
     record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
-    slice::{Call, Drain, Scrub, Slot, State},
+    slice::{Drain, Slot, State},
 };
 use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
 
@@ -32,6 +37,11 @@ pub(super) struct Truth {
     lost: BTreeSet<Holding>,
     /// Which devices have cut off which hosts since these were last to be fenced.
     cut: BTreeSet<(EmcId, HostId)>,
+    named: orders::Named,
+    returns: returns::Returns,
+    unhindered: progress::Unhindered,
+    /// Durable writes so far.
+    writes: u64,
     /// When the present manager last heard each host, and which were silent for long enough to be fenced.
     heard: BTreeMap<HostId, Ns>,
     long_silent: BTreeSet<HostId>,
@@ -131,6 +141,7 @@ impl World {
             let what = format!("slice {slice}: {h1} reaches it by epoch {e1} and {h2} by epoch {e2}");
             self.blame("one owner", what);
         }
+        self.check_fences_advance();
     }
 
     /// A batch that is about to be written.
@@ -243,6 +254,9 @@ impl World {
         let hosts = self.hosts();
         self.truth.heard = hosts.into_iter().map(|host| (host, self.now)).collect();
         self.truth.long_silent.clear();
+        self.truth.named = orders::Named::default();
+        self.truth.named.load();
+        self.truth.returns = returns::Returns::default();
     }
 
     /// The manager has heard a host.
@@ -262,6 +276,7 @@ impl World {
         self.truth.records.clear();
         self.truth.records.extend(meta.map(|meta| (Key::Meta, Record::Meta(meta.clone()))));
         self.truth_committed(records);
+        self.truth.named.load();
         let forced = records.iter().filter_map(|record| match record {
             Record::Slice(_, Slot { state: State::Draining(owner, Drain::Host { force: true }), .. }) => {
                 Some(*owner)
@@ -276,103 +291,6 @@ impl World {
         if let Some((request, acked)) = lost {
             let what = format!("{request:?} was answered with {acked:?}, which the store does not have");
             self.blame("durable before done", what);
-        }
-    }
-
-    /// A device is about to be asked: the intent must be on disk, and must be the latest.
-    pub(super) fn check_call(&mut self, call: &DeviceCall) {
-        let cuts_off =
-            |slice: SliceId| !self.devices.iter().any(|device| device.has(slice) && device.is_shared());
-        let owes = |slice: SliceId| self.truth.slot(slice).device_call(cuts_off(slice));
-        let owed = match call {
-            DeviceCall::Contents => true,
-            DeviceCall::Grant { slice, epoch, host } => {
-                owes(*slice) == Some(Call::Grant { epoch: *epoch, host: *host })
-            }
-            DeviceCall::Revoke { slice, epoch } => owes(*slice) == Some(Call::Revoke { epoch: *epoch }),
-            DeviceCall::Fence { host, .. } => {
-                self.truth.host(*host).is_some_and(|host| matches!(host.fence, Fence::Fencing { .. }))
-            }
-        };
-        if !owed {
-            self.blame("intent before act", format!("the store knows nothing of {call:?}"));
-        }
-    }
-
-    /// A device has done something: a new owner is let in only when the last one has let go.
-    pub(super) fn note_device(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceDone) {
-        match (call, done) {
-            (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
-                self.note_grant(*slice, *epoch, *host);
-            }
-            (_, DeviceDone::Fenced { host }) => {
-                self.check_stopped(emc, *host);
-                self.truth.cut.insert((emc, *host));
-                let device = &self.devices[usize::from(emc.0)];
-                let theirs = self.truth.hands.iter_mut().filter(|(slice, _)| device.has(**slice));
-                theirs.filter(|(_, hand)| hand.host == *host).for_each(|(_, hand)| hand.let_go = true);
-            }
-            _ => {}
-        }
-    }
-
-    /// What a device cannot cut off counts as fenced only when nothing is left there.
-    fn check_stopped(&mut self, emc: EmcId, host: HostId) {
-        let device = &self.devices[usize::from(emc.0)];
-        let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
-        let left = self.machines[usize::from(host.0)].reachable().find(here);
-        if let Some(holding) = left {
-            self.blame("unknown is not free", format!("{host} counts as fenced and still has {holding:?}"));
-        }
-    }
-
-    fn note_grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
-        let before = self.truth.hands.get(&slice).copied();
-        if before.is_some_and(|hand| (hand.epoch, hand.host) == (epoch, host)) {
-            return;
-        }
-        if let Some(hand) = before.filter(|hand| hand.told && !hand.let_go) {
-            let what =
-                format!("slice {slice} goes to {host}; {} never let go of epoch {}", hand.host, hand.epoch);
-            self.blame("unknown is not free", what);
-        }
-        self.story.counts.moved += u64::from(before.is_some_and(|hand| hand.host != host));
-        self.truth.requalify_asked.remove(&slice);
-        self.truth.hands.insert(slice, Hand { epoch, host, told: false, online: false, let_go: false });
-    }
-
-    /// A device lost its power, and these grants with it.
-    pub(super) fn lost_with_power(&mut self, holding: Holding) {
-        self.truth.lost.insert(holding);
-        self.freed_by_hand(holding.slice);
-    }
-
-    /// A person, or the loss of a device, freed a slice of whoever had it.
-    pub(super) fn freed_by_hand(&mut self, slice: SliceId) {
-        if let Some(hand) = self.truth.hands.get_mut(&slice) {
-            hand.let_go = true;
-        }
-    }
-
-    /// An order names only what is on disk.
-    pub(super) fn check_want(&mut self, host: HostId, want: &Want) {
-        let vms = want.vms.values().flat_map(|vm| vm.slices.keys().map(|h| (*h, false)));
-        let named: Vec<_> = vms.chain(want.scrub.keys().map(|h| (*h, true))).collect();
-        for (holding, scrub) in named {
-            let slot = self.truth.slot(holding.slice);
-            let state_fits = match slot.state {
-                State::Onlining(owner) | State::Online(owner) => !scrub && owner.host == host,
-                State::Scrubbing(Scrub::Working(by)) => scrub && by == host,
-                _ => false,
-            };
-            if slot.epoch != holding.epoch || !state_fits {
-                self.blame("intent before act", format!("{host} is sent {holding:?}, on disk is {slot:?}"));
-            }
-            if let Some(hand) = self.truth.hands.get_mut(&holding.slice)
-                && (hand.host, hand.epoch) == (host, holding.epoch)
-            {
-                hand.told = true;
-            }
         }
     }
 

@@ -62,6 +62,12 @@ impl Program {
         self.running.as_mut().filter(|running| running.life == life)
     }
 
+    /// The batch that is being written.
+    pub(super) fn writing(&self) -> Option<&[Record]> {
+        let (_, records) = self.running.as_ref()?.writing.as_ref()?;
+        Some(records)
+    }
+
     /// Whether it takes connections and requests.
     pub(super) fn is_open(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.open)
@@ -142,7 +148,7 @@ impl World {
         }
     }
 
-    fn when(&self) -> When {
+    pub(super) fn when(&self) -> When {
         let now = self
             .program
             .running
@@ -228,10 +234,15 @@ impl World {
         self.check_batch(&records);
         let ok = self.program.store.commit(&records);
         if ok {
-            self.truth_committed(&records);
+            self.note_durable(&records);
         }
+        self.note_stored(ok);
         self.say(|| format!("batch {batch} ok={ok}: {}", brief(&records)));
         self.manager(Event::Stored { batch, ok });
+        if ok {
+            self.compare_now_and_then();
+            self.check_returns();
+        }
     }
 
     pub(super) fn store_read(&mut self, life: u64) {
@@ -255,7 +266,7 @@ impl World {
     }
 
     fn begin_call(&mut self, emc: EmcId, call: DeviceCall) {
-        self.check_call(&call);
+        self.check_call(emc, &call);
         self.say(|| format!("{emc} is asked {call:?}"));
         match call {
             DeviceCall::Fence { host, powered_off: false }
@@ -302,6 +313,7 @@ impl World {
         let Some(running) = self.program.alive(life) else { return };
         let Some(call) = running.calls[usize::from(emc.0)].0.pop_front() else { return };
         let done = self.make_call(emc, &call);
+        self.note_answer(&done);
         self.say(|| format!("{emc} answers {done:?}"));
         self.manager(Event::Device(emc, done));
     }
