@@ -6,9 +6,11 @@
 
 mod calm;
 mod check;
+mod clock;
 mod device;
 mod hosts;
 mod machine;
+mod past;
 mod people;
 mod program;
 mod store;
@@ -23,10 +25,11 @@ use pool::manager::SessionId;
 use pool::protocol::{Have, Want};
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
-use units::{EmcId, HostId, Ns, ReservationId, UnixMs};
+use units::{EmcId, HostId, Ns, ReservationId};
 
 use self::{
     check::Truth,
+    clock::WallClock,
     device::Device,
     machine::{Job, Machine, Pid},
     people::People,
@@ -81,6 +84,7 @@ pub struct World {
     seed: u64,
     rng: Pcg64,
     now: Ns,
+    wall_clock: WallClock,
     steps: u64,
     queue: BTreeMap<(Ns, u64), Happening>,
     queued: u64,
@@ -117,6 +121,7 @@ impl World {
             seed,
             rng,
             now: Ns::ZERO,
+            wall_clock: WallClock::default(),
             steps: 0,
             queue: BTreeMap::new(),
             queued: 0,
@@ -130,6 +135,9 @@ impl World {
             calm: false,
             weather,
         };
+        if world.weather.long_past {
+            world.remember_past();
+        }
         world.after(Ns::ZERO, Happening::ManagerStarts);
         for host in world.hosts() {
             world.after(Ns::ms(1), Happening::Boots(host));
@@ -233,10 +241,6 @@ impl World {
 
     fn machine(&mut self, host: HostId) -> &mut Machine {
         &mut self.machines[usize::from(host.0)]
-    }
-
-    fn wall(&self) -> UnixMs {
-        UnixMs(self.now.as_ms())
     }
 
     fn say(&mut self, words: impl FnOnce() -> String) {

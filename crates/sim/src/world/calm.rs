@@ -13,6 +13,8 @@ use super::{Failure, Happening, World};
 /// How long everything may take to become ready, and then to become free.
 const READY_WITHIN: Ns = Ns::secs(60);
 const FREE_WITHIN: Ns = Ns::secs(120);
+/// How long it may take until all that is too old is forgotten.
+const FORGOTTEN_WITHIN: Ns = Ns::secs(60);
 /// How often people look and ask again.
 const LOOK_EVERY: Ns = Ns::ms(500);
 
@@ -26,6 +28,10 @@ impl World {
         self.live_until(READY_WITHIN, Self::not_ready)?;
         self.end_all_guests();
         self.live_until(FREE_WITHIN, Self::not_free)?;
+        if self.weather.days_pass {
+            self.pass_a_day();
+        }
+        self.live_until(FORGOTTEN_WITHIN, Self::not_forgotten)?;
         self.compare_with_disk();
         self.story.failure(self.seed, self.steps).map_or(Ok(()), Err)
     }
@@ -34,6 +40,7 @@ impl World {
         self.say(|| "all trouble is over".into());
         self.calm = true;
         self.program.store.calm();
+        self.empty_disk();
         self.after(Ns::ms(1), Happening::ManagerStarts);
         self.devices.iter_mut().for_each(|device| device.failed = false);
         for host in self.hosts() {

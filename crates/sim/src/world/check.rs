@@ -3,16 +3,19 @@
 
 mod calls;
 mod counts;
+mod forgotten;
 mod orders;
 mod progress;
 mod returns;
+
+pub(super) use self::orders::Orders;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::VmRecord,
     protocol::{FailedReason, Have, Holding},
-    record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
+    record::{Emc, Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Drain, Slot, State},
 };
 use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
@@ -35,6 +38,8 @@ pub(super) struct Truth {
     forced: BTreeSet<ReservationId>,
     /// Grants that went with the power of their device.
     lost: BTreeSet<Holding>,
+    /// Requests that were made at least once while the store's disk had room.
+    pub(super) had_room: BTreeSet<RequestKey>,
     /// Which devices have cut off which hosts since these were last to be fenced.
     cut: BTreeSet<(EmcId, HostId)>,
     named: orders::Named,
@@ -151,9 +156,7 @@ impl World {
                 Record::Slice(slice, slot) => self.check_slot(*slice, *slot),
                 Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
                 Record::Host(id, host) => self.check_fencing(*id, host),
-                Record::Gone(Key::Reservation(id)) if self.truth.acked.values().any(|a| a.id == *id) => {
-                    self.blame("durable before done", format!("{id} is forgotten within a day"));
-                }
+                Record::Gone(Key::Reservation(id)) => self.check_forgotten(*id, records),
                 _ => {}
             }
         }
@@ -193,7 +196,8 @@ impl World {
     }
 
     fn check_free(&mut self, slice: SliceId, slot: Slot) {
-        let receipt = slot.receipt.map(|receipt| receipt.scrubbed.holding);
+        let receipt = slot.receipt.filter(|receipt| receipt.scrubbed.verified >= units::SLICE);
+        let receipt = receipt.map(|receipt| receipt.scrubbed.holding);
         if slot.epoch > Epoch(0) && receipt != Some(Holding { slice, epoch: slot.epoch }) {
             let what = format!("slice {slice} is free after epoch {} with receipt {receipt:?}", slot.epoch);
             self.blame("clean hands", what);
@@ -212,16 +216,42 @@ impl World {
             if !kept || revived || acked.is_some_and(|acked| !is_kept(&acked, new)) {
                 self.blame("durable before done", format!("{id} was {old:?} and becomes {new:?}"));
             }
-        } else if self.is_closed(new, batch) {
-            self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
+        } else if new.is_active() {
+            self.check_new(id, new, batch);
         }
     }
 
-    /// Whether a new reservation's host was cordoned or draining well before it.
+    fn check_new(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
+        if self.is_closed(new, batch) {
+            self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
+        }
+        if !self.truth.had_room.contains(&new.request) {
+            self.blame("a full disk takes no new reservations", format!("{id}: {new:?}"));
+        }
+    }
+
+    /// Whether a new reservation's host, or an EMC of it, was cordoned, draining or out of reach well before it. What
+    /// changes in the same batch may have been decided before or after it.
     fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
-        let changes = batch.iter().any(|record| record.key() == Key::Host(new.host));
+        let changes = |key| batch.iter().any(|record| record.key() == key);
+        if changes(Key::Host(new.host)) {
+            return false;
+        }
         let host = self.truth.host(new.host);
-        !changes && host.is_some_and(|h| h.scheduling != Scheduling::Enabled || h.fence != Fence::None)
+        let takes = |emc: EmcId| {
+            let enabled = |emc: &Emc| emc.scheduling == Scheduling::Enabled;
+            changes(Key::Emc(emc)) || self.truth.emc(emc).is_some_and(enabled)
+        };
+        let open = host.is_some_and(|host| {
+            let reached = |slice: &SliceId| {
+                let emc = self.truth.emc_of(*slice);
+                emc.is_some_and(|emc| host.emcs.contains(&emc) && takes(emc))
+            };
+            host.scheduling == Scheduling::Enabled
+                && host.fence == Fence::None
+                && new.slices.iter().all(reached)
+        });
+        !open
     }
 
     /// A host is fenced only if somebody asked, or after a long silence.

@@ -316,10 +316,15 @@ impl World {
         if !self.reaches(holding, host) {
             return Err(failed(FailedReason::Host, "no such grant"));
         }
-        self.device(holding.slice).write(holding.slice, Mark::ZERO);
+        // A host that saw zeros in a part only: the rest is as it was.
+        let partial = !self.calm && self.chance(self.weather.host_fails / 10.0);
+        if !partial {
+            self.device(holding.slice).write(holding.slice, Mark::ZERO);
+            self.story.counts.scrubbed += 1;
+        }
         self.machine(host).kernel.retain(|had| had.slice != holding.slice);
-        self.story.counts.scrubbed += 1;
-        Ok(Done::Scrubbed(Scrubbed { holding, started, ended: self.wall(), verified: units::SLICE }))
+        let verified = if partial { units::Bytes::mib(1023) } else { units::SLICE };
+        Ok(Done::Scrubbed(Scrubbed { holding, started, ended: self.wall(), verified }))
     }
 
     fn keep_record(&mut self, host: HostId, record: VmRecord) -> Event {

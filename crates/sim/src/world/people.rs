@@ -25,7 +25,7 @@ const VM_NAMES: usize = 12;
 pub(super) struct People {
     tenants: Vec<Tenant>,
     pub(super) asked: BTreeMap<Token, Asked>,
-    /// Operators' requests so far; the disk has little room.
+    /// The store's disk has little room.
     store_low: bool,
 }
 
@@ -43,6 +43,8 @@ pub(super) enum Asked {
         tenant: usize,
         content: Box<Reserve>,
         wait: bool,
+        /// The store's disk had room for it.
+        room: bool,
     },
     Wait,
     Commit,
@@ -122,7 +124,11 @@ impl World {
         let mut content = self.people.tenants[tenant].reserve.clone();
         content.slices += u32::from(altered);
         let wait = self.chance(0.3).then(|| Ns::ms(500));
-        let asked = Asked::Reserve { tenant, content: Box::new(content.clone()), wait: wait.is_some() };
+        let (room, boxed) = (!self.people.store_low, Box::new(content.clone()));
+        if room && self.program.is_open() {
+            self.truth.had_room.insert(content.request.clone());
+        }
+        let asked = Asked::Reserve { tenant, content: boxed, wait: wait.is_some(), room };
         self.ask(Ask::Reserve { reserve: content, wait }, asked);
     }
 
@@ -234,6 +240,17 @@ impl World {
 
     fn fill_disk(&mut self) {
         self.people.store_low = !self.people.store_low;
+        self.report_store_space();
+    }
+
+    /// The disk has room again.
+    pub(super) fn empty_disk(&mut self) {
+        self.people.store_low = false;
+        self.report_store_space();
+    }
+
+    /// The manager's program looks how much room the store's disk has, at the start too.
+    pub(super) fn report_store_space(&mut self) {
         let low = self.people.store_low;
         self.manager(Event::StoreSpace { low });
     }
@@ -257,8 +274,9 @@ impl World {
         }
         let Some(asked) = self.people.asked.remove(&token) else { return };
         self.say(|| format!("{} hears {}", token.0, brief_answer(&answer)));
+        self.check_full(&asked, &answer);
         match (asked, answer) {
-            (Asked::Reserve { tenant, content, wait }, Ok(Answer::Reservation(view))) => {
+            (Asked::Reserve { tenant, content, wait, .. }, Ok(Answer::Reservation(view))) => {
                 self.on_reserved(tenant, &content, &view);
                 if wait {
                     self.check_ready(&view);
@@ -274,6 +292,13 @@ impl World {
                 self.blame("guests outlive us", "a host that speaks to the manager is fenced".into());
             }
             _ => {}
+        }
+    }
+
+    /// Only a request for new memory is refused because the disk is full, and only while it is.
+    fn check_full(&mut self, asked: &Asked, answer: &Result<Answer, Denied>) {
+        if matches!(answer, Err(Denied::StoreFull)) && !matches!(asked, Asked::Reserve { room: false, .. }) {
+            self.blame("a full disk stops nothing but new reservations", format!("{asked:?} is refused"));
         }
     }
 

@@ -16,8 +16,7 @@ use super::{Happening, Records, World, store::Store};
 const IDLE_TICKS_MAX: u32 = 100;
 /// How soon a machine that wants to be woken in the past is woken.
 const AT_ONCE: Ns = Ns(20_000);
-/// How long the store, a device, the start of the program take.
-const STORE_TAKES: Ns = Ns(400_000);
+/// How long a device takes.
 const DEVICE_TAKES: Ns = Ns(300_000);
 
 #[derive(Debug)]
@@ -56,6 +55,13 @@ impl Program {
     pub(super) fn token(&mut self) -> Token {
         self.tokens += 1;
         Token(self.tokens)
+    }
+
+    /// Time has passed in which nothing ran.
+    pub(super) fn shift_waking(&mut self, span: Ns) {
+        if let Some(running) = &mut self.running {
+            running.wake = running.wake.map(|at| at.after(span));
+        }
     }
 
     fn alive(&mut self, life: u64) -> Option<&mut Running> {
@@ -106,10 +112,13 @@ impl World {
         self.manager(Event::Loaded { meta, records, restored: false });
         let rack = self.weather.rack.clone();
         self.manager(Event::Ask(ready, Ask::Configure(rack)));
+        self.report_store_space();
     }
 
     /// It dies now. What its threads were about to do happens or does not.
     pub(super) fn kill_manager(&mut self) {
+        let writing = self.program.running.as_ref().and_then(|running| running.writing.clone());
+        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // it may reach the disk
         let Some(running) = self.program.running.take() else { return };
         self.say(|| "manager is killed".into());
         self.program.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
@@ -209,7 +218,7 @@ impl World {
             Effect::Store { batch, records } => self.begin_store(batch, records),
             Effect::Reload => {
                 self.say(|| "store is read again".into());
-                let (life, span) = (self.program.life, self.about(STORE_TAKES));
+                let (life, span) = (self.program.life, self.about(self.weather.store_takes));
                 self.after(span, Happening::StoreRead(life));
             }
             Effect::Reply(token, answer) => self.on_reply(token, *answer),
@@ -224,7 +233,7 @@ impl World {
         let life = self.program.life;
         let running = self.program.running.as_mut().expect("an effect of a running manager");
         running.writing = Some((batch, records));
-        let span = self.about(STORE_TAKES);
+        let span = self.about(self.weather.store_takes);
         self.after(span, Happening::StoreDone(life));
     }
 

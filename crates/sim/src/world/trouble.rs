@@ -27,8 +27,11 @@ impl World {
             43..55 => self.lose_host(host),
             55..68 => self.freeze_agent(host),
             68..80 => self.lose_network(host),
-            80..88 => self.break_session(host),
-            88..98 => self.fail_device(),
+            80..86 => self.break_session(host),
+            86..88 => self.jump_wall_clock(),
+            88..97 => self.fail_device(),
+            97..98 if self.weather.days_pass => self.pass_a_day(),
+            97..98 => self.fail_device(),
             _ => self.power_device_off(),
         }
     }

@@ -56,6 +56,14 @@ impl Truth {
         }
     }
 
+    /// The EMC on disk whose slice this is.
+    pub(super) fn emc_of(&self, slice: SliceId) -> Option<EmcId> {
+        self.records.values().find_map(|record| match record {
+            Record::Emc(id, emc) if (emc.first.0..emc.first.0 + emc.slices).contains(&slice.0) => Some(*id),
+            _ => None,
+        })
+    }
+
     /// Whether the records on disk justify a call to this device.
     fn justifies(&self, emc: EmcId, call: &DeviceCall) -> bool {
         let Some(device) = self.emc(emc) else { return false };

@@ -1,11 +1,11 @@
 //! Orders to hosts: the complete desired state of a host, computed from the records on disk and the grants that devices
 //! confirmed, and compared with the sum of the orders sent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     manager::DeviceDone,
-    protocol::{Handle, Holding, NoMore, Want, WantRelease, WantVm},
+    protocol::{Handle, Have, Holding, NoMore, Want, WantRelease, WantVm},
     record::{Fence, Host, Key, Record, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
@@ -24,6 +24,20 @@ pub(super) struct Named {
     /// Named by a comparison of contents: part of orders from the next durable write on.
     found_grants: Vec<(SliceId, (Epoch, Handle))>,
     found_places: Vec<(SliceId, Handle)>,
+    /// Scrubs of a whole slice that were reported since the store was read.
+    ended_scrubs: BTreeSet<(HostId, Holding)>,
+}
+
+/// The orders of one session up to the latest.
+pub(in crate::world) struct Orders {
+    pub(in crate::world) host: HostId,
+    pub(in crate::world) instance: InstanceId,
+    /// The boot that the agent named when it connected.
+    pub(in crate::world) boot_id: String,
+    /// Scrubs that the latest order is the first to name.
+    pub(in crate::world) first_scrubs: Vec<Holding>,
+    /// What they mean together.
+    pub(in crate::world) sum: Want,
 }
 
 impl Named {
@@ -55,6 +69,7 @@ impl Named {
     fn stored(&mut self, ok: bool) {
         if !ok {
             self.loaded = false;
+            self.ended_scrubs.clear();
             return;
         }
         self.places.extend(self.found_places.drain(..));
@@ -149,20 +164,39 @@ impl World {
         self.truth.named.stored(ok);
     }
 
+    /// The present manager receives a report.
+    pub(in crate::world) fn note_report(&mut self, host: HostId, have: &Have) {
+        if self.truth.named.loaded {
+            let whole = have.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
+            self.truth.named.ended_scrubs.extend(whole.map(|scrubbed| (host, scrubbed.holding)));
+        }
+    }
+
     /// Checks an order, and that all orders of its session add up to the desired state of the host.
-    pub(in crate::world) fn check_order(
-        &mut self,
-        host: HostId,
-        instance: InstanceId,
-        order: &Want,
-        sum: &Want,
-    ) {
-        self.check_granted(host, order);
-        self.check_not_overtaken(host);
-        let desired = self.truth.desired(host, instance);
+    pub(in crate::world) fn check_order(&mut self, order: &Want, orders: &Orders) {
+        let Orders { host, sum, .. } = orders;
+        self.check_granted(*host, order);
+        self.check_not_overtaken(*host);
+        self.check_not_outdated(orders);
+        let desired = self.truth.desired(*host, orders.instance);
         if desired.as_ref() != Some(sum) {
             let what = format!("orders to {host} add up to {sum:?}, its desired state is {desired:?}");
             self.blame("orders add up to the desired state", what);
+        }
+    }
+
+    /// No order before the boot of its session is on disk, and none that starts a scrub whose end was reported.
+    fn check_not_outdated(&mut self, orders: &Orders) {
+        let host = self.truth.host(orders.host).filter(|host| host.fence == Fence::None);
+        let boot = host.map(|host| host.boot_id.clone()).filter(|boot| !boot.is_empty());
+        if boot.is_some_and(|boot| boot != orders.boot_id) {
+            let what = format!("{} gets an order for its earlier boot", orders.host);
+            self.blame("no order against a decision", what);
+        }
+        let ended = |scrub: &&Holding| self.truth.named.ended_scrubs.contains(&(orders.host, **scrub));
+        if let Some(scrub) = orders.first_scrubs.iter().find(ended).copied() {
+            let what = format!("{} is to start {scrub:?}, which it reported scrubbed", orders.host);
+            self.blame("no order against a decision", what);
         }
     }
 

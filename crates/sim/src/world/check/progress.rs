@@ -62,6 +62,11 @@ impl Truth {
 }
 
 impl World {
+    /// Time has passed in which nothing ran.
+    pub(in crate::world) fn forget_delays(&mut self) {
+        self.truth.unhindered = Unhindered::default();
+    }
+
     pub(super) fn check_fences_advance(&mut self) {
         let now = self.now;
         for (emc, _) in (0..).map(EmcId).zip(&self.devices).filter(|(_, device)| device.failed) {
