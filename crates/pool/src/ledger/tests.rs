@@ -46,7 +46,7 @@ impl RackSpec {
                 rack.emcs.push(EmcSpec { name: name(emc), slices, driver, path, serial });
             } else {
                 let (host, emcs) = word.split_once(':').unwrap();
-                let emcs = emcs.split('+').map(name).collect();
+                let emcs = emcs.split('+').filter(|emc| !emc.is_empty()).map(name).collect();
                 rack.hosts.push(HostSpec { name: name(host), cores: 16, local: Bytes::gib(64), emcs });
             }
         }

@@ -25,6 +25,7 @@ impl Manager {
         let Some((Fence::Fencing { powered_off }, emcs)) = fence else {
             return self.unfenced.retain(|(_, kept), _| *kept != host);
         };
+        self.finish_fence(when, host); // the wire to the last outstanding EMC may have been removed
         for emc in emcs {
             let known = powered_off || self.cuts_off(emc);
             if known && self.is_to_fence(emc, host, powered_off) {
@@ -93,13 +94,22 @@ impl Manager {
     }
 
     pub(super) fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
+        let fence = self.head.host(host).map(|entry| entry.host.fence);
+        if !matches!(fence, Some(Fence::Fencing { .. })) {
+            return;
+        }
+        self.unfenced.remove(&(emc, host));
+        self.fenced.insert((emc, host));
+        self.finish_fence(when, host);
+    }
+
+    /// Records what the EMCs of a host that is being fenced have done so far; the fence ends when none is outstanding.
+    fn finish_fence(&mut self, when: When, host: HostId) {
         let Some(entry) = self.head.host(host) else { return };
         if !matches!(entry.host.fence, Fence::Fencing { .. }) {
             return;
         }
         let emcs = entry.host.emcs.clone();
-        self.unfenced.remove(&(emc, host));
-        self.fenced.insert((emc, host));
         let done: Vec<EmcId> =
             emcs.iter().copied().filter(|emc| self.fenced.contains(&(*emc, host))).collect();
         for emc in &done {

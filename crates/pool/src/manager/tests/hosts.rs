@@ -118,6 +118,28 @@ fn a_silent_host_is_fenced_even_if_the_store_fails_meanwhile() {
     );
 }
 
+/// The fence waited for the answer of a device that the host was not wired to any more.
+#[test]
+fn fence_ends_when_the_last_outstanding_wire_is_removed() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go
+         break:e2 reserve:b@h2=4 stored device
+         down:h1 fence:h1 stored device tick:10 stored
+         state:h1 | Fencing
+         rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2 stored go
+         state:h1 | Fenced",
+    );
+}
+
+#[test]
+fn fence_of_a_host_without_wires_ends_at_once() {
+    Rig::up().tells(
+        "rack:e1=4&e2=4&h1:&h2:e1+e2&h3:e2 go
+         down:h1 fence:h1 stored go
+         state:h1 | Fenced",
+    );
+}
+
 #[test]
 fn a_host_is_fenced_at_a_device_that_failed_meanwhile() {
     Rig::up().tells(
