@@ -13,6 +13,7 @@ mod machine;
 mod past;
 mod people;
 mod program;
+mod rack;
 mod store;
 mod story;
 mod trouble;
@@ -34,6 +35,7 @@ use self::{
     machine::{Job, Machine, Pid},
     people::People,
     program::Program,
+    rack::RackFile,
     story::Story,
     trouble::Trouble,
     weather::Weather,
@@ -90,6 +92,7 @@ pub struct World {
     queued: u64,
     weather: Weather,
     program: Program,
+    rack: RackFile,
     devices: Vec<Device>,
     machines: Vec<Machine>,
     wire: Wire,
@@ -128,6 +131,7 @@ impl World {
             devices: weather.devices(),
             machines: weather.machines(),
             program: Program::new(store),
+            rack: RackFile::new(weather.rack.clone()),
             wire: Wire::default(),
             people: People::default(),
             truth: Truth::default(),

@@ -95,6 +95,7 @@ impl World {
 
     /// Which slice is not free and should be. People go on releasing what is left.
     fn not_free(&mut self) -> Option<String> {
+        self.wire_everything();
         let active: Vec<_> = self
             .truth
             .reservations()

@@ -6,6 +6,7 @@ mod counts;
 mod forgotten;
 mod orders;
 mod progress;
+mod rack;
 mod returns;
 
 pub(super) use self::orders::Orders;
@@ -152,6 +153,7 @@ impl World {
     /// A batch that is about to be written.
     pub(super) fn check_batch(&mut self, records: &[Record]) {
         for record in records {
+            self.check_rack_change(record, records);
             match record {
                 Record::Slice(slice, slot) => self.check_slot(*slice, *slot),
                 Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
@@ -225,6 +227,12 @@ impl World {
         if self.is_closed(new, batch) {
             self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
         }
+        let latest = self.when().now.after(new.commit_within);
+        if let Stage::Reserved { deadline, .. } = new.stage
+            && deadline > latest
+        {
+            self.blame("deadlines run on rack time", format!("{id} ends after {latest}: {new:?}"));
+        }
         if !self.truth.had_room.contains(&new.request) {
             self.blame("a full disk takes no new reservations", format!("{id}: {new:?}"));
         }
@@ -258,7 +266,9 @@ impl World {
     fn check_fencing(&mut self, id: HostId, host: &Host) {
         let was = self.truth.host(id).map_or(Fence::None, |host| host.fence);
         if host.fence == Fence::Fenced && was != Fence::Fenced {
-            let reached = host.emcs.iter().find(|emc| !self.truth.cut.contains(&(**emc, id)));
+            let wired = self.truth.host(id).map(|host| host.emcs.clone()).unwrap_or_default();
+            let here = host.emcs.iter().filter(|emc| wired.contains(emc));
+            let reached = here.copied().find(|emc| !self.truth.cut.contains(&(*emc, id)));
             if let Some(emc) = reached {
                 self.blame("unknown is not free", format!("{id} counts as fenced, {emc} has not cut it off"));
             }
@@ -306,6 +316,7 @@ impl World {
         self.truth.records.clear();
         self.truth.records.extend(meta.map(|meta| (Key::Meta, Record::Meta(meta.clone()))));
         self.truth_committed(records);
+        self.follow_rack();
         self.truth.named.load();
         let forced = records.iter().filter_map(|record| match record {
             Record::Slice(_, Slot { state: State::Draining(owner, Drain::Host { force: true }), .. }) => {

@@ -26,10 +26,10 @@ impl Default for WallClock {
 }
 
 impl World {
-    /// The same world with a wall clock that never jumps.
+    /// The same world with a wall clock that starts at zero and never jumps.
     #[must_use]
     pub fn with_steady_wall_clock(mut self) -> Self {
-        self.wall_clock.is_steady = true;
+        self.wall_clock = WallClock { ahead_ms: 0, is_steady: true };
         self
     }
 

@@ -8,7 +8,7 @@ use pool::{
     denied::Denied,
     ledger::{Place, Reserve, Target},
     manager::{Answer, Ask, Event, ReservationView, Token},
-    record::{RequestKey, Scheduling, Stage},
+    record::{Record, RequestKey, Scheduling, Stage},
     slice::State,
 };
 use rand::Rng as _;
@@ -53,6 +53,7 @@ pub(super) enum Asked {
     Fence {
         connected: bool,
     },
+    Configure,
     Other,
 }
 
@@ -72,6 +73,7 @@ impl World {
             54..68 => self.release_some(),
             68..88 => self.launch_some(),
             88..91 => self.schedule_some(),
+            91..92 if self.weather.rack_changes => self.change_rack(),
             91..93 => self.fence_some(),
             93..96 => self.let_back_some(),
             96..97 => self.stop_waiting(),
@@ -81,7 +83,7 @@ impl World {
     }
 
     /// Asks, if somebody is there to hear it.
-    fn ask(&mut self, ask: Ask, asked: Asked) {
+    pub(super) fn ask(&mut self, ask: Ask, asked: Asked) {
         if self.program.is_open() {
             let token = self.program.token();
             self.say(|| format!("{} asks {}", token.0, brief(&ask)));
@@ -178,8 +180,8 @@ impl World {
     }
 
     fn schedule_some(&mut self) {
-        let hosts = self.weather.rack.hosts.iter().map(|host| Place::Host(host.name.clone()));
-        let emcs = self.weather.rack.emcs.iter().map(|emc| Place::Emc(emc.name.clone()));
+        let hosts = self.rack.spec().hosts.iter().map(|host| Place::Host(host.name.clone()));
+        let emcs = self.rack.spec().emcs.iter().map(|emc| Place::Emc(emc.name.clone()));
         let places: Vec<Place> = hosts.chain(emcs).collect();
         let to = [Scheduling::Enabled, Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining];
         let (place, to) = (self.any(&places), self.any(&to));
@@ -213,8 +215,11 @@ impl World {
     }
 
     pub(super) fn quarantined(&self) -> Vec<SliceId> {
-        let slices = (0..self.weather.rack.emcs.iter().map(|emc| emc.slices).sum()).map(SliceId);
-        slices.filter(|s| matches!(self.truth.slot(*s).state, State::Quarantined(_))).collect()
+        let quarantined = |record: &Record| match record {
+            Record::Slice(slice, slot) if matches!(slot.state, State::Quarantined(_)) => Some(*slice),
+            _ => None,
+        };
+        self.truth.records().filter_map(quarantined).collect()
     }
 
     pub(super) fn let_back(&mut self, slice: SliceId) {
@@ -276,6 +281,7 @@ impl World {
         self.say(|| format!("{} hears {}", token.0, brief_answer(&answer)));
         self.check_full(&asked, &answer);
         match (asked, answer) {
+            (Asked::Configure, answer) => self.rack_answered(&answer),
             (Asked::Reserve { tenant, content, wait, .. }, Ok(Answer::Reservation(view))) => {
                 self.on_reserved(tenant, &content, &view);
                 if wait {
@@ -307,6 +313,7 @@ impl World {
         let Some(running) = &mut self.program.running else { return };
         running.ready = None;
         running.open = answer.is_ok();
+        self.rack_answered(answer);
         if answer.is_err() {
             self.kill_manager();
             self.after(Ns::ms(10), Happening::ManagerStarts);
@@ -316,8 +323,9 @@ impl World {
     /// The answer is what was asked, is on disk, and is what it was the first time.
     fn on_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
         let made = &view.reservation;
-        let asked = (&content.vm, content.slices as usize, &content.host, &content.request);
-        if asked != (&made.vm, made.slices.len(), &view.host, &made.request) {
+        let asked = (&content.vm, content.slices as usize, &content.request);
+        let here = view.host == content.host || !self.truth.has_host(made.host);
+        if !here || asked != (&made.vm, made.slices.len(), &made.request) {
             self.blame("a request gets what it asked", format!("{content:?} gets {view:?}"));
         }
         if self.truth.reservation(view.id) != Some(made) {

@@ -110,7 +110,7 @@ impl World {
         });
         self.say(|| format!("manager starts its life {life}"));
         self.manager(Event::Loaded { meta, records, restored: false });
-        let rack = self.weather.rack.clone();
+        let rack = self.rack.spec().clone();
         self.manager(Event::Ask(ready, Ask::Configure(rack)));
         self.report_store_space();
     }
@@ -311,6 +311,8 @@ impl World {
         let (now, span) = (self.now, self.about(DEVICE_TAKES));
         let life = self.program.life;
         let running = self.program.running.as_mut().expect("an effect of a running manager");
+        let devices = self.devices.len().max(running.calls.len());
+        running.calls.resize_with(devices, Default::default);
         let (calls, last) = &mut running.calls[usize::from(emc.0)];
         calls.push_back(call);
         *last = (*last).max(now).after(span);

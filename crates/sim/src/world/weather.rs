@@ -35,6 +35,8 @@ pub(super) struct Weather {
     pub(super) trouble_every: Ns,
     /// Whether days pass at once.
     pub(super) days_pass: bool,
+    /// Whether the operator changes rack.toml.
+    pub(super) rack_changes: bool,
     /// Whether a client has as many ended reservations as may be remembered.
     pub(super) long_past: bool,
 }
@@ -60,6 +62,7 @@ impl Weather {
             act_every: Ns::ms(rng.random_range(5..60)),
             trouble_every: Ns::ms(rng.random_range(100..1000)),
             days_pass: rng.random_bool(0.2),
+            rack_changes: rng.random_bool(0.4),
             long_past: rng.random_bool(0.002),
         }
     }
@@ -96,12 +99,12 @@ fn rack(rng: &mut Pcg64) -> RackSpec {
     RackSpec { emcs, hosts }
 }
 
-fn emc(n: usize, slices: u32, shared: bool) -> EmcSpec {
+pub(super) fn emc(n: usize, slices: u32, shared: bool) -> EmcSpec {
     let (driver, path, serial) = ("simulated".into(), String::new(), shared.then(|| format!("{n:#x}")));
     EmcSpec { name: name("e", n), slices, driver, path, serial }
 }
 
-fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
+pub(super) fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
     HostSpec { name: name("h", n), cores: 64, local: Bytes::gib(64), emcs }
 }
 

@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::Event as Told,
-    ledger::EmcSpec,
     manager::{Closed, Event, SessionId},
     protocol::{Have, Hello, Holding, SeenDevice, Want},
 };
 use units::limits::{RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
-use units::{HostId, InstanceId, Ns};
+use units::{HostId, InstanceId, Ns, SliceId};
 
 use super::{Happening, World, check::Orders};
 
@@ -107,11 +106,7 @@ impl World {
 
     /// Every machine sees every shared device.
     fn seen_devices(&self) -> Vec<SeenDevice> {
-        let emcs = self.weather.rack.emcs.iter();
-        let seen = |emc: &EmcSpec| {
-            Some(SeenDevice { serial: emc.serial.clone()?, slices: emc.slices, problem: None })
-        };
-        emcs.filter_map(seen).collect()
+        self.rack.seen.clone()
     }
 
     pub(super) fn welcome(&mut self, id: SessionId) {
@@ -209,10 +204,17 @@ impl World {
         session.manager = false;
         let host = session.host;
         self.say(|| format!("manager closes session {} of {host}: {why:?}", id.0));
-        if let Closed::FalseClaim(slice, epoch) = why {
+        if let Closed::FalseClaim(slice, epoch) = why
+            && !self.is_outdated_claim(host, *slice)
+        {
             self.blame("nobody honest is accused", format!("{host} of claiming {slice} under epoch {epoch}"));
         }
         self.after(Ns::ms(1), Happening::AgentHearsEnd(id));
+    }
+
+    /// Whether the wire to a slice was removed, and a report from before may have been overtaken by later ones.
+    fn is_outdated_claim(&self, host: HostId, slice: SliceId) -> bool {
+        !self.weather.in_order && !self.truth.is_wired(host, slice)
     }
 
     /// Something between the ends breaks; each learns of it in its own time.

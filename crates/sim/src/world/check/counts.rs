@@ -50,7 +50,7 @@ struct Counts {
 }
 
 /// The host that may still reach a slice.
-fn holder(slot: &Slot) -> Option<HostId> {
+pub(super) fn holder(slot: &Slot) -> Option<HostId> {
     match slot.state {
         State::Free | State::Scrubbing(Scrub::Waiting) => None,
         State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => Some(o.host),

@@ -94,6 +94,7 @@ impl World {
         let now = self.when().now;
         self.truth.note_moves(now, records);
         self.truth_committed(records);
+        self.follow_rack_of(records);
     }
 
     /// Compares after a write that moved a slice: then the manager has just dropped windows that are too old.
