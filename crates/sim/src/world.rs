@@ -14,6 +14,7 @@ mod past;
 mod people;
 mod program;
 mod rack;
+mod scrubs;
 mod store;
 mod story;
 mod trouble;

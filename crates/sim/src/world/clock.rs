@@ -37,7 +37,7 @@ impl World {
         UnixMs(self.now.as_ms() + self.wall_clock.ahead_ms)
     }
 
-    /// Somebody sets the wall clock, forwards or backwards.
+    /// An operator sets the wall clock, forwards or backwards.
     pub(super) fn jump_wall_clock(&mut self) {
         let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
         let forwards = self.chance(0.5);

@@ -21,7 +21,7 @@ use super::{
 /// Hosts and EMCs that a world may have had in all.
 const PLACES_MAX: usize = 4;
 
-/// The file, and what the manager may have made durable of it.
+/// The file, and the file before while either of both may be durable.
 #[derive(Debug)]
 pub(super) struct RackFile {
     spec: RackSpec,
@@ -42,7 +42,7 @@ impl RackFile {
         &self.spec
     }
 
-    /// What may be durable.
+    /// The files of which one is durable.
     pub(super) fn possible(&self) -> impl Iterator<Item = &RackSpec> {
         std::iter::once(&self.spec).chain(&self.before)
     }
@@ -53,7 +53,7 @@ fn seen(emc: &EmcSpec) -> Option<SeenDevice> {
 }
 
 impl World {
-    /// Asks the manager to take a new rack.toml, or the present one again if it is not known what became of it.
+    /// Asks the manager to take a new rack.toml, or the present one again if its outcome is not known.
     pub(super) fn change_rack(&mut self) {
         let waits = self.people.asked.values().any(|asked| matches!(asked, Asked::Configure));
         if waits || !self.program.is_open() {
@@ -66,7 +66,7 @@ impl World {
         self.ask(Ask::Configure(self.rack.spec.clone()), Asked::Configure);
     }
 
-    /// What came of the rack.toml that the manager was asked to take.
+    /// Takes the answer to a rack.toml.
     pub(super) fn rack_answered(&mut self, answer: &Result<Answer, Denied>) {
         match answer {
             Ok(_) => {
@@ -159,9 +159,10 @@ impl World {
         }
     }
 
-    /// Nothing of this may be accepted, a new host beside it no more than the rest.
+    /// Nothing of this may be accepted, a new host or EMC beside it no more than the rest.
     fn ask_for_the_impossible(&mut self, rack: &mut RackSpec) {
         self.add_host(rack);
+        self.add_emc(rack);
         if self.chance(0.5) {
             rack.emcs[0].slices += 1;
         } else {
@@ -169,7 +170,7 @@ impl World {
         }
     }
 
-    /// Devices and machines follow what is durable.
+    /// Adds the devices and machines that have become durable.
     pub(super) fn follow_rack(&mut self) {
         while let Some(emc) = self.truth.emc(EmcId(u16::try_from(self.devices.len()).expect("few"))).cloned()
         {

@@ -1,4 +1,4 @@
-//! Device calls: which ones the records on disk justify, and what devices confirmed.
+//! Device calls: the ones that the records on disk justify, and the ones that devices confirmed.
 
 use pool::{
     manager::{DeviceCall, DeviceDone},

@@ -26,7 +26,7 @@ struct EmcSlices {
     quarantined: BTreeSet<SliceId>,
 }
 
-/// What one host holds, and what may still be reserved on it.
+/// The slices and reservations of one host, and its cores and memory that may still be reserved.
 #[derive(Debug, PartialEq, Eq)]
 struct HostUse {
     held: BTreeSet<SliceId>,
@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// What the manager shows is what the records on disk amount to.
+    /// Compares the views of the manager with the records on disk.
     pub(in crate::world) fn compare_with_disk(&mut self) {
         let Some(running) = &self.program.running else { return };
         let shown = running.manager.durable();

@@ -17,7 +17,7 @@ fn ended_at(reservation: &Reservation) -> Option<Ns> {
 }
 
 impl Truth {
-    /// The state of what a batch leaves behind.
+    /// The reservations as a batch leaves them.
     fn after<'a>(&'a self, batch: &'a [Record]) -> impl Iterator<Item = (ReservationId, &'a Reservation)> {
         let new = batch.iter().filter_map(|record| match record {
             Record::Reservation(id, reservation) => Some((*id, reservation)),
@@ -65,7 +65,7 @@ impl World {
         self.truth.acked.retain(|_, acked| acked.id != id);
     }
 
-    /// What should have been forgotten by now.
+    /// A reservation that should have been forgotten by now, or a client with too many.
     pub(in crate::world) fn not_forgotten(&mut self) -> Option<String> {
         let now = self.when().now;
         let mut by_client: BTreeMap<&Name, usize> = BTreeMap::new();

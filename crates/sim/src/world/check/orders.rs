@@ -36,7 +36,7 @@ pub(in crate::world) struct Orders {
     pub(in crate::world) boot_id: String,
     /// Scrubs that the latest order is the first to name.
     pub(in crate::world) first_scrubs: Vec<Holding>,
-    /// What they mean together.
+    /// Their sum.
     pub(in crate::world) sum: Want,
 }
 
@@ -159,7 +159,7 @@ impl World {
         self.truth.named.answered(done);
     }
 
-    /// The present manager learns what became of its batch.
+    /// The present manager learns whether its batch is durable.
     pub(in crate::world) fn note_stored(&mut self, ok: bool) {
         self.truth.named.stored(ok);
     }
@@ -214,7 +214,7 @@ impl World {
         }
     }
 
-    /// No order while a batch is being written that fences the host or ends what ran before its restart.
+    /// No order while a batch is being written that fences the host or ends the VMs of its earlier boot.
     fn check_not_overtaken(&mut self, id: HostId) {
         let Some(now) = self.truth.host(id).filter(|host| host.fence == Fence::None) else { return };
         let ends = |next: &Host| {

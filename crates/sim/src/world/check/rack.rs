@@ -1,4 +1,4 @@
-//! rack.toml: what is on disk is one accepted file, whole, and nothing that is in use is removed.
+//! rack.toml: the records on disk are one accepted file, whole, and nothing in use is removed.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ impl Truth {
         slots.collect()
     }
 
-    /// What a change of the rack takes away from its user.
+    /// Returns the slice or reservation that a change of the rack takes from its user.
     fn cut_from_user(&self, record: &Record, batch: &[Record]) -> Option<String> {
         let slots = self.slots_after(batch);
         let mut held = slots.iter().filter_map(|(slice, slot)| Some((*slice, holder(slot)?)));
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// What is on disk is a file that was accepted, or one that may have been.
+    /// The records on disk are an accepted file, or one whose answer is outstanding.
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
         if !self.rack.possible().any(|rack| by_name(rack) == disk) {
