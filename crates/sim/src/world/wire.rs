@@ -9,7 +9,7 @@ use pool::{
     protocol::{Have, Hello, Holding, SeenDevice, Want},
 };
 use units::limits::{RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
-use units::{HostId, InstanceId, Ns, SliceId};
+use units::{HostId, InstanceId, Ns};
 
 use super::{Happening, World, check::Orders};
 
@@ -204,17 +204,10 @@ impl World {
         session.manager = false;
         let host = session.host;
         self.say(|| format!("manager closes session {} of {host}: {why:?}", id.0));
-        if let Closed::FalseClaim(slice, epoch) = why
-            && !self.is_outdated_claim(host, *slice)
-        {
+        if let Closed::FalseClaim(slice, epoch) = why {
             self.blame("nobody honest is accused", format!("{host} of claiming {slice} under epoch {epoch}"));
         }
         self.after(Ns::ms(1), Happening::AgentHearsEnd(id));
-    }
-
-    /// Whether the wire to a slice was removed, and a report from before may have been overtaken by later ones.
-    fn is_outdated_claim(&self, host: HostId, slice: SliceId) -> bool {
-        !self.weather.in_order && !self.truth.is_wired(host, slice)
     }
 
     /// Something between the ends breaks; each learns of it in its own time.

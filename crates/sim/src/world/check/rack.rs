@@ -92,11 +92,6 @@ impl Truth {
         }
     }
 
-    pub(in crate::world) fn is_wired(&self, host: HostId, slice: SliceId) -> bool {
-        let emc = self.emc_of(slice);
-        self.host(host).is_some_and(|host| emc.is_some_and(|emc| host.emcs.contains(&emc)))
-    }
-
     /// Whether a host is in the rack on disk.
     pub(in crate::world) fn has_host(&self, host: HostId) -> bool {
         self.records.contains_key(&Key::Host(host))
