@@ -185,12 +185,13 @@ impl World {
         }
     }
 
-    /// No order before the boot of its session is on disk, and none that starts a scrub whose end was reported.
+    /// No order of a VM before the boot of its session is on disk: it may have ended with the earlier boot. And none that
+    /// starts a scrub whose end was reported.
     fn check_not_outdated(&mut self, orders: &Orders) {
         let host = self.truth.host(orders.host).filter(|host| host.fence == Fence::None);
         let boot = host.map(|host| host.boot_id.clone()).filter(|boot| !boot.is_empty());
-        if boot.is_some_and(|boot| boot != orders.boot_id) {
-            let what = format!("{} gets an order for its earlier boot", orders.host);
+        if !orders.sum.vms.is_empty() && boot.is_some_and(|boot| boot != orders.boot_id) {
+            let what = format!("{} is ordered VMs of its earlier boot", orders.host);
             self.blame("no order against a decision", what);
         }
         let ended = |scrub: &&Holding| self.truth.named.ended_scrubs.contains(&(orders.host, **scrub));
