@@ -219,6 +219,8 @@ pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
 pub const FORGET_EVERY: Ns = Ns::secs(1);
 /// Reservations that may have been made since the backup that a store is restored from.
 pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
+/// Hosts that may have been added since the backup that a store is restored from.
+pub const HOSTS_LOST_MAX: u32 = 1 << 16;
 /// The default time in which a reservation must be committed.
 pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
 /// The longest time in which a reservation may be committed.

@@ -379,6 +379,10 @@ impl Manager {
         let Some(range) = self.head.emc(emc).map(|entry: &EmcEntry| entry.emc.range()) else { return };
         let grants: BTreeMap<SliceId, Grant> =
             contents.grants.into_iter().map(|grant| (grant.slice, grant)).collect();
+        if let Some(host) = grants.values().map(|grant| grant.host).max() {
+            let change = self.head.decide_host_named(host);
+            self.change(when, change);
+        }
         let highest: BTreeMap<SliceId, Epoch> = contents.highest.into_iter().collect();
         for slice in range {
             let slot = self.head.slot(slice).unwrap_or_default();
