@@ -196,7 +196,7 @@ impl Manager {
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
         self.devices.remove(&emc);
         self.fencing.retain(|(of, _), _| *of != emc);
-        self.unfenced.retain(|(of, _), _| *of != emc);
+        self.unfenced.remove_emc(emc);
     }
 
     /// A slice was removed with its EMC. Its number is never reused.
