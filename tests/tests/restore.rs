@@ -1,5 +1,5 @@
-//! Restoring the manager's store from a backup while guests run: each running guest keeps its memory, whatever the backup
-//! knows of it and whichever devices are down. Against real processes.
+//! Restoring the manager's store from a backup while guests run: each running guest keeps its memory, also if the backup
+//! does not contain it, and while devices are down. Against real processes.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
@@ -117,7 +117,7 @@ async fn a_restored_store_believes_nothing_until_the_hosts_have_reported() {
     assert!(running.wait().unwrap().success(), "and nobody wrote into it");
 }
 
-/// The driver of an emulated EMC cannot open it any more; what processes have of it stays.
+/// The driver of an emulated EMC cannot open it any more; mappings of processes stay.
 fn take_away(emc: &Path) {
     fs::rename(emc, emc.with_extension("away")).unwrap();
     fs::write(emc, "not a directory").unwrap();

@@ -349,7 +349,7 @@ impl Manager {
         self.unfenced.clear(); // an answer that came meanwhile was not looked at
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
-            // What the backup contains has no effects, from the first moment on: its orders and fences are old.
+            // The backup's orders and fences are old, and have no effects from the first moment on.
             let change = self.durable.decide_restored();
             self.durable.apply(change.clone());
             self.change(when, change);

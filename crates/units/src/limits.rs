@@ -272,7 +272,7 @@ pub const HOST_RETRY: Ns = Ns::ms(500);
 pub const HOST_ATTEMPTS_TOLD_AFTER: u32 = 3;
 /// How long an agent tells of an ended VM that its orders do not name: a manager that has just started may not yet.
 pub const ENDED_VM_TOLD_FOR: Ns = Ns::secs(3600);
-/// How many of them an agent tells of; beyond, the one that was longest in no order is forgotten.
+/// How many of them an agent reports; beyond, the one that was longest in no order is forgotten.
 pub const ENDED_VMS_TOLD_MAX: usize = 4096;
 /// Slices one host scrubs at the same time.
 pub const SCRUBS_PER_HOST_MAX: usize = 64;

@@ -297,7 +297,7 @@ impl Ledger {
         }
     }
 
-    /// A host is to be cut off: the intent, before any device is told. Its reservations end, and every EMC has to answer. Nothing to change if it was
+    /// The intent to cut a host off, before any device is called. Its reservations end, and every EMC has to answer. Nothing to change if it was
     /// decided before, unless it is new that somebody vouches for the machine being off.
     pub fn decide_fence(
         &self,

@@ -56,7 +56,7 @@ impl Manager {
         !self.cuts_off(emc) && self.is_uncut(emc, host) && self.holds_on(emc, host)
     }
 
-    /// Whether an EMC has yet to cut a host off, in what is durable and in what is decided since.
+    /// Whether an EMC has yet to cut a host off, in the durable ledger and after the decisions since.
     fn is_uncut(&self, emc: EmcId, host: HostId) -> bool {
         let uncut = |ledger: &Ledger| ledger.host(host).is_some_and(|entry| entry.host.uncut.contains(&emc));
         uncut(&self.durable) && uncut(&self.head)

@@ -285,7 +285,7 @@ impl World {
         !open
     }
 
-    /// A host is fenced only if somebody asked, or after a long silence; and by each EMC only once that has cut it off.
+    /// A host is fenced only on request, or after a long silence; and by each EMC only once that has cut it off.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
         let (was, uncut) = match self.truth.host(id) {
             Some(old) => (old.fence, old.uncut.clone()),
@@ -381,7 +381,7 @@ impl World {
         records.iter().for_each(|record| self.truth.put(record));
     }
 
-    /// The store was replaced by an older one: clients may find that what they were told is lost.
+    /// The store was replaced by an older one: replies to clients may be lost with it.
     pub(super) fn forget_lost_history(&mut self, records: &[Record]) {
         let known: BTreeMap<ReservationId, &Reservation> = records
             .iter()

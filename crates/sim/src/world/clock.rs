@@ -15,7 +15,7 @@ const JUMP_HOURS_MAX: u64 = 5;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WallClock {
     ahead_ms: u64,
-    /// It never jumps, whatever is asked of it.
+    /// It never jumps.
     is_steady: bool,
 }
 
@@ -49,7 +49,7 @@ impl World {
         self.say(|| format!("the wall clock jumps by {ms} ms, forwards: {forwards}"));
     }
 
-    /// More than a day passes in which nothing runs, as if every machine had been suspended: whatever was due later is due
+    /// More than a day passes in which nothing runs, as if every machine had been suspended: pending events are due
     /// as much later than before.
     pub(super) fn pass_a_day(&mut self) {
         let span = REQUEST_ID_KEPT.after(Ns::secs(1));

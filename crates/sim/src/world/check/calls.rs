@@ -65,7 +65,7 @@ impl Truth {
         })
     }
 
-    /// Whether an EMC has yet to cut a host off, by what is on disk.
+    /// Whether an EMC has yet to cut a host off, according to the records on disk.
     fn is_uncut(&self, emc: EmcId, host: HostId) -> bool {
         self.host(host).is_some_and(|host| host.uncut.contains(&emc))
     }
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// What a device cannot cut off counts as fenced only when nothing is left there.
+    /// A host counts as fenced by a device that cannot cut it off only when nothing is left there.
     fn check_stopped(&mut self, emc: EmcId, host: HostId) {
         let device = &self.devices[emc.0 as usize];
         let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
@@ -181,7 +181,7 @@ impl World {
         self.freed_by_hand(holding.slice);
     }
 
-    /// A person, or the loss of a device, freed a slice of whoever had it.
+    /// A person, or the loss of a device, took a slice from its owner.
     pub(in crate::world) fn freed_by_hand(&mut self, slice: SliceId) {
         if let Some(hand) = self.truth.hands.get_mut(&slice) {
             hand.let_go = true;

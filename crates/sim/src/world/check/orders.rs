@@ -80,7 +80,7 @@ impl Named {
         }
     }
 
-    /// Whether the device of a slice grants it to nobody.
+    /// Whether the device of a slice has no grant of it.
     pub(super) fn is_revoked(&self, slice: SliceId) -> bool {
         self.loaded && !self.grants.contains_key(&slice)
     }

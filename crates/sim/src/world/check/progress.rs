@@ -1,5 +1,5 @@
 //! Progress of fencing: a device that works and cuts hosts off does so soon, and the slices of the fenced host on it start
-//! on their way back, whatever the other devices of the host do.
+//! on their way back, also while other devices of the host have failed.
 
 use std::collections::BTreeMap;
 
