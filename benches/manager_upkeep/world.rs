@@ -209,7 +209,7 @@ impl World {
         self.now = self.now.after(time);
     }
 
-    /// Times one event, what follows from it, and the question when to wake up next.
+    /// Times one event with its effects, and the computation of the next wakeup.
     pub fn event(&mut self, event: Event) -> Duration {
         self.events([event])
     }
@@ -291,7 +291,7 @@ impl World {
         }
     }
 
-    /// What the ledger expects.
+    /// The call that the ledger expects.
     fn contents(&self, of: EmcId) -> Contents {
         let ledger = self.manager.durable();
         let slices = || ledger.emc(of).map(|entry| entry.emc.range()).into_iter().flatten();

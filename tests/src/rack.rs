@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
 /// How long anything may take before a test gives up on it. Generous: the machines are shared.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks at a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -346,6 +346,26 @@ impl Rack {
         let mut command = Command::new(programs().join("tarn"));
         command.args(args).arg("--endpoint").arg(self.endpoint()).stdin(Stdio::null());
         command.output().expect("tarn runs")
+    }
+
+    /// Runs a command of `pool-manager` that should end, with this rack's configuration; whether it succeeded, and its output.
+    pub fn pool_manager(&self, args: &[&str]) -> (bool, String) {
+        let (command, rest) = args.split_first().expect("a command");
+        let mut run = Command::new(programs().join("pool-manager"));
+        run.arg(command).arg("--config").arg(self.rack_toml_path()).args(rest);
+        let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut run = run.expect("pool-manager starts");
+        let began = Instant::now();
+        while run.try_wait().expect("it is our child").is_none() {
+            if began.elapsed() > PATIENCE {
+                run.kill().expect("it is our child");
+                panic!("it does not end: {:?}", run.wait_with_output());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let output = run.wait_with_output().expect("it is our child");
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.success(), said.concat())
     }
 
     /// Starts a VM's stand-in: a process that fetches its memory from a host's agent, checks that it is zero, writes to

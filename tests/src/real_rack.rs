@@ -22,7 +22,7 @@ use serde_json::Value;
 use crate::{linux_guests::bed, rack::programs};
 
 /// How long anything may take before a test gives up on it: hosts are emulated, and the machines are shared.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 /// Between two looks at a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Between two looks at all kernels, which have other things to do, too.

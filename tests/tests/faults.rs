@@ -103,3 +103,39 @@ async fn a_reservation_that_a_device_forgot_is_found() {
     signal(&run, Signal::CONT);
     assert!(audit(&rack, run, "acknowledged_lost") > 0);
 }
+
+/// Waits for an alarm.
+async fn alarm(rack: &Rack, reason: &str) {
+    rack.wait_for(reason, async |rack| {
+        let seen = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+        seen.alarms.iter().any(|alarm| alarm.reason == reason)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn slice_that_its_device_cannot_grant_fails_alone_and_returns_when_mended() {
+    let rack = Rack::start(Plan::small(2)).await;
+    // Directories where the first grants of each EMC to h0 are to be files.
+    let blocked = [0, 1].map(|emc| rack.emc_dir(emc).join("slices/00000.1.h0"));
+    blocked.iter().for_each(|path| fs::create_dir(path).unwrap());
+    let mut scheduler = rack.scheduler().await;
+    scheduler.reserve(reserve("h0", "hit", 1, "r1")).await.unwrap();
+    alarm(&rack, "SLICE_FAILING").await;
+    let other = wire::ReserveRequest { wait_ready: true, ..reserve("h1", "other", 3, "r2") };
+    scheduler.reserve(other).await.unwrap();
+    alarm(&rack, "SLICE_QUARANTINED").await;
+    let hit = rack.reservations().await.into_iter().find(|reservation| reservation.vm == "hit").unwrap();
+    assert_eq!(hit.state(), wire::ReservationState::Broken, "{hit:?}");
+
+    let quarantined = |slice: &&wire::Slice| slice.state() == wire::SliceState::Quarantined;
+    let slice = rack.slices().await.iter().find(quarantined).unwrap().slice.to_string();
+    blocked.iter().for_each(|path| fs::remove_dir(path).unwrap());
+    for vm in ["hit", "other"] {
+        let release = wire::ReleaseRequest { target: by_vm(vm), ..Default::default() };
+        scheduler.release(release).await.unwrap();
+    }
+    let uncordoned = rack.tarn(&["uncordon", "slice", &slice]);
+    assert!(uncordoned.status.success(), "{uncordoned:?}");
+    rack.wait_all_free().await;
+}

@@ -41,11 +41,11 @@ END
 export TARN_ENDPOINT=http://127.0.0.1:9750 TARN_VMM_RUN_DIR=/run/vmm TARN_HOST_MEMORY=/run/h0/host-memory.sock
 manager() { pool-manager serve --config /run/rack.toml > /run/manager.log 2>&1 & MANAGER=$!; }
 agent() { host-agent serve --config /run/h0.toml > /run/agent.log 2>&1 & AGENT=$!; }
-# Waits until a command succeeds, for two minutes at most.
+# Waits until a command succeeds, for ten minutes at most: guests of an emulated host start slowly on a busy machine.
 until_so() {
   n=0
   until "$@" > /dev/null 2>&1; do
-    n=$((n+1)); [ $n -gt 600 ] && { echo "NEVER $*"; tail -n 20 /run/*.log /run/*.console; poweroff -f; }
+    n=$((n+1)); [ $n -gt 3000 ] && { echo "NEVER $*"; tail -n 20 /run/*.log /run/*.console; poweroff -f; }
     sleep 0.2
   done
 }

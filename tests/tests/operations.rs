@@ -12,28 +12,6 @@ use rustix::process::Signal;
 use tests::rack::{Plan, Rack, by_vm, programs, reserve, wait_for_line};
 use tonic::Code;
 
-/// How long a command that should end may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What a command that should end says, and whether it was content.
-fn pool_manager(rack: &Rack, args: &[&str]) -> (bool, String) {
-    let (command, rest) = args.split_first().expect("a command");
-    let mut run = Command::new(programs().join("pool-manager"));
-    run.arg(command).arg("--config").arg(rack.rack_toml_path()).args(rest);
-    let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let began = Instant::now();
-    while run.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE {
-            run.kill().unwrap();
-            panic!("it does not end: {:?}", run.wait_with_output().unwrap());
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let output = run.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-    (output.status.success(), said)
-}
-
 #[tokio::test]
 async fn hosts_and_emcs_are_added_by_reload_and_removed_only_when_drained() {
     let mut rack = Rack::start(Plan::small(2)).await;
@@ -77,61 +55,6 @@ async fn hosts_and_emcs_are_added_by_reload_and_removed_only_when_drained() {
 }
 
 #[tokio::test]
-async fn a_restored_store_believes_nothing_until_the_hosts_have_reported() {
-    let mut rack = Rack::start(Plan::small(3)).await;
-    let vm = |name: &'static str, host: &'static str, slices| wire::ReserveRequest {
-        wait_ready: true,
-        ..reserve(host, name, slices, name)
-    };
-    rack.scheduler().await.reserve(vm("before", "h0", 1)).await.unwrap();
-    rack.stop_manager();
-    let copy = rack.dir().join("copy");
-    let (ok, said) = pool_manager(&rack, &["backup", "--to", copy.to_str().unwrap()]);
-    assert!(ok, "{said}");
-
-    // A VM that the backup has never heard of, and one that ends after it was made.
-    rack.start_manager().await;
-    rack.wait_hosts_up().await;
-    rack.scheduler().await.reserve(vm("after", "h1", 2)).await.unwrap();
-    let mut running = rack.start_vm(1, "after");
-    wait_for_line(&mut running);
-    rack.scheduler()
-        .await
-        .release(wire::ReleaseRequest { target: by_vm("before"), ..Default::default() })
-        .await
-        .unwrap();
-    rack.wait_for("the slice to be free", async |rack| {
-        rack.slices().await.iter().filter(|s| s.state() == wire::SliceState::Free).count() == 4
-    })
-    .await;
-    let orders = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
-    rack.stop_manager();
-
-    let (ok, said) = pool_manager(&rack, &["restore", "--from", copy.to_str().unwrap()]);
-    assert!(!ok && said.contains("--force"), "{said}");
-    let (ok, said) = pool_manager(&rack, &["restore", "--from", copy.to_str().unwrap(), "--force"]);
-    assert!(ok, "{said}");
-    rack.kill_agent(0);
-    rack.start_manager().await;
-    rack.wait_for("the report of one host", async |rack| {
-        rack.hosts().await[1].state() == wire::HostState::Up
-    })
-    .await;
-    let restored = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
-    assert!(restored.generation > orders.generation, "orders of the forgotten future must stay older");
-    let free =
-        |slices: Vec<wire::Slice>| slices.iter().filter(|s| s.state() == wire::SliceState::Free).count();
-    assert_eq!(free(rack.slices().await), 0, "a host has not reported, so nothing is known to be free");
-
-    rack.start_agent(0);
-    rack.wait_for("what nobody claims to be free", async |rack| free(rack.slices().await) == 4).await;
-    let kept = rack.slices().await.iter().filter(|s| s.vm.as_deref() == Some("after")).count();
-    assert_eq!(kept, 2, "a VM that was running keeps its memory");
-    drop(running.stdin.take());
-    assert!(running.wait().unwrap().success(), "and nobody wrote into it");
-}
-
-#[tokio::test]
 async fn a_watch_outlives_a_restart_of_the_manager() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let seen = rack.dir().join("seen");
@@ -160,10 +83,10 @@ async fn a_watch_outlives_a_restart_of_the_manager() {
 async fn a_store_that_is_not_right_is_refused_by_name() {
     let mut rack = Rack::new(Plan::small(2));
     rack.start_manager().await;
-    let (ok, said) = pool_manager(&rack, &["serve"]);
+    let (ok, said) = rack.pool_manager(&["serve"]);
     assert!(!ok && said.contains("in use by another pool-manager"), "{said}");
     rack.stop_manager();
-    let (ok, said) = pool_manager(&rack, &["check"]);
+    let (ok, said) = rack.pool_manager(&["check"]);
     assert!(ok && said.contains("ok"), "{said}");
 
     let file = fs::read_dir(rack.dir().join("store")).unwrap().map(|entry| entry.unwrap().path());
@@ -173,7 +96,7 @@ async fn a_store_that_is_not_right_is_refused_by_name() {
     bytes[..middle].fill(0x5a);
     fs::write(&file, bytes).unwrap();
     for command in ["check", "serve"] {
-        let (ok, said) = pool_manager(&rack, &[command]);
+        let (ok, said) = rack.pool_manager(&[command]);
         assert!(!ok && said.contains("corrupt") && said.contains("restore"), "{command}: {said}");
     }
 }
@@ -185,14 +108,14 @@ async fn a_manager_that_cannot_start_says_why_and_ends() {
     let mut rack = Rack::new(Plan::small(2));
     let good = rack.rack_toml();
     rack.write_rack_toml(&good.replacen("[manager]", &format!("[manager]\nmetrics_listen = \"{port}\""), 1));
-    let (ok, said) = pool_manager(&rack, &["serve"]);
+    let (ok, said) = rack.pool_manager(&["serve"]);
     assert!(!ok && said.contains(&port.to_string()) && said.contains("in use"), "{said}");
 
     rack.write_rack_toml(&good);
     rack.start_manager().await;
     rack.stop_manager();
     rack.write_rack_toml(&good.replacen("slices = 2", "slices = 1", 1));
-    let (ok, said) = pool_manager(&rack, &["serve"]);
+    let (ok, said) = rack.pool_manager(&["serve"]);
     assert!(!ok && said.contains("emc0") && said.contains("from 2 to 1"), "{said}");
 }
 
@@ -200,23 +123,23 @@ async fn a_manager_that_cannot_start_says_why_and_ends() {
 async fn a_faulty_rack_toml_is_refused_with_everything_that_is_wrong() {
     let rack = Rack::new(Plan::small(2));
     let good = rack.rack_toml();
-    let (ok, said) = pool_manager(&rack, &["serve", "--check-config"]);
+    let (ok, said) = rack.pool_manager(&["serve", "--check-config"]);
     assert!(ok && said.contains("2 hosts, 2 EMCs, 4 slices"), "{said}");
     let bad =
         good.replace("name = \"h1\"", "name = \"h0\"").replace("emcs = [\"emc0\"", "emcs = [\"nowhere\"")
             + "[policy]\npool_share = 1.5\n";
     rack.write_rack_toml(&bad);
-    let (ok, said) = pool_manager(&rack, &["serve", "--check-config"]);
+    let (ok, said) = rack.pool_manager(&["serve", "--check-config"]);
     assert!(!ok);
     for word in ["h0", "nowhere", "pool_share", "1.5"] {
         assert!(said.contains(word), "{said} does not name {word}");
     }
     rack.write_rack_toml(&good.replace("ttl_s", "tll_s"));
-    let (ok, said) = pool_manager(&rack, &["serve"]);
+    let (ok, said) = rack.pool_manager(&["serve"]);
     assert!(!ok && said.contains("tll_s"), "{said}");
     let no_wire = good.replacen("emcs = [\"emc0\", \"emc1\"]", "emcs = []", 1);
     rack.write_rack_toml(&no_wire);
-    let (ok, said) = pool_manager(&rack, &["serve"]);
+    let (ok, said) = rack.pool_manager(&["serve"]);
     assert!(!ok && said.contains("emcs"), "{said}");
 }
 
@@ -291,6 +214,6 @@ async fn over_tls_a_certificate_says_who_may_schedule_and_who_may_administer() {
 
     let open = text.replace("127.0.0.1", "0.0.0.0").replace(tls, "[[emc]]");
     rack.write_rack_toml(&open);
-    let (ok, said) = pool_manager(&rack, &["serve", "--check-config"]);
+    let (ok, said) = rack.pool_manager(&["serve", "--check-config"]);
     assert!(!ok && said.contains("tls"), "{said}");
 }

@@ -41,14 +41,31 @@ struct DiskStore {
     backup: Option<Vec<Write>>,
     generation: u64,
     restored: bool,
+    torn_writes: Arc<AtomicU64>,
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        self.torn_writes.fetch_add(self.disk.torn_writes(), Ordering::Relaxed);
+    }
 }
 
 impl DiskStore {
-    fn new(seed: u64, power_cuts: Arc<AtomicU64>) -> Self {
+    fn new(seed: u64, power_cuts: Arc<AtomicU64>, torn_writes: Arc<AtomicU64>) -> Self {
         let mut chance = Pcg64::seed_from_u64(seed);
         let disk = FaultyDisk::new(move |n| chance.random_range(0..n));
         let rng = Pcg64::seed_from_u64(seed + 1);
-        Self { disk, store: None, rng, calm: false, power_cuts, backup: None, generation: 1, restored: false }
+        Self {
+            disk,
+            store: None,
+            rng,
+            calm: false,
+            power_cuts,
+            torn_writes,
+            backup: None,
+            generation: 1,
+            restored: false,
+        }
     }
 
     fn write(&mut self, batch: &[Record]) -> bool {
@@ -156,17 +173,19 @@ impl Store for DiskStore {
 
 #[test]
 fn every_promise_is_kept_on_the_real_store_when_the_power_fails_at_any_write() {
-    let power_cuts = Arc::new(AtomicU64::new(0));
+    let (power_cuts, torn_writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut sum = Summary::default();
     for seed in 0..SEEDS {
-        let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts)));
+        let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts), Arc::clone(&torn_writes)));
         match World::with_store(seed, store).told(EVENTS_TOLD).run(STEPS) {
             Ok(summary) => sum += summary,
             Err(failure) => panic!("{failure}"),
         }
     }
     let cuts = power_cuts.load(Ordering::Relaxed);
-    println!("{SEEDS} seeds, {cuts} cuts of the power: {sum:?}");
+    let torn = torn_writes.load(Ordering::Relaxed);
+    println!("{SEEDS} seeds, {cuts} cuts of the power, {torn} torn writes: {sum:?}");
+    assert!(torn > SEEDS, "too few writes were torn: {torn}");
     assert!(
         cuts > SEEDS && sum.reserved > SEEDS && sum.restored > SEEDS / 10,
         "too little happened: {cuts} cuts, {sum:?}"

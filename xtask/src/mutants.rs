@@ -1,5 +1,5 @@
 //! `cargo xtask mutants`: changes the code of `pool` in one place at a time and runs its tests on each change (mutation
-//! testing). A change that no test notices survives; the task fails if too many do. What is changed and which tests run is
+//! testing). A change that no test notices survives; the task fails if too many do. The places and the tests are
 //! in `.cargo/mutants.toml`; changing and running is the work of cargo-mutants, installed into `target/tools`.
 
 use std::{

@@ -23,7 +23,7 @@ pub use self::{
 };
 
 /// How long one host may take on a busy machine, from power on to power off.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+pub const PATIENCE: Duration = Duration::from_secs(1500);
 /// How often it is asked whether a host that says nothing is still wanted.
 const ASKED_EVERY: Duration = Duration::from_millis(200);
 /// An emulated processor with AMD's virtualisation. The newest features of `max` are not safe with guests inside: with

@@ -128,6 +128,16 @@ pub enum Denied {
         /// The VM that has it, or the host that has not reported.
         why: String,
     },
+    /// Adding what the backup does not contain, which may be in use under numbers that the ledger does not know.
+    #[error(
+        "{what} is not in the restored ledger: it can be added when every host has reported, and {unreported} has not"
+    )]
+    RestorePending {
+        /// "host h2" or "emc e2".
+        what: String,
+        /// A host that has not reported.
+        unreported: Name,
+    },
     /// Fencing a host that speaks to us.
     #[error("host {0} is connected: only a silent host is fenced")]
     HostConnected(Name),
@@ -204,6 +214,7 @@ impl Denied {
             Self::WrongState { .. } => "RESERVATION_WRONG_STATE",
             Self::SliceNotNow { .. } => "SLICE_WRONG_STATE",
             Self::SliceInDoubt { .. } => "SLICE_IN_DOUBT",
+            Self::RestorePending { .. } => "RESTORE_PENDING",
             Self::HostConnected(_) => "HOST_CONNECTED",
             Self::NotDrained { .. } => "NOT_DRAINED",
             Self::Fixed { .. } => "CHANGE_NOT_ALLOWED",

@@ -447,6 +447,11 @@ impl Ledger {
                 }
             }
             Key::Emc(id) => {
+                let slices: Vec<SliceId> =
+                    self.emcs.get(&id).into_iter().flat_map(|entry| entry.emc.range()).collect();
+                for slice in slices {
+                    self.install_slot(slice, Slot::default()); // hosts and reservations have it no more
+                }
                 if let Some(old) = self.emcs.remove(&id) {
                     self.by_emc_name.remove(&old.emc.name);
                     self.slots.remove(id);

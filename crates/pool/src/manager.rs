@@ -22,6 +22,7 @@ mod hosts;
 mod links;
 mod restore;
 mod sight;
+mod unfenced;
 mod upkeep;
 mod view;
 
@@ -37,7 +38,9 @@ pub use self::{
     devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
     view::{Alarm, EmcState, HostState},
 };
-use self::{devices::DeviceLink, faults::SliceFaults, fencing::Unfenced, links::Links, restore::UnadoptedVm};
+use self::{
+    devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm, unfenced::UnfencedHosts,
+};
 use crate::{
     audit::Decision,
     denied::Denied,
@@ -200,7 +203,7 @@ pub struct Manager {
     /// Fence calls under way, with whether the host is known to have stopped; and those that need a machine stopped which
     /// is not yet.
     fencing: BTreeMap<(EmcId, HostId), bool>,
-    unfenced: BTreeMap<(EmcId, HostId), Unfenced>,
+    unfenced: UnfencedHosts,
     /// Running VMs, by host, that the ledger could not adopt; only hosts that have such VMs.
     unadopted: BTreeMap<HostId, Vec<UnadoptedVm>>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
@@ -242,7 +245,7 @@ impl Manager {
             calls: BTreeMap::new(),
             faults: SliceFaults::default(),
             fencing: BTreeMap::new(),
-            unfenced: BTreeMap::new(),
+            unfenced: UnfencedHosts::default(),
             unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
@@ -346,7 +349,7 @@ impl Manager {
         self.unfenced.clear(); // an answer that came meanwhile was not looked at
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
-            // What the backup contains has no effects, from the first moment on: its orders and fences are old.
+            // The backup's orders and fences are old, and have no effects from the first moment on.
             let change = self.durable.decide_restored();
             self.durable.apply(change.clone());
             self.change(when, change);

@@ -6,11 +6,15 @@
 
 mod calm;
 mod check;
+mod clock;
 mod device;
 mod hosts;
 mod machine;
+mod past;
 mod people;
 mod program;
+mod rack;
+mod scrubs;
 mod store;
 mod story;
 mod trouble;
@@ -23,14 +27,16 @@ use pool::manager::SessionId;
 use pool::protocol::{Have, Want};
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
-use units::{EmcId, HostId, Ns, ReservationId, UnixMs};
+use units::{EmcId, HostId, Ns, ReservationId};
 
 use self::{
     check::Truth,
+    clock::WallClock,
     device::Device,
     machine::{Job, Machine, Pid},
     people::People,
     program::Program,
+    rack::RackFile,
     story::Story,
     trouble::Trouble,
     weather::Weather,
@@ -81,11 +87,13 @@ pub struct World {
     seed: u64,
     rng: Pcg64,
     now: Ns,
+    wall_clock: WallClock,
     steps: u64,
     queue: BTreeMap<(Ns, u64), Happening>,
     queued: u64,
     weather: Weather,
     program: Program,
+    rack: RackFile,
     devices: Vec<Device>,
     machines: Vec<Machine>,
     wire: Wire,
@@ -117,12 +125,14 @@ impl World {
             seed,
             rng,
             now: Ns::ZERO,
+            wall_clock: WallClock::default(),
             steps: 0,
             queue: BTreeMap::new(),
             queued: 0,
             devices: weather.devices(),
             machines: weather.machines(),
             program: Program::new(store),
+            rack: RackFile::new(weather.rack.clone()),
             wire: Wire::default(),
             people: People::default(),
             truth: Truth::default(),
@@ -130,6 +140,9 @@ impl World {
             calm: false,
             weather,
         };
+        if world.weather.long_past {
+            world.remember_past();
+        }
         world.after(Ns::ZERO, Happening::ManagerStarts);
         for host in world.hosts() {
             world.after(Ns::ms(1), Happening::Boots(host));
@@ -233,10 +246,6 @@ impl World {
 
     fn machine(&mut self, host: HostId) -> &mut Machine {
         &mut self.machines[host.0 as usize]
-    }
-
-    fn wall(&self) -> UnixMs {
-        UnixMs(self.now.as_ms())
     }
 
     fn say(&mut self, words: impl FnOnce() -> String) {

@@ -219,6 +219,8 @@ pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
 pub const FORGET_EVERY: Ns = Ns::secs(1);
 /// Reservations that may have been made since the backup that a store is restored from.
 pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
+/// Hosts that may have been added since the backup that a store is restored from.
+pub const HOSTS_LOST_MAX: u32 = 1 << 16;
 /// The default time in which a reservation must be committed.
 pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
 /// The longest time in which a reservation may be committed.
@@ -270,6 +272,8 @@ pub const HOST_RETRY: Ns = Ns::ms(500);
 pub const HOST_ATTEMPTS_TOLD_AFTER: u32 = 3;
 /// How long an agent tells of an ended VM that its orders do not name: a manager that has just started may not yet.
 pub const ENDED_VM_TOLD_FOR: Ns = Ns::secs(3600);
+/// How many of them an agent reports; beyond, the one that was longest in no order is forgotten.
+pub const ENDED_VMS_TOLD_MAX: usize = 4096;
 /// Slices one host scrubs at the same time.
 pub const SCRUBS_PER_HOST_MAX: usize = 64;
 /// What all scrubs of a host take together per second, in MiB, unless its operator says otherwise.

@@ -75,6 +75,7 @@ fn code(denied: &Denied) -> Code {
         | Denied::WrongState { .. }
         | Denied::SliceNotNow { .. }
         | Denied::SliceInDoubt { .. }
+        | Denied::RestorePending { .. }
         | Denied::HostConnected(_)
         | Denied::NotDrained { .. }
         | Denied::Fixed { .. } => Code::FailedPrecondition,

@@ -40,6 +40,8 @@ struct State {
     /// Writes, syncs and changes of length so far.
     operations: u64,
     faults: BTreeMap<u64, Fault>,
+    /// Writes of which the medium got some sectors and not the others.
+    torn: u64,
     /// Counts the openings; what an older one still wants to write is refused.
     opening: u64,
     off: bool,
@@ -72,6 +74,7 @@ impl FaultyDisk {
             unsynced: Vec::new(),
             operations: 0,
             faults: BTreeMap::new(),
+            torn: 0,
             opening: 0,
             off: false,
         })))
@@ -84,6 +87,11 @@ impl FaultyDisk {
     /// How many writes, syncs and changes of length there have been.
     pub fn operations(&self) -> u64 {
         self.state().operations
+    }
+
+    /// How many writes were torn so far: old and new sectors are mixed, or only a prefix is new.
+    pub fn torn_writes(&self) -> u64 {
+        self.state().torn
     }
 
     /// Lets the operation after so many go wrong.
@@ -144,18 +152,29 @@ impl State {
         self.unsynced.push(change);
     }
 
-    /// Whole, not at all, or some of its sectors.
+    /// Whole, not at all, some of its sectors, or the first of them.
     fn torn(&mut self, change: Change) -> Vec<Change> {
-        match ((self.choose)(3), change) {
+        match ((self.choose)(4), change) {
             (0, _) => vec![],
-            (1, Change::Write { at, bytes }) => {
-                let sectors = bytes.chunks(SECTOR_BYTES).enumerate();
-                let kept = sectors.filter(|_| (self.choose)(2) == 0);
-                kept.map(|(i, sector)| Change::Write { at: at + i * SECTOR_BYTES, bytes: sector.to_vec() })
-                    .collect()
+            (1, Change::Write { at, bytes }) => self.sectors_of(at, &bytes, usize::MAX),
+            (2, Change::Write { at, bytes }) => {
+                let sectors = (self.choose)(bytes.len().div_ceil(SECTOR_BYTES).max(1));
+                self.sectors_of(at, &bytes, sectors)
             }
             (_, change) => vec![change],
         }
+    }
+
+    /// The first so many sectors of a write; of an unlimited number, any.
+    fn sectors_of(&mut self, at: usize, bytes: &[u8], first: usize) -> Vec<Change> {
+        let sectors: Vec<_> = bytes.chunks(SECTOR_BYTES).enumerate().collect();
+        let all = sectors.len();
+        let kept = sectors.into_iter().take(first).filter(|_| first < usize::MAX || (self.choose)(2) == 0);
+        let kept =
+            kept.map(|(i, sector)| Change::Write { at: at + i * SECTOR_BYTES, bytes: sector.to_vec() });
+        let kept: Vec<Change> = kept.collect();
+        self.torn += u64::from(!kept.is_empty() && kept.len() < all);
+        kept
     }
 
     /// What the medium gets of what nobody made sure of.

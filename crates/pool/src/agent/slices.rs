@@ -221,8 +221,12 @@ impl Agent {
         match (stand, result) {
             (Stand::Opening(handle), Ok(Done::Onlined)) => self.on_onlined(holding, handle),
             (Stand::Closing(handle), Ok(Done::Offlined)) => self.on_offlined(holding, &handle),
-            (Stand::Scrubbing(handle), Ok(Done::Scrubbed(scrubbed))) => {
+            (Stand::Scrubbing(handle), Ok(Done::Scrubbed(scrubbed))) if scrubbed.verified >= units::SLICE => {
                 self.on_scrubbed(holding, &handle, scrubbed);
+            }
+            (stand @ Stand::Scrubbing(_), Ok(Done::Scrubbed(scrubbed))) => {
+                let message = format!("verified {} of {}", scrubbed.verified, units::SLICE);
+                self.on_failed(holding, &stand, HostFailure { reason: FailedReason::Host, message });
             }
             (Stand::Online(_), _) | (_, Ok(_)) => return,
             (stand, Err(failure)) => self.on_failed(holding, &stand, failure),

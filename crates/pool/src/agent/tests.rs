@@ -1,6 +1,7 @@
 //! The agent's promises: scenarios as lines of words, and properties over stories of random orders, failures and deaths.
 //!
-//! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `fail:S.E`, `dirty:S.E`,
+//! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `half:S.E` (a scrub that verified
+//! a part), `fail:S.E`, `dirty:S.E`,
 //! `cleared:S.E`, `unclear:S.E`, `attach:VM@PID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
 //! and 2, each of its first owner), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
 //! order N: `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` when they are whole, else `news:N`.
@@ -97,14 +98,15 @@ fn order(text: &str) -> Event {
     Event::Want { rack: rack.to_owned(), want }
 }
 
+fn scrubbed(holding: Holding, verified: Bytes) -> Done {
+    Done::Scrubbed(Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified })
+}
+
 fn done(agent: &Agent, holding: Holding) -> Done {
     match &agent.slices[&holding] {
         Stand::Opening(_) => Done::Onlined,
         Stand::Closing(_) => Done::Offlined,
-        Stand::Scrubbing(_) => {
-            let (started, ended, verified) = (UnixMs(1), UnixMs(2), units::SLICE);
-            Done::Scrubbed(Scrubbed { holding, started, ended, verified })
-        }
+        Stand::Scrubbing(_) => scrubbed(holding, units::SLICE),
         Stand::Online(_) => panic!("nothing is under way for {holding:?}"),
     }
 }
@@ -123,6 +125,10 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
         "down" => Event::SessionDown,
         "want" => order(rest),
         "ok" => Event::Done { holding: holding(rest), result: Ok(done(agent, holding(rest))) },
+        "half" => {
+            let holding = holding(rest);
+            Event::Done { holding, result: Ok(scrubbed(holding, Bytes::mib(512))) }
+        }
         "fail" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::Host)) },
         "dirty" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::NotZero)) },
         "cleared" => Event::Cleared { place: handle(holding(rest)).place, result: Ok(()) },
@@ -483,6 +489,13 @@ fn a_scrub_is_told_until_nobody_asks() {
     check("up want:1:scrub=1.2 ok:1.2 want:1:scrub=1.2", "have:1:scrubbed=1.2:clean");
     check("up want:1:scrub=1.2 ok:1.2 want:2", "have:2:clean");
     check("up want:1:scrub=1.2 want:2 ok:1.2", "news:2:clean");
+}
+
+#[test]
+fn scrub_that_verified_a_part_is_done_again() {
+    check("up want:1:scrub=1.2 half:1.2", "news:1");
+    check("up want:1:scrub=1.2 half:1.2 tick:500", "scrub:1.2");
+    check("up want:1:scrub=1.2 half:1.2 tick:500 ok:1.2", "news:1:scrubbed=1.2:clean");
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! What follows from the records, kept up to date with each of them, so that no decision looks at all slices, hosts or
-//! reservations.
+//! Indexes over the records, updated with each of them, so that no decision looks at all slices, hosts or reservations.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +86,7 @@ impl Ledger {
         }
     }
 
-    /// Changes what is known of a host, and what its EMCs know of it.
+    /// Changes the entry of a host, and the indexes of its EMCs.
     pub(super) fn change_host(&mut self, id: HostId, change: impl FnOnce(&mut HostEntry)) {
         let Some(entry) = self.hosts.get(&id) else { return };
         unlist_host(&mut self.emcs, id, entry);

@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::{EMCS_EVER_MAX, EMCS_MAX, HOSTS_EVER_MAX, HOSTS_MAX, SLICES_EVER_MAX, SLICES_MAX};
+use units::limits::{
+    EMCS_EVER_MAX, EMCS_MAX, HOSTS_EVER_MAX, HOSTS_LOST_MAX, HOSTS_MAX, SLICES_EVER_MAX, SLICES_MAX,
+};
 use units::{Bytes, EmcId, HostId, Name, SliceId};
 
 use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{Emc, EndedBy, Fence, Host, Key, Record, Reservation, Scheduling},
+    record::{Emc, EndedBy, Fence, Host, Key, Meta, Record, Reservation, Scheduling},
     slice::Event,
 };
 
@@ -69,8 +71,10 @@ impl Ledger {
     /// removed when nothing of them is in use.
     ///
     /// # Errors
-    /// Removing what is in use, changing what a running rack cannot change, too many of anything.
+    /// Removing what is in use, changing what a running rack cannot change, too many of anything, and adding to a restored
+    /// rack before every host has reported.
     pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Denied> {
+        self.may_add(spec)?;
         let mut said = Vec::new();
         let mut records = Vec::new();
         let emcs = self.configure_emcs(spec, &mut records, &mut said)?;
@@ -79,6 +83,31 @@ impl Ledger {
             records.push(decision(when, Actor::Manager, Subject::Rack, What::Configured { changes: said }));
         }
         Ok(Change(records))
+    }
+
+    /// Whether hosts and EMCs may be new. After a restore, they may have been part of the rack before under other numbers,
+    /// which devices and the reports of hosts name.
+    fn may_add(&self, spec: &RackSpec) -> Result<(), Denied> {
+        let Some(unreported) = self.hosts.values().find(|entry| entry.host.must_report) else {
+            return Ok(());
+        };
+        let emc = spec.emcs.iter().find(|emc| self.emc_named(&emc.name).is_none());
+        let host = spec.hosts.iter().find(|host| self.host_named(&host.name).is_none());
+        let new = emc.map(|emc| format!("emc {}", emc.name));
+        match new.or_else(|| host.map(|host| format!("host {}", host.name))) {
+            Some(what) => Err(Denied::RestorePending { what, unreported: unreported.host.name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// A device names a host, perhaps one that was added after the backup from which the ledger was restored: no other host
+    /// gets its number. Numbers beyond [`HOSTS_LOST_MAX`] new ones are no hosts'.
+    pub fn decide_host_named(&self, host: HostId) -> Change {
+        let next = self.meta.next_host.0;
+        if !(next..next.saturating_add(HOSTS_LOST_MAX)).contains(&host.0) {
+            return Change::default();
+        }
+        Change(vec![Record::Meta(Meta { next_host: HostId(host.0 + 1), ..self.meta.clone() })])
     }
 
     fn configure_emcs(
@@ -268,7 +297,7 @@ impl Ledger {
         }
     }
 
-    /// A host is to be cut off: the intent, before any device is told. Its reservations end, and every EMC has to answer. Nothing to change if it was
+    /// The intent to cut a host off, before any device is called. Its reservations end, and every EMC has to answer. Nothing to change if it was
     /// decided before, unless it is new that somebody vouches for the machine being off.
     pub fn decide_fence(
         &self,

@@ -73,10 +73,11 @@ impl Ledger {
 
     fn repeated(&self, id: ReservationId, ask: &Reserve) -> Result<Decided, Denied> {
         let had = &self.reservations[&id];
-        let host = &self.hosts.get(&had.host).map(|entry| entry.host.name.clone());
+        // The name of a host that was removed since is not known any more.
+        let host = self.hosts.get(&had.host).map(|entry| &entry.host.name);
         let same = [
             ("vm", had.vm == ask.vm),
-            ("host", host.as_ref() == Some(&ask.host)),
+            ("host", host.is_none_or(|name| *name == ask.host)),
             ("pool_bytes", had.slices.len() == ask.slices as usize),
             ("local_bytes", had.local == ask.local),
             ("cores", had.cores == ask.cores),

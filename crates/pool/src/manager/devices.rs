@@ -196,7 +196,7 @@ impl Manager {
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
         self.devices.remove(&emc);
         self.fencing.retain(|(of, _), _| *of != emc);
-        self.unfenced.retain(|(of, _), _| *of != emc);
+        self.unfenced.remove_emc(emc);
     }
 
     /// A slice was removed with its EMC. Its number is never reused.
@@ -379,6 +379,10 @@ impl Manager {
         let Some(range) = self.head.emc(emc).map(|entry: &EmcEntry| entry.emc.range()) else { return };
         let grants: BTreeMap<SliceId, Grant> =
             contents.grants.into_iter().map(|grant| (grant.slice, grant)).collect();
+        if let Some(host) = grants.values().map(|grant| grant.host).max() {
+            let change = self.head.decide_host_named(host);
+            self.change(when, change);
+        }
         let highest: BTreeMap<SliceId, Epoch> = contents.highest.into_iter().collect();
         for slice in range {
             let slot = self.head.slot(slice).unwrap_or_default();

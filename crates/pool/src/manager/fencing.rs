@@ -9,21 +9,11 @@
 use units::limits::FENCE_RETRY;
 use units::{EmcId, HostId, Ns, UnixMs};
 
-use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, hosts::Link};
+use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, hosts::Link, unfenced::Unfenced};
 use crate::{
     ledger::{Ledger, When},
     record::Fence,
 };
-
-/// A host that a device cannot cut off, and that could not be stopped.
-#[derive(Clone, Debug)]
-pub(super) struct Unfenced {
-    /// Nothing has been heard of the first attempt yet.
-    why: Option<String>,
-    since: UnixMs,
-    /// When to try again, if its agent is not there then; never while it is being tried.
-    retry_at: Ns,
-}
 
 impl Manager {
     /// Cuts a host off at every device that works and has yet to do so, once the intent is durable.
@@ -31,17 +21,19 @@ impl Manager {
         let Some(entry) = self.durable.host(host) else { return };
         let (fence, uncut) = (entry.host.fence, entry.host.uncut.clone());
         if fence != (Fence::Fencing { powered_off: false }) {
-            self.unfenced.retain(|(_, kept), _| *kept != host);
+            self.unfenced.remove_host(host);
         }
         // A host that returned has proven that nothing is left.
         let stopped = matches!(fence, Fence::None | Fence::Fencing { powered_off: true });
         for emc in &uncut {
             if (stopped || self.cuts_off(*emc)) && self.is_to_fence(*emc, host, stopped) {
                 self.call_fence(*emc, host, stopped);
-            } else if fence == (Fence::Fencing { powered_off: false }) && self.must_stop(*emc, host) {
+            } else if fence == (Fence::Fencing { powered_off: false })
+                && self.must_stop(*emc, host)
+                && self.unfenced.get(*emc, host).is_none()
+            {
                 let retry_at = self.first_attempt_at(when, host);
-                let due = Unfenced { why: None, since: when.wall, retry_at };
-                self.unfenced.entry((*emc, host)).or_insert(due);
+                self.unfenced.insert(*emc, host, Unfenced { why: None, since: when.wall, retry_at });
             }
         }
         if uncut.is_empty() {
@@ -64,7 +56,7 @@ impl Manager {
         !self.cuts_off(emc) && self.is_uncut(emc, host) && self.holds_on(emc, host)
     }
 
-    /// Whether an EMC has yet to cut a host off, in what is durable and in what is decided since.
+    /// Whether an EMC has yet to cut a host off, in the durable ledger and after the decisions since.
     fn is_uncut(&self, emc: EmcId, host: HostId) -> bool {
         let uncut = |ledger: &Ledger| ledger.host(host).is_some_and(|entry| entry.host.uncut.contains(&emc));
         uncut(&self.durable) && uncut(&self.head)
@@ -100,23 +92,29 @@ impl Manager {
 
     /// Has machines stopped that are to be: never one whose agent speaks, as that will prove that nothing is left.
     pub(super) fn retry_fences(&mut self, when: When) {
-        let due = self.unfenced.iter().filter(|(key, unfenced)| {
-            unfenced.retry_at <= when.now && self.is_alone(key.1) && self.is_to_stop(**key)
-        });
-        for (emc, host) in due.map(|(key, _)| *key).collect::<Vec<_>>() {
-            if let Some(unfenced) = self.unfenced.get_mut(&(emc, host)) {
-                unfenced.retry_at = Ns::NEVER;
-            }
+        let mut due = Vec::new();
+        for emc in self.emcs_with_attempts() {
+            let hosts =
+                self.unfenced.attempts(emc).take_while(|(at, _)| *at <= when.now).map(|(_, host)| host);
+            due.extend(hosts.filter(|host| self.is_to_stop(emc, *host)).map(|host| (emc, host)));
+        }
+        for (emc, host) in due {
+            self.unfenced.set_retry(emc, host, Ns::NEVER);
             self.call_fence(emc, host, false);
         }
     }
 
     /// When a machine is next to be stopped.
     pub(super) fn next_fence(&self) -> Option<Ns> {
-        let waits = self.unfenced.iter().filter(|(key, unfenced)| {
-            unfenced.retry_at < Ns::NEVER && self.is_alone(key.1) && self.is_to_stop(**key)
+        let next = self.emcs_with_attempts().filter_map(|emc| {
+            self.unfenced.attempts(emc).find(|(_, host)| self.is_to_stop(emc, *host)).map(|(at, _)| at)
         });
-        waits.map(|(_, unfenced)| unfenced.retry_at).min()
+        next.min()
+    }
+
+    /// Devices that work and are to have machines stopped.
+    fn emcs_with_attempts(&self) -> impl Iterator<Item = EmcId> {
+        self.unfenced.emcs().filter(|emc| self.devices.get(emc).is_some_and(DeviceLink::is_up))
     }
 
     fn is_alone(&self, host: HostId) -> bool {
@@ -134,8 +132,8 @@ impl Manager {
         up && !asked && self.is_uncut(emc, host)
     }
 
-    fn is_to_stop(&self, (emc, host): (EmcId, HostId)) -> bool {
-        self.must_stop(emc, host) && self.is_to_fence(emc, host, false)
+    fn is_to_stop(&self, emc: EmcId, host: HostId) -> bool {
+        self.is_alone(host) && self.must_stop(emc, host) && self.is_to_fence(emc, host, false)
     }
 
     fn call_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
@@ -151,7 +149,7 @@ impl Manager {
     }
 
     pub(super) fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
-        self.unfenced.remove(&(emc, host));
+        self.unfenced.remove(emc, host);
         let change = self.head.decide_cut_off(when, host, emc);
         self.change(when, change);
     }
@@ -160,29 +158,26 @@ impl Manager {
     pub(super) fn on_not_fenced(&mut self, when: When, emc: EmcId, host: HostId, why: String) {
         let fence = self.head.host(host).map(|entry| entry.host.fence);
         if fence == Some(Fence::Fencing { powered_off: false }) {
-            let since = self.unfenced.get(&(emc, host)).map_or(when.wall, |before| before.since);
+            let since = self.unfenced.get(emc, host).map_or(when.wall, |before| before.since);
             let retry_at = when.now.after(FENCE_RETRY);
-            self.unfenced.insert((emc, host), Unfenced { why: Some(why), since, retry_at });
+            self.unfenced.insert(emc, host, Unfenced { why: Some(why), since, retry_at });
             self.changed = true;
         }
     }
 
     /// A device could not do it for a reason of its own; it is asked again when it works.
     pub(super) fn fence_failed(&mut self, when: When, emc: EmcId, host: HostId) {
-        if let Some(unfenced) = self.unfenced.get_mut(&(emc, host)) {
-            unfenced.retry_at = when.now.after(FENCE_RETRY);
-        }
+        self.unfenced.set_retry(emc, host, when.now.after(FENCE_RETRY));
     }
 
     /// Since when a host's machine is to be stopped. A later fence of the same host has another answer.
     pub fn stopping_since(&self, host: HostId) -> Option<UnixMs> {
-        self.unfenced.iter().find(|((_, kept), _)| *kept == host).map(|(_, unfenced)| unfenced.since)
+        self.unfenced.of_host(host).next().map(|(_, unfenced)| unfenced.since)
     }
 
     /// Why a host that is being cut off is not yet, as far as that is known.
     pub(super) fn why_unfenced(&self, host: HostId) -> Option<(&str, UnixMs)> {
-        let mut of_host =
-            self.unfenced.iter().filter(|((emc, kept), _)| *kept == host && self.must_stop(*emc, host));
+        let mut of_host = self.unfenced.of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
         of_host.find_map(|(_, unfenced)| Some((unfenced.why.as_deref()?, unfenced.since)))
     }
 }

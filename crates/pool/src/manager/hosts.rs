@@ -172,7 +172,7 @@ impl Manager {
 
     pub(super) fn drop_host(&mut self, host: HostId) {
         self.fencing.retain(|(_, of), _| *of != host);
-        self.unfenced.retain(|(_, kept), _| *kept != host);
+        self.unfenced.remove_host(host);
         self.unadopted.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, Closed::HostGone);
@@ -265,7 +265,7 @@ impl Manager {
         self.hear_report(when, host, have);
     }
 
-    /// A slice that this host cannot have: not there, not wired to it, another's, or of an epoch that never was.
+    /// A slice that this host cannot have had: never there, another's, or of an epoch that never was.
     fn false_claim(&self, host: HostId, have: &Have) -> Option<Holding> {
         let entry = self.head.host(host)?;
         have.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
@@ -275,14 +275,16 @@ impl Manager {
         if self.head.is_held(host, claim.slice, claim.epoch) {
             return false;
         }
-        let Some(slot) = self.head.slot(claim.slice) else { return true };
+        let removed = claim.epoch > Epoch(0) && claim.slice < self.head.meta().next_slice;
+        let Some(slot) = self.head.slot(claim.slice) else { return !removed };
         let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc));
         let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
         // After a lost or restored store the ledger may know less than the host: then the device is the judge.
         let in_doubt = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }))
             || self.is_uncompared(claim.slice);
         let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
-        !wired || (!in_doubt && (never || others))
+        // A report of a past grant may come after the wire was removed: it counts for nothing.
+        (never || others) && !(wired && in_doubt)
     }
 
     fn hear_slices(&mut self, when: When, host: HostId, have: &Have) {

@@ -98,7 +98,7 @@ impl Manager {
     }
 
     /// Gives slices that wait for it to hosts that can scrub them, the least busy first. Each EMC has a share of the round;
-    /// what those with few waiting slices leave goes to the others.
+    /// the rest of those with few waiting slices goes to the others.
     fn choose_scrubbers(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, e)| e.up && e.to_scrub() > 0);
         let mut emcs: Vec<(u32, EmcId)> = waiting.map(|(id, e)| (e.to_scrub(), id)).collect();

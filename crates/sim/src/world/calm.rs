@@ -2,8 +2,8 @@
 //! everybody who waits is answered, and a restart would find what the manager knows.
 
 use pool::{
-    ledger::{Ledger, Place, Target},
-    record::{Fence, Key, Record, Scheduling, Stage},
+    ledger::{Place, Target},
+    record::{Fence, Record, Scheduling, Stage},
     slice::{Scrub, Slot, State},
 };
 use units::{Ns, SliceId};
@@ -13,6 +13,8 @@ use super::{Failure, Happening, World};
 /// How long everything may take to become ready, and then to become free.
 const READY_WITHIN: Ns = Ns::secs(60);
 const FREE_WITHIN: Ns = Ns::secs(120);
+/// How long it may take until all that is too old is forgotten.
+const FORGOTTEN_WITHIN: Ns = Ns::secs(60);
 /// How often people look and ask again.
 const LOOK_EVERY: Ns = Ns::ms(500);
 
@@ -26,6 +28,10 @@ impl World {
         self.live_until(READY_WITHIN, Self::not_ready)?;
         self.end_all_guests();
         self.live_until(FREE_WITHIN, Self::not_free)?;
+        if self.weather.days_pass {
+            self.pass_a_day();
+        }
+        self.live_until(FORGOTTEN_WITHIN, Self::not_forgotten)?;
         self.compare_with_disk();
         self.story.failure(self.seed, self.steps).map_or(Ok(()), Err)
     }
@@ -34,6 +40,7 @@ impl World {
         self.say(|| "all trouble is over".into());
         self.calm = true;
         self.program.store.calm();
+        self.empty_disk();
         self.after(Ns::ms(1), Happening::ManagerStarts);
         for device in &mut self.devices {
             device.failed = false;
@@ -91,6 +98,7 @@ impl World {
 
     /// Which slice is not free and should be. People go on releasing what is left.
     fn not_free(&mut self) -> Option<String> {
+        self.wire_everything();
         let active: Vec<_> = self
             .truth
             .reservations()
@@ -126,30 +134,8 @@ impl World {
 
     /// Whether a slice can go on: one that waits for a scrubber does not, if no host is wired to its EMC.
     fn has_scrubber(&self, slice: SliceId, slot: Slot) -> bool {
-        let emc = self.devices.iter().position(|device| device.has(slice));
-        let name = emc.map(|emc| &self.weather.rack.emcs[emc].name);
-        let wired = self.weather.rack.hosts.iter().any(|host| host.emcs.iter().any(|emc| Some(emc) == name));
-        wired || slot.state != State::Scrubbing(Scrub::Waiting)
-    }
-
-    /// A restart now would change nothing.
-    fn compare_with_disk(&mut self) {
-        let Some(running) = &self.program.running else { return };
-        let known = running.manager.durable();
-        let records: Vec<Record> = self.truth.records().cloned().collect();
-        let meta = known.meta().clone();
-        let disk = Ledger::load(meta, records.iter().filter(|r| r.key() != Key::Meta).cloned());
-        let same = records.iter().filter(|r| r.key() != Key::Meta).all(|r| known.record(r.key()) == *r);
-        let usage = |ledger: &Ledger| {
-            let hosts = ledger
-                .hosts()
-                .map(|(id, h)| (id, h.held().len(), h.cores_free(), h.local_free(), h.scrubbing()));
-            let emcs = ledger.emcs().map(|(id, e)| (id, e.free(), e.draining(), e.quarantined()));
-            (hosts.collect::<Vec<_>>(), emcs.collect::<Vec<_>>())
-        };
-        if !same || usage(known) != usage(&disk) {
-            let what = format!("{:?} in memory, {:?} on disk", usage(known), usage(&disk));
-            self.blame("a restart changes nothing", what);
-        }
+        let emc = self.truth.emc_of(slice);
+        let wired = |record: &Record| matches!(record, Record::Host(_, host) if host.emcs.iter().any(|of| Some(*of) == emc));
+        self.truth.records().any(wired) || slot.state != State::Scrubbing(Scrub::Waiting)
     }
 }

@@ -1,14 +1,24 @@
 //! The promises, looked at from outside after every step: what processes can really reach, what the store really has,
 //! what hosts and devices really said. The ledger's own opinion is never asked.
 
+mod calls;
+mod counts;
+mod forgotten;
+mod orders;
+mod progress;
+mod rack;
+mod returns;
+
+pub(super) use self::{orders::Orders, rack::ByName};
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::VmRecord,
-    manager::{DeviceCall, DeviceDone, HostState},
-    protocol::{FailedReason, Have, Holding, Want},
-    record::{Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
-    slice::{Call, Drain, Quarantine, Scrub, Slot, State},
+    manager::HostState,
+    protocol::{FailedReason, Have, Holding},
+    record::{Emc, Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
+    slice::{Drain, Quarantine, Scrub, Slot, State},
 };
 use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
 
@@ -32,8 +42,15 @@ pub(super) struct Truth {
     lost: BTreeSet<Holding>,
     /// Grants that a fence of their host was to end, on slices that could not be revoked then.
     unrevoked: BTreeSet<Holding>,
+    /// Requests that were made at least once while the store's disk had room.
+    pub(super) had_room: BTreeSet<RequestKey>,
     /// Which devices have cut off which hosts since these were last to be fenced.
     cut: BTreeSet<(EmcId, HostId)>,
+    named: orders::Named,
+    returns: returns::Returns,
+    unhindered: progress::Unhindered,
+    /// Durable writes so far.
+    writes: u64,
     /// When the present manager last heard each host, and which were silent for long enough to be fenced.
     heard: BTreeMap<HostId, Ns>,
     long_silent: BTreeSet<HostId>,
@@ -134,18 +151,18 @@ impl World {
             self.blame("one owner", what);
         }
         self.check_shown();
+        self.check_fences_advance();
     }
 
     /// A batch that is about to be written.
     pub(super) fn check_batch(&mut self, records: &[Record]) {
         for record in records {
+            self.check_rack_change(record, records);
             match record {
                 Record::Slice(slice, slot) => self.check_slot(*slice, *slot),
                 Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
-                Record::Host(id, host) => self.check_fencing(*id, host),
-                Record::Gone(Key::Reservation(id)) if self.truth.acked.values().any(|a| a.id == *id) => {
-                    self.blame("durable before done", format!("{id} is forgotten within a day"));
-                }
+                Record::Host(id, host) => self.check_fencing(*id, host, records),
+                Record::Gone(Key::Reservation(id)) => self.check_forgotten(*id, records),
                 _ => {}
             }
         }
@@ -204,7 +221,8 @@ impl World {
     }
 
     fn check_free(&mut self, slice: SliceId, slot: Slot) {
-        let receipt = slot.receipt.map(|receipt| receipt.scrubbed.holding);
+        let receipt = slot.receipt.filter(|receipt| receipt.scrubbed.verified >= units::SLICE);
+        let receipt = receipt.map(|receipt| receipt.scrubbed.holding);
         if slot.epoch > Epoch(0) && receipt != Some(Holding { slice, epoch: slot.epoch }) {
             let what = format!("slice {slice} is free after epoch {} with receipt {receipt:?}", slot.epoch);
             self.blame("clean hands", what);
@@ -223,20 +241,52 @@ impl World {
             if !kept || revived || acked.is_some_and(|acked| !is_kept(&acked, new)) {
                 self.blame("durable before done", format!("{id} was {old:?} and becomes {new:?}"));
             }
-        } else if !is_adopted(new) && self.is_closed(new, batch) {
-            self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
+        } else if new.is_active() && !is_adopted(new) {
+            self.check_new(id, new, batch);
         }
     }
 
-    /// Whether a new reservation's host was cordoned or draining well before it.
-    fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
-        let changes = batch.iter().any(|record| record.key() == Key::Host(new.host));
-        let host = self.truth.host(new.host);
-        !changes && host.is_some_and(|h| h.scheduling != Scheduling::Enabled || h.fence != Fence::None)
+    fn check_new(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
+        if self.is_closed(new, batch) {
+            self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
+        }
+        let latest = self.when().now.after(new.commit_within);
+        if let Stage::Reserved { deadline, .. } = new.stage
+            && deadline > latest
+        {
+            self.blame("deadlines run on rack time", format!("{id} ends after {latest}: {new:?}"));
+        }
+        if !self.truth.had_room.contains(&new.request) {
+            self.blame("a full disk takes no new reservations", format!("{id}: {new:?}"));
+        }
     }
 
-    /// A host is fenced only if somebody asked, or after a long silence; and by each EMC only once that has cut it off.
-    fn check_fencing(&mut self, id: HostId, host: &Host) {
+    /// Whether a new reservation's host, or an EMC of it, was cordoned, draining or out of reach well before it. What
+    /// changes in the same batch may have been decided before or after it.
+    fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
+        let changes = |key| batch.iter().any(|record| record.key() == key);
+        if changes(Key::Host(new.host)) {
+            return false;
+        }
+        let host = self.truth.host(new.host);
+        let takes = |emc: EmcId| {
+            let enabled = |emc: &Emc| emc.scheduling == Scheduling::Enabled;
+            changes(Key::Emc(emc)) || self.truth.emc(emc).is_some_and(enabled)
+        };
+        let open = host.is_some_and(|host| {
+            let reached = |slice: &SliceId| {
+                let emc = self.truth.emc_of(*slice);
+                emc.is_some_and(|emc| host.emcs.contains(&emc) && takes(emc))
+            };
+            host.scheduling == Scheduling::Enabled
+                && host.fence == Fence::None
+                && new.slices.iter().all(reached)
+        });
+        !open
+    }
+
+    /// A host is fenced only on request, or after a long silence; and by each EMC only once that has cut it off.
+    fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
         let (was, uncut) = match self.truth.host(id) {
             Some(old) => (old.fence, old.uncut.clone()),
             None => (Fence::None, BTreeSet::new()),
@@ -248,9 +298,12 @@ impl World {
         }
         let owed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
         let must_answer: BTreeSet<EmcId> = owed.chain(uncut).collect();
+        let gone = |emc: &EmcId| {
+            batch.iter().any(|record| matches!(record, Record::Gone(Key::Emc(gone)) if gone == emc))
+        };
         let skipped = must_answer
             .into_iter()
-            .find(|emc| !host.uncut.contains(emc) && !self.truth.cut.contains(&(*emc, id)));
+            .find(|emc| !host.uncut.contains(emc) && !self.truth.cut.contains(&(*emc, id)) && !gone(emc));
         if let Some(emc) = skipped {
             self.blame("unknown is not free", format!("{emc} counts as having cut off {id}, and has not"));
         }
@@ -311,6 +364,9 @@ impl World {
         let hosts = self.hosts();
         self.truth.heard = hosts.into_iter().map(|host| (host, self.now)).collect();
         self.truth.long_silent.clear();
+        self.truth.named = orders::Named::default();
+        self.truth.named.load();
+        self.truth.returns = returns::Returns::default();
     }
 
     /// The manager has heard a host.
@@ -325,7 +381,7 @@ impl World {
         records.iter().for_each(|record| self.truth.put(record));
     }
 
-    /// The store was replaced by an older one: clients may find that what they were told is lost.
+    /// The store was replaced by an older one: replies to clients may be lost with it.
     pub(super) fn forget_lost_history(&mut self, records: &[Record]) {
         let known: BTreeMap<ReservationId, &Reservation> = records
             .iter()
@@ -348,6 +404,7 @@ impl World {
                 Record::Host(_, host) => {
                     (host.fence, host.must_report) = (Fence::None, true);
                     host.uncut.clear();
+                    host.boot_id.clear();
                 }
                 _ => {}
             }
@@ -359,6 +416,8 @@ impl World {
         self.truth.records.clear();
         self.truth.records.extend(meta.map(|meta| (Key::Meta, Record::Meta(meta.clone()))));
         self.truth_committed(records);
+        self.follow_rack();
+        self.truth.named.load();
         let forced = records.iter().filter_map(|record| match record {
             Record::Slice(_, Slot { state: State::Draining(owner, Drain::Host { force: true }), .. }) => {
                 Some(*owner)
@@ -373,142 +432,6 @@ impl World {
         if let Some((request, acked)) = lost {
             let what = format!("{request:?} was answered with {acked:?}, which the store does not have");
             self.blame("durable before done", what);
-        }
-    }
-
-    /// A device is about to be asked: the intent must be on disk, and must be the latest.
-    pub(super) fn check_call(&mut self, emc: EmcId, call: &DeviceCall) {
-        if let DeviceCall::Grant { host, .. } = call {
-            self.check_returned(emc, *host);
-        }
-        let cuts_off =
-            |slice: SliceId| !self.devices.iter().any(|device| device.has(slice) && device.is_shared());
-        let owes = |slice: SliceId| self.truth.slot(slice).device_call(cuts_off(slice));
-        let owed = match call {
-            DeviceCall::Contents => true,
-            DeviceCall::Grant { slice, epoch, host } => {
-                owes(*slice) == Some(Call::Grant { epoch: *epoch, host: *host })
-            }
-            DeviceCall::Revoke { slice, epoch } => owes(*slice) == Some(Call::Revoke { epoch: *epoch }),
-            DeviceCall::Fence { host, .. } => {
-                self.truth.host(*host).is_some_and(|host| host.uncut.contains(&emc))
-            }
-        };
-        if !owed {
-            self.blame("intent before act", format!("the store knows nothing of {call:?}"));
-        }
-    }
-
-    /// Hosts return to service EMC by EMC: one gives a host nothing that is fenced, or that it has yet to cut off.
-    fn check_returned(&mut self, emc: EmcId, host: HostId) {
-        let closed = |host: &Host| host.fence != Fence::None || host.uncut.contains(&emc);
-        if self.truth.host(host).is_some_and(closed) {
-            self.blame(
-                "hosts return EMC by EMC",
-                format!("{emc} is to let {host} in, and has not cut it off"),
-            );
-        }
-    }
-
-    /// A device has done something: a new owner is let in only when the last one has let go.
-    pub(super) fn note_device(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceDone) {
-        match (call, done) {
-            (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
-                self.note_grant(*slice, *epoch, *host);
-            }
-            (DeviceCall::Revoke { slice, .. }, _) => self.note_revoked(*slice),
-            (_, DeviceDone::Fenced { host }) => {
-                self.check_stopped(emc, *host);
-                self.truth.cut.insert((emc, *host));
-                self.note_cut_off(&self.devices[emc.0 as usize].slices(), *host);
-            }
-            _ => {}
-        }
-    }
-
-    /// A slice that could not be revoked stays with its host, and may be taken later.
-    fn note_cut_off(&mut self, slices: &[SliceId], host: HostId) {
-        for slice in slices {
-            let Some(hand) = self.truth.hands.get(slice).copied().filter(|hand| hand.host == host) else {
-                continue;
-            };
-            let holding = Holding { slice: *slice, epoch: hand.epoch };
-            let device = self.device(*slice);
-            if device.is_shared() || !device.reaches(holding, host) {
-                self.truth.let_go(host, holding);
-                self.truth.lost.insert(holding);
-            } else {
-                self.truth.unrevoked.insert(holding);
-            }
-        }
-    }
-
-    /// Completes a fence for a slice whose revocation succeeds later.
-    fn note_revoked(&mut self, slice: SliceId) {
-        let Some(hand) = self.truth.hands.get(&slice).copied() else { return };
-        let holding = Holding { slice, epoch: hand.epoch };
-        if self.truth.unrevoked.contains(&holding) && !self.device(slice).reaches(holding, hand.host) {
-            self.truth.let_go(hand.host, holding);
-        }
-    }
-
-    /// What a device cannot cut off counts as fenced only when nothing is left there.
-    fn check_stopped(&mut self, emc: EmcId, host: HostId) {
-        let device = &self.devices[emc.0 as usize];
-        let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
-        let left = self.machines[host.0 as usize].reachable().find(here);
-        if let Some(holding) = left {
-            self.blame("unknown is not free", format!("{host} counts as fenced and still has {holding:?}"));
-        }
-    }
-
-    fn note_grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
-        let before = self.truth.hands.get(&slice).copied();
-        if before.is_some_and(|hand| (hand.epoch, hand.host) == (epoch, host)) {
-            return;
-        }
-        if let Some(hand) = before.filter(|hand| hand.told && !hand.let_go) {
-            let what =
-                format!("slice {slice} goes to {host}; {} never let go of epoch {}", hand.host, hand.epoch);
-            self.blame("unknown is not free", what);
-        }
-        self.story.counts.moved += u64::from(before.is_some_and(|hand| hand.host != host));
-        self.truth.requalify_asked.remove(&slice);
-        self.truth.hands.insert(slice, Hand { epoch, host, told: false, online: false, let_go: false });
-    }
-
-    /// A device lost its power, and these grants with it.
-    pub(super) fn lost_with_power(&mut self, holding: Holding) {
-        self.truth.lost.insert(holding);
-        self.freed_by_hand(holding.slice);
-    }
-
-    /// A person, or the loss of a device, freed a slice of whoever had it.
-    pub(super) fn freed_by_hand(&mut self, slice: SliceId) {
-        if let Some(hand) = self.truth.hands.get_mut(&slice) {
-            hand.let_go = true;
-        }
-    }
-
-    /// An order names only what is on disk.
-    pub(super) fn check_want(&mut self, host: HostId, want: &Want) {
-        let vms = want.vms.values().flat_map(|vm| vm.slices.keys().map(|h| (*h, false)));
-        let named: Vec<_> = vms.chain(want.scrub.keys().map(|h| (*h, true))).collect();
-        for (holding, scrub) in named {
-            let slot = self.truth.slot(holding.slice);
-            let state_fits = match slot.state {
-                State::Onlining(owner) | State::Online(owner) => !scrub && owner.host == host,
-                State::Scrubbing(Scrub::Working(by)) => scrub && by == host,
-                _ => false,
-            };
-            if slot.epoch != holding.epoch || !state_fits {
-                self.blame("intent before act", format!("{host} is sent {holding:?}, on disk is {slot:?}"));
-            }
-            if let Some(hand) = self.truth.hands.get_mut(&holding.slice)
-                && (hand.host, hand.epoch) == (host, holding.epoch)
-            {
-                hand.told = true;
-            }
         }
     }
 

@@ -3,7 +3,7 @@
 use pool::{
     agent::{Adopted, Agent, Done, Effect, Event, HostFailure, Process, Ticket, VmRecord},
     manager::SessionId,
-    protocol::{FailedReason, Holding, Scrubbed},
+    protocol::{FailedReason, Holding},
 };
 use rand::Rng as _;
 use std::{
@@ -25,14 +25,13 @@ const ASK_AGAIN: Ns = Ns::ms(40);
 const IDLE_TICKS_MAX: u32 = 100;
 const AT_ONCE: Ns = Ns(20_000);
 const HOST_TAKES: Ns = Ns(300_000);
-const SCRUB_TAKES: Ns = Ns::ms(5);
 
 impl World {
     pub(super) fn device(&mut self, slice: SliceId) -> &mut Device {
         self.devices.iter_mut().find(|device| device.has(slice)).expect("every slice is on a device")
     }
 
-    fn reaches(&self, holding: Holding, host: HostId) -> bool {
+    pub(super) fn reaches(&self, holding: Holding, host: HostId) -> bool {
         let device = self.devices.iter().find(|device| device.has(holding.slice));
         device.expect("every slice is on a device").reaches(holding, host)
     }
@@ -210,18 +209,9 @@ impl World {
         }
     }
 
-    fn host_job(&mut self, host: HostId, instance: u64, takes: Ns, job: Job) {
+    pub(super) fn host_job(&mut self, host: HostId, instance: u64, takes: Ns, job: Job) {
         let span = self.about(takes);
         self.after(span, Happening::HostDone(host, instance, Box::new(job)));
-    }
-
-    fn begin_scrub(&mut self, host: HostId, instance: u64, holding: Holding) {
-        let started = self.wall();
-        self.kernel_takes(host, holding);
-        if let Some(running) = self.machine(host).running(instance) {
-            running.scrubbing.insert(holding);
-        }
-        self.host_job(host, instance, SCRUB_TAKES, Job::Scrub { holding, started });
     }
 
     pub(super) fn host_done(&mut self, host: HostId, instance: u64, job: Job) {
@@ -251,13 +241,13 @@ impl World {
         self.agent(host, instance, event);
     }
 
-    fn host_call(&mut self) -> Result<(), HostFailure> {
+    pub(super) fn host_call(&mut self) -> Result<(), HostFailure> {
         let fails = !self.calm && self.chance(self.weather.host_fails);
         if fails { Err(failed(FailedReason::Host, "the host fails")) } else { Ok(()) }
     }
 
     /// From the first step of a call on; one that fails or ends halfway may leave it so.
-    fn kernel_takes(&mut self, host: HostId, holding: Holding) {
+    pub(super) fn kernel_takes(&mut self, host: HostId, holding: Holding) {
         if self.device(holding.slice).is_shared() {
             self.machine(host).kernel.retain(|had| had.slice != holding.slice);
             self.machine(host).kernel.insert(holding);
@@ -300,26 +290,6 @@ impl World {
         }
         self.machine(host).kernel.retain(|had| had.slice != holding.slice);
         Ok(Done::Offlined)
-    }
-
-    fn scrub(
-        &mut self,
-        host: HostId,
-        instance: u64,
-        holding: Holding,
-        started: units::UnixMs,
-    ) -> Result<Done, HostFailure> {
-        if let Some(running) = self.machine(host).running(instance) {
-            running.scrubbing.remove(&holding);
-        }
-        self.host_call()?;
-        if !self.reaches(holding, host) {
-            return Err(failed(FailedReason::Host, "no such grant"));
-        }
-        self.device(holding.slice).write(holding.slice, Mark::ZERO);
-        self.machine(host).kernel.retain(|had| had.slice != holding.slice);
-        self.story.counts.scrubbed += 1;
-        Ok(Done::Scrubbed(Scrubbed { holding, started, ended: self.wall(), verified: units::SLICE }))
     }
 
     fn keep_record(&mut self, host: HostId, record: VmRecord) -> Event {
@@ -515,6 +485,6 @@ fn place(slice: SliceId) -> Arc<str> {
     slice.to_string().into()
 }
 
-fn failed(reason: FailedReason, message: &str) -> HostFailure {
+pub(super) fn failed(reason: FailedReason, message: &str) -> HostFailure {
     HostFailure { reason, message: message.into() }
 }

@@ -8,8 +8,8 @@ use pool::{
     denied::Denied,
     ledger::{Place, Reserve, Target},
     manager::{Answer, Ask, Event, ReservationView, Token},
-    record::{RequestKey, Scheduling, Stage},
-    slice::{Quarantine, State},
+    record::{Record, RequestKey, Scheduling, Stage},
+    slice::{Quarantine, Slot, State},
 };
 use rand::Rng as _;
 use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
@@ -25,7 +25,7 @@ const VM_NAMES: usize = 12;
 pub(super) struct People {
     tenants: Vec<Tenant>,
     pub(super) asked: BTreeMap<Token, Asked>,
-    /// Operators' requests so far; the disk has little room.
+    /// The store's disk has little room.
     store_low: bool,
 }
 
@@ -43,6 +43,8 @@ pub(super) enum Asked {
         tenant: usize,
         content: Box<Reserve>,
         wait: bool,
+        /// The store's disk had room for it.
+        room: bool,
     },
     Wait,
     Commit,
@@ -51,6 +53,7 @@ pub(super) enum Asked {
     Fence {
         connected: bool,
     },
+    Configure,
     Other,
 }
 
@@ -70,6 +73,7 @@ impl World {
             54..68 => self.release_some(),
             68..88 => self.launch_some(),
             88..91 => self.schedule_some(),
+            91..92 if self.weather.rack_changes => self.change_rack(),
             91..93 => self.fence_some(),
             93..96 => self.let_back_some(),
             96..97 => self.stop_waiting(),
@@ -80,7 +84,7 @@ impl World {
     }
 
     /// Asks, if somebody is there to hear it.
-    fn ask(&mut self, ask: Ask, asked: Asked) {
+    pub(super) fn ask(&mut self, ask: Ask, asked: Asked) {
         if self.program.is_open() {
             let token = self.program.token();
             self.say(|| format!("{} asks {}", token.0, brief(&ask)));
@@ -123,7 +127,11 @@ impl World {
         let mut content = self.people.tenants[tenant].reserve.clone();
         content.slices += u32::from(altered);
         let wait = self.chance(0.3).then(|| Ns::ms(500));
-        let asked = Asked::Reserve { tenant, content: Box::new(content.clone()), wait: wait.is_some() };
+        let (room, boxed) = (!self.people.store_low, Box::new(content.clone()));
+        if room && self.program.is_open() {
+            self.truth.had_room.insert(content.request.clone());
+        }
+        let asked = Asked::Reserve { tenant, content: boxed, wait: wait.is_some(), room };
         self.ask(Ask::Reserve { reserve: content, wait }, asked);
     }
 
@@ -173,8 +181,8 @@ impl World {
     }
 
     fn schedule_some(&mut self) {
-        let hosts = self.weather.rack.hosts.iter().map(|host| Place::Host(host.name.clone()));
-        let emcs = self.weather.rack.emcs.iter().map(|emc| Place::Emc(emc.name.clone()));
+        let hosts = self.rack.spec().hosts.iter().map(|host| Place::Host(host.name.clone()));
+        let emcs = self.rack.spec().emcs.iter().map(|emc| Place::Emc(emc.name.clone()));
         let places: Vec<Place> = hosts.chain(emcs).collect();
         let to = [Scheduling::Enabled, Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining];
         let (place, to) = (self.any(&places), self.any(&to));
@@ -208,12 +216,15 @@ impl World {
     }
 
     pub(super) fn quarantined(&self) -> Vec<SliceId> {
-        let slices = (0..self.weather.rack.emcs.iter().map(|emc| emc.slices).sum()).map(SliceId);
-        let waits = |slice: &SliceId| match self.truth.slot(*slice).state {
-            State::Quarantined(why) => !matches!(why, Quarantine::Restored { .. }), // these return by themselves
-            _ => false,
+        // After a restore, slices return by themselves.
+        let waits = |why: Quarantine| !matches!(why, Quarantine::Restored { .. });
+        let quarantined = |record: &Record| match record {
+            Record::Slice(slice, Slot { state: State::Quarantined(why), .. }) => {
+                waits(*why).then_some(*slice)
+            }
+            _ => None,
         };
-        slices.filter(waits).collect()
+        self.truth.records().filter_map(quarantined).collect()
     }
 
     pub(super) fn let_back(&mut self, slice: SliceId) {
@@ -239,6 +250,17 @@ impl World {
 
     fn fill_disk(&mut self) {
         self.people.store_low = !self.people.store_low;
+        self.report_store_space();
+    }
+
+    /// The disk has room again.
+    pub(super) fn empty_disk(&mut self) {
+        self.people.store_low = false;
+        self.report_store_space();
+    }
+
+    /// The manager's program looks how much room the store's disk has, at the start too.
+    pub(super) fn report_store_space(&mut self) {
         let low = self.people.store_low;
         self.manager(Event::StoreSpace { low });
     }
@@ -262,8 +284,10 @@ impl World {
         }
         let Some(asked) = self.people.asked.remove(&token) else { return };
         self.say(|| format!("{} hears {}", token.0, brief_answer(&answer)));
+        self.check_full(&asked, &answer);
         match (asked, answer) {
-            (Asked::Reserve { tenant, content, wait }, Ok(Answer::Reservation(view))) => {
+            (Asked::Configure, answer) => self.rack_answered(&answer),
+            (Asked::Reserve { tenant, content, wait, .. }, Ok(Answer::Reservation(view))) => {
                 self.on_reserved(tenant, &content, &view);
                 if wait {
                     self.check_ready(&view);
@@ -282,11 +306,19 @@ impl World {
         }
     }
 
+    /// Only a request for new memory is refused because the disk is full, and only while it is.
+    fn check_full(&mut self, asked: &Asked, answer: &Result<Answer, Denied>) {
+        if matches!(answer, Err(Denied::StoreFull)) && !matches!(asked, Asked::Reserve { room: false, .. }) {
+            self.blame("a full disk stops nothing but new reservations", format!("{asked:?} is refused"));
+        }
+    }
+
     /// The manager takes connections when its rack.toml is durable; without it, it does not start.
     fn on_ready(&mut self, answer: &Result<Answer, Denied>) {
         let Some(running) = &mut self.program.running else { return };
         running.ready = None;
         running.open = answer.is_ok();
+        self.rack_answered(answer);
         if answer.is_err() {
             self.kill_manager();
             self.after(Ns::ms(10), Happening::ManagerStarts);
@@ -296,8 +328,9 @@ impl World {
     /// The answer is what was asked, is on disk, and is what it was the first time.
     fn on_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
         let made = &view.reservation;
-        let asked = (&content.vm, content.slices as usize, &content.host, &content.request);
-        if asked != (&made.vm, made.slices.len(), &view.host, &made.request) {
+        let asked = (&content.vm, content.slices as usize, &content.request);
+        let here = view.host == content.host || !self.truth.has_host(made.host);
+        if !here || asked != (&made.vm, made.slices.len(), &made.request) {
             self.blame("a request gets what it asked", format!("{content:?} gets {view:?}"));
         }
         if self.truth.reservation(view.id) != Some(made) {

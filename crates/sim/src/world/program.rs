@@ -16,8 +16,7 @@ use super::{Happening, Records, World, store::Store};
 const IDLE_TICKS_MAX: u32 = 100;
 /// How soon a machine that wants to be woken in the past is woken.
 const AT_ONCE: Ns = Ns(20_000);
-/// How long the store, a device, the start of the program take.
-const STORE_TAKES: Ns = Ns(400_000);
+/// How long a device takes.
 const DEVICE_TAKES: Ns = Ns(300_000);
 
 #[derive(Debug)]
@@ -58,8 +57,21 @@ impl Program {
         Token(self.tokens)
     }
 
+    /// Time has passed in which nothing ran.
+    pub(super) fn shift_waking(&mut self, span: Ns) {
+        if let Some(running) = &mut self.running {
+            running.wake = running.wake.map(|at| at.after(span));
+        }
+    }
+
     fn alive(&mut self, life: u64) -> Option<&mut Running> {
         self.running.as_mut().filter(|running| running.life == life)
+    }
+
+    /// The batch that is being written.
+    pub(super) fn writing(&self) -> Option<&[Record]> {
+        let (_, records) = self.running.as_ref()?.writing.as_ref()?;
+        Some(records)
     }
 
     /// Whether it takes connections and requests.
@@ -105,12 +117,15 @@ impl World {
         });
         self.say(|| format!("manager starts its life {life}"));
         self.manager(Event::Loaded { meta, records, restored });
-        let rack = self.weather.rack.clone();
+        let rack = self.rack.spec().clone();
         self.manager(Event::Ask(ready, Ask::Configure(rack)));
+        self.report_store_space();
     }
 
     /// It dies now. What its threads were about to do happens or does not.
     pub(super) fn kill_manager(&mut self) {
+        let writing = self.program.running.as_ref().and_then(|running| running.writing.clone());
+        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // it may reach the disk
         let Some(running) = self.program.running.take() else { return };
         self.say(|| "manager is killed".into());
         self.program.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
@@ -149,7 +164,7 @@ impl World {
         }
     }
 
-    fn when(&self) -> When {
+    pub(super) fn when(&self) -> When {
         let now = self
             .program
             .running
@@ -210,7 +225,7 @@ impl World {
             Effect::Store { batch, records } => self.begin_store(batch, records),
             Effect::Reload => {
                 self.say(|| "store is read again".into());
-                let (life, span) = (self.program.life, self.about(STORE_TAKES));
+                let (life, span) = (self.program.life, self.about(self.weather.store_takes));
                 self.after(span, Happening::StoreRead(life));
             }
             Effect::Reply(token, answer) => self.on_reply(token, *answer),
@@ -225,7 +240,7 @@ impl World {
         let life = self.program.life;
         let running = self.program.running.as_mut().expect("an effect of a running manager");
         running.writing = Some((batch, records));
-        let span = self.about(STORE_TAKES);
+        let span = self.about(self.weather.store_takes);
         self.after(span, Happening::StoreDone(life));
     }
 
@@ -235,10 +250,15 @@ impl World {
         self.check_batch(&records);
         let ok = self.program.store.commit(&records);
         if ok {
-            self.truth_committed(&records);
+            self.note_durable(&records);
         }
+        self.note_stored(ok);
         self.say(|| format!("batch {batch} ok={ok}: {}", brief(&records)));
         self.manager(Event::Stored { batch, ok });
+        if ok {
+            self.compare_now_and_then();
+            self.check_returns();
+        }
     }
 
     pub(super) fn store_read(&mut self, life: u64) {
@@ -300,6 +320,8 @@ impl World {
         let (now, span) = (self.now, self.about(DEVICE_TAKES));
         let life = self.program.life;
         let running = self.program.running.as_mut().expect("an effect of a running manager");
+        let devices = self.devices.len().max(running.calls.len());
+        running.calls.resize_with(devices, Default::default);
         let (calls, last) = &mut running.calls[emc.0 as usize];
         calls.push_back(call);
         *last = (*last).max(now).after(span);
@@ -311,6 +333,7 @@ impl World {
         let Some(running) = self.program.alive(life) else { return };
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.make_call(emc, &call);
+        self.note_answer(&done);
         self.say(|| format!("{emc} answers {done:?}"));
         self.manager(Event::Device(emc, done));
     }

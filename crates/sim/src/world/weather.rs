@@ -11,6 +11,9 @@ use super::{
     machine::Machine,
 };
 
+/// How long a durable write takes on most disks.
+const STORE_TAKES: Ns = Ns(400_000);
+
 #[derive(Debug)]
 pub(super) struct Weather {
     pub(super) settings: Settings,
@@ -24,10 +27,18 @@ pub(super) struct Weather {
     pub(super) repeated: f64,
     /// Parts of all commits and host calls that fail.
     pub(super) store_fails: f64,
+    /// How long a durable write takes, on average.
+    pub(super) store_takes: Ns,
     pub(super) host_fails: f64,
     /// Between two acts of people, and two troubles, on average.
     pub(super) act_every: Ns,
     pub(super) trouble_every: Ns,
+    /// Whether days pass at once.
+    pub(super) days_pass: bool,
+    /// Whether the operator changes rack.toml.
+    pub(super) rack_changes: bool,
+    /// Whether a client has as many ended reservations as may be remembered.
+    pub(super) long_past: bool,
 }
 
 impl Weather {
@@ -46,9 +57,13 @@ impl Weather {
             lost: if in_order { 0.0 } else { some(rng, 0.2) },
             repeated: if in_order { 0.0 } else { some(rng, 0.2) },
             store_fails: some(rng, worst_store),
+            store_takes: if rng.random_bool(0.2) { Ns::ms(rng.random_range(2..20)) } else { STORE_TAKES },
             host_fails: some(rng, 0.1),
             act_every: Ns::ms(rng.random_range(5..60)),
             trouble_every: Ns::ms(rng.random_range(100..1000)),
+            days_pass: rng.random_bool(0.2),
+            rack_changes: rng.random_bool(0.4),
+            long_past: rng.random_bool(0.002),
         }
     }
 
@@ -84,12 +99,12 @@ fn rack(rng: &mut Pcg64) -> RackSpec {
     RackSpec { emcs, hosts }
 }
 
-fn emc(n: usize, slices: u32, shared: bool) -> EmcSpec {
+pub(super) fn emc(n: usize, slices: u32, shared: bool) -> EmcSpec {
     let (driver, path, serial) = ("simulated".into(), String::new(), shared.then(|| format!("{n:#x}")));
     EmcSpec { name: name("e", n), slices, driver, path, serial }
 }
 
-fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
+pub(super) fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
     HostSpec { name: name("h", n), cores: 64, local: Bytes::gib(64), emcs }
 }
 

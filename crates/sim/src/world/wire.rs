@@ -1,18 +1,17 @@
 //! Connections between agents and the manager. A message may be late, lost, repeated or overtaken; what arrives on a
 //! connection that its receiver has closed is dropped, as a stream does. Either end may be the last to learn of an end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::Event as Told,
-    ledger::EmcSpec,
     manager::{Closed, Event, SessionId},
-    protocol::{Have, Hello, SeenDevice, Want},
+    protocol::{Have, Hello, Holding, SeenDevice, Want},
 };
 use units::limits::{RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
 use units::{HostId, InstanceId, Ns};
 
-use super::{Happening, World};
+use super::{Happening, World, check::Orders};
 
 /// How long a message takes.
 const WIRE_TAKES: Ns = Ns(150_000);
@@ -35,8 +34,38 @@ struct Session {
     /// No message of either direction arrives before the latest one, if the wire keeps order.
     up: Ns,
     down: Ns,
-    /// All that the orders sent so far mean together.
+    /// The boot of the machine that its agent named.
+    boot: u64,
+    /// All that the orders sent so far mean together, and the scrubs they named.
     told: Option<Want>,
+    scrubs: BTreeSet<Holding>,
+}
+
+impl Wire {
+    /// Time has passed in which nothing ran.
+    pub(super) fn shift(&mut self, span: Ns) {
+        for session in self.sessions.values_mut() {
+            (session.up, session.down) = (session.up.after(span), session.down.after(span));
+        }
+    }
+}
+
+impl Session {
+    /// Adds an order to those sent before.
+    fn add(&mut self, want: &Want) -> Orders {
+        match &mut self.told {
+            Some(told) => told.amend(want.clone()),
+            None => self.told = Some(want.clone()),
+        }
+        let first = want.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
+        Orders {
+            host: self.host,
+            instance: InstanceId(self.instance),
+            boot_id: boot_id(self.boot),
+            first_scrubs: first.copied().collect(),
+            sum: self.told.clone().expect("it was just set"),
+        }
+    }
 }
 
 impl World {
@@ -52,7 +81,10 @@ impl World {
         self.wire.made += 1;
         let id = SessionId(self.wire.made);
         let at = self.now.after(WIRE_TAKES);
-        let session = Session { host, instance, manager: true, agent: true, up: at, down: at, told: None };
+        let boot = self.machine(host).boot;
+        let (told, scrubs) = (None, BTreeSet::new());
+        let session =
+            Session { host, instance, manager: true, agent: true, up: at, down: at, boot, told, scrubs };
         self.wire.sessions.insert(id, session);
         self.machine(host).session(Some(id));
         self.say(|| format!("{host} connects as instance {instance} in session {}", id.0));
@@ -66,7 +98,7 @@ impl World {
         machine.running(instance).filter(|running| running.session.is_none())?;
         Some(Hello {
             instance: InstanceId(instance),
-            boot_id: format!("boot-{}", machine.boot),
+            boot_id: boot_id(machine.boot),
             host_memory_socket: "/run/host-memory".into(),
             devices,
         })
@@ -74,11 +106,7 @@ impl World {
 
     /// Every machine sees every shared device.
     fn seen_devices(&self) -> Vec<SeenDevice> {
-        let emcs = self.weather.rack.emcs.iter();
-        let seen = |emc: &EmcSpec| {
-            Some(SeenDevice { serial: emc.serial.clone()?, slices: emc.slices, problem: None })
-        };
-        emcs.filter_map(seen).collect()
+        self.rack.seen.clone()
     }
 
     pub(super) fn welcome(&mut self, id: SessionId) {
@@ -92,31 +120,13 @@ impl World {
     }
 
     pub(super) fn send_want(&mut self, id: SessionId, want: Want) {
-        let Some(session) = self.wire.sessions.get(&id) else { return };
+        let Some(session) = self.wire.sessions.get_mut(&id) else { return };
         let host = session.host;
-        self.check_want(host, &want);
-        self.check_told(id, &want);
+        let orders = session.add(&want);
+        self.check_order(&want, &orders);
         self.say(|| format!("manager -> {host}: {}", brief(&want)));
         for at in self.arrivals(id, false) {
             self.at(at, Happening::ToAgent(id, Box::new(want.clone())));
-        }
-    }
-
-    /// Orders that say only what has changed add up to the whole truth.
-    fn check_told(&mut self, id: SessionId, want: &Want) {
-        let Some(session) = self.wire.sessions.get_mut(&id) else { return };
-        let host = session.host;
-        let told = match session.told.take() {
-            Some(mut told) => {
-                told.amend(want.clone());
-                told
-            }
-            None => want.clone(),
-        };
-        session.told = Some(told.clone());
-        let whole = self.program.running.as_ref().and_then(|running| running.manager.want(host));
-        if whole.as_ref() != Some(&told) {
-            self.blame("changes add up", format!("{host} was told {told:?}, true is {whole:?}"));
         }
     }
 
@@ -161,6 +171,7 @@ impl World {
             return;
         }
         self.heard(host);
+        self.note_report(host, &have);
         self.manager(Event::AgentHave(id, have));
     }
 
@@ -267,6 +278,10 @@ impl World {
             self.wire.sessions.remove(&id);
         }
     }
+}
+
+fn boot_id(boot: u64) -> String {
+    format!("boot-{boot}")
 }
 
 fn brief(want: &Want) -> String {

@@ -1,6 +1,6 @@
 //! Limits of the agent: scrubs at the same time, its wakeups, and its answers about itself.
 
-use units::limits::{HAVE_LINGER, SCRUBS_PER_HOST_MAX};
+use units::limits::{ENDED_VMS_TOLD_MAX, HAVE_LINGER, SCRUBS_PER_HOST_MAX};
 
 use super::*;
 
@@ -46,6 +46,22 @@ fn ended_vm_wakes_the_agent_when_it_may_be_forgotten() {
     assert_eq!(wakes(ended), Some(ENDED_VM_TOLD_FOR));
     let later = ENDED_VM_TOLD_FOR.as_ms();
     check(&format!("{ended} tick:{later}"), "forget:a");
+}
+
+#[test]
+fn ended_vms_beyond_their_limit_are_forgotten_longest_unnamed_first() {
+    let found = (0..=ENDED_VMS_TOLD_MAX as u64).map(|n| {
+        let mut vm = adopted("a", "", false);
+        vm.record.reservation = ReservationId(n + 1);
+        vm
+    });
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, found.collect(), left(""));
+    for (second, word) in ["up", "want:1", "want:2"].into_iter().enumerate() {
+        let event = event(&agent, &mut 0, word);
+        agent.handle(Ns::secs(second as u64), event);
+    }
+    let told = agent.ended_vms();
+    assert_eq!((told.len(), told[0]), (ENDED_VMS_TOLD_MAX, ReservationId(2)));
 }
 
 #[test]

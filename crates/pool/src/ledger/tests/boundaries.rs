@@ -152,6 +152,18 @@ fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
     assert_eq!(loaded.host(HostId(0)).unwrap().host.uncut, BTreeSet::new());
 }
 
+/// Their last steps before they were free and their removal may be one batch, of which a ledger sees the removal only.
+#[test]
+fn host_holds_nothing_of_an_emc_that_was_removed() {
+    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
+    let id = rack.reserve(ask("a", "h1", 8)).unwrap();
+    (4..8).for_each(|slice| rack.online(slice));
+    rack.end(id, released());
+    rack.apply(Change(vec![Record::Gone(Key::Emc(EmcId(1)))]));
+    assert!(rack.host("h1").held().all(|slice| slice < SliceId(4)));
+    assert_eq!(rack.host("h1").scrubs().len(), 0);
+}
+
 #[test]
 fn slice_is_neither_cordoned_nor_drained() {
     let rack = Rack::of("e1=4 h1:e1");
@@ -234,6 +246,31 @@ fn restores_of_one_backup_number_reservations_apart() {
     assert!(first > units::limits::RESERVATIONS_LOST_MAX);
     assert!(numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2, "room for the first restore's");
     assert!(numbers(u64::MAX) > numbers(3), "however many restores there were");
+}
+
+#[test]
+fn nothing_is_added_to_a_restored_rack_before_its_hosts_have_reported() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let change = rack.ledger.decide_restored();
+    rack.apply(change);
+    for more in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
+        assert_eq!(rack.configure(more).map_err(|denied| denied.reason()), Err("RESTORE_PENDING"), "{more}");
+    }
+    let change = rack.ledger.decide_reported(at(2), HostId(0));
+    rack.apply(change);
+    assert_eq!(rack.configure("e1=4 e2=4 h1:e1 h2:e1+e2"), Ok(()));
+}
+
+#[test]
+fn number_of_a_host_that_a_device_names_is_given_to_no_other() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    for (named, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
+        let change = rack.ledger.decide_host_named(HostId(named));
+        rack.apply(change);
+        assert_eq!(rack.ledger.meta().next_host, HostId(next));
+    }
+    rack.configure("e1=4 h1:e1 h2:e1").unwrap();
+    assert_eq!(rack.ledger.host_named(&name("h2")), Some(HostId(4)));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Numbers of slices, EMCs and hosts: never reused, limited only by what exists, refused at the end of their space.
+//! Numbers of slices, EMCs and hosts: never reused, limited by those that exist, refused at the end of their space.
 
 use units::limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX};
 

@@ -327,6 +327,21 @@ fn a_restart_during_a_failed_write_is_remembered() {
     );
 }
 
+/// The host was sent away at each connection until its lease was over.
+#[test]
+fn report_of_a_past_grant_counts_for_nothing_after_its_wire_or_emc_was_removed() {
+    Rig::up().tells(
+        "reserve:a@h1=1 go release:a go
+         rack:e1=4&e2=4&h1:e2&h2:e1+e2&h3:e2 go
+         have:h1:online=0.1 | ",
+    );
+    Rig::up().tells(
+        "reserve:a@h3=1 go release:a go
+         rack:e1=4&h1:e1&h2:e1&h3:e1 go
+         have:h3:online=4.1 | ",
+    );
+}
+
 #[test]
 fn a_host_that_claims_what_it_was_never_given_is_sent_away() {
     let rig = || {

@@ -40,13 +40,14 @@ fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
 }
 
 #[test]
-fn claim_of_a_slice_out_of_reach_is_false_whatever_its_epoch() {
+fn claim_of_a_past_grant_is_ignored_without_a_wire_too_and_that_of_a_present_one_is_false() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
     rig.tells(
         "slices | 0.3:online@h1
          have:h2:online=0.1 |
-         have:h3:online=0.1 | h3.close(FalseClaim:0.1)",
+         have:h3:online=0.1 |
+         have:h3:online=0.3 | h3.close(FalseClaim:0.3)",
     );
 }
 

@@ -62,6 +62,16 @@ fn store_written_under_higher_limits_is_brought_within_them_without_requests() {
     assert_eq!(rig.reservations_on_disk(), BOUNDS.per_client);
 }
 
+/// The name of the host could not be compared any more and counted as another one.
+#[test]
+fn repeated_request_is_answered_after_its_host_was_removed() {
+    Rig::up().tells(
+        "reserve:a@h3=1!5 go release:a go
+         rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 go
+         reserve:a@h3=1!5 | reserve:a->ok(4)",
+    );
+}
+
 #[test]
 fn no_reply_device_call_or_order_before_its_batch_is_stored() {
     Rig::up().tells(

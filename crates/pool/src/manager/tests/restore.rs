@@ -1,4 +1,4 @@
-//! Restoring the ledger from a backup: a VM that runs keeps its memory, whatever the backup lacks and whichever EMC is down.
+//! Restoring the ledger from a backup: a VM that runs keeps its memory, also if the backup lacks it and EMCs are down.
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;

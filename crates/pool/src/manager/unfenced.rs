@@ -1,0 +1,125 @@
+//! Hosts that an EMC has not cut off because their machines have to be stopped, indexed by when to try again, so that no
+//! event looks at all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use units::{EmcId, HostId, Ns, UnixMs};
+
+/// A host that a device cannot cut off, and that could not be stopped.
+#[derive(Clone, Debug)]
+pub(super) struct Unfenced {
+    /// Nothing has been heard of the first attempt yet.
+    pub(super) why: Option<String>,
+    pub(super) since: UnixMs,
+    /// When to try again, if its agent is not there then; never while it is being tried.
+    pub(super) retry_at: Ns,
+}
+
+/// All of them, by host and EMC.
+#[derive(Debug, Default)]
+pub(super) struct UnfencedHosts {
+    entries: BTreeMap<(HostId, EmcId), Unfenced>,
+    /// Attempts that are to be made, by EMC.
+    attempts: BTreeMap<EmcId, BTreeSet<(Ns, HostId)>>,
+}
+
+impl UnfencedHosts {
+    pub(super) fn get(&self, emc: EmcId, host: HostId) -> Option<&Unfenced> {
+        self.entries.get(&(host, emc))
+    }
+
+    pub(super) fn of_host(&self, host: HostId) -> impl Iterator<Item = (EmcId, &Unfenced)> {
+        let all = self.entries.range((host, EmcId(0))..=(host, EmcId(u32::MAX)));
+        all.map(|((_, emc), unfenced)| (*emc, unfenced))
+    }
+
+    pub(super) fn insert(&mut self, emc: EmcId, host: HostId, unfenced: Unfenced) {
+        self.remove(emc, host);
+        self.list(emc, host, unfenced.retry_at);
+        self.entries.insert((host, emc), unfenced);
+    }
+
+    pub(super) fn set_retry(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
+        let Some(unfenced) = self.entries.get_mut(&(host, emc)) else { return };
+        let before = std::mem::replace(&mut unfenced.retry_at, retry_at);
+        self.unlist(emc, host, before);
+        self.list(emc, host, retry_at);
+    }
+
+    pub(super) fn remove(&mut self, emc: EmcId, host: HostId) {
+        if let Some(old) = self.entries.remove(&(host, emc)) {
+            self.unlist(emc, host, old.retry_at);
+        }
+    }
+
+    pub(super) fn remove_host(&mut self, host: HostId) {
+        let emcs: Vec<EmcId> = self.of_host(host).map(|(emc, _)| emc).collect();
+        emcs.into_iter().for_each(|emc| self.remove(emc, host));
+    }
+
+    pub(super) fn remove_emc(&mut self, emc: EmcId) {
+        self.entries.retain(|(_, of), _| *of != emc);
+        self.attempts.remove(&emc);
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// EMCs with attempts to be made.
+    pub(super) fn emcs(&self) -> impl Iterator<Item = EmcId> {
+        self.attempts.keys().copied()
+    }
+
+    /// Attempts to be made at an EMC, earliest first.
+    pub(super) fn attempts(&self, emc: EmcId) -> impl Iterator<Item = (Ns, HostId)> {
+        self.attempts.get(&emc).into_iter().flatten().copied()
+    }
+
+    fn list(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
+        if retry_at < Ns::NEVER {
+            self.attempts.entry(emc).or_default().insert((retry_at, host));
+        }
+    }
+
+    fn unlist(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
+        if let Some(attempts) = self.attempts.get_mut(&emc) {
+            attempts.remove(&(retry_at, host));
+            if attempts.is_empty() {
+                self.attempts.remove(&emc);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EMC: EmcId = EmcId(7);
+
+    fn unfenced(retry_at: u64) -> Unfenced {
+        Unfenced { why: None, since: UnixMs(0), retry_at: Ns(retry_at) }
+    }
+
+    fn attempts(hosts: &UnfencedHosts) -> Vec<(u64, u32)> {
+        hosts.attempts(EMC).map(|(at, host)| (at.0, host.0)).collect()
+    }
+
+    #[test]
+    fn attempts_follow_what_is_inserted_changed_and_removed() {
+        let mut hosts = UnfencedHosts::default();
+        hosts.insert(EMC, HostId(1), unfenced(30));
+        hosts.insert(EMC, HostId(2), unfenced(20));
+        hosts.insert(EMC, HostId(2), unfenced(40));
+        assert_eq!(attempts(&hosts), [(30, 1), (40, 2)]);
+        hosts.set_retry(EMC, HostId(1), Ns::NEVER);
+        hosts.set_retry(EmcId(8), HostId(1), Ns(1));
+        assert_eq!(attempts(&hosts), [(40, 2)]);
+        hosts.set_retry(EMC, HostId(1), Ns(50));
+        hosts.remove_host(HostId(2));
+        assert_eq!((attempts(&hosts), hosts.emcs().collect()), (vec![(50, 1)], vec![EMC]));
+        hosts.remove(EMC, HostId(1));
+        assert_eq!((attempts(&hosts), hosts.emcs().count()), (vec![], 0));
+    }
+}

@@ -1,0 +1,275 @@
+//! Counts and indexes: recomputed from the records on disk, and compared with the views of the manager.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pool::{
+    ledger::Ledger,
+    manager::EmcState,
+    record::{Emc, Host, Key, Record, Reservation, Stage},
+    slice::{Quarantine, Scrub, Slot, State},
+};
+use units::limits::REQUEST_ID_KEPT;
+use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
+
+use super::Truth;
+use crate::world::World;
+
+/// Durable writes between two comparisons.
+const COMPARE_EVERY: u64 = 8;
+
+/// The slices of one EMC by state.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct EmcSlices {
+    free: u32,
+    draining: u32,
+    to_scrub: BTreeSet<SliceId>,
+    quarantined: BTreeSet<SliceId>,
+}
+
+/// The slices and reservations of one host, and its cores and memory that may still be reserved.
+#[derive(Debug, PartialEq, Eq)]
+struct HostUse {
+    held: BTreeSet<SliceId>,
+    scrubbing: usize,
+    reservations: BTreeSet<ReservationId>,
+    cores_free: u32,
+    local_free: Bytes,
+}
+
+/// Everything that follows from the records.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    emcs: BTreeMap<EmcId, EmcSlices>,
+    hosts: BTreeMap<HostId, HostUse>,
+    /// The active and the last ended reservation of each VM.
+    vms: BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
+    /// How many of the slices of each reservation are online for it.
+    online: BTreeMap<ReservationId, u32>,
+    next_expiry: Option<Ns>,
+    next_forgetting: Option<Ns>,
+}
+
+/// The reservation that owns a slice.
+pub(super) fn owner(slot: &Slot) -> Option<ReservationId> {
+    match slot.state {
+        State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
+            Some(o.reservation)
+        }
+        State::Free | State::Scrubbing(_) | State::Quarantined(_) => None,
+    }
+}
+
+/// The host that may still reach a slice.
+pub(super) fn holder(slot: &Slot) -> Option<HostId> {
+    match slot.state {
+        State::Free | State::Scrubbing(Scrub::Waiting) => None,
+        State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => Some(o.host),
+        State::Scrubbing(Scrub::Granting(host) | Scrub::Working(host) | Scrub::Leaving(host)) => Some(host),
+        State::Scrubbing(Scrub::Revoking { host, .. }) => host,
+        State::Quarantined(why) => match why {
+            Quarantine::Dirty { host, revoked } | Quarantine::ScrubFailed { host, revoked } => {
+                (!revoked).then_some(host)
+            }
+            Quarantine::UnknownGrant { host } | Quarantine::LostRecord { host } => Some(host),
+            Quarantine::Restored { host } | Quarantine::DeviceFailed { host, .. } => host,
+            Quarantine::LostGrant => None,
+        },
+    }
+}
+
+impl Truth {
+    fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for record in self.records.values() {
+            match record {
+                Record::Emc(id, emc) => drop(counts.emcs.insert(*id, self.emc_slices(emc))),
+                Record::Host(id, host) => drop(counts.hosts.insert(*id, self.host_use(*id, host))),
+                Record::Reservation(id, reservation) => {
+                    counts.add_reservation(*id, reservation);
+                    counts.add_deadlines(
+                        reservation,
+                        self.is_released(*id, reservation),
+                        self.is_heard(reservation.host),
+                    );
+                    counts.online.insert(*id, self.online(*id, reservation));
+                }
+                Record::Meta(_)
+                | Record::Slice(..)
+                | Record::Migration(..)
+                | Record::Decision(..)
+                | Record::Gone(_) => {}
+            }
+        }
+        counts
+    }
+
+    fn emc_slices(&self, emc: &Emc) -> EmcSlices {
+        let mut slices = EmcSlices::default();
+        for slice in (emc.first.0..emc.first.0 + emc.slices).map(SliceId) {
+            match self.slot(slice).state {
+                State::Free => slices.free += 1,
+                State::Assigned(_) | State::Onlining(_) | State::Online(_) => {}
+                State::Draining(..) => slices.draining += 1,
+                State::Scrubbing(scrub) => {
+                    slices.draining += 1;
+                    slices.to_scrub.extend((scrub == Scrub::Waiting).then_some(slice));
+                }
+                State::Quarantined(_) => drop(slices.quarantined.insert(slice)),
+            }
+        }
+        slices
+    }
+
+    fn host_use(&self, id: HostId, host: &Host) -> HostUse {
+        let slots = self.records.values().filter_map(|record| match record {
+            Record::Slice(slice, slot) => (holder(slot) == Some(id)).then_some((*slice, slot.state)),
+            _ => None,
+        });
+        let slots: Vec<_> = slots.collect();
+        let scrubs =
+            |state: &State| matches!(state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)));
+        let own = self.reservations().filter(|(_, r)| r.host == id && !is_ended(r));
+        let own: Vec<_> = own.collect();
+        let cores = own.iter().map(|(_, r)| r.cores).sum();
+        let local: Bytes = own.iter().map(|(_, r)| r.local).sum();
+        HostUse {
+            held: slots.iter().map(|(slice, _)| *slice).collect(),
+            scrubbing: slots.iter().filter(|(_, state)| scrubs(state)).count(),
+            reservations: own.iter().map(|(id, _)| *id).collect(),
+            cores_free: host.cores.saturating_sub(cores),
+            local_free: host.local.saturating_sub(local),
+        }
+    }
+
+    /// Whether a host has nothing left to report after a restore.
+    fn is_heard(&self, host: HostId) -> bool {
+        self.host(host).is_some_and(|host| !host.must_report)
+    }
+
+    /// Whether none of its slices is its own any more.
+    pub(super) fn is_released(&self, id: ReservationId, reservation: &Reservation) -> bool {
+        reservation.slices.iter().all(|slice| owner(&self.slot(*slice)) != Some(id))
+    }
+
+    fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
+        let own =
+            |slice: &&SliceId| matches!(self.slot(**slice).state, State::Online(o) if o.reservation == id);
+        u32::try_from(reservation.slices.iter().filter(own).count()).expect("a VM has few slices")
+    }
+}
+
+fn is_ended(reservation: &Reservation) -> bool {
+    matches!(reservation.stage, Stage::Ended { .. })
+}
+
+impl Counts {
+    fn add_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
+        let vm = self.vms.entry(reservation.vm.clone()).or_default();
+        match &reservation.stage {
+            Stage::Ended { .. } => vm.1 = Some(id), // in ascending order
+            Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => vm.0 = Some(id),
+        }
+    }
+
+    /// A request is forgotten only once all slices are `released`. No deadline passes while the host has yet to report after
+    /// a restore.
+    fn add_deadlines(&mut self, reservation: &Reservation, released: bool, heard: bool) {
+        let earliest = |known: Option<Ns>, at: Ns| Some(known.map_or(at, |known| known.min(at)));
+        match &reservation.stage {
+            Stage::Ended { at, .. } if released => {
+                self.next_forgetting = earliest(self.next_forgetting, at.after(REQUEST_ID_KEPT));
+            }
+            Stage::Reserved { deadline, .. } if heard => {
+                self.next_expiry = earliest(self.next_expiry, *deadline);
+            }
+            _ => {}
+        }
+    }
+
+    /// The same, as a ledger shows it.
+    fn shown_by(
+        ledger: &Ledger,
+        vms: &BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
+    ) -> Self {
+        let emcs = ledger.emcs().map(|(id, entry)| {
+            let slices = EmcSlices {
+                free: entry.free(),
+                draining: entry.draining(),
+                to_scrub: entry.slices_to_scrub().collect(),
+                quarantined: entry.quarantined_slices().collect(),
+            };
+            (id, slices)
+        });
+        let hosts = ledger.hosts().map(|(id, entry)| {
+            let used = HostUse {
+                held: entry.held().collect(),
+                scrubbing: entry.scrubbing(),
+                reservations: entry.reservations().collect(),
+                cores_free: entry.cores_free(),
+                local_free: entry.local_free(),
+            };
+            (id, used)
+        });
+        let of_vm = |vm: &Name| (ledger.reservation_of(vm), ledger.ended_of(vm));
+        let online = ledger.reservations_after(ReservationId(0)).map(|(id, _)| (id, ledger.online(id)));
+        Self {
+            emcs: emcs.collect(),
+            hosts: hosts.collect(),
+            vms: vms.keys().map(|vm| (vm.clone(), of_vm(vm))).collect(),
+            online: online.collect(),
+            next_expiry: ledger.next_expiry(),
+            next_forgetting: ledger.next_forgetting(),
+        }
+    }
+}
+
+impl World {
+    /// Compares every few durable writes.
+    pub(in crate::world) fn compare_now_and_then(&mut self) {
+        self.truth.writes += 1;
+        if self.truth.writes.is_multiple_of(COMPARE_EVERY) {
+            self.compare_with_disk();
+        }
+    }
+
+    /// Compares the views of the manager with the records on disk.
+    pub(in crate::world) fn compare_with_disk(&mut self) {
+        let Some(running) = &self.program.running else { return };
+        let shown = running.manager.durable();
+        let counts = self.truth.counts();
+        let of_manager = Counts::shown_by(shown, &counts.vms);
+        let other = self.truth.records.iter().find(|(key, record)| shown.record(**key) != **record);
+        let other = other.map(|(key, record)| format!("{record:?} on disk, {:?} shown", shown.record(*key)));
+        let wrong = other
+            .or_else(|| self.wrong_name(shown))
+            .or_else(|| (counts != of_manager).then(|| format!("{counts:?} on disk, {of_manager:?} shown")));
+        if let Some(what) = wrong.or_else(|| self.wrong_capacity()) {
+            self.blame("the manager shows what is on disk", what);
+        }
+    }
+
+    /// A host or an EMC that the ledger does not find by its name.
+    fn wrong_name(&self, shown: &Ledger) -> Option<String> {
+        self.truth.records.iter().find_map(|(key, record)| {
+            let found = match record {
+                Record::Host(_, host) => shown.host_named(&host.name).map(Key::Host),
+                Record::Emc(_, emc) => shown.emc_named(&emc.name).map(Key::Emc),
+                _ => Some(*key),
+            };
+            (found != Some(*key)).then(|| format!("{record:?} is found by its name as {found:?}"))
+        })
+    }
+
+    /// The alarm of a pool without usable slices is raised exactly when there is none.
+    fn wrong_capacity(&self) -> Option<String> {
+        let manager = &self.program.running.as_ref()?.manager;
+        let up = self.truth.records.values().filter_map(|record| match record {
+            Record::Emc(id, emc) if manager.emc_state(*id) == EmcState::Up => Some(emc),
+            _ => None,
+        });
+        let usable: usize =
+            up.map(|emc| emc.slices as usize - self.truth.emc_slices(emc).quarantined.len()).sum();
+        let raised = manager.alarms().iter().any(|alarm| alarm.reason == "CAPACITY_ZERO");
+        (raised != (usable == 0)).then(|| format!("{usable} slices are usable, alarm raised: {raised}"))
+    }
+}

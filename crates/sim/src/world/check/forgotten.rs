@@ -1,0 +1,84 @@
+//! Forgetting: an ended reservation and its request id are remembered for a day, or until its client has too many.
+
+use pool::record::{Record, Reservation, Stage};
+use std::collections::BTreeMap;
+use units::limits::{ENDED_REQUESTS_PER_CLIENT_MAX, FORGET_EVERY, REQUEST_ID_KEPT};
+use units::{Name, Ns, ReservationId, SliceId};
+
+use super::{Truth, counts::owner};
+use crate::world::World;
+
+/// When a reservation ended, in rack time.
+fn ended_at(reservation: &Reservation) -> Option<Ns> {
+    match reservation.stage {
+        Stage::Ended { at, .. } => Some(at),
+        Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => None,
+    }
+}
+
+impl Truth {
+    /// The reservations as a batch leaves them.
+    fn after<'a>(&'a self, batch: &'a [Record]) -> impl Iterator<Item = (ReservationId, &'a Reservation)> {
+        let new = batch.iter().filter_map(|record| match record {
+            Record::Reservation(id, reservation) => Some((*id, reservation)),
+            _ => None,
+        });
+        let changed = |id: &ReservationId| {
+            batch.iter().any(|record| matches!(record, Record::Reservation(changed, _) if changed == id))
+        };
+        self.reservations().filter(move |(id, _)| !changed(id)).chain(new)
+    }
+
+    /// Whether a client has so many ended reservations that this one, by when it ended, is one too many.
+    fn is_one_too_many(&self, id: ReservationId, gone: &Reservation, batch: &[Record]) -> bool {
+        let same = self.after(batch).filter(|(_, r)| r.request.client == gone.request.client);
+        let younger = same.filter_map(|(other, r)| Some((ended_at(r)?, other)));
+        younger.filter(|other| Some(*other) > ended_at(gone).map(|at| (at, id))).count()
+            >= ENDED_REQUESTS_PER_CLIENT_MAX
+    }
+
+    fn drains_for(&self, slice: SliceId, id: ReservationId, batch: &[Record]) -> bool {
+        let new = batch.iter().find_map(|record| match record {
+            Record::Slice(changed, slot) if *changed == slice => Some(*slot),
+            _ => None,
+        });
+        owner(&new.unwrap_or_else(|| self.slot(slice))) == Some(id)
+    }
+}
+
+impl World {
+    /// A reservation is about to be forgotten.
+    pub(super) fn check_forgotten(&mut self, id: ReservationId, batch: &[Record]) {
+        let Some(gone) = self.truth.reservation(id).cloned() else { return };
+        let now = self.when().now;
+        let old = ended_at(&gone).is_some_and(|at| now >= at.after(REQUEST_ID_KEPT));
+        let ended = ended_at(&gone).is_some();
+        if !ended || !(old || self.truth.is_one_too_many(id, &gone, batch)) {
+            self.blame(
+                "a request id outlives its reservation by a day",
+                format!("{id} is forgotten: {gone:?}"),
+            );
+        }
+        if gone.slices.iter().any(|slice| self.truth.drains_for(*slice, id, batch)) {
+            self.blame("a request id outlives its reservation by a day", format!("{id} drains: {gone:?}"));
+        }
+        self.truth.acked.retain(|_, acked| acked.id != id);
+    }
+
+    /// A reservation that should have been forgotten by now, or a client with too many.
+    pub(in crate::world) fn not_forgotten(&mut self) -> Option<String> {
+        let now = self.when().now;
+        let mut by_client: BTreeMap<&Name, usize> = BTreeMap::new();
+        for (id, reservation) in self.truth.reservations() {
+            let Some(at) = ended_at(reservation).filter(|_| self.truth.is_released(id, reservation)) else {
+                continue;
+            };
+            if now >= at.after(REQUEST_ID_KEPT).after(FORGET_EVERY) {
+                return Some(format!("{id} ended at {at} and is remembered at {now}"));
+            }
+            *by_client.entry(&reservation.request.client).or_default() += 1;
+        }
+        let most = by_client.into_iter().find(|(_, count)| *count > ENDED_REQUESTS_PER_CLIENT_MAX);
+        most.map(|(client, count)| format!("{count} ended reservations of {client} are remembered"))
+    }
+}

@@ -1,0 +1,88 @@
+//! Progress of fencing: a device that works and cuts hosts off does so soon, and the slices of the fenced host on it start
+//! on their way back, also while other devices of the host have failed.
+
+use std::collections::BTreeMap;
+
+use pool::{
+    record::{Emc, Fence, Host, Key, Record},
+    slice::{Drain, Scrub, State},
+};
+use units::{EmcId, HostId, Ns, SliceId, limits::DEVICE_RETRY};
+
+use super::Truth;
+use crate::world::World;
+
+/// The longest that nothing in the way may take.
+const FENCED_WITHIN: Ns = Ns::ms(500);
+
+/// Since when nothing is in the way.
+#[derive(Debug, Default)]
+pub(super) struct Unhindered {
+    /// Of the fence of a host by a device.
+    fences: BTreeMap<(EmcId, HostId), Ns>,
+    /// Of any call of a device: a manager calls one that failed only after a while.
+    devices: BTreeMap<EmcId, Ns>,
+}
+
+/// Whether a slice is in a state that the fence of this host ends.
+fn waits_for_fence(state: State, fenced: HostId) -> bool {
+    match state {
+        State::Assigned(o)
+        | State::Onlining(o)
+        | State::Online(o)
+        | State::Draining(o, Drain::Host { .. }) => o.host == fenced,
+        State::Scrubbing(Scrub::Granting(host) | Scrub::Working(host) | Scrub::Leaving(host)) => {
+            host == fenced
+        }
+        State::Free
+        | State::Draining(_, Drain::Revoking)
+        | State::Scrubbing(Scrub::Waiting | Scrub::Revoking { .. })
+        | State::Quarantined(_) => false,
+    }
+}
+
+impl Truth {
+    /// Devices that are to cut a host off and can do so by themselves.
+    fn to_fence(&self) -> Vec<(EmcId, HostId)> {
+        let hosts = self.records.range(Key::Host(HostId(0))..Key::Slice(SliceId(0)));
+        let fencing = hosts.filter_map(|(_, record)| match record {
+            Record::Host(id, host) if matches!(host.fence, Fence::Fencing { .. }) => Some((*id, host)),
+            _ => None,
+        });
+        let by = |(id, host): (HostId, &Host)| host.emcs.iter().map(|emc| (*emc, id)).collect::<Vec<_>>();
+        let cuts_off = |emc: &Emc| emc.serial.is_none();
+        fencing.flat_map(by).filter(|(emc, _)| self.emc(*emc).is_some_and(cuts_off)).collect()
+    }
+
+    fn stuck(&self, emc: EmcId, host: HostId) -> Option<SliceId> {
+        let emc = self.emc(emc)?;
+        let mut slices = (emc.first.0..emc.first.0 + emc.slices).map(SliceId);
+        slices.find(|slice| waits_for_fence(self.slot(*slice).state, host))
+    }
+}
+
+impl World {
+    /// Time has passed in which nothing ran.
+    pub(in crate::world) fn forget_delays(&mut self) {
+        self.truth.unhindered = Unhindered::default();
+    }
+
+    pub(super) fn check_fences_advance(&mut self) {
+        let now = self.now;
+        for (emc, _) in (0..).map(EmcId).zip(&self.devices).filter(|(_, device)| device.failed) {
+            self.truth.unhindered.devices.insert(emc, now.after(DEVICE_RETRY));
+        }
+        let pairs = self.truth.to_fence();
+        let runs = self.program.running.is_some() && self.truth.named.is_loaded();
+        self.truth.unhindered.fences.retain(|pair, _| runs && pairs.contains(pair));
+        for (emc, host) in pairs.into_iter().filter(|_| runs) {
+            let since = *self.truth.unhindered.fences.entry((emc, host)).or_insert(now);
+            let since = self.truth.unhindered.devices.get(&emc).map_or(since, |works| since.max(*works));
+            let overdue = now > since.after(FENCED_WITHIN);
+            if let Some(slice) = self.truth.stuck(emc, host).filter(|_| overdue) {
+                let what = format!("{host} is to be fenced, {emc} works and slice {slice} waits");
+                self.blame("hosts are fenced EMC by EMC", what);
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! rack.toml: the records on disk are one accepted file, whole, and nothing in use is removed.
+
+use std::collections::BTreeMap;
+
+use pool::{
+    ledger::{EmcSpec, HostSpec, RackSpec},
+    record::{Emc, Host, Key, Record},
+    slice::{Scrub, Slot, State},
+};
+use units::{EmcId, HostId, Name, SliceId};
+
+use super::{Truth, counts::holder};
+use crate::world::World;
+
+/// A rack by the names of its EMCs and hosts.
+pub(in crate::world) type ByName = (BTreeMap<Name, EmcSpec>, BTreeMap<Name, HostSpec>);
+
+fn by_name(rack: &RackSpec) -> ByName {
+    let emcs = rack.emcs.iter().map(|emc| (emc.name.clone(), emc.clone()));
+    let hosts = rack.hosts.iter().map(|host| (host.name.clone(), host.clone()));
+    (emcs.collect(), hosts.collect())
+}
+
+fn concerns_rack(key: Key) -> bool {
+    matches!(key, Key::Emc(_) | Key::Host(_))
+}
+
+impl Truth {
+    pub(in crate::world) fn rack(&self) -> ByName {
+        let spec = |emc: &Emc| EmcSpec {
+            name: emc.name.clone(),
+            slices: emc.slices,
+            driver: emc.driver.clone(),
+            path: emc.path.clone(),
+            serial: emc.serial.clone(),
+        };
+        let wire = |emc: &EmcId| Some(self.emc(*emc)?.name.clone());
+        let mut rack = ByName::default();
+        for record in self.records.values() {
+            match record {
+                Record::Emc(_, emc) => drop(rack.0.insert(emc.name.clone(), spec(emc))),
+                Record::Host(_, host) => {
+                    let Host { name, cores, local, .. } = host.clone();
+                    let emcs = host.emcs.iter().filter_map(wire).collect();
+                    rack.1.insert(name.clone(), HostSpec { name, cores, local, emcs });
+                }
+                _ => {}
+            }
+        }
+        rack
+    }
+
+    /// Slices as a batch leaves them. One that its device has revoked after a whole scrub counts as free: it may become so
+    /// and go in one batch.
+    fn slots_after(&self, batch: &[Record]) -> BTreeMap<SliceId, Slot> {
+        let slots = self.records.values().chain(batch).filter_map(|record| match record {
+            Record::Slice(slice, slot) => Some((*slice, *slot)),
+            _ => None,
+        });
+        let freed = |(slice, slot): (SliceId, Slot)| {
+            let scrubbed = matches!(slot.state, State::Scrubbing(Scrub::Revoking { verified: true, .. }));
+            let state = if scrubbed && self.named.is_revoked(slice) { State::Free } else { slot.state };
+            (slice, Slot { state, ..slot })
+        };
+        slots.map(freed).collect()
+    }
+
+    /// Returns the slice or reservation that a change of the rack takes from its user.
+    fn cut_from_user(&self, record: &Record, batch: &[Record]) -> Option<String> {
+        let slots = self.slots_after(batch);
+        let mut held = slots.iter().filter_map(|(slice, slot)| Some((*slice, holder(slot)?)));
+        match record {
+            Record::Host(id, new) => {
+                let cut = |emc: EmcId| {
+                    self.host(*id).is_some_and(|old| old.emcs.contains(&emc)) && !new.emcs.contains(&emc)
+                };
+                let slice = held.find(|(slice, host)| host == id && self.emc_of(*slice).is_some_and(cut));
+                slice.map(|(slice, _)| format!("{id} loses its wire to slice {slice}"))
+            }
+            Record::Gone(Key::Host(id)) => {
+                let active = self.reservations().find(|(_, r)| r.host == *id && r.is_active());
+                let ended = |gone: &units::ReservationId| {
+                    batch.iter().any(
+                        |record| matches!(record, Record::Reservation(id, r) if id == gone && !r.is_active()),
+                    )
+                };
+                let active = active.map(|(id, _)| id).filter(|active| !ended(active));
+                let slice = held.find(|(_, host)| host == id).map(|(slice, _)| slice);
+                (active.is_some() || slice.is_some())
+                    .then(|| format!("{id} is removed with {active:?} and slice {slice:?}"))
+            }
+            Record::Gone(Key::Emc(id)) => {
+                let used = slots
+                    .iter()
+                    .find(|(slice, slot)| self.emc_of(**slice) == Some(*id) && slot.state != State::Free);
+                used.map(|(slice, slot)| format!("{id} is removed with slice {slice}: {slot:?}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a host is in the rack on disk.
+    pub(in crate::world) fn has_host(&self, host: HostId) -> bool {
+        self.records.contains_key(&Key::Host(host))
+    }
+}
+
+impl World {
+    /// Nothing that is in use is removed.
+    pub(super) fn check_rack_change(&mut self, record: &Record, batch: &[Record]) {
+        if concerns_rack(record.key())
+            && let Some(what) = self.truth.cut_from_user(record, batch)
+        {
+            self.blame("a change of the rack takes nothing that is in use", what);
+        }
+    }
+
+    /// A batch is durable.
+    pub(super) fn follow_rack_of(&mut self, batch: &[Record]) {
+        if batch.iter().any(|record| concerns_rack(record.key())) {
+            self.follow_rack();
+        }
+    }
+
+    /// The records on disk are an accepted file, or one whose answer is outstanding.
+    pub(in crate::world) fn check_rack(&mut self) {
+        let disk = self.truth.rack();
+        if !self.rack.possible().any(|rack| by_name(rack) == disk) {
+            let what = format!("{disk:?} on disk, {:?} asked", self.rack.possible().collect::<Vec<_>>());
+            self.blame("a change of the rack is accepted whole or refused whole", what);
+        }
+    }
+}

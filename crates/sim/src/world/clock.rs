@@ -1,0 +1,85 @@
+//! Clocks: the wall clock jumps, and a whole day passes at once.
+
+use rand::Rng as _;
+use units::{Ns, UnixMs, limits::REQUEST_ID_KEPT};
+
+use super::World;
+
+/// The wall clock at the start of the world, in milliseconds: late enough for every jump back.
+const WALL_START_MS: u64 = 1000 * HOUR_MS;
+const HOUR_MS: u64 = 3600 * 1000;
+/// The longest jump of the wall clock, in hours.
+const JUMP_HOURS_MAX: u64 = 5;
+
+/// How far the wall clock is ahead of the monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WallClock {
+    ahead_ms: u64,
+    /// It never jumps.
+    is_steady: bool,
+}
+
+impl Default for WallClock {
+    fn default() -> Self {
+        Self { ahead_ms: WALL_START_MS, is_steady: false }
+    }
+}
+
+impl World {
+    /// The same world with a wall clock that starts at zero and never jumps.
+    #[must_use]
+    pub fn with_steady_wall_clock(mut self) -> Self {
+        self.wall_clock = WallClock { ahead_ms: 0, is_steady: true };
+        self
+    }
+
+    pub(super) fn wall(&self) -> UnixMs {
+        UnixMs(self.now.as_ms() + self.wall_clock.ahead_ms)
+    }
+
+    /// An operator sets the wall clock, forwards or backwards.
+    pub(super) fn jump_wall_clock(&mut self) {
+        let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
+        let forwards = self.chance(0.5);
+        if self.wall_clock.is_steady {
+            return;
+        }
+        let ahead = self.wall_clock.ahead_ms;
+        self.wall_clock.ahead_ms = if forwards { ahead + ms } else { ahead.saturating_sub(ms) };
+        self.say(|| format!("the wall clock jumps by {ms} ms, forwards: {forwards}"));
+    }
+
+    /// More than a day passes in which nothing runs, as if every machine had been suspended: pending events are due
+    /// as much later than before.
+    pub(super) fn pass_a_day(&mut self) {
+        let span = REQUEST_ID_KEPT.after(Ns::secs(1));
+        self.say(|| "a day passes".into());
+        self.now = self.now.after(span);
+        let queue = std::mem::take(&mut self.queue);
+        self.queue = queue.into_iter().map(|((at, n), event)| ((at.after(span), n), event)).collect();
+        self.program.shift_waking(span);
+        for machine in &mut self.machines {
+            machine.frozen_until = machine.frozen_until.after(span);
+        }
+        self.wire.shift(span);
+        self.forget_delays();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::world::World;
+
+    const SEEDS: u64 = 40;
+    const STEPS: u64 = 1500;
+
+    /// Decisions use rack time alone, so the same story happens whatever the wall clock shows.
+    #[test]
+    fn wall_clock_jumps_change_nothing_that_happens() {
+        for seed in 0..SEEDS {
+            let jumping = World::new(seed).run(STEPS).expect("every promise is kept");
+            let steady = World::new(seed).with_steady_wall_clock().run(STEPS).expect("every promise is kept");
+            assert_eq!(jumping, steady, "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! A long past: a store that is full of one client's ended reservations when the world begins.
+
+use pool::record::{EndedBy, Meta, Record, RequestKey, Reservation, Stage};
+use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
+use units::{Bytes, HostId, Ns, RequestId, ReservationId, UnixMs};
+
+use super::{World, weather::name};
+
+/// How long the rack has run before.
+const PAST: Ns = Ns::secs(3600);
+
+impl World {
+    /// Fills the store up to the bound of one client, if the disk allows it.
+    pub(super) fn remember_past(&mut self) {
+        let ended = u64::try_from(ENDED_REQUESTS_PER_CLIENT_MAX).expect("a number of requests");
+        let meta =
+            Meta { rack_time: PAST, next_reservation: ReservationId(ended + 1), ..Meta::new("rack".into()) };
+        let records = (1..=ended).map(|n| Record::Reservation(ReservationId(n), ended_reservation(n)));
+        let records: Vec<Record> = std::iter::once(Record::Meta(meta)).chain(records).collect();
+        self.program.store.commit(&records);
+    }
+}
+
+fn ended_reservation(n: u64) -> Reservation {
+    Reservation {
+        vm: name("old", 0),
+        host: HostId(0),
+        slices: Vec::new(),
+        local: Bytes::gib(1),
+        cores: 1,
+        pinned: false,
+        request: RequestKey {
+            client: name("c", 0),
+            id: RequestId::new(&format!("past{n}")).expect("letters and a number are a request id"),
+        },
+        commit_within: Ns::secs(1),
+        created: UnixMs(n),
+        stage: Stage::Ended { at: Ns(n), why: EndedBy::Deadline },
+    }
+}

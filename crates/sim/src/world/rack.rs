@@ -1,0 +1,198 @@
+//! The operator's rack.toml: hosts and EMCs are added, removed, resized and wired otherwise while the rack runs. A change is
+//! accepted whole or refused whole; of one that got no answer either is possible until it is asked again.
+
+use pool::{
+    denied::Denied,
+    ledger::{EmcSpec, HostSpec, RackSpec},
+    manager::{Answer, Ask},
+    protocol::SeenDevice,
+};
+use rand::Rng as _;
+use units::{Bytes, EmcId, HostId, Name};
+
+use super::{
+    Happening, Ns, World,
+    check::ByName,
+    device::{Device, Physics},
+    machine::Machine,
+    people::Asked,
+    weather::{emc, host, name},
+};
+
+/// Hosts and EMCs that a world may have had in all.
+const PLACES_MAX: usize = 4;
+
+/// The file, and the file before while either of both may be durable.
+#[derive(Debug)]
+pub(super) struct RackFile {
+    spec: RackSpec,
+    /// The file before, while it is not known which of both is durable.
+    before: Option<RackSpec>,
+    /// Pool devices that every machine sees by itself.
+    pub(super) seen: Vec<SeenDevice>,
+    /// The hosts and EMCs of the latest backup.
+    backed_up: ByName,
+}
+
+impl RackFile {
+    /// The file of a rack that has not started yet.
+    pub(super) fn new(spec: RackSpec) -> Self {
+        let seen = spec.emcs.iter().filter_map(seen).collect();
+        Self { spec, before: Some(RackSpec::default()), seen, backed_up: ByName::default() }
+    }
+
+    pub(super) fn spec(&self) -> &RackSpec {
+        &self.spec
+    }
+
+    /// The files of which one is durable.
+    pub(super) fn possible(&self) -> impl Iterator<Item = &RackSpec> {
+        std::iter::once(&self.spec).chain(&self.before)
+    }
+}
+
+fn seen(emc: &EmcSpec) -> Option<SeenDevice> {
+    Some(SeenDevice { serial: emc.serial.clone()?, slices: emc.slices, problem: None })
+}
+
+impl World {
+    /// Asks the manager to take a new rack.toml, or the present one again if its outcome is not known.
+    pub(super) fn change_rack(&mut self) {
+        let waits = self.people.asked.values().any(|asked| matches!(asked, Asked::Configure));
+        if waits || !self.program.is_open() {
+            return;
+        }
+        if self.rack.before.is_none() {
+            let new = self.changed_rack();
+            self.rack.before = Some(std::mem::replace(&mut self.rack.spec, new));
+        }
+        self.ask(Ask::Configure(self.rack.spec.clone()), Asked::Configure);
+    }
+
+    /// Takes the answer to a rack.toml.
+    pub(super) fn rack_answered(&mut self, answer: &Result<Answer, Denied>) {
+        match answer {
+            Ok(_) => {
+                self.rack.before = None;
+                if self.calm {
+                    // An agent reports the devices of its machine when it connects.
+                    self.hosts().into_iter().for_each(|host| self.break_session(host));
+                }
+            }
+            Err(Denied::StoreFailed | Denied::Starting(_)) => return,
+            Err(_) => {
+                if let Some(before) = self.rack.before.take() {
+                    self.rack.spec = before;
+                }
+            }
+        }
+        self.check_rack();
+    }
+
+    /// Wires every host to every EMC, so that each slice can be scrubbed.
+    pub(super) fn wire_everything(&mut self) {
+        let mut rack = self.rack.spec.clone();
+        let emcs: Vec<Name> = rack.emcs.iter().map(|emc| emc.name.clone()).collect();
+        for host in &mut rack.hosts {
+            let missing = emcs.iter().filter(|emc| !host.emcs.contains(emc)).cloned();
+            host.emcs.extend(missing.collect::<Vec<_>>());
+        }
+        if self.rack.before.is_none() && rack != self.rack.spec {
+            self.rack.before = Some(std::mem::replace(&mut self.rack.spec, rack));
+        }
+        if self.rack.before.is_some() {
+            self.change_rack();
+        }
+    }
+
+    fn changed_rack(&mut self) -> RackSpec {
+        let mut rack = self.rack.spec.clone();
+        match self.rng.random_range(0..8) {
+            0 => self.add_host(&mut rack),
+            1 => self.add_emc(&mut rack),
+            2 if rack.hosts.len() > 1 => drop(rack.hosts.remove(self.rng.random_range(0..rack.hosts.len()))),
+            3 if rack.emcs.len() > 1 => {
+                let gone = rack.emcs.remove(self.rng.random_range(0..rack.emcs.len())).name;
+                rack.hosts.iter_mut().for_each(|host| host.emcs.retain(|wire| *wire != gone));
+            }
+            4 => self.resize_host(&mut rack),
+            5 => self.ask_for_the_impossible(&mut rack),
+            _ => self.rewire_host(&mut rack),
+        }
+        rack
+    }
+
+    fn add_host(&mut self, rack: &mut RackSpec) {
+        let n = self.machines.len();
+        if n < PLACES_MAX {
+            let wires = rack.emcs.iter().map(|emc| emc.name.clone());
+            let wires: Vec<Name> = wires.filter(|_| self.rng.random_bool(0.7)).collect();
+            rack.hosts.push(host(n, wires));
+        }
+    }
+
+    fn add_emc(&mut self, rack: &mut RackSpec) {
+        let n = self.devices.len();
+        if n < PLACES_MAX {
+            let new = emc(n, self.rng.random_range(1..=3), self.rng.random_bool(0.5));
+            let wired = rack.hosts.iter_mut().filter(|_| self.rng.random_bool(0.7));
+            wired.for_each(|host| host.emcs.push(new.name.clone()));
+            rack.emcs.push(new);
+        }
+    }
+
+    fn some_host<'a>(&mut self, rack: &'a mut RackSpec) -> &'a mut HostSpec {
+        let n = self.rng.random_range(0..rack.hosts.len());
+        &mut rack.hosts[n]
+    }
+
+    fn resize_host(&mut self, rack: &mut RackSpec) {
+        let (cores, gib) = (self.rng.random_range(2..=64), self.rng.random_range(2..=64));
+        let host = self.some_host(rack);
+        (host.cores, host.local) = (cores, Bytes::gib(gib));
+    }
+
+    fn rewire_host(&mut self, rack: &mut RackSpec) {
+        let wire = rack.emcs[self.rng.random_range(0..rack.emcs.len())].name.clone();
+        let host = self.some_host(rack);
+        if host.emcs.contains(&wire) {
+            host.emcs.retain(|kept| *kept != wire);
+        } else {
+            host.emcs.push(wire);
+        }
+    }
+
+    /// Nothing of this may be accepted, a new host or EMC beside it no more than the rest.
+    fn ask_for_the_impossible(&mut self, rack: &mut RackSpec) {
+        self.add_host(rack);
+        self.add_emc(rack);
+        if self.chance(0.5) {
+            rack.emcs[0].slices += 1;
+        } else {
+            self.some_host(rack).emcs.push(name("nowhere", 0));
+        }
+    }
+
+    /// Adds the devices and machines that have become durable. The operator makes a backup of each rack: an older one is
+    /// started with only after its rack.toml.
+    pub(super) fn follow_rack(&mut self) {
+        while let Some(emc) = self.truth.emc(EmcId(u32::try_from(self.devices.len()).expect("few"))).cloned()
+        {
+            let physics = if emc.serial.is_some() { Physics::SharedDax } else { Physics::Emulated };
+            self.devices.push(Device::new(physics, emc.first, emc.slices));
+            let slices = emc.slices;
+            self.rack.seen.extend(emc.serial.map(|serial| SeenDevice { serial, slices, problem: None }));
+        }
+        while let Some(host) = self.truth.host(HostId(u32::try_from(self.machines.len()).expect("few"))) {
+            let id = HostId(u32::try_from(self.machines.len()).expect("few"));
+            self.machines.push(Machine::new(id, host.name.clone()));
+            self.after(Ns::ms(1), Happening::Boots(id));
+        }
+        self.check_rack();
+        let rack = self.truth.rack();
+        if rack != self.rack.backed_up {
+            self.rack.backed_up = rack;
+            self.program.store.backup();
+        }
+    }
+}
