@@ -154,7 +154,7 @@ async fn guests_keep_their_memory_when_a_store_is_restored_while_an_emc_is_down(
     assert_eq!(count(&rack, wire::SliceState::Free).await, 0, "an EMC has not been compared");
     let taken = reserve("h1", "new", 1, "r3");
     let refused = rack.scheduler().await.reserve(taken.clone()).await.unwrap_err();
-    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "the host has not reported: {refused:?}");
 
     bring_back(&rack.emc_dir(down));
     rack.wait_for("both VMs to be adopted", async |rack| {
