@@ -114,7 +114,7 @@ fn heartbeat(world: &mut World) -> f64 {
 
 /// A rack that is half full, and nothing happens.
 fn idle(hosts: u32) -> World {
-    World::new(Start::held(Shape { hosts: hosts as u16, ..FULL }, FULL.slices / 2, 8)).ready()
+    World::new(Start::held(Shape { hosts, ..FULL }, FULL.slices / 2, 8)).ready()
 }
 
 /// Every host has an order that it has not answered, and more news.
@@ -133,7 +133,7 @@ fn unanswered(hosts: u32) -> World {
 
 /// Every host is to be cut off shared EMCs, and none can be.
 fn unfenced(hosts: u32) -> World {
-    let shape = Shape { hosts: hosts as u16, ..FULL };
+    let shape = Shape { hosts, ..FULL };
     let fence = Fence::Fencing { powered_off: false };
     let mut world = World::new(Start { fence, is_shared: true, ..Start::held(shape, 0, 0) }).ready();
     world.pass(Ns::secs(3601));
@@ -182,7 +182,7 @@ fn scrubbing(emcs: u32) -> World {
 /// All slices wait, and the devices have been compared.
 fn waiting(emcs: u32) -> World {
     let state = |_| State::Scrubbing(Scrub::Waiting);
-    let shape = Shape { emcs: emcs as u16, ..FULL };
+    let shape = Shape { emcs, ..FULL };
     let mut world = World::new(Start { state, ..Start::held(shape, shape.slices, 0) });
     while world.answer_devices() {
         world.take_times();
@@ -216,7 +216,7 @@ fn filled(slices: u32) -> World {
 fn reserve_one_by_one(world: &mut World) -> Vec<Duration> {
     world.take_times();
     for number in 0..EVENTS {
-        world.ask(reserve(&format!("one-{number}"), number as u32 % 4, 1, None));
+        world.ask(reserve(&format!("one-{number}"), (number % 4) as u32, 1, None));
         world.go();
     }
     world.take_times()

@@ -27,8 +27,8 @@ const ANSWERS_AT_ONCE: usize = 64;
 /// The size of a rack.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    pub hosts: u16,
-    pub emcs: u16,
+    pub hosts: u32,
+    pub emcs: u32,
     pub slices: u32,
 }
 
@@ -76,22 +76,22 @@ pub struct World {
 
 impl Shape {
     fn per_emc(self) -> u32 {
-        self.slices / u32::from(self.emcs)
+        self.slices / self.emcs
     }
 
-    fn wires(self) -> u16 {
-        self.emcs.min(EMCS_PER_HOST_MAX as u16)
+    fn wires(self) -> u32 {
+        self.emcs.min(u32::try_from(EMCS_PER_HOST_MAX).expect("a host has few wires"))
     }
 
-    fn wired(self, host: u16) -> Vec<EmcId> {
-        (0..self.wires()).map(|k| EmcId(u32::from((host * self.wires() + k) % self.emcs))).collect()
+    fn wired(self, host: u32) -> Vec<EmcId> {
+        (0..self.wires()).map(|k| EmcId((host * self.wires() + k) % self.emcs)).collect()
     }
 
     /// The host of a slice: one that is wired to its EMC, so that all hosts have about as many.
     fn host_of(self, slice: u32) -> HostId {
-        let groups = u32::from(self.emcs / self.wires());
-        let group = slice / self.per_emc() / u32::from(self.wires());
-        let turns = u32::from(self.hosts) / groups;
+        let groups = self.emcs / self.wires();
+        let group = slice / self.per_emc() / self.wires();
+        let turns = self.hosts / groups;
         HostId(group + groups * (slice % turns))
     }
 }
@@ -109,14 +109,14 @@ fn records(start: Start) -> Vec<Record> {
     let emcs = (0..shape.emcs).map(|n| {
         let emc = Emc {
             name: name(&format!("emc{n}")),
-            first: SliceId(u32::from(n) * shape.per_emc()),
+            first: SliceId(n * shape.per_emc()),
             slices: shape.per_emc(),
             driver: "emulated".to_owned(),
             path: String::new(),
             scheduling: Scheduling::Enabled,
             serial: start.is_shared.then(|| n.to_string()),
         };
-        Record::Emc(EmcId(n.into()), emc)
+        Record::Emc(EmcId(n), emc)
     });
     let hosts = (0..shape.hosts).map(|n| {
         let host = Host {
@@ -130,7 +130,7 @@ fn records(start: Start) -> Vec<Record> {
             must_report: false,
             uncut: BTreeSet::new(),
         };
-        Record::Host(HostId(n.into()), host)
+        Record::Host(HostId(n), host)
     });
     let owner = |slice: u32| {
         let first = slice - slice % start.per_vm.max(1);
@@ -177,8 +177,8 @@ impl World {
         };
         let meta = Meta {
             next_reservation: ReservationId(u64::from(start.shape.slices) + 1),
-            next_host: HostId(start.shape.hosts.into()),
-            next_emc: EmcId(start.shape.emcs.into()),
+            next_host: HostId(start.shape.hosts),
+            next_emc: EmcId(start.shape.emcs),
             next_slice: SliceId(start.shape.slices),
             ..Meta::new("bench".to_owned())
         };
@@ -197,7 +197,7 @@ impl World {
                 host_memory_socket: String::new(),
                 devices: Vec::new(),
             };
-            self.event(Event::AgentUp(SessionId(u64::from(host)), HostId(host.into()), hello));
+            self.event(Event::AgentUp(SessionId(u64::from(host)), HostId(host), hello));
         }
     }
 
@@ -327,7 +327,7 @@ impl World {
     }
 
     /// Heartbeat of an agent without news.
-    pub fn heartbeat(&mut self, host: u16) -> Duration {
+    pub fn heartbeat(&mut self, host: u32) -> Duration {
         let session = SessionId(u64::from(host));
         let number = self.agents.get(&session).map_or(OrderNumber::default(), |agent| agent.order.number);
         self.event(Event::AgentHave(session, Have { number, ..Have::default() }))

@@ -1,15 +1,11 @@
 //! What an operator does to a rack: reloads, backups, certificates, bad files, full disks. Against real processes.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
-use std::{
-    fs,
-    process::{Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::{fs, process::Command};
 
 use proto::v1 as wire;
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, by_vm, programs, reserve, wait_for_line};
+use tests::rack::{Plan, Rack, by_vm, programs, reserve};
 use tonic::Code;
 
 #[tokio::test]

@@ -14,7 +14,7 @@ mod slices;
 mod slots;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     ops::Bound,
 };
 
@@ -70,7 +70,7 @@ pub struct Ledger {
     ended: EndedRequests,
     /// The number of slices that serve a reservation or drain from it. A reservation without any has no entry.
     slices_out: IndexMap<ReservationId, u32, FxBuildHasher>,
-    progress: HashMap<ReservationId, Progress, FxBuildHasher>,
+    progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
 }
 
 /// An EMC with what follows from its slots.
@@ -197,7 +197,7 @@ impl Ledger {
             declined: BTreeSet::new(),
             ended: EndedRequests::default(),
             slices_out: IndexMap::default(),
-            progress: HashMap::default(),
+            progress: IndexMap::default(),
         };
         ledger.install(Record::Meta(meta));
         ledger
@@ -398,7 +398,7 @@ impl Ledger {
     }
 
     fn unindex_reservation(&mut self, id: ReservationId, old: &Reservation) {
-        self.progress.remove(&id);
+        self.progress.swap_remove(&id);
         if old.is_active() {
             if self.by_vm.get(&old.vm) == Some(&id) {
                 self.by_vm.swap_remove(&old.vm);
