@@ -179,7 +179,7 @@ impl RealRack {
             .hosts()
             .all()
             .iter()
-            .map(|host| format!("{}:\n{}\n", host.name(), tail(&host.agent_log())));
+            .map(|host| format!("{} ({}):\n{}\n", host.name(), power(host), tail(&host.agent_log())));
         format!("manager:\n{}\n{}", tail(&self.rack.manager_log()), agents.collect::<String>())
     }
 
@@ -392,6 +392,15 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
             return false;
         }
         at += bytes.len() as u64;
+    }
+}
+
+/// What a log says of a host whose process may have ended under it.
+fn power(host: &RackHost) -> &'static str {
+    match host.is_on() {
+        Ok(true) => "on",
+        Ok(false) => "off",
+        Err(_) => "nobody knows whether it is on",
     }
 }
 

@@ -111,6 +111,18 @@ pub enum HostError {
         /// What Linux takes.
         bytes_max: usize,
     },
+    /// The devices of a rack do not fit into memory.
+    #[error(
+        "{folder} has {free_mib} MiB free, the rack's devices and drives need {wanted_mib} MiB: remove files there, or plan fewer slices"
+    )]
+    Room {
+        /// Where their bytes are kept.
+        folder: &'static str,
+        /// What they need.
+        wanted_mib: u64,
+        /// What is free.
+        free_mib: u64,
+    },
     /// Whoever waited for it wants it no more.
     #[error("interrupted")]
     Interrupted,

@@ -2,11 +2,11 @@
 
 use std::{
     fs::{self, File},
-    os::unix::fs::symlink,
+    os::{fd::AsRawFd as _, unix::fs::symlink},
     path::{Path, PathBuf},
 };
 
-use tempfile::TempDir;
+use rustix::fs::statvfs;
 
 use super::{
     host::RackHost,
@@ -18,8 +18,8 @@ use crate::{Bed, HostError};
 
 /// Where memory is a file system.
 const MEMORY: &str = "/dev/shm";
-/// What shows in a rack's folder where the devices' bytes are.
-const LINK: &str = "memory";
+/// The folder in a rack's folder with a link to the bytes of each device and drive.
+const LINKS: &str = "memory";
 /// What is removed of a host with its rack.
 const OF_A_HOST: &[&str] = &["qmp", "shell", "control", "pid"];
 /// What is left of it.
@@ -32,7 +32,8 @@ const SOCKET_BYTES_MAX: usize = 107;
 pub struct Hosts {
     all: Vec<RackHost>,
     folder: PathBuf,
-    memory: TempDir,
+    /// The bytes of devices and drives: files without names, so that none outlives this process, however it ends.
+    memory: Vec<File>,
 }
 
 impl Hosts {
@@ -61,14 +62,19 @@ impl Hosts {
         let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
         fits(&folder)?;
         vacant(&folder, plan)?;
-        let memory = memory(&folder)?;
-        let mut hosts = Self { all: Vec::new(), folder, memory }; // from here on it clears up behind itself
+        has_room(plan)?;
+        let links = folder.join(LINKS);
+        let _ = fs::remove_dir_all(&links); // of a rack that ended badly
+        fs::create_dir(&links).map_err(HostError::file("make", &links))?;
+        let mut hosts = Self { all: Vec::new(), folder, memory: Vec::new() }; // from here on it clears up behind itself
         image::of(bed, plan)?.pack(&hosts.folder.join("initrd"))?;
-        plan.devices.iter().try_for_each(|device| hosts.make(device))?;
+        for device in &plan.devices {
+            hosts.add_memory(&hosts.memory_of(device), u64::from(device.gib) << 30)?;
+        }
         for name in plan.names() {
-            let mut drives = plan.drives.iter().enumerate();
-            drives
-                .try_for_each(|(n, drive)| sparse(&hosts.drive_of(&name, n), u64::from(drive.mib) << 20))?;
+            for (n, drive) in plan.drives.iter().enumerate() {
+                hosts.add_memory(&hosts.drive_of(&name, n), u64::from(drive.mib) << 20)?;
+            }
             for kind in LOGS {
                 let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // of an earlier rack
             }
@@ -86,19 +92,24 @@ impl Hosts {
         Ok(start)
     }
 
-    /// A device's bytes: none are there yet, all read as zeros.
-    fn make(&self, device: &Device) -> Result<(), HostError> {
-        sparse(&self.memory_of(device), u64::from(device.gib) << 30)
+    /// Makes the bytes that `link` is to show: none are there yet, all read as zeros.
+    fn add_memory(&mut self, link: &Path, bytes: u64) -> Result<(), HostError> {
+        let made = tempfile::tempfile_in(MEMORY).and_then(|file| file.set_len(bytes).map(|()| file));
+        let file = made.map_err(HostError::file("make a file in", Path::new(MEMORY)))?;
+        let shown = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        symlink(shown, link).map_err(HostError::file("make", link))?;
+        self.memory.push(file);
+        Ok(())
     }
 
-    /// The file with the bytes of a host's own drive.
+    /// A link to the bytes of a host's own drive.
     fn drive_of(&self, host: &str, n: usize) -> PathBuf {
-        self.memory.path().join(format!("{host}.drive{n}"))
+        self.folder.join(LINKS).join(format!("{host}.drive{n}"))
     }
 
-    /// The file with a device's bytes: what is written to it every host sees, and the other way round.
+    /// A link to a device's bytes: what is written to them every host sees, and the other way round.
     pub fn memory_of(&self, device: &Device) -> PathBuf {
-        self.memory.path().join(format!("{:#x}", device.serial))
+        self.folder.join(LINKS).join(format!("{:#x}", device.serial))
     }
 
     /// Where their sockets are, and their logs in `logs`.
@@ -117,22 +128,18 @@ impl Hosts {
     }
 }
 
-fn sparse(file: &Path, bytes: u64) -> Result<(), HostError> {
-    let made = File::create(file).and_then(|made| made.set_len(bytes));
-    made.map_err(HostError::file("make", file))
-}
-
-/// A folder in memory, where a link in the rack's folder shows it.
-fn memory(folder: &Path) -> Result<TempDir, HostError> {
-    let link = folder.join(LINK);
-    if let Ok(old) = fs::read_link(&link) {
-        let _ = fs::remove_dir_all(old); // of a rack that ended badly; it may be gone
-        let _ = fs::remove_file(&link);
+/// The memory file system can hold every byte of the devices and drives: a host whose device has no room for a byte ends at once.
+fn has_room(plan: &Plan) -> Result<(), HostError> {
+    let devices: u64 = plan.devices.iter().map(|device| u64::from(device.gib) << 10).sum();
+    let drives: u64 = plan.drives.iter().map(|drive| u64::from(drive.mib)).sum();
+    let wanted_mib = devices + drives * u64::try_from(plan.names().len()).unwrap_or(u64::MAX);
+    let found = statvfs(MEMORY)
+        .map_err(|errno| HostError::file("ask for the free bytes of", Path::new(MEMORY))(errno.into()))?;
+    let free_mib = found.f_bavail.saturating_mul(found.f_frsize) >> 20;
+    match wanted_mib <= free_mib {
+        true => Ok(()),
+        false => Err(HostError::Room { folder: MEMORY, wanted_mib, free_mib }),
     }
-    let memory = tempfile::Builder::new().prefix("tarn-rack-").tempdir_in(MEMORY);
-    let memory = memory.map_err(HostError::file("make a folder in", Path::new(MEMORY)))?;
-    symlink(memory.path(), &link).map_err(HostError::file("make", &link))?;
-    Ok(memory)
 }
 
 /// Nobody else's hosts run in a folder.
@@ -162,8 +169,23 @@ impl Drop for Hosts {
                 let _ = fs::remove_file(self.folder.join(format!("{}.{kind}", host.name())));
             }
         }
-        for shared in ["initrd", LINK] {
-            let _ = fs::remove_file(self.folder.join(shared));
-        }
+        let _ = fs::remove_file(self.folder.join("initrd"));
+        let _ = fs::remove_dir_all(self.folder.join(LINKS));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_do_not_fit_into_memory_are_refused_with_both_sizes() {
+        let device = |gib| Device { serial: 1, gib, is_aligned: true };
+        has_room(&Plan::new(2, vec![device(0)])).unwrap();
+        let refused = has_room(&Plan::new(2, vec![device(1 << 30)])).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("/dev/shm has ") && refused.contains("need 1099511627776 MiB"),
+            "{refused}"
+        );
     }
 }
