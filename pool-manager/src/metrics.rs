@@ -233,9 +233,11 @@ impl Metrics {
         let ledger = manager.durable();
         self.lease_expired.inc_by(manager.leases_expired() - self.lease_expired.get());
         self.slices.clear();
-        for (_, emc, slot) in ledger.slots_from(SliceId(0)) {
-            let emc = ledger.emc(emc).map(|e| e.emc.name.to_string()).unwrap_or_default();
-            self.slices.get_or_create(&EmcInState { emc, state: slot.state_name() }).inc();
+        for (_, entry) in ledger.emcs() {
+            for (state, slices) in entry.states().filter(|(_, slices)| *slices > 0) {
+                let label = EmcInState { emc: entry.emc.name.to_string(), state };
+                self.slices.get_or_create(&label).set(slices.into());
+            }
         }
         self.hosts_up.clear();
         self.host_slices.clear();

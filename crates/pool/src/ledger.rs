@@ -31,7 +31,7 @@ pub use self::{
 use crate::{
     audit::{Actor, Decision, Subject, What},
     record::{Emc, Host, Key, Meta, Migration, Record, RequestKey, Reservation, Stage},
-    slice::{Scrub, Slot, State},
+    slice::{STATE_NAMES, Scrub, Slot, State},
 };
 
 /// What a decision would change: records to make durable together.
@@ -83,6 +83,8 @@ pub struct EmcEntry {
     free: BTreeSet<SliceId>,
     to_scrub: BTreeSet<SliceId>,
     draining: u32,
+    /// The number of slices in each state, in the order of [`STATE_NAMES`].
+    in_state: [u32; STATE_NAMES.len()],
     quarantined: BTreeSet<SliceId>,
     unclaimed: BTreeSet<SliceId>,
     /// Hosts that may scrub its slices, by how many they scrub.
@@ -257,12 +259,15 @@ impl Ledger {
         }
         self.slots.add(id, emc.first, emc.slices);
         let free = emc.range().collect();
+        let mut in_state = [0; STATE_NAMES.len()];
+        in_state[Slot::default().state_index()] = emc.slices;
         let entry = EmcEntry {
             emc,
             up: true,
             free,
             to_scrub: BTreeSet::new(),
             draining: 0,
+            in_state,
             quarantined: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
             scrubbers: BTreeSet::new(),
@@ -603,6 +608,7 @@ fn decision(when: When, actor: Actor, subject: Subject, what: What) -> Record {
 
 impl EmcEntry {
     fn forget_slot(&mut self, id: SliceId, old: Slot) {
+        self.in_state[old.state_index()] -= 1;
         match old.state {
             State::Free => drop(self.free.remove(&id)),
             State::Scrubbing(scrub) => {
@@ -618,6 +624,7 @@ impl EmcEntry {
     }
 
     fn count_slot(&mut self, id: SliceId, new: Slot) {
+        self.in_state[new.state_index()] += 1;
         match new.state {
             State::Free => drop(self.free.insert(id)),
             State::Scrubbing(scrub) => {

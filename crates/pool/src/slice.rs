@@ -341,17 +341,26 @@ impl Slot {
 
     /// The state's name, as operators see it.
     pub fn state_name(self) -> &'static str {
+        STATE_NAMES[self.state_index()]
+    }
+
+    /// Index of the state's name in [`STATE_NAMES`].
+    pub(crate) fn state_index(self) -> usize {
         match self.state {
-            State::Free => "free",
-            State::Assigned(_) => "assigned",
-            State::Onlining(_) => "onlining",
-            State::Online(_) => "online",
-            State::Draining(..) | State::Scrubbing(Scrub::Leaving(_)) => "draining",
-            State::Scrubbing(_) => "scrubbing",
-            State::Quarantined(_) => "quarantined",
+            State::Free => 0,
+            State::Assigned(_) => 1,
+            State::Onlining(_) => 2,
+            State::Online(_) => 3,
+            State::Draining(..) | State::Scrubbing(Scrub::Leaving(_)) => 4,
+            State::Scrubbing(_) => 5,
+            State::Quarantined(_) => 6,
         }
     }
 }
+
+/// Names of the states of a slice, as operators see them.
+pub const STATE_NAMES: [&str; 7] =
+    ["free", "assigned", "onlining", "online", "draining", "scrubbing", "quarantined"];
 
 /// What the device is to do with one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 //! operators are whoever can reach the socket. On any other address everybody shows a certificate: an agent's carries
 //! its host's name, and the names that may schedule and administer are listed in rack.toml.
 
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 
 use rustls_pki_types::ServerName;
 use tonic::{
@@ -28,7 +28,7 @@ pub enum Role {
 /// Who may call what.
 #[derive(Debug)]
 pub struct Identity {
-    rules: RwLock<Rules>,
+    rules: RwLock<Arc<Rules>>,
 }
 
 /// What identities are checked against; replaced when rack.toml is read again.
@@ -43,16 +43,17 @@ pub struct Rules {
 impl Identity {
     /// With these rules.
     pub fn new(rules: Rules) -> Self {
-        Self { rules: RwLock::new(rules) }
+        Self { rules: RwLock::new(Arc::new(rules)) }
     }
 
     /// Uses other rules from now on.
     pub fn replace(&self, rules: Rules) {
-        *self.rules.write().expect("nobody panics while writing") = rules;
+        *self.rules.write().expect("nobody panics while writing") = Arc::new(rules);
     }
 
-    fn rules(&self) -> Rules {
-        self.rules.read().expect("nobody panics while reading").clone()
+    /// Shares the rules, which are checked with each request and hold a token for each host.
+    fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.rules.read().expect("nobody panics while reading"))
     }
 
     /// Lets a scheduler or an operator in, and says under which certified name.
@@ -61,13 +62,13 @@ impl Identity {
     /// PERMISSION_DENIED if certificates are required and none has this role.
     pub fn admit<T>(&self, request: &Request<T>, role: Role) -> Result<Option<Name>, Status> {
         let rules = self.rules();
-        let Some((schedulers, admins)) = rules.certified else { return Ok(None) };
+        let Some((schedulers, admins)) = &rules.certified else { return Ok(None) };
         let (names, field) = match role {
             Role::Scheduler => (schedulers, "schedulers"),
             Role::Admin => (admins, "admins"),
         };
-        let found = names.into_iter().find(|name| is_certified(request.extensions(), name));
-        found.map(Some).ok_or_else(|| {
+        let found = names.iter().find(|name| is_certified(request.extensions(), name));
+        found.cloned().map(Some).ok_or_else(|| {
             forbidden(
                 "ROLE_MISSING",
                 format!("certificate: must carry a name listed in rack.toml as tls.{field}"),

@@ -7,7 +7,7 @@ use units::{EmcId, HostId, ReservationId, SliceId};
 use super::{EmcEntry, HostEntry, Ledger};
 use crate::{
     record::{Fence, Reservation},
-    slice::{Quarantine, Slot, State},
+    slice::{Quarantine, STATE_NAMES, Slot, State},
 };
 
 /// How many of a reservation's slices are its own and how far they have come.
@@ -43,6 +43,11 @@ impl EmcEntry {
     pub fn next_scrub(&self, pace: usize) -> Option<(SliceId, HostId)> {
         let (_, host) = self.scrubbers.first().filter(|(busy, _)| *busy < pace)?;
         Some((*self.to_scrub.first()?, *host))
+    }
+
+    /// The number of slices in each state, by the state's name.
+    pub fn states(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        STATE_NAMES.into_iter().zip(self.in_state)
     }
 
     /// Slices that wait for a claim after a restore, lowest first. A slice that a host outside the rack may reach is not

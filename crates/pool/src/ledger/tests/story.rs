@@ -289,6 +289,10 @@ fn indexes(ledger: &Ledger) {
         });
         let scrubbers: BTreeSet<_> = fit.map(|(host, entry)| (entry.scrubbing(), host)).collect();
         assert_eq!(emc.scrubbers, scrubbers, "hosts that may scrub slices of {id:?}");
+        for (state, count) in emc.states() {
+            let such = slots().filter(|(_, of, slot)| *of == id && slot.state_name() == state);
+            assert_eq!(count as usize, such.count(), "{state} slices of {id:?}");
+        }
         let restored = slots().filter(|(slice, of, slot)| {
             let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
             *of == id && restored && ledger.has_way_back(*slice)
