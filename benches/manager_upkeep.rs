@@ -13,7 +13,7 @@ use pool::{
     ledger::Reserve,
     manager::{Ask, Event},
     record::Fence,
-    slice::{Owner, Quarantine, Scrub, State},
+    slice::{Drain, Owner, Quarantine, Scrub, State},
 };
 use units::{Bytes, Name, Ns};
 use world::{Shape, Start, World, request};
@@ -28,6 +28,8 @@ const EMCS: [u32; 3] = [4, 16, 64];
 const SLICES: [u32; 3] = [1024, 16_384, 65_536];
 /// A rack that is filled leaves room for the reservations that are measured.
 const FILLED: [u32; 3] = [1024, 16_384, 60_000];
+/// Slices of each VM there. Odd, so that all hosts have as many VMs, and large enough for the limit of VMs on a host.
+const FILLED_VM_SLICES: u32 = 15;
 const VM_SLICES: [u32; 3] = [64, 512, 4096];
 /// Events of one kind that are measured.
 const EVENTS: u64 = 200;
@@ -131,14 +133,19 @@ fn unanswered(hosts: u32) -> World {
     world
 }
 
-/// Every host is to be cut off shared EMCs, and none can be.
+/// Every host is to be cut off shared EMCs on which it holds slices, and none can be.
 fn unfenced(hosts: u32) -> World {
     let shape = Shape { hosts, ..FULL };
     let fence = Fence::Fencing { powered_off: false };
-    let mut world = World::new(Start { fence, is_shared: true, ..Start::held(shape, 0, 0) }).ready();
+    let state = |owner| State::Draining(owner, Drain::Host { force: false });
+    let start = Start { fence, state, is_shared: true, ..Start::held(shape, shape.slices, 0) };
+    let mut world = World::new(start).ready();
     world.pass(Ns::secs(3601));
     world.event(Event::Tick);
-    world.ready()
+    let world = world.ready();
+    let alarms = world.manager.alarms();
+    assert!(alarms.iter().any(|alarm| alarm.reason == "HOST_NOT_FENCED"), "{alarms:?}");
+    world
 }
 
 fn quarantined(slices: u32) -> World {
@@ -210,7 +217,7 @@ fn ready_vm(slices: u32) -> f64 {
 
 fn filled(slices: u32) -> World {
     let shape = Shape { hosts: 4, emcs: 4, slices: 65_536 };
-    World::new(Start::held(shape, slices, 1)).ready()
+    World::new(Start::held(shape, slices, FILLED_VM_SLICES)).ready()
 }
 
 fn reserve_one_by_one(world: &mut World) -> Vec<Duration> {

@@ -90,7 +90,7 @@ impl Series {
 async fn measure(args: &Args) -> Result<String, Failure> {
     let programs = Programs::ready()?;
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
-    let rack = Rack::start(args.plan, &programs, &disk).await?;
+    let rack = Rack::start(args.plan, &programs, disk.path()).await?;
     let channels = connect(&rack.uri(), CONNECTIONS).await?;
     let stays = stays();
     let mut models = ModelsClient::new(channels[0].clone());

@@ -1,7 +1,10 @@
 //! The promise: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd with one client,
 //! and at least twice as fast, in throughput and in the 99th percentile, with 64. Both servers run as they would in
-//! production, on one disk, loaded by one loop over as many connections, in turns. Also tells how long a slice takes
-//! until its host can use it.
+//! production, on one disk, loaded by one loop over as many connections, in turns. Also measures the time until a host can
+//! use its slice, the processor time of each process per write, and reservations while few and most slices are taken.
+
+#[path = "reserve_vs_etcd/taken.rs"]
+mod taken;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -18,9 +21,11 @@ use benches::{
 };
 use clap::{Parser, ValueEnum};
 use tonic::transport::Channel;
+use units::limits::RESERVATIONS_PER_HOST_MAX;
 
-/// Of the rack's slices, how many a round may take: it never runs out, and the last picks are as good as the first.
-const ROUND_SHARE_OF_SLICES: f64 = 0.75;
+/// Of the rack's slices and of the reservations that its hosts may have, how many a round may take: neither runs out, and
+/// the last picks are as good as the first.
+const ROUND_SHARE_OF_RACK: f64 = 0.75;
 /// Slices a round that waits until they are ready may take.
 const READY_WRITES_MAX: u64 = 4096;
 /// The many clients.
@@ -43,18 +48,22 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Measure one side alone, for profiling; prints no ratio
+    /// Slices that are taken for as long as reservations are measured beside them
+    #[arg(long, value_delimiter = ',', default_value = "1000,60000")]
+    taken: Vec<u32>,
+    /// Measure one part alone, for profiling; prints no ratio
     #[arg(long)]
-    only: Option<Side>,
+    only: Option<Part>,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Side {
+enum Part {
     Etcd,
     Tarn,
+    Taken,
 }
 
 #[tokio::main]
@@ -64,14 +73,26 @@ async fn main() -> ExitCode {
 }
 
 async fn measure(args: &Args) -> Result<String, Failure> {
-    let programs = if args.only == Some(Side::Etcd) { None } else { Some(Programs::ready()?) };
+    let programs = if args.only == Some(Part::Etcd) { None } else { Some(Programs::ready()?) };
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
+    let mut report = String::new();
+    if args.only != Some(Part::Taken) {
+        report += &compare(args, programs.as_ref(), &disk).await?;
+    }
+    if let Some(programs) = programs.filter(|_| args.only.is_none_or(|part| part == Part::Taken)) {
+        report += &taken::measure(args, &programs, &disk).await?;
+    }
+    Ok(report)
+}
+
+/// Measures both servers in turns.
+async fn compare(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Result<String, Failure> {
     let etcd = match args.only {
-        Some(Side::Tarn) => None,
+        Some(Part::Tarn) => None,
         _ => Some(Etcd::start(&disk.folder("etcd")?, disk.path()).await?),
     };
-    let rack = match &programs {
-        Some(programs) => Some(Rack::start(args.plan, programs, &disk).await?),
+    let rack = match programs {
+        Some(programs) => Some(Rack::start(args.plan, programs, &disk.folder("rack")?).await?),
         None => None,
     };
     let mut arena = Arena::new(args, etcd, rack).await?;
@@ -79,7 +100,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     for round in 0..args.rounds {
         arena.round(round).await?;
     }
-    Ok(arena.report(&disk))
+    Ok(arena.report(disk))
 }
 
 /// Everything about one kind of measurement, over all rounds.
@@ -96,12 +117,18 @@ struct Series {
 /// Processor time so far: the server, its agents, the clients.
 type Cpu = [Duration; 3];
 
+/// The columns of [`Series::row`]. Processor time is per write, that of a server is of all its threads.
+const HEAD: [&str; 7] =
+    ["least-median-most", "writes/s", "p50 us", "p99 us", "server cpu us", "agents cpu us", "clients cpu us"];
+
 impl Series {
     fn add(&mut self, outcome: &Outcome, before: Cpu, after: Cpu) {
         self.per_second.add(outcome.per_second());
         self.p50_us.add(outcome.within_us(0.50));
         self.p99_us.add(outcome.within_us(0.99));
-        let each = |part: usize| (after[part] - before[part]).as_secs_f64() * 1e6 / outcome.writes as f64;
+        let each = |part: usize| {
+            after[part].saturating_sub(before[part]).as_secs_f64() * 1e6 / outcome.writes as f64
+        };
         self.server_cpu_us.add(each(0));
         self.agents_cpu_us.add(each(1));
         self.clients_cpu_us.add(each(2));
@@ -179,7 +206,9 @@ impl<'a> Arena<'a> {
     }
 
     fn ends(&self) -> Ends {
-        let writes_max = (f64::from(self.args.plan.slices()) * ROUND_SHARE_OF_SLICES).floor();
+        let plan = self.args.plan;
+        let reservations = f64::from(plan.hosts) * RESERVATIONS_PER_HOST_MAX as f64;
+        let writes_max = (f64::from(plan.slices()).min(reservations) * ROUND_SHARE_OF_RACK).floor();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u32")]
         Ends { after: Duration::from_secs_f64(self.args.seconds), writes_max: writes_max as u64 }
     }
@@ -220,29 +249,16 @@ impl<'a> Arena<'a> {
                 Reserver::new(channels[n % channels.len()].clone(), self.args.plan.host_of(n), &round);
             if ready { reserver.waiting_until_ready() } else { reserver }
         };
-        let before = tarn_cpu(rack);
-        let (outcome, writers) = load::run((0..clients).map(writer).collect(), ends).await?;
-        let after = tarn_cpu(rack);
-        rack.still_runs()?;
-        note(if ready { "tarn, ready" } else { "tarn" }, clients, &outcome);
-        let reserved = writers.into_iter().flat_map(|writer| writer.reserved).collect();
-        rack.give_back(channels, reserved).await?;
+        let writers = (0..clients).map(writer).collect();
+        let measured = reserve(rack, channels, writers, ends).await?;
+        note(if ready { "tarn, ready" } else { "tarn" }, clients, &measured.outcome);
         if let Some(series) = series(self) {
-            series.add(&outcome, before, after);
+            series.add(&measured.outcome, measured.before, measured.after);
         }
         Ok(())
     }
 
     fn report(&self, disk: &Disk) -> String {
-        let head = [
-            "median (least-most)",
-            "writes/s",
-            "p50 us",
-            "p99 us",
-            "server cpu us",
-            "agents cpu us",
-            "clients cpu us",
-        ];
         let mut rows = Vec::new();
         if self.etcd.is_some() {
             rows.extend([
@@ -258,7 +274,7 @@ impl<'a> Arena<'a> {
             self.ready_1.row("tarn, ready, 1 client"),
             self.ready_64.row("tarn, ready, 64 clients"),
         ]);
-        format!("{}{}\n{}", self.setting(disk), table(&head, &rows), self.ratios())
+        format!("{}{}\n{}", self.setting(disk), table(&HEAD, &rows), self.ratios())
     }
 
     fn setting(&self, disk: &Disk) -> String {
@@ -284,15 +300,43 @@ impl<'a> Arena<'a> {
         if self.args.only.is_some() {
             return String::new();
         }
-        let over = |ahead: &Rounds, behind: &Rounds| ahead.median() / behind.median();
         [
-            ratio("reserve_64_throughput", over(&self.tarn_64.per_second, &self.etcd_64.per_second)),
-            ratio("reserve_64_p99", over(&self.etcd_64.p99_us, &self.tarn_64.p99_us)),
-            ratio("reserve_1_throughput", over(&self.tarn_1.per_second, &self.etcd_1.per_second)),
+            ratios("reserve_64_throughput", &self.tarn_64.per_second, &self.etcd_64.per_second),
+            ratios("reserve_64_p99", &self.etcd_64.p99_us, &self.tarn_64.p99_us),
+            ratios("reserve_1_throughput", &self.tarn_1.per_second, &self.etcd_1.per_second),
         ]
-        .map(|line| line + "\n")
         .concat()
     }
+}
+
+/// One load of reservations, with the processor time before and after it.
+struct Measured {
+    outcome: Outcome,
+    before: Cpu,
+    after: Cpu,
+}
+
+/// Lets these clients reserve, and releases what they reserved.
+async fn reserve(
+    rack: &mut Rack,
+    channels: &[Channel],
+    writers: Vec<Reserver>,
+    ends: Ends,
+) -> Result<Measured, Failure> {
+    let before = tarn_cpu(rack);
+    let (outcome, writers) = load::run(writers, ends).await?;
+    let after = tarn_cpu(rack);
+    rack.still_runs()?;
+    let reserved = writers.into_iter().flat_map(|writer| writer.reserved).collect();
+    rack.give_back(channels, reserved).await?;
+    Ok(Measured { outcome, before, after })
+}
+
+/// The ratio of two medians, and the ratios round by round.
+fn ratios(name: &str, ahead: &Rounds, behind: &Rounds) -> String {
+    let by_round = ahead.over(behind).spread(2);
+    let ratio = ratio(name, ahead.median() / behind.median());
+    format!("{ratio}\nrounds {name} {by_round}\n")
 }
 
 fn tarn_cpu(rack: &Rack) -> Cpu {

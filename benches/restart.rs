@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
 async fn measure(args: &Args) -> Result<String, Failure> {
     let programs = Programs::ready()?;
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
-    let mut rack = Rack::start(args.plan, &programs, &disk).await?;
+    let mut rack = Rack::start(args.plan, &programs, disk.path()).await?;
     fill(&rack, args).await?;
     let (mut stopped, mut killed) = (Rounds::default(), Rounds::default());
     for _ in 0..args.rounds {
@@ -129,6 +129,6 @@ fn report(args: &Args, disk: &Disk, stopped: &Rounds, killed: &Rounds) -> String
         args.slices_each,
         disk.kind,
         args.rounds,
-        table(&["ms to the first answer", "median (least-most)", "aim"], &rows),
+        table(&["ms to the first answer", "least-median-most", "aim"], &rows),
     )
 }

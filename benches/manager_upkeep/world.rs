@@ -243,7 +243,10 @@ impl World {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Store { batch, .. } => self.stored.push_back(batch),
-            Effect::Reply(..) => self.replies += 1,
+            Effect::Reply(_, answer) => {
+                assert!(answer.is_ok(), "a refused request is no measurement: {answer:?}");
+                self.replies += 1;
+            }
             Effect::Device(emc, call) => self.calls.push_back((emc, call)),
             Effect::Send(session, want) => match self.agents.get_mut(&session) {
                 Some(agent) => {

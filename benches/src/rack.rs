@@ -17,7 +17,6 @@ use tonic::transport::Channel;
 
 use crate::{
     child::Child,
-    disk::Disk,
     failure::Failure,
     load::Writer,
     loopback::{connect, free_port, until},
@@ -93,6 +92,8 @@ pub struct Rack {
     agents: Vec<Child>,
     memory: TempDir,
     plan: Plan,
+    /// Slices of reservations that are never released.
+    taken: u32,
     programs: Programs,
     logs: PathBuf,
     config: PathBuf,
@@ -100,19 +101,28 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Starts the manager and all agents, and waits until every host is up.
+    /// Starts the manager and all agents, and waits until every host is up. Store, configuration and logs are in `folder`.
     ///
     /// # Errors
     /// A program does not start or does not answer.
-    pub async fn start(plan: Plan, programs: &Programs, disk: &Disk) -> Result<Self, Failure> {
+    pub async fn start(plan: Plan, programs: &Programs, folder: &Path) -> Result<Self, Failure> {
         let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY);
         let memory = memory.map_err(Failure::file("create a folder in", MEMORY))?;
-        let (store, config) = (disk.path().join("store"), disk.path().join("rack.toml"));
+        let (store, config) = (folder.join("store"), folder.join("rack.toml"));
         let listen = format!("127.0.0.1:{}", free_port()?);
         write(&config, &plan.rack_toml(&listen, &store, memory.path()))?;
-        let (programs, logs) = (programs.clone(), disk.path().to_owned());
-        let mut rack =
-            Self { manager: None, agents: Vec::new(), memory, plan, programs, logs, config, listen };
+        let (programs, logs) = (programs.clone(), folder.to_owned());
+        let mut rack = Self {
+            manager: None,
+            agents: Vec::new(),
+            memory,
+            plan,
+            taken: 0,
+            programs,
+            logs,
+            config,
+            listen,
+        };
         rack.start_manager()?;
         rack.manager_answers().await?;
         for host in 0..plan.hosts {
@@ -175,7 +185,33 @@ impl Rack {
         .await
     }
 
-    /// Releases these reservations, as many at a time as there are channels, and waits until every slice is free.
+    /// Reserves slices on all hosts that are never released, and waits until they are online.
+    ///
+    /// # Errors
+    /// A reservation is refused, or not ready in time.
+    pub async fn take(&mut self, channel: &Channel, slices: u32) -> Result<(), Failure> {
+        let mut scheduler = SchedulerClient::new(channel.clone());
+        while self.taken < slices {
+            let (vm, wanted) = (self.taken / TAKEN_AT_ONCE, TAKEN_AT_ONCE.min(slices - self.taken));
+            let asked = wire::ReserveRequest {
+                request_id: format!("taken-{vm}"),
+                host: self.plan.host_of(vm as usize),
+                vm: format!("taken-{vm}"),
+                pool_bytes: u64::from(wanted) * SLICE_BYTES,
+                commit_within_ms: COMMIT_WITHIN_MS,
+                wait_ready: true,
+                client: CLIENT.to_owned(),
+                ..Default::default()
+            };
+            scheduler.reserve(asked).await.map_err(Failure::refused("reserve slices to be kept"))?;
+            self.still_runs()?;
+            self.taken += wanted;
+        }
+        Ok(())
+    }
+
+    /// Releases these reservations, as many at a time as there are channels, and waits until every slice is free that was
+    /// not taken for good.
     ///
     /// # Errors
     /// A release is refused, or a slice is not free in time.
@@ -194,7 +230,7 @@ impl Rack {
 
     async fn all_free(&mut self) -> Result<(), Failure> {
         let mut admin = AdminClient::new(connect(&self.uri(), 1).await?.swap_remove(0));
-        let all = self.plan.slices();
+        let all = self.plan.slices() - self.taken;
         until("every slice free again", FREE_WITHIN, async || {
             self.still_runs()?;
             let rack = admin
@@ -235,6 +271,11 @@ impl Rack {
         Child::start(host, command.args(["serve", "--config"]).arg(&config), &self.logs)
     }
 }
+
+/// Slices of one reservation that is never released.
+const TAKEN_AT_ONCE: u32 = 500;
+/// Such a reservation is not committed, and lasts as long as an uncommitted one may.
+const COMMIT_WITHIN_MS: u64 = 24 * 3600 * 1000;
 
 /// Releases asked for at the same time.
 const RELEASES_AT_ONCE: usize = 64;

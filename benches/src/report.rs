@@ -53,13 +53,27 @@ impl Rounds {
         }
     }
 
-    /// The median, and the least and the greatest in brackets.
+    /// The least, the median and the greatest, without decimals.
     pub fn show(&self) -> String {
+        self.spread(0)
+    }
+
+    /// The least, the median and the greatest, with so many decimals.
+    pub fn spread(&self, decimals: usize) -> String {
         let sorted = self.sorted();
         match (sorted.first(), sorted.last()) {
-            (Some(least), Some(most)) => format!("{:.0} ({least:.0}-{most:.0})", self.median()),
+            (Some(least), Some(most)) => {
+                let median = self.median();
+                format!("{least:.decimals$}-{median:.decimals$}-{most:.decimals$}")
+            }
             _ => "none".to_owned(),
         }
+    }
+
+    /// Each measurement over the one of the same round.
+    #[must_use]
+    pub fn over(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(one, other)| one / other).collect())
     }
 
     fn sorted(&self) -> Vec<f64> {
@@ -106,6 +120,14 @@ mod tests {
         assert_eq!(rounds(&[3.0, 1000.0, 1.0]).median(), 3.0);
         assert_eq!(rounds(&[4.0, 1.0, 2.0, 900.0]).median(), 3.0);
         assert!(rounds(&[]).median().is_nan());
+    }
+
+    #[test]
+    fn spread_is_least_median_and_greatest() {
+        let measured = rounds(&[3.0, 1.5, 9.0]);
+        assert_eq!((measured.show(), measured.spread(1)), ("2-3-9".to_owned(), "1.5-3.0-9.0".to_owned()));
+        assert_eq!(measured.over(&rounds(&[2.0, 1.0, 3.0])).spread(1), "1.5-1.5-3.0");
+        assert_eq!(rounds(&[]).show(), "none");
     }
 
     #[test]
