@@ -455,10 +455,11 @@ impl Manager {
     /// Whether a host is known to have started again, and it is not durable yet. What is durable would have it open slices for
     /// VMs that have ended, with their bytes in them.
     fn decides_an_end_at(&self, host: HostId) -> bool {
-        let known = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.clone());
-        let before =
-            known(&self.durable).filter(|host| host.fence == Fence::None && !host.boot_id.is_empty());
-        before.is_some_and(|before| known(&self.head).is_some_and(|after| after.boot_id != before.boot_id))
+        let (Some(before), Some(after)) = (self.durable.host(host), self.head.host(host)) else {
+            return false;
+        };
+        let (before, after) = (&before.host, &after.host);
+        before.fence == Fence::None && !before.boot_id.is_empty() && after.boot_id != before.boot_id
     }
 
     /// Whether a host is decided to be cut off, and it is not durable yet. It was not connected then: what it were told now

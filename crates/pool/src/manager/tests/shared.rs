@@ -86,6 +86,16 @@ fn stopping_a_machine_is_tried_again_after_the_device_failed_to_note_that_it_sto
 }
 
 #[test]
+fn attempt_due_while_its_device_failed_is_made_when_the_device_works() {
+    let mut rig = rig();
+    rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
+    let failed = rig.run("tick:70000 device tick:1000 device");
+    assert!(!failed.contains("e1.fence"), "{failed}");
+    let works = rig.run("mend:e1 tick:1000 device tick:1000 device");
+    assert!(works.contains("e1.fence(h1)"), "{works}");
+}
+
+#[test]
 fn a_manager_that_starts_while_a_host_is_being_fenced_lets_its_agent_speak_first() {
     let mut rig = rig();
     rig.run("down:h2 down:h3 down:h1 fence:h1 stored");
