@@ -245,8 +245,7 @@ impl<'a> Arena<'a> {
         let Some((rack, channels)) = &mut self.rack else { return Ok(()) };
         let round = format!("{round}-{clients}-{}", if ready { "ready" } else { "assigned" });
         let writer = |n: usize| {
-            let reserver =
-                Reserver::new(channels[n % channels.len()].clone(), self.args.plan.host_of(n), &round);
+            let reserver = Reserver::new(channels[n % channels.len()].clone(), self.args.plan, &round);
             if ready { reserver.waiting_until_ready() } else { reserver }
         };
         let writers = (0..clients).map(writer).collect();

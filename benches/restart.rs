@@ -75,7 +75,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
 async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
     let channels = connect(&rack.uri(), 8).await?;
     let writer = |n: usize| {
-        let reserver = Reserver::new(channels[n % channels.len()].clone(), args.plan.host_of(n), "fill");
+        let reserver = Reserver::new(channels[n % channels.len()].clone(), args.plan, "fill");
         reserver.of_slices(u64::from(args.slices_each)).waiting_until_ready()
     };
     let ends = Ends { after: FILL_WITHIN, writes_max: u64::from(args.reservations) };

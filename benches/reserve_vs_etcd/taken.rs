@@ -81,7 +81,7 @@ impl TakenRack {
     ) -> Result<(), Failure> {
         let round = format!("{round}-{clients}");
         let channel = |n: usize| self.channels[n % self.channels.len()].clone();
-        let writer = |n: usize| Reserver::new(channel(n), args.plan.host_of(n), &round);
+        let writer = |n: usize| Reserver::new(channel(n), args.plan, &round);
         let writers = (0..clients).map(writer).collect();
         let ends = Ends { after, writes_max: WRITES_MAX };
         let measured = reserve(&mut self.rack, &self.channels, writers, ends).await?;

@@ -56,9 +56,9 @@ impl Plan {
         u32::from(self.emcs) * self.slices_per_emc
     }
 
-    /// The name of the host that the `client`th client asks for.
-    pub fn host_of(&self, client: usize) -> String {
-        format!("h{}", client % usize::from(self.hosts))
+    /// The name of the host of the `number`th reservation: one after the other, as the reservations of one host are limited.
+    pub fn host_of(&self, number: u64) -> String {
+        format!("h{}", number % u64::from(self.hosts))
     }
 
     fn rack_toml(&self, listen: &str, store: &Path, memory: &Path) -> String {
@@ -195,7 +195,7 @@ impl Rack {
             let (vm, wanted) = (self.taken / TAKEN_AT_ONCE, TAKEN_AT_ONCE.min(slices - self.taken));
             let asked = wire::ReserveRequest {
                 request_id: format!("taken-{vm}"),
-                host: self.plan.host_of(vm as usize),
+                host: self.plan.host_of(u64::from(vm)),
                 vm: format!("taken-{vm}"),
                 pool_bytes: u64::from(wanted) * SLICE_BYTES,
                 commit_within_ms: COMMIT_WITHIN_MS,
@@ -307,11 +307,11 @@ async fn release_all(
     Ok(())
 }
 
-/// Reserves slices for VMs of one host, each VM and each request new.
+/// Reserves slices for VMs of all hosts in turn, each VM and each request new.
 #[derive(Clone, Debug)]
 pub struct Reserver {
     scheduler: SchedulerClient<Channel>,
-    host: String,
+    plan: Plan,
     round: String,
     slices: u64,
     wait_ready: bool,
@@ -321,9 +321,9 @@ pub struct Reserver {
 
 impl Reserver {
     /// A client on this connection that asks for one slice at a time; `round` makes its names unique.
-    pub fn new(channel: Channel, host: String, round: &str) -> Self {
+    pub fn new(channel: Channel, plan: Plan, round: &str) -> Self {
         let scheduler = SchedulerClient::new(channel);
-        Self { scheduler, host, round: round.to_owned(), slices: 1, wait_ready: false, reserved: Vec::new() }
+        Self { scheduler, plan, round: round.to_owned(), slices: 1, wait_ready: false, reserved: Vec::new() }
     }
 
     /// Wants its answers only when the slices can be used.
@@ -344,7 +344,7 @@ impl Writer for Reserver {
         let name = format!("{}-{number}", self.round);
         let asked = wire::ReserveRequest {
             request_id: name.clone(),
-            host: self.host.clone(),
+            host: self.plan.host_of(number),
             vm: name,
             pool_bytes: self.slices * SLICE_BYTES,
             wait_ready: self.wait_ready,
