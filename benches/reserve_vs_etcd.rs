@@ -1,7 +1,8 @@
 //! The promise: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd with one client,
 //! and at least twice as fast, in throughput and in the 99th percentile, with 64. Both servers run as they would in
 //! production, on one disk, loaded by one loop over as many connections, in turns. Also measures the time until a host can
-//! use its slice, the processor time of each process per write, and reservations while few and most slices are taken.
+//! use its slice, calls that are refused at once, the processor time of each process per call, and reservations while few
+//! and most slices are taken.
 
 #[path = "reserve_vs_etcd/taken.rs"]
 mod taken;
@@ -16,7 +17,7 @@ use benches::{
     load::{self, Ends, Outcome},
     loopback::connect,
     programs::{Programs, target_folder},
-    rack::{Plan, Rack, Reserver},
+    rack::{Plan, Rack, Refused, Reserver},
     report::{Rounds, ratio, table, tell},
 };
 use clap::{Parser, ValueEnum};
@@ -158,6 +159,8 @@ struct Arena<'a> {
     tarn_64: Series,
     ready_1: Series,
     ready_64: Series,
+    refused_1: Series,
+    refused_64: Series,
 }
 
 impl<'a> Arena<'a> {
@@ -176,8 +179,21 @@ impl<'a> Arena<'a> {
             }
             None => None,
         };
-        let [etcd_1, etcd_64, tarn_1, tarn_64, ready_1, ready_64] = Default::default();
-        Ok(Self { args, etcd, rack, etcd_1, etcd_64, tarn_1, tarn_64, ready_1, ready_64 })
+        let [etcd_1, etcd_64, tarn_1, tarn_64] = Default::default();
+        let [ready_1, ready_64, refused_1, refused_64] = Default::default();
+        Ok(Self {
+            args,
+            etcd,
+            rack,
+            etcd_1,
+            etcd_64,
+            tarn_1,
+            tarn_64,
+            ready_1,
+            ready_64,
+            refused_1,
+            refused_64,
+        })
     }
 
     /// One short turn of everything that counts for nothing: connections, caches, page tables.
@@ -202,7 +218,26 @@ impl<'a> Arena<'a> {
         }
         let ends = Ends { writes_max: READY_WRITES_MAX, ..ends };
         self.tarn(1, &name, ends, true, |arena| Some(&mut arena.ready_1)).await?;
-        self.tarn(MANY, &name, ends, true, |arena| Some(&mut arena.ready_64)).await
+        self.tarn(MANY, &name, ends, true, |arena| Some(&mut arena.ready_64)).await?;
+        self.refused(1, ends.after, |arena| &mut arena.refused_1).await?;
+        self.refused(MANY, ends.after, |arena| &mut arena.refused_64).await
+    }
+
+    /// Measures what a call costs without a ledger or a disk.
+    async fn refused(
+        &mut self,
+        clients: usize,
+        after: Duration,
+        series: impl Fn(&mut Self) -> &mut Series,
+    ) -> Result<(), Failure> {
+        let Some((rack, channels)) = &self.rack else { return Ok(()) };
+        let writers = (0..clients).map(|n| Refused::new(channels[n % channels.len()].clone())).collect();
+        let before = tarn_cpu(rack);
+        let (outcome, _) = load::run(writers, Ends { after, writes_max: u64::MAX }).await?;
+        let after = tarn_cpu(rack);
+        note("tarn, refused", clients, &outcome);
+        series(self).add(&outcome, before, after);
+        Ok(())
     }
 
     fn ends(&self) -> Ends {
@@ -272,6 +307,8 @@ impl<'a> Arena<'a> {
         rows.extend([
             self.ready_1.row("tarn, ready, 1 client"),
             self.ready_64.row("tarn, ready, 64 clients"),
+            self.refused_1.row("tarn, refused, 1 client"),
+            self.refused_64.row("tarn, refused, 64 clients"),
         ]);
         format!("{}{}\n{}", self.setting(disk), table(&HEAD, &rows), self.ratios())
     }

@@ -13,7 +13,7 @@ use proto::v1::{
     self as wire, HostState, ReservationRef, admin_client::AdminClient, scheduler_client::SchedulerClient,
 };
 use tempfile::TempDir;
-use tonic::transport::Channel;
+use tonic::{Code, transport::Channel};
 
 use crate::{
     child::Child,
@@ -358,5 +358,28 @@ impl Writer for Reserver {
         }
         self.reserved.push(given.reservation);
         Ok(())
+    }
+}
+
+/// Asks for reservations that are refused before the ledger sees them: what is measured is the call alone.
+#[derive(Clone, Debug)]
+pub struct Refused(SchedulerClient<Channel>);
+
+impl Refused {
+    /// A client on this connection.
+    pub fn new(channel: Channel) -> Self {
+        Self(SchedulerClient::new(channel))
+    }
+}
+
+impl Writer for Refused {
+    async fn write(&mut self, _: u64) -> Result<(), Failure> {
+        let asked = wire::ReserveRequest { client: CLIENT.to_owned(), ..Default::default() };
+        match self.0.reserve(asked).await {
+            Err(refused) if refused.code() == Code::InvalidArgument => Ok(()),
+            other => {
+                Err(Failure::Answer { what: "refuse a reservation".to_owned(), answer: format!("{other:?}") })
+            }
+        }
     }
 }
