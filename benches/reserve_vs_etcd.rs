@@ -1,4 +1,4 @@
-//! The promise: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd with one client,
+//! The aim: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd with one client,
 //! and at least twice as fast, in throughput and in the 99th percentile, with 64. Both servers run as they would in
 //! production, on one disk, loaded by one loop over as many connections, in turns. Also measures the time until a host can
 //! use its slice, calls that are refused at once, the processor time of each process per call, and reservations while few
@@ -223,7 +223,7 @@ impl<'a> Arena<'a> {
         self.refused(MANY, ends.after, |arena| &mut arena.refused_64).await
     }
 
-    /// Measures what a call costs without a ledger or a disk.
+    /// Measures the cost of a call without ledger and disk.
     async fn refused(
         &mut self,
         clients: usize,
@@ -352,7 +352,7 @@ struct Measured {
     after: Cpu,
 }
 
-/// Lets these clients reserve, and releases what they reserved.
+/// Lets these clients reserve, then releases their reservations.
 async fn reserve(
     rack: &mut Rack,
     channels: &[Channel],

@@ -361,7 +361,7 @@ impl Writer for Reserver {
     }
 }
 
-/// Asks for reservations that are refused before the ledger sees them: what is measured is the call alone.
+/// Asks for reservations that are refused before the ledger sees them: the call alone is measured.
 #[derive(Clone, Debug)]
 pub struct Refused(SchedulerClient<Channel>);
 

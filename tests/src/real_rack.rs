@@ -395,7 +395,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
     }
 }
 
-/// What a log says of a host whose process may have ended under it.
+/// Whether a host has power: its process may have ended, and no log tells.
 fn power(host: &RackHost) -> &'static str {
     match host.is_on() {
         Ok(true) => "on",

@@ -118,9 +118,9 @@ pub enum HostError {
     Room {
         /// Where their bytes are kept.
         folder: &'static str,
-        /// What they need.
+        /// Bytes of all devices and drives, in MiB.
         wanted_mib: u64,
-        /// What is free.
+        /// Free space there, in MiB.
         free_mib: u64,
     },
     /// Whoever waited for it wants it no more.

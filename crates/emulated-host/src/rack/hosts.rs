@@ -107,7 +107,7 @@ impl Hosts {
         self.folder.join(LINKS).join(format!("{host}.drive{n}"))
     }
 
-    /// A link to a device's bytes: what is written to them every host sees, and the other way round.
+    /// A link to a device's bytes, which all hosts share.
     pub fn memory_of(&self, device: &Device) -> PathBuf {
         self.folder.join(LINKS).join(format!("{:#x}", device.serial))
     }
