@@ -10,6 +10,6 @@ mod views;
 
 pub use requests::{Invalid, named, place, plan, reason, reserve, target, timeout};
 pub use views::{
-    alarm, capacity, decision, emc, emc_views, event, host, host_name, host_views, migration, reservation,
+    alarm, capacity, decision, emc, emc_views, events, host, host_name, host_views, migration, reservation,
     reservation_state, slice,
 };

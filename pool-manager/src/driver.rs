@@ -12,6 +12,7 @@ mod thread;
 
 use std::{
     collections::{HashMap, VecDeque},
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
@@ -26,11 +27,13 @@ use pool::{
     ledger::When,
     manager::{Answer, Ask, Closed, DeviceDone, Event, Manager, Published, SessionId, Settings, Token},
     protocol::{Have, Hello, Want},
-    record::Meta,
+    record::{Meta, Record},
 };
-use tokio::sync::{Notify, Semaphore, broadcast, mpsc, oneshot, watch};
-use units::limits::{EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_EVENTS_BEHIND_MAX};
-use units::{EmcId, HostId, Ns, UnixMs};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
+use units::limits::{
+    EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_BEHIND_MAX, WATCH_PART_RECORDS_MAX, WATCHERS_MAX,
+};
+use units::{EmcId, HostId, Ns, Revision, UnixMs};
 
 use self::thread::Driving;
 use crate::{
@@ -49,6 +52,39 @@ pub enum ToSession {
     Order(Want),
     /// The connection is over.
     Close(Closed),
+}
+
+/// Part of a durable write: so few records that what waits for a slow watcher is bounded.
+#[derive(Clone, Debug)]
+pub struct Change {
+    published: Arc<Published>,
+    part: Range<usize>,
+}
+
+impl Change {
+    /// All parts of one write, in its order.
+    fn parts(published: &Arc<Published>) -> impl Iterator<Item = Self> {
+        let records = published.records.len();
+        (0..records).step_by(WATCH_PART_RECORDS_MAX).map(move |start| Self {
+            published: Arc::clone(published),
+            part: start..records.min(start + WATCH_PART_RECORDS_MAX),
+        })
+    }
+
+    /// The records, as they were written.
+    pub fn records(&self) -> &[Record] {
+        &self.published.records[self.part.clone()]
+    }
+
+    /// The ledger's revision with the whole write.
+    pub fn revision(&self) -> Revision {
+        self.published.revision
+    }
+
+    /// When it was written.
+    pub fn when(&self) -> When {
+        self.published.when
+    }
 }
 
 /// Why there is no answer.
@@ -129,8 +165,10 @@ struct Shared {
     /// How often the driver's thread has looked for work.
     turns: AtomicU64,
     clock: Clock,
-    published: broadcast::Sender<Arc<Published>>,
+    published: broadcast::Sender<Change>,
     changed: watch::Sender<u64>,
+    /// One permit for every stream to a watcher.
+    watchers: Arc<Semaphore>,
 }
 
 impl Shared {
@@ -364,8 +402,9 @@ impl Handle {
         turns
     }
 
-    /// Durable changes from now on.
-    pub fn changes(&self) -> broadcast::Receiver<Arc<Published>> {
+    /// Durable changes from now on, each in parts of at most [`WATCH_PART_RECORDS_MAX`] records. A receiver that is more
+    /// than [`WATCH_BEHIND_MAX`] parts behind loses the oldest.
+    pub fn changes(&self) -> broadcast::Receiver<Change> {
         self.0.published.subscribe()
     }
 
@@ -374,9 +413,9 @@ impl Handle {
         self.0.changed.subscribe()
     }
 
-    /// For wrapping a question into a set of limits: how many connections watch now.
-    pub fn watchers(&self) -> usize {
-        self.0.published.receiver_count()
+    /// Permission for one more stream to a watcher, while it is held; none if [`WATCHERS_MAX`] are open.
+    pub fn watcher(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.0.watchers).try_acquire_owned().ok()
     }
 }
 
@@ -428,8 +467,9 @@ pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std:
         searches: Arc::new(Semaphore::new(EXPLAINS_AT_ONCE_MAX)),
         turns: AtomicU64::new(0),
         clock,
-        published: broadcast::channel(WATCH_EVENTS_BEHIND_MAX).0,
+        published: broadcast::channel(WATCH_BEHIND_MAX).0,
         changed: watch::channel(0).0,
+        watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
     });
     let mut driving = Driving::new(Arc::clone(&shared), Keeper::new(store, restored), metrics);
     let (end, ended) = oneshot::channel();

@@ -11,12 +11,13 @@ mod watched;
 use std::sync::Arc;
 
 use pool::audit::Actor;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tonic::{Request, Status};
-use units::{Fraction, Name, Ns};
+use units::{Fraction, Name, Ns, limits::WATCHERS_MAX};
 
 use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shares};
 use identity::{Identity, Role};
+use refused::exhausted;
 
 /// What every handler may use.
 #[derive(Clone, Debug)]
@@ -51,6 +52,12 @@ pub struct Policy {
 }
 
 impl Shared {
+    /// Permission for one more stream to a watcher.
+    fn watcher(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let refuse = || exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already"));
+        self.driver.watcher().ok_or_else(refuse)
+    }
+
     /// Lets in whoever may use the services of operators, and says who it is.
     ///
     /// # Errors

@@ -126,9 +126,11 @@ pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
 pub const BATCH_CHANGES_MAX: usize = 8192;
 /// How long a change that nobody waits for may wait for company before it is written.
 pub const BATCH_LINGER: Ns = Ns::ms(10);
-/// Events a watcher may be behind before it is told that it missed some.
-pub const WATCH_EVENTS_BEHIND_MAX: usize = 4096;
-/// Watchers of each kind.
+/// Parts of durable changes a watcher may be behind before it is told that it missed some.
+pub const WATCH_BEHIND_MAX: usize = 4096;
+/// Records in one of these parts.
+pub const WATCH_PART_RECORDS_MAX: usize = 64;
+/// Open streams of Watch, WatchCapacity and WatchMigrations together.
 pub const WATCHERS_MAX: usize = 256;
 /// How often a watcher that lost its manager tries again.
 pub const WATCH_AGAIN_EVERY: Ns = Ns::ms(200);

@@ -3,12 +3,14 @@
 use pool::{
     audit::Decision,
     ledger::{EmcEntry, Ledger, When},
-    manager::{Alarm, EmcState, HostState, Manager, Published, ReservationView},
+    manager::{Alarm, EmcState, HostState, Manager, ReservationView},
     record::{Fence, Key, Migration, MigrationAnswer, Scheduling, Stage},
     slice::{Receipt, Scrub, Slot, State},
 };
 use proto::v1 as wire;
 use units::{EmcId, HostId, ReservationId, SliceId};
+
+use crate::driver::Change;
 
 /// A name for a host that may have been removed since.
 /// What people call a host.
@@ -256,10 +258,10 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
 }
 
 /// What became durable, as a watcher sees it: things as they are now.
-pub fn event(manager: &Manager, when: When, published: &Published) -> Vec<wire::Event> {
+pub fn events(manager: &Manager, when: When, change: &Change) -> Vec<wire::Event> {
     use wire::event::What;
     let ledger = manager.durable();
-    let shown = published.records.iter().filter_map(|record| match record.key() {
+    let shown = change.records().iter().filter_map(|record| match record.key() {
         Key::Slice(id) => Some(What::Slice(slice(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?))),
         Key::Reservation(id) => Some(What::Reservation(reservation(ledger.view(id)?))),
         Key::Host(id) => Some(What::Host(host(manager, id)?)),
@@ -267,8 +269,8 @@ pub fn event(manager: &Manager, when: When, published: &Published) -> Vec<wire::
         Key::Meta | Key::Migration(_) | Key::Decision(_) => None,
     });
     let events = shown.map(|what| wire::Event {
-        revision: published.revision.0,
-        at_unix_ms: published.when.wall.0.min(when.wall.0),
+        revision: change.revision().0,
+        at_unix_ms: change.when().wall.0.min(when.wall.0),
         what: Some(what),
     });
     events.collect()

@@ -1,7 +1,7 @@
 //! What the driver owes its callers when the disk is slow or fails, and when many wait: nobody is kept out by those who
 //! wait for slices, nobody sleeps past what they waited for, and an end comes to an end.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use pool::{
     audit::Actor,
@@ -290,6 +290,31 @@ async fn only_so_many_search_the_decisions_at_a_time() {
         assert_eq!(search.await.unwrap().unwrap().len(), 1, "that the rack was configured");
     }
     rig.handle.explain("rack".into()).await.expect("the places are free again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_write_reaches_watchers_in_parts() {
+    let rig = Rig::start(4096).await;
+    let mut changes = rig.handle.changes();
+    rig.reserve("v", 4096, false).await.unwrap().unwrap();
+    let mut slices = BTreeSet::new();
+    while slices.len() < 4096 {
+        let change = tokio::time::timeout(PATIENCE, changes.recv()).await.unwrap().unwrap();
+        assert!((1..=WATCH_PART_RECORDS_MAX).contains(&change.records().len()));
+        slices.extend(change.records().iter().filter_map(|record| match record {
+            Record::Slice(id, _) => Some(*id),
+            _ => None,
+        }));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn number_of_watchers_is_limited() {
+    let rig = Rig::start(8).await;
+    let mut watchers: Vec<_> = (0..WATCHERS_MAX).map(|_| rig.handle.watcher().unwrap()).collect();
+    assert!(rig.handle.watcher().is_none());
+    watchers.pop();
+    assert!(rig.handle.watcher().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,7 +16,7 @@ use tokio::{
 };
 use units::{EmcId, Ns, limits::LEDGER_AWAKE_FOR};
 
-use super::{Core, Errand, Replied, Session, Shared, ToSession, stopping};
+use super::{Change, Core, Errand, Replied, Session, Shared, ToSession, stopping};
 use crate::{
     device::Driver,
     emc::{self, EmcPlace},
@@ -104,7 +104,9 @@ impl Driving {
             Act::Do(Effect::Durable(durable)) => {
                 self.forget_removed(&durable.records);
                 self.metrics.transitions(&durable);
-                let _ = self.shared.published.send(Arc::new(durable)); // nobody may be watching
+                for change in Change::parts(&Arc::new(durable)) {
+                    let _ = self.shared.published.send(change); // nobody may be watching
+                }
                 self.shared.note_change();
             }
             Act::Reply(..) | Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::Close(..)) => {} // done elsewhere

@@ -6,16 +6,13 @@ use std::{
     time::Duration,
 };
 
-use pool::{
-    manager::Published,
-    record::{EndedBy, Record, Reservation, Stage},
-};
+use pool::record::{EndedBy, Record, Reservation, Stage};
 use prediction::frigid::History;
 use tokio::{sync::broadcast::error::RecvError, time::MissedTickBehavior};
 use units::{Bytes, ReservationId, UnixMs, limits::BATCH_CHANGES_MAX};
 
 use super::{Asked, Forecasts, rows};
-use crate::store::Write;
+use crate::{driver::Change, store::Write};
 
 /// How long entries wait for company.
 const WRITTEN_EVERY: Duration = Duration::from_millis(500);
@@ -49,7 +46,7 @@ impl Forecasts {
         loop {
             tokio::select! {
                 change = changes.recv() => match change {
-                    Ok(published) => self.note(&published),
+                    Ok(change) => self.note(&change),
                     Err(RecvError::Lagged(missed)) => {
                         tracing::info!(missed, "books compared with the ledger");
                         self.reconcile();
@@ -69,10 +66,10 @@ impl Forecasts {
         }
     }
 
-    fn note(&self, published: &Published) {
-        for record in published.records.iter() {
+    fn note(&self, change: &Change) {
+        for record in change.records() {
             if let Record::Reservation(id, reservation) = record {
-                self.note_reservation(*id, reservation, published.when.wall);
+                self.note_reservation(*id, reservation, change.when().wall);
             }
         }
     }

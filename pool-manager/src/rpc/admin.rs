@@ -7,20 +7,20 @@ use pool::{
     record::Scheduling,
 };
 use proto::v1::{self as wire, admin_server};
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status};
-use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX, WATCHERS_MAX};
+use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX};
 use units::{ReservationId, SliceId};
 
 use super::{
     Shared,
-    refused::{coded, exhausted, invalid, refused, stopping},
+    refused::{coded, invalid, refused, stopping},
     scheduler::unexpected,
 };
 use crate::{
     convert::{self, Invalid},
-    driver::Asked,
+    driver::{Asked, Change},
 };
 
 /// The service Admin.
@@ -268,11 +268,13 @@ impl admin_server::Admin for Admin {
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Reply<Self::WatchStream> {
         self.0.admit_operator(&request)?;
-        if self.0.driver.watchers() >= WATCHERS_MAX {
-            return Err(exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already")));
-        }
+        let permit = self.0.watcher()?;
         let (sender, receiver) = tokio::sync::mpsc::channel(EVENTS_QUEUED_MAX);
-        tokio::spawn(pass_on_events(self.0.clone(), self.0.driver.changes(), sender));
+        let events = pass_on_events(self.0.clone(), self.0.driver.changes(), sender);
+        tokio::spawn(async move {
+            let _permit = permit;
+            events.await;
+        });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
@@ -285,18 +287,16 @@ impl admin_server::Admin for Admin {
     }
 }
 
-type Changes = tokio::sync::broadcast::Receiver<std::sync::Arc<pool::manager::Published>>;
-
 async fn pass_on_events(
     shared: Shared,
-    mut changes: Changes,
+    mut changes: broadcast::Receiver<Change>,
     sender: tokio::sync::mpsc::Sender<Result<wire::Event, Status>>,
 ) {
     loop {
         let events = tokio::select! {
             change = changes.recv() => match change {
-                Ok(published) => shared.driver.look(|m, when| convert::event(m, when, &published)),
-                Err(RecvError::Lagged(events)) => Ok(vec![missed(events)]),
+                Ok(change) => shared.driver.look(|m, when| convert::events(m, when, &change)),
+                Err(RecvError::Lagged(parts)) => Ok(vec![missed(parts)]),
                 Err(RecvError::Closed) => return,
             },
             () = sender.closed() => return,
@@ -310,7 +310,7 @@ async fn pass_on_events(
     }
 }
 
-fn missed(events: u64) -> wire::Event {
-    let what = Some(wire::event::What::Missed(wire::Missed { events }));
+fn missed(parts: u64) -> wire::Event {
+    let what = Some(wire::event::What::Missed(wire::Missed { events: parts }));
     wire::Event { revision: 0, at_unix_ms: 0, what }
 }

@@ -8,12 +8,8 @@ use proto::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Response, Status};
-use units::limits::WATCHERS_MAX;
 
-use super::{
-    Shared,
-    refused::{exhausted, stopping},
-};
+use super::{Shared, refused::stopping};
 
 /// A stream of messages.
 pub(super) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -72,15 +68,12 @@ pub(super) fn watch<T: Watched>(
     shared: &Shared,
     what: impl Fn(&Manager) -> Vec<T> + Copy + Send + Sync + 'static,
 ) -> Result<Response<Streamed<T>>, Status> {
+    let permit = shared.watcher()?;
     let mut changed = shared.driver.changed();
-    if shared.driver.watchers() >= WATCHERS_MAX {
-        return Err(exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already")));
-    }
-    let counted = shared.driver.changes(); // is one of the watchers while the stream lives
     let (sender, receiver) = mpsc::channel(WATCH_QUEUED_MAX);
     let shared = shared.clone();
     tokio::spawn(async move {
-        let _counted = counted;
+        let _permit = permit;
         let mut shown = Shown::new();
         loop {
             changed.mark_unchanged();
