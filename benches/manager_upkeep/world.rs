@@ -128,7 +128,7 @@ fn records(start: Start) -> Vec<Record> {
             fence: start.fence,
             boot_id: "boot".to_owned(),
             must_report: false,
-            uncut: BTreeSet::new(),
+            unconfirmed_fences: BTreeSet::new(),
         };
         Record::Host(HostId(n), host)
     });
@@ -161,7 +161,7 @@ fn records(start: Start) -> Vec<Record> {
 }
 
 impl World {
-    /// A rack whose devices have been compared with the ledger and whose agents are connected, unless it is fenced.
+    /// Loads the ledger and, unless the hosts are fenced, connects all agents. Device and store calls are left queued.
     pub fn new(start: Start) -> Self {
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: Some(Ns::secs(3600)) };
         let mut world = Self {
@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    /// The call that the ledger expects.
+    /// The contents of a device that agrees with the durable ledger.
     fn contents(&self, of: EmcId) -> Contents {
         let ledger = self.manager.durable();
         let slices = || ledger.emc(of).map(|entry| entry.emc.range()).into_iter().flatten();
@@ -307,7 +307,7 @@ impl World {
         Contents { grants: grants.collect(), highest: highest.collect(), places: Vec::new() }
     }
 
-    /// An agent that has an unanswered order does as it asks.
+    /// Lets one agent with an unanswered order carry it out and report. Returns whether there was one.
     pub fn obey(&mut self) -> bool {
         let unanswered = self.agents.iter_mut().find(|(_, agent)| !agent.is_answered);
         let Some((session, agent)) = unanswered else { return false };
@@ -336,7 +336,7 @@ impl World {
         self.event(Event::AgentHave(session, Have { number, ..Have::default() }))
     }
 
-    /// All do their part until nothing is left to do.
+    /// Answers store, devices and agents, and ticks, until nothing is due soon.
     pub fn go(&mut self) {
         loop {
             while self.store() || self.answer_devices() || self.obey() {}

@@ -83,8 +83,8 @@ pub trait Device: Send {
     /// After a failure the owner may still reach the slice; the call is to be made again.
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError>;
 
-    /// Takes from a host what it has, and returns that. Idempotent. A slice that cannot be revoked stays granted, and does
-    /// not keep the others: its own revocation is due next, and reports why it fails.
+    /// Revokes every slice of a host and returns the grants that ended. Idempotent. A slice that cannot be revoked stays
+    /// granted and does not fail the call; the manager revokes it separately.
     ///
     /// # Errors
     /// After a failure of the device the host may still reach some of it; the call is to be made again.

@@ -7,12 +7,12 @@
 //!
 //! Thus decisions gather in the next batch while one is being written, and whoever only looks never waits for the disk.
 
+mod chunk;
 mod stopping;
 mod thread;
 
 use std::{
     collections::{HashMap, VecDeque},
-    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
@@ -25,16 +25,15 @@ use pool::{
     audit::Decision,
     denied::Denied,
     ledger::When,
-    manager::{Answer, Ask, Closed, DeviceDone, Event, Manager, Published, SessionId, Settings, Token},
+    manager::{Answer, Ask, Closed, DeviceDone, Event, Manager, SessionId, Settings, Token},
     protocol::{Have, Hello, Want},
-    record::{Meta, Record},
+    record::Meta,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
-use units::limits::{
-    EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_BEHIND_MAX, WATCH_PART_RECORDS_MAX, WATCHERS_MAX,
-};
-use units::{EmcId, HostId, Ns, Revision, UnixMs};
+use units::limits::{EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX};
+use units::{EmcId, HostId, Ns, UnixMs};
 
+pub use self::chunk::WriteChunk;
 use self::thread::Driving;
 use crate::{
     convert,
@@ -52,39 +51,6 @@ pub enum ToSession {
     Order(Want),
     /// The connection is over.
     Close(Closed),
-}
-
-/// Part of a durable write: so few records that what waits for a slow watcher is bounded.
-#[derive(Clone, Debug)]
-pub struct Change {
-    published: Arc<Published>,
-    part: Range<usize>,
-}
-
-impl Change {
-    /// All parts of one write, in its order.
-    fn parts(published: &Arc<Published>) -> impl Iterator<Item = Self> {
-        let records = published.records.len();
-        (0..records).step_by(WATCH_PART_RECORDS_MAX).map(move |start| Self {
-            published: Arc::clone(published),
-            part: start..records.min(start + WATCH_PART_RECORDS_MAX),
-        })
-    }
-
-    /// The records, as they were written.
-    pub fn records(&self) -> &[Record] {
-        &self.published.records[self.part.clone()]
-    }
-
-    /// The ledger's revision with the whole write.
-    pub fn revision(&self) -> Revision {
-        self.published.revision
-    }
-
-    /// When it was written.
-    pub fn when(&self) -> When {
-        self.published.when
-    }
 }
 
 /// Why there is no answer.
@@ -165,7 +131,7 @@ struct Shared {
     /// How often the driver's thread has looked for work.
     turns: AtomicU64,
     clock: Clock,
-    published: broadcast::Sender<Change>,
+    published: broadcast::Sender<WriteChunk>,
     changed: watch::Sender<u64>,
     /// One permit for every stream to a watcher.
     watchers: Arc<Semaphore>,
@@ -402,9 +368,9 @@ impl Handle {
         turns
     }
 
-    /// Durable changes from now on, each in parts of at most [`WATCH_PART_RECORDS_MAX`] records. A receiver that is more
-    /// than [`WATCH_BEHIND_MAX`] parts behind loses the oldest.
-    pub fn changes(&self) -> broadcast::Receiver<Change> {
+    /// Durable writes from now on, in chunks, see [`WriteChunk`]. A receiver that is more than
+    /// [`WATCH_CHUNKS_QUEUED_MAX`] chunks behind loses the oldest.
+    pub fn changes(&self) -> broadcast::Receiver<WriteChunk> {
         self.0.published.subscribe()
     }
 
@@ -413,8 +379,8 @@ impl Handle {
         self.0.changed.subscribe()
     }
 
-    /// Permission for one more stream to a watcher, while it is held; none if [`WATCHERS_MAX`] are open.
-    pub fn watcher(&self) -> Option<OwnedSemaphorePermit> {
+    /// Takes a permit for one watch stream; `None` if [`WATCHERS_MAX`] streams are open.
+    pub fn try_watch_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.0.watchers).try_acquire_owned().ok()
     }
 }
@@ -467,7 +433,7 @@ pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std:
         searches: Arc::new(Semaphore::new(EXPLAINS_AT_ONCE_MAX)),
         turns: AtomicU64::new(0),
         clock,
-        published: broadcast::channel(WATCH_BEHIND_MAX).0,
+        published: broadcast::channel(WATCH_CHUNKS_QUEUED_MAX).0,
         changed: watch::channel(0).0,
         watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
     });

@@ -228,7 +228,7 @@ mod tests {
                 fence: Fence::None,
                 boot_id: String::new(),
                 must_report: false,
-                uncut: BTreeSet::new(),
+                unconfirmed_fences: BTreeSet::new(),
             };
             write(&Record::Host(HostId(number), host))
         }));
@@ -249,7 +249,7 @@ mod tests {
             fence: Fence::Fencing { powered_off: false },
             boot_id: "b1".into(),
             must_report: true,
-            uncut: BTreeSet::new(),
+            unconfirmed_fences: BTreeSet::new(),
         };
         let record = Record::Host(HostId(0), host);
         let mut written = postcard::to_stdvec(&record).unwrap();

@@ -52,10 +52,11 @@ pub struct Policy {
 }
 
 impl Shared {
-    /// Permission for one more stream to a watcher.
-    fn watcher(&self) -> Result<OwnedSemaphorePermit, Status> {
-        let refuse = || exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch already"));
-        self.driver.watcher().ok_or_else(refuse)
+    /// Takes a permit for one watch stream.
+    fn watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let refuse =
+            || exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch streams are open already"));
+        self.driver.try_watch_permit().ok_or_else(refuse)
     }
 
     /// Lets in whoever may use the services of operators, and says who it is.

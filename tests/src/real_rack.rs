@@ -400,7 +400,7 @@ fn power(host: &RackHost) -> &'static str {
     match host.is_on() {
         Ok(true) => "on",
         Ok(false) => "off",
-        Err(_) => "nobody knows whether it is on",
+        Err(_) => "power state unknown",
     }
 }
 

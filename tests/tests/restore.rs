@@ -6,15 +6,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Child,
-    time::Duration,
 };
 
 use proto::v1 as wire;
 use tests::rack::{Plan, Rack, by_vm, reserve, wait_for_line};
 use tonic::Code;
-
-/// Many rounds of the manager's upkeep, and more than a lease.
-const A_WHILE: Duration = Duration::from_secs(5);
 
 async fn reserved(rack: &Rack, vm: &str, host: &str, slices: u64, request: &str) {
     let ask = wire::ReserveRequest { wait_ready: true, ..reserve(host, vm, slices, request) };
@@ -57,64 +53,52 @@ async fn slices_of(rack: &Rack, vm: &str) -> usize {
     rack.slices().await.iter().filter(|slice| slice.vm.as_deref() == Some(vm)).count()
 }
 
-async fn alarms(rack: &Rack) -> Vec<String> {
+/// Messages of the alarms that a restore is not complete.
+async fn pending(rack: &Rack) -> Vec<String> {
     let rack = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
-    rack.alarms.into_iter().map(|alarm| alarm.reason).collect()
+    let pending = rack.alarms.into_iter().filter(|alarm| alarm.reason == "RESTORE_PENDING");
+    pending.map(|alarm| alarm.message).collect()
+}
+
+async fn wait_for_end_of_restore(rack: &Rack) {
+    rack.wait_for("the restore to end", async |rack| pending(rack).await.is_empty()).await;
 }
 
 #[tokio::test]
-async fn a_restored_store_believes_nothing_until_the_hosts_have_reported() {
+async fn restored_store_frees_nothing_before_all_hosts_reported() {
     let mut rack = Rack::start(Plan::small(3)).await;
-    let vm = |name: &'static str, host: &'static str, slices| wire::ReserveRequest {
-        wait_ready: true,
-        ..reserve(host, name, slices, name)
-    };
-    rack.scheduler().await.reserve(vm("before", "h0", 1)).await.unwrap();
-    rack.stop_manager();
-    let copy = rack.dir().join("copy");
-    let (ok, said) = rack.pool_manager(&["backup", "--to", copy.to_str().unwrap()]);
-    assert!(ok, "{said}");
+    reserved(&rack, "before", "h0", 1, "r1").await;
+    let copy = backed_up(&mut rack);
 
-    // A VM that the backup has never heard of, and one that ends after it was made.
+    // One VM starts and one ends after the backup.
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    rack.scheduler().await.reserve(vm("after", "h1", 2)).await.unwrap();
-    let mut running = rack.start_vm(1, "after");
-    wait_for_line(&mut running);
-    rack.scheduler()
-        .await
-        .release(wire::ReleaseRequest { target: by_vm("before"), ..Default::default() })
-        .await
-        .unwrap();
-    rack.wait_for("the slice to be free", async |rack| {
-        rack.slices().await.iter().filter(|s| s.state() == wire::SliceState::Free).count() == 4
-    })
-    .await;
-    let orders = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+    let running = started(&rack, "after", 1, 2, "r2").await;
+    let release = wire::ReleaseRequest { target: by_vm("before"), ..Default::default() };
+    rack.scheduler().await.release(release).await.unwrap();
+    rack.wait_for("the slice to be free", async |rack| count(rack, wire::SliceState::Free).await == 4).await;
+    let before = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     rack.stop_manager();
 
     let (ok, said) = rack.pool_manager(&["restore", "--from", copy.to_str().unwrap()]);
     assert!(!ok && said.contains("--force"), "{said}");
-    let (ok, said) = rack.pool_manager(&["restore", "--from", copy.to_str().unwrap(), "--force"]);
-    assert!(ok, "{said}");
+    restored(&rack, &copy);
     rack.kill_agent(0);
     rack.start_manager().await;
     rack.wait_for("the report of one host", async |rack| {
         rack.hosts().await[1].state() == wire::HostState::Up
     })
     .await;
-    let restored = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
-    assert!(restored.generation > orders.generation, "orders of the forgotten future must stay older");
-    let free =
-        |slices: Vec<wire::Slice>| slices.iter().filter(|s| s.state() == wire::SliceState::Free).count();
-    assert_eq!(free(rack.slices().await), 0, "a host has not reported, so nothing is known to be free");
+    let after = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+    assert!(after.generation > before.generation, "the restore must raise the generation");
+    let free = count(&rack, wire::SliceState::Free).await;
+    assert_eq!(free, 0, "a host has not reported, so nothing is known to be free");
 
     rack.start_agent(0);
-    rack.wait_for("what nobody claims to be free", async |rack| free(rack.slices().await) == 4).await;
-    let kept = rack.slices().await.iter().filter(|s| s.vm.as_deref() == Some("after")).count();
-    assert_eq!(kept, 2, "a VM that was running keeps its memory");
-    drop(running.stdin.take());
-    assert!(running.wait().unwrap().success(), "and nobody wrote into it");
+    rack.wait_for("unclaimed slices to be free", async |rack| count(rack, wire::SliceState::Free).await == 4)
+        .await;
+    assert_eq!(slices_of(&rack, "after").await, 2, "a VM that was running keeps its memory");
+    ended(running);
 }
 
 /// The driver of an emulated EMC cannot open it any more; mappings of processes stay.
@@ -146,11 +130,11 @@ async fn guests_keep_their_memory_when_a_store_is_restored_while_an_emc_is_down(
     restored(&rack, &copy);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    rack.wait_for("the alarm of the restore", async |rack| {
-        alarms(rack).await.contains(&"RESTORE_PENDING".to_owned())
+    rack.wait_for("both hosts to wait for the EMC alone", async |rack| {
+        let pending = pending(rack).await;
+        pending.len() == 2 && pending.iter().all(|why| why.contains("has not been compared"))
     })
     .await;
-    tokio::time::sleep(A_WHILE).await;
     assert_eq!(count(&rack, wire::SliceState::Free).await, 0, "an EMC has not been compared");
     let taken = reserve("h1", "new", 1, "r3");
     let refused = rack.scheduler().await.reserve(taken.clone()).await.unwrap_err();
@@ -161,10 +145,10 @@ async fn guests_keep_their_memory_when_a_store_is_restored_while_an_emc_is_down(
         slices_of(rack, "both").await == 3 && slices_of(rack, "one").await == 1
     })
     .await;
-    tokio::time::sleep(A_WHILE).await;
+    wait_for_end_of_restore(&rack).await;
     assert_eq!(count(&rack, wire::SliceState::Online).await, 4, "{:?}", rack.slices().await);
-    assert!(!alarms(&rack).await.contains(&"RESTORE_PENDING".to_owned()));
-    rack.scheduler().await.reserve(taken).await.unwrap_err();
+    let full = rack.scheduler().await.reserve(taken).await.unwrap_err();
+    assert_eq!(full.code(), Code::ResourceExhausted, "{full:?}");
     ended(both);
     ended(one);
     rack.wait_all_free().await;
@@ -191,7 +175,7 @@ async fn both_guests_of_one_vm_name_keep_their_memory_after_a_restore() {
             && count(rack, wire::SliceState::Free).await == 1
     })
     .await;
-    tokio::time::sleep(A_WHILE).await;
+    wait_for_end_of_restore(&rack).await;
     assert_eq!(count(&rack, wire::SliceState::Free).await, 1, "{:?}", rack.slices().await);
     ended(old);
     ended(new);
@@ -199,7 +183,7 @@ async fn both_guests_of_one_vm_name_keep_their_memory_after_a_restore() {
 
 /// The backup is older than an EMC and a host: their numbers might be given to others.
 #[tokio::test]
-async fn rack_that_grew_since_its_backup_starts_with_the_rack_toml_of_the_backup_first() {
+async fn rack_additions_are_refused_until_restore_completes() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let copy = backed_up(&mut rack);
     let old = rack.rack_toml();

@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: runs what `benches/` measures and repeats its ratios at the end. Above 1 we are ahead.
+//! `cargo xtask bench`: runs the benchmarks and repeats their ratios at the end. Above 1 is better; `*_taken` compares a
+//! nearly full rack with a nearly empty one, and should be about 1.
 
 use crate::{bed, debian, failure::Failure, lightgbm, repository::cargo, step::step_read};
 

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn five_percent_of_survivors_are_too_many() {
+    fn survivor_share_of_five_percent_fails() {
         let with = |caught: usize| {
             let mut outcomes = vec![("a.rs", "CaughtMutant"); caught];
             outcomes.push(("a.rs", "MissedMutant"));

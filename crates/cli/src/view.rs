@@ -207,6 +207,7 @@ pub(crate) enum What {
     Alarm(Alarm),
     /// The watcher was too slow.
     Missed {
+        /// Dropped parts of durable writes; each has up to 64 events.
         events: u64,
     },
     /// A kind that a newer manager knows.

@@ -106,7 +106,7 @@ fn event_line(event: &Event) -> String {
         What::Emc(emc) => emc_words(emc),
         What::Alarm(alarm) => alarm_words(alarm),
         What::Missed { events } => {
-            ("missed", events.to_string(), "events".to_owned(), "list again".to_owned())
+            ("missed", events.to_string(), "changes".to_owned(), "list again".to_owned())
         }
         What::Other {} => ("other", "-".to_owned(), "-".to_owned(), "a newer manager's event".to_owned()),
     };

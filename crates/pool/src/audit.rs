@@ -190,8 +190,8 @@ pub enum NotChosen {
     Draining,
     /// The host does not see it.
     NotSeen,
-    /// It has yet to cut off what the host had before it was fenced.
-    NotCutOff,
+    /// It has not confirmed the latest fence of the host.
+    FenceUnconfirmed,
 }
 
 impl std::fmt::Display for NotChosen {
@@ -203,7 +203,7 @@ impl std::fmt::Display for NotChosen {
             Self::Draining => "draining",
             Self::Failed => "failed",
             Self::NotSeen => "not seen by the host",
-            Self::NotCutOff => "has yet to cut off what the host had before it was fenced",
+            Self::FenceUnconfirmed => "its fence of the host is not confirmed yet",
         })
     }
 }

@@ -151,7 +151,7 @@ impl HostEntry {
 
     /// The lowest slice of an EMC that the host may still reach there.
     pub fn held_on(&self, emc: &Emc) -> Option<SliceId> {
-        self.held.range(emc.first..SliceId(emc.first.0 + emc.slices)).next().copied()
+        self.held.range(emc.first..emc.end()).next().copied()
     }
 
     /// EMCs that it is wired to and cannot use, and why. Not durable: its agent says it anew.
@@ -211,7 +211,7 @@ impl Ledger {
         records.sort_by_key(Record::key); // EMCs and hosts before slices, those before reservations
         for record in &mut records {
             if let Record::Host(_, host) = record
-                && host.uncut.is_empty()
+                && host.unconfirmed_fences.is_empty()
             {
                 host.restart_fence();
             }
@@ -311,7 +311,7 @@ impl Ledger {
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
         let Some((emc, old)) = self.slots.replace(id, slot) else { return }; // its EMC has been removed
         self.note_holder(id, old, slot);
-        self.note_progress(id, old, slot);
+        self.update_progress(id, old, slot);
         if old.reservation() != slot.reservation() {
             old.reservation().into_iter().for_each(|id| self.slice_returned(id));
             slot.reservation().into_iter().for_each(|id| self.slice_taken(id));
@@ -377,7 +377,7 @@ impl Ledger {
             }
             Stage::Committed | Stage::Broken { .. } => {}
         }
-        self.list_slices(id, &reservation);
+        self.recompute_progress(id, &reservation);
         self.reservations.insert(id, reservation);
     }
 

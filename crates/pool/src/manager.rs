@@ -22,7 +22,7 @@ mod hosts;
 mod links;
 mod restore;
 mod sight;
-mod unfenced;
+mod stop_attempts;
 mod upkeep;
 mod view;
 
@@ -39,7 +39,7 @@ pub use self::{
     view::{Alarm, EmcState, HostState},
 };
 use self::{
-    devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm, unfenced::UnfencedHosts,
+    devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm, stop_attempts::StopAttempts,
 };
 use crate::{
     audit::Decision,
@@ -203,7 +203,7 @@ pub struct Manager {
     /// Fence calls under way, with whether the host is known to have stopped; and those that need a machine stopped which
     /// is not yet.
     fencing: BTreeMap<(EmcId, HostId), bool>,
-    unfenced: UnfencedHosts,
+    stop_attempts: StopAttempts,
     /// Running VMs, by host, that the ledger could not adopt; only hosts that have such VMs.
     unadopted: BTreeMap<HostId, Vec<UnadoptedVm>>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
@@ -245,7 +245,7 @@ impl Manager {
             calls: BTreeMap::new(),
             faults: SliceFaults::default(),
             fencing: BTreeMap::new(),
-            unfenced: UnfencedHosts::default(),
+            stop_attempts: StopAttempts::default(),
             unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
@@ -346,7 +346,7 @@ impl Manager {
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
-        self.unfenced.clear(); // an answer that came meanwhile was not looked at
+        self.stop_attempts.clear(); // an answer that came meanwhile was not looked at
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
             // The backup's orders and fences are old, and have no effects from the first moment on.

@@ -188,7 +188,7 @@ pub struct Host {
     /// EMCs that have not cut the host off since it was last fenced. It gets nothing from them until they have, even after
     /// it returned.
     #[serde(deserialize_with = "if_written")]
-    pub uncut: BTreeSet<EmcId>,
+    pub unconfirmed_fences: BTreeSet<EmcId>,
 }
 
 impl Host {
@@ -196,8 +196,8 @@ impl Host {
     pub fn is_cut_off(&self, emc: EmcId) -> bool {
         match self.fence {
             Fence::None => false,
-            Fence::Fencing { .. } => self.emcs.contains(&emc) && !self.uncut.contains(&emc),
-            Fence::Fenced => !self.uncut.contains(&emc),
+            Fence::Fencing { .. } => self.emcs.contains(&emc) && !self.unconfirmed_fences.contains(&emc),
+            Fence::Fenced => !self.unconfirmed_fences.contains(&emc),
         }
     }
 
@@ -209,10 +209,10 @@ impl Host {
     }
 
     /// Has every EMC answer a fence that is not complete: one of a backup, or one begun by a version without
-    /// [`Host::uncut`].
+    /// [`Host::unconfirmed_fences`].
     pub(crate) fn restart_fence(&mut self) {
         if matches!(self.fence, Fence::Fencing { .. }) {
-            self.uncut.extend(&self.emcs);
+            self.unconfirmed_fences.extend(&self.emcs);
         }
     }
 }
@@ -223,7 +223,7 @@ pub enum Fence {
     /// It is not.
     #[default]
     None,
-    /// It is being cut off; the EMCs in [`Host::uncut`] have not done it yet.
+    /// It is being cut off; the EMCs in [`Host::unconfirmed_fences`] have not done it yet.
     Fencing {
         /// An operator vouches that the machine is off.
         powered_off: bool,

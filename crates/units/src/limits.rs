@@ -126,10 +126,10 @@ pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
 pub const BATCH_CHANGES_MAX: usize = 8192;
 /// How long a change that nobody waits for may wait for company before it is written.
 pub const BATCH_LINGER: Ns = Ns::ms(10);
-/// Parts of durable changes a watcher may be behind before it is told that it missed some.
-pub const WATCH_BEHIND_MAX: usize = 4096;
-/// Records in one of these parts.
-pub const WATCH_PART_RECORDS_MAX: usize = 64;
+/// Chunks of durable writes that wait for one watcher; beyond, the oldest are dropped and it is notified.
+pub const WATCH_CHUNKS_QUEUED_MAX: usize = 4096;
+/// Records in one chunk of a durable write.
+pub const WATCH_CHUNK_RECORDS_MAX: usize = 64;
 /// Open streams of Watch, WatchCapacity and WatchMigrations together.
 pub const WATCHERS_MAX: usize = 256;
 /// How often a watcher that lost its manager tries again.
@@ -274,8 +274,8 @@ pub const HOST_RETRY: Ns = Ns::ms(500);
 pub const HOST_ATTEMPTS_TOLD_AFTER: u32 = 3;
 /// How long an agent tells of an ended VM that its orders do not name: a manager that has just started may not yet.
 pub const ENDED_VM_TOLD_FOR: Ns = Ns::secs(3600);
-/// How many of them an agent reports; beyond, the one that was longest in no order is forgotten.
-pub const ENDED_VMS_TOLD_MAX: usize = 4096;
+/// Ended VMs without an order that an agent reports; beyond, the one that was in no order longest is forgotten.
+pub const ENDED_VMS_REPORTED_MAX: usize = 4096;
 /// Slices one host scrubs at the same time.
 pub const SCRUBS_PER_HOST_MAX: usize = 64;
 /// What all scrubs of a host take together per second, in MiB, unless its operator says otherwise.

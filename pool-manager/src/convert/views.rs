@@ -10,7 +10,7 @@ use pool::{
 use proto::v1 as wire;
 use units::{EmcId, HostId, ReservationId, SliceId};
 
-use crate::driver::Change;
+use crate::driver::WriteChunk;
 
 /// A name for a host that may have been removed since.
 /// What people call a host.
@@ -258,10 +258,10 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
 }
 
 /// What became durable, as a watcher sees it: things as they are now.
-pub fn events(manager: &Manager, when: When, change: &Change) -> Vec<wire::Event> {
+pub fn events(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
     use wire::event::What;
     let ledger = manager.durable();
-    let shown = change.records().iter().filter_map(|record| match record.key() {
+    let shown = chunk.records().iter().filter_map(|record| match record.key() {
         Key::Slice(id) => Some(What::Slice(slice(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?))),
         Key::Reservation(id) => Some(What::Reservation(reservation(ledger.view(id)?))),
         Key::Host(id) => Some(What::Host(host(manager, id)?)),
@@ -269,8 +269,8 @@ pub fn events(manager: &Manager, when: When, change: &Change) -> Vec<wire::Event
         Key::Meta | Key::Migration(_) | Key::Decision(_) => None,
     });
     let events = shown.map(|what| wire::Event {
-        revision: change.revision().0,
-        at_unix_ms: change.when().wall.0.min(when.wall.0),
+        revision: chunk.revision().0,
+        at_unix_ms: chunk.when().wall.0.min(when.wall.0),
         what: Some(what),
     });
     events.collect()

@@ -126,26 +126,29 @@ impl Emulated {
         for old in owners {
             tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "revocation finished");
             let cut = self.cut_off(slice, old);
-            if self.is_only_of_slice(slice, cut)? {
+            if self.tolerate_slice_failure(slice, cut)? {
                 self.granted.insert(slice, old); // still to be revoked
             }
         }
         if let Some(owner) = newest {
             self.remember(slice, Seen { highest: owner.epoch, revoked: false })?;
             let appeared = self.appear(slice, owner).map(drop);
-            self.is_only_of_slice(slice, appeared)?;
+            self.tolerate_slice_failure(slice, appeared)?;
             self.granted.insert(slice, owner);
         }
         Ok(())
     }
 
-    /// Whether something failed for a reason of its slice alone, which must not keep the others.
-    fn is_only_of_slice(&self, slice: u32, done: Result<(), DeviceError>) -> Result<bool, DeviceError> {
+    /// Logs an error that concerns one slice and returns `true`; `false` if the call succeeded.
+    ///
+    /// # Errors
+    /// An error of the device, which must stop the caller.
+    fn tolerate_slice_failure(&self, slice: u32, done: Result<(), DeviceError>) -> Result<bool, DeviceError> {
         match done {
             Ok(()) => Ok(false),
             Err(error @ DeviceError::Slice { .. }) => {
                 let (emc, error) = (self.directory.display(), units::chain(&error));
-                tracing::warn!(%emc, slice, error, "slice failed");
+                tracing::warn!(%emc, slice, error, "device call of one slice failed");
                 Ok(true)
             }
             Err(error) => Err(error),
@@ -265,7 +268,7 @@ impl Device for Emulated {
         let mut taken = Vec::with_capacity(theirs.len());
         for grant in theirs {
             let revoked = self.revoke(grant.slice, grant.epoch);
-            if !self.is_only_of_slice(grant.slice, revoked)? {
+            if !self.tolerate_slice_failure(grant.slice, revoked)? {
                 taken.push(grant);
             }
         }

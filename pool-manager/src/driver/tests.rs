@@ -7,7 +7,7 @@ use pool::{
     audit::Actor,
     ledger::{EmcSpec, HostSpec, RackSpec, Reserve, Target},
     protocol::{Hello, Holding, Scrubbed},
-    record::RequestKey,
+    record::{Record, RequestKey},
     slice::{Scrub, Slot, State},
 };
 use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId};
@@ -200,7 +200,7 @@ impl Rig {
 /// The device's directory is let go of with its EMC. It remembers the epochs of each slice by its index, so that owners under
 /// the new numbers get higher ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn removed_and_added_again_device_goes_on_with_its_epochs_under_new_numbers() {
+async fn readded_device_continues_its_epochs() {
     let rig = Rig::start(3).await;
     rig.reserve("v", 1, false).await.unwrap().unwrap();
     rig.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
@@ -293,15 +293,15 @@ async fn only_so_many_search_the_decisions_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_write_reaches_watchers_in_parts() {
+async fn large_write_reaches_watchers_in_chunks() {
     let rig = Rig::start(4096).await;
-    let mut changes = rig.handle.changes();
+    let mut chunks = rig.handle.changes();
     rig.reserve("v", 4096, false).await.unwrap().unwrap();
     let mut slices = BTreeSet::new();
     while slices.len() < 4096 {
-        let change = tokio::time::timeout(PATIENCE, changes.recv()).await.unwrap().unwrap();
-        assert!((1..=WATCH_PART_RECORDS_MAX).contains(&change.records().len()));
-        slices.extend(change.records().iter().filter_map(|record| match record {
+        let chunk = tokio::time::timeout(PATIENCE, chunks.recv()).await.unwrap().unwrap();
+        assert!((1..=WATCH_CHUNK_RECORDS_MAX).contains(&chunk.records().len()));
+        slices.extend(chunk.records().iter().filter_map(|record| match record {
             Record::Slice(id, _) => Some(*id),
             _ => None,
         }));
@@ -311,10 +311,10 @@ async fn large_write_reaches_watchers_in_parts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn number_of_watchers_is_limited() {
     let rig = Rig::start(8).await;
-    let mut watchers: Vec<_> = (0..WATCHERS_MAX).map(|_| rig.handle.watcher().unwrap()).collect();
-    assert!(rig.handle.watcher().is_none());
-    watchers.pop();
-    assert!(rig.handle.watcher().is_some());
+    let mut permits: Vec<_> = (0..WATCHERS_MAX).map(|_| rig.handle.try_watch_permit().unwrap()).collect();
+    assert!(rig.handle.try_watch_permit().is_none());
+    permits.pop();
+    assert!(rig.handle.try_watch_permit().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]

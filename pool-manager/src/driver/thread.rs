@@ -16,7 +16,7 @@ use tokio::{
 };
 use units::{EmcId, Ns, limits::LEDGER_AWAKE_FOR};
 
-use super::{Change, Core, Errand, Replied, Session, Shared, ToSession, stopping};
+use super::{Core, Errand, Replied, Session, Shared, ToSession, WriteChunk, stopping};
 use crate::{
     device::Driver,
     emc::{self, EmcPlace},
@@ -104,8 +104,8 @@ impl Driving {
             Act::Do(Effect::Durable(durable)) => {
                 self.forget_removed(&durable.records);
                 self.metrics.transitions(&durable);
-                for change in Change::parts(&Arc::new(durable)) {
-                    let _ = self.shared.published.send(change); // nobody may be watching
+                for chunk in WriteChunk::split(durable) {
+                    let _ = self.shared.published.send(chunk); // nobody may be watching
                 }
                 self.shared.note_change();
             }

@@ -12,7 +12,7 @@ use tokio::{sync::broadcast::error::RecvError, time::MissedTickBehavior};
 use units::{Bytes, ReservationId, UnixMs, limits::BATCH_CHANGES_MAX};
 
 use super::{Asked, Forecasts, rows};
-use crate::{driver::Change, store::Write};
+use crate::{driver::WriteChunk, store::Write};
 
 /// How long entries wait for company.
 const WRITTEN_EVERY: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ impl Forecasts {
         loop {
             tokio::select! {
                 change = changes.recv() => match change {
-                    Ok(change) => self.note(&change),
+                    Ok(chunk) => self.note(&chunk),
                     Err(RecvError::Lagged(missed)) => {
                         tracing::info!(missed, "books compared with the ledger");
                         self.reconcile();
@@ -66,10 +66,10 @@ impl Forecasts {
         }
     }
 
-    fn note(&self, change: &Change) {
-        for record in change.records() {
+    fn note(&self, chunk: &WriteChunk) {
+        for record in chunk.records() {
             if let Record::Reservation(id, reservation) = record {
-                self.note_reservation(*id, reservation, change.when().wall);
+                self.note_reservation(*id, reservation, chunk.when().wall);
             }
         }
     }

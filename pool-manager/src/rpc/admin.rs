@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     convert::{self, Invalid},
-    driver::{Asked, Change},
+    driver::{Asked, WriteChunk},
 };
 
 /// The service Admin.
@@ -268,7 +268,7 @@ impl admin_server::Admin for Admin {
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Reply<Self::WatchStream> {
         self.0.admit_operator(&request)?;
-        let permit = self.0.watcher()?;
+        let permit = self.0.watch_permit()?;
         let (sender, receiver) = tokio::sync::mpsc::channel(EVENTS_QUEUED_MAX);
         let events = pass_on_events(self.0.clone(), self.0.driver.changes(), sender);
         tokio::spawn(async move {
@@ -289,14 +289,14 @@ impl admin_server::Admin for Admin {
 
 async fn pass_on_events(
     shared: Shared,
-    mut changes: broadcast::Receiver<Change>,
+    mut changes: broadcast::Receiver<WriteChunk>,
     sender: tokio::sync::mpsc::Sender<Result<wire::Event, Status>>,
 ) {
     loop {
         let events = tokio::select! {
             change = changes.recv() => match change {
-                Ok(change) => shared.driver.look(|m, when| convert::events(m, when, &change)),
-                Err(RecvError::Lagged(parts)) => Ok(vec![missed(parts)]),
+                Ok(chunk) => shared.driver.look(|m, when| convert::events(m, when, &chunk)),
+                Err(RecvError::Lagged(chunks)) => Ok(vec![missed(chunks)]),
                 Err(RecvError::Closed) => return,
             },
             () = sender.closed() => return,
@@ -310,7 +310,7 @@ async fn pass_on_events(
     }
 }
 
-fn missed(parts: u64) -> wire::Event {
-    let what = Some(wire::event::What::Missed(wire::Missed { events: parts }));
+fn missed(chunks: u64) -> wire::Event {
+    let what = Some(wire::event::What::Missed(wire::Missed { events: chunks }));
     wire::Event { revision: 0, at_unix_ms: 0, what }
 }

@@ -68,7 +68,7 @@ pub(super) fn watch<T: Watched>(
     shared: &Shared,
     what: impl Fn(&Manager) -> Vec<T> + Copy + Send + Sync + 'static,
 ) -> Result<Response<Streamed<T>>, Status> {
-    let permit = shared.watcher()?;
+    let permit = shared.watch_permit()?;
     let mut changed = shared.driver.changed();
     let (sender, receiver) = mpsc::channel(WATCH_QUEUED_MAX);
     let shared = shared.clone();

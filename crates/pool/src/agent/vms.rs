@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use units::limits::{ENDED_VM_TOLD_FOR, ENDED_VMS_TOLD_MAX};
+use units::limits::{ENDED_VM_TOLD_FOR, ENDED_VMS_REPORTED_MAX};
 use units::{Name, Ns, ReservationId};
 
 use super::{Adopted, Agent, Effect, Process, Refusal, Ticket, VmRecord};
@@ -258,7 +258,7 @@ impl Agent {
         let at = |vm: &Vm| Some((self.forget_at(vm)?, vm.record.reservation));
         let mut ended: Vec<_> = self.vms.values().filter_map(at).collect();
         ended.sort_unstable();
-        let excess = ended.len().saturating_sub(ENDED_VMS_TOLD_MAX);
+        let excess = ended.len().saturating_sub(ENDED_VMS_REPORTED_MAX);
         let due = (0..).zip(ended).filter(|(n, (at, _))| *n < excess || *at <= self.now);
         for reservation in due.map(|(_, (_, id))| id).collect::<Vec<_>>() {
             drop(self.unregister(reservation));

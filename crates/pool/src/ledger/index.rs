@@ -10,12 +10,12 @@ use crate::{
     slice::{Quarantine, STATE_NAMES, Slot, State},
 };
 
-/// How many of a reservation's slices are its own and how far they have come.
+/// The number of a reservation's slices that are assigned to it and have reached each stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// The device has granted them to the host.
+    /// Slices that the device has granted to the host.
     granted: u32,
-    /// The host has shown them online.
+    /// Slices that the host has reported online; each is counted in `granted`, too.
     online: u32,
 }
 
@@ -75,10 +75,11 @@ impl HostEntry {
     }
 
     /// EMCs whose slices it may be given to scrub.
-    fn may_scrub(&self) -> impl Iterator<Item = EmcId> {
+    fn scrubbable_emcs(&self) -> impl Iterator<Item = EmcId> {
         let fit = self.live && self.host.fence == Fence::None && !self.host.must_report;
         let wired = self.host.emcs.iter().filter(move |_| fit);
-        let reaches = |emc: &&EmcId| !self.unseen.contains_key(*emc) && !self.host.uncut.contains(*emc);
+        let reaches =
+            |emc: &&EmcId| !self.unseen.contains_key(*emc) && !self.host.unconfirmed_fences.contains(*emc);
         wired.filter(reaches).copied()
     }
 }
@@ -120,7 +121,7 @@ impl Ledger {
         let Some(emc) = self.emcs.get_mut(&id) else { return };
         for (host, entry) in self.hosts.iter().filter(|(_, entry)| entry.host.emcs.contains(&id)) {
             emc.unreported += u32::from(entry.host.must_report_on(id));
-            if entry.may_scrub().any(|of| of == id) {
+            if entry.scrubbable_emcs().any(|of| of == id) {
                 emc.scrubbers.insert((entry.scrubs.len(), *host));
             }
         }
@@ -160,24 +161,25 @@ impl Ledger {
         }
     }
 
-    /// Notes how far a slice has come for its reservation.
-    pub(super) fn note_progress(&mut self, slice: SliceId, old: Slot, new: Slot) {
-        if let Some(id) = old.reservation() {
-            let named = self.reservations.get(&id).filter(|r| r.slices.binary_search(&slice).is_ok());
-            if named.is_some() {
-                self.progress.entry(id).or_default().subtract(Progress::of(old, id));
-            }
+    /// Updates the progress of the reservations that own a slice before and after a change.
+    pub(super) fn update_progress(&mut self, slice: SliceId, old: Slot, new: Slot) {
+        if let Some((id, progress)) = self.progress_of(slice, old) {
+            progress.subtract(Progress::of(old, id));
         }
-        if let Some(id) = new.reservation() {
-            let named = self.reservations.get(&id).filter(|r| r.slices.binary_search(&slice).is_ok());
-            if named.is_some() {
-                self.progress.entry(id).or_default().add(Progress::of(new, id));
-            }
+        if let Some((id, progress)) = self.progress_of(slice, new) {
+            progress.add(Progress::of(new, id));
         }
     }
 
-    /// Notes how far a reservation's slices have come.
-    pub(super) fn list_slices(&mut self, id: ReservationId, reservation: &Reservation) {
+    /// The progress of a slot's reservation, if that reservation contains the slice.
+    fn progress_of(&mut self, slice: SliceId, slot: Slot) -> Option<(ReservationId, &mut Progress)> {
+        let id = slot.reservation()?;
+        self.reservations.get(&id)?.slices.binary_search(&slice).ok()?;
+        Some((id, self.progress.entry(id).or_default()))
+    }
+
+    /// Counts the progress of a reservation anew.
+    pub(super) fn recompute_progress(&mut self, id: ReservationId, reservation: &Reservation) {
         let mut progress = Progress::default();
         for slice in &reservation.slices {
             let slot = self.slot(*slice).unwrap_or_default();
@@ -207,7 +209,7 @@ fn list_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry)
     for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
         emcs.entry(*emc).and_modify(|entry| entry.unreported += 1);
     }
-    for emc in host.may_scrub() {
+    for emc in host.scrubbable_emcs() {
         emcs.entry(emc).and_modify(|entry| _ = entry.scrubbers.insert((host.scrubs.len(), id)));
     }
 }
@@ -216,7 +218,7 @@ fn unlist_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntr
     for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
         emcs.entry(*emc).and_modify(|entry| entry.unreported -= 1);
     }
-    for emc in host.may_scrub() {
+    for emc in host.scrubbable_emcs() {
         emcs.entry(emc).and_modify(|entry| _ = entry.scrubbers.remove(&(host.scrubs.len(), id)));
     }
 }

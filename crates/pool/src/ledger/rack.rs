@@ -74,7 +74,7 @@ impl Ledger {
     /// Removing what is in use, changing what a running rack cannot change, too many of anything, and adding to a restored
     /// rack before every host has reported.
     pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Denied> {
-        self.may_add(spec)?;
+        self.check_additions(spec)?;
         let mut said = Vec::new();
         let mut records = Vec::new();
         let emcs = self.configure_emcs(spec, &mut records, &mut said)?;
@@ -85,9 +85,9 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Whether hosts and EMCs may be new. After a restore, they may have been part of the rack before under other numbers,
+    /// Checks that hosts and EMCs may be added. After a restore, they may have been part of the rack before under other numbers,
     /// which devices and the reports of hosts name.
-    fn may_add(&self, spec: &RackSpec) -> Result<(), Denied> {
+    fn check_additions(&self, spec: &RackSpec) -> Result<(), Denied> {
         let Some(unreported) = self.hosts.values().find(|entry| entry.host.must_report) else {
             return Ok(());
         };
@@ -100,14 +100,15 @@ impl Ledger {
         }
     }
 
-    /// A device names a host, perhaps one that was added after the backup from which the ledger was restored: no other host
-    /// gets its number. Numbers beyond [`HOSTS_LOST_MAX`] new ones are no hosts'.
-    pub fn decide_host_named(&self, host: HostId) -> Change {
+    /// Reserves the host numbers that a device names and the ledger does not know, so that no host added later gets one
+    /// of them: they may belong to hosts that a restored ledger lacks. Ignores numbers at or above the next one plus
+    /// [`HOSTS_LOST_MAX`].
+    pub fn decide_hosts_named(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
         let next = self.meta.next_host.0;
-        if !(next..next.saturating_add(HOSTS_LOST_MAX)).contains(&host.0) {
-            return Change::default();
-        }
-        Change(vec![Record::Meta(Meta { next_host: HostId(host.0 + 1), ..self.meta.clone() })])
+        let lost = next..next.saturating_add(HOSTS_LOST_MAX);
+        let highest = hosts.into_iter().map(|host| host.0).filter(|host| lost.contains(host)).max();
+        let Some(highest) = highest else { return Change::default() };
+        Change(vec![Record::Meta(Meta { next_host: HostId(highest + 1), ..self.meta.clone() })])
     }
 
     fn configure_emcs(
@@ -170,9 +171,14 @@ impl Ledger {
             match self.host_named(&wanted.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
-                    let uncut = uncut_after_wiring(old, &wires, emcs);
-                    let mut host =
-                        Host { cores: wanted.cores, local: wanted.local, emcs: wires, uncut, ..old.clone() };
+                    let unconfirmed_fences = unconfirmed_after_rewiring(old, &wires, emcs);
+                    let mut host = Host {
+                        cores: wanted.cores,
+                        local: wanted.local,
+                        emcs: wires,
+                        unconfirmed_fences,
+                        ..old.clone()
+                    };
                     if host != self.hosts[&id].host {
                         self.keeps_wires_in_use(&self.hosts[&id], &host)?;
                         said.push(format!("host {} changed", wanted.name));
@@ -297,8 +303,8 @@ impl Ledger {
         }
     }
 
-    /// The intent to cut a host off, before any device is called. Its reservations end, and every EMC has to answer. Nothing to change if it was
-    /// decided before, unless it is new that somebody vouches for the machine being off.
+    /// Records the intent to fence a host before any device is called: its reservations end, and every EMC it is wired to
+    /// must confirm. Empty if the host is already being fenced, unless `powered_off` is new.
     pub fn decide_fence(
         &self,
         when: When,
@@ -314,7 +320,7 @@ impl Ledger {
         }
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
         if !vouched {
-            fencing.uncut.extend(&entry.host.emcs);
+            fencing.unconfirmed_fences.extend(&entry.host.emcs);
         }
         let mut records = vec![Record::Host(host, fencing)];
         records.extend(self.ends_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));
@@ -332,11 +338,12 @@ impl Ledger {
 
     /// An EMC has cut the host off: slices there need only be revoked. The last EMC of a fence completes it.
     pub fn decide_cut_off(&self, when: When, host: HostId, emc: EmcId) -> Change {
-        let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.uncut.contains(&emc)) else {
+        let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.unconfirmed_fences.contains(&emc))
+        else {
             return Change::default();
         };
         let mut new = entry.host.clone();
-        new.uncut.remove(&emc);
+        new.unconfirmed_fences.remove(&emc);
         let mut records = self.let_go(host, |slice| self.emc_of(slice) == Some(emc));
         records.extend(completed(when, &mut new));
         records.push(Record::Host(host, new));
@@ -362,9 +369,9 @@ impl Ledger {
         records.collect()
     }
 
-    /// An agent connected or reported. A host that restarted or proved itself clean has let go of everything: a fence of it
-    /// ends, and what is left of the fence is to be noted by the EMCs that have not answered. VMs of a host that restarted
-    /// have ended.
+    /// Applies the identity that an agent connected or reported with. A host that restarted, or reports that it holds
+    /// nothing, has released everything: its fence ends, and EMCs that have not confirmed it still have to. The VMs of a
+    /// restarted host end.
     pub fn decide_report(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -406,7 +413,7 @@ impl Ledger {
 
 /// Completes a fence once every EMC has cut the host off.
 fn completed(when: When, host: &mut Host) -> Option<Record> {
-    if !matches!(host.fence, Fence::Fencing { .. }) || !host.uncut.is_empty() {
+    if !matches!(host.fence, Fence::Fencing { .. }) || !host.unconfirmed_fences.is_empty() {
         return None;
     }
     (host.fence, host.must_report) = (Fence::Fenced, false);
@@ -415,9 +422,9 @@ fn completed(when: When, host: &mut Host) -> Option<Record> {
 
 /// The EMCs that have yet to cut a host off when it is wired otherwise: those that are left in the rack, and while it is
 /// fenced the new ones, which may have granted it something.
-fn uncut_after_wiring(old: &Host, wires: &[EmcId], emcs: &BTreeMap<Name, EmcId>) -> BTreeSet<EmcId> {
+fn unconfirmed_after_rewiring(old: &Host, wires: &[EmcId], emcs: &BTreeMap<Name, EmcId>) -> BTreeSet<EmcId> {
     let added = wires.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
-    let left = old.uncut.iter().filter(|emc| emcs.values().any(|kept| kept == *emc));
+    let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|kept| kept == *emc));
     left.chain(added).copied().collect()
 }
 
@@ -466,6 +473,6 @@ fn new_host(wanted: &HostSpec, emcs: Vec<EmcId>) -> Host {
         fence: Fence::None,
         boot_id: String::new(),
         must_report: false,
-        uncut: BTreeSet::new(),
+        unconfirmed_fences: BTreeSet::new(),
     }
 }

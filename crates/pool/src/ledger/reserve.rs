@@ -203,8 +203,8 @@ fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<NotChose
     if host.unseen().contains_key(&emc) {
         return Some(NotChosen::NotSeen);
     }
-    if entry.up && host.host.uncut.contains(&emc) {
-        return Some(NotChosen::NotCutOff);
+    if entry.up && host.host.unconfirmed_fences.contains(&emc) {
+        return Some(NotChosen::FenceUnconfirmed);
     }
     match (entry.up, entry.emc.scheduling) {
         (false, _) => Some(NotChosen::Failed),

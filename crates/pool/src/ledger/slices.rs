@@ -64,11 +64,11 @@ impl Ledger {
 
     /// Whether it is certain without asking its host that it reaches a slice no more, once the device has revoked.
     fn needs_no_word(&self, slice: SliceId, slot: Slot) -> bool {
-        self.cuts_off(slice) || self.has_stopped(slice, slot)
+        self.cuts_off(slice) || self.is_unreachable(slice, slot)
     }
 
-    /// Whether no host has a slice, or only one that its EMC has cut off.
-    fn has_stopped(&self, slice: SliceId, slot: Slot) -> bool {
+    /// Whether no host can reach a slice: none holds it, or its EMC has fenced the holder.
+    fn is_unreachable(&self, slice: SliceId, slot: Slot) -> bool {
         let emc = self.emc_of(slice);
         let stopped = |host: &HostEntry| emc.is_some_and(|emc| host.host.is_cut_off(emc));
         slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
@@ -93,16 +93,20 @@ impl Ledger {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
             let in_rack = slot.holder().is_some_and(|host| self.hosts.contains_key(&host));
-            let let_go = !in_rack || self.has_stopped(*slice, slot);
+            let let_go = !in_rack || self.is_unreachable(*slice, slot);
             let next = slot.step(Event::Requalify { let_go }).ok()?;
             Some(Record::Slice(*slice, next))
         });
         Change(requalified.collect())
     }
 
-    /// Adopts a VM that runs on slices which the ledger does not have as its own, if the device confirms every slice.
-    /// `None` if it does not. A VM has one active reservation at a time, and numbers rise: of two lives of one VM the
-    /// one with the lower number was released before the other was reserved. It keeps its slices until its process ends.
+    /// Adopts a running VM on slices that the ledger does not assign to it.
+    ///
+    /// Reservation numbers rise and a VM has one active reservation, so of two reservations of one VM name the lower
+    /// number is the earlier, released one: its slices drain until its process ends.
+    ///
+    /// Returns `None` if the device does not confirm a slice, or if an earlier reservation of this name still has slices
+    /// and `id` is not of the lost history, so that the order is unknown.
     pub fn decide_adopt(
         &self,
         when: When,
@@ -187,10 +191,11 @@ impl Ledger {
         });
         let hosts = self.hosts.iter().map(|(id, entry)| {
             let old = entry.host.clone();
-            let (fence, uncut, boot_id) = (Fence::None, BTreeSet::new(), String::new());
-            Record::Host(*id, Host { must_report: true, fence, uncut, boot_id, ..old })
+            let (fence, unconfirmed_fences, boot_id) = (Fence::None, BTreeSet::new(), String::new());
+            Record::Host(*id, Host { must_report: true, fence, unconfirmed_fences, boot_id, ..old })
         });
         let Meta { generation, next_reservation, .. } = self.meta;
+        // Each restore gets its own range of numbers by its generation; the bound avoids an overflow.
         let of_generation = generation.min(RESERVATIONS_LOST_MAX / 2) * RESERVATIONS_LOST_MAX;
         let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
         let meta = Meta { next_reservation: ReservationId(unused), ..self.meta.clone() };

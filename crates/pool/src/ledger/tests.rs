@@ -518,8 +518,12 @@ fn fenced_host_returns_when_it_restarted_or_proved_itself_clean() {
         assert_eq!(report(&mut rack, "b1", true), Fence::None);
         fence(&mut rack);
         assert_eq!(report(&mut rack, "b2", false), Fence::None);
-        let uncut = &rack.host("h1").host.uncut;
-        assert_eq!(uncut.contains(&EmcId(0)), !cut, "an EMC that has not answered is still to answer");
+        let unconfirmed_fences = &rack.host("h1").host.unconfirmed_fences;
+        assert_eq!(
+            unconfirmed_fences.contains(&EmcId(0)),
+            !cut,
+            "an EMC that has not answered is still to answer"
+        );
     }
 }
 
@@ -537,7 +541,7 @@ fn host_that_returned_is_given_nothing_of_an_emc_that_has_not_cut_it_off() {
     let Denied::OutOfSlices { free: 2, closed, .. } = rack.reserve(ask("a", "h1", 3)).unwrap_err() else {
         panic!("e2 has not answered")
     };
-    assert_eq!(closed, [(name("e2"), 2, NotChosen::NotCutOff)]);
+    assert_eq!(closed, [(name("e2"), 2, NotChosen::FenceUnconfirmed)]);
     let cut = rack.ledger.decide_cut_off(at(5), HostId(0), EmcId(1));
     rack.apply(cut);
     rack.reserve(ask("a", "h1", 3)).unwrap();
@@ -550,7 +554,7 @@ fn fence_begun_by_an_earlier_version_waits_for_every_emc() {
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
     let mut host = rack.host("h1").host.clone();
-    host.uncut.clear();
+    host.unconfirmed_fences.clear();
     let emcs = rack.ledger.emcs().map(|(id, entry)| Record::Emc(id, entry.emc.clone()));
     let records: Vec<_> = emcs.chain([Record::Host(HostId(0), host)]).collect();
     let loaded = Ledger::load(rack.ledger.meta().clone(), records);

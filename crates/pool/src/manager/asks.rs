@@ -158,7 +158,7 @@ impl Manager {
             }
             Ask::Schedule { place, to, actor, reason } => {
                 let allowed = match (&place, to) {
-                    (Place::Slice(slice), Scheduling::Enabled) => self.may_requalify(*slice),
+                    (Place::Slice(slice), Scheduling::Enabled) => self.check_requalify(*slice),
                     _ => Ok(()),
                 };
                 let decided = self.head.decide_scheduling(when, &place, to, actor, &reason);

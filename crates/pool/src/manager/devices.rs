@@ -196,7 +196,7 @@ impl Manager {
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
         self.devices.remove(&emc);
         self.fencing.retain(|(of, _), _| *of != emc);
-        self.unfenced.remove_emc(emc);
+        self.stop_attempts.remove_emc(emc);
     }
 
     /// A slice was removed with its EMC. Its number is never reused.
@@ -278,9 +278,9 @@ impl Manager {
     /// A host that is fenced is granted nothing, nor one that returned before the EMC had cut it off.
     fn is_cut_off(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
-        self.head
-            .host(host)
-            .is_none_or(|entry| entry.host.fence != Fence::None || entry.host.uncut.contains(&emc))
+        self.head.host(host).is_none_or(|entry| {
+            entry.host.fence != Fence::None || entry.host.unconfirmed_fences.contains(&emc)
+        })
     }
 
     pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {
@@ -379,10 +379,8 @@ impl Manager {
         let Some(range) = self.head.emc(emc).map(|entry: &EmcEntry| entry.emc.range()) else { return };
         let grants: BTreeMap<SliceId, Grant> =
             contents.grants.into_iter().map(|grant| (grant.slice, grant)).collect();
-        if let Some(host) = grants.values().map(|grant| grant.host).max() {
-            let change = self.head.decide_host_named(host);
-            self.change(when, change);
-        }
+        let change = self.head.decide_hosts_named(grants.values().map(|grant| grant.host));
+        self.change(when, change);
         let highest: BTreeMap<SliceId, Epoch> = contents.highest.into_iter().collect();
         for slice in range {
             let slot = self.head.slot(slice).unwrap_or_default();

@@ -31,8 +31,8 @@ pub(super) struct SliceFaults {
 }
 
 impl SliceFaults {
-    /// Counts a failure and returns whether the slice may be tried again, after a pause.
-    fn count(&mut self, when: When, slice: SliceId, error: SliceError) -> bool {
+    /// Records a failure and schedules the next attempt. Returns `false` after the last one.
+    fn record_failure(&mut self, when: When, slice: SliceId, error: SliceError) -> bool {
         let before = self.remove(slice);
         let since = before.as_ref().map_or(when.wall, |before| before.since);
         let failures = before.map_or(0, |before| before.failures) + 1;
@@ -89,7 +89,7 @@ impl Manager {
         let cuts_off = self.head.cuts_off(slice);
         let slot = self.head.slot(slice).filter(|slot| slot.device_call(cuts_off).is_some());
         let Some(slot) = slot else { return drop(self.faults.remove(slice)) };
-        if self.faults.count(when, slice, error.clone()) {
+        if self.faults.record_failure(when, slice, error.clone()) {
             return;
         }
         // The call may have taken effect in part, so the host that it concerns counts as able to reach the slice.

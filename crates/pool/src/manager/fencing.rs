@@ -2,41 +2,40 @@
 //! itself has the machine stopped; until that is certain the host keeps what it has, so nobody else gets it, and an
 //! operator hears why.
 //!
-//! Each EMC counts alone. [`Host::uncut`](crate::record::Host::uncut) is the durable list of those that have not answered.
+//! Each EMC counts alone. [`Host::unconfirmed_fences`](crate::record::Host::unconfirmed_fences) is the durable list of
+//! those that have not confirmed it.
 //! A failed one on which the host holds nothing delays neither the fence nor the host's return: it is called when it
 //! works again, and until it has answered the host is given nothing there.
 
 use units::limits::FENCE_RETRY;
 use units::{EmcId, HostId, Ns, UnixMs};
 
-use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, hosts::Link, unfenced::Unfenced};
-use crate::{
-    ledger::{Ledger, When},
-    record::Fence,
+use super::{
+    Effect, Manager, devices::DeviceCall, devices::DeviceLink, hosts::Link, stop_attempts::StopAttempt,
 };
+use crate::{ledger::When, record::Fence};
 
 impl Manager {
     /// Cuts a host off at every device that works and has yet to do so, once the intent is durable.
     pub(super) fn drive_fence(&mut self, when: When, host: HostId) {
         let Some(entry) = self.durable.host(host) else { return };
-        let (fence, uncut) = (entry.host.fence, entry.host.uncut.clone());
-        if fence != (Fence::Fencing { powered_off: false }) {
-            self.unfenced.remove_host(host);
+        let (fence, unconfirmed) = (entry.host.fence, entry.host.unconfirmed_fences.clone());
+        let needs_stop = fence == (Fence::Fencing { powered_off: false });
+        if !needs_stop {
+            self.stop_attempts.remove_host(host);
         }
         // A host that returned has proven that nothing is left.
         let stopped = matches!(fence, Fence::None | Fence::Fencing { powered_off: true });
-        for emc in &uncut {
+        for emc in &unconfirmed {
             if (stopped || self.cuts_off(*emc)) && self.is_to_fence(*emc, host, stopped) {
                 self.call_fence(*emc, host, stopped);
-            } else if fence == (Fence::Fencing { powered_off: false })
-                && self.must_stop(*emc, host)
-                && self.unfenced.get(*emc, host).is_none()
+            } else if needs_stop && self.must_stop(*emc, host) && self.stop_attempts.get(*emc, host).is_none()
             {
                 let retry_at = self.first_attempt_at(when, host);
-                self.unfenced.insert(*emc, host, Unfenced { why: None, since: when.wall, retry_at });
+                self.stop_attempts.insert(*emc, host, StopAttempt { why: None, since: when.wall, retry_at });
             }
         }
-        if uncut.is_empty() {
+        if unconfirmed.is_empty() {
             let change = self.head.decide_fenced(when, host);
             self.change(when, change);
         }
@@ -46,20 +45,21 @@ impl Manager {
     /// Drives the fence of a host that came to hold a slice, such as one that a comparison quarantined: its machine may
     /// have to be stopped for it.
     pub(super) fn drive_fence_of_holder(&mut self, when: When, host: HostId) {
-        if self.durable.host(host).is_some_and(|entry| !entry.host.uncut.is_empty()) {
+        if self.durable.host(host).is_some_and(|entry| !entry.host.unconfirmed_fences.is_empty()) {
             self.drive_fence(when, host);
         }
     }
 
     /// Whether only a stop of its machine cuts a host off an EMC on which it holds slices.
     fn must_stop(&self, emc: EmcId, host: HostId) -> bool {
-        !self.cuts_off(emc) && self.is_uncut(emc, host) && self.holds_on(emc, host)
+        !self.cuts_off(emc) && self.is_fence_unconfirmed(emc, host) && self.holds_on(emc, host)
     }
 
     /// Whether an EMC has yet to cut a host off, in the durable ledger and after the decisions since.
-    fn is_uncut(&self, emc: EmcId, host: HostId) -> bool {
-        let uncut = |ledger: &Ledger| ledger.host(host).is_some_and(|entry| entry.host.uncut.contains(&emc));
-        uncut(&self.durable) && uncut(&self.head)
+    fn is_fence_unconfirmed(&self, emc: EmcId, host: HostId) -> bool {
+        [&self.durable, &self.head]
+            .into_iter()
+            .all(|ledger| ledger.host(host).is_some_and(|entry| entry.host.unconfirmed_fences.contains(&emc)))
     }
 
     /// Whether a host holds slices on an EMC, as far as the ledger knows.
@@ -73,10 +73,11 @@ impl Manager {
     /// The EMCs that a fence of a host waits for: those with slices of it, those that may have some because the ledger was
     /// restored and they have not been compared with it, and those that will soon have answered.
     pub(super) fn fence_waits_for(&self, host: HostId) -> impl Iterator<Item = EmcId> {
-        let uncut = self.durable.host(host).into_iter().flat_map(|entry| entry.host.uncut.iter().copied());
+        let entry = self.durable.host(host).into_iter();
+        let unconfirmed = entry.flat_map(|entry| entry.host.unconfirmed_fences.iter().copied());
         let restored = self.durable.host(host).is_some_and(|entry| entry.host.must_report);
         let may_hold = move |emc| self.holds_on(emc, host) || (restored && !self.is_compared(emc));
-        uncut.filter(move |emc| may_hold(*emc) || self.answers_soon(*emc))
+        unconfirmed.filter(move |emc| may_hold(*emc) || self.answers_soon(*emc))
     }
 
     fn answers_soon(&self, emc: EmcId) -> bool {
@@ -95,11 +96,11 @@ impl Manager {
         let mut due = Vec::new();
         for emc in self.emcs_with_attempts() {
             let hosts =
-                self.unfenced.attempts(emc).take_while(|(at, _)| *at <= when.now).map(|(_, host)| host);
+                self.stop_attempts.attempts(emc).take_while(|(at, _)| *at <= when.now).map(|(_, host)| host);
             due.extend(hosts.filter(|host| self.is_to_stop(emc, *host)).map(|host| (emc, host)));
         }
         for (emc, host) in due {
-            self.unfenced.set_retry(emc, host, Ns::NEVER);
+            self.stop_attempts.set_retry(emc, host, Ns::NEVER);
             self.call_fence(emc, host, false);
         }
     }
@@ -107,14 +108,14 @@ impl Manager {
     /// When a machine is next to be stopped.
     pub(super) fn next_fence(&self) -> Option<Ns> {
         let next = self.emcs_with_attempts().filter_map(|emc| {
-            self.unfenced.attempts(emc).find(|(_, host)| self.is_to_stop(emc, *host)).map(|(at, _)| at)
+            self.stop_attempts.attempts(emc).find(|(_, host)| self.is_to_stop(emc, *host)).map(|(at, _)| at)
         });
         next.min()
     }
 
     /// Devices that work and are to have machines stopped.
     fn emcs_with_attempts(&self) -> impl Iterator<Item = EmcId> {
-        self.unfenced.emcs().filter(|emc| self.devices.get(emc).is_some_and(DeviceLink::is_up))
+        self.stop_attempts.emcs().filter(|emc| self.devices.get(emc).is_some_and(DeviceLink::is_up))
     }
 
     fn is_alone(&self, host: HostId) -> bool {
@@ -129,7 +130,7 @@ impl Manager {
     fn is_to_fence(&self, emc: EmcId, host: HostId, powered_off: bool) -> bool {
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
         let asked = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
-        up && !asked && self.is_uncut(emc, host)
+        up && !asked && self.is_fence_unconfirmed(emc, host)
     }
 
     fn is_to_stop(&self, emc: EmcId, host: HostId) -> bool {
@@ -149,7 +150,7 @@ impl Manager {
     }
 
     pub(super) fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
-        self.unfenced.remove(emc, host);
+        self.stop_attempts.remove(emc, host);
         let change = self.head.decide_cut_off(when, host, emc);
         self.change(when, change);
     }
@@ -158,26 +159,26 @@ impl Manager {
     pub(super) fn on_not_fenced(&mut self, when: When, emc: EmcId, host: HostId, why: String) {
         let fence = self.head.host(host).map(|entry| entry.host.fence);
         if fence == Some(Fence::Fencing { powered_off: false }) {
-            let since = self.unfenced.get(emc, host).map_or(when.wall, |before| before.since);
+            let since = self.stop_attempts.get(emc, host).map_or(when.wall, |before| before.since);
             let retry_at = when.now.after(FENCE_RETRY);
-            self.unfenced.insert(emc, host, Unfenced { why: Some(why), since, retry_at });
+            self.stop_attempts.insert(emc, host, StopAttempt { why: Some(why), since, retry_at });
             self.changed = true;
         }
     }
 
     /// A device could not do it for a reason of its own; it is asked again when it works.
     pub(super) fn fence_failed(&mut self, when: When, emc: EmcId, host: HostId) {
-        self.unfenced.set_retry(emc, host, when.now.after(FENCE_RETRY));
+        self.stop_attempts.set_retry(emc, host, when.now.after(FENCE_RETRY));
     }
 
     /// Since when a host's machine is to be stopped. A later fence of the same host has another answer.
     pub fn stopping_since(&self, host: HostId) -> Option<UnixMs> {
-        self.unfenced.of_host(host).next().map(|(_, unfenced)| unfenced.since)
+        self.stop_attempts.of_host(host).next().map(|(_, attempt)| attempt.since)
     }
 
     /// Why a host that is being cut off is not yet, as far as that is known.
     pub(super) fn why_unfenced(&self, host: HostId) -> Option<(&str, UnixMs)> {
-        let mut of_host = self.unfenced.of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
-        of_host.find_map(|(_, unfenced)| Some((unfenced.why.as_deref()?, unfenced.since)))
+        let mut of_host = self.stop_attempts.of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
+        of_host.find_map(|(_, attempt)| Some((attempt.why.as_deref()?, attempt.since)))
     }
 }

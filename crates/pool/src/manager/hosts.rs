@@ -172,7 +172,7 @@ impl Manager {
 
     pub(super) fn drop_host(&mut self, host: HostId) {
         self.fencing.retain(|(_, of), _| *of != host);
-        self.unfenced.remove_host(host);
+        self.stop_attempts.remove_host(host);
         self.unadopted.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, Closed::HostGone);

@@ -72,13 +72,16 @@ impl Manager {
 
     fn adopt_vm(&mut self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
         let slices: Vec<_> = vm.slices.iter().map(|holding| (holding.slice, holding.epoch)).collect();
-        let free = self.is_free_for(host, id, &vm.vm);
-        let adoption = free.then(|| self.head.decide_adopt(when, host, id, &vm.vm, &slices)).flatten();
-        adoption.map(|change| self.change(when, change)).is_some()
+        if !self.can_adopt_as(host, id, &vm.vm) {
+            return false;
+        }
+        let Some(change) = self.head.decide_adopt(when, host, id, &vm.vm, &slices) else { return false };
+        self.change(when, change);
+        true
     }
 
     /// Whether a VM can be adopted under the number its host knows it by: the number is this VM's, or of the lost history.
-    fn is_free_for(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
+    fn can_adopt_as(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
         let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
         match self.head.reservation(id) {
             Some(known) => known.vm == *vm && known.host == host,
@@ -98,12 +101,12 @@ impl Manager {
         }
     }
 
-    /// Whether an operator may return a quarantined slice to the cycle.
+    /// Checks that an operator may return a quarantined slice to the cycle.
     ///
     /// # Errors
     /// [`Denied::SliceInDoubt`] while a report names the slice as memory of a running VM, or while a host that can reach
     /// it has not reported since a restore.
-    pub(super) fn may_requalify(&self, slice: SliceId) -> Result<(), Denied> {
+    pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Denied> {
         let in_doubt = |why| Err(Denied::SliceInDoubt { slice, why });
         let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
         if let Some(UnadoptedVm { vm, .. }) = running {

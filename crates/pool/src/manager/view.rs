@@ -158,7 +158,7 @@ impl Manager {
                     "HOST_FENCED",
                     format!(
                         "host {name} is cut off until it restarts or proves itself clean{}",
-                        self.still_uncut(&entry.host)
+                        self.unconfirmed_emcs_note(&entry.host)
                     ),
                 ),
                 HostState::Up | HostState::Silent | HostState::Expected => return None,
@@ -183,12 +183,12 @@ impl Manager {
     }
 
     /// The EMCs that do not delay a fence and have not answered.
-    fn still_uncut(&self, host: &Host) -> String {
-        let names: Vec<_> = host.uncut.iter().filter_map(|emc| self.emc_name(*emc)).collect();
+    fn unconfirmed_emcs_note(&self, host: &Host) -> String {
+        let names: Vec<_> = host.unconfirmed_fences.iter().filter_map(|emc| self.emc_name(*emc)).collect();
         if names.is_empty() {
             return String::new();
         }
-        format!("; it holds nothing on {}, which has not answered yet", names.join(", "))
+        format!("; not confirmed yet, and not needed, by EMC {}", names.join(", "))
     }
 
     fn emc_name(&self, emc: EmcId) -> Option<&str> {
@@ -218,7 +218,7 @@ impl Manager {
         slices.filter(|(_, why)| !matches!(why, Quarantine::Restored { .. })).map(|(slice, why)| Alarm {
             reason: "SLICE_QUARANTINED",
             subject: Subject::Slice(slice),
-            message: format!("{} is kept from everybody: {why}", self.slice_name(slice)),
+            message: format!("{} is quarantined: {why}", self.slice_name(slice)),
             since: UnixMs(0),
         })
     }
@@ -228,7 +228,7 @@ impl Manager {
             reason: "SLICE_FAILING",
             subject: Subject::Slice(slice),
             message: format!(
-                "{}: {}; failed {} times, and is quarantined at {SLICE_ATTEMPTS_MAX}",
+                "{}: device call failed: {} (attempt {} of {SLICE_ATTEMPTS_MAX})",
                 self.slice_name(slice),
                 fault.error.message,
                 fault.failures

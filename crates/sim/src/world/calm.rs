@@ -118,8 +118,8 @@ impl World {
 
     fn first_not_free(&self) -> Option<String> {
         let fenced = self.truth.records().find_map(|record| match record {
-            Record::Host(id, host) if host.fence != Fence::None || !host.uncut.is_empty() => {
-                Some(format!("{id} is {:?}, not cut off by {:?}", host.fence, host.uncut))
+            Record::Host(id, host) if host.fence != Fence::None || !host.unconfirmed_fences.is_empty() => {
+                Some(format!("{id} is {:?}, not cut off by {:?}", host.fence, host.unconfirmed_fences))
             }
             Record::Reservation(id, r) if r.is_active() => Some(format!("{id} is {:?}", r.stage)),
             Record::Slice(id, slot) if slot.state != State::Free && self.has_scrubber(*id, *slot) => {

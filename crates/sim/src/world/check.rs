@@ -287,23 +287,23 @@ impl World {
 
     /// A host is fenced only on request, or after a long silence; and by each EMC only once that has cut it off.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
-        let (was, uncut) = match self.truth.host(id) {
-            Some(old) => (old.fence, old.uncut.clone()),
+        let (was, unconfirmed_fences) = match self.truth.host(id) {
+            Some(old) => (old.fence, old.unconfirmed_fences.clone()),
             None => (Fence::None, BTreeSet::new()),
         };
         let begins = was == Fence::None && host.fence != Fence::None;
         if begins {
             // An EMC that has yet to answer an earlier fence has given the host nothing since.
-            self.truth.cut.retain(|(emc, cut)| *cut != id || uncut.contains(emc));
+            self.truth.cut.retain(|(emc, cut)| *cut != id || unconfirmed_fences.contains(emc));
         }
         let owed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
-        let must_answer: BTreeSet<EmcId> = owed.chain(uncut).collect();
+        let must_answer: BTreeSet<EmcId> = owed.chain(unconfirmed_fences).collect();
         let gone = |emc: &EmcId| {
             batch.iter().any(|record| matches!(record, Record::Gone(Key::Emc(gone)) if gone == emc))
         };
-        let skipped = must_answer
-            .into_iter()
-            .find(|emc| !host.uncut.contains(emc) && !self.truth.cut.contains(&(*emc, id)) && !gone(emc));
+        let skipped = must_answer.into_iter().find(|emc| {
+            !host.unconfirmed_fences.contains(emc) && !self.truth.cut.contains(&(*emc, id)) && !gone(emc)
+        });
         if let Some(emc) = skipped {
             self.blame("unknown is not free", format!("{emc} counts as having cut off {id}, and has not"));
         }
@@ -403,7 +403,7 @@ impl World {
                 }
                 Record::Host(_, host) => {
                     (host.fence, host.must_report) = (Fence::None, true);
-                    host.uncut.clear();
+                    host.unconfirmed_fences.clear();
                     host.boot_id.clear();
                 }
                 _ => {}
@@ -488,8 +488,8 @@ impl World {
         self.say(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
         let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.forced.contains(id));
         let emc = self.devices.iter().position(|device| device.has(holding.slice));
-        let uncut = |host: &Host| host.uncut.iter().any(|uncut| Some(uncut.0 as usize) == emc);
-        let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || uncut(host));
+        let unconfirmed = |host: &Host| host.unconfirmed_fences.iter().any(|of| Some(of.0 as usize) == emc);
+        let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || unconfirmed(host));
         let let_back = self.truth.requalify_asked.contains(&holding.slice);
         let lost = self.truth.lost.contains(&holding) || self.truth.unrevoked.contains(&holding);
         if !forced && !fenced && !let_back && !lost {

@@ -1,6 +1,6 @@
 //! Limits of the agent: scrubs at the same time, its wakeups, and its answers about itself.
 
-use units::limits::{ENDED_VMS_TOLD_MAX, HAVE_LINGER, SCRUBS_PER_HOST_MAX};
+use units::limits::{ENDED_VMS_REPORTED_MAX, HAVE_LINGER, SCRUBS_PER_HOST_MAX};
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn ended_vm_wakes_the_agent_when_it_may_be_forgotten() {
 
 #[test]
 fn ended_vms_beyond_their_limit_are_forgotten_longest_unnamed_first() {
-    let found = (0..=ENDED_VMS_TOLD_MAX as u64).map(|n| {
+    let found = (0..=ENDED_VMS_REPORTED_MAX as u64).map(|n| {
         let mut vm = adopted("a", "", false);
         vm.record.reservation = ReservationId(n + 1);
         vm
@@ -61,7 +61,7 @@ fn ended_vms_beyond_their_limit_are_forgotten_longest_unnamed_first() {
         agent.handle(Ns::secs(second as u64), event);
     }
     let told = agent.ended_vms();
-    assert_eq!((told.len(), told[0]), (ENDED_VMS_TOLD_MAX, ReservationId(2)));
+    assert_eq!((told.len(), told[0]), (ENDED_VMS_REPORTED_MAX, ReservationId(2)));
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
     rack.configure("e1=4 h1:e1").unwrap();
     assert_eq!(rack.host("h1").host.fence, Fence::Fenced);
     let loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned());
-    assert_eq!(loaded.host(HostId(0)).unwrap().host.uncut, BTreeSet::new());
+    assert_eq!(loaded.host(HostId(0)).unwrap().host.unconfirmed_fences, BTreeSet::new());
 }
 
 /// Their last steps before they were free and their removal may be one batch, of which a ledger sees the removal only.
@@ -175,7 +175,7 @@ fn slice_is_neither_cordoned_nor_drained() {
 }
 
 #[test]
-fn answer_to_a_migration_keeps_its_words_and_the_next_request_has_its_own_time() {
+fn migration_answer_keeps_message_and_time() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
@@ -265,12 +265,15 @@ fn nothing_is_added_to_a_restored_rack_before_its_hosts_have_reported() {
 fn number_of_a_host_that_a_device_names_is_given_to_no_other() {
     let mut rack = Rack::of("e1=4 h1:e1");
     for (named, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
-        let change = rack.ledger.decide_host_named(HostId(named));
+        let change = rack.ledger.decide_hosts_named([HostId(named)]);
         rack.apply(change);
         assert_eq!(rack.ledger.meta().next_host, HostId(next));
     }
+    let change = rack.ledger.decide_hosts_named([HostId(5), HostId(u32::MAX)]);
+    rack.apply(change);
+    assert_eq!(rack.ledger.meta().next_host, HostId(6), "an absurd number hides no other");
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
-    assert_eq!(rack.ledger.host_named(&name("h2")), Some(HostId(4)));
+    assert_eq!(rack.ledger.host_named(&name("h2")), Some(HostId(6)));
 }
 
 #[test]

@@ -283,7 +283,7 @@ fn indexes(ledger: &Ledger) {
         let unreported = wired().filter(|(_, host)| host.host.must_report_on(id)).count();
         assert_eq!(emc.unreported as usize, unreported, "hosts of {id:?} that have yet to report");
         let fit = wired().filter(|(_, host)| {
-            let cut = host.unseen().contains_key(&id) || host.host.uncut.contains(&id);
+            let cut = host.unseen().contains_key(&id) || host.host.unconfirmed_fences.contains(&id);
             let barred = host.host.must_report || cut;
             host.live && host.host.fence == Fence::None && !barred
         });

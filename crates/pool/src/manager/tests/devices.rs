@@ -267,7 +267,7 @@ fn failing_slice_is_tried_again_after_pauses_that_double() {
 }
 
 #[test]
-fn slice_that_keeps_failing_to_be_granted_is_quarantined_and_breaks_its_reservation() {
+fn repeatedly_failing_grant_quarantines_slice() {
     let mut rig = failing_slice();
     rig.run("tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go have:h1 have:h2");
     rig.tells(

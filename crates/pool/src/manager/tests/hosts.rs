@@ -329,7 +329,7 @@ fn a_restart_during_a_failed_write_is_remembered() {
 
 /// The host was sent away at each connection until its lease was over.
 #[test]
-fn report_of_a_past_grant_counts_for_nothing_after_its_wire_or_emc_was_removed() {
+fn past_grant_report_after_wire_removal_is_ignored() {
     Rig::up().tells(
         "reserve:a@h1=1 go release:a go
          rack:e1=4&e2=4&h1:e2&h2:e1+e2&h3:e2 go

@@ -40,7 +40,7 @@ fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
 }
 
 #[test]
-fn claim_of_a_past_grant_is_ignored_without_a_wire_too_and_that_of_a_present_one_is_false() {
+fn past_claim_is_ignored_and_present_claim_of_another_is_false() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
     rig.tells(

@@ -782,9 +782,10 @@ impl Device {
     fn grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId, intent: Slot) -> DeviceDone {
         let held = self.granted.get(&slice).copied();
         let highest = self.highest.get(&slice).copied().unwrap_or_default();
-        if let Some((epoch, host)) = held.filter(|(held, _)| *held > epoch) {
+        if let Some((held_epoch, holder)) = held.filter(|(held, _)| *held > epoch) {
             let call = DeviceCall::Grant { slice, epoch, host };
-            return DeviceDone::Failed { call, failure: DeviceFailure::Held { epoch, host } };
+            let failure = DeviceFailure::Held { epoch: held_epoch, host: holder };
+            return DeviceDone::Failed { call, failure };
         }
         if held != Some((epoch, host)) {
             assert_eq!(held, None, "slice {slice} would have two owners");

@@ -78,7 +78,7 @@ fn declined_move_is_asked_for_again_without_any_other_event() {
 }
 
 #[test]
-fn failed_device_is_asked_again_without_any_other_event_unless_it_was_removed() {
+fn failed_device_is_retried_until_removed() {
     let three = "e1=4&e2=4&e3=4&h1:e1+e2&h2:e1+e2+e3&h3:e2";
     let mut rig = Rig::up();
     rig.run(&format!("rack:{three} go break:e3 restart device up:h1 up:h2 up:h3 go"));

@@ -66,8 +66,8 @@ impl Truth {
     }
 
     /// Whether an EMC has yet to cut a host off, according to the records on disk.
-    fn is_uncut(&self, emc: EmcId, host: HostId) -> bool {
-        self.host(host).is_some_and(|host| host.uncut.contains(&emc))
+    fn is_fence_unconfirmed(&self, emc: EmcId, host: HostId) -> bool {
+        self.host(host).is_some_and(|host| host.unconfirmed_fences.contains(&emc))
     }
 
     /// Whether the records on disk justify a call to this device.
@@ -82,7 +82,7 @@ impl Truth {
             DeviceCall::Contents => true,
             DeviceCall::Grant { slice, epoch, host } => {
                 let fit = self.host(host).is_some_and(|h| h.fence == Fence::None && h.emcs.contains(&emc));
-                let fit = fit && !self.is_uncut(emc, host);
+                let fit = fit && !self.is_fence_unconfirmed(emc, host);
                 fit && owed(slice, epoch) == Some(Justified::Grant(host))
             }
             DeviceCall::Revoke { slice, epoch } => owed(slice, epoch) == Some(Justified::Revoke),
@@ -94,7 +94,7 @@ impl Truth {
                     Some(Fence::None) => powered_off,
                     None => false,
                 };
-                fits && self.is_uncut(emc, host)
+                fits && self.is_fence_unconfirmed(emc, host)
             }
         }
     }

@@ -1,47 +1,48 @@
-//! Hosts that an EMC has not cut off because their machines have to be stopped, indexed by when to try again, so that no
-//! event looks at all of them.
+//! Machines that must be stopped because an EMC cannot fence their hosts alone, indexed by the time of the next attempt, so
+//! that no event looks at all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::{EmcId, HostId, Ns, UnixMs};
 
-/// A host that a device cannot cut off, and that could not be stopped.
+/// The pending stop of a machine, for an EMC that cannot fence its host alone.
 #[derive(Clone, Debug)]
-pub(super) struct Unfenced {
-    /// Nothing has been heard of the first attempt yet.
+pub(super) struct StopAttempt {
+    /// Error of the latest attempt; `None` until the first has answered.
     pub(super) why: Option<String>,
+    /// When the stop became due.
     pub(super) since: UnixMs,
-    /// When to try again, if its agent is not there then; never while it is being tried.
+    /// Time of the next attempt; [`Ns::NEVER`] while one is under way.
     pub(super) retry_at: Ns,
 }
 
-/// All of them, by host and EMC.
+/// All pending stops, by host and EMC.
 #[derive(Debug, Default)]
-pub(super) struct UnfencedHosts {
-    entries: BTreeMap<(HostId, EmcId), Unfenced>,
+pub(super) struct StopAttempts {
+    entries: BTreeMap<(HostId, EmcId), StopAttempt>,
     /// Attempts that are to be made, by EMC.
     attempts: BTreeMap<EmcId, BTreeSet<(Ns, HostId)>>,
 }
 
-impl UnfencedHosts {
-    pub(super) fn get(&self, emc: EmcId, host: HostId) -> Option<&Unfenced> {
+impl StopAttempts {
+    pub(super) fn get(&self, emc: EmcId, host: HostId) -> Option<&StopAttempt> {
         self.entries.get(&(host, emc))
     }
 
-    pub(super) fn of_host(&self, host: HostId) -> impl Iterator<Item = (EmcId, &Unfenced)> {
+    pub(super) fn of_host(&self, host: HostId) -> impl Iterator<Item = (EmcId, &StopAttempt)> {
         let all = self.entries.range((host, EmcId(0))..=(host, EmcId(u32::MAX)));
-        all.map(|((_, emc), unfenced)| (*emc, unfenced))
+        all.map(|((_, emc), attempt)| (*emc, attempt))
     }
 
-    pub(super) fn insert(&mut self, emc: EmcId, host: HostId, unfenced: Unfenced) {
+    pub(super) fn insert(&mut self, emc: EmcId, host: HostId, attempt: StopAttempt) {
         self.remove(emc, host);
-        self.list(emc, host, unfenced.retry_at);
-        self.entries.insert((host, emc), unfenced);
+        self.list(emc, host, attempt.retry_at);
+        self.entries.insert((host, emc), attempt);
     }
 
     pub(super) fn set_retry(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
-        let Some(unfenced) = self.entries.get_mut(&(host, emc)) else { return };
-        let before = std::mem::replace(&mut unfenced.retry_at, retry_at);
+        let Some(attempt) = self.entries.get_mut(&(host, emc)) else { return };
+        let before = std::mem::replace(&mut attempt.retry_at, retry_at);
         self.unlist(emc, host, before);
         self.list(emc, host, retry_at);
     }
@@ -98,20 +99,20 @@ mod tests {
 
     const EMC: EmcId = EmcId(7);
 
-    fn unfenced(retry_at: u64) -> Unfenced {
-        Unfenced { why: None, since: UnixMs(0), retry_at: Ns(retry_at) }
+    fn attempt(retry_at: u64) -> StopAttempt {
+        StopAttempt { why: None, since: UnixMs(0), retry_at: Ns(retry_at) }
     }
 
-    fn attempts(hosts: &UnfencedHosts) -> Vec<(u64, u32)> {
+    fn attempts(hosts: &StopAttempts) -> Vec<(u64, u32)> {
         hosts.attempts(EMC).map(|(at, host)| (at.0, host.0)).collect()
     }
 
     #[test]
     fn attempts_follow_what_is_inserted_changed_and_removed() {
-        let mut hosts = UnfencedHosts::default();
-        hosts.insert(EMC, HostId(1), unfenced(30));
-        hosts.insert(EMC, HostId(2), unfenced(20));
-        hosts.insert(EMC, HostId(2), unfenced(40));
+        let mut hosts = StopAttempts::default();
+        hosts.insert(EMC, HostId(1), attempt(30));
+        hosts.insert(EMC, HostId(2), attempt(20));
+        hosts.insert(EMC, HostId(2), attempt(40));
         assert_eq!(attempts(&hosts), [(30, 1), (40, 2)]);
         hosts.set_retry(EMC, HostId(1), Ns::NEVER);
         hosts.set_retry(EmcId(8), HostId(1), Ns(1));

@@ -1,0 +1,40 @@
+//! Durable writes as they are sent to watchers.
+
+use std::{ops::Range, sync::Arc};
+
+use pool::{ledger::When, manager::Published, record::Record};
+use units::{Revision, limits::WATCH_CHUNK_RECORDS_MAX};
+
+/// At most [`WATCH_CHUNK_RECORDS_MAX`] records of one durable write. The limit bounds the memory that a slow watcher holds.
+#[derive(Clone, Debug)]
+pub struct WriteChunk {
+    published: Arc<Published>,
+    range: Range<usize>,
+}
+
+impl WriteChunk {
+    /// Splits a write, in its order.
+    pub(super) fn split(published: Published) -> impl Iterator<Item = Self> {
+        let records = published.records.len();
+        let published = Arc::new(published);
+        (0..records).step_by(WATCH_CHUNK_RECORDS_MAX).map(move |start| Self {
+            published: Arc::clone(&published),
+            range: start..records.min(start + WATCH_CHUNK_RECORDS_MAX),
+        })
+    }
+
+    /// The records, as they were written.
+    pub fn records(&self) -> &[Record] {
+        &self.published.records[self.range.clone()]
+    }
+
+    /// The ledger's revision with the whole write.
+    pub fn revision(&self) -> Revision {
+        self.published.revision
+    }
+
+    /// When it was written.
+    pub fn when(&self) -> When {
+        self.published.when
+    }
+}
