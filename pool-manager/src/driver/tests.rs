@@ -10,7 +10,7 @@ use pool::{
     record::{Record, RequestKey},
     slice::{Scrub, Slot, State},
 };
-use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId};
+use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId, limits::WATCH_CHUNK_RECORDS_MAX};
 
 use super::*;
 use crate::store::{Scan, StoreError, Table, Write, redb::RedbStore};
