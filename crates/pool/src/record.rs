@@ -372,6 +372,27 @@ mod tests {
 
     use super::*;
 
+    /// A host of EMCs 1 and 2 that has yet to report; EMC 1 has confirmed the fence.
+    #[test]
+    fn host_owes_a_report_except_on_emcs_that_have_confirmed_a_fence_under_way() {
+        let [none, under_way, complete] = [Fence::None, Fence::Fencing { powered_off: false }, Fence::Fenced]
+            .map(|fence| {
+                let host = Host {
+                    name: Name::new("h").unwrap(),
+                    cores: 1,
+                    local: Bytes::ZERO,
+                    emcs: vec![EmcId(1), EmcId(2)],
+                    fence,
+                    scheduling: Scheduling::default(),
+                    boot_id: String::new(),
+                    must_report: true,
+                    unconfirmed_fences: [EmcId(2)].into(),
+                };
+                [1, 2].map(|emc| host.must_report_on(EmcId(emc)))
+            });
+        assert_eq!((none, under_way, complete), ([true, true], [false, true], [true, true]));
+    }
+
     #[test]
     fn last_field_is_read_if_written_and_has_its_default_otherwise() {
         let read = |text: &str| {

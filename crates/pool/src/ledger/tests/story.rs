@@ -293,6 +293,10 @@ fn indexes(ledger: &Ledger) {
             let such = slots().filter(|(_, of, slot)| *of == id && slot.state_name() == state);
             assert_eq!(count as usize, such.count(), "{state} slices of {id:?}");
         }
+        let waits =
+            slots().filter(|(_, of, slot)| *of == id && slot.state == State::Scrubbing(Scrub::Waiting));
+        let waits = waits.map(|(slice, ..)| slice);
+        assert!(emc.slices_to_scrub().eq(waits), "slices of {id:?} that wait for a scrubber");
         let restored = slots().filter(|(slice, of, slot)| {
             let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
             *of == id && restored && ledger.has_way_back(*slice)

@@ -60,6 +60,15 @@ fn machine_is_stopped_for_what_a_device_is_found_to_grant_when_it_returns() {
 }
 
 #[test]
+fn machine_is_stopped_for_a_grant_that_its_device_reports_in_refusing_another() {
+    let mut rig = Rig::up_as(RACK);
+    assert!(rig.run("down:h1 fence:h1 go state:h1").ends_with("Fenced"));
+    rig.meddle(0, Some((5, "h1")));
+    rig.run("cordon:e2 reserve:b@h2=1 go");
+    rig.tells("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED");
+}
+
+#[test]
 fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
     let mut rig = rig();
     rig.tells(
