@@ -102,6 +102,8 @@ pub struct HostEntry {
     scrubs: BTreeSet<SliceId>,
     /// Whether its agent is connected and its lease fresh, as far as the manager knows.
     live: bool,
+    /// Whether a complete report of it has been heard since the ledger was loaded. Not durable.
+    reported: bool,
     reservations: BTreeSet<ReservationId>,
     cores_used: u32,
     local_used: Bytes,
@@ -299,6 +301,7 @@ impl Ledger {
             held,
             scrubs,
             live: false,
+            reported: false,
             reservations: BTreeSet::new(),
             cores_used: 0,
             local_used: Bytes::ZERO,
@@ -364,18 +367,18 @@ impl Ledger {
             }
         }
         match reservation.stage {
-            Stage::Reserved { deadline, .. } => {
-                if self.has_deadlines(reservation.host) {
-                    self.deadlines.insert((deadline, id));
-                }
-            }
             Stage::Ended { at, .. } => {
                 if !self.slices_out.contains_key(&id) {
                     self.ended.insert(&reservation.request.client, (at, id));
                 }
                 self.ended_of_vm.entry(reservation.vm.clone()).or_default().insert(id);
             }
-            Stage::Committed | Stage::Broken { .. } => {}
+            Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => {}
+        }
+        if let Some(deadline) = reservation.stage.deadline()
+            && self.has_deadlines(reservation.host)
+        {
+            self.deadlines.insert((deadline, id));
         }
         self.recompute_progress(id, &reservation);
         self.reservations.insert(id, reservation);
@@ -389,11 +392,9 @@ impl Ledger {
 
     fn index_deadlines(&mut self, host: HostId) {
         let Some(entry) = self.hosts.get(&host) else { return };
-        let reserved = entry.reservations().filter_map(|id| match self.reservations.get(&id)?.stage {
-            Stage::Reserved { deadline, .. } => Some((deadline, id)),
-            _ => None,
-        });
-        for due in reserved.collect::<Vec<_>>() {
+        let due =
+            entry.reservations().filter_map(|id| Some((self.reservations.get(&id)?.stage.deadline()?, id)));
+        for due in due.collect::<Vec<_>>() {
             if self.has_deadlines(host) {
                 self.deadlines.insert(due);
             } else {
@@ -414,8 +415,10 @@ impl Ledger {
                 entry.local_used = entry.local_used.saturating_sub(old.local);
             }
         }
+        if let Some(deadline) = old.stage.deadline() {
+            self.deadlines.remove(&(deadline, id));
+        }
         match old.stage {
-            Stage::Reserved { deadline, .. } => drop(self.deadlines.remove(&(deadline, id))),
             Stage::Ended { at, .. } => {
                 self.ended.remove(&old.request.client, (at, id));
                 if let Entry::Occupied(mut ended) = self.ended_of_vm.entry(old.vm.clone()) {
@@ -425,7 +428,7 @@ impl Ledger {
                     }
                 }
             }
-            Stage::Committed | Stage::Broken { .. } => {}
+            Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => {}
         }
     }
 

@@ -355,6 +355,7 @@ impl Manager {
             self.change(when, change);
             self.open.urgent = true;
         }
+        self.drop_removed();
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.iter().for_each(|host| self.expect_host(when, *host));
         hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
@@ -362,6 +363,14 @@ impl Manager {
         self.count_silence_anew(when);
         self.note_found(when);
         emcs.into_iter().for_each(|emc| self.compare_emc(emc));
+    }
+
+    /// Drops hosts and EMCs that are not in the ledger: their removal was written although the store reported an error.
+    fn drop_removed(&mut self) {
+        let hosts = self.links.iter().map(|(host, _)| *host).filter(|host| self.head.host(*host).is_none());
+        hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drop_host(host));
+        let emcs = self.devices.keys().copied().filter(|emc| self.head.emc(*emc).is_none());
+        emcs.collect::<Vec<_>>().into_iter().for_each(|emc| self.drop_emc(emc));
     }
 
     /// Applies a change, and forgets ended requests beyond their limits: at most as many as the change has records, so that

@@ -192,12 +192,13 @@ pub struct Host {
 }
 
 impl Host {
-    /// Whether the host is fenced and this EMC has cut it off.
+    /// Whether the host is fenced and this EMC has confirmed it. An EMC to which the host is not wired was not asked.
     pub fn is_cut_off(&self, emc: EmcId) -> bool {
         match self.fence {
             Fence::None => false,
-            Fence::Fencing { .. } => self.emcs.contains(&emc) && !self.unconfirmed_fences.contains(&emc),
-            Fence::Fenced => !self.unconfirmed_fences.contains(&emc),
+            Fence::Fencing { .. } | Fence::Fenced => {
+                self.emcs.contains(&emc) && !self.unconfirmed_fences.contains(&emc)
+            }
         }
     }
 
@@ -282,6 +283,9 @@ pub enum Stage {
     Broken {
         /// What happened.
         why: String,
+        /// When it ends by itself, in rack time; `None` if it had been committed.
+        #[serde(deserialize_with = "if_written")]
+        deadline: Option<Ns>,
     },
     /// Over. Remembered so that a repeated request gets its answer.
     Ended {
@@ -290,6 +294,17 @@ pub enum Stage {
         /// Who or what ended it.
         why: EndedBy,
     },
+}
+
+impl Stage {
+    /// The moment of rack time at which the reservation ends unless it is committed before.
+    pub fn deadline(&self) -> Option<Ns> {
+        match self {
+            Self::Reserved { deadline, .. } => Some(*deadline),
+            Self::Broken { deadline, .. } => *deadline,
+            Self::Committed | Self::Ended { .. } => None,
+        }
+    }
 }
 
 /// Who or what ended a reservation.

@@ -221,6 +221,8 @@ pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
 pub const FORGET_EVERY: Ns = Ns::secs(1);
 /// Reservations that may have been made since the backup that a store is restored from.
 pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
+/// Slices that may have been added since the backup that a store is restored from.
+pub const SLICES_LOST_MAX: u32 = SLICES_MAX;
 /// Hosts that may have been added since the backup that a store is restored from.
 pub const HOSTS_LOST_MAX: u32 = 1 << 16;
 /// The default time in which a reservation must be committed.

@@ -86,7 +86,7 @@ pub fn reservation(view: ReservationView) -> wire::Reservation {
     let (deadline, reason) = match &r.stage {
         Stage::Reserved { deadline_unix, .. } => (Some(deadline_unix.0), None),
         Stage::Committed => (None, None),
-        Stage::Broken { why } => (None, Some(why.clone())),
+        Stage::Broken { why, .. } => (None, Some(why.clone())),
         Stage::Ended { why, .. } => (None, Some(why.to_string())),
     };
     wire::Reservation {

@@ -33,6 +33,8 @@ enum Way {
     Held,
     /// Open, but nothing comes through.
     Fails,
+    /// Open, but whoever comes through is told that they did not.
+    Lies,
 }
 
 struct Gate(Mutex<Way>, Condvar);
@@ -49,14 +51,14 @@ impl Gate {
         }
     }
 
-    /// Waits while it is shut; then it is open. Whether the first comes through.
-    fn pass(&self) -> bool {
+    /// Waits while it is shut; then it is open. How the first comes through.
+    fn pass(&self) -> Way {
         let mut way = self.0.lock().unwrap();
         if *way == Way::Shut {
             *way = Way::Held;
         }
         way = self.1.wait_while(way, |way| *way == Way::Held).unwrap();
-        std::mem::replace(&mut *way, Way::Open) == Way::Open
+        std::mem::replace(&mut *way, Way::Open)
     }
 }
 
@@ -68,9 +70,13 @@ impl Scan for Gated {
 
 impl Store for Gated {
     fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
-        match self.gate.pass() {
-            true => self.store.commit(batch),
-            false => Err(StoreError::Poisoned { place: "a gate".into() }),
+        let way = self.gate.pass();
+        if way != Way::Fails {
+            self.store.commit(batch)?;
+        }
+        match way {
+            Way::Fails | Way::Lies => Err(StoreError::Poisoned { place: "a gate".into() }),
+            Way::Open | Way::Shut | Way::Held => Ok(()),
         }
     }
 
@@ -219,6 +225,23 @@ async fn readded_device_continues_its_epochs() {
     for (slice, epoch) in [(3, 4), (4, 1), (5, 1)] {
         rig.until_slot(slice, |slot| slot.epoch.0 == epoch && matches!(slot.state, State::Onlining(_))).await;
     }
+}
+
+/// The write that removes the EMC reports an error and is on disk all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn device_of_an_emc_whose_removal_is_found_on_disk_is_let_go_of() {
+    let rig = Rig::start(3).await;
+    let other = tempfile::tempdir().unwrap();
+    rig.gate.set(Way::Lies);
+    let removed = rig.handle.ask(Ask::Configure(rack(other.path(), "f", 3))).await;
+    assert!(matches!(removed, Err(Asked::Denied(Denied::StoreFailed))), "{removed:?}");
+    rig.until(|manager| manager.durable().emc_named(&name("e")).is_none()).await;
+    rig.handle.ask(Ask::Configure(rack(rig.directory.path(), "e", 3))).await.unwrap();
+    rig.until(|manager| {
+        let added = manager.durable().emc_named(&name("e")).and_then(|id| manager.durable().emc(id));
+        added.is_some_and(|entry| entry.up)
+    })
+    .await;
 }
 
 fn release(vm: &str) -> Ask {

@@ -147,6 +147,7 @@ impl Driving {
                 if let Some(meta) = loaded.meta {
                     let (records, restored) = (loaded.records, loaded.restored);
                     self.event(Event::Loaded { meta, records, restored });
+                    self.forget_unknown();
                 }
             }
             Err(error) => {
@@ -207,6 +208,13 @@ impl Driving {
                 self.emcs.remove(id);
             }
         }
+    }
+
+    /// Lets go of devices whose removal was written although the store reported an error.
+    fn forget_unknown(&mut self) {
+        let core = self.shared.lock();
+        let ledger = core.manager.durable();
+        self.emcs.retain(|id, _| ledger.emc(*id).is_some());
     }
 
     fn cuts_off(&self, id: EmcId) -> bool {

@@ -235,7 +235,7 @@ async fn watching_prints_a_line_for_each_change_until_the_manager_stops() {
     let lines = "\
 2023-11-14T22:13:20Z  1        slice       7                quarantined  e1 epoch 8 host h1: not zero after a scrub
 2023-11-14T22:13:20Z  2        reservation r-1              ready        web host h1 2/2 online
-2023-11-14T22:13:20Z  3        missed      3                events       list again
+2023-11-14T22:13:20Z  3        missed      3                changes      list again
 ";
     assert_eq!((ran.stdout.as_str(), ran.code), (lines, 6));
     assert!(ran.stderr.contains("the manager ended the watch"), "{}", ran.stderr);

@@ -51,13 +51,20 @@ impl EmcEntry {
     }
 
     /// Slices that wait for a claim after a restore, lowest first. A slice that a host outside the rack may reach is not
-    /// among them: it waits for an operator.
+    /// among them, and waits for an operator: nobody can say whether a VM runs on it.
     pub fn unclaimed(&self) -> impl Iterator<Item = SliceId> {
         self.unclaimed.iter().copied()
     }
 
+    /// Slices that stay quarantined until an operator decides, lowest first.
+    pub fn quarantined_for_good(&self) -> impl Iterator<Item = SliceId> {
+        let some = self.quarantined.len() > self.unclaimed.len();
+        let quarantined = some.then(|| self.quarantined_slices()).into_iter().flatten();
+        quarantined.filter(|slice| !self.unclaimed.contains(slice))
+    }
+
     /// Whether a host that is wired to it has yet to report after a restore.
-    pub fn awaits_reports(&self) -> bool {
+    pub(super) fn awaits_wired(&self) -> bool {
         self.unreported > 0
     }
 }
@@ -89,6 +96,13 @@ impl Ledger {
     pub fn set_live(&mut self, id: HostId, live: bool) {
         if self.hosts.get(&id).is_some_and(|entry| entry.live != live) {
             self.change_host(id, |entry| entry.live = live);
+        }
+    }
+
+    /// Notes that a host has sent a complete report since the ledger was loaded. Not durable.
+    pub fn set_reported(&mut self, id: HostId) {
+        if let Some(entry) = self.hosts.get_mut(&id) {
+            entry.reported = true;
         }
     }
 
@@ -151,8 +165,7 @@ impl Ledger {
 
     /// Notes whether a slice waits for a claim.
     pub(super) fn list_unclaimed(&mut self, slice: SliceId) {
-        let restored = self.slot(slice).is_some_and(is_restored);
-        let waits = restored && self.has_way_back(slice);
+        let waits = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.knows_holder(slot));
         let Some(entry) = self.emc_of(slice).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
         if waits {
             entry.unclaimed.insert(slice);

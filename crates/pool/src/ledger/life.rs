@@ -47,7 +47,7 @@ impl Ledger {
                 Record::Reservation(id, Reservation { stage: Stage::Committed, ..reservation.clone() }),
                 decision(when, actor, Subject::Vm(reservation.vm.clone()), What::Committed),
             ])),
-            Stage::Broken { why } => {
+            Stage::Broken { why, .. } => {
                 Err(Denied::WrongState { reservation: id, state: format!("broken ({why})"), what: "commit" })
             }
             Stage::Ended { why, .. } => {
@@ -88,14 +88,15 @@ impl Ledger {
             .collect()
     }
 
-    /// A reservation cannot become ready, or lost a slice. Nothing to change if it ended or broke before.
+    /// A reservation cannot become ready, or lost a slice. One that was not committed still ends at its deadline. Nothing to
+    /// change if it ended or broke before.
     pub fn decide_break(&self, when: When, id: ReservationId, why: String) -> Change {
         let Some(reservation) = self.reservations.get(&id) else { return Change::default() };
         match reservation.stage {
             Stage::Ended { .. } | Stage::Broken { .. } => Change::default(),
             Stage::Reserved { .. } | Stage::Committed => {
                 let what = What::Broken { why: why.clone() };
-                let stage = Stage::Broken { why };
+                let stage = Stage::Broken { why, deadline: reservation.stage.deadline() };
                 Change(vec![
                     Record::Reservation(id, Reservation { stage, ..reservation.clone() }),
                     decision(when, Actor::Manager, Subject::Vm(reservation.vm.clone()), what),

@@ -10,7 +10,7 @@ use super::{Change, Ledger, When, decision, rack::Place};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
-    record::{Key, Migration, MigrationAnswer, Record, Scheduling},
+    record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
 };
 
 impl Ledger {
@@ -101,20 +101,20 @@ impl Ledger {
         for_that.flat_map(|(id, m)| self.withdrawing(when, *id, m, place)).collect()
     }
 
+    /// Asks for the move of a VM that was adopted on a host or an EMC that drains.
+    pub(super) fn asking_if_draining(
+        &self,
+        when: When,
+        id: ReservationId,
+        reservation: &Reservation,
+    ) -> Option<[Record; 2]> {
+        let place = self.draining_under(reservation).next()?;
+        let unasked = !self.migrations.contains_key(&id);
+        unasked.then(|| asking(when, id, reservation, &drains(&place)))
+    }
+
     fn asking(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
-        let reservation = &self.reservations[&id];
-        let migration = Migration {
-            vm: reservation.vm.clone(),
-            host: reservation.host,
-            why: why.to_owned(),
-            asked: when.wall,
-            answer: MigrationAnswer::Open,
-            words: String::new(),
-            again: None,
-        };
-        let what = What::MigrationAsked { why: why.to_owned() };
-        let said = about(when, Actor::Manager, &migration.vm, what);
-        [Record::Migration(id, migration), said]
+        asking(when, id, &self.reservations[&id], why)
     }
 
     fn withdrawing(&self, when: When, id: ReservationId, m: &Migration, from: &Place) -> Vec<Record> {
@@ -129,15 +129,34 @@ impl Ledger {
 
     /// What else drains under a VM.
     fn other_drain(&self, id: ReservationId, than: &Place) -> Option<Place> {
-        let reservation = self.reservations.get(&id)?;
+        self.draining_under(self.reservations.get(&id)?).find(|place| place != than)
+    }
+
+    /// What drains under a VM: its host, and EMCs of its slices.
+    fn draining_under(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
         let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
         let host = host.filter(|host| host.scheduling == Scheduling::Draining);
         let emcs = self.emcs.values().map(|entry| &entry.emc).filter(|emc| {
             emc.scheduling == Scheduling::Draining && reservation.slices.iter().any(|s| emc.contains(*s))
         });
         let places = host.map(|host| Place::Host(host.name.clone())).into_iter();
-        places.chain(emcs.map(|emc| Place::Emc(emc.name.clone()))).find(|place| place != than)
+        places.chain(emcs.map(|emc| Place::Emc(emc.name.clone())))
     }
+}
+
+fn asking(when: When, id: ReservationId, reservation: &Reservation, why: &str) -> [Record; 2] {
+    let migration = Migration {
+        vm: reservation.vm.clone(),
+        host: reservation.host,
+        why: why.to_owned(),
+        asked: when.wall,
+        answer: MigrationAnswer::Open,
+        words: String::new(),
+        again: None,
+    };
+    let what = What::MigrationAsked { why: why.to_owned() };
+    let said = about(when, Actor::Manager, &migration.vm, what);
+    [Record::Migration(id, migration), said]
 }
 
 fn drains(place: &Place) -> String {

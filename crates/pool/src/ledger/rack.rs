@@ -88,9 +88,8 @@ impl Ledger {
     /// Checks that hosts and EMCs may be added. After a restore, they may have been part of the rack before under other numbers,
     /// which devices and the reports of hosts name.
     fn check_additions(&self, spec: &RackSpec) -> Result<(), Denied> {
-        let Some(unreported) = self.hosts.values().find(|entry| entry.host.must_report) else {
-            return Ok(());
-        };
+        let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
+        let Some(unreported) = unreported else { return Ok(()) };
         let emc = spec.emcs.iter().find(|emc| self.emc_named(&emc.name).is_none());
         let host = spec.hosts.iter().find(|host| self.host_named(&host.name).is_none());
         let new = emc.map(|emc| format!("emc {}", emc.name));
@@ -303,8 +302,8 @@ impl Ledger {
         }
     }
 
-    /// Records the intent to fence a host before any device is called: its reservations end, and every EMC it is wired to
-    /// must confirm. Empty if the host is already being fenced, unless `powered_off` is new.
+    /// Records the intent to fence a host before any device is called: its reservations end, and every EMC that it is
+    /// wired to or has slices of must confirm. Empty if the host is already being fenced, unless `powered_off` is new.
     pub fn decide_fence(
         &self,
         when: When,
@@ -320,7 +319,8 @@ impl Ledger {
         }
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
         if !vouched {
-            fencing.unconfirmed_fences.extend(&entry.host.emcs);
+            let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where its wire was lost
+            fencing.unconfirmed_fences.extend(holds_on.chain(entry.host.emcs.iter().copied()));
         }
         let mut records = vec![Record::Host(host, fencing)];
         records.extend(self.ends_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));

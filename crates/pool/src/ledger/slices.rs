@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use units::limits::RESERVATIONS_LOST_MAX;
-use units::{Bytes, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
+use units::limits::{RESERVATIONS_LOST_MAX, SLICES_LOST_MAX};
+use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
@@ -35,10 +35,27 @@ impl Ledger {
         let what = What::Quarantined { why: why.clone() };
         let mut records =
             vec![Record::Slice(slice, next), decision(when, Actor::Manager, Subject::Slice(slice), what)];
+        records.extend(self.fence_to_confirm(slice, next));
         if let Some(id) = slot.reservation() {
             records.extend(self.decide_break(when, id, format!("slice {slice} is quarantined: {why}")).0);
         }
         Some(Change(records))
+    }
+
+    /// Has the EMC of a slice confirm the fence of the slice's holder if the fence did not concern it: a restored ledger
+    /// may lack the wire.
+    fn fence_to_confirm(&self, slice: SliceId, slot: Slot) -> Option<Record> {
+        let (id, emc) = (slot.holder()?, self.emc_of(slice)?);
+        let host = &self.hosts.get(&id)?.host;
+        let unasked = host.fence != Fence::None && !host.emcs.contains(&emc);
+        (unasked && !host.unconfirmed_fences.contains(&emc)).then(|| {
+            let mut host = host.clone();
+            host.unconfirmed_fences.insert(emc);
+            if host.fence == Fence::Fenced {
+                host.fence = Fence::Fencing { powered_off: false };
+            }
+            Record::Host(id, host)
+        })
     }
 
     /// An operator lets a quarantined slice back into the cycle. For a host that is not in the rack, which nobody can
@@ -56,7 +73,7 @@ impl Ledger {
         let slot = self.slot(slice).ok_or(Denied::NoSuchSlice(slice))?;
         let what = "uncordon";
         let refused = Denied::SliceNotNow { slice, state: slot.state_name(), what };
-        let let_go = self.needs_no_word(slice, slot) || !self.has_way_back(slice);
+        let let_go = self.needs_no_word(slice, slot) || !self.knows_holder(slot);
         let next = slot.step(Event::Requalify { let_go }).map_err(|_| refused)?;
         let said = What::Requalified { reason: reason.to_owned() };
         Ok(Change(vec![Record::Slice(slice, next), decision(when, actor, Subject::Slice(slice), said)]))
@@ -74,11 +91,26 @@ impl Ledger {
         slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
     }
 
-    /// Whether a slice can go on without an operator: nobody need let go of it, or somebody can be asked to.
-    pub(crate) fn has_way_back(&self, slice: SliceId) -> bool {
-        let slot = self.slot(slice).unwrap_or_default();
-        let in_rack = slot.holder().is_some_and(|host| self.hosts.contains_key(&host));
-        in_rack || self.needs_no_word(slice, slot)
+    /// Whether the host that may reach a slice, if there is one, is in the rack and thus can report and be asked.
+    pub(super) fn knows_holder(&self, slot: Slot) -> bool {
+        slot.holder().is_none_or(|host| self.hosts.contains_key(&host))
+    }
+
+    /// Whether a host that may reach slices of an EMC has yet to report after a restore: it is wired to the EMC, or the EMC
+    /// has granted it something.
+    pub fn awaits_reports(&self, emc: EmcId) -> bool {
+        let Some(entry) = self.emcs.get(&emc) else { return false };
+        entry.awaits_wired() || self.unreported_on(emc).next().is_some()
+    }
+
+    /// Hosts that have yet to report after a restore and may reach slices of an EMC.
+    pub(crate) fn unreported_on(&self, emc: EmcId) -> impl Iterator<Item = &Host> {
+        let entry = self.emcs.get(&emc);
+        let unreported = self.hosts.values().filter(move |entry| entry.host.must_report_on(emc));
+        let may_reach = move |host: &&HostEntry| {
+            host.host.emcs.contains(&emc) || entry.is_some_and(|entry| host.held_on(&entry.emc).is_some())
+        };
+        unreported.filter(may_reach).map(|entry| &entry.host)
     }
 
     /// Whether the device of a slice can cut a host off.
@@ -92,9 +124,8 @@ impl Ledger {
     pub fn decide_unclaimed(&self, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
-            let in_rack = slot.holder().is_some_and(|host| self.hosts.contains_key(&host));
-            let let_go = !in_rack || self.is_unreachable(*slice, slot);
-            let next = slot.step(Event::Requalify { let_go }).ok()?;
+            let let_go = self.is_unreachable(*slice, slot);
+            let next = slot.step(Event::Requalify { let_go }).ok().filter(|_| self.knows_holder(slot))?;
             Some(Record::Slice(*slice, next))
         });
         Change(requalified.collect())
@@ -142,6 +173,9 @@ impl Ledger {
         let known = known.cloned().unwrap_or_else(|| self.lost_reservation(when, id, host, vm));
         let stage = ended.unwrap_or(Stage::Committed);
         let adopted = Reservation { slices: ids.clone(), stage, ..known };
+        if adopted.is_active() {
+            records.extend(self.asking_if_draining(when, id, &adopted).into_iter().flatten());
+        }
         records.push(Record::Reservation(id, adopted));
         records.push(decision(when, Actor::Manager, Subject::Vm(vm.clone()), What::Adopted { slices: ids }));
         Some(Change(records))
@@ -158,6 +192,16 @@ impl Ledger {
         let slot = self.slot(slice)?;
         let own = slot.epoch == epoch && slot.state == State::Online(owner);
         if own { Some(slot) } else { slot.step(Event::Adopt(owner, epoch)).ok() }
+    }
+
+    /// Reserves the numbers of slices that a host has and the ledger does not know, so that no EMC added later gets one of
+    /// them: a restored ledger may lack their EMC. Ignores numbers at or above the next one plus [`SLICES_LOST_MAX`].
+    pub fn decide_slices_named(&self, slices: impl IntoIterator<Item = SliceId>) -> Change {
+        let next = self.meta.next_slice.0;
+        let lost = next..next.saturating_add(SLICES_LOST_MAX);
+        let highest = slices.into_iter().map(|slice| slice.0).filter(|slice| lost.contains(slice)).max();
+        let Some(highest) = highest else { return Change::default() };
+        Change(vec![Record::Meta(Meta { next_slice: SliceId(highest + 1), ..self.meta.clone() })])
     }
 
     /// A reservation of the lost history, as far as a report describes it.
@@ -195,16 +239,16 @@ impl Ledger {
             Record::Host(*id, Host { must_report: true, fence, unconfirmed_fences, boot_id, ..old })
         });
         let Meta { generation, next_reservation, .. } = self.meta;
-        // Each restore gets its own range of numbers by its generation; the bound avoids an overflow.
-        let of_generation = generation.min(RESERVATIONS_LOST_MAX / 2) * RESERVATIONS_LOST_MAX;
+        // Each restore gets its own range of numbers by its generation; the bound, in the year 2106, avoids an overflow.
+        let of_generation = generation.min(u64::MAX / RESERVATIONS_LOST_MAX - 1) * RESERVATIONS_LOST_MAX;
         let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
         let meta = Meta { next_reservation: ReservationId(unused), ..self.meta.clone() };
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())
     }
 
-    /// Slices kept from everybody, with the reason.
+    /// Slices that stay quarantined until an operator decides, with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
-        let slices = self.emcs.values().flat_map(EmcEntry::quarantined_slices);
+        let slices = self.emcs.values().flat_map(EmcEntry::quarantined_for_good);
         slices.filter_map(|slice| match self.slot(slice)?.state {
             State::Quarantined(why) => Some((slice, why)),
             _ => None,

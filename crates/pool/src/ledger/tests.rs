@@ -572,6 +572,26 @@ fn an_operator_vouches_for_a_host_that_is_being_fenced_already() {
 }
 
 #[test]
+fn reservation_that_breaks_before_its_commit_still_ends_at_its_deadline() {
+    for (commits, overdue) in [(false, 1), (true, 0)] {
+        let mut rack = Rack::of("e1=4 h1:e1");
+        let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+        let deadline = rack.ledger.reservation(id).unwrap().stage.deadline().unwrap();
+        if commits {
+            let change = rack.ledger.decide_commit(at(1), id, tester()).unwrap();
+            rack.apply(change);
+        }
+        let change = rack.ledger.decide_break(at(1), id, "a slice did not come online".into());
+        rack.apply(change);
+        for ledger in [&rack.ledger, &Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned())] {
+            assert_eq!(ledger.overdue(When { now: deadline, ..at(1) }, 9).len(), overdue);
+        }
+        rack.end(id, EndedBy::Deadline);
+        assert_eq!(rack.ledger.overdue(When { now: deadline, ..at(1) }, 9), []);
+    }
+}
+
+#[test]
 fn a_quarantined_slice_breaks_its_reservation_and_comes_back_only_when_let() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 2)).unwrap();
@@ -579,7 +599,7 @@ fn a_quarantined_slice_breaks_its_reservation_and_comes_back_only_when_let() {
     let dirty = Event::FoundDirty(HostId(0), Epoch(1));
     let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
     rack.apply(change);
-    let Stage::Broken { why } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
+    let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
     assert_eq!(why, "slice 0 is quarantined: it did not reach its owner as zeros: byte 7");
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
     let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
@@ -668,6 +688,6 @@ fn slices_not_in_use_after_a_restore_are_scrubbed_and_break_their_reservation() 
     let change = rack.ledger.decide_unclaimed(&all);
     rack.apply(change);
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").draining()), (0, 4));
-    let Stage::Broken { why } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
+    let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
     assert!(why.contains("slice 0 was not in use"), "{why}");
 }

@@ -362,7 +362,7 @@ impl Manager {
         let answer = match self.durable.reservation(id) {
             None => Err(Denied::NoSuchReservation(id)),
             Some(reservation) => match &reservation.stage {
-                Stage::Broken { why } => Err(wrong(id, format!("broken ({why})"))),
+                Stage::Broken { why, .. } => Err(wrong(id, format!("broken ({why})"))),
                 Stage::Ended { why, .. } => Err(wrong(id, format!("ended ({why})"))),
                 Stage::Reserved { .. } | Stage::Committed if self.durable.is_all_online(id, reservation) => {
                     self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
@@ -429,7 +429,7 @@ mod tests {
             request: RequestKey { client, id: RequestId::new("r").unwrap() },
             commit_within: Ns::secs(1),
             created: UnixMs(0),
-            stage: Stage::Broken { why: "its slice was quarantined".into() },
+            stage: Stage::Broken { why: "its slice was quarantined".into(), deadline: None },
         }
     }
 

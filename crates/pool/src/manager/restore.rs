@@ -17,6 +17,7 @@ use crate::{
     denied::Denied,
     ledger::When,
     protocol::{Have, HaveVm},
+    record::{Reservation, Stage},
     slice::{Quarantine, State},
 };
 
@@ -35,10 +36,24 @@ impl Manager {
         if !have.whole {
             return;
         }
-        let complete = unadopted.is_empty() && !self.has_uncompared_emc(host);
+        let reported =
+            !self.has_uncompared_emc(host) && have.number.generation == self.head.meta().generation;
+        let all_adopted = unadopted.is_empty();
         self.note_unadopted(host, unadopted);
-        if complete && have.number.generation == self.head.meta().generation {
+        if reported {
+            self.head.set_reported(host);
+        }
+        if reported && all_adopted {
             let change = self.head.decide_reported(when, host);
+            self.change(when, change);
+        }
+    }
+
+    /// Reserves the numbers of slices that only a host knows of since a restore.
+    pub(super) fn hear_lost_slices(&mut self, when: When, host: HostId, have: &Have) {
+        if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
+            let used = have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online);
+            let change = self.head.decide_slices_named(used.map(|holding| holding.slice));
             self.change(when, change);
         }
     }
@@ -56,7 +71,7 @@ impl Manager {
     }
 
     /// Whether a reported VM has a slice that is quarantined because the ledger is older than the rack, or is missing
-    /// from a restored ledger.
+    /// from a restored ledger, or was not committed there and has no slices that could be in doubt.
     fn is_unknown(&self, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
         let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
         let in_doubt = |slice: SliceId| {
@@ -67,7 +82,7 @@ impl Manager {
             )
         };
         vm.slices.iter().any(|holding| in_doubt(holding.slice))
-            || (restored && self.head.reservation(id).is_none())
+            || (restored && self.head.reservation(id).is_none_or(is_uncommitted_without_slices))
     }
 
     fn adopt_vm(&mut self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
@@ -113,8 +128,7 @@ impl Manager {
             return in_doubt(format!("VM {vm} runs on it; it returns when the VM has ended"));
         }
         let Some(emc) = self.head.emc_of(slice) else { return Ok(()) };
-        let mut wired = self.head.hosts().map(|(_, entry)| &entry.host).filter(|h| h.emcs.contains(&emc));
-        match wired.find(|host| host.must_report_on(emc)) {
+        match self.head.unreported_on(emc).next() {
             Some(host) => in_doubt(format!("host {} has not reported since the restore", host.name)),
             None => Ok(()),
         }
@@ -157,4 +171,8 @@ impl Manager {
             (None, None) => "its agent has not sent a complete report".to_owned(),
         }
     }
+}
+
+fn is_uncommitted_without_slices(reservation: &Reservation) -> bool {
+    matches!(reservation.stage, Stage::Reserved { .. }) && reservation.slices.is_empty()
 }

@@ -10,6 +10,7 @@ mod hosts;
 mod reports;
 mod requests;
 mod restore;
+mod restore_rack;
 mod rig;
 mod scrubbing;
 mod shared;

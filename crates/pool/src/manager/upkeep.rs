@@ -136,7 +136,8 @@ impl Manager {
 
     /// After a restore, slices that no report claimed go back into the cycle when every host that could has reported.
     fn release_restored(&mut self, when: When) {
-        let ready = self.head.emcs().filter(|(_, entry)| entry.up && !entry.awaits_reports());
+        let waiting = self.head.emcs().filter(|(_, entry)| entry.up && entry.unclaimed().next().is_some());
+        let ready = waiting.filter(|(id, _)| !self.head.awaits_reports(*id));
         let unclaimed = ready.flat_map(|(_, entry)| entry.unclaimed()).take(UPKEEP_CHANGES_MAX);
         let unclaimed: Vec<SliceId> = unclaimed.collect();
         if !unclaimed.is_empty() {

@@ -9,7 +9,6 @@ use crate::{
     audit::Subject,
     protocol::Hello,
     record::{Fence, Host},
-    slice::Quarantine,
 };
 
 /// What a host looks like from here.
@@ -213,9 +212,7 @@ impl Manager {
     }
 
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
-        let quarantined = self.durable.emcs().any(|(_, entry)| entry.quarantined() > 0);
-        let slices = quarantined.then(|| self.durable.quarantined()).into_iter().flatten();
-        slices.filter(|(_, why)| !matches!(why, Quarantine::Restored { .. })).map(|(slice, why)| Alarm {
+        self.durable.quarantined().map(|(slice, why)| Alarm {
             reason: "SLICE_QUARANTINED",
             subject: Subject::Slice(slice),
             message: format!("{} is quarantined: {why}", self.slice_name(slice)),

@@ -297,9 +297,10 @@ fn indexes(ledger: &Ledger) {
             slots().filter(|(_, of, slot)| *of == id && slot.state == State::Scrubbing(Scrub::Waiting));
         let waits = waits.map(|(slice, ..)| slice);
         assert!(emc.slices_to_scrub().eq(waits), "slices of {id:?} that wait for a scrubber");
-        let restored = slots().filter(|(slice, of, slot)| {
+        let restored = slots().filter(|(_, of, slot)| {
             let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
-            *of == id && restored && ledger.has_way_back(*slice)
+            let known = slot.holder().is_none_or(|host| ledger.hosts.contains_key(&host));
+            *of == id && restored && known
         });
         let unclaimed: BTreeSet<_> = restored.map(|(slice, ..)| slice).collect();
         assert_eq!(emc.unclaimed, unclaimed, "slices of {id:?} that wait for a claim");

@@ -110,3 +110,14 @@ fn the_oldest_decisions_are_forgotten_many_at_a_time() {
     }
     assert!((2..=5).contains(&forgetting), "{forgetting} writes bore it");
 }
+
+/// The write that removes them reports an error and is on disk all the same.
+#[test]
+fn host_and_emc_whose_removal_is_found_on_disk_are_dropped() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "rack:e1=4&h1:e1&h2:e1 torn reload | store rack:e1=4&h1:e1&h2:e1->STORE_FAILED reload host#2.close(HostGone) e1.contents
+         device tick:60000 | h1.close(LeaseOver) h2.close(LeaseOver)",
+    );
+    assert_eq!(rig.manager.durable().hosts().count(), 2);
+}

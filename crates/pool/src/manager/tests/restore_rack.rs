@@ -1,0 +1,155 @@
+//! Restoring the ledger from a backup that is older than a change of the rack: VMs on hosts, wires and EMCs that the
+//! backup lacks keep their memory.
+
+use units::SliceId;
+
+use super::rig::{Rig, name};
+use crate::audit::Subject;
+
+/// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `after` follows the
+/// backup and is lost.
+fn restored(rack: &str, before: &str, after: &str, broken: &str) -> Rig {
+    let mut rig = Rig::of(rack);
+    rig.run(before);
+    let backup = rig.disk.clone();
+    rig.run(after);
+    rig.disk = backup;
+    rig.run(broken);
+    rig.run("restore stored device tick:10");
+    write_all(&mut rig);
+    rig
+}
+
+fn write_all(rig: &mut Rig) {
+    while rig.is_storing() {
+        rig.stored(true, true);
+    }
+}
+
+/// VM b runs on h1 and on slice 4 of e2, to which h1 was wired after the backup. e2 cannot cut hosts off.
+fn vm_on_wire_younger_than_backup(broken: &str) -> Rig {
+    restored(
+        "e1=4 e2=4! h1:e1 h2:e1+e2",
+        "up:h1 up:h2 go",
+        "rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go cordon:e1 up:h1 go reserve:b@h1=1 go commit:b go
+         have:h1:online=4.1:vm1b=4.1 go",
+        broken,
+    )
+}
+
+#[test]
+fn vm_on_younger_wire_is_adopted_whoever_reports_first() {
+    let reports = ["up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go", "up:h2 tick:10 have:h2 go"];
+    for order in [[0, 1], [1, 0]] {
+        let mut rig = vm_on_wire_younger_than_backup("");
+        let said = order.map(|n| rig.run(reports[n])).join(" ");
+        assert!(!said.contains("close") && !said.contains("revoke(4.1)"), "{said}");
+        rig.tells(
+            "slices | 4.1:online@h1
+             alarms |",
+        );
+    }
+}
+
+#[test]
+fn vm_on_younger_wire_is_adopted_when_its_emc_returns_after_the_report() {
+    let mut rig = vm_on_wire_younger_than_backup("break:e2");
+    let said = rig.run("up:h2 tick:10 have:h2 go up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
+    assert!(!said.contains("close"), "{said}");
+    rig.run("mend:e2 tick:1000 go have:h1:online=4.1:vm1b=4.1 have:h2 go");
+    rig.tells("slices | 4.1:online@h1");
+}
+
+/// The host is silent and fenced before e2 says that the host has a slice there.
+#[test]
+fn fence_that_an_emc_never_confirmed_proves_nothing_there() {
+    let mut rig = vm_on_wire_younger_than_backup("break:e2");
+    rig.run("up:h2 tick:10 have:h2 go");
+    for _ in 0..40 {
+        rig.run("tick:2000 have:h2 go");
+    }
+    rig.tells("state:h1 | Fenced");
+    let returned = rig.run("mend:e2 tick:2000 have:h2 go tick:2000 have:h2 go");
+    assert!(!returned.contains("e2.revoke(4.") && !returned.contains("e2.grant(4."), "{returned}");
+    rig.tells(
+        "slices state:h1 | 4.1:draining@h1 Fencing
+         vouch:h1 have:h2 go
+         slices state:h1 | Fenced",
+    );
+}
+
+#[test]
+fn vm_on_younger_host_keeps_its_slice_until_an_operator_decides() {
+    let mut rig = restored(
+        "e1=4 h1:e1 h2:e1",
+        "up:h1 up:h2 go",
+        "rack:e1=4&h1:e1&h2:e1&h3:e1 go up:h3 go reserve:c@h3=1 go commit:c go have:h3:online=0.1:vm1c=0.1 go",
+        "",
+    );
+    let said = rig.run("up:h1 up:h2 tick:10 have:h1 have:h2 go tick:2000 have:h1 have:h2 go");
+    assert!(!said.contains("revoke(0."), "{said}");
+    rig.tells(
+        "slices | 0.1:quarantined@host#2
+         alarms | SLICE_QUARANTINED
+         reserve:d@h1=3 | store",
+    );
+}
+
+/// VM b runs on h1 and on slice 4 of e2, which was added after the backup.
+fn vm_on_emc_younger_than_backup() -> Rig {
+    restored(
+        "e1=4 h1:e1",
+        "up:h1 go",
+        "rack:e1=4&e2=4&h1:e1+e2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm1b=4.1 go",
+        "",
+    )
+}
+
+#[test]
+fn vm_on_younger_emc_is_kept_and_its_slice_number_given_to_no_other() {
+    let mut rig = vm_on_emc_younger_than_backup();
+    let said = rig.run("up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
+    assert!(!said.contains("close"), "{said}");
+    rig.tells(
+        "alarms | RESTORE_PENDING VM_NOT_ADOPTED CAPACITY_ZERO
+         rack:e1=4&e2=4&h1:e1+e2 go",
+    );
+    assert!(rig.manager.durable().slot(SliceId(4)).is_none());
+    rig.meddle(5, Some((1, "h1")));
+    rig.run("restart device go up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
+    rig.tells("slices | 0.0:quarantined 1.0:quarantined 2.0:quarantined 3.0:quarantined 5.1:quarantined@h1");
+    rig.run("have:h1:ended=1 go");
+    rig.tells(
+        "alarms | SLICE_QUARANTINED
+         reserve:c@h1=1 | store",
+    );
+}
+
+#[test]
+fn absurd_slice_numbers_are_false_claims_after_a_restore_too() {
+    let mut rig = vm_on_emc_younger_than_backup();
+    let said = rig.run("up:h1 tick:10 have:h1:online=4000000000.1");
+    assert!(said.contains("h1.close(FalseClaim:4000000000.1)"), "{said}");
+}
+
+/// A VM without slices was committed after the backup: its deadline is none.
+#[test]
+fn running_vm_without_slices_is_committed_by_the_report_of_its_host() {
+    let mut rig = restored("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go have:h1:vm1a= go", "");
+    rig.run("up:h1 tick:10 have:h1:vm1a= go tick:301000 have:h1:vm1a= go");
+    rig.tells("commit:a | commit:a->ok()");
+    assert!(rig.remembers(&Subject::Vm(name("a")), "found running"));
+}
+
+#[test]
+fn vm_that_is_adopted_where_a_drain_is_under_way_is_asked_to_move() {
+    let mut rig = restored(
+        "e1=4 h1:e1 h2:e1",
+        "up:h1 up:h2 go drain:h1 go",
+        "enable:h1 reserve:b@h1=1 go commit:b go have:h1:online=0.1:vm1b=0.1 go",
+        "",
+    );
+    rig.run("up:h2 up:h1 tick:10 have:h2 have:h1:online=0.1:vm1b=0.1 go");
+    let asked: Vec<_> = rig.manager.durable().migrations().map(|(_, m)| m.vm.to_string()).collect();
+    assert_eq!(asked, ["b"]);
+}
