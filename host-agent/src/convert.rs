@@ -107,6 +107,8 @@ pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)
         pid: vm.pid,
         slices: vm.slices.into_iter().map(shown).collect(),
         reservation: reservation.to_string(),
+        local_bytes: vm.local.get(),
+        pinned: vm.pinned,
     };
     wire::Have {
         instance: instance.0,

@@ -12,8 +12,15 @@ use proto::v1 as wire;
 use tests::rack::{Plan, Rack, by_vm, reserve, wait_for_line};
 use tonic::Code;
 
+/// Local memory of each VM.
+const LOCAL_BYTES: u64 = 64 << 20;
+
 async fn reserved(rack: &Rack, vm: &str, host: &str, slices: u64, request: &str) {
-    let ask = wire::ReserveRequest { wait_ready: true, ..reserve(host, vm, slices, request) };
+    let ask = wire::ReserveRequest {
+        wait_ready: true,
+        local_bytes: LOCAL_BYTES,
+        ..reserve(host, vm, slices, request)
+    };
     rack.scheduler().await.reserve(ask).await.unwrap();
     rack.scheduler().await.commit(wire::CommitRequest { target: by_vm(vm) }).await.unwrap();
 }
@@ -147,6 +154,9 @@ async fn guests_keep_their_memory_when_a_store_is_restored_while_an_emc_is_down(
     .await;
     wait_for_end_of_restore(&rack).await;
     assert_eq!(count(&rack, wire::SliceState::Online).await, 4, "{:?}", rack.slices().await);
+    let hosts = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner().hosts;
+    let local = hosts.iter().map(|host| host.local_bytes - host.free_local_bytes);
+    assert_eq!(local.collect::<Vec<_>>(), [LOCAL_BYTES; 2], "the local memory of adopted VMs counts");
     let full = rack.scheduler().await.reserve(taken).await.unwrap_err();
     assert_eq!(full.code(), Code::ResourceExhausted, "{full:?}");
     ended(both);

@@ -180,6 +180,10 @@ pub struct HaveVm {
     pub pid: u32,
     /// The slices it was handed.
     pub slices: Vec<Holding>,
+    /// Local memory it was handed with them.
+    pub local: Bytes,
+    /// Whether its pages must stay where they are.
+    pub pinned: bool,
 }
 
 /// What a scrubber did.
@@ -248,7 +252,13 @@ mod tests {
     }
 
     fn running(id: u64) -> (ReservationId, HaveVm) {
-        let vm = HaveVm { vm: Name::new("a").unwrap(), pid: 7, slices: vec![holding(0)] };
+        let vm = HaveVm {
+            vm: Name::new("a").unwrap(),
+            pid: 7,
+            slices: vec![holding(0)],
+            local: Bytes::ZERO,
+            pinned: false,
+        };
         (ReservationId(id), vm)
     }
 

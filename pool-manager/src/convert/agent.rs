@@ -9,7 +9,7 @@ use proto::v1 as wire;
 use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UnixMs};
 
-use super::requests::{Invalid, named};
+use super::requests::{Invalid, local, named};
 
 /// Who is calling: the host's name, and what its agent says of itself.
 ///
@@ -111,7 +111,8 @@ fn failed(f: wire::Failed) -> Result<Failed, Invalid> {
 
 fn have_vm(vm: wire::HaveVm) -> Result<(ReservationId, HaveVm), Invalid> {
     let slices = vm.slices.into_iter().map(holding).collect();
-    Ok((reservation(&vm.reservation)?, HaveVm { vm: named("vm", &vm.vm)?, pid: vm.pid, slices }))
+    let (name, local) = (named("vm", &vm.vm)?, local(vm.local_bytes)?);
+    Ok((reservation(&vm.reservation)?, HaveVm { vm: name, pid: vm.pid, slices, local, pinned: vm.pinned }))
 }
 
 /// An order.
@@ -155,5 +156,29 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         base: w.base.map(|base| wire::OrderNumber { generation: base.generation, revision: base.revision.0 }),
         no_more_vms: w.no_more.vms.iter().map(ToString::to_string).collect(),
         no_more_slices: w.no_more.slices.iter().map(|slice| slice.0).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_memory_of_a_reported_vm_is_whole_mib_within_the_limit() {
+        let vm = |local_bytes| wire::HaveVm {
+            vm: "web".into(),
+            pid: 7,
+            slices: Vec::new(),
+            reservation: ReservationId(1).to_string(),
+            local_bytes,
+            pinned: true,
+        };
+        let (_, kept) = have_vm(vm(3 << 20)).expect("it is well formed");
+        assert_eq!((kept.local, kept.pinned), (Bytes::mib(3), true));
+        for bytes in [(3 << 20) + 1, u64::MAX] {
+            let Invalid { field, problem } = have_vm(vm(bytes)).expect_err("it is not well formed");
+            assert_eq!(field, "local_bytes");
+            assert!(problem.contains(&bytes.to_string()), "{problem}");
+        }
     }
 }

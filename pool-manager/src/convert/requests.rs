@@ -97,7 +97,7 @@ fn pool_slices(bytes: u64) -> Result<u32, Invalid> {
     asked.as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))
 }
 
-fn local(bytes: u64) -> Result<Bytes, Invalid> {
+pub(super) fn local(bytes: u64) -> Result<Bytes, Invalid> {
     let local = Bytes::new(within("local_bytes", bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
     if local.is_whole_mib() {
         Ok(local)

@@ -103,6 +103,8 @@ impl Agent {
             vm: record.vm.clone(),
             pid: record.process.pid,
             slices: record.slices.keys().copied().collect(),
+            local: record.local,
+            pinned: record.pinned,
         };
         running.map(|(id, vm)| (*id, told(&vm.record))).collect()
     }

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use units::limits::{RESERVATIONS_LOST_MAX, SLICES_LOST_MAX};
-use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
+use units::{EmcId, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, Subject, What},
     denied::Denied,
+    protocol::{HaveVm, Holding},
     record::{EndedBy, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
     slice::{Event, Owner, Quarantine, Slot, State},
 };
@@ -138,15 +139,8 @@ impl Ledger {
     ///
     /// Returns `None` if the device does not confirm a slice, or if an earlier reservation of this name still has slices
     /// and `id` is not of the lost history, so that the order is unknown.
-    pub fn decide_adopt(
-        &self,
-        when: When,
-        host: HostId,
-        id: ReservationId,
-        vm: &Name,
-        slices: &[(SliceId, Epoch)],
-    ) -> Option<Change> {
-        let other = self.reservation_of(vm).filter(|other| *other != id);
+    pub fn decide_adopt(&self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> Option<Change> {
+        let other = self.reservation_of(&vm.vm).filter(|other| *other != id);
         let known = self.reservations.get(&id);
         let ended = match known.map(|known| &known.stage) {
             Some(ended @ Stage::Ended { .. }) => Some(ended.clone()),
@@ -154,14 +148,14 @@ impl Ledger {
             _ => None,
         };
         let owner = Owner { host, reservation: id };
-        let mut records = Vec::with_capacity(slices.len() + 2);
-        for (slice, epoch) in slices {
-            let online = self.adopted(*slice, *epoch, owner)?;
+        let mut records = Vec::with_capacity(vm.slices.len() + 2);
+        for holding in &vm.slices {
+            let online = self.adopted(*holding, owner)?;
             let next = match ended {
                 Some(_) => online.step(Event::Release { force: false }).ok()?,
                 None => online,
             };
-            records.push(Record::Slice(*slice, next));
+            records.push(Record::Slice(holding.slice, next));
         }
         if let Some(earlier) = other.filter(|_| ended.is_none()) {
             if self.is_in_use(earlier) && id >= self.meta.next_reservation {
@@ -169,7 +163,7 @@ impl Ledger {
             }
             records.extend(self.decide_end(when, earlier, earlier_life(), Actor::Manager).ok()?.0);
         }
-        let ids: Vec<_> = slices.iter().map(|(slice, _)| *slice).collect();
+        let ids: Vec<_> = vm.slices.iter().map(|holding| holding.slice).collect();
         let known = known.cloned().unwrap_or_else(|| self.lost_reservation(when, id, host, vm));
         let stage = ended.unwrap_or(Stage::Committed);
         let adopted = Reservation { slices: ids.clone(), stage, ..known };
@@ -177,7 +171,12 @@ impl Ledger {
             records.extend(self.asking_if_draining(when, id, &adopted).into_iter().flatten());
         }
         records.push(Record::Reservation(id, adopted));
-        records.push(decision(when, Actor::Manager, Subject::Vm(vm.clone()), What::Adopted { slices: ids }));
+        records.push(decision(
+            when,
+            Actor::Manager,
+            Subject::Vm(vm.vm.clone()),
+            What::Adopted { slices: ids },
+        ));
         Some(Change(records))
     }
 
@@ -188,10 +187,10 @@ impl Ledger {
     }
 
     /// A slice as its running VM has it: already, or because its device confirms the grant.
-    fn adopted(&self, slice: SliceId, epoch: Epoch, owner: Owner) -> Option<Slot> {
-        let slot = self.slot(slice)?;
-        let own = slot.epoch == epoch && slot.state == State::Online(owner);
-        if own { Some(slot) } else { slot.step(Event::Adopt(owner, epoch)).ok() }
+    fn adopted(&self, holding: Holding, owner: Owner) -> Option<Slot> {
+        let slot = self.slot(holding.slice)?;
+        let own = slot.epoch == holding.epoch && slot.state == State::Online(owner);
+        if own { Some(slot) } else { slot.step(Event::Adopt(owner, holding.epoch)).ok() }
     }
 
     /// Reserves the numbers of slices that a host has and the ledger does not know, so that no EMC added later gets one of
@@ -204,16 +203,16 @@ impl Ledger {
         Change(vec![Record::Meta(Meta { next_slice: SliceId(highest + 1), ..self.meta.clone() })])
     }
 
-    /// A reservation of the lost history, as far as a report describes it.
-    fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &Name) -> Reservation {
+    /// A reservation of the lost history, as far as a report describes it: without cores.
+    fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &HaveVm) -> Reservation {
         let request = format!("restored:{}:{}", self.meta.generation, id.0);
         Reservation {
-            vm: vm.clone(),
+            vm: vm.vm.clone(),
             host,
             slices: Vec::new(),
-            local: Bytes::ZERO,
+            local: vm.local,
             cores: 0,
-            pinned: false,
+            pinned: vm.pinned,
             request: RequestKey {
                 client: Name::new("restored").expect("a valid name"),
                 id: RequestId::new(&request).expect("a valid request id"),

@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     audit::NotChosen,
     denied::Denied,
-    protocol::{Holding, Scrubbed},
+    protocol::{HaveVm, Holding, Scrubbed},
     record::{EndedBy, Fence, MigrationAnswer, RequestKey, Scheduling},
     slice::{Drain, Event, Owner, Quarantine},
 };
@@ -621,11 +621,18 @@ fn restored() -> (Rack, ReservationId) {
     (rack, id)
 }
 
+/// A report of a VM with 3 GiB of pinned local memory, and these slices under these epochs.
+fn running<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> HaveVm {
+    let holding = |(slice, epoch)| Holding { slice: SliceId(slice), epoch: Epoch(epoch) };
+    let slices = slices.map(holding).to_vec();
+    HaveVm { vm: name(vm), pid: 7, slices, local: Bytes::gib(3), pinned: true }
+}
+
 #[test]
 fn after_a_restore_vms_found_running_keep_their_slices() {
     let (mut rack, id) = restored();
     let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
-        rack.ledger.decide_adopt(at(3), host, id, &name(vm), &[(SliceId(slice), Epoch(epoch))])
+        rack.ledger.decide_adopt(at(3), host, id, &running(vm, [(slice, epoch)]))
     };
     let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("as the ledger had it");
     rack.apply(change);
@@ -636,6 +643,8 @@ fn after_a_restore_vms_found_running_keep_their_slices() {
     let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("of the lost part of history");
     rack.apply(change);
     assert_eq!(rack.ledger.reservation_of(&name("b")), Some(lost));
+    let adopted = rack.ledger.reservation(lost).unwrap();
+    assert_eq!((adopted.local, adopted.pinned), (Bytes::gib(3), true), "as its host reports");
     let next = rack.reserve(ask("c", "h1", 0));
     assert!(matches!(next, Err(Denied::HostNotSchedulable { .. })), "the host has yet to report");
     let reported = rack.ledger.decide_reported(at(3), HostId(0));
@@ -647,7 +656,7 @@ fn after_a_restore_vms_found_running_keep_their_slices() {
 fn after_a_restore_a_vm_found_elsewhere_replaces_what_the_backup_thought() {
     let (mut rack, old) = restored();
     let new = ReservationId(old.0 + 7);
-    let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &name("a"), &[(SliceId(1), Epoch(5))]);
+    let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &running("a", [(1, 5)]));
     rack.apply(change.unwrap());
     assert_eq!(rack.ledger.reservation_of(&name("a")), Some(new));
     assert!(!rack.ledger.reservation(old).unwrap().is_active());
@@ -661,7 +670,7 @@ fn after_a_restore_a_vm_whose_reservation_had_ended_keeps_its_slices_only_until_
     rack.end(id, released());
     let change = rack.ledger.decide_restored();
     rack.apply(change);
-    let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &name("a"), &[(SliceId(0), Epoch(1))]);
+    let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &running("a", [(0, 1)]));
     rack.apply(change.unwrap());
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
     assert_eq!(rack.ledger.reservation_of(&name("a")), None);
@@ -673,8 +682,8 @@ fn a_healthy_vm_is_not_replaced_by_what_somebody_claims_to_run() {
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     rack.online(0);
     rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
-    let claim = [(SliceId(1), Epoch(0))];
-    assert_eq!(rack.ledger.decide_adopt(at(3), HostId(1), ReservationId(id.0 + 1), &name("a"), &claim), None);
+    let claim = running("a", [(1, 0)]);
+    assert_eq!(rack.ledger.decide_adopt(at(3), HostId(1), ReservationId(id.0 + 1), &claim), None);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! lost history), every EMC of the host has been compared with the ledger, and every VM in the report has been adopted. A
 //! failed adoption leaves the host unreported: its slices are kept and an alarm names the VM.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::RESERVATIONS_LOST_MAX;
 use units::{HostId, Name, ReservationId, SliceId, UnixMs};
@@ -86,11 +86,10 @@ impl Manager {
     }
 
     fn adopt_vm(&mut self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
-        let slices: Vec<_> = vm.slices.iter().map(|holding| (holding.slice, holding.epoch)).collect();
         if !self.can_adopt_as(host, id, &vm.vm) {
             return false;
         }
-        let Some(change) = self.head.decide_adopt(when, host, id, &vm.vm, &slices) else { return false };
+        let Some(change) = self.head.decide_adopt(when, host, id, vm) else { return false };
         self.change(when, change);
         true
     }
@@ -106,9 +105,9 @@ impl Manager {
 
     fn note_unadopted(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
         let before = self.unadopted.remove(&host).unwrap_or_default();
+        let since: BTreeMap<_, _> = before.iter().map(|vm| ((&vm.vm, &vm.slices), vm.since)).collect();
         for found in &mut unadopted {
-            let noted = before.iter().find(|noted| noted.vm == found.vm && noted.slices == found.slices);
-            found.since = noted.map_or(found.since, |noted| noted.since);
+            found.since = since.get(&(&found.vm, &found.slices)).copied().unwrap_or(found.since);
         }
         self.changed |= before != unadopted;
         if !unadopted.is_empty() {

@@ -3,13 +3,14 @@
 
 mod calls;
 mod counts;
+mod demands;
 mod forgotten;
 mod orders;
 mod progress;
 mod rack;
 mod returns;
 
-pub(super) use self::{orders::Orders, rack::ByName};
+pub(super) use self::{counts::holder, demands::Demand, orders::Orders, rack::ByName};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,7 @@ use pool::{
     record::{Emc, Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Drain, Quarantine, Scrub, Slot, State},
 };
-use units::{EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId};
+use units::{EmcId, Epoch, HostId, Ns, ReservationId, SliceId};
 
 use super::{World, device::Mark, machine::Guest};
 
@@ -33,11 +34,11 @@ pub(super) struct Truth {
     pub(super) acked: BTreeMap<RequestKey, Acked>,
     /// Who was granted each slice last.
     hands: BTreeMap<SliceId, Hand>,
-    /// VMs that somebody asked to release by force, hosts to fence, slices to let back.
-    pub(super) force_asked: BTreeSet<Name>,
-    pub(super) fence_asked: BTreeSet<Name>,
-    pub(super) requalify_asked: BTreeSet<SliceId>,
+    demands: demands::Demands,
+    /// Reservations whose slices are taken by force.
     forced: BTreeSet<ReservationId>,
+    /// Slices that an operator let back, until they are granted again.
+    let_back: BTreeSet<SliceId>,
     /// Grants that went with the power of their device, or when it fenced their host.
     lost: BTreeSet<Holding>,
     /// Grants that a fence of their host was to end, on slices that could not be revoked then.
@@ -123,7 +124,16 @@ impl Truth {
         match record {
             Record::Gone(key) => drop(self.records.remove(key)),
             Record::Decision(..) => {}
-            kept => drop(self.records.insert(kept.key(), kept.clone())),
+            kept => {
+                if let Record::Slice(
+                    _,
+                    Slot { state: State::Draining(owner, Drain::Host { force: true }), .. },
+                ) = kept
+                {
+                    self.forced.insert(owner.reservation);
+                }
+                self.records.insert(kept.key(), kept.clone());
+            }
         }
     }
 }
@@ -174,10 +184,11 @@ impl World {
         if slot.epoch < before.epoch {
             self.blame("epochs only rise", format!("slice {slice}: from {} to {}", before.epoch, slot.epoch));
         }
-        if let State::Draining(owner, Drain::Host { force: true }) = slot.state {
-            self.truth.forced.insert(owner.reservation);
+        if let State::Draining(owner, Drain::Host { force: true }) = slot.state
+            && !self.truth.forced.contains(&owner.reservation)
+        {
             let vm = self.truth.reservation(owner.reservation).map(|r| r.vm.clone());
-            if vm.is_some_and(|vm| !self.truth.force_asked.contains(&vm)) {
+            if vm.is_none_or(|vm| !self.truth.demands.justify(&Demand::Force(vm))) {
                 self.blame(
                     "guests outlive us",
                     format!("slice {slice} is taken by force, which nobody asked"),
@@ -313,7 +324,7 @@ impl World {
         if !begins {
             return;
         }
-        let asked = self.truth.fence_asked.contains(&host.name);
+        let asked = self.truth.demands.justify(&Demand::Fence(host.name.clone()));
         if !asked && !self.is_long_silent(id) && !self.truth.long_silent.contains(&id) {
             self.blame("unknown is not free", format!("{id} is fenced without a long silence"));
         }
@@ -345,7 +356,8 @@ impl World {
             let kept = theirs.filter(|(_, hand)| hand.told).map(|(slice, _)| *slice).find(|slice| {
                 let device = self.devices.iter().zip(0..).find(|(device, _)| device.has(*slice));
                 let cut = device.is_some_and(|(_, emc)| self.truth.cut.contains(&(EmcId(emc), host)));
-                !cut || self.truth.slot(*slice).holder() != Some(host)
+                let known = self.truth.emc_of(*slice).is_some(); // a restored store may lack the EMC
+                known && (!cut || holder(&self.truth.slot(*slice)) != Some(host))
             });
             if let Some(slice) = kept {
                 self.blame("unknown is not free", format!("{host} is shown as fenced and has slice {slice}"));
@@ -399,7 +411,7 @@ impl World {
         for record in self.truth.records.values_mut() {
             match record {
                 Record::Slice(_, slot) => {
-                    slot.state = State::Quarantined(Quarantine::Restored { host: slot.holder() });
+                    slot.state = State::Quarantined(Quarantine::Restored { host: holder(slot) });
                 }
                 Record::Host(_, host) => {
                     (host.fence, host.must_report) = (Fence::None, true);
@@ -411,21 +423,17 @@ impl World {
         }
     }
 
-    /// The store was read: nothing that anybody was told may be missing.
-    pub(super) fn truth_loaded(&mut self, meta: Option<&Meta>, records: &[Record]) {
+    /// The store was read: nothing that anybody was told may be missing. A batch may have reached the disk without the
+    /// manager living to see it.
+    pub(super) fn truth_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
+        if !restored {
+            self.note_let_back(records);
+        }
+        self.truth.forget_unknown_demands();
         self.truth.records.clear();
         self.truth.records.extend(meta.map(|meta| (Key::Meta, Record::Meta(meta.clone()))));
         self.truth_committed(records);
-        self.follow_rack();
         self.truth.named.load();
-        let forced = records.iter().filter_map(|record| match record {
-            Record::Slice(_, Slot { state: State::Draining(owner, Drain::Host { force: true }), .. }) => {
-                Some(*owner)
-            }
-            _ => None,
-        });
-        // A batch may have reached the disk without the manager living to see it.
-        self.truth.forced.extend(forced.map(|owner| owner.reservation));
         let lost = self.truth.acked.iter().find(|(_, acked)| {
             !self.truth.reservation(acked.id).is_some_and(|reservation| is_kept(acked, reservation))
         });
@@ -490,7 +498,7 @@ impl World {
         let emc = self.devices.iter().position(|device| device.has(holding.slice));
         let unconfirmed = |host: &Host| host.unconfirmed_fences.iter().any(|of| Some(of.0 as usize) == emc);
         let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || unconfirmed(host));
-        let let_back = self.truth.requalify_asked.contains(&holding.slice);
+        let let_back = self.truth.let_back.contains(&holding.slice);
         let lost = self.truth.lost.contains(&holding) || self.truth.unrevoked.contains(&holding);
         if !forced && !fenced && !let_back && !lost {
             let what = format!("process {} of {host} lost {holding:?}: {why}", guest.process.pid);

@@ -14,7 +14,12 @@ use pool::{
 use rand::Rng as _;
 use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
-use super::{Happening, World, check::Acked, weather::name};
+use super::{
+    Happening, World,
+    check::{Acked, Demand, holder},
+    machine::Machine,
+    weather::name,
+};
 
 /// How many of the latest requests are acted upon.
 const TENANTS_ACTIVE: usize = 10;
@@ -78,6 +83,7 @@ impl World {
             93..96 => self.let_back_some(),
             96..97 => self.stop_waiting(),
             97..98 => self.fill_disk(),
+            98..99 if self.weather.old_backups && self.chance(0.9) => self.change_rack(),
             98..99 => self.program.store.backup(),
             _ => self.kill_some(),
         }
@@ -85,10 +91,18 @@ impl World {
 
     /// Asks, if somebody is there to hear it.
     pub(super) fn ask(&mut self, ask: Ask, asked: Asked) {
+        self.demand(ask, asked, None);
+    }
+
+    /// Asks, perhaps for what takes memory from a VM.
+    fn demand(&mut self, ask: Ask, asked: Asked, demand: Option<Demand>) {
         if self.program.is_open() {
             let token = self.program.token();
             self.say(|| format!("{} asks {}", token.0, brief(&ask)));
             self.people.asked.insert(token, asked);
+            if let Some(demand) = demand {
+                self.truth.demand(token, demand);
+            }
             self.manager(Event::Ask(token, ask));
         }
     }
@@ -165,11 +179,9 @@ impl World {
     }
 
     pub(super) fn release(&mut self, vm: Name, target: Target, force: bool) {
-        if force {
-            self.truth.force_asked.insert(vm);
-        }
         let reason = if force { "by force".into() } else { String::new() };
-        self.ask(Ask::Release { target, force, reason, actor: Actor::Manager }, Asked::Release);
+        let ask = Ask::Release { target, force, reason, actor: Actor::Manager };
+        self.demand(ask, Asked::Release, force.then_some(Demand::Force(vm)));
     }
 
     fn launch_some(&mut self) {
@@ -192,8 +204,12 @@ impl World {
     }
 
     pub(super) fn schedule(&mut self, place: Place, to: Scheduling) {
+        let demand = match place {
+            Place::Slice(slice) => Some(Demand::LetBack(slice)),
+            Place::Host(_) | Place::Emc(_) => None,
+        };
         let ask = Ask::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
-        self.ask(ask, Asked::Other);
+        self.demand(ask, Asked::Other, demand);
     }
 
     /// Nobody vouches for a machine that runs.
@@ -201,13 +217,13 @@ impl World {
         let Some(host) = self.any(&self.hosts()) else { return };
         let off = !self.machine(host).up;
         let name = self.machine(host).name.clone();
-        self.truth.fence_asked.insert(name.clone());
+        let demand = Demand::Fence(name.clone());
         let ask = Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
         let connected = self.speaks(host);
-        self.ask(ask, Asked::Fence { connected });
+        self.demand(ask, Asked::Fence { connected }, Some(demand));
     }
 
-    /// An operator lets a quarantined slice back; where the device would cut somebody off, if nobody uses it.
+    /// An operator lets a quarantined slice back.
     pub(super) fn let_back_some(&mut self) {
         let slices = self.quarantined();
         if let Some(slice) = self.any(&slices) {
@@ -216,26 +232,31 @@ impl World {
     }
 
     pub(super) fn quarantined(&self) -> Vec<SliceId> {
-        // After a restore, slices return by themselves.
-        let waits = |why: Quarantine| !matches!(why, Quarantine::Restored { .. });
+        // After a restore, slices return by themselves, but for those of hosts that the backup lacks.
+        let returns =
+            |slot: &Slot, why| matches!(why, Quarantine::Restored { .. }) && self.knows_holder(slot);
         let quarantined = |record: &Record| match record {
-            Record::Slice(slice, Slot { state: State::Quarantined(why), .. }) => {
-                waits(*why).then_some(*slice)
-            }
+            Record::Slice(slice, slot) => match slot.state {
+                State::Quarantined(why) => (!returns(slot, why)).then_some(*slice),
+                _ => None,
+            },
             _ => None,
         };
         self.truth.records().filter_map(quarantined).collect()
     }
 
+    fn knows_holder(&self, slot: &Slot) -> bool {
+        holder(slot).is_none_or(|host| self.truth.has_host(host))
+    }
+
+    /// Where the device would cut somebody off, if nobody uses it. A host that is not in the rack is powered off before.
     pub(super) fn let_back(&mut self, slice: SliceId) {
-        if self.device(slice).is_shared() {
-            return self.schedule(Place::Slice(slice), Scheduling::Enabled);
+        let slot = self.truth.slot(slice);
+        if let Some(stranger) = holder(&slot).filter(|_| !self.knows_holder(&slot)) {
+            self.power_off(stranger);
         }
-        let used =
-            self.machines.iter().any(|m| m.mappings().any(|(held, pid)| held.slice == slice && pid != 0));
-        if !used {
-            self.truth.requalify_asked.insert(slice);
-            self.freed_by_hand(slice);
+        let uses = |m: &Machine| m.mappings().any(|(held, pid)| held.slice == slice && pid != 0);
+        if self.device(slice).is_shared() || !self.machines.iter().any(uses) {
             self.schedule(Place::Slice(slice), Scheduling::Enabled);
         }
     }
@@ -276,9 +297,11 @@ impl World {
     /// The manager died: nobody hears of what they asked.
     pub(super) fn forget_askers(&mut self) {
         self.people.asked.clear();
+        self.truth.demands_cut_off();
     }
 
     pub(super) fn on_reply(&mut self, token: Token, answer: Result<Answer, Denied>) {
+        self.truth.demand_answered(token, &answer);
         if self.program.running.as_ref().is_some_and(|running| running.ready == Some(token)) {
             return self.on_ready(&answer);
         }

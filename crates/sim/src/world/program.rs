@@ -93,10 +93,12 @@ impl World {
         if restored {
             self.forget_lost_history(&records);
         }
-        self.truth_loaded(meta.as_ref(), &records);
+        self.truth_loaded(meta.as_ref(), &records, restored);
         if restored {
+            self.restore_rack();
             self.doubt_everything();
         }
+        self.follow_rack();
         self.fresh_leases();
         let meta = meta.unwrap_or_else(|| Meta::new("rack".into()));
         self.program.life += 1;
@@ -269,10 +271,11 @@ impl World {
             None => self.after(STORE_RETRY, Happening::StoreRead(life)),
             Some((meta, records)) => {
                 let restored = self.program.store.is_restored();
-                self.truth_loaded(meta.as_ref(), &records);
+                self.truth_loaded(meta.as_ref(), &records, restored);
                 if restored {
                     self.doubt_everything();
                 }
+                self.follow_rack();
                 // A store that never held anything has nothing to go on with: the program ends and starts anew.
                 match meta {
                     Some(meta) => self.manager(Event::Loaded { meta, records, restored }),

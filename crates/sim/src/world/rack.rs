@@ -30,15 +30,15 @@ pub(super) struct RackFile {
     before: Option<RackSpec>,
     /// Pool devices that every machine sees by itself.
     pub(super) seen: Vec<SeenDevice>,
-    /// The hosts and EMCs of the latest backup.
-    backed_up: ByName,
+    /// The hosts and EMCs of the latest change.
+    latest: ByName,
 }
 
 impl RackFile {
     /// The file of a rack that has not started yet.
     pub(super) fn new(spec: RackSpec) -> Self {
         let seen = spec.emcs.iter().filter_map(seen).collect();
-        Self { spec, before: Some(RackSpec::default()), seen, backed_up: ByName::default() }
+        Self { spec, before: Some(RackSpec::default()), seen, latest: ByName::default() }
     }
 
     pub(super) fn spec(&self) -> &RackSpec {
@@ -107,7 +107,7 @@ impl World {
 
     fn changed_rack(&mut self) -> RackSpec {
         let mut rack = self.rack.spec.clone();
-        match self.rng.random_range(0..8) {
+        match self.rng.random_range(0..12) {
             0 => self.add_host(&mut rack),
             1 => self.add_emc(&mut rack),
             2 if rack.hosts.len() > 1 => drop(rack.hosts.remove(self.rng.random_range(0..rack.hosts.len()))),
@@ -124,7 +124,7 @@ impl World {
 
     fn add_host(&mut self, rack: &mut RackSpec) {
         let n = self.machines.len();
-        if n < PLACES_MAX {
+        if n < PLACES_MAX && self.truth.next_host() == Some(n) {
             let wires = rack.emcs.iter().map(|emc| emc.name.clone());
             let wires: Vec<Name> = wires.filter(|_| self.rng.random_bool(0.7)).collect();
             rack.hosts.push(host(n, wires));
@@ -133,7 +133,7 @@ impl World {
 
     fn add_emc(&mut self, rack: &mut RackSpec) {
         let n = self.devices.len();
-        if n < PLACES_MAX {
+        if n < PLACES_MAX && self.truth.next_emc() == Some(n) {
             let new = emc(n, self.rng.random_range(1..=3), self.rng.random_bool(0.5));
             let wired = rack.hosts.iter_mut().filter(|_| self.rng.random_bool(0.7));
             wired.for_each(|host| host.emcs.push(new.name.clone()));
@@ -173,8 +173,22 @@ impl World {
         }
     }
 
-    /// Adds the devices and machines that have become durable. The operator makes a backup of each rack: an older one is
-    /// started with only after its rack.toml.
+    /// The operator starts a restored manager with the file of its backup, or with the present one, which must not add anything.
+    pub(super) fn restore_rack(&mut self) {
+        let (emcs, hosts) = self.truth.rack();
+        let spec = &self.rack.spec;
+        let adds = spec.emcs.iter().any(|emc| !emcs.contains_key(&emc.name))
+            || spec.hosts.iter().any(|host| !hosts.contains_key(&host.name));
+        let backup = RackSpec { emcs: emcs.into_values().collect(), hosts: hosts.into_values().collect() };
+        if adds || self.chance(0.5) {
+            (self.rack.spec, self.rack.before) = (backup, None);
+        } else {
+            self.rack.before = Some(backup);
+        }
+    }
+
+    /// Adds the devices and machines that have become durable. Some operators make a backup of each rack. A backup of others
+    /// may lack machines and devices: these go on without the manager, and nothing is added under their numbers.
     pub(super) fn follow_rack(&mut self) {
         while let Some(emc) = self.truth.emc(EmcId(u32::try_from(self.devices.len()).expect("few"))).cloned()
         {
@@ -190,9 +204,12 @@ impl World {
         }
         self.check_rack();
         let rack = self.truth.rack();
-        if rack != self.rack.backed_up {
-            self.rack.backed_up = rack;
-            self.program.store.backup();
+        if rack != self.rack.latest {
+            let first = self.rack.latest == ByName::default();
+            self.rack.latest = rack;
+            if first || !self.weather.old_backups {
+                self.program.store.backup();
+            }
         }
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Weather {
     pub(super) days_pass: bool,
     /// Whether the operator changes rack.toml.
     pub(super) rack_changes: bool,
+    /// Whether a backup may be older than the latest change of rack.toml.
+    pub(super) old_backups: bool,
     /// Whether a client has as many ended reservations as may be remembered.
     pub(super) long_past: bool,
 }
@@ -64,6 +66,7 @@ impl Weather {
             days_pass: rng.random_bool(0.2),
             rack_changes: rng.random_bool(0.4),
             long_past: rng.random_bool(0.002),
+            old_backups: rng.random_bool(0.3),
         }
     }
 

@@ -215,7 +215,7 @@ fn vm_that_lost_its_slices_is_replaced_by_its_later_life() {
     rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
     rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     let later = ReservationId(id.0 + 100);
-    let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &name("a"), &[(SliceId(1), Epoch(0))]);
+    let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &running("a", [(1, 0)]));
     rack.apply(adopted.expect("nothing is left of the earlier life"));
     assert_eq!(rack.ledger.reservation_of(&name("a")), Some(later));
 }
@@ -227,10 +227,7 @@ fn vm_that_has_some_of_its_slices_adopts_the_others() {
     rack.online(0);
     rack.online(1);
     rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
-    let adopt = |epoch| {
-        let slices = [(SliceId(0), Epoch(epoch)), (SliceId(1), Epoch(1))];
-        rack.ledger.decide_adopt(at(3), HostId(0), id, &name("a"), &slices)
-    };
+    let adopt = |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running("a", [(0, epoch), (1, 1)]));
     assert_eq!(adopt(0), None, "another epoch than it has");
     let change = adopt(1).expect("as the device grants it");
     rack.apply(change);

@@ -214,8 +214,9 @@ impl Rack {
         {
             return Change::default(); // the manager gives it a number of its own
         }
-        let found: Vec<_> = found.into_iter().map(|(slice, slot)| (slice, slot.epoch)).collect();
-        self.ledger.decide_adopt(when, host, id, vm, &found).unwrap_or_default()
+        let slices = found.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
+        let running = HaveVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false };
+        self.ledger.decide_adopt(when, host, id, &running).unwrap_or_default()
     }
 }
 

@@ -628,7 +628,8 @@ impl Rig {
                 Some((vm, list)) => {
                     let vm = vm.strip_prefix("vm").expect("a part of a report");
                     let (id, vm) = vm.split_at(vm.len() - 1);
-                    let running = HaveVm { vm: name(vm), pid: 7, slices: holdings(list) };
+                    let (vm, slices) = (name(vm), holdings(list));
+                    let running = HaveVm { vm, pid: 7, slices, local: Bytes::ZERO, pinned: false };
                     have.vms.insert(ReservationId(id.parse().unwrap()), running);
                 }
                 None => panic!("no part {part:?}"),

@@ -171,7 +171,7 @@ impl World {
             self.blame("unknown is not free", what);
         }
         self.story.counts.moved += u64::from(before.is_some_and(|hand| hand.host != host));
-        self.truth.requalify_asked.remove(&slice);
+        self.truth.let_back.remove(&slice);
         self.truth.hands.insert(slice, Hand { epoch, host, told: false, online: false, let_go: false });
     }
 

@@ -60,7 +60,7 @@ pub(super) fn owner(slot: &Slot) -> Option<ReservationId> {
 }
 
 /// The host that may still reach a slice.
-pub(super) fn holder(slot: &Slot) -> Option<HostId> {
+pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
     match slot.state {
         State::Free | State::Scrubbing(Scrub::Waiting) => None,
         State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => Some(o.host),
@@ -179,7 +179,7 @@ impl Counts {
             Stage::Ended { at, .. } if released => {
                 self.next_forgetting = earliest(self.next_forgetting, at.after(REQUEST_ID_KEPT));
             }
-            Stage::Reserved { deadline, .. } if heard => {
+            Stage::Reserved { deadline, .. } | Stage::Broken { deadline: Some(deadline), .. } if heard => {
                 self.next_expiry = earliest(self.next_expiry, *deadline);
             }
             _ => {}

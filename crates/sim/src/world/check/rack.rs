@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pool::{
     ledger::{EmcSpec, HostSpec, RackSpec},
-    record::{Emc, Host, Key, Record},
+    record::{Emc, Host, Key, Meta, Record},
     slice::{Scrub, Slot, State},
 };
 use units::{EmcId, HostId, Name, SliceId};
@@ -97,6 +97,23 @@ impl Truth {
             }
             _ => None,
         }
+    }
+
+    fn meta(&self) -> Option<&Meta> {
+        match self.records.get(&Key::Meta) {
+            Some(Record::Meta(meta)) => Some(meta),
+            _ => None,
+        }
+    }
+
+    /// The number of the next host.
+    pub(in crate::world) fn next_host(&self) -> Option<usize> {
+        self.meta().map(|meta| meta.next_host.0 as usize)
+    }
+
+    /// The number of the next EMC.
+    pub(in crate::world) fn next_emc(&self) -> Option<usize> {
+        self.meta().map(|meta| meta.next_emc.0 as usize)
     }
 
     /// Whether a host is in the rack on disk.

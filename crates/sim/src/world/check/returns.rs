@@ -93,6 +93,7 @@ impl World {
     pub(in crate::world) fn note_durable(&mut self, records: &[Record]) {
         let now = self.when().now;
         self.truth.note_moves(now, records);
+        self.note_let_back(records);
         self.truth_committed(records);
         self.follow_rack_of(records);
     }

@@ -1,0 +1,78 @@
+//! What people demanded that takes memory from a VM: it justifies what the manager does until it is answered, or until a
+//! manager that could not answer has read its store again.
+
+use std::collections::BTreeMap;
+
+use pool::{
+    denied::Denied,
+    manager::{Answer, Token},
+    record::Record,
+    slice::{Slot, State},
+};
+use units::{Name, SliceId};
+
+use super::Truth;
+use crate::world::World;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::world) enum Demand {
+    /// To release a VM by force.
+    Force(Name),
+    /// To fence a host.
+    Fence(Name),
+    /// To let a quarantined slice back.
+    LetBack(SliceId),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Demands {
+    unanswered: BTreeMap<Token, Demand>,
+    /// Whether these were done is known when the store is read.
+    unknown: Vec<Demand>,
+}
+
+impl Demands {
+    pub(super) fn justify(&self, demand: &Demand) -> bool {
+        self.unanswered.values().chain(&self.unknown).any(|open| open == demand)
+    }
+}
+
+fn is_quarantined(slot: Slot) -> bool {
+    matches!(slot.state, State::Quarantined(_))
+}
+
+impl Truth {
+    pub(in crate::world) fn demand(&mut self, token: Token, demand: Demand) {
+        self.demands.unanswered.insert(token, demand);
+    }
+
+    pub(in crate::world) fn demand_answered(&mut self, token: Token, answer: &Result<Answer, Denied>) {
+        let demand = self.demands.unanswered.remove(&token);
+        let unknown = matches!(answer, Err(Denied::StoreFailed));
+        self.demands.unknown.extend(demand.filter(|_| unknown));
+    }
+
+    /// The manager died: nobody will answer.
+    pub(in crate::world) fn demands_cut_off(&mut self) {
+        let unanswered = std::mem::take(&mut self.demands.unanswered);
+        self.demands.unknown.extend(unanswered.into_values());
+    }
+
+    pub(super) fn forget_unknown_demands(&mut self) {
+        self.demands.unknown.clear();
+    }
+}
+
+impl World {
+    /// Notes which slices these durable records let back because somebody demanded it.
+    pub(super) fn note_let_back(&mut self, records: &[Record]) {
+        for record in records {
+            let Record::Slice(slice, slot) = record else { continue };
+            let returns = is_quarantined(self.truth.slot(*slice)) && !is_quarantined(*slot);
+            if returns && self.truth.demands.justify(&Demand::LetBack(*slice)) {
+                self.truth.let_back.insert(*slice);
+                self.freed_by_hand(*slice);
+            }
+        }
+    }
+}
