@@ -129,6 +129,7 @@ fn records(start: Start) -> Vec<Record> {
             boot_id: "boot".to_owned(),
             must_report: false,
             unconfirmed_fences: BTreeSet::new(),
+            unwired_fences: BTreeSet::new(),
         };
         Record::Host(HostId(n), host)
     });

@@ -154,7 +154,7 @@ async fn guests_keep_their_memory_when_a_store_is_restored_while_an_emc_is_down(
     .await;
     wait_for_end_of_restore(&rack).await;
     assert_eq!(count(&rack, wire::SliceState::Online).await, 4, "{:?}", rack.slices().await);
-    let hosts = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner().hosts;
+    let hosts = rack.hosts().await;
     let local = hosts.iter().map(|host| host.local_bytes - host.free_local_bytes);
     assert_eq!(local.collect::<Vec<_>>(), [LOCAL_BYTES; 2], "the local memory of adopted VMs counts");
     let full = rack.scheduler().await.reserve(taken).await.unwrap_err();

@@ -29,7 +29,9 @@ mod view;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use units::limits::{AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER};
+use units::limits::{
+    AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER, SLICES_LOST_MAX,
+};
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
 pub use self::{
@@ -192,6 +194,8 @@ pub struct Manager {
     durable: Ledger,
     loaded: bool,
     loaded_at: UnixMs,
+    /// No EMC that a restored ledger lacks had slices from here on.
+    lost_slices_end: SliceId,
     open: Batch,
     writing: Option<(Batch, Arc<Vec<Record>>)>,
     batches: u64,
@@ -236,6 +240,7 @@ impl Manager {
             durable: empty(),
             loaded: false,
             loaded_at: UnixMs(0),
+            lost_slices_end: SliceId(0),
             open: Batch::default(),
             writing: None,
             batches: 0,
@@ -340,6 +345,7 @@ impl Manager {
     }
 
     fn on_loaded(&mut self, when: When, meta: Meta, records: Vec<Record>, restored: bool) {
+        self.lost_slices_end = SliceId(meta.next_slice.0.saturating_add(SLICES_LOST_MAX));
         self.durable = Ledger::load(meta, records);
         let emcs: Vec<_> = self.durable.emcs().map(|(id, _)| id).collect();
         emcs.iter().for_each(|emc| self.durable.set_emc_up(*emc, false));

@@ -189,17 +189,27 @@ pub struct Host {
     /// it returned.
     #[serde(deserialize_with = "if_written")]
     pub unconfirmed_fences: BTreeSet<EmcId>,
+    /// EMCs to which the host is not wired and that have confirmed the present fence: a restored ledger may lack wires.
+    #[serde(deserialize_with = "if_written")]
+    pub unwired_fences: BTreeSet<EmcId>,
 }
 
 impl Host {
-    /// Whether the host is fenced and this EMC has confirmed it. An EMC to which the host is not wired was not asked.
+    /// Whether the host is fenced and this EMC has confirmed it.
     pub fn is_cut_off(&self, emc: EmcId) -> bool {
         match self.fence {
             Fence::None => false,
             Fence::Fencing { .. } | Fence::Fenced => {
-                self.emcs.contains(&emc) && !self.unconfirmed_fences.contains(&emc)
+                let asked = self.emcs.contains(&emc) || self.unwired_fences.contains(&emc);
+                asked && !self.unconfirmed_fences.contains(&emc)
             }
         }
+    }
+
+    /// Whether the host may have wires and slices that a restored ledger lacks: it has not reported since, or was fenced
+    /// before it reported.
+    pub(crate) fn may_know_more(&self) -> bool {
+        self.must_report || self.fence != Fence::None
     }
 
     /// Whether slices of an EMC wait for this host's report after a restore. An EMC that has cut it off since leaves it
@@ -402,6 +412,7 @@ mod tests {
                     boot_id: String::new(),
                     must_report: true,
                     unconfirmed_fences: [EmcId(2)].into(),
+                    unwired_fences: [EmcId(3)].into(),
                 };
                 [1, 2].map(|emc| host.must_report_on(EmcId(emc)))
             });

@@ -320,7 +320,10 @@ impl Ledger {
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
         if !vouched {
             let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where its wire was lost
-            fencing.unconfirmed_fences.extend(holds_on.chain(entry.host.emcs.iter().copied()));
+            let doubtful = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may lack wires
+            let asked = holds_on.chain(entry.host.emcs.iter().copied()).chain(doubtful.copied());
+            fencing.unconfirmed_fences.extend(asked);
+            fencing.unwired_fences.clear();
         }
         let mut records = vec![Record::Host(host, fencing)];
         records.extend(self.ends_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));
@@ -344,6 +347,9 @@ impl Ledger {
         };
         let mut new = entry.host.clone();
         new.unconfirmed_fences.remove(&emc);
+        if new.fence != Fence::None && !new.emcs.contains(&emc) {
+            new.unwired_fences.insert(emc);
+        }
         let mut records = self.let_go(host, |slice| self.emc_of(slice) == Some(emc));
         records.extend(completed(when, &mut new));
         records.push(Record::Host(host, new));
@@ -382,6 +388,7 @@ impl Ledger {
             if rebooted { self.ends_all(when, entry, &EndedBy::HostRestarted, &actor) } else { Vec::new() };
         if new.fence != Fence::None && (rebooted || clean) {
             new.fence = Fence::None;
+            new.unwired_fences.clear();
             records.extend(self.let_go(host, |_| true));
             let proof = if rebooted { "it restarted" } else { "its agent reports that nothing is left" };
             let what = What::Returned { proof: proof.to_owned() };
@@ -474,5 +481,6 @@ fn new_host(wanted: &HostSpec, emcs: Vec<EmcId>) -> Host {
         boot_id: String::new(),
         must_report: false,
         unconfirmed_fences: BTreeSet::new(),
+        unwired_fences: BTreeSet::new(),
     }
 }

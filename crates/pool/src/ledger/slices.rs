@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use units::limits::{RESERVATIONS_LOST_MAX, SLICES_LOST_MAX};
+use units::limits::RESERVATIONS_LOST_MAX;
 use units::{EmcId, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
@@ -48,8 +48,8 @@ impl Ledger {
     fn fence_to_confirm(&self, slice: SliceId, slot: Slot) -> Option<Record> {
         let (id, emc) = (slot.holder()?, self.emc_of(slice)?);
         let host = &self.hosts.get(&id)?.host;
-        let unasked = host.fence != Fence::None && !host.emcs.contains(&emc);
-        (unasked && !host.unconfirmed_fences.contains(&emc)).then(|| {
+        let confirms = host.unconfirmed_fences.contains(&emc) || host.is_cut_off(emc);
+        (host.fence != Fence::None && !confirms).then(|| {
             let mut host = host.clone();
             host.unconfirmed_fences.insert(emc);
             if host.fence == Fence::Fenced {
@@ -194,13 +194,12 @@ impl Ledger {
     }
 
     /// Reserves the numbers of slices that a host has and the ledger does not know, so that no EMC added later gets one of
-    /// them: a restored ledger may lack their EMC. Ignores numbers at or above the next one plus [`SLICES_LOST_MAX`].
-    pub fn decide_slices_named(&self, slices: impl IntoIterator<Item = SliceId>) -> Change {
-        let next = self.meta.next_slice.0;
-        let lost = next..next.saturating_add(SLICES_LOST_MAX);
-        let highest = slices.into_iter().map(|slice| slice.0).filter(|slice| lost.contains(slice)).max();
+    /// them: a restored ledger may lack their EMC. Ignores numbers from `end` on, which no EMC can have had.
+    pub fn decide_slices_named(&self, slices: impl IntoIterator<Item = SliceId>, end: SliceId) -> Change {
+        let lost = self.meta.next_slice..end;
+        let highest = slices.into_iter().filter(|slice| lost.contains(slice)).max();
         let Some(highest) = highest else { return Change::default() };
-        Change(vec![Record::Meta(Meta { next_slice: SliceId(highest + 1), ..self.meta.clone() })])
+        Change(vec![Record::Meta(Meta { next_slice: SliceId(highest.0 + 1), ..self.meta.clone() })])
     }
 
     /// A reservation of the lost history, as far as a report describes it: without cores.
@@ -234,8 +233,10 @@ impl Ledger {
         });
         let hosts = self.hosts.iter().map(|(id, entry)| {
             let old = entry.host.clone();
-            let (fence, unconfirmed_fences, boot_id) = (Fence::None, BTreeSet::new(), String::new());
-            Record::Host(*id, Host { must_report: true, fence, unconfirmed_fences, boot_id, ..old })
+            let (fence, unconfirmed_fences, unwired_fences) = (Fence::None, BTreeSet::new(), BTreeSet::new());
+            let boot_id = String::new();
+            let host = Host { must_report: true, fence, unconfirmed_fences, unwired_fences, boot_id, ..old };
+            Record::Host(*id, host)
         });
         let Meta { generation, next_reservation, .. } = self.meta;
         // Each restore gets its own range of numbers by its generation; the bound, in the year 2106, avoids an overflow.

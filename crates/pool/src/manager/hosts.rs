@@ -279,7 +279,7 @@ impl Manager {
         let removed = claim.epoch > Epoch(0) && claim.slice < self.head.meta().next_slice;
         let Some(slot) = self.head.slot(claim.slice) else { return !removed };
         let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
-            || entry.host.must_report; // a restored ledger may lack the wire
+            || entry.host.may_know_more();
         let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
         // After a lost or restored store the ledger may know less than the host: then the device is the judge.
         let in_doubt = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }))

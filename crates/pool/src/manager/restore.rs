@@ -36,8 +36,10 @@ impl Manager {
         if !have.whole {
             return;
         }
-        let reported =
-            !self.has_uncompared_emc(host) && have.number.generation == self.head.meta().generation;
+        let mut named = have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online);
+        let uncompared =
+            self.has_uncompared_emc(host) || named.any(|holding| self.is_uncompared(holding.slice));
+        let reported = !uncompared && have.number.generation == self.head.meta().generation;
         let all_adopted = unadopted.is_empty();
         self.note_unadopted(host, unadopted);
         if reported {
@@ -49,11 +51,12 @@ impl Manager {
         }
     }
 
-    /// Reserves the numbers of slices that only a host knows of since a restore.
+    /// Reserves the numbers of slices that only a host knows of since a restore. It may have been fenced since.
     pub(super) fn hear_lost_slices(&mut self, when: When, host: HostId, have: &Have) {
-        if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
+        if self.head.host(host).is_some_and(|entry| entry.host.may_know_more()) {
             let used = have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online);
-            let change = self.head.decide_slices_named(used.map(|holding| holding.slice));
+            let used = used.map(|holding| holding.slice);
+            let change = self.head.decide_slices_named(used, self.lost_slices_end);
             self.change(when, change);
         }
     }

@@ -169,7 +169,7 @@ impl World {
         for record in records {
             self.check_rack_change(record, records);
             match record {
-                Record::Slice(slice, slot) => self.check_slot(*slice, *slot),
+                Record::Slice(slice, slot) => self.check_slot(*slice, *slot, records),
                 Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
                 Record::Host(id, host) => self.check_fencing(*id, host, records),
                 Record::Gone(Key::Reservation(id)) => self.check_forgotten(*id, records),
@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    fn check_slot(&mut self, slice: SliceId, slot: Slot) {
+    fn check_slot(&mut self, slice: SliceId, slot: Slot, batch: &[Record]) {
         let before = self.truth.slot(slice);
         self.check_unclaimed(slice, before, slot);
         if slot.epoch < before.epoch {
@@ -187,8 +187,10 @@ impl World {
         if let State::Draining(owner, Drain::Host { force: true }) = slot.state
             && !self.truth.forced.contains(&owner.reservation)
         {
-            let vm = self.truth.reservation(owner.reservation).map(|r| r.vm.clone());
-            if vm.is_none_or(|vm| !self.truth.demands.justify(&Demand::Force(vm))) {
+            let reservations = self.truth.after(batch);
+            let vms: Vec<_> =
+                reservations.filter(|(id, _)| *id == owner.reservation).map(|(_, r)| r.vm.clone()).collect();
+            if !vms.into_iter().any(|vm| self.truth.demands.justify(&Demand::Force(vm))) {
                 self.blame(
                     "guests outlive us",
                     format!("slice {slice} is taken by force, which nobody asked"),
@@ -445,7 +447,7 @@ impl World {
 
     /// What a host says counts, and must be so.
     pub(super) fn note_have(&mut self, host: HostId, have: &Have) {
-        for holding in &have.online {
+        for holding in had(have) {
             if let Some(hand) = self.truth.hands.get_mut(&holding.slice) {
                 hand.online |= (hand.host, hand.epoch) == (host, holding.epoch);
             }
@@ -455,6 +457,7 @@ impl World {
             self.truth.let_go(host, *holding);
         }
         have.scrubbed.iter().for_each(|scrubbed| self.truth.let_go(host, scrubbed.holding));
+        self.note_unnamed(host, have);
         for failed in &have.failed {
             let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
             // A device that cuts off does so then; of another it is no word that the host has let go.
@@ -463,6 +466,17 @@ impl World {
                 self.truth.let_go(host, failed.holding);
             }
         }
+    }
+
+    /// After a restore, a complete report that follows an order of the restored ledger names everything a host has.
+    fn note_unnamed(&mut self, host: HostId, have: &Have) {
+        let asked = self.truth.host(host).is_some_and(|host| host.must_report);
+        if !(asked && have.whole && Some(have.number.generation) == self.truth.generation()) {
+            return;
+        }
+        let named: BTreeSet<SliceId> = had(have).map(|holding| holding.slice).collect();
+        let unnamed = self.truth.hands.iter_mut().filter(|(slice, _)| !named.contains(slice));
+        unnamed.filter(|(_, hand)| hand.host == host).for_each(|(_, hand)| hand.let_go = true);
     }
 
     fn check_released(&mut self, host: HostId, holding: Holding) {
@@ -505,6 +519,11 @@ impl World {
             self.blame("guests outlive us", what);
         }
     }
+}
+
+/// The slices that a host has according to a report: after its agent's restart, those of VMs may not be online again yet.
+fn had(have: &Have) -> impl Iterator<Item = &Holding> {
+    have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online)
 }
 
 /// Whether a reservation was made for a VM that was found running after a restore.

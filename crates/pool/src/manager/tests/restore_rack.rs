@@ -62,19 +62,31 @@ fn vm_on_younger_wire_is_adopted_when_its_emc_returns_after_the_report() {
 
 /// The host is silent and fenced before e2 says that the host has a slice there.
 #[test]
-fn fence_that_an_emc_never_confirmed_proves_nothing_there() {
+fn fence_waits_for_each_emc_that_has_not_been_compared_since_the_restore() {
     let mut rig = vm_on_wire_younger_than_backup("break:e2");
     rig.run("up:h2 tick:10 have:h2 go");
     for _ in 0..40 {
         rig.run("tick:2000 have:h2 go");
     }
-    rig.tells("state:h1 | Fenced");
+    rig.tells("state:h1 | Fencing");
     let returned = rig.run("mend:e2 tick:2000 have:h2 go tick:2000 have:h2 go");
     assert!(!returned.contains("e2.revoke(4.") && !returned.contains("e2.grant(4."), "{returned}");
     rig.tells(
-        "slices state:h1 | 4.1:draining@h1 Fencing
+        "slices state:h1 | 4.1:quarantined@h1 5.0:quarantined 6.0:quarantined 7.0:quarantined Fencing
          vouch:h1 have:h2 go
          slices state:h1 | Fenced",
+    );
+}
+
+/// The first report of h1 names slice 4 of e2 and no VM. If that were enough, a fence of h1 would not wait for e2.
+#[test]
+fn host_that_names_a_slice_has_not_reported_before_its_emc_is_compared() {
+    let mut rig = vm_on_wire_younger_than_backup("break:e2");
+    rig.run("up:h2 tick:10 have:h2 go up:h1 tick:10 have:h1:online=4.1 go");
+    rig.tells(
+        "alarms | RESTORE_PENDING RESTORE_PENDING VM_NOT_ADOPTED EMC_FAILED CAPACITY_ZERO
+         mend:e2 tick:1000 go have:h2 have:h1:online=4.1 go
+         alarms |",
     );
 }
 
@@ -130,6 +142,28 @@ fn absurd_slice_numbers_are_false_claims_after_a_restore_too() {
     let mut rig = vm_on_emc_younger_than_backup();
     let said = rig.run("up:h1 tick:10 have:h1:online=4000000000.1");
     assert!(said.contains("h1.close(FalseClaim:4000000000.1)"), "{said}");
+}
+
+#[test]
+fn reserved_slice_numbers_are_bounded_however_often_a_host_names_higher_ones() {
+    let mut rig = vm_on_emc_younger_than_backup();
+    let said = rig.run("up:h1 tick:10 have:h1:online=65000.1 go have:h1:online=65000.1 go");
+    assert!(!said.contains("close"), "{said}");
+    let said = rig.run("have:h1:online=120000.1");
+    assert!(said.contains("h1.close(FalseClaim:120000.1)"), "{said}");
+    assert_eq!(rig.manager.durable().meta().next_slice, SliceId(65001));
+}
+
+/// h1 is fenced before it says that it has a slice of an EMC that the backup lacks.
+#[test]
+fn fenced_host_is_not_accused_of_slices_that_the_backup_lacks() {
+    let mut rig = vm_on_emc_younger_than_backup();
+    for _ in 0..40 {
+        rig.run("tick:2000 go");
+    }
+    rig.tells("state:h1 | Fenced");
+    let said = rig.run("up:h1 have:h1:online=4.1:vm1b=4.1 go");
+    assert!(!said.contains("close"), "{said}");
 }
 
 /// A VM without slices was committed after the backup: its deadline is none.

@@ -18,7 +18,10 @@ fn ended_at(reservation: &Reservation) -> Option<Ns> {
 
 impl Truth {
     /// The reservations as a batch leaves them.
-    fn after<'a>(&'a self, batch: &'a [Record]) -> impl Iterator<Item = (ReservationId, &'a Reservation)> {
+    pub(super) fn after<'a>(
+        &'a self,
+        batch: &'a [Record],
+    ) -> impl Iterator<Item = (ReservationId, &'a Reservation)> {
         let new = batch.iter().filter_map(|record| match record {
             Record::Reservation(id, reservation) => Some((*id, reservation)),
             _ => None,

@@ -106,6 +106,11 @@ impl Truth {
         }
     }
 
+    /// How often the store was restored, or a number above.
+    pub(super) fn generation(&self) -> Option<u64> {
+        self.meta().map(|meta| meta.generation)
+    }
+
     /// The number of the next host.
     pub(in crate::world) fn next_host(&self) -> Option<usize> {
         self.meta().map(|meta| meta.next_host.0 as usize)
