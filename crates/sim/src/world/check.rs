@@ -320,8 +320,12 @@ impl World {
         if let Some(emc) = skipped {
             self.blame("unknown is not free", format!("{emc} counts as having cut off {id}, and has not"));
         }
+        let old = self.truth.host(id);
+        let restarted = old.is_some_and(|old| !old.boot_id.is_empty() && old.boot_id != host.boot_id);
         if was != Fence::None && host.fence == Fence::None {
             self.check_return(id);
+        } else if restarted {
+            self.note_returned(id); // a fence that began and ended in this batch is not seen
         }
         if !begins {
             return;
@@ -341,6 +345,10 @@ impl World {
         if let Some(holding) = left {
             self.blame("unknown is not free", format!("{id} returns and still has {holding:?}"));
         }
+        self.note_returned(id);
+    }
+
+    fn note_returned(&mut self, id: HostId) {
         let devices = &self.devices;
         let shared = |slice| devices.iter().any(|device| device.is_shared() && device.has(slice));
         let theirs = self.truth.hands.iter_mut().filter(|(slice, hand)| hand.host == id && shared(**slice));
