@@ -39,6 +39,10 @@ pub(super) struct Running {
     pub(super) ready: Option<Token>,
     pub(super) open: bool,
     writing: Option<(u64, Records)>,
+    /// When the write of the latest batch began, and that of the one before, in rack time: what the latest contains was
+    /// decided in between.
+    began: Ns,
+    decided_since: Ns,
     /// Calls that wait for each device's thread, and when the last of them will be done.
     calls: Vec<(VecDeque<DeviceCall>, Ns)>,
     wake: Option<Ns>,
@@ -72,6 +76,11 @@ impl Program {
     pub(super) fn writing(&self) -> Option<&[Record]> {
         let (_, records) = self.running.as_ref()?.writing.as_ref()?;
         Some(records)
+    }
+
+    /// Since when the latest batch was decided, in rack time.
+    pub(super) fn decided_since(&self) -> Option<Ns> {
+        self.running.as_ref().map(|running| running.decided_since)
     }
 
     /// Whether it takes connections and requests.
@@ -112,6 +121,8 @@ impl World {
             ready: Some(ready),
             open: false,
             writing: None,
+            began: base,
+            decided_since: base,
             calls: self.devices.iter().map(|_| (VecDeque::new(), Ns::ZERO)).collect(),
             wake: None,
             idle: 0,
@@ -240,8 +251,10 @@ impl World {
 
     fn begin_store(&mut self, batch: u64, records: Records) {
         let life = self.program.life;
+        let now = self.when().now;
         let running = self.program.running.as_mut().expect("an effect of a running manager");
         running.writing = Some((batch, records));
+        running.decided_since = std::mem::replace(&mut running.began, now);
         let span = self.about(self.weather.store_takes);
         self.after(span, Happening::StoreDone(life));
     }

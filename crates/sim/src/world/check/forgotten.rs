@@ -54,9 +54,10 @@ impl World {
     pub(super) fn check_forgotten(&mut self, id: ReservationId, batch: &[Record]) {
         let Some(gone) = self.truth.reservation(id).cloned() else { return };
         let now = self.when().now;
-        let old = ended_at(&gone).is_some_and(|at| now >= at.after(REQUEST_ID_KEPT));
-        let ended = ended_at(&gone).is_some();
-        if !ended || !(old || self.truth.is_one_too_many(id, &gone, batch)) {
+        // One that ended after the batch before was written is in no record.
+        let ended = ended_at(&gone).or_else(|| self.program.decided_since());
+        let old = ended.is_some_and(|at| now >= at.after(REQUEST_ID_KEPT));
+        if !(old || ended_at(&gone).is_some() && self.truth.is_one_too_many(id, &gone, batch)) {
             self.blame(
                 "a request id outlives its reservation by a day",
                 format!("{id} is forgotten: {gone:?}"),
