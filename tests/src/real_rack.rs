@@ -395,7 +395,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
     }
 }
 
-/// Whether a host has power: its process may have ended, and no log tells.
+/// Whether a host has power: its process may have ended without a log entry.
 fn power(host: &RackHost) -> &'static str {
     match host.is_on() {
         Ok(true) => "on",

@@ -33,7 +33,7 @@ enum Way {
     Held,
     /// Open, but nothing comes through.
     Fails,
-    /// Open, but whoever comes through is told that they did not.
+    /// Open: calls take effect and report an error.
     Lies,
 }
 

@@ -105,7 +105,7 @@ impl Driving {
                 self.forget_removed(&durable.records);
                 self.metrics.transitions(&durable);
                 for chunk in WriteChunk::split(durable) {
-                    let _ = self.shared.published.send(chunk); // nobody may be watching
+                    let _ = self.shared.published.send(chunk); // there may be no watcher
                 }
                 self.shared.note_change();
             }

@@ -51,7 +51,7 @@ impl EmcEntry {
     }
 
     /// Slices that wait for a claim after a restore, lowest first. A slice that a host outside the rack may reach is not
-    /// among them, and waits for an operator: nobody can say whether a VM runs on it.
+    /// among them, and waits for an operator: whether a VM runs on it is unknown.
     pub fn unclaimed(&self) -> impl Iterator<Item = SliceId> {
         self.unclaimed.iter().copied()
     }

@@ -132,7 +132,7 @@ impl Ledger {
         self.draining_under(self.reservations.get(&id)?).find(|place| place != than)
     }
 
-    /// What drains under a VM: its host, and EMCs of its slices.
+    /// The draining places of a VM: its host, and EMCs of its slices.
     fn draining_under(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
         let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
         let host = host.filter(|host| host.scheduling == Scheduling::Draining);

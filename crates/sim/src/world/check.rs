@@ -433,8 +433,8 @@ impl World {
         }
     }
 
-    /// The store was read: nothing that anybody was told may be missing. A batch may have reached the disk without the
-    /// manager living to see it.
+    /// The store was read: every answer that was given must be in it. A batch may have reached the disk although the manager
+    /// died.
     pub(super) fn truth_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
         if !restored {
             self.note_let_back(records);

@@ -94,7 +94,7 @@ impl World {
         self.demand(ask, asked, None);
     }
 
-    /// Asks, perhaps for what takes memory from a VM.
+    /// Sends a request, with the demand on memory that it makes.
     fn demand(&mut self, ask: Ask, asked: Asked, demand: Option<Demand>) {
         if self.program.is_open() {
             let token = self.program.token();
@@ -249,7 +249,8 @@ impl World {
         holder(slot).is_none_or(|host| self.truth.has_host(host))
     }
 
-    /// Where the device would cut somebody off, if nobody uses it. A host that is not in the rack is powered off before.
+    /// Returns a slice to the cycle, on devices that cut off only if no process uses it. A host outside the rack is powered off
+    /// before.
     pub(super) fn let_back(&mut self, slice: SliceId) {
         let slot = self.truth.slot(slice);
         if let Some(stranger) = holder(&slot).filter(|_| !self.knows_holder(&slot)) {

@@ -39,8 +39,8 @@ pub(super) struct Running {
     pub(super) ready: Option<Token>,
     pub(super) open: bool,
     writing: Option<(u64, Records)>,
-    /// When the write of the latest batch began, and that of the one before, in rack time: what the latest contains was
-    /// decided in between.
+    /// When the write of the latest batch began, and that of the one before, in rack time. The decisions of the latest were
+    /// taken in between.
     began: Ns,
     decided_since: Ns,
     /// Calls that wait for each device's thread, and when the last of them will be done.

@@ -6,17 +6,7 @@ use crate::audit::Subject;
 /// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `before` precedes the
 /// backup, `after` follows it and is lost.
 fn restored(before: &str, after: &str, broken: &str) -> Rig {
-    let mut rig = Rig::up();
-    rig.run(before);
-    let backup = rig.disk.clone();
-    rig.run(after);
-    rig.disk = backup;
-    rig.run(broken);
-    rig.run("restore stored device tick:10");
-    while rig.is_storing() {
-        rig.stored(true, true);
-    }
-    rig
+    Rig::up().restored(before, after, broken)
 }
 
 /// Slices of VMs `a` (h1, e1, in the backup) and `b` (h2, e2, younger than the backup).
@@ -65,13 +55,6 @@ fn host_on_failed_emc_has_not_reported_until_the_emc_is_compared() {
     );
 }
 
-/// Makes everything durable that waits for a write.
-fn write_all(rig: &mut Rig) {
-    while rig.is_storing() {
-        rig.stored(true, true);
-    }
-}
-
 #[test]
 fn older_life_of_a_vm_drains_when_a_later_life_runs_elsewhere() {
     let older = "have:h1:online=0.1:vm1a=0.1";
@@ -107,7 +90,7 @@ fn partial_or_early_report_does_not_count_as_reported() {
     let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10");
     rig.run("have:h1:part have:h2:early have:h3 tick:10");
-    write_all(&mut rig);
+    rig.write_all();
     rig.tells(
         "reserve:b@h1=1 reserve:b@h2=1 | reserve:b->HOST_NOT_SCHEDULABLE reserve:b->HOST_NOT_SCHEDULABLE",
     );
@@ -141,7 +124,7 @@ fn deadline_of_the_backup_does_not_end_a_vm_before_its_host_has_reported() {
 fn slice_in_doubt_is_not_returned_to_the_cycle_by_an_operator() {
     let mut rig = vm_younger_than_backup_on_failed_emc();
     rig.run("up:h1 up:h2 up:h3 tick:10 have:h2:online=4.1:vm2b=4.1 tick:10");
-    write_all(&mut rig);
+    rig.write_all();
     rig.tells("enable:4 enable:0 | enable:4->SLICE_IN_DOUBT enable:0->SLICE_IN_DOUBT");
 }
 

@@ -9,21 +9,7 @@ use crate::audit::Subject;
 /// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `after` follows the
 /// backup and is lost.
 fn restored(rack: &str, before: &str, after: &str, broken: &str) -> Rig {
-    let mut rig = Rig::of(rack);
-    rig.run(before);
-    let backup = rig.disk.clone();
-    rig.run(after);
-    rig.disk = backup;
-    rig.run(broken);
-    rig.run("restore stored device tick:10");
-    write_all(&mut rig);
-    rig
-}
-
-fn write_all(rig: &mut Rig) {
-    while rig.is_storing() {
-        rig.stored(true, true);
-    }
+    Rig::of(rack).restored(before, after, broken)
 }
 
 /// VM b runs on h1 and on slice 4 of e2, to which h1 was wired after the backup. e2 cannot cut hosts off.
@@ -60,7 +46,7 @@ fn vm_on_younger_wire_is_adopted_when_its_emc_returns_after_the_report() {
     rig.tells("slices | 4.1:online@h1");
 }
 
-/// The host is silent and fenced before e2 says that the host has a slice there.
+/// The host is silent and fenced before e2 lists a slice of it.
 #[test]
 fn fence_waits_for_each_emc_that_has_not_been_compared_since_the_restore() {
     let mut rig = vm_on_wire_younger_than_backup("break:e2");
@@ -154,7 +140,7 @@ fn reserved_slice_numbers_are_bounded_however_often_a_host_names_higher_ones() {
     assert_eq!(rig.manager.durable().meta().next_slice, SliceId(65001));
 }
 
-/// h1 is fenced before it says that it has a slice of an EMC that the backup lacks.
+/// h1 is fenced before it reports a slice of an EMC that the backup lacks.
 #[test]
 fn fenced_host_is_not_accused_of_slices_that_the_backup_lacks() {
     let mut rig = vm_on_emc_younger_than_backup();

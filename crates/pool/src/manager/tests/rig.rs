@@ -730,6 +730,26 @@ impl Rig {
 
     // What a story of chance may do, and only when there is something to do.
 
+    /// Restores the ledger after these words from the backup between `before` and `after`. The manager runs again, and no
+    /// agent is connected yet.
+    pub(super) fn restored(mut self, before: &str, after: &str, broken: &str) -> Self {
+        self.run(before);
+        let backup = self.disk.clone();
+        self.run(after);
+        self.disk = backup;
+        self.run(broken);
+        self.run("restore stored device tick:10");
+        self.write_all();
+        self
+    }
+
+    /// Makes everything durable that waits for a write.
+    pub(super) fn write_all(&mut self) {
+        while self.is_storing() {
+            self.stored(true, true);
+        }
+    }
+
     pub(super) fn is_storing(&self) -> bool {
         !self.to_store.is_empty()
     }

@@ -1,5 +1,5 @@
-//! What people demanded that takes memory from a VM: it justifies what the manager does until it is answered, or until a
-//! manager that could not answer has read its store again.
+//! Requests that take memory from a VM. An unanswered one justifies the act of the manager. If the answer is lost, the next
+//! read of the store shows the outcome.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(in crate::world) enum Demand {
 #[derive(Debug, Default)]
 pub(super) struct Demands {
     unanswered: BTreeMap<Token, Demand>,
-    /// Whether these were done is known when the store is read.
+    /// Requests whose outcome is known when the store is read.
     unknown: Vec<Demand>,
 }
 
@@ -52,7 +52,7 @@ impl Truth {
         self.demands.unknown.extend(demand.filter(|_| unknown));
     }
 
-    /// The manager died: nobody will answer.
+    /// The manager died: no answer will come.
     pub(in crate::world) fn demands_cut_off(&mut self) {
         let unanswered = std::mem::take(&mut self.demands.unanswered);
         self.demands.unknown.extend(unanswered.into_values());
@@ -64,7 +64,7 @@ impl Truth {
 }
 
 impl World {
-    /// Notes which slices these durable records let back because somebody demanded it.
+    /// Notes the slices that these durable records return to the cycle on request.
     pub(super) fn note_let_back(&mut self, records: &[Record]) {
         for record in records {
             let Record::Slice(slice, slot) = record else { continue };
