@@ -204,7 +204,8 @@ impl World {
         }
     }
 
-    /// After a restore no slice is revoked while a process has it.
+    /// After a restore no slice is revoked while a process has it. A fence of its host ends that claim, also on a slice
+    /// that could not be revoked then.
     fn check_unclaimed(&mut self, slice: SliceId, before: Slot, after: Slot) {
         let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
         if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {
@@ -214,7 +215,9 @@ impl World {
             self.devices.iter().find(|device| device.has(slice)).expect("every slice is on a device");
         let user = self.machines.iter().find_map(|machine| {
             let mut guests = machine.mappings().filter(|(holding, pid)| holding.slice == slice && *pid != 0);
-            guests.find(|(holding, _)| device.reaches(*holding, machine.id)).map(|(_, pid)| (machine.id, pid))
+            let keeps =
+                |holding| device.reaches(holding, machine.id) && !self.truth.unrevoked.contains(&holding);
+            guests.find(|(holding, _)| keeps(*holding)).map(|(_, pid)| (machine.id, pid))
         });
         if let Some((host, pid)) = user {
             let what = format!("slice {slice} returns to the cycle; process {pid} of {host} has it");
