@@ -245,19 +245,21 @@ impl Manager {
         self.disconnect(session);
     }
 
-    /// A host reports. Each fact is taken as an event of its slice; late and repeated ones change nothing.
+    /// A host reports. Each fact is taken as an event of its slice; late and repeated ones change nothing. Only the newest
+    /// report of a connection can be a false claim: what an older one names may have been forgotten since.
     pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
         let Some(mut link) = self.links.get_mut(&host) else { return };
         link.heard = when.now;
         link.heard_wall = Some(when.wall);
+        let overtaken = have.number < link.reflected;
         link.reflected = link.reflected.max(have.number);
         drop(link);
         if !self.loaded {
             return;
         }
         self.hear_lost_slices(when, host, have);
-        if let Some(claim) = self.false_claim(host, have) {
+        if let Some(claim) = self.false_claim(host, have).filter(|_| !overtaken) {
             return self.close(session, Closed::FalseClaim(claim.slice, claim.epoch));
         }
         self.hear_slices(when, host, have);

@@ -19,6 +19,16 @@ fn late_claim_of_a_former_owner_is_ignored() {
 }
 
 #[test]
+fn report_that_a_newer_one_of_its_connection_has_overtaken_accuses_nobody() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go");
+    rig.tells(
+        "have:h1:early:online=3.7 state:h1 | Up
+         have:h1:online=3.7 | h1.close(FalseClaim:3.7)",
+    );
+}
+
+#[test]
 fn claim_of_a_slice_that_waits_for_a_scrubber_is_ignored() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go release:a stored tick:10 obey:h1 tick:10 stored down:h2 down:h3 down:h1");
