@@ -35,7 +35,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let begun = Instant::now();
     let (bed, libvirt) = (bed::ensure()?, libvirt::ensure()?);
     // System tests start the programs, which `cargo test` alone does not build; built with the tests, they share what they need.
-    step("build programs and tests", &mut cargo(&["build", "--workspace", "--all-targets"]))?;
+    let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
+    step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     tests.env(emulated_host::PLACE, bed).env(libvirt::LIBVIRT, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {

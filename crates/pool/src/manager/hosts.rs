@@ -246,7 +246,7 @@ impl Manager {
     }
 
     /// A host reports. Each fact is taken as an event of its slice; late and repeated ones change nothing. Only the newest
-    /// report of a connection can be a false claim: what an older one names may have been forgotten since.
+    /// report of a connection is checked for false claims: slices that an older one names may have been forgotten since.
     pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
         let Some(mut link) = self.links.get_mut(&host) else { return };

@@ -19,7 +19,7 @@ fn late_claim_of_a_former_owner_is_ignored() {
 }
 
 #[test]
-fn report_that_a_newer_one_of_its_connection_has_overtaken_accuses_nobody() {
+fn overtaken_report_is_not_checked_for_false_claims() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go");
     rig.tells(

@@ -1,5 +1,4 @@
 //! The doctor on a real host of a rack in a box: what is in order, and what was made wrong there.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use serde_json::Value;
 use tests::real_rack::{RealRack, plan};

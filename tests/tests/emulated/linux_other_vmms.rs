@@ -1,6 +1,5 @@
 //! Stock Debian guests under QEMU, which `vmm-plugin` has become inside an emulated host: they see the nodes that they see under
 //! our own VMM.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use emulated_host::nodes::TELL_NODES;
 use tests::linux_guests::{add_guest, assert_nodes, bed, host, part, pool_options, run, words};

@@ -1,6 +1,5 @@
 //! Stock Debian guests, booted by the VMM inside an emulated host: what they see of pool memory, and what becomes of what they
 //! write. Pond, section 4.2: a node without cores is used last.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
     path::{Path, PathBuf},

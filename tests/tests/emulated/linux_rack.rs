@@ -1,6 +1,5 @@
 //! Stock Debian guests on a real rack, inside an emulated host with nested paging: what is written to a pool node stays what it
 //! was, whoever is restarted meanwhile, and a slice that is taken away is the end of its guest alone.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use tests::{
     linux_guests::{add_guest, bed, host, run, words},
