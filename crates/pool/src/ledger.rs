@@ -71,6 +71,8 @@ pub struct Ledger {
     /// The number of slices that serve a reservation or drain from it. A reservation without any has no entry.
     slices_out: IndexMap<ReservationId, u32, FxBuildHasher>,
     progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
+    /// Slices whose holders are not in the rack, by holder.
+    held_outside: BTreeMap<HostId, BTreeSet<SliceId>>,
 }
 
 /// An EMC with what follows from its slots.
@@ -202,6 +204,7 @@ impl Ledger {
             ended: EndedRequests::default(),
             slices_out: IndexMap::default(),
             progress: IndexMap::default(),
+            held_outside: BTreeMap::new(),
         };
         ledger.install(Record::Meta(meta));
         ledger
@@ -291,10 +294,8 @@ impl Ledger {
             return;
         }
         // A device may have named a host before rack.toml did: what is kept from everybody for that is the host's own.
-        let used = self.emcs.values().filter(|entry| entry.free() < entry.emc.slices);
-        let slices = used.flat_map(|entry| entry.emc.range());
+        let held = self.held_outside.remove(&id).unwrap_or_default();
         let slot = |slice: &SliceId| self.slot(*slice).unwrap_or_default();
-        let held: BTreeSet<_> = slices.filter(|slice| slot(slice).holder() == Some(id)).collect();
         let scrubs = held.iter().filter(|slice| slot(slice).is_being_scrubbed()).copied().collect();
         let entry = HostEntry {
             host,

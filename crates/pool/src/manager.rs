@@ -48,7 +48,7 @@ use crate::{
     denied::Denied,
     ledger::{Change, Ledger, When},
     protocol::{Handle, Have, Hello, Want},
-    record::{Key, Meta, Record},
+    record::{Fence, Key, Meta, Record},
     slice::Call,
 };
 
@@ -345,7 +345,6 @@ impl Manager {
     }
 
     fn on_loaded(&mut self, when: When, meta: Meta, records: Vec<Record>, restored: bool) {
-        self.lost_slices_end = SliceId(meta.next_slice.0.saturating_add(SLICES_LOST_MAX));
         self.durable = Ledger::load(meta, records);
         let emcs: Vec<_> = self.durable.emcs().map(|(id, _)| id).collect();
         emcs.iter().for_each(|emc| self.durable.set_emc_up(*emc, false));
@@ -361,9 +360,11 @@ impl Manager {
             self.change(when, change);
             self.open.urgent = true;
         }
+        self.lost_slices_end = SliceId(self.head.meta().next_slice.0.saturating_add(SLICES_LOST_MAX));
         self.drop_removed();
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.iter().for_each(|host| self.expect_host(when, *host));
+        hosts.iter().for_each(|host| self.complete_fence(when, *host)); // its completion may not be on disk
         hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
         self.hear_boots(when);
         self.count_silence_anew(when);
@@ -521,7 +522,7 @@ impl Manager {
                 self.drive_slice(*id);
                 let had = old.and_then(|old| old.holder());
                 if let Some(holder) = slot.holder().filter(|holder| had != Some(*holder)) {
-                    self.drive_fence_of_holder(when, holder);
+                    self.drive_fence_of_holder(when, *id, holder);
                 }
                 of.into_iter()
                     .flatten()
@@ -533,9 +534,12 @@ impl Manager {
                 self.tell_reservation(*id, reservation);
                 self.answer_waiters(*id);
             }
-            Record::Host(id, _) => {
+            Record::Host(id, host) => {
                 self.expect_host(when, *id);
                 self.tell_host(*id);
+                if host.fence == Fence::Fenced {
+                    self.forget_unadopted(*id);
+                }
                 self.drive_fence(when, *id);
             }
             Record::Emc(id, _) => self.expect_emc(*id),

@@ -155,6 +155,12 @@ pub struct Have {
 }
 
 impl Have {
+    /// The slices that the host has: those of its VMs, which are not online before an agent that restarted has opened them again,
+    /// and those online. A slice can occur twice.
+    pub fn holdings(&self) -> impl Iterator<Item = &Holding> {
+        self.vms.values().flat_map(|vm| &vm.slices).chain(&self.online)
+    }
+
     /// This report and the next as one.
     #[must_use]
     pub fn followed_by(self, newer: Self) -> Self {

@@ -390,6 +390,16 @@ impl Quarantine {
         }
     }
 
+    /// Whether ledger and device differ, or may differ, on the slice's owner.
+    pub(crate) fn is_about_owner(self) -> bool {
+        match self {
+            Self::UnknownGrant { .. } | Self::LostGrant | Self::Restored { .. } | Self::LostRecord { .. } => {
+                true
+            }
+            Self::Dirty { .. } | Self::ScrubFailed { .. } | Self::DeviceFailed { .. } => false,
+        }
+    }
+
     /// How a slice goes back into the cycle: its host is asked to let go first, unless there is none or need not be.
     fn way_back(self, let_go: bool) -> Scrub {
         match self.host() {

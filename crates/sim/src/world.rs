@@ -245,7 +245,11 @@ impl World {
     }
 
     fn machine(&mut self, host: HostId) -> &mut Machine {
-        &mut self.machines[host.0 as usize]
+        self.machines.iter_mut().find(|machine| machine.id == host).expect("a host with a machine")
+    }
+
+    fn machine_of(&self, host: HostId) -> Option<&Machine> {
+        self.machines.iter().find(|machine| machine.id == host)
     }
 
     fn say(&mut self, words: impl FnOnce() -> String) {

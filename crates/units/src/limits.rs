@@ -80,8 +80,14 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 pub const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Descriptors in one datagram of `HostMemory`; Linux takes 253.
 pub const DESCRIPTORS_PER_DATAGRAM_MAX: usize = 64;
-/// VMMs connected to one host's agent at a time; more wait.
-pub const HOST_MEMORY_CONNECTIONS_MAX: usize = 1024;
+/// Connections of one user to an agent's host memory socket, where the user may attach VMs.
+pub const HOST_MEMORY_CONNECTIONS_PER_UID_MAX: usize = 1024;
+/// Connections of all other users together.
+pub const HOST_MEMORY_OTHERS_MAX: usize = 16;
+/// How long a connection may be silent before its first request.
+pub const HOST_MEMORY_IDLE_MAX: Ns = Ns::secs(30);
+/// How long a connection of a user who may not attach VMs may be silent.
+pub const HOST_MEMORY_OTHERS_IDLE_MAX: Ns = Ns::secs(1);
 /// Requests of VMMs waiting for the one task that owns the agent; more wait at the socket.
 pub const HOST_MEMORY_REQUESTS_QUEUED_MAX: usize = 256;
 /// How long a VMM may take to take its answer.
@@ -221,6 +227,10 @@ pub const REQUEST_ID_KEPT: Ns = Ns::secs(24 * 3600);
 pub const FORGET_EVERY: Ns = Ns::secs(1);
 /// Reservations that may have been made since the backup that a store is restored from.
 pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
+/// The highest epoch of a slice that is believed: far beyond any that can be reached, and far from the end of its range.
+pub const OWNER_EPOCH_MAX: u64 = 1 << 62;
+/// Epochs of one slice that may have passed since the backup that a store is restored from.
+pub const EPOCHS_LOST_MAX: u64 = 1 << 32;
 /// Slices that may have been added since the backup that a store is restored from.
 pub const SLICES_LOST_MAX: u32 = SLICES_MAX;
 /// Hosts that may have been added since the backup that a store is restored from.
@@ -256,6 +266,8 @@ pub const DEVICE_RETRY: Ns = Ns::secs(1);
 pub const SLICE_RETRY_MIN: Ns = Ns::ms(200);
 /// The longest such pause.
 pub const SLICE_RETRY_MAX: Ns = Ns::secs(2);
+/// Quarantined slices with an alarm of their own; the others share one.
+pub const SLICE_ALARMS_MAX: usize = 256;
 /// Device calls of one slice that may fail in a row; the last one quarantines it.
 pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Between two attempts to have a machine stopped whose agent is silent and that no device cuts off.

@@ -94,17 +94,22 @@ impl Agent {
         want.slices().chain(had).collect()
     }
 
-    /// Answers, failures among them, are repeated until the order no longer asks the same.
+    /// Answers, failures among them, are repeated until the order no longer asks the same. A slice that no order names may have
+    /// failed to close because the host is fenced or the slice has a later owner.
     fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
+        let touched = self.attempts.keys().filter(|holding| touched.contains(&holding.slice)).copied();
+        let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_go(h).is_some())).collect();
         let orders = &self.orders;
         self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release(_))));
         self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
         self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
         let kind = |order: &Order| std::mem::discriminant(order);
-        self.attempts.retain(|holding, _| {
-            !touched.contains(&holding.slice)
-                || orders.get(holding).map(kind) == before.get(holding).map(kind)
-        });
+        for (holding, must_go) in touched {
+            let asked = orders.get(&holding).map(kind);
+            if asked != before.get(&holding).map(kind) || (asked.is_none() && !must_go) {
+                self.attempts.remove(&holding);
+            }
+        }
     }
 
     /// From what is wanted and what there is to what to do about it. Gives back before it takes.

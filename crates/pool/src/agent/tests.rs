@@ -478,6 +478,16 @@ fn an_owner_whose_successor_is_ordered_makes_way_first() {
 }
 
 #[test]
+fn failure_to_close_for_a_later_owner_is_forgotten_with_that_owner() {
+    let ms = HOST_RETRY.as_ms();
+    let succeeded = "up want:1:a=1.1 ok:1.1 want:2:b=1.2 ok:1.2 fail:1.1";
+    let failed = format!("{succeeded} tick:{ms} fail:1.1 tick:{ms} fail:1.1");
+    check(&failed, "news:2:failed=1.1");
+    check(&format!("{failed} want:3:b=1.2"), "have:3:online=1.1+1.2:failed=1.1");
+    check(&format!("{failed} want:3"), "have:3:online=1.1+1.2");
+}
+
+#[test]
 fn what_goes_is_given_back_before_anything_is_taken() {
     check("up want:1:a=7.1 ok:7.1 want:2:b=1.1:release=7.1", "offline:7.1 online:1.1?");
 }

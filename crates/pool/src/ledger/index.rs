@@ -1,6 +1,6 @@
 //! Indexes over the records, updated with each of them, so that no decision looks at all slices, hosts or reservations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use units::{EmcId, HostId, ReservationId, SliceId};
 
@@ -61,6 +61,11 @@ impl EmcEntry {
         let some = self.quarantined.len() > self.unclaimed.len();
         let quarantined = some.then(|| self.quarantined_slices()).into_iter().flatten();
         quarantined.filter(|slice| !self.unclaimed.contains(slice))
+    }
+
+    /// The number of slices that stay quarantined until an operator decides.
+    pub fn quarantined_for_good_count(&self) -> usize {
+        self.quarantined.len() - self.unclaimed.len()
     }
 
     /// Whether a host that is wired to it has yet to report after a restore.
@@ -127,6 +132,9 @@ impl Ledger {
     /// Takes a removed host off all lists.
     pub(super) fn host_removed(&mut self, id: HostId, old: &HostEntry) {
         unlist_host(&mut self.emcs, id, old);
+        if !old.held.is_empty() {
+            self.held_outside.insert(id, old.held.clone());
+        }
         old.held().for_each(|slice| self.list_unclaimed(slice));
     }
 
@@ -155,11 +163,23 @@ impl Ledger {
         if old.holder() == new.holder() {
             return;
         }
-        if let Some(entry) = old.holder().and_then(|host| self.hosts.get_mut(&host)) {
-            entry.held.remove(&id);
+        if let Some(host) = old.holder() {
+            self.change_held(host, |held| _ = held.remove(&id));
         }
-        if let Some(entry) = new.holder().and_then(|host| self.hosts.get_mut(&host)) {
-            entry.held.insert(id);
+        if let Some(host) = new.holder() {
+            self.change_held(host, |held| _ = held.insert(id));
+        }
+    }
+
+    /// Changes the set of slices that a host holds, whether the host is in the rack or not.
+    fn change_held(&mut self, host: HostId, change: impl FnOnce(&mut BTreeSet<SliceId>)) {
+        if let Some(entry) = self.hosts.get_mut(&host) {
+            return change(&mut entry.held);
+        }
+        let held = self.held_outside.entry(host).or_default();
+        change(held);
+        if held.is_empty() {
+            self.held_outside.remove(&host);
         }
     }
 

@@ -86,7 +86,7 @@ impl Ledger {
     }
 
     /// Checks that hosts and EMCs may be added. After a restore, they may have been part of the rack before under other numbers,
-    /// which devices and the reports of hosts name.
+    /// which devices and the reports of hosts name; those given after an earlier restore of the same backup are among them.
     fn check_additions(&self, spec: &RackSpec) -> Result<(), Denied> {
         let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
         let Some(unreported) = unreported else { return Ok(()) };
@@ -100,8 +100,8 @@ impl Ledger {
     }
 
     /// Reserves the host numbers that a device names and the ledger does not know, so that no host added later gets one
-    /// of them: they may belong to hosts that a restored ledger lacks. Ignores numbers at or above the next one plus
-    /// [`HOSTS_LOST_MAX`].
+    /// of them: they may belong to hosts that were added after an earlier restore of the same backup. Ignores numbers at or
+    /// above the next one plus [`HOSTS_LOST_MAX`].
     pub fn decide_hosts_named(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
         let next = self.meta.next_host.0;
         let lost = next..next.saturating_add(HOSTS_LOST_MAX);

@@ -1,9 +1,9 @@
 //! What happens to slices outside requests: devices and hosts report, scrubbers are chosen, something is not right.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::RESERVATIONS_LOST_MAX;
-use units::{EmcId, HostId, Name, Ns, RequestId, ReservationId, SliceId};
+use units::limits::{HOSTS_LOST_MAX, RESERVATIONS_LOST_MAX, SLICES_LOST_MAX};
+use units::{EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
@@ -114,6 +114,21 @@ impl Ledger {
         unreported.filter(may_reach).map(|entry| &entry.host)
     }
 
+    /// The first slice of a VM on an EMC, with its epoch, of which the device does not know the highest epoch that it has
+    /// granted: the device is another one, or was emptied. Slices on their way back do not count, so that an EMC whose record is
+    /// lost for good works again when its VMs have ended.
+    pub fn first_unknown_epoch(
+        &self,
+        emc: EmcId,
+        highest: &BTreeMap<SliceId, Epoch>,
+    ) -> Option<(SliceId, Epoch)> {
+        let mut granted = self.emcs.get(&emc)?.emc.range().filter_map(|slice| {
+            let slot = self.slot(slice)?;
+            matches!(slot.state, State::Onlining(_) | State::Online(_)).then_some((slice, slot.epoch))
+        });
+        granted.find(|(slice, epoch)| highest.get(slice).is_none_or(|known| known < epoch))
+    }
+
     /// Whether the device of a slice can cut a host off.
     pub fn cuts_off(&self, slice: SliceId) -> bool {
         self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.cuts_off())
@@ -163,7 +178,8 @@ impl Ledger {
             }
             records.extend(self.decide_end(when, earlier, earlier_life(), Actor::Manager).ok()?.0);
         }
-        let ids: Vec<_> = vm.slices.iter().map(|holding| holding.slice).collect();
+        let mut ids: Vec<_> = vm.slices.iter().map(|holding| holding.slice).collect();
+        ids.sort_unstable();
         let known = known.cloned().unwrap_or_else(|| self.lost_reservation(when, id, host, vm));
         let stage = ended.unwrap_or(Stage::Committed);
         let adopted = Reservation { slices: ids.clone(), stage, ..known };
@@ -194,7 +210,8 @@ impl Ledger {
     }
 
     /// Reserves the numbers of slices that a host has and the ledger does not know, so that no EMC added later gets one of
-    /// them: a restored ledger may lack their EMC. Ignores numbers from `end` on, which no EMC can have had.
+    /// them: their EMC may have been added after an earlier restore of the same backup. Ignores numbers from `end` on, which
+    /// no EMC can have had.
     pub fn decide_slices_named(&self, slices: impl IntoIterator<Item = SliceId>, end: SliceId) -> Change {
         let lost = self.meta.next_slice..end;
         let highest = slices.into_iter().filter(|slice| lost.contains(slice)).max();
@@ -225,7 +242,8 @@ impl Ledger {
     /// Quarantines everything after a restore: the store is older than the rack, so it is right about nothing until the
     /// hosts have reported. Whether a host was fenced is old as well: it may run VMs by now, and a fence would end them. So
     /// is its boot: one that differs does not prove that the host has released the memory of the lost history.
-    /// Reservation numbers continue above any that the lost history, or another restore of the same backup, can have used.
+    /// Reservation numbers continue above any that the lost history, or another restore of the same backup, can have used;
+    /// numbers of hosts and slices, which have 32 bits, above any of the lost history.
     pub fn decide_restored(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {
             let why = Quarantine::Restored { host: slot.holder() };
@@ -238,11 +256,16 @@ impl Ledger {
             let host = Host { must_report: true, fence, unconfirmed_fences, unwired_fences, boot_id, ..old };
             Record::Host(*id, host)
         });
-        let Meta { generation, next_reservation, .. } = self.meta;
+        let Meta { generation, next_reservation, next_host, next_slice, .. } = self.meta;
         // Each restore gets its own range of numbers by its generation; the bound, in the year 2106, avoids an overflow.
         let of_generation = generation.min(u64::MAX / RESERVATIONS_LOST_MAX - 1) * RESERVATIONS_LOST_MAX;
         let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
-        let meta = Meta { next_reservation: ReservationId(unused), ..self.meta.clone() };
+        let meta = Meta {
+            next_reservation: ReservationId(unused),
+            next_host: HostId(next_host.0.saturating_add(HOSTS_LOST_MAX)),
+            next_slice: SliceId(next_slice.0.saturating_add(SLICES_LOST_MAX)),
+            ..self.meta.clone()
+        };
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())
     }
 

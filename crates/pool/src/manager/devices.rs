@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use units::limits::DEVICE_RETRY;
+use units::limits::{DEVICE_RETRY, OWNER_EPOCH_MAX};
 use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs};
 
 use super::{Effect, Manager};
@@ -243,8 +243,7 @@ impl Manager {
         let slices: Vec<SliceId> =
             self.durable.emc(emc).map(|entry| entry.emc.range().collect()).unwrap_or_default();
         slices.into_iter().for_each(|slice| self.drive_slice(slice));
-        let hosts: Vec<HostId> = self.durable.hosts().map(|(id, _)| id).collect();
-        hosts.into_iter().for_each(|host| self.drive_fence(when, host));
+        self.drive_fences_of_emc(when, emc);
     }
 
     /// Makes the device call that a durable slot owes, unless a newer decision has overtaken it or one is under way.
@@ -352,16 +351,20 @@ impl Manager {
                 if let DeviceCall::Fence { host, .. } = call {
                     self.fence_failed(when, emc, *host);
                 }
-                let since = match &self.devices[&emc].condition {
-                    Condition::Failed { since, .. } => *since,
-                    Condition::Starting | Condition::Up => when.wall,
-                };
-                let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY) };
-                let compared = self.is_compared(emc);
-                self.devices.insert(emc, DeviceLink { condition, asked: false, compared });
-                self.set_emc_up(emc, false);
+                self.fail_emc(when, emc, error);
             }
         }
+    }
+
+    fn fail_emc(&mut self, when: When, emc: EmcId, error: String) {
+        let since = match &self.devices[&emc].condition {
+            Condition::Failed { since, .. } => *since,
+            Condition::Starting | Condition::Up => when.wall,
+        };
+        let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY) };
+        let compared = self.is_compared(emc);
+        self.devices.insert(emc, DeviceLink { condition, asked: false, compared });
+        self.set_emc_up(emc, false);
     }
 
     /// A failed device is asked again after a while what it holds.
@@ -374,14 +377,26 @@ impl Manager {
         }
     }
 
-    /// Compares what a device holds with what the ledger thinks. What does not agree is kept from everybody.
+    /// Compares the contents of a device with the ledger, and quarantines slices on which they differ. A device that lacks the
+    /// epoch of a VM's slice is another device, or was emptied: it counts as failed, and no slice changes.
     fn on_contents(&mut self, when: When, emc: EmcId, contents: Contents) {
         let Some(range) = self.head.emc(emc).map(|entry: &EmcEntry| entry.emc.range()) else { return };
+        let highest: BTreeMap<SliceId, Epoch> = contents.highest.into_iter().collect();
+        if let Some((slice, epoch)) = self.head.first_unknown_epoch(emc, &highest) {
+            let error = format!(
+                "the device does not know epoch {epoch} of slice {slice}: it is another device or was emptied; restore its \
+                 directory, or release the VMs that have slices of it"
+            );
+            return self.fail_emc(when, emc, error);
+        }
+        if let Some((slice, epoch)) = highest.iter().find(|(_, epoch)| epoch.0 > OWNER_EPOCH_MAX) {
+            let error = format!("the device's record is damaged: it has epoch {epoch} of slice {slice}");
+            return self.fail_emc(when, emc, error);
+        }
         let grants: BTreeMap<SliceId, Grant> =
             contents.grants.into_iter().map(|grant| (grant.slice, grant)).collect();
         let change = self.head.decide_hosts_named(grants.values().map(|grant| grant.host));
         self.change(when, change);
-        let highest: BTreeMap<SliceId, Epoch> = contents.highest.into_iter().collect();
         for slice in range {
             let slot = self.head.slot(slice).unwrap_or_default();
             let high = highest.get(&slice).copied().unwrap_or_default();

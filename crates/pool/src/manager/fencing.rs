@@ -8,12 +8,13 @@
 //! works again, and until it has answered the host is given nothing there.
 
 use units::limits::FENCE_RETRY;
-use units::{EmcId, HostId, Ns, UnixMs};
+use units::{EmcId, HostId, Ns, SliceId, UnixMs};
 
-use super::{
-    Effect, Manager, devices::DeviceCall, devices::DeviceLink, hosts::Link, stop_attempts::StopAttempt,
+use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, stop_attempts::StopAttempt};
+use crate::{
+    ledger::When,
+    record::{Fence, Host},
 };
-use crate::{ledger::When, record::Fence};
 
 impl Manager {
     /// Cuts a host off at every device that works and has yet to do so, once the intent is durable.
@@ -24,29 +25,57 @@ impl Manager {
         if !needs_stop {
             self.stop_attempts.remove_host(host);
         }
+        unconfirmed.iter().for_each(|emc| self.drive_fence_at(when, *emc, host));
+        self.complete_fence(when, host);
+    }
+
+    /// Completes a fence that no EMC has to confirm.
+    pub(super) fn complete_fence(&mut self, when: When, host: HostId) {
+        let change = self.head.decide_fenced(when, host);
+        self.change(when, change);
+    }
+
+    /// Cuts a host off at one device that has yet to do so, or notes that its machine has to be stopped for it.
+    fn drive_fence_at(&mut self, when: When, emc: EmcId, host: HostId) {
+        let Some(fence) = self.durable.host(host).map(|entry| entry.host.fence) else { return };
         // A host that returned has proven that nothing is left.
         let stopped = matches!(fence, Fence::None | Fence::Fencing { powered_off: true });
-        for emc in &unconfirmed {
-            if (stopped || self.cuts_off(*emc)) && self.is_to_fence(*emc, host, stopped) {
-                self.call_fence(*emc, host, stopped);
-            } else if needs_stop && self.must_stop(*emc, host) && self.stop_attempts.get(*emc, host).is_none()
-            {
-                let retry_at = self.first_attempt_at(when, host);
-                self.stop_attempts.insert(*emc, host, StopAttempt { why: None, since: when.wall, retry_at });
+        let needs_stop = fence == (Fence::Fencing { powered_off: false });
+        if (stopped || self.cuts_off(emc)) && self.is_to_fence(emc, host, stopped) {
+            self.call_fence(emc, host, stopped);
+        } else if needs_stop && self.must_stop(emc, host) {
+            self.expect_stop(when, emc, host);
+        }
+    }
+
+    /// Has a machine stopped for an EMC, unless that is under way or has its time.
+    fn expect_stop(&mut self, when: When, emc: EmcId, host: HostId) {
+        let retry_at = self.first_attempt_at(when, host);
+        match self.stop_attempts.get(emc, host) {
+            None => {
+                let attempt = StopAttempt { why: None, since: when.wall, retry_at };
+                self.stop_attempts.insert(emc, host, attempt);
             }
+            Some(StopAttempt { retry_at: Ns::NEVER, .. }) if !self.fencing.contains_key(&(emc, host)) => {
+                self.stop_attempts.set_retry(emc, host, retry_at);
+            }
+            Some(_) => {}
         }
-        if unconfirmed.is_empty() {
-            let change = self.head.decide_fenced(when, host);
-            self.change(when, change);
-        }
-        self.retry_fences(when);
+    }
+
+    /// Drives all fences at an EMC whose contents have been compared with the ledger.
+    pub(super) fn drive_fences_of_emc(&mut self, when: When, emc: EmcId) {
+        let concerns = |host: &Host| host.unconfirmed_fences.contains(&emc);
+        let hosts = self.durable.hosts().filter(|(_, entry)| concerns(&entry.host)).map(|(host, _)| host);
+        hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drive_fence_at(when, emc, host));
     }
 
     /// Drives the fence of a host that came to hold a slice, such as one that a comparison quarantined: its machine may
     /// have to be stopped for it.
-    pub(super) fn drive_fence_of_holder(&mut self, when: When, host: HostId) {
-        if self.durable.host(host).is_some_and(|entry| !entry.host.unconfirmed_fences.is_empty()) {
-            self.drive_fence(when, host);
+    pub(super) fn drive_fence_of_holder(&mut self, when: When, slice: SliceId, host: HostId) {
+        let Some(emc) = self.durable.emc_of(slice) else { return };
+        if self.durable.host(host).is_some_and(|entry| entry.host.unconfirmed_fences.contains(&emc)) {
+            self.drive_fence_at(when, emc, host);
         }
     }
 
@@ -91,35 +120,30 @@ impl Manager {
         unheard.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
     }
 
-    /// Has machines stopped that are to be: never one whose agent speaks, as that will prove that nothing is left.
+    /// Has machines stopped that are to be: never one whose agent is connected, as that will prove that nothing is left.
     pub(super) fn retry_fences(&mut self, when: When) {
-        let mut due = Vec::new();
-        for emc in self.emcs_with_attempts() {
-            let hosts =
-                self.stop_attempts.attempts(emc).take_while(|(at, _)| *at <= when.now).map(|(_, host)| host);
-            due.extend(hosts.filter(|host| self.is_to_stop(emc, *host)).map(|host| (emc, host)));
-        }
-        for (emc, host) in due {
-            self.stop_attempts.set_retry(emc, host, Ns::NEVER);
-            self.call_fence(emc, host, false);
+        let emcs = self.next_stops().filter(|(_, at)| *at <= when.now).map(|(emc, _)| emc);
+        for emc in emcs.collect::<Vec<_>>() {
+            let due = self.stop_attempts.attempts(emc).take_while(|(at, _)| *at <= when.now);
+            for host in due.map(|(_, host)| host).collect::<Vec<_>>() {
+                // An attempt that is under way or not needed any more has no time.
+                self.stop_attempts.set_retry(emc, host, Ns::NEVER);
+                if self.must_stop(emc, host) && self.is_to_fence(emc, host, false) {
+                    self.call_fence(emc, host, false);
+                }
+            }
         }
     }
 
     /// When a machine is next to be stopped.
     pub(super) fn next_fence(&self) -> Option<Ns> {
-        let next = self.emcs_with_attempts().filter_map(|emc| {
-            self.stop_attempts.attempts(emc).find(|(_, host)| self.is_to_stop(emc, *host)).map(|(at, _)| at)
-        });
-        next.min()
+        self.next_stops().map(|(_, at)| at).min()
     }
 
-    /// Devices that work and are to have machines stopped.
-    fn emcs_with_attempts(&self) -> impl Iterator<Item = EmcId> {
-        self.stop_attempts.emcs().filter(|emc| self.devices.get(emc).is_some_and(DeviceLink::is_up))
-    }
-
-    fn is_alone(&self, host: HostId) -> bool {
-        !self.links.get(&host).is_some_and(Link::is_connected)
+    /// Devices that work and are to have machines stopped, with the time of the first.
+    fn next_stops(&self) -> impl Iterator<Item = (EmcId, Ns)> {
+        let next = self.stop_attempts.earliest();
+        next.filter(|(emc, _)| self.devices.get(emc).is_some_and(DeviceLink::is_up))
     }
 
     fn cuts_off(&self, emc: EmcId) -> bool {
@@ -131,10 +155,6 @@ impl Manager {
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
         let asked = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
         up && !asked && self.is_fence_unconfirmed(emc, host)
-    }
-
-    fn is_to_stop(&self, emc: EmcId, host: HostId) -> bool {
-        self.is_alone(host) && self.must_stop(emc, host) && self.is_to_fence(emc, host, false)
     }
 
     fn call_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {

@@ -14,7 +14,7 @@ use crate::{
     ledger::{HostEntry, Ledger, When},
     protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantRelease, WantVm},
     record::{EndedBy, Fence, Reservation, Stage},
-    slice::{Drain, Event, Quarantine, Scrub, Slot, State},
+    slice::{Drain, Event, Scrub, Slot, State},
 };
 
 /// What the manager knows of a host beside the ledger. Not durable: after a restart every host gets a full fresh lease.
@@ -36,6 +36,17 @@ pub(super) struct Link {
     told_fenced: Option<OrderNumber>,
     /// What this session was told to scrub.
     told_to_scrub: BTreeSet<Holding>,
+    rejected: Option<RejectedAgent>,
+    /// Whether this session has reported all VMs of the host.
+    has_reported: bool,
+}
+
+/// An older agent of the same boot, rejected while a newer instance speaks for the host. It shows that the host runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RejectedAgent {
+    pub(super) instance: InstanceId,
+    pub(super) since: UnixMs,
+    latest: Ns,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +101,19 @@ impl Link {
             reflected: OrderNumber::default(),
             told_fenced: None,
             told_to_scrub: BTreeSet::new(),
+            rejected: None,
+            has_reported: false,
         }
+    }
+
+    /// Notes a complete report of the present session.
+    pub(super) fn note_report(&mut self) {
+        self.has_reported = true;
+    }
+
+    /// Whether the present or latest session has reported all VMs of the host.
+    pub(super) fn has_reported(&self) -> bool {
+        self.has_reported
     }
 
     /// Whether its agent has spoken to this manager.
@@ -139,7 +162,19 @@ impl Link {
             silent: self.unknown_since.map(|(since, _)| since).filter(|_| !self.is_connected()),
             repeat: self.repeat_at(),
             order: if self.order_due { self.next_order() } else { None },
+            rejected: self.rejected.map(|agent| agent.latest),
         }
+    }
+
+    /// The older agent that keeps connecting, if there is one.
+    pub(super) fn rejected(&self) -> Option<RejectedAgent> {
+        self.rejected
+    }
+
+    /// Whether a newer instance than this one speaks for the host: it is connected, or its lease is not over.
+    fn is_led_by_newer(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
+        let newer = |had: &Hello| had.instance > hello.instance && had.boot_id == hello.boot_id;
+        self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
     }
 
     /// When it may be sent an order that is due.
@@ -193,20 +228,17 @@ impl Manager {
         self.note_live(host);
     }
 
-    /// Only a host whose agent is connected and whose lease is fresh scrubs slices.
+    /// Only a host whose agent is connected and whose lease is fresh scrubs slices; one whose agent is connected is not stopped.
     fn note_live(&mut self, host: HostId) {
-        let live = self.links.get(&host).is_some_and(Link::is_live);
-        self.head.set_live(host, live);
+        let link = self.links.get(&host);
+        self.stop_attempts.set_connected(host, link.is_some_and(Link::is_connected));
+        self.head.set_live(host, link.is_some_and(Link::is_live));
     }
 
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
         let Some(link) = self.links.get(&host) else { return self.close(session, Closed::HostGone) };
-        let older = link
-            .hello
-            .as_ref()
-            .is_some_and(|had| had.instance > hello.instance && had.boot_id == hello.boot_id);
-        if older {
-            return self.close(session, Closed::Superseded);
+        if link.is_led_by_newer(&hello, when.now, self.settings.lease_ttl) {
+            return self.reject_agent(when, session, host, hello.instance);
         }
         if let Some(old) = link.session {
             self.close(old, Closed::Superseded);
@@ -215,13 +247,36 @@ impl Manager {
         self.change(when, change);
         self.sessions.insert(session, host);
         let heard_wall = Some(when.wall);
-        let link = Link { session: Some(session), hello: Some(hello), heard_wall, ..Link::new(when.now) };
+        let rejected = self.links.get(&host).and_then(Link::rejected);
+        let rejected = rejected.filter(|rejected| rejected.instance < hello.instance);
+        let link =
+            Link { session: Some(session), hello: Some(hello), heard_wall, rejected, ..Link::new(when.now) };
         self.links.insert(host, link);
         self.note_live(host);
         self.note_sight(host);
     }
 
-    /// Compares the index of links, and the ledger's note of which hosts are live, with the links.
+    /// Sends an older agent away, and notes that it tried.
+    fn reject_agent(&mut self, when: When, session: SessionId, host: HostId, instance: InstanceId) {
+        if let Some(mut link) = self.links.get_mut(&host) {
+            let since = link.rejected.map_or(when.wall, |rejected| rejected.since);
+            self.changed |= link.rejected.is_none();
+            link.rejected = Some(RejectedAgent { instance, since, latest: when.now });
+        }
+        self.close(session, Closed::Superseded);
+    }
+
+    /// Forgets rejected agents that no longer connect: they try at least once in each lease.
+    fn forget_rejected(&mut self, when: When) {
+        for host in self.links.rejected_until(when.now, self.settings.lease_ttl) {
+            if let Some(mut link) = self.links.get_mut(&host) {
+                link.rejected = None;
+                self.changed = true;
+            }
+        }
+    }
+
+    /// Compares the index of links, and the notes of which hosts are live or connected, with the links.
     #[cfg(test)]
     pub(super) fn check_indexes(&self) {
         self.links.check();
@@ -229,6 +284,8 @@ impl Manager {
             let live = self.links.get(&host).is_some_and(Link::is_live);
             assert_eq!(entry.is_live(), live, "whether {host:?} is live");
         }
+        let connected = self.links.iter().filter(|(_, link)| link.is_connected()).map(|(host, _)| *host);
+        self.stop_attempts.check(&connected.collect());
     }
 
     /// Agents that said who they are while the store was being read again: what was noted of it then is gone.
@@ -283,9 +340,8 @@ impl Manager {
         let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
             || entry.host.may_know_more();
         let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
-        // After a lost or restored store the ledger may know less than the host: then the device is the judge.
-        let in_doubt = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }))
-            || self.is_uncompared(claim.slice);
+        // After a restore, or on an EMC with a foreign record, ledger or device may know less than the host.
+        let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
         let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
         // A report of a past grant may come after the wire was removed: it counts for nothing.
         (never || others) && !(wired && in_doubt)
@@ -372,6 +428,7 @@ impl Manager {
 
     /// Leases that are over, and hosts to be fenced.
     pub(super) fn watch_leases(&mut self, when: When) {
+        self.forget_rejected(when);
         for host in self.links.lease_over(when.now, self.settings.lease_ttl) {
             self.end_lease(when, host);
         }

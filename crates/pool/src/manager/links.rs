@@ -20,6 +20,8 @@ pub(super) struct Due {
     pub(super) repeat: Option<Ns>,
     /// When the next order may be sent, if one is due.
     pub(super) order: Option<Ns>,
+    /// When an older agent was last rejected.
+    pub(super) rejected: Option<Ns>,
 }
 
 /// Hosts by a time.
@@ -58,6 +60,7 @@ pub(super) struct Links {
     silent: Schedule,
     repeats: Schedule,
     orders: Schedule,
+    rejected: Schedule,
 }
 
 impl Links {
@@ -107,11 +110,17 @@ impl Links {
         self.orders.due(now, Ns::ZERO)
     }
 
+    /// Hosts at which an older agent was last rejected two leases ago or earlier.
+    pub(super) fn rejected_until(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
+        self.rejected.due(now, two_leases(ttl))
+    }
+
     /// When the next of all these is due.
     pub(super) fn next_wakeup(&self, ttl: Ns, fence_after: Option<Ns>) -> Option<Ns> {
         let lease = self.heard.first().map(|at| at.after(ttl));
         let fence = self.silent.first().and_then(|at| Some(at.after(fence_after?)));
-        [lease, fence, self.repeats.first(), self.orders.first()].into_iter().flatten().min()
+        let rejected = self.rejected.first().map(|at| at.after(two_leases(ttl)));
+        [lease, fence, self.repeats.first(), self.orders.first(), rejected].into_iter().flatten().min()
     }
 
     fn reschedule(&mut self, host: HostId, before: Due, after: Due) {
@@ -119,6 +128,7 @@ impl Links {
         self.silent.update(host, before.silent, after.silent);
         self.repeats.update(host, before.repeat, after.repeat);
         self.orders.update(host, before.order, after.order);
+        self.rejected.update(host, before.rejected, after.rejected);
     }
 
     /// Compares the index with one that is computed from all links.
@@ -127,10 +137,15 @@ impl Links {
         let mut computed = Self::default();
         self.by_host.iter().for_each(|(host, link)| computed.reschedule(*host, Due::default(), link.due()));
         let schedules = |links: &Self| {
-            [&links.heard, &links.silent, &links.repeats, &links.orders].map(|schedule| schedule.0.clone())
+            [&links.heard, &links.silent, &links.repeats, &links.orders, &links.rejected]
+                .map(|schedule| schedule.0.clone())
         };
         assert_eq!(schedules(self), schedules(&computed), "hosts by what is due");
     }
+}
+
+fn two_leases(ttl: Ns) -> Ns {
+    Ns(ttl.0.saturating_mul(2))
 }
 
 /// One link that may be changed.

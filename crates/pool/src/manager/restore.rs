@@ -8,17 +8,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::RESERVATIONS_LOST_MAX;
-use units::{HostId, Name, ReservationId, SliceId, UnixMs};
+use units::limits::{EPOCHS_LOST_MAX, RESERVATIONS_LOST_MAX, RESERVATIONS_PER_HOST_MAX};
+use units::{EmcId, HostId, Name, ReservationId, SliceId, UnixMs};
 
-use super::{Alarm, Manager};
+use super::{Alarm, Manager, hosts::Link};
 use crate::{
     audit::Subject,
     denied::Denied,
-    ledger::When,
-    protocol::{Have, HaveVm},
-    record::{Reservation, Stage},
-    slice::{Quarantine, State},
+    ledger::{HostEntry, When},
+    protocol::{Have, HaveVm, Holding},
+    record::{Fence, Reservation, Stage},
+    slice::{Event, Quarantine, State},
 };
 
 /// A running VM whose slices the ledger cannot give to it yet.
@@ -30,15 +30,25 @@ pub(super) struct UnadoptedVm {
 }
 
 impl Manager {
-    /// Adopts the VMs of a report, and notes whether the host has reported all it has since a restore.
+    /// Adopts the VMs of a report, and notes whether the host has reported all it has since a restore. A fenced host, or
+    /// one that is being fenced, adopts nothing: its orders end all that is left.
     pub(super) fn hear_report(&mut self, when: When, host: HostId, have: &Have) {
+        self.claim_slices(when, host, have);
+        if self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None) {
+            return self.forget_unadopted(host);
+        }
         let unadopted = self.adopt_vms(when, host, have);
         if !have.whole {
             return;
         }
-        let mut named = have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online);
+        if let Some(mut link) = self.links.get_mut(&host) {
+            link.note_report();
+        }
+        if !self.head.host(host).is_some_and(|entry| entry.host.must_report) {
+            return self.note_unadopted(host, unadopted);
+        }
         let uncompared =
-            self.has_uncompared_emc(host) || named.any(|holding| self.is_uncompared(holding.slice));
+            self.has_uncompared_emc(host) || have.holdings().any(|holding| self.is_uncompared(holding.slice));
         let reported = !uncompared && have.number.generation == self.head.meta().generation;
         let all_adopted = unadopted.is_empty();
         self.note_unadopted(host, unadopted);
@@ -54,10 +64,30 @@ impl Manager {
     /// Reserves the numbers of slices that only a host knows of since a restore. It may have been fenced since.
     pub(super) fn hear_lost_slices(&mut self, when: When, host: HostId, have: &Have) {
         if self.head.host(host).is_some_and(|entry| entry.host.may_know_more()) {
-            let used = have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online);
-            let used = used.map(|holding| holding.slice);
+            let used = have.holdings().map(|holding| holding.slice);
             let change = self.head.decide_slices_named(used, self.lost_slices_end);
             self.change(when, change);
+        }
+    }
+
+    /// Records the slices of a report whose epochs are newer than those in the restored ledger and in the EMC, which may have lost its
+    /// record. Their epochs are never used again. If the EMC cannot cut the host off, the host is recorded as the holder.
+    fn claim_slices(&mut self, when: When, host: HostId, have: &Have) {
+        if !self.head.host(host).is_some_and(|entry| entry.host.may_know_more()) {
+            return;
+        }
+        for Holding { slice, epoch } in have.holdings().copied() {
+            let Some(slot) = self.head.slot(slice) else { continue };
+            let State::Quarantined(Quarantine::Restored { host: holder }) = slot.state else { continue };
+            let is_newer = epoch > slot.epoch || (epoch == slot.epoch && holder.is_none());
+            if !is_newer || epoch.0 - slot.epoch.0 > EPOCHS_LOST_MAX {
+                continue;
+            }
+            self.slice_event(when, slice, Event::Raise(epoch));
+            if !self.head.cuts_off(slice) && holder != Some(host) {
+                let why = Event::Quarantine(Quarantine::Restored { host: Some(host) });
+                self.quarantine(when, slice, why, "a host reports it, and its EMC has no record of that");
+            }
         }
     }
 
@@ -73,23 +103,21 @@ impl Manager {
         unadopted.collect()
     }
 
-    /// Whether a reported VM has a slice that is quarantined because the ledger is older than the rack, or is missing
-    /// from a restored ledger, or was not committed there and has no slices that could be in doubt.
+    /// Whether a reported VM has a slice that is quarantined because ledger and device differ on its owner, or is missing from a
+    /// restored ledger, or was not committed there and has no slices that could be in doubt.
     fn is_unknown(&self, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
         let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
         let in_doubt = |slice: SliceId| {
             let state = self.head.slot(slice).map(|slot| slot.state);
-            matches!(
-                state,
-                Some(State::Quarantined(Quarantine::UnknownGrant { .. } | Quarantine::Restored { .. }))
-            )
+            matches!(state, Some(State::Quarantined(why)) if why.is_about_owner())
         };
         vm.slices.iter().any(|holding| in_doubt(holding.slice))
             || (restored && self.head.reservation(id).is_none_or(is_uncommitted_without_slices))
     }
 
     fn adopt_vm(&mut self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
-        if !self.can_adopt_as(host, id, &vm.vm) {
+        let granted = vm.slices.iter().all(|holding| self.is_granted(*holding));
+        if !granted || !self.can_adopt_as(host, id, &vm.vm) {
             return false;
         }
         let Some(change) = self.head.decide_adopt(when, host, id, vm) else { return false };
@@ -97,13 +125,25 @@ impl Manager {
         true
     }
 
+    /// Whether the EMC of a slice has a grant of exactly this epoch on record.
+    fn is_granted(&self, holding: Holding) -> bool {
+        let records = [self.handles.get(&holding.slice), self.found.get(&holding.slice)];
+        records.into_iter().flatten().any(|(epoch, _)| *epoch == holding.epoch)
+    }
+
     /// Whether a VM can be adopted under the number its host knows it by: the number is this VM's, or of the lost history.
     fn can_adopt_as(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
         let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
+        let active = self.head.host(host).map_or(0, |entry| entry.reservations().len());
         match self.head.reservation(id) {
             Some(known) => known.vm == *vm && known.host == host,
-            None => id.0 < last,
+            None => id.0 < last && active < RESERVATIONS_PER_HOST_MAX,
         }
+    }
+
+    /// A host that is cut off runs nothing any more.
+    pub(super) fn forget_unadopted(&mut self, host: HostId) {
+        self.note_unadopted(host, Vec::new());
     }
 
     fn note_unadopted(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
@@ -121,8 +161,8 @@ impl Manager {
     /// Checks that an operator may return a quarantined slice to the cycle.
     ///
     /// # Errors
-    /// [`Denied::SliceInDoubt`] while a report names the slice as memory of a running VM, or while a host that can reach
-    /// it has not reported since a restore.
+    /// [`Denied::SliceInDoubt`] while a report names the slice as memory of a running VM, or while a host that may run a VM
+    /// on it has not reported since a restore, or since the manager started.
     pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Denied> {
         let in_doubt = |why| Err(Denied::SliceInDoubt { slice, why });
         let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
@@ -130,10 +170,31 @@ impl Manager {
             return in_doubt(format!("VM {vm} runs on it; it returns when the VM has ended"));
         }
         let Some(emc) = self.head.emc_of(slice) else { return Ok(()) };
-        match self.head.unreported_on(emc).next() {
-            Some(host) => in_doubt(format!("host {} has not reported since the restore", host.name)),
-            None => Ok(()),
+        if let Some(host) = self.head.unreported_on(emc).next() {
+            return in_doubt(format!("host {} has not reported since the restore", host.name));
         }
+        match self.unreported_users(emc, slice).next() {
+            // An EMC that cannot cut the host off has it asked to let go first.
+            Some(host) if self.head.cuts_off(slice) => {
+                in_doubt(format!("host {host} has not reported since the manager started"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Hosts that may run a VM on a quarantined slice and have not reported all VMs in their present session: the host that may reach
+    /// the slice, or where the EMC has lost the owner, every host of the EMC. An EMC that cut a host off left it nothing.
+    fn unreported_users(&self, emc: EmcId, slice: SliceId) -> impl Iterator<Item = &Name> {
+        let slot = self.head.slot(slice).unwrap_or_default();
+        let lost = matches!(slot.state, State::Quarantined(Quarantine::LostGrant));
+        let may_use = move |id: HostId, entry: &HostEntry| match slot.holder() {
+            Some(holder) => holder == id,
+            None => lost && entry.host.emcs.contains(&emc),
+        };
+        let has_reported = |id: &HostId| self.links.get(id).is_some_and(Link::has_reported);
+        let users = self.head.hosts().filter(move |(id, entry)| may_use(*id, entry));
+        let unreported = users.filter(move |(id, entry)| !entry.host.is_cut_off(emc) && !has_reported(id));
+        unreported.map(|(_, entry)| &entry.host.name)
     }
 
     /// Hosts that have not reported since a restore, and running VMs that could not be adopted.

@@ -1,5 +1,6 @@
 //! Machines that must be stopped because an EMC cannot fence their hosts alone, indexed by the time of the next attempt, so
-//! that no event looks at all of them.
+//! that no event looks at all of them. While the agent of a host is connected, its machine is not stopped, and its attempts are
+//! not in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ pub(super) struct StopAttempt {
     pub(super) why: Option<String>,
     /// When the stop became due.
     pub(super) since: UnixMs,
-    /// Time of the next attempt; [`Ns::NEVER`] while one is under way.
+    /// Time of the next attempt; [`Ns::NEVER`] while one is under way or none is needed.
     pub(super) retry_at: Ns,
 }
 
@@ -20,6 +21,8 @@ pub(super) struct StopAttempt {
 #[derive(Debug, Default)]
 pub(super) struct StopAttempts {
     entries: BTreeMap<(HostId, EmcId), StopAttempt>,
+    /// Hosts whose agents are connected.
+    connected: BTreeSet<HostId>,
     /// Attempts that are to be made, by EMC.
     attempts: BTreeMap<EmcId, BTreeSet<(Ns, HostId)>>,
 }
@@ -32,6 +35,22 @@ impl StopAttempts {
     pub(super) fn of_host(&self, host: HostId) -> impl Iterator<Item = (EmcId, &StopAttempt)> {
         let all = self.entries.range((host, EmcId(0))..=(host, EmcId(u32::MAX)));
         all.map(|((_, emc), attempt)| (*emc, attempt))
+    }
+
+    /// Notes whether the agent of a host is connected.
+    pub(super) fn set_connected(&mut self, host: HostId, connected: bool) {
+        if self.connected.contains(&host) == connected {
+            return;
+        }
+        let of_host: Vec<(EmcId, Ns)> =
+            self.of_host(host).map(|(emc, attempt)| (emc, attempt.retry_at)).collect();
+        if connected {
+            of_host.into_iter().for_each(|(emc, at)| self.unlist(emc, host, at));
+            self.connected.insert(host);
+        } else {
+            self.connected.remove(&host);
+            of_host.into_iter().for_each(|(emc, at)| self.list(emc, host, at));
+        }
     }
 
     pub(super) fn insert(&mut self, emc: EmcId, host: HostId, attempt: StopAttempt) {
@@ -63,13 +82,15 @@ impl StopAttempts {
         self.attempts.remove(&emc);
     }
 
+    /// Forgets all stops; which agents are connected stays known.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        self.entries.clear();
+        self.attempts.clear();
     }
 
-    /// EMCs with attempts to be made.
-    pub(super) fn emcs(&self) -> impl Iterator<Item = EmcId> {
-        self.attempts.keys().copied()
+    /// The earliest attempt to be made at each EMC.
+    pub(super) fn earliest(&self) -> impl Iterator<Item = (EmcId, Ns)> {
+        self.attempts.iter().filter_map(|(emc, attempts)| Some((*emc, attempts.first()?.0)))
     }
 
     /// Attempts to be made at an EMC, earliest first.
@@ -77,8 +98,17 @@ impl StopAttempts {
         self.attempts.get(&emc).into_iter().flatten().copied()
     }
 
+    /// Compares the index with one that is computed from all entries.
+    #[cfg(test)]
+    pub(super) fn check(&self, connected: &BTreeSet<HostId>) {
+        assert_eq!(&self.connected, connected, "hosts whose agents are connected");
+        let mut computed = Self { connected: connected.clone(), ..Self::default() };
+        self.entries.iter().for_each(|((host, emc), attempt)| computed.list(*emc, *host, attempt.retry_at));
+        assert_eq!(self.attempts, computed.attempts, "attempts by EMC");
+    }
+
     fn list(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
-        if retry_at < Ns::NEVER {
+        if retry_at < Ns::NEVER && !self.connected.contains(&host) {
             self.attempts.entry(emc).or_default().insert((retry_at, host));
         }
     }
@@ -119,8 +149,26 @@ mod tests {
         assert_eq!(attempts(&hosts), [(40, 2)]);
         hosts.set_retry(EMC, HostId(1), Ns(50));
         hosts.remove_host(HostId(2));
-        assert_eq!((attempts(&hosts), hosts.emcs().collect()), (vec![(50, 1)], vec![EMC]));
+        assert_eq!((attempts(&hosts), hosts.earliest().collect()), (vec![(50, 1)], vec![(EMC, Ns(50))]));
         hosts.remove(EMC, HostId(1));
-        assert_eq!((attempts(&hosts), hosts.emcs().count()), (vec![], 0));
+        assert_eq!((attempts(&hosts), hosts.earliest().count()), (vec![], 0));
+    }
+
+    #[test]
+    fn attempts_of_connected_hosts_wait_until_the_agent_is_gone() {
+        let mut hosts = StopAttempts::default();
+        hosts.insert(EMC, HostId(1), attempt(30));
+        hosts.set_connected(HostId(1), true);
+        hosts.set_connected(HostId(2), true);
+        hosts.insert(EMC, HostId(2), attempt(20));
+        hosts.set_retry(EMC, HostId(1), Ns(40));
+        assert_eq!((attempts(&hosts), hosts.earliest().count()), (vec![], 0));
+        hosts.set_connected(HostId(1), false);
+        hosts.set_connected(HostId(2), false);
+        assert_eq!(attempts(&hosts), [(20, 2), (40, 1)]);
+        hosts.set_connected(HostId(2), true);
+        hosts.clear();
+        hosts.insert(EMC, HostId(2), attempt(20));
+        assert_eq!(attempts(&hosts), [], "its agent is still connected");
     }
 }

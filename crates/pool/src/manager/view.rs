@@ -1,7 +1,7 @@
 //! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
 //! it follows from what is known now.
 
-use units::limits::SLICE_ATTEMPTS_MAX;
+use units::limits::{SLICE_ALARMS_MAX, SLICE_ATTEMPTS_MAX};
 use units::{EmcId, HostId, Name, Ns, SliceId, UnixMs};
 
 use super::{Manager, devices::Condition, hosts::Link};
@@ -118,6 +118,7 @@ impl Manager {
     pub fn alarms(&self) -> Vec<Alarm> {
         let mut alarms: Vec<Alarm> = self
             .host_alarms()
+            .chain(self.contested_alarms())
             .chain(self.restore_alarms())
             .chain(self.sight_alarms())
             .chain(self.emc_alarms())
@@ -166,6 +167,25 @@ impl Manager {
         })
     }
 
+    /// Hosts for which two agents speak.
+    fn contested_alarms(&self) -> impl Iterator<Item = Alarm> {
+        self.durable.hosts().filter_map(|(id, entry)| {
+            let link = self.links.get(&id)?;
+            let (rejected, name) = (link.rejected()?, &entry.host.name);
+            let instance = link.hello()?.instance;
+            Some(Alarm {
+                reason: "HOST_CONTESTED",
+                subject: Subject::Host(name.clone()),
+                message: format!(
+                    "two agents speak for host {name}: instance {} is rejected while instance {} is newer; \
+                     stop one of them",
+                    rejected.instance.0, instance.0
+                ),
+                since: rejected.since,
+            })
+        })
+    }
+
     fn fencing_alarm(&self, id: HostId, name: &Name, slices: usize) -> Alarm {
         let subject = Subject::Host(name.clone());
         let Some((why, since)) = self.why_unfenced(id) else {
@@ -211,13 +231,18 @@ impl Manager {
         })
     }
 
+    /// Slices that wait for an operator: the first by name, all others as one number.
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
-        self.durable.quarantined().map(|(slice, why)| Alarm {
-            reason: "SLICE_QUARANTINED",
-            subject: Subject::Slice(slice),
-            message: format!("{} is quarantined: {why}", self.slice_name(slice)),
-            since: UnixMs(0),
-        })
+        let alarm =
+            |subject, message| Alarm { reason: "SLICE_QUARANTINED", subject, message, since: UnixMs(0) };
+        let waiting: usize = self.durable.emcs().map(|(_, entry)| entry.quarantined_for_good_count()).sum();
+        let more = waiting.saturating_sub(SLICE_ALARMS_MAX);
+        let rest = format!("{more} more slices are quarantined; `tarn get slices` lists them");
+        let rest = (more > 0).then(|| alarm(Subject::Rack, rest));
+        let listed = self.durable.quarantined().take(SLICE_ALARMS_MAX).map(move |(slice, why)| {
+            alarm(Subject::Slice(slice), format!("{} is quarantined: {why}", self.slice_name(slice)))
+        });
+        listed.chain(rest)
     }
 
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {

@@ -8,7 +8,7 @@ use pool::{
 };
 use units::{Ns, SliceId};
 
-use super::{Failure, Happening, World};
+use super::{Failure, Happening, World, check::has_ended};
 
 /// How long everything may take to become ready, and then to become free.
 const READY_WITHIN: Ns = Ns::secs(60);
@@ -89,7 +89,7 @@ impl World {
             return Some("the manager does not start".into());
         }
         let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(_));
-        let live = self.truth.reservations().filter(|(_, r)| r.is_active());
+        let live = self.truth.reservations().filter(|(_, r)| !has_ended(r));
         let mut live = live.filter(|(_, r)| !matches!(r.stage, Stage::Broken { .. }));
         let (id, reservation) = live.find(|(_, r)| !r.slices.iter().all(online))?;
         let slots: Vec<_> = reservation.slices.iter().map(|s| (*s, self.truth.slot(*s).state)).collect();
@@ -102,7 +102,7 @@ impl World {
         let active: Vec<_> = self
             .truth
             .reservations()
-            .filter(|(_, r)| r.is_active())
+            .filter(|(_, r)| !has_ended(r))
             .map(|(id, r)| (id, r.vm.clone()))
             .collect();
         for (id, vm) in active {
@@ -121,7 +121,7 @@ impl World {
             Record::Host(id, host) if host.fence != Fence::None || !host.unconfirmed_fences.is_empty() => {
                 Some(format!("{id} is {:?}, not cut off by {:?}", host.fence, host.unconfirmed_fences))
             }
-            Record::Reservation(id, r) if r.is_active() => Some(format!("{id} is {:?}", r.stage)),
+            Record::Reservation(id, r) if !has_ended(r) => Some(format!("{id} is {:?}", r.stage)),
             Record::Slice(id, slot) if slot.state != State::Free && self.has_scrubber(*id, *slot) => {
                 Some(format!("slice {id} is {slot:?}"))
             }

@@ -37,8 +37,6 @@ pub(super) struct Truth {
     demands: demands::Demands,
     /// Reservations whose slices are taken by force.
     forced: BTreeSet<ReservationId>,
-    /// Slices that an operator let back, until they are granted again.
-    let_back: BTreeSet<SliceId>,
     /// Grants that went with the power of their device, or when it fenced their host.
     lost: BTreeSet<Holding>,
     /// Grants that a fence of their host was to end, on slices that could not be revoked then.
@@ -253,11 +251,11 @@ impl World {
         if let Some(old) = self.truth.reservation(id) {
             let kept = (&old.vm, old.host, &old.slices, &old.request)
                 == (&new.vm, new.host, &new.slices, &new.request);
-            let revived = !old.is_active() && new.is_active();
+            let revived = has_ended(old) && !has_ended(new);
             if !kept || revived || acked.is_some_and(|acked| !is_kept(&acked, new)) {
                 self.blame("durable before done", format!("{id} was {old:?} and becomes {new:?}"));
             }
-        } else if new.is_active() && !is_adopted(new) {
+        } else if !has_ended(new) && !is_adopted(new) {
             self.check_new(id, new, batch);
         }
     }
@@ -344,7 +342,7 @@ impl World {
         let shared = |holding: &Holding| {
             self.devices.iter().any(|device| device.is_shared() && device.has(holding.slice))
         };
-        let left = self.machines[id.0 as usize].reachable().find(shared);
+        let left = self.machine_of(id).and_then(|machine| machine.reachable().find(shared));
         if let Some(holding) = left {
             self.blame("unknown is not free", format!("{id} returns and still has {holding:?}"));
         }
@@ -523,9 +521,8 @@ impl World {
         let emc = self.devices.iter().position(|device| device.has(holding.slice));
         let unconfirmed = |host: &Host| host.unconfirmed_fences.iter().any(|of| Some(of.0 as usize) == emc);
         let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || unconfirmed(host));
-        let let_back = self.truth.let_back.contains(&holding.slice);
         let lost = self.truth.lost.contains(&holding) || self.truth.unrevoked.contains(&holding);
-        if !forced && !fenced && !let_back && !lost {
+        if !forced && !fenced && !lost {
             let what = format!("process {} of {host} lost {holding:?}: {why}", guest.process.pid);
             self.blame("guests outlive us", what);
         }
@@ -535,6 +532,11 @@ impl World {
 /// The slices that a host has according to a report: after its agent's restart, those of VMs may not be online again yet.
 fn had(have: &Have) -> impl Iterator<Item = &Holding> {
     have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online)
+}
+
+/// Whether a reservation is over.
+pub(super) fn has_ended(reservation: &Reservation) -> bool {
+    matches!(reservation.stage, Stage::Ended { .. })
 }
 
 /// Whether a reservation was made for a VM that was found running after a restore.

@@ -17,7 +17,6 @@ use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 use super::{
     Happening, World,
     check::{Acked, Demand, holder},
-    machine::Machine,
     weather::name,
 };
 
@@ -249,17 +248,14 @@ impl World {
         holder(slot).is_none_or(|host| self.truth.has_host(host))
     }
 
-    /// Returns a slice to the cycle, on devices that cut off only if no process uses it. A host outside the rack is powered off
-    /// before.
+    /// Asks for a slice to return to the cycle, also if a process uses it: that is to be refused, or the process is to keep it. A
+    /// host outside the rack is powered off before.
     pub(super) fn let_back(&mut self, slice: SliceId) {
         let slot = self.truth.slot(slice);
         if let Some(stranger) = holder(&slot).filter(|_| !self.knows_holder(&slot)) {
             self.power_off(stranger);
         }
-        let uses = |m: &Machine| m.mappings().any(|(held, pid)| held.slice == slice && pid != 0);
-        if self.device(slice).is_shared() || !self.machines.iter().any(uses) {
-            self.schedule(Place::Slice(slice), Scheduling::Enabled);
-        }
+        self.schedule(Place::Slice(slice), Scheduling::Enabled);
     }
 
     fn stop_waiting(&mut self) {

@@ -8,7 +8,7 @@ use pool::{
     protocol::SeenDevice,
 };
 use rand::Rng as _;
-use units::{Bytes, EmcId, HostId, Name};
+use units::{Bytes, EmcId, Name};
 
 use super::{
     Happening, Ns, World,
@@ -124,7 +124,9 @@ impl World {
 
     fn add_host(&mut self, rack: &mut RackSpec) {
         let n = self.machines.len();
-        if n < PLACES_MAX && self.truth.next_host() == Some(n) {
+        // Two restores of one backup give the same numbers, except those of hosts that devices name.
+        let unused = self.truth.next_host().is_some_and(|id| self.machine_of(id).is_none());
+        if n < PLACES_MAX && unused {
             let wires = rack.emcs.iter().map(|emc| emc.name.clone());
             let wires: Vec<Name> = wires.filter(|_| self.rng.random_bool(0.7)).collect();
             rack.hosts.push(host(n, wires));
@@ -188,7 +190,8 @@ impl World {
     }
 
     /// Adds the devices and machines that have become durable. Some operators make a backup of each rack. A backup of others
-    /// may lack machines and devices: these go on without the manager, and nothing is added under their numbers.
+    /// may lack machines and devices: these go on without the manager, no host is added under their numbers, and no device
+    /// is added.
     pub(super) fn follow_rack(&mut self) {
         while let Some(emc) = self.truth.emc(EmcId(u32::try_from(self.devices.len()).expect("few"))).cloned()
         {
@@ -197,10 +200,16 @@ impl World {
             let slices = emc.slices;
             self.rack.seen.extend(emc.serial.map(|serial| SeenDevice { serial, slices, problem: None }));
         }
-        while let Some(host) = self.truth.host(HostId(u32::try_from(self.machines.len()).expect("few"))) {
-            let id = HostId(u32::try_from(self.machines.len()).expect("few"));
-            self.machines.push(Machine::new(id, host.name.clone()));
-            self.after(Ns::ms(1), Happening::Boots(id));
+        for (id, name) in self.truth.hosts().map(|(id, host)| (id, host.name.clone())).collect::<Vec<_>>() {
+            let Some(machine) = self.machine_of(id) else {
+                self.machines.push(Machine::new(id, name));
+                self.after(Ns::ms(1), Happening::Boots(id));
+                continue;
+            };
+            if machine.name != name && machine.reachable().next().is_some() {
+                let what = format!("{id} of {} is given to {name}", machine.name);
+                self.blame("no host gets the number of one that has slices", what);
+            }
         }
         self.check_rack();
         let rack = self.truth.rack();

@@ -54,7 +54,7 @@ impl Session {
     /// Adds an order to those sent before.
     fn add(&mut self, want: &Want) -> Orders {
         match &mut self.told {
-            Some(told) => told.amend(want.clone()),
+            Some(told) => add_order(told, want),
             None => self.told = Some(want.clone()),
         }
         let first = want.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
@@ -66,6 +66,24 @@ impl Session {
             sum: self.told.clone().expect("it was just set"),
         }
     }
+}
+
+/// Computes from an order and the next one all that both mean together; not by the code that the agents use.
+fn add_order(sum: &mut Want, next: &Want) {
+    if next.base.is_none() {
+        *sum = next.clone();
+        return;
+    }
+    let in_vms = next.vms.values().flat_map(|vm| vm.slices.keys()).map(|holding| holding.slice);
+    let in_lists = next.release.keys().chain(next.scrub.keys()).map(|holding| holding.slice);
+    let renewed: BTreeSet<_> = in_vms.chain(in_lists).chain(next.no_more.slices.iter().copied()).collect();
+    sum.release.retain(|holding, _| !renewed.contains(&holding.slice));
+    sum.scrub.retain(|holding, _| !renewed.contains(&holding.slice));
+    next.no_more.vms.iter().for_each(|vm| drop(sum.vms.remove(vm)));
+    sum.vms.extend(next.vms.clone());
+    sum.release.extend(next.release.clone());
+    sum.scrub.extend(next.scrub.clone());
+    (sum.number, sum.instance, sum.fenced) = (next.number, next.instance, next.fenced);
 }
 
 impl World {

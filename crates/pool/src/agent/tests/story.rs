@@ -326,8 +326,8 @@ impl World {
         for failed in have.failed.iter().filter(|failed| !self.given_back.contains(&failed.holding)) {
             let left = self.kernel.contains(&handle(failed.holding).place);
             let lives = self.has_user(failed.holding) || self.is_on_record(failed.holding);
-            let released = |order: &Want| order.fenced || order.release.contains_key(&failed.holding);
-            let gives_back = self.order.as_ref().is_some_and(released);
+            // What cannot be closed is still there, and the report says so.
+            let gives_back = self.order.as_ref().is_some_and(|order| must_go(order, failed.holding));
             assert!(!left || lives || gives_back, "{:?} failed, and something is left", failed.holding);
         }
     }
@@ -368,6 +368,13 @@ impl World {
 
 fn named(order: &Want, id: ReservationId) -> Option<&WantVm> {
     order.vms.get(&id)
+}
+
+/// Whether an order has a slice closed: it says so, fences the host, or names a later owner.
+fn must_go(order: &Want, holding: Holding) -> bool {
+    let named = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
+    let mut later = named.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
+    order.fenced || order.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
 }
 
 /// What an order says of one VM and of all slices that are or were its own.

@@ -208,6 +208,23 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator_whatever_its_device() 
     }
 }
 
+/// A process that outlives its VM may still have the memory.
+#[test]
+fn host_of_an_unclaimed_slice_is_asked_to_release_it_whatever_its_device() {
+    for words in ["e1=4! h1:e1", "e1=4 h1:e1"] {
+        let mut rack = Rack::of(words);
+        let change = rack.ledger.decide_restored();
+        rack.apply(change);
+        let host = HostId(0);
+        rack.slice(0, Event::Quarantine(Quarantine::Restored { host: Some(host) }));
+        let change = rack.ledger.decide_unclaimed(&[0, 1].map(SliceId));
+        rack.apply(change);
+        assert_eq!(rack.slot(0).state, State::Scrubbing(Scrub::Leaving(host)), "{words}");
+        let revoking = Scrub::Revoking { host: None, verified: false };
+        assert_eq!(rack.slot(1).state, State::Scrubbing(revoking), "{words}");
+    }
+}
+
 #[test]
 fn vm_that_lost_its_slices_is_replaced_by_its_later_life() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
@@ -248,6 +265,20 @@ fn restores_of_one_backup_number_reservations_apart() {
     assert!(first > units::limits::RESERVATIONS_LOST_MAX);
     assert!(numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2, "room for the first restore's");
     assert!(numbers(u64::MAX) > numbers(3), "however many restores there were");
+}
+
+#[test]
+fn restore_at_the_end_of_the_number_spaces_refuses_what_is_added_later() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    let (next_host, next_slice) = (HostId(u32::MAX - 9), SliceId(u32::MAX - 9));
+    *rack.ledger.meta_mut() = Meta { next_host, next_slice, ..rack.ledger.meta().clone() };
+    let change = rack.ledger.decide_restored();
+    rack.apply(change);
+    let change = rack.ledger.decide_reported(at(2), HostId(0));
+    rack.apply(change);
+    for more in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
+        assert_eq!(rack.configure(more).map_err(|denied| denied.reason()), Err("LIMIT_EXCEEDED"), "{more}");
+    }
 }
 
 #[test]

@@ -279,6 +279,13 @@ fn indexes(ledger: &Ledger) {
             of_host().filter(|(.., slot)| slot.is_being_scrubbed()).map(|(slice, ..)| slice).collect();
         assert_eq!((&host.held, &host.scrubs), (&held, &scrubs), "slices of {id:?}");
     }
+    let mut outside = BTreeMap::<HostId, BTreeSet<SliceId>>::new();
+    for (slice, _, slot) in slots() {
+        if let Some(host) = slot.holder().filter(|host| !ledger.hosts.contains_key(host)) {
+            outside.entry(host).or_default().insert(slice);
+        }
+    }
+    assert_eq!(ledger.held_outside, outside, "slices whose holders are not in the rack");
     for (id, emc) in ledger.emcs() {
         let wired = || ledger.hosts().filter(|(_, host)| host.host.emcs.contains(&id));
         let unreported = wired().filter(|(_, host)| host.host.must_report_on(id)).count();

@@ -1,8 +1,12 @@
 //! Running VMs that cannot be adopted after a restore: their slices are kept, and an alarm names them and since when.
 
-use units::{UnixMs, limits::RESERVATIONS_LOST_MAX};
+use units::{
+    Bytes, ReservationId, UnixMs,
+    limits::{RESERVATIONS_LOST_MAX, RESERVATIONS_PER_HOST_MAX},
+};
 
-use super::rig::Rig;
+use super::rig::{Rig, name};
+use crate::protocol::{Have, HaveVm};
 
 /// A rack restored from a backup in which VM a (1) runs on slice 0 of h1; later h2 was granted slices 4 and 5. All hosts
 /// are connected and only h2 has not reported.
@@ -92,4 +96,27 @@ fn alarm_about_a_pending_restore_names_what_is_missing() {
     assert!(message(&rig).contains("1 of its VMs could not be adopted"));
     rig.run("restart");
     assert!(message(&rig).contains("EMC e1 has not been compared"), "{}", message(&rig));
+}
+
+#[test]
+fn adopted_vms_of_a_host_are_limited_over_all_its_reports() {
+    let mut rig = restored();
+    let h2 = rig.host("h2");
+    let vm = |number: usize| {
+        let vm = name(&format!("v{number}"));
+        let vm = HaveVm { vm, pid: 1, slices: Vec::new(), local: Bytes::ZERO, pinned: false };
+        (ReservationId(100 + number as u64), vm)
+    };
+    for first in (0..RESERVATIONS_PER_HOST_MAX + 100).step_by(600) {
+        rig.report(h2, Have { vms: (first..first + 600).map(vm).collect(), ..Have::default() }, true);
+        write(&mut rig);
+    }
+    assert_eq!(rig.manager.durable().host(h2).unwrap().reservations().len(), RESERVATIONS_PER_HOST_MAX);
+}
+
+#[test]
+fn vm_reported_with_unsorted_slices_becomes_ready() {
+    let mut rig = Rig::up().restored("", "reserve:b@h2=2 go commit:b go", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1 have:h3 have:h2:online=0.1+1.1:vm1b=1.1+0.1 go");
+    rig.tells("wait:b | wait:b->ok(0,1)");
 }

@@ -1,6 +1,10 @@
 //! What holds of devices: intents are driven until confirmed, and what does not agree is kept from everybody.
 
+use units::limits::SLICE_ALARMS_MAX;
+use units::{Epoch, SliceId};
+
 use super::rig::Rig;
+use crate::{audit::Subject, protocol::Handle};
 
 /// A rack in which h1 has slice 0 online, slice 1 is on its way back from h1 and slice 4 was never owned.
 fn rig() -> Rig {
@@ -39,6 +43,60 @@ fn a_grant_that_the_ledger_does_not_know_is_quarantined_never_free() {
     compares(|rig| rig.meddle(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
 }
 
+/// A rack in which the guest of VM a runs on slice 0 of e1, whose record was emptied before the manager started again.
+fn emptied_device() -> Rig {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go");
+    rig.meddle(0, None);
+    rig.seen(0, 0);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
+    rig
+}
+
+#[test]
+fn device_that_does_not_know_the_epoch_of_a_guest_is_failed_and_changes_no_slot() {
+    let mut rig = emptied_device();
+    rig.tells("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
+    let message = &rig.manager.alarms()[0].message;
+    assert!(message.contains("does not know epoch 1 of slice 0"), "{message}");
+    rig.meddle(0, Some((1, "h1")));
+    rig.tells(
+        "tick:1000 go
+         slices alarms | 0.1:online@h1",
+    );
+}
+
+#[test]
+fn foreign_device_reserves_no_number_and_grants_nothing() {
+    let mut rig = emptied_device();
+    rig.meddle(1, Some((7, "h2")));
+    rig.tells(
+        "tick:1000 device tick:10 | e1.contents
+         slices alarms | 0.1:online@h1 EMC_FAILED
+         reserve:b@h1=5 | reserve:b->OUT_OF_SLICES",
+    );
+}
+
+#[test]
+fn device_that_lost_its_record_works_again_once_no_guest_runs_on_it() {
+    let mut rig = emptied_device();
+    rig.run("release:a go");
+    rig.tells(
+        "slices alarms | 0.1:draining@h1 EMC_FAILED
+         have:h1:ended=1 tick:1000 go
+         slices alarms | 0.1:quarantined SLICE_QUARANTINED
+         enable:0 go
+         slices alarms |",
+    );
+}
+
+#[test]
+fn device_may_lack_epochs_that_were_intended_and_never_granted() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 stored restart device go up:h1 go");
+    rig.tells("slices alarms | 0.1:online@h1");
+}
+
 #[test]
 fn a_free_slice_of_which_the_device_has_seen_more_is_not_believed_to_be_clean() {
     // A store that was lost and founded again calls every slice free, while the device remembers later owners.
@@ -61,7 +119,8 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
          wait:a | wait:a->RESERVATION_WRONG_STATE
          release:a go
          slices | 0.1:quarantined
-         enable:0 go
+         enable:0 | enable:0->SLICE_IN_DOUBT
+         up:h2 go enable:0 go
          slices alarms |",
     );
 }
@@ -337,4 +396,45 @@ fn grant_refused_because_another_host_has_the_slice_is_quarantined_for_that_host
     rig.meddle(0, Some((7, "h2")));
     rig.run("reserve:a@h1=1 go");
     rig.tells("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED wait:a->RESERVATION_WRONG_STATE");
+}
+
+/// While the store fails, a later grant may come before what was found is shown.
+#[test]
+fn handle_that_was_found_does_not_replace_that_of_a_later_grant() {
+    let mut rig = rig();
+    let handle = |epoch| (Epoch(epoch), Handle::new("emc", format!("/0.{epoch}")));
+    let slice = SliceId(0);
+    for (known, found, shown) in [(2, 1, 2), (1, 2, 2), (1, 1, 1)] {
+        rig.manager.handles.insert(slice, handle(known));
+        rig.manager.found.insert(slice, handle(found));
+        rig.manager.show_found();
+        assert_eq!(rig.manager.handles[&slice], handle(shown), "{found} was found, {known} is known");
+    }
+}
+
+/// All quarantined slices of a large rack were more than one message can hold.
+#[test]
+fn quarantined_slices_beyond_the_limit_share_one_alarm() {
+    let mut rig = Rig::of("e1=300 h1:e1");
+    (0..300).for_each(|slice| rig.meddle(slice, Some((1, "h1"))));
+    rig.run("restart device tick:10");
+    rig.write_all();
+    let mut alarms = rig.manager.alarms();
+    alarms.retain(|alarm| alarm.reason == "SLICE_QUARANTINED");
+    assert_eq!(alarms.len(), SLICE_ALARMS_MAX + 1);
+    let last = alarms.last().unwrap();
+    assert_eq!(last.subject, Subject::Rack);
+    assert!(last.message.starts_with("44 more slices are quarantined"), "{}", last.message);
+}
+
+/// The next owner's epoch would have been beyond the range of numbers.
+#[test]
+fn emc_whose_record_names_an_absurd_epoch_is_failed() {
+    let mut rig = Rig::up();
+    rig.seen(0, u64::MAX);
+    rig.run("restart device up:h1 up:h2 up:h3 go");
+    rig.tells("alarms slices | EMC_FAILED");
+    rig.seen(0, 0);
+    rig.run("tick:1000 go");
+    rig.tells("alarms |");
 }

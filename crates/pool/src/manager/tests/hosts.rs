@@ -4,7 +4,7 @@ use units::limits::NEWS_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
 
 use super::rig::{Rig, name};
-use crate::{audit::Subject, manager::hosts::News};
+use crate::{audit::Subject, manager::hosts::News, record::Fence};
 
 #[test]
 fn news_of_a_host_beyond_their_limit_are_replaced_by_a_complete_order() {
@@ -368,6 +368,36 @@ fn the_newest_agent_speaks_for_its_host() {
     );
 }
 
+/// A copy of the agent's configuration with a directory of its own ran for a second. The agent was rejected for ever, its
+/// host was fenced and its VM lost its memory.
+#[test]
+fn older_agent_speaks_again_once_the_newer_one_is_gone() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go commit:a go
+         up:h1#9 | h1.close(Superseded) h1<a=0.1
+         go up:h1#1 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
+    );
+    rig.run("up:h1#9 go down:h1"); // the newer one, and its end
+    rig.tells(
+        "tick:2000 have:h2 have:h3 tick:1999 up:h1#1 state:h1 | h1.close(Superseded) Silent
+         tick:1 state:h1 alarms | Unknown HOST_UNKNOWN HOST_CONTESTED
+         up:h1#1 go state:h1 alarms | h1<a=0.1 Up",
+    );
+}
+
+#[test]
+fn contest_is_over_two_leases_after_the_last_attempt() {
+    let mut rig = Rig::up();
+    rig.run("up:h1#9 go up:h1#1");
+    for _ in 0..7 {
+        assert_eq!(rig.run("tick:1000 alarms"), "HOST_CONTESTED");
+        rig.run("up:h1#9 have:h2 have:h3 go");
+    }
+    assert_eq!(rig.run("tick:999 alarms"), "HOST_CONTESTED");
+    assert_eq!(rig.run("tick:1 alarms"), "");
+}
+
 #[test]
 fn an_order_that_is_not_answered_is_repeated_and_never_doubled() {
     Rig::up().tells(
@@ -415,4 +445,13 @@ fn a_slice_is_scrubbed_by_a_host_that_sees_its_device() {
     rig.tells("slices | 0.1:draining@h1");
     rig.run("up:h1 go");
     assert!(rig.run("slices").is_empty(), "h1 itself gave it back and scrubbed it");
+}
+
+#[test]
+fn fence_of_a_host_without_wires_is_completed_after_a_restart() {
+    let mut rig = Rig::of("e1=4 h1:e1 h2:");
+    rig.run("up:h1 up:h2 go down:h2 fence:h2 stored");
+    rig.run("restart go");
+    let h2 = rig.host("h2");
+    assert_eq!(rig.manager.durable().host(h2).unwrap().host.fence, Fence::Fenced);
 }

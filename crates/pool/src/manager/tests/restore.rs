@@ -37,7 +37,7 @@ fn vm_partly_on_failed_emc_keeps_its_slices_on_the_working_one() {
     let reported = rig.run(report);
     assert!(!reported.contains("revoke"), "{reported}");
     rig.tells(
-        "slices | 0.1:quarantined@h1 1.1:quarantined@h1 2.1:quarantined@h1 3.1:quarantined@h1 4.0:quarantined 5.0:quarantined 6.0:quarantined 7.0:quarantined
+        "slices | 0.1:quarantined@h1 1.1:quarantined@h1 2.1:quarantined@h1 3.1:quarantined@h1 4.1:quarantined 5.0:quarantined 6.0:quarantined 7.0:quarantined
          reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE",
     );
     rig.run("mend:e2 tick:1000 go");

@@ -1,7 +1,7 @@
 //! Restoring the ledger from a backup that is older than a change of the rack: VMs on hosts, wires and EMCs that the
 //! backup lacks keep their memory.
 
-use units::SliceId;
+use units::{HostId, SliceId, limits::HOSTS_LOST_MAX};
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;
@@ -113,9 +113,11 @@ fn vm_on_younger_emc_is_kept_and_its_slice_number_given_to_no_other() {
          rack:e1=4&e2=4&h1:e1+e2 go",
     );
     assert!(rig.manager.durable().slot(SliceId(4)).is_none());
-    rig.meddle(5, Some((1, "h1")));
-    rig.run("restart device go up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
-    rig.tells("slices | 0.0:quarantined 1.0:quarantined 2.0:quarantined 3.0:quarantined 5.1:quarantined@h1");
+    let said = rig.run("have:h1:online=4.1:vm1b=4.1 go");
+    assert!(!said.contains("close"), "{said}");
+    rig.tells(
+        "slices | 0.0:quarantined 1.0:quarantined 2.0:quarantined 3.0:quarantined 262148.1:quarantined@h1",
+    );
     rig.run("have:h1:ended=1 go");
     rig.tells(
         "alarms | SLICE_QUARANTINED
@@ -133,11 +135,47 @@ fn absurd_slice_numbers_are_false_claims_after_a_restore_too() {
 #[test]
 fn reserved_slice_numbers_are_bounded_however_often_a_host_names_higher_ones() {
     let mut rig = vm_on_emc_younger_than_backup();
-    let said = rig.run("up:h1 tick:10 have:h1:online=65000.1 go have:h1:online=65000.1 go");
+    let said = rig.run("up:h1 tick:10 have:h1:online=500000.1 go have:h1:online=500000.1 go");
     assert!(!said.contains("close"), "{said}");
-    let said = rig.run("have:h1:online=120000.1");
-    assert!(said.contains("h1.close(FalseClaim:120000.1)"), "{said}");
-    assert_eq!(rig.manager.durable().meta().next_slice, SliceId(65001));
+    let said = rig.run("have:h1:online=600000.1");
+    assert!(said.contains("h1.close(FalseClaim:600000.1)"), "{said}");
+    assert_eq!(rig.manager.durable().meta().next_slice, SliceId(500_001));
+}
+
+/// h2, h3 and e2 are added again, the hosts in another order. A VM of h3 runs on e2.
+#[test]
+fn hosts_and_emcs_added_after_a_restore_get_no_number_of_the_lost_history() {
+    let mut rig = restored(
+        "e1=4 h1:e1",
+        "up:h1 go",
+        "rack:e1=4&e2=4&h1:e1&h2:e2&h3:e2 go up:h2 up:h3 go reserve:c@h3=1 go commit:c go
+         have:h3:online=4.1:vm1c=4.1 go",
+        "",
+    );
+    rig.run("up:h1 tick:10 have:h1 go rack:e1=4&h1:e1&e2=4&h3:e2&h2:e2 go");
+    let first = 1 + HOSTS_LOST_MAX;
+    assert_eq!([rig.host("h3"), rig.host("h2")], [HostId(first), HostId(first + 1)]);
+    let said = rig.run("up:h2/b9 go up:h3 tick:10 have:h3:online=4.1:vm1c=4.1 go");
+    assert!(!said.contains("close"), "{said}");
+    let said = rig.run("down:h2 vouch:h2 go");
+    assert!(!said.contains("revoke"), "{said}");
+    rig.tells("slices | 262148.1:quarantined@host#2");
+}
+
+/// The first restore was followed by the addition of e2; a second restore of the same backup lacks it again.
+#[test]
+fn slice_of_an_emc_added_after_an_earlier_restore_of_the_backup_is_no_false_claim() {
+    let mut rig = Rig::of("e1=4 h1:e1");
+    rig.run("up:h1 go");
+    let backup = rig.disk.clone();
+    for _ in 0..2 {
+        rig.disk = backup.clone();
+        rig.run("restore stored device tick:10");
+        rig.write_all();
+        let said = rig.run("up:h1 tick:10 have:h1:online=262148.1:vm1b=262148.1 go");
+        assert!(!said.contains("close"), "{said}");
+    }
+    assert_eq!(rig.manager.durable().meta().next_slice, SliceId(262_149));
 }
 
 /// h1 is fenced before it reports a slice of an EMC that the backup lacks.

@@ -380,7 +380,8 @@ impl Rig {
         let record = &self.manager.durable().emc(emc).unwrap().emc;
         let (shared, slices) = (!record.cuts_off(), record.range().collect());
         let device = self.devices.entry(emc).or_default();
-        (device.shared, device.slices) = (shared, slices);
+        device.number(slices);
+        device.shared = shared;
         device.calls.push_back(call);
     }
 
@@ -770,6 +771,20 @@ impl Agent {
 }
 
 impl Device {
+    /// Sets the numbers of its slices. Its record counts from its first slice.
+    fn number(&mut self, slices: Vec<SliceId>) {
+        let to = |slice: SliceId, old: &[SliceId]| old.iter().position(|s| *s == slice).map(|at| slices[at]);
+        if !self.slices.is_empty() && self.slices != slices {
+            let old = std::mem::take(&mut self.slices);
+            let granted = std::mem::take(&mut self.granted).into_iter();
+            self.granted = granted.filter_map(|(s, grant)| Some((to(s, &old)?, grant))).collect();
+            let highest = std::mem::take(&mut self.highest).into_iter();
+            self.highest = highest.filter_map(|(s, epoch)| Some((to(s, &old)?, epoch))).collect();
+            self.dirty = self.dirty.iter().filter_map(|s| to(*s, &old)).collect();
+        }
+        self.slices = slices;
+    }
+
     fn perform(&mut self, call: DeviceCall, intent: Slot) -> DeviceDone {
         if self.broken {
             self.asked.clear();

@@ -2,7 +2,10 @@
 //! proven.
 
 use super::rig::{Rig, name};
-use crate::audit::Subject;
+use crate::{
+    audit::Subject,
+    manager::{DeviceCall, DeviceDone, DeviceFailure, Event},
+};
 
 /// Two hosts on a device that cannot cut them off and on one that can; the third is on the latter alone.
 const RACK: &str = "e1=4! e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
@@ -84,6 +87,21 @@ fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
         }
     }
     rig.tells("down:h1 tick:0 | e1.fence(h1)");
+}
+
+/// The host has released all it held when its machine is next to be stopped, and later the device names another grant.
+#[test]
+fn machine_is_stopped_again_for_a_grant_that_is_found_later() {
+    let mut rig = rig();
+    rig.run("down:h1 fence:h1 stored device up:h1 have:h1:released=0.1 tick:10 stored device tick:10 stored down:h1");
+    let mut said = String::new();
+    for _ in 0..60 {
+        said += &rig.run("tick:1900 have:h2 have:h3 go");
+    }
+    assert!(!said.contains("e1.fence"), "it holds nothing on e1: {said}");
+    rig.meddle(3, Some((1, "h1")));
+    let said = rig.run("break:e1 cordon:e2 reserve:b@h2=1 go mend:e1 tick:1000 go");
+    assert!(said.contains("e1.fence(h1)"), "{said}");
 }
 
 #[test]
@@ -278,4 +296,60 @@ fn a_host_is_told_nothing_before_its_fence_is_durable() {
         "down:h1 vouch:h1 up:h1/b2 tick:10 | store
          stored | vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!) h1<fenced store",
     );
+}
+
+#[test]
+fn stop_whose_answer_came_during_a_reload_is_tried_again() {
+    let mut rig = rig();
+    rig.run("down:h2 down:h3 down:h1 fence:h1 stored cordon:h2 lost device reload device");
+    rig.write_all();
+    let mut said = String::new();
+    for _ in 0..20 {
+        said += &rig.run("tick:10000 device");
+        rig.write_all();
+    }
+    assert!(said.contains("e1.fence(h1)"), "{said}");
+}
+
+/// The store reported an error for the write of the host's return, and it is on disk.
+#[test]
+fn stop_of_a_host_that_returned_is_forgotten_when_the_ledger_is_read_again() {
+    let mut rig = rig();
+    rig.run("down:h1 fence:h1 stored device up:h1/b2 tick:10 torn reload");
+    rig.tells("state:h1 | Up");
+    assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
+}
+
+/// The command was asked to stop the machine before the operator vouched that it is off.
+#[test]
+fn late_failure_to_stop_a_machine_that_is_off_is_not_tried_again() {
+    let mut rig = rig();
+    rig.run("down:h1 fence:h1 stored vouch:h1 stored");
+    let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
+    let call = DeviceCall::Fence { host: h1, powered_off: false };
+    let failure = DeviceFailure::NotFenced("no command".into());
+    rig.event(Event::Device(e1, DeviceDone::Failed { call, failure }));
+    assert_eq!(rig.manager.stopping_since(h1), None);
+}
+
+/// Whether an EMC has cut h1 off, as far as the ledger knows.
+fn has_cut_off_h1(rig: &Rig, emc: &str) -> bool {
+    let emc = rig.manager.durable().emc_named(&name(emc)).unwrap();
+    rig.manager.durable().host(rig.host("h1")).unwrap().host.is_cut_off(emc)
+}
+
+#[test]
+fn emc_that_a_fence_did_not_concern_has_not_cut_off_the_host() {
+    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
+    rig.run("down:h1 fence:h1 go");
+    assert!(has_cut_off_h1(&rig, "e1") && !has_cut_off_h1(&rig, "e2"));
+}
+
+#[test]
+fn emc_to_which_a_host_is_wired_during_its_fence_has_to_confirm_it() {
+    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
+    rig.run("down:h1 fence:h1 go");
+    rig.tells("state:h1 | Fenced");
+    rig.run("rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2&h3:e2 go");
+    assert!(has_cut_off_h1(&rig, "e1") && !has_cut_off_h1(&rig, "e2"), "e2 was never asked");
 }

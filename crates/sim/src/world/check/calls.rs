@@ -154,7 +154,7 @@ impl World {
     fn check_stopped(&mut self, emc: EmcId, host: HostId) {
         let device = &self.devices[emc.0 as usize];
         let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
-        let left = self.machines[host.0 as usize].reachable().find(here);
+        let left = self.machine_of(host).and_then(|machine| machine.reachable().find(here));
         if let Some(holding) = left {
             self.blame("unknown is not free", format!("{host} counts as fenced and still has {holding:?}"));
         }
@@ -171,7 +171,6 @@ impl World {
             self.blame("unknown is not free", what);
         }
         self.story.counts.moved += u64::from(before.is_some_and(|hand| hand.host != host));
-        self.truth.let_back.remove(&slice);
         self.truth.hands.insert(slice, Hand { epoch, host, told: false, online: false, let_go: false });
     }
 

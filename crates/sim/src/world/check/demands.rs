@@ -70,7 +70,6 @@ impl World {
             let Record::Slice(slice, slot) = record else { continue };
             let returns = is_quarantined(self.truth.slot(*slice)) && !is_quarantined(*slot);
             if returns && self.truth.demands.justify(&Demand::LetBack(*slice)) {
-                self.truth.let_back.insert(*slice);
                 self.freed_by_hand(*slice);
             }
         }

@@ -9,7 +9,7 @@ use pool::{
 };
 use units::{EmcId, HostId, Name, SliceId};
 
-use super::{Truth, counts::holder};
+use super::{Truth, counts::holder, has_ended};
 use crate::world::World;
 
 /// A rack by the names of its EMCs and hosts.
@@ -78,10 +78,10 @@ impl Truth {
                 slice.map(|(slice, _)| format!("{id} loses its wire to slice {slice}"))
             }
             Record::Gone(Key::Host(id)) => {
-                let active = self.reservations().find(|(_, r)| r.host == *id && r.is_active());
+                let active = self.reservations().find(|(_, r)| r.host == *id && !has_ended(r));
                 let ended = |gone: &units::ReservationId| {
                     batch.iter().any(
-                        |record| matches!(record, Record::Reservation(id, r) if id == gone && !r.is_active()),
+                        |record| matches!(record, Record::Reservation(id, r) if id == gone && has_ended(r)),
                     )
                 };
                 let active = active.map(|(id, _)| id).filter(|active| !ended(active));
@@ -112,8 +112,16 @@ impl Truth {
     }
 
     /// The number of the next host.
-    pub(in crate::world) fn next_host(&self) -> Option<usize> {
-        self.meta().map(|meta| meta.next_host.0 as usize)
+    pub(in crate::world) fn next_host(&self) -> Option<HostId> {
+        self.meta().map(|meta| meta.next_host)
+    }
+
+    /// The hosts of the rack on disk.
+    pub(in crate::world) fn hosts(&self) -> impl Iterator<Item = (HostId, &Host)> {
+        self.records.values().filter_map(|record| match record {
+            Record::Host(id, host) => Some((*id, host)),
+            _ => None,
+        })
     }
 
     /// The number of the next EMC.

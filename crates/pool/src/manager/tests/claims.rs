@@ -1,0 +1,214 @@
+//! Slices that a host reports and that ledger or EMC do not know as its own: after restores from older backups, and on EMCs that
+//! lost their records or have those of another rack.
+
+use super::rig::Rig;
+
+/// A VM on slice 0, which its host has reported.
+const A_RUNS: &str = "reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go";
+
+/// A rack whose VM a runs on slice 0 of h1.
+fn running() -> Rig {
+    let mut rig = Rig::up();
+    rig.run(A_RUNS);
+    rig
+}
+
+/// The shared EMC has lost its record of slice 4, and the wire of its host is younger than the backup.
+#[test]
+fn vm_on_younger_wire_of_a_shared_emc_keeps_its_slice() {
+    let mut rig = Rig::of("e1=4 e2=4! h1:e1 h2:e1+e2");
+    rig.run("up:h1 up:h2 go");
+    let backup = rig.disk.clone();
+    rig.run(
+        "rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go cordon:e1 up:h1 go reserve:b@h1=1 go commit:b go
+         have:h1:online=4.1:vm1b=4.1 go",
+    );
+    rig.meddle(4, None);
+    rig.disk = backup;
+    rig.run("restore stored device tick:10");
+    rig.write_all();
+    // h1 reports first: the report names the slice.
+    let said = rig.run("up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go up:h2 tick:10 have:h2 go have:h1:online=4.1:vm1b=4.1 go");
+    assert!(!said.contains("revoke(4.1)") && !said.contains("revoke(4."), "{said}");
+    let slices = rig.run("slices");
+    assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
+}
+
+/// The same with a wire that the backup has, and a slice without a VM.
+#[test]
+fn slice_online_at_its_host_is_released_before_it_is_reused() {
+    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
+    rig.run("cordon:e1 go");
+    let backup = rig.disk.clone();
+    rig.run("reserve:b@h1=1 go");
+    rig.tells("slices | 4.1:online@h1");
+    rig.meddle(4, None);
+    rig.disk = backup;
+    rig.run("restore stored device tick:10");
+    rig.write_all();
+    let said = rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=4.1 have:h2 have:h3 tick:10");
+    let mut said = said;
+    for _ in 0..6 {
+        rig.write_all();
+        said += &rig.run("device tick:20");
+    }
+    assert!(!said.contains("revoke(4."), "{said}");
+}
+
+/// An operator vouches for h1, which then connects for a moment and reports VM a.
+#[track_caller]
+fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
+    rig.run("vouch:h1 go");
+    rig.tells("state:h1 | Fenced");
+    rig.run("up:h1 tick:10 have:h1:early:online=0.1:vm1a=0.1 go");
+    rig.run("down:h1 up:h2 up:h3 tick:10 have:h2 have:h3 go tick:100000 go");
+    rig.tells("slices state:h1 | Fenced");
+}
+
+/// A fenced host reports its VM before it has received the order that names the fence.
+#[test]
+fn vm_of_a_fenced_host_is_not_adopted() {
+    assert_fenced_host_adopts_nothing(running().restored("", "", ""));
+}
+
+/// The same with a VM of the lost history.
+#[test]
+fn lost_vm_of_a_fenced_host_is_not_adopted() {
+    assert_fenced_host_adopts_nothing(Rig::up().restored("", A_RUNS, ""));
+}
+
+/// Neither a release by force nor a fence freed a slice that was adopted for a fenced host.
+#[test]
+fn slice_of_a_vm_on_a_fenced_host_returns() {
+    let mut rig = Rig::up().restored("", A_RUNS, "");
+    rig.run("vouch:h1 go up:h1 tick:10 have:h1:early:online=0.1:vm1a=0.1 go");
+    rig.run("down:h1 up:h2 up:h3 tick:10 have:h2 have:h3 go tick:100000 go up:h2 up:h3 go");
+    rig.tells(
+        "force:a go fence:h1 go vouch:h1 go tick:600000 go
+         slices |",
+    );
+}
+
+/// The same without an operator.
+#[test]
+fn host_fenced_by_silence_adopts_nothing() {
+    let mut rig = Rig::up().restored("", A_RUNS, "");
+    rig.run("up:h2 up:h3 tick:10");
+    for _ in 0..40 {
+        rig.run("have:h2:part have:h3:part device tick:1900");
+        rig.write_all();
+    }
+    rig.tells("state:h1 state:h2 | Fenced Up");
+    let said = rig.run("up:h1 tick:10 have:h1:online=0.1:vm1a=0.1 go slices");
+    assert!(!said.contains("0.1:online@h1"), "{said}");
+}
+
+/// The directory of an EMC was empty when the manager started; the VM runs.
+#[test]
+fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
+    let mut rig = running();
+    rig.meddle(0, None);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
+    rig.tells("slices | 0.1:quarantined");
+    let said = rig.run("enable:0 go");
+    assert!(said.contains("SLICE_IN_DOUBT"), "{said}");
+}
+
+/// The same where the directory comes back before an operator wants the slice.
+#[test]
+fn guest_survives_an_emptied_directory_that_comes_back() {
+    let mut rig = running();
+    rig.meddle(0, None);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
+    rig.meddle(0, Some((1, "h1"))); // the mount is back
+    let said = rig.run("enable:0 go");
+    assert!(!said.contains("revoke(0.1)"), "{said}");
+}
+
+/// h1 reports VM b on slice 1, which its EMC grants without the ledger; the number of b's reservation is of no lost history.
+fn vm_on_unknown_grant() -> Rig {
+    let mut rig = running();
+    rig.meddle(1, Some((1, "h1")));
+    let beyond = u64::MAX / 2;
+    let report = format!("have:h1:online=0.1+1.1:vm1a=0.1:vm{beyond}b=1.1");
+    rig.run(&format!("restart device go up:h1 up:h2 up:h3 tick:10 {report} tick:10"));
+    rig.write_all();
+    rig
+}
+
+/// A restarted manager does not yet have the report that names a VM on the slice.
+#[test]
+fn unknown_grant_is_in_doubt_until_its_host_reports() {
+    let mut rig = vm_on_unknown_grant();
+    let said = rig.run("slices alarms enable:1");
+    assert!(said.contains("SLICE_IN_DOUBT"), "{said}");
+    rig.run("restart device tick:10");
+    rig.write_all();
+    rig.tells("enable:1 | enable:1->SLICE_IN_DOUBT");
+}
+
+#[test]
+fn fence_ends_the_doubt_about_an_unadopted_vm() {
+    let mut rig = vm_on_unknown_grant();
+    rig.run("down:h1 vouch:h1 go");
+    rig.tells("state:h1 | Fenced");
+    let said = rig.run("alarms enable:1 go");
+    assert!(!said.contains("SLICE_IN_DOUBT") && !said.contains("VM_NOT_ADOPTED"), "{said}");
+}
+
+/// The directory of e1 is of another rack, and grants slice 0 to another host number under the same epoch.
+#[test]
+fn foreign_emc_does_not_make_a_report_a_false_claim() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go cordon:e1 go reserve:b@h1=1 go commit:b go");
+    rig.run("have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1 go");
+    rig.meddle(0, Some((1, "h2")));
+    let report = "have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1";
+    let said = rig.run(&format!("restart device go up:h1 up:h2 up:h3 tick:10 {report} go"));
+    assert!(!said.contains("close"), "{said}");
+    rig.tells("state:h1 | Up");
+}
+
+#[test]
+fn vm_on_a_healthy_emc_survives_a_foreign_one() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go cordon:e1 go reserve:b@h1=1 go commit:b go");
+    rig.run("have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1 go");
+    rig.meddle(0, Some((1, "h2")));
+    let report = "have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1";
+    rig.run(&format!("restart device go up:h2 up:h3 up:h1 tick:10 {report} go"));
+    let mut said = String::new();
+    for _ in 0..60 {
+        said += &rig.run("tick:1900 have:h2 have:h3");
+        let h1 = rig.host("h1");
+        if !rig.is_connected(h1) {
+            said += &rig.run("up:h1");
+        }
+        said += &rig.run(report);
+        rig.write_all();
+    }
+    said += &rig.run("go");
+    assert!(!said.contains("fence(h1)") && !said.contains("revoke(4.1)"), "{said}");
+}
+
+/// The EMC lost its directory, epochs among it, and the store is older than the slice.
+#[test]
+fn epoch_that_a_host_still_has_is_not_given_again() {
+    let mut rig = Rig::up();
+    rig.run("cordon:e2 go");
+    let backup = rig.disk.clone();
+    rig.run("reserve:b@h1=1 go");
+    rig.meddle(0, None);
+    rig.seen(0, 0);
+    rig.disk = backup;
+    rig.run("restore stored device tick:10");
+    rig.write_all();
+    let mut said = rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1 have:h2 have:h3 tick:10");
+    for _ in 0..8 {
+        rig.write_all();
+        said += " ";
+        said += &rig.run("device tick:20");
+    }
+    said += &rig.run("slices have:h1:online=0.1");
+    assert!(!said.contains("0.1:scrubbing") && !said.contains("FalseClaim"), "{said}");
+}
