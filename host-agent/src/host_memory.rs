@@ -5,14 +5,15 @@
 mod answer;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     os::{
         fd::OwnedFd,
         unix::fs::{FileTypeExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
 };
 
 use host_memory::datagram;
@@ -26,8 +27,11 @@ use tokio::{
     io::unix::AsyncFd,
     sync::{OwnedSemaphorePermit, Semaphore},
 };
-use units::Name;
-use units::limits::{DATAGRAM_BYTES_MAX, HOST_MEMORY_ANSWER_WITHIN, HOST_MEMORY_CONNECTIONS_MAX};
+use units::limits::{
+    DATAGRAM_BYTES_MAX, HOST_MEMORY_ANSWER_WITHIN, HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_IDLE_MAX,
+    HOST_MEMORY_OTHERS_IDLE_MAX, HOST_MEMORY_OTHERS_MAX,
+};
+use units::{Name, Ns};
 
 use self::answer::{Answer, refused};
 use crate::{
@@ -38,6 +42,8 @@ use crate::{
 
 /// Connections the kernel holds while all places are taken.
 const BACKLOG: i32 = 128;
+/// Between two warnings of dropped connections.
+const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Why the socket cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -65,8 +71,35 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct HostMemory {
     listener: AsyncFd<OwnedFd>,
-    allowed_uids: BTreeSet<u32>,
-    places: Arc<Semaphore>,
+    places: Places,
+}
+
+/// Permits for open connections: a number for each user in `allowed_uids`, and a few for all other users together, whose requests are
+/// refused. No user can exhaust the permits of another.
+#[derive(Debug)]
+struct Places {
+    of_allowed: BTreeMap<u32, Arc<Semaphore>>,
+    of_others: Arc<Semaphore>,
+}
+
+impl Places {
+    fn new(allowed_uids: BTreeSet<u32>) -> Self {
+        let places = |_| Arc::new(Semaphore::new(HOST_MEMORY_CONNECTIONS_PER_UID_MAX));
+        Self {
+            of_allowed: allowed_uids.into_iter().map(|uid| (uid, places(uid))).collect(),
+            of_others: Arc::new(Semaphore::new(HOST_MEMORY_OTHERS_MAX)),
+        }
+    }
+
+    fn is_allowed(&self, uid: u32) -> bool {
+        self.of_allowed.contains_key(&uid)
+    }
+
+    fn take(&self, uid: u32) -> io::Result<OwnedSemaphorePermit> {
+        let places = self.of_allowed.get(&uid).unwrap_or(&self.of_others);
+        let taken = Arc::clone(places).try_acquire_owned();
+        taken.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
+    }
 }
 
 impl HostMemory {
@@ -81,24 +114,25 @@ impl HostMemory {
         // Anybody may knock; who is let in is decided by uid.
         fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(io_error("set the mode of"))?;
         let listener = readiness::watch(listener).map_err(io_error("listen on"))?;
-        Ok(Self { listener, allowed_uids, places: Arc::new(Semaphore::new(HOST_MEMORY_CONNECTIONS_MAX)) })
+        Ok(Self { listener, places: Places::new(allowed_uids) })
     }
 
     /// Answers callers until the driver ends.
     pub async fn serve(self, driver: driver::Handle) {
-        let allowed_uids = Arc::new(self.allowed_uids);
+        let mut warned = None;
         loop {
-            let place = Arc::clone(&self.places).acquire_owned().await.expect("it is never closed");
             let accepted = tokio::select! {
                 accepted = self.listener.async_io(tokio::io::Interest::READABLE, accept) => accepted,
                 () = driver.ended() => return,
             };
-            match accepted
-                .and_then(|connection| Caller::new(connection, driver.clone(), &allowed_uids, place))
-            {
+            match accepted.and_then(|connection| Caller::new(connection, driver.clone(), &self.places)) {
                 Ok(caller) => drop(tokio::spawn(caller.serve())),
                 Err(error) => {
-                    tracing::warn!(%error, "caller lost");
+                    let now = Instant::now();
+                    if warned.is_none_or(|at| now.duration_since(at) >= WARN_EVERY) {
+                        warned = Some(now);
+                        tracing::warn!(%error, "connection to the host memory socket dropped");
+                    }
                     tokio::task::yield_now().await; // out of descriptors: others may give some back
                 }
             }
@@ -135,22 +169,21 @@ struct Caller {
     uid: u32,
     process: Result<Process, process::ProcessError>,
     allowed: bool,
+    /// The VM that it has attached, the only one that it is answered about from then on.
+    vm: OnceLock<Name>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Caller {
     /// The caller is looked up at once, while it is most likely still there: a pid alone comes round again.
-    fn new(
-        connection: OwnedFd,
-        driver: driver::Handle,
-        allowed_uids: &BTreeSet<u32>,
-        place: OwnedSemaphorePermit,
-    ) -> io::Result<Self> {
+    fn new(connection: OwnedFd, driver: driver::Handle, places: &Places) -> io::Result<Self> {
         let peer = sockopt::socket_peercred(&connection)?;
+        let place = places.take(peer.uid.as_raw())?;
         let process = process::identify(peer.pid.as_raw_nonzero().get().unsigned_abs());
         let uid = peer.uid.as_raw();
         let connection = readiness::watch(connection)?;
-        Ok(Self { connection, driver, uid, process, allowed: allowed_uids.contains(&uid), _place: place })
+        let allowed = places.is_allowed(uid);
+        Ok(Self { connection, driver, uid, process, allowed, vm: OnceLock::new(), _place: place })
     }
 
     async fn serve(self) {
@@ -163,13 +196,39 @@ impl Caller {
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         loop {
             let receive = |socket: &OwnedFd| datagram::receive(socket, &mut buffer);
-            let bytes = self.connection.async_io(tokio::io::Interest::READABLE, receive).await?;
+            let received = self.connection.async_io(tokio::io::Interest::READABLE, receive);
+            let bytes = match self.idle_max() {
+                None => received.await?,
+                Some(idle_max) => tokio::time::timeout(idle_max.as_duration(), received).await??,
+            };
             let answer = match bytes {
                 Some(0) => return Ok(()), // closed
                 Some(bytes) => self.answer(&buffer[..bytes]).await,
                 None => refused("BAD_MESSAGE", format!("a message has at most {DATAGRAM_BYTES_MAX} bytes")),
             };
             self.send(answer).await?;
+        }
+    }
+
+    /// Maximum time until the next request; unlimited once the connection has attached a VM.
+    fn idle_max(&self) -> Option<Ns> {
+        match (self.allowed, self.vm.get()) {
+            (false, _) => Some(HOST_MEMORY_OTHERS_IDLE_MAX),
+            (true, None) => Some(HOST_MEMORY_IDLE_MAX),
+            (true, Some(_)) => None,
+        }
+    }
+
+    /// Checks that a request is about the VM that this connection has attached, if it has. A guest that broke out into its VMM has
+    /// this connection, with the rights of the user that it was made by.
+    fn own_vm(&self, field: &str, vm: &str) -> Result<Name, Answer> {
+        let vm = Name::new(vm).map_err(|error| refused("BAD_MESSAGE", format!("{field}: {error}")))?;
+        match self.vm.get() {
+            Some(own) if *own != vm => Err(refused(
+                "OTHER_VM",
+                format!("{field}: {vm}: must be {own}, which this connection attached"),
+            )),
+            _ => Ok(vm),
         }
     }
 
@@ -199,22 +258,27 @@ impl Caller {
                 return refused("BAD_MESSAGE", format!("attach.form = {}: must be 1 or 2", attach.form));
             }
         };
-        match Name::new(&attach.vm) {
-            Err(error) => refused("BAD_MESSAGE", format!("attach.vm: {error}")),
-            Ok(vm) => answer::memory(self.driver.attach(vm, process, form).await),
+        let vm = match self.own_vm("attach.vm", &attach.vm) {
+            Err(refused) => return refused,
+            Ok(vm) => vm,
+        };
+        let handed = self.driver.attach(vm.clone(), process, form).await;
+        if handed.is_ok() {
+            self.vm.get_or_init(|| vm);
         }
+        answer::memory(handed)
     }
 
     async fn look(&self, process: Process, look: wire::Look) -> Answer {
-        match Name::new(&look.vm) {
-            Err(error) => refused("BAD_MESSAGE", format!("look.vm: {error}")),
+        match self.own_vm("look.vm", &look.vm) {
+            Err(refused) => refused,
             Ok(vm) => answer::memory(self.driver.show(vm, process, Form::Shown { uid: self.uid }).await),
         }
     }
 
     async fn touched(&self, process: Process, touched: wire::Touched) -> Answer {
-        match Name::new(&touched.vm) {
-            Err(error) => refused("BAD_MESSAGE", format!("touched.vm: {error}")),
+        match self.own_vm("touched.vm", &touched.vm) {
+            Err(refused) => refused,
             Ok(vm) => {
                 let noted = self.driver.touched(vm, process, touched.local_bytes, touched.pool_bytes).await;
                 answer::noted(noted)

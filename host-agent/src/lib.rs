@@ -6,6 +6,8 @@ pub mod convert;
 pub mod driver;
 pub mod host;
 pub mod host_memory;
+#[cfg(test)]
+mod left_out;
 pub mod metrics;
 pub mod outbox;
 mod readiness;

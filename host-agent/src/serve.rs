@@ -3,7 +3,7 @@
 //! The order matters: the directory is taken, the VMs in it are found, and only then does anybody hear of this agent.
 
 use std::{
-    fs::{self, DirBuilder},
+    fs::{self, DirBuilder, File, TryLockError},
     io,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
@@ -21,7 +21,7 @@ use tokio::{
     sync::mpsc,
     task::JoinHandle,
 };
-use units::{InstanceId, Ns};
+use units::{InstanceId, Name, Ns};
 
 use crate::{
     config::{Backend, Config, ConfigError, Tls},
@@ -106,6 +106,14 @@ pub enum ServeError {
         /// Which file.
         path: PathBuf,
     },
+    /// An agent of this host runs on this machine.
+    #[error("another host-agent runs as host {host} on this machine: it has locked {}", path.display())]
+    HostInUse {
+        /// Which host.
+        host: Name,
+        /// Its token, or the key of its certificate.
+        path: PathBuf,
+    },
     /// The one task that owns the agent's machine is gone.
     #[error("the driver ended by itself")]
     DriverEnded,
@@ -133,6 +141,7 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     let (token, tls) = read_secrets(&config)?;
+    let _identity = lock_identity(&config)?;
     let signals = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     raise_descriptors();
     let Prepared { start, heard, boot_id, instance } = prepare(&config)?;
@@ -252,6 +261,21 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
 pub(crate) fn read_secrets(config: &Config) -> Result<(Option<String>, Option<session::Tls>), ServeError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
     Ok((token, config.tls.as_ref().map(read_tls).transpose()?))
+}
+
+/// Locks the file that proves who this host is, its token or the key of its certificate, for as long as the result lives: one
+/// agent per host and machine, also if another has a runtime directory of its own.
+fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
+    let key = config.tls.as_ref().map(|tls| &tls.key);
+    let Some(path) = config.token_file.as_ref().or(key) else { return Ok(None) };
+    let file = File::open(path).map_err(io_error("open", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => {
+            Err(ServeError::HostInUse { host: config.host.clone(), path: path.clone() })
+        }
+        Err(TryLockError::Error(errno)) => Err(io_error("lock", path.display())(errno)),
+    }
 }
 
 fn read_token(path: &Path) -> Result<String, ServeError> {

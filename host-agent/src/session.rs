@@ -1,14 +1,18 @@
 //! The stream to the manager: connect, say who we are, pass orders on and reports up; and again after a pause when it
 //! breaks. Guests do not notice any of this.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use pool::protocol::{SeenDevice, Want};
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Request, Status,
+    Code, Request, Status,
     metadata::MetadataValue,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
@@ -98,13 +102,13 @@ pub async fn keep(caller: Caller, reports: Reports, shares: Arc<Book>, heard: mp
     let mut pause = RECONNECT_AFTER_MIN.as_duration();
     loop {
         let known = reports.rack.borrow().clone().unwrap_or_default();
-        let mut welcomed = false;
-        let ended = session(&caller, known, &reports, &shares, &heard, &mut welcomed).await;
+        let (began, mut lease) = (Instant::now(), None);
+        let ended = session(&caller, known, &reports, &shares, &heard, &mut lease).await;
         let Err(ended) = ended;
         if matches!(ended, Ended::Stopping) || heard.send(Heard::Down).await.is_err() {
             return;
         }
-        pause = if welcomed { RECONNECT_AFTER_MIN.as_duration() } else { next_pause(pause) };
+        pause = next_pause(pause, &ended, lease, began.elapsed());
         let cause = std::error::Error::source(&ended).map(ToString::to_string).unwrap_or_default();
         tracing::warn!(manager = caller.manager, error = %ended, cause, retry_in = ?pause, "session ended");
         tokio::select! {
@@ -114,8 +118,16 @@ pub async fn keep(caller: Caller, reports: Reports, shares: Arc<Book>, heard: mp
     }
 }
 
-fn next_pause(pause: Duration) -> Duration {
-    (pause * 2).min(RECONNECT_AFTER_MAX.as_duration())
+/// Returns the pause before the next attempt. A manager that sends this agent away at once, because a newer one speaks for
+/// the host, is asked less and less often, but in each lease: that shows it that the host runs.
+fn next_pause(last: Duration, ended: &Ended, lease: Option<Duration>, lasted: Duration) -> Duration {
+    match (ended, lease) {
+        (_, None) => (last * 2).min(RECONNECT_AFTER_MAX.as_duration()),
+        (Ended::Status(status), Some(lease)) if status.code() == Code::Aborted && lasted < lease => {
+            (last * 2).min(lease)
+        }
+        (_, Some(_)) => RECONNECT_AFTER_MIN.as_duration(),
+    }
 }
 
 async fn connect(caller: &Caller) -> Result<Channel, Ended> {
@@ -143,7 +155,7 @@ async fn session(
     reports: &Reports,
     shares: &Book,
     heard: &mpsc::Sender<Heard>,
-    welcomed: &mut bool,
+    lease: &mut Option<Duration>,
 ) -> Result<std::convert::Infallible, Ended> {
     let channel = connect(caller).await?;
     let mut client = AgentClient::new(channel)
@@ -159,8 +171,9 @@ async fn session(
     let mut orders = client.session(request).await?.into_inner();
     let first = orders.message().await?.and_then(|first| first.message);
     let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(Ended::Closed) };
-    *welcomed = true;
-    let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl: Ns::ms(welcome.lease_ttl_ms) };
+    let lease_ttl = Ns::ms(welcome.lease_ttl_ms);
+    *lease = Some(lease_ttl.as_duration());
+    let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl };
     reports.have.clear(); // this session is told everything anew
     reports.touched.tell_again();
     shares.tell_again();
@@ -203,4 +216,28 @@ fn hello(caller: &Caller, rack_uuid: String) -> wire::FromAgent {
         devices: caller.devices.iter().cloned().map(convert::seen_device).collect(),
     };
     wire::FromAgent { message: Some(from_agent::Message::Hello(hello)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agent_sent_away_at_once_pauses_longer_up_to_a_lease() {
+        let lease = Duration::from_secs(10);
+        let rejected = || Ended::Status(Status::aborted("a newer agent speaks for this host"));
+        let mut pauses = vec![RECONNECT_AFTER_MIN.as_duration()];
+        for _ in 0..9 {
+            pauses.push(next_pause(pauses[pauses.len() - 1], &rejected(), Some(lease), Duration::ZERO));
+        }
+        assert!(pauses.is_sorted(), "{pauses:?}");
+        assert_eq!((pauses[1], pauses[9]), (Duration::from_millis(200), lease));
+        let after_a_lease = next_pause(lease, &rejected(), Some(lease), lease);
+        let other_end = next_pause(lease, &Ended::Closed, Some(lease), Duration::ZERO);
+        assert_eq!([after_a_lease, other_end], [RECONNECT_AFTER_MIN.as_duration(); 2]);
+        assert_eq!(
+            next_pause(lease, &Ended::Closed, None, Duration::ZERO),
+            RECONNECT_AFTER_MAX.as_duration()
+        );
+    }
 }

@@ -1,5 +1,7 @@
 //! The agent as a process, with VMs as processes: what a host promises its rack and its guests.
 
+#[path = "../src/left_out.rs"]
+mod left_out;
 mod rig;
 
 use std::{
@@ -8,6 +10,7 @@ use std::{
 };
 
 use host_memory::{Client, ClientError, Region, RegionPlace};
+use left_out::left_out;
 use proto::v1::{self as wire, MemoryForm};
 use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm};
 
@@ -170,8 +173,8 @@ fn whoever_looks_sees_paths_it_can_open_and_is_not_taken_for_the_vm() {
 #[test]
 fn a_look_is_refused_whenever_the_memory_would_be() {
     let (rig, _vmm) = running();
-    let client = Client::connect(&rig.socket()).unwrap();
     for (vm, reason) in [("a", "VM_ATTACHED"), ("b", "VM_UNKNOWN"), ("../a", "BAD_MESSAGE")] {
+        let client = Client::connect(&rig.socket()).unwrap();
         let Err(ClientError::Refused { reason: told, .. }) = client.look(vm) else {
             panic!("{vm} was shown")
         };
@@ -180,6 +183,34 @@ fn a_look_is_refused_whenever_the_memory_would_be() {
     let rig = Rig::with("allowed_uids = [12345]");
     let stranger = Client::connect(&rig.socket()).unwrap().look("a");
     assert!(matches!(stranger, Err(ClientError::Refused { reason, .. }) if reason == "PEER_NOT_ALLOWED"));
+}
+
+#[test]
+fn connection_that_attached_a_vm_is_answered_about_no_other() {
+    let (_rig, mut vmm) = running();
+    assert!(vmm.say("attach b descriptors").starts_with("refused OTHER_VM attach.vm: b: must be a"));
+    assert!(vmm.say("touched b 1 1").starts_with("refused OTHER_VM touched.vm: b"));
+    assert_eq!(vmm.say("touched a 1 1"), "noted");
+}
+
+/// 1,024 connections of any user kept every VM from starting.
+#[test]
+fn connections_of_another_user_keep_no_vm_from_starting() {
+    if !rustix::process::geteuid().is_root() {
+        return left_out("connections of another user, as becoming one takes root");
+    }
+    let mut rig = Rig::new();
+    let slice = rig.grant(1, 1);
+    rig.order(want_vm(vec![slice]), |have| pairs(&have.online) == [(1, 1)]);
+    let socket = rig.socket();
+    let others = std::thread::spawn(move || {
+        let nobody = rustix::process::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(None, nobody, None).unwrap(); // of this thread alone
+        (0..1100).map(|_| Client::connect(&socket).unwrap()).collect::<Vec<_>>()
+    });
+    let others = others.join().unwrap();
+    assert!(rig.vmm().say("attach a descriptors").starts_with("attached"));
+    drop(others);
 }
 
 #[test]
@@ -271,7 +302,8 @@ fn what_is_not_a_message_is_refused_and_the_next_one_is_heard() {
     };
     assert_eq!(reason, "VM_UNKNOWN");
     assert_eq!(vmm.say("touched a 5 7"), "noted");
-    assert!(vmm.say("touched b 5 7").starts_with("refused VM_UNKNOWN VM b is not this process"));
+    let other = rig.vmm().say("touched b 5 7");
+    assert!(other.starts_with("refused VM_UNKNOWN VM b is not this process"), "{other}");
 }
 
 #[test]
@@ -280,7 +312,7 @@ fn a_host_has_one_agent() {
     let second = serve(&rig.config()).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
     let error = String::from_utf8(second.stderr).unwrap();
-    assert!(error.contains("another host-agent uses"), "{error}");
+    assert!(error.contains("another host-agent runs as host h0 on this machine"), "{error}");
 }
 
 #[test]

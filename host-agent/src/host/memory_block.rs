@@ -21,7 +21,6 @@ use pool::{
     agent::VmRecord,
     protocol::{Handle, Holding, SeenDevice},
 };
-use rustix::fs::{MemfdFlags, memfd_create};
 use units::{Bytes, ReservationId, SLICE};
 
 pub use self::switch::Refused;
@@ -95,14 +94,12 @@ impl MemoryBlock {
     /// The file of a slice: made anew for memory that nobody had; else the one that its VM has.
     fn file(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
         let name = file_name(holding);
-        let failed = |errno| HostError::io("make", &name, errno);
         let had = if is_new { None } else { process::find_memfd(&name)? };
         if let Some(had) = had {
             return Ok(had);
         }
         let file =
-            File::from(memfd_create(&name, MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?);
-        file.set_len(SLICE.get()).map_err(failed)?;
+            process::make_memfd(&name, SLICE.get()).map_err(|errno| HostError::io("make", &name, errno))?;
         numa::prefer(&file, SLICE.get(), &BTreeSet::from([node]))
             .map_err(|errno| HostError::io("bind to its node", &name, errno))?;
         Ok(file)

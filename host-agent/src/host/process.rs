@@ -6,8 +6,8 @@ use std::{
     io,
     ops::Range,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::MetadataExt,
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+        unix::fs::{FileTypeExt as _, MetadataExt},
     },
     path::{Path, PathBuf},
 };
@@ -15,9 +15,15 @@ use std::{
 use pool::agent::Process;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::{
+        FileType, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create,
+    },
     io::Errno,
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
+
+/// Seals of a file that [`make_memfd`] made. It can be truncated: that takes its memory away.
+const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
 /// What could not be learned about a process.
 #[derive(Debug, thiserror::Error)]
@@ -164,15 +170,25 @@ fn is_gone(errno: &io::Error) -> bool {
 
 /// Which file, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileId {
-    device: u64,
-    inode: u64,
+pub enum FileId {
+    /// A file of a file system.
+    File {
+        /// The file system's device number.
+        device: u64,
+        /// The file's number there.
+        inode: u64,
+    },
+    /// A character device, by its device number: containers and libvirt have nodes of their own for it.
+    Device(u64),
 }
 
 impl FileId {
     /// Of a file's metadata.
     pub fn of(metadata: &fs::Metadata) -> Self {
-        Self { device: metadata.dev(), inode: metadata.ino() }
+        if metadata.file_type().is_char_device() {
+            return Self::Device(metadata.rdev());
+        }
+        Self::File { device: metadata.dev(), inode: metadata.ino() }
     }
 }
 
@@ -207,13 +223,25 @@ pub fn users_of(file: FileId) -> Result<Users, ProcessError> {
     Ok(users)
 }
 
-/// A file in memory of this name that is this user's own, of whoever has it open or mapped, for reading and writing. Anybody may make
-/// one of the same name, but not give it to us.
+/// Creates a memfd of a name and a size, in bytes, sealed against growth. [`find_memfd`] finds it by its name.
+///
+/// # Errors
+/// The kernel has no memory or no descriptor for it.
+pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
+    let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.set_len(bytes)?;
+    fcntl_add_seals(&file, SEALS)?;
+    Ok(file)
+}
+
+/// Finds a memfd that [`make_memfd`] created for this user, by its name, among the files that processes have open or mapped, and
+/// opens it for reading and writing.
 ///
 /// # Errors
 /// The kernel does not say which processes there are.
 pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
     let link = format!("/memfd:{name} (deleted)");
+    let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
         let process = entry.map_err(io_error("list", "/proc"))?;
         let is_process = process.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
@@ -222,17 +250,33 @@ pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
         let mut named = links
             .filter_map(|entry| Some(entry.ok()?.path()))
             .filter(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
-        if let Some(file) = named.find_map(|path| open_own(&path)) {
+        if let Some(file) = named.find_map(|path| open_own(&path, device)) {
             return Ok(Some(file));
         }
     }
     Ok(None)
 }
 
-/// A process that ended meanwhile had it no more.
-fn open_own(path: &Path) -> Option<File> {
+/// Returns the device number of the file system that holds all memfds. Users cannot create other files on it.
+fn memfd_device() -> io::Result<u64> {
+    Ok(fstat(memfd_create("tarn-device", MemfdFlags::CLOEXEC)?)?.st_dev)
+}
+
+/// Opens a memfd of this user. The link's name proves nothing: in a mount namespace of their own, users can give any file such a
+/// name. The file is examined through O_PATH first, because opening a device or a pipe has side effects. Returns `None` also if
+/// the process has ended.
+fn open_own(path: &Path, device: u64) -> Option<File> {
+    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let stat = fstat(&found).ok()?;
+    let is_memfd = stat.st_dev == device
+        && stat.st_nlink == 0
+        && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !is_memfd || stat.st_uid != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
-    (file.metadata().ok()?.uid() == rustix::process::geteuid().as_raw()).then_some(file)
+    fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)).then_some(file)
 }
 
 fn has(pid: u32, file: FileId) -> io::Result<bool> {
@@ -249,14 +293,31 @@ fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
 /// It is gone, or is not ours to look into.
 pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let device = format!("{:02x}:{:02x}", rustix::fs::major(file.device), rustix::fs::minor(file.device));
-    let inode = file.inode.to_string();
-    // address perms offset device inode path
-    let is_it = |line: &&str| {
-        let mut words = line.split_whitespace().skip(3);
-        words.next() == Some(&device) && words.next() == Some(&inode)
+    let mut found = Vec::new();
+    for line in maps.lines() {
+        if maps_file(pid, line, file)? {
+            found.extend(addresses(line));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a line of a process's mappings is of this file: `addresses permissions offset device inode path`. A device's line names
+/// the node by which it was opened, so the file itself is looked at.
+fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
+    let mut words = line.split_whitespace();
+    let [Some(addresses), Some(permissions), _, Some(on), Some(number)] = [(); 5].map(|()| words.next())
+    else {
+        return Ok(false);
     };
-    Ok(maps.lines().filter(is_it).filter_map(addresses).collect())
+    match file {
+        FileId::File { device, inode } => {
+            let device = format!("{:02x}:{:02x}", rustix::fs::major(device), rustix::fs::minor(device));
+            Ok(on == device && number == inode.to_string())
+        }
+        FileId::Device(_) if !permissions.ends_with('s') || number == "0" => Ok(false),
+        FileId::Device(_) => is_file(Path::new(&format!("/proc/{pid}/map_files/{addresses}")), file),
+    }
 }
 
 /// As in `7f0000000000-7f0040000000 rw-s ...`.
@@ -283,9 +344,14 @@ fn is_file(descriptor: &Path, file: FileId) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Child, Command, Stdio};
+    use std::{
+        io::{BufRead as _, BufReader},
+        os::unix::fs::PermissionsExt as _,
+        process::{Child, Command, Stdio},
+    };
 
     use super::*;
+    use crate::left_out::left_out;
 
     /// Ends at the latest when it is dropped, with its input.
     fn sleeper() -> Child {
@@ -320,6 +386,65 @@ mod tests {
         poll(&mut fds, None).unwrap();
         assert!(Watched::open(&process).unwrap().is_none());
         child.wait().unwrap();
+    }
+
+    /// An attack: in a mount namespace, gives another user's file ($1) the name of a memfd ($2).
+    const RENAMED_IN_A_NAMESPACE: &str = r#"
+        mount -t tmpfs none /mnt && cd /mnt && mkdir old && : > "$2" && mount --bind "$1" "$2" || exit 1
+        pivot_root . old && exec 9< "/$2" && echo ready && read line"#;
+
+    #[test]
+    fn file_renamed_in_a_mount_namespace_is_no_memfd() {
+        if !rustix::process::geteuid().is_root() {
+            return left_out("a memfd's name in a mount namespace, as becoming another user takes root");
+        }
+        let victim = tempfile::Builder::new().prefix("tarn-victim-").tempfile_in("/var/tmp").unwrap();
+        fs::set_permissions(victim.path(), fs::Permissions::from_mode(0o644)).unwrap();
+        let (name, link) = ("tarn-slice-7.2", "memfd:tarn-slice-7.2 (deleted)");
+        let mut attacker = Command::new("setpriv");
+        attacker.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        attacker.args(["unshare", "--user", "--map-root-user", "--mount"]);
+        attacker.args(["sh", "-c", RENAMED_IN_A_NAMESPACE, "sh"]).arg(victim.path()).arg(link);
+        let mut attacker = attacker.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(attacker.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n", "the attack needs user namespaces");
+        let shown = fs::read_link(format!("/proc/{}/fd/9", attacker.id())).unwrap();
+        assert_eq!(shown.as_os_str(), &*format!("/{link}"), "the attack does not show the name");
+        let found = find_memfd(name).unwrap();
+        end(attacker);
+        assert!(found.is_none(), "{found:?} is the victim");
+    }
+
+    #[test]
+    fn memfd_is_found_by_its_name_and_cannot_grow() {
+        let file = make_memfd("tarn-slice-8.1", 4096).unwrap();
+        let unsealed = File::from(memfd_create("tarn-slice-8.2", MemfdFlags::CLOEXEC).unwrap());
+        let found = find_memfd("tarn-slice-8.1").unwrap().unwrap();
+        assert_eq!(FileId::of(&found.metadata().unwrap()), FileId::of(&file.metadata().unwrap()));
+        assert_eq!(found.set_len(8192).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+        found.set_len(0).unwrap();
+        assert!(find_memfd("tarn-slice-8.2").unwrap().is_none(), "{unsealed:?} is none of ours");
+        assert!(find_memfd("tarn-slice-8.3").unwrap().is_none());
+    }
+
+    #[test]
+    fn device_is_found_in_use_through_another_node() {
+        if !rustix::process::geteuid().is_root() {
+            return left_out("a device in use through another node, as making one takes root");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("full");
+        let made = Command::new("mknod").arg(&node).args(["c", "1", "7"]).status().unwrap();
+        assert!(made.success());
+        let id = FileId::of(&fs::metadata("/dev/full").unwrap());
+        let has_it = |pid| users_of(id).unwrap().pids.contains(&pid);
+        let stdout = OpenOptions::new().write(true).open(&node).unwrap();
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(stdout).spawn().unwrap();
+        assert!(has_it(child.id()));
+        let pid = child.id();
+        end(child);
+        assert!(!has_it(pid));
     }
 
     #[test]

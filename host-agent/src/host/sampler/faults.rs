@@ -2,8 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::File,
-    io::{self, Write as _},
+    io,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -15,7 +14,10 @@ use rustix::{
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 
 use super::{Sampler, SamplerError, Source, source};
-use crate::host::{memory::usage::PAGE, sysfs::Sysfs, watched::Eyes};
+use crate::{
+    host::{memory::usage::PAGE, sysfs::Sysfs, watched::Eyes},
+    left_out::left_out,
+};
 
 const BYTES: usize = 1 << 20;
 /// Page faults, as perf counts them, in place of a processor's events.
@@ -42,12 +44,7 @@ pub(crate) fn sampler(epoch: Duration) -> Option<Sampler> {
     match Sampler::of(FAULTS, processors, epoch) {
         Ok(sampler) => Some(sampler),
         Err(SamplerError::Perf { error, .. }) if is_forbidden(&error) => {
-            let what = format!("samples of page faults, as perf is not allowed: {error}");
-            eprintln!("LEFT OUT: {what}");
-            if let Some(list) = std::env::var_os("TARN_LEFT_OUT") {
-                let list = File::options().append(true).create(true).open(list);
-                list.and_then(|mut list| writeln!(list, "{what}")).unwrap();
-            }
+            left_out(&format!("samples of page faults, as perf is not allowed: {error}"));
             None
         }
         Err(error) => panic!("{}", units::chain(&error)),
