@@ -41,6 +41,7 @@ fn main() {
     sweep("heartbeat_hosts", HOSTS, |hosts| heartbeat(&mut idle(hosts)));
     sweep("tick_unanswered_hosts", HOSTS, |hosts| tick(&mut unanswered(hosts)));
     sweep("tick_unfenced_hosts", HOSTS, |hosts| tick(&mut unfenced(hosts)));
+    sweep("heartbeat_unfenced_connected_hosts", HOSTS, |hosts| heartbeat(&mut unfenced_connected(hosts)));
     sweep("tick_held_slices", SLICES, |slices| tick(&mut World::new(Start::held(FULL, slices, 8)).ready()));
     sweep("tick_quarantined_slices", SLICES, |slices| tick(&mut quarantined(slices)));
     sweep("choose_scrubbers_emcs", EMCS, choose_scrubbers);
@@ -115,9 +116,9 @@ fn idle(hosts: u32) -> World {
     World::new(Start::held(Shape { hosts, ..FULL }, FULL.slices / 2, 8)).ready()
 }
 
-/// Every host has an order that it has not answered, and more news.
+/// Every host has an order that it has not answered, and more news. All slices are free before: each host needs two.
 fn unanswered(hosts: u32) -> World {
-    let mut world = idle(hosts);
+    let mut world = World::new(Start::held(Shape { hosts, ..FULL }, 0, 8)).ready();
     for turn in 0..2 {
         for host in 0..hosts {
             world.ask(reserve(&format!("news-{turn}-{host}"), host, 1, None));
@@ -142,6 +143,13 @@ fn unfenced(hosts: u32) -> World {
     let alarms = world.manager.alarms();
     assert!(alarms.iter().any(|alarm| alarm.reason == "HOST_NOT_FENCED"), "{alarms:?}");
     world
+}
+
+/// The agents of these hosts are connected again, so that no machine is to be stopped.
+fn unfenced_connected(hosts: u32) -> World {
+    let mut world = unfenced(hosts);
+    world.connect();
+    world.ready()
 }
 
 fn quarantined(slices: u32) -> World {

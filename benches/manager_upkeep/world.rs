@@ -190,7 +190,8 @@ impl World {
         world
     }
 
-    fn connect(&mut self) {
+    /// Connects the agents of all hosts.
+    pub fn connect(&mut self) {
         for host in 0..self.shape.hosts {
             let hello = Hello {
                 instance: InstanceId(1),

@@ -6,7 +6,7 @@ use pool::protocol::{
     Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, SeenDevice, Want, WantRelease,
 };
 use proto::v1 as wire;
-use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, RESERVATIONS_PER_HOST_MAX};
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UnixMs};
 
 use super::requests::{Invalid, local, named};
@@ -61,8 +61,12 @@ fn reservation(text: &str) -> Result<ReservationId, Invalid> {
 /// A report.
 ///
 /// # Errors
-/// Something not well formed.
+/// Something not well formed, or more VMs than a host may have reservations.
 pub fn have(h: wire::Have) -> Result<Have, Invalid> {
+    if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
+        let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
+        return Err(Invalid::new("vms", h.vms.len(), &rule));
+    }
     Ok(Have {
         number: OrderNumber { generation: h.generation, revision: Revision(h.revision) },
         whole: h.whole,
@@ -162,6 +166,15 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn report_of_too_many_vms_is_refused_with_the_limit() {
+        let report = |count| wire::Have { vms: vec![wire::HaveVm::default(); count], ..Default::default() };
+        let Invalid { field, problem } = have(report(4097)).expect_err("it is over the limit");
+        assert_eq!(field, "vms");
+        assert!(problem.contains("4097") && problem.contains("at most 4096"), "{problem}");
+        assert_ne!(have(report(4096)).expect_err("names are missing").field, "vms");
+    }
 
     #[test]
     fn local_memory_of_a_reported_vm_is_whole_mib_within_the_limit() {

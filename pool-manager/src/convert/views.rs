@@ -1,14 +1,16 @@
 //! What the ledger has, as the wire shows it.
 
+use std::collections::BTreeMap;
+
 use pool::{
     audit::Decision,
-    ledger::{EmcEntry, Ledger, When},
+    ledger::{EmcEntry, HostEntry, Ledger, When},
     manager::{Alarm, EmcState, HostState, Manager, ReservationView},
     record::{Fence, Key, Migration, MigrationAnswer, Scheduling, Stage},
     slice::{Receipt, Scrub, Slot, State},
 };
 use proto::v1 as wire;
-use units::{EmcId, HostId, ReservationId, SliceId};
+use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId};
 
 use crate::driver::WriteChunk;
 
@@ -206,25 +208,73 @@ pub fn emc_views(manager: &Manager) -> Vec<wire::Emc> {
     manager.durable().emcs().filter_map(|(id, _)| emc(manager, id)).collect()
 }
 
-/// Free capacity, a consistent picture.
-pub fn capacity(manager: &Manager) -> wire::Capacity {
+/// Free capacity at one revision, in a form that is quick to copy from the ledger under its lock: names of EMCs once, not for
+/// each host.
+#[derive(Clone, Debug)]
+pub struct CapacityView {
+    revision: u64,
+    emcs: BTreeMap<EmcId, EmcView>,
+    hosts: Vec<HostView>,
+}
+
+#[derive(Clone, Debug)]
+struct EmcView {
+    name: Name,
+    free_slices: u32,
+    slices: u32,
+}
+
+#[derive(Clone, Debug)]
+struct HostView {
+    name: Name,
+    schedulable: bool,
+    free_cores: u32,
+    free_local: Bytes,
+    emcs: Vec<EmcId>,
+}
+
+/// Copies the free capacity.
+pub fn capacity(manager: &Manager) -> CapacityView {
     let ledger = manager.durable();
-    let emc = |entry: &EmcEntry| wire::EmcCapacity {
-        emc: entry.emc.name.to_string(),
+    let emc = |entry: &EmcEntry| EmcView {
+        name: entry.emc.name.clone(),
         free_slices: if entry.up && entry.emc.scheduling == Scheduling::Enabled { entry.free() } else { 0 },
         slices: entry.emc.slices,
     };
-    let hosts = ledger.hosts().map(|(id, entry)| wire::HostCapacity {
-        host: entry.host.name.to_string(),
+    let host = |(id, entry): (HostId, &HostEntry)| HostView {
+        name: entry.host.name.clone(),
         schedulable: manager.is_schedulable(id),
         free_cores: entry.cores_free(),
-        free_local_bytes: entry.local_free().get(),
-        emcs: entry.host.emcs.iter().filter_map(|id| ledger.emc(*id)).map(emc).collect(),
-    });
-    wire::Capacity {
+        free_local: entry.local_free(),
+        emcs: entry.host.emcs.clone(),
+    };
+    CapacityView {
         revision: ledger.meta().revision.0,
-        hosts: hosts.collect(),
-        emcs: ledger.emcs().map(|(_, entry)| emc(entry)).collect(),
+        emcs: ledger.emcs().map(|(id, entry)| (id, emc(entry))).collect(),
+        hosts: ledger.hosts().map(host).collect(),
+    }
+}
+
+impl From<&EmcView> for wire::EmcCapacity {
+    fn from(emc: &EmcView) -> Self {
+        Self { emc: emc.name.to_string(), free_slices: emc.free_slices, slices: emc.slices }
+    }
+}
+
+impl From<CapacityView> for wire::Capacity {
+    fn from(view: CapacityView) -> Self {
+        let hosts = view.hosts.into_iter().map(|host| wire::HostCapacity {
+            host: host.name.to_string(),
+            schedulable: host.schedulable,
+            free_cores: host.free_cores,
+            free_local_bytes: host.free_local.get(),
+            emcs: host.emcs.iter().filter_map(|id| view.emcs.get(id)).map(Into::into).collect(),
+        });
+        Self {
+            revision: view.revision,
+            hosts: hosts.collect(),
+            emcs: view.emcs.values().map(Into::into).collect(),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use pool::{
     audit::Actor,
-    manager::{Answer, Ask},
+    manager::{Answer, Ask, Manager},
     record::MigrationAnswer,
 };
 use proto::v1::{self as wire, scheduler_server};
@@ -123,7 +123,7 @@ impl scheduler_server::Scheduler for Scheduler {
         request: Request<wire::WatchCapacityRequest>,
     ) -> Reply<Self::WatchCapacityStream> {
         self.admit(&request)?;
-        watch(&self.0, |manager| vec![convert::capacity(manager)])
+        watch(&self.0, convert::capacity, |view| vec![view.into()])
     }
 
     type WatchMigrationsStream = Streamed<wire::Migration>;
@@ -133,10 +133,11 @@ impl scheduler_server::Scheduler for Scheduler {
         request: Request<wire::WatchMigrationsRequest>,
     ) -> Reply<Self::WatchMigrationsStream> {
         self.admit(&request)?;
-        watch(&self.0, |manager| {
+        let migrations = |manager: &Manager| {
             let ledger = manager.durable();
-            ledger.migrations().map(|(id, m)| convert::migration(ledger, id, m)).collect()
-        })
+            ledger.migrations().map(|(id, m)| convert::migration(ledger, id, m)).collect::<Vec<_>>()
+        };
+        watch(&self.0, migrations, |migrations| migrations)
     }
 
     async fn resolve_migration(

@@ -1,7 +1,7 @@
 //! Streams of what is known now, and again of whatever changes. A watcher that is slow sees the newest state, not every
 //! one in between; it holds up nobody.
 
-use std::{collections::BTreeMap, pin::Pin};
+use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
 use pool::manager::Manager;
 use proto::v1 as wire;
@@ -16,6 +16,8 @@ pub(super) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Sen
 
 /// Messages that wait for one slow watcher.
 const WATCH_QUEUED_MAX: usize = 16;
+/// The least time between two looks at the ledger for one watcher: thousands of changes a second share them.
+const WATCH_PAUSE: Duration = Duration::from_millis(50);
 
 /// Something that is watched.
 pub(super) trait Watched: Clone + Send + Sync + 'static {
@@ -64,9 +66,12 @@ impl Watched for wire::Migration {
 type Shown<T> = BTreeMap<String, T>;
 
 /// What is known now, again whenever something of it changes.
-pub(super) fn watch<T: Watched>(
+/// `look` copies it under the ledger's lock, for each watcher after each change but at most once in [`WATCH_PAUSE`]; `show` does
+/// the rest.
+pub(super) fn watch<V: Send + 'static, T: Watched>(
     shared: &Shared,
-    what: impl Fn(&Manager) -> Vec<T> + Copy + Send + Sync + 'static,
+    look: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
+    show: impl Fn(V) -> Vec<T> + Copy + Send + Sync + 'static,
 ) -> Result<Response<Streamed<T>>, Status> {
     let permit = shared.watch_permit()?;
     let mut changed = shared.driver.changed();
@@ -77,16 +82,20 @@ pub(super) fn watch<T: Watched>(
         let mut shown = Shown::new();
         loop {
             changed.mark_unchanged();
-            let Ok(now) = shared.driver.look(|manager, _| what(manager)) else { return };
-            let now: Shown<T> = now.into_iter().map(|thing| (thing.id(), thing)).collect();
+            let Ok(now) = shared.driver.look(|manager, _| look(manager)) else { return };
+            let now: Shown<T> = show(now).into_iter().map(|thing| (thing.id(), thing)).collect();
             for thing in news(shown, &now) {
                 if sender.send(Ok(thing)).await.is_err() {
                     return;
                 }
             }
             shown = now;
+            let next_change = async {
+                tokio::time::sleep(WATCH_PAUSE).await;
+                changed.changed().await
+            };
             tokio::select! {
-                woken = changed.changed() => if woken.is_err() { return },
+                woken = next_change => if woken.is_err() { return },
                 () = sender.closed() => return,
                 () = shared.stopped() => return drop(sender.send(Err(stopping())).await),
             }
