@@ -238,8 +238,21 @@ impl Rack {
     /// Starts a host's agent.
     pub fn start_agent(&mut self, host: usize) {
         let dir = self.dir.path().join(format!("h{host}"));
-        fs::create_dir_all(&dir).expect("the folder is ours");
-        let token = self.dir.path().join("store/tokens").join(format!("h{host}.token"));
+        self.agents[host] = Some(self.spawn_agent(host, &dir, &self.token_file(host)));
+    }
+
+    /// Starts another agent for a host, with a runtime directory of its own. The caller ends it.
+    pub fn start_second_agent(&self, host: usize, token_file: &Path) -> Child {
+        self.spawn_agent(host, &self.dir.path().join(format!("h{host}-second")), token_file)
+    }
+
+    /// The file with a host's token.
+    pub fn token_file(&self, host: usize) -> PathBuf {
+        self.dir.path().join(format!("store/tokens/h{host}.token"))
+    }
+
+    fn spawn_agent(&self, host: usize, dir: &Path, token: &Path) -> Child {
+        fs::create_dir_all(dir).expect("the folder is ours");
         let text = format!(
             "[agent]\nhost = \"h{host}\"\nmanager = \"{}\"\nruntime_dir = {dir:?}\ntoken_file = {token:?}\n\
              {}\n[backend]\nkind = \"emulated\"\n",
@@ -248,14 +261,15 @@ impl Rack {
         );
         let config = dir.join("host.toml");
         fs::write(&config, text).expect("the folder is ours");
+        let log = dir.file_name().expect("a folder has a name").to_string_lossy().into_owned();
         let child = Command::new(programs().join("host-agent"))
             .args(["serve", "--config"])
             .arg(config)
-            .stderr(self.log(&format!("h{host}")))
+            .stderr(self.log(&log))
             .stdout(Stdio::null())
             .stdin(Stdio::null())
             .spawn();
-        self.agents[host] = Some(child.expect("an agent starts"));
+        child.expect("an agent starts")
     }
 
     /// Ends a host's agent at once, as a crash does.

@@ -171,6 +171,40 @@ async fn a_host_that_dies_is_fenced_and_its_slices_reach_others_as_zeros() {
     rack.wait_hosts_up().await; // with nothing left it has proved itself clean
 }
 
+async fn alarms(rack: &Rack) -> Vec<String> {
+    let seen = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+    seen.alarms.into_iter().map(|alarm| alarm.reason).collect()
+}
+
+#[tokio::test]
+async fn second_agent_on_a_machine_with_the_hosts_token_does_not_start() {
+    let rack = Rack::start(Plan::small(2)).await;
+    let mut second = rack.start_second_agent(0, &rack.token_file(0));
+    assert_eq!(second.wait().unwrap().code(), Some(1));
+    let logged = rack.logged("h0-second");
+    assert!(logged.contains("another host-agent runs as host h0 on this machine"), "{logged}");
+}
+
+/// A second agent ran for a moment with a copy of the token. The first was sent away for ever, its host was fenced, and its VM
+/// lost its memory.
+#[tokio::test]
+async fn second_agent_that_ends_leaves_the_host_and_its_vm_to_the_first() {
+    let rack = Rack::start(Plan { lease_ttl_s: 1.0, fence_after_s: Some(2.0), ..Plan::small(2) }).await;
+    let vm = running_vm(&rack, 0, "v", 2).await;
+    let copy = rack.dir().join("copy.token");
+    std::fs::copy(rack.token_file(0), &copy).unwrap();
+    let mut second = rack.start_second_agent(0, &copy);
+    rack.wait_for("a contested host", async |rack| alarms(rack).await == ["HOST_CONTESTED"]).await;
+    second.kill().unwrap();
+    second.wait().unwrap();
+    rack.wait_for("the host to be silent", async |rack| rack.hosts().await[0].state() != wire::HostState::Up)
+        .await;
+    rack.wait_hosts_up().await;
+    assert!(alarms(&rack).await.is_empty());
+    assert!(!rack.logged("manager").contains("fence"), "{}", rack.logged("manager"));
+    assert!(ends_well(vm), "the VM never noticed");
+}
+
 #[tokio::test]
 async fn a_silent_host_keeps_its_slices_while_nobody_fences_it() {
     let rack = Rack::start(Plan { lease_ttl_s: 0.5, ..Plan::small(2) }).await;
