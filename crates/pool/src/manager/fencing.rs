@@ -12,7 +12,7 @@ use units::{EmcId, HostId, Ns, SliceId, UnixMs};
 
 use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, stop_attempts::StopAttempt};
 use crate::{
-    ledger::When,
+    ledger::{Ledger, When},
     record::{Fence, Host},
 };
 
@@ -79,9 +79,17 @@ impl Manager {
         }
     }
 
-    /// Whether only a stop of its machine cuts a host off an EMC on which it holds slices.
+    /// Whether only a stop of its machine cuts a host off an EMC on which it holds slices, or may hold some that a restored
+    /// ledger lacks.
     fn must_stop(&self, emc: EmcId, host: HostId) -> bool {
-        !self.cuts_off(emc) && self.is_fence_unconfirmed(emc, host) && self.holds_on(emc, host)
+        let may_hold = self.holds_on(emc, host) || self.has_yet_to_report(host);
+        may_hold && !self.cuts_off(emc) && self.is_fence_unconfirmed(emc, host)
+    }
+
+    /// Whether a host has not reported since the ledger was restored, in the durable ledger and after the decisions since.
+    fn has_yet_to_report(&self, host: HostId) -> bool {
+        let must_report = |ledger: &Ledger| ledger.host(host).is_some_and(|entry| entry.host.must_report);
+        must_report(&self.durable) && must_report(&self.head)
     }
 
     /// Whether an EMC has yet to cut a host off, in the durable ledger and after the decisions since.
@@ -100,12 +108,13 @@ impl Manager {
     }
 
     /// The EMCs that a fence of a host waits for: those with slices of it, those that may have some because the ledger was
-    /// restored and they have not been compared with it, and those that will soon have answered.
+    /// restored and they have not been compared with it or need its machine stopped, and those that will soon have answered.
     pub(super) fn fence_waits_for(&self, host: HostId) -> impl Iterator<Item = EmcId> {
         let entry = self.durable.host(host).into_iter();
         let unconfirmed = entry.flat_map(|entry| entry.host.unconfirmed_fences.iter().copied());
-        let restored = self.durable.host(host).is_some_and(|entry| entry.host.must_report);
-        let may_hold = move |emc| self.holds_on(emc, host) || (restored && !self.is_compared(emc));
+        let restored = self.has_yet_to_report(host);
+        let is_in_doubt = move |emc| restored && (!self.is_compared(emc) || !self.cuts_off(emc));
+        let may_hold = move |emc| self.holds_on(emc, host) || is_in_doubt(emc);
         unconfirmed.filter(move |emc| may_hold(*emc) || self.answers_soon(*emc))
     }
 

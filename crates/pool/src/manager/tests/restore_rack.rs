@@ -64,6 +64,23 @@ fn fence_waits_for_each_emc_that_has_not_been_compared_since_the_restore() {
     );
 }
 
+/// Its EMC cannot cut hosts off and has no record of a grant to h1, but the ledger may lack one.
+#[test]
+fn silent_host_is_stopped_after_a_restore_though_no_record_names_it() {
+    let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "stops:e1");
+    rig.run("up:h2 tick:10 have:h2 go");
+    rig.tells("alarms | RESTORE_PENDING CAPACITY_ZERO");
+    let mut said = String::new();
+    for _ in 0..40 {
+        said += &rig.run("tick:2000 have:h2 go");
+    }
+    assert!(said.contains("e1.fence(h1)"), "{said}");
+    rig.tells(
+        "state:h1 | Fenced
+         reserve:b@h2=1 | store",
+    );
+}
+
 /// The first report of h1 names slice 4 of e2 and no VM. If that were enough, a fence of h1 would not wait for e2.
 #[test]
 fn host_that_names_a_slice_has_not_reported_before_its_emc_is_compared() {
