@@ -15,6 +15,7 @@ use pool::{
     record::Fence,
     slice::{Drain, Owner, Quarantine, Scrub, State},
 };
+use pool_manager::plan::{self, Split};
 use units::{Bytes, Name, Ns};
 use world::{Shape, Start, World, request};
 
@@ -39,6 +40,7 @@ const UPKEEP_ROUNDS: usize = 16;
 fn main() {
     sweep("tick_hosts", HOSTS, |hosts| tick(&mut idle(hosts)));
     sweep("heartbeat_hosts", HOSTS, |hosts| heartbeat(&mut idle(hosts)));
+    sweep("plan_offers_hosts", HOSTS, |hosts| plan_offers(&idle(hosts)));
     sweep("tick_unanswered_hosts", HOSTS, |hosts| tick(&mut unanswered(hosts)));
     sweep("tick_unfenced_hosts", HOSTS, |hosts| tick(&mut unfenced(hosts)));
     sweep("heartbeat_unfenced_connected_hosts", HOSTS, |hosts| heartbeat(&mut unfenced_connected(hosts)));
@@ -109,6 +111,12 @@ fn tick(world: &mut World) -> f64 {
 
 fn heartbeat(world: &mut World) -> f64 {
     median_us((0..EVENTS).map(|_| world.heartbeat(0)))
+}
+
+/// The part of `PlanVm` that holds the lock.
+fn plan_offers(world: &World) -> f64 {
+    let split = Split { local: Bytes::gib(4), pool: Bytes::slices(2) };
+    median_us((0..EVENTS).map(|_| world.look(|manager| plan::offers(manager, split))))
 }
 
 /// A rack that is half full, and nothing happens.

@@ -211,6 +211,13 @@ impl World {
         self.now = self.now.after(time);
     }
 
+    /// Times a look at the manager, as one under its lock.
+    pub fn look<T>(&self, question: impl FnOnce(&Manager) -> T) -> Duration {
+        let began = processor_time();
+        std::hint::black_box(question(&self.manager));
+        processor_time() - began
+    }
+
     /// Times one event with its effects, and the computation of the next wakeup.
     pub fn event(&mut self, event: Event) -> Duration {
         self.events([event])

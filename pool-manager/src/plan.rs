@@ -4,12 +4,12 @@
 
 use pool::{
     audit::{Actor, Decision, Subject, What},
-    ledger::{HostEntry, When},
+    ledger::{EmcEntry, HostEntry},
     manager::Manager,
 };
 use prediction::frigid::{Groups, Stake};
 use proto::v1 as wire;
-use units::{Bytes, Fraction, HostId, Name, limits::SLICES_PER_VM_MAX};
+use units::{Bytes, Fraction, HostId, Name, UnixMs, limits::SLICES_PER_VM_MAX};
 
 use crate::forecasts::{self, Counters, Foreseen, Told};
 
@@ -55,7 +55,8 @@ fn split(memory: Bytes, to_pool: Bytes) -> Split {
 /// How a VM's memory is split, by what, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decided {
-    split: Split,
+    /// How much comes from where.
+    pub split: Split,
     /// Who decided, with its version.
     model: String,
     facts: Vec<(String, String)>,
@@ -108,29 +109,65 @@ pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
     Decided { split: split(plan.memory, to_pool), model, facts, whole: whole.is_some() }
 }
 
-/// A host and whether the VM fits there.
-struct Fit {
+/// What one host could give a VM: a copy that is quick to make under the ledger's lock.
+#[derive(Clone, Debug)]
+pub struct Offer {
     host: Name,
     free_cores: u32,
     free_local: Bytes,
+    free_slices: u32,
+    /// The EMC with the most free slices, if it alone has all that the VM needs.
     emc: Option<Name>,
+    /// Why the host takes no VM at all.
+    unschedulable: Option<&'static str>,
+}
+
+/// Copies what each host could give a VM that is split in this way.
+pub fn offers(manager: &Manager, split: Split) -> Vec<Offer> {
+    manager.durable().hosts().map(|(id, host)| offer(manager, id, host, split)).collect()
+}
+
+fn offer(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> Offer {
+    let slices = slices_of(split);
+    let reach = || manager.durable().reach(entry).map(|(_, emc)| emc);
+    let whole = reach().filter(|emc| slices > 0 && emc.free() >= slices).max_by_key(|emc| emc.free());
+    let not_up = || entry.not_schedulable().unwrap_or("not up");
+    Offer {
+        host: entry.host.name.clone(),
+        free_cores: entry.cores_free(),
+        free_local: entry.local_free(),
+        free_slices: reach().map(EmcEntry::free).sum(),
+        emc: whole.map(|emc| emc.emc.name.clone()),
+        unschedulable: (!manager.is_schedulable(id)).then(not_up),
+    }
+}
+
+fn slices_of(split: Split) -> u32 {
+    split.pool.as_slices().unwrap_or(u32::MAX)
+}
+
+/// A host and whether the VM fits there.
+struct Fit {
+    offer: Offer,
     fits: Result<(), String>,
 }
 
-/// Plans a VM: the answer, and the decision to be remembered.
+/// Plans a VM: the response, with the hosts that fit first, the tightest of them first, and the decision to be recorded.
 pub fn plan(
-    manager: &Manager,
-    when: When,
     plan: &Plan,
     decided: Decided,
+    offers: Vec<Offer>,
+    at: UnixMs,
     actor: Actor,
 ) -> (wire::PlanVmResponse, Decision) {
     let Decided { split, model, facts, .. } = decided;
-    let mut fits: Vec<Fit> =
-        manager.durable().hosts().map(|(id, host)| fit(manager, id, host, plan, split)).collect();
-    fits.sort_by_key(|fit| (fit.fits.is_err(), fit.free_cores, fit.free_local, fit.host.clone())); // tightest first
+    let fit = |offer| Fit { fits: fits(&offer, plan, split), offer };
+    let mut fits: Vec<Fit> = offers.into_iter().map(fit).collect();
+    let tightness =
+        |Fit { offer, fits }: &Fit| (fits.is_err(), offer.free_cores, offer.free_local, offer.host.clone());
+    fits.sort_by_cached_key(tightness);
     let decision = Decision {
-        at: when.wall,
+        at,
         actor,
         subject: Subject::Vm(plan.vm.clone()),
         what: What::Planned {
@@ -139,7 +176,7 @@ pub fn plan(
             local: split.local,
             pool: split.pool,
             facts,
-            hosts: fits.iter().map(|fit| (fit.host.clone(), fit.fits.clone())).collect(),
+            hosts: fits.iter().map(|fit| (fit.offer.host.clone(), fit.fits.clone())).collect(),
         },
     };
     let response = wire::PlanVmResponse {
@@ -151,41 +188,33 @@ pub fn plan(
     (response, decision)
 }
 
-fn fit(manager: &Manager, id: HostId, entry: &HostEntry, plan: &Plan, split: Split) -> Fit {
-    let slices = split.pool.as_slices().unwrap_or(u32::MAX);
-    let reach: Vec<_> =
-        manager.durable().reach(entry).map(|(_, emc)| (emc.free(), emc.emc.name.clone())).collect();
-    let free: u32 = reach.iter().map(|(free, _)| free).sum();
-    let whole = reach.into_iter().filter(|(free, _)| *free >= slices).max_by_key(|(free, _)| *free);
-    let fits = if !manager.is_schedulable(id) {
-        Err(entry.not_schedulable().unwrap_or("not up").to_owned())
-    } else if entry.cores_free() < plan.cores {
-        Err(format!("{} cores free, {} needed", entry.cores_free(), plan.cores))
-    } else if entry.local_free() < split.local {
-        Err(format!("{} of local memory free, {} needed", entry.local_free(), split.local))
-    } else if free < slices {
-        Err(format!("{free} slices free, {slices} needed"))
+/// Whether a VM fits on a host.
+///
+/// # Errors
+/// The resource that the host lacks.
+fn fits(offer: &Offer, plan: &Plan, split: Split) -> Result<(), String> {
+    let slices = slices_of(split);
+    if let Some(why) = offer.unschedulable {
+        Err(why.to_owned())
+    } else if offer.free_cores < plan.cores {
+        Err(format!("{} cores free, {} needed", offer.free_cores, plan.cores))
+    } else if offer.free_local < split.local {
+        Err(format!("{} of local memory free, {} needed", offer.free_local, split.local))
+    } else if offer.free_slices < slices {
+        Err(format!("{} slices free, {slices} needed", offer.free_slices))
     } else {
         Ok(())
-    };
-    let emc = whole.filter(|_| slices > 0).map(|(_, name)| name);
-    Fit {
-        host: entry.host.name.clone(),
-        free_cores: entry.cores_free(),
-        free_local: entry.local_free(),
-        emc,
-        fits,
     }
 }
 
-fn shown(fit: Fit) -> wire::HostFit {
+fn shown(Fit { offer, fits }: Fit) -> wire::HostFit {
     wire::HostFit {
-        host: fit.host.to_string(),
-        fits: fit.fits.is_ok(),
-        free_cores: fit.free_cores,
-        free_local_bytes: fit.free_local.get(),
-        emc: fit.emc.map(String::from).unwrap_or_default(),
-        why_not: fit.fits.err().unwrap_or_default(),
+        host: offer.host.to_string(),
+        fits: fits.is_ok(),
+        free_cores: offer.free_cores,
+        free_local_bytes: offer.free_local.get(),
+        emc: offer.emc.map(String::from).unwrap_or_default(),
+        why_not: fits.err().unwrap_or_default(),
     }
 }
 

@@ -6,10 +6,13 @@ use std::{
     time::Duration,
 };
 
-use pool::record::{EndedBy, Record, Reservation, Stage};
+use pool::{
+    manager::Manager,
+    record::{EndedBy, Record, Reservation, Stage},
+};
 use prediction::frigid::History;
 use tokio::{sync::broadcast::error::RecvError, time::MissedTickBehavior};
-use units::{Bytes, ReservationId, UnixMs, limits::BATCH_CHANGES_MAX};
+use units::{Bytes, ReservationId, UnixMs, limits::{BATCH_CHANGES_MAX, RESERVATIONS_PAGE_MAX}};
 
 use super::{Asked, Forecasts, rows};
 use crate::{driver::WriteChunk, store::Write};
@@ -89,16 +92,20 @@ impl Forecasts {
 
     /// After a restart, or when too much happened at once: the ledger says who has memory. What ended meanwhile ended unseen.
     fn reconcile(&self) {
-        let looked = self.driver.look(|manager, when| {
-            let all = manager.durable().reservations_after(ReservationId(0));
-            let active = all.filter(|(_, r)| r.is_active()).map(|(id, r)| (id, r.clone()));
-            (when.wall, active.collect::<Vec<_>>())
-        });
-        let Ok((now, active)) = looked else { return }; // the manager ends
-        active.iter().for_each(|(id, reservation)| self.note_reservation(*id, reservation, now));
+        let (mut active, mut after) = (Vec::new(), Some(ReservationId(0)));
+        let mut now = UnixMs(0);
+        while let Some(from) = after {
+            let looked = self.driver.look(|manager, when| (when.wall, page_of_reservations(manager, from)));
+            let Ok((wall, page)) = looked else { return }; // the manager ends
+            (now, after) = (wall, page.last().map(|(id, _)| *id));
+            for (id, reservation) in page.into_iter().filter(|(_, reservation)| reservation.is_active()) {
+                self.note_reservation(id, &reservation, now);
+                active.push(id);
+            }
+        }
         let mut state = self.write();
-        let is_gone = |id: &ReservationId| active.binary_search_by_key(id, |(id, _)| *id).is_err();
-        let gone: Vec<ReservationId> = state.running().filter(is_gone).collect();
+        let gone: Vec<ReservationId> =
+            state.running().filter(|id| active.binary_search(id).is_err()).collect();
         for id in gone {
             self.pen.note(state.ended(id, now, false).1);
         }
@@ -156,6 +163,12 @@ impl Forecasts {
             Err(_) => {} // the manager ends
         }
     }
+}
+
+/// Copies the next reservations above a number, as many as may be copied under the ledger's lock at once.
+fn page_of_reservations(manager: &Manager, above: ReservationId) -> Vec<(ReservationId, Reservation)> {
+    let above = manager.durable().reservations_after(above).take(RESERVATIONS_PAGE_MAX);
+    above.map(|(id, reservation)| (id, reservation.clone())).collect()
 }
 
 /// Whether a VM ended because it was over, and nothing that it touched went unseen.

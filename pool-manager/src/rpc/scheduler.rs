@@ -63,11 +63,12 @@ impl scheduler_server::Scheduler for Scheduler {
         let mut foreseen = self.0.forecasts.foresee(&plan).map_err(refused)?;
         let decided = plan::decide(&plan, &foreseen, share);
         foreseen.begun.whole = decided.whole;
-        let vm = plan.vm.clone();
-        let planned = self.0.driver.look(|manager, when| plan::plan(manager, when, &plan, decided, actor));
-        let (response, decision) = planned.map_err(refused)?;
+        let split = decided.split;
+        let looked = self.0.driver.look(|manager, when| (plan::offers(manager, split), when.wall));
+        let (offers, now) = looked.map_err(refused)?;
+        let (response, decision) = plan::plan(&plan, decided, offers, now, actor);
         self.0.driver.ask(Ask::Note(decision)).await.map_err(refused)?;
-        self.0.forecasts.planned(&vm, foreseen.begun);
+        self.0.forecasts.planned(&plan.vm, foreseen.begun);
         self.0.metrics.plan_seconds.observe(began.elapsed().as_secs_f64());
         Ok(Response::new(response))
     }
