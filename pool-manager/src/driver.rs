@@ -16,7 +16,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
@@ -120,8 +120,6 @@ struct Shared {
     core: Mutex<Core>,
     /// There is something for the driver's thread to do.
     work: Condvar,
-    /// The same, to be seen without the lock. Only a hint: the lock says what is true.
-    nudged: AtomicBool,
     /// The open batch was handed to the store, or given up: there is room in the next one.
     room: Notify,
     /// One place for every request that waits for the disk.
@@ -156,7 +154,6 @@ impl Shared {
         let wake = core.oversleeps();
         if wake {
             core.asleep = None;
-            self.nudged.store(true, Ordering::Relaxed);
         }
         drop(core);
         if wake {
@@ -427,7 +424,6 @@ pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std:
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         work: Condvar::new(),
-        nudged: AtomicBool::new(false),
         room: Notify::new(),
         places: Semaphore::new(REQUESTS_QUEUED_MAX),
         searches: Arc::new(Semaphore::new(EXPLAINS_AT_ONCE_MAX)),

@@ -1,9 +1,9 @@
 //! The store as the driver sees it: records in, batch by batch, and everything out again. It knows no ledger.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Instant};
 
 use pool::{audit::Decision, record::Record};
-use units::limits::{EXPLAIN_ENTRIES_MAX, STORE_FREE_BYTES_MIN};
+use units::limits::{EXPLAIN_ENTRIES_MAX, STORE_FREE_BYTES_MIN, STORE_SPACE_CHECKED_EVERY};
 
 use crate::{
     records::{self, LoadError, Loaded},
@@ -15,6 +15,7 @@ pub struct Keeper {
     store: Box<dyn Store>,
     note_restored: bool,
     space_low: bool,
+    space_checked: Option<Instant>,
 }
 
 impl std::fmt::Debug for Keeper {
@@ -26,7 +27,7 @@ impl std::fmt::Debug for Keeper {
 impl Keeper {
     /// Of a store that may have been restored from a backup and not used since.
     pub fn new(store: Box<dyn Store>, restored: bool) -> Self {
-        Self { store, note_restored: restored, space_low: false }
+        Self { store, note_restored: restored, space_low: false, space_checked: None }
     }
 
     /// Makes records durable, all or none.
@@ -60,8 +61,14 @@ impl Keeper {
         })
     }
 
-    /// Whether the disk is too full for new reservations, if the answer has changed.
+    /// Whether the disk is too full for new reservations, if the answer has changed. Looks at most once in
+    /// [`STORE_SPACE_CHECKED_EVERY`]: the limit leaves room for all that is written meanwhile.
     pub fn space_changed(&mut self) -> Option<bool> {
+        let every = STORE_SPACE_CHECKED_EVERY.as_duration();
+        if self.space_checked.is_some_and(|at| at.elapsed() < every) {
+            return None;
+        }
+        self.space_checked = Some(Instant::now());
         let free = self.store.free_bytes().ok().flatten()?;
         let low = free < STORE_FREE_BYTES_MIN;
         (low != std::mem::replace(&mut self.space_low, low)).then_some(low)

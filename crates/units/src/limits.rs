@@ -108,9 +108,8 @@ pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
 /// Requests to the ledger that wait for the disk; the next is refused as UNAVAILABLE.
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
-/// How long the ledger's thread looks for more work before it sleeps. A processor that was put to sleep takes about as
-/// long to be of use again as a durable write takes, and callers who ask one thing after another would pay for it each time.
-pub const LEDGER_AWAKE_FOR: Ns = Ns(100_000);
+/// How often the free space of the store's disk is looked at, at most.
+pub const STORE_SPACE_CHECKED_EVERY: Ns = Ns::ms(100);
 /// Searches of the decisions at a time, each of which reads all there are; the next is refused as UNAVAILABLE.
 pub const EXPLAINS_AT_ONCE_MAX: usize = 8;
 /// Calls waiting in WaitReady or in Reserve with `wait_ready`.

@@ -47,6 +47,9 @@ pub struct Emulated {
     faults: Faults,
     /// Below so many bytes of free space nothing is granted.
     free_min: u64,
+    /// Whether free space and faults have been looked at since the last commit: the calls between two commits share a look.
+    is_in_batch: bool,
+    has_space: bool,
     _lock: File,
 }
 
@@ -99,8 +102,19 @@ impl Emulated {
         let files_fd = File::open(&files).map_err(io_error("open", &files))?;
         let faults = Faults::new(&directory)?;
         let (granted, free_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
-        let mut device =
-            Self { directory, files, files_fd, epochs, seen, granted, faults, free_min, _lock: lock };
+        let mut device = Self {
+            directory,
+            files,
+            files_fd,
+            epochs,
+            seen,
+            granted,
+            faults,
+            free_min,
+            is_in_batch: false,
+            has_space: false,
+            _lock: lock,
+        };
         device.load()?;
         Ok(device)
     }
@@ -203,15 +217,25 @@ impl Emulated {
     }
 
     /// Sparse files promise memory that may not be there; an access then would kill a guest.
-    fn check_space(&self) -> Result<(), DeviceError> {
+    fn check_space(&mut self) -> Result<(), DeviceError> {
+        if self.has_space {
+            return Ok(());
+        }
         let asked = rustix::fs::fstatvfs(&self.files_fd);
         let space = asked.map_err(|e| io_error("ask the free space of", &self.files)(e.into()))?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         // No blocks at all is how hugetlbfs says that it has no limit of its own.
-        if space.f_blocks == 0 || free >= self.free_min {
+        self.has_space = space.f_blocks == 0 || free >= self.free_min;
+        if self.has_space {
             return Ok(());
         }
         Err(DeviceError::NoSpace { path: self.files.clone(), free, min: self.free_min })
+    }
+
+    fn begin_batch(&mut self) {
+        if !std::mem::replace(&mut self.is_in_batch, true) {
+            self.faults.refresh();
+        }
     }
 
     fn handle(&self, slice: u32, owner: Owner) -> Handle {
@@ -233,7 +257,7 @@ impl Emulated {
 
 impl Device for Emulated {
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError> {
-        self.faults.refresh();
+        self.begin_batch();
         self.check_current(slice, epoch)?;
         let owner = Owner { epoch, host };
         match self.granted.get(&slice) {
@@ -249,7 +273,7 @@ impl Device for Emulated {
     }
 
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
-        self.faults.refresh();
+        self.begin_batch();
         let seen = *self.seen(slice)?;
         if epoch >= seen.highest && EPOCHS.contains(&epoch.0) {
             self.remember(slice, Seen { highest: epoch, revoked: true })?;
@@ -276,7 +300,7 @@ impl Device for Emulated {
     }
 
     fn contents(&mut self) -> Result<Contents, DeviceError> {
-        self.faults.refresh();
+        self.begin_batch();
         if self.faults.now() == Some(Fault::ForgetGrant)
             && let Some((slice, owner)) = self.granted.pop_first()
         {
@@ -291,6 +315,7 @@ impl Device for Emulated {
     }
 
     fn commit(&mut self) -> Result<(), DeviceError> {
+        (self.is_in_batch, self.has_space) = (false, false);
         Ok(()) // like memory, it need not outlive the machine
     }
 }

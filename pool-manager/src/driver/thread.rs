@@ -14,7 +14,7 @@ use tokio::{
     runtime::Handle as Runtime,
     sync::{mpsc, oneshot},
 };
-use units::{EmcId, Ns, limits::LEDGER_AWAKE_FOR};
+use units::{EmcId, Ns};
 
 use super::{Core, Errand, Replied, Session, Shared, ToSession, WriteChunk, stopping};
 use crate::{
@@ -268,12 +268,8 @@ fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act
     }
 }
 
-/// Sleeps, unless something comes up soon.
+/// Sleeps at most so long, until there is something to do.
 fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, time: Duration) -> MutexGuard<'a, Core> {
-    shared.nudged.store(false, Ordering::Relaxed);
-    drop(core);
-    stay_awake(shared, time.min(LEDGER_AWAKE_FOR.as_duration()));
-    let core = shared.lock();
     let still = |core: &mut Core| core.asleep.is_some();
     let slept = shared.work.wait_timeout_while(core, time, still);
     let (mut core, slept) = slept.unwrap_or_else(|_| std::process::abort()); // as in `Shared::lock`
@@ -282,14 +278,6 @@ fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, time: Duration)
         core.manager.handle(shared.clock.now(), Event::Tick);
     }
     core
-}
-
-/// Whoever else wants the processor gets it.
-fn stay_awake(shared: &Shared, time: Duration) {
-    let began = Instant::now();
-    while began.elapsed() < time && !shared.nudged.load(Ordering::Relaxed) {
-        std::thread::yield_now();
-    }
 }
 
 fn collect(core: &mut Core, acts: &mut Vec<Act>) {

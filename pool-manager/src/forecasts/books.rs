@@ -12,7 +12,10 @@ use pool::{
 };
 use prediction::frigid::History;
 use tokio::{sync::broadcast::error::RecvError, time::MissedTickBehavior};
-use units::{Bytes, ReservationId, UnixMs, limits::{BATCH_CHANGES_MAX, RESERVATIONS_PAGE_MAX}};
+use units::{
+    Bytes, ReservationId, UnixMs,
+    limits::{BATCH_CHANGES_MAX, RESERVATIONS_PAGE_MAX},
+};
 
 use super::{Asked, Forecasts, rows};
 use crate::{driver::WriteChunk, store::Write};

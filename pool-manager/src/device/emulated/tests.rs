@@ -231,6 +231,7 @@ fn a_device_without_memory_behind_it_grants_nothing_and_still_takes_back() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     device.grant(1, Epoch(1), HOST).unwrap();
+    device.commit().unwrap();
     device.free_min = u64::MAX;
     assert!(matches!(device.grant(2, Epoch(1), HOST), Err(DeviceError::NoSpace { .. })));
     assert_eq!(device.contents().unwrap().highest[2], Epoch(0), "a refusal left a trace");
@@ -273,7 +274,9 @@ fn a_lying_device_can_forget_a_grant_and_be_healed() {
     let mut device = lying(&directory, "forget-grant");
     device.grant(1, Epoch(1), HOST).unwrap();
     device.grant(2, Epoch(1), HOST).unwrap();
+    device.commit().unwrap();
     assert_eq!(device.contents().unwrap().grants.len(), 1);
+    device.commit().unwrap();
     fs::remove_file(directory.path().join("fault")).unwrap();
     assert_eq!(device.contents().unwrap().grants.len(), 1);
 }

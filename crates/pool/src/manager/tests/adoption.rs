@@ -75,6 +75,16 @@ fn alarm_about_a_vm_keeps_its_time_while_the_report_is_the_same() {
 }
 
 #[test]
+fn alarm_about_a_vm_lasts_until_its_host_is_fenced() {
+    let mut rig = restored();
+    rig.run("have:h2:vm1b=4.1 cordon:h2 stored");
+    assert_eq!(unadopted(&rig).len(), 1, "another change of the host");
+    rig.run("down:h2 fence:h2 go");
+    rig.tells("state:h2 | Fenced");
+    assert_eq!(unadopted(&rig), []);
+}
+
+#[test]
 fn vm_that_cannot_be_adopted_is_news_once() {
     let mut rig = restored();
     rig.manager.take_changed();
