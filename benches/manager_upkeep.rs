@@ -46,6 +46,7 @@ fn main() {
     sweep("heartbeat_unfenced_connected_hosts", HOSTS, |hosts| heartbeat(&mut unfenced_connected(hosts)));
     sweep("tick_held_slices", SLICES, |slices| tick(&mut World::new(Start::held(FULL, slices, 8)).ready()));
     sweep("tick_quarantined_slices", SLICES, |slices| tick(&mut quarantined(slices)));
+    sweep("compare_emc_held_slices", SLICES, compare_emc);
     sweep("choose_scrubbers_emcs", EMCS, choose_scrubbers);
     sweep("choose_scrubbers_none_free_emcs", EMCS, |emcs| tick(&mut scrubbing(emcs)));
     sweep("release_restored_slices", SLICES, release_restored);
@@ -163,6 +164,14 @@ fn unfenced_connected(hosts: u32) -> World {
 fn quarantined(slices: u32) -> World {
     let state = |_| State::Quarantined(Quarantine::LostGrant);
     World::new(Start { state, ..Start::held(FULL, slices, 0) }).ready()
+}
+
+/// One comparison of an EMC's contents with the ledger, of 1,024 slices.
+fn compare_emc(held: u32) -> f64 {
+    let mut world = World::new(Start::held(FULL, held, 8));
+    world.take_times();
+    while world.answer_devices() {}
+    median_us(world.take_times())
 }
 
 /// A round of upkeep while slices of all EMCs wait for scrubbers and all hosts are idle.
