@@ -8,7 +8,10 @@ use std::{
 
 use units::{Epoch, HostId};
 
-use crate::store::StoreError;
+use crate::{
+    mark::{self, MARK},
+    store::StoreError,
+};
 
 pub mod emulated;
 #[cfg(test)]
@@ -55,15 +58,32 @@ impl Driver {
         Self::ALL.into_iter().find(|driver| driver.name() == name)
     }
 
-    /// Takes the EMC at a path, which has so many slices, and a serial number if its driver asks for one.
+    /// Takes the EMC at a path for a rack. It has so many slices, and a serial number if its driver asks for one. An EMC
+    /// that has none yet is the rack's from then on.
     ///
     /// # Errors
-    /// As the driver's own `open`.
-    pub fn open(self, path: &Path, slices: u32, serial: &str) -> Result<Box<dyn Device>, DeviceError> {
-        Ok(match self {
+    /// [`DeviceError::OtherRack`] before anything is changed, else as the driver's own `open`.
+    pub fn open(
+        self,
+        path: &Path,
+        slices: u32,
+        serial: &str,
+        rack: &str,
+    ) -> Result<Box<dyn Device>, DeviceError> {
+        let mark_error = |doing| move |errno| DeviceError::Io { doing, path: path.join(MARK), errno };
+        let owner = mark::read(path).map_err(mark_error("read"))?;
+        if let Some(owner) = owner.as_ref().filter(|owner| *owner != rack) {
+            let (path, owner, rack) = (path.to_owned(), owner.clone(), rack.to_owned());
+            return Err(DeviceError::OtherRack { path, owner, rack });
+        }
+        let device: Box<dyn Device> = match self {
             Self::Emulated => Box::new(Emulated::open(path, slices)?),
             Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
-        })
+        };
+        if owner.is_none() {
+            mark::write(path, rack).map_err(mark_error("write"))?;
+        }
+        Ok(device)
     }
 }
 
@@ -131,6 +151,19 @@ pub struct Contents {
 /// Why the device did not.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
+    /// It belongs to another rack.
+    #[error(
+        "{} is an EMC of rack {owner}, this is rack {rack}: if rack {owner} is gone and none of its VMs runs, remove the folder",
+        path.display()
+    )]
+    OtherRack {
+        /// The EMC's folder.
+        path: PathBuf,
+        /// The uuid of the rack it belongs to.
+        owner: String,
+        /// The uuid of this rack.
+        rack: String,
+    },
     /// A refusal: it has no such slice.
     #[error("no slice {slice} on this EMC: must be below {slices}")]
     NoSuchSlice {

@@ -28,6 +28,8 @@ pub struct EmcPlace {
     pub first: SliceId,
     /// How many slices it has.
     pub slices: u32,
+    /// The uuid of its rack.
+    pub rack: String,
 }
 
 /// Starts the thread of one EMC. Calls that wait are made in a row, made durable and reported together. It ends when the
@@ -68,9 +70,10 @@ fn perform_all(
 fn perform(place: &EmcPlace, device: &mut Option<Box<dyn Device>>, call: DeviceCall) -> DeviceDone {
     let opened = match device {
         Some(device) => Ok(device),
-        None => {
-            place.driver.open(&place.path, place.slices, &place.serial).map(|opened| device.insert(opened))
-        }
+        None => place
+            .driver
+            .open(&place.path, place.slices, &place.serial, &place.rack)
+            .map(|opened| device.insert(opened)),
     };
     let result = opened.and_then(|device| place.make(device.as_mut(), &call));
     result.unwrap_or_else(|error| {
@@ -167,6 +170,7 @@ mod tests {
             serial: String::new(),
             first: SliceId(100),
             slices: 60,
+            rack: "r".to_owned(),
         }
     }
 
@@ -200,6 +204,27 @@ mod tests {
         std::fs::remove_dir(&file).unwrap();
         let repaired = perform_all(&place, &mut device, vec![grant(107)]);
         assert!(matches!(repaired[..], [DeviceDone::Granted { .. }]), "{repaired:?}");
+    }
+
+    #[test]
+    fn device_of_another_rack_is_refused_and_left_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, mut device) = (place(directory.path()), None);
+        perform_all(&place, &mut device, vec![grant(107)]);
+        drop(device);
+        let other = EmcPlace { rack: "other".to_owned(), ..place.clone() };
+        let stale = directory.path().join("slices/00007.0.h0"); // a revocation that its own rack would finish
+        std::fs::write(&stale, "").unwrap();
+        let refused = perform_all(&other, &mut None, vec![DeviceCall::Contents, grant(108)]);
+        for done in refused {
+            let DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } = done else {
+                panic!("{done:?}")
+            };
+            assert!(error.contains("an EMC of rack r, this is rack other"), "{error}");
+        }
+        assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
+        let again = perform_all(&place, &mut None, vec![grant(107)]);
+        assert!(matches!(again[..], [DeviceDone::Granted { .. }]), "{again:?}");
     }
 
     #[test]

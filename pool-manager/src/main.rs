@@ -20,6 +20,11 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make a new rack: its store, its uuid and its hosts' tokens.
+    Init {
+        #[command(flatten)]
+        rack: RackArg,
+    },
     /// Run until SIGTERM; SIGHUP reads rack.toml again.
     Serve {
         #[command(flatten)]
@@ -92,6 +97,7 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             runtime.shutdown_timeout(serve::STOP_WITHIN); // a search of the decisions may still go on
             served?;
         }
+        Command::Init { rack } => offline::init(&rack.config)?,
         Command::Check { rack } => offline::check(&rack.config)?,
         Command::Backup { rack, to } => offline::backup(&rack.config, &to)?,
         Command::Restore { rack, from, force } => offline::restore(&rack.config, &from, force)?,

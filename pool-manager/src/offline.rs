@@ -7,12 +7,14 @@ use std::{
 
 use crate::{
     config::{Config, ConfigError},
+    founding::{self, FoundingError},
     records::{self, LoadError},
     store::{
         Scan, StoreError,
         backup::{self, BackupError, Restore},
         redb::RedbStore,
     },
+    tokens::{self, TokenError, Tokens},
 };
 
 /// Why it could not be done.
@@ -30,6 +32,20 @@ pub enum OfflineError {
     /// A copy, or a store from one.
     #[error(transparent)]
     Backup(#[from] BackupError),
+    /// The store's folder.
+    #[error(transparent)]
+    Founding(#[from] FoundingError),
+    /// A token file.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// A store without a rack.
+    #[error(
+        "store {place} holds no rack: make one with `pool-manager init`, or restore one with `pool-manager restore`"
+    )]
+    NoRack {
+        /// Which store.
+        place: String,
+    },
     /// Entries that cannot be read.
     #[error("store {place}: {wrong} entries are wrong ({faults}): restore it with `pool-manager restore`")]
     Wrong {
@@ -40,6 +56,23 @@ pub enum OfflineError {
         /// The first of them.
         faults: String,
     },
+}
+
+/// Founds a rack in a store folder that never held one, and makes its hosts' tokens.
+///
+/// # Errors
+/// rack.toml is wrong, or the folder holds a rack or has lost one.
+pub fn init(path: &Path) -> Result<(), OfflineError> {
+    let config = Config::load(path)?;
+    let (store, uuid) = (&config.manager.store, founding::uuid());
+    founding::init(store, &uuid)?;
+    Tokens::load(store, &config.hosts)?;
+    println!(
+        "{}: rack {uuid} founded; tokens of its hosts are in {}",
+        store.display(),
+        tokens::directory(store).display()
+    );
+    Ok(())
 }
 
 /// Checks rack.toml and says what it describes.
@@ -65,6 +98,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
+    founding::check_file(&config.manager.store)?;
     let mut store = RedbStore::open_existing(&config.manager.store)?;
     let checked = backup::check(&mut store, &mut |table, key, value| {
         records::judge(table, key, value).map_err(|bad| bad.to_string())
@@ -78,8 +112,13 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
             faults: faults.join("; "),
         });
     }
-    let revision = records::load(&mut store)?.meta.map_or(0, |meta| meta.revision.0);
-    println!("{place}: revision {revision}, {} entries: ok", checked.entries.values().sum::<u64>());
+    let meta = records::load(&mut store)?.meta;
+    founding::check_rack(&config.manager.store, meta.as_ref())?;
+    let Some(meta) = meta else {
+        return Err(OfflineError::NoRack { place: place.to_string() });
+    };
+    let (uuid, revision, entries) = (meta.rack_uuid, meta.revision.0, checked.entries.values().sum::<u64>());
+    println!("{place}: rack {uuid}, revision {revision}, {entries} entries: ok");
     Ok(())
 }
 

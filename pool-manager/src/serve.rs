@@ -31,8 +31,9 @@ use crate::{
     config::{Config, ConfigError, Listen, Tls, fixed},
     driver::{self, Asked, Handle, Start},
     forecasts::{self, Forecasts},
+    founding::{self, FoundingError, Opened},
     metrics::Metrics,
-    records::{self, LoadError},
+    records::LoadError,
     rpc::{
         Policy, Shared,
         admin::Admin,
@@ -55,6 +56,9 @@ pub enum ServeError {
     /// rack.toml.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The store's folder.
+    #[error(transparent)]
+    Founding(#[from] FoundingError),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -103,12 +107,14 @@ fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io
 /// Before it answers anybody: configuration, store, tokens or sockets are not right.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
-    let identity = Arc::new(Identity::new(rules(&config)?));
+    let rack_uuid = founding::uuid();
+    let Opened { mut store, loaded, is_new } = founding::open(&config.manager.store, &rack_uuid)?;
+    if is_new {
+        tracing::info!(rack_uuid, store = %config.manager.store.display(), "new rack founded");
+    }
+    let identity = Arc::new(Identity::new(rules(&config)?)); // after the ledger: tokens are a sign of one
     let metrics = Arc::new(Metrics::default());
-    let mut store = RedbStore::open_directory(&config.manager.store)?;
-    let loaded = records::load(&mut store)?;
     let beside = Beside { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
-    let rack_uuid = uuid();
     let start = Start { settings: settings(&config), stop: config.fence.clone(), loaded, rack_uuid };
     let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
         .map_err(io("start a thread for", "the ledger"))?;
@@ -200,15 +206,6 @@ fn notify(states: &[NotifyState<'_>]) {
 fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A new rack's name, from the kernel's random numbers.
-fn uuid() -> String {
-    let mut bytes = [0_u8; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .expect("the kernel has random numbers");
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 fn settings(config: &Config) -> Settings {

@@ -63,7 +63,7 @@ impl Tokens {
     /// # Errors
     /// [`TokenError`] for the first file that cannot be used.
     pub fn load(store: &Path, hosts: &[Host]) -> Result<Self, TokenError> {
-        let directory = store.join("tokens");
+        let directory = directory(store);
         let make = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         make.map_err(io_error("make", &directory))?;
         let sha256 = hosts.iter().map(|host| {
@@ -81,9 +81,14 @@ impl Tokens {
     }
 }
 
+/// The folder of all tokens in the folder of a store.
+pub fn directory(store: &Path) -> PathBuf {
+    store.join("tokens")
+}
+
 /// The file that holds a host's token.
 pub fn path(store: &Path, host: &Name) -> PathBuf {
-    store.join("tokens").join(format!("{host}.token"))
+    directory(store).join(format!("{host}.token"))
 }
 
 /// 32 bytes from 64 lower-case hexadecimal digits.

@@ -98,6 +98,69 @@ async fn a_store_that_is_not_right_is_refused_by_name() {
 }
 
 #[tokio::test]
+async fn lost_ledger_is_never_taken_for_a_new_rack() {
+    let mut rack = Rack::new(Plan::small(2));
+    let (ok, output) = rack.pool_manager(&["check"]);
+    assert!(!ok && output.contains("no store at"), "{output}");
+    let (ok, output) = rack.pool_manager(&["init"]);
+    assert!(ok && output.contains("founded"), "{output}");
+    let (ok, output) = rack.pool_manager(&["init"]);
+    assert!(!ok && output.contains("already"), "{output}");
+    rack.start_manager().await;
+    let backup = rack.dir().join("backup");
+    rack.stop_manager();
+    assert!(rack.pool_manager(&["backup", "--to", backup.to_str().unwrap()]).0);
+
+    let ledger = rack.dir().join("store/ledger.redb");
+    let lose: [(&str, fn(&std::path::Path)); 2] = [
+        ("is missing", |ledger| fs::remove_file(ledger).unwrap()),
+        ("is empty", |ledger| fs::write(ledger, "").unwrap()),
+    ];
+    for (what, lose) in lose {
+        lose(&ledger);
+        for command in ["check", "serve", "init"] {
+            let (ok, output) = rack.pool_manager(&[command]);
+            let is_clear = output.contains(what) && output.contains("pool-manager restore");
+            assert!(!ok && is_clear, "{command}: {output}");
+        }
+        assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0, "nothing is made");
+    }
+    let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
+    assert!(ok, "{output}");
+    rack.start_manager().await;
+}
+
+/// A store that was lost with its folder, and a path of another rack in rack.toml, look alike.
+#[tokio::test]
+async fn emc_of_another_rack_fails_and_is_left_as_it_is() {
+    let mut owner = Rack::start(Plan::small(1)).await;
+    let mut scheduler = owner.scheduler().await;
+    scheduler
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "v", 1, "r1") })
+        .await
+        .unwrap();
+    owner.stop_manager();
+    let mut other = Rack::new(Plan::small(1));
+    let [own, foreign] = [&other, &owner].map(|rack| format!("{:?}", rack.emc_dir(0)));
+    other.write_rack_toml(&other.rack_toml().replace(&own, &foreign));
+    other.start_manager().await;
+    let message = async |rack: &Rack| {
+        let seen = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+        seen.alarms.into_iter().find(|alarm| alarm.reason == "EMC_FAILED").map(|alarm| alarm.message)
+    };
+    other.wait_for("the alarm", async |rack| message(rack).await.is_some()).await;
+    let message = message(&other).await.unwrap();
+    assert!(message.contains("is an EMC of rack"), "{message}");
+    other.stop_manager();
+    owner.start_manager().await;
+    owner.wait_hosts_up().await;
+    assert!(
+        owner.slices().await.iter().any(|slice| slice.vm.as_deref() == Some("v")),
+        "its VM keeps its slice"
+    );
+}
+
+#[tokio::test]
 async fn a_manager_that_cannot_start_says_why_and_ends() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap();

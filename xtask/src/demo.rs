@@ -125,6 +125,7 @@ fn story(
 ) -> Result<verdict::Verdict, Failure> {
     let ask = Ask::new(programs, rack);
     say(&format!("a rack starts: {}", rack.summary()));
+    services.init_rack()?;
     services.start_manager()?;
     patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
     rack.hosts.iter().try_for_each(|host| services.start_agent(host))?;

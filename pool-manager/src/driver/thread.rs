@@ -227,7 +227,8 @@ impl Driving {
             let emc = &core.manager.durable().emc(id)?.emc;
             let (path, first, slices) = (PathBuf::from(&emc.path), emc.first, emc.slices);
             let (name, serial) = (emc.name.clone(), emc.serial.clone().unwrap_or_default());
-            EmcPlace { id, name, driver: Driver::named(&emc.driver)?, path, serial, first, slices }
+            let rack = core.manager.durable().meta().rack_uuid.clone();
+            EmcPlace { id, name, driver: Driver::named(&emc.driver)?, path, serial, first, slices, rack }
         };
         let shared = Arc::clone(&self.shared);
         let report = move |id, answers| drop(shared.device_answers(id, answers)); // nobody listens after the end

@@ -120,6 +120,13 @@ impl Disk for Loose {
 #[derive(Debug)]
 pub struct StoreFile(File);
 
+impl StoreFile {
+    /// Opens a file that is there, for reading alone.
+    pub(super) fn open_to_read(path: &Path) -> io::Result<Self> {
+        File::open(path).map(Self)
+    }
+}
+
 impl StorageBackend for StoreFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
@@ -156,14 +163,14 @@ fn open_file(path: &Path) -> io::Result<StoreFile> {
 }
 
 /// For reading and writing, by the owner alone.
-pub(super) fn private() -> OpenOptions {
+pub(crate) fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).truncate(false).mode(0o600);
     options
 }
 
 /// Makes durable that a file of this name exists, or no longer does.
-pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
 }

@@ -18,7 +18,7 @@ use units::limits::STORE_CACHE_BYTES;
 
 use super::{
     Scan, Store, StoreError, Table, Write,
-    disk::{Directory, Disk, FILE},
+    disk::{Directory, Disk, FILE, StoreFile},
     settle_format,
 };
 
@@ -187,6 +187,23 @@ fn verified(mut database: Database) -> Result<Database, ::redb::Error> {
 /// redb refuses a file whose making was cut short, which is one without a magic number and without anything after the
 /// header. Such a store never held anything; a damaged one has pages.
 fn forget_interrupted_making(backend: &impl StorageBackend) -> io::Result<()> {
+    let is_unfinished = backend.len()? > 0 && was_never_made(backend)?;
+    if is_unfinished { backend.set_len(0) } else { Ok(()) }
+}
+
+/// Whether the file of a store was never finished, as an empty one; `None` if there is no file. Changes nothing.
+///
+/// # Errors
+/// It cannot be read.
+pub fn is_blank(file: &Path) -> Result<Option<bool>, StoreError> {
+    match StoreFile::open_to_read(file) {
+        Ok(backend) => Ok(Some(was_never_made(&backend).map_err(StoreError::io("read", file))?)),
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(errno) => Err(StoreError::io("open", file)(errno)),
+    }
+}
+
+fn was_never_made(backend: &impl StorageBackend) -> io::Result<bool> {
     let len = backend.len()?;
     let mut magic = [0; MAGIC_BYTES];
     let head = MAGIC_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_BYTES));
@@ -198,7 +215,7 @@ fn forget_interrupted_making(backend: &impl StorageBackend) -> io::Result<()> {
         only_zeros = is_zero(&chunk);
         at += chunk.len() as u64;
     }
-    if only_zeros && len > 0 { backend.set_len(0) } else { Ok(()) }
+    Ok(only_zeros)
 }
 
 /// After a failed sync the operating system may show bytes that never reached the disk, and believe them clean. Writing

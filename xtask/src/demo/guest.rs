@@ -144,6 +144,7 @@ fn with_rack(
     services: &mut Services<'_>,
 ) -> Result<GuestTold, Failure> {
     let ask = Ask::new(programs, rack);
+    services.init_rack()?;
     services.start_manager()?;
     patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
     HOSTS.iter().try_for_each(|host| services.start_agent(host))?;

@@ -13,7 +13,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{processes, rack::Rack, scratch::Scratch, write};
-use crate::{failure::Failure, wait::until};
+use crate::{failure::Failure, step::step, wait::until};
 
 /// How long a process may take to end once asked to.
 const END_WITHIN: Duration = Duration::from_secs(10);
@@ -129,6 +129,15 @@ impl<'a> Services<'a> {
     /// None yet.
     pub fn new(programs: &'a Programs, rack: &'a Rack, scratch: &'a Scratch) -> Self {
         Self { programs, rack, scratch, running: BTreeMap::new() }
+    }
+
+    /// Makes the rack's store.
+    ///
+    /// # Errors
+    /// `pool-manager init` fails.
+    pub fn init_rack(&self) -> Result<(), Failure> {
+        let mut init = command(&self.programs.manager);
+        step("pool-manager init", init.args(["init", "--config"]).arg(&self.rack.file))
     }
 
     /// Starts the manager.
