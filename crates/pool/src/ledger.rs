@@ -278,8 +278,7 @@ impl Ledger {
             scrubbers: BTreeSet::new(),
             unreported: 0,
         };
-        self.emcs.insert(id, entry);
-        self.emc_added(id);
+        self.emcs.insert(id, entry); // no host is wired to it yet: EMCs come before hosts in a change
     }
 
     fn install_host(&mut self, id: HostId, host: Host) {

@@ -138,17 +138,6 @@ impl Ledger {
         old.held().for_each(|slice| self.list_unclaimed(slice));
     }
 
-    /// Lists the hosts that are wired to an EMC that has just been added.
-    pub(super) fn emc_added(&mut self, id: EmcId) {
-        let Some(emc) = self.emcs.get_mut(&id) else { return };
-        for (host, entry) in self.hosts.iter().filter(|(_, entry)| entry.host.emcs.contains(&id)) {
-            emc.unreported += u32::from(entry.host.must_report_on(id));
-            if entry.scrubbable_emcs().any(|of| of == id) {
-                emc.scrubbers.insert((entry.scrubs.len(), *host));
-            }
-        }
-    }
-
     /// Moves a slice from its old holder to its new one.
     pub(super) fn note_holder(&mut self, id: SliceId, old: Slot, new: Slot) {
         let scrubber = |slot: Slot| slot.holder().filter(|_| slot.is_being_scrubbed());

@@ -347,10 +347,8 @@ impl Manager {
                 DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. },
                 _,
             ) => {}
-            (DeviceFailure::Slice(SliceError { message: error, .. }) | DeviceFailure::Error(error), call) => {
-                if let DeviceCall::Fence { host, .. } = call {
-                    self.fence_failed(when, emc, *host);
-                }
+            // A fence that failed is driven again when the EMC has been compared anew.
+            (DeviceFailure::Slice(SliceError { message: error, .. }) | DeviceFailure::Error(error), _) => {
                 self.fail_emc(when, emc, error);
             }
         }

@@ -12,7 +12,7 @@ use units::{EmcId, HostId, Ns, SliceId, UnixMs};
 
 use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, stop_attempts::StopAttempt};
 use crate::{
-    ledger::{Ledger, When},
+    ledger::When,
     record::{Fence, Host},
 };
 
@@ -86,10 +86,9 @@ impl Manager {
         may_hold && !self.cuts_off(emc) && self.is_fence_unconfirmed(emc, host)
     }
 
-    /// Whether a host has not reported since the ledger was restored, in the durable ledger and after the decisions since.
+    /// Whether a host has not reported since the ledger was restored.
     fn has_yet_to_report(&self, host: HostId) -> bool {
-        let must_report = |ledger: &Ledger| ledger.host(host).is_some_and(|entry| entry.host.must_report);
-        must_report(&self.durable) && must_report(&self.head)
+        self.durable.host(host).is_some_and(|entry| entry.host.must_report)
     }
 
     /// Whether an EMC has yet to cut a host off, in the durable ledger and after the decisions since.
@@ -193,11 +192,6 @@ impl Manager {
             self.stop_attempts.insert(emc, host, StopAttempt { why: Some(why), since, retry_at });
             self.changed = true;
         }
-    }
-
-    /// A device could not do it for a reason of its own; it is asked again when it works.
-    pub(super) fn fence_failed(&mut self, when: When, emc: EmcId, host: HostId) {
-        self.stop_attempts.set_retry(emc, host, when.now.after(FENCE_RETRY));
     }
 
     /// Since when a host's machine is to be stopped. A later fence of the same host has another answer.

@@ -82,6 +82,16 @@ impl News {
     }
 
     #[cfg(test)]
+    pub(super) fn awaited() -> Self {
+        Self { awaited: true, ..Self::default() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited
+    }
+
+    #[cfg(test)]
     pub(super) fn is_complete(&self) -> bool {
         self.all
     }

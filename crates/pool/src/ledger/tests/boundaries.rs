@@ -140,6 +140,27 @@ fn host_with_a_reservation_or_with_slices_alone_is_not_removed() {
 }
 
 #[test]
+fn removed_host_is_on_no_list_of_its_emcs() {
+    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+    rack.ledger.set_live(HostId(0), true);
+    rack.ledger.set_live(HostId(1), true);
+    story::indexes(&rack.ledger);
+    rack.configure("e1=4 h2:e1").unwrap();
+    story::indexes(&rack.ledger);
+}
+
+/// A slice of an adopted VM may be reported offline and online again under the same reservation.
+#[test]
+fn progress_of_a_reservation_follows_slices_that_go_back() {
+    let mut rack = Rack::of("e1=4 h1:e1");
+    rack.reserve(ask("a", "h1", 2)).unwrap();
+    (0..2).for_each(|slice| rack.online(slice));
+    story::indexes(&rack.ledger);
+    rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
+    story::indexes(&rack.ledger);
+}
+
+#[test]
 fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(2), HostId(0), false, tester(), "silent");

@@ -8,12 +8,13 @@ use crate::{audit::Subject, manager::hosts::News, record::Fence};
 
 #[test]
 fn news_of_a_host_beyond_their_limit_are_replaced_by_a_complete_order() {
-    let mut news = News::default();
+    let mut news = News::awaited();
     let most = NEWS_PER_HOST_MAX as u64;
     (1..=most).for_each(|id| news.note(None, [ReservationId(id)]));
     assert!(!news.is_complete() && news.len() == NEWS_PER_HOST_MAX);
     news.note(Some(SliceId(0)), []);
     assert!(news.is_complete() && news.len() == 0);
+    assert!(news.is_awaited(), "a complete order is no less urgent");
 }
 
 #[test]
@@ -389,7 +390,10 @@ fn older_agent_speaks_again_once_the_newer_one_is_gone() {
 #[test]
 fn contest_is_over_two_leases_after_the_last_attempt() {
     let mut rig = Rig::up();
-    rig.run("up:h1#9 go up:h1#1");
+    rig.run("up:h1#9 go");
+    rig.manager.take_changed();
+    rig.run("up:h1#1");
+    assert!(rig.manager.take_changed(), "watchers hear of the alarm");
     for _ in 0..7 {
         assert_eq!(rig.run("tick:1000 alarms"), "HOST_CONTESTED");
         rig.run("up:h1#9 have:h2 have:h3 go");

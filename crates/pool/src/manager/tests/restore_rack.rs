@@ -81,6 +81,22 @@ fn silent_host_is_stopped_after_a_restore_though_no_record_names_it() {
     );
 }
 
+/// The fence waits for the EMC, though the host holds nothing there on record.
+#[test]
+fn host_that_cannot_be_stopped_after_a_restore_stays_fencing() {
+    let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "");
+    rig.run("up:h2 tick:10 have:h2 go");
+    for _ in 0..40 {
+        rig.run("tick:2000 have:h2 go");
+    }
+    rig.tells(
+        "state:h1 alarms | Fencing HOST_NOT_FENCED RESTORE_PENDING CAPACITY_ZERO
+         reserve:b@h2=1 | reserve:b->OUT_OF_SLICES",
+    );
+    rig.run("vouch:h1 have:h2 go");
+    rig.tells("state:h1 | Fenced");
+}
+
 /// The first report of h1 names slice 4 of e2 and no VM. If that were enough, a fence of h1 would not wait for e2.
 #[test]
 fn host_that_names_a_slice_has_not_reported_before_its_emc_is_compared() {

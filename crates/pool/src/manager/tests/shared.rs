@@ -71,6 +71,42 @@ fn machine_is_stopped_for_a_grant_that_its_device_reports_in_refusing_another() 
     rig.tells("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED");
 }
 
+/// An EMC that works and cuts hosts off answers soon: until it has, the host is not shown as fenced.
+#[test]
+fn host_without_slices_is_fenced_when_its_emc_has_answered() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
+         state:h1 | Fencing",
+    );
+    rig.run("device go");
+    rig.tells("state:h1 | Fenced");
+}
+
+#[test]
+fn machine_of_a_host_that_its_emc_cuts_off_is_not_to_be_stopped() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go break:e1 break:e2 down:h1 fence:h1 stored device tick:10 go");
+    assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
+}
+
+/// The answer of e1 is known, but not durable, when another change of the host becomes durable.
+#[test]
+fn emc_that_has_cut_a_host_off_is_not_called_again() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go down:h1 fence:h1 stored cordon:h1");
+    let said = rig.run("device stored");
+    assert!(!said.contains("fence(h1)"), "{said}");
+}
+
+#[test]
+fn fence_under_way_is_not_called_again_when_another_host_is_removed() {
+    let mut rig = Rig::up();
+    rig.run("down:h1 fence:h1 stored");
+    let said = rig.run("rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 stored cordon:h1 stored");
+    assert!(!said.contains("fence(h1)"), "{said}");
+}
+
 #[test]
 fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
     let mut rig = rig();
