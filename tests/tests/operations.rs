@@ -97,6 +97,62 @@ async fn a_store_that_is_not_right_is_refused_by_name() {
     }
 }
 
+/// A flipped byte in each page, and pages lost and the file cut off at every eighth: the rack is as it was, or `check` and
+/// `serve` end with an error that says what to do, without a panic. The store's own tests do more.
+#[tokio::test]
+async fn damage_to_any_page_of_the_store_is_an_error_or_harmless() {
+    const PAGE: usize = 4096;
+    let mut rack = Rack::start(Plan::small(2)).await;
+    let mut scheduler = rack.scheduler().await;
+    for vm in ["a", "b", "c"] {
+        let request = wire::ReserveRequest { wait_ready: true, ..reserve("h0", vm, 1, vm) };
+        scheduler.reserve(request).await.unwrap();
+    }
+    scheduler.release(wire::ReleaseRequest { target: by_vm("b"), ..Default::default() }).await.unwrap();
+    rack.stop_manager();
+    let run = |command: &str| {
+        let program = programs().join("pool-manager");
+        let mut run = Command::new("timeout"); // 124: it hung
+        let output =
+            run.arg("20").arg(program).arg(command).arg("--config").arg(rack.rack_toml_path()).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let ledger = rack.dir().join("store/ledger.redb");
+    let (intact, (code, unharmed)) = (fs::read(&ledger).unwrap(), run("check"));
+    assert_eq!(code, Some(0), "{unharmed}");
+
+    let pages = intact.len() / PAGE;
+    let (mut harmless, mut found) = (0, 0);
+    for page in 0..pages {
+        let start = page * PAGE;
+        let mut damaged = vec![intact.clone(), intact.clone(), intact[..start].to_vec()];
+        damaged[0][start + page % 64] ^= 0xff;
+        damaged[1][start..start + PAGE].fill(0);
+        damaged.truncate(if page % 8 == 0 { 3 } else { 1 });
+        damaged.retain(|bytes| *bytes != intact);
+        for (n, bytes) in damaged.iter().enumerate() {
+            fs::write(&ledger, bytes).unwrap();
+            let (code, output) = run("check");
+            if code == Some(0) {
+                assert_eq!(output, unharmed, "page {page}, {n}");
+                harmless += 1;
+                continue;
+            }
+            let is_clear = output.contains("`pool-manager restore`") && !output.contains("panicked");
+            assert!(code == Some(1) && is_clear, "page {page}, {n}: {code:?} {output}");
+            found += 1;
+            if found % 8 == 0 {
+                fs::write(&ledger, bytes).unwrap();
+                let (code, served) = run("serve");
+                let error = output.lines().last().unwrap();
+                assert!(code == Some(1) && served.contains(error), "page {page}, {n}: {code:?} {served}");
+            }
+        }
+    }
+    assert!(found > 20, "{found} found, {harmless} harmless, of {pages} pages");
+}
+
 #[tokio::test]
 async fn lost_ledger_is_never_taken_for_a_new_rack() {
     let mut rack = Rack::new(Plan::small(2));

@@ -5,9 +5,11 @@
 //! newest decisions, what concerns the whole store and the newest reservations, which most commits write, lie side by side.
 
 use std::{
+    cell::Cell,
     fmt, io,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{self, AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
+    sync::Once,
 };
 
 use ::redb::{
@@ -78,6 +80,14 @@ impl<D: Disk> RedbStore<D> {
         Ok(store)
     }
 
+    /// redb tidies up when it closes, and may find damage then.
+    fn close(&mut self) {
+        let (place, database) = (self.disk.place(), self.database.take());
+        if let Err(error) = guarded(place, "close", || Ok(drop(database))) {
+            tracing::warn!(%error, "store not closed cleanly");
+        }
+    }
+
     fn read(&self) -> Result<Snapshot, StoreError> {
         let place = self.disk.place();
         let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
@@ -88,6 +98,12 @@ impl<D: Disk> RedbStore<D> {
     /// Its disk.
     pub fn disk(&self) -> &D {
         &self.disk
+    }
+}
+
+impl<D: Disk> Drop for RedbStore<D> {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -122,16 +138,16 @@ impl<D: Disk> Store for RedbStore<D> {
         let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
         let wrote = guarded(place, "write", || commit(database, batch));
         if wrote.is_err() {
-            self.database = None;
+            self.close();
         }
         wrote
     }
 
     fn reopen(&mut self) -> Result<(), StoreError> {
-        self.database = None;
+        self.close();
         self.database = Some(open(&self.disk)?);
         let place = self.disk.place().to_owned();
-        settle_format(self, &place).inspect_err(|_| self.database = None)
+        settle_format(self, &place).inspect_err(|_| self.close())
     }
 
     fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
@@ -283,16 +299,39 @@ fn poisoned(place: &Path) -> StoreError {
     StoreError::Poisoned { place: place.to_owned() }
 }
 
-/// Runs a piece of redb. It asserts what its file promises, so a file that lies makes it panic: that is an answer too.
+thread_local! {
+    /// Whether this thread runs redb.
+    static IN_REDB: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a piece of redb. It asserts what its file promises, so a damaged file makes it panic: the error says so, and the
+/// panic itself is not printed.
 fn guarded<T>(
     place: &Path,
     doing: &'static str,
     run: impl FnOnce() -> Result<T, ::redb::Error>,
 ) -> Result<T, StoreError> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !IN_REDB.get() {
+                others(info)
+            }
+        }));
+    });
+    IN_REDB.set(true);
     // Whatever a panic leaves half done is inside redb's database, which is thrown away with the error.
-    match catch_unwind(AssertUnwindSafe(run)) {
+    let done = catch_unwind(AssertUnwindSafe(run));
+    IN_REDB.set(false);
+    match done {
         Ok(done) => done.map_err(|error| explained(place, doing, error)),
-        Err(_) => Err(StoreError::Corrupt { place: place.to_owned(), what: format!("panic on {doing}") }),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            let what = format!("redb stopped on {doing}: {text}");
+            Err(StoreError::Corrupt { place: place.to_owned(), what })
+        }
     }
 }
 

@@ -9,6 +9,8 @@ use super::{
     *,
 };
 
+mod damage;
+
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
