@@ -83,7 +83,10 @@ impl<D: Disk> RedbStore<D> {
     /// redb tidies up when it closes, and may find damage then.
     fn close(&mut self) {
         let (place, database) = (self.disk.place(), self.database.take());
-        if let Err(error) = guarded(place, "close", || Ok(drop(database))) {
+        if let Err(error) = guarded(place, "close", || {
+            drop(database);
+            Ok(())
+        }) {
             tracing::warn!(%error, "store not closed cleanly");
         }
     }

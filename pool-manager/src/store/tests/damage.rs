@@ -4,6 +4,9 @@ use super::*;
 
 const PAGE: usize = 4096;
 
+/// Damages the bytes of a store.
+type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+
 /// Flipped bits, bytes and pages, and a file cut off anywhere: nothing panics, also not when the store is closed.
 #[test]
 fn damage_to_any_page_is_found_or_harmless() {
@@ -17,7 +20,7 @@ fn damage_to_any_page_is_found_or_harmless() {
     for start in (0..image.len()).step_by(PAGE) {
         let at = start + chance.below(PAGE);
         let bit = 1 << chance.below(8);
-        let damages: [(&str, &dyn Fn(&mut Vec<u8>)); 7] = [
+        let damages: [(&str, Damage<'_>); 7] = [
             ("first byte", &|bytes| bytes[start] ^= 0xff),
             ("a bit", &|bytes| bytes[at] ^= bit),
             ("a byte", &|bytes| bytes[start + at % 64] ^= 0xff),
