@@ -258,11 +258,14 @@ impl Emulated {
 impl Device for Emulated {
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError> {
         self.begin_batch();
-        self.check_current(slice, epoch)?;
         let owner = Owner { epoch, host };
-        match self.granted.get(&slice) {
-            Some(same) if *same == owner => return Ok(self.handle(slice, owner)),
-            Some(other) => return Err(DeviceError::Held { slice, epoch: other.epoch, host: other.host }),
+        let held = self.granted.get(&slice).copied();
+        if let Some(Owner { epoch, host }) = held.filter(|held| *held != owner) {
+            return Err(DeviceError::Held { slice, epoch, host });
+        }
+        self.check_current(slice, epoch)?;
+        match held {
+            Some(same) => return Ok(self.handle(slice, same)),
             None => self.check_space()?,
         }
         self.remember(slice, Seen { highest: epoch, revoked: false })?;

@@ -41,13 +41,6 @@ struct Cell {
     host: Option<HostId>,
 }
 
-impl Cell {
-    /// Whether this epoch may not be granted any more.
-    fn is_over(self, epoch: Epoch) -> bool {
-        epoch < self.highest || (epoch == self.highest && self.host.is_none())
-    }
-}
-
 impl std::fmt::Debug for SharedDax {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedDax")
@@ -143,12 +136,12 @@ impl SharedDax {
 impl Device for SharedDax {
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError> {
         let cell = self.cell(slice)?;
-        if cell.is_over(epoch) {
-            return Err(DeviceError::StaleEpoch { slice, epoch, highest: cell.highest });
-        }
         match cell.host {
             Some(held) if (cell.highest, held) != (epoch, host) => {
                 Err(DeviceError::Held { slice, epoch: cell.highest, host: held })
+            }
+            None if epoch <= cell.highest => {
+                Err(DeviceError::StaleEpoch { slice, epoch, highest: cell.highest })
             }
             _ => {
                 self.note(slice, Cell { highest: epoch, host: Some(host) });

@@ -327,7 +327,7 @@ impl Manager {
             (DeviceFailure::StaleEpoch { highest }, DeviceCall::Grant { slice, host, .. }) => {
                 self.slice_event(when, *slice, Event::Raise(highest));
                 let why = Event::Quarantine(Quarantine::UnknownGrant { host: *host });
-                self.quarantine(when, *slice, why, "the device knows a later owner");
+                self.quarantine(when, *slice, why, "the device has revoked a later epoch");
             }
             (DeviceFailure::NotFenced(why), DeviceCall::Fence { host, .. }) => {
                 self.on_not_fenced(when, emc, *host, why);
@@ -457,11 +457,21 @@ impl Manager {
         // Who may reach it whatever the device's record says.
         let kept = slot.holder().filter(|_| !self.head.cuts_off(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
+        // Epochs count owners: a record of an earlier one is older than what the ledger knows, or a host has reported.
+        let is_outdated =
+            |grant: &Grant| grant.epoch < slot.epoch && kept.is_some_and(|host| host != grant.host);
         let (why, detail) = match grant {
+            Some(grant) if restored && is_outdated(grant) => return,
             Some(grant) if restored => (Quarantine::Restored { host: Some(grant.host) }, String::new()),
             None if restored && kept.is_some() => return,
             None if restored => (Quarantine::Restored { host: None }, String::new()),
             Some(grant) if expected(grant) => return,
+            Some(grant)
+                if is_outdated(grant)
+                    && let Some(host) = kept =>
+            {
+                (Quarantine::LostRecord { host }, format!("it names the owner of epoch {}", grant.epoch))
+            }
             Some(grant) => {
                 let detail = format!("epoch {} at the device, {} in the ledger", grant.epoch, slot.epoch);
                 (Quarantine::UnknownGrant { host: grant.host }, detail)

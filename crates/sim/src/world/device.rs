@@ -134,12 +134,11 @@ impl Device {
     fn grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) -> Result<(), DeviceFailure> {
         let physics = self.physics;
         let cell = self.cell(slice);
-        if epoch < cell.highest || (epoch == cell.highest && cell.revoked) {
-            return Err(DeviceFailure::StaleEpoch { highest: cell.highest });
-        }
+        let is_over = epoch < cell.highest || (epoch == cell.highest && cell.revoked);
         match cell.grant {
-            Some(same) if same == (epoch, host) => Ok(()),
-            Some((epoch, host)) => Err(DeviceFailure::Held { epoch, host }),
+            Some(held) if held != (epoch, host) => Err(DeviceFailure::Held { epoch: held.0, host: held.1 }),
+            _ if is_over => Err(DeviceFailure::StaleEpoch { highest: cell.highest }),
+            Some(_) => Ok(()),
             None => {
                 let holds = if physics == Physics::Emulated { Mark::ZERO } else { cell.holds };
                 *cell = Cell { highest: epoch, revoked: false, grant: Some((epoch, host)), holds };

@@ -223,7 +223,8 @@ fn a_lost_epochs_file_does_not_let_an_old_owner_back() {
     fs::remove_file(directory.path().join("epochs")).unwrap();
     let mut device = device(&directory);
     assert_eq!(device.contents().unwrap().highest[1], Epoch(9));
-    assert!(matches!(device.grant(1, Epoch(8), OTHER), Err(DeviceError::StaleEpoch { .. })));
+    let refused = device.grant(1, Epoch(8), OTHER);
+    assert!(matches!(refused, Err(DeviceError::Held { epoch: Epoch(9), host: HOST, .. })), "{refused:?}");
 }
 
 #[test]

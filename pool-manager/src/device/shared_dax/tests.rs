@@ -67,6 +67,18 @@ fn fencing_strikes_out_everything_of_one_host_and_nothing_of_another() {
 }
 
 #[test]
+fn grant_of_an_earlier_epoch_names_the_later_owner() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut device = device(&directory);
+    device.grant(1, Epoch(9), OTHER).unwrap();
+    let refused = device.grant(1, Epoch(8), HOST);
+    assert!(
+        matches!(refused, Err(DeviceError::Held { slice: 1, epoch: Epoch(9), host: OTHER })),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn two_managers_cannot_keep_one_record() {
     let directory = tempfile::tempdir().unwrap();
     let _first = device(&directory);

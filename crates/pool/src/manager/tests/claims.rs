@@ -212,3 +212,59 @@ fn epoch_that_a_host_still_has_is_not_given_again() {
     said += &rig.run("slices have:h1:online=0.1");
     assert!(!said.contains("0.1:scrubbing") && !said.contains("FalseClaim"), "{said}");
 }
+
+/// The record of shared EMC e2 and the ledger are of one backup, in which h2 had slice 4; h1 has had it since.
+fn shared_slice_of_a_later_holder() -> Rig {
+    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
+    rig.run("cordon:e1 reserve:a@h2=1 go");
+    rig.tells("slices | 4.1:online@h2");
+    let backup = rig.disk.clone();
+    rig.run("release:a go reserve:b@h1=1 go");
+    rig.tells("slices | 4.3:online@h1");
+    rig.disk = backup;
+    rig.meddle(4, Some((1, "h2")));
+    rig.seen(4, 1);
+    rig
+}
+
+#[track_caller]
+fn assert_slice(rig: &mut Rig, expected: &str) {
+    let slices = rig.run("slices");
+    assert!(slices.contains(expected), "{expected}: {slices}");
+}
+
+#[test]
+fn holder_that_reports_a_later_epoch_survives_an_older_record_of_its_emc() {
+    let mut rig = shared_slice_of_a_later_holder();
+    rig.run("break:e2 restore stored device up:h1 up:h2 up:h3 tick:10");
+    rig.write_all();
+    rig.run("have:h1:online=4.3 have:h2 have:h3 tick:10");
+    rig.write_all();
+    assert_slice(&mut rig, "4.3:quarantined@h1");
+    rig.run("mend:e2 tick:1000 device tick:10");
+    rig.write_all();
+    assert_slice(&mut rig, "4.3:quarantined@h1");
+}
+
+#[test]
+fn holder_that_reports_after_the_comparison_is_recorded_too() {
+    let mut rig = shared_slice_of_a_later_holder();
+    rig.run("restore stored device up:h1 up:h2 up:h3 tick:10");
+    rig.write_all();
+    rig.run("have:h1:online=4.3 have:h2 have:h3 tick:10");
+    rig.write_all();
+    assert_slice(&mut rig, "4.3:draining@h1");
+}
+
+/// Without a restore: the record of e2 was exchanged for an older one while h1 had been asked to release the slice.
+#[test]
+fn holder_of_a_later_epoch_is_kept_where_a_shared_emc_names_an_earlier_one() {
+    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
+    rig.run("cordon:e1 reserve:a@h2=1 go release:a go reserve:b@h1=1 go commit:b go");
+    rig.tells("slices | 4.3:online@h1");
+    rig.run("down:h1 release:b stored");
+    rig.meddle(4, Some((1, "h2")));
+    rig.run("restart device tick:10");
+    rig.write_all();
+    rig.tells("slices | 4.3:quarantined@h1");
+}
