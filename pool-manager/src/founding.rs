@@ -1,6 +1,6 @@
 //! Founding a rack, and telling a folder that never held one from a rack whose ledger was lost.
 //!
-//! A folder holds a rack once its ledger has an entry for the whole rack. The [mark](crate::mark) and the hosts' tokens are
+//! A folder holds a rack once its ledger has an entry for the whole rack. The [`mod@mark`] and the hosts' tokens are
 //! written after that, so a folder that has them and no such ledger has lost it: a new rack there would forget who has
 //! which slice.
 
