@@ -457,7 +457,7 @@ impl Manager {
         // Who may reach it whatever the device's record says.
         let kept = slot.holder().filter(|_| !self.head.cuts_off(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
-        // Epochs count owners: a record of an earlier one is older than what the ledger knows, or a host has reported.
+        // Epochs count owners: a record that names an earlier one is older than the ledger or a host's report.
         let is_outdated =
             |grant: &Grant| grant.epoch < slot.epoch && kept.is_some_and(|host| host != grant.host);
         let (why, detail) = match grant {
