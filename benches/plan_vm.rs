@@ -25,8 +25,8 @@ use prediction::{
     frigid::{Groups, trial::Stay},
     table::{Layout, read},
 };
+use proto::bearer::ClientChannel;
 use proto::v1::{self as wire, models_client::ModelsClient, scheduler_client::SchedulerClient};
-use tonic::transport::Channel;
 use units::{UnixMs, limits::OUTCOMES_ADDED_MAX};
 
 const CLIENTS: usize = 64;
@@ -91,7 +91,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     let programs = Programs::ready()?;
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
     let rack = Rack::start(args.plan, &programs, disk.path()).await?;
-    let channels = connect(&rack.uri(), CONNECTIONS).await?;
+    let channels = rack.connect(CONNECTIONS).await?;
     let stays = stays();
     let mut models = ModelsClient::new(channels[0].clone());
     for page in stays.chunks(OUTCOMES_ADDED_MAX) {
@@ -121,7 +121,11 @@ async fn measure(args: &Args) -> Result<String, Failure> {
 }
 
 /// Lets all clients plan at once.
-async fn plan(channels: &[Channel], asks: &[wire::PlanVmRequest], args: &Args) -> Result<Outcome, Failure> {
+async fn plan(
+    channels: &[ClientChannel],
+    asks: &[wire::PlanVmRequest],
+    args: &Args,
+) -> Result<Outcome, Failure> {
     let planner = |n: usize| Planner {
         scheduler: SchedulerClient::new(channels[n % channels.len()].clone()),
         asks: asks.iter().skip(n).step_by(CLIENTS).cloned().collect(),
@@ -132,7 +136,7 @@ async fn plan(channels: &[Channel], asks: &[wire::PlanVmRequest], args: &Args) -
 
 /// Plans one VM after the other.
 struct Planner {
-    scheduler: SchedulerClient<Channel>,
+    scheduler: SchedulerClient<ClientChannel>,
     asks: Vec<wire::PlanVmRequest>,
 }
 

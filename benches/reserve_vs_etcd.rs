@@ -21,7 +21,7 @@ use benches::{
     report::{Rounds, ratio, table, tell},
 };
 use clap::{Parser, ValueEnum};
-use tonic::transport::Channel;
+use proto::bearer::ClientChannel;
 use units::limits::RESERVATIONS_PER_HOST_MAX;
 
 /// Of the rack's slices and of the reservations that its hosts may have, how many a round may take: neither runs out, and
@@ -151,8 +151,8 @@ impl Series {
 /// Both servers, and what was measured of them.
 struct Arena<'a> {
     args: &'a Args,
-    etcd: Option<(Etcd, Vec<Channel>)>,
-    rack: Option<(Rack, Vec<Channel>)>,
+    etcd: Option<(Etcd, Vec<ClientChannel>)>,
+    rack: Option<(Rack, Vec<ClientChannel>)>,
     etcd_1: Series,
     etcd_64: Series,
     tarn_1: Series,
@@ -167,14 +167,14 @@ impl<'a> Arena<'a> {
     async fn new(args: &'a Args, etcd: Option<Etcd>, rack: Option<Rack>) -> Result<Self, Failure> {
         let etcd = match etcd {
             Some(etcd) => {
-                let channels = connect(&etcd.uri, args.channels).await?;
+                let channels = connect(&etcd.uri, &Bearer::default(), args.channels).await?;
                 Some((etcd, channels))
             }
             None => None,
         };
         let rack = match rack {
             Some(rack) => {
-                let channels = connect(&rack.uri(), args.channels).await?;
+                let channels = rack.connect(args.channels).await?;
                 Some((rack, channels))
             }
             None => None,
@@ -355,7 +355,7 @@ struct Measured {
 /// Lets these clients reserve, then releases their reservations.
 async fn reserve(
     rack: &mut Rack,
-    channels: &[Channel],
+    channels: &[ClientChannel],
     writers: Vec<Reserver>,
     ends: Ends,
 ) -> Result<Measured, Failure> {

@@ -73,7 +73,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
 
 /// Reserves until the store holds what it should, every slice in use by its host.
 async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
-    let channels = connect(&rack.uri(), 8).await?;
+    let channels = rack.connect(8).await?;
     let writer = |n: usize| {
         let reserver = Reserver::new(channels[n % channels.len()].clone(), args.plan, "fill");
         reserver.of_slices(u64::from(args.slices_each)).waiting_until_ready()
@@ -92,7 +92,7 @@ async fn restart(rack: &mut Rack, args: &Args, gracefully: bool) -> Result<f64, 
     let start = Instant::now();
     rack.start_manager()?;
     let slices_free = loop {
-        let answer = look(&rack.uri()).await;
+        let answer = look(&rack.uri(), &rack.bearer()?).await;
         if let Ok(answer) = answer {
             break answer.slices_free;
         }

@@ -12,7 +12,7 @@ use benches::{
     rack::{Rack, Reserver},
     report::table,
 };
-use tonic::transport::Channel;
+use proto::bearer::ClientChannel;
 
 use super::{Args, HEAD, MANY, Series, note, ratios, reserve};
 
@@ -23,7 +23,7 @@ const WRITES_MAX: u64 = 4096;
 struct TakenRack {
     taken: u32,
     rack: Rack,
-    channels: Vec<Channel>,
+    channels: Vec<ClientChannel>,
     one: Series,
     many: Series,
 }
@@ -57,7 +57,7 @@ impl TakenRack {
     async fn start(args: &Args, programs: &Programs, disk: &Disk, taken: u32) -> Result<Self, Failure> {
         let folder = disk.folder(&format!("taken-{taken}"))?;
         let mut rack = Rack::start(args.plan, programs, &folder).await?;
-        let channels = connect(&rack.uri(), args.channels).await?;
+        let channels = rack.connect(args.channels).await?;
         rack.take(&channels[0], taken).await?;
         let mut rack = Self { taken, rack, channels, one: Series::default(), many: Series::default() };
         rack.load(args, MANY, "warm", Duration::from_millis(300)).await?;

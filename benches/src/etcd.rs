@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tonic::transport::Channel;
+use proto::bearer::{Bearer, ClientChannel};
 
 use crate::{
     child::Child,
@@ -78,7 +78,7 @@ impl Etcd {
 }
 
 async fn answers(uri: &str) -> Result<(), Failure> {
-    let channel = connect(uri, 1).await?.swap_remove(0);
+    let channel = connect(uri, &Bearer::default(), 1).await?.swap_remove(0);
     let question = RangeRequest { key: b"anything".to_vec() };
     KvClient::new(channel).range(question).await.map_err(Failure::refused("read a key of etcd"))?;
     Ok(())
@@ -98,13 +98,13 @@ fn version() -> Result<String, Failure> {
 /// Writes a slice's and a request's record in one transaction.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    kv: KvClient<Channel>,
+    kv: KvClient<ClientChannel>,
     round: String,
 }
 
 impl Pair {
     /// A client on this connection; `round` makes its request ids unique.
-    pub fn new(channel: Channel, round: &str) -> Self {
+    pub fn new(channel: ClientChannel, round: &str) -> Self {
         Self { kv: KvClient::new(channel), round: round.to_owned() }
     }
 }

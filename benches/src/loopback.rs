@@ -6,7 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tonic::transport::{Channel, Endpoint};
+use proto::bearer::{Bearer, ClientChannel};
+use tonic::transport::Endpoint;
 
 use crate::failure::Failure;
 
@@ -22,16 +23,17 @@ pub fn free_port() -> Result<u16, Failure> {
     port.map(|address| address.port()).map_err(Failure::file("find a free port on", Path::new("127.0.0.1")))
 }
 
-/// So many connections to one server.
+/// Opens so many connections to one server, whose calls carry the client's token.
 ///
 /// # Errors
 /// The server does not accept one.
-pub async fn connect(uri: &str, count: usize) -> Result<Vec<Channel>, Failure> {
+pub async fn connect(uri: &str, bearer: &Bearer, count: usize) -> Result<Vec<ClientChannel>, Failure> {
     let mut channels = Vec::with_capacity(count);
     for _ in 0..count {
         let endpoint = Endpoint::from_shared(uri.to_owned());
         let refused = |source| Failure::Connect { uri: uri.to_owned(), source };
-        channels.push(endpoint.map_err(refused)?.connect().await.map_err(refused)?);
+        let channel = endpoint.map_err(refused)?.connect().await.map_err(refused)?;
+        channels.push(ClientChannel::new(channel, bearer.clone()));
     }
     Ok(channels)
 }

@@ -9,11 +9,12 @@ use std::{
     time::Duration,
 };
 
+use proto::bearer::{Bearer, ClientChannel};
 use proto::v1::{
     self as wire, HostState, ReservationRef, admin_client::AdminClient, scheduler_client::SchedulerClient,
 };
 use tempfile::TempDir;
-use tonic::{Code, transport::Channel};
+use tonic::Code;
 
 use crate::{
     child::Child,
@@ -133,6 +134,26 @@ impl Rack {
         Ok(rack)
     }
 
+    /// Opens so many connections with the role Admin.
+    ///
+    /// # Errors
+    /// There is no token yet, or the manager does not accept one.
+    pub async fn connect(&self, count: usize) -> Result<Vec<ClientChannel>, Failure> {
+        connect(&self.uri(), &self.bearer()?, count).await
+    }
+
+    /// Returns the token of the role Admin, which the manager makes when it starts.
+    ///
+    /// # Errors
+    /// It is not there yet.
+    pub fn bearer(&self) -> Result<Bearer, Failure> {
+        let path = self.logs.join("store/roles/admin.token");
+        let token = std::fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
+        let wrong =
+            |_| Failure::Answer { what: "read a token".to_owned(), answer: path.display().to_string() };
+        Bearer::new(token.trim()).map_err(wrong)
+    }
+
     /// Where clients connect.
     pub fn uri(&self) -> String {
         format!("http://{}", self.listen)
@@ -162,7 +183,11 @@ impl Rack {
         let uri = self.uri();
         until("an answer from the manager", MANAGER_WITHIN, async || {
             self.still_runs()?;
-            Ok(look(&uri).await.map_err(|failure| failure.story()))
+            let bearer = match self.bearer() {
+                Ok(bearer) => bearer,
+                Err(failure) => return Ok(Err(failure.story())), // made before it answers
+            };
+            Ok(look(&uri, &bearer).await.map_err(|failure| failure.story()))
         })
         .await
     }
@@ -172,10 +197,9 @@ impl Rack {
     /// # Errors
     /// One is not, in time.
     pub async fn hosts_are_up(&mut self) -> Result<(), Failure> {
-        let uri = self.uri();
         until("agents of all hosts", HOSTS_WITHIN, async || {
             self.still_runs()?;
-            let mut admin = AdminClient::new(connect(&uri, 1).await?.swap_remove(0));
+            let mut admin = AdminClient::new(self.connect(1).await?.swap_remove(0));
             let hosts =
                 admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::refused("list hosts"))?;
             let hosts = hosts.into_inner().hosts;
@@ -189,7 +213,7 @@ impl Rack {
     ///
     /// # Errors
     /// A reservation is refused, or not ready in time.
-    pub async fn take(&mut self, channel: &Channel, slices: u32) -> Result<(), Failure> {
+    pub async fn take(&mut self, channel: &ClientChannel, slices: u32) -> Result<(), Failure> {
         let mut scheduler = SchedulerClient::new(channel.clone());
         while self.taken < slices {
             let (vm, wanted) = (self.taken / TAKEN_AT_ONCE, TAKEN_AT_ONCE.min(slices - self.taken));
@@ -215,7 +239,11 @@ impl Rack {
     ///
     /// # Errors
     /// A release is refused, or a slice is not free in time.
-    pub async fn give_back(&mut self, channels: &[Channel], reserved: Vec<String>) -> Result<(), Failure> {
+    pub async fn give_back(
+        &mut self,
+        channels: &[ClientChannel],
+        reserved: Vec<String>,
+    ) -> Result<(), Failure> {
         let mut queues = vec![Vec::new(); RELEASES_AT_ONCE];
         reserved.into_iter().enumerate().for_each(|(n, id)| queues[n % RELEASES_AT_ONCE].push(id));
         let mut releasing = tokio::task::JoinSet::new();
@@ -229,7 +257,7 @@ impl Rack {
     }
 
     async fn all_free(&mut self) -> Result<(), Failure> {
-        let mut admin = AdminClient::new(connect(&self.uri(), 1).await?.swap_remove(0));
+        let mut admin = AdminClient::new(self.connect(1).await?.swap_remove(0));
         let all = self.plan.slices() - self.taken;
         until("every slice free again", FREE_WITHIN, async || {
             self.still_runs()?;
@@ -288,15 +316,15 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 /// It does not answer.
-pub async fn look(uri: &str) -> Result<wire::Rack, Failure> {
-    let mut admin = AdminClient::new(connect(uri, 1).await?.swap_remove(0));
+pub async fn look(uri: &str, bearer: &Bearer) -> Result<wire::Rack, Failure> {
+    let mut admin = AdminClient::new(connect(uri, bearer, 1).await?.swap_remove(0));
     let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::refused("look at the rack"))?;
     admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::refused("list hosts"))?;
     Ok(rack.into_inner())
 }
 
 async fn release_all(
-    mut scheduler: SchedulerClient<Channel>,
+    mut scheduler: SchedulerClient<ClientChannel>,
     reservations: Vec<String>,
 ) -> Result<(), Failure> {
     for reservation in reservations {
@@ -310,7 +338,7 @@ async fn release_all(
 /// Reserves slices for VMs of all hosts in turn, each VM and each request new.
 #[derive(Clone, Debug)]
 pub struct Reserver {
-    scheduler: SchedulerClient<Channel>,
+    scheduler: SchedulerClient<ClientChannel>,
     plan: Plan,
     round: String,
     slices: u64,
@@ -321,7 +349,7 @@ pub struct Reserver {
 
 impl Reserver {
     /// A client on this connection that asks for one slice at a time; `round` makes its names unique.
-    pub fn new(channel: Channel, plan: Plan, round: &str) -> Self {
+    pub fn new(channel: ClientChannel, plan: Plan, round: &str) -> Self {
         let scheduler = SchedulerClient::new(channel);
         Self { scheduler, plan, round: round.to_owned(), slices: 1, wait_ready: false, reserved: Vec::new() }
     }
@@ -363,11 +391,11 @@ impl Writer for Reserver {
 
 /// Asks for reservations that are refused before the ledger sees them: the call alone is measured.
 #[derive(Clone, Debug)]
-pub struct Refused(SchedulerClient<Channel>);
+pub struct Refused(SchedulerClient<ClientChannel>);
 
 impl Refused {
     /// A client on this connection.
-    pub fn new(channel: Channel) -> Self {
+    pub fn new(channel: ClientChannel) -> Self {
         Self(SchedulerClient::new(channel))
     }
 }

@@ -18,7 +18,7 @@ use units::{Name, limits::SCRUB_MIB_PER_S_DEFAULT};
 use self::symbiosis::{RawSymbiosis, Symbiosis};
 
 /// Where the manager of a rack on one machine listens.
-const MANAGER_DEFAULT: &str = "http://127.0.0.1:9750";
+const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 /// The longest path of a unix socket that Linux takes.
 const SOCKET_BYTES_MAX: usize = 107;
 
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn what_is_left_out_has_a_default_and_relative_paths_begin_at_the_file() {
         let config = parse(SMALLEST).unwrap();
-        assert_eq!(config.manager, "http://127.0.0.1:9750");
+        assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
         assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
         assert!(config.allowed_uids.contains(&0));

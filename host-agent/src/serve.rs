@@ -24,7 +24,7 @@ use tokio::{
 use units::{InstanceId, Name, Ns};
 
 use crate::{
-    config::{Backend, Config, ConfigError, Tls},
+    config::{Backend, Config, ConfigError},
     driver::{Driver, Handle, Start},
     host::{
         Host, HostError,
@@ -100,6 +100,9 @@ pub enum ServeError {
         /// Its permissions.
         mode: u32,
     },
+    /// A certificate or its key.
+    #[error(transparent)]
+    Tls(#[from] session::TlsFileError),
     /// The file holds no token.
     #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable letters", path.display())]
     NotAToken {
@@ -140,7 +143,7 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
 /// Before it speaks to anybody: configuration, records or sockets are not right.
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
-    let (token, tls) = read_secrets(&config)?;
+    let token = read_secrets(&config)?;
     let _identity = lock_identity(&config)?;
     let signals = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     raise_descriptors();
@@ -155,7 +158,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     if let Some(address) = config.metrics_listen {
         export(address, metrics, handle.clone(), host_seen).await?;
     }
-    let (manager, host, socket) = (config.manager, config.host, config.socket);
+    let (manager, host, socket, tls) = (config.manager, config.host, config.socket, config.tls);
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
     let caller = Caller { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
@@ -258,9 +261,10 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-pub(crate) fn read_secrets(config: &Config) -> Result<(Option<String>, Option<session::Tls>), ServeError> {
+pub(crate) fn read_secrets(config: &Config) -> Result<Option<String>, ServeError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
-    Ok((token, config.tls.as_ref().map(read_tls).transpose()?))
+    config.tls.as_ref().map(session::read_tls).transpose()?; // read again at each connection
+    Ok(token)
 }
 
 /// Locks the file that proves who this host is, its token or the key of its certificate, for as long as the result lives: one
@@ -288,16 +292,6 @@ fn read_token(path: &Path) -> Result<String, ServeError> {
     let well_formed =
         (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
     if well_formed { Ok(token) } else { Err(ServeError::NotAToken { path: path.to_owned() }) }
-}
-
-fn read_tls(tls: &Tls) -> Result<session::Tls, ServeError> {
-    let read = |path: &PathBuf| fs::read(path).map_err(io_error("read", path.display()));
-    Ok(session::Tls {
-        ca: read(&tls.ca)?,
-        certificate: read(&tls.certificate)?,
-        key: read(&tls.key)?,
-        server_name: tls.server_name.clone(),
-    })
 }
 
 /// Each slice of this host takes a descriptor, so as many as the machine allows.

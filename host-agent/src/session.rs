@@ -2,7 +2,9 @@
 //! breaks. Guests do not notice any of this.
 
 use std::{
-    path::PathBuf,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,10 +21,13 @@ use tonic::{
 use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN, SESSION_SILENCE_MAX};
 use units::{InstanceId, Name, Ns};
 
-use crate::{convert, driver::Reports, symbiosis::Book};
+use crate::{config::Tls, convert, driver::Reports, symbiosis::Book};
 
 /// Reports waiting for the network; later ones gather in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
+
+/// Permissions of users who are neither a key's owner nor of its group.
+const OTHERS: u32 = 0o007;
 
 /// Who we are and where the manager is.
 #[derive(Clone, Debug)]
@@ -33,7 +38,7 @@ pub struct Caller {
     pub host: Name,
     /// This host's token; `None` where certificates are used.
     pub token: Option<String>,
-    /// Our certificate, where the manager wants one.
+    /// The files of our certificate, where the manager wants one; read for each connection.
     pub tls: Option<Tls>,
     /// Changes when the machine restarts.
     pub boot_id: String,
@@ -45,17 +50,46 @@ pub struct Caller {
     pub devices: Vec<SeenDevice>,
 }
 
-/// Certificates for a manager on another machine.
-#[derive(Clone, Debug)]
-pub struct Tls {
-    /// Who signed the manager's; PEM.
-    pub ca: Vec<u8>,
-    /// Ours; PEM.
-    pub certificate: Vec<u8>,
-    /// Its private key; PEM.
-    pub key: Vec<u8>,
-    /// The name the manager's certificate carries.
-    pub server_name: String,
+/// Error returned by [`read_tls`].
+#[derive(Debug, thiserror::Error)]
+pub enum TlsFileError {
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        errno: io::Error,
+    },
+    /// Every user may read or write the private key.
+    #[error("key {} has mode {mode:04o}: must not be open to every user; `chmod o= {}`", path.display(), path.display())]
+    OpenKey {
+        /// Which file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+}
+
+/// Reads the files of `[tls]`.
+///
+/// # Errors
+/// [`TlsFileError`] if one cannot be read, or the key is open to every user.
+pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |errno| TlsFileError::Read { path, errno }
+    };
+    let read = |path: &Path| fs::read(path).map_err(failed(path));
+    let mode = fs::metadata(&tls.key).map_err(failed(&tls.key))?.mode() & 0o7777;
+    if mode & OTHERS != 0 {
+        return Err(TlsFileError::OpenKey { path: tls.key.clone(), mode });
+    }
+    Ok(ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(read(&tls.ca)?))
+        .identity(Identity::from_pem(read(&tls.certificate)?, read(&tls.key)?))
+        .domain_name(&tls.server_name))
 }
 
 /// What the manager says.
@@ -83,6 +117,8 @@ enum Ended {
         #[source]
         cause: tonic::transport::Error,
     },
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
     #[error("manager refused: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] Status),
     #[error("manager closed the stream")]
@@ -139,11 +175,7 @@ async fn connect(caller: &Caller) -> Result<Channel, Ended> {
         .http2_keep_alive_interval(SESSION_SILENCE_MAX.as_duration())
         .keep_alive_timeout(SESSION_SILENCE_MAX.as_duration());
     if let Some(tls) = &caller.tls {
-        let config = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(&tls.ca))
-            .identity(Identity::from_pem(&tls.certificate, &tls.key))
-            .domain_name(&tls.server_name);
-        endpoint = endpoint.tls_config(config).map_err(wrong)?;
+        endpoint = endpoint.tls_config(read_tls(tls)?).map_err(wrong)?; // certificates may have been renewed
     }
     endpoint.connect().await.map_err(wrong)
 }

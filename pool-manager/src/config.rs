@@ -20,11 +20,13 @@ use units::{
 use crate::{device::Driver, forecasts::Settings, power_off::StopCommand};
 use written::{Field, Section, Text};
 
+mod access;
 mod fencing;
 mod fixed;
 mod prediction;
 mod written;
 
+pub use access::Access;
 pub use fixed::{Fixed, fixed};
 pub use written::Fault;
 
@@ -41,6 +43,8 @@ pub struct Config {
     pub prediction: Settings,
     /// How a machine is stopped that no EMC can cut off.
     pub fence: Option<StopCommand>,
+    /// Which local users may call over the unix socket.
+    pub access: Access,
     /// Who may speak from other machines; always there if `manager.listen` is not loopback.
     pub tls: Option<Tls>,
     /// Pool devices, in the order of their slices.
@@ -59,6 +63,9 @@ pub struct Manager {
     /// Where it tells its metrics.
     pub metrics_listen: Option<SocketAddr>,
 }
+
+/// Where the manager listens unless rack.toml names another place.
+pub const LISTEN_DEFAULT: &str = "/run/tarn/manager.sock";
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -253,6 +260,12 @@ impl<'a> Checker<'a> {
         let policy = top.section("policy").map_or(Some(Policy::default()), policy);
         let prediction = top.section("prediction").map_or(Some(Settings::default()), prediction::settings);
         let fence = top.section("fence").map_or(Some(None), |section| fencing::command(section).map(Some));
+        let is_unix = matches!(&manager, Some(Manager { listen: Listen::Unix(_), .. }));
+        let given = top.section("access");
+        let access = match (given, &manager) {
+            (Some(section), Some(_)) => access::access(section, is_unix),
+            _ => Some(Access::default()),
+        };
         let tls = top.section("tls").map_or(Some(None), |section| self.tls(section).map(Some));
         let emcs = top.sections("emc", EMCS_MAX);
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.emc(section)).collect();
@@ -265,11 +278,18 @@ impl<'a> Checker<'a> {
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
         let (lease, policy, prediction, fence) = (lease?, policy?, prediction?, fence?);
-        Some(Config { manager: manager?, lease, policy, prediction, fence, tls: tls?, emcs, hosts })
+        let (manager, access, tls) = (manager?, access?, tls?);
+        Some(Config { manager, lease, policy, prediction, fence, access, tls, emcs, hosts })
     }
 
     fn manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
-        let listen = section.required("listen", |field| self.listen(field));
+        let listen = section.optional("listen", |field| self.listen(field));
+        section.rule(
+            !self.has_tls || listen != Some(None),
+            "listen",
+            "is missing: must be an address with [tls]",
+        );
+        let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(LISTEN_DEFAULT.into())));
         let store = section.required("store", |field| self.directory(field, "manager.store"));
         let metrics_listen = section.optional("metrics_listen", |field| match &listen {
             Some(Listen::Tcp(taken)) if address(field)? == *taken && taken.port() != 0 => {
@@ -283,6 +303,12 @@ impl<'a> Checker<'a> {
 
     fn listen(&self, field: &Field<'_>) -> Result<Listen, String> {
         if let Some(path) = field.str()?.strip_prefix("unix:") {
+            if self.has_tls {
+                return Err(
+                    "must be an address with [tls]; callers of a unix socket are told apart by their user"
+                        .into(),
+                );
+            }
             return written::absolute(self.base, path).map(Listen::Unix);
         }
         let listen = Listen::Tcp(address(field)?);
@@ -384,8 +410,12 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
             .map(Some)
             .map_err(|rule| format!("{rule}, or \"never\"")),
     });
+    let (ttl, fence_after) = (ttl?.unwrap_or(default.ttl), fence_after?.unwrap_or(default.fence_after));
+    // An agent that was rejected for a newer one connects once in each lease: until then its host must not be fenced.
+    let rule = "must not be shorter than ttl_s";
+    section.rule(fence_after.is_none_or(|after| after >= ttl), "fence_after_s", rule)?;
     section.end();
-    Some(Lease { ttl: ttl?.unwrap_or(default.ttl), fence_after: fence_after?.unwrap_or(default.fence_after) })
+    Some(Lease { ttl, fence_after })
 }
 
 fn policy(mut section: Section<'_>) -> Option<Policy> {

@@ -14,6 +14,7 @@ use crate::{
         backup::{self, BackupError, Restore},
         redb::RedbStore,
     },
+    tls::{self, TlsError},
     tokens::{self, TokenError, Tokens},
 };
 
@@ -35,6 +36,9 @@ pub enum OfflineError {
     /// The store's folder.
     #[error(transparent)]
     Founding(#[from] FoundingError),
+    /// A certificate or its key.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A token file.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -68,17 +72,18 @@ pub fn init(path: &Path) -> Result<(), OfflineError> {
     founding::init(store, &uuid)?;
     Tokens::load(store, &config.hosts)?;
     println!(
-        "{}: rack {uuid} founded; tokens of its hosts are in {}",
+        "{}: rack {uuid} founded; tokens of its hosts are in {}, of schedulers and administrators in {}",
         store.display(),
-        tokens::directory(store).display()
+        tokens::directory(store).display(),
+        tokens::role_directory(store).display()
     );
     Ok(())
 }
 
-/// Checks rack.toml and says what it describes.
+/// Checks rack.toml and the certificates and keys that it names, and prints what they describe.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// Everything that is wrong with rack.toml, or the first certificate or key that cannot be used.
 pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let slices: u32 = config.emcs.iter().map(|emc| emc.slices).sum();
@@ -88,6 +93,21 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         config.hosts.len(),
         config.emcs.len()
     );
+    if let Some(tls) = &config.tls {
+        let loaded = tls::load(tls)?;
+        let (names, days) = (loaded.names.join(", "), loaded.days_left());
+        println!("{}: certificate of {names}: ok, {days} days left", tls.certificate.display());
+        if days < tls::EXPIRY_WARNING_DAYS {
+            eprintln!(
+                "warning: tls: a certificate expires in {days} days: renew it, then reload pool-manager"
+            );
+        }
+    }
+    if let Some(address) = config.manager.metrics_listen.filter(|address| !address.ip().is_loopback()) {
+        eprintln!(
+            "warning: manager.metrics_listen = {address}: everyone who reaches this address can read the metrics"
+        );
+    }
     Ok(())
 }
 

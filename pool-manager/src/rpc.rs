@@ -2,21 +2,25 @@
 
 pub mod admin;
 pub mod agent;
+pub mod backup;
+pub mod connections;
 pub mod identity;
 pub mod models;
 pub mod refused;
+pub mod rejections;
 pub mod scheduler;
 mod watched;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use pool::audit::Actor;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::{Request, Status};
 use units::{Fraction, Name, Ns, limits::WATCHERS_MAX};
 
+use crate::role::Role;
 use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shares};
-use identity::{Identity, Role};
+use identity::Identity;
 use refused::exhausted;
 
 /// What every handler may use.
@@ -36,6 +40,10 @@ pub struct Shared {
     pub policy: watch::Receiver<Policy>,
     /// True when the manager is ending: streams end.
     pub stopping: watch::Receiver<bool>,
+    /// The folder of the store.
+    pub store: Arc<Path>,
+    /// One permit: backups are made one at a time.
+    pub backups: Arc<Semaphore>,
     /// When this process started, in Unix milliseconds.
     pub started_unix_ms: u64,
 }

@@ -20,15 +20,15 @@ use sd_notify::NotifyState;
 use tokio::{
     net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{Semaphore, watch},
     task::JoinHandle,
 };
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::transport::{Certificate, Identity as Certified, Server, ServerTlsConfig, server::Router};
-use units::limits::MESSAGE_BYTES_MAX;
+use tonic::transport::Server;
+use tower_layer::Stack;
+use units::limits::{CALLS_PER_CONNECTION_MAX, MESSAGE_BYTES_MAX};
 
 use crate::{
-    config::{Config, ConfigError, Listen, Tls, fixed},
+    config::{Config, ConfigError, Listen, fixed},
     driver::{self, Asked, Handle, Start},
     forecasts::{self, Forecasts},
     founding::{self, FoundingError, Opened},
@@ -38,12 +38,15 @@ use crate::{
         Policy, Shared,
         admin::Admin,
         agent::Agent,
+        connections::{self, CountCallsLayer, Listener, SocketError, TlsConfig},
         identity::{Identity, Rules},
         models::Models,
+        rejections::Rejections,
         scheduler::Scheduler,
     },
     shares::{self, Shares},
     store::{Store, StoreError, redb::RedbStore},
+    tls::{self, TlsError},
     tokens::{TokenError, Tokens},
 };
 
@@ -68,6 +71,12 @@ pub enum ServeError {
     /// A token file.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// A certificate or its key.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The unix socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// rack.toml does not fit the ledger.
     #[error("rack.toml does not fit what the store knows")]
     Configure(#[source] Asked),
@@ -84,15 +93,6 @@ pub enum ServeError {
         /// Why not.
         #[source]
         errno: std::io::Error,
-    },
-    /// The gRPC server.
-    #[error("serve gRPC on {place}")]
-    Transport {
-        /// Where.
-        place: String,
-        /// Why not.
-        #[source]
-        cause: tonic::transport::Error,
     },
 }
 
@@ -112,13 +112,17 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     if is_new {
         tracing::info!(rack_uuid, store = %config.manager.store.display(), "new rack founded");
     }
-    let identity = Arc::new(Identity::new(rules(&config)?)); // after the ledger: tokens are a sign of one
+    let rejections = Arc::new(Rejections::default());
+    let rules = rules(&config)?; // after the ledger: tokens are a sign of one
+    let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
+    let (tls, tls_seen) = watch::channel(tls_config(&config)?);
+    let gate = Gate { identity, rejections, tls, tls_seen };
     let metrics = Arc::new(Metrics::default());
     let beside = Beside { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
     let start = Start { settings: settings(&config), stop: config.fence.clone(), loaded, rack_uuid };
     let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
         .map_err(io("start a thread for", "the ledger"))?;
-    let served = serve_rack(&path, config, &handle, beside, identity, metrics).await;
+    let served = serve_rack(&path, config, &handle, beside, gate, metrics).await;
     handle.close();
     let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
     tracing::info!(durable = flushed.is_ok(), "pool-manager stopped");
@@ -131,13 +135,21 @@ struct Beside {
     weights: shares::Loaded,
 }
 
+/// Who may connect and call.
+struct Gate {
+    identity: Arc<Identity>,
+    rejections: Arc<Rejections>,
+    tls: watch::Sender<TlsConfig>,
+    tls_seen: watch::Receiver<TlsConfig>,
+}
+
 /// From the first request to the last.
 async fn serve_rack(
     path: &Path,
     config: Config,
     handle: &Handle,
     beside: Beside,
-    identity: Arc<Identity>,
+    gate: Gate,
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
     configure(handle, &config).await?;
@@ -153,10 +165,12 @@ async fn serve_rack(
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),
         shares: Arc::clone(&shares),
-        identity: Arc::clone(&identity),
+        identity: Arc::clone(&gate.identity),
         metrics: Arc::clone(&metrics),
         policy: policy_seen,
         stopping: stopping.clone(),
+        store: config.manager.store.as_path().into(),
+        backups: Arc::new(Semaphore::new(1)),
         started_unix_ms: unix_ms(),
     };
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -164,8 +178,15 @@ async fn serve_rack(
     health.set_serving::<AdminServer<Admin>>().await;
     health.set_serving::<AgentServer<Agent>>().await;
     health.set_serving::<ModelsServer<Models>>().await;
-    let router = router(&config, shared.clone())?.add_service(health_service);
-    let server = listen(&config.manager.listen, router, stopping.clone()).await?;
+    let router = router(shared.clone()).add_service(health_service);
+    let listener = listen(&config).await?;
+    let incoming = connections::accept(listener, gate.tls_seen.clone(), Arc::clone(&gate.rejections));
+    let stopped = stopped(stopping.clone());
+    let server = tokio::spawn(async move {
+        if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
+            tracing::error!(error = units::chain(&error), "gRPC server ended");
+        }
+    });
     let exporter = match config.manager.metrics_listen {
         Some(address) => Some(export(address, shared, stopping).await?),
         None => None,
@@ -175,7 +196,7 @@ async fn serve_rack(
     let watchdog = tokio::spawn(watchdog(handle.clone()));
 
     let told = Told { policy, settings, shares };
-    reload_until_stopped(path, config, handle, &identity, &told).await?;
+    reload_until_stopped(path, config, handle, &gate, &told).await?;
 
     tracing::info!("pool-manager stopping");
     notify(&[NotifyState::Stopping]);
@@ -223,7 +244,7 @@ fn policy(config: &Config) -> Policy {
 fn rules(config: &Config) -> Result<Rules, TokenError> {
     let tokens = Tokens::load(&config.manager.store, &config.hosts)?;
     let certified = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
-    Ok(Rules { tokens, certified })
+    Ok(Rules { tokens, access: config.access.clone(), certified })
 }
 
 fn rack(config: &Config) -> RackSpec {
@@ -267,7 +288,7 @@ async fn reload_until_stopped(
     path: &std::path::Path,
     mut config: Config,
     handle: &Handle,
-    identity: &Identity,
+    gate: &Gate,
     told: &Told,
 ) -> Result<(), ServeError> {
     let on = |kind| signal(kind).map_err(io("listen for", "signals"));
@@ -275,7 +296,7 @@ async fn reload_until_stopped(
         (on(SignalKind::hangup())?, on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     loop {
         tokio::select! {
-            _ = hangup.recv() => match reload(path, &config, handle, identity).await {
+            _ = hangup.recv() => match reload(path, &config, handle, gate).await {
                 Ok(new) => {
                     tracing::info!(path = %path.display(), "rack.toml read again");
                     told.policy.send_replace(policy(&new));
@@ -298,85 +319,72 @@ async fn reload(
     path: &std::path::Path,
     old: &Config,
     handle: &Handle,
-    identity: &Identity,
+    gate: &Gate,
 ) -> Result<Config, ServeError> {
     let new = Config::load(path)?;
     let fixed: Vec<String> = fixed(old, &new).iter().map(ToString::to_string).collect();
     if !fixed.is_empty() {
         return Err(ServeError::Fixed(fixed.join("; ")));
     }
-    let rules = rules(&new)?;
+    let (rules, tls) = (rules(&new)?, tls_config(&new)?);
     configure(handle, &new).await?;
-    identity.replace(rules);
+    gate.identity.replace(rules);
+    gate.tls.send_replace(tls);
     Ok(new)
 }
 
-fn router(config: &Config, shared: Shared) -> Result<Router, ServeError> {
-    let mut server = Server::builder();
-    if let Some(tls) = &config.tls {
-        let place = config.manager.listen.to_string();
-        server =
-            server.tls_config(server_tls(tls)?).map_err(|cause| ServeError::Transport { place, cause })?;
-    }
+/// The server with its layer that counts open calls.
+type Router = tonic::transport::server::Router<Stack<CountCallsLayer, tower_layer::Identity>>;
+
+fn router(shared: Shared) -> Router {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .expect("the descriptors were made with the services");
-    Ok(server
+    Server::builder()
+        .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
+        .layer(CountCallsLayer)
         .add_service(reflection)
         .add_service(
             SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(ModelsServer::new(Models(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX)))
+        .add_service(AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX))
 }
 
-fn server_tls(tls: &Tls) -> Result<ServerTlsConfig, ServeError> {
-    let read = |path: &PathBuf| std::fs::read(path).map_err(io("read", path.display()));
-    let own = Certified::from_pem(read(&tls.certificate)?, read(&tls.key)?);
-    Ok(ServerTlsConfig::new().identity(own).client_ca_root(Certificate::from_pem(read(&tls.client_ca)?)))
+fn tls_config(config: &Config) -> Result<TlsConfig, TlsError> {
+    let Some(tls) = &config.tls else { return Ok(None) };
+    let loaded = tls::load(tls)?;
+    let days_left = loaded.days_left();
+    if days_left < tls::EXPIRY_WARNING_DAYS {
+        tracing::warn!(certificate = %tls.certificate.display(), days_left, "a certificate expires soon");
+    }
+    Ok(Some(loaded.config))
 }
 
-async fn listen(
-    listen: &Listen,
-    router: Router,
-    mut stopping: watch::Receiver<bool>,
-) -> Result<JoinHandle<()>, ServeError> {
-    let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
-    let report = |result: Result<(), tonic::transport::Error>| {
-        if let Err(error) = result {
-            tracing::error!(error = units::chain(&error), "gRPC server ended");
-        }
-    };
-    match listen {
+async fn listen(config: &Config) -> Result<Listener, ServeError> {
+    match &config.manager.listen {
         Listen::Tcp(address) => {
-            let listener = TcpListener::bind(address).await.map_err(io("listen on", address))?;
-            let incoming = TcpListenerStream::new(listener);
-            let incoming = tokio_stream::StreamExt::map(incoming, |stream| {
-                stream.inspect(|stream| drop(stream.set_nodelay(true))) // a small reply must not wait for company
-            });
-            Ok(tokio::spawn(
-                async move { report(router.serve_with_incoming_shutdown(incoming, stopped).await) },
-            ))
+            Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(io("listen on", address))?))
         }
         Listen::Unix(path) => {
-            let _ = std::fs::remove_file(path); // the store's lock says that no other manager uses it
-            let listener = UnixListener::bind(path).map_err(io("listen on", path.display()))?;
-            let incoming = UnixListenerStream::new(listener);
-            Ok(tokio::spawn(
-                async move { report(router.serve_with_incoming_shutdown(incoming, stopped).await) },
-            ))
+            let listener = connections::bind(path, config.access.group)?;
+            Ok(Listener::Unix(UnixListener::from_std(listener).map_err(io("listen on", path.display()))?))
         }
     }
+}
+
+async fn stopped(mut stopping: watch::Receiver<bool>) {
+    drop(stopping.wait_for(|stop| *stop).await);
 }
 
 /// Shows metrics over HTTP.
 async fn export(
     address: std::net::SocketAddr,
     shared: Shared,
-    mut stopping: watch::Receiver<bool>,
+    stopping: watch::Receiver<bool>,
 ) -> Result<JoinHandle<()>, ServeError> {
     let listener = TcpListener::bind(address).await.map_err(io("listen on", address))?;
     let show = move || {
@@ -389,7 +397,7 @@ async fn export(
         }
     };
     let app = axum::Router::new().route("/metrics", axum::routing::get(show));
-    let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
+    let stopped = stopped(stopping);
     Ok(tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stopped).await {
             tracing::error!(%error, "metrics server ended");

@@ -1,5 +1,5 @@
-//! How a host shows on loopback or a unix socket that it is that host: a secret in a file that only its owner can read.
-//! The manager keeps the hash. Over TLS the certificate says who it is, and nothing of this counts.
+//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a secret in a file that only
+//! its owner can read; the manager keeps its hash. Over TLS the certificate identifies the caller, and tokens are unused.
 
 use std::{
     collections::BTreeMap,
@@ -13,17 +13,18 @@ use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
 use units::Name;
 
-use crate::config::Host;
+use crate::{config::Host, role::Role};
 
 /// A token is so many random bytes, written as hexadecimal digits.
 const TOKEN_BYTES: usize = 32;
 /// Permissions of anybody but the owner.
 const OTHERS: u32 = 0o077;
 
-/// What each host's token must hash to.
+/// SHA-256 of the token of each host and of each role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
-    sha256: BTreeMap<Name, [u8; 32]>,
+    hosts: BTreeMap<Name, [u8; 32]>,
+    roles: BTreeMap<Role, [u8; 32]>,
 }
 
 /// Why there are no tokens.
@@ -57,28 +58,43 @@ pub enum TokenError {
 }
 
 impl Tokens {
-    /// The tokens of these hosts: by the hash in `rack.toml`, or else by the file `tokens/HOST.token` in the store's
-    /// directory, which is made if it is missing.
+    /// Returns the tokens of these hosts and of all roles. A host's token has its hash in `rack.toml`, or else is the file
+    /// `tokens/HOST.token` in the store's directory; a role's is `roles/ROLE.token`. Missing files are made.
     ///
     /// # Errors
     /// [`TokenError`] for the first file that cannot be used.
     pub fn load(store: &Path, hosts: &[Host]) -> Result<Self, TokenError> {
-        let directory = directory(store);
-        let make = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        make.map_err(io_error("make", &directory))?;
-        let sha256 = hosts.iter().map(|host| {
-            let from_file = || read_or_make(&directory, &host.name).map(|token| hash(&token));
+        make_directory(&directory(store))?;
+        make_directory(&role_directory(store))?;
+        let hosts = hosts.iter().map(|host| {
+            let from_file = || read_or_make(&path(store, &host.name)).map(|token| hash(&token));
             Ok((host.name.clone(), host.token_sha256.map_or_else(from_file, Ok)?))
         });
-        Ok(Self { sha256: sha256.collect::<Result<_, _>>()? })
+        let roles = Role::ALL.map(|role| Ok((role, hash(&read_or_make(&role_path(store, role))?))));
+        Ok(Self {
+            hosts: hosts.collect::<Result<_, _>>()?,
+            roles: roles.into_iter().collect::<Result<_, _>>()?,
+        })
     }
 
-    /// Whether this is the host's token. Takes as long for a nearly right one as for any other.
+    /// Returns whether this is the host's token, in a time that does not depend on how much of it is right.
     pub fn admits(&self, host: &Name, presented: &str) -> bool {
-        let presented = hash(presented);
-        let differs = |wanted: &[u8; 32]| wanted.iter().zip(&presented).fold(0, |all, (a, b)| all | (a ^ b));
-        self.sha256.get(host).is_some_and(|wanted| differs(wanted) == 0)
+        self.hosts.get(host).is_some_and(|wanted| is_equal(wanted, &hash(presented)))
     }
+
+    /// Returns whether this is the role's token, in a time that does not depend on how much of it is right.
+    pub fn admits_role(&self, role: Role, presented: &str) -> bool {
+        self.roles.get(&role).is_some_and(|wanted| is_equal(wanted, &hash(presented)))
+    }
+}
+
+fn is_equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
+    a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+fn make_directory(directory: &Path) -> Result<(), TokenError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(io_error("make", directory))
 }
 
 /// The folder of all tokens in the folder of a store.
@@ -89,6 +105,16 @@ pub fn directory(store: &Path) -> PathBuf {
 /// The file that holds a host's token.
 pub fn path(store: &Path, host: &Name) -> PathBuf {
     directory(store).join(format!("{host}.token"))
+}
+
+/// The folder of the roles' tokens in the folder of a store.
+pub fn role_directory(store: &Path) -> PathBuf {
+    store.join("roles")
+}
+
+/// The file that holds a role's token.
+pub fn role_path(store: &Path, role: Role) -> PathBuf {
+    role_directory(store).join(format!("{role}.token"))
 }
 
 /// 32 bytes from 64 lower-case hexadecimal digits.
@@ -114,14 +140,13 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> TokenErro
     move |errno| TokenError::Io { doing, path: path.to_owned(), errno }
 }
 
-fn read_or_make(directory: &Path, host: &Name) -> Result<String, TokenError> {
-    let path = directory.join(format!("{host}.token"));
-    match File::open(&path) {
+fn read_or_make(path: &Path) -> Result<String, TokenError> {
+    match File::open(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
-            make(directory, &path).map_err(io_error("make", &path))?;
-            read(&path, File::open(&path).map_err(io_error("open", &path))?)
+            make(path).map_err(io_error("make", path))?;
+            read(path, File::open(path).map_err(io_error("open", path))?)
         }
-        opened => read(&path, opened.map_err(io_error("open", &path))?),
+        opened => read(path, opened.map_err(io_error("open", path))?),
     }
 }
 
@@ -137,7 +162,7 @@ fn read(path: &Path, file: File) -> Result<String, TokenError> {
 }
 
 /// Whole or not at all, and durable: the host may have been given a copy when the manager comes back.
-fn make(directory: &Path, path: &Path) -> io::Result<()> {
+fn make(path: &Path) -> io::Result<()> {
     let partial = path.with_extension("token.partial");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
     let mut bytes = [0; TOKEN_BYTES];
@@ -149,7 +174,7 @@ fn make(directory: &Path, path: &Path) -> io::Result<()> {
     writeln!(file, "{digits}")?;
     file.sync_all()?;
     fs::rename(&partial, path)?;
-    File::open(directory)?.sync_all()
+    File::open(path.parent().expect("a token lies in a folder"))?.sync_all()
 }
 
 #[cfg(test)]
@@ -194,6 +219,26 @@ mod tests {
             1,
             "something was left behind"
         );
+    }
+
+    #[test]
+    fn role_is_admitted_by_its_own_token_and_no_other() {
+        let store = tempfile::tempdir().unwrap();
+        let hosts = [host("admin", None)];
+        let tokens = Tokens::load(store.path(), &hosts).unwrap();
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap().trim_end().to_owned();
+        let of_role = |role| read(role_path(store.path(), role));
+        for role in Role::ALL {
+            for other in Role::ALL {
+                assert_eq!(tokens.admits_role(role, &of_role(other)), role == other);
+            }
+            assert!(!tokens.admits_role(role, ""));
+            assert!(!tokens.admits_role(role, &read(path(store.path(), &hosts[0].name))));
+            assert!(!tokens.admits(&hosts[0].name, &of_role(role)));
+            let mode = fs::metadata(role_path(store.path(), role)).unwrap().mode() & 0o777;
+            assert_eq!(mode, 0o600);
+        }
+        assert_eq!(Tokens::load(store.path(), &hosts).unwrap(), tokens);
     }
 
     #[test]

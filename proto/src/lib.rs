@@ -1,6 +1,8 @@
-//! Tarn's words on the wire, generated from `tarn/v1/*.proto`. Nothing here is written by hand: meaning, checks and
-//! conversions belong to the services.
+//! Tarn's messages and services, generated from `tarn/v1/*.proto`, and how a client sends its token. Checks and conversions
+//! belong to the services.
 #![forbid(unsafe_code)]
+
+pub mod bearer;
 
 /// Version of the protocol between manager and agent; both refuse another.
 pub const PROTOCOL_VERSION: u32 = 1;

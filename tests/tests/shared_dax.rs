@@ -14,7 +14,7 @@ async fn rack(fence: &str) -> Rack {
         emcs: vec![4],
         hosts: vec![vec![0], vec![0]],
         lease_ttl_s: 1.0,
-        fence_after_s: Some(0.2),
+        fence_after_s: Some(1.0),
         more: fence.to_owned(),
         ..Plan::small(SLICES)
     };

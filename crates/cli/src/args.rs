@@ -43,9 +43,12 @@ pub struct Cli {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Global {
-    /// The pool manager: http://HOST:PORT, https://HOST:PORT or unix:/PATH [default: http://127.0.0.1:9750]
+    /// The pool manager: http://HOST:PORT, https://HOST:PORT or unix:/PATH [default: unix:/run/tarn/manager.sock]
     #[arg(long, env = "TARN_ENDPOINT", global = true, value_name = "URI")]
     pub endpoint: Option<String>,
+    /// Token of this client's role, for a manager on a loopback address: STORE/roles/admin.token or scheduler.token
+    #[arg(long, env = "TARN_TOKEN_FILE", global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Certificate authority of the manager, a PEM file
     #[arg(long, env = "TARN_CA", global = true, value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -137,6 +140,8 @@ pub enum Ask {
     Drain(Place),
     /// Cut a silent host off its slices
     Fence(Fence),
+    /// Copy the manager's store into a file, while the manager goes on; `pool-manager restore` makes a store of it
+    Backup(Backup),
     /// Changes as they happen
     Watch(Watch),
     /// Answer requests to move a VM
@@ -416,6 +421,14 @@ pub struct Fence {
     /// Why, for the record
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+}
+
+/// Where a backup goes.
+#[derive(Clone, Debug, Args)]
+pub struct Backup {
+    /// The file; must not exist
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
 }
 
 /// What to watch.

@@ -1,25 +1,28 @@
-//! The way to a pool manager: TCP, TLS with a certificate on both sides, or a unix socket. It knows no command.
+//! Connections to a pool manager: a unix socket, a loopback address, or TLS with a certificate on both sides. No command is
+//! known here.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, net::IpAddr, path::Path, time::Duration};
 
+use proto::bearer::{Bearer, ClientChannel};
 use proto::v1::{admin_client::AdminClient, models_client::ModelsClient, scheduler_client::SchedulerClient};
 use tonic::{
     Response, Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 use units::limits::{ANSWER_WITHIN_DEFAULT, MESSAGE_BYTES_MAX, WAIT_READY_MAX};
 
 use crate::{Failure, Global};
 
 /// Where a manager listens unless rack.toml says otherwise.
-const ENDPOINT_DEFAULT: &str = "http://127.0.0.1:9750";
+const ENDPOINT_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 
 /// An open connection to one manager. It mends itself: after a restart of the manager the next call connects again.
 #[derive(Clone, Debug)]
 pub struct Connection {
     uri: String,
     endpoint: Endpoint,
-    channel: Channel,
+    bearer: Bearer,
+    channel: ClientChannel,
     timeout: Option<Duration>,
 }
 
@@ -32,8 +35,9 @@ impl Connection {
     pub async fn open(global: &Global) -> Result<Self, Failure> {
         let uri = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
         let endpoint = endpoint(&uri, global)?;
-        let channel = connect(&uri, &endpoint, global.timeout).await?;
-        Ok(Self { uri, endpoint, channel, timeout: global.timeout })
+        let bearer = bearer(&uri, global)?;
+        let channel = connect(&uri, &endpoint, bearer.clone(), global.timeout).await?;
+        Ok(Self { uri, endpoint, bearer, channel, timeout: global.timeout })
     }
 
     /// One more connection to the same manager, for programs that keep many calls going.
@@ -41,7 +45,7 @@ impl Connection {
     /// # Errors
     /// [`Failure::Connect`] or [`Failure::TimedOut`] if nobody answers.
     pub async fn another(&self) -> Result<Self, Failure> {
-        let channel = connect(&self.uri, &self.endpoint, self.timeout).await?;
+        let channel = connect(&self.uri, &self.endpoint, self.bearer.clone(), self.timeout).await?;
         Ok(Self { channel, ..self.clone() })
     }
 
@@ -51,17 +55,17 @@ impl Connection {
     }
 
     /// What a scheduler may ask.
-    pub fn scheduler(&self) -> SchedulerClient<Channel> {
+    pub fn scheduler(&self) -> SchedulerClient<ClientChannel> {
         SchedulerClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     /// What an operator may ask.
-    pub fn admin(&self) -> AdminClient<Channel> {
+    pub fn admin(&self) -> AdminClient<ClientChannel> {
         AdminClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
     /// What may be asked of forecasts.
-    pub fn models(&self) -> ModelsClient<Channel> {
+    pub fn models(&self) -> ModelsClient<ClientChannel> {
         ModelsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
@@ -109,6 +113,18 @@ impl Connection {
         self.within(self.timeout(), call).await
     }
 
+    /// Waits for the next message of a stream.
+    pub(crate) async fn within_time<T>(
+        &self,
+        message: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Failure> {
+        let after = self.timeout();
+        let Ok(answer) = tokio::time::timeout(after, message).await else {
+            return Err(Failure::TimedOut { endpoint: self.uri.clone(), after });
+        };
+        Ok(answer?)
+    }
+
     async fn within<T>(
         &self,
         after: Duration,
@@ -121,10 +137,17 @@ impl Connection {
     }
 }
 
-async fn connect(uri: &str, endpoint: &Endpoint, timeout: Option<Duration>) -> Result<Channel, Failure> {
+async fn connect(
+    uri: &str,
+    endpoint: &Endpoint,
+    bearer: Bearer,
+    timeout: Option<Duration>,
+) -> Result<ClientChannel, Failure> {
     let after = timeout.unwrap_or(ANSWER_WITHIN_DEFAULT.as_duration());
     match tokio::time::timeout(after, endpoint.connect()).await {
-        Ok(connected) => connected.map_err(|source| Failure::Connect { endpoint: uri.to_owned(), source }),
+        Ok(connected) => connected
+            .map(|channel| ClientChannel::new(channel, bearer))
+            .map_err(|source| Failure::Connect { endpoint: uri.to_owned(), source }),
         Err(_) => Err(Failure::TimedOut { endpoint: uri.to_owned(), after }),
     }
 }
@@ -144,6 +167,31 @@ fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
             endpoint.tls_config(tls).map_err(|source| Failure::Connect { endpoint: uri.to_owned(), source })
         }
     }
+}
+
+/// Reads the token of this client's role. It is a secret, so it only goes to this machine.
+fn bearer(uri: &str, global: &Global) -> Result<Bearer, Failure> {
+    let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
+    if !is_local(uri) {
+        let rule = "must be unix:/PATH or http:// and a loopback address with --token-file";
+        return Err(Failure::Value { field: "--endpoint", value: uri.to_owned(), rule });
+    }
+    let text = String::from_utf8(read(path)?).ok();
+    let bearer = text.and_then(|text| Bearer::new(text.trim()).ok());
+    bearer.ok_or_else(|| Failure::Value {
+        field: "--token-file",
+        value: path.display().to_string(),
+        rule: "must hold a token as pool-manager writes it",
+    })
+}
+
+fn is_local(uri: &str) -> bool {
+    let parsed = uri.parse::<Uri>().ok();
+    let host = parsed.as_ref().and_then(Uri::host).unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    uri.starts_with("unix:")
+        || uri.starts_with("http:")
+            && (host == "localhost" || address.is_ok_and(|address| address.is_loopback()))
 }
 
 /// What TLS needs, or `None` without TLS. Half a set of options is a mistake worth a word.

@@ -236,9 +236,9 @@ fn code(status: &Status) -> Code {
 }
 
 fn said(status: &Status) -> String {
-    match status.message() {
-        "" => status.code().description().to_owned(),
-        text if broke(status) => format!("the connection to the manager broke: {text}"),
-        text => text.to_owned(),
+    match (status.message(), status.source()) {
+        (_, Some(cause)) if broke(status) => format!("the connection to the manager broke: {}", root(cause)),
+        ("", _) => status.code().description().to_owned(),
+        (text, _) => text.to_owned(),
     }
 }

@@ -52,7 +52,7 @@ const BY_REASON: &[(&str, &str)] = &[
     ("STARTING", "try again in a moment"),
     (
         "ROLE_MISSING",
-        "schedulers and operators have roles of their own: ask with --cert of one that holds this one",
+        "run it as a user with this role, or with --token-file (unix socket, loopback address), or --cert (https://)",
     ),
     ("TOO_MANY_WATCHERS", "end a watch that nobody reads; `tarn get rack` needs none"),
     ("OVERLOADED", "too much at once: try again in a moment"),

@@ -4,6 +4,7 @@
 
 mod admin;
 mod args;
+mod backup;
 mod connect;
 mod describe;
 mod doctor;
@@ -101,6 +102,7 @@ async fn answered(ask: Ask, to: &Connection, format: Format) -> Result<(), Failu
         Ask::Uncordon(mended) => admin::uncordon(mended, to, format).await,
         Ask::Drain(place) => admin::drain(place, to, format).await,
         Ask::Fence(args) => admin::fence(args, to, format).await,
+        Ask::Backup(args) => backup::run(&args, to, format).await,
         Ask::Watch(args) => watch::run(args.stream, to, format).await,
         Ask::Migration(asked) => scheduler::migration(asked, to, format).await,
         Ask::Weigh(args) => shares::weigh(args, to, format).await,

@@ -106,6 +106,19 @@ pub const LIST_PAGES_MAX: u32 = 4096;
 /// Reservations in one page of a list: one may name thousands of slices.
 pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
+/// Connections to the manager at a time: one for each agent, others for schedulers and operators.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// Connections to the manager of which no request has been admitted yet, at a time.
+pub const UNADMITTED_CONNECTIONS_MAX: usize = 512;
+/// How long such a connection may stay open; also the longest TLS handshake.
+pub const CONNECTION_ADMITTED_WITHIN: Ns = Ns::secs(10);
+/// How long a connection without an open call may stay open.
+pub const CONNECTION_IDLE_MAX: Ns = Ns::secs(300);
+/// Connections that are ready for requests and wait for the server.
+pub const CONNECTIONS_ACCEPTED_QUEUED_MAX: usize = 64;
+/// Calls on one connection at a time.
+pub const CALLS_PER_CONNECTION_MAX: u32 = 1024;
+
 /// Requests to the ledger that wait for the disk; the next is refused as UNAVAILABLE.
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
 /// How often the free space of the store's disk is looked at, at most.

@@ -33,7 +33,8 @@ fn fixed_of_manager(old: &Config, new: &Config) -> Vec<Fixed> {
         ("manager.listen", before.listen != after.listen),
         ("manager.store", before.store != after.store),
         ("manager.metrics_listen", before.metrics_listen != after.metrics_listen),
-        ("tls", old.tls != new.tls),
+        ("access.group", old.access.group != new.access.group),
+        ("tls", old.tls.is_some() != new.tls.is_some()),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
     changed.map(|(field, _)| Fixed { field: field.to_owned(), rule: RESTART }).collect()

@@ -1,6 +1,7 @@
 //! What a `rack.toml` may say, and what its operator hears otherwise.
 
 use super::*;
+use crate::role::Role;
 
 const RACK: &str = r#"
 [manager]
@@ -118,7 +119,7 @@ fn a_typo_is_an_error() {
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, tls, emc, host",
+        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
     );
     check(
         "cores = 32",
@@ -358,4 +359,43 @@ fn a_reload_says_what_it_cannot_change() {
             "host h0: emcs: a host is only ever wired to more EMCs: drain the host and remove it first",
         ]
     );
+}
+
+#[test]
+fn listen_defaults_to_the_unix_socket() {
+    let config = parse(&RACK.replace("listen = \"127.0.0.1:9750\"\n", "")).unwrap();
+    assert_eq!(config.manager.listen, Listen::Unix(LISTEN_DEFAULT.into()));
+    assert_eq!(config.access, Access::default());
+}
+
+#[test]
+fn users_of_the_unix_socket_are_named_or_numbered() {
+    let unix = RACK.replace("127.0.0.1:9750", "unix:/run/manager.sock");
+    let text = "\n[access]\ngroup = \"root\"\nschedulers = [\"1001\"]\nadmins = [\"root\", \"1002\"]\n";
+    let access = parse(&format!("{unix}{text}")).unwrap().access;
+    assert_eq!(access.group, Some(0));
+    let roles = |uid| Role::ALL.map(|role| access.has_role(uid, role));
+    assert_eq!((roles(1001), roles(1002), roles(1003)), ([true, false], [true, true], [false, false]));
+    let said = |text: &str| {
+        let error = parse(&format!("{unix}\n[access]\n{text}\n")).unwrap_err().to_string();
+        error.replace("/etc/tarn/rack.toml: ", "")
+    };
+    assert!(said("group = \"0\"\nadmins = [\"no-such-user\"]").contains("no such user on this machine"));
+    assert!(said("group = \"no-such-group\"").contains("no such group on this machine"));
+    assert!(said("admins = [\"root\"]").contains("access.group: is missing"));
+}
+
+#[test]
+fn access_applies_to_a_unix_socket_only() {
+    let error = parse(&format!("{RACK}\n[access]\ngroup = \"0\"\n")).unwrap_err().to_string();
+    assert!(error.contains("access.group: only applies to a manager.listen of unix:/path"), "{error}");
+}
+
+#[test]
+fn host_is_not_fenced_sooner_than_its_lease_is_long() {
+    let lease =
+        |ttl: &str, after: &str| parse(&format!("{RACK}\n[lease]\nttl_s = {ttl}\nfence_after_s = {after}"));
+    let error = lease("2", "1.9").unwrap_err().to_string();
+    assert!(error.contains("lease.fence_after_s: must not be shorter than ttl_s"), "{error}");
+    assert!(lease("2", "2").is_ok() && lease("2", "\"never\"").is_ok());
 }

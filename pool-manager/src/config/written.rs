@@ -3,7 +3,7 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Display},
     ops::RangeInclusive,
     path::{Path, PathBuf},
@@ -87,6 +87,7 @@ pub(super) struct Section<'a> {
     at: Option<usize>,
     left: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
     known: Vec<&'static str>,
+    given: BTreeSet<&'static str>,
 }
 
 impl<'a> Section<'a> {
@@ -96,12 +97,13 @@ impl<'a> Section<'a> {
 
     fn new(text: &'a Text<'a>, path: String, at: Option<usize>, table: &'a DeTable<'a>) -> Self {
         let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
-        Self { text, path, at, left: entries.collect(), known: Vec::new() }
+        Self { text, path, at, left: entries.collect(), known: Vec::new(), given: BTreeSet::new() }
     }
 
     fn take(&mut self, key: &'static str) -> Option<Field<'a>> {
         self.known.push(key);
         let (_, value) = self.left.remove(key)?;
+        self.given.insert(key);
         Some(Field { text: self.text, path: self.field(key), value })
     }
 
@@ -111,6 +113,11 @@ impl<'a> Section<'a> {
 
     pub(super) fn has(&self, key: &str) -> bool {
         self.left.contains_key(key)
+    }
+
+    /// Returns whether a field that has been read was there.
+    pub(super) fn was_given(&self, key: &str) -> bool {
+        self.given.contains(key)
     }
 
     /// A field that must be there. `None` once it has been reported.

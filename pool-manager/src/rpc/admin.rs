@@ -14,7 +14,7 @@ use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX};
 use units::{ReservationId, SliceId};
 
 use super::{
-    Shared,
+    Shared, backup,
     refused::{coded, invalid, refused, stopping},
     scheduler::unexpected,
 };
@@ -276,6 +276,13 @@ impl admin_server::Admin for Admin {
             events.await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    type BackupStream = backup::Chunks;
+
+    async fn backup(&self, request: Request<wire::BackupRequest>) -> Reply<Self::BackupStream> {
+        self.0.admit_operator(&request)?;
+        backup::start(&self.0).await.map(Response::new)
     }
 
     async fn explain(&self, request: Request<wire::ExplainRequest>) -> Reply<wire::ExplainResponse> {

@@ -1,85 +1,80 @@
-//! Who may call what. On a loopback address or a unix socket an agent shows its host's token, and schedulers and
-//! operators are whoever can reach the socket. On any other address everybody shows a certificate: an agent's carries
-//! its host's name, and the names that may schedule and administer are listed in rack.toml.
+//! Authentication and authorization of callers. Each way into the manager has its own credentials:
+//!
+//! | connection | agent of a host | scheduler, administrator |
+//! |---|---|---|
+//! | unix socket | the host's token | the user at the other end, or a role's token |
+//! | loopback address | the host's token | a role's token |
+//! | TLS | a certificate with the host's name | a certificate with a name listed in rack.toml |
 
 use std::sync::{Arc, RwLock};
 
 use rustls_pki_types::ServerName;
-use tonic::{
-    Extensions, Request, Status,
-    metadata::MetadataMap,
-    transport::server::{TcpConnectInfo, TlsConnectInfo},
-};
+use tonic::{Extensions, Request, Status, metadata::MetadataMap};
 use units::Name;
 use webpki::EndEntityCert;
 
-use super::refused::forbidden;
-use crate::tokens::Tokens;
+use super::{
+    connections::{Origin, Peer},
+    refused::forbidden,
+    rejections::Rejections,
+};
+use crate::{config::Access, role::Role, tokens::Tokens};
 
-/// What a caller wants to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Uses the service Scheduler.
-    Scheduler,
-    /// Uses the service Admin.
-    Admin,
-}
+/// Where a role's token is, for messages.
+const ROLE_TOKEN_HINT: &str = "roles/ROLE.token in the manager's store";
 
-/// Who may call what.
+/// Decides who may call what.
 #[derive(Debug)]
 pub struct Identity {
     rules: RwLock<Arc<Rules>>,
+    rejections: Arc<Rejections>,
 }
 
-/// What identities are checked against; replaced when rack.toml is read again.
+/// The credentials that are accepted; replaced when rack.toml is read again.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// What each host's token hashes to.
+    /// Tokens of hosts and roles.
     pub tokens: Tokens,
-    /// Certificate names with the role Scheduler, and with the role Admin; `None` where no certificates are used.
+    /// Local users who may call over the unix socket.
+    pub access: Access,
+    /// Certificate names with the role Scheduler, and with the role Admin; `None` without TLS.
     pub certified: Option<(Vec<Name>, Vec<Name>)>,
 }
 
 impl Identity {
-    /// With these rules.
-    pub fn new(rules: Rules) -> Self {
-        Self { rules: RwLock::new(Arc::new(rules)) }
+    /// Returns an identity check with these rules, which logs the calls it rejects.
+    pub fn new(rules: Rules, rejections: Arc<Rejections>) -> Self {
+        Self { rules: RwLock::new(Arc::new(rules)), rejections }
     }
 
-    /// Uses other rules from now on.
+    /// Replaces the rules for all later calls.
     pub fn replace(&self, rules: Rules) {
-        *self.rules.write().expect("nobody panics while writing") = Arc::new(rules);
+        *self.rules.write().expect("no writer panics") = Arc::new(rules);
     }
 
-    /// Shares the rules, which are checked with each request and hold a token for each host.
+    /// The rules are shared, as they hold a token for each host and every request reads them.
     fn rules(&self) -> Arc<Rules> {
-        Arc::clone(&self.rules.read().expect("nobody panics while reading"))
+        Arc::clone(&self.rules.read().expect("no writer panics"))
     }
 
-    /// Lets a scheduler or an operator in, and says under which certified name.
+    /// Checks that a client has a role, and returns its certified name, or `uid-N` for a user of the unix socket other than
+    /// root and the manager's own; `None` for these two and for the holder of a token.
     ///
     /// # Errors
-    /// PERMISSION_DENIED if certificates are required and none has this role.
+    /// PERMISSION_DENIED (ROLE_MISSING) without credentials for the role.
     pub fn admit<T>(&self, request: &Request<T>, role: Role) -> Result<Option<Name>, Status> {
         let rules = self.rules();
-        let Some((schedulers, admins)) = &rules.certified else { return Ok(None) };
-        let (names, field) = match role {
-            Role::Scheduler => (schedulers, "schedulers"),
-            Role::Admin => (admins, "admins"),
+        let admitted = match &rules.certified {
+            Some((schedulers, admins)) => certified_client(request.extensions(), schedulers, admins, role),
+            None => local_client(&rules, request, role),
         };
-        let found = names.iter().find(|name| is_certified(request.extensions(), name));
-        found.cloned().map(Some).ok_or_else(|| {
-            forbidden(
-                "ROLE_MISSING",
-                format!("certificate: must carry a name listed in rack.toml as tls.{field}"),
-            )
-        })
+        self.decided(request.extensions(), "ROLE_MISSING", admitted)
     }
 
-    /// Whether the caller is the agent of this host.
+    /// Checks that the caller is the agent of this host.
     ///
     /// # Errors
-    /// PERMISSION_DENIED without the host's token, or its certificate.
+    /// PERMISSION_DENIED (NOT_THIS_HOST) without the host's token, or its certificate.
     pub fn admit_agent(
         &self,
         metadata: &MetadataMap,
@@ -87,32 +82,90 @@ impl Identity {
         host: &Name,
     ) -> Result<(), Status> {
         let rules = self.rules();
-        if rules.certified.is_some() {
-            let problem = format!("certificate: must carry the name of host {host}");
-            return if is_certified(extensions, host) {
-                Ok(())
-            } else {
-                Err(forbidden("NOT_THIS_HOST", problem))
-            };
+        let admitted = if rules.certified.is_some() {
+            let is_host = certificate(extensions).is_some_and(|leaf| is_named(&leaf, host));
+            is_host.then_some(()).ok_or_else(|| format!("certificate: must carry the name of host {host}"))
+        } else {
+            let is_host = bearer(metadata).is_some_and(|token| rules.tokens.admits(host, token));
+            let problem = || format!("authorization: must be \"Bearer\" and the token of host {host}");
+            is_host.then_some(()).ok_or_else(problem)
+        };
+        self.decided(extensions, "NOT_THIS_HOST", admitted)
+    }
+
+    /// Notes an admitted connection as one that may stay open, and logs a rejected call.
+    fn decided<T>(
+        &self,
+        extensions: &Extensions,
+        reason: &str,
+        admitted: Result<T, String>,
+    ) -> Result<T, Status> {
+        let peer = extensions.get::<Peer>();
+        match admitted {
+            Ok(admitted) => {
+                peer.into_iter().for_each(Peer::admit);
+                Ok(admitted)
+            }
+            Err(problem) => {
+                if let Some(peer) = peer {
+                    self.rejections.log(&peer.origin, &problem);
+                }
+                Err(forbidden(reason, problem))
+            }
         }
-        let header = metadata.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let token = header.strip_prefix("Bearer ").unwrap_or_default();
-        if rules.tokens.admits(host, token) {
-            return Ok(());
-        }
-        let problem = format!("authorization: must be \"Bearer\" and the token of host {host}");
-        Err(forbidden("NOT_THIS_HOST", problem))
     }
 }
 
-/// Whether the connection's certificate is valid for a name. That it is signed by the right authority was checked when
-/// the connection was made.
-fn is_certified(extensions: &Extensions, name: &Name) -> bool {
-    let info = extensions.get::<TlsConnectInfo<TcpConnectInfo>>();
-    let Some(certificates) = info.and_then(TlsConnectInfo::peer_certs) else { return false };
-    let Some(leaf) = certificates.first() else { return false };
-    let (Ok(leaf), Ok(name)) = (EndEntityCert::try_from(leaf), ServerName::try_from(name.as_str())) else {
-        return false;
+fn certified_client(
+    extensions: &Extensions,
+    schedulers: &[Name],
+    admins: &[Name],
+    role: Role,
+) -> Result<Option<Name>, String> {
+    let leaf = certificate(extensions);
+    let find = |names: &[Name]| {
+        names.iter().find(|name| leaf.as_ref().is_some_and(|leaf| is_named(leaf, name))).cloned()
     };
-    leaf.verify_is_valid_for_subject_name(&name).is_ok()
+    let (names, field) = match role {
+        Role::Scheduler => (schedulers, "tls.schedulers or tls.admins"),
+        Role::Admin => (admins, "tls.admins"),
+    };
+    let found = find(names).or_else(|| find(admins));
+    found.map(Some).ok_or_else(|| format!("certificate: must carry a name listed in rack.toml as {field}"))
+}
+
+fn local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Option<Name>, String> {
+    let origin = request.extensions().get::<Peer>().map(|peer| &peer.origin);
+    let by_user = match origin {
+        Some(Origin::Unix { is_trusted: true, .. }) => Some(None),
+        Some(Origin::Unix { uid, .. }) if rules.access.has_role(*uid, role) => {
+            Some(Some(Name::new(&format!("uid-{uid}")).expect("a name")))
+        }
+        _ => None,
+    };
+    let token = bearer(request.metadata());
+    let has_token = |role| token.is_some_and(|token| rules.tokens.admits_role(role, token));
+    let by_token =
+        || Role::ALL.into_iter().any(|held| held.includes(role) && has_token(held)).then_some(None);
+    by_user.or_else(by_token).ok_or_else(|| match origin {
+        Some(Origin::Unix { uid, .. }) => format!(
+            "user {uid}: must be root, the manager's user or a user listed in rack.toml for the role {role} (access), or show \
+             its token as authorization ({ROLE_TOKEN_HINT})"
+        ),
+        _ => format!("authorization: must be \"Bearer\" and the token of the role {role} ({ROLE_TOKEN_HINT})"),
+    })
+}
+
+fn bearer(metadata: &MetadataMap) -> Option<&str> {
+    metadata.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ")
+}
+
+/// The certificate of the connection, whose signature was checked when the connection was made.
+fn certificate(extensions: &Extensions) -> Option<EndEntityCert<'_>> {
+    EndEntityCert::try_from(extensions.get::<Peer>()?.certificates.first()?).ok()
+}
+
+fn is_named(leaf: &EndEntityCert<'_>, name: &Name) -> bool {
+    let name = ServerName::try_from(name.as_str());
+    name.is_ok_and(|name| leaf.verify_is_valid_for_subject_name(&name).is_ok())
 }

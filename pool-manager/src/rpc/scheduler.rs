@@ -14,7 +14,6 @@ use units::limits::WAIT_READY_MAX;
 
 use super::{
     Shared,
-    identity::Role,
     refused::{invalid, refused},
     to_its_end,
     watched::{Streamed, watch},
@@ -22,6 +21,7 @@ use super::{
 use crate::{
     convert::{self, Invalid},
     plan,
+    role::Role,
     shares::NotSet,
 };
 

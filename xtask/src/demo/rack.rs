@@ -3,7 +3,6 @@
 
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -96,13 +95,12 @@ impl Plan {
         Ok(Self { table: text.parse().map_err(wrong)? })
     }
 
-    /// Gives it a store, devices and a free port, and writes it down.
+    /// Gives it a store, devices and a socket, and writes it down.
     ///
     /// # Errors
-    /// There is no free port, or the file cannot be written.
+    /// The file cannot be written.
     pub fn placed(mut self, scratch: &Scratch) -> Result<Rack, Failure> {
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|port| port.local_addr());
-        let listen = free.map_err(Failure::file("find a free port on", "127.0.0.1"))?.to_string();
+        let listen = format!("unix:{}", scratch.disk().join("manager.sock").display());
         self.place(&listen, scratch.disk(), scratch.memory());
         let file = scratch.file("rack.toml");
         write(&file, &self.table.to_string())?;
@@ -125,6 +123,7 @@ impl Plan {
     /// Only addresses, paths and identities are the demo's; all else is as it was written.
     fn place(&mut self, listen: &str, disk: &Path, memory: &Path) {
         self.table.remove("tls");
+        self.table.remove("access");
         let manager = self.table.entry("manager").or_insert_with(|| Value::Table(Table::new()));
         if let Some(manager) = manager.as_table_mut() {
             manager.remove("metrics_listen");
@@ -158,7 +157,7 @@ impl Plan {
 impl Rack {
     /// Where its manager answers.
     pub fn uri(&self) -> String {
-        format!("http://{}", self.listen)
+        self.listen.clone()
     }
 
     /// How big it is.

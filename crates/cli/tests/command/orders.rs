@@ -1,6 +1,8 @@
 //! What the manager hears for what was typed.
 
-use crate::rack::Rack;
+use std::{fs, os::unix::fs::MetadataExt as _};
+
+use crate::rack::{Mood, Rack};
 
 /// Runs and expects that the manager heard each of `parts` in its last call.
 async fn says(words: &str, parts: &[&str]) {
@@ -94,4 +96,44 @@ async fn lists_are_followed_to_their_last_page() {
     let heard = rack.heard();
     assert!(heard[0].contains("after: \"\"") && heard[1].contains("after: \"r-1\""), "{heard:?}");
     assert!(heard.iter().all(|call| call.contains("ended: true")), "{heard:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn backup_is_written_whole_for_its_owner_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rack.backup");
+    let words = format!("backup --to {}", file.display());
+    let ran = Rack::default().tarn(&words).await;
+    assert_eq!((ran.code, fs::read(&file).unwrap().as_slice()), (0, &b"first chunk"[..]), "{}", ran.stderr);
+    assert!(ran.stdout.contains("11 bytes"), "{}", ran.stdout);
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+    let again = Rack::default().tarn(&words).await;
+    assert_eq!(again.code, 2, "an existing file was replaced: {}", again.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn backup_that_breaks_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = format!("backup --to {}/rack.backup", folder.path().display());
+    let ran = Rack::new(Mood::Sick).tarn(&words).await;
+    assert!(ran.code == 1 && ran.stderr.contains("I/O error"), "{}", ran.stderr);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    let ran = Rack::default().tarn("backup --to /no/such/folder/rack.backup").await;
+    assert!(ran.code == 1 && ran.stderr.contains("/no/such/folder/rack.backup.partial"), "{}", ran.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn token_is_sent_to_this_machine_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("admin.token");
+    fs::write(&file, "5ec2e7\n").unwrap();
+    let rack = Rack::default();
+    let ran = rack.tarn(&format!("get rack --token-file {}", file.display())).await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(rack.tokens(), ["Bearer 5ec2e7"]);
+    for far in ["http://10.0.0.1:1", "https://localhost:1", "http://example.org:1"] {
+        let ran =
+            crate::rack::tarn(&format!("get rack --endpoint {far} --token-file {}", file.display())).await;
+        assert!(ran.code == 2 && ran.stderr.contains("loopback"), "{far}: {}", ran.stderr);
+    }
 }

@@ -42,6 +42,7 @@ pub enum Mood {
 pub struct Rack {
     mood: Mood,
     heard: Arc<Mutex<Vec<String>>>,
+    tokens: Arc<Mutex<Vec<String>>>,
 }
 
 /// What a command did.
@@ -54,12 +55,17 @@ pub struct Ran {
 
 impl Rack {
     pub fn new(mood: Mood) -> Self {
-        Self { mood, heard: Arc::default() }
+        Self { mood, ..Self::default() }
     }
 
     /// Everything that was asked, as `Debug` prints it.
     pub fn heard(&self) -> Vec<String> {
         self.heard.lock().unwrap().clone()
+    }
+
+    /// The header `authorization` of each call that had one.
+    pub fn tokens(&self) -> Vec<String> {
+        self.tokens.lock().unwrap().clone()
     }
 
     /// The services of this rack, ready to be served over any transport.
@@ -84,6 +90,8 @@ impl Rack {
     }
 
     async fn hear<T: Debug>(&self, call: &str, request: Request<T>) -> Result<T, Status> {
+        let token = request.metadata().get("authorization").map(|token| token.to_str().unwrap().to_owned());
+        self.tokens.lock().unwrap().extend(token);
         let request = request.into_inner();
         self.heard.lock().unwrap().push(format!("{call} {request:?}"));
         match &self.mood {
@@ -377,6 +385,15 @@ fn known_host(host: &str) -> Result<(), Status> {
 #[tonic::async_trait]
 impl Admin for Rack {
     type WatchStream = Stream<v1::Event>;
+    type BackupStream = Stream<v1::BackupChunk>;
+
+    async fn backup(&self, r: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
+        self.hear("Backup", r).await?;
+        let chunk = |data: &[u8]| Ok(v1::BackupChunk { data: data.to_vec() });
+        let broken = || Err(Status::internal("backup: read the copy: I/O error"));
+        let rest = if matches!(self.mood, Mood::Sick) { broken() } else { chunk(b"chunk") };
+        Ok(Response::new(Box::pin(tokio_stream::iter([chunk(b"first "), rest]))))
+    }
 
     async fn get_rack(&self, r: Request<v1::GetRackRequest>) -> Answer<v1::Rack> {
         self.hear("GetRack", r).await?;

@@ -304,6 +304,11 @@ impl Scheduler for Rack {
 #[tonic::async_trait]
 impl Admin for Rack {
     type WatchStream = Streamed<v1::Event>;
+    type BackupStream = Streamed<v1::BackupChunk>;
+
+    async fn backup(&self, _: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
+        Err(Status::unimplemented("not in this model"))
+    }
 
     async fn get_rack(&self, _: Request<v1::GetRackRequest>) -> Answer<v1::Rack> {
         Err(Status::unimplemented("not in this model"))

@@ -181,10 +181,15 @@ impl Link {
         self.rejected
     }
 
-    /// Whether a newer instance than this one speaks for the host: it is connected, or its lease is not over.
-    fn is_led_by_newer(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
-        let newer = |had: &Hello| had.instance > hello.instance && had.boot_id == hello.boot_id;
-        self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
+    /// Returns whether another agent is the host's: a newer instance of the same boot that is connected or whose lease is not
+    /// over, or one of another boot for which both hold. A machine that restarted has closed its connection, or is silent
+    /// until the lease is over; a live agent of another boot is on another machine, and its VMs run.
+    fn is_led_by_other(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
+        let is_fresh = now < self.lease_end(ttl);
+        self.hello.as_ref().is_some_and(|led| match led.boot_id == hello.boot_id {
+            true => led.instance > hello.instance && (self.is_connected() || is_fresh),
+            false => self.is_connected() && is_fresh,
+        })
     }
 
     /// When it may be sent an order that is due.
@@ -247,7 +252,9 @@ impl Manager {
 
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
         let Some(link) = self.links.get(&host) else { return self.close(session, Closed::HostGone) };
-        if link.is_led_by_newer(&hello, when.now, self.settings.lease_ttl) {
+        if link.is_led_by_other(&hello, when.now, self.settings.lease_ttl)
+            || self.awaits_boot(link, when, host, &hello)
+        {
             return self.reject_agent(when, session, host, hello.instance);
         }
         if let Some(old) = link.session {
@@ -266,7 +273,17 @@ impl Manager {
         self.note_sight(host);
     }
 
-    /// Sends an older agent away, and notes that it tried.
+    /// Returns whether this manager still waits for the agent that it knows from before its start: the VMs of the recorded
+    /// boot would end with the agent of another. After one lease of silence the recorded boot is taken to be over.
+    fn awaits_boot(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
+        self.head.host(host).is_some_and(|entry| {
+            let is_other = !entry.host.boot_id.is_empty() && entry.host.boot_id != hello.boot_id;
+            let has_vms = entry.reservations().len() > 0;
+            is_other && has_vms && !link.was_heard() && when.now < link.lease_end(self.settings.lease_ttl)
+        })
+    }
+
+    /// Rejects an agent while another is the host's, and notes the attempt.
     fn reject_agent(&mut self, when: When, session: SessionId, host: HostId, instance: InstanceId) {
         if let Some(mut link) = self.links.get_mut(&host) {
             let since = link.rejected.map_or(when.wall, |rejected| rejected.since);

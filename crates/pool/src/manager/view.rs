@@ -177,7 +177,7 @@ impl Manager {
                 reason: "HOST_CONTESTED",
                 subject: Subject::Host(name.clone()),
                 message: format!(
-                    "two agents speak for host {name}: instance {} is rejected while instance {} is newer; \
+                    "two agents speak for host {name}: instance {} is rejected while instance {} is the host's; \
                      stop one of them",
                     rejected.instance.0, instance.0
                 ),

@@ -295,7 +295,7 @@ fn a_fenced_host_comes_back_when_it_has_restarted() {
     Rig::up().tells(
         "reserve:a@h1=1 go down:h1 fence:h1 go
          up:h1/b1 state:h1 | h1<fenced Fenced
-         up:h1/b2 tick:10 | h1.close(Superseded) h1<fenced store
+         up:h1/b2 tick:10 | h1<fenced store
          stored state:h1 | Up",
     );
 }
@@ -365,7 +365,7 @@ fn the_newest_agent_speaks_for_its_host() {
          up:h1#4 | h1.close(Superseded)
          state:h1 | Up
          up:h1#6 | h1.close(Superseded) h1<nothing
-         up:h1#2/b2 tick:10 stored | h1.close(Superseded) store h1<nothing",
+         up:h1#2/b2 tick:10 stored | store h1<nothing",
     );
 }
 
@@ -385,6 +385,45 @@ fn older_agent_speaks_again_once_the_newer_one_is_gone() {
          tick:1 state:h1 alarms | Unknown HOST_UNKNOWN HOST_CONTESTED
          up:h1#1 go state:h1 alarms | h1<a=0.1 Up",
     );
+}
+
+/// An agent with the credentials of a host, on another machine, evicted the host's own agent: its VMs counted as ended, and
+/// lost their memory while they ran.
+#[test]
+fn agent_of_another_boot_does_not_evict_a_live_one() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go commit:a go
+         copy:h1#99/b2 alarms state:h1 slices | h1.close(Superseded) HOST_CONTESTED Up 0.1:online@h1",
+    );
+    assert!(!rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
+}
+
+#[test]
+fn agent_of_another_boot_is_accepted_once_the_lease_is_over() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go commit:a go
+         tick:2000 have:h2 have:h3 tick:1999 copy:h1#1/b2 state:h1 | h1.close(Superseded) Up",
+    );
+    rig.run("tick:1 copy:h1#1/b2 tick:10 stored go");
+    assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
+    assert_eq!(rig.run("state:h1"), "Up");
+}
+
+/// The same at a manager that has just started, and to which neither has spoken.
+#[test]
+fn agent_of_the_recorded_boot_comes_first_after_a_restart_of_the_manager() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go commit:a go restart go");
+    rig.tells(
+        "copy:h1#99/b2 | h1.close(Superseded)
+         copy:h2#99/b2 | ",
+    );
+    rig.run("go up:h1#3 go");
+    assert_eq!(rig.run("slices state:h1"), "0.1:online@h1 Up");
+    rig.run("restart go tick:4000 copy:h1#99/b2 tick:10 stored go");
+    assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
 }
 
 #[test]

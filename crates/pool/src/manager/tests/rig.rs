@@ -1,6 +1,6 @@
 //! A rack around one manager: a disk, devices and agents that do what a line of words says, and no more.
 //!
-//! Words in: `up:h1` (`up:h1#7` instance 7, `up:h1/b2` boot b2), `down:h1`, `reserve:a@h1=2` (`~` waits 1 s, `!5` takes
+//! Words in: `up:h1` (`up:h1#7` instance 7, `up:h1/b2` boot b2, `copy:h1/b2` the same while the old connection stays), `down:h1`, `reserve:a@h1=2` (`~` waits 1 s, `!5` takes
 //! request 5, `!c/5` request 5 of client c), `validate:...`, `wait:a`, `gone:a`, `commit:a`, `release:a`, `force:a`, `cordon:h1`, `drain:e1`,
 //! `enable:0`, `fence:h1`, `vouch:h1`, `decline:a` (its move), `rack:...`; `stored`, `lost` (a write that failed), `torn` (one that failed and is
 //! on disk all the same), `reload`, `restart`, `restore`, `low`, `roomy`; `device` (all calls are answered),
@@ -184,7 +184,8 @@ impl Rig {
     fn word(&mut self, word: &str) {
         let (verb, rest) = word.split_once(':').unwrap_or((word, ""));
         match verb {
-            "up" => self.agent_up(rest),
+            "up" => self.agent_up(rest, true),
+            "copy" => self.agent_up(rest, false),
             "down" => self.agent_down(rest),
             "have" => self.have(rest),
             "obey" => self.obey(self.host(rest)),
@@ -557,11 +558,17 @@ impl Rig {
         entry.map_or_else(|| format!("{host}"), |entry| entry.host.name.to_string())
     }
 
-    fn agent_up(&mut self, rest: &str) {
+    /// A machine that restarts closes its connections; a copy of an agent runs on a machine beside it.
+    fn agent_up(&mut self, rest: &str, restarts: bool) {
         let (rest, boot) = rest.split_once('/').unwrap_or((rest, "b1"));
         let (host, instance) = rest.split_once('#').map_or((rest, None), |(h, i)| (h, Some(i)));
         let id = self.host(host);
         let devices = self.seen_by(id);
+        let restarted =
+            self.agents.get(&id).filter(|agent| agent.boot != boot).and_then(|agent| agent.session);
+        if restarts && restarted.is_some_and(|session| self.sessions.contains_key(&session)) {
+            self.agent_down(host); // a machine that restarts closes its connections
+        }
         let agent = self.agents.entry(id).or_default();
         agent.instance = instance.map_or(agent.instance + 1, |i| i.parse().unwrap());
         self.connections += 1;

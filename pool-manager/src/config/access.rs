@@ -1,0 +1,68 @@
+//! The section `[access]`: which local users may call over the unix socket, beside root and the manager's own user.
+
+use std::collections::BTreeSet;
+
+use nix::unistd::{Group, User};
+use units::limits::ROLE_NAMES_MAX;
+
+use super::written::{Field, Section};
+use crate::role::Role;
+
+/// Local users who may call over the unix socket. Root and the manager's own user have every role.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// The group whose members may connect; only the socket's owner and root without it.
+    pub group: Option<u32>,
+    /// User ids with the role Scheduler.
+    pub schedulers: BTreeSet<u32>,
+    /// User ids with the role Admin.
+    pub admins: BTreeSet<u32>,
+}
+
+impl Access {
+    /// Returns whether a user has a role.
+    pub fn has_role(&self, uid: u32, role: Role) -> bool {
+        self.admins.contains(&uid) || role == Role::Scheduler && self.schedulers.contains(&uid)
+    }
+}
+
+pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> {
+    let group = section.optional("group", group);
+    let schedulers = section.list("schedulers", ROLE_NAMES_MAX, user);
+    let admins = section.list("admins", ROLE_NAMES_MAX, user);
+    let rule =
+        "only applies to a manager.listen of unix:/path; clients of an address use tokens or certificates";
+    for key in ["group", "schedulers", "admins"] {
+        section.rule(is_unix || !section.was_given(key), key, rule)?;
+    }
+    let (group, schedulers, admins): (_, Vec<_>, Vec<_>) = (group?, schedulers?, admins?);
+    let reachable = group.is_some() || schedulers.is_empty() && admins.is_empty();
+    let reachable = section.rule(
+        reachable,
+        "group",
+        "is missing: without it only root and the manager's user can connect",
+    );
+    section.end();
+    reachable?;
+    Some(Access { group, schedulers: schedulers.into_iter().collect(), admins: admins.into_iter().collect() })
+}
+
+fn user(field: &Field<'_>) -> Result<u32, String> {
+    let name = field.str()?;
+    let rule = || "no such user on this machine; must be a user's name or number in quotes".to_owned();
+    if let Ok(uid) = name.parse() {
+        return Ok(uid);
+    }
+    let found = User::from_name(name).map_err(|errno| format!("cannot look up the user: {errno}"))?;
+    found.map(|user| user.uid.as_raw()).ok_or_else(rule)
+}
+
+fn group(field: &Field<'_>) -> Result<u32, String> {
+    let name = field.str()?;
+    let rule = || "no such group on this machine; must be a group's name or number in quotes".to_owned();
+    if let Ok(gid) = name.parse() {
+        return Ok(gid);
+    }
+    let found = Group::from_name(name).map_err(|errno| format!("cannot look up the group: {errno}"))?;
+    found.map(|group| group.gid.as_raw()).ok_or_else(rule)
+}

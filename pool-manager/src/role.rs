@@ -1,0 +1,31 @@
+//! Roles of callers: what a client may ask of the manager.
+
+use std::fmt;
+
+/// What a client may ask. Agents are no clients: each speaks for its own host only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Uses the service Scheduler.
+    Scheduler,
+    /// Uses every service for clients: Admin, Models and Scheduler.
+    Admin,
+}
+
+impl Role {
+    /// All roles.
+    pub const ALL: [Self; 2] = [Self::Scheduler, Self::Admin];
+
+    /// Returns whether a client of this role may do what `needed` allows.
+    pub fn includes(self, needed: Self) -> bool {
+        self >= needed
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Scheduler => "scheduler",
+            Self::Admin => "admin",
+        })
+    }
+}

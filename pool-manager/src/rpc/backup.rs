@@ -1,0 +1,90 @@
+//! Online backup: a snapshot of the store is copied into a file, which is sent to the client in chunks.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::Path,
+    pin::Pin,
+};
+
+use proto::v1 as wire;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Code, Status};
+
+use super::{
+    Shared,
+    refused::{coded, exhausted, refused},
+};
+use crate::store::{
+    Scan,
+    backup::{self, BackupError},
+};
+
+/// The stream of a backup.
+pub type Chunks = Pin<Box<dyn Stream<Item = Result<wire::BackupChunk, Status>> + Send>>;
+
+/// Bytes in one message; well below the limit for messages.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Messages that wait for a slow client.
+const CHUNKS_QUEUED_MAX: usize = 4;
+/// The file in the store's folder that holds the copy while it is written. It has no name while it is sent.
+const FILE: &str = "backup.outgoing";
+
+/// Starts a backup of the store as it is now.
+///
+/// # Errors
+/// RESOURCE_EXHAUSTED (BACKUP_IN_PROGRESS) while another backup is made, UNAVAILABLE if the manager stops.
+pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
+    let place = shared.backups.clone().try_acquire_owned();
+    let place = place.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is being made".into()))?;
+    let snapshot = shared.driver.snapshot().await.map_err(refused)?;
+    let folder = shared.store.clone();
+    let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
+    tokio::task::spawn_blocking(move || {
+        if let Err(status) = send(snapshot, &folder, &sender, place) {
+            let _ = sender.blocking_send(Err(status)); // a client that is gone needs no reason
+        }
+    });
+    Ok(Box::pin(ReceiverStream::new(receiver)))
+}
+
+fn send(
+    mut snapshot: Box<dyn Scan>,
+    folder: &Path,
+    sender: &mpsc::Sender<Result<wire::BackupChunk, Status>>,
+    _place: OwnedSemaphorePermit,
+) -> Result<(), Status> {
+    let mut file = copy(snapshot.as_mut(), folder).map_err(|error| {
+        let message = format!("backup: {}", units::chain(&error));
+        tracing::warn!(error = units::chain(&error), "backup failed");
+        coded(Code::Internal, "BACKUP_FAILED", message)
+    })?;
+    drop(snapshot); // pages of the store that it holds can be used again
+    loop {
+        let mut data = Vec::with_capacity(CHUNK_BYTES);
+        let read = file.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut data);
+        read.map_err(|error| {
+            coded(Code::Internal, "BACKUP_FAILED", format!("backup: read the copy: {error}"))
+        })?;
+        if data.is_empty() || sender.blocking_send(Ok(wire::BackupChunk { data })).is_err() {
+            return Ok(());
+        }
+    }
+}
+
+fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
+    let path = folder.join(FILE);
+    let io = |doing| {
+        let path = path.clone();
+        move |errno| BackupError::Io { doing, path, errno }
+    };
+    match fs::remove_file(&path) {
+        Err(errno) if errno.kind() != io::ErrorKind::NotFound => return Err(io("remove the last")(errno)),
+        _ => {}
+    }
+    backup::backup(snapshot, &path)?;
+    let file = File::open(&path).map_err(io("open"))?;
+    fs::remove_file(&path).map_err(io("remove"))?;
+    Ok(file)
+}

@@ -1,0 +1,291 @@
+//! Connections to the gRPC server: accepted from a TCP or unix socket, authenticated by TLS where configured, limited in
+//! number, and closed when they stay idle. What a caller may do is decided in [`super::identity`].
+
+mod activity;
+mod socket;
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use rustls_pki_types::CertificateDer;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+};
+use tokio_rustls::{TlsAcceptor, rustls::ServerConfig, server::TlsStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+use units::limits::{
+    CONNECTION_ADMITTED_WITHIN, CONNECTIONS_ACCEPTED_QUEUED_MAX, CONNECTIONS_MAX, UNADMITTED_CONNECTIONS_MAX,
+};
+
+use super::rejections::Rejections;
+use activity::{Activity, IdleTimer};
+
+pub use activity::CountCallsLayer;
+pub use socket::{SocketError, bind};
+
+/// Where connections come from.
+#[derive(Debug)]
+pub enum Listener {
+    /// An address and port.
+    Tcp(TcpListener),
+    /// A socket in the file system.
+    Unix(UnixListener),
+}
+
+/// The caller at the other end of a connection; an extension of each of its requests.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Where it connects from.
+    pub origin: Origin,
+    /// Its certificate chain over TLS, the leaf first; empty otherwise.
+    pub certificates: Arc<[CertificateDer<'static>]>,
+    activity: Arc<Activity>,
+}
+
+impl Peer {
+    /// Notes that a request of this connection was admitted, so that the connection may stay open.
+    pub fn admit(&self) {
+        self.activity.admit();
+    }
+}
+
+/// Where a caller connects from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A network address.
+    Tcp(SocketAddr),
+    /// A process of this machine, through the unix socket.
+    Unix {
+        /// Its user.
+        uid: u32,
+        /// Its process, if the kernel tells it.
+        pid: Option<i32>,
+        /// Whether the user is root or the manager's own.
+        is_trusted: bool,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix { uid, pid: Some(pid), .. } => write!(f, "process {pid} of user {uid}"),
+            Self::Unix { uid, pid: None, .. } => write!(f, "a process of user {uid}"),
+        }
+    }
+}
+
+/// The TLS configuration for new connections; replaced when certificates are renewed. `None` without TLS.
+pub type TlsConfig = Option<Arc<ServerConfig>>;
+
+/// Accepts connections until the server ends, and returns them as they are ready for requests.
+pub fn accept(
+    listener: Listener,
+    tls: watch::Receiver<TlsConfig>,
+    rejections: Arc<Rejections>,
+) -> ReceiverStream<io::Result<Connection>> {
+    let (ready, connections) = mpsc::channel(CONNECTIONS_ACCEPTED_QUEUED_MAX);
+    let acceptor = Acceptor {
+        tls,
+        rejections,
+        places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        unadmitted: Arc::new(Semaphore::new(UNADMITTED_CONNECTIONS_MAX)),
+        ready,
+    };
+    tokio::spawn(acceptor.run(listener));
+    ReceiverStream::new(connections)
+}
+
+#[derive(Clone)]
+struct Acceptor {
+    tls: watch::Receiver<TlsConfig>,
+    rejections: Arc<Rejections>,
+    places: Arc<Semaphore>,
+    unadmitted: Arc<Semaphore>,
+    ready: mpsc::Sender<io::Result<Connection>>,
+}
+
+impl Acceptor {
+    async fn run(self, listener: Listener) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.ready.closed() => return,
+            };
+            match accepted {
+                Ok((stream, origin)) => self.take(stream, origin),
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a connection failed");
+                    tokio::time::sleep(ACCEPT_RETRY_AFTER).await; // descriptors may be used up
+                }
+            }
+        }
+    }
+
+    /// Starts to serve a connection, or closes it if there are too many.
+    fn take(&self, stream: Stream, origin: Origin) {
+        let reject = |limit: usize, what: &str| {
+            self.rejections.log(&origin, &format!("{limit} {what} are open already"));
+        };
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            return reject(CONNECTIONS_MAX, "connections");
+        };
+        let is_trusted = matches!(origin, Origin::Unix { is_trusted: true, .. });
+        let unadmitted = Arc::clone(&self.unadmitted).try_acquire_owned();
+        if unadmitted.is_err() && !is_trusted {
+            return reject(UNADMITTED_CONNECTIONS_MAX, "connections without an admitted request");
+        }
+        let activity = Arc::new(Activity::new(unadmitted.ok(), is_trusted));
+        let acceptor = self.clone();
+        tokio::spawn(async move { acceptor.prepare(stream, origin, activity, place).await });
+    }
+
+    /// Makes the TLS handshake, if there is one, and passes the connection on.
+    async fn prepare(
+        self,
+        stream: Stream,
+        origin: Origin,
+        activity: Arc<Activity>,
+        place: OwnedSemaphorePermit,
+    ) {
+        let tls = self.tls.borrow().clone();
+        let secured =
+            tokio::time::timeout(CONNECTION_ADMITTED_WITHIN.as_duration(), secure(stream, tls)).await;
+        let (stream, certificates) = match secured {
+            Ok(Ok(secured)) => secured,
+            Ok(Err(error)) => return self.rejections.log(&origin, &format!("TLS handshake failed: {error}")),
+            Err(_) => {
+                let within = CONNECTION_ADMITTED_WITHIN;
+                return self.rejections.log(&origin, &format!("TLS handshake took longer than {within}"));
+            }
+        };
+        if !certificates.is_empty() {
+            activity.admit(); // its certificate is signed by the right authority
+        }
+        let idle = IdleTimer::new(Arc::clone(&activity));
+        let peer = Peer { origin, certificates, activity };
+        let connection = Connection { stream, peer, idle, _place: place };
+        let _ = self.ready.send(Ok(connection)).await; // the server may have ended
+    }
+}
+
+/// How long to wait after accepting failed, for example because descriptors are used up.
+const ACCEPT_RETRY_AFTER: std::time::Duration = std::time::Duration::from_millis(100);
+
+impl Listener {
+    async fn accept(&self) -> io::Result<(Stream, Origin)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                let _ = stream.set_nodelay(true); // a small reply must not wait for more; without it all is only slower
+                Ok((Stream::Tcp(stream), Origin::Tcp(address)))
+            }
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let peer = stream.peer_cred()?;
+                let (uid, own) = (peer.uid(), rustix::process::geteuid().as_raw());
+                let origin = Origin::Unix { uid, pid: peer.pid(), is_trusted: uid == 0 || uid == own };
+                Ok((Stream::Unix(stream), origin))
+            }
+        }
+    }
+}
+
+async fn secure(stream: Stream, tls: TlsConfig) -> io::Result<(Stream, Arc<[CertificateDer<'static>]>)> {
+    match (stream, tls) {
+        (Stream::Tcp(stream), Some(config)) => {
+            let stream = TlsAcceptor::from(config).accept(stream).await?;
+            let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default().to_vec();
+            Ok((Stream::Tls(Box::new(stream)), certificates.into()))
+        }
+        (stream, _) => Ok((stream, Arc::default())),
+    }
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+    Unix(UnixStream),
+}
+
+/// A connection that is ready for requests. Reading from it fails once it has been idle for too long.
+#[derive(Debug)]
+pub struct Connection {
+    stream: Stream,
+    peer: Peer,
+    idle: IdleTimer,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+macro_rules! on_stream {
+    ($self:ident, $call:ident, $($argument:expr),*) => {
+        match &mut $self.get_mut().stream {
+            Stream::Tcp(stream) => Pin::new(stream).$call($($argument),*),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).$call($($argument),*),
+            Stream::Unix(stream) => Pin::new(stream).$call($($argument),*),
+        }
+    };
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.idle.poll_expired(cx).is_ready() {
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the connection was idle for too long",
+            )));
+        }
+        on_stream!(self, poll_read, cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        on_stream!(self, poll_write, cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, poll_flush, cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, poll_shutdown, cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        on_stream!(self, poll_write_vectored, cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+            Stream::Unix(stream) => stream.is_write_vectored(),
+        }
+    }
+}

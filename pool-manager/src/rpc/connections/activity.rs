@@ -1,0 +1,213 @@
+//! When a connection was last used, and which calls on it are open.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Sleep},
+};
+use tonic::body::Body;
+use tower_layer::Layer;
+use tower_service::Service;
+use units::limits::{CONNECTION_ADMITTED_WITHIN, CONNECTION_IDLE_MAX};
+
+use super::Peer;
+
+/// The use of one connection.
+#[derive(Debug)]
+pub(super) struct Activity {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    is_admitted: bool,
+    open_calls: usize,
+    /// When the connection was made, or its last call ended.
+    idle_since: Instant,
+    /// The place among connections without an admitted request; given back when one is admitted.
+    unadmitted: Option<OwnedSemaphorePermit>,
+}
+
+impl Activity {
+    pub(super) fn new(unadmitted: Option<OwnedSemaphorePermit>, is_admitted: bool) -> Self {
+        let unadmitted = unadmitted.filter(|_| !is_admitted);
+        let state = State { is_admitted, open_calls: 0, idle_since: Instant::now(), unadmitted };
+        Self { state: Mutex::new(state) }
+    }
+
+    pub(super) fn admit(&self) {
+        let mut state = self.state.lock().expect("no holder panics");
+        state.is_admitted = true;
+        state.unadmitted = None;
+    }
+
+    fn begin_call(self: &Arc<Self>) -> OpenCall {
+        self.state.lock().expect("no holder panics").open_calls += 1;
+        OpenCall(Arc::clone(self))
+    }
+
+    /// When to close the connection if its use does not change. A connection that was never admitted is closed after a short
+    /// while, also with open calls.
+    fn deadline(&self, now: Instant) -> Instant {
+        let state = self.state.lock().expect("no holder panics");
+        match (state.is_admitted, state.open_calls) {
+            (false, _) => state.idle_since.min(now) + CONNECTION_ADMITTED_WITHIN.as_duration(),
+            (true, 0) => state.idle_since + CONNECTION_IDLE_MAX.as_duration(),
+            (true, _) => now + CONNECTION_IDLE_MAX.as_duration(),
+        }
+    }
+}
+
+/// A call that is open until this is dropped.
+#[derive(Debug)]
+struct OpenCall(Arc<Activity>);
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock().expect("no holder panics");
+        state.open_calls -= 1;
+        if state.is_admitted {
+            state.idle_since = Instant::now();
+        }
+    }
+}
+
+/// Becomes ready when a connection has been idle for too long.
+#[derive(Debug)]
+pub(super) struct IdleTimer {
+    activity: Arc<Activity>,
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl IdleTimer {
+    pub(super) fn new(activity: Arc<Activity>) -> Self {
+        let first = CONNECTION_ADMITTED_WITHIN.as_duration().min(CONNECTION_IDLE_MAX.as_duration());
+        Self { activity, sleep: Box::pin(tokio::time::sleep(first)) }
+    }
+
+    pub(super) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            ready!(self.sleep.as_mut().poll(cx));
+            let now = Instant::now();
+            let deadline = self.activity.deadline(now);
+            if deadline <= now {
+                return Poll::Ready(());
+            }
+            // A later look is enough; never in a loop without a pause.
+            self.sleep.as_mut().reset(deadline.max(now + Duration::from_millis(1)));
+        }
+    }
+}
+
+/// Counts the open calls of each connection, streams until their end.
+#[derive(Clone, Debug, Default)]
+pub struct CountCallsLayer;
+
+impl<S> Layer<S> for CountCallsLayer {
+    type Service = CountCalls<S>;
+
+    fn layer(&self, inner: S) -> CountCalls<S> {
+        CountCalls { inner }
+    }
+}
+
+/// A service whose calls are counted.
+#[derive(Clone, Debug)]
+pub struct CountCalls<S> {
+    inner: S,
+}
+
+impl<S, B> Service<Request<B>> for CountCalls<S>
+where
+    S: Service<Request<B>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let open = request.extensions().get::<Peer>().map(|peer| peer.activity.begin_call());
+        let answer = self.inner.call(request);
+        Box::pin(async move { Ok(answer.await?.map(|body| Body::new(CountedBody { body, _open: open }))) })
+    }
+}
+
+/// The body of an answer, whose call is open until it is sent.
+#[derive(Debug)]
+struct CountedBody {
+    body: Body,
+    _open: Option<OpenCall>,
+}
+
+impl HttpBody for CountedBody {
+    type Data = <Body as HttpBody>::Data;
+    type Error = <Body as HttpBody>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    const ADMITTED_WITHIN: Duration = CONNECTION_ADMITTED_WITHIN.as_duration();
+    const IDLE_MAX: Duration = CONNECTION_IDLE_MAX.as_duration();
+
+    #[test]
+    fn connection_without_an_admitted_request_is_closed_also_with_an_open_call() {
+        let places = Arc::new(Semaphore::new(1));
+        let activity = Arc::new(Activity::new(places.clone().try_acquire_owned().ok(), false));
+        let made = Instant::now();
+        assert!(activity.deadline(made) <= made + ADMITTED_WITHIN);
+        let call = activity.begin_call();
+        let later = made + ADMITTED_WITHIN;
+        assert!(activity.deadline(later) <= later);
+        drop(call);
+        assert!(activity.deadline(later) <= later);
+        assert_eq!(places.available_permits(), 0);
+        activity.admit();
+        assert_eq!(places.available_permits(), 1);
+        assert!(activity.deadline(later) > later);
+    }
+
+    #[test]
+    fn admitted_connection_is_closed_when_it_was_long_without_a_call() {
+        let activity = Arc::new(Activity::new(None, true));
+        let made = Instant::now();
+        let call = activity.begin_call();
+        let late = made + 10 * IDLE_MAX;
+        assert!(activity.deadline(late) > late);
+        drop(call);
+        let ended = Instant::now();
+        assert!(activity.deadline(late) <= ended + IDLE_MAX);
+        assert!(activity.deadline(late) >= made + IDLE_MAX);
+    }
+}

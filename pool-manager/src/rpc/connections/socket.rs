@@ -1,0 +1,142 @@
+//! The manager's unix socket in the file system, with its owner, group and mode.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _},
+            net::UnixListener,
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Mode, fchmod},
+    io::Errno,
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind as bind_socket, connect, listen,
+        socket_with,
+    },
+};
+
+/// Connections that the kernel queues before they are accepted.
+const BACKLOG: i32 = 1024;
+
+/// Error returned by [`bind`].
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// There is a file that is no socket.
+    #[error("manager.listen: {} is not a socket: remove it, or choose another path", .0.display())]
+    NotASocket(PathBuf),
+    /// A process listens there.
+    #[error("manager.listen: another process listens on {}: stop it, or choose another path", .0.display())]
+    InUse(PathBuf),
+    /// Addresses of sockets are short.
+    #[error("manager.listen: the path {} is too long for a socket: must be at most 107 bytes", .0.display())]
+    TooLong(PathBuf),
+    /// A system call failed.
+    #[error("manager.listen: cannot {doing} {}", path.display())]
+    Io {
+        /// What failed.
+        doing: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        errno: io::Error,
+    },
+}
+
+/// Listens on a path. Only the manager's user and root can connect (mode 0600), or the group's members, too (0660). A socket
+/// that is left from an earlier process is replaced, any other file is not.
+///
+/// # Errors
+/// [`SocketError`]; the path is as it was then, unless setting the group failed.
+pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
+    let failed = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
+    let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
+    if let Some(folder) = path.parent() {
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(folder);
+        made.map_err(failed("make the folder of"))?;
+    }
+    remove_stale(path, &address)?;
+    let listener = listen_at(&address).map_err(failed("listen on"))?;
+    if let Some(group) = group {
+        std::os::unix::fs::chown(path, None, Some(group)).map_err(failed("set the group of"))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(failed("set the mode of"))?;
+    }
+    Ok(listener)
+}
+
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
+    let failed = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
+    match fs::symlink_metadata(path) {
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(errno) => return Err(failed("inspect")(errno)),
+        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
+        Ok(_) => {}
+    }
+    match probe(address) {
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed("remove the stale socket")),
+        Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
+        Err(errno) => Err(failed("connect to")(errno.into())),
+    }
+}
+
+fn probe(address: &SocketAddrUnix) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    connect(&socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?, address)
+}
+
+/// The mode is set before the path exists, so that no other user can connect in between.
+fn listen_at(address: &SocketAddrUnix) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind_socket(&socket, address)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn socket_is_its_owners_alone_or_also_its_groups() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/manager.sock");
+        let listener = bind(&path, None).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        drop(listener);
+        let own = rustix::process::getegid().as_raw();
+        let _listener = bind(&path, Some(own)).unwrap();
+        assert_eq!((mode(&path), fs::metadata(&path).unwrap().gid()), (0o660, own));
+    }
+
+    #[test]
+    fn socket_in_use_and_other_files_are_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("manager.sock");
+        let _listener = bind(&path, None).unwrap();
+        assert!(matches!(bind(&path, None), Err(SocketError::InUse(_))));
+        let file = folder.path().join("precious");
+        fs::write(&file, "data").unwrap();
+        assert!(matches!(bind(&file, None), Err(SocketError::NotASocket(_))));
+        assert_eq!(fs::read(&file).unwrap(), b"data");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(matches!(bind(&link, None), Err(SocketError::NotASocket(_))));
+        let long = folder.path().join("x".repeat(100));
+        assert!(matches!(bind(&long, None), Err(SocketError::TooLong(_))));
+    }
+}

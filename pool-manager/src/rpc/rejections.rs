@@ -1,0 +1,67 @@
+//! The log of connections and calls that are rejected: who, and why, at a limited rate.
+
+use std::{
+    fmt::Display,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+/// Rejections logged in each interval; more are counted.
+const LOGGED_MAX: u32 = 20;
+/// The interval.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Logs rejected connections and calls.
+#[derive(Debug, Default)]
+pub struct Rejections {
+    interval: Mutex<Option<Interval>>,
+}
+
+#[derive(Debug)]
+struct Interval {
+    began: Instant,
+    logged: u32,
+    suppressed: u64,
+}
+
+impl Rejections {
+    /// Logs one rejection, unless too many were logged shortly before. Their number is logged with the next one.
+    pub fn log(&self, peer: &impl Display, reason: &impl Display) {
+        if let Some(suppressed) = self.take(Instant::now()) {
+            tracing::warn!(%peer, %reason, suppressed, "rejected");
+        }
+    }
+
+    /// Returns how many rejections were suppressed since the last one logged, or `None` if this one is to be suppressed.
+    fn take(&self, now: Instant) -> Option<u64> {
+        let mut interval = self.interval.lock().expect("no holder panics");
+        let current = interval.get_or_insert(Interval { began: now, logged: 0, suppressed: 0 });
+        if now.duration_since(current.began) >= INTERVAL {
+            (current.began, current.logged) = (now, 0);
+        }
+        if current.logged == LOGGED_MAX {
+            current.suppressed += 1;
+            return None;
+        }
+        current.logged += 1;
+        Some(std::mem::take(&mut current.suppressed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejections_beyond_the_rate_are_counted_and_reported_later() {
+        let (rejections, start) = (Rejections::default(), Instant::now());
+        for _ in 0..LOGGED_MAX {
+            assert_eq!(rejections.take(start), Some(0));
+        }
+        for _ in 0..7 {
+            assert_eq!(rejections.take(start + INTERVAL / 2), None);
+        }
+        assert_eq!(rejections.take(start + INTERVAL), Some(7));
+        assert_eq!(rejections.take(start + INTERVAL), Some(0));
+    }
+}

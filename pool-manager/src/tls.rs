@@ -1,0 +1,192 @@
+//! The manager's certificate, its key, and the authority that signs the certificates of callers: read, checked, and made
+//! into a TLS configuration.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use tokio_rustls::rustls::{
+    self, RootCertStore, ServerConfig, crypto::ring, server::VerifierBuilderError,
+    server::WebPkiClientVerifier,
+};
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+use crate::config::Tls;
+
+/// Permissions of users who are neither the key's owner nor of its group.
+const OTHERS: u32 = 0o007;
+
+/// A certificate with fewer days left raises a warning.
+pub const EXPIRY_WARNING_DAYS: i64 = 14;
+
+/// Error returned by [`load`]: which file, and what is wrong with it.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The file cannot be read.
+    #[error("tls.{field}: cannot read {}", path.display())]
+    Read {
+        /// The key in rack.toml.
+        field: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        errno: io::Error,
+    },
+    /// The file does not hold what its field needs.
+    #[error("tls.{field}: {}: {rule}", path.display())]
+    Unusable {
+        /// The key in rack.toml.
+        field: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it must be.
+        rule: String,
+    },
+}
+
+/// A TLS configuration, and what it was made of.
+#[derive(Debug)]
+pub struct LoadedTls {
+    /// The configuration for new connections.
+    pub config: Arc<ServerConfig>,
+    /// DNS names and addresses in the manager's certificate.
+    pub names: Vec<String>,
+    /// When the first certificate of the chain or of the client authority expires, in Unix seconds.
+    pub expires_unix_s: i64,
+}
+
+impl LoadedTls {
+    /// Returns how many whole days are left until a certificate expires.
+    pub fn days_left(&self) -> i64 {
+        (self.expires_unix_s - now_unix_s()) / (24 * 3600)
+    }
+}
+
+/// Reads and checks the files of `[tls]`.
+///
+/// # Errors
+/// [`TlsError`]: a file is missing or not PEM, the key is readable by every user or another certificate's, or a certificate is
+/// expired or not valid yet.
+pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
+    let chain = certificates("certificate", &tls.certificate)?;
+    let key = key(&tls.key)?;
+    let authorities = certificates("client_ca", &tls.client_ca)?;
+    let (names, own_expiry) = inspect("certificate", &tls.certificate, &chain)?;
+    let (_, authority_expiry) = inspect("client_ca", &tls.client_ca, &authorities)?;
+    let provider = Arc::new(ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(
+        roots(&tls.client_ca, authorities)?,
+        Arc::clone(&provider),
+    );
+    let verifier = verifier
+        .build()
+        .map_err(|error: VerifierBuilderError| unusable("client_ca", &tls.client_ca, error))?;
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable("certificate", &tls.certificate, error))?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key);
+    let mut config = config.map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => unusable("key", &tls.key, "must be the key of tls.certificate"),
+        error => unusable("key", &tls.key, error),
+    })?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(LoadedTls { config: Arc::new(config), names, expires_unix_s: own_expiry.min(authority_expiry) })
+}
+
+fn unusable(field: &'static str, path: &Path, rule: impl ToString) -> TlsError {
+    TlsError::Unusable { field, path: path.to_owned(), rule: rule.to_string() }
+}
+
+fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|errno| TlsError::Read { field, path: path.to_owned(), errno })
+}
+
+fn certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(field, path)?).collect();
+    let found =
+        found.map_err(|error| unusable(field, path, format!("must be certificates as PEM: {error}")))?;
+    if found.is_empty() {
+        return Err(unusable(field, path, "must have at least one certificate as PEM"));
+    }
+    Ok(found)
+}
+
+fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let text = read("key", path)?;
+    let mode = fs::metadata(path)
+        .map_err(|errno| TlsError::Read { field: "key", path: path.to_owned(), errno })?
+        .mode();
+    if mode & OTHERS != 0 {
+        let rule = format!(
+            "has mode {:04o}: must not be open to every user; `chmod o= {}`",
+            mode & 0o7777,
+            path.display()
+        );
+        return Err(unusable("key", path, rule));
+    }
+    PrivateKeyDer::from_pem_slice(&text)
+        .map_err(|error| unusable("key", path, format!("must be a private key as PEM: {error}")))
+}
+
+fn roots(path: &Path, authorities: Vec<CertificateDer<'static>>) -> Result<Arc<RootCertStore>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority).map_err(|error| unusable("client_ca", path, error))?;
+    }
+    Ok(Arc::new(roots))
+}
+
+/// Returns the names in the first certificate, and when the first of all expires.
+fn inspect(
+    field: &'static str,
+    path: &Path,
+    certificates: &[CertificateDer<'_>],
+) -> Result<(Vec<String>, i64), TlsError> {
+    let (mut names, mut expires) = (Vec::new(), i64::MAX);
+    for (i, der) in certificates.iter().enumerate() {
+        let parsed = X509Certificate::from_der(der);
+        let (_, certificate) =
+            parsed.map_err(|error| unusable(field, path, format!("must be X.509: {error}")))?;
+        let validity = certificate.validity();
+        let now = now_unix_s();
+        if validity.not_after.timestamp() < now {
+            return Err(unusable(field, path, format!("expired on {}: renew it", validity.not_after)));
+        }
+        if validity.not_before.timestamp() > now {
+            return Err(unusable(field, path, format!("is not valid before {}", validity.not_before)));
+        }
+        expires = expires.min(validity.not_after.timestamp());
+        if i == 0 {
+            names = alternative_names(&certificate);
+        }
+    }
+    Ok((names, expires))
+}
+
+fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let Ok(Some(found)) = certificate.subject_alternative_name() else { return Vec::new() };
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => match bytes.len() {
+            4 => <[u8; 4]>::try_from(*bytes).ok().map(|ip| std::net::Ipv4Addr::from(ip).to_string()),
+            _ => <[u8; 16]>::try_from(*bytes).ok().map(|ip| std::net::Ipv6Addr::from(ip).to_string()),
+        },
+        _ => None,
+    };
+    found.value.general_names.iter().filter_map(name).collect()
+}
+
+fn now_unix_s() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
