@@ -71,6 +71,7 @@ fn ask(number: u32, slices: u32) -> Reserve {
         cores: 0,
         pinned: false,
         commit_within: Ns::secs(300),
+        uid: None,
     }
 }
 

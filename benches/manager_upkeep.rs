@@ -272,6 +272,7 @@ fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Ask {
         cores: 0,
         pinned: false,
         commit_within: Ns::secs(3000),
+        uid: None,
     };
     Ask::Reserve { reserve, wait }
 }

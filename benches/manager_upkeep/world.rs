@@ -155,6 +155,7 @@ fn records(start: Start) -> Vec<Record> {
             commit_within: Ns::secs(300),
             created: UnixMs(0),
             stage: Stage::Committed,
+            uid: None,
         };
         Record::Reservation(owner(first).reservation, reservation)
     });

@@ -13,9 +13,10 @@ use std::{
 
 use serde::Deserialize;
 use tonic::transport::Uri;
-use units::{Name, limits::SCRUB_MIB_PER_S_DEFAULT};
+use units::{Name, UserId, limits::SCRUB_MIB_PER_S_DEFAULT};
 
 use self::symbiosis::{RawSymbiosis, Symbiosis};
+use crate::host::process;
 
 /// Where the manager of a rack on one machine listens.
 const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
@@ -35,8 +36,8 @@ pub struct Config {
     pub token_file: Option<PathBuf>,
     /// Where VMMs fetch memory.
     pub socket: PathBuf,
-    /// Whose processes may.
-    pub allowed_uids: BTreeSet<u32>,
+    /// The users whose processes are answered there. Which VM a user may have, its reservation says.
+    pub allowed_uids: BTreeSet<UserId>,
     /// Where it tells its metrics.
     pub metrics_listen: Option<SocketAddr>,
     /// Certificates; there if the manager is on another machine.
@@ -273,11 +274,15 @@ fn check_socket(socket: &Path) -> Result<(), Fault> {
     if bytes <= SOCKET_BYTES_MAX { Ok(()) } else { Err(fault("agent.socket", socket.display(), rule)) }
 }
 
-fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<u32>, Fault> {
+fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, Fault> {
     match written {
-        None => Ok(BTreeSet::from([0, rustix::process::getuid().as_raw()])),
+        None => Ok(BTreeSet::from([UserId::ROOT, process::own_user()])),
         Some(uids) if uids.is_empty() => Err(fault("agent.allowed_uids", "[]", "must name somebody")),
-        Some(uids) => Ok(uids.into_iter().collect()),
+        Some(uids) => {
+            let rule = format!("must be at most {}", u32::MAX - 1);
+            let user = |uid| UserId::new(uid).map_err(|_| fault("agent.allowed_uids", uid, &rule));
+            uids.into_iter().map(user).collect()
+        }
     }
 }
 
@@ -344,8 +349,7 @@ mod tests {
         assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
         assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
-        assert!(config.allowed_uids.contains(&0));
-        assert!(config.allowed_uids.contains(&rustix::process::getuid().as_raw()));
+        assert_eq!(config.allowed_uids, BTreeSet::from([UserId::ROOT, process::own_user()]));
         assert_eq!(config.backend, Backend::Emulated { local_dir: None });
     }
 
@@ -386,6 +390,11 @@ mod tests {
             "host = \"h0\"",
             "host = \"h0\"\nallowed_uids = []",
             "agent.allowed_uids = \"[]\": must name",
+        );
+        refused(
+            "host = \"h0\"",
+            "host = \"h0\"\nallowed_uids = [4294967295]",
+            "agent.allowed_uids = \"4294967295\": must be at most 4294967294",
         );
         refused(
             "host = \"h0\"",

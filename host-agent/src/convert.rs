@@ -7,7 +7,7 @@ use pool::protocol::{
 };
 use proto::v1 as wire;
 use units::{
-    Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId,
+    Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UserId,
     limits::{WEIGHT_MAX, WEIGHT_MIN, is_weight},
 };
 
@@ -65,7 +65,9 @@ fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {
     let reservation = reservation("vms.reservation", &vm.reservation)?;
     let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new(s.emc, s.handle)));
     let local = Bytes::new(vm.local_bytes);
-    Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, slices: slices.collect() }))
+    let uid = vm.uid.map(UserId::new).transpose();
+    let uid = uid.map_err(|error| Invalid { field: "vms.uid", problem: error.to_string() })?;
+    Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, uid, slices: slices.collect() }))
 }
 
 /// All weights that are set on this host.
@@ -109,6 +111,7 @@ pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)
         reservation: reservation.to_string(),
         local_bytes: vm.local.get(),
         pinned: vm.pinned,
+        uid: vm.uid.map(u32::from),
     };
     wire::Have {
         instance: instance.0,
@@ -146,5 +149,35 @@ fn failed(f: pool::protocol::Failed) -> wire::Failed {
         epoch: f.holding.epoch.0,
         reason: reason.into(),
         message: f.message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_of_a_vm_is_read_from_orders_and_written_in_reports() {
+        let order = |uid| wire::WantVm {
+            vm: "a".into(),
+            reservation: "r-1".into(),
+            local_bytes: 1 << 20,
+            uid,
+            ..Default::default()
+        };
+        let uid = |number| want_vm(order(number)).map(|(_, vm)| vm.uid);
+        assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
+        let refused = uid(Some(u32::MAX)).expect_err("it is no user");
+        assert_eq!(refused.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
+        let vm = pool::protocol::HaveVm {
+            vm: Name::new("a").expect("a name"),
+            pid: 7,
+            slices: Vec::new(),
+            local: Bytes::ZERO,
+            pinned: false,
+            uid: UserId::new(2001).ok(),
+        };
+        let report = Have { vms: [(ReservationId(1), vm)].into(), ..Have::default() };
+        assert_eq!(have(InstanceId(1), report, Vec::new()).vms[0].uid, Some(2001));
     }
 }

@@ -8,7 +8,7 @@ mod tests;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use pool::agent::{Agent, Bounce, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord};
+use pool::agent::{Agent, Bounce, Caller, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord};
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     task::JoinSet,
@@ -36,9 +36,9 @@ type Look = Box<dyn FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) + Send>;
 
 /// What other tasks ask of the driver.
 enum Request {
-    Attach { vm: Name, process: Process, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
+    Attach { vm: Name, caller: Caller, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
     Touched { vm: Name, process: Process, touched: Touched, reply: oneshot::Sender<Result<(), Asked>> },
-    Show { vm: Name, process: Process, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
+    Show { vm: Name, caller: Caller, reply: oneshot::Sender<Result<Handed, Asked>> },
     Look(Look),
 }
 
@@ -83,16 +83,16 @@ impl Handle {
     ///
     /// # Errors
     /// [`Asked`].
-    pub async fn attach(&self, vm: Name, process: Process, form: Form) -> Result<Handed, Asked> {
-        self.ask(|reply| Request::Attach { vm, process, form, reply }).await?
+    pub async fn attach(&self, vm: Name, caller: Caller, form: Form) -> Result<Handed, Asked> {
+        self.ask(|reply| Request::Attach { vm, caller, form, reply }).await?
     }
 
     /// A process looks at the memory of a VM without becoming it.
     ///
     /// # Errors
     /// [`Asked`], whenever [`Handle::attach`] would have failed.
-    pub async fn show(&self, vm: Name, process: Process, form: Form) -> Result<Handed, Asked> {
-        self.ask(|reply| Request::Show { vm, process, form, reply }).await?
+    pub async fn show(&self, vm: Name, caller: Caller) -> Result<Handed, Asked> {
+        self.ask(|reply| Request::Show { vm, caller, reply }).await?
     }
 
     /// A VM's process tells how much its guest has touched.
@@ -300,21 +300,25 @@ impl Driver {
 
     fn answer(&mut self, request: Request) {
         match request {
-            Request::Attach { vm, process, form, reply } => {
+            Request::Attach { vm, caller, form, reply } => {
                 self.tickets += 1;
                 let ticket = Ticket(self.tickets);
                 self.waiting.insert(ticket, (form, reply));
-                self.handle(Event::Attach { ticket, vm, process });
+                self.handle(Event::Attach { ticket, vm, caller });
             }
             Request::Touched { vm, process, touched, reply } => {
                 let reservation = self.agent.vm_of(&vm, &process).ok_or(Asked::NotYours(vm));
                 let noted = reservation.map(|id| self.touched.note(id, touched));
                 let _ = reply.send(noted); // whoever asked may have gone
             }
-            Request::Show { vm, process, form, reply } => {
-                tracing::info!(vm = %vm, pid = process.pid, "memory looked at");
-                let shown = self.agent.look(&vm, process).map_err(Asked::from);
-                let _ = reply.send(shown.and_then(|record| self.memory(&record, form))); // as above
+            Request::Show { vm, caller, reply } => {
+                let (pid, uid) = (caller.process.pid, caller.uid);
+                let shown = self.agent.look(&vm, caller).map_err(Asked::from);
+                match &shown {
+                    Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory looked at"),
+                    Err(why) => tracing::info!(pid, %uid, %why, "look refused"),
+                }
+                let _ = reply.send(shown.and_then(|record| self.memory(&record, Form::Shown))); // as above
             }
             Request::Look(question) => question(&self.agent, &self.touched.all()),
         }

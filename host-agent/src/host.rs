@@ -29,7 +29,7 @@ use pool::{
     agent::{HostFailure, VmRecord},
     protocol::{FailedReason, Handle, Holding, SeenDevice},
 };
-use units::{Bytes, ReservationId};
+use units::{Bytes, ReservationId, UserId};
 
 /// Everything the agent does to a machine's memory. Calls for different slices come at the same time from many threads;
 /// for one slice there is one at a time. Every call may be repeated. One that fails may leave a part of a slice, which a repeated call
@@ -100,16 +100,10 @@ pub struct Counters {
 pub enum Form {
     /// As descriptors.
     Descriptors,
-    /// As paths that this uid can open.
-    Paths {
-        /// Whose they will be.
-        uid: u32,
-    },
-    /// Slices as paths that this uid can open, and of local memory only the size.
-    Shown {
-        /// Whose the slices will be.
-        uid: u32,
-    },
+    /// As paths to files of the VM's user.
+    Paths,
+    /// Slices as paths to files of the VM's user, and of local memory only the size.
+    Shown,
 }
 
 /// One part of a VM's memory.
@@ -136,6 +130,11 @@ pub enum Place {
     Path(PathBuf),
     /// Nowhere: the VMM makes it.
     VmmsOwn,
+}
+
+/// Returns the user that gets the files of a VM: the one that its reservation names, or the agent's own.
+fn user_of(record: &VmRecord) -> UserId {
+    record.uid.unwrap_or_else(process::own_user)
 }
 
 /// What a machine could not do.
@@ -207,7 +206,7 @@ pub enum HostError {
     )]
     NoPath {
         /// Whose VMM it is.
-        uid: u32,
+        uid: UserId,
     },
     /// Somebody else's file has the name of a device's node.
     #[error("{} is not the node of that device: /dev must be a devtmpfs", path.display())]

@@ -17,7 +17,7 @@ use std::{
 };
 
 use host_memory::datagram;
-use pool::agent::Process;
+use pool::agent::{Caller, Process};
 use prost::Message as _;
 use proto::v1::{self as wire, host_memory_request};
 use rustix::net::{
@@ -31,7 +31,7 @@ use units::limits::{
     DATAGRAM_BYTES_MAX, HOST_MEMORY_ANSWER_WITHIN, HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_IDLE_MAX,
     HOST_MEMORY_OTHERS_IDLE_MAX, HOST_MEMORY_OTHERS_MAX,
 };
-use units::{Name, Ns};
+use units::{Name, Ns, UserId};
 
 use self::answer::{Answer, refused};
 use crate::{
@@ -78,12 +78,12 @@ pub struct HostMemory {
 /// refused. No user can exhaust the permits of another.
 #[derive(Debug)]
 struct Places {
-    of_allowed: BTreeMap<u32, Arc<Semaphore>>,
+    of_allowed: BTreeMap<UserId, Arc<Semaphore>>,
     of_others: Arc<Semaphore>,
 }
 
 impl Places {
-    fn new(allowed_uids: BTreeSet<u32>) -> Self {
+    fn new(allowed_uids: BTreeSet<UserId>) -> Self {
         let places = |_| Arc::new(Semaphore::new(HOST_MEMORY_CONNECTIONS_PER_UID_MAX));
         Self {
             of_allowed: allowed_uids.into_iter().map(|uid| (uid, places(uid))).collect(),
@@ -91,11 +91,11 @@ impl Places {
         }
     }
 
-    fn is_allowed(&self, uid: u32) -> bool {
+    fn is_allowed(&self, uid: UserId) -> bool {
         self.of_allowed.contains_key(&uid)
     }
 
-    fn take(&self, uid: u32) -> io::Result<OwnedSemaphorePermit> {
+    fn take(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
         let places = self.of_allowed.get(&uid).unwrap_or(&self.of_others);
         let taken = Arc::clone(places).try_acquire_owned();
         taken.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
@@ -107,7 +107,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// [`ListenError`].
-    pub fn listen(path: &Path, allowed_uids: BTreeSet<u32>) -> Result<Self, ListenError> {
+    pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, ListenError> {
         let io_error = |doing| move |errno| ListenError::Io { doing, path: path.to_owned(), errno };
         remove_old(path)?;
         let listener = open_listener(path).map_err(io_error("listen on"))?;
@@ -125,8 +125,8 @@ impl HostMemory {
                 accepted = self.listener.async_io(tokio::io::Interest::READABLE, accept) => accepted,
                 () = driver.ended() => return,
             };
-            match accepted.and_then(|connection| Caller::new(connection, driver.clone(), &self.places)) {
-                Ok(caller) => drop(tokio::spawn(caller.serve())),
+            match accepted.and_then(|socket| Connection::new(socket, driver.clone(), &self.places)) {
+                Ok(connection) => drop(tokio::spawn(connection.serve())),
                 Err(error) => {
                     let now = Instant::now();
                     if warned.is_none_or(|at| now.duration_since(at) >= WARN_EVERY) {
@@ -162,11 +162,11 @@ fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
-/// One connection, and who is at its other end.
-struct Caller {
-    connection: AsyncFd<OwnedFd>,
+/// One connection, and the process at its other end.
+struct Connection {
+    socket: AsyncFd<OwnedFd>,
     driver: driver::Handle,
-    uid: u32,
+    uid: UserId,
     process: Result<Process, process::ProcessError>,
     allowed: bool,
     /// The VM that it has attached, the only one that it is answered about from then on.
@@ -174,21 +174,21 @@ struct Caller {
     _place: OwnedSemaphorePermit,
 }
 
-impl Caller {
+impl Connection {
     /// The caller is looked up at once, while it is most likely still there: a pid alone comes round again.
-    fn new(connection: OwnedFd, driver: driver::Handle, places: &Places) -> io::Result<Self> {
-        let peer = sockopt::socket_peercred(&connection)?;
-        let place = places.take(peer.uid.as_raw())?;
+    fn new(socket: OwnedFd, driver: driver::Handle, places: &Places) -> io::Result<Self> {
+        let peer = sockopt::socket_peercred(&socket)?;
+        let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
+        let place = places.take(uid)?;
         let process = process::identify(peer.pid.as_raw_nonzero().get().unsigned_abs());
-        let uid = peer.uid.as_raw();
-        let connection = readiness::watch(connection)?;
+        let socket = readiness::watch(socket)?;
         let allowed = places.is_allowed(uid);
-        Ok(Self { connection, driver, uid, process, allowed, vm: OnceLock::new(), _place: place })
+        Ok(Self { socket, driver, uid, process, allowed, vm: OnceLock::new(), _place: place })
     }
 
     async fn serve(self) {
         if let Err(error) = self.answer_all().await {
-            tracing::debug!(uid = self.uid, %error, "caller lost");
+            tracing::debug!(uid = %self.uid, %error, "caller lost");
         }
     }
 
@@ -196,7 +196,7 @@ impl Caller {
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         loop {
             let receive = |socket: &OwnedFd| datagram::receive(socket, &mut buffer);
-            let received = self.connection.async_io(tokio::io::Interest::READABLE, receive);
+            let received = self.socket.async_io(tokio::io::Interest::READABLE, receive);
             let bytes = match self.idle_max() {
                 None => received.await?,
                 Some(idle_max) => tokio::time::timeout(idle_max.as_duration(), received).await??,
@@ -250,10 +250,14 @@ impl Caller {
         }
     }
 
+    fn caller(&self, process: Process) -> Caller {
+        Caller { process, uid: self.uid }
+    }
+
     async fn attach(&self, process: Process, attach: wire::Attach) -> Answer {
         let form = match attach.form() {
             wire::MemoryForm::Descriptors => Form::Descriptors,
-            wire::MemoryForm::Paths => Form::Paths { uid: self.uid },
+            wire::MemoryForm::Paths => Form::Paths,
             wire::MemoryForm::Unspecified => {
                 return refused("BAD_MESSAGE", format!("attach.form = {}: must be 1 or 2", attach.form));
             }
@@ -262,7 +266,7 @@ impl Caller {
             Err(refused) => return refused,
             Ok(vm) => vm,
         };
-        let handed = self.driver.attach(vm.clone(), process, form).await;
+        let handed = self.driver.attach(vm.clone(), self.caller(process), form).await;
         if handed.is_ok() {
             self.vm.get_or_init(|| vm);
         }
@@ -272,7 +276,7 @@ impl Caller {
     async fn look(&self, process: Process, look: wire::Look) -> Answer {
         match self.own_vm("look.vm", &look.vm) {
             Err(refused) => refused,
-            Ok(vm) => answer::memory(self.driver.show(vm, process, Form::Shown { uid: self.uid }).await),
+            Ok(vm) => answer::memory(self.driver.show(vm, self.caller(process)).await),
         }
     }
 
@@ -291,7 +295,7 @@ impl Caller {
             for (message, descriptors) in answer {
                 let bytes = message.encode_to_vec();
                 let send = |socket: &OwnedFd| datagram::send(socket, &bytes, &descriptors);
-                self.connection.async_io(tokio::io::Interest::WRITABLE, send).await?;
+                self.socket.async_io(tokio::io::Interest::WRITABLE, send).await?;
             }
             Ok(())
         };

@@ -14,7 +14,7 @@ use pool::{
     protocol::{Handle, Holding},
 };
 use serde::{Deserialize, Serialize};
-use units::{Bytes, Epoch, Name, ReservationId, SliceId};
+use units::{Bytes, Epoch, Name, ReservationId, SliceId, UserId};
 
 use crate::{
     host::process::{ProcessError, Watched},
@@ -82,6 +82,9 @@ struct Written {
     cgroup: String,
     local_bytes: u64,
     pinned: bool,
+    /// Absent in records of VMs of the agent's own user, and of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uid: Option<UserId>,
     slices: Vec<WrittenSlice>,
 }
 
@@ -176,6 +179,7 @@ impl Records {
             cgroup: record.process.cgroup.clone(),
             local_bytes: record.local.get(),
             pinned: record.pinned,
+            uid: record.uid,
             slices: record.slices.iter().map(slice).collect(),
         }
     }
@@ -210,7 +214,8 @@ fn understand(bytes: &[u8]) -> Result<(VmRecord, String), Wrong> {
     let slices: BTreeMap<Holding, Handle> = written.slices.into_iter().map(understand_slice).collect();
     let process = Process { pid: written.pid, started: written.started_ticks, cgroup: written.cgroup };
     let local = Bytes::new(written.local_bytes);
-    Ok((VmRecord { reservation, vm, process, local, pinned: written.pinned, slices }, written.boot_id))
+    let (pinned, uid) = (written.pinned, written.uid);
+    Ok((VmRecord { reservation, vm, process, local, pinned, uid, slices }, written.boot_id))
 }
 
 fn understand_slice(written: WrittenSlice) -> (Holding, Handle) {
@@ -233,6 +238,7 @@ mod tests {
             process,
             local: Bytes::mib(64),
             pinned: true,
+            uid: UserId::new(2001).ok(),
             slices: BTreeMap::from([(holding, Handle::new("emc", "/emc/slices/00017.42.h0"))]),
         }
     }
@@ -275,12 +281,23 @@ mod tests {
             (good.replace("r-7", "7"), "reservation: \"7\" is not a reservation"),
             (good.replace("vm:1", "../vm"), "vm: \"../vm\" is not a name"),
             (good.replace("cgroup", "cgroups"), "unknown field `cgroups`"),
+            (good.replace("2001", "4294967295"), "4294967295 is not a user id"),
             (String::new(), "EOF"),
         ] {
             fs::write(&path, bad).unwrap();
             let error = units::chain(&records.load().unwrap_err());
             assert!(error.contains("vms/r-7.json") && error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn record_without_a_user_is_read_and_written_as_earlier_versions_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path(), "boot").unwrap();
+        let record = VmRecord { uid: None, ..record(Process { pid: 1, started: 1, cgroup: String::new() }) };
+        records.write(&record).unwrap();
+        assert!(!fs::read_to_string(dir.path().join("vms/r-7.json")).unwrap().contains("uid"));
+        assert_eq!(noted(dir.path()).unwrap(), [record]);
     }
 
     #[test]

@@ -206,6 +206,7 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
         tracing::info!(slices = left.len(), "slices are on this machine already");
     }
     let mut agent = Agent::new(Ns::ZERO, instance, rack, found, left);
+    agent.set_user(process::own_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(
             serial = device.serial,

@@ -12,7 +12,7 @@ use std::{
 use host_memory::{Client, ClientError, Region, RegionPlace};
 use left_out::left_out;
 use proto::v1::{self as wire, MemoryForm};
-use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm};
+use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm, want_vms_of};
 
 const GIB: u64 = 1 << 30;
 
@@ -190,7 +190,100 @@ fn connection_that_attached_a_vm_is_answered_about_no_other() {
     let (_rig, mut vmm) = running();
     assert!(vmm.say("attach b descriptors").starts_with("refused OTHER_VM attach.vm: b: must be a"));
     assert!(vmm.say("touched b 1 1").starts_with("refused OTHER_VM touched.vm: b"));
+    assert!(vmm.say("look b").starts_with("refused OTHER_VM look.vm: b: must be a"));
     assert_eq!(vmm.say("touched a 1 1"), "noted");
+}
+
+/// Two users that VMMs run as.
+const TENANTS: [u32; 2] = [2001, 2002];
+
+/// A rack whose VM `a` is the first tenant's, `b` is the second's and `c` names no user; all are ready. `None` if this test cannot
+/// become other users.
+fn of_two_tenants() -> Option<Rig> {
+    if !rustix::process::geteuid().is_root() {
+        left_out("VMs of other users, as becoming one takes root");
+        return None;
+    }
+    let mut rig = Rig::with("allowed_uids = [0, 2001, 2002]");
+    let users = [Some(TENANTS[0]), Some(TENANTS[1]), None];
+    let vms = (1..).zip(users).map(|(slice, uid)| (rig.grant(slice, 1), uid)).collect::<Vec<_>>();
+    rig.order(want_vms_of(vms), |have| pairs(&have.online) == [(1, 1), (2, 1), (3, 1)]);
+    Some(rig)
+}
+
+#[track_caller]
+fn assert_other_user(answer: &str, vm: &str, user: u32, caller: u32) {
+    let expected = format!(
+        "refused OTHER_USER VM {vm} is user {user}'s: must be user {user} or root, not user {caller}"
+    );
+    assert!(answer.starts_with(&expected), "{answer}");
+}
+
+#[test]
+fn user_attaches_and_looks_at_its_own_vms_only() {
+    let Some(rig) = of_two_tenants() else { return };
+    let [one, two] = TENANTS;
+    let mut vmm = rig.vmm_of(one);
+    for (vm, user) in [("b", two), ("c", 0)] {
+        assert_other_user(&vmm.say(&format!("look {vm}")), vm, user, one);
+        assert_other_user(&vmm.say(&format!("attach {vm} descriptors")), vm, user, one);
+        assert_other_user(&vmm.say(&format!("attach {vm} paths")), vm, user, one);
+    }
+    let owner = |slice| rig.slice_path(slice, 1).metadata().unwrap().uid();
+    assert_eq!([1, 2, 3].map(owner), [0; 3], "a refused request gave a file away");
+    assert_eq!(vmm.say("look a"), format!("looked 1.1={GIB}"));
+    assert_eq!([1, 2, 3].map(owner), [one, 0, 0]);
+    assert_eq!(vmm.say("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    assert_eq!(vmm.say("zero"), "true");
+}
+
+/// The files of a look were given to the caller, whoever the VM was for.
+#[test]
+fn files_that_root_looks_at_are_given_to_the_user_of_the_vm() {
+    let Some(rig) = of_two_tenants() else { return };
+    let mut root = rig.vmm();
+    for (vm, slice) in [("a", 1), ("b", 2), ("c", 3)] {
+        assert_eq!(root.say(&format!("look {vm}")), format!("looked {slice}.1={GIB}"));
+    }
+    let owner = |slice| rig.slice_path(slice, 1).metadata().unwrap().uid();
+    assert_eq!([1, 2, 3].map(owner), [TENANTS[0], TENANTS[1], 0]);
+    assert!(rig.vmm_of(TENANTS[1]).say("attach b descriptors").starts_with("attached"));
+}
+
+#[test]
+fn guest_that_broke_out_of_its_vmm_reaches_no_other_vm() {
+    let Some(mut rig) = of_two_tenants() else { return };
+    let [one, two] = TENANTS;
+    let mut vmm = rig.vmm_that_became(one);
+    assert!(vmm.say("attach a descriptors").starts_with("attached"));
+    for request in ["attach b descriptors", "attach c descriptors", "look b", "look c"] {
+        let answer = vmm.say(request);
+        assert!(answer.starts_with("refused OTHER_VM"), "{request} on the old connection: {answer}");
+    }
+    assert_eq!(vmm.say("reconnect"), "connected");
+    assert_other_user(&vmm.say("attach b descriptors"), "b", two, one);
+    assert_other_user(&vmm.say("look c"), "c", 0, one);
+    assert!(vmm.say("attach a descriptors").starts_with("attached"), "its own VM again");
+    let mut root = rig.vmm();
+    assert!(root.say("attach c descriptors").starts_with("attached"));
+    for restart in [false, true] {
+        if restart {
+            rig.kill_agent();
+            rig.start_agent();
+            let vms = (1..).zip([Some(one), Some(two), None]);
+            let vms = vms.map(|(slice, uid)| (rig.want_slice(slice, 1), uid)).collect::<Vec<_>>();
+            let have = rig.order(want_vms_of(vms), |have| have.whole && have.online.len() == 3);
+            let users: Vec<_> = have.vms.iter().map(|vm| (vm.vm.as_str(), vm.uid)).collect();
+            assert_eq!(users, [("a", Some(one)), ("c", None)], "the agent has forgotten a user");
+        }
+        assert_eq!(root.say("reconnect"), "connected");
+        for request in ["attach b descriptors", "look b"] {
+            let answer = root.say(request);
+            let expected = format!("refused OTHER_VM process {} is VM c (r-3)", root.pid());
+            assert!(answer.starts_with(&expected), "{request} on a new connection: {answer}");
+        }
+        assert!(root.say("attach c descriptors").starts_with("attached"), "its own VM again");
+    }
 }
 
 /// 1,024 connections of any user kept every VM from starting.

@@ -161,10 +161,10 @@ mod tests {
 
     use pool::{
         ledger::Ledger,
-        record::{Fence, Host, Scheduling},
+        record::{Fence, Host, RequestKey, Reservation, Scheduling, Stage},
         slice::{Quarantine, Slot, State},
     };
-    use units::{Bytes, EmcId, Epoch, HostId, Name, ReservationId, SliceId};
+    use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId, UnixMs, UserId};
 
     use super::*;
     use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
@@ -258,6 +258,49 @@ mod tests {
         let lists = written.split_off(written.len() - 2);
         assert_eq!(lists, [0; 2], "the empty lists, which earlier versions did not write");
         assert_eq!(read(Table::Hosts, &[0, 0], &written).unwrap(), record);
+    }
+
+    fn reservation(stage: Stage, uid: Option<UserId>) -> Record {
+        let reservation = Reservation {
+            vm: Name::new("v").unwrap(),
+            host: HostId(0),
+            slices: vec![SliceId(3)],
+            local: Bytes::gib(1),
+            cores: 1,
+            pinned: false,
+            request: RequestKey { client: Name::new("c").unwrap(), id: RequestId::new("r").unwrap() },
+            commit_within: Ns::secs(1),
+            created: UnixMs(5),
+            stage,
+            uid,
+        };
+        Record::Reservation(ReservationId(7), reservation)
+    }
+
+    fn read_back(written: &[u8]) -> Record {
+        read(Table::Reservations, &(!7_u64).to_be_bytes(), written).unwrap()
+    }
+
+    #[test]
+    fn reservation_keeps_its_user() {
+        for uid in [None, UserId::new(0).ok(), UserId::new(2001).ok(), UserId::new(u32::MAX - 1).ok()] {
+            let record = reservation(Stage::Committed, uid);
+            assert_eq!(read_back(&postcard::to_stdvec(&record).unwrap()), record);
+        }
+    }
+
+    #[test]
+    fn reservation_without_the_last_fields_is_read_as_of_no_user() {
+        let committed = reservation(Stage::Committed, None);
+        let mut written = postcard::to_stdvec(&committed).unwrap();
+        assert_eq!(written.pop(), Some(0), "no user, which earlier versions did not write");
+        assert_eq!(read_back(&written), committed);
+        let broken = reservation(Stage::Broken { why: "lost".into(), deadline: None }, None);
+        let mut written = postcard::to_stdvec(&broken).unwrap();
+        for field in ["user", "deadline of a broken reservation"] {
+            assert_eq!(written.pop(), Some(0), "no {field}, which earlier versions did not write");
+            assert_eq!(read_back(&written), broken);
+        }
     }
 
     /// Variants are numbered in the store: a new one goes to the end.

@@ -334,6 +334,9 @@ pub struct Reserve {
     /// Its pages must stay where they are (device assignment, SR-IOV)
     #[arg(long)]
     pub pinned: bool,
+    /// The user of the host that may use the VM's memory beside root, by number [default: the user of the host's agent]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
+    pub uid: Option<u32>,
     /// Answer what would happen, change nothing
     #[arg(long, conflicts_with = "wait_ready")]
     pub validate_only: bool,

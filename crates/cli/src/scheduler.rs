@@ -53,6 +53,7 @@ fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
         wait_ready: args.wait_ready,
         commit_within_ms: args.commit_within.map_or(0, whole_ms),
         client: args.client.into(),
+        uid: args.uid,
     }
 }
 

@@ -156,6 +156,7 @@ impl Row for Reservation {
         col("POOL", |r| size(r.pool_bytes)),
         wide("CORES", |r| r.cores.to_string()),
         wide("PINNED", |r| yes(r.pinned)),
+        wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
         wide("SLICES", |r| runs(&r.slices)),
         wide("CREATED", |r| moment(r.created_unix_ms)),
         wide("COMMIT BY", |r| moment_or_dash(r.commit_deadline_unix_ms)),

@@ -94,7 +94,8 @@ pub enum ClientError {
     /// The agent said no.
     #[error("the host agent refuses: {message} ({reason})")]
     Refused {
-        /// In upper case with underscores: VM_UNKNOWN, VM_NOT_READY, VM_ATTACHED, PEER_NOT_ALLOWED, BAD_MESSAGE.
+        /// In upper case with underscores: VM_UNKNOWN, VM_NOT_READY, VM_ATTACHED, OTHER_USER, OTHER_VM,
+        /// PEER_NOT_ALLOWED, BAD_MESSAGE.
         reason: String,
         /// For people.
         message: String,

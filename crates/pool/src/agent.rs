@@ -23,7 +23,7 @@ use std::{
 };
 
 use units::limits::{HAVE_LINGER, HEARTBEATS_PER_LEASE, LEASE_TTL_MIN};
-use units::{Bytes, InstanceId, Name, Ns, OrderNumber, ReservationId};
+use units::{Bytes, InstanceId, Name, Ns, OrderNumber, ReservationId, UserId};
 
 use self::{
     leftovers::Leftovers,
@@ -54,6 +54,15 @@ impl Process {
     }
 }
 
+/// A process that asks for memory, and its user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The process.
+    pub process: Process,
+    /// Its user when it connected. A VMM that has given up root since still counts as root.
+    pub uid: UserId,
+}
+
 /// Which process has which memory. On disk before the process gets the first descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmRecord {
@@ -67,6 +76,8 @@ pub struct VmRecord {
     pub local: Bytes,
     /// Whether its pages must stay where they are.
     pub pinned: bool,
+    /// The user that its memory is for; `None` for the agent's own.
+    pub uid: Option<UserId>,
     /// The slices it was handed.
     pub slices: BTreeMap<Holding, Handle>,
 }
@@ -140,7 +151,7 @@ pub enum Event {
         /// Of this VM.
         vm: Name,
         /// Who asks.
-        process: Process,
+        caller: Caller,
     },
     /// A VM's record is on disk, or could not be written.
     Recorded {
@@ -265,6 +276,30 @@ pub enum Refusal {
         /// Whose it was.
         pid: u32,
     },
+    /// The caller is not the user of the VM's reservation.
+    #[error("VM {vm} is user {user}'s: must be user {user} or root, not user {caller}{hint}")]
+    OtherUser {
+        /// Which VM.
+        vm: Name,
+        /// The user that may use it.
+        user: UserId,
+        /// The user that asked.
+        caller: UserId,
+        /// What to do if the reservation names no user.
+        hint: &'static str,
+    },
+    /// The caller is the process of another VM already.
+    #[error("process {pid} is VM {own} ({reservation}): must be another process for VM {vm}")]
+    OtherVm {
+        /// The VM that was asked for.
+        vm: Name,
+        /// The process that asked.
+        pid: u32,
+        /// The VM that it is.
+        own: Name,
+        /// That VM's reservation.
+        reservation: ReservationId,
+    },
     /// Nothing is handed out that is not on record.
     #[error("VM {vm} could not be recorded: {message}")]
     NotRecorded {
@@ -322,6 +357,8 @@ pub enum Bounce {
 #[derive(Debug)]
 pub struct Agent {
     instance: InstanceId,
+    /// The agent's own user, whose VMs are those whose reservation names none.
+    user: UserId,
     rack: Option<String>,
     now: Ns,
     /// How often to speak, while there is somebody to speak to.
@@ -369,6 +406,7 @@ impl Agent {
     ) -> Self {
         let mut agent = Self {
             instance,
+            user: UserId::ROOT,
             rack,
             now,
             heartbeat: None,
@@ -403,6 +441,11 @@ impl Agent {
         self.is_blind = true;
     }
 
+    /// Sets the user that the agent runs as, which is root otherwise: the user of VMs whose reservation names none.
+    pub fn set_user(&mut self, user: UserId) {
+        self.user = user;
+    }
+
     /// Takes one event in. What is to be done about it waits in [`Agent::poll_effect`].
     pub fn handle(&mut self, now: Ns, event: Event) {
         self.now = self.now.max(now);
@@ -412,7 +455,7 @@ impl Agent {
             Event::Want { rack, want } => self.on_want(&rack, want),
             Event::Done { holding, result } => self.on_done(holding, result),
             Event::Cleared { place, result } => self.on_cleared(&place, result),
-            Event::Attach { ticket, vm, process } => self.on_attach(ticket, &vm, process),
+            Event::Attach { ticket, vm, caller } => self.on_attach(ticket, &vm, caller),
             Event::Recorded { reservation, result } => self.on_recorded(reservation, result),
             Event::ProcessGone { reservation } => self.on_process_gone(reservation),
             Event::Tick => {}

@@ -12,7 +12,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, SliceId, UnixMs};
+use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, SliceId, UnixMs, UserId};
 
 /// One owner of one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -127,6 +127,8 @@ pub struct WantVm {
     pub local: Bytes,
     /// Whether its pages must stay where they are.
     pub pinned: bool,
+    /// The user that may use it beside root; `None` for the agent's own.
+    pub uid: Option<UserId>,
     /// Its slices.
     pub slices: BTreeMap<Holding, Handle>,
 }
@@ -190,6 +192,8 @@ pub struct HaveVm {
     pub local: Bytes,
     /// Whether its pages must stay where they are.
     pub pinned: bool,
+    /// The user that may use it beside root, as in [`WantVm::uid`].
+    pub uid: Option<UserId>,
 }
 
 /// What a scrubber did.
@@ -264,6 +268,7 @@ mod tests {
             slices: vec![holding(0)],
             local: Bytes::ZERO,
             pinned: false,
+            uid: None,
         };
         (ReservationId(id), vm)
     }

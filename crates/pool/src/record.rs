@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Deserializer, Serialize};
-use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, SliceId, UnixMs};
+use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, SliceId, UnixMs, UserId};
 
 use crate::{audit::Decision, slice::Slot};
 
@@ -275,6 +275,9 @@ pub struct Reservation {
     pub created: UnixMs,
     /// How far its life has come.
     pub stage: Stage,
+    /// The user of the host that may use it beside root; `None` for the agent's own user.
+    #[serde(deserialize_with = "if_written")]
+    pub uid: Option<UserId>,
 }
 
 /// How far a reservation's life has come.

@@ -9,9 +9,11 @@ mod name;
 mod number;
 mod size;
 mod time;
+mod user;
 
 pub use chain::chain;
 pub use name::{Name, NameError, RequestId};
 pub use number::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, Revision, SliceId};
 pub use size::{Bytes, Fraction, NotAFraction, SLICE};
 pub use time::{Ns, UnixMs};
+pub use user::{UserId, UserIdError};

@@ -6,7 +6,7 @@ use pool::{
     agent::HostFailure,
     protocol::{FailedReason, Have, Holding, Want, WantVm},
 };
-use units::{Bytes, Epoch, InstanceId, Revision, SliceId};
+use units::{Bytes, Epoch, InstanceId, Revision, SliceId, UserId};
 
 use super::*;
 use crate::host::{
@@ -67,7 +67,7 @@ impl Rig {
 
     async fn order_vm(&self, revision: u64) {
         let slices = BTreeMap::from([(SLICE_1, place())]);
-        let vm = WantVm { vm: name(), local: Bytes::mib(1), pinned: true, slices };
+        let vm = WantVm { vm: name(), local: Bytes::mib(1), pinned: true, uid: None, slices };
         self.order(revision, |want| drop(want.vms.insert(ReservationId(1), vm))).await;
     }
 
@@ -82,7 +82,8 @@ impl Rig {
 
     async fn attach(&self) -> Result<Handed, Asked> {
         let process = process::identify(std::process::id()).unwrap();
-        self.driver.attach(name(), process, Form::Descriptors).await
+        let caller = Caller { process, uid: UserId::ROOT };
+        self.driver.attach(name(), caller, Form::Descriptors).await
     }
 }
 

@@ -17,9 +17,9 @@ use rustix::{
     fs::{MemfdFlags, OFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create},
     io::Errno,
 };
-use units::{Bytes, ReservationId};
+use units::{Bytes, ReservationId, UserId};
 
-use super::{Form, HostError, Part, Place, memory::numa};
+use super::{Form, HostError, Part, Place, memory::numa, user_of};
 
 /// What the kernel says of nodes.
 const NODES: &str = "/sys/devices/system/node";
@@ -63,8 +63,8 @@ impl Local {
         }
         let place = match form {
             Form::Descriptors => Place::Descriptor(self.memfd(record)?),
-            Form::Paths { uid } => Place::Path(self.file(record, uid)?),
-            Form::Shown { .. } => Place::VmmsOwn,
+            Form::Paths => Place::Path(self.file(record)?),
+            Form::Shown => Place::VmmsOwn,
         };
         Ok(Some(Part { slice: None, emc: "".into(), bytes: record.local, offset: 0, place }))
     }
@@ -102,7 +102,7 @@ impl Local {
         Some(self.dir.as_ref()?.join(format!("{reservation}.local")))
     }
 
-    fn file(&self, record: &VmRecord, uid: u32) -> Result<PathBuf, HostError> {
+    fn file(&self, record: &VmRecord) -> Result<PathBuf, HostError> {
         let path = self.path(record.reservation).ok_or(HostError::NoLocalDirectory)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -111,7 +111,7 @@ impl Local {
         file.set_len(record.local.get()).map_err(|errno| HostError::io("size", &path, errno))?;
         let apart = self.keep_apart(&file, record.local.get());
         apart.map_err(|errno| HostError::io("bind to local nodes", &path, errno))?;
-        give_to(&OwnedFd::from(file), &path, uid)?;
+        give_to(&OwnedFd::from(file), &path, user_of(record))?;
         Ok(path)
     }
 }
@@ -129,12 +129,12 @@ pub(super) fn no_follow() -> i32 {
     i32::try_from(OFlags::NOFOLLOW.bits()).expect("flags are small numbers")
 }
 
-/// Makes a file the uid's own, so that it can open it.
-pub(super) fn give_to(file: &OwnedFd, path: &Path, uid: u32) -> Result<(), HostError> {
+/// Makes a user the owner of a file, so that it can open it.
+pub(super) fn give_to(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
     let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("ask about", path, errno))?.st_uid;
-    if owner == uid {
+    if owner == user.get() {
         return Ok(());
     }
-    fchown(file.as_fd(), Some(Uid::from_raw(uid)), None)
+    fchown(file.as_fd(), Some(Uid::from_raw(user.get())), None)
         .map_err(|errno| HostError::io("change the owner of", path, errno))
 }

@@ -39,6 +39,7 @@ use super::{
     ranges::Ranges,
     slices::{Driver, Slices},
     sysfs::Sysfs,
+    user_of,
 };
 
 /// What the kernel says of each page.
@@ -247,10 +248,8 @@ impl Host for MemoryBlock {
     }
 
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError> {
-        if let Form::Paths { uid } | Form::Shown { uid } = form
-            && uid != rustix::process::geteuid().as_raw()
-            && !record.slices.is_empty()
-        {
+        let uid = user_of(record);
+        if form != Form::Descriptors && uid != process::own_user() && !record.slices.is_empty() {
             return Err(HostError::NoPath { uid });
         }
         let local = self.local.part(record, form)?;

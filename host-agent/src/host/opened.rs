@@ -13,12 +13,13 @@ use pool::{
     agent::VmRecord,
     protocol::{Handle, Holding},
 };
-use units::SLICE;
+use units::{SLICE, UserId};
 
 use super::{
     Form, HostError, Part, Place,
     local::give_to,
     process::{self, FileId},
+    user_of,
 };
 
 /// Some machines hide a process even from root. That is worth one line, not one per slice.
@@ -66,15 +67,16 @@ impl Opened {
         record: &VmRecord,
         form: Form,
     ) -> impl Iterator<Item = Result<Part, HostError>> {
-        record.slices.iter().map(move |(holding, handle)| self.part(*holding, handle, form))
+        let user = user_of(record);
+        record.slices.iter().map(move |(holding, handle)| self.part(*holding, handle, form, user))
     }
 
-    fn part(&self, holding: Holding, handle: &Handle, form: Form) -> Result<Part, HostError> {
+    fn part(&self, holding: Holding, handle: &Handle, form: Form, user: UserId) -> Result<Part, HostError> {
         let (file, path) = self.table().get(&holding).cloned().ok_or(HostError::NotOpen(holding))?;
         let place = match form {
             Form::Descriptors => Place::Descriptor(file),
-            Form::Paths { uid } | Form::Shown { uid } => {
-                give_to(&file, &path, uid)?;
+            Form::Paths | Form::Shown => {
+                give_to(&file, &path, user)?;
                 Place::Path(path)
             }
         };

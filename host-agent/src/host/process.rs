@@ -21,6 +21,7 @@ use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
+use units::UserId;
 
 /// Seals of a file that [`make_memfd`] made. It can be truncated: that takes its memory away.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
@@ -58,6 +59,14 @@ pub enum ProcessError {
 fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ProcessError {
     let path = path.into();
     move |errno| ProcessError::Io { doing, path, errno }
+}
+
+/// Returns the user that this process runs as.
+///
+/// # Panics
+/// The kernel returns no user.
+pub fn own_user() -> UserId {
+    UserId::new(rustix::process::geteuid().as_raw()).expect("a process has a user")
 }
 
 /// Changes when the machine restarts.
@@ -271,7 +280,7 @@ fn open_own(path: &Path, device: u64) -> Option<File> {
     let is_memfd = stat.st_dev == device
         && stat.st_nlink == 0
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    if !is_memfd || stat.st_uid != rustix::process::geteuid().as_raw() {
+    if !is_memfd || stat.st_uid != own_user().get() {
         return None;
     }
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());

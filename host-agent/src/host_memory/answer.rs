@@ -33,6 +33,8 @@ fn refusal(asked: &Asked) -> Answer {
         Asked::Refused(Refusal::VmUnknown(_)) | Asked::NotYours(_) => "VM_UNKNOWN",
         Asked::Refused(Refusal::NotReady { .. } | Refusal::NotRecorded { .. }) => "VM_NOT_READY",
         Asked::Refused(Refusal::Attached { .. } | Refusal::Ended { .. }) => "VM_ATTACHED",
+        Asked::Refused(Refusal::OtherUser { .. }) => "OTHER_USER",
+        Asked::Refused(Refusal::OtherVm { .. }) => "OTHER_VM",
         Asked::Host(_) | Asked::Stopping => "VM_NOT_READY",
     };
     refused(reason, units::chain(asked))

@@ -1,8 +1,11 @@
 //! A VMM without a guest, for tests: attaches to a VM's memory and does as it is told on its standard input, one word a
 //! line, one line of answer each. It ends with its input, or when it is killed.
 //!
-//! `attach VM descriptors|paths`, `write` (a byte that is not zero at both ends of every region), `zero` (whether every
-//! region begins and ends with zero), `touched VM LOCAL POOL`.
+//! Its arguments are the agent's socket and, to become another user than root, `before UID` or `after UID`: it changes its user
+//! before or after it connects.
+//!
+//! `attach VM descriptors|paths`, `look VM` (and open the slices), `reconnect`, `write` (a byte that is not zero at both ends of
+//! every region), `zero` (whether every region begins and ends with zero), `touched VM LOCAL POOL`.
 
 use std::{
     fs::File,
@@ -13,17 +16,40 @@ use std::{
 
 use host_memory::{Client, ClientError, Region, VmMemory};
 use proto::v1::MemoryForm;
+use rustix::{
+    process::{Gid, Uid},
+    thread::{set_thread_res_gid, set_thread_res_uid},
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let socket = std::env::args().nth(1).ok_or("which socket?")?;
-    let client = Client::connect(Path::new(&socket))?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let socket = Path::new(arguments.first().ok_or("which socket?")?);
+    let user = |when: &str| match arguments.get(1) {
+        Some(given) if given == when => become_user(arguments.get(2).ok_or("which user?")?),
+        _ => Ok(()),
+    };
+    user("before")?;
+    let mut client = Client::connect(socket)?;
+    user("after")?;
     let mut regions = Vec::new();
     for line in io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
-        println!("{}", obey(&client, &mut regions, &words)?);
+        if words == ["reconnect"] {
+            client = Client::connect(socket)?;
+            println!("connected");
+        } else {
+            println!("{}", obey(&client, &mut regions, &words)?);
+        }
     }
     Ok(())
+}
+
+fn become_user(uid: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let uid = uid.parse()?;
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    set_thread_res_gid(gid, gid, gid)?;
+    Ok(set_thread_res_uid(uid, uid, uid)?)
 }
 
 fn obey(
@@ -36,6 +62,7 @@ fn obey(
             let form = if *form == "paths" { MemoryForm::Paths } else { MemoryForm::Descriptors };
             told(client.attach(vm, form).map(|memory| opened(memory, regions)))
         }
+        ["look", vm] => told(client.look(vm).map(open_slices)),
         ["touched", vm, local, pool] => {
             told(client.touched(vm, local.parse()?, pool.parse()?).map(|()| Ok("noted".to_owned())))
         }
@@ -62,6 +89,13 @@ fn opened(memory: VmMemory, regions: &mut Vec<(File, u64)>) -> io::Result<String
     let names: Vec<String> = memory.regions.iter().map(name).collect();
     *regions = memory.regions.into_iter().map(open).collect::<io::Result<_>>()?;
     Ok(format!("attached {}", names.join(" ")))
+}
+
+fn open_slices(memory: VmMemory) -> io::Result<String> {
+    let slices: Vec<Region> = memory.regions.into_iter().filter(|region| region.slice.is_some()).collect();
+    let names: Vec<String> = slices.iter().map(name).collect();
+    slices.into_iter().try_for_each(|region| region.into_file().map(drop))?;
+    Ok(format!("looked {}", names.join(" ")))
 }
 
 fn name(region: &Region) -> String {

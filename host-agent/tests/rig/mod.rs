@@ -124,6 +124,8 @@ impl Rig {
             .add_service(agent_server::AgentServer::new(Mailbox(sender)))
             .serve_with_incoming(TcpListenerStream::new(listener));
         runtime.spawn(server);
+        // VMMs of other users find the socket and the slices in it.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
         write_config(dir.path(), &format!("manager = \"http://{address}\"\n{more}"));
         let hello = wire::Hello::default();
         let online = std::collections::BTreeSet::new();
@@ -246,7 +248,17 @@ impl Rig {
     }
 
     pub fn vmm(&self) -> Vmm {
-        Vmm::new(&self.socket())
+        Vmm::new(&self.socket(), &[])
+    }
+
+    /// A VMM that was started as a user.
+    pub fn vmm_of(&self, uid: u32) -> Vmm {
+        Vmm::new(&self.socket(), &["before", &uid.to_string()])
+    }
+
+    /// A VMM that was started as root and has become a user after it connected, as with `vmm-plugin run --uid`.
+    pub fn vmm_that_became(&self, uid: u32) -> Vmm {
+        Vmm::new(&self.socket(), &["after", &uid.to_string()])
     }
 }
 
@@ -289,8 +301,22 @@ pub fn want_vm(slices: Vec<wire::WantSlice>) -> wire::Want {
         local_bytes: 16 << 20,
         slices,
         pinned: false,
+        uid: None,
     };
     wire::Want { vms: vec![vm], ..want() }
+}
+
+/// An order for VMs `a`, `b`, ... of reservations r-1, r-2, ..., each with its slice and its user.
+pub fn want_vms_of(vms: impl IntoIterator<Item = (wire::WantSlice, Option<u32>)>) -> wire::Want {
+    let vms = ('a'..).zip(1..).zip(vms).map(|((vm, number), (slice, uid))| wire::WantVm {
+        vm: vm.to_string(),
+        reservation: format!("r-{number}"),
+        local_bytes: 16 << 20,
+        slices: vec![slice],
+        pinned: false,
+        uid,
+    });
+    wire::Want { vms: vms.collect(), ..want() }
 }
 
 pub fn release(slice: u32, epoch: u64, force: bool) -> wire::Want {
@@ -309,9 +335,10 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    pub fn new(socket: &Path) -> Self {
+    fn new(socket: &Path, user: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_host-agent-test-vmm"));
-        let mut process = command.arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process =
+            command.arg(socket).args(user).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
         Self { process, stdin, stdout: BufReader::new(stdout) }
     }

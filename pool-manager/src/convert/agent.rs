@@ -9,7 +9,7 @@ use proto::v1 as wire;
 use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, RESERVATIONS_PER_HOST_MAX};
 use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UnixMs};
 
-use super::requests::{Invalid, local, named};
+use super::requests::{Invalid, local, named, user};
 
 /// Who is calling: the host's name, and what its agent says of itself.
 ///
@@ -116,7 +116,8 @@ fn failed(f: wire::Failed) -> Result<Failed, Invalid> {
 fn have_vm(vm: wire::HaveVm) -> Result<(ReservationId, HaveVm), Invalid> {
     let slices = vm.slices.into_iter().map(holding).collect();
     let (name, local) = (named("vm", &vm.vm)?, local(vm.local_bytes)?);
-    Ok((reservation(&vm.reservation)?, HaveVm { vm: name, pid: vm.pid, slices, local, pinned: vm.pinned }))
+    let (pinned, uid) = (vm.pinned, vm.uid.map(user).transpose()?);
+    Ok((reservation(&vm.reservation)?, HaveVm { vm: name, pid: vm.pid, slices, local, pinned, uid }))
 }
 
 /// An order.
@@ -136,6 +137,7 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         local_bytes: v.local.get(),
         slices: slices(v.slices),
         pinned: v.pinned,
+        uid: v.uid.map(u32::from),
     };
     let release = |(h, release): (Holding, WantRelease)| wire::WantRelease {
         slice: h.slice.0,
@@ -165,6 +167,8 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
 
 #[cfg(test)]
 mod tests {
+    use units::UserId;
+
     use super::*;
 
     #[test]
@@ -185,6 +189,7 @@ mod tests {
             reservation: ReservationId(1).to_string(),
             local_bytes,
             pinned: true,
+            uid: None,
         };
         let (_, kept) = have_vm(vm(3 << 20)).expect("it is well formed");
         assert_eq!((kept.local, kept.pinned), (Bytes::mib(3), true));
@@ -193,5 +198,30 @@ mod tests {
             assert_eq!(field, "local_bytes");
             assert!(problem.contains(&bytes.to_string()), "{problem}");
         }
+    }
+
+    #[test]
+    fn user_of_a_vm_is_read_from_reports_and_written_in_orders() {
+        let vm =
+            |uid| wire::HaveVm { vm: "web".into(), reservation: "r-1".into(), uid, ..Default::default() };
+        let (id, kept) = have_vm(vm(Some(2001))).expect("it is well formed");
+        let uid = UserId::new(2001).ok();
+        assert_eq!((kept.uid, have_vm(vm(None)).expect("it is well formed").1.uid), (uid, None));
+        let Invalid { field, problem } = have_vm(vm(Some(u32::MAX))).expect_err("it is no user");
+        assert_eq!(field, "uid");
+        assert!(problem.contains("4294967295"), "{problem}");
+        let HaveVm { vm, local, pinned, uid, .. } = kept;
+        let wanted = pool::protocol::WantVm { vm, local, pinned, uid, slices: BTreeMap::new() };
+        let order = Want {
+            number: OrderNumber::default(),
+            base: None,
+            instance: InstanceId(1),
+            vms: [(id, wanted)].into(),
+            release: BTreeMap::new(),
+            scrub: BTreeMap::new(),
+            no_more: pool::protocol::NoMore::default(),
+            fenced: false,
+        };
+        assert_eq!(want(String::new(), order).vms[0].uid, Some(2001));
     }
 }

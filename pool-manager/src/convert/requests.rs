@@ -10,7 +10,7 @@ use units::limits::{
     COMMIT_WITHIN_MAX, CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, REASON_BYTES_MAX, SLICES_PER_VM_MAX,
     WAIT_READY_MAX,
 };
-use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId};
+use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId, UserId};
 
 use crate::plan::Plan;
 
@@ -106,6 +106,11 @@ pub(super) fn local(bytes: u64) -> Result<Bytes, Invalid> {
     }
 }
 
+/// A user of a host.
+pub(super) fn user(uid: u32) -> Result<UserId, Invalid> {
+    UserId::new(uid).map_err(|error| Invalid { field: "uid", problem: error.to_string() })
+}
+
 fn cores(n: u32) -> Result<u32, Invalid> {
     within("cores", n.into(), CORES_PER_HOST_MAX.into()).map(|_| n)
 }
@@ -134,6 +139,7 @@ pub fn reserve(
             0 => commit_within,
             ms => Ns::ms(ms),
         },
+        uid: r.uid.map(user).transpose()?,
     };
     if reserve.slices == 0 && reserve.local == Bytes::ZERO && reserve.cores == 0 {
         let rule = "must be more than 0, unless local_bytes or cores is";
@@ -241,6 +247,14 @@ mod tests {
         // `release r-1` would be the reservation's of that number, not the VM's.
         refuses(|r| r.vm = "r-1".into(), "vm", &["\"r-1\"", "must not be r- and a number"]);
         refuses(|r| r.commit_within_ms = u64::MAX, "commit_within_ms", &["at most"]);
+        refuses(|r| r.uid = Some(u32::MAX), "uid", &["4294967295", "at most 4294967294"]);
+    }
+
+    #[test]
+    fn user_of_a_request_is_root_only_if_it_says_so() {
+        let user = |uid| reserve(wire::ReserveRequest { uid, ..good() }, None, Ns::secs(1)).unwrap().uid;
+        assert_eq!(user(None), None);
+        assert_eq!([0, 2001].map(|uid| user(Some(uid)).map(UserId::get)), [Some(0), Some(2001)]);
     }
 
     #[test]

@@ -101,6 +101,7 @@ pub fn reservation(view: ReservationView) -> wire::Reservation {
         slices: r.slices.iter().map(|s| s.0).collect(),
         cores: r.cores,
         pinned: r.pinned,
+        uid: r.uid.map(u32::from),
         commit_deadline_unix_ms: deadline,
         created_unix_ms: r.created.0,
         request_id: r.request.id.to_string(),

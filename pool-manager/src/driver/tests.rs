@@ -164,6 +164,7 @@ impl Rig {
             cores: 1,
             pinned: false,
             commit_within: Ns::secs(3600),
+            uid: None,
         };
         let (handle, wait) = (self.handle.clone(), wait.then_some(Ns::secs(3600)));
         tokio::spawn(async move { handle.ask(Ask::Reserve { reserve, wait }).await })

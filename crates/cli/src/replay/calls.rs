@@ -71,6 +71,8 @@ impl Rack {
             local_bytes: placement.local.get(),
             cores: placement.cores,
             client: CLIENT.to_owned(),
+            // The processes that stand in for VMs run as the user of this one.
+            uid: Some(rustix::process::geteuid().as_raw()),
             ..Default::default()
         };
         let call = || async {

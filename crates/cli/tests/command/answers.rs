@@ -123,6 +123,7 @@ LOCAL:        512MiB
 POOL:         2GiB
 CORES:        2
 PINNED:       no
+UID:          2001
 SLICES:       0-1
 CREATED:      2023-11-14T22:13:20Z
 COMMIT BY:    2023-11-14T22:18:20Z
@@ -223,6 +224,7 @@ async fn a_reservation_answers_with_what_scripts_need() {
     let expected = serde_json::json!({
         "reservation": "r-1", "vm": "web", "host": "h1", "state": "ready", "slices": [0, 1], "slices_online": 2,
         "local_bytes": 536_870_912_u64, "pool_bytes": 2_147_483_648_u64, "cores": 2, "pinned": false,
+        "uid": 2001,
         "request_id": "q1", "created_unix_ms": 1_700_000_000_000_u64,
         "commit_deadline_unix_ms": 1_700_000_300_000_u64, "reason": null,
     });

@@ -18,7 +18,7 @@ async fn says(words: &str, parts: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_option_of_a_reservation_reaches_the_manager() {
     let words = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
-                 --commit-within 5m --request-id q9 --client nova";
+                 --commit-within 5m --request-id q9 --client nova --uid 2001";
     let parts = [
         "Reserve ReserveRequest",
         "request_id: \"q9\"",
@@ -32,10 +32,22 @@ async fn every_option_of_a_reservation_reaches_the_manager() {
         "wait_ready: true",
         "commit_within_ms: 300000",
         "client: \"nova\"",
+        "uid: Some(2001)",
     ];
     says(words, &parts).await;
-    let parts = ["validate_only: true", "commit_within_ms: 0", "pool_bytes: 0"];
+    let parts = ["validate_only: true", "commit_within_ms: 0", "pool_bytes: 0", "uid: None"];
     says("reserve --host h1 --vm web --cores 1 --validate-only --request-id q9", &parts).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn user_of_a_reservation_is_a_number_below_the_highest() {
+    for uid in ["4294967295", "-1", "root"] {
+        let rack = Rack::default();
+        let ran = rack.tarn(&format!("reserve --host h1 --vm web --cores 1 --uid={uid}")).await;
+        assert_eq!((ran.code, rack.heard().len()), (2, 0), "{}", ran.stderr);
+        assert!(ran.stderr.contains("--uid") && ran.stderr.contains(uid), "{}", ran.stderr);
+    }
+    says("reserve --host h1 --vm web --cores 1 --uid 0 --request-id q9", &["uid: Some(0)"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -178,6 +178,7 @@ pub fn reservation() -> v1::Reservation {
         request_id: "q1".into(),
         slices_online: 2,
         reason: None,
+        uid: Some(2001),
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `half:S.E` (a scrub that verified
 //! a part), `fail:S.E`, `dirty:S.E`,
-//! `cleared:S.E`, `unclear:S.E`, `attach:VM@PID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
-//! and 2, each of its first owner), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
+//! `cleared:S.E`, `unclear:S.E`, `attach:VM@PID` (by root), `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
+//! and 2, each of its first owner), `a/UID=...` (the same, for a user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
 //! order N: `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` when they are whole, else `news:N`.
 //! VM `a` is reservation 1, `b` is 2.
 
@@ -19,6 +19,7 @@ use crate::protocol::{NoMore, WantRelease, WantVm};
 mod limits;
 mod records;
 mod story;
+mod users;
 
 const INSTANCE: InstanceId = InstanceId(5);
 
@@ -41,6 +42,15 @@ fn vm_name(id: ReservationId) -> char {
 
 fn process(pid: u32) -> Process {
     Process { pid, started: 1, cgroup: "/".to_owned() }
+}
+
+fn user(uid: u32) -> UserId {
+    UserId::new(uid).unwrap()
+}
+
+/// A process of root.
+fn root(pid: u32) -> Caller {
+    Caller { process: process(pid), uid: UserId::ROOT }
 }
 
 fn holdings(text: &str) -> impl Iterator<Item = Holding> {
@@ -66,7 +76,7 @@ fn release(holding: Holding, force: bool) -> WantRelease {
 
 fn want_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> WantVm {
     let slices = slices.map(|holding| (holding, handle(holding))).collect();
-    WantVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, slices }
+    WantVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, uid: None, slices }
 }
 
 fn order(text: &str) -> Event {
@@ -90,7 +100,9 @@ fn order(text: &str) -> Event {
             Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, true)))),
             Some(("scrub", list)) => want.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
-                want.vms.insert(reservation(vm), want_vm(vm, holdings(list)));
+                let (vm, uid) = vm.split_once('/').map_or((vm, None), |(vm, uid)| (vm, Some(uid)));
+                let uid = uid.map(|uid| user(uid.parse().unwrap()));
+                want.vms.insert(reservation(vm), WantVm { uid, ..want_vm(vm, holdings(list)) });
             }
             None => panic!("no part {part}"),
         }
@@ -137,10 +149,12 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
             Event::Cleared { place, result }
         }
         "attach" => {
-            let (vm, pid) = rest.split_once('@').unwrap();
+            let (vm, caller) = rest.split_once('@').unwrap();
+            let (pid, uid) = caller.split_once('/').unwrap_or((caller, "0"));
             *tickets += 1;
-            let vm = Name::new(vm).unwrap();
-            Event::Attach { ticket: Ticket(*tickets), vm, process: process(pid.parse().unwrap()) }
+            let (vm, uid) = (Name::new(vm).unwrap(), user(uid.parse().unwrap()));
+            let caller = Caller { process: process(pid.parse().unwrap()), uid };
+            Event::Attach { ticket: Ticket(*tickets), vm, caller }
         }
         "recorded" => Event::Recorded { reservation: reservation(rest), result: Ok(()) },
         "unrecorded" => Event::Recorded { reservation: reservation(rest), result: Err("full".to_owned()) },
@@ -227,7 +241,7 @@ fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
 fn check_look(script: &str, expected: Result<&str, &str>) {
     let (agent, _) = run(Vec::new(), "", script);
     let before = agent.have();
-    let seen = agent.look(&Name::new("a").unwrap(), process(200));
+    let seen = agent.look(&Name::new("a").unwrap(), root(200));
     let seen = seen.map(|record| list(record.slices.keys().copied())).map_err(|why| why.to_string());
     assert_eq!(seen.as_deref().map_err(String::as_str), expected, "after {script}");
     assert_eq!(agent.have(), before, "a look changed something");
@@ -239,9 +253,9 @@ fn check(script: &str, expected: &str) {
 }
 
 fn adopted(vm: &str, slices: &str, lives: bool) -> Adopted {
-    let WantVm { vm: name, local, pinned, slices } = want_vm(vm, holdings(slices));
+    let WantVm { vm: name, local, pinned, uid, slices } = want_vm(vm, holdings(slices));
     let (reservation, process) = (reservation(vm), process(100));
-    let record = VmRecord { reservation, vm: name, process, local, pinned, slices };
+    let record = VmRecord { reservation, vm: name, process, local, pinned, uid, slices };
     Adopted { record, lives }
 }
 
@@ -592,7 +606,7 @@ fn a_name_reserved_again_is_another_vm() {
         Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), vec![adopted("a", "1.1", true)], Vec::new());
     agent.handle(Ns::ZERO, Event::Want { rack: "R".to_owned(), want: again });
     agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(Done::Onlined) });
-    let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), process: process(200) };
+    let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), caller: root(200) };
     agent.handle(Ns::ZERO, attach);
     agent.handle(Ns::ZERO, Event::Recorded { reservation: ReservationId(2), result: Ok(()) });
     assert_eq!(have_words(&agent.have()), "have:2:online=2.1:vms=ab");

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use units::limits::{ENDED_VM_TOLD_FOR, ENDED_VMS_REPORTED_MAX};
-use units::{Name, Ns, ReservationId};
+use units::{Name, Ns, ReservationId, UserId};
 
-use super::{Adopted, Agent, Effect, Process, Refusal, Ticket, VmRecord};
+use super::{Adopted, Agent, Caller, Effect, Process, Refusal, Ticket, VmRecord};
 use crate::protocol::{Handle, HaveVm, Holding, WantVm};
 
 /// A VM that has, will have or had a process.
@@ -26,6 +26,14 @@ enum Life {
         /// Since when no order names it. A manager that has just started may not name it yet.
         unnamed: Option<Ns>,
     },
+}
+
+/// What a caller is to a VM that it may have.
+enum Permitted {
+    /// Its process.
+    Again(ReservationId),
+    /// The first process that asks for it.
+    First(ReservationId, WantVm),
 }
 
 impl Vm {
@@ -105,6 +113,7 @@ impl Agent {
             slices: record.slices.keys().copied().collect(),
             local: record.local,
             pinned: record.pinned,
+            uid: record.uid,
         };
         running.map(|(id, vm)| (*id, told(&vm.record))).collect()
     }
@@ -114,15 +123,15 @@ impl Agent {
     }
 
     /// A process asks for the memory of a VM and is told, or waits for the disk.
-    pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, process: Process) {
-        let wanted = self.wanted_vm(vm);
-        let known = wanted.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &process));
-        let outcome = match (known.and_then(|id| self.vms.get_mut(&id)), wanted) {
-            (Some(known), _) => known.join(ticket, &process).map(|again| again.then(|| known.record.clone())),
-            (None, Some((id, wanted))) => self.record(ticket, id, wanted, process).map(|()| None),
-            (None, None) => Err(Refusal::VmUnknown(vm.clone())),
+    pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, caller: Caller) {
+        let outcome = match self.permit(vm, &caller) {
+            Ok(Permitted::Again(id)) => self.join(ticket, id),
+            Ok(Permitted::First(id, wanted)) => {
+                self.record(ticket, id, wanted, caller.process).map(|()| None)
+            }
+            Err(why) => Err(why),
         };
-        match outcome.and_then(|again| again.map(|record| self.ready(record)).transpose()) {
+        match outcome {
             Ok(Some(record)) => self.effects.push_back(Effect::HandOut { ticket, record }),
             Ok(None) => {} // it hears when the record is on disk
             Err(why) => self.effects.push_back(Effect::Refuse { ticket, why }),
@@ -133,15 +142,52 @@ impl Agent {
     ///
     /// # Errors
     /// Why it would not be.
-    pub fn look(&self, vm: &Name, process: Process) -> Result<VmRecord, Refusal> {
+    pub fn look(&self, vm: &Name, caller: Caller) -> Result<VmRecord, Refusal> {
+        match self.permit(vm, &caller)? {
+            Permitted::Again(id) => self.ready(self.vms[&id].record.clone()),
+            Permitted::First(id, wanted) => self.first(id, wanted, caller.process),
+        }
+    }
+
+    /// Decides whether a caller may have a VM, whether its slices are online or not.
+    fn permit(&self, vm: &Name, caller: &Caller) -> Result<Permitted, Refusal> {
         let wanted = self.wanted_vm(vm);
-        let known = wanted.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &process));
+        let known = wanted.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &caller.process));
         match (known.and_then(|id| self.vms.get(&id)), wanted) {
-            (Some(known), _) if known.is(&process) => self.ready(known.record.clone()),
-            (Some(known), _) => Err(known.refusal()),
-            (None, Some((id, wanted))) => self.first(id, wanted, process),
+            (Some(known), _) if known.is(&caller.process) => Ok(Permitted::Again(known.record.reservation)),
+            (Some(known), _) => {
+                self.check_user(vm, known.record.uid, caller)?;
+                Err(known.refusal())
+            }
+            (None, Some((id, wanted))) => {
+                self.check_user(vm, wanted.uid, caller)?;
+                self.check_is_no_vm(vm, &caller.process)?;
+                Ok(Permitted::First(id, wanted))
+            }
             (None, None) => Err(Refusal::VmUnknown(vm.clone())),
         }
+    }
+
+    /// Permits root and the user that the reservation names; the agent's own user if it names none.
+    fn check_user(&self, vm: &Name, named: Option<UserId>, caller: &Caller) -> Result<(), Refusal> {
+        let user = named.unwrap_or(self.user);
+        if [user, UserId::ROOT].contains(&caller.uid) {
+            return Ok(());
+        }
+        let hint = if named.is_none() { "; its reservation names no user" } else { "" };
+        Err(Refusal::OtherUser { vm: vm.clone(), user, caller: caller.uid, hint })
+    }
+
+    /// A guest that broke out into its VMM must not fetch the memory of another VM, through a new connection either.
+    fn check_is_no_vm(&self, vm: &Name, process: &Process) -> Result<(), Refusal> {
+        let Some(own) = self.vms.values().find(|known| known.is(process)) else { return Ok(()) };
+        let VmRecord { vm: own, reservation, process, .. } = &own.record;
+        Err(Refusal::OtherVm {
+            vm: vm.clone(),
+            pid: process.pid,
+            own: own.clone(),
+            reservation: *reservation,
+        })
     }
 
     fn wanted_vm(&self, vm: &Name) -> Option<(ReservationId, WantVm)> {
@@ -153,6 +199,17 @@ impl Agent {
     pub fn vm_of(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
         let same = |known: &&Vm| known.runs() && known.record.vm == *vm && known.record.process.is(process);
         self.vms.values().find(same).map(|known| known.record.reservation)
+    }
+
+    /// A VM's own process asks again: it gets the same again, or waits with those that asked before the record was on disk.
+    fn join(&mut self, ticket: Ticket, reservation: ReservationId) -> Result<Option<VmRecord>, Refusal> {
+        let vm = self.vms.get_mut(&reservation).expect("a VM that was permitted again is there");
+        if let Life::Recording(tickets) = &mut vm.life {
+            tickets.push(ticket);
+            return Ok(None);
+        }
+        let record = vm.record.clone();
+        self.ready(record).map(Some)
     }
 
     /// A VM is handed out whole or not at all.
@@ -183,8 +240,8 @@ impl Agent {
         wanted: WantVm,
         process: Process,
     ) -> Result<VmRecord, Refusal> {
-        let WantVm { vm, local, pinned, slices } = wanted;
-        let record = self.ready(VmRecord { reservation, vm, process, local, pinned, slices })?;
+        let WantVm { vm, local, pinned, uid, slices } = wanted;
+        let record = self.ready(VmRecord { reservation, vm, process, local, pinned, uid, slices })?;
         let other = record.slices.keys().find_map(|holding| self.vms.get(self.handed.get(holding)?));
         other.map_or(Ok(record), |other| Err(other.refusal()))
     }
@@ -277,18 +334,6 @@ impl Agent {
 }
 
 impl Vm {
-    /// Whether a process that asks again gets the same again now (`true`) or waits with the others.
-    fn join(&mut self, ticket: Ticket, process: &Process) -> Result<bool, Refusal> {
-        if !self.is(process) {
-            return Err(self.refusal());
-        }
-        if let Life::Recording(tickets) = &mut self.life {
-            tickets.push(ticket);
-            return Ok(false);
-        }
-        Ok(true)
-    }
-
     /// Whether it has a process, and this one.
     fn is(&self, process: &Process) -> bool {
         self.lives() && self.record.process.is(process)

@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 use units::limits::{RESERVATIONS_PER_HOST_MAX, SLICES_PER_HOST_MAX};
-use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
+use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId, UserId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
@@ -32,6 +32,8 @@ pub struct Reserve {
     pub pinned: bool,
     /// Ends by itself unless committed within this time.
     pub commit_within: Ns,
+    /// The user of the host that may use it beside root; `None` for the agent's own user.
+    pub uid: Option<UserId>,
 }
 
 /// What a request to reserve comes to.
@@ -83,6 +85,7 @@ impl Ledger {
             ("cores", had.cores == ask.cores),
             ("pinned", had.pinned == ask.pinned),
             ("commit_within_ms", had.commit_within == ask.commit_within),
+            ("uid", had.uid == ask.uid),
         ];
         match same.iter().find(|(_, same)| !same) {
             None => Ok(Decided::Repeat(id)),
@@ -168,6 +171,7 @@ impl Ledger {
                 deadline: when.now.after(ask.commit_within),
                 deadline_unix: units::UnixMs(when.wall.0.saturating_add(ask.commit_within.as_ms())),
             },
+            uid: ask.uid,
         };
         records.push(Record::Reservation(id, reservation));
         records.push(decision(when, actor, subject, what));

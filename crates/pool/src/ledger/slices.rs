@@ -236,6 +236,7 @@ impl Ledger {
             commit_within: Ns::ZERO,
             created: when.wall,
             stage: Stage::Committed,
+            uid: vm.uid,
         }
     }
 

@@ -6,7 +6,7 @@ mod numbers;
 mod story;
 
 use units::limits::{MIGRATION_ASKED_AGAIN_AFTER, REQUEST_ID_KEPT, RESERVATIONS_PER_HOST_MAX, SLICES_MAX};
-use units::{Epoch, RequestId};
+use units::{Epoch, RequestId, UserId};
 
 use super::*;
 use crate::{
@@ -65,7 +65,12 @@ fn ask(vm: &str, host: &str, slices: u32) -> Reserve {
         cores: 1,
         pinned: false,
         commit_within: COMMIT_WITHIN,
+        uid: None,
     }
+}
+
+fn user(uid: u32) -> Option<UserId> {
+    Some(UserId::new(uid).unwrap())
 }
 
 /// A ledger and what a store would have of it.
@@ -183,6 +188,7 @@ fn a_request_id_with_other_content_is_refused_naming_what_differs() {
         ("cores", Reserve { cores: 2, ..first.clone() }),
         ("pinned", Reserve { pinned: true, ..first.clone() }),
         ("commit_within_ms", Reserve { commit_within: Ns::secs(1), ..first.clone() }),
+        ("uid", Reserve { uid: user(2001), ..first.clone() }),
     ];
     for (field, other) in others {
         let Err(Denied::RequestReused { differs, .. }) = rack.reserve(other) else { panic!("{field}") };
@@ -621,11 +627,11 @@ fn restored() -> (Rack, ReservationId) {
     (rack, id)
 }
 
-/// A report of a VM with 3 GiB of pinned local memory, and these slices under these epochs.
+/// A report of a VM of user 2001 with 3 GiB of pinned local memory, and these slices under these epochs.
 fn running<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> HaveVm {
     let holding = |(slice, epoch)| Holding { slice: SliceId(slice), epoch: Epoch(epoch) };
     let slices = slices.map(holding).to_vec();
-    HaveVm { vm: name(vm), pid: 7, slices, local: Bytes::gib(3), pinned: true }
+    HaveVm { vm: name(vm), pid: 7, slices, local: Bytes::gib(3), pinned: true, uid: user(2001) }
 }
 
 #[test]
@@ -644,7 +650,8 @@ fn after_a_restore_vms_found_running_keep_their_slices() {
     rack.apply(change);
     assert_eq!(rack.ledger.reservation_of(&name("b")), Some(lost));
     let adopted = rack.ledger.reservation(lost).unwrap();
-    assert_eq!((adopted.local, adopted.pinned), (Bytes::gib(3), true), "as its host reports");
+    let reported = (adopted.local, adopted.pinned, adopted.uid);
+    assert_eq!(reported, (Bytes::gib(3), true, user(2001)), "as its host reports");
     let next = rack.reserve(ask("c", "h1", 0));
     assert!(matches!(next, Err(Denied::HostNotSchedulable { .. })), "the host has yet to report");
     let reported = rack.ledger.decide_reported(at(3), HostId(0));

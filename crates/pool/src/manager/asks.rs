@@ -430,6 +430,7 @@ mod tests {
             commit_within: Ns::secs(1),
             created: UnixMs(0),
             stage: Stage::Broken { why: "its slice was quarantined".into(), deadline: None },
+            uid: None,
         }
     }
 

@@ -680,8 +680,8 @@ impl Manager {
     fn want_vm(&self, host: HostId, id: ReservationId, want: &mut Want) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
         let Some(slices) = self.usable(id, reservation) else { return false };
-        let Reservation { vm, local, pinned, .. } = reservation;
-        want.vms.insert(id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, slices });
+        let Reservation { vm, local, pinned, uid, .. } = reservation;
+        want.vms.insert(id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices });
         true
     }
 

@@ -1,7 +1,7 @@
 //! What happens on hosts: machines start and die, agents follow their orders, processes fetch memory, use it and end.
 
 use pool::{
-    agent::{Adopted, Agent, Done, Effect, Event, HostFailure, Process, Ticket, VmRecord},
+    agent::{Adopted, Agent, Caller, Done, Effect, Event, HostFailure, Process, Ticket, VmRecord},
     manager::SessionId,
     protocol::{FailedReason, Holding},
 };
@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
-use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId};
+use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId, UserId};
 
 use super::{
     Happening, World,
@@ -337,7 +337,11 @@ impl World {
         if let Some(running) = self.machine(host).running.as_mut().filter(|_| !frozen) {
             let instance = running.instance;
             running.tickets.insert(ticket, pid);
-            self.agent(host, instance, Event::Attach { ticket, vm, process });
+            self.agent(
+                host,
+                instance,
+                Event::Attach { ticket, vm, caller: Caller { process, uid: UserId::ROOT } },
+            );
         }
     }
 

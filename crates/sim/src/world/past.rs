@@ -36,5 +36,6 @@ fn ended_reservation(n: u64) -> Reservation {
         commit_within: Ns::secs(1),
         created: UnixMs(n),
         stage: Stage::Ended { at: Ns(n), why: EndedBy::Deadline },
+        uid: None,
     }
 }

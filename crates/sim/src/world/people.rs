@@ -12,7 +12,7 @@ use pool::{
     slice::{Quarantine, Slot, State},
 };
 use rand::Rng as _;
-use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId};
+use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId, UserId};
 
 use super::{
     Happening, World,
@@ -120,6 +120,7 @@ impl World {
             cores: 1,
             pinned: false,
             commit_within: Ns::ms(self.rng.random_range(200..5000)),
+            uid: (number % 2 == 1).then(|| user(number)),
         };
         self.people.tenants.push(Tenant { reserve, host, id: None });
         self.ask_reserve(number, false);
@@ -348,9 +349,9 @@ impl World {
     /// The answer is what was asked, is on disk, and is what it was the first time.
     fn on_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
         let made = &view.reservation;
-        let asked = (&content.vm, content.slices as usize, &content.request);
+        let asked = (&content.vm, content.slices as usize, &content.request, content.uid);
         let here = view.host == content.host || !self.truth.has_host(made.host);
-        if !here || asked != (&made.vm, made.slices.len(), &made.request) {
+        if !here || asked != (&made.vm, made.slices.len(), &made.request, made.uid) {
             self.blame("a request gets what it asked", format!("{content:?} gets {view:?}"));
         }
         if self.truth.reservation(view.id) != Some(made) {
@@ -418,6 +419,11 @@ fn brief(ask: &Ask) -> String {
         ),
         other => format!("{other:?}"),
     }
+}
+
+/// The user of a tenant's VMs on their host.
+fn user(tenant: usize) -> UserId {
+    u32::try_from(tenant).ok().and_then(|number| UserId::new(number).ok()).expect("tenants are few")
 }
 
 fn brief_answer(answer: &Result<Answer, Denied>) -> String {

@@ -8,9 +8,12 @@ use std::{
 };
 
 use pool::agent::Process;
-use units::{Epoch, Name, SliceId};
+use units::{Epoch, Name, SliceId, UserId};
 
-use super::{super::Place, *};
+use super::{
+    super::{Place, process},
+    *,
+};
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
@@ -45,6 +48,7 @@ impl Emc {
             process: Process { pid: 1, started: 1, cgroup: String::new() },
             local: Bytes::mib(2),
             pinned: false,
+            uid: None,
             slices: BTreeMap::from([(SLICE_1, self.handle())]),
         }
     }
@@ -130,20 +134,32 @@ fn a_vm_gets_the_same_local_memory_each_time_and_cannot_change_its_size() {
     assert_eq!(byte, [0]);
 }
 
+/// Looks are for users whose VMM has not attached yet, so they give files away just as well.
 #[test]
-fn memory_by_path_belongs_to_who_asked_for_it() {
+fn memory_by_path_belongs_to_the_user_of_the_vm_or_else_to_the_agents() {
     use std::os::unix::fs::MetadataExt;
-    let emc = Emc::new();
-    emc.grant(SLICE.get());
-    emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
-    let own = rustix::process::getuid();
-    let uid = if own.is_root() { 12345 } else { own.as_raw() };
-    for part in emc.host.memory(&emc.record(), Form::Paths { uid }).unwrap() {
-        let Place::Path(path) = &part.place else { panic!("it is a path") };
-        let metadata = path.metadata().unwrap();
-        assert_eq!((metadata.uid(), metadata.len()), (uid, part.bytes.get()));
+    let own = process::own_user();
+    let named = if own == UserId::ROOT { UserId::new(12345).unwrap() } else { own };
+    for (uid, owner) in [(Some(named), named), (None, own), (Some(UserId::ROOT), UserId::ROOT)] {
+        if owner == UserId::ROOT && own != UserId::ROOT {
+            continue; // only root gives files to root
+        }
+        for form in [Form::Shown, Form::Paths] {
+            let emc = Emc::new();
+            emc.grant(SLICE.get());
+            emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
+            let record = VmRecord { uid, ..emc.record() };
+            for part in emc.host.memory(&record, form).unwrap() {
+                let Place::Path(path) = &part.place else {
+                    assert!(form == Form::Shown && part.slice.is_none(), "{part:?}");
+                    continue;
+                };
+                let metadata = path.metadata().unwrap();
+                assert_eq!((metadata.uid(), metadata.len()), (owner.get(), part.bytes.get()));
+            }
+        }
     }
     let nowhere = Emulated::new(None);
-    let error = nowhere.memory(&emc.record(), Form::Paths { uid }).unwrap_err();
+    let error = nowhere.memory(&Emc::new().record(), Form::Paths).unwrap_err();
     assert!(error.to_string().contains("backend.local_dir"), "{error}");
 }

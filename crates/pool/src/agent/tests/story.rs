@@ -5,12 +5,17 @@ use units::limits::SCRUBS_PER_HOST_MAX;
 
 use super::*;
 
+/// The user that the reservation of VM a names; that of VM b names none.
+const TENANT: u32 = 2001;
+/// The agent's own user.
+const AGENT: u32 = 990;
+
 /// One thing that happens.
 #[derive(Clone, Debug)]
 enum Turn {
     Order { number: u64, foreign: u8, wants: Vec<(u8, u32, u64)>, fenced: bool },
     HostAnswers { which: usize, ok: u8 },
-    Attach { vm: u8, pid: u32 },
+    Attach { vm: u8, pid: u32, uid: u32 },
     DiskAnswers { which: usize, ok: bool },
     Dies { which: usize },
     Restart,
@@ -23,7 +28,8 @@ fn turn() -> impl Strategy<Value = Turn> {
         4 => (1..12u64, 0..12u8, wants, prop::bool::weighted(0.1))
             .prop_map(|(number, foreign, wants, fenced)| Turn::Order { number, foreign, wants, fenced }),
         8 => (any::<usize>(), 0..8u8).prop_map(|(which, ok)| Turn::HostAnswers { which, ok }),
-        4 => (0..2u8, 100..102u32).prop_map(|(vm, pid)| Turn::Attach { vm, pid }),
+        4 => (0..2u8, 100..102u32, prop::sample::select(vec![0, TENANT, AGENT, 2002]))
+            .prop_map(|(vm, pid, uid)| Turn::Attach { vm, pid, uid }),
         4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, ok)| Turn::DiskAnswers { which, ok }),
         1 => any::<usize>().prop_map(|which| Turn::Dies { which }),
         1 => Just(Turn::Restart),
@@ -45,12 +51,13 @@ struct World {
     order: Option<Want>,
     given_back: BTreeSet<Holding>,
     tickets: u64,
-    open_tickets: BTreeSet<Ticket>,
+    open_tickets: BTreeMap<Ticket, Caller>,
 }
 
 impl World {
     fn new() -> Self {
         let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
+        agent.set_user(user(AGENT));
         agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
         Self {
             now: Ns::ZERO,
@@ -64,7 +71,7 @@ impl World {
             order: None,
             given_back: BTreeSet::new(),
             tickets: 0,
-            open_tickets: BTreeSet::new(),
+            open_tickets: BTreeMap::new(),
         }
     }
 
@@ -75,7 +82,7 @@ impl World {
                 self.cleared(which, ok > 0);
             }
             Turn::HostAnswers { which, ok } => self.host_answers(which, ok),
-            Turn::Attach { vm, pid } => self.attach(vm, pid),
+            Turn::Attach { vm, pid, uid } => self.attach(vm, pid, uid),
             Turn::DiskAnswers { which, ok } => self.disk_answers(which, ok),
             Turn::Dies { which } => self.dies(which),
             Turn::Restart => self.restart(),
@@ -112,7 +119,8 @@ impl World {
         }
         for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
             if !slices.is_empty() && !fenced {
-                want.vms.insert(reservation(vm), want_vm(vm, slices.into_iter()));
+                let uid = (vm == "a").then(|| user(TENANT));
+                want.vms.insert(reservation(vm), WantVm { uid, ..want_vm(vm, slices.into_iter()) });
             }
         }
         let rack = if foreign == 0 { "Q" } else { "R" };
@@ -168,11 +176,12 @@ impl World {
         self.handle(Event::Done { holding, result });
     }
 
-    fn attach(&mut self, vm: u8, pid: u32) {
+    fn attach(&mut self, vm: u8, pid: u32, uid: u32) {
         self.tickets += 1;
         let (ticket, vm) = (Ticket(self.tickets), Name::new(["a", "b"][usize::from(vm)]).unwrap());
-        self.open_tickets.insert(ticket);
-        self.handle(Event::Attach { ticket, vm, process: process(pid) });
+        let caller = Caller { process: process(pid), uid: user(uid) };
+        self.open_tickets.insert(ticket, caller.clone());
+        self.handle(Event::Attach { ticket, vm, caller });
     }
 
     fn disk_answers(&mut self, which: usize, ok: bool) {
@@ -208,6 +217,7 @@ impl World {
         self.order = None;
         let left = self.kernel.iter().cloned().collect();
         self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), found, left);
+        self.agent.set_user(user(AGENT));
         self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     }
 
@@ -236,11 +246,12 @@ impl World {
                 self.disk.remove(id);
             }
             Effect::HandOut { ticket, record } => {
-                assert!(self.open_tickets.remove(ticket), "{ticket:?} was answered twice");
+                let caller = self.open_tickets.remove(ticket).expect("a ticket is answered once");
+                self.check_caller(record, &caller);
                 self.hand_out(record);
             }
             Effect::Refuse { ticket, .. } => {
-                assert!(self.open_tickets.remove(ticket), "{ticket:?} was answered twice")
+                assert!(self.open_tickets.remove(ticket).is_some(), "{ticket:?} was answered twice");
             }
             Effect::SendHave(have) => self.check_have(have),
             Effect::Watch { reservation, .. } => assert!(self.disk.contains_key(reservation)),
@@ -283,6 +294,17 @@ impl World {
     fn is_forced(&self, holding: Holding) -> bool {
         let order = self.order.as_ref().and_then(|order| order.release.get(&holding));
         order.is_some_and(|release| release.force)
+    }
+
+    /// Memory is for one user and root, and a process is one VM. The VM's own process may ask again, whoever its user is by then.
+    fn check_caller(&self, record: &VmRecord, caller: &Caller) {
+        assert!(record.process.is(&caller.process), "handed to another process than the one on record");
+        let expected = if record.vm.as_str() == "a" { TENANT } else { AGENT };
+        let permitted = [expected, 0].contains(&caller.uid.get());
+        let again = self.running.contains_key(&record.reservation);
+        assert!(permitted || again, "VM {} was handed to user {}", record.vm, caller.uid);
+        let mut others = self.running.iter().filter(|(id, _)| **id != record.reservation);
+        assert!(!others.any(|(_, vm)| vm.process.is(&caller.process)), "one process is two VMs");
     }
 
     fn hand_out(&mut self, record: &VmRecord) {

@@ -215,7 +215,7 @@ impl Rack {
             return Change::default(); // the manager gives it a number of its own
         }
         let slices = found.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
-        let running = HaveVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false };
+        let running = HaveVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
         self.ledger.decide_adopt(when, host, id, &running).unwrap_or_default()
     }
 }

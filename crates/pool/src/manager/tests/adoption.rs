@@ -114,7 +114,7 @@ fn adopted_vms_of_a_host_are_limited_over_all_its_reports() {
     let h2 = rig.host("h2");
     let vm = |number: usize| {
         let vm = name(&format!("v{number}"));
-        let vm = HaveVm { vm, pid: 1, slices: Vec::new(), local: Bytes::ZERO, pinned: false };
+        let vm = HaveVm { vm, pid: 1, slices: Vec::new(), local: Bytes::ZERO, pinned: false, uid: None };
         (ReservationId(100 + number as u64), vm)
     };
     for first in (0..RESERVATIONS_PER_HOST_MAX + 100).step_by(600) {

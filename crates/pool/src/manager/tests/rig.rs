@@ -637,7 +637,7 @@ impl Rig {
                     let vm = vm.strip_prefix("vm").expect("a part of a report");
                     let (id, vm) = vm.split_at(vm.len() - 1);
                     let (vm, slices) = (name(vm), holdings(list));
-                    let running = HaveVm { vm, pid: 7, slices, local: Bytes::ZERO, pinned: false };
+                    let running = HaveVm { vm, pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
                     have.vms.insert(ReservationId(id.parse().unwrap()), running);
                 }
                 None => panic!("no part {part:?}"),
@@ -908,5 +908,6 @@ fn reserve(text: &str) -> Reserve {
         cores: 1,
         pinned: false,
         commit_within: Ns::secs(300),
+        uid: None,
     }
 }

@@ -119,8 +119,8 @@ impl Truth {
         let alive = here.filter(|(_, r)| matches!(r.stage, Stage::Reserved { .. } | Stage::Committed));
         let vms = alive.filter_map(|(id, reservation)| {
             let slices = self.granted(id, reservation)?;
-            let Reservation { vm, local, pinned, .. } = reservation;
-            Some((id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, slices }))
+            let Reservation { vm, local, pinned, uid, .. } = reservation;
+            Some((id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices }))
         });
         vms.collect()
     }

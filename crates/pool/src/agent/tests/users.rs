@@ -1,0 +1,91 @@
+//! A VM's memory is for one user of the host and root, and a process is one VM.
+
+use super::*;
+
+/// VM a is user 2001's and ready; VM b names no user.
+const READY: &str = "up want:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
+
+fn check_ready(more: &str, expected: &str) {
+    check(&format!("{READY} {more}"), expected);
+}
+
+#[test]
+fn vm_of_a_user_is_for_that_user_and_root() {
+    check_ready("attach:a@100/2001", "record:a");
+    check_ready("attach:a@100/0", "record:a");
+    check_ready(
+        "attach:a@100/2002",
+        "refuse:1:VM a is user 2001's: must be user 2001 or root, not user 2002",
+    );
+}
+
+#[test]
+fn vm_without_a_user_is_for_the_agents_user_and_root() {
+    let refused =
+        "refuse:1:VM b is user 0's: must be user 0 or root, not user 2001; its reservation names no user";
+    check_ready("attach:b@100/2001", refused);
+    let attach = |uid| {
+        let (mut agent, _) = run(Vec::new(), "", READY);
+        agent.set_user(user(990));
+        let caller = Caller { process: process(100), uid: user(uid) };
+        agent.handle(Ns::secs(1), Event::Attach { ticket: Ticket(1), vm: Name::new("b").unwrap(), caller });
+        std::iter::from_fn(|| agent.poll_effect()).any(|effect| matches!(effect, Effect::Record(_)))
+    };
+    assert_eq!([990, 0, 2001].map(attach), [true, true, false]);
+}
+
+#[test]
+fn look_is_for_the_same_users_as_the_memory() {
+    let (agent, _) = run(Vec::new(), "", READY);
+    let look = |vm: &str, uid| {
+        let caller = Caller { process: process(100), uid: user(uid) };
+        agent.look(&Name::new(vm).unwrap(), caller).map(|record| record.uid)
+    };
+    assert_eq!(look("a", 2001), Ok(Some(user(2001))));
+    assert_eq!(look("a", 0), Ok(Some(user(2001))));
+    assert_eq!(look("b", 0), Ok(None));
+    for (vm, uid) in [("a", 2002), ("b", 2001)] {
+        assert!(matches!(look(vm, uid), Err(Refusal::OtherUser { .. })), "{vm} by {uid}");
+    }
+}
+
+#[test]
+fn another_user_learns_nothing_of_a_vm_that_runs() {
+    check_ready(
+        "attach:a@100/2001 recorded:a attach:a@200/2002",
+        "refuse:2:VM a is user 2001's: must be user 2001 or root, not user 2002",
+    );
+    check_ready(
+        "attach:a@100/2001 recorded:a attach:a@200/2001",
+        "refuse:2:VM a is process 100, which still runs",
+    );
+}
+
+/// As after a restart of the agent, when the VMM has given up root.
+#[test]
+fn vms_own_process_may_ask_again_as_another_user() {
+    check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "handout:2=1.1");
+}
+
+#[test]
+fn process_of_a_vm_gets_no_other_vm() {
+    let refused = "process 100 is VM a (r-1): must be another process for VM b";
+    check_ready("attach:a@100 attach:b@100", &format!("refuse:2:{refused}"));
+    check_ready("attach:a@100 recorded:a attach:b@100", &format!("refuse:2:{refused}"));
+    check_ready("attach:a@100 recorded:a gone:a attach:b@100", "record:b");
+    let restarted = vec![adopted("a", "1.1", true)];
+    check_found(restarted, "up want:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
+    let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
+    let look = agent.look(&Name::new("b").unwrap(), root(100));
+    assert_eq!(look.map_err(|why| why.to_string()), Err(refused.to_owned()));
+}
+
+#[test]
+fn reports_name_the_user_of_a_vm_after_a_restart_too() {
+    let users = |agent: &Agent| agent.have().vms.values().map(|vm| vm.uid).collect::<Vec<_>>();
+    let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
+    assert_eq!(users(&agent), [Some(user(2001))]);
+    let mut found = adopted("a", "1.1", true);
+    found.record.uid = Some(user(2001));
+    assert_eq!(users(&run(vec![found], "", "up").0), [Some(user(2001))]);
+}

@@ -1,0 +1,65 @@
+//! Users of a host's operating system.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A user id (uid) of the host's operating system. `u32::MAX` is none: chown(2) takes it as "do not change".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct UserId(u32);
+
+/// Error for a number that is not a user id; prints the value and the rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not a user id: must be at most {max}", max = u32::MAX - 1)]
+pub struct UserIdError(u32);
+
+impl UserId {
+    /// The superuser.
+    pub const ROOT: Self = Self(0);
+
+    /// Checks that the number is a user id.
+    ///
+    /// # Errors
+    /// [`UserIdError`] for `u32::MAX`.
+    pub const fn new(uid: u32) -> Result<Self, UserIdError> {
+        if uid == u32::MAX { Err(UserIdError(uid)) } else { Ok(Self(uid)) }
+    }
+
+    /// Returns the number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl TryFrom<u32> for UserId {
+    type Error = UserIdError;
+
+    fn try_from(uid: u32) -> Result<Self, UserIdError> {
+        Self::new(uid)
+    }
+}
+
+impl From<UserId> for u32 {
+    fn from(uid: UserId) -> Self {
+        uid.0
+    }
+}
+
+impl fmt::Display for UserId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_id_is_any_number_but_the_highest() {
+        assert_eq!(UserId::new(u32::MAX - 1).map(UserId::get), Ok(u32::MAX - 1));
+        let error = UserId::new(u32::MAX).unwrap_err().to_string();
+        assert_eq!(error, "4294967295 is not a user id: must be at most 4294967294");
+    }
+}
