@@ -123,23 +123,24 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// The processors of a guest; the first begins at `entry`, the others when it says so.
+    /// Makes the processors of a guest; the first begins at `entry`, the others when the guest starts them. With `nested` they
+    /// have VMX or SVM.
     ///
     /// # Errors
     /// KVM refuses.
     pub fn all(
-        kvm: &Kvm,
-        vm: &VmFd,
+        (kvm, vm): (&Kvm, &VmFd),
         layout: &Layout,
         entry: Entry,
         memory: &GuestMemory,
+        nested: bool,
     ) -> Result<Vec<Self>, VcpuError> {
         let make = |cpu| {
             let failed =
                 |doing| move |error: kvm_ioctls::Error| VcpuError { cpu, doing, errno: error.into() };
             let id = u64::from(layout.apic_id(cpu));
             let vcpu = Self { cpu, fd: vm.create_vcpu(id).map_err(failed("make it"))? };
-            let told = cpuid::of(kvm, layout, cpu).map_err(failed("ask KVM what it can be"))?;
+            let told = cpuid::of(kvm, layout, cpu, nested).map_err(failed("ask KVM what it can be"))?;
             vcpu.fd.set_cpuid2(&told).map_err(failed("say what it is"))?;
             vcpu.set_model_registers().map_err(failed("set its model-specific registers"))?;
             if cpu == 0 {
