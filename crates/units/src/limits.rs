@@ -42,6 +42,8 @@ pub const KERNEL_SEGMENTS_MAX: u16 = 64;
 pub const GUEST_STOPS_WITHIN: Ns = Ns::secs(30);
 /// How long processors of a guest that is over may take to leave KVM.
 pub const VCPUS_STOP_WITHIN: Ns = Ns::secs(2);
+/// Machine checks of a guest that its VMM logs; a guest can repeat one as often as it likes.
+pub const MACHINE_CHECKS_LOGGED_MAX: u32 = 16;
 /// How often a VMM looks whether all slices of its guest are still there, beside seeing it where they are touched.
 pub const LOST_SLICES_LOOKED_FOR_EVERY: Ns = Ns::secs(1);
 /// Callers at the control socket of one guest at a time; more wait.

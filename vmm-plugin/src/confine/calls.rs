@@ -47,6 +47,9 @@ const EXEC: u64 = PROT_EXEC as u64;
 /// From linux/kvm.h.
 const KVM_RUN: u64 = 0xae80;
 const KVM_KVMCLOCK_CTRL: u64 = 0xaead;
+const KVM_GET_SREGS: u64 = 0x8138_ae83;
+const KVM_GET_MSRS: u64 = 0xc008_ae88;
+const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
 /// [`crate::vcpu::kick_signal`]: the first that glibc does not keep for itself.
 const KICK: u64 = 34;
 /// From asm-generic/ioctls.h: as [`TCSETS`], with any speed.
@@ -93,8 +96,14 @@ const MAIN: &[Call] = &[
     Call(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK)]),
 ];
 
-const PROCESSOR: &[Call] =
-    &[Call(SYS_ioctl, &[Is(1, KVM_RUN)]), Call(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)])];
+const PROCESSOR: &[Call] = &[
+    Call(SYS_ioctl, &[Is(1, KVM_RUN)]),
+    Call(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
+    // Errors in memory that are reported to the guest.
+    Call(SYS_ioctl, &[Is(1, KVM_GET_SREGS)]),
+    Call(SYS_ioctl, &[Is(1, KVM_GET_MSRS)]),
+    Call(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
+];
 
 /// Every device.
 const DEVICE: &[Call] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];

@@ -24,7 +24,7 @@ use crate::{
     control::{Order, Orders, Refused, State, Wanted},
     devices::{Wish, serial::Output},
     exit,
-    memory::lost,
+    memory::{lost, poison},
     vcpu::Ending,
 };
 
@@ -167,6 +167,9 @@ impl Guest {
                 return Ended::Stopped;
             }
             self.look_at_memory();
+            if poison::is_found() {
+                self.processors.kick_first();
+            }
             if let Some(ended) = self.decide(if ready[1] { signalled(signals) } else { 0 }) {
                 return ended;
             }

@@ -4,6 +4,7 @@
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
+use super::mce::Vendor;
 use crate::layout::Layout;
 
 const FEATURES: u32 = 1;
@@ -12,6 +13,7 @@ const TOPOLOGY: u32 = 0xb;
 const TOPOLOGY_OF_DIES: u32 = 0x1f;
 const AMD_FEATURES: u32 = 0x8000_0001;
 const AMD_SVM: u32 = 0x8000_000a;
+const POWER_AND_RAS: u32 = 0x8000_0007;
 const AMD_SIZES: u32 = 0x8000_0008;
 const AMD_CACHES: u32 = 0x8000_001d;
 const AMD_TOPOLOGY: u32 = 0x8000_001e;
@@ -23,6 +25,9 @@ const VMX: u32 = 1 << 5;
 /// Of [`AMD_FEATURES`] in ECX.
 const SVM: u32 = 1 << 2;
 const HYPERTHREADING: u32 = 1 << 28;
+/// Of [`POWER_AND_RAS`] in EBX, as AMD has it: a guest survives an uncorrectable memory error (SUCCOR) and a second one before it
+/// has read the first (OVERFLOW_RECOV).
+const SUCCOR_OVERFLOW_RECOV: u32 = 0b11;
 /// The last level of caches is what the processors of a package share.
 const SHARED_LEVEL: u32 = 3;
 
@@ -34,6 +39,7 @@ struct Place {
     package: u32,
     /// Whether it has VMX or SVM.
     nested: bool,
+    vendor: Vendor,
 }
 
 /// Returns the CPUID of a guest's processor. VMX and SVM are hidden unless `nested`: they are a large part of what a guest can
@@ -46,6 +52,7 @@ pub(super) fn of(kvm: &Kvm, layout: &Layout, cpu: u32, nested: bool) -> Result<C
         shift: layout.package_shift(),
         package: layout.node_of_cpu(cpu),
         nested,
+        vendor: Vendor::of(&supported),
     };
     let known = supported.as_slice().iter().filter(|e| ![TOPOLOGY, TOPOLOGY_OF_DIES].contains(&e.function));
     let mut entries: Vec<_> = known.map(|entry| place.adapted(*entry, deadline)).collect();
@@ -77,6 +84,7 @@ impl Place {
             }
             AMD_FEATURES if !self.nested => entry.ecx &= !SVM,
             AMD_SVM if !self.nested => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+            POWER_AND_RAS if self.vendor == Vendor::Amd => entry.ebx |= SUCCOR_OVERFLOW_RECOV,
             AMD_SIZES => entry.ecx = self.shift << 12 | others,
             AMD_TOPOLOGY => {
                 entry.eax = self.apic_id;
@@ -119,7 +127,7 @@ mod tests {
     #[test]
     fn vmx_and_svm_are_hidden_unless_nested() {
         let adapted = |function, nested| {
-            let place = Place { apic_id: 0, shift: 0, package: 0, nested };
+            let place = Place { apic_id: 0, shift: 0, package: 0, nested, vendor: Vendor::Amd };
             place.adapted(entry(function), true)
         };
         assert_eq!(adapted(FEATURES, false).ecx, !VMX);
