@@ -1,6 +1,6 @@
 //! What a guest of two instructions sees of an error in its memory, on this machine's KVM.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use units::Bytes;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -8,6 +8,10 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::*;
 use crate::{
     boot::{Entry, Protocol, write_page_tables},
+    confine::{
+        Seccomp,
+        threads::{Filters, Work},
+    },
     devices::{Ports, RESET_PORT, RESET_VALUE, Windows, Wish, serial::Serial},
     layout::{Layout, Local, Performance, Shape},
     memory::{GuestMemory, poison},
@@ -114,13 +118,26 @@ fn write(memory: &GuestMemory) {
     memory.write_obj(gate, GuestAddress(INTERRUPT_TABLE + MACHINE_CHECK * 16)).unwrap();
 }
 
+/// Runs a guest, which has consumed an error at this address, on a thread confined as a processor's is.
+fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<Ending>) {
+    rustix::thread::set_no_new_privs(true).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    let run = move || {
+        assert!(poison::in_guest(|| poison::note(at, true)));
+        let ending = guest.vcpu.run(&guest.around);
+        let _ = sender.send((guest, ending)); // fails only if the test has failed
+    };
+    Filters::new(Seccomp::True).unwrap().spawn(Work::Processor, "vcpu0".into(), run).unwrap();
+    receiver.recv().unwrap()
+}
+
 #[test]
 fn guest_that_handles_machine_checks_is_told_which_page_is_broken() {
-    let Some(mut guest) = Guest::new() else { return };
+    let Some(guest) = Guest::new() else { return };
     guest.handle();
     let at = guest.address_of(0x20_0123);
-    assert!(poison::in_guest(|| poison::note(at, true)));
-    assert_eq!(guest.vcpu.run(&guest.around), Some(Ending::Wish(Wish::Reset)));
+    let (guest, ending) = run_confined(guest, at);
+    assert_eq!(ending, Some(Ending::Wish(Wish::Reset)));
     let expected = guest.vcpu.machine_checks.unwrap().status(true);
     assert_eq!((guest.register(MC_STATUS), guest.register(IA32_MCG_STATUS)), expected);
     assert_eq!(guest.register(MC_STATUS + 1), 0x20_0000);
