@@ -84,10 +84,11 @@ pub fn memory_of(config: &Config) -> Result<Source, SourceError> {
     }
 }
 
-/// Returns the shape of a guest whose memory is an agent's, without attaching to it: nothing is released if it does not fit.
+/// Returns the shape of a guest whose memory is to come from an agent, without attaching to it: a reservation that does not fit is
+/// not released.
 ///
 /// # Errors
-/// [`SourceError`]: there is no agent, or what is reserved is not what the options say.
+/// [`SourceError::Agent`] if the agent does not answer, and the others if the reservation does not match the options.
 pub fn preview(config: &Config) -> Result<Shape, SourceError> {
     let Some(socket) = &config.agent else { return Ok(assumed(config)) };
     let looked = asked(config, socket, |agent, vm| match agent.look(vm) {

@@ -213,7 +213,7 @@ impl Vcpu {
     fn report_memory_errors(&self, around: &Surroundings) {
         if let Some(at) = poison::take_consumed() {
             if self.report_memory_error(at, true, around) {
-                lost::say_reported(at);
+                lost::log_reported(at);
             } else {
                 lost::end(Found::Broken(Some(at)));
             }
@@ -222,7 +222,7 @@ impl Vcpu {
             && let Some(at) = poison::take_found()
             && self.report_memory_error(at, false, around)
         {
-            lost::say_reported(at);
+            lost::log_reported(at);
         }
     }
 

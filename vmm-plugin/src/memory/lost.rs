@@ -120,12 +120,12 @@ pub fn end(found: Found) -> ! {
     exit::at_once(code)
 }
 
-/// Says that an error at an address of this process was reported to the guest; the first ones only, as a guest can consume it as
+/// Logs that an error at an address of this process was reported to the guest; the first ones only, as a guest can consume it as
 /// often as it likes.
-pub fn say_reported(at: usize) {
+pub fn log_reported(at: usize) {
     static REPORTED: AtomicU32 = AtomicU32::new(0);
-    let is_said = REPORTED.fetch_add(1, Ordering::Relaxed) < MACHINE_CHECKS_LOGGED_MAX;
-    if let Some(notice) = known().each.iter().find(|notice| is_said && notice.addresses.contains(&at)) {
+    let is_logged = REPORTED.fetch_add(1, Ordering::Relaxed) < MACHINE_CHECKS_LOGGED_MAX;
+    if let Some(notice) = known().each.iter().find(|notice| is_logged && notice.addresses.contains(&at)) {
         let _ = rustix::io::write(rustix::stdio::stderr(), notice.reported.as_bytes());
     }
 }

@@ -180,7 +180,7 @@ fn confined_process_reaches_no_file_and_no_socket_without_filters() {
 }
 
 #[test]
-fn root_is_given_up_unless_said_otherwise() {
+fn root_without_a_user_is_refused_unless_unconfined() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: others than root have nothing to give up");
         return;

@@ -132,7 +132,7 @@ fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<Ending>) {
 }
 
 #[test]
-fn guest_that_handles_machine_checks_is_told_which_page_is_broken() {
+fn guest_with_machine_checks_sees_which_page_is_broken() {
     let Some(guest) = Guest::new() else { return };
     guest.handle();
     let at = guest.address_of(0x20_0123);
@@ -145,7 +145,7 @@ fn guest_that_handles_machine_checks_is_told_which_page_is_broken() {
 }
 
 #[test]
-fn guest_that_handles_no_machine_check_or_still_handles_one_gets_none() {
+fn guest_without_machine_checks_or_in_one_gets_none() {
     let Some(guest) = Guest::new() else { return };
     let (fd, checks) = (&guest.vcpu.fd, guest.vcpu.machine_checks.unwrap());
     assert!(!checks.report(fd, 0x20_0000, true).unwrap(), "CR4.MCE is not set");
