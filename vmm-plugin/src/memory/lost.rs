@@ -1,7 +1,7 @@
 //! Memory that goes away under a guest. A slice that is revoked shows as SIGBUS in whichever thread touches it, as EFAULT or a
 //! memory fault from KVM_RUN, or as an access to a device where there is memory; each ends the VM at once, and says what was
 //! lost. A slice that is still there and cannot be touched means that the host has no memory left to put behind it, or that the
-//! memory behind it is broken.
+//! memory behind it is broken. Broken memory ends the VM only if no processor can report it to the guest.
 
 use std::{
     fs::File,
