@@ -71,6 +71,10 @@ impl Vmm {
                 let mut vmm = Command::new("vmm-plugin");
                 vmm.args([
                     "run",
+                    "--uid",
+                    "65534",
+                    "--gid",
+                    "65534",
                     "--vm",
                     "v",
                     "--standalone",

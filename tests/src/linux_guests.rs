@@ -37,7 +37,7 @@ pub fn launch(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
 /// The command that runs a guest.
 pub fn command(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
     format!(
-        "vmm-plugin run --vm {name} --standalone --kernel /guest/{kernel} --initrd /guest/{initrd} \
+        "vmm-plugin run --uid 65534 --gid 65534 --vm {name} --standalone --kernel /guest/{kernel} --initrd /guest/{initrd} \
          --cmdline 'console=ttyS0 quiet panic=-1 pci=off' {options}"
     )
 }

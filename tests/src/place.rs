@@ -12,6 +12,15 @@ use crate::rack::programs;
 
 /// As little memory as a guest may have.
 pub const SMALL: [&str; 2] = ["--memory", "size=64MiB"];
+/// As root, a VMM becomes this user, which owns nothing.
+const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
+
+/// Adds the options that a VMM of this process's user needs to start.
+pub fn confine(command: &mut Command) {
+    if rustix::process::geteuid().is_root() {
+        command.args(NOBODY);
+    }
+}
 
 /// A folder for one VM, called v, and its VMM.
 #[derive(Debug)]
@@ -35,13 +44,16 @@ impl Place {
         self.path(name)
     }
 
-    /// A command that runs a guest; its console is a file unless the options say where it is.
+    /// A command that runs a guest; its console is a file, and as root it becomes another user, unless the options say otherwise.
     pub fn command(&self, kernel: &[u8], options: &[&str]) -> Command {
         let kernel = self.file("kernel", kernel);
         let mut command = Command::new(programs().join("vmm-plugin"));
         command.args(["run", "--vm", "v", "--standalone", "--kernel"]).arg(kernel);
         if !options.contains(&"--serial") {
             command.arg("--serial").arg(format!("file={}", self.path("console").display()));
+        }
+        if !options.iter().any(|option| ["--uid", "--unconfined"].contains(option)) {
+            confine(&mut command);
         }
         command.args(options).arg("--run-dir").arg(self.run_dir()).stdin(Stdio::null());
         command
@@ -76,11 +88,16 @@ impl Place {
         serde_json::from_slice(&told.stdout).expect("it is JSON")
     }
 
-    /// Names of control sockets that are there.
-    pub fn left(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.run_dir()).into_iter().flatten();
-        entries
-            .map(|entry| entry.expect("the folder is ours").file_name().into_string().expect("a name"))
-            .collect()
+    /// Checks that the VM does not run, whether its control socket is still there or not.
+    pub fn assert_not_running(&self) {
+        let told = self.ask(&["info", "v"]);
+        let said = String::from_utf8_lossy(&told.stderr);
+        assert_eq!(told.status.code(), Some(3), "{said}");
+        assert!(said.starts_with("error: no VM v runs here: nobody is at "), "{said}");
+    }
+
+    /// Whether there is a control socket, alive or dead.
+    pub fn has_socket(&self) -> bool {
+        self.run_dir().join("v.sock").exists()
     }
 }

@@ -5,12 +5,13 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
 use proto::v1 as wire;
 use tests::{
+    place::confine,
     rack::{Plan, Rack, by_vm, programs, reserve},
     small_guests::{self, can_run},
 };
@@ -36,8 +37,10 @@ impl Guest {
         let place = |what: &str| rack.dir().join(format!("{vm}.{what}"));
         fs::write(place("kernel"), small_guests::touch()).unwrap();
         let console = place("console");
-        let process = Command::new(programs().join("vmm-plugin"))
-            .args(["run", "--vm", vm, "--agent"])
+        let mut command = Command::new(programs().join("vmm-plugin"));
+        confine(command.arg("run"));
+        let process = command
+            .args(["--vm", vm, "--agent"])
             .arg(rack.host_memory(0))
             .arg("--kernel")
             .arg(place("kernel"))
@@ -95,7 +98,6 @@ async fn a_guest_whose_slice_is_taken_away_ends_at_once_and_says_which() {
         said,
         format!("error: VM v lost slice {} of EMC {}: the rack took it back\n", owned.slice, owned.emc)
     );
-    assert_eq!(fs::read_dir(run_dir(&rack)).unwrap().count(), 0, "its control socket is gone");
     rack.wait_all_free().await;
 }
 
@@ -188,6 +190,55 @@ async fn a_guest_outlives_its_manager_and_its_agent_and_gives_everything_back_wh
     assert!(rack.reservations().await.is_empty());
 }
 
+/// Runs a VM that is reserved, with these options beside its kernel.
+fn run_reserved(rack: &Rack, kernel: &Path, options: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(programs().join("vmm-plugin"));
+    command.arg("run");
+    if !options.contains(&"--uid") {
+        confine(&mut command);
+    }
+    command.args(["--vm", "v", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
+    let serial = if options.contains(&"--serial") { &[][..] } else { &["--serial", "null"] };
+    command.args(serial).args(options).arg("--run-dir").arg(run_dir(rack));
+    let ran = command.stdin(Stdio::null()).output().unwrap();
+    (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+}
+
+#[tokio::test]
+async fn a_run_that_fails_before_it_attached_leaves_its_reservation() {
+    if !can_run() {
+        return;
+    }
+    let rack = Rack::start(Plan::small(2)).await;
+    let request = wire::ReserveRequest { local_bytes: LOCAL, wait_ready: true, ..reserve("h0", "v", 1, "v") };
+    rack.scheduler().await.reserve(request).await.unwrap();
+    rack.scheduler().await.commit(wire::CommitRequest { target: by_vm("v") }).await.unwrap();
+    let file = |name: &str, content: &[u8]| {
+        let path = rack.dir().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    };
+    let (kernel, text) = (file("kernel", &small_guests::hello()), file("text", b"no kernel"));
+    let large = file("large", &[]);
+    fs::File::options().write(true).open(&large).unwrap().set_len(LOCAL).unwrap();
+    let refused = |kernel: &Path, options: &[&str], expected: &str| {
+        let (code, said) = run_reserved(&rack, kernel, options);
+        assert!(code == Some(1) && said.contains(expected), "{options:?}: {code:?}: {said}");
+    };
+    refused(Path::new("/nowhere"), &[], "kernel: cannot read /nowhere");
+    refused(&text, &[], "must be a bzImage");
+    refused(&kernel, &["--initrd", "/nowhere"], "initrd: cannot read /nowhere");
+    refused(&kernel, &["--initrd", large.to_str().unwrap()], "initrd: 67108864 bytes do not fit");
+    refused(&kernel, &["--disk", "path=/nowhere"], "disk: cannot open /nowhere");
+    refused(&kernel, &["--serial", "file=/nowhere/console"], "serial: cannot write /nowhere/console");
+    refused(&kernel, &["--memory", "size=65MiB"], "memory: the sizes of the nodes are 65MiB together");
+    refused(&kernel, &["--pool", "emc=other"], "pool: emc=other is said, and no slice is of that EMC");
+    refused(&kernel, &["--cmdline", &"x".repeat(3000)], "cmdline: 3000 bytes are too long");
+    refused(&kernel, &["--uid", "65534", "--gid", "65534", "--chroot", "/"], "chroot: / is not empty");
+    assert_eq!(run_reserved(&rack, &kernel, &[]), (Some(0), String::new()), "it can be tried again");
+    rack.wait_all_free().await;
+}
+
 #[tokio::test]
 async fn a_vm_that_was_never_reserved_is_refused_before_anything_starts() {
     if !can_run() {
@@ -197,7 +248,8 @@ async fn a_vm_that_was_never_reserved_is_refused_before_anything_starts() {
     let kernel = rack.dir().join("kernel");
     fs::write(&kernel, small_guests::hello()).unwrap();
     let mut command = Command::new(programs().join("vmm-plugin"));
-    command.args(["run", "--vm", "nobody", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
+    confine(command.arg("run"));
+    command.args(["--vm", "nobody", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
     command.arg("--run-dir").arg(run_dir(&rack));
     let ran = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();

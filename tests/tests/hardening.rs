@@ -93,7 +93,7 @@ fn no_thread_of_a_guests_process_has_a_capability_even_if_it_is_root() {
         return;
     }
     let place = Place::new();
-    let guest = Guest::start(&place, &[]);
+    let guest = Guest::start(&place, &["--unconfined"]);
     assert!(guest.threads().len() >= 3, "the main thread, a processor and a device");
     guest.has_no_capabilities();
 }
@@ -129,6 +129,41 @@ fn a_guests_process_is_who_it_was_told_to_be_and_sees_nothing_but_its_folder() {
 }
 
 #[test]
+fn root_without_a_user_to_become_is_refused_before_anything_starts() {
+    if !can_give_up() {
+        return;
+    }
+    let place = Place::new();
+    let vmm = place.command(&code::hello(), &[&SMALL[..], &["--unconfined"]].concat());
+    let options: Vec<_> = vmm.get_args().filter(|option| *option != "--unconfined").collect();
+    let ran = Command::new(vmm.get_program()).args(options).stdin(Stdio::null()).output().unwrap();
+    let expected = "error: uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user to become, \
+                    or --unconfined be given\n";
+    assert_eq!((ran.status.code(), said(&ran).as_str()), (Some(2), expected));
+    assert!(!place.has_socket() && place.console().is_empty(), "nothing ran");
+}
+
+#[test]
+fn by_default_a_guests_process_sees_an_empty_root_and_has_no_directory_open() {
+    if !can_give_up() {
+        return;
+    }
+    let place = Place::new();
+    let guest = Guest::start(&place, &["--uid", NOBODY, "--gid", NOBODY]);
+    guest.has_no_capabilities();
+    guest.has("Uid", &[NOBODY; 4].join("\t"));
+    for directory in ["root", "cwd"] {
+        assert_eq!(fs::read_dir(guest.proc(directory)).unwrap().count(), 0, "{directory}");
+        let written = fs::write(guest.proc(directory).join("file"), b"").unwrap_err();
+        assert_eq!(written.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{directory}");
+    }
+    for descriptor in fs::read_dir(guest.proc("fd")).unwrap() {
+        let path = descriptor.unwrap().path();
+        assert!(!fs::metadata(&path).unwrap().is_dir(), "{:?}", fs::read_link(&path));
+    }
+}
+
+#[test]
 fn what_a_guest_has_in_its_memory_is_in_no_core_dump() {
     if !can_run() {
         return;
@@ -153,7 +188,7 @@ fn a_guest_runs_to_its_end_whatever_its_process_gives_up() {
     let folder = folder.to_str().unwrap();
     for options in [
         &["--uid", NOBODY, "--gid", NOBODY][..],
-        &["--chroot", folder],
+        &["--unconfined"],
         &["--seccomp", "log"],
         &["--seccomp", "false"],
         &["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder],
@@ -180,10 +215,20 @@ fn what_cannot_be_given_up_is_said_before_the_guest_runs() {
         assert_eq!(place.console(), "", "{options:?}: nothing ran");
     };
     refused(&["--uid", "bob", "--gid", "1"], 2, "invalid value 'bob' for '--uid <NUMBER>'");
-    refused(&["--uid", "4294967295", "--gid", "1"], 2, "4294967295 is not in 0..4294967295");
+    refused(&["--uid", "4294967295", "--gid", "1"], 2, "4294967295 is not in 1..4294967295");
+    refused(&["--uid", "0", "--gid", "1"], 2, "0 is not in 1..4294967295");
+    refused(&["--unconfined", "--chroot", "/"], 2, "cannot be used with");
     refused(&["--uid", NOBODY], 2, "--gid <NUMBER>");
-    refused(&["--chroot", "/nowhere"], 1, "chroot: cannot look into /nowhere: No such file or directory");
-    refused(&["--chroot", folder], 1, &format!("chroot: {folder} is not empty: must be"));
+    refused(
+        &["--uid", NOBODY, "--gid", NOBODY, "--chroot", "/nowhere"],
+        1,
+        "chroot: cannot look into /nowhere: No such file or directory",
+    );
+    refused(
+        &["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder],
+        1,
+        &format!("chroot: {folder} is not empty: must be"),
+    );
     refused(&["--uid", NOBODY, "--gid", NOBODY, "--chroot", "/"], 1, "chroot: / is not empty: must be");
 }
 
@@ -201,13 +246,14 @@ fn who_is_not_root_is_told_that_it_cannot_give_that_up() {
         command.arg("--bounding-set=-all").arg(vmm.get_program()).args(vmm.get_args());
         command.stdin(Stdio::null()).output().unwrap()
     };
-    let refused = run(&["--chroot", folder.to_str().unwrap()]);
+    let user = ["--uid", NOBODY, "--gid", NOBODY];
+    let refused = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
     let expected =
         format!("error: chroot: cannot make {} all there is; must be started as root: ", folder.display());
     assert!(said(&refused).starts_with(&expected), "{}", said(&refused));
-    let refused = run(&["--uid", NOBODY, "--gid", NOBODY]);
-    let expected = "error: uid: cannot become user 65534 and group 65534; must be started as root: ";
+    let refused = run(&user);
+    let expected = "error: chroot: cannot make an empty file system; must be started as root: ";
     assert!(said(&refused).starts_with(expected), "{}", said(&refused));
-    let ran = run(&[]);
+    let ran = run(&["--unconfined"]);
     assert_eq!((ran.status.code(), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));
 }

@@ -163,18 +163,6 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
         let options = with(option, value);
         refused(&hello, &options.each_ref().map(String::as_str), expected);
     };
-    told("--initrd", empty.display().to_string(), ": is empty");
-    let half = place.file("half", b"070701 the first half of an archive");
-    told(
-        "--initrd",
-        half.display().to_string(),
-        "is truncated: it ends in the middle of an entry of a cpio archive",
-    );
-    told(
-        "--initrd",
-        place.path("kernel").display().to_string(),
-        "is neither a cpio archive (newc) nor packed with",
-    );
     told(
         "--initrd",
         "/nowhere/initrd".into(),
@@ -231,7 +219,7 @@ fn who_may_not_use_kvm_is_told_so() {
     let copied = Command::new("cp").arg(programs().join("vmm-plugin")).arg(&program).status();
     assert!(copied.unwrap().success());
     fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o777)).unwrap();
-    let as_root = place.command(&code::hello(), &SMALL);
+    let as_root = place.command(&code::hello(), &[&SMALL[..], &["--unconfined"]].concat());
     let ran = Command::new(program).args(as_root.get_args()).uid(65534).gid(65534).output().unwrap();
     assert_eq!(code(&ran), Some(1));
     assert_eq!(

@@ -3,7 +3,6 @@
 //! at its PVH entry.
 
 mod cpu_tables;
-mod initrd;
 mod linux;
 mod pvh;
 
@@ -101,15 +100,6 @@ pub enum BootError {
         /// What it is.
         found: String,
     },
-    /// Half an initrd, or none.
-    #[error("initrd: {}", path.display())]
-    Initrd {
-        /// Where.
-        path: PathBuf,
-        /// What is wrong with it.
-        #[source]
-        broken: initrd::Broken,
-    },
     /// Too much.
     #[error("{what}: {bytes} bytes do not fit: {room} are free in the guest's local memory below 3 GiB")]
     TooLarge {
@@ -129,6 +119,9 @@ pub enum BootError {
     /// More tables than there is room for.
     #[error(transparent)]
     Tables(#[from] acpi::TooLong),
+    /// No memory to try it in.
+    #[error("cannot make memory to check the kernel in")]
+    Scratch(#[source] vm_memory::mmap::FromRangesError),
     /// Guest memory that cannot be written.
     #[error("cannot write the guest's memory")]
     Memory(#[from] vm_memory::GuestMemoryError),
@@ -160,6 +153,20 @@ pub fn load(
             found: "an ELF without a PVH entry".into(),
         }),
     }
+}
+
+/// Checks that [`load`] will succeed, in memory that is given back.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn check(kernel: &Kernel, layout: &Layout, windows: &[acpi::Window]) -> Result<(), BootError> {
+    let low = layout.memory().into_iter().filter(|range| range.start < layout.low_memory_end());
+    let low = low.map(|range| {
+        let bytes = range.end.min(layout.low_memory_end()) - range.start;
+        (GuestAddress(range.start), usize::try_from(bytes).expect("less than 3 GiB"))
+    });
+    let memory = GuestMemory::from_ranges(&low.collect::<Vec<_>>()).map_err(BootError::Scratch)?;
+    load(kernel, layout, windows, &memory).map(drop)
 }
 
 /// What every kernel is told, however.
@@ -261,8 +268,6 @@ fn load_initrd(
     if bytes.next_multiple_of(PAGE) > room {
         return Err(BootError::TooLarge { what: "initrd", bytes, room });
     }
-    initrd::check(&file).map_err(|broken| BootError::Initrd { path: path.to_owned(), broken })?;
-    file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
     let at = (end - bytes) / PAGE * PAGE;
     let count = usize::try_from(bytes).expect("less than 3 GiB");
     memory

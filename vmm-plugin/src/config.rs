@@ -33,6 +33,9 @@ pub struct Own {
     at: RunDir,
     #[command(flatten)]
     confinement: Confinement,
+    /// Let the guest run guests of its own: its processors have VMX or SVM, which are hidden otherwise
+    #[arg(long)]
+    nested: bool,
 }
 
 impl Own {
@@ -41,7 +44,8 @@ impl Own {
     /// # Errors
     /// The option, the value and the rule.
     pub fn check(self) -> Result<(Config, PathBuf, Confinement), OptionError> {
-        Ok((self.guest.check()?, self.at.run_dir, self.confinement))
+        let config = Config { nested: self.nested, ..self.guest.check()? };
+        Ok((config, self.at.run_dir, self.confinement))
     }
 }
 
@@ -167,6 +171,8 @@ pub struct Config {
     pub nets: Vec<Net>,
     /// Where the console is.
     pub console: Console,
+    /// Whether its processors have VMX or SVM. Other VMMs decide for themselves.
+    pub nested: bool,
 }
 
 impl Written {
@@ -210,6 +216,7 @@ impl Written {
             disks,
             nets,
             console,
+            nested: false,
         })
     }
 }

@@ -1,45 +1,47 @@
-//! What this process gives up before its guest runs, as a guest may break out into it: from then on it is some user without
-//! capabilities, in some folder. What it needs is open by then, and its threads start after it: capabilities, users and the
-//! promise to gain none are each thread's own. Which system calls a thread may make is `calls`' business.
+//! Privileges that this process gives up before its guest runs, as a guest may break out into it. As root it becomes another user
+//! in an empty read-only file system, unless it is started with `--unconfined`. All that it needs is open by then, and its
+//! threads start later: capabilities, user IDs and no_new_privs are per thread. System calls are filtered by [`threads`].
 
 pub mod calls;
 pub mod forbidden;
+pub mod root;
 pub mod threads;
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{io, os::fd::OwnedFd, path::PathBuf};
 
 use rustix::{
     io::Errno,
-    process::{Gid, Resource, Rlimit, Uid},
+    process::{Gid, Resource, Rlimit, Uid, geteuid},
     thread::{
-        CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
-        set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+        CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+        remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
+        set_thread_res_gid, set_thread_res_uid,
     },
 };
 
-/// What is given up beside capabilities.
+/// Options for what is given up beside capabilities.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Confinement {
-    /// The user that the process is once everything is open, by number; wants --gid
+    /// The user that the process becomes once everything is open, by number; needs --gid. Required when started as root
     #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = user_number())]
     uid: Option<u32>,
-    /// The only group that the process is in by then, by number; wants --uid
+    /// The only group of the process from then on, by number; needs --uid
     #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = user_number())]
     gid: Option<u32>,
-    /// The only folder that the process sees by then; it must be empty
+    /// The only directory that the process sees from then on; must be empty [default as root: an empty read-only file system]
     #[arg(long, value_name = "DIR")]
     chroot: Option<PathBuf>,
-    /// What becomes of a system call that a thread does not need: true ends the process, log tells of it, false lets it pass
+    /// Started as root, stay root and see all files; capabilities are dropped and system calls filtered all the same
+    #[arg(long, conflicts_with_all = ["uid", "gid", "chroot"])]
+    unconfined: bool,
+    /// Action on a system call that a thread does not need: true ends the process, log writes to the audit log, false allows it
     #[arg(long, value_enum, hide_possible_values = true, default_value_t, value_name = "true|false|log")]
     pub seccomp: Seccomp,
 }
 
-/// All numbers but the one that means "leave it as it is".
+/// All IDs but root's and the one that means "unchanged".
 fn user_number() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(..i64::from(u32::MAX))
+    clap::value_parser!(u32).range(1..i64::from(u32::MAX))
 }
 
 /// What becomes of a system call that a thread does not need.
@@ -54,9 +56,14 @@ pub enum Seccomp {
     Log,
 }
 
-/// Why something could not be given up.
+/// Why this process cannot be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
+    /// Started as root without a user to become.
+    #[error(
+        "uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user to become, or --unconfined be given"
+    )]
+    StaysRoot,
     /// The operating system refuses.
     #[error("{option}: cannot {doing}{hint}")]
     Refused {
@@ -99,29 +106,74 @@ pub fn open_many_files() -> io::Result<()> {
 }
 
 impl Confinement {
+    /// Checks everything that [`Prepared::enter`] needs, and changes nothing.
+    ///
+    /// # Errors
+    /// [`ConfineError::StaysRoot`] if root is not to be given up, or another variant if something cannot be given up.
+    pub fn prepare(self) -> Result<Prepared, ConfineError> {
+        let is_root = geteuid().is_root();
+        if is_root && self.uid.is_none() && !self.unconfined {
+            return Err(ConfineError::StaysRoot);
+        }
+        let root = match &self.chroot {
+            Some(path) => Some(root::open_empty(path)?),
+            None if is_root && !self.unconfined => Some(root::make_empty()?),
+            None => None,
+        };
+        if let Some(Root { shown, .. }) = &root {
+            require(CapabilitySet::SYS_CHROOT)
+                .map_err(refused("chroot", format!("make {shown} all there is")))?;
+        }
+        let user = self.uid.zip(self.gid);
+        if let Some((uid, gid)) = user {
+            require(CapabilitySet::SETUID | CapabilitySet::SETGID).map_err(refused_user(uid, gid))?;
+        }
+        Ok(Prepared { user, root, seccomp: self.seccomp })
+    }
+}
+
+fn refused_user(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
+    refused("uid", format!("become user {uid} and group {gid}"))
+}
+
+/// Fails as the kernel would without these capabilities.
+fn require(needed: CapabilitySet) -> Result<(), Errno> {
+    if capabilities(None)?.effective.contains(needed) { Ok(()) } else { Err(Errno::PERM) }
+}
+
+/// The directory that becomes the root directory.
+#[derive(Debug)]
+struct Root {
+    directory: OwnedFd,
+    /// Its name in messages.
+    shown: String,
+}
+
+/// A confinement that can be entered.
+#[derive(Debug)]
+pub struct Prepared {
+    user: Option<(u32, u32)>,
+    root: Option<Root>,
+    /// How system calls are filtered.
+    pub seccomp: Seccomp,
+}
+
+impl Prepared {
     /// Gives everything up, for good. This process must have no other thread yet.
     ///
     /// # Errors
     /// [`ConfineError`]: then nothing may run.
-    pub fn enter(&self) -> Result<(), ConfineError> {
+    pub fn enter(self) -> Result<(), ConfineError> {
         set_no_new_privs(true).map_err(refused("capabilities", "give up getting more"))?;
-        self.chroot.as_deref().map_or(Ok(()), enter_folder)?;
+        if let Some(root) = self.root {
+            root::enter(&root).map_err(refused("chroot", format!("make {} all there is", root.shown)))?;
+        }
         empty_bounding_set().map_err(refused("capabilities", "give up those that are never needed"))?;
-        if let Some((uid, gid)) = self.uid.zip(self.gid) {
-            become_user(uid, gid).map_err(refused("uid", format!("become user {uid} and group {gid}")))?;
+        if let Some((uid, gid)) = self.user {
+            become_user(uid, gid).map_err(refused_user(uid, gid))?;
         }
         drop_capabilities().map_err(refused("capabilities", "give them up"))
     }
-}
-
-fn enter_folder(path: &Path) -> Result<(), ConfineError> {
-    let shown = path.display();
-    let mut content = fs::read_dir(path).map_err(refused("chroot", format!("look into {shown}")))?;
-    if content.next().is_some() {
-        return Err(ConfineError::NotEmpty(path.to_owned()));
-    }
-    rustix::process::chdir(path).map_err(refused("chroot", format!("go to {shown}")))?;
-    rustix::process::chroot(".").map_err(refused("chroot", format!("make {shown} all there is")))
 }
 
 /// Whoever may not do so has nothing to win from the set either: there are no new privileges.

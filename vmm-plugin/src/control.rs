@@ -8,7 +8,6 @@ pub mod socket;
 use std::{
     collections::BTreeMap,
     io,
-    os::unix::net::UnixListener,
     sync::{Arc, mpsc},
 };
 
@@ -26,6 +25,7 @@ use units::limits::{
     CONTROL_ANSWER_WITHIN, CONTROL_REQUEST_BYTES_MAX, CONTROL_REQUESTS_AT_ONCE_MAX, VCPUS_STOP_WITHIN,
 };
 
+use self::socket::ControlSocket;
 use crate::{
     bell::Bell,
     config::Config,
@@ -118,7 +118,7 @@ fn refused(why: Refused) -> Status {
 /// What a control socket needs, found before the guest starts.
 #[derive(Debug)]
 pub struct Control {
-    listener: UnixListener,
+    socket: ControlSocket,
     guest: wire::Guest,
     touched: Arc<Touched>,
 }
@@ -126,11 +126,11 @@ pub struct Control {
 impl Control {
     /// For a guest that is put together.
     pub fn new(
-        listener: UnixListener,
+        socket: ControlSocket,
         (config, layout, memory): (&Config, &Layout, &Memory),
         touched: Arc<Touched>,
     ) -> Self {
-        Self { listener, guest: describe::describe(config, layout, memory), touched }
+        Self { socket, guest: describe::describe(config, layout, memory), touched }
     }
 
     /// Answers callers on a thread of its own, until the process ends. What an answer needs comes up with the first caller: a
@@ -148,13 +148,14 @@ impl Control {
     }
 
     fn serve(self, orders: Orders) -> Result<(), Box<dyn std::error::Error>> {
-        let mut first_caller = [PollFd::new(&self.listener, PollFlags::IN)];
+        let listener = self.socket.into_listener();
+        let mut first_caller = [PollFd::new(&listener, PollFlags::IN)];
         retry_on_intr(|| poll(&mut first_caller, None))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let desk = Desk { guest: self.guest, touched: self.touched, orders };
         let service = VmmServer::new(desk).max_decoding_message_size(CONTROL_REQUEST_BYTES_MAX);
         runtime.block_on(async move {
-            let callers = connection::accept(tokio::net::UnixListener::from_std(self.listener)?);
+            let callers = connection::accept(tokio::net::UnixListener::from_std(listener)?);
             let mut server = tonic::transport::Server::builder()
                 .concurrency_limit_per_connection(CONTROL_REQUESTS_AT_ONCE_MAX);
             Ok(server.add_service(service).serve_with_incoming(callers).await?)

@@ -1,32 +1,24 @@
-//! How the process of a guest ends, and what it leaves tidy when there is no time.
+//! How the process of a guest ends. It removes no file: its control socket stays, and is replaced when the VM starts again.
 
 use std::{
-    ffi::CString,
     io::{self, Write as _},
-    os::fd::OwnedFd,
     panic,
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
 };
 
-use rustix::{
-    fs::AtFlags,
-    termios::{OptionalActions, Termios, tcsetattr},
-};
-use units::limits::MAIN_THREAD_ENDS_WITHIN;
+use rustix::termios::{OptionalActions, Termios, tcsetattr};
 
-use crate::{
-    bell::Bell,
-    confine::threads::{self, Work},
-};
+use crate::confine::threads::{self, Work};
 
 /// The guest switched itself off.
 pub const POWERED_OFF: u8 = 0;
 /// Nothing was started, or the VMM failed.
 pub const FAILED: u8 = 1;
+/// Wrong usage.
+pub const USAGE: u8 = 2;
 /// The guest asked to be started anew.
 pub const RESET: u8 = 10;
 /// The guest's processor gave up: a triple fault, or an instruction that KVM does not know.
@@ -42,45 +34,15 @@ pub const MEMORY_BROKEN: u8 = 22;
 /// A thread tried what it never needs: the guest may have broken out into it.
 pub const FORBIDDEN: u8 = 30;
 
-/// A file that is there for as long as a process lives.
-#[derive(Debug)]
-struct Entry {
-    folder: OwnedFd,
-    name: CString,
-}
-
 static TERMINAL: OnceLock<Termios> = OnceLock::new();
-static SOCKET: OnceLock<Entry> = OnceLock::new();
 static TIDIED: AtomicBool = AtomicBool::new(false);
-static BELL: OnceLock<Arc<Bell>> = OnceLock::new();
-/// How the main thread is to end the process; 0 if it is not.
-static TOLD: AtomicU8 = AtomicU8::new(0);
-
-/// Says what wakes the main thread when another one wants the end; only the first word counts.
-pub fn wake_by(bell: Arc<Bell>) {
-    let _ = BELL.set(bell);
-}
-
-/// Ends the process if another thread wants it to. For the main thread, whenever it was woken.
-pub fn at_once_if_told() {
-    match TOLD.load(Ordering::SeqCst) {
-        0 => {}
-        code => at_once(code),
-    }
-}
 
 /// Says how the terminal was before it was changed; only the first word counts.
 pub fn restore_terminal_at_end(before: Termios) {
     let _ = TERMINAL.set(before);
 }
 
-/// Says which socket is to be gone with this process; only the first word counts. The folder is held open, so that the
-/// socket is found also when this process sees other folders by then.
-pub fn remove_socket_at_end(folder: OwnedFd, name: CString) {
-    let _ = SOCKET.set(Entry { folder, name });
-}
-
-/// Tidies, once: what has the name of the socket later is another process's. Safe in a signal handler.
+/// Restores the terminal, once. Safe in a signal handler.
 pub fn tidy() {
     if TIDIED.swap(true, Ordering::SeqCst) {
         return;
@@ -88,15 +50,6 @@ pub fn tidy() {
     if let Some(before) = TERMINAL.get() {
         let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
     }
-    // No other thread may remove files, as the guest may have broken out into it; a socket that is left is replaced.
-    if let Some(Entry { folder, name }) = SOCKET.get().filter(|_| is_main_thread()) {
-        let _ = rustix::fs::unlinkat(folder, name.as_c_str(), AtFlags::empty());
-    }
-}
-
-/// It is alone until others are started, each of which says what it is there for.
-fn is_main_thread() -> bool {
-    threads::work().is_none_or(|work| work == Work::Main)
 }
 
 /// Says something on standard error, if anybody listens: a guest goes on without.
@@ -115,17 +68,8 @@ pub fn when_any_thread_panics() {
     }));
 }
 
-/// Ends the process, never to return to the guest. The main thread does it, as no other may remove files; it is waited for no
-/// longer than it takes. Safe in a signal handler.
+/// Ends the process, never to return to the guest. Safe in a signal handler.
 pub fn at_once(code: u8) -> ! {
-    if let Some(bell) = BELL.get().filter(|_| !is_main_thread()) {
-        TOLD.store(code, Ordering::SeqCst);
-        bell.ring();
-        let give_up = Instant::now() + MAIN_THREAD_ENDS_WITHIN.as_duration();
-        while Instant::now() < give_up {
-            std::thread::yield_now();
-        }
-    }
     tidy();
     // SAFETY: it takes a number and does not return; nothing of this process is used any more.
     unsafe { libc::_exit(i32::from(code)) }

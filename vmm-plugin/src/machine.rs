@@ -18,7 +18,7 @@ use crate::{
     acpi,
     boot::{self, BootError},
     config::Config,
-    confine::{ConfineError, Confinement, threads::Filters},
+    confine::{ConfineError, Prepared, threads::Filters},
     control::{self, Control, Orders, socket::SocketError},
     devices::{
         POWER_BUTTON_LINE, Ports, SERIAL_LINE,
@@ -101,7 +101,7 @@ pub enum MachineError {
         #[source]
         errno: io::Error,
     },
-    /// It would have more than it needs.
+    /// It cannot be confined.
     #[error(transparent)]
     Confine(#[from] ConfineError),
     /// The operating system refuses.
@@ -115,13 +115,19 @@ pub enum MachineError {
     },
 }
 
-/// A guest that can be started. Processors go before the VM, and the VM before its memory.
+/// A guest that can be started, and the confinement that it is started in.
 #[derive(Debug)]
 pub struct Machine {
+    confinement: Prepared,
+    guest: Assembled,
+}
+
+/// The parts of a guest. Processors are dropped before the VM, and the VM before its memory.
+#[derive(Debug)]
+struct Assembled {
     vcpus: Vec<Vcpu>,
     workers: Vec<Worker>,
     beside: Beside,
-    confinement: Confinement,
     held: Held,
 }
 
@@ -159,29 +165,31 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
     move |errno| MachineError::System { doing, errno }
 }
 
-/// Puts a guest together.
+/// Assembles a guest. This process attaches to its memory only after everything was checked that does not need it: once it is
+/// attached, a failure releases the reservation.
 ///
 /// # Errors
 /// [`MachineError`]; nothing is left behind.
-pub fn build(config: &Config, run_dir: &Path, confinement: Confinement) -> Result<Machine, MachineError> {
+pub fn build(config: &Config, run_dir: &Path, confinement: Prepared) -> Result<Machine, MachineError> {
     let kvm = open_kvm()?;
     let socket = control::socket::claim(run_dir, &config.vm)?;
-    let Source { shape, backings, agent } = source::memory_of(config)?;
-    let layout = Layout::of(&shape, address_bits(&kvm)?)?;
-    let memory = Memory::map(&layout, &backings)?;
     let planned = devices::plan(config)?;
     let windows: Vec<acpi::Window> = planned.iter().map(|device| device.window).collect();
+    let console = run::output(&config.console)?;
+    let vm = make_vm(&kvm)?;
+    let bits = address_bits(&kvm)?;
+    if config.agent.is_some() {
+        boot::check(&config.kernel, &Layout::of(&source::preview(config)?, bits)?, &windows)?;
+    }
+    let Source { shape, backings, agent } = source::memory_of(config)?;
+    let layout = Layout::of(&shape, bits)?;
+    let memory = Memory::map(&layout, &backings)?;
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
-    let vm = kvm.create_vm().map_err(kvm_error("make a VM", ""))?;
-    vm.set_tss_address(KVM_PAGES).map_err(kvm_error("keep pages for itself", ""))?;
-    const _: () = assert!((KVM_PAGES as u64) < HOLE_END, "among the devices");
-    vm.create_irq_chip().map_err(kvm_error("make interrupt controllers", ""))?;
-    lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
     memory
         .give_to(&vm)
         .map_err(kvm_error("take the guest's memory", "; are there more regions than it has slots?"))?;
-    let vcpus = Vcpu::all(&kvm, &vm, &layout, entry, memory.guest())?;
-    let serial = Serial::new(line(&vm, SERIAL_LINE)?, run::output(&config.console)?);
+    let vcpus = Vcpu::all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
+    let serial = Serial::new(line(&vm, SERIAL_LINE)?, console);
     let (windows, workers) = devices::place(planned, &vm, memory.guest())?;
     let around = Surroundings {
         memory: memory.guest().clone(),
@@ -193,11 +201,20 @@ pub fn build(config: &Config, run_dir: &Path, confinement: Confinement) -> Resul
     let power_button = line(&vm, POWER_BUTTON_LINE)?;
     let touched = Arc::new(memory.touched().map_err(system_error("open /proc/self/smaps"))?);
     let control = Control::new(socket, (config, &layout, &memory), Arc::clone(&touched));
-    let told = config.agent.clone().zip(agent);
-    let statistics =
-        told.map(|(socket, agent)| Statistics::new(config.vm.clone(), socket, agent, &layout, touched));
+    let statistics = agent.map(|agent| Statistics::new(config.vm.clone(), agent, &layout, touched));
     let held = Held { around, power_button, _vm: vm, _memory: memory };
-    Ok(Machine { vcpus, workers, beside: Beside { control, statistics }, confinement, held })
+    let beside = Beside { control, statistics };
+    Ok(Machine { confinement, guest: Assembled { vcpus, workers, beside, held } })
+}
+
+/// Makes a VM with interrupt controllers, and neither memory nor processors.
+fn make_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
+    let vm = kvm.create_vm().map_err(kvm_error("make a VM", ""))?;
+    vm.set_tss_address(KVM_PAGES).map_err(kvm_error("keep pages for itself", ""))?;
+    const _: () = assert!((KVM_PAGES as u64) < HOLE_END, "among the devices");
+    vm.create_irq_chip().map_err(kvm_error("make interrupt controllers", ""))?;
+    lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
+    Ok(vm)
 }
 
 fn open_kvm() -> Result<Kvm, MachineError> {

@@ -4,7 +4,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use units::chain;
-use vmm_plugin::{ask, config, confine, exit, machine, other};
+use vmm_plugin::{
+    ask, config,
+    confine::{self, ConfineError},
+    exit, machine, other,
+};
 
 /// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
 ///
@@ -52,6 +56,13 @@ fn main() -> ExitCode {
 fn run(written: config::Own) -> Result<u8, Box<dyn std::error::Error>> {
     exit::when_any_thread_panics();
     let (config, run_dir, confinement) = written.check()?;
+    let confinement = match confinement.prepare() {
+        Err(error @ ConfineError::StaysRoot) => {
+            eprintln!("error: {error}");
+            return Ok(exit::USAGE);
+        }
+        prepared => prepared?,
+    };
     confine::open_many_files()?;
     let machine = machine::build(&config, &run_dir, confinement)?;
     Ok(machine::run(machine, &config.console)?)

@@ -3,6 +3,7 @@
 
 mod check;
 pub mod lost;
+pub mod poison;
 pub mod touched;
 
 use std::{fmt, fs::File, io, ops::Range, os::unix::fs::FileTypeExt as _, sync::Arc};
@@ -237,6 +238,14 @@ impl Memory {
         }
         Ok(())
     }
+}
+
+/// Returns the guest-physical address of an address of this process.
+pub fn guest_address(memory: &GuestMemory, at: usize) -> Option<u64> {
+    memory.iter().find_map(|region| {
+        let offset = at.checked_sub(region.get_mmap().as_ptr() as usize)? as u64;
+        (offset < region.len()).then(|| region.start_addr().0 + offset)
+    })
 }
 
 /// Which file a piece is of, and from where on.

@@ -9,7 +9,7 @@ use units::{Bytes, SLICE};
 
 use crate::{
     config::{Config, LocalNode, PoolNode},
-    layout::{Local, Performance, Pool, Shape},
+    layout::{HOLE_START, Local, Performance, Pool, Shape},
     memory::{Backing, Backings, Owner, Taking, own_file},
 };
 
@@ -82,6 +82,46 @@ pub fn memory_of(config: &Config) -> Result<Source, SourceError> {
         Some(socket) => from_agent(config, socket),
         None => own(config),
     }
+}
+
+/// Returns the shape of a guest whose memory is to come from an agent, without attaching to it: a reservation that does not fit is
+/// not released.
+///
+/// # Errors
+/// [`SourceError::Agent`] if the agent does not answer, and the others if the reservation does not match the options.
+pub fn preview(config: &Config) -> Result<Shape, SourceError> {
+    let Some(socket) = &config.agent else { return Ok(assumed(config)) };
+    let looked = asked(config, socket, |agent, vm| match agent.look(vm) {
+        Ok(memory) => Ok(Some(memory)),
+        Err(ClientError::Refused { .. }) => Ok(None),
+        Err(error) => Err(error),
+    });
+    // Some backends show a VM's memory to the agent's own user only; any other refusal comes again when attaching.
+    let Some(memory) = looked? else { return Ok(assumed(config)) };
+    let Reserved { local, pool } = Reserved::of(config, memory.regions)?;
+    let sizes = local_sizes(config, Bytes::new(local.bytes))?;
+    let locals = config.local.iter().zip(sizes);
+    Ok(Shape {
+        local: locals.map(|(node, memory)| local_of(node, memory)).collect(),
+        pool: pool
+            .iter()
+            .map(|OfEmc { performance, slices, .. }| pool_of(*performance, slices.len()))
+            .collect(),
+    })
+}
+
+/// The shape of a guest whose memory is not known yet: no pool memory, and as much local memory as lies below the devices.
+fn assumed(config: &Config) -> Shape {
+    let memory = |node: &LocalNode| node.size.unwrap_or(Bytes::new(HOLE_START));
+    Shape { local: config.local.iter().map(|node| local_of(node, memory(node))).collect(), pool: Vec::new() }
+}
+
+fn local_of(node: &LocalNode, memory: Bytes) -> Local {
+    Local { cpus: node.cpus, memory, performance: node.performance }
+}
+
+fn pool_of(performance: Performance, slices: usize) -> Pool {
+    Pool { slices: u32::try_from(slices).expect("limited by the agent's answer"), performance }
 }
 
 fn own(config: &Config) -> Result<Source, SourceError> {
@@ -239,13 +279,12 @@ impl Source {
     }
 
     fn add_local(&mut self, node: &LocalNode, memory: Bytes, backing: Backing, taking: Taking) {
-        self.shape.local.push(Local { cpus: node.cpus, memory, performance: node.performance });
+        self.shape.local.push(local_of(node, memory));
         self.backings.local.push((backing, taking));
     }
 
     fn add_pool(&mut self, performance: Performance, slices: Vec<Backing>, taking: Taking) {
-        let count = u32::try_from(slices.len()).expect("limited by the agent's answer");
-        self.shape.pool.push(Pool { slices: count, performance });
+        self.shape.pool.push(pool_of(performance, slices.len()));
         self.backings.pool.push((slices, taking));
     }
 

@@ -1,6 +1,7 @@
 //! One virtual processor: what it says of itself, how it begins, and the loop in which it runs until the guest ends.
 
 mod cpuid;
+mod mce;
 
 use std::{
     io,
@@ -10,17 +11,19 @@ use std::{
     },
 };
 
-use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{GuestAddress, GuestMemoryBackend as _};
 
+use self::mce::{MachineChecks, Vendor};
 use crate::{
     boot::{Entry, Protocol, Segments},
     devices::{Ports, Windows, Wish},
     layout::Layout,
     memory::{
-        GuestMemory,
+        GuestMemory, guest_address,
         lost::{self, Found},
+        poison,
     },
 };
 
@@ -120,27 +123,38 @@ pub struct Surroundings {
 pub struct Vcpu {
     cpu: u32,
     fd: VcpuFd,
+    /// How it reports errors in the guest's memory, if KVM can.
+    machine_checks: Option<MachineChecks>,
 }
 
 impl Vcpu {
-    /// The processors of a guest; the first begins at `entry`, the others when it says so.
+    /// Makes the processors of a guest; the first begins at `entry`, the others when the guest starts them. With `nested` they
+    /// have VMX or SVM.
     ///
     /// # Errors
     /// KVM refuses.
     pub fn all(
-        kvm: &Kvm,
-        vm: &VmFd,
+        (kvm, vm): (&Kvm, &VmFd),
         layout: &Layout,
         entry: Entry,
         memory: &GuestMemory,
+        nested: bool,
     ) -> Result<Vec<Self>, VcpuError> {
+        let vendor = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map(|supported| Vendor::of(&supported));
         let make = |cpu| {
             let failed =
                 |doing| move |error: kvm_ioctls::Error| VcpuError { cpu, doing, errno: error.into() };
             let id = u64::from(layout.apic_id(cpu));
-            let vcpu = Self { cpu, fd: vm.create_vcpu(id).map_err(failed("make it"))? };
-            let told = cpuid::of(kvm, layout, cpu).map_err(failed("ask KVM what it can be"))?;
+            let vendor = vendor.map_err(failed("ask KVM what it can be"))?;
+            let fd = vm.create_vcpu(id).map_err(failed("make it"))?;
+            let mut vcpu = Self { cpu, fd, machine_checks: None };
+            let told = cpuid::of(kvm, layout, cpu, nested).map_err(failed("ask KVM what it can be"))?;
             vcpu.fd.set_cpuid2(&told).map_err(failed("say what it is"))?;
+            vcpu.machine_checks = MachineChecks::set_up(kvm, &vcpu.fd, (vendor, layout.cpus()), nested)
+                .map_err(failed("set up its machine checks"))?;
+            if vcpu.machine_checks.is_some() {
+                poison::allow();
+            }
             vcpu.set_model_registers().map_err(failed("set its model-specific registers"))?;
             if cpu == 0 {
                 vcpu.begin(entry, memory).map_err(failed("set its registers"))?;
@@ -187,16 +201,41 @@ impl Vcpu {
             if !around.gate.pass(stopped) {
                 return None;
             }
+            self.report_memory_errors(around);
             if let Some(ending) = self.run_once(around) {
                 return Some(ending);
             }
         }
     }
 
+    /// Reports errors in guest memory that were noted since the last look. The process ends if one was consumed and cannot be
+    /// reported; one that was only found may wait until its page is used.
+    fn report_memory_errors(&self, around: &Surroundings) {
+        if let Some(at) = poison::take_consumed() {
+            if self.report_memory_error(at, true, around) {
+                lost::log_reported(at);
+            } else {
+                lost::end(Found::Broken(Some(at)));
+            }
+        }
+        if self.cpu == 0
+            && let Some(at) = poison::take_found()
+            && self.report_memory_error(at, false, around)
+        {
+            lost::log_reported(at);
+        }
+    }
+
+    fn report_memory_error(&self, at: usize, is_consumed: bool, around: &Surroundings) -> bool {
+        let known = self.machine_checks.zip(guest_address(&around.memory, at));
+        known.is_some_and(|(checks, address)| checks.report(&self.fd, address, is_consumed) == Ok(true))
+    }
+
     fn run_once(&mut self, around: &Surroundings) -> Option<Ending> {
         let cpu = self.cpu;
         let crashed = |why: String| Some(Ending::Crashed(format!("processor {cpu}: {why}")));
-        match self.fd.run() {
+        let fd = &mut self.fd;
+        match poison::in_guest(move || fd.run()) {
             Ok(VcpuExit::IoIn(port, data)) => around.ports.read(port, data),
             Ok(VcpuExit::IoOut(port, data)) => return around.ports.write(port, data).map(Ending::Wish),
             Ok(VcpuExit::MmioRead(at, data)) => {

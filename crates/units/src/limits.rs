@@ -38,14 +38,12 @@ pub const QEMU_MEMORY_DEVICES_MAX: u32 = 256;
 pub const COMPLAINTS_PER_DEVICE_MAX: u32 = 8;
 /// Segments of a kernel that is an ELF; Linux has five.
 pub const KERNEL_SEGMENTS_MAX: u16 = 64;
-/// What is unpacked of an initrd to see that it is whole; a kernel would have no memory for more.
-pub const INITRD_UNPACKED_BYTES_MAX: u64 = 16 << 30;
 /// How long a guest that was asked to switch itself off may take.
 pub const GUEST_STOPS_WITHIN: Ns = Ns::secs(30);
 /// How long processors of a guest that is over may take to leave KVM.
 pub const VCPUS_STOP_WITHIN: Ns = Ns::secs(2);
-/// How long a thread of a VMM waits for the main thread to end the process before it does so itself.
-pub const MAIN_THREAD_ENDS_WITHIN: Ns = Ns::secs(1);
+/// Machine checks of a guest that its VMM logs; a guest can repeat one as often as it likes.
+pub const MACHINE_CHECKS_LOGGED_MAX: u32 = 16;
 /// How often a VMM looks whether all slices of its guest are still there, beside seeing it where they are touched.
 pub const LOST_SLICES_LOOKED_FOR_EVERY: Ns = Ns::secs(1);
 /// Callers at the control socket of one guest at a time; more wait.

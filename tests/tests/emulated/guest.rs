@@ -33,7 +33,7 @@ echo "SUMS END"
 "#;
 /// Begins with the guest, and notes how its VMM ends.
 const START: &str = r"
-(vmm-plugin run --vm guest --cpus 1 --kernel /guest/kernel --initrd /guest/initrd --serial file=/run/guest.console \
+(vmm-plugin run --uid 65534 --gid 65534 --vm guest --cpus 1 --kernel /guest/kernel --initrd /guest/initrd --serial file=/run/guest.console \
   --cmdline 'console=ttyS0 quiet panic=-1 pci=off' 2> /run/guest.log; echo $? > /run/guest.code) > /dev/null &
 ";
 /// On which nodes of its host the guest's slice is.

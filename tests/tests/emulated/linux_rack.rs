@@ -57,7 +57,7 @@ reserve() {
 }
 # start VM INITRD
 start() {
-  vmm-plugin run --vm $1 --cpus 2 --kernel /guest/6.12 --initrd /guest/$2 --serial file=/run/$1.console \
+  vmm-plugin run --uid 65534 --gid 65534 --vm $1 --cpus 2 --kernel /guest/6.12 --initrd /guest/$2 --serial file=/run/$1.console \
     --cmdline 'console=ttyS0 quiet panic=-1 pci=off' 2> /run/$1.log &
   VMM=$!
 }

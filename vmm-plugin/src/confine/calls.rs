@@ -4,46 +4,52 @@
 use std::collections::BTreeMap;
 
 use libc::{
-    AF_UNIX, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, PROT_EXEC, SYS_accept4, SYS_brk, SYS_clock_gettime,
-    SYS_clock_nanosleep, SYS_close, SYS_connect, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait,
-    SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex, SYS_getpid,
-    SYS_getrandom, SYS_ioctl, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap,
-    SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom, SYS_recvmsg, SYS_restart_syscall,
-    SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendmsg, SYS_sendto,
-    SYS_setsockopt, SYS_shutdown, SYS_sigaltstack, SYS_socket, SYS_socketpair, SYS_tgkill, SYS_unlinkat,
+    AF_UNIX, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, PROT_EXEC, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM,
+    SYS_accept4, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_epoll_create1,
+    SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync,
+    SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_ioctl, SYS_lseek, SYS_madvise, SYS_mmap,
+    SYS_mprotect, SYS_mremap, SYS_munmap, SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom,
+    SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+    SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_shutdown, SYS_sigaltstack, SYS_socketpair, SYS_tgkill,
     SYS_write, TCSETS,
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
+use self::Argument::{Is, IsNull, IsThisProcess, Lacks};
 use super::threads::Work;
 
-/// A call, what an argument of it must be, and whether its first one must be this process.
-struct Call(i64, Option<(u8, SeccompCmpOp, u64)>, bool);
+/// A system call that is allowed if all conditions on its arguments hold.
+struct Call(i64, &'static [Argument]);
+
+/// A condition on the argument of this index.
+#[derive(Clone, Copy)]
+enum Argument {
+    /// Equals this 32-bit value.
+    Is(u8, u64),
+    /// Has none of these bits.
+    Lacks(u8, u64),
+    /// Is a null pointer.
+    IsNull(u8),
+    /// Is the ID of this process.
+    IsThisProcess(u8),
+}
 
 const fn any(call: i64) -> Call {
-    Call(call, None, false)
-}
-
-/// Only with this argument.
-const fn with(call: i64, argument: u8, value: u64) -> Call {
-    Call(call, Some((argument, SeccompCmpOp::Eq, value)), false)
-}
-
-/// Only if the argument has none of these bits.
-const fn without(call: i64, argument: u8, bits: u64) -> Call {
-    Call(call, Some((argument, SeccompCmpOp::MaskedEq(bits), 0)), false)
-}
-
-/// Only with this argument, and towards this process.
-const fn own(call: i64, argument: u8, value: u64) -> Call {
-    Call(call, Some((argument, SeccompCmpOp::Eq, value)), true)
+    Call(call, &[])
 }
 
 const UNIX: u64 = AF_UNIX as u64;
+/// Only these: a pair of datagram sockets could send to any other socket.
+const STREAM: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
+/// Without an address, a socket sends to the one that it is connected to.
+const TO_ITS_PEER: Call = Call(SYS_sendto, &[IsNull(4)]);
 const EXEC: u64 = PROT_EXEC as u64;
 /// From linux/kvm.h.
 const KVM_RUN: u64 = 0xae80;
 const KVM_KVMCLOCK_CTRL: u64 = 0xaead;
+const KVM_GET_SREGS: u64 = 0x8138_ae83;
+const KVM_GET_MSRS: u64 = 0xc008_ae88;
+const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
 /// [`crate::vcpu::kick_signal`]: the first that glibc does not keep for itself.
 const KICK: u64 = 34;
 /// From asm-generic/ioctls.h: as [`TCSETS`], with any speed.
@@ -55,16 +61,16 @@ const EVERY: &[Call] = &[
     any(SYS_write), // consoles, event descriptors, standard error
     // Allocating and giving back. Nothing of it ever holds code.
     any(SYS_brk),
-    without(SYS_mmap, 2, EXEC),
-    without(SYS_mprotect, 2, EXEC),
+    Call(SYS_mmap, &[Lacks(2, EXEC)]),
+    Call(SYS_mprotect, &[Lacks(2, EXEC)]),
     any(SYS_mremap),
     any(SYS_munmap),
     any(SYS_madvise),
     // Where the kernel's page with clocks knows no clock, as on some virtual machines.
     any(SYS_clock_gettime),
-    any(SYS_sched_yield),               // a channel whose other end is just at it
-    any(SYS_close),                     // whoever goes last closes what was shared
-    with(SYS_fcntl, 1, F_GETFD as u64), // built for debugging, Rust looks whether what it closes is open
+    any(SYS_sched_yield),                      // a channel whose other end is just at it
+    any(SYS_close),                            // whoever goes last closes what was shared
+    Call(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // built for debugging, Rust looks whether what it closes is open
     // Signals, and what they interrupted.
     any(SYS_rt_sigreturn),
     any(SYS_rt_sigaction), // a crash of this program's own is reported by the signal that it is
@@ -74,24 +80,30 @@ const EVERY: &[Call] = &[
     any(SYS_exit),
     // The end of everything, from wherever it is seen: whether memory is lost, and the terminal as it was.
     any(SYS_fstat),
-    with(SYS_ioctl, 1, TCSETS),
-    with(SYS_ioctl, 1, TCSETS2),
+    Call(SYS_ioctl, &[Is(1, TCSETS)]),
+    Call(SYS_ioctl, &[Is(1, TCSETS2)]),
     any(SYS_exit_group),
 ];
 
 const MAIN: &[Call] = &[
-    with(SYS_unlinkat, 2, 0), // the control socket's file, at the end
     any(SYS_ppoll),
     any(SYS_read),
     any(SYS_recvfrom), // signals arrive as bytes of a stream
-    any(SYS_sendto),   // and are sent there by their handler
+    TO_ITS_PEER,       // and are sent there by their handler
     any(SYS_clock_nanosleep),
     // Calls processors out of KVM.
     any(SYS_getpid),
-    own(SYS_tgkill, 2, KICK),
+    Call(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK)]),
 ];
 
-const PROCESSOR: &[Call] = &[with(SYS_ioctl, 1, KVM_RUN), with(SYS_ioctl, 1, KVM_KVMCLOCK_CTRL)];
+const PROCESSOR: &[Call] = &[
+    Call(SYS_ioctl, &[Is(1, KVM_RUN)]),
+    Call(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
+    // Errors in memory that are reported to the guest.
+    Call(SYS_ioctl, &[Is(1, KVM_GET_SREGS)]),
+    Call(SYS_ioctl, &[Is(1, KVM_GET_MSRS)]),
+    Call(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
+];
 
 /// Every device.
 const DEVICE: &[Call] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];
@@ -105,15 +117,15 @@ const CONTROL: &[Call] = &[
     any(SYS_ppoll),
     any(SYS_epoll_create1),
     any(SYS_eventfd2),
-    with(SYS_socketpair, 0, UNIX),
-    with(SYS_fcntl, 1, F_DUPFD_CLOEXEC as u64),
-    with(SYS_fcntl, 1, F_GETFL as u64),
+    Call(SYS_socketpair, &[Is(0, UNIX), Is(1, STREAM)]),
+    Call(SYS_fcntl, &[Is(1, F_DUPFD_CLOEXEC as u64)]),
+    Call(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
     any(SYS_epoll_ctl),
     any(SYS_epoll_wait),
     // Callers.
     any(SYS_accept4),
     any(SYS_recvfrom),
-    any(SYS_sendto),
+    TO_ITS_PEER,
     any(SYS_shutdown),
     any(SYS_getrandom), // maps that nobody can make slow
     // How much was touched.
@@ -126,10 +138,7 @@ const STATISTICS: &[Call] = &[
     // How much was touched.
     any(SYS_read),
     any(SYS_lseek),
-    // Tells it, to another agent if the last one is gone.
-    with(SYS_socket, 0, UNIX),
-    any(SYS_connect),
-    any(SYS_setsockopt),
+    // Reports it over the connection that the memory came by.
     any(SYS_sendmsg),
     any(SYS_recvmsg),
 ];
@@ -146,20 +155,24 @@ pub(super) fn of(work: Work) -> BTreeMap<i64, Vec<SeccompRule>> {
         Work::Statistics => &[EVERY, STATISTICS],
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for Call(number, argument, own) in tables.iter().copied().flatten() {
-        rules.entry(*number).or_default().extend(argument.clone().map(|argument| rule(argument, *own)));
+    for Call(number, conditions) in tables.iter().copied().flatten() {
+        rules.entry(*number).or_default().extend((!conditions.is_empty()).then(|| rule(conditions)));
     }
     rules
 }
 
-fn rule(argument: (u8, SeccompCmpOp, u64), own: bool) -> SeccompRule {
-    let this = u64::from(std::process::id());
-    let arguments = [argument].into_iter().chain(own.then_some((0, SeccompCmpOp::Eq, this)));
-    let condition = |(argument, operator, value)| {
-        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
-            .expect("an argument that calls have")
+fn rule(conditions: &[Argument]) -> SeccompRule {
+    const INT: SeccompCmpArgLen = SeccompCmpArgLen::Dword;
+    let condition = |argument: &Argument| {
+        let (index, bytes, operator, value) = match *argument {
+            Is(index, value) => (index, INT, SeccompCmpOp::Eq, value),
+            Lacks(index, bits) => (index, INT, SeccompCmpOp::MaskedEq(bits), 0),
+            IsNull(index) => (index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
+            IsThisProcess(index) => (index, INT, SeccompCmpOp::Eq, u64::from(std::process::id())),
+        };
+        SeccompCondition::new(index, bytes, operator, value).expect("an argument that calls have")
     };
-    SeccompRule::new(arguments.map(condition).collect()).expect("one condition or two")
+    SeccompRule::new(conditions.iter().map(condition).collect()).expect("at least one condition")
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The name under which a running VM is found: one socket for each, in a folder of sockets. Whoever makes it runs the VM, and
-//! nobody else does; who listens there, and to what, is not known here.
+//! The name under which a running VM is found: one socket for each, in a directory of sockets. The process that makes it runs the
+//! VM, and no other does. A confined process can remove no file, so the socket of a VM that ran stays; it is dead when no process
+//! listens to it, and is replaced when the VM starts again.
 
 use std::{
-    ffi::CString,
     fs::{DirBuilder, File},
     io,
     os::{
@@ -21,8 +21,6 @@ use rustix::{
     process::Pid,
 };
 use units::Name;
-
-use crate::exit;
 
 /// Callers the kernel holds while all places are taken.
 const BACKLOG: i32 = 128;
@@ -64,12 +62,33 @@ pub fn path_of(run_dir: &Path, vm: &Name) -> PathBuf {
     run_dir.join(format!("{vm}.sock"))
 }
 
-/// Makes the socket of a VM, and the folder if need be, for this process's user alone. It is gone with the process, unless that
-/// is killed: then it is replaced here.
+/// The socket of a VM that is not running yet: its file is removed on drop.
+#[derive(Debug)]
+pub struct ControlSocket {
+    path: PathBuf,
+    listener: Option<UnixListener>,
+}
+
+impl ControlSocket {
+    /// Returns the listening socket of a VM that runs from now on; the file stays.
+    pub fn into_listener(mut self) -> UnixListener {
+        self.listener.take().expect("it is taken once, as self is")
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        if self.listener.is_some() {
+            let _ = remove(&self.path); // one that stays is replaced
+        }
+    }
+}
+
+/// Makes the socket of a VM, and the directory if need be, for this process's user alone, or replaces a dead one.
 ///
 /// # Errors
 /// [`SocketError`]: among others, the VM runs already.
-pub fn claim(run_dir: &Path, vm: &Name) -> Result<UnixListener, SocketError> {
+pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
         move |errno: io::Error| SocketError::System { doing, path, errno }
@@ -87,9 +106,7 @@ pub fn claim(run_dir: &Path, vm: &Name) -> Result<UnixListener, SocketError> {
     remove(&path).map_err(failed("remove the dead socket", &path))?;
     let listener = listen_at(&address).map_err(failed("listen at", &path))?;
     flock(&folder, FlockOperation::Unlock).map_err(|errno| failed("unlock", &run_dir)(errno.into()))?;
-    let name = CString::new(format!("{vm}.sock")).expect("a name has no zeros");
-    exit::remove_socket_at_end(folder.into(), name);
-    Ok(listener)
+    Ok(ControlSocket { path, listener: Some(listener) })
 }
 
 /// The process that listens at a path; `None` if nobody does, or there is nothing.
@@ -152,13 +169,20 @@ mod tests {
     #[test]
     fn a_vm_that_answers_runs_already_and_one_that_does_not_is_replaced() {
         let place = tempfile::tempdir().unwrap();
-        let first = claim(place.path(), &name()).unwrap();
+        let first = claim(place.path(), &name()).unwrap().into_listener();
         let refused = claim(place.path(), &name()).unwrap_err().to_string();
         let process = format!("VM v runs already here: process {} answers at ", std::process::id());
         assert!(refused.starts_with(&process), "{refused}");
         drop(first);
         assert!(fs::symlink_metadata(path_of(place.path(), &name())).unwrap().file_type().is_socket());
         claim(place.path(), &name()).unwrap();
+    }
+
+    #[test]
+    fn socket_of_a_vm_that_never_ran_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        drop(claim(place.path(), &name()).unwrap());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -73,6 +73,13 @@ impl Processors {
         self.kick_until(|| self.over() == self.threads.len());
     }
 
+    /// Interrupts the first processor, which reports errors that were found in memory. A kick may be lost.
+    pub(super) fn kick_first(&self) {
+        if let Some(thread) = self.threads.first() {
+            let _ = thread.kill(vcpu::kick_signal()); // one that has ended reports nothing
+        }
+    }
+
     fn over(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_finished()).count()
     }

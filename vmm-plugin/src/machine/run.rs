@@ -16,7 +16,7 @@ use rustix::{
 };
 use units::limits::{GUEST_STOPS_WITHIN, LOST_SLICES_LOOKED_FOR_EVERY};
 
-use super::{Held, Machine, MachineError, processors::Processors, system_error};
+use super::{Assembled, Held, Machine, MachineError, processors::Processors, system_error};
 use crate::{
     bell::Bell,
     config::Console,
@@ -24,7 +24,7 @@ use crate::{
     control::{Order, Orders, Refused, State, Wanted},
     devices::{Wish, serial::Output},
     exit,
-    memory::lost,
+    memory::{lost, poison},
     vcpu::Ending,
 };
 
@@ -50,14 +50,16 @@ pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
 /// # Errors
 /// Nothing was started.
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
-    machine.confinement.enter()?;
+    let Machine { confinement, guest } = machine;
+    let seccomp = confinement.seccomp;
+    confinement.enter()?;
     let signals = signals().map_err(system_error("listen to signals"))?;
     let typing = *console == Console::Terminal;
     if typing {
         prepare_terminal();
     }
-    let filters = Filters::new(machine.confinement.seccomp).map_err(system_error("handle a signal"))?;
-    let mut guest = Guest::start(machine, &filters)?;
+    let filters = Filters::new(seccomp).map_err(system_error("handle a signal"))?;
+    let mut guest = Guest::start(guest, &filters)?;
     filters.confine(Work::Main).map_err(system_error("confine the main thread"))?;
     let ending = guest.listen(&signals, typing);
     let code = told(&ending);
@@ -120,12 +122,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(machine: Machine, filters: &Filters) -> Result<Self, MachineError> {
+    fn start(assembled: Assembled, filters: &Filters) -> Result<Self, MachineError> {
         let bell = Arc::new(Bell::new().map_err(system_error("make an event descriptor"))?);
-        exit::wake_by(Arc::clone(&bell));
         let (ended, endings) = mpsc::channel();
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
-        let Machine { held, vcpus, workers, beside, .. } = machine;
+        let Assembled { held, vcpus, workers, beside } = assembled;
         beside.start(orders_given, filters).map_err(system_error("start a thread"))?;
         for worker in workers {
             worker.start(filters).map_err(system_error("start a thread"))?;
@@ -162,11 +163,13 @@ impl Guest {
             }
             let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
             self.bell.still(); // before looking: what comes later rings again
-            exit::at_once_if_told();
             if self.stop_at.is_some_and(|at| at <= Instant::now()) {
                 return Ended::Stopped;
             }
             self.look_at_memory();
+            if poison::is_found() {
+                self.processors.kick_first();
+            }
             if let Some(ended) = self.decide(if ready[1] { signalled(signals) } else { 0 }) {
                 return ended;
             }

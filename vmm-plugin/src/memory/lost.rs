@@ -1,7 +1,7 @@
 //! Memory that goes away under a guest. A slice that is revoked shows as SIGBUS in whichever thread touches it, as EFAULT or a
 //! memory fault from KVM_RUN, or as an access to a device where there is memory; each ends the VM at once, and says what was
 //! lost. A slice that is still there and cannot be touched means that the host has no memory left to put behind it, or that the
-//! memory behind it is broken.
+//! memory behind it is broken. Broken memory ends the VM only if no processor can report it to the guest.
 
 use std::{
     fs::File,
@@ -9,7 +9,10 @@ use std::{
     ops::Range,
     os::fd::{AsFd as _, BorrowedFd},
     ptr,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use rustix::{
@@ -17,8 +20,9 @@ use rustix::{
     io::Errno,
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
+use units::limits::MACHINE_CHECKS_LOGGED_MAX;
 
-use super::{Memory, Owner};
+use super::{Memory, Owner, poison};
 use crate::exit;
 
 /// What is said about a piece of memory that is lost. Written beforehand, as there is no writing of texts in a signal handler.
@@ -30,6 +34,7 @@ struct Notice {
     gone: String,
     exhausted: String,
     broken: String,
+    reported: String,
 }
 
 /// All of a guest's memory.
@@ -69,6 +74,10 @@ pub fn watch(memory: &Memory, vm: &str) -> io::Result<()> {
             gone,
             exhausted: format!("error: VM {vm}: host memory exhausted: {of} nothing left to put behind it\n"),
             broken: format!("error: VM {vm}: an uncorrectable memory error in {}\n", mapped.owner),
+            reported: format!(
+                "VM {vm}: an uncorrectable memory error in {}: reported to the guest as a machine check\n",
+                mapped.owner
+            ),
         }
     });
     let each = notices.collect();
@@ -109,6 +118,16 @@ pub fn end(found: Found) -> ! {
     };
     let _ = rustix::io::write(rustix::stdio::stderr(), text.as_bytes());
     exit::at_once(code)
+}
+
+/// Logs that an error at an address of this process was reported to the guest; the first ones only, as a guest can consume it as
+/// often as it likes.
+pub fn log_reported(at: usize) {
+    static REPORTED: AtomicU32 = AtomicU32::new(0);
+    let is_logged = REPORTED.fetch_add(1, Ordering::Relaxed) < MACHINE_CHECKS_LOGGED_MAX;
+    if let Some(notice) = known().each.iter().find(|notice| is_logged && notice.addresses.contains(&at)) {
+        let _ = rustix::io::write(rustix::stdio::stderr(), notice.reported.as_bytes());
+    }
 }
 
 /// Ends the process if memory is gone that nobody has touched since, or that KVM tries to reach again and again: a fault of a
@@ -160,6 +179,9 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
     let at = unsafe { info.si_addr() } as usize;
     let broken = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
     if known().each.iter().any(|notice| notice.addresses.contains(&at)) {
+        if broken && poison::note(at, info.si_code == BUS_MCEERR_AR) {
+            return; // a processor reports it to the guest
+        }
         end(if broken { Found::Broken(Some(at)) } else { Found::Missing(Some(at)) });
     }
     // Not the guest's memory: a file of this program's own, or a bug in it.

@@ -33,6 +33,7 @@ fn config(local: &[(u32, Bytes)]) -> Config {
         disks: Vec::new(),
         nets: Vec::new(),
         console: Console::Null,
+        nested: false,
     }
 }
 

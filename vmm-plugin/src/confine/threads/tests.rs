@@ -1,34 +1,70 @@
-//! Threads that do what they never need. Each is a thread of a process of its own, which is this test once more.
+//! Threads that make system calls they never need, and a confined process without filters. Each is a thread of a process of its
+//! own, which is this test once more.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
     process::{Command, Output},
 };
 
+use rustix::{
+    fs::AtFlags,
+    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
+};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 
 use super::*;
+use crate::confine::Confinement;
 
 /// Which work, and which call, when this test is such a process.
 const CHILD: &str = "TARN_TEST_CONFINED";
 
-/// A call that nobody needs.
+/// Says that the process is to be confined as by default, without filters.
+const UNFILTERED: &str = "TARN_TEST_UNFILTERED";
+const NOWHERE: &str = "/nowhere";
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
+/// A call that no thread needs.
 #[derive(Clone, Copy, Debug)]
 enum Tries {
     Open,
+    Socket,
     Connect,
+    SendTo,
+    DatagramPair,
+    Bind,
+    Remove,
+    Kill,
     Thread,
     Tap,
     Code,
 }
 
 impl Tries {
-    const ALL: [Self; 5] = [Self::Open, Self::Connect, Self::Tap, Self::Code, Self::Thread];
+    const ALL: [Self; 11] = [
+        Self::Open,
+        Self::Socket,
+        Self::Connect,
+        Self::SendTo,
+        Self::DatagramPair,
+        Self::Bind,
+        Self::Remove,
+        Self::Kill,
+        Self::Tap,
+        Self::Code,
+        Self::Thread,
+    ];
 
     fn call(self) -> Option<&'static str> {
         Some(match self {
             Self::Open => "openat (257)",
-            Self::Connect => "socket (41)",
+            Self::Socket => "socket (41)",
+            Self::Connect => "connect (42)",
+            Self::SendTo => "sendto (44)",
+            Self::DatagramPair => "socketpair (53)",
+            Self::Bind => "bind (49)",
+            Self::Remove => "unlinkat (263)",
+            Self::Kill => "kill (62)",
             Self::Tap => "ioctl (16)",
             Self::Code => "mmap (9)",
             Self::Thread => return None, // glibc blocks all signals meanwhile
@@ -36,9 +72,24 @@ impl Tries {
     }
 
     fn now(self) {
+        let stdin = rustix::stdio::stdin();
+        let nowhere = SocketAddrUnix::new(NOWHERE).unwrap();
         match self {
             Self::Open => drop(std::fs::File::open("/")),
-            Self::Connect => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
+            Self::Socket => drop(std::os::unix::net::UnixStream::connect(NOWHERE)),
+            Self::Connect => drop(rustix::net::connect(stdin, &nowhere)),
+            Self::SendTo => drop(rustix::net::sendto(stdin, b"x", SendFlags::empty(), &nowhere)),
+            Self::DatagramPair => {
+                drop(rustix::net::socketpair(
+                    AddressFamily::UNIX,
+                    SocketType::DGRAM,
+                    SocketFlags::CLOEXEC,
+                    None,
+                ));
+            }
+            Self::Bind => drop(rustix::net::bind(stdin, &nowhere)),
+            Self::Remove => drop(rustix::fs::unlinkat(rustix::fs::CWD, NOWHERE, AtFlags::empty())),
+            Self::Kill => drop(rustix::process::test_kill_process(rustix::process::Pid::INIT)),
             Self::Thread => drop(std::thread::spawn(|| {})),
             Self::Tap => drop(rustix::termios::tcgetwinsize(rustix::stdio::stdin())),
             Self::Code => drop(memory_for_code()),
@@ -85,4 +136,57 @@ fn a_thread_that_does_what_it_never_needs_ends_the_process_and_is_named_with_the
             assert_eq!(ended.status.code(), Some(exit::FORBIDDEN.into()), "{work:?} {tries:?}");
         }
     }
+}
+
+fn by_default() -> Confinement {
+    let seccomp = Seccomp::False;
+    Confinement { uid: Some(NOBODY), gid: Some(NOBODY), chroot: None, unconfined: false, seccomp }
+}
+
+/// Becomes confined and tries to reach files and sockets, if it is asked to.
+#[test]
+fn unfiltered_child() {
+    let Ok(existing) = std::env::var(UNFILTERED) else { return };
+    by_default().prepare().unwrap().enter().unwrap();
+    let kind = |result: io::Result<()>| result.unwrap_err().kind();
+    let path = std::path::Path::new(&existing);
+    assert_eq!(kind(std::fs::read(path).map(drop)), io::ErrorKind::NotFound);
+    assert_eq!(kind(std::fs::remove_file(path)), io::ErrorKind::NotFound);
+    assert_eq!(kind(std::os::unix::net::UnixStream::connect(path).map(drop)), io::ErrorKind::NotFound);
+    for created in ["/file", "file", "../file"] {
+        assert_eq!(kind(std::fs::write(created, b"")), io::ErrorKind::ReadOnlyFilesystem);
+    }
+    for directory in ["/", ".", ".."] {
+        assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "{directory}");
+    }
+    assert_eq!(kind(std::os::unix::fs::chroot("/")), io::ErrorKind::PermissionDenied);
+    assert_eq!(rustix::process::getuid().as_raw(), NOBODY);
+}
+
+#[test]
+fn confined_process_reaches_no_file_and_no_socket_without_filters() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give up being root");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "confine::threads::tests::unfiltered_child", "--nocapture"]);
+    let ran = command.env(UNFILTERED, &socket).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(socket.exists());
+}
+
+#[test]
+fn root_without_a_user_is_refused_unless_unconfined() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: others than root have nothing to give up");
+        return;
+    }
+    let stays = Confinement { uid: None, gid: None, ..by_default() };
+    let refused = stays.clone().prepare().unwrap_err().to_string();
+    assert!(refused.starts_with("uid: missing: as root, --uid NUMBER and --gid NUMBER must"), "{refused}");
+    Confinement { unconfined: true, ..stays }.prepare().unwrap();
 }

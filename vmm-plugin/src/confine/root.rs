@@ -1,0 +1,45 @@
+//! The root directory of a confined process: an empty directory that the user names, or an empty file system that is mounted
+//! nowhere and read-only, and is gone with the process.
+
+use std::{fs, path::Path};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+};
+
+use super::{ConfineError, Root, refused};
+
+/// Opens a directory that must be empty.
+pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
+    let shown = path.display().to_string();
+    let mut content = fs::read_dir(path).map_err(refused("chroot", format!("look into {shown}")))?;
+    if content.next().is_some() {
+        return Err(ConfineError::NotEmpty(path.to_owned()));
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty());
+    Ok(Root { directory: directory.map_err(refused("chroot", format!("open {shown}")))?, shown })
+}
+
+/// Makes a tmpfs that is attached to no directory, so no other process can put anything into it.
+pub(super) fn make_empty() -> Result<Root, ConfineError> {
+    let mounted = || {
+        let file_system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&file_system)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+            | MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        fsmount(&file_system, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    };
+    let directory = mounted().map_err(refused("chroot", "make an empty file system"))?;
+    Ok(Root { directory, shown: "an empty file system".into() })
+}
+
+/// Makes it the root and the working directory of this process.
+pub(super) fn enter(root: &Root) -> Result<(), Errno> {
+    rustix::process::fchdir(&root.directory)?;
+    rustix::process::chroot(".")
+}

@@ -1,0 +1,186 @@
+//! Machine checks: an uncorrectable error in guest memory, as the guest's processor reports it. The guest then gives up one page
+//! instead of the VM ending. Status bits are those that QEMU sets (Intel's manual, volume 3, chapter 17; AMD's, volume 2,
+//! chapter 9).
+
+use std::io;
+
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_x86_mce};
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
+
+/// From linux/kvm.h.
+const KVM_X86_SETUP_MCE: libc::c_ulong = 0x4008_ae9c;
+const KVM_X86_GET_MCE_CAP_SUPPORTED: libc::c_ulong = 0x8008_ae9d;
+const KVM_X86_SET_MCE: libc::c_ulong = 0x4040_ae9e;
+
+/// Banks of a processor, and the one that memory errors are in, as QEMU has them.
+const BANKS: u8 = 10;
+const BANK: u8 = 9;
+
+const MCG_CTL_P: u64 = 1 << 8;
+const MCG_SER_P: u64 = 1 << 24;
+const MCG_LMCE_P: u64 = 1 << 27;
+
+const MCG_STATUS_RIPV: u64 = 1;
+const MCG_STATUS_EIPV: u64 = 1 << 1;
+const MCG_STATUS_MCIP: u64 = 1 << 2;
+const MCG_STATUS_LMCE: u64 = 1 << 3;
+
+const MCI_STATUS_VAL: u64 = 1 << 63;
+const MCI_STATUS_UC: u64 = 1 << 61;
+const MCI_STATUS_EN: u64 = 1 << 60;
+const MCI_STATUS_MISCV: u64 = 1 << 59;
+const MCI_STATUS_ADDRV: u64 = 1 << 58;
+const MCI_STATUS_S: u64 = 1 << 56;
+const MCI_STATUS_AR: u64 = 1 << 55;
+const MCI_STATUS_DEFERRED: u64 = 1 << 44;
+const MCI_STATUS_POISON: u64 = 1 << 43;
+/// Intel's codes of a data load and of memory scrubbing.
+const DATA_LOAD: u64 = 0x134;
+const SCRUBBING: u64 = 0xc0;
+/// The address is a physical one, of a page of 4096 bytes.
+const MISC_PHYSICAL_PAGE: u64 = 2 << 6 | 0xc;
+const PAGE: u64 = 4096;
+
+const IA32_FEAT_CTL: u32 = 0x3a;
+const FEAT_CTL_LOCKED: u64 = 1;
+const FEAT_CTL_VMX: u64 = 1 << 2;
+const FEAT_CTL_LMCE: u64 = 1 << 20;
+const IA32_MCG_STATUS: u32 = 0x17a;
+const IA32_MCG_CTL: u32 = 0x17b;
+const IA32_MC_CTL: u32 = 0x400 + 4 * BANK as u32;
+const IA32_MCG_EXT_CTL: u32 = 0x4d0;
+const LMCE_ENABLED: u64 = 1;
+const CR4_MCE: u64 = 1 << 6;
+
+/// Whose machine check architecture a processor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Vendor {
+    Intel,
+    Amd,
+}
+
+impl Vendor {
+    /// Reads the vendor from CPUID.
+    pub(super) fn of(cpuid: &CpuId) -> Self {
+        const AUTH: u32 = u32::from_le_bytes(*b"Auth");
+        const HYGO: u32 = u32::from_le_bytes(*b"Hygo");
+        let vendor = cpuid.as_slice().iter().find(|entry| entry.function == 0);
+        if vendor.is_some_and(|entry| [AUTH, HYGO].contains(&entry.ebx)) { Self::Amd } else { Self::Intel }
+    }
+}
+
+/// How a processor reports machine checks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MachineChecks {
+    vendor: Vendor,
+    /// Whether it reports to itself alone (LMCE). Otherwise Intel's processors all report at once, or the guest panics.
+    is_local: bool,
+    /// Whether the guest has other processors.
+    has_others: bool,
+}
+
+impl MachineChecks {
+    /// Gives a processor that has its CPUID its banks, unless KVM has none.
+    pub(super) fn set_up(
+        kvm: &Kvm,
+        fd: &VcpuFd,
+        (vendor, cpus): (Vendor, u32),
+        nested: bool,
+    ) -> Result<Option<Self>, kvm_ioctls::Error> {
+        if kvm.check_extension_int(Cap::Mce) < i32::from(BANKS) {
+            return Ok(None);
+        }
+        let mut supported = 0_u64;
+        // SAFETY: it writes a number of 64 bits, which `supported` is.
+        let done = unsafe { ioctl_with_mut_ref(kvm, KVM_X86_GET_MCE_CAP_SUPPORTED, &mut supported) };
+        checked(done)?;
+        let needed = MCG_CTL_P | MCG_SER_P;
+        if supported & needed != needed {
+            return Ok(None);
+        }
+        let is_local = vendor == Vendor::Intel && supported & MCG_LMCE_P != 0;
+        let capabilities = needed | if is_local { MCG_LMCE_P } else { 0 } | u64::from(BANKS);
+        // SAFETY: it reads a number of 64 bits, which `capabilities` is.
+        let done = unsafe { ioctl_with_ref(fd, KVM_X86_SETUP_MCE, &capabilities) };
+        checked(done)?;
+        if is_local {
+            let data = FEAT_CTL_LOCKED | FEAT_CTL_LMCE | if nested { FEAT_CTL_VMX } else { 0 };
+            let entry = kvm_msr_entry { index: IA32_FEAT_CTL, data, ..Default::default() };
+            fd.set_msrs(&Msrs::from_entries(&[entry]).expect("one entry fits"))?;
+        }
+        Ok(Some(Self { vendor, is_local, has_others: cpus > 1 }))
+    }
+
+    /// Reports an error in the page of a guest-physical address, and returns whether the guest will see it. It was consumed by
+    /// the instruction that the processor is at, or found before it was used.
+    pub(super) fn report(
+        self,
+        fd: &VcpuFd,
+        address: u64,
+        is_consumed: bool,
+    ) -> Result<bool, kvm_ioctls::Error> {
+        if !self.is_handled(fd)? {
+            return Ok(false);
+        }
+        let (status, mcg_status) = self.status(is_consumed);
+        let addr = address & !(PAGE - 1);
+        let check = kvm_x86_mce {
+            status,
+            addr,
+            misc: MISC_PHYSICAL_PAGE,
+            mcg_status,
+            bank: BANK,
+            ..Default::default()
+        };
+        // SAFETY: it reads a kvm_x86_mce, which `check` is.
+        let done = unsafe { ioctl_with_ref(fd, KVM_X86_SET_MCE, &check) };
+        checked(done).map(|()| true)
+    }
+
+    /// Whether the guest handles machine checks and none is being handled: KVM drops others, or ends the guest.
+    fn is_handled(self, fd: &VcpuFd) -> Result<bool, kvm_ioctls::Error> {
+        if fd.get_sregs()?.cr4 & CR4_MCE == 0 {
+            return Ok(false);
+        }
+        let mut read = vec![IA32_MCG_STATUS, IA32_MCG_CTL, IA32_MC_CTL];
+        read.extend(self.is_local.then_some(IA32_MCG_EXT_CTL));
+        let entries: Vec<_> =
+            read.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
+        let mut values = Msrs::from_entries(&entries).expect("a few entries fit");
+        if fd.get_msrs(&mut values)? < entries.len() {
+            return Ok(false);
+        }
+        let values: Vec<u64> = values.as_slice().iter().map(|entry| entry.data).collect();
+        let is_idle = values[0] & MCG_STATUS_MCIP == 0;
+        let is_enabled = values[1] == u64::MAX && values[2] == u64::MAX;
+        let is_alone = match self.vendor {
+            Vendor::Amd => true,
+            Vendor::Intel => !self.has_others || values.get(3).is_some_and(|set| set & LMCE_ENABLED != 0),
+        };
+        Ok(is_idle && is_enabled && is_alone)
+    }
+
+    /// The bank's status and the processor's.
+    fn status(self, is_consumed: bool) -> (u64, u64) {
+        let valid = MCI_STATUS_VAL | MCI_STATUS_EN | MCI_STATUS_MISCV | MCI_STATUS_ADDRV;
+        let status = valid
+            | match (self.vendor, is_consumed) {
+                (Vendor::Intel, true) => MCI_STATUS_UC | MCI_STATUS_S | MCI_STATUS_AR | DATA_LOAD,
+                (Vendor::Intel, false) => MCI_STATUS_UC | MCI_STATUS_S | SCRUBBING,
+                (Vendor::Amd, true) => MCI_STATUS_UC | MCI_STATUS_POISON,
+                (Vendor::Amd, false) => MCI_STATUS_DEFERRED | MCI_STATUS_POISON,
+            };
+        let consumed = if is_consumed { MCG_STATUS_EIPV } else { 0 };
+        let local = if self.is_local && self.has_others { MCG_STATUS_LMCE } else { 0 };
+        (status, MCG_STATUS_MCIP | MCG_STATUS_RIPV | consumed | local)
+    }
+}
+
+fn checked(returned: libc::c_int) -> Result<(), kvm_ioctls::Error> {
+    let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    if returned < 0 { Err(kvm_ioctls::Error::new(errno())) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests;

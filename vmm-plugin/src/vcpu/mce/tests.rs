@@ -1,0 +1,155 @@
+//! What a guest of two instructions sees of an error in its memory, on this machine's KVM.
+
+use std::sync::{Arc, mpsc};
+
+use units::Bytes;
+use vm_memory::{Bytes as _, GuestAddress};
+
+use super::*;
+use crate::{
+    boot::{Entry, Protocol, write_page_tables},
+    confine::{
+        Seccomp,
+        threads::{Filters, Work},
+    },
+    devices::{Ports, RESET_PORT, RESET_VALUE, Windows, Wish, serial::Serial},
+    layout::{Layout, Local, Performance, Shape},
+    memory::{GuestMemory, poison},
+    vcpu::{Ending, Gate, Surroundings, Vcpu},
+};
+
+const CODE: u64 = 0x10_0000;
+const HANDLER: u64 = CODE + 0x100;
+const INTERRUPT_TABLE: u64 = 0x3000;
+const MACHINE_CHECK: u64 = 18;
+/// `jmp $`.
+const SPIN: [u8; 2] = [0xeb, 0xfe];
+const MC_STATUS: u32 = IA32_MC_CTL + 1;
+
+fn checks(vendor: Vendor, is_local: bool) -> MachineChecks {
+    MachineChecks { vendor, is_local, has_others: is_local }
+}
+
+#[test]
+fn status_bits_are_those_of_qemu() {
+    let amd = checks(Vendor::Amd, false);
+    assert_eq!(amd.status(true), (0xbc00_0800_0000_0000, 7));
+    assert_eq!(amd.status(false), (0x9c00_1800_0000_0000, 5));
+    let intel = checks(Vendor::Intel, true);
+    assert_eq!(intel.status(true), (0xbd80_0000_0000_0134, 15));
+    assert_eq!(intel.status(false), (0xbd00_0000_0000_00c0, 13));
+}
+
+/// A guest that spins, and asks to be reset when it has a machine check.
+struct Guest {
+    vcpu: Vcpu,
+    around: Surroundings,
+    _vm: kvm_ioctls::VmFd,
+}
+
+impl Guest {
+    /// `None` where there is no KVM, or one without machine checks.
+    fn new() -> Option<Self> {
+        let kvm = Kvm::new().map_err(|error| eprintln!("SKIPPED: no /dev/kvm: {error}")).ok()?;
+        let local = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
+        let layout = Layout::of(&Shape { local: vec![local], pool: Vec::new() }, 48).unwrap();
+        let backing = crate::memory::Backing {
+            file: Arc::new(crate::memory::own_file("local", Bytes::mib(64), None).unwrap()),
+            offset: 0,
+            owner: crate::memory::Owner::Local,
+        };
+        let local = vec![(backing, crate::memory::Taking::default())];
+        let backings = crate::memory::Backings { local, pool: Vec::new() };
+        let memory = crate::memory::Memory::map(&layout, &backings).unwrap();
+        let vm = kvm.create_vm().unwrap();
+        vm.set_tss_address(0xfffb_d000).unwrap();
+        vm.create_irq_chip().unwrap();
+        memory.give_to(&vm).unwrap();
+        write(memory.guest());
+        let entry = Entry { address: CODE, parameters: 0, protocol: Protocol::Linux64 };
+        let vcpu = Vcpu::all((&kvm, &vm), &layout, entry, memory.guest(), false).unwrap().remove(0);
+        if vcpu.machine_checks.is_none() {
+            eprintln!("SKIPPED: this KVM has no machine checks");
+            return None;
+        }
+        let line = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+        let serial = Serial::new(line, Box::new(std::io::sink()));
+        let around = Surroundings {
+            memory: memory.guest().clone(),
+            ports: Arc::new(Ports::new(serial)),
+            windows: Arc::new(Windows::default()),
+            gate: Arc::new(Gate::default()),
+        };
+        around.gate.set_open(true);
+        Some(Self { vcpu, around, _vm: vm })
+    }
+
+    /// The guest handles machine checks from now on.
+    fn handle(&self) {
+        let mut special = self.vcpu.fd.get_sregs().unwrap();
+        (special.idt.base, special.idt.limit) = (INTERRUPT_TABLE, 0xfff);
+        special.cr4 |= CR4_MCE;
+        self.vcpu.fd.set_sregs(&special).unwrap();
+    }
+
+    /// An address of this process.
+    fn address_of(&self, guest: u64) -> usize {
+        use vm_memory::GuestMemoryBackend as _;
+        self.around.memory.get_host_address(GuestAddress(guest)).unwrap() as usize
+    }
+
+    fn register(&self, index: u32) -> u64 {
+        let entry = kvm_msr_entry { index, ..Default::default() };
+        let mut read = Msrs::from_entries(&[entry]).unwrap();
+        assert_eq!(self.vcpu.fd.get_msrs(&mut read).unwrap(), 1);
+        read.as_slice()[0].data
+    }
+}
+
+/// Writes code, page tables, and the gate of the machine check's handler.
+fn write(memory: &GuestMemory) {
+    write_page_tables(memory).unwrap();
+    memory.write_slice(&SPIN, GuestAddress(CODE)).unwrap();
+    let [low, high] = RESET_PORT.to_le_bytes();
+    let reset = [0x66, 0xba, low, high, 0xb0, RESET_VALUE, 0xee, SPIN[0], SPIN[1]]; // mov dx, PORT; mov al, VALUE; out dx, al
+    memory.write_slice(&reset, GuestAddress(HANDLER)).unwrap();
+    const PRESENT_INTERRUPT_GATE: u64 = 0x8e << 40;
+    let gate = HANDLER & 0xffff | 0x10 << 16 | PRESENT_INTERRUPT_GATE | (HANDLER >> 16) << 48;
+    memory.write_obj(gate, GuestAddress(INTERRUPT_TABLE + MACHINE_CHECK * 16)).unwrap();
+}
+
+/// Runs a guest, which has consumed an error at this address, on a thread confined as a processor's is.
+fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<Ending>) {
+    rustix::thread::set_no_new_privs(true).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    let run = move || {
+        assert!(poison::in_guest(|| poison::note(at, true)));
+        let ending = guest.vcpu.run(&guest.around);
+        let _ = sender.send((guest, ending)); // fails only if the test has failed
+    };
+    Filters::new(Seccomp::True).unwrap().spawn(Work::Processor, "vcpu0".into(), run).unwrap();
+    receiver.recv().unwrap()
+}
+
+#[test]
+fn guest_with_machine_checks_sees_which_page_is_broken() {
+    let Some(guest) = Guest::new() else { return };
+    guest.handle();
+    let at = guest.address_of(0x20_0123);
+    let (guest, ending) = run_confined(guest, at);
+    assert_eq!(ending, Some(Ending::Wish(Wish::Reset)));
+    let expected = guest.vcpu.machine_checks.unwrap().status(true);
+    assert_eq!((guest.register(MC_STATUS), guest.register(IA32_MCG_STATUS)), expected);
+    assert_eq!(guest.register(MC_STATUS + 1), 0x20_0000);
+    assert_eq!(guest.register(MC_STATUS + 2), MISC_PHYSICAL_PAGE);
+}
+
+#[test]
+fn guest_without_machine_checks_or_in_one_gets_none() {
+    let Some(guest) = Guest::new() else { return };
+    let (fd, checks) = (&guest.vcpu.fd, guest.vcpu.machine_checks.unwrap());
+    assert!(!checks.report(fd, 0x20_0000, true).unwrap(), "CR4.MCE is not set");
+    guest.handle();
+    assert!(checks.report(fd, 0x20_0000, true).unwrap());
+    assert!(!checks.report(fd, 0x20_1000, true).unwrap(), "one is in progress");
+}
