@@ -18,8 +18,8 @@ use crate::{
     acpi,
     boot::{self, BootError},
     config::Config,
-    confine::{ConfineError, Confinement, threads::Filters},
-    control::{self, Control, Orders, socket::SocketError},
+    confine::{ConfineError, Confinement},
+    control::{self, Control, socket::SocketError},
     devices::{
         POWER_BUTTON_LINE, Ports, SERIAL_LINE,
         serial::Serial,
@@ -28,7 +28,6 @@ use crate::{
     layout::{HOLE_END, Layout, ShapeError},
     memory::{Memory, MemoryError, lost},
     source::{self, Source, SourceError},
-    statistics::Statistics,
     vcpu::{Gate, Surroundings, Vcpu, VcpuError},
 };
 
@@ -120,7 +119,7 @@ pub enum MachineError {
 pub struct Machine {
     vcpus: Vec<Vcpu>,
     workers: Vec<Worker>,
-    beside: Beside,
+    control: Control,
     confinement: Confinement,
     held: Held,
 }
@@ -135,20 +134,6 @@ struct Held {
     _vm: VmFd,
     /// Held as long as anybody can run the guest.
     _memory: Memory,
-}
-
-/// What a guest does not need, and those around it do.
-#[derive(Debug)]
-struct Beside {
-    control: Control,
-    statistics: Option<Statistics>,
-}
-
-impl Beside {
-    fn start(self, orders: Orders, filters: &Filters) -> io::Result<()> {
-        self.control.start(orders, filters)?;
-        self.statistics.map_or(Ok(()), |statistics| statistics.start(filters))
-    }
 }
 
 fn kvm_error(doing: &'static str, hint: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
@@ -166,7 +151,7 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
 pub fn build(config: &Config, run_dir: &Path, confinement: Confinement) -> Result<Machine, MachineError> {
     let kvm = open_kvm()?;
     let socket = control::socket::claim(run_dir, &config.vm)?;
-    let Source { shape, backings, agent } = source::memory_of(config)?;
+    let Source { shape, backings } = source::memory_of(config)?;
     let layout = Layout::of(&shape, address_bits(&kvm)?)?;
     let memory = Memory::map(&layout, &backings)?;
     let planned = devices::plan(config)?;
@@ -191,13 +176,10 @@ pub fn build(config: &Config, run_dir: &Path, confinement: Confinement) -> Resul
     };
     lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
     let power_button = line(&vm, POWER_BUTTON_LINE)?;
-    let touched = Arc::new(memory.touched().map_err(system_error("open /proc/self/smaps"))?);
-    let control = Control::new(socket, (config, &layout, &memory), Arc::clone(&touched));
-    let told = config.agent.clone().zip(agent);
-    let statistics =
-        told.map(|(socket, agent)| Statistics::new(config.vm.clone(), socket, agent, &layout, touched));
+    let files = memory.node_files().map_err(system_error("read the status of memory files"))?;
+    let control = Control::new(socket, (config, &layout, &memory), files);
     let held = Held { around, power_button, _vm: vm, _memory: memory };
-    Ok(Machine { vcpus, workers, beside: Beside { control, statistics }, confinement, held })
+    Ok(Machine { vcpus, workers, control, confinement, held })
 }
 
 fn open_kvm() -> Result<Kvm, MachineError> {

@@ -16,7 +16,7 @@ use vm_memory::{
     GuestRegionMmap, mmap::MmapRegionBuilder,
 };
 
-use self::touched::Touched;
+use self::touched::NodeFiles;
 use crate::layout::{Layout, Part, Piece};
 
 /// The memory of a guest as devices and loaders see it. Nobody ever holds a reference into it.
@@ -158,6 +158,7 @@ struct Mapped {
     part: Range<u64>,
     owner: Owner,
     node: u32,
+    is_shared: bool,
 }
 
 /// A guest's memory, mapped.
@@ -186,6 +187,7 @@ impl Memory {
                 part: offset..offset + region.len(),
                 owner: backing.owner.clone(),
                 node: piece.node,
+                is_shared: taking.shared,
             });
             regions.push(region);
         }
@@ -207,15 +209,12 @@ impl Memory {
         })
     }
 
-    /// A way to know how much of it was touched.
+    /// The files of each node, by which it is measured how much of it was touched.
     ///
     /// # Errors
-    /// This process cannot look at itself.
-    pub fn touched(&self) -> io::Result<Touched> {
-        let place = |mapped: &Mapped| (mapped.addresses.clone(), mapped.node);
-        let (devices, files): (Vec<_>, Vec<_>) =
-            self.mapped.iter().partition(|mapped| is_device(&mapped.file));
-        Touched::new(files.into_iter().map(place), devices.into_iter().map(place))
+    /// The status of a file cannot be read.
+    pub fn node_files(&self) -> io::Result<NodeFiles> {
+        NodeFiles::of(&self.mapped)
     }
 
     /// Tells KVM about all of it.
@@ -340,7 +339,7 @@ fn populate(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
     Ok(done?)
 }
 
-/// Whether it is a device (DAX), whose memory is where it is, has no length to look at, and is there whether touched or not.
+/// Whether it is a device (DAX), whose memory is where it is and has no length to look at.
 fn is_device(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device())
 }

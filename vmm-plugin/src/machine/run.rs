@@ -125,8 +125,8 @@ impl Guest {
         exit::wake_by(Arc::clone(&bell));
         let (ended, endings) = mpsc::channel();
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
-        let Machine { held, vcpus, workers, beside, .. } = machine;
-        beside.start(orders_given, filters).map_err(system_error("start a thread"))?;
+        let Machine { held, vcpus, workers, control, .. } = machine;
+        control.start(orders_given, filters).map_err(system_error("start a thread"))?;
         for worker in workers {
             worker.start(filters).map_err(system_error("start a thread"))?;
         }
