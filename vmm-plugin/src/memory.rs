@@ -277,6 +277,9 @@ fn map_piece(
         .map_err(io::Error::other)
         .map_err(refused("map", map_hint))?;
     leave_out_of_dumps(&region).map_err(refused("leave out of core dumps", ""))?;
+    if taking.hugepage_size.is_none() && !is_device(&backing.file) {
+        advise_huge_pages(&region);
+    }
     if let Some(node) = taking.host_numa_node {
         bind(&region, node, &backing.file)
             .map_err(refused("bind to a node of this host", "; is there such a node, with memory?"))?;
@@ -328,6 +331,15 @@ fn leave_out_of_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxDontDump)
     };
     Ok(done?)
+}
+
+/// Requests huge pages for a mapping, which cost a guest fewer TLB misses. The kernel follows the advice where shmem_enabled is
+/// `advise`, `within_size` or `always`, and ignores it elsewhere; one without huge pages refuses it, and nothing is lost.
+fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
+    // SAFETY: the region is mapped; the advice changes the size of pages that are taken later, and nothing that is read or written.
+    let _ = unsafe {
+        rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxHugepage)
+    };
 }
 
 /// All of a mapping is there afterwards, or the kernel says what is missing.

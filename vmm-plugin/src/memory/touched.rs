@@ -143,4 +143,24 @@ mod tests {
         let touched = memory.node_files().unwrap().touched().unwrap();
         assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
     }
+
+    /// Huge pages need an aligned mapping that was advised before its first page.
+    #[test]
+    fn mapped_files_are_advised_for_huge_pages_and_devices_are_not() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            eprintln!("left out: this kernel has no transparent huge pages");
+            return;
+        }
+        let device = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let memory = map(vec![local(&file(64), 0, true)], device);
+        let has_flag = |at: usize| {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{at:x}-")));
+            let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+            flags.split_whitespace().any(|flag| flag == "hg")
+        };
+        let advised: Vec<bool> =
+            memory.mapped.iter().map(|mapped| has_flag(mapped.addresses.start)).collect();
+        assert_eq!(advised, [true, false]);
+    }
 }
