@@ -27,7 +27,7 @@ use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use pool::{
     agent::{HostFailure, VmRecord},
-    protocol::{FailedReason, Handle, Holding, SeenDevice},
+    protocol::{FailedReason, Handle, HaveVm, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId};
 
@@ -74,6 +74,9 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// A slice that is not open, or what the machine said.
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError>;
 
+    /// Measures how much of a running VM's memory has pages, from the descriptors that this host keeps of it.
+    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage;
+
     /// What it has done since the start.
     fn counters(&self) -> Counters;
 
@@ -82,6 +85,15 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the machine said.
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError>;
+}
+
+/// How much of a VM's memory has pages; `None` where that is not measured, as of device-dax memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of its local memory.
+    pub local: Option<Bytes>,
+    /// Of its pool memory.
+    pub pool: Option<Bytes>,
 }
 
 /// What was done, for metrics.

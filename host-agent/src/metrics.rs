@@ -19,12 +19,11 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use units::{Name, ReservationId};
+use units::{Name, ReservationId, SLICE};
 
 use crate::{
-    host::Counters,
+    host::{Counters, Usage},
     symbiosis::{Report, State},
-    touched::Touched,
 };
 
 /// A kind of host call.
@@ -86,6 +85,7 @@ pub struct Metrics {
     slices: Family<StateLabel, Gauge>,
     vms: Gauge,
     touched: Family<TouchedLabel, Gauge>,
+    unmeasured: Family<TouchedLabel, Gauge>,
     scrubbed: Counter,
     pages_brought_back: Counter,
     pages_astray: Counter,
@@ -114,6 +114,7 @@ impl Metrics {
             slices: Family::default(),
             vms: Gauge::default(),
             touched: Family::default(),
+            unmeasured: Family::default(),
             scrubbed: Counter::default(),
             pages_brought_back: Counter::default(),
             pages_astray: Counter::default(),
@@ -150,8 +151,10 @@ impl Metrics {
             self.slices.clone(),
         );
         r.register("agent_vms", "VMs whose process lives", self.vms.clone());
-        let help = "Memory a guest has touched, by its VMM's word";
+        let help = "Memory of a VM that has pages, by the sizes of its files";
         r.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
+        let help = "Memory of a VM of which is not measured how much was touched, as of device-dax memory";
+        r.register_with_unit("vm_unmeasured", help, Unit::Bytes, self.unmeasured.clone());
         let help = "Made zero, that of scrubs under way included";
         r.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
         let help =
@@ -214,7 +217,7 @@ impl Metrics {
     }
 
     /// Sets the gauges to what is known now.
-    pub fn observe(&self, agent: &Agent, touched: &BTreeMap<ReservationId, Touched>) {
+    pub fn observe(&self, agent: &Agent, usage: &BTreeMap<ReservationId, Usage>) {
         let have = agent.have();
         self.connected.set(i64::from(agent.is_heard()));
         for (state, count) in [
@@ -226,7 +229,7 @@ impl Metrics {
             self.slices.get_or_create(&StateLabel { state }).set(shown(count as u64));
         }
         self.vms.set(shown(have.vms.len() as u64));
-        self.observe_touched(&have, touched);
+        self.observe_usage(&have, usage);
     }
 
     /// Takes over what the host has counted.
@@ -239,13 +242,22 @@ impl Metrics {
         raise(&self.pages_astray, counters.pages_astray);
     }
 
-    fn observe_touched(&self, have: &Have, touched: &BTreeMap<ReservationId, Touched>) {
+    /// What is not measured has no series of how much was touched: 0 would say that nothing was.
+    fn observe_usage(&self, have: &Have, usage: &BTreeMap<ReservationId, Usage>) {
         self.touched.clear();
-        for (reservation, touched) in touched {
-            let Some(vm) = have.vms.get(reservation).map(|vm| vm.vm.to_string()) else { continue };
-            let label = |memory| TouchedLabel { vm: vm.clone(), memory };
-            self.touched.get_or_create(&label("local")).set(shown(touched.local));
-            self.touched.get_or_create(&label("pool")).set(shown(touched.pool));
+        self.unmeasured.clear();
+        for (reservation, usage) in usage {
+            let Some(vm) = have.vms.get(reservation) else { continue };
+            let pool = SLICE.get() * vm.slices.len() as u64;
+            for (memory, bytes, touched) in
+                [("local", vm.local.get(), usage.local), ("pool", pool, usage.pool)]
+            {
+                let label = TouchedLabel { vm: vm.vm.to_string(), memory };
+                match touched {
+                    Some(touched) => self.touched.get_or_create(&label).set(shown(touched.get())),
+                    None => self.unmeasured.get_or_create(&label).set(shown(bytes)),
+                };
+            }
         }
     }
 
@@ -266,7 +278,30 @@ fn shown(count: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use pool::protocol::{HaveVm, Holding};
+    use units::{Bytes, Epoch, SliceId};
+
     use super::*;
+
+    #[test]
+    fn memory_that_is_not_measured_is_not_shown_as_untouched() {
+        let metrics = Metrics::new(&Name::new("h0").unwrap(), "dax");
+        let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
+        let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
+        let vm = HaveVm { vm, pid: 1, slices: vec![holding], local, pinned: false };
+        let have = Have { vms: [(ReservationId(1), vm)].into(), ..Have::default() };
+        let usage = Usage { local: Some(Bytes::mib(3)), pool: None };
+        metrics.observe_usage(&have, &[(ReservationId(1), usage)].into());
+        let text = metrics.text().unwrap();
+        let series = |name: &str, memory: &str| {
+            let line = format!("{name}{{host=\"h0\",backend=\"dax\",vm=\"a\",memory=\"{memory}\"}} ");
+            text.lines().find_map(|shown| shown.strip_prefix(&line)?.parse::<u64>().ok())
+        };
+        assert_eq!(series("tarn_vm_touched_bytes", "local"), Some(3 << 20));
+        assert_eq!(series("tarn_vm_touched_bytes", "pool"), None);
+        assert_eq!(series("tarn_vm_unmeasured_bytes", "pool"), Some(1 << 30));
+        assert_eq!(series("tarn_vm_unmeasured_bytes", "local"), None);
+    }
 
     #[test]
     fn every_series_names_the_host() {

@@ -42,6 +42,7 @@ use crate::{
     runtime_dir::{RuntimeDir, RuntimeDirError},
     session::{self, Caller},
     symbiosis::{self, Book, Kernel, Running},
+    usage::{self, UsageBook},
 };
 
 /// What the session has heard and the driver has not taken yet; orders wait in the network meanwhile.
@@ -153,13 +154,15 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let sharing = share(&config, Arc::clone(&metrics), Arc::clone(&book));
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
-        export(address, metrics, handle.clone(), host_seen).await?;
+        let usage = Arc::clone(&reports.usage);
+        export(address, metrics, handle.clone(), Arc::clone(&host_seen), usage).await?;
     }
     let (manager, host, socket) = (config.manager, config.host, config.socket);
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
     let caller = Caller { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
+    tokio::spawn(usage::keep_measuring(handle.clone(), host_seen, Arc::clone(&reports.usage)));
     tokio::spawn(session::keep(caller, reports, book, heard));
     tokio::spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);
@@ -336,7 +339,7 @@ async fn watchdog(driver: Handle) {
     let mut beat = tokio::time::interval(within / 3);
     loop {
         beat.tick().await;
-        if driver.look(|_, _| ()).await.is_ok() {
+        if driver.look(|_| ()).await.is_ok() {
             notify(&[NotifyState::Watchdog]);
         }
     }
@@ -348,13 +351,15 @@ async fn export(
     metrics: Arc<Metrics>,
     driver: Handle,
     host: Arc<dyn Host>,
+    usage: Arc<UsageBook>,
 ) -> Result<(), ServeError> {
     let listener = TcpListener::bind(address).await.map_err(io_error("listen on", address))?;
     let show = move || {
         let (metrics, driver, host) = (Arc::clone(&metrics), driver.clone(), Arc::clone(&host));
+        let usage = Arc::clone(&usage);
         async move {
             let seen = Arc::clone(&metrics);
-            let observed = driver.look(move |agent, touched| seen.observe(agent, touched)).await;
+            let observed = driver.look(move |agent| seen.observe(agent, &usage.all())).await;
             observed.map_err(|error| error.to_string())?;
             metrics.observe_host(host.counters());
             metrics.text().map_err(|error| error.to_string())

@@ -60,8 +60,8 @@ pub const CONTROL_ANSWER_WITHIN: Ns = Ns::secs(10);
 pub const GUEST_GONE_WITHIN_DEFAULT: Ns = Ns::secs(40);
 /// The longest that a command may be told to wait for that.
 pub const GUEST_GONE_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
-/// How often the agent is told how much of its memory a guest has touched.
-pub const TOUCHED_TOLD_EVERY: Ns = Ns::secs(10);
+/// How often an agent measures how much of its memory each guest has touched.
+pub const TOUCHED_MEASURED_EVERY: Ns = Ns::secs(10);
 /// Cores of one host.
 pub const CORES_PER_HOST_MAX: u32 = 4096;
 /// Local memory of one host, in MiB: 64 TiB.

@@ -5,11 +5,11 @@ use std::{path::PathBuf, sync::Arc};
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding, SeenDevice},
+    protocol::{Handle, HaveVm, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId};
 
-use super::{Counters, Form, Host, HostError, Part, local::Local, opened::Opened, ranges::Ranges};
+use super::{Counters, Form, Host, HostError, Part, Usage, local::Local, opened::Opened, ranges::Ranges};
 
 /// Slices as device-dax ranges.
 #[derive(Debug)]
@@ -72,8 +72,15 @@ impl Host for Dax {
         self.local.free(reservation)
     }
 
+    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+        Usage { local: self.local.allocated(reservation, vm), pool: self.open.allocated(&vm.slices) }
+    }
+
     fn counters(&self) -> Counters {
-        Counters { scrubbed: self.ranges.scrubbed(), ..Counters::default() }
+        Counters {
+            scrubbed: self.ranges.scrubbed(),
+            ..Counters::default()
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding, SeenDevice},
+    protocol::{Handle, HaveVm, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId, SLICE};
 
@@ -30,11 +30,11 @@ use self::{
     turns::Turns,
 };
 use super::{
-    Counters, Form, Host, HostError, Part,
+    Counters, Form, Host, HostError, Part, Usage,
     blocks::{self, Block},
     local::Local,
     memory::{numa, usage},
-    opened::{Opened, see_unused_file},
+    opened::{Opened, allocated, see_unused_file},
     process::{self, FileId},
     ranges::Ranges,
     slices::{Driver, Slices},
@@ -155,7 +155,7 @@ impl MemoryBlock {
             free: usage::of_node(Path::new(NODES), node)?.free,
             online: Bytes::new(online * blocks::size(&self.sysfs)?.get()),
             in_use: Bytes::new(pages * usage::PAGE),
-            vms: Bytes::new(self.open.files().iter().map(|file| allocated(file)).sum()),
+            vms: self.open.files().iter().filter_map(|file| allocated(file)).sum(),
         });
         let no_room = HostError::NoRoom { node, needed: room.needed, room: room.there };
         if room.is_enough() { Ok(()) } else { Err(no_room) }
@@ -261,6 +261,10 @@ impl Host for MemoryBlock {
         self.local.free(reservation)
     }
 
+    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+        Usage { local: self.local.allocated(reservation, vm), pool: self.open.allocated(&vm.slices) }
+    }
+
     fn counters(&self) -> Counters {
         let pages = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
@@ -274,9 +278,4 @@ impl Host for MemoryBlock {
 /// As it stands in /proc/PID/fd, whoever has it.
 fn file_name(holding: Holding) -> String {
     format!("tarn-slice-{}.{}", holding.slice, holding.epoch)
-}
-
-/// How much of a file there is.
-fn allocated(file: &std::os::fd::OwnedFd) -> u64 {
-    rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
 }

@@ -240,21 +240,34 @@ pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
 /// # Errors
 /// The kernel does not say which processes there are.
 pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
-    let link = format!("/memfd:{name} (deleted)");
     let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
         let process = entry.map_err(io_error("list", "/proc"))?;
         let is_process = process.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
-        let links = ["fd", "map_files"].map(|folder| fs::read_dir(process.path().join(folder)));
-        let links = links.into_iter().filter(|_| is_process).flatten().flatten();
-        let mut named = links
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
-        if let Some(file) = named.find_map(|path| open_own(&path, device)) {
+        let folders = ["fd", "map_files"].map(|folder| process.path().join(folder));
+        let folders = folders.iter().filter(|_| is_process);
+        if let Some(file) = folders.into_iter().find_map(|folder| memfd_in(folder, name, device)) {
             return Ok(Some(file));
         }
     }
     Ok(None)
+}
+
+/// Finds such a memfd among the files that one process has open.
+///
+/// # Errors
+/// The kernel has no memory or no descriptor left.
+pub fn find_memfd_of(pid: u32, name: &str) -> Result<Option<File>, ProcessError> {
+    let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
+    Ok(memfd_in(Path::new(&format!("/proc/{pid}/fd")), name, device))
+}
+
+/// Finds such a memfd among the links of a folder. A folder that cannot be read, as of a process that has ended, has none.
+fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
+    let link = format!("/memfd:{name} (deleted)");
+    let links = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut named = links.filter(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
+    named.find_map(|path| open_own(&path, device))
 }
 
 /// Returns the device number of the file system that holds all memfds. Users cannot create other files on it.

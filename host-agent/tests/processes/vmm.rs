@@ -2,7 +2,7 @@
 //! line, one line of answer each. It ends with its input, or when it is killed.
 //!
 //! `attach VM descriptors|paths`, `write` (a byte that is not zero at both ends of every region), `zero` (whether every
-//! region begins and ends with zero), `touched VM LOCAL POOL`.
+//! region begins and ends with zero).
 
 use std::{
     fs::File,
@@ -35,9 +35,6 @@ fn obey(
         ["attach", vm, form] => {
             let form = if *form == "paths" { MemoryForm::Paths } else { MemoryForm::Descriptors };
             told(client.attach(vm, form).map(|memory| opened(memory, regions)))
-        }
-        ["touched", vm, local, pool] => {
-            told(client.touched(vm, local.parse()?, pool.parse()?).map(|()| Ok("noted".to_owned())))
         }
         ["write"] => {
             regions.iter().try_for_each(|(file, bytes)| {
