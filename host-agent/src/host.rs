@@ -105,6 +105,8 @@ pub struct Counters {
     pub pages_brought_back: u64,
     /// Pages that could not be brought back.
     pub pages_astray: u64,
+    /// Slices whose devices are being changed now, those that are stuck in the kernel included.
+    pub slices_changing: u64,
 }
 
 /// How a VMM wants its memory.

@@ -89,6 +89,7 @@ pub struct Metrics {
     scrubbed: Counter,
     pages_brought_back: Counter,
     pages_astray: Counter,
+    slices_changing: Gauge,
     epochs: Family<StateLabel, Counter>,
     tenant_memory: Family<TenantLabel, Gauge>,
     tenant_bandwidth: Family<TenantLabel, Gauge>,
@@ -118,6 +119,7 @@ impl Metrics {
             scrubbed: Counter::default(),
             pages_brought_back: Counter::default(),
             pages_astray: Counter::default(),
+            slices_changing: Gauge::default(),
             epochs: Family::default(),
             tenant_memory: Family::default(),
             tenant_bandwidth: Family::default(),
@@ -162,6 +164,9 @@ impl Metrics {
         r.register("agent_pages_brought_back", help, self.pages_brought_back.clone());
         let help = "Pages of VMs that the kernel had put on local memory and that could not be brought back";
         r.register("agent_pages_astray", help, self.pages_astray.clone());
+        let help =
+            "Slices whose devices are being changed; for longer than 20 s they are stuck in the kernel";
+        r.register("agent_slices_changing", help, self.slices_changing.clone());
     }
 
     fn register_shares(&self) {
@@ -240,6 +245,7 @@ impl Metrics {
         raise(&self.scrubbed, counters.scrubbed.get());
         raise(&self.pages_brought_back, counters.pages_brought_back);
         raise(&self.pages_astray, counters.pages_astray);
+        self.slices_changing.set(shown(counters.slices_changing));
     }
 
     /// What is not measured has no series of how much was touched: 0 would say that nothing was.

@@ -281,6 +281,10 @@ pub const FENCE_WITHIN_MAX: Ns = Ns::secs(3600);
 pub const FENCE_WORDS_MAX: usize = 64;
 /// What is kept of what that command says.
 pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
+/// How long a slice's device may take to change before its step is left behind.
+pub const SLICE_STEP_WITHIN: Ns = Ns::secs(20);
+/// Slices of one region that may be stuck in the kernel at a time, with a thread each; no other changes then.
+pub const SLICES_STUCK_MAX: usize = 64;
 /// Between two attempts of a host call that failed.
 pub const HOST_RETRY: Ns = Ns::ms(500);
 /// Failed attempts of a host call after which the manager is told; the agent goes on trying.

@@ -79,6 +79,7 @@ impl Host for Dax {
     fn counters(&self) -> Counters {
         Counters {
             scrubbed: self.ranges.scrubbed(),
+            slices_changing: self.ranges.changing(),
             ..Counters::default()
         }
     }

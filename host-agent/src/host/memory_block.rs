@@ -271,6 +271,7 @@ impl Host for MemoryBlock {
             pages_brought_back: pages(&self.brought_back),
             pages_astray: pages(&self.astray),
             scrubbed: self.ranges.scrubbed(),
+            slices_changing: self.ranges.changing(),
         }
     }
 }
