@@ -333,6 +333,41 @@ fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
     }
 }
 
+/// A mapping of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where it is.
+    pub addresses: Range<usize>,
+    /// Whether it is a device's memory, or may be: a shared mapping that cannot be examined counts as one.
+    pub is_device: bool,
+}
+
+/// Returns all mappings of a process, lowest first.
+///
+/// # Errors
+/// It is gone, or is not ours to look into.
+pub fn all_mappings(pid: u32) -> io::Result<Vec<Mapping>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mapping = |line: &str| {
+        let is_device = is_shared_file(line) && maps_device(pid, line);
+        Some(Mapping { addresses: addresses(line)?, is_device })
+    };
+    Ok(maps.lines().filter_map(mapping).collect())
+}
+
+fn is_shared_file(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().take(5).collect();
+    matches!(words[..], [_, permissions, _, _, inode] if permissions.ends_with('s') && inode != "0")
+}
+
+fn maps_device(pid: u32, line: &str) -> bool {
+    let addresses = line.split_whitespace().next().unwrap_or_default();
+    match fs::metadata(format!("/proc/{pid}/map_files/{addresses}")) {
+        Ok(file) => file.file_type().is_char_device(),
+        Err(errno) => !is_gone(&errno), // unmapped meanwhile
+    }
+}
+
 /// As in `7f0000000000-7f0040000000 rw-s ...`.
 fn addresses(line: &str) -> Option<Range<usize>> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
@@ -399,6 +434,30 @@ mod tests {
         poll(&mut fds, None).unwrap();
         assert!(Watched::open(&process).unwrap().is_none());
         child.wait().unwrap();
+    }
+
+    /// A private mapping of /dev/zero stands for a device's: shared ones are files of the kernel's own.
+    #[test]
+    fn mappings_of_devices_are_told_from_those_of_files() {
+        use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
+        let map = |file: File, flags| -> MmapRegion<()> {
+            let builder = MmapRegionBuilder::new(1 << 20).with_mmap_prot(libc::PROT_READ);
+            builder.with_mmap_flags(flags).with_file_offset(FileOffset::new(file, 0)).build().unwrap()
+        };
+        let zero = map(File::open("/dev/zero").unwrap(), libc::MAP_PRIVATE);
+        let file = map(make_memfd("tarn-test", 1 << 20).unwrap(), libc::MAP_SHARED);
+        let pid = std::process::id();
+        let addresses = |region: &MmapRegion<()>| {
+            let start = region.as_ptr() as usize;
+            format!("{start:x}-{:x} rw-s", start + region.size())
+        };
+        assert_eq!((maps_device(pid, &addresses(&zero)), maps_device(pid, &addresses(&file))), (true, false));
+        let mappings = all_mappings(pid).unwrap();
+        assert!(mappings.is_sorted_by_key(|mapping| mapping.addresses.start));
+        assert!(!mappings.iter().any(|mapping| mapping.is_device));
+        assert!(is_shared_file("7f00-7f01 rw-s 00000000 00:05 123 /dev/dax0.1"));
+        assert!(!is_shared_file("7f00-7f01 rw-p 00000000 00:05 123 /dev/zero"));
+        assert!(!is_shared_file("7f00-7f01 rw-s 00000000 00:00 0"));
     }
 
     /// An attack: in a mount namespace, gives another user's file ($1) the name of a memfd ($2).

@@ -184,6 +184,7 @@ fn slice_whose_driver_does_not_let_go_holds_up_no_other() {
         assert!(matches!(&error, SliceError::Stuck { device, .. } if device == "dax1.1"), "{error}");
     };
     stuck(&slices);
+    assert!(slices.ensure_devdax(1).is_err(), "it is bound, but not for long");
     // As the kernel shows it while it waits: there is no driver any more, and deleting would wait for the same pages.
     std::fs::remove_file(made_up.path("region/dax1.1/driver")).unwrap();
     stuck(&slices);
