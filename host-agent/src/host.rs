@@ -74,6 +74,9 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// A slice that is not open, or what the machine said.
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError>;
 
+    /// Takes notice of a running VM that an agent before this one handed memory to.
+    fn adopt(&self, _: &VmRecord) {}
+
     /// Measures how much of a running VM's memory has pages, from the descriptors that this host keeps of it.
     fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage;
 
@@ -94,6 +97,8 @@ pub struct Usage {
     pub local: Option<Bytes>,
     /// Of its pool memory.
     pub pool: Option<Bytes>,
+    /// Of its pool memory, what is on other nodes than the pool's because those were full. `None` also where memory cannot overflow.
+    pub overflow: Option<Bytes>,
 }
 
 /// What was done, for metrics.

@@ -68,6 +68,11 @@ struct TouchedLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VmLabel {
+    vm: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TenantLabel {
     tenant: String,
 }
@@ -86,6 +91,7 @@ pub struct Metrics {
     vms: Gauge,
     touched: Family<TouchedLabel, Gauge>,
     unmeasured: Family<TouchedLabel, Gauge>,
+    overflow: Family<VmLabel, Gauge>,
     scrubbed: Counter,
     pages_brought_back: Counter,
     pages_astray: Counter,
@@ -116,6 +122,7 @@ impl Metrics {
             vms: Gauge::default(),
             touched: Family::default(),
             unmeasured: Family::default(),
+            overflow: Family::default(),
             scrubbed: Counter::default(),
             pages_brought_back: Counter::default(),
             pages_astray: Counter::default(),
@@ -157,6 +164,8 @@ impl Metrics {
         r.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
         let help = "Memory of a VM of which is not measured how much was touched, as of device-dax memory";
         r.register_with_unit("vm_unmeasured", help, Unit::Bytes, self.unmeasured.clone());
+        let help = "Pool memory of a VM that is on local nodes because the pool's node was full, by a sample of its pages";
+        r.register_with_unit("agent_vm_overflow", help, Unit::Bytes, self.overflow.clone());
         let help = "Made zero, that of scrubs under way included";
         r.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
         let help =
@@ -252,9 +261,14 @@ impl Metrics {
     fn observe_usage(&self, have: &Have, usage: &BTreeMap<ReservationId, Usage>) {
         self.touched.clear();
         self.unmeasured.clear();
+        self.overflow.clear();
         for (reservation, usage) in usage {
             let Some(vm) = have.vms.get(reservation) else { continue };
             let pool = SLICE.get() * vm.slices.len() as u64;
+            if let Some(overflow) = usage.overflow {
+                let label = VmLabel { vm: vm.vm.to_string() };
+                self.overflow.get_or_create(&label).set(shown(overflow.get()));
+            }
             for (memory, bytes, touched) in
                 [("local", vm.local.get(), usage.local), ("pool", pool, usage.pool)]
             {
@@ -296,7 +310,7 @@ mod tests {
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
         let vm = HaveVm { vm, pid: 1, slices: vec![holding], local, pinned: false };
         let have = Have { vms: [(ReservationId(1), vm)].into(), ..Have::default() };
-        let usage = Usage { local: Some(Bytes::mib(3)), pool: None };
+        let usage = Usage { local: Some(Bytes::mib(3)), pool: None, overflow: Some(Bytes::mib(5)) };
         metrics.observe_usage(&have, &[(ReservationId(1), usage)].into());
         let text = metrics.text().unwrap();
         let series = |name: &str, memory: &str| {
@@ -307,6 +321,9 @@ mod tests {
         assert_eq!(series("tarn_vm_touched_bytes", "pool"), None);
         assert_eq!(series("tarn_vm_unmeasured_bytes", "pool"), Some(1 << 30));
         assert_eq!(series("tarn_vm_unmeasured_bytes", "local"), None);
+        let overflow =
+            format!("tarn_agent_vm_overflow_bytes{{host=\"h0\",backend=\"dax\",vm=\"a\"}} {}", 5 << 20);
+        assert!(text.lines().any(|line| line == overflow), "{text}");
     }
 
     #[test]

@@ -205,6 +205,7 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
     if !left.is_empty() {
         tracing::info!(slices = left.len(), "slices are on this machine already");
     }
+    found.iter().filter(|adopted| adopted.lives).for_each(|adopted| host.adopt(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, found, left);
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(

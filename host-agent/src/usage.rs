@@ -86,8 +86,13 @@ pub async fn keep_measuring(driver: Handle, host: Arc<dyn Host>, book: Arc<Usage
     loop {
         due.tick().await;
         let Ok(vms) = driver.look(Agent::live_vms).await else { return };
-        let host = Arc::clone(&host);
-        match tokio::task::spawn_blocking(move || measure(&*host, &vms)).await {
+        let (host, before) = (Arc::clone(&host), book.all());
+        let measuring = move || {
+            let measured = measure(&*host, &vms);
+            log_overflow(&vms, &before, &measured);
+            measured
+        };
+        match tokio::task::spawn_blocking(measuring).await {
             Ok(measured) => book.note_all(&measured),
             Err(error) => tracing::error!(%error, "memory of VMs not measured"),
         }
@@ -98,6 +103,25 @@ fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, HaveVm>) -> BTreeMap<R
     vms.iter().map(|(id, vm)| (*id, host.usage(*id, vm))).collect()
 }
 
+/// Logs VMs whose pool memory overflows, when that begins and when it ends.
+fn log_overflow(
+    vms: &BTreeMap<ReservationId, HaveVm>,
+    before: &BTreeMap<ReservationId, Usage>,
+    now: &BTreeMap<ReservationId, Usage>,
+) {
+    let overflow = |usage: Option<&Usage>| usage.and_then(|usage| usage.overflow).unwrap_or(Bytes::ZERO);
+    for (id, vm) in vms {
+        match (overflow(before.get(id)), overflow(now.get(id))) {
+            (Bytes::ZERO, Bytes::ZERO) => {}
+            (Bytes::ZERO, bytes) => {
+                tracing::warn!(vm = %vm.vm, %bytes, "pool node is full: memory of a VM is on local nodes");
+            }
+            (_, Bytes::ZERO) => tracing::info!(vm = %vm.vm, "all memory of a VM is on the pool node again"),
+            _ => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +129,7 @@ mod tests {
     const ID: ReservationId = ReservationId(1);
 
     fn usage(pool: Option<u64>) -> Usage {
-        Usage { local: Some(Bytes::mib(1)), pool: pool.map(Bytes::mib) }
+        Usage { local: Some(Bytes::mib(1)), pool: pool.map(Bytes::mib), overflow: None }
     }
 
     fn touched(pool: u64) -> Touched {

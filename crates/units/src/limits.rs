@@ -281,6 +281,8 @@ pub const FENCE_WITHIN_MAX: Ns = Ns::secs(3600);
 pub const FENCE_WORDS_MAX: usize = 64;
 /// What is kept of what that command says.
 pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
+/// Of so many pages of a VM one is looked at to see on which node they are: 4,096 of a slice.
+pub const PAGES_PER_SAMPLE: usize = 64;
 /// How long a slice's device may take to change before its step is left behind.
 pub const SLICE_STEP_WITHIN: Ns = Ns::secs(20);
 /// Slices of one region that may be stuck in the kernel at a time, with a thread each; no other changes then.

@@ -169,7 +169,7 @@ async fn memory_that_cannot_be_had_is_told_and_may_be_asked_for_again() {
     rig.attach().await.unwrap();
 }
 
-const USAGE: Usage = Usage { local: Some(Bytes::mib(1)), pool: Some(Bytes::mib(2)) };
+const USAGE: Usage = Usage { local: Some(Bytes::mib(1)), pool: Some(Bytes::mib(2)), overflow: None };
 
 #[tokio::test]
 async fn memory_of_a_vm_is_measured_while_it_runs() {

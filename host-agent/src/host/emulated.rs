@@ -58,7 +58,8 @@ impl Host for Emulated {
     }
 
     fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
-        Usage { local: self.local.allocated(reservation, vm), pool: self.open.allocated(&vm.slices) }
+        let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
+        Usage { local, pool, overflow: None }
     }
 
     fn counters(&self) -> Counters {

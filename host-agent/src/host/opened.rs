@@ -1,7 +1,7 @@
 //! Slices that are open: the descriptor and the path of each, and how a VM gets it. How one comes to be open is a backend's.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     os::fd::{AsRawFd as _, OwnedFd},
@@ -51,6 +51,12 @@ impl Opened {
 
     pub(super) fn file(&self, holding: Holding) -> Option<Arc<OwnedFd>> {
         self.table().get(&holding).map(|(file, _)| Arc::clone(file))
+    }
+
+    pub(super) fn files_without(&self, slices: &BTreeSet<Holding>) -> Vec<Arc<OwnedFd>> {
+        let table = self.table();
+        let others = table.iter().filter(|(holding, _)| !slices.contains(holding));
+        others.map(|(_, (file, _))| Arc::clone(file)).collect()
     }
 
     pub(super) fn files(&self) -> Vec<Arc<OwnedFd>> {

@@ -2,6 +2,7 @@
 //! known by its pid, its start and the machine's boot; pids alone come round again.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io,
     ops::Range,
@@ -169,7 +170,7 @@ fn is_gone(errno: &io::Error) -> bool {
 }
 
 /// Which file, whatever it is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FileId {
     /// A file of a file system.
     File {
@@ -189,6 +190,14 @@ impl FileId {
             return Self::Device(metadata.rdev());
         }
         Self::File { device: metadata.dev(), inode: metadata.ino() }
+    }
+
+    /// Of what a descriptor refers to.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn of_descriptor(file: &OwnedFd) -> io::Result<Self> {
+        Ok(Self::of(&File::from(file.try_clone()?).metadata()?))
     }
 }
 
@@ -313,6 +322,25 @@ pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
         }
     }
     Ok(found)
+}
+
+/// Where a process has any of these files mapped, devices excepted.
+///
+/// # Errors
+/// It is gone, or is not ours to look into.
+pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>) -> io::Result<Vec<Range<usize>>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let of_them = |line: &&str| mapped_file(line).is_some_and(|file| files.contains(&file));
+    Ok(maps.lines().filter(of_them).filter_map(addresses).collect())
+}
+
+/// The file of a line of a process's mappings.
+fn mapped_file(line: &str) -> Option<FileId> {
+    let mut words = line.split_whitespace().skip(3);
+    let (major, minor) = words.next()?.split_once(':')?;
+    let number = |digits| u32::from_str_radix(digits, 16).ok();
+    let device = rustix::fs::makedev(number(major)?, number(minor)?);
+    Some(FileId::File { device, inode: words.next()?.parse().ok()? })
 }
 
 /// Whether a line of a process's mappings is of this file: `addresses permissions offset device inode path`. A device's line names
