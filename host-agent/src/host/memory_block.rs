@@ -370,7 +370,7 @@ mod tests {
         let overflow = || host.usage(ReservationId(7), &vm).overflow;
         assert_eq!(overflow(), Some(Bytes::ZERO));
         let file = File::from(host.open.file(SLICE_1).unwrap().try_clone().unwrap());
-        let mapping = MmapRegion::<()>::from_file(FileOffset::new(file, 0), SLICE.get() as usize).unwrap();
+        let mapping = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 1 << 30).unwrap();
         mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED], 0).unwrap();
         assert_eq!(overflow(), host.open.allocated(&[SLICE_1]));
         assert!(overflow() >= Some(Bytes::new(TOUCHED as u64)));

@@ -122,7 +122,7 @@ mod tests {
         let memory = map(vec![local(&file(64), 0, true)], own_file("pool", Bytes::gib(1), None).unwrap());
         let files = memory.node_files().unwrap();
         assert_eq!(files.touched().unwrap(), [(0, Some(0)), (1, Some(0))].into());
-        memory.guest().write_slice(&vec![1; 3 * MIB as usize], GuestAddress(2 * MIB)).unwrap();
+        memory.guest().write_slice(&vec![1; 3 << 20], GuestAddress(2 * MIB)).unwrap();
         let touched = files.touched().unwrap()[&0].unwrap();
         assert!((3 * MIB..=6 * MIB).contains(&touched), "{touched}");
         assert_eq!(files.touched().unwrap()[&1], Some(0));

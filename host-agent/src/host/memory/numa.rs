@@ -293,7 +293,7 @@ mod tests {
         let (_file, id, mapping) = touched();
         let placement = |right| sample_placement(std::process::id(), &[id], &nodes([right])).unwrap();
         assert_eq!(placement(1000), Placement::default(), "no sampled page is there");
-        for page in 0..BYTES as usize / PAGE {
+        for page in 0..mapping.size() / PAGE {
             mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
         }
         let present = BYTES / (PAGE * PAGES_PER_SAMPLE) as u64;
