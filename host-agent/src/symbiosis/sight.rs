@@ -150,7 +150,10 @@ impl Sight {
         let is_heard = |(name, _): &(Name, Vec<u32>)| self.heard.as_ref().is_some_and(|last| name <= last);
         let first = all.iter().position(|one| !is_heard(one)).unwrap_or(0);
         all.rotate_left(first);
-        let targets = |processes: Vec<u32>| processes.into_iter().map(Target::of).collect();
+        // Mappings are examined only where there may be some to keep out.
+        let devices = self.sys.numbered("bus/dax/devices", "dax").unwrap_or_default();
+        let target = if devices.is_empty() { Target::whole } else { Target::of };
+        let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();
         let first = all.into_iter().take(TENANTS_WATCHED_MAX);
         let (names, processes): (Vec<Name>, Vec<Vec<Target>>) =
             first.map(|(name, processes)| (name, targets(processes))).unzip();

@@ -61,7 +61,7 @@ pub struct Told {
     pub pdm: Fraction,
 }
 
-/// The most that a VM has touched, by its VMM's word.
+/// The most that a VM has touched, as its host's agent measured it.
 #[derive(Clone, Copy, Debug)]
 struct Peak {
     host: HostId,

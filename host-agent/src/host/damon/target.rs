@@ -18,6 +18,11 @@ pub struct Target {
 }
 
 impl Target {
+    /// Returns all of a process, on a host without device-dax memory.
+    pub fn whole(pid: u32) -> Self {
+        Self { pid, ranges: Vec::new(), device_bytes: 0 }
+    }
+
     /// Returns what of a process may be watched now; nothing of one that is gone.
     pub fn of(pid: u32) -> Self {
         Self::from_mappings(pid, &all_mappings(pid).unwrap_or_default())
