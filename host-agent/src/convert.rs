@@ -11,7 +11,7 @@ use units::{
     limits::{WEIGHT_MAX, WEIGHT_MIN, is_weight},
 };
 
-use crate::touched::Touched;
+use crate::usage::Touched;
 
 mod shares;
 
@@ -101,8 +101,8 @@ pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
 pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)>) -> wire::Have {
     let told = |(reservation, touched): (ReservationId, Touched)| wire::VmTouched {
         reservation: reservation.to_string(),
-        local_bytes: touched.local,
-        pool_bytes: touched.pool,
+        local_bytes: touched.local.get(),
+        pool_bytes: touched.pool.get(),
     };
     let vm = |(reservation, vm): (ReservationId, pool::protocol::HaveVm)| wire::HaveVm {
         vm: vm.vm.to_string(),

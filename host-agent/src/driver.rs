@@ -25,19 +25,18 @@ use crate::{
     records::Records,
     runtime_dir::RuntimeDir,
     session::Heard,
-    touched::{Touched, TouchedBook},
+    usage::UsageBook,
 };
 
 /// Events taken in before effects are performed, so that many share one report.
 const EVENTS_AT_ONCE_MAX: usize = 256;
 
 /// A question about what is known now.
-type Look = Box<dyn FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) + Send>;
+type Look = Box<dyn FnOnce(&Agent) + Send>;
 
 /// What other tasks ask of the driver.
 enum Request {
     Attach { vm: Name, caller: Caller, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
-    Touched { vm: Name, process: Process, touched: Touched, reply: oneshot::Sender<Result<(), Asked>> },
     Show { vm: Name, caller: Caller, reply: oneshot::Sender<Result<Handed, Asked>> },
     Look(Look),
 }
@@ -60,9 +59,6 @@ pub enum Asked {
     /// The machine could not.
     #[error("its memory cannot be had")]
     Host(#[source] HostError),
-    /// Another process's VM.
-    #[error("VM {0} is not this process")]
-    NotYours(Name),
     /// The agent is ending.
     #[error("the agent is stopping")]
     Stopping,
@@ -95,26 +91,17 @@ impl Handle {
         self.ask(|reply| Request::Show { vm, caller, reply }).await?
     }
 
-    /// A VM's process tells how much its guest has touched.
-    ///
-    /// # Errors
-    /// [`Asked`].
-    pub async fn touched(&self, vm: Name, process: Process, local: u64, pool: u64) -> Result<(), Asked> {
-        let touched = Touched { local, pool };
-        self.ask(|reply| Request::Touched { vm, process, touched, reply }).await?
-    }
-
     /// Looks at what is known now.
     ///
     /// # Errors
     /// The agent is ending.
     pub async fn look<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Agent, &BTreeMap<ReservationId, Touched>) -> T + Send + 'static,
+        question: impl FnOnce(&Agent) -> T + Send + 'static,
     ) -> Result<T, Asked> {
         self.ask(|reply| {
-            Request::Look(Box::new(move |agent, touched| {
-                let _ = reply.send(question(agent, touched)); // whoever asked may have gone
+            Request::Look(Box::new(move |agent| {
+                let _ = reply.send(question(agent)); // whoever asked may have gone
             }))
         })
         .await
@@ -154,8 +141,8 @@ pub struct Start {
 pub struct Reports {
     /// Reports.
     pub have: Arc<Outbox>,
-    /// What guests have touched.
-    pub touched: Arc<TouchedBook>,
+    /// How much of its memory each VM has touched.
+    pub usage: Arc<UsageBook>,
     /// The rack this host serves.
     pub rack: watch::Receiver<Option<String>>,
     /// The manager is not ours.
@@ -184,7 +171,7 @@ pub struct Driver {
     tickets: u64,
     waiting: BTreeMap<Ticket, (Form, oneshot::Sender<Result<Handed, Asked>>)>,
     watched: BTreeMap<ReservationId, Process>,
-    touched: Arc<TouchedBook>,
+    usage: Arc<UsageBook>,
 }
 
 impl Driver {
@@ -198,10 +185,10 @@ impl Driver {
         let (crew, made) = Crew::start()?;
         let (rack, rack_seen) = watch::channel(start.agent.rack().map(str::to_owned));
         let hang_up = Arc::new(Notify::new());
-        let touched = Arc::new(TouchedBook::default());
+        let usage = Arc::new(UsageBook::default());
         let reports = Reports {
             have: Arc::clone(&have),
-            touched: Arc::clone(&touched),
+            usage: Arc::clone(&usage),
             rack: rack_seen,
             hang_up: Arc::clone(&hang_up),
         };
@@ -223,7 +210,7 @@ impl Driver {
             tickets: 0,
             waiting: BTreeMap::new(),
             watched: BTreeMap::new(),
-            touched,
+            usage,
         };
         Ok((driver, Handle(sender), reports))
     }
@@ -292,9 +279,21 @@ impl Driver {
 
     fn finish(&mut self, done: Result<Event, tokio::task::JoinError>) {
         match done {
-            Ok(event) => self.handle(event),
+            Ok(event) => {
+                if let Event::ProcessGone { reservation } = event {
+                    self.measure(reservation);
+                }
+                self.handle(event);
+            }
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => {} // the runtime is ending
+        }
+    }
+
+    /// Measures a VM whose process has just ended: its files still have all that its guest touched.
+    fn measure(&self, reservation: ReservationId) {
+        if let Some(vm) = self.agent.live_vm(reservation) {
+            self.usage.note(reservation, self.host.usage(reservation, &vm));
         }
     }
 
@@ -306,11 +305,6 @@ impl Driver {
                 self.waiting.insert(ticket, (form, reply));
                 self.handle(Event::Attach { ticket, vm, caller });
             }
-            Request::Touched { vm, process, touched, reply } => {
-                let reservation = self.agent.vm_of(&vm, &process).ok_or(Asked::NotYours(vm));
-                let noted = reservation.map(|id| self.touched.note(id, touched));
-                let _ = reply.send(noted); // whoever asked may have gone
-            }
             Request::Show { vm, caller, reply } => {
                 let (pid, uid) = (caller.process.pid, caller.uid);
                 let shown = self.agent.look(&vm, caller).map_err(Asked::from);
@@ -320,7 +314,7 @@ impl Driver {
                 }
                 let _ = reply.send(shown.and_then(|record| self.memory(&record, Form::Shown))); // as above
             }
-            Request::Look(question) => question(&self.agent, &self.touched.all()),
+            Request::Look(question) => question(&self.agent),
         }
     }
 

@@ -27,7 +27,7 @@ use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use pool::{
     agent::{HostFailure, VmRecord},
-    protocol::{FailedReason, Handle, Holding, SeenDevice},
+    protocol::{FailedReason, Handle, HaveVm, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId, UserId};
 
@@ -74,6 +74,12 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// A slice that is not open, or what the machine said.
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError>;
 
+    /// Takes notice of a running VM that an agent before this one handed memory to.
+    fn adopt(&self, _: &VmRecord) {}
+
+    /// Measures how much of a running VM's memory has pages, from the descriptors that this host keeps of it.
+    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage;
+
     /// What it has done since the start.
     fn counters(&self) -> Counters;
 
@@ -82,6 +88,17 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the machine said.
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError>;
+}
+
+/// How much of a VM's memory has pages; `None` where that is not measured, as of device-dax memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of its local memory.
+    pub local: Option<Bytes>,
+    /// Of its pool memory.
+    pub pool: Option<Bytes>,
+    /// Of its pool memory, what is on other nodes than the pool's because those were full. `None` also where memory cannot overflow.
+    pub overflow: Option<Bytes>,
 }
 
 /// What was done, for metrics.
@@ -93,6 +110,8 @@ pub struct Counters {
     pub pages_brought_back: u64,
     /// Pages that could not be brought back.
     pub pages_astray: u64,
+    /// Slices whose devices are being changed now, those that are stuck in the kernel included.
+    pub slices_changing: u64,
 }
 
 /// How a VMM wants its memory.

@@ -243,9 +243,8 @@ impl Connection {
         };
         match wire::HostMemoryRequest::decode(bytes).map(|message| message.request) {
             Err(error) => refused("BAD_MESSAGE", error.to_string()),
-            Ok(None) => refused("BAD_MESSAGE", "request: must be attach, touched or look".to_owned()),
+            Ok(None) => refused("BAD_MESSAGE", "request: must be attach or look".to_owned()),
             Ok(Some(host_memory_request::Request::Attach(attach))) => self.attach(process, attach).await,
-            Ok(Some(host_memory_request::Request::Touched(touched))) => self.touched(process, touched).await,
             Ok(Some(host_memory_request::Request::Look(look))) => self.look(process, look).await,
         }
     }
@@ -277,16 +276,6 @@ impl Connection {
         match self.own_vm("look.vm", &look.vm) {
             Err(refused) => refused,
             Ok(vm) => answer::memory(self.driver.show(vm, self.caller(process)).await),
-        }
-    }
-
-    async fn touched(&self, process: Process, touched: wire::Touched) -> Answer {
-        match self.own_vm("touched.vm", &touched.vm) {
-            Err(refused) => refused,
-            Ok(vm) => {
-                let noted = self.driver.touched(vm, process, touched.local_bytes, touched.pool_bytes).await;
-                answer::noted(noted)
-            }
         }
     }
 

@@ -16,4 +16,4 @@ pub mod runtime_dir;
 pub mod serve;
 pub mod session;
 pub mod symbiosis;
-pub mod touched;
+pub mod usage;

@@ -19,12 +19,11 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use units::{Name, ReservationId};
+use units::{Name, ReservationId, SLICE};
 
 use crate::{
-    host::Counters,
+    host::{Counters, Usage},
     symbiosis::{Report, State},
-    touched::Touched,
 };
 
 /// A kind of host call.
@@ -69,6 +68,11 @@ struct TouchedLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VmLabel {
+    vm: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TenantLabel {
     tenant: String,
 }
@@ -86,9 +90,12 @@ pub struct Metrics {
     slices: Family<StateLabel, Gauge>,
     vms: Gauge,
     touched: Family<TouchedLabel, Gauge>,
+    unmeasured: Family<TouchedLabel, Gauge>,
+    overflow: Family<VmLabel, Gauge>,
     scrubbed: Counter,
     pages_brought_back: Counter,
     pages_astray: Counter,
+    slices_changing: Gauge,
     epochs: Family<StateLabel, Counter>,
     tenant_memory: Family<TenantLabel, Gauge>,
     tenant_bandwidth: Family<TenantLabel, Gauge>,
@@ -114,9 +121,12 @@ impl Metrics {
             slices: Family::default(),
             vms: Gauge::default(),
             touched: Family::default(),
+            unmeasured: Family::default(),
+            overflow: Family::default(),
             scrubbed: Counter::default(),
             pages_brought_back: Counter::default(),
             pages_astray: Counter::default(),
+            slices_changing: Gauge::default(),
             epochs: Family::default(),
             tenant_memory: Family::default(),
             tenant_bandwidth: Family::default(),
@@ -150,8 +160,12 @@ impl Metrics {
             self.slices.clone(),
         );
         r.register("agent_vms", "VMs whose process lives", self.vms.clone());
-        let help = "Memory a guest has touched, by its VMM's word";
+        let help = "Memory of a VM that has pages, by the sizes of its files";
         r.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
+        let help = "Memory of a VM of which is not measured how much was touched, as of device-dax memory";
+        r.register_with_unit("vm_unmeasured", help, Unit::Bytes, self.unmeasured.clone());
+        let help = "Pool memory of a VM that is on local nodes because the pool's node was full, by a sample of its pages";
+        r.register_with_unit("agent_vm_overflow", help, Unit::Bytes, self.overflow.clone());
         let help = "Made zero, that of scrubs under way included";
         r.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
         let help =
@@ -159,6 +173,9 @@ impl Metrics {
         r.register("agent_pages_brought_back", help, self.pages_brought_back.clone());
         let help = "Pages of VMs that the kernel had put on local memory and that could not be brought back";
         r.register("agent_pages_astray", help, self.pages_astray.clone());
+        let help =
+            "Slices whose devices are being changed; for longer than 20 s they are stuck in the kernel";
+        r.register("agent_slices_changing", help, self.slices_changing.clone());
     }
 
     fn register_shares(&self) {
@@ -214,7 +231,7 @@ impl Metrics {
     }
 
     /// Sets the gauges to what is known now.
-    pub fn observe(&self, agent: &Agent, touched: &BTreeMap<ReservationId, Touched>) {
+    pub fn observe(&self, agent: &Agent, usage: &BTreeMap<ReservationId, Usage>) {
         let have = agent.have();
         self.connected.set(i64::from(agent.is_heard()));
         for (state, count) in [
@@ -226,7 +243,7 @@ impl Metrics {
             self.slices.get_or_create(&StateLabel { state }).set(shown(count as u64));
         }
         self.vms.set(shown(have.vms.len() as u64));
-        self.observe_touched(&have, touched);
+        self.observe_usage(&have, usage);
     }
 
     /// Takes over what the host has counted.
@@ -237,15 +254,30 @@ impl Metrics {
         raise(&self.scrubbed, counters.scrubbed.get());
         raise(&self.pages_brought_back, counters.pages_brought_back);
         raise(&self.pages_astray, counters.pages_astray);
+        self.slices_changing.set(shown(counters.slices_changing));
     }
 
-    fn observe_touched(&self, have: &Have, touched: &BTreeMap<ReservationId, Touched>) {
+    /// What is not measured has no series of how much was touched: 0 would say that nothing was.
+    fn observe_usage(&self, have: &Have, usage: &BTreeMap<ReservationId, Usage>) {
         self.touched.clear();
-        for (reservation, touched) in touched {
-            let Some(vm) = have.vms.get(reservation).map(|vm| vm.vm.to_string()) else { continue };
-            let label = |memory| TouchedLabel { vm: vm.clone(), memory };
-            self.touched.get_or_create(&label("local")).set(shown(touched.local));
-            self.touched.get_or_create(&label("pool")).set(shown(touched.pool));
+        self.unmeasured.clear();
+        self.overflow.clear();
+        for (reservation, usage) in usage {
+            let Some(vm) = have.vms.get(reservation) else { continue };
+            let pool = SLICE.get() * vm.slices.len() as u64;
+            if let Some(overflow) = usage.overflow {
+                let label = VmLabel { vm: vm.vm.to_string() };
+                self.overflow.get_or_create(&label).set(shown(overflow.get()));
+            }
+            for (memory, bytes, touched) in
+                [("local", vm.local.get(), usage.local), ("pool", pool, usage.pool)]
+            {
+                let label = TouchedLabel { vm: vm.vm.to_string(), memory };
+                match touched {
+                    Some(touched) => self.touched.get_or_create(&label).set(shown(touched.get())),
+                    None => self.unmeasured.get_or_create(&label).set(shown(bytes)),
+                };
+            }
         }
     }
 
@@ -266,7 +298,33 @@ fn shown(count: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use pool::protocol::{HaveVm, Holding};
+    use units::{Bytes, Epoch, SliceId};
+
     use super::*;
+
+    #[test]
+    fn memory_that_is_not_measured_is_not_shown_as_untouched() {
+        let metrics = Metrics::new(&Name::new("h0").unwrap(), "dax");
+        let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
+        let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
+        let vm = HaveVm { vm, pid: 1, slices: vec![holding], local, pinned: false, uid: None };
+        let have = Have { vms: [(ReservationId(1), vm)].into(), ..Have::default() };
+        let usage = Usage { local: Some(Bytes::mib(3)), pool: None, overflow: Some(Bytes::mib(5)) };
+        metrics.observe_usage(&have, &[(ReservationId(1), usage)].into());
+        let text = metrics.text().unwrap();
+        let series = |name: &str, memory: &str| {
+            let line = format!("{name}{{host=\"h0\",backend=\"dax\",vm=\"a\",memory=\"{memory}\"}} ");
+            text.lines().find_map(|shown| shown.strip_prefix(&line)?.parse::<u64>().ok())
+        };
+        assert_eq!(series("tarn_vm_touched_bytes", "local"), Some(3 << 20));
+        assert_eq!(series("tarn_vm_touched_bytes", "pool"), None);
+        assert_eq!(series("tarn_vm_unmeasured_bytes", "pool"), Some(1 << 30));
+        assert_eq!(series("tarn_vm_unmeasured_bytes", "local"), None);
+        let overflow =
+            format!("tarn_agent_vm_overflow_bytes{{host=\"h0\",backend=\"dax\",vm=\"a\"}} {}", 5 << 20);
+        assert!(text.lines().any(|line| line == overflow), "{text}");
+    }
 
     #[test]
     fn every_series_names_the_host() {

@@ -42,6 +42,7 @@ use crate::{
     runtime_dir::{RuntimeDir, RuntimeDirError},
     session::{self, Caller},
     symbiosis::{self, Book, Kernel, Running},
+    usage::{self, UsageBook},
 };
 
 /// What the session has heard and the driver has not taken yet; orders wait in the network meanwhile.
@@ -156,13 +157,15 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let sharing = share(&config, Arc::clone(&metrics), Arc::clone(&book));
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
-        export(address, metrics, handle.clone(), host_seen).await?;
+        let usage = Arc::clone(&reports.usage);
+        export(address, metrics, handle.clone(), Arc::clone(&host_seen), usage).await?;
     }
     let (manager, host, socket, tls) = (config.manager, config.host, config.socket, config.tls);
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
     let caller = Caller { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
+    tokio::spawn(usage::keep_measuring(handle.clone(), host_seen, Arc::clone(&reports.usage)));
     tokio::spawn(session::keep(caller, reports, book, heard));
     tokio::spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);
@@ -205,6 +208,7 @@ fn prepare(config: &Config) -> Result<Prepared, ServeError> {
     if !left.is_empty() {
         tracing::info!(slices = left.len(), "slices are on this machine already");
     }
+    found.iter().filter(|adopted| adopted.lives).for_each(|adopted| host.adopt(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, found, left);
     agent.set_user(process::own_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
@@ -331,7 +335,7 @@ async fn watchdog(driver: Handle) {
     let mut beat = tokio::time::interval(within / 3);
     loop {
         beat.tick().await;
-        if driver.look(|_, _| ()).await.is_ok() {
+        if driver.look(|_| ()).await.is_ok() {
             notify(&[NotifyState::Watchdog]);
         }
     }
@@ -343,13 +347,15 @@ async fn export(
     metrics: Arc<Metrics>,
     driver: Handle,
     host: Arc<dyn Host>,
+    usage: Arc<UsageBook>,
 ) -> Result<(), ServeError> {
     let listener = TcpListener::bind(address).await.map_err(io_error("listen on", address))?;
     let show = move || {
         let (metrics, driver, host) = (Arc::clone(&metrics), driver.clone(), Arc::clone(&host));
+        let usage = Arc::clone(&usage);
         async move {
             let seen = Arc::clone(&metrics);
-            let observed = driver.look(move |agent, touched| seen.observe(agent, touched)).await;
+            let observed = driver.look(move |agent| seen.observe(agent, &usage.all())).await;
             observed.map_err(|error| error.to_string())?;
             metrics.observe_host(host.counters());
             metrics.text().map_err(|error| error.to_string())

@@ -207,7 +207,7 @@ async fn session(
     *lease = Some(lease_ttl.as_duration());
     let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl };
     reports.have.clear(); // this session is told everything anew
-    reports.touched.tell_again();
+    reports.usage.report_again();
     shares.tell_again();
     heard.send(up).await.map_err(|_| Ended::Stopping)?;
     loop {
@@ -228,7 +228,7 @@ async fn session(
                 sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| Ended::Closed)?;
             }
             have = reports.have.next() => {
-                let have = from_agent::Message::Have(convert::have(caller.instance, have, reports.touched.take_news()));
+                let have = from_agent::Message::Have(convert::have(caller.instance, have, reports.usage.take_news()));
                 sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| Ended::Closed)?;
             }
             () = reports.hang_up.notified() => return Err(Ended::OtherRack),

@@ -191,7 +191,7 @@ impl Forecasts {
         Ok((page.into_iter().map(|(_, past)| past).collect(), next))
     }
 
-    /// What VMMs on a host have told of what their guests have touched.
+    /// Takes over how much the VMs of a host have touched, as its agent measured it.
     ///
     /// # Errors
     /// The manager stops.

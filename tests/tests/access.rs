@@ -329,8 +329,11 @@ async fn refused_certificates_are_logged_with_peer_and_reason() {
     }
     let listen = format!("127.0.0.1:{}", free_port());
     let _manager = Manager::start(&rack, &with_tls(&rack, &listen)).await;
-    let table =
-        [(Some("late"), "certificate expired"), (Some("stranger"), "UnknownIssuer"), (None, "peer sent no certificates")];
+    let table = [
+        (Some("late"), "certificate expired"),
+        (Some("stranger"), "UnknownIssuer"),
+        (None, "peer sent no certificates"),
+    ];
     for (name, reason) in table {
         if let Ok(channel) = connect(rack.dir(), &listen, name).await {
             assert!(rack_code(channel).await.is_some(), "{name:?} was admitted");

@@ -6,7 +6,6 @@ mod describe;
 pub mod socket;
 
 use std::{
-    collections::BTreeMap,
     io,
     sync::{Arc, mpsc},
 };
@@ -32,7 +31,10 @@ use crate::{
     confine::threads::{Filters, Work},
     exit,
     layout::Layout,
-    memory::{Memory, touched::Touched},
+    memory::{
+        Memory,
+        touched::{NodeFiles, TouchedByNode},
+    },
 };
 
 /// Where a guest stands.
@@ -120,7 +122,7 @@ fn refused(why: Refused) -> Status {
 pub struct Control {
     socket: ControlSocket,
     guest: wire::Guest,
-    touched: Arc<Touched>,
+    files: NodeFiles,
 }
 
 impl Control {
@@ -128,9 +130,9 @@ impl Control {
     pub fn new(
         socket: ControlSocket,
         (config, layout, memory): (&Config, &Layout, &Memory),
-        touched: Arc<Touched>,
+        files: NodeFiles,
     ) -> Self {
-        Self { socket, guest: describe::describe(config, layout, memory), touched }
+        Self { socket, guest: describe::describe(config, layout, memory), files }
     }
 
     /// Answers callers on a thread of its own, until the process ends. What an answer needs comes up with the first caller: a
@@ -152,7 +154,7 @@ impl Control {
         let mut first_caller = [PollFd::new(&listener, PollFlags::IN)];
         retry_on_intr(|| poll(&mut first_caller, None))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let desk = Desk { guest: self.guest, touched: self.touched, orders };
+        let desk = Desk { guest: self.guest, files: self.files, orders };
         let service = VmmServer::new(desk).max_decoding_message_size(CONTROL_REQUEST_BYTES_MAX);
         runtime.block_on(async move {
             let callers = connection::accept(tokio::net::UnixListener::from_std(listener)?);
@@ -167,7 +169,7 @@ impl Control {
 #[derive(Debug)]
 struct Desk {
     guest: wire::Guest,
-    touched: Arc<Touched>,
+    files: NodeFiles,
     orders: Orders,
 }
 
@@ -175,7 +177,7 @@ struct Desk {
 impl Vmm for Desk {
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::Guest>, Status> {
         let state = self.orders.give(Wanted::State).await?;
-        let touched = self.touched.by_node().map_err(|error| Status::internal(error.to_string()))?;
+        let touched = self.files.touched().map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(now(self.guest.clone(), state, &touched)))
     }
 
@@ -203,7 +205,7 @@ impl Vmm for Desk {
 }
 
 /// A guest as it is now.
-fn now(mut guest: wire::Guest, state: State, touched: &BTreeMap<u32, u64>) -> wire::Guest {
+fn now(mut guest: wire::Guest, state: State, touched: &TouchedByNode) -> wire::Guest {
     let state = match state {
         State::Running => wire::GuestState::Running,
         State::Paused => wire::GuestState::Paused,
@@ -211,7 +213,7 @@ fn now(mut guest: wire::Guest, state: State, touched: &BTreeMap<u32, u64>) -> wi
     };
     guest.set_state(state);
     for node in &mut guest.nodes {
-        node.touched_bytes = touched.get(&node.node).copied().unwrap_or(0);
+        node.touched_bytes = touched.get(&node.node).copied().flatten();
     }
     guest
 }

@@ -16,6 +16,5 @@ pub mod memory;
 pub mod options;
 pub mod other;
 pub mod source;
-pub mod statistics;
 pub mod tap;
 pub mod vcpu;

@@ -18,8 +18,8 @@ use crate::{
     acpi,
     boot::{self, BootError},
     config::Config,
-    confine::{ConfineError, Prepared, threads::Filters},
-    control::{self, Control, Orders, socket::SocketError},
+    confine::{ConfineError, Prepared},
+    control::{self, Control, socket::SocketError},
     devices::{
         POWER_BUTTON_LINE, Ports, SERIAL_LINE,
         serial::Serial,
@@ -28,7 +28,6 @@ use crate::{
     layout::{HOLE_END, Layout, ShapeError},
     memory::{Memory, MemoryError, lost},
     source::{self, Source, SourceError},
-    statistics::Statistics,
     vcpu::{Gate, Surroundings, Vcpu, VcpuError},
 };
 
@@ -127,7 +126,7 @@ pub struct Machine {
 struct Assembled {
     vcpus: Vec<Vcpu>,
     workers: Vec<Worker>,
-    beside: Beside,
+    control: Control,
     held: Held,
 }
 
@@ -141,20 +140,6 @@ struct Held {
     _vm: VmFd,
     /// Held as long as anybody can run the guest.
     _memory: Memory,
-}
-
-/// What a guest does not need, and those around it do.
-#[derive(Debug)]
-struct Beside {
-    control: Control,
-    statistics: Option<Statistics>,
-}
-
-impl Beside {
-    fn start(self, orders: Orders, filters: &Filters) -> io::Result<()> {
-        self.control.start(orders, filters)?;
-        self.statistics.map_or(Ok(()), |statistics| statistics.start(filters))
-    }
 }
 
 fn kvm_error(doing: &'static str, hint: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
@@ -181,7 +166,7 @@ pub fn build(config: &Config, run_dir: &Path, confinement: Prepared) -> Result<M
     if config.agent.is_some() {
         boot::check(&config.kernel, &Layout::of(&source::preview(config)?, bits)?, &windows)?;
     }
-    let Source { shape, backings, agent } = source::memory_of(config)?;
+    let Source { shape, backings } = source::memory_of(config)?;
     let layout = Layout::of(&shape, bits)?;
     let memory = Memory::map(&layout, &backings)?;
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
@@ -199,12 +184,10 @@ pub fn build(config: &Config, run_dir: &Path, confinement: Prepared) -> Result<M
     };
     lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
     let power_button = line(&vm, POWER_BUTTON_LINE)?;
-    let touched = Arc::new(memory.touched().map_err(system_error("open /proc/self/smaps"))?);
-    let control = Control::new(socket, (config, &layout, &memory), Arc::clone(&touched));
-    let statistics = agent.map(|agent| Statistics::new(config.vm.clone(), agent, &layout, touched));
+    let files = memory.node_files().map_err(system_error("read the status of memory files"))?;
+    let control = Control::new(socket, (config, &layout, &memory), files);
     let held = Held { around, power_button, _vm: vm, _memory: memory };
-    let beside = Beside { control, statistics };
-    Ok(Machine { confinement, guest: Assembled { vcpus, workers, beside, held } })
+    Ok(Machine { confinement, guest: Assembled { vcpus, workers, control, held } })
 }
 
 /// Makes a VM with interrupt controllers, and neither memory nor processors.

@@ -17,7 +17,7 @@ use vm_memory::{
     GuestRegionMmap, mmap::MmapRegionBuilder,
 };
 
-use self::touched::Touched;
+use self::touched::NodeFiles;
 use crate::layout::{Layout, Part, Piece};
 
 /// The memory of a guest as devices and loaders see it. Nobody ever holds a reference into it.
@@ -159,6 +159,7 @@ struct Mapped {
     part: Range<u64>,
     owner: Owner,
     node: u32,
+    is_shared: bool,
 }
 
 /// A guest's memory, mapped.
@@ -187,6 +188,7 @@ impl Memory {
                 part: offset..offset + region.len(),
                 owner: backing.owner.clone(),
                 node: piece.node,
+                is_shared: taking.shared,
             });
             regions.push(region);
         }
@@ -208,15 +210,12 @@ impl Memory {
         })
     }
 
-    /// A way to know how much of it was touched.
+    /// The files of each node, by which it is measured how much of it was touched.
     ///
     /// # Errors
-    /// This process cannot look at itself.
-    pub fn touched(&self) -> io::Result<Touched> {
-        let place = |mapped: &Mapped| (mapped.addresses.clone(), mapped.node);
-        let (devices, files): (Vec<_>, Vec<_>) =
-            self.mapped.iter().partition(|mapped| is_device(&mapped.file));
-        Touched::new(files.into_iter().map(place), devices.into_iter().map(place))
+    /// The status of a file cannot be read.
+    pub fn node_files(&self) -> io::Result<NodeFiles> {
+        NodeFiles::of(&self.mapped)
     }
 
     /// Tells KVM about all of it.
@@ -287,6 +286,9 @@ fn map_piece(
         .map_err(io::Error::other)
         .map_err(refused("map", map_hint))?;
     leave_out_of_dumps(&region).map_err(refused("leave out of core dumps", ""))?;
+    if taking.hugepage_size.is_none() && !is_device(&backing.file) {
+        advise_huge_pages(&region);
+    }
     if let Some(node) = taking.host_numa_node {
         bind(&region, node, &backing.file)
             .map_err(refused("bind to a node of this host", "; is there such a node, with memory?"))?;
@@ -340,6 +342,15 @@ fn leave_out_of_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
     Ok(done?)
 }
 
+/// Requests huge pages for a mapping, which cost a guest fewer TLB misses. The kernel follows the advice where shmem_enabled is
+/// `advise`, `within_size` or `always`, and ignores it elsewhere; one without huge pages refuses it, and nothing is lost.
+fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
+    // SAFETY: the region is mapped; the advice changes the size of pages that are taken later, and nothing that is read or written.
+    let _ = unsafe {
+        rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxHugepage)
+    };
+}
+
 /// All of a mapping is there afterwards, or the kernel says what is missing.
 fn populate(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
     // SAFETY: the region is mapped and stays as it is; pages that are missing are taken, as a write to each would do.
@@ -349,7 +360,7 @@ fn populate(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
     Ok(done?)
 }
 
-/// Whether it is a device (DAX), whose memory is where it is, has no length to look at, and is there whether touched or not.
+/// Whether it is a device (DAX), whose memory is where it is and has no length to look at.
 fn is_device(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device())
 }

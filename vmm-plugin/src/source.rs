@@ -69,8 +69,6 @@ pub struct Source {
     pub shape: Shape,
     /// Their files.
     pub backings: Backings,
-    /// The connection by which they came, if an agent has handed them out.
-    pub agent: Option<Client>,
 }
 
 /// Fetches or makes the memory of a guest. The agent then knows this process as the VM's.
@@ -153,10 +151,9 @@ fn own_backing(name: &str, bytes: Bytes, taking: &Taking) -> Result<Backing, Sou
 }
 
 fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
-    let attach = |agent: Client, vm: &str| Ok((agent.attach(vm, MemoryForm::Descriptors)?, agent));
-    let (memory, agent) = asked(config, socket, attach)?;
+    let memory = asked(config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
     let Reserved { local, pool } = Reserved::of(config, memory.regions)?;
-    let mut source = Source { agent: Some(agent), ..Source::empty() };
+    let mut source = Source::empty();
     source.split_local(config, local)?;
     for OfEmc { performance, taking, slices } in pool {
         let backings = slices.into_iter().map(|region| {
@@ -271,11 +268,7 @@ fn backing(region: Region, owner: Owner) -> Result<Backing, String> {
 
 impl Source {
     fn empty() -> Self {
-        Self {
-            shape: Shape { local: Vec::new(), pool: Vec::new() },
-            backings: Backings::default(),
-            agent: None,
-        }
+        Self { shape: Shape { local: Vec::new(), pool: Vec::new() }, backings: Backings::default() }
     }
 
     fn add_local(&mut self, node: &LocalNode, memory: Bytes, backing: Backing, taking: Taking) {
@@ -288,15 +281,17 @@ impl Source {
         self.backings.pool.push((slices, taking));
     }
 
-    /// Reserved local memory is one file; nodes with processors have parts of it. In huge pages it is this process's own.
+    /// Reserved local memory is one file; nodes with processors have parts of it. In huge pages it is this process's own, and so is
+    /// private memory: the agent measures its file, which would only seem to be in use.
     fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
         let sizes = local_sizes(config, Bytes::new(region.bytes))?;
         let whole = backing(region, Owner::Local).map_err(|what| wrong(config, what))?;
         let mut offset = whole.offset;
         for (node, bytes) in config.local.iter().zip(sizes) {
-            let part = match node.taking.hugepage_size {
-                Some(_) => own_backing("local", bytes, &node.taking)?,
-                None => Backing { offset, ..whole.clone() },
+            let part = if node.taking.hugepage_size.is_some() || !node.taking.shared {
+                own_backing("local", bytes, &node.taking)?
+            } else {
+                Backing { offset, ..whole.clone() }
             };
             self.add_local(node, bytes, part, node.taking.clone());
             offset += bytes.get();

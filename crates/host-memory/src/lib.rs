@@ -166,18 +166,6 @@ impl Client {
         Err(wrong("it does not end"))
     }
 
-    /// Tells how much the guest has touched so far.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub fn touched(&self, vm: &str, local_bytes: u64, pool_bytes: u64) -> Result<(), ClientError> {
-        self.send(Request::Touched(wire::Touched { vm: vm.to_owned(), local_bytes, pool_bytes }))?;
-        match self.receive()? {
-            (Reply::Noted(_), _) => Ok(()),
-            _ => Err(wrong("it does not say that it was noted")),
-        }
-    }
-
     fn send(&self, request: Request) -> Result<(), ClientError> {
         let bytes = wire::HostMemoryRequest { request: Some(request) }.encode_to_vec();
         self.send_bytes(&bytes)

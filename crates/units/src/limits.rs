@@ -58,8 +58,8 @@ pub const CONTROL_ANSWER_WITHIN: Ns = Ns::secs(10);
 pub const GUEST_GONE_WITHIN_DEFAULT: Ns = Ns::secs(40);
 /// The longest that a command may be told to wait for that.
 pub const GUEST_GONE_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
-/// How often the agent is told how much of its memory a guest has touched.
-pub const TOUCHED_TOLD_EVERY: Ns = Ns::secs(10);
+/// How often an agent measures how much of its memory each guest has touched.
+pub const TOUCHED_MEASURED_EVERY: Ns = Ns::secs(10);
 /// Cores of one host.
 pub const CORES_PER_HOST_MAX: u32 = 4096;
 /// Local memory of one host, in MiB: 64 TiB.
@@ -292,6 +292,12 @@ pub const FENCE_WITHIN_MAX: Ns = Ns::secs(3600);
 pub const FENCE_WORDS_MAX: usize = 64;
 /// What is kept of what that command says.
 pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
+/// Of so many pages of a VM one is looked at to see on which node they are: 4,096 of a slice.
+pub const PAGES_PER_SAMPLE: usize = 64;
+/// How long a slice's device may take to change before its step is left behind.
+pub const SLICE_STEP_WITHIN: Ns = Ns::secs(20);
+/// Slices of one region that may be stuck in the kernel at a time, with a thread each; no other changes then.
+pub const SLICES_STUCK_MAX: usize = 64;
 /// Between two attempts of a host call that failed.
 pub const HOST_RETRY: Ns = Ns::ms(500);
 /// Failed attempts of a host call after which the manager is told; the agent goes on trying.

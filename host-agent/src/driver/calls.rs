@@ -97,7 +97,7 @@ impl Driver {
 
     /// At once: were it beside the driver, it might overtake a record that is written again.
     pub(super) fn forget(&mut self, reservation: ReservationId) {
-        self.touched.forget(reservation);
+        self.usage.forget(reservation);
         if let Err(error) = self.records.remove(reservation) {
             // The next start finds it, sees that its process is gone, and tells of it once more.
             tracing::warn!(%reservation, error = units::chain(&error), "record not removed");

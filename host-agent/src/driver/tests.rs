@@ -9,9 +9,13 @@ use pool::{
 use units::{Bytes, Epoch, InstanceId, Revision, SliceId, UserId};
 
 use super::*;
-use crate::host::{
-    fake::{Call, Fake},
-    process,
+use crate::{
+    host::{
+        Usage,
+        fake::{Call, Fake},
+        process,
+    },
+    usage,
 };
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
@@ -166,18 +170,38 @@ async fn memory_that_cannot_be_had_is_told_and_may_be_asked_for_again() {
     rig.attach().await.unwrap();
 }
 
+const USAGE: Usage = Usage { local: Some(Bytes::mib(1)), pool: Some(Bytes::mib(2)), overflow: None };
+
 #[tokio::test]
-async fn only_a_vms_own_process_tells_what_its_guest_touched() {
+async fn memory_of_a_vm_is_measured_while_it_runs() {
+    let mut rig = Rig::new().await;
+    rig.host.set_usage(ReservationId(1), USAGE);
+    rig.order_vm(1).await;
+    rig.wait(|have| have.online == [SLICE_1]).await;
+    rig.attach().await.unwrap();
+    let (driver, book) = (rig.driver.clone(), Arc::clone(&rig.reports.usage));
+    let measuring = tokio::spawn(usage::keep_measuring(driver, Arc::clone(&rig.host) as _, book));
+    while rig.reports.usage.all().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    measuring.abort();
+    assert_eq!(rig.reports.usage.all(), [(ReservationId(1), USAGE)].into());
+}
+
+#[tokio::test]
+async fn memory_of_a_vm_is_measured_once_more_before_its_end_is_reported() {
     let mut rig = Rig::new().await;
     rig.order_vm(1).await;
     rig.wait(|have| have.online == [SLICE_1]).await;
-    let process = process::identify(std::process::id()).unwrap();
-    let touched = rig.driver.touched(name(), process.clone(), 1, 2).await;
-    assert!(matches!(touched, Err(Asked::NotYours(_))), "{touched:?}");
-    rig.attach().await.unwrap();
-    rig.driver.touched(name(), process, 1, 2).await.unwrap();
-    let seen = rig.driver.look(|_, touched| touched.get(&ReservationId(1)).copied()).await.unwrap();
-    assert_eq!(seen, Some(Touched { local: 1, pool: 2 }));
+    let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let process = process::identify(child.id()).unwrap();
+    rig.driver.attach(name(), Caller { process, uid: UserId::ROOT }, Form::Descriptors).await.unwrap();
+    rig.host.set_usage(ReservationId(1), USAGE);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    rig.wait(|have| have.ended == [ReservationId(1)]).await;
+    let touched = usage::Touched { local: Bytes::mib(1), pool: Bytes::mib(2) };
+    assert_eq!(rig.reports.usage.take_news(), [(ReservationId(1), touched)]);
 }
 
 #[tokio::test]

@@ -1,6 +1,10 @@
 //! Which pages tenants touch, by the kernel's DAMON: for a while it samples regions of their processes' memory, and then says how often each was touched.
-//! It is used through sysfs and as a whole: where somebody else does, it is left alone.
+//! It is used through sysfs and as a whole: where somebody else does, it is left alone. Device memory is not watched: DAMON sees none
+//! of its pages, and looking splits the 1 GiB entries by which device-dax memory is mapped.
 
+mod target;
+
+pub use self::target::Target;
 use std::{
     path::Path,
     time::{Duration, Instant},
@@ -55,11 +59,12 @@ impl Damon {
         sys.has(ADMIN)
     }
 
-    /// Watches processes of tenants, each tenant by itself, until [`Damon::take`].
+    /// Watches processes of tenants, each tenant by itself, until [`Damon::take`]; nothing is seen of tenants with nothing but
+    /// device memory.
     ///
     /// # Errors
     /// Nobody is watched: see [`DamonError`].
-    pub fn watch(&mut self, tenants: &[Vec<u32>]) -> Result<(), DamonError> {
+    pub fn watch(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
         self.is_free()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;
         self.watches = tenants.len();
@@ -113,18 +118,33 @@ impl Damon {
         Ok(())
     }
 
-    fn begin(&self, at: usize, processes: &[u32]) -> Result<(), SysfsError> {
+    fn begin(&self, at: usize, processes: &[Target]) -> Result<(), SysfsError> {
+        // Where no process has device memory, the kernel itself follows which memory each of them has.
+        let is_fixed = processes.iter().any(|target| target.device_bytes > 0);
+        let is_watched = |target: &&Target| !is_fixed || !target.ranges.is_empty();
+        let processes: Vec<&Target> = processes.iter().filter(is_watched).collect();
+        if processes.is_empty() {
+            return Ok(());
+        }
         let set = |file: &str, value: &str| self.files.write(format!("{at}/contexts/{file}"), value);
         let number = |file: &str, value: u64| set(file, &value.to_string());
         set("nr_contexts", "1")?;
-        set("0/operations", "vaddr")?;
+        set("0/operations", if is_fixed { "fvaddr" } else { "vaddr" })?;
         number("0/monitoring_attrs/intervals/sample_us", LOOK_US)?;
         number("0/monitoring_attrs/intervals/aggr_us", AGGREGATE_US)?;
         number("0/monitoring_attrs/intervals/update_us", UPDATE_US)?;
         number("0/monitoring_attrs/nr_regions/max", WATCHED_REGIONS_MAX as u64)?;
         number("0/targets/nr_targets", processes.len() as u64)?;
-        for (nth, pid) in processes.iter().enumerate() {
-            number(&format!("0/targets/{nth}/pid_target"), u64::from(*pid))?;
+        let ranges_max = WATCHED_REGIONS_MAX / processes.len();
+        for (nth, target) in processes.iter().enumerate() {
+            number(&format!("0/targets/{nth}/pid_target"), u64::from(target.pid))?;
+            let ranges = if is_fixed { target.largest_ranges(ranges_max) } else { Vec::new() };
+            number(&format!("0/targets/{nth}/regions/nr_regions"), ranges.len() as u64)?;
+            for (region, range) in ranges.iter().enumerate() {
+                let below = format!("0/targets/{nth}/regions/{region}");
+                number(&format!("{below}/start"), range.start as u64)?;
+                number(&format!("{below}/end"), range.end as u64)?;
+            }
         }
         // What is told is what a scheme that does nothing was tried on: everything.
         number("0/schemes/nr_schemes", 1)?;
@@ -170,6 +190,7 @@ pub(crate) mod made_up {
             let files = "state contexts/nr_contexts contexts/0/operations contexts/0/monitoring_attrs/intervals/sample_us \
                 contexts/0/monitoring_attrs/intervals/aggr_us contexts/0/monitoring_attrs/intervals/update_us \
                 contexts/0/monitoring_attrs/nr_regions/max contexts/0/targets/nr_targets contexts/0/targets/0/pid_target \
+                contexts/0/targets/0/regions/nr_regions contexts/0/targets/1/regions/nr_regions \
                 contexts/0/targets/1/pid_target contexts/0/schemes/nr_schemes contexts/0/schemes/0/action \
                 contexts/0/schemes/0/access_pattern/sz/min contexts/0/schemes/0/access_pattern/sz/max \
                 contexts/0/schemes/0/access_pattern/nr_accesses/min contexts/0/schemes/0/access_pattern/nr_accesses/max \
@@ -190,11 +211,38 @@ mod tests {
     use super::{made_up::damon, *};
     use crate::host::sysfs::made_up::MadeUp;
 
+    fn targets(pids: &[u32]) -> Vec<Target> {
+        pids.iter().map(|pid| Target { pid: *pid, ranges: Vec::new(), device_bytes: 0 }).collect()
+    }
+
+    #[test]
+    fn device_memory_is_outside_of_what_is_watched() {
+        let made_up = damon(2, &[]);
+        let below = format!("{ADMIN}/0/contexts/0/targets/0/regions");
+        for region in ["0", "1"] {
+            made_up.files(&format!("{below}/{region}"), &[("start", ""), ("end", "")]);
+        }
+        let vmm = Target { pid: 7, ranges: vec![0x1000..0x3000, 0x9000..0xa000], device_bytes: 1 << 30 };
+        let nothing_else = Target { pid: 8, ranges: Vec::new(), device_bytes: 1 << 30 };
+        let mut damon = Damon::at(&made_up.path(""), false);
+        damon.watch(&[vec![nothing_else.clone(), vmm], vec![nothing_else]]).unwrap();
+        let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
+        assert_eq!(text("0/contexts/0/operations"), "fvaddr");
+        assert_eq!(
+            (text("0/contexts/0/targets/nr_targets"), text("0/contexts/0/targets/0/pid_target")),
+            ("1".into(), "7".into())
+        );
+        let region = |file: &str| made_up.sysfs.text(format!("{below}/{file}")).unwrap();
+        let regions = ["nr_regions", "0/start", "0/end", "1/start", "1/end"].map(region);
+        assert_eq!(regions, ["2", "4096", "12288", "36864", "40960"]);
+        assert_eq!((text("0/state"), text("1/state")), ("on".into(), String::new()));
+    }
+
     #[test]
     fn tenants_are_watched_by_their_processes_and_what_was_seen_is_told_for_each() {
         let made_up = damon(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
         let mut damon = Damon::at(&made_up.path(""), false);
-        damon.watch(&[vec![7, 8], vec![9]]).unwrap();
+        damon.watch(&[targets(&[7, 8]), targets(&[9])]).unwrap();
         let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/targets/1/pid_target"), "8");
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("2".to_owned(), "on".to_owned()));
@@ -205,7 +253,7 @@ mod tests {
         assert_eq!(first.regions[0].touched, 1.0);
         assert_eq!(seen[1], Some(Watched { by: Eyes::Damon, regions: Vec::new() }));
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
-        damon.watch(&[vec![7, 8], vec![9]]).unwrap();
+        damon.watch(&[targets(&[7, 8]), targets(&[9])]).unwrap();
         assert_eq!(damon.take(Duration::ZERO).unwrap(), [None, None], "there was no time");
         assert!(!damon.is_watching());
     }
@@ -214,16 +262,16 @@ mod tests {
     fn somebody_elses_damon_is_left_alone_and_what_an_agent_left_is_ended() {
         let made_up = damon(1, &[]);
         made_up.files(ADMIN, &[("nr_kdamonds", "1")]);
-        let error = Damon::at(&made_up.path(""), false).watch(&[vec![7]]).unwrap_err();
+        let error = Damon::at(&made_up.path(""), false).watch(&[targets(&[7])]).unwrap_err();
         assert!(matches!(error, DamonError::InUse), "{error}");
         assert_eq!(made_up.sysfs.text(format!("{ADMIN}/0/state")).unwrap(), "");
-        Damon::at(&made_up.path(""), true).watch(&[vec![7]]).unwrap();
+        Damon::at(&made_up.path(""), true).watch(&[targets(&[7])]).unwrap();
     }
 
     #[test]
     fn a_kernel_without_damon_says_so() {
         let made_up = MadeUp::new(&[]);
-        let error = Damon::at(&made_up.path(""), false).watch(&[vec![7]]).unwrap_err();
+        let error = Damon::at(&made_up.path(""), false).watch(&[targets(&[7])]).unwrap_err();
         assert!(error.to_string().contains("nr_kdamonds"), "{error}");
     }
 }

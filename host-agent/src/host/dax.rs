@@ -5,11 +5,11 @@ use std::{path::PathBuf, sync::Arc};
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding, SeenDevice},
+    protocol::{Handle, HaveVm, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId};
 
-use super::{Counters, Form, Host, HostError, Part, local::Local, opened::Opened, ranges::Ranges};
+use super::{Counters, Form, Host, HostError, Part, Usage, local::Local, opened::Opened, ranges::Ranges};
 
 /// Slices as device-dax ranges.
 #[derive(Debug)]
@@ -72,8 +72,17 @@ impl Host for Dax {
         self.local.free(reservation)
     }
 
+    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+        let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
+        Usage { local, pool, overflow: None }
+    }
+
     fn counters(&self) -> Counters {
-        Counters { scrubbed: self.ranges.scrubbed(), ..Counters::default() }
+        Counters {
+            scrubbed: self.ranges.scrubbed(),
+            slices_changing: self.ranges.changing(),
+            ..Counters::default()
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod agent;
 mod devices;
+mod encryption;
 mod files;
 mod kernel;
 mod node;
@@ -103,6 +104,7 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     found.push(agents.alone(&config, used.is_some()));
     found.push(agents.rights(machine, used.is_some()));
     found.push(kernel::kvm(machine));
+    found.push(kernel::huge_pages(machine));
     found.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::all(machine, symbiosis)));
     found.extend(used.into_iter().flat_map(|used| memory(machine, &config, &agents, used)));
     found
@@ -113,6 +115,7 @@ fn memory(machine: &Machine, config: &Config, agents: &Agents, used: Use) -> Vec
     let mut found = vec![kernel::release(machine)];
     found.extend(kernel::modules(machine, used));
     found.push(kernel::onlining(machine));
+    found.push(encryption::of_memory(machine));
     let (records, places) = files::records(&config.runtime_dir);
     found.push(records);
     let (devices, nodes) = devices::all(machine, used, &places, agents.is_running());
@@ -136,7 +139,7 @@ pub fn text(findings: &[Finding]) -> String {
         let Finding { check, ok, subject, what, mend } = finding;
         let state = if *ok { "ok" } else { "WRONG" };
         let mend = mend.as_ref().map_or_else(String::new, |mend| format!("\n       mend: {mend}"));
-        format!("{state:<6} {check:<9} {subject}: {what}{mend}\n")
+        format!("{state:<6} {check:<10} {subject}: {what}{mend}\n")
     };
     findings.iter().map(line).collect()
 }

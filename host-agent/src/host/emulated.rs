@@ -10,12 +10,12 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding, SeenDevice},
+    protocol::{Handle, HaveVm, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId, SLICE};
 
 use super::{
-    Counters, Form, Host, HostError, Part,
+    Counters, Form, Host, HostError, Part, Usage,
     local::{Local, no_follow},
     opened::{Opened, see_unused},
     zero,
@@ -55,6 +55,11 @@ impl Host for Emulated {
         }
         self.open.remove(holding);
         Ok(())
+    }
+
+    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+        let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
+        Usage { local, pool, overflow: None }
     }
 
     fn counters(&self) -> Counters {

@@ -7,12 +7,12 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding, SeenDevice},
+    protocol::{Handle, HaveVm, Holding, SeenDevice},
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use units::{Bytes, ReservationId, SLICE};
 
-use super::{Counters, Form, Host, HostError, Part, Place};
+use super::{Counters, Form, Host, HostError, Part, Place, Usage};
 
 /// What can be told to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +41,7 @@ struct Table {
     calls: Vec<(Call, Holding)>,
     freed: Vec<ReservationId>,
     left: BTreeSet<Arc<str>>,
+    usage: BTreeMap<ReservationId, Usage>,
 }
 
 impl Fake {
@@ -61,6 +62,11 @@ impl Fake {
     /// A slice arrives with somebody else's bytes.
     pub fn dirty(&self, holding: Holding) {
         self.table().dirty.insert(holding);
+    }
+
+    /// A VM uses so much of its memory.
+    pub fn set_usage(&self, reservation: ReservationId, usage: Usage) {
+        self.table().usage.insert(reservation, usage);
     }
 
     /// Slices that are open now.
@@ -106,6 +112,10 @@ impl Host for Fake {
         table.open.remove(&holding);
         table.calls.push((Call::Offline, holding));
         Ok(())
+    }
+
+    fn usage(&self, reservation: ReservationId, _: &HaveVm) -> Usage {
+        self.table().usage.get(&reservation).copied().unwrap_or_default()
     }
 
     fn counters(&self) -> Counters {

@@ -12,14 +12,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use pool::agent::VmRecord;
+use pool::{agent::VmRecord, protocol::HaveVm};
 use rustix::{
-    fs::{MemfdFlags, OFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create},
+    fs::{MemfdFlags, Mode, OFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create},
     io::Errno,
 };
 use units::{Bytes, ReservationId, UserId};
 
-use super::{Form, HostError, Part, Place, memory::numa, user_of};
+use super::{Form, HostError, Part, Place, memory::numa, opened::allocated, process, user_of};
 
 /// What the kernel says of nodes.
 const NODES: &str = "/sys/devices/system/node";
@@ -31,7 +31,7 @@ pub(super) struct Local {
     dir: Option<PathBuf>,
     /// Nodes that it must not be of; where slices are memory of the kernel's, theirs.
     not_of: BTreeSet<u32>,
-    /// As descriptors. After a restart of the agent a VM that asks again gets new memory.
+    /// As descriptors. What an agent before this one handed out is found again in the VM's process.
     memfds: Mutex<BTreeMap<ReservationId, Arc<OwnedFd>>>,
 }
 
@@ -81,21 +81,44 @@ impl Local {
         }
     }
 
+    /// Returns how much of a running VM's local memory has pages. A guest that runs has touched some: where the file has none, its
+    /// VMM uses other memory, such as huge pages of its own, and that is not measured.
+    pub(super) fn allocated(&self, reservation: ReservationId, vm: &HaveVm) -> Option<Bytes> {
+        if vm.local == Bytes::ZERO {
+            return Some(Bytes::ZERO);
+        }
+        let named = || self.path(reservation).and_then(|path| open_to_examine(&path));
+        let file = self.find_memfd(reservation, vm.pid, vm.local).or_else(|| named().map(Arc::new))?;
+        allocated(&file).filter(|bytes| *bytes > Bytes::ZERO)
+    }
+
+    /// Returns the descriptor of a VM's local memory, also if an earlier agent handed it to the VM's process.
+    fn find_memfd(&self, reservation: ReservationId, pid: u32, bytes: Bytes) -> Option<Arc<OwnedFd>> {
+        if let Some(there) = self.memfds().get(&reservation) {
+            return Some(Arc::clone(there));
+        }
+        let found = process::find_memfd_of(pid, &memfd_name(reservation)).ok().flatten()?;
+        if found.metadata().ok()?.len() != bytes.get() {
+            return None;
+        }
+        Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(found.into()))))
+    }
+
     /// A poisoned map is still right: no call leaves it half changed.
     fn memfds(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Arc<OwnedFd>>> {
         self.memfds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn memfd(&self, record: &VmRecord) -> Result<Arc<OwnedFd>, HostError> {
-        let mut memfds = self.memfds();
-        if let Some(there) = memfds.get(&record.reservation) {
-            return Ok(Arc::clone(there));
+        if let Some(there) = self.find_memfd(record.reservation, record.process.pid, record.local) {
+            return Ok(there);
         }
         let failed = |doing| move |errno| HostError::io(doing, record.vm.as_str(), errno);
-        let made = make_memfd(record.local).map_err(|errno| failed("make")(io::Error::from(errno)))?;
+        let name = memfd_name(record.reservation);
+        let made = make_memfd(&name, record.local).map_err(|errno| failed("make")(io::Error::from(errno)))?;
         let made = File::from(made);
         self.keep_apart(&made, record.local.get()).map_err(failed("bind to local nodes"))?;
-        Ok(Arc::clone(memfds.entry(record.reservation).or_insert(Arc::new(made.into()))))
+        Ok(Arc::clone(self.memfds().entry(record.reservation).or_insert(Arc::new(made.into()))))
     }
 
     fn path(&self, reservation: ReservationId) -> Option<PathBuf> {
@@ -116,9 +139,20 @@ impl Local {
     }
 }
 
+/// As it stands in /proc/PID/fd.
+fn memfd_name(reservation: ReservationId) -> String {
+    format!("tarn-local-{reservation}")
+}
+
+/// Opens a file for its status alone, whoever owns it.
+fn open_to_examine(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).ok()
+}
+
 /// Memory whose size its user cannot change under the agent's accounting.
-fn make_memfd(bytes: Bytes) -> Result<OwnedFd, Errno> {
-    let memfd = memfd_create("tarn-local", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+fn make_memfd(name: &str, bytes: Bytes) -> Result<OwnedFd, Errno> {
+    let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&memfd, bytes.get())?;
     fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(memfd)
@@ -137,4 +171,58 @@ pub(super) fn give_to(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), H
     }
     fchown(file.as_fd(), Some(Uid::from_raw(user.get())), None)
         .map_err(|errno| HostError::io("change the owner of", path, errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use units::Name;
+
+    use super::*;
+
+    const ID: ReservationId = ReservationId(7_654_321);
+
+    fn vm() -> HaveVm {
+        let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
+        HaveVm { vm, pid: std::process::id(), slices: Vec::new(), local, pinned: false, uid: None }
+    }
+
+    fn record() -> VmRecord {
+        let process = process::identify(std::process::id()).unwrap();
+        let HaveVm { vm, local, pinned, .. } = vm();
+        VmRecord { reservation: ID, vm, process, local, pinned, slices: BTreeMap::new(), uid: None }
+    }
+
+    #[test]
+    fn touched_memory_is_measured_also_by_the_next_agent() {
+        let local = Local::new(None);
+        let Place::Descriptor(memfd) = local.part(&record(), Form::Descriptors).unwrap().unwrap().place
+        else {
+            panic!("it is a descriptor");
+        };
+        assert_eq!(local.allocated(ID, &vm()), None, "its VMM uses other memory");
+        let file = File::from(memfd.try_clone().unwrap());
+        file.write_all_at(&[1; 3 << 20], 5 << 20).unwrap();
+        let touched = local.allocated(ID, &vm()).unwrap();
+        assert!((Bytes::mib(3)..=Bytes::mib(6)).contains(&touched), "{touched}");
+        let next = Local::new(None);
+        assert_eq!(next.allocated(ID, &vm()), Some(touched));
+        let other = HaveVm { local: Bytes::mib(32), ..vm() };
+        assert_eq!(Local::new(None).allocated(ID, &other), None, "a file of another size is another VM's");
+        assert_eq!(Local::new(None).allocated(ReservationId(1), &vm()), None);
+    }
+
+    #[test]
+    fn touched_memory_in_a_directory_is_measured() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let local = Local::new(Some(dir.path().to_owned()));
+        assert_eq!(local.allocated(ID, &vm()), None, "there is none");
+        let Place::Path(path) = local.part(&record(), Form::Paths).unwrap().unwrap().place else {
+            panic!("it is a path");
+        };
+        OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[1; 4096], 0).unwrap();
+        let touched = Local::new(local.dir.clone()).allocated(ID, &vm()).unwrap();
+        assert!((Bytes::new(4096)..=Bytes::mib(2)).contains(&touched), "{touched}");
+    }
 }

@@ -10,16 +10,17 @@ mod turns;
 use std::{
     collections::BTreeSet,
     fs::File,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding, SeenDevice},
+    protocol::{Handle, HaveVm, Holding, SeenDevice},
 };
 use units::{Bytes, ReservationId, SLICE};
 
@@ -30,11 +31,11 @@ use self::{
     turns::Turns,
 };
 use super::{
-    Counters, Form, Host, HostError, Part,
+    Counters, Form, Host, HostError, Part, Usage,
     blocks::{self, Block},
     local::Local,
     memory::{numa, usage},
-    opened::{Opened, see_unused_file},
+    opened::{Opened, allocated, see_unused_file},
     process::{self, FileId},
     ranges::Ranges,
     slices::{Driver, Slices},
@@ -56,6 +57,8 @@ pub struct MemoryBlock {
     /// What VMs have of the node: a file in memory for each slice.
     open: Opened,
     turns: Turns,
+    /// Slices of VMs whose pages must stay where they are.
+    pinned: Mutex<BTreeSet<Holding>>,
     brought_back: AtomicU64,
     astray: AtomicU64,
 }
@@ -76,6 +79,7 @@ impl MemoryBlock {
             ranges,
             open: Opened::default(),
             turns: Turns::default(),
+            pinned: Mutex::default(),
             brought_back: AtomicU64::new(0),
             astray: AtomicU64::new(0),
         }
@@ -156,7 +160,7 @@ impl MemoryBlock {
             free: usage::of_node(Path::new(NODES), node)?.free,
             online: Bytes::new(online * blocks::size(&self.sysfs)?.get()),
             in_use: Bytes::new(pages * usage::PAGE),
-            vms: Bytes::new(self.open.files().iter().map(|file| allocated(file)).sum()),
+            vms: self.open.files().iter().filter_map(|file| allocated(file)).sum(),
         });
         let no_room = HostError::NoRoom { node, needed: room.needed, room: room.there };
         if room.is_enough() { Ok(()) } else { Err(no_room) }
@@ -182,11 +186,39 @@ impl MemoryBlock {
         Refused { pages_in_use: self.pages_in_block(&block).ok(), ..refused }
     }
 
+    /// A poisoned set is still right: no call leaves it half changed.
+    fn pinned(&self) -> MutexGuard<'_, BTreeSet<Holding>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_pinned(&self, record: &VmRecord) {
+        if record.pinned {
+            self.pinned().extend(record.slices.keys());
+        }
+    }
+
+    /// Estimates how much of a VM's pool memory is on other nodes than the pool's, from a sample of its pages. `None` if the VM's
+    /// process is gone or cannot be examined.
+    fn overflow(&self, vm: &HaveVm, pool: Bytes) -> Option<Bytes> {
+        if pool == Bytes::ZERO {
+            return Some(Bytes::ZERO);
+        }
+        let files = vm.slices.iter().filter_map(|holding| self.open.file(*holding));
+        let files: Vec<FileId> = files.filter_map(|file| FileId::of_descriptor(&file).ok()).collect();
+        let placed = numa::sample_placement(vm.pid, &files, &self.ranges.nodes()).ok()?;
+        Some(placed.misplaced_part().of(pool))
+    }
+
+    /// The files of VMs whose pages may be moved.
+    fn movable_files(&self) -> Vec<Arc<OwnedFd>> {
+        self.open.files_without(&self.pinned())
+    }
+
     /// Linux does not mind to which node a file is bound when it empties a block. What went astray is moved back; what cannot
-    /// be is counted, and told.
+    /// be is counted, and told. Pages of pinned VMs stay where they are: a device may be writing to them.
     fn bring_back(&self, node: u32) {
         let right = BTreeSet::from([node]);
-        for file in self.open.files() {
+        for file in self.movable_files() {
             let Ok(metadata) = file.try_clone().map(File::from).and_then(|file| file.metadata()) else {
                 continue;
             };
@@ -225,6 +257,7 @@ impl Host for MemoryBlock {
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(&handle.place)?;
         self.take_file(holding, verify)?;
+        self.pinned().remove(&holding);
         self.leave(slices, index, &handle.place)?;
         self.ranges.close(&handle.place)
     }
@@ -252,6 +285,7 @@ impl Host for MemoryBlock {
         if form != Form::Descriptors && uid != process::own_user() && !record.slices.is_empty() {
             return Err(HostError::NoPath { uid });
         }
+        self.note_pinned(record);
         let local = self.local.part(record, form)?;
         local.into_iter().map(Ok).chain(self.open.parts(record, form)).collect()
     }
@@ -260,12 +294,22 @@ impl Host for MemoryBlock {
         self.local.free(reservation)
     }
 
+    fn adopt(&self, record: &VmRecord) {
+        self.note_pinned(record);
+    }
+
+    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+        let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
+        Usage { local, pool, overflow: pool.and_then(|pool| self.overflow(vm, pool)) }
+    }
+
     fn counters(&self) -> Counters {
         let pages = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
             pages_brought_back: pages(&self.brought_back),
             pages_astray: pages(&self.astray),
             scrubbed: self.ranges.scrubbed(),
+            slices_changing: self.ranges.changing(),
         }
     }
 }
@@ -275,7 +319,75 @@ fn file_name(holding: Holding) -> String {
     format!("tarn-slice-{}.{}", holding.slice, holding.epoch)
 }
 
-/// How much of a file there is.
-fn allocated(file: &std::os::fd::OwnedFd) -> u64 {
-    rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, num::NonZeroU64};
+
+    use pool::agent::Process;
+    use units::{Epoch, Name, SliceId};
+
+    use super::*;
+    use crate::host::{cxl::Discovered, sysfs::made_up::MadeUp};
+
+    const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
+
+    /// A host that has this slice, whose pool is on no node of this machine.
+    fn host(made_up: &MadeUp) -> MemoryBlock {
+        made_up.files("devices/mem0", &[("serial", "0x1")]);
+        made_up.files("devices/mem0/ram", &[("size", "0x10000000")]);
+        made_up.link("bus/cxl/devices/mem0", "devices/mem0");
+        let cxl = Discovered::find(&made_up.sysfs).unwrap();
+        let host = MemoryBlock::new(made_up.sysfs.clone(), Ranges::new(cxl, NonZeroU64::MAX), None);
+        host.open.insert_memfd(SLICE_1, process::make_memfd("tarn-test", SLICE.get()).unwrap());
+        host
+    }
+
+    fn record(pinned: bool) -> VmRecord {
+        VmRecord {
+            reservation: ReservationId(7),
+            vm: Name::new("a").unwrap(),
+            process: Process { pid: std::process::id(), started: 1, cgroup: String::new() },
+            local: Bytes::ZERO,
+            pinned,
+            uid: None,
+            slices: BTreeMap::from([(SLICE_1, Handle::new("emc", "cxl:0x1:0"))]),
+        }
+    }
+
+    #[test]
+    fn pool_memory_on_local_nodes_is_reported_as_overflow() {
+        use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
+        const TOUCHED: usize = 8 << 20;
+        let host = host(&MadeUp::new(&[]));
+        let slices = vec![SLICE_1];
+        let vm = HaveVm {
+            vm: Name::new("a").unwrap(),
+            pid: std::process::id(),
+            slices,
+            local: Bytes::ZERO,
+            pinned: false,
+            uid: None,
+        };
+        let overflow = || host.usage(ReservationId(7), &vm).overflow;
+        assert_eq!(overflow(), Some(Bytes::ZERO));
+        let file = File::from(host.open.file(SLICE_1).unwrap().try_clone().unwrap());
+        let mapping = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 1 << 30).unwrap();
+        mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED], 0).unwrap();
+        assert_eq!(overflow(), host.open.allocated(&[SLICE_1]));
+        assert!(overflow() >= Some(Bytes::new(TOUCHED as u64)));
+        let gone = HaveVm { pid: u32::MAX, ..vm.clone() };
+        assert_eq!(host.usage(ReservationId(7), &gone).overflow, None);
+    }
+
+    #[test]
+    fn pages_of_pinned_vms_are_not_moved() {
+        let host = host(&MadeUp::new(&[]));
+        host.memory(&record(false), Form::Descriptors).unwrap();
+        assert_eq!(host.movable_files().len(), 1);
+        host.adopt(&record(true));
+        assert_eq!(host.movable_files().len(), 0);
+        host.pinned().clear();
+        host.memory(&record(true), Form::Descriptors).unwrap();
+        assert_eq!(host.movable_files().len(), 0);
+    }
 }

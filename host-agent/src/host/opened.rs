@@ -1,7 +1,7 @@
 //! Slices that are open: the descriptor and the path of each, and how a VM gets it. How one comes to be open is a backend's.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     os::fd::{AsRawFd as _, OwnedFd},
@@ -13,7 +13,8 @@ use pool::{
     agent::VmRecord,
     protocol::{Handle, Holding},
 };
-use units::{SLICE, UserId};
+use rustix::fs::{FileType, fstat};
+use units::{Bytes, SLICE, UserId};
 
 use super::{
     Form, HostError, Part, Place,
@@ -53,8 +54,20 @@ impl Opened {
         self.table().get(&holding).map(|(file, _)| Arc::clone(file))
     }
 
+    pub(super) fn files_without(&self, slices: &BTreeSet<Holding>) -> Vec<Arc<OwnedFd>> {
+        let table = self.table();
+        let others = table.iter().filter(|(holding, _)| !slices.contains(holding));
+        others.map(|(_, (file, _))| Arc::clone(file)).collect()
+    }
+
     pub(super) fn files(&self) -> Vec<Arc<OwnedFd>> {
         self.table().values().map(|(file, _)| Arc::clone(file)).collect()
+    }
+
+    /// Sums the sizes of these slices' files as the file system counts them, in bytes. `None` if one is not open, or is a device.
+    pub(super) fn allocated(&self, slices: &[Holding]) -> Option<Bytes> {
+        let table = self.table();
+        slices.iter().map(|holding| allocated(&table.get(holding)?.0)).sum()
     }
 
     pub(super) fn remove(&self, holding: Holding) {
@@ -82,6 +95,16 @@ impl Opened {
         };
         Ok(Part { slice: Some(holding), emc: Arc::clone(&handle.emc), bytes: SLICE, offset: 0, place })
     }
+}
+
+/// Returns how much of a file has pages, in memory or swapped out; `None` if it is a device, whose memory is always there.
+pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
+    /// The unit of `st_blocks`, in bytes.
+    const BLOCK: u64 = 512;
+    let status = fstat(file).ok()?;
+    let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+    let blocks = u64::try_from(status.st_blocks).ok().filter(|_| is_file)?;
+    Some(Bytes::new(blocks * BLOCK))
 }
 
 /// The VM's process is gone; this sees that no child of it has the slice. What is not there any more nobody has.

@@ -2,6 +2,7 @@
 //! known by its pid, its start and the machine's boot; pids alone come round again.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io,
     ops::Range,
@@ -178,7 +179,7 @@ fn is_gone(errno: &io::Error) -> bool {
 }
 
 /// Which file, whatever it is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FileId {
     /// A file of a file system.
     File {
@@ -198,6 +199,14 @@ impl FileId {
             return Self::Device(metadata.rdev());
         }
         Self::File { device: metadata.dev(), inode: metadata.ino() }
+    }
+
+    /// Of what a descriptor refers to.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn of_descriptor(file: &OwnedFd) -> io::Result<Self> {
+        Ok(Self::of(&File::from(file.try_clone()?).metadata()?))
     }
 }
 
@@ -249,21 +258,34 @@ pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
 /// # Errors
 /// The kernel does not say which processes there are.
 pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
-    let link = format!("/memfd:{name} (deleted)");
     let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
         let process = entry.map_err(io_error("list", "/proc"))?;
         let is_process = process.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
-        let links = ["fd", "map_files"].map(|folder| fs::read_dir(process.path().join(folder)));
-        let links = links.into_iter().filter(|_| is_process).flatten().flatten();
-        let mut named = links
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
-        if let Some(file) = named.find_map(|path| open_own(&path, device)) {
+        let folders = ["fd", "map_files"].map(|folder| process.path().join(folder));
+        let folders = folders.iter().filter(|_| is_process);
+        if let Some(file) = folders.into_iter().find_map(|folder| memfd_in(folder, name, device)) {
             return Ok(Some(file));
         }
     }
     Ok(None)
+}
+
+/// Finds such a memfd among the files that one process has open.
+///
+/// # Errors
+/// The kernel has no memory or no descriptor left.
+pub fn find_memfd_of(pid: u32, name: &str) -> Result<Option<File>, ProcessError> {
+    let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
+    Ok(memfd_in(Path::new(&format!("/proc/{pid}/fd")), name, device))
+}
+
+/// Finds such a memfd among the links of a folder. A folder that cannot be read, as of a process that has ended, has none.
+fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
+    let link = format!("/memfd:{name} (deleted)");
+    let links = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut named = links.filter(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
+    named.find_map(|path| open_own(&path, device))
 }
 
 /// Returns the device number of the file system that holds all memfds. Users cannot create other files on it.
@@ -311,6 +333,25 @@ pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     Ok(found)
 }
 
+/// Where a process has any of these files mapped, devices excepted.
+///
+/// # Errors
+/// It is gone, or is not ours to look into.
+pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>) -> io::Result<Vec<Range<usize>>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let of_them = |line: &&str| mapped_file(line).is_some_and(|file| files.contains(&file));
+    Ok(maps.lines().filter(of_them).filter_map(addresses).collect())
+}
+
+/// The file of a line of a process's mappings.
+fn mapped_file(line: &str) -> Option<FileId> {
+    let mut words = line.split_whitespace().skip(3);
+    let (major, minor) = words.next()?.split_once(':')?;
+    let number = |digits| u32::from_str_radix(digits, 16).ok();
+    let device = rustix::fs::makedev(number(major)?, number(minor)?);
+    Some(FileId::File { device, inode: words.next()?.parse().ok()? })
+}
+
 /// Whether a line of a process's mappings is of this file: `addresses permissions offset device inode path`. A device's line names
 /// the node by which it was opened, so the file itself is looked at.
 fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
@@ -326,6 +367,41 @@ fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
         }
         FileId::Device(_) if !permissions.ends_with('s') || number == "0" => Ok(false),
         FileId::Device(_) => is_file(Path::new(&format!("/proc/{pid}/map_files/{addresses}")), file),
+    }
+}
+
+/// A mapping of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where it is.
+    pub addresses: Range<usize>,
+    /// Whether it is a device's memory, or may be: a shared mapping that cannot be examined counts as one.
+    pub is_device: bool,
+}
+
+/// Returns all mappings of a process, lowest first.
+///
+/// # Errors
+/// It is gone, or is not ours to look into.
+pub fn all_mappings(pid: u32) -> io::Result<Vec<Mapping>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mapping = |line: &str| {
+        let is_device = is_shared_file(line) && maps_device(pid, line);
+        Some(Mapping { addresses: addresses(line)?, is_device })
+    };
+    Ok(maps.lines().filter_map(mapping).collect())
+}
+
+fn is_shared_file(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().take(5).collect();
+    matches!(words[..], [_, permissions, _, _, inode] if permissions.ends_with('s') && inode != "0")
+}
+
+fn maps_device(pid: u32, line: &str) -> bool {
+    let addresses = line.split_whitespace().next().unwrap_or_default();
+    match fs::metadata(format!("/proc/{pid}/map_files/{addresses}")) {
+        Ok(file) => file.file_type().is_char_device(),
+        Err(errno) => !is_gone(&errno), // unmapped meanwhile
     }
 }
 
@@ -395,6 +471,30 @@ mod tests {
         poll(&mut fds, None).unwrap();
         assert!(Watched::open(&process).unwrap().is_none());
         child.wait().unwrap();
+    }
+
+    /// A private mapping of /dev/zero stands for a device's: shared ones are files of the kernel's own.
+    #[test]
+    fn mappings_of_devices_are_told_from_those_of_files() {
+        use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
+        let map = |file: File, flags| -> MmapRegion<()> {
+            let builder = MmapRegionBuilder::new(1 << 20).with_mmap_prot(libc::PROT_READ);
+            builder.with_mmap_flags(flags).with_file_offset(FileOffset::new(file, 0)).build().unwrap()
+        };
+        let zero = map(File::open("/dev/zero").unwrap(), libc::MAP_PRIVATE);
+        let file = map(make_memfd("tarn-test", 1 << 20).unwrap(), libc::MAP_SHARED);
+        let pid = std::process::id();
+        let addresses = |region: &MmapRegion<()>| {
+            let start = region.as_ptr() as usize;
+            format!("{start:x}-{:x} rw-s", start + region.size())
+        };
+        assert_eq!((maps_device(pid, &addresses(&zero)), maps_device(pid, &addresses(&file))), (true, false));
+        let mappings = all_mappings(pid).unwrap();
+        assert!(mappings.is_sorted_by_key(|mapping| mapping.addresses.start));
+        assert!(!mappings.iter().any(|mapping| mapping.is_device));
+        assert!(is_shared_file("7f00-7f01 rw-s 00000000 00:05 123 /dev/dax0.1"));
+        assert!(!is_shared_file("7f00-7f01 rw-p 00000000 00:05 123 /dev/zero"));
+        assert!(!is_shared_file("7f00-7f01 rw-s 00000000 00:00 0"));
     }
 
     /// An attack: in a mount namespace, gives another user's file ($1) the name of a memfd ($2).

@@ -47,6 +47,12 @@ impl Ranges {
         Bytes::new(self.scrubbed.load(Ordering::Relaxed))
     }
 
+    /// Slices whose devices are being changed now, those that are stuck included.
+    pub(super) fn changing(&self) -> u64 {
+        let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
+        usable.map(|slices| slices.changing() as u64).sum()
+    }
+
     /// As the manager is to hear of them.
     pub(super) fn devices(&self) -> Vec<SeenDevice> {
         let seen = |device: &Device| {

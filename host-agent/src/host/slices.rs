@@ -10,6 +10,7 @@
 //!
 //! A device that was bound is never bound again: whoever still maps it would reach the memory once more.
 
+mod detached;
 mod device;
 mod refused;
 
@@ -23,7 +24,10 @@ use std::{
 
 use units::{Bytes, SLICE};
 
-use self::device::{Device, Extent};
+use self::{
+    detached::DetachedSteps,
+    device::{Device, Extent},
+};
 pub use self::{
     device::Driver,
     refused::{SliceError, Step},
@@ -74,6 +78,8 @@ pub struct Slices {
     align: Bytes,
     /// A new device shows only by a name that was not there before: meanwhile none may be made, or give its name back.
     names: RwLock<()>,
+    /// Steps in which the kernel may wait for pinned pages.
+    steps: DetachedSteps,
 }
 
 impl Slices {
@@ -97,7 +103,14 @@ impl Slices {
     pub fn look(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let align = alignment(region.base)?;
         let node = device::node(sysfs, &region.folder)?;
-        Ok(Self { sysfs: sysfs.clone(), region, node, align, names: RwLock::default() })
+        Ok(Self {
+            sysfs: sysfs.clone(),
+            region,
+            node,
+            align,
+            names: RwLock::default(),
+            steps: DetachedSteps::default(),
+        })
     }
 
     /// What [`Slices::open`] would empty, by name.
@@ -128,6 +141,11 @@ impl Slices {
     /// How mappings of a slice must be aligned: 1 GiB, or 2 MiB where the region does not begin at a whole GiB.
     pub fn align(&self) -> Bytes {
         self.align
+    }
+
+    /// Returns how many slices are being changed, those that are stuck included.
+    pub fn changing(&self) -> usize {
+        self.steps.count()
     }
 
     /// How many there are; what is left behind the last whole one is not used.
@@ -198,6 +216,8 @@ impl Slices {
         let mut is_ours = false;
         for _ in 0..STEPS_MAX {
             let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
+            // One whose driver does not let go shows none any more: the next step would wait for the same pages.
+            device.as_ref().map_or(Ok(()), |device| self.steps.check(&device.name))?;
             match next(device.as_ref(), wanted, self.align, is_ours) {
                 None => return Ok(device.map(Device::found)),
                 Some(step) => {
@@ -240,7 +260,8 @@ impl Slices {
 
     fn unbind(&self, device: &Device, driver: Driver) -> Result<(), SliceError> {
         self.see_free(device)?;
-        Ok(driver.unbind(&self.sysfs, &device.name)?)
+        let (sysfs, name) = (self.sysfs.clone(), device.name.clone());
+        self.steps.run(&device.name, move || driver.unbind(&sysfs, &name))
     }
 
     /// Sees that the kernel has no memory of a device online.
@@ -265,13 +286,13 @@ impl Slices {
 
     /// The first device of each region stays for ever, without memory.
     fn give_back(&self, device: &Device) -> Result<(), SliceError> {
-        if device.extent != Extent::Empty {
-            self.sysfs.write(self.of(device, "size"), "0")?;
-        }
-        if device.is_kept() {
-            return Ok(());
-        }
-        Ok(self.sysfs.write(self.region.folder.join("dax_region/delete"), &device.name)?)
+        let size = (device.extent != Extent::Empty).then(|| self.of(device, "size"));
+        let delete = (!device.is_kept()).then(|| self.region.folder.join("dax_region/delete"));
+        let (sysfs, name) = (self.sysfs.clone(), device.name.clone());
+        self.steps.run(&device.name, move || {
+            size.map_or(Ok(()), |size| sysfs.write(size, "0"))?;
+            delete.map_or(Ok(()), |delete| sysfs.write(delete, &name))
+        })
     }
 
     fn change_names(&self) -> RwLockWriteGuard<'_, ()> {

@@ -30,7 +30,7 @@ pub(super) fn refused(reason: &str, why: String) -> Answer {
 
 fn refusal(asked: &Asked) -> Answer {
     let reason = match asked {
-        Asked::Refused(Refusal::VmUnknown(_)) | Asked::NotYours(_) => "VM_UNKNOWN",
+        Asked::Refused(Refusal::VmUnknown(_)) => "VM_UNKNOWN",
         Asked::Refused(Refusal::NotReady { .. } | Refusal::NotRecorded { .. }) => "VM_NOT_READY",
         Asked::Refused(Refusal::Attached { .. } | Refusal::Ended { .. }) => "VM_ATTACHED",
         Asked::Refused(Refusal::OtherUser { .. }) => "OTHER_USER",
@@ -38,13 +38,6 @@ fn refusal(asked: &Asked) -> Answer {
         Asked::Host(_) | Asked::Stopping => "VM_NOT_READY",
     };
     refused(reason, units::chain(asked))
-}
-
-pub(super) fn noted(asked: Result<(), Asked>) -> Answer {
-    match asked {
-        Ok(()) => vec![(message(Reply::Noted(wire::Noted {})), Vec::new())],
-        Err(error) => refusal(&error),
-    }
 }
 
 pub(super) fn memory(asked: Result<Handed, Asked>) -> Answer {
@@ -151,10 +144,9 @@ mod tests {
         for (asked, reason) in [
             (Asked::Refused(Refusal::VmUnknown(vm.clone())), "VM_UNKNOWN"),
             (Asked::Refused(Refusal::Attached { vm: vm.clone(), pid: 7 }), "VM_ATTACHED"),
-            (Asked::Refused(Refusal::NotReady { vm: vm.clone(), online: 1, slices: 2 }), "VM_NOT_READY"),
-            (Asked::NotYours(vm), "VM_UNKNOWN"),
+            (Asked::Refused(Refusal::NotReady { vm, online: 1, slices: 2 }), "VM_NOT_READY"),
         ] {
-            let answer = noted(Err(asked));
+            let answer = memory(Err(asked));
             let Some(Reply::Refused(refused)) = &answer[0].0.reply else { panic!("it is a no") };
             assert_eq!(refused.reason, reason);
             assert!(refused.message.contains("VM a"), "{}", refused.message);

@@ -11,7 +11,7 @@ use units::{
 use super::Kept;
 use crate::host::{
     cgroup::Cgroups,
-    damon::{Damon, DamonError},
+    damon::{Damon, DamonError, Target},
     process::{self, ProcessError},
     sampler::{LINES, Sampler, SamplerError, Taken},
     sysfs::Sysfs,
@@ -38,6 +38,8 @@ pub(super) struct Sight {
     damon: Damon,
     /// Those that it watches, in their order.
     watched: Vec<Name>,
+    /// How much device memory each of them has, which is not watched.
+    unwatched: BTreeMap<Name, u64>,
     /// The last of them of whom something was heard.
     heard: Option<Name>,
     kept: Kept,
@@ -60,6 +62,7 @@ impl Sight {
             visits: BTreeMap::new(),
             damon: Damon::at(sys, kept.was_watching(&boot_id)),
             watched: Vec::new(),
+            unwatched: BTreeMap::new(),
             heard: None,
             kept: kept.clone(),
             boot_id,
@@ -147,8 +150,14 @@ impl Sight {
         let is_heard = |(name, _): &(Name, Vec<u32>)| self.heard.as_ref().is_some_and(|last| name <= last);
         let first = all.iter().position(|one| !is_heard(one)).unwrap_or(0);
         all.rotate_left(first);
-        let (names, processes): (Vec<Name>, Vec<Vec<u32>>) =
-            all.into_iter().take(TENANTS_WATCHED_MAX).unzip();
+        // Mappings are examined only where there may be some to keep out.
+        let devices = self.sys.numbered("bus/dax/devices", "dax").unwrap_or_default();
+        let target = if devices.is_empty() { Target::whole } else { Target::of };
+        let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();
+        let first = all.into_iter().take(TENANTS_WATCHED_MAX);
+        let (names, processes): (Vec<Name>, Vec<Vec<Target>>) =
+            first.map(|(name, processes)| (name, targets(processes))).unzip();
+        self.note_unwatched(&names, &processes);
         self.kept.note_watching(Some(&self.boot_id));
         let begun = self.damon.watch(&processes);
         if !self.damon.is_watching() {
@@ -157,6 +166,18 @@ impl Sight {
         begun?;
         self.watched = names;
         Ok(())
+    }
+
+    /// Logs how much device memory of each tenant is not watched, where that has changed.
+    fn note_unwatched(&mut self, names: &[Name], processes: &[Vec<Target>]) {
+        let bytes = |targets: &Vec<Target>| targets.iter().map(|target| target.device_bytes).sum::<u64>();
+        for (name, targets) in names.iter().zip(processes) {
+            let (now, before) = (bytes(targets), self.unwatched.get(name).copied().unwrap_or(0));
+            if now != before {
+                tracing::info!(tenant = %name, unwatched = %Bytes::new(now), "device memory of a tenant is not watched");
+            }
+        }
+        self.unwatched = names.iter().cloned().zip(processes.iter().map(bytes)).collect();
     }
 
     /// What samples say of a tenant, if there are enough, where DAMON saw this of it.

@@ -5,7 +5,7 @@
 //! before or after it connects.
 //!
 //! `attach VM descriptors|paths`, `look VM` (and open the slices), `reconnect`, `write` (a byte that is not zero at both ends of
-//! every region), `zero` (whether every region begins and ends with zero), `touched VM LOCAL POOL`.
+//! every region), `zero` (whether every region begins and ends with zero).
 
 use std::{
     fs::File,
@@ -63,9 +63,6 @@ fn obey(
             told(client.attach(vm, form).map(|memory| opened(memory, regions)))
         }
         ["look", vm] => told(client.look(vm).map(open_slices)),
-        ["touched", vm, local, pool] => {
-            told(client.touched(vm, local.parse()?, pool.parse()?).map(|()| Ok("noted".to_owned())))
-        }
         ["write"] => {
             regions.iter().try_for_each(|(file, bytes)| {
                 file.write_all_at(b"x", 0).and_then(|()| file.write_all_at(b"x", bytes - 1))

@@ -15,7 +15,7 @@ use units::{
     Bytes, Fraction, HostId, Name, Ns, ReservationId, UnixMs,
     limits::{
         OUTCOMES_KEPT_MAX, OUTCOMES_PER_OPERATING_POINT, PLANS_COUNTED_MAX, PLANS_REMEMBERED_MAX,
-        TOUCHED_TOLD_EVERY,
+        TOUCHED_MEASURED_EVERY,
     },
 };
 
@@ -61,7 +61,7 @@ pub struct Told {
     pub pdm: Fraction,
 }
 
-/// The most that a VM has touched, by its VMM's word.
+/// The most that a VM has touched, as its host's agent measured it.
 #[derive(Clone, Copy, Debug)]
 struct Peak {
     host: HostId,
@@ -70,7 +70,7 @@ struct Peak {
 }
 
 /// An older word than this, when a VM ends, may be too little: it has been told three times since.
-const FRESH: Ns = Ns(3 * TOUCHED_TOLD_EVERY.0);
+const FRESH: Ns = Ns(3 * TOUCHED_MEASURED_EVERY.0);
 
 /// A history is made anew when more than one in so many outcomes that it was made of were forgotten.
 const FORGOTTEN_PART: usize = 8;

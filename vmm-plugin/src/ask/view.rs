@@ -27,7 +27,8 @@ struct Node<'a> {
     kind: &'static str,
     cpus: &'a [u32],
     bytes: u64,
-    touched_bytes: u64,
+    /// `null` where it is not measured.
+    touched_bytes: Option<u64>,
     distances: &'a [u32],
     emc: Option<&'a str>,
     slices: &'a [u32],
@@ -120,13 +121,18 @@ fn nodes(guest: &wire::Guest) -> Table {
             kind(node).to_owned(),
             runs(&node.cpus),
             Bytes::new(node.bytes).to_string(),
-            Bytes::new(node.touched_bytes).to_string(),
+            touched(node),
             node.distances.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
             node.emc.clone().unwrap_or_else(|| "-".to_owned()),
             runs(&node.slices),
         ]);
     }
     table
+}
+
+/// Device memory, for one, is not measured: it is there whether touched or not.
+fn touched(node: &wire::GuestNode) -> String {
+    node.touched_bytes.map_or_else(|| "not measured".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
 
 /// Numbers in the order in which they come, neighbours as a run: "0-3,7".
@@ -162,7 +168,7 @@ mod tests {
         let local = wire::GuestNode {
             cpus: vec![0, 1, 2, 3],
             bytes: 12 << 30,
-            touched_bytes: 300 << 20,
+            touched_bytes: Some(300 << 20),
             distances: vec![10, 18],
             ..Default::default()
         };
@@ -170,7 +176,7 @@ mod tests {
             node: 1,
             pool: true,
             bytes: 4 << 30,
-            touched_bytes: 0,
+            touched_bytes: Some(0),
             distances: vec![18, 10],
             emc: Some("emc0".into()),
             slices: vec![3, 4, 5, 9],
@@ -208,6 +214,16 @@ NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
 1     pool   -     4GiB    0B       18 10      emc0  3-5,9
 ";
         assert_eq!(text(&guest()), expected);
+    }
+
+    #[test]
+    fn node_that_is_not_measured_is_not_shown_as_untouched() {
+        let mut guest = guest();
+        guest.nodes[1].touched_bytes = None;
+        let shown = text(&guest);
+        assert!(shown.contains("4GiB    not measured  18 10"), "{shown}");
+        let seen: serde_json::Value = serde_json::from_str(&json(&guest)).unwrap();
+        assert_eq!(seen["nodes"][1]["touched_bytes"], serde_json::Value::Null);
     }
 
     #[test]

@@ -7,11 +7,10 @@ use libc::{
     AF_UNIX, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, PROT_EXEC, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM,
     SYS_accept4, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_epoll_create1,
     SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync,
-    SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_ioctl, SYS_lseek, SYS_madvise, SYS_mmap,
-    SYS_mprotect, SYS_mremap, SYS_munmap, SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom,
-    SYS_recvmsg, SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_sched_yield, SYS_sendmsg, SYS_sendto, SYS_shutdown, SYS_sigaltstack, SYS_socketpair, SYS_tgkill,
-    SYS_write, TCSETS,
+    SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_ioctl, SYS_madvise, SYS_mmap, SYS_mprotect,
+    SYS_mremap, SYS_munmap, SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom,
+    SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendto,
+    SYS_shutdown, SYS_sigaltstack, SYS_socketpair, SYS_tgkill, SYS_write, TCSETS,
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
@@ -128,19 +127,7 @@ const CONTROL: &[Call] = &[
     TO_ITS_PEER,
     any(SYS_shutdown),
     any(SYS_getrandom), // maps that nobody can make slow
-    // How much was touched.
-    any(SYS_read),
-    any(SYS_lseek),
-];
-
-const STATISTICS: &[Call] = &[
-    any(SYS_clock_nanosleep),
-    // How much was touched.
-    any(SYS_read),
-    any(SYS_lseek),
-    // Reports it over the connection that the memory came by.
-    any(SYS_sendmsg),
-    any(SYS_recvmsg),
+    any(SYS_read),      // the runtime's bell
 ];
 
 /// The rules of a thread: a call passes if one of them fits; a call without rules passes always.
@@ -152,7 +139,6 @@ pub(super) fn of(work: Work) -> BTreeMap<i64, Vec<SeccompRule>> {
         Work::Card => &[EVERY, DEVICE],
         Work::Random => &[EVERY, DEVICE, RANDOM],
         Work::Control => &[EVERY, CONTROL],
-        Work::Statistics => &[EVERY, STATISTICS],
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for Call(number, conditions) in tables.iter().copied().flatten() {

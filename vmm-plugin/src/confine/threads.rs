@@ -24,18 +24,16 @@ pub enum Work {
     Random,
     /// Answers callers at the control socket.
     Control,
-    /// Tells the agent how much was touched.
-    Statistics,
 }
 
 impl Work {
     /// All there are.
-    pub const ALL: [Self; 7] =
-        [Self::Main, Self::Processor, Self::Disk, Self::Card, Self::Random, Self::Control, Self::Statistics];
+    pub const ALL: [Self; 6] =
+        [Self::Main, Self::Processor, Self::Disk, Self::Card, Self::Random, Self::Control];
 
     /// Whether a guest is none any more without it.
     pub fn is_needed(self) -> bool {
-        !matches!(self, Self::Control | Self::Statistics)
+        self != Self::Control
     }
 
     /// What people call it.
@@ -47,7 +45,6 @@ impl Work {
             Self::Card => "a network card's thread",
             Self::Random => "the thread of random numbers",
             Self::Control => "the control socket's thread",
-            Self::Statistics => "the statistics' thread",
         }
     }
 }

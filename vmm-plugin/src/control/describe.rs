@@ -35,7 +35,7 @@ fn node(number: u32, layout: &Layout, memory: &Memory) -> wire::GuestNode {
         pool: node.is_pool(),
         cpus: node.cpus.clone().collect(),
         bytes: node.memory.iter().map(|range| range.end - range.start).sum(),
-        touched_bytes: 0,
+        touched_bytes: None,
         distances: (0..layout.nodes.len()).map(|to| u32::from(layout.distance(at, to))).collect(),
         emc: memory.slices(number).next().map(|(_, emc)| emc.to_owned()),
         slices: memory.slices(number).map(|(slice, _)| slice).collect(),

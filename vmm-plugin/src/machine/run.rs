@@ -126,8 +126,8 @@ impl Guest {
         let bell = Arc::new(Bell::new().map_err(system_error("make an event descriptor"))?);
         let (ended, endings) = mpsc::channel();
         let (orders_given, orders) = Orders::new(Arc::clone(&bell));
-        let Assembled { held, vcpus, workers, beside } = assembled;
-        beside.start(orders_given, filters).map_err(system_error("start a thread"))?;
+        let Assembled { held, vcpus, workers, control } = assembled;
+        control.start(orders_given, filters).map_err(system_error("start a thread"))?;
         for worker in workers {
             worker.start(filters).map_err(system_error("start a thread"))?;
         }

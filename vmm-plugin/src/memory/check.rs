@@ -32,13 +32,13 @@ fn available(meminfo: &str) -> Option<Bytes> {
 
 /// Which memory a file is. A device may have several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Identity {
+pub(super) enum Identity {
     File { device: u64, inode: u64 },
     Device(u64),
 }
 
 impl Identity {
-    fn of(stat: &Stat) -> Self {
+    pub(super) fn of(stat: &Stat) -> Self {
         if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
             Self::Device(stat.st_rdev)
         } else {

@@ -1,163 +1,166 @@
-//! How much of a guest's memory has pages of the host behind it: the kernel's own account of this process, node by node. What
-//! is done with the numbers is left to others.
+//! How much of each node of a guest has pages of the host: the sizes of its files, as the file system counts them. No mapping is
+//! examined. Looking at mappings would hold the lock of this process's address space and split the 1 GiB entries by which
+//! device-dax memory is mapped.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, BufRead, BufReader, Seek as _},
-    ops::Range,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
-/// What counts as touched: pages that are here, pages that were put aside, and huge pages, which count among neither.
-const COUNTED: [&str; 4] = ["Rss:", "Swap:", "Shared_Hugetlb:", "Private_Hugetlb:"];
+use rustix::fs::{FileType, fstat};
 
-/// Looks up how much of each node was touched.
+use super::{Mapped, check::Identity};
+
+/// The unit of `st_blocks`, in bytes.
+const BLOCK: u64 = 512;
+
+/// Bytes of each node that have pages of the host; `None` for nodes that are not measured.
+pub type TouchedByNode = BTreeMap<u32, Option<u64>>;
+
+/// The files of each node of a guest, or `None` for nodes that cannot be measured by their files: device memory, memory mapped
+/// privately, and files of which a node has only a part.
 #[derive(Debug)]
-pub struct Touched {
-    /// Opened once: later this process may not find it any more.
-    smaps: Mutex<File>,
-    places: Places,
-    /// Bytes of each node that are a device's, and so are there whether touched or not: the kernel says nothing of them.
-    devices: BTreeMap<u32, u64>,
+pub struct NodeFiles(BTreeMap<u32, Option<Vec<Arc<File>>>>);
+
+/// One file of a node.
+struct NodeFile {
+    file: Arc<File>,
+    identity: Identity,
+    /// How much of it the node has mapped, in bytes.
+    mapped: u64,
+    is_measurable: bool,
 }
 
-impl Touched {
-    /// Of files and of devices that are mapped, each with its node.
-    pub(super) fn new(
-        files: impl Iterator<Item = (Range<usize>, u32)>,
-        devices: impl Iterator<Item = (Range<usize>, u32)>,
-    ) -> io::Result<Self> {
-        let smaps = Mutex::new(File::open("/proc/self/smaps")?);
-        let places = Places(files.map(|(at, node)| (at.start, (at.end, node))).collect());
-        let mut whole = BTreeMap::new();
-        devices.for_each(|(at, node)| *whole.entry(node).or_default() += at.len() as u64);
-        Ok(Self { smaps, places, devices: whole })
-    }
-
-    /// Bytes touched so far of each node. The kernel looks at every page that is there.
+impl NodeFiles {
+    /// The files of mapped memory.
     ///
     /// # Errors
-    /// The kernel does not say.
-    pub fn by_node(&self) -> io::Result<BTreeMap<u32, u64>> {
-        let mut smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
-        smaps.rewind()?;
-        let mut sums = add_up(BufReader::new(&*smaps), &self.places)?;
-        self.devices.iter().for_each(|(node, bytes)| *sums.entry(*node).or_default() += bytes);
-        Ok(sums)
-    }
-}
-
-/// Where memory of the guest is in this process: from each start to its end, and the node.
-#[derive(Debug)]
-struct Places(BTreeMap<usize, (usize, u32)>);
-
-impl Places {
-    fn node_at(&self, at: usize) -> Option<u32> {
-        let (_, (end, node)) = self.0.range(..=at).next_back()?;
-        (at < *end).then_some(*node)
-    }
-}
-
-/// One line of an account: where the next mapping begins, or so many bytes of the last one.
-#[derive(Debug, PartialEq, Eq)]
-enum Line {
-    Mapping(usize),
-    Bytes(u64),
-    Other,
-}
-
-impl Line {
-    fn read(line: &[u8]) -> Option<Self> {
-        let line = String::from_utf8_lossy(line);
-        let mut words = line.split_ascii_whitespace();
-        let first = words.next()?;
-        if COUNTED.contains(&first) {
-            let kib: u64 = words.next()?.parse().ok()?;
-            return Some(Self::Bytes(kib << 10));
-        }
-        match first.split_once('-') {
-            Some((start, _)) => Some(Self::Mapping(usize::from_str_radix(start, 16).ok()?)),
-            None => Some(Self::Other),
-        }
-    }
-}
-
-/// A mapping counts for the node that it begins in. Where the kernel joins neighbours of one file they are of one node, but for
-/// local nodes that share a file, should it ever lay these in order.
-fn add_up(smaps: impl BufRead, places: &Places) -> io::Result<BTreeMap<u32, u64>> {
-    let mut sums: BTreeMap<u32, u64> = places.0.values().map(|(_, node)| (*node, 0)).collect();
-    let mut node = None;
-    for line in smaps.split(b'\n') {
-        match Line::read(&line?).ok_or(io::ErrorKind::InvalidData)? {
-            Line::Mapping(at) => node = places.node_at(at),
-            Line::Bytes(bytes) => {
-                node.and_then(|node| sums.get_mut(&node)).into_iter().for_each(|sum| *sum += bytes);
+    /// The status of a file cannot be read.
+    pub(super) fn of(mapped: &[Mapped]) -> io::Result<Self> {
+        let mut nodes: BTreeMap<u32, Vec<NodeFile>> = BTreeMap::new();
+        for piece in mapped {
+            let status = fstat(&piece.file)?;
+            let identity = Identity::of(&status);
+            let files = nodes.entry(piece.node).or_default();
+            let bytes = piece.part.end - piece.part.start;
+            let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+            match files.iter_mut().find(|file| file.identity == identity) {
+                Some(file) => file.mapped += bytes,
+                None => files.push(NodeFile {
+                    file: Arc::clone(&piece.file),
+                    identity,
+                    mapped: bytes,
+                    is_measurable: is_file && piece.is_shared,
+                }),
             }
-            Line::Other => {}
+        }
+        let measured = nodes.into_iter().map(|(node, files)| Ok((node, measurable(files)?)));
+        measured.collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Bytes of each node that have pages of the host now, in memory or swapped out.
+    ///
+    /// # Errors
+    /// The status of a file cannot be read.
+    pub fn touched(&self) -> io::Result<TouchedByNode> {
+        let of_node = |(node, files): (&u32, &Option<Vec<Arc<File>>>)| {
+            let sum = files.as_ref().map(|files| files.iter().map(|file| allocated(file)).sum());
+            Ok((*node, sum.transpose()?))
+        };
+        self.0.iter().map(of_node).collect()
+    }
+}
+
+fn measurable(files: Vec<NodeFile>) -> io::Result<Option<Vec<Arc<File>>>> {
+    for file in &files {
+        let length = u64::try_from(fstat(&file.file)?.st_size).unwrap_or(0);
+        if !file.is_measurable || file.mapped != length {
+            return Ok(None);
         }
     }
-    Ok(sums)
+    Ok(Some(files.into_iter().map(|file| file.file).collect()))
+}
+
+fn allocated(file: &File) -> io::Result<u64> {
+    Ok(u64::try_from(fstat(file)?.st_blocks).unwrap_or(0) * BLOCK)
 }
 
 #[cfg(test)]
 mod tests {
+    use units::Bytes;
+    use vm_memory::{Bytes as _, GuestAddress};
+
     use super::*;
+    use crate::{
+        layout::{Layout, Local, Performance, Pool, Shape},
+        memory::{Backing, Backings, Memory, Owner, Taking, own_file},
+    };
 
-    const ACCOUNT: &str = "\
-55d0c8a00000-55d0c8a01000 r--p 00000000 fe:01 77 /usr/bin/a b-c Rss: 9 kB
-Size:                  4 kB
-Rss:                   4 kB
-VmFlags: rd mr mw me sd
-7f0000000000-7f0040000000 rw-s 00000000 00:01 11 /memfd:pool (deleted)
-Size:            1048576 kB
-KernelPageSize:        4 kB
-Rss:                 512 kB
-Pss:                 512 kB
-Swap:                  8 kB
-SwapPss:               0 kB
-7f0040000000-7f0080000000 rw-s 40000000 00:01 11 /memfd:pool (deleted)
-Rss:                   4 kB
-7f00c0000000-7f0100000000 rw-s 00000000 00:10 12 /memfd:local (deleted)
-Rss:                   0 kB
-Shared_Hugetlb:     2048 kB
-Private_Hugetlb:    4096 kB
-";
+    const MIB: u64 = 1 << 20;
 
-    fn places() -> Places {
-        let at = |start: usize, node| (start, (start + (1 << 30), node));
-        Places([at(0x7f00_0000_0000, 1), at(0x7f00_4000_0000, 1), at(0x7f00_c000_0000, 0)].into())
+    fn local(file: &Arc<File>, offset: u64, shared: bool) -> (Backing, Taking) {
+        let backing = Backing { file: Arc::clone(file), offset, owner: Owner::Local };
+        (backing, Taking { shared, ..Taking::default() })
+    }
+
+    /// A guest with local nodes of 64 MiB each and one pool node of one slice.
+    fn map(local: Vec<(Backing, Taking)>, slice: File) -> Memory {
+        let node = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
+        let shape = Shape {
+            local: vec![node; local.len()],
+            pool: vec![Pool { slices: 1, performance: Performance::POOL }],
+        };
+        let owner = Owner::Slice { slice: 3, emc: "emc0".into() };
+        let slice = Backing { file: Arc::new(slice), offset: 0, owner };
+        let backings = Backings { local, pool: vec![(vec![slice], Taking::default())] };
+        Memory::map(&Layout::of(&shape, 48).unwrap(), &backings).unwrap()
+    }
+
+    fn file(mib: u64) -> Arc<File> {
+        Arc::new(own_file("local", Bytes::mib(mib), None).unwrap())
     }
 
     #[test]
-    fn pages_count_for_the_node_they_are_of_and_others_for_none() {
-        let sums = add_up(ACCOUNT.as_bytes(), &places()).unwrap();
-        assert_eq!(sums, [(0, 6 << 20), (1, 524 << 10)].into());
+    fn touched_pages_are_counted_for_the_node_of_their_file() {
+        let memory = map(vec![local(&file(64), 0, true)], own_file("pool", Bytes::gib(1), None).unwrap());
+        let files = memory.node_files().unwrap();
+        assert_eq!(files.touched().unwrap(), [(0, Some(0)), (1, Some(0))].into());
+        memory.guest().write_slice(&vec![1; 3 << 20], GuestAddress(2 * MIB)).unwrap();
+        let touched = files.touched().unwrap()[&0].unwrap();
+        assert!((3 * MIB..=6 * MIB).contains(&touched), "{touched}");
+        assert_eq!(files.touched().unwrap()[&1], Some(0));
     }
 
     #[test]
-    fn a_node_that_was_never_touched_is_told_too() {
-        assert_eq!(add_up(&b""[..], &places()).unwrap(), [(0, 0), (1, 0)].into());
+    fn device_memory_is_not_measured() {
+        let device = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let memory = map(vec![local(&file(64), 0, true)], device);
+        assert_eq!(memory.node_files().unwrap().touched().unwrap(), [(0, Some(0)), (1, None)].into());
     }
 
     #[test]
-    fn an_account_that_makes_no_sense_is_an_error() {
-        for wrong in ["Rss: many kB\n", "Rss:\n", "7f00x-7f01 rw-s\n", "\n"] {
-            assert!(add_up(wrong.as_bytes(), &places()).is_err(), "{wrong:?}");
+    fn nodes_with_a_part_of_a_file_or_private_memory_are_not_measured() {
+        let whole = file(128);
+        let nodes = vec![local(&whole, 0, true), local(&whole, 64 * MIB, true), local(&file(64), 0, false)];
+        let memory = map(nodes, own_file("pool", Bytes::gib(1), None).unwrap());
+        let touched = memory.node_files().unwrap().touched().unwrap();
+        assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
+    }
+
+    /// Huge pages need an aligned mapping that was advised before its first page.
+    #[test]
+    fn mapped_files_are_advised_for_huge_pages_and_devices_are_not() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            eprintln!("left out: this kernel has no transparent huge pages");
+            return;
         }
-    }
-
-    #[test]
-    fn what_this_process_touches_shows_however_often_it_looks() {
-        let mut page = vec![0_u8; 64 << 20];
-        let at = page.as_ptr() as usize;
-        let device = (0..1 << 30, 8);
-        let file = (at & !0xfff..at + page.len(), 7);
-        let touched = Touched::new([file].into_iter(), [device].into_iter()).unwrap();
-        assert_eq!(touched.by_node().unwrap()[&8], 1 << 30, "all of a device is there");
-        let before = touched.by_node().unwrap()[&7];
-        page[..32 << 20].fill(1);
-        let after = touched.by_node().unwrap()[&7];
-        assert!(after >= before + (31 << 20), "{before} {after}");
+        let device = File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let memory = map(vec![local(&file(64), 0, true)], device);
+        let has_flag = |at: usize| {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{at:x}-")));
+            let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+            flags.split_whitespace().any(|flag| flag == "hg")
+        };
+        let advised: Vec<bool> =
+            memory.mapped.iter().map(|mapped| has_flag(mapped.addresses.start)).collect();
+        assert_eq!(advised, [true, false]);
     }
 }

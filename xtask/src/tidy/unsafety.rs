@@ -14,6 +14,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("host-agent/src/host/memory/mapped.rs", "a device is touched by address, past the caches"),
     ("host-agent/src/host/memory/numa.rs", "mbind and move_pages are told about memory by address"),
     (
+        "host-agent/src/host/slices/detached.rs",
+        "a thread that may be stuck in the kernel gives up the descriptors of its process",
+    ),
+    (
         "host-agent/src/readiness.rs",
         "tokio must be promised that a descriptor stays open while it is watched",
     ),

@@ -105,17 +105,14 @@ impl Agent {
         self.vms.get(&reservation).is_some_and(|vm| !vm.lives())
     }
 
-    pub(super) fn live_vms(&self) -> BTreeMap<ReservationId, HaveVm> {
-        let running = self.vms.iter().filter(|(_, vm)| vm.runs());
-        let told = |record: &VmRecord| HaveVm {
-            vm: record.vm.clone(),
-            pid: record.process.pid,
-            slices: record.slices.keys().copied().collect(),
-            local: record.local,
-            pinned: record.pinned,
-            uid: record.uid,
-        };
-        running.map(|(id, vm)| (*id, told(&vm.record))).collect()
+    /// Returns all VMs whose process runs.
+    pub fn live_vms(&self) -> BTreeMap<ReservationId, HaveVm> {
+        self.vms.iter().filter(|(_, vm)| vm.runs()).map(|(id, vm)| (*id, reported(&vm.record))).collect()
+    }
+
+    /// Returns one VM, if its process runs.
+    pub fn live_vm(&self, reservation: ReservationId) -> Option<HaveVm> {
+        self.vms.get(&reservation).filter(|vm| vm.runs()).map(|vm| reported(&vm.record))
     }
 
     pub(super) fn ended_vms(&self) -> Vec<ReservationId> {
@@ -330,6 +327,17 @@ impl Agent {
         let Life::Ended { unnamed: Some(since) } = vm.life else { return None };
         let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
         closed.then(|| since.after(ENDED_VM_TOLD_FOR))
+    }
+}
+
+fn reported(record: &VmRecord) -> HaveVm {
+    HaveVm {
+        vm: record.vm.clone(),
+        pid: record.process.pid,
+        slices: record.slices.keys().copied().collect(),
+        local: record.local,
+        pinned: record.pinned,
+        uid: record.uid,
     }
 }
 

@@ -35,3 +35,18 @@ fn a_slice_of_a_device_that_is_not_here_is_refused_by_name() {
         }
     }
 }
+
+#[test]
+fn device_memory_is_not_measured() {
+    let made_up = MadeUp::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
+    made_up.link("bus/cxl/devices/mem0", "devices/mem0");
+    let host = Dax::new(Ranges::new(Discovered::find(&made_up.sysfs).unwrap(), NonZeroU64::MAX), None);
+    let device = std::fs::File::open("/dev/zero").unwrap();
+    host.open.insert(SLICE_1, device, "/dev/zero".into());
+    let vm = |slices| {
+        let vm = units::Name::new("a").unwrap();
+        HaveVm { vm, pid: 1, slices, local: Bytes::ZERO, pinned: false, uid: None }
+    };
+    let pool = |slices| host.usage(ReservationId(1), &vm(slices)).pool;
+    assert_eq!((pool(vec![SLICE_1]), pool(Vec::new())), (None, Some(Bytes::ZERO)));
+}

@@ -13,6 +13,9 @@ const OLDEST: (u32, u32) = (6, 3);
 /// On the kernel's command line: what is added stays offline from the boot on.
 const STAYS_OFFLINE: &str = "memhp_default_state=offline";
 
+/// Where the kernel shows when it uses huge pages.
+const HUGE_PAGES: &str = "kernel/mm/transparent_hugepage";
+
 /// A module, and the folder that is there once it is.
 struct Module {
     name: &'static str,
@@ -63,6 +66,40 @@ pub(super) fn kvm(machine: &Machine) -> Finding {
             );
             Finding::bad("kvm", format!("no guest can run: open /dev/kvm: {errno}"), mend)
         }
+    }
+}
+
+/// Reports whether guests get huge pages, for which their VMMs ask. Without them guests run all the same, so it is nothing wrong.
+pub(super) fn huge_pages(machine: &Machine) -> Finding {
+    let chosen = |file: &str| {
+        let choices = machine.sys.text(format!("{HUGE_PAGES}/{file}")).ok()?;
+        let chosen = choices.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+        chosen.map(str::to_owned)
+    };
+    // Kernels since 6.12 have a file for each size, which may refer to the common one.
+    let of_size = chosen("hugepages-2048kB/shmem_enabled").filter(|chosen| chosen != "inherit");
+    let file = if of_size.is_some() { "hugepages-2048kB/shmem_enabled" } else { "shmem_enabled" };
+    match of_size.or_else(|| chosen("shmem_enabled")).as_deref() {
+        Some(chosen @ ("always" | "within_size" | "advise" | "force")) => {
+            Finding::good("hugepages", format!("{file} is {chosen}: guest memory gets huge pages"))
+        }
+        Some(chosen) => Finding {
+            mend: Some(format!(
+                "`echo advise > /sys/{HUGE_PAGES}/{file}`, and at each boot by a line in /etc/tmpfiles.d: \
+                 `w /sys/{HUGE_PAGES}/{file} - - - - advise`"
+            )),
+            ..Finding::good(
+                "hugepages",
+                format!("{file} is {chosen}: guest memory is in pages of 4 KiB, which is slower"),
+            )
+        },
+        None => Finding {
+            mend: Some("boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE".to_owned()),
+            ..Finding::good(
+                "hugepages",
+                "this kernel has none for shared memory: guest memory is in pages of 4 KiB",
+            )
+        },
     }
 }
 

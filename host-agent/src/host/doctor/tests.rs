@@ -178,8 +178,8 @@ fn a_healthy_host_is_found_healthy_and_every_check_says_that_it_was_made() {
         patient.is_healthy();
         patient.findings().iter().map(|finding| finding.check).collect::<Vec<_>>().join(" ")
     };
-    let every = "config secrets local_dir agent rights kvm";
-    let cxl = format!("{every} kernel modules onlining records devices");
+    let every = "config secrets local_dir agent rights kvm hugepages";
+    let cxl = format!("{every} kernel modules onlining encryption records devices");
     assert_eq!(checks("emulated"), every);
     assert_eq!(checks("dax"), cxl);
     assert_eq!(checks("memory_block"), format!("{cxl} blocks movers node"));
@@ -402,7 +402,7 @@ fn blocks_that_are_larger_than_a_slice_are_found() {
     patient.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
     let seen = text(&patient.findings());
     assert!(
-        seen.contains("blocks    this host: of 2GiB: a slice of 1GiB cannot")
+        seen.contains("blocks     this host: of 2GiB: a slice of 1GiB cannot")
             && seen.contains("`kind = \"dax\"`"),
         "{seen}"
     );
@@ -440,4 +440,39 @@ fn a_kernel_that_moves_pages_to_the_pool_by_itself_is_found() {
     patient.is_healthy();
     let seen = text(&patient.findings());
     assert!(seen.contains("leaves alone what is bound") && seen.contains("would be swapped out"), "{seen}");
+}
+
+#[test]
+fn host_whose_setting_prevents_huge_pages_is_reported_with_the_remedy() {
+    let patient = Patient::new("emulated");
+    let folder = "kernel/mm/transparent_hugepage";
+    let seen = || {
+        let mut found = patient.findings().into_iter();
+        let Finding { ok, what, mend, .. } = found.find(|finding| finding.check == "hugepages").unwrap();
+        assert!(ok, "guests run all the same");
+        format!("{what} ({})", mend.unwrap_or_default())
+    };
+    assert!(seen().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", seen());
+    patient.tree.files(folder, &[("shmem_enabled", "always within_size advise [never] deny force")]);
+    assert!(seen().starts_with("shmem_enabled is never"), "{}", seen());
+    assert!(
+        seen().contains("(`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"),
+        "{}",
+        seen()
+    );
+    patient.tree.files(folder, &[("shmem_enabled", "always within_size [advise] never deny force")]);
+    assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
+    let of_size = format!("{folder}/hugepages-2048kB");
+    patient.tree.files(&of_size, &[("shmem_enabled", "always [inherit] within_size advise never")]);
+    assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
+    patient.tree.files(&of_size, &[("shmem_enabled", "always inherit within_size advise [never]")]);
+    assert!(seen().starts_with("hugepages-2048kB/shmem_enabled is never"), "{}", seen());
+}
+
+#[test]
+fn encrypted_memory_is_wrong_where_devices_are_shared() {
+    let patient = Patient::new("dax");
+    patient.tree.files("bus/pci/drivers/ccp/0000:22:00.1", &[("tsme_status", "1")]);
+    let wrong = patient.wrong();
+    assert!(wrong.contains("AMD TSME is active") && wrong.contains("switch TSME off"), "{wrong}");
 }

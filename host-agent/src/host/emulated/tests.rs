@@ -163,3 +163,26 @@ fn memory_by_path_belongs_to_the_user_of_the_vm_or_else_to_the_agents() {
     let error = nowhere.memory(&Emc::new().record(), Form::Paths).unwrap_err();
     assert!(error.to_string().contains("backend.local_dir"), "{error}");
 }
+
+#[test]
+fn pool_memory_that_has_pages_is_measured_while_its_slices_are_open() {
+    let emc = Emc::new();
+    let file = emc.grant(SLICE.get());
+    let record = emc.record();
+    let vm = HaveVm {
+        vm: record.vm,
+        pid: record.process.pid,
+        slices: vec![SLICE_1],
+        local: Bytes::ZERO,
+        pinned: false,
+        uid: None,
+    };
+    let pool = || emc.host.usage(record.reservation, &vm).pool;
+    assert_eq!(pool(), None, "the slice is not open");
+    emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
+    assert_eq!(pool(), Some(Bytes::ZERO));
+    file.write_all_at(&[1; 3 << 20], 1 << 29).unwrap();
+    let touched = pool().unwrap();
+    assert!((Bytes::mib(3)..=Bytes::mib(6)).contains(&touched), "{touched}");
+    assert_eq!(emc.host.usage(record.reservation, &vm).local, Some(Bytes::ZERO));
+}

@@ -10,7 +10,10 @@ use std::{
     ptr,
 };
 
-use units::limits::PAGES_MOVED_AT_ONCE_MAX;
+use units::{
+    Fraction,
+    limits::{PAGES_MOVED_AT_ONCE_MAX, PAGES_PER_SAMPLE},
+};
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::errno;
@@ -101,6 +104,46 @@ pub fn bring_back(pid: u32, file: FileId, right: &BTreeSet<u32>, to: u32) -> io:
         }
     }
     Ok(moved)
+}
+
+/// Where a sample of a process's pages is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Sampled pages that are there.
+    pub present: u64,
+    /// Those of them that are on none of the right nodes.
+    pub misplaced: u64,
+}
+
+impl Placement {
+    /// Returns the part of pages that are on none of the right nodes; 0 if none is there.
+    pub fn misplaced_part(self) -> Fraction {
+        Fraction::new(self.misplaced as f64 / self.present.max(1) as f64).expect("a part of a whole")
+    }
+}
+
+/// Looks where pages are that a process has mapped of some files, one in [`PAGES_PER_SAMPLE`]. The kernel only examines these
+/// addresses, and holds the lock of the address space for a few pages at a time.
+///
+/// # Errors
+/// The process is gone, or is not ours to look into.
+pub fn sample_placement(pid: u32, files: &[FileId], right: &BTreeSet<u32>) -> io::Result<Placement> {
+    let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
+    let mappings = process::mappings_of(pid, &files.iter().copied().collect())?;
+    let mut pages = mappings.into_iter().flat_map(|mapping| mapping.step_by(PAGE * PAGES_PER_SAMPLE));
+    let mut placement = Placement::default();
+    loop {
+        let batch: Vec<usize> = pages.by_ref().take(PAGES_MOVED_AT_ONCE_MAX).collect();
+        if batch.is_empty() {
+            break;
+        }
+        for node in process.move_pages(&batch, None, 0)? {
+            let Ok(node) = u32::try_from(node) else { continue }; // no page is there
+            placement.present += 1;
+            placement.misplaced += u64::from(!right.contains(&node));
+        }
+    }
+    Ok(placement)
 }
 
 /// The process whose pages are looked at, by its pid.
@@ -243,6 +286,20 @@ mod tests {
         let moved = bring_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
         assert_eq!((moved.wrong, moved.moved), (3, 0));
         assert_eq!(moved.stayed, [(libc::ENODEV, 3)].into());
+    }
+
+    #[test]
+    fn part_of_pages_on_other_nodes_is_sampled() {
+        let (_file, id, mapping) = touched();
+        let placement = |right| sample_placement(std::process::id(), &[id], &nodes([right])).unwrap();
+        assert_eq!(placement(1000), Placement::default(), "no sampled page is there");
+        for page in 0..mapping.size() / PAGE {
+            mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
+        }
+        let present = BYTES / (PAGE * PAGES_PER_SAMPLE) as u64;
+        assert_eq!(placement(here()), Placement { present, misplaced: 0 });
+        assert_eq!(placement(1000), Placement { present, misplaced: present });
+        assert_eq!(placement(1000).misplaced_part().get(), 1.0);
     }
 
     #[test]

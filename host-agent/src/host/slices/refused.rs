@@ -1,6 +1,8 @@
 //! Why a slice is not as it was wanted, with the numbers and what mends it.
 
-use units::Bytes;
+use std::io;
+
+use units::{Bytes, limits::SLICES_STUCK_MAX};
 
 use super::{Driver, SysfsError};
 
@@ -93,6 +95,32 @@ pub enum SliceError {
         device: String,
         /// Who has it.
         driver: Option<Driver>,
+    },
+    /// The kernel waits, and nothing ends that but whoever pins the pages.
+    #[error(
+        "{device} is stuck: the kernel has waited for {seconds} s or more until no page of it is pinned, as by VFIO or io_uring; \
+         it goes on by itself when the process that pins them ends"
+    )]
+    Stuck {
+        /// The device.
+        device: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// So many are stuck that another one is not tried.
+    #[error("{device} is not changed: {SLICES_STUCK_MAX} slices are stuck, the most that may be")]
+    TooManyStuck {
+        /// The device.
+        device: String,
+    },
+    /// A step was not tried, or has no outcome.
+    #[error("change {device}")]
+    NoThread {
+        /// The device.
+        device: String,
+        /// Why not.
+        #[source]
+        errno: io::Error,
     },
     /// The kernel made a device that does not show.
     #[error("the kernel said that it made a dax device, and there is none")]

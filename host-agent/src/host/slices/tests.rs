@@ -165,3 +165,38 @@ fn a_slice_that_is_mapped_already_stays_so() {
     assert_eq!(slices.ensure_devdax(1).unwrap().device, "dax1.1");
     assert_eq!(made_up.sysfs.text("bus/dax/drivers/device_dax/new_id").unwrap(), "", "it was bound again");
 }
+
+/// The pipe has no reader: whoever opens it for writing waits, as for pages that are pinned.
+#[test]
+fn slice_whose_driver_does_not_let_go_holds_up_no_other() {
+    let drivers = ["device_dax/remove_id", "kmem/unbind"].map(|file| format!("bus/dax/drivers/{file}"));
+    let made_up = MadeUp::new(&drivers.each_ref().map(|file| (file.as_str(), "")));
+    let region = region(&made_up);
+    add(&made_up, "dax1.1", 1, 1, Some(Driver::DeviceDax));
+    add(&made_up, "dax1.2", 2, 1, Some(Driver::Kmem));
+    blocks_of_128_mib(&made_up, 45 * 8, 8, "offline");
+    let pipe = made_up.path("bus/dax/drivers/device_dax/unbind");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut slices = Slices::open(&made_up.sysfs, region).unwrap();
+    slices.steps = DetachedSteps::within(std::time::Duration::from_millis(50));
+    let stuck = |slices: &Slices| {
+        let error = slices.remove(1).unwrap_err();
+        assert!(matches!(&error, SliceError::Stuck { device, .. } if device == "dax1.1"), "{error}");
+    };
+    stuck(&slices);
+    assert!(slices.ensure_devdax(1).is_err(), "it is bound, but not for long");
+    // As the kernel shows it while it waits: there is no driver any more, and deleting would wait for the same pages.
+    std::fs::remove_file(made_up.path("region/dax1.1/driver")).unwrap();
+    stuck(&slices);
+    assert_ne!(made_up.sysfs.text("region/dax1.1/size").unwrap(), "0");
+    assert!(slices.ensure_devdax(1).is_err(), "it was bound again");
+    slices.remove(2).unwrap_err(); // this tree does not do what is written
+    assert_eq!(made_up.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "dax1.2");
+    assert_eq!(slices.changing(), 1);
+    drop(std::fs::File::open(pipe).unwrap()); // the pages are not pinned any more
+    while slices.changing() > 0 {
+        std::thread::yield_now();
+    }
+    let _ = slices.remove(1); // this tree deletes nothing
+    assert_eq!(made_up.sysfs.text("region/dax_region/delete").unwrap(), "dax1.1");
+}

@@ -1,0 +1,102 @@
+//! A process that DAMON watches, and where: all of its memory but that of devices.
+
+use std::ops::Range;
+
+use units::SLICE;
+
+use crate::host::process::{Mapping, all_mappings};
+
+/// A process and what of its address space may be watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The process.
+    pub pid: u32,
+    /// Where it has other memory than that of devices, lowest first; unused addresses between two mappings included.
+    pub ranges: Vec<Range<usize>>,
+    /// How much memory of devices it has mapped, in bytes.
+    pub device_bytes: u64,
+}
+
+impl Target {
+    /// Returns all of a process, on a host without device-dax memory.
+    pub fn whole(pid: u32) -> Self {
+        Self { pid, ranges: Vec::new(), device_bytes: 0 }
+    }
+
+    /// Returns what of a process may be watched now; nothing of one that is gone.
+    pub fn of(pid: u32) -> Self {
+        Self::from_mappings(pid, &all_mappings(pid).unwrap_or_default())
+    }
+
+    /// Joins neighbours that are less than a slice apart: so no slice that is mapped later lies within a range.
+    fn from_mappings(pid: u32, mappings: &[Mapping]) -> Self {
+        let mut target = Self { pid, ranges: Vec::new(), device_bytes: 0 };
+        let mut is_after_device = true;
+        for Mapping { addresses, is_device } in mappings {
+            if *is_device {
+                target.device_bytes += addresses.len() as u64;
+            } else {
+                let is_near = |last: &Range<usize>| {
+                    ((addresses.start - last.end) as u64) < SLICE.get() && !is_after_device
+                };
+                match target.ranges.last_mut().filter(|last| is_near(last)) {
+                    Some(last) => last.end = addresses.end,
+                    None => target.ranges.push(addresses.clone()),
+                }
+            }
+            is_after_device = *is_device;
+        }
+        target
+    }
+
+    /// Returns at most so many ranges, the largest ones, lowest first.
+    pub fn largest_ranges(&self, most: usize) -> Vec<Range<usize>> {
+        let mut ranges = self.ranges.clone();
+        ranges.sort_by_key(|range| std::cmp::Reverse(range.len()));
+        ranges.truncate(most);
+        ranges.sort_by_key(|range| range.start);
+        ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: usize = 1 << 30;
+
+    fn mapping(addresses: Range<usize>, is_device: bool) -> Mapping {
+        Mapping { addresses, is_device }
+    }
+
+    #[test]
+    fn ranges_end_at_device_memory_and_at_gaps_of_a_slice() {
+        let target = Target::from_mappings(
+            7,
+            &[
+                mapping(0x1000..0x2000, false),
+                mapping(0x5000..0x6000, false),
+                mapping(GIB..2 * GIB, true),
+                mapping(2 * GIB..2 * GIB + 0x1000, false),
+                mapping(3 * GIB + 0x1000..3 * GIB + 0x2000, false),
+                mapping(4 * GIB..6 * GIB, true),
+            ],
+        );
+        let ranges = vec![0x1000..0x6000, 2 * GIB..2 * GIB + 0x1000, 3 * GIB + 0x1000..3 * GIB + 0x2000];
+        assert_eq!(target, Target { pid: 7, ranges, device_bytes: 3 * GIB as u64 });
+    }
+
+    #[test]
+    fn largest_ranges_are_in_order() {
+        let ranges = vec![0..10, 20..25, 30..50];
+        let target = Target { pid: 7, ranges, device_bytes: 0 };
+        assert_eq!(target.largest_ranges(2), [0..10, 30..50]);
+    }
+
+    #[test]
+    fn this_process_has_memory_to_watch() {
+        let target = Target::of(std::process::id());
+        let here = std::ptr::from_ref(&target) as usize;
+        assert!(target.ranges.iter().any(|range| range.contains(&here)), "{target:?}");
+    }
+}

@@ -1,0 +1,188 @@
+//! Whether this host encrypts its memory. Each host does so with a key of its own: zeros that one host wrote to a shared device read
+//! as noise on another, which takes the slice for one that was not scrubbed.
+
+use std::{fs::File, os::unix::fs::FileExt as _};
+
+use super::{Finding, Machine};
+
+/// The register by which firmware activates TME (Intel SDM, volume 4: IA32_TME_ACTIVATE).
+const IA32_TME_ACTIVATE: u64 = 0x982;
+/// Its bit that says that TME is enabled.
+const TME_ENABLED: u64 = 1 << 1;
+/// Its bits with the number of bits of key identifiers, which TME-MK has.
+const TME_KEYID_BITS: u64 = 0xf << 32;
+/// Where devices of AMD's secure processor show whether TSME is active.
+const SECURE_PROCESSORS: &str = "bus/pci/drivers/ccp";
+
+/// What is known of one kind of encryption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    None,
+    /// What might be active and why that is not known, and what shows it.
+    Possible(&'static str, &'static str),
+    /// What is active, and what switches it off.
+    Active(&'static str, &'static str),
+}
+
+/// Reports whether memory is encrypted: active, possible or none.
+pub(super) fn of_memory(machine: &Machine) -> Finding {
+    let cpuinfo = machine.proc.text("cpuinfo").unwrap_or_default();
+    let states = [tsme(machine, &cpuinfo), sme(machine, &cpuinfo), tme(machine, &cpuinfo)];
+    let active = states.iter().find(|state| matches!(state, State::Active(..)));
+    let worst = active.or_else(|| states.iter().find(|state| matches!(state, State::Possible(..))));
+    match worst {
+        Some(State::Active(what, remedy)) => Finding::bad(
+            "encryption",
+            format!(
+                "{what} is active: zeros that another host wrote to shared CXL memory read as noise here"
+            ),
+            *remedy,
+        ),
+        Some(State::Possible(what, remedy)) => {
+            Finding { mend: Some((*remedy).to_owned()), ..Finding::good("encryption", *what) }
+        }
+        _ => Finding::good("encryption", "none: this host does not encrypt its memory"),
+    }
+}
+
+/// AMD's transparent encryption, which firmware switches on and processors do not list.
+fn tsme(machine: &Machine, cpuinfo: &str) -> State {
+    let devices = machine.sys.numbered(SECURE_PROCESSORS, "").unwrap_or_default();
+    let status = |device: &String| machine.sys.text(format!("{SECURE_PROCESSORS}/{device}/tsme_status")).ok();
+    let shown: Vec<String> = devices.iter().filter_map(status).collect();
+    let is_amd = cpuinfo.contains("AuthenticAMD") && !has_flag(cpuinfo, "hypervisor");
+    if shown.iter().any(|status| status == "1") {
+        State::Active("AMD TSME", "switch TSME off in the firmware of all hosts that share the device")
+    } else if shown.is_empty() && is_amd {
+        State::Possible(
+            "possible: AMD TSME may be active, which the driver ccp shows and is not loaded or too old for",
+            "`modprobe ccp`, and look again; or see in the firmware that TSME is off",
+        )
+    } else {
+        State::None
+    }
+}
+
+/// AMD's encryption by the kernel. Linux lists the flag only where firmware has enabled it.
+fn sme(machine: &Machine, cpuinfo: &str) -> State {
+    let remedy = "`mem_encrypt=off` on the kernel's command line of all hosts that share the device";
+    let line = machine.proc.text("cmdline").unwrap_or_default();
+    let chosen = line.split_whitespace().rev().find_map(|word| word.strip_prefix("mem_encrypt="));
+    match (has_flag(cpuinfo, "sme"), chosen) {
+        (false, _) | (true, Some("off")) => State::None,
+        (true, Some("on")) => State::Active("AMD SME", remedy),
+        (true, _) => State::Possible(
+            "possible: AMD SME is enabled, and some kernels use it unless told otherwise",
+            remedy,
+        ),
+    }
+}
+
+/// Intel's encryption. Processors list the flag whether firmware has activated it or not.
+fn tme(machine: &Machine, cpuinfo: &str) -> State {
+    let remedy = "switch TME off in the firmware of all hosts that share the device, or exclude CXL memory from it there";
+    if !has_flag(cpuinfo, "tme") {
+        return State::None;
+    }
+    match read_register(machine, IA32_TME_ACTIVATE) {
+        Some(value) if value & TME_ENABLED == 0 => State::None,
+        Some(value) if value & TME_KEYID_BITS == 0 => State::Active("Intel TME", remedy),
+        Some(_) => State::Active("Intel TME-MK", remedy),
+        None => State::Possible(
+            "possible: the processor has Intel TME, and whether firmware activated it cannot be read",
+            "`modprobe msr`, and look again as root; or see in the firmware that TME is off",
+        ),
+    }
+}
+
+fn has_flag(cpuinfo: &str, flag: &str) -> bool {
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+    flags.is_some_and(|flags| flags.split_whitespace().any(|word| word == flag))
+}
+
+fn read_register(machine: &Machine, register: u64) -> Option<u64> {
+    let mut value = [0; 8];
+    File::open(machine.dev.join("cpu/0/msr")).ok()?.read_exact_at(&mut value, register).ok()?;
+    Some(u64::from_le_bytes(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::sysfs::{Sysfs, made_up::MadeUp};
+
+    fn machine(tree: &MadeUp) -> Machine {
+        Machine {
+            sys: tree.sysfs.clone(),
+            proc: Sysfs::at(tree.path("proc")),
+            dev: tree.path("dev"),
+            modules: Sysfs::at(tree.path("modules")),
+        }
+    }
+
+    /// What is found on a machine with these files, in words.
+    fn found(files: &[(&str, &str)]) -> (bool, String) {
+        let tree = MadeUp::new(files);
+        let Finding { ok, what, mend, .. } = of_memory(&machine(&tree));
+        assert_eq!(mend.is_some(), !what.starts_with("none"), "{what}");
+        (ok, what)
+    }
+
+    fn cpuinfo(vendor: &str, flags: &str) -> String {
+        format!("processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags} sse2\n")
+    }
+
+    #[test]
+    fn host_without_memory_encryption_is_in_order() {
+        let intel = cpuinfo("GenuineIntel", "tme_not");
+        let virtual_amd = cpuinfo("AuthenticAMD", "hypervisor");
+        for info in [&*intel, &*virtual_amd, ""] {
+            assert_eq!(
+                found(&[("proc/cpuinfo", info)]),
+                (true, "none: this host does not encrypt its memory".into())
+            );
+        }
+    }
+
+    #[test]
+    fn transparent_encryption_of_amd_is_known_from_its_driver() {
+        let info = cpuinfo("AuthenticAMD", "");
+        let status = "bus/pci/drivers/ccp/0000:22:00.1/tsme_status";
+        let (ok, what) = found(&[("proc/cpuinfo", &info), (status, "1")]);
+        assert!(!ok && what.starts_with("AMD TSME is active"), "{what}");
+        assert!(found(&[("proc/cpuinfo", &info), (status, "0")]).1.starts_with("none"));
+        let (ok, what) = found(&[("proc/cpuinfo", &info)]);
+        assert!(ok && what.starts_with("possible: AMD TSME"), "{what}");
+    }
+
+    #[test]
+    fn encryption_by_the_kernel_follows_its_command_line() {
+        let info = cpuinfo("AuthenticAMD", "sme");
+        let status = ("bus/pci/drivers/ccp/0000:22:00.1/tsme_status", "0");
+        for (line, ok, begin) in [
+            ("quiet mem_encrypt=on", false, "AMD SME is active"),
+            ("mem_encrypt=on mem_encrypt=off", true, "none"),
+            ("quiet", true, "possible: AMD SME"),
+        ] {
+            let seen = found(&[("proc/cpuinfo", &info), status, ("proc/cmdline", line)]);
+            assert!(seen.0 == ok && seen.1.starts_with(begin), "{line}: {seen:?}");
+        }
+    }
+
+    #[test]
+    fn encryption_by_intel_is_known_from_its_register() {
+        let tree = MadeUp::new(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme")), ("dev/cpu/0/msr", "")]);
+        let seen = |value: u64| {
+            let register = File::options().write(true).open(tree.path("dev/cpu/0/msr")).unwrap();
+            register.write_all_at(&value.to_le_bytes(), IA32_TME_ACTIVATE).unwrap();
+            let Finding { ok, what, .. } = of_memory(&machine(&tree));
+            (ok, what)
+        };
+        let (ok, what) = found(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme"))]);
+        assert!(ok && what.starts_with("possible: the processor has Intel TME"), "{what}");
+        assert!(seen(1).1.starts_with("none"), "locked, and not enabled");
+        let (ok, what) = seen(3);
+        assert!(!ok && what.starts_with("Intel TME is active"), "{what}");
+        assert!(seen(3 | 6 << 32).1.starts_with("Intel TME-MK is active"));
+    }
+}

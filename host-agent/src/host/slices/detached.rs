@@ -1,0 +1,193 @@
+//! Steps in which the kernel may wait for ever: taking a device from its driver waits until no page of it is pinned, by VFIO or
+//! io_uring say, and no signal ends that wait. Each runs on a thread of its own, which is left behind when it takes too long, so
+//! that one stuck slice holds up no other. What a step does is not known here.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+use units::limits::{SLICE_STEP_WITHIN, SLICES_STUCK_MAX};
+
+use super::{SliceError, SysfsError};
+
+/// The steps that are under way, by the device that each is about.
+#[derive(Debug)]
+pub(super) struct DetachedSteps {
+    within: Duration,
+    devices: Arc<Mutex<BTreeSet<String>>>,
+}
+
+/// One step under way; over when it is dropped.
+struct UnderWay {
+    devices: Arc<Mutex<BTreeSet<String>>>,
+    device: String,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        lock(&self.devices).remove(&self.device);
+    }
+}
+
+/// A poisoned set is still right: nothing that can panic happens while it is locked.
+fn lock(devices: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
+    devices.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Default for DetachedSteps {
+    fn default() -> Self {
+        Self::within(SLICE_STEP_WITHIN.as_duration())
+    }
+}
+
+impl DetachedSteps {
+    /// Steps that are left behind after so long.
+    pub(super) fn within(within: Duration) -> Self {
+        Self { within, devices: Arc::default() }
+    }
+
+    /// Returns how many steps are under way.
+    pub(super) fn count(&self) -> usize {
+        lock(&self.devices).len()
+    }
+
+    /// Checks that no step with a device is under way.
+    ///
+    /// # Errors
+    /// [`SliceError::Stuck`]
+    pub(super) fn check(&self, device: &str) -> Result<(), SliceError> {
+        if lock(&self.devices).contains(device) { Err(self.stuck(device)) } else { Ok(()) }
+    }
+
+    /// Runs a step and waits for it as long as it may take.
+    ///
+    /// # Errors
+    /// The step's own error; [`SliceError::Stuck`] if it goes on, or one before it does; [`SliceError::TooManyStuck`].
+    pub(super) fn run(
+        &self,
+        device: &str,
+        step: impl FnOnce() -> Result<(), SysfsError> + Send + 'static,
+    ) -> Result<(), SliceError> {
+        let under_way = self.begin(device)?;
+        let (sender, outcome) = mpsc::channel();
+        let work = move || {
+            let _ = leave_descriptors(); // a kernel that cannot, keeps them open for as long as the step takes
+            let result = step();
+            let device = under_way.device.clone();
+            drop(under_way);
+            if let Err(mpsc::SendError(result)) = sender.send(result) {
+                let error = result.err().map(|error| units::chain(&error));
+                tracing::info!(device, error, "stuck step of a slice ended");
+            }
+        };
+        let spawned = thread::Builder::new().name("slice-step".to_owned()).spawn(work);
+        spawned.map_err(|errno| SliceError::NoThread { device: device.to_owned(), errno })?;
+        match outcome.recv_timeout(self.within) {
+            Ok(result) => Ok(result?),
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = self.within.as_secs();
+                tracing::error!(device, seconds, "slice is stuck: the kernel waits for pinned pages of it");
+                Err(self.stuck(device))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let errno = io::Error::other("the step panicked");
+                Err(SliceError::NoThread { device: device.to_owned(), errno })
+            }
+        }
+    }
+
+    fn begin(&self, device: &str) -> Result<UnderWay, SliceError> {
+        let mut devices = lock(&self.devices);
+        if devices.contains(device) {
+            return Err(self.stuck(device));
+        }
+        if devices.len() >= SLICES_STUCK_MAX {
+            return Err(SliceError::TooManyStuck { device: device.to_owned() });
+        }
+        devices.insert(device.to_owned());
+        Ok(UnderWay { devices: Arc::clone(&self.devices), device: device.to_owned() })
+    }
+
+    fn stuck(&self, device: &str) -> SliceError {
+        SliceError::Stuck { device: device.to_owned(), seconds: self.within.as_secs() }
+    }
+}
+
+/// Gives this thread a table of descriptors of its own, with none but the standard streams. A thread that is stuck in the kernel
+/// survives its process: with the process's descriptors it would keep the locks that the next agent needs.
+fn leave_descriptors() -> io::Result<()> {
+    const FIRST: libc::c_uint = 3;
+    // SAFETY: the table becomes this thread's own before anything in it is closed, and the thread holds no descriptor: what it
+    // opens from now on is its own.
+    let done =
+        unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step that ends when the sender is dropped.
+    fn endless() -> (mpsc::Sender<()>, impl FnOnce() -> Result<(), SysfsError> + Send + 'static) {
+        let (end, ended) = mpsc::channel::<()>();
+        (end, move || {
+            let _ = ended.recv(); // an error, once it is dropped
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn stuck_step_is_left_behind_and_holds_up_no_other() {
+        let steps = DetachedSteps::within(Duration::from_millis(50));
+        let (end, step) = endless();
+        let stuck = steps.run("dax1.1", step).unwrap_err();
+        assert!(matches!(&stuck, SliceError::Stuck { device, .. } if device == "dax1.1"), "{stuck}");
+        let again = steps.run("dax1.1", || panic!("a second step of one device")).unwrap_err();
+        assert!(matches!(again, SliceError::Stuck { .. }), "{again}");
+        steps.run("dax1.2", || Ok(())).unwrap();
+        assert_eq!(steps.count(), 1);
+        drop(end);
+        while steps.count() > 0 {
+            thread::yield_now();
+        }
+        steps.run("dax1.1", || Ok(())).unwrap();
+    }
+
+    #[test]
+    fn stuck_steps_are_limited() {
+        let steps = DetachedSteps::within(Duration::ZERO);
+        let ends: Vec<_> = (0..SLICES_STUCK_MAX)
+            .map(|n| {
+                let (end, step) = endless();
+                steps.run(&format!("dax1.{n}"), step).unwrap_err();
+                end
+            })
+            .collect();
+        let refused = steps.run("dax2.1", || panic!("one step too many")).unwrap_err().to_string();
+        assert!(refused.starts_with("dax2.1 is not changed: 64 slices are stuck"), "{refused}");
+        drop(ends);
+    }
+
+    #[test]
+    fn step_has_none_of_the_descriptors_of_its_process() {
+        let file = tempfile::tempfile().unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let (sender, seen) = mpsc::channel();
+        let look = move || {
+            let there = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
+            sender.send(there).unwrap();
+            Ok(())
+        };
+        DetachedSteps::within(Duration::from_secs(60)).run("dax1.1", look).unwrap();
+        assert!(!seen.recv().unwrap());
+        file.set_len(1).unwrap();
+    }
+}

@@ -1,0 +1,170 @@
+//! How much of its memory each VM has touched: measured every ten seconds and once more when its process has ended, kept for
+//! metrics, and reported to the manager. What is measured is the host's business.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use pool::{agent::Agent, protocol::HaveVm};
+use tokio::time::MissedTickBehavior;
+use units::{Bytes, ReservationId, limits::TOUCHED_MEASURED_EVERY};
+
+use crate::{
+    driver::Handle,
+    host::{Host, Usage},
+};
+
+/// What of a VM is reported to the manager: nothing unless both parts are measured, as a sum that leaves one out is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// Bytes of local memory.
+    pub local: Bytes,
+    /// Bytes of pool memory.
+    pub pool: Bytes,
+}
+
+/// The latest measurement of each VM.
+#[derive(Debug, Default)]
+pub struct UsageBook(Mutex<BTreeMap<ReservationId, Entry>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    usage: Usage,
+    is_reported: bool,
+}
+
+impl UsageBook {
+    /// A poisoned book is still right: no call leaves it half written.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over the measurement of one VM.
+    pub fn note(&self, id: ReservationId, usage: Usage) {
+        self.lock().insert(id, Entry { usage, is_reported: false });
+    }
+
+    /// Takes over the measurements of all VMs that run. Others are dropped, once they have been reported.
+    pub fn note_all(&self, measured: &BTreeMap<ReservationId, Usage>) {
+        let mut book = self.lock();
+        book.retain(|id, entry| !entry.is_reported || measured.contains_key(id));
+        book.extend(measured.iter().map(|(id, usage)| (*id, Entry { usage: *usage, is_reported: false })));
+    }
+
+    /// Drops a VM that is over and reported as such.
+    pub fn forget(&self, id: ReservationId) {
+        self.lock().remove(&id);
+    }
+
+    /// Returns what the manager has not received, and marks it as reported.
+    pub fn take_news(&self) -> Vec<(ReservationId, Touched)> {
+        let mut book = self.lock();
+        let news = book.iter_mut().filter(|(_, entry)| !entry.is_reported);
+        news.filter_map(|(id, entry)| {
+            entry.is_reported = true;
+            Some((*id, Touched { local: entry.usage.local?, pool: entry.usage.pool? }))
+        })
+        .collect()
+    }
+
+    /// Marks everything as not reported: another session begins.
+    pub fn report_again(&self) {
+        self.lock().values_mut().for_each(|entry| entry.is_reported = false);
+    }
+
+    /// Returns the latest measurements.
+    pub fn all(&self) -> BTreeMap<ReservationId, Usage> {
+        self.lock().iter().map(|(id, entry)| (*id, entry.usage)).collect()
+    }
+}
+
+/// Measures all VMs that run every [`TOUCHED_MEASURED_EVERY`], until the driver ends.
+pub async fn keep_measuring(driver: Handle, host: Arc<dyn Host>, book: Arc<UsageBook>) {
+    let mut due = tokio::time::interval(TOUCHED_MEASURED_EVERY.as_duration());
+    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        due.tick().await;
+        let Ok(vms) = driver.look(Agent::live_vms).await else { return };
+        let (host, before) = (Arc::clone(&host), book.all());
+        let measuring = move || {
+            let measured = measure(&*host, &vms);
+            log_overflow(&vms, &before, &measured);
+            measured
+        };
+        match tokio::task::spawn_blocking(measuring).await {
+            Ok(measured) => book.note_all(&measured),
+            Err(error) => tracing::error!(%error, "memory of VMs not measured"),
+        }
+    }
+}
+
+fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, HaveVm>) -> BTreeMap<ReservationId, Usage> {
+    vms.iter().map(|(id, vm)| (*id, host.usage(*id, vm))).collect()
+}
+
+/// Logs VMs whose pool memory overflows, when that begins and when it ends.
+fn log_overflow(
+    vms: &BTreeMap<ReservationId, HaveVm>,
+    before: &BTreeMap<ReservationId, Usage>,
+    now: &BTreeMap<ReservationId, Usage>,
+) {
+    let overflow = |usage: Option<&Usage>| usage.and_then(|usage| usage.overflow).unwrap_or(Bytes::ZERO);
+    for (id, vm) in vms {
+        match (overflow(before.get(id)), overflow(now.get(id))) {
+            (Bytes::ZERO, Bytes::ZERO) => {}
+            (Bytes::ZERO, bytes) => {
+                tracing::warn!(vm = %vm.vm, %bytes, "pool node is full: memory of a VM is on local nodes");
+            }
+            (_, Bytes::ZERO) => tracing::info!(vm = %vm.vm, "all memory of a VM is on the pool node again"),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: ReservationId = ReservationId(1);
+
+    fn usage(pool: Option<u64>) -> Usage {
+        Usage { local: Some(Bytes::mib(1)), pool: pool.map(Bytes::mib), overflow: None }
+    }
+
+    fn touched(pool: u64) -> Touched {
+        Touched { local: Bytes::mib(1), pool: Bytes::mib(pool) }
+    }
+
+    #[test]
+    fn measurement_is_reported_once_and_again_to_another_session() {
+        let book = UsageBook::default();
+        book.note(ID, usage(Some(2)));
+        assert_eq!(book.take_news(), [(ID, touched(2))]);
+        assert_eq!(book.take_news(), []);
+        book.note(ID, usage(Some(3)));
+        book.report_again();
+        assert_eq!(book.take_news(), [(ID, touched(3))]);
+        book.report_again();
+        book.forget(ID);
+        assert_eq!((book.take_news().len(), book.all().len()), (0, 0));
+    }
+
+    #[test]
+    fn vm_that_is_measured_in_part_is_kept_and_not_reported() {
+        let book = UsageBook::default();
+        book.note(ID, usage(None));
+        assert_eq!(book.take_news(), []);
+        assert_eq!(book.all(), [(ID, usage(None))].into());
+    }
+
+    #[test]
+    fn last_measurement_of_an_ended_vm_stays_until_it_is_reported() {
+        let book = UsageBook::default();
+        book.note(ID, usage(Some(2)));
+        book.note_all(&BTreeMap::new());
+        assert_eq!(book.take_news(), [(ID, touched(2))]);
+        book.note_all(&BTreeMap::new());
+        assert_eq!(book.all().len(), 0);
+    }
+}
