@@ -261,6 +261,8 @@ pub const RECONNECT_AFTER_MAX: Ns = Ns::secs(1);
 pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 /// Between two attempts of a device call that failed.
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
+/// Between two checks that an idle device is still where it was opened.
+pub const DEVICE_PROBE_EVERY: Ns = Ns::secs(2);
 /// The first pause before a device call that failed for one slice is made again; it doubles with every failure.
 pub const SLICE_RETRY_MIN: Ns = Ns::ms(200);
 /// The longest such pause.
