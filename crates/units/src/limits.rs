@@ -110,6 +110,8 @@ pub const RESERVATIONS_PAGE_MAX: usize = 256;
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
 /// How often the free space of the store's disk is looked at, at most.
 pub const STORE_SPACE_CHECKED_EVERY: Ns = Ns::ms(100);
+/// Between two looks at the space of a store's disk that is nearly full and to which nothing is written.
+pub const STORE_LOW_CHECKED_EVERY: Ns = Ns::secs(1);
 /// Searches of the decisions at a time, each of which reads all there are; the next is refused as UNAVAILABLE.
 pub const EXPLAINS_AT_ONCE_MAX: usize = 8;
 /// Calls waiting in WaitReady or in Reserve with `wait_ready`.
@@ -269,6 +271,8 @@ pub const SLICE_RETRY_MIN: Ns = Ns::ms(200);
 pub const SLICE_RETRY_MAX: Ns = Ns::secs(2);
 /// Quarantined slices with an alarm of their own; the others share one.
 pub const SLICE_ALARMS_MAX: usize = 256;
+/// Broken reservations with an alarm of their own; the others share one.
+pub const RESERVATION_ALARMS_MAX: usize = 256;
 /// Device calls of one slice that may fail in a row; the last one quarantines it.
 pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Between two attempts to have a machine stopped whose agent is silent and that no device cuts off.

@@ -212,13 +212,14 @@ impl Manager {
             self.links.insert(host, Link::new(when.now));
         }
         self.note_live(host);
-        self.note_sight(host);
+        self.note_sight(when, host);
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
         self.fencing.retain(|(_, of), _| *of != host);
         self.stop_attempts.remove_host(host);
         self.unadopted.remove(&host);
+        self.unseen_since.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, Closed::HostGone);
         }
@@ -263,7 +264,7 @@ impl Manager {
             Link { session: Some(session), hello: Some(hello), heard_wall, rejected, ..Link::new(when.now) };
         self.links.insert(host, link);
         self.note_live(host);
-        self.note_sight(host);
+        self.note_sight(when, host);
     }
 
     /// Sends an older agent away, and notes that it tried.
