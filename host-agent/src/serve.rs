@@ -357,7 +357,8 @@ async fn export(
             let observed = driver.look(move |agent, touched| seen.observe(agent, touched)).await;
             observed.map_err(|error| error.to_string())?;
             metrics.observe_host(host.counters());
-            metrics.text().map_err(|error| error.to_string())
+            let page = metrics.text().map_err(|error| error.to_string())?;
+            Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], page))
         }
     };
     let app = axum::Router::new().route("/metrics", axum::routing::get(show));

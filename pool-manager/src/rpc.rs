@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod agent;
+pub mod counted;
 pub mod identity;
 pub mod models;
 pub mod refused;

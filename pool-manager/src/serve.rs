@@ -24,6 +24,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::server::NamedService;
 use tonic::transport::{Certificate, Identity as Certified, Server, ServerTlsConfig, server::Router};
 use units::limits::MESSAGE_BYTES_MAX;
 
@@ -38,6 +39,7 @@ use crate::{
         Policy, Shared,
         admin::Admin,
         agent::Agent,
+        counted::Counted,
         identity::{Identity, Rules},
         models::Models,
         scheduler::Scheduler,
@@ -321,16 +323,26 @@ fn router(config: &Config, shared: Shared) -> Result<Router, ServeError> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET) // details of errors
+        .with_service_name(<SchedulerServer<Scheduler> as NamedService>::NAME)
+        .with_service_name(<AdminServer<Admin> as NamedService>::NAME)
+        .with_service_name(<ModelsServer<Models> as NamedService>::NAME)
+        .with_service_name(<AgentServer<Agent> as NamedService>::NAME)
+        .with_service_name("grpc.health.v1.Health")
         .build_v1()
         .expect("the descriptors were made with the services");
+    let rpc = Arc::clone(&shared.metrics.rpc);
+    let scheduler =
+        SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let admin = AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let models = ModelsServer::new(Models(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Ok(server
         .add_service(reflection)
-        .add_service(
-            SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX),
-        )
-        .add_service(AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(ModelsServer::new(Models(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX)))
+        .add_service(Counted::new(scheduler, &rpc))
+        .add_service(Counted::new(admin, &rpc))
+        .add_service(Counted::new(models, &rpc))
+        .add_service(Counted::new(agent, &rpc)))
 }
 
 fn server_tls(tls: &Tls) -> Result<ServerTlsConfig, ServeError> {
@@ -385,7 +397,8 @@ async fn export(
             let metrics = Arc::clone(&shared.metrics);
             let observed = shared.driver.look(|manager, _| metrics.observe(manager));
             observed.map_err(|error| error.to_string())?;
-            shared.metrics.text().map_err(|error| error.to_string())
+            let page = shared.metrics.text().map_err(|error| error.to_string())?;
+            Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], page))
         }
     };
     let app = axum::Router::new().route("/metrics", axum::routing::get(show));
