@@ -60,6 +60,7 @@ impl Manager {
         match (fence, self.links.get(&host)) {
             (Fence::Fencing { .. }, _) if self.fence_waits_for(host).next().is_some() => HostState::Fencing,
             (Fence::Fencing { .. } | Fence::Fenced, _) => HostState::Fenced,
+            (Fence::None, Some(link)) if link.is_unknown() && self.never_started(host) => HostState::Expected,
             (Fence::None, link) => self.link_state(link),
         }
     }

@@ -65,3 +65,16 @@ fn reservation_that_a_restore_broke_raises_an_alarm() {
     let left = rig.manager.alarms();
     assert!(left.iter().all(|alarm| alarm.reason != "RESERVATION_BROKEN"), "{left:?}");
 }
+
+#[test]
+fn host_that_never_started_stays_expected() {
+    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    rig.run("up:h1 tick:10 go");
+    for _ in 0..20 {
+        rig.run("have:h1 tick:2000 go");
+    }
+    rig.tells("state:h2 alarms | Expected");
+    assert_eq!(rig.manager.leases_expired(), 0);
+    rig.run("up:h2 go have:h1 tick:2000 have:h1 tick:2000 have:h1 tick:500");
+    rig.tells("state:h2 alarms | Unknown HOST_UNKNOWN");
+}
