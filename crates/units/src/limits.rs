@@ -141,6 +141,8 @@ pub const WATCH_CHUNK_RECORDS_MAX: usize = 64;
 pub const WATCHERS_MAX: usize = 256;
 /// How often a watcher that lost its manager tries again.
 pub const WATCH_AGAIN_EVERY: Ns = Ns::ms(200);
+/// By how much a watch outlasts its --timeout, so that a manager that does not answer within it is reported as that.
+pub const WATCH_OPEN_SLACK: Ns = Ns::ms(50);
 
 /// Rows of one trace of VMs.
 pub const TRACE_ROWS_MAX: usize = 4 << 20;
