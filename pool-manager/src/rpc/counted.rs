@@ -69,17 +69,17 @@ impl Default for RpcMetrics {
         };
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 4.0, 10));
         let metrics = Self {
-            registry: Mutex::new(Registry::with_prefix("grpc_server")),
+            registry: Mutex::new(Registry::default()),
             methods: proto::v1::METHODS.iter().map(method).collect(),
             started: Family::default(),
             handled: Family::default(),
             seconds: Family::new_with_constructor(seconds),
         };
         metrics.with_registry(|r| {
-            r.register("started", "Calls that began", metrics.started.clone());
-            r.register("handled", "Calls that ended, by gRPC code", metrics.handled.clone());
+            r.register("grpc_server_started", "Calls that began", metrics.started.clone());
+            r.register("grpc_server_handled", "Calls that ended, by gRPC code", metrics.handled.clone());
             let help = "Time of a call until its end, streams included";
-            r.register_with_unit("handling", help, Unit::Seconds, metrics.seconds.clone());
+            r.register_with_unit("grpc_server_handling", help, Unit::Seconds, metrics.seconds.clone());
         });
         metrics
     }
