@@ -14,7 +14,6 @@ use benches::{
     disk::Disk,
     failure::Failure,
     load::{self, Ends, Outcome, Writer},
-    loopback::connect,
     programs::{Programs, target_folder},
     rack::{Plan, Rack},
     report::{Rounds, ratio, table, tell},

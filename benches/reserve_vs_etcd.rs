@@ -21,7 +21,7 @@ use benches::{
     report::{Rounds, ratio, table, tell},
 };
 use clap::{Parser, ValueEnum};
-use proto::bearer::ClientChannel;
+use proto::bearer::{Bearer, ClientChannel};
 use units::limits::RESERVATIONS_PER_HOST_MAX;
 
 /// Of the rack's slices and of the reservations that its hosts may have, how many a round may take: neither runs out, and

@@ -12,7 +12,6 @@ use benches::{
     disk::Disk,
     failure::Failure,
     load::{self, Ends},
-    loopback::connect,
     programs::{Programs, target_folder},
     rack::{Plan, Rack, Reserver, look},
     report::{Rounds, table, tell},

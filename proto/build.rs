@@ -24,6 +24,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("tarn.bin"), descriptors.encode_to_vec())?;
+    let methods = descriptors.file.iter().flat_map(|file| {
+        file.service.iter().flat_map(|service| {
+            service.method.iter().map(|method| {
+                let kind = match (method.client_streaming(), method.server_streaming()) {
+                    (false, false) => "unary",
+                    (true, false) => "client_stream",
+                    (false, true) => "server_stream",
+                    (true, true) => "bidi_stream",
+                };
+                let service = format!("{}.{}", file.package(), service.name());
+                format!("({service:?}, {:?}, {kind:?}),\n", method.name())
+            })
+        })
+    });
+    fs::write(out.join("methods.rs"), format!("&[{}]", methods.collect::<String>()))?;
     tonic_prost_build::configure().compile_fds(descriptors)?;
     Ok(())
 }

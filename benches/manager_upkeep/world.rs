@@ -130,6 +130,7 @@ fn records(start: Start) -> Vec<Record> {
             must_report: false,
             unconfirmed_fences: BTreeSet::new(),
             unwired_fences: BTreeSet::new(),
+            fenced_at: UnixMs::default(),
         };
         Record::Host(HostId(n), host)
     });

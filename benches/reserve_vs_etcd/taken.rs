@@ -7,7 +7,6 @@ use benches::{
     disk::Disk,
     failure::Failure,
     load::Ends,
-    loopback::connect,
     programs::Programs,
     rack::{Rack, Reserver},
     report::table,

@@ -10,7 +10,7 @@ use std::{
 
 use pool::{agent::Agent, protocol::Have};
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text::encode},
+    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
     metrics::{
         counter::Counter,
         family::Family,
@@ -281,14 +281,12 @@ impl Metrics {
         }
     }
 
-    /// All of it, as Prometheus reads it.
+    /// The page that Prometheus reads, see [`exposition`].
     ///
     /// # Errors
     /// Formatting failed.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
-        let mut text = String::new();
-        encode(&mut text, &self.registry())?;
-        Ok(text)
+        exposition::page(&[&self.registry()], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
     }
 }
 
@@ -332,7 +330,8 @@ mod tests {
         metrics.called(Call::Scrub, Duration::from_millis(3), false);
         metrics.connected.set(1);
         let text = metrics.text().unwrap();
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let own = |line: &&str| line.starts_with("tarn_") && !line.starts_with("tarn_build_info");
+        for line in text.lines().filter(own) {
             assert!(line.contains("host=\"h0\""), "{line}");
         }
         assert!(

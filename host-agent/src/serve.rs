@@ -358,7 +358,8 @@ async fn export(
             let observed = driver.look(move |agent| seen.observe(agent, &usage.all())).await;
             observed.map_err(|error| error.to_string())?;
             metrics.observe_host(host.counters());
-            metrics.text().map_err(|error| error.to_string())
+            let page = metrics.text().map_err(|error| error.to_string())?;
+            Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], page))
         }
     };
     let app = axum::Router::new().route("/metrics", axum::routing::get(show));

@@ -16,6 +16,7 @@ use crate::{
 pub mod emulated;
 #[cfg(test)]
 mod model;
+pub mod presence;
 pub mod shared_dax;
 
 pub use emulated::Emulated;
@@ -50,6 +51,14 @@ impl Driver {
         match self {
             Self::Emulated => true,
             Self::SharedDax => false,
+        }
+    }
+
+    /// The files by which a device in use is recognized, relative to its directory.
+    const fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Emulated => &[MARK, "epochs", "slices"],
+            Self::SharedDax => &[MARK, shared_dax::FILE],
         }
     }
 
@@ -163,6 +172,17 @@ pub enum DeviceError {
         owner: String,
         /// The uuid of this rack.
         rack: String,
+    },
+    /// A file of a device that was in use is missing, or another one is in its place.
+    #[error(
+        "{} {what}: restore the EMC's directory; if it is lost for good, restart pool-manager to begin an empty one",
+        path.display()
+    )]
+    Vanished {
+        /// The file.
+        path: PathBuf,
+        /// In what way it differs.
+        what: &'static str,
     },
     /// A refusal: it has no such slice.
     #[error("no slice {slice} on this EMC: must be below {slices}")]

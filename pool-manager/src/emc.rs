@@ -1,15 +1,23 @@
 //! One thread per EMC: it opens the device, makes its calls in order and reports. Slices are the rack's numbers outside
 //! and the device's own inside; this is where they are translated.
 
-use std::{path::PathBuf, sync::mpsc, thread};
+use std::{
+    path::PathBuf,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
 use pool::{
     manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
     protocol::Handle,
 };
-use units::{EmcId, Name, SliceId, limits::DEVICE_ANSWERS_AT_ONCE_MAX};
+use units::{
+    EmcId, Name, SliceId,
+    limits::{DEVICE_ANSWERS_AT_ONCE_MAX, DEVICE_PROBE_EVERY},
+};
 
-use crate::device::{self, Device, DeviceError, Driver};
+use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
 
 /// Where an EMC is and what it has.
 #[derive(Clone, Debug)]
@@ -32,8 +40,8 @@ pub struct EmcPlace {
     pub rack: String,
 }
 
-/// Starts the thread of one EMC. Calls that wait are made in a row, made durable and reported together. It ends when the
-/// sender is dropped.
+/// Starts the thread of one EMC. Calls that wait are made in a row, made durable and reported together. An idle device is
+/// checked every [`DEVICE_PROBE_EVERY`]. It ends when the sender is dropped.
 ///
 /// # Errors
 /// The operating system has no more threads.
@@ -41,41 +49,90 @@ pub fn start(
     place: EmcPlace,
     report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
 ) -> std::io::Result<mpsc::Sender<DeviceCall>> {
+    start_probing(place, DEVICE_PROBE_EVERY.as_duration(), report)
+}
+
+/// As [`start`], with the time between two checks of an idle device.
+fn start_probing(
+    place: EmcPlace,
+    every: Duration,
+    report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
+) -> std::io::Result<mpsc::Sender<DeviceCall>> {
     let (calls, received) = mpsc::channel();
     thread::Builder::new().name(format!("emc-{}", place.id.0)).spawn(move || {
-        let mut device = None;
-        while let Ok(call) = received.recv() {
-            let calls = std::iter::once(call).chain(received.try_iter()).take(DEVICE_ANSWERS_AT_ONCE_MAX);
-            report(place.id, perform_all(&place, &mut device, calls.collect()));
+        let mut link = Link::default();
+        loop {
+            let calls = match received.recv_timeout(every) {
+                Ok(call) => std::iter::once(call).chain(received.try_iter()).take(DEVICE_ANSWERS_AT_ONCE_MAX),
+                Err(RecvTimeoutError::Timeout) => {
+                    link.probe(&place).into_iter().for_each(|failed| report(place.id, vec![failed]));
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            report(place.id, perform_all(&place, &mut link, calls.collect()));
         }
     })?;
     Ok(calls)
 }
 
-/// Nothing is answered that is not durable. What could not be made so is asked of a device that was opened anew.
-fn perform_all(
-    place: &EmcPlace,
-    device: &mut Option<Box<dyn Device>>,
-    calls: Vec<DeviceCall>,
-) -> Vec<DeviceDone> {
-    let done = calls.iter().map(|call| perform(place, device, call.clone())).collect();
-    let Some(Err(error)) = device.as_mut().map(|device| device.commit()) else { return done };
-    *device = None;
-    let message = units::chain(&error);
-    tracing::warn!(emc = %place.name, calls = calls.len(), error = message, "device calls not durable");
+/// The device as its thread has it.
+#[derive(Default)]
+struct Link {
+    open: Option<(Box<dyn Device>, Presence)>,
+    /// It was open before: it is not begun again where its directory is missing.
+    was_open: bool,
+}
+
+impl Link {
+    fn open(&mut self, place: &EmcPlace) -> Result<&mut dyn Device, DeviceError> {
+        if self.open.is_none() {
+            if self.was_open {
+                Presence::of(place.driver, &place.path)?;
+            }
+            let device = place.driver.open(&place.path, place.slices, &place.serial, &place.rack)?;
+            self.open = Some((device, Presence::of(place.driver, &place.path)?));
+            self.was_open = true;
+        }
+        let (device, _) = self.open.as_mut().expect("opened above");
+        Ok(device.as_mut())
+    }
+
+    /// Closes the device if its directory is not the one that was opened.
+    fn check(&mut self) -> Result<(), DeviceError> {
+        let Some((_, presence)) = &self.open else { return Ok(()) };
+        presence.check().inspect_err(|_| self.open = None)
+    }
+
+    /// Checks an idle device. A failure is reported as one of [`DeviceCall::Contents`], which is the call that is retried.
+    fn probe(&mut self, place: &EmcPlace) -> Option<DeviceDone> {
+        let error = units::chain(&self.check().err()?);
+        tracing::warn!(emc = %place.name, error, "device vanished");
+        Some(DeviceDone::Failed { call: DeviceCall::Contents, failure: DeviceFailure::Error(error) })
+    }
+}
+
+/// Returns no answer that is not durable. Calls whose effects could not be made durable are asked again of a device that
+/// was opened again.
+fn perform_all(place: &EmcPlace, link: &mut Link, calls: Vec<DeviceCall>) -> Vec<DeviceDone> {
+    if let Err(error) = link.check() {
+        return fail_all(place, calls, &error, "device vanished");
+    }
+    let done = calls.iter().map(|call| perform(place, link, call.clone())).collect();
+    let Some(Err(error)) = link.open.as_mut().map(|(device, _)| device.commit()) else { return done };
+    link.open = None;
+    fail_all(place, calls, &error, "device calls not durable")
+}
+
+fn fail_all(place: &EmcPlace, calls: Vec<DeviceCall>, error: &DeviceError, what: &str) -> Vec<DeviceDone> {
+    let message = units::chain(error);
+    tracing::warn!(emc = %place.name, calls = calls.len(), error = message, "{what}");
     let failed = |call| DeviceDone::Failed { call, failure: DeviceFailure::Error(message.clone()) };
     calls.into_iter().map(failed).collect()
 }
 
-fn perform(place: &EmcPlace, device: &mut Option<Box<dyn Device>>, call: DeviceCall) -> DeviceDone {
-    let opened = match device {
-        Some(device) => Ok(device),
-        None => place
-            .driver
-            .open(&place.path, place.slices, &place.serial, &place.rack)
-            .map(|opened| device.insert(opened)),
-    };
-    let result = opened.and_then(|device| place.make(device.as_mut(), &call));
+fn perform(place: &EmcPlace, link: &mut Link, call: DeviceCall) -> DeviceDone {
+    let result = link.open(place).and_then(|device| place.make(device, &call));
     result.unwrap_or_else(|error| {
         let failure = match error {
             DeviceError::StaleEpoch { highest, .. } => DeviceFailure::StaleEpoch { highest },
@@ -182,7 +239,7 @@ mod tests {
     #[test]
     fn slice_whose_file_cannot_be_opened_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), None);
+        let (place, mut device) = (place(directory.path()), Link::default());
         perform_all(&place, &mut device, vec![DeviceCall::Contents]);
         let file = directory.path().join("slices/00007.1.h0");
         std::fs::create_dir(&file).unwrap();
@@ -209,13 +266,13 @@ mod tests {
     #[test]
     fn device_of_another_rack_is_refused_and_left_as_it_is() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), None);
+        let (place, mut device) = (place(directory.path()), Link::default());
         perform_all(&place, &mut device, vec![grant(107)]);
         drop(device);
         let other = EmcPlace { rack: "other".to_owned(), ..place.clone() };
         let stale = directory.path().join("slices/00007.0.h0"); // a revocation that its own rack would finish
         std::fs::write(&stale, "").unwrap();
-        let refused = perform_all(&other, &mut None, vec![DeviceCall::Contents, grant(108)]);
+        let refused = perform_all(&other, &mut Link::default(), vec![DeviceCall::Contents, grant(108)]);
         for done in refused {
             let DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } = done else {
                 panic!("{done:?}")
@@ -223,14 +280,14 @@ mod tests {
             assert!(error.contains("an EMC of rack r, this is rack other"), "{error}");
         }
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
-        let again = perform_all(&place, &mut None, vec![grant(107)]);
+        let again = perform_all(&place, &mut Link::default(), vec![grant(107)]);
         assert!(matches!(again[..], [DeviceDone::Granted { .. }]), "{again:?}");
     }
 
     #[test]
     fn device_without_its_directory_fails_as_a_whole() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), None);
+        let (place, mut device) = (place(directory.path()), Link::default());
         perform_all(&place, &mut device, vec![DeviceCall::Contents]);
         std::fs::remove_dir(directory.path().join("slices")).unwrap();
         let done = perform_all(&place, &mut device, vec![grant(107)]);
@@ -243,11 +300,66 @@ mod tests {
     #[test]
     fn slice_that_another_host_has_is_reported_with_its_owner() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), None);
+        let (place, mut device) = (place(directory.path()), Link::default());
         perform_all(&place, &mut device, vec![grant(100)]);
         let (slice, epoch, host) = (SliceId(100), Epoch(2), HostId(1));
         let done = perform_all(&place, &mut device, vec![DeviceCall::Grant { slice, epoch, host }]);
         let [DeviceDone::Failed { failure, .. }] = &done[..] else { panic!("{done:?}") };
         assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
+    }
+
+    fn is_vanished(done: &[DeviceDone]) -> bool {
+        let vanished = |done: &DeviceDone| matches!(done, DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } if error.contains("restore the EMC's directory"));
+        done.iter().all(vanished)
+    }
+
+    /// Returns the first report that fits; the thread of the EMC reports within milliseconds.
+    fn await_report(reports: &mpsc::Receiver<Vec<DeviceDone>>, fits: impl Fn(&[DeviceDone]) -> bool) {
+        loop {
+            let done = reports.recv_timeout(Duration::from_secs(60)).expect("a report");
+            if fits(&done) {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn idle_device_whose_directory_vanishes_is_reported_and_returns() {
+        let parent = tempfile::tempdir().unwrap();
+        let (path, away) = (parent.path().join("emc"), parent.path().join("away"));
+        let (report, reports) = mpsc::channel();
+        let report = move |_, done| drop(report.send(done));
+        let calls = start_probing(place(&path), Duration::from_millis(1), report).unwrap();
+        calls.send(grant(107)).unwrap();
+        await_report(&reports, |done| matches!(done, [DeviceDone::Granted { .. }]));
+        std::fs::rename(&path, &away).unwrap();
+        await_report(&reports, is_vanished);
+        calls.send(DeviceCall::Contents).unwrap();
+        await_report(&reports, is_vanished);
+        assert!(!path.exists(), "an empty device was begun in the place of the missing one");
+        std::fs::rename(&away, &path).unwrap();
+        calls.send(DeviceCall::Contents).unwrap();
+        let has_grant = |done: &[DeviceDone]| matches!(done, [DeviceDone::Contents(contents)] if contents.grants.len() == 1);
+        await_report(&reports, has_grant);
+    }
+
+    #[test]
+    fn call_of_vanished_device_fails_as_a_whole() {
+        for vanished in ["", "slices", "epochs", "rack-uuid"] {
+            let parent = tempfile::tempdir().unwrap();
+            let path = parent.path().join("emc");
+            let (place, mut device) = (place(&path), Link::default());
+            perform_all(&place, &mut device, vec![grant(107)]);
+            let (from, to) = (path.join(vanished), parent.path().join("away"));
+            std::fs::rename(&from, &to).unwrap();
+            let revoke = DeviceCall::Revoke { slice: SliceId(107), epoch: Epoch(1) };
+            for _ in 0..2 {
+                let done = perform_all(&place, &mut device, vec![revoke.clone(), grant(108)]);
+                assert!(done.len() == 2 && is_vanished(&done), "{vanished}: {done:?}");
+            }
+            std::fs::rename(&to, &from).unwrap();
+            let done = perform_all(&place, &mut device, vec![revoke.clone()]);
+            assert!(matches!(done[..], [DeviceDone::Revoked { .. }]), "{vanished}: {done:?}");
+        }
     }
 }

@@ -1,9 +1,14 @@
 //! The store as the driver sees it: records in, batch by batch, and everything out again. It knows no ledger.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use pool::{audit::Decision, record::Record};
-use units::limits::{EXPLAIN_ENTRIES_MAX, STORE_FREE_BYTES_MIN, STORE_SPACE_CHECKED_EVERY};
+use units::limits::{
+    EXPLAIN_ENTRIES_MAX, STORE_FREE_BYTES_MIN, STORE_LOW_CHECKED_EVERY, STORE_SPACE_CHECKED_EVERY,
+};
 
 use crate::{
     records::{self, LoadError, Loaded},
@@ -72,6 +77,12 @@ impl Keeper {
         let free = self.store.free_bytes().ok().flatten()?;
         let low = free < STORE_FREE_BYTES_MIN;
         (low != std::mem::replace(&mut self.space_low, low)).then_some(low)
+    }
+
+    /// How long the driver's thread may sleep: while the disk is full nothing is written, and only a look tells when there is
+    /// room again.
+    pub fn sleep_max(&self) -> Option<Duration> {
+        self.space_low.then(|| STORE_LOW_CHECKED_EVERY.as_duration())
     }
 
     /// Opens the store again and reads everything.

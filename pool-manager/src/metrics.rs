@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, atomic::AtomicU64},
+    sync::{Arc, Mutex, atomic::AtomicU64},
     time::Instant,
 };
 
@@ -12,7 +12,7 @@ use pool::{
     record::{Key, Record},
 };
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::EncodeLabelSet,
     metrics::{
         counter::Counter,
         family::Family,
@@ -23,7 +23,10 @@ use prometheus_client::{
 };
 use units::{Bytes, SliceId};
 
-use crate::forecasts::{Past, Point};
+use crate::{
+    forecasts::{Past, Point},
+    rpc::counted::RpcMetrics,
+};
 
 /// Labels of one change of state.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -56,6 +59,8 @@ struct AlarmLabel {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
+    /// Calls of the gRPC services.
+    pub rpc: Arc<RpcMetrics>,
     entered: Mutex<HashMap<SliceId, Instant>>,
     /// Failed durable writes.
     pub store_failures: Counter,
@@ -114,6 +119,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let metrics = Self {
             registry: Mutex::new(Registry::with_prefix("tarn")),
+            rpc: Arc::default(),
             entered: Mutex::default(),
             store_failures: Counter::default(),
             batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
@@ -262,14 +268,15 @@ impl Metrics {
         self.revision.set(ledger.meta().revision.0 as i64);
     }
 
-    /// All of it, as Prometheus reads it.
+    /// The page that Prometheus reads, see [`exposition`].
     ///
     /// # Errors
     /// Formatting failed.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
-        let mut text = String::new();
-        encode(&mut text, &self.registry.lock().expect("nobody panics while reading"))?;
-        Ok(text)
+        let registry = self.registry.lock().expect("nobody panics while reading");
+        self.rpc.with_registry(|rpc| {
+            exposition::page(&[&registry, rpc], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
+        })
     }
 }
 

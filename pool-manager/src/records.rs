@@ -203,9 +203,9 @@ mod tests {
         let mut again = keys.map(|key| write(&before.record(key)));
         let Write::Put { value, .. } = &mut again[2] else { panic!("a host that is there") };
         assert_eq!(
-            value.split_off(value.len() - 2),
-            [0; 2],
-            "lists of EMCs that earlier versions did not write"
+            value.split_off(value.len() - 3),
+            [0; 3],
+            "lists of EMCs and a time that earlier versions did not write"
         );
         assert_eq!(again.as_slice(), &old[..4], "the same bytes under the same keys");
         store.commit(&[write(&Record::Gone(Key::Host(HostId(300))))]).unwrap();
@@ -230,6 +230,7 @@ mod tests {
                 must_report: false,
                 unconfirmed_fences: BTreeSet::new(),
                 unwired_fences: BTreeSet::new(),
+                fenced_at: UnixMs::default(),
             };
             write(&Record::Host(HostId(number), host))
         }));
@@ -252,11 +253,12 @@ mod tests {
             must_report: true,
             unconfirmed_fences: BTreeSet::new(),
             unwired_fences: BTreeSet::new(),
+            fenced_at: UnixMs::default(),
         };
         let record = Record::Host(HostId(0), host);
         let mut written = postcard::to_stdvec(&record).unwrap();
-        let lists = written.split_off(written.len() - 2);
-        assert_eq!(lists, [0; 2], "the empty lists, which earlier versions did not write");
+        let unwritten = written.split_off(written.len() - 3);
+        assert_eq!(unwritten, [0; 3], "empty lists and a time, which earlier versions did not write");
         assert_eq!(read(Table::Hosts, &[0, 0], &written).unwrap(), record);
     }
 
@@ -295,9 +297,9 @@ mod tests {
         let mut written = postcard::to_stdvec(&committed).unwrap();
         assert_eq!(written.pop(), Some(0), "no user, which earlier versions did not write");
         assert_eq!(read_back(&written), committed);
-        let broken = reservation(Stage::Broken { why: "lost".into(), deadline: None }, None);
+        let broken = reservation(Stage::Broken { why: "lost".into(), deadline: None, at: UnixMs(0) }, None);
         let mut written = postcard::to_stdvec(&broken).unwrap();
-        for field in ["user", "deadline of a broken reservation"] {
+        for field in ["user", "time of the break", "deadline of a broken reservation"] {
             assert_eq!(written.pop(), Some(0), "no {field}, which earlier versions did not write");
             assert_eq!(read_back(&written), broken);
         }

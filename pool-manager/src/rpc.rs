@@ -4,6 +4,7 @@ pub mod admin;
 pub mod agent;
 pub mod backup;
 pub mod connections;
+pub mod counted;
 pub mod identity;
 pub mod models;
 pub mod refused;

@@ -23,6 +23,7 @@ use tokio::{
     sync::{Semaphore, watch},
     task::JoinHandle,
 };
+use tonic::server::NamedService;
 use tonic::transport::Server;
 use tower_layer::Stack;
 use units::limits::{CALLS_PER_CONNECTION_MAX, MESSAGE_BYTES_MAX};
@@ -39,6 +40,7 @@ use crate::{
         admin::Admin,
         agent::Agent,
         connections::{self, CountCallsLayer, Listener, SocketError, TlsConfig},
+        counted::Counted,
         identity::{Identity, Rules},
         models::Models,
         rejections::Rejections,
@@ -340,18 +342,28 @@ fn router(shared: Shared) -> Router {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET) // details of errors
+        .with_service_name(<SchedulerServer<Scheduler> as NamedService>::NAME)
+        .with_service_name(<AdminServer<Admin> as NamedService>::NAME)
+        .with_service_name(<ModelsServer<Models> as NamedService>::NAME)
+        .with_service_name(<AgentServer<Agent> as NamedService>::NAME)
+        .with_service_name("grpc.health.v1.Health")
         .build_v1()
         .expect("the descriptors were made with the services");
+    let rpc = Arc::clone(&shared.metrics.rpc);
+    let scheduler =
+        SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let admin = AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let models = ModelsServer::new(Models(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Server::builder()
         .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
         .layer(CountCallsLayer)
         .add_service(reflection)
-        .add_service(
-            SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX),
-        )
-        .add_service(AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(ModelsServer::new(Models(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(Counted::new(scheduler, &rpc))
+        .add_service(Counted::new(admin, &rpc))
+        .add_service(Counted::new(models, &rpc))
+        .add_service(Counted::new(agent, &rpc))
 }
 
 fn tls_config(config: &Config) -> Result<TlsConfig, TlsError> {
@@ -393,7 +405,8 @@ async fn export(
             let metrics = Arc::clone(&shared.metrics);
             let observed = shared.driver.look(|manager, _| metrics.observe(manager));
             observed.map_err(|error| error.to_string())?;
-            shared.metrics.text().map_err(|error| error.to_string())
+            let page = shared.metrics.text().map_err(|error| error.to_string())?;
+            Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], page))
         }
     };
     let app = axum::Router::new().route("/metrics", axum::routing::get(show));

@@ -13,4 +13,6 @@ pub mod v1 {
     tonic::include_proto!("tarn.v1");
     /// Everything in this package, for gRPC reflection.
     pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("tarn");
+    /// Every method: its service with the package, its name, and `unary`, `client_stream`, `server_stream` or `bidi_stream`.
+    pub const METHODS: &[(&str, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/methods.rs"));
 }

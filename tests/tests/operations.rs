@@ -6,7 +6,6 @@ use std::{fs, process::Command};
 use proto::v1 as wire;
 use rustix::process::Signal;
 use tests::rack::{Plan, Rack, by_vm, programs, reserve};
-use tonic::Code;
 
 #[tokio::test]
 async fn hosts_and_emcs_are_added_by_reload_and_removed_only_when_drained() {

@@ -17,7 +17,10 @@ Exit codes:
   4    conflict: it exists already, or its state does not allow this
   5    exhausted: out of slices, memory or cores
   6    unavailable: the manager cannot be reached or is not ready
-  124  timed out";
+  124  timed out
+  130  interrupted by Ctrl-C (SIGINT, as shells report it)";
+
+const GLOBAL_OPTIONS: &str = "Global options such as --endpoint, --timeout and --output: `tarn --help`";
 
 const COUNTERS: &str = "\
 Counters of --counter, after Intel's top-down method, any of them:
@@ -37,6 +40,21 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Returns the commands with global options in the help of `tarn` alone. Every other command takes them, too.
+pub(crate) fn brief(command: clap::Command) -> clap::Command {
+    let global: Vec<_> = command.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
+    command.mut_subcommands(|sub| {
+        let hidden = global.iter().map(|arg| arg.clone().hide(true));
+        with_pointer(sub.args(hidden))
+    })
+}
+
+/// Adds where global options are explained, unless a command has another text there.
+fn with_pointer(command: clap::Command) -> clap::Command {
+    let command = command.mut_subcommands(with_pointer);
+    if command.get_after_help().is_some() { command } else { command.after_help(GLOBAL_OPTIONS) }
 }
 
 /// Options of every command.
@@ -61,7 +79,8 @@ pub struct Global {
     /// Name in the manager's certificate, if it is not the endpoint's host
     #[arg(long, env = "TARN_SERVER_NAME", global = true, value_name = "NAME")]
     pub server_name: Option<String>,
-    /// How long to wait for an answer, such as 500ms, 30s or 5m [default: 30s, or 5m when waiting for slices]
+    /// How long to wait for an answer, such as 500ms, 30s or 5m; a watch ends after it [default: 30s, or 5m when waiting
+    /// for slices; a watch has none]
     #[arg(long, global = true, value_name = "TIME", value_parser = span)]
     pub timeout: Option<Duration>,
     /// How to print

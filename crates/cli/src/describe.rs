@@ -12,6 +12,9 @@ use crate::{
     view,
 };
 
+/// VMs of a host that `tarn explain host` names.
+const VMS_SHOWN: usize = 8;
+
 /// A VM's memory, slice by slice.
 #[derive(Debug, Serialize)]
 struct Vm {
@@ -106,21 +109,51 @@ pub(crate) async fn explain(subject: Subject, to: &Connection, format: Format) -
     })
 }
 
-/// What to say of something that nothing was decided about; a refusal if it does not exist.
+/// The state of something about which no decision is remembered, and where decisions that concern it are; a refusal if it
+/// does not exist.
 async fn unexplained(subject: Subject, words: &str, to: &Connection) -> Result<String, Failure> {
     let nothing = format!("no decision about {words} is remembered");
     match subject {
-        Subject::Rack => {}
-        Subject::Vm { .. } => return Err(Status::not_found(nothing).into()),
-        Subject::Host { name } => drop(get::host(to, name.into()).await?),
-        Subject::Emc { name } => drop(get::emc(to, name.into()).await?),
+        Subject::Rack => Ok(format!("{nothing}\n")),
+        Subject::Vm { .. } => Err(Status::not_found(nothing).into()),
+        Subject::Host { name } => {
+            let host = get::host(to, name.clone().into()).await?;
+            let vms = lists::reservations(to, false).await?.into_iter();
+            let vms = vms.filter(|r| r.host == name.as_str()).map(|r| r.vm);
+            let alarms = get::alarms(to, Some(words)).await?;
+            let state = format!("{nothing}; it is {}, scheduling {}\n", host.state, host.scheduling);
+            Ok(state + &alarm_lines(&alarms) + &pointers(vms))
+        }
+        Subject::Emc { name } => {
+            let emc = get::emc(to, name.into()).await?;
+            let alarms = get::alarms(to, Some(words)).await?;
+            let state = format!("{nothing}; it is {}, scheduling {}\n", emc.state, emc.scheduling);
+            Ok(state + &alarm_lines(&alarms))
+        }
         Subject::Slice { slice } => {
-            let vm = get::slice(to, slice).await?.vm;
-            let more = vm.map(|vm| format!("; its VM's are: `tarn explain vm {vm}`")).unwrap_or_default();
-            return Ok(format!("{nothing}{more}\n"));
+            let slice = view::SliceDetail::from(get::slice(to, slice).await?);
+            let host = slice.slice.host.iter().map(|host| format!(" of host {host}")).collect::<String>();
+            let reason = slice.reason.iter().map(|reason| format!(": {reason}")).collect::<String>();
+            let (state, epoch) = (&slice.slice.state, slice.slice.epoch);
+            let state = format!("{nothing}; it is {state}{host}, epoch {epoch}{reason}\n");
+            Ok(state + &pointers(slice.slice.vm))
         }
     }
-    Ok(format!("{nothing}\n"))
+}
+
+fn alarm_lines(alarms: &[view::Alarm]) -> String {
+    alarms.iter().map(|alarm| format!("{}: {}\n", alarm.reason, alarm.message)).collect()
+}
+
+/// The commands that show the decisions about VMs, a line each.
+fn pointers(vms: impl IntoIterator<Item = String>) -> String {
+    let mut vms = vms.into_iter();
+    let shown = vms.by_ref().take(VMS_SHOWN).map(|vm| format!("its VM: `tarn explain vm {vm}`\n"));
+    let shown: String = shown.collect();
+    match vms.count() {
+        0 => shown,
+        more => format!("{shown}and {more} more VMs: `tarn get reservations`\n"),
+    }
 }
 
 /// The subject in the manager's words: decisions are filed under VMs, so a reservation is looked up first.

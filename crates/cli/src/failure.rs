@@ -11,8 +11,13 @@ use std::{
 use serde::Serialize;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
+use units::Bytes;
 
-use crate::{Format, hint, print};
+use crate::{
+    Format,
+    hint::{self, Subjects},
+    print,
+};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +48,12 @@ pub enum Failure {
         /// Where.
         endpoint: String,
         /// How long was waited.
+        after: Duration,
+    },
+    /// A watch ended because of --timeout.
+    #[error("the watch ended after {}, as --timeout says", humantime::format_duration(*.after))]
+    WatchOver {
+        /// The value of --timeout.
         after: Duration,
     },
     /// Words that are no command.
@@ -133,7 +144,7 @@ impl Failure {
         match self {
             Self::Said(status) | Self::Unknown { status, .. } => exit(code(status)),
             Self::Connect { .. } => Exit::Unavailable,
-            Self::TimedOut { .. } => Exit::TimedOut,
+            Self::TimedOut { .. } | Self::WatchOver { .. } => Exit::TimedOut,
             Self::Words(_) | Self::Value { .. } => Exit::Usage,
             Self::Protocol(_) | Self::File { .. } | Self::Output(_) | Self::Found(_) => Exit::Error,
         }
@@ -201,14 +212,17 @@ impl Failure {
             Self::Unknown { hint, .. } => Some(hint.clone()),
             Self::Said(status) if broke(status) => Some(hint::BROKEN.to_owned()),
             Self::Said(status) => {
-                hint::for_refusal(code(status), self.reason().as_deref()).map(str::to_owned)
+                hint::for_refusal(code(status), self.reason().as_deref(), &Subjects::default())
             }
             Self::Connect { .. } => Some(hint::NOBODY_THERE.to_owned()),
             Self::TimedOut { .. } => Some(hint::NO_ANSWER.to_owned()),
             Self::Words(_) => Some("`tarn --help`, or --help after any command".to_owned()),
-            Self::Value { .. } | Self::Protocol(_) | Self::File { .. } | Self::Output(_) | Self::Found(_) => {
-                None
-            }
+            Self::Value { .. }
+            | Self::WatchOver { .. }
+            | Self::Protocol(_)
+            | Self::File { .. }
+            | Self::Output(_)
+            | Self::Found(_) => None,
         }
     }
 }
@@ -226,12 +240,12 @@ fn root<'a>(cause: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
 }
 
 /// Whether a status is the network's word instead of the manager's: made on this side, from what the transport said.
-fn broke(status: &Status) -> bool {
+pub(crate) fn broke(status: &Status) -> bool {
     status.source().is_some() && matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal)
 }
 
 /// A connection that breaks in the middle of a call has many names in the transport; all mean "try again".
-fn code(status: &Status) -> Code {
+pub(crate) fn code(status: &Status) -> Code {
     if broke(status) { Code::Unavailable } else { status.code() }
 }
 
@@ -239,6 +253,50 @@ fn said(status: &Status) -> String {
     match (status.message(), status.source()) {
         (_, Some(cause)) if broke(status) => format!("the connection to the manager broke: {}", root(cause)),
         ("", _) => status.code().description().to_owned(),
+        (text, _) if status.code() == Code::InvalidArgument => as_typed(text),
         (text, _) => text.to_owned(),
+    }
+}
+
+/// Options by the field of a request that they become; a field of another name is an argument or is called like its option.
+const OPTIONS: &[(&str, &str)] = &[
+    ("pool_bytes", "--pool"),
+    ("local_bytes", "--local"),
+    ("memory_bytes", "--memory"),
+    ("commit_within_ms", "--commit-within"),
+    ("timeout_ms", "--timeout"),
+    ("request_id", "--request-id"),
+    ("validate_only", "--validate-only"),
+    ("wait_ready", "--wait-ready"),
+];
+
+/// Replaces a request's field by the option that was typed, and bytes by a size.
+fn as_typed(text: &str) -> String {
+    let option = OPTIONS
+        .iter()
+        .find_map(|(field, option)| Some((*field, *option, text.strip_prefix(field)?.strip_prefix(": ")?)));
+    let Some((field, option, problem)) = option else { return text.to_owned() };
+    let (value, rule) = problem.split_once(' ').unwrap_or((problem, ""));
+    match value.parse::<u64>() {
+        Ok(bytes) if field.ends_with("_bytes") => format!("{option}: {} {rule}", Bytes::new(bytes)),
+        _ => format!("{option}: {problem}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_value_names_the_option() {
+        let refusals = [
+            ("pool_bytes: 1610612736 must be whole slices", "--pool: 1536MiB must be whole slices"),
+            ("local_bytes: 5 must be whole MiB", "--local: 5B must be whole MiB"),
+            ("commit_within_ms: 7 must be at most 5", "--commit-within: 7 must be at most 5"),
+            ("vm: \"r-1\" must not be r- and a number", "vm: \"r-1\" must not be r- and a number"),
+        ];
+        for (text, typed) in refusals {
+            assert_eq!(said(&Status::invalid_argument(text)), typed);
+        }
     }
 }

@@ -25,10 +25,10 @@ const BY_REASON: &[(&str, &str)] = &[
         "an agent tells after each epoch, if it shares its host among tenants at all; `tarn get hosts` shows whether it is up",
     ),
     ("REQUEST_ID_REUSED", "a request id belongs to one request for ever: choose a new one"),
-    ("VM_ALREADY_RESERVED", "`tarn describe vm NAME` shows what it has; `tarn release NAME` gives it back"),
+    ("VM_ALREADY_RESERVED", "`tarn describe vm {vm}` shows what it has; `tarn release {vm}` gives it back"),
     (
         "HOST_NOT_SCHEDULABLE",
-        "`tarn describe host NAME` says why: a cordon or drain is taken back with `tarn uncordon host NAME`, a silent host \
+        "`tarn describe host {host}` says why: a cordon or drain is taken back with `tarn uncordon host {host}`, a silent host \
          needs its agent (`tarn doctor`)",
     ),
     (
@@ -44,10 +44,10 @@ const BY_REASON: &[(&str, &str)] = &[
     ("STORE_LOW_SPACE", "make room on the disk of the manager's store; releases work meanwhile"),
     (
         "RESERVATION_WRONG_STATE",
-        "`tarn describe vm NAME` shows its state, `tarn explain vm NAME` how it got there",
+        "`tarn describe vm {vm}` shows its state, `tarn explain vm {vm}` how it got there",
     ),
-    ("SLICE_WRONG_STATE", "`tarn explain slice NUMBER` shows how it got there"),
-    ("HOST_CONNECTED", "drain a host that answers: `tarn drain host NAME`"),
+    ("SLICE_WRONG_STATE", "`tarn explain slice {slice}` shows how it got there"),
+    ("HOST_CONNECTED", "drain a host that answers: `tarn drain host {host}`"),
     ("STORE_FAILED", "repeat the request with the same --request-id: it finds out whether it was done"),
     ("STARTING", "try again in a moment"),
     (
@@ -57,13 +57,36 @@ const BY_REASON: &[(&str, &str)] = &[
     ("TOO_MANY_WATCHERS", "end a watch that nobody reads; `tarn get rack` needs none"),
     ("OVERLOADED", "too much at once: try again in a moment"),
     ("STOPPING", "the manager is restarting or being stopped: try again in a moment"),
-    ("NOT_READY_IN_TIME", "nothing was lost: `tarn wait-ready` again, or `tarn explain vm NAME`"),
+    ("NOT_READY_IN_TIME", "nothing was lost: `tarn wait-ready` again, or `tarn explain vm {vm}`"),
 ];
 
+/// What a question was about, for the commands in its advice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Subjects {
+    /// The host.
+    pub(crate) host: Option<String>,
+    /// The VM, or its reservation as r-N.
+    pub(crate) vm: Option<String>,
+    /// The slice.
+    pub(crate) slice: Option<u32>,
+}
+
+impl Subjects {
+    /// Fills in what is known; the rest stays a placeholder such as `<vm>`.
+    fn fill(&self, advice: &str) -> String {
+        let slice = self.slice.map(|slice| slice.to_string());
+        let subjects = [("host", &self.host), ("vm", &self.vm), ("slice", &slice)];
+        subjects.into_iter().fold(advice.to_owned(), |advice, (kind, name)| {
+            let shown = name.clone().unwrap_or_else(|| format!("<{kind}>"));
+            advice.replace(&format!("{{{kind}}}"), &shown)
+        })
+    }
+}
+
 /// What to do after the manager refused, if there is advice.
-pub(crate) fn for_refusal(code: Code, reason: Option<&str>) -> Option<&'static str> {
+pub(crate) fn for_refusal(code: Code, reason: Option<&str>, subjects: &Subjects) -> Option<String> {
     let known = BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
-    known.map(|(_, advice)| *advice).or_else(|| by_code(code))
+    known.map(|(_, advice)| *advice).or_else(|| by_code(code)).map(|advice| subjects.fill(advice))
 }
 
 fn by_code(code: Code) -> Option<&'static str> {
@@ -89,5 +112,23 @@ fn by_code(code: Code) -> Option<&'static str> {
         | Code::FailedPrecondition
         | Code::Aborted
         | Code::OutOfRange => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_names_what_was_asked_about() {
+        let subjects = Subjects { vm: Some("web".to_owned()), ..Subjects::default() };
+        let advice = for_refusal(Code::AlreadyExists, Some("VM_ALREADY_RESERVED"), &subjects);
+        let says = "`tarn describe vm web` shows what it has; `tarn release web` gives it back";
+        assert_eq!(advice.as_deref(), Some(says));
+        for (reason, advice) in BY_REASON {
+            assert!(!advice.contains("NAME") && !advice.contains("NUMBER"), "{reason}: {advice}");
+            let filled = for_refusal(Code::Unknown, Some(reason), &Subjects::default()).unwrap();
+            assert!(!filled.contains('{'), "{reason}: {filled}");
+        }
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::{
     Connection, Failure,
-    args::{Ask, Explained, Kind, Mended, Place, Ref, Subject},
+    args::{Ask, Explained, Kind, Mended, Migration, Place, Ref, Subject},
+    failure,
+    hint::{self, Subjects},
     lists,
 };
 
@@ -17,6 +19,9 @@ pub(crate) struct Names {
     host: Option<String>,
     emc: Option<String>,
     vm: Option<String>,
+    /// The VM, or its reservation as r-N.
+    which: Option<String>,
+    slice: Option<u32>,
 }
 
 impl Names {
@@ -30,8 +35,29 @@ impl Names {
 
     fn vm(which: &Ref) -> Self {
         match which {
-            Ref::Vm(name) => Self { vm: Some(name.to_string()), ..Self::default() },
-            Ref::Reservation(_) => Self::default(),
+            Ref::Vm(name) => {
+                Self { vm: Some(name.to_string()), which: Some(name.to_string()), ..Self::default() }
+            }
+            Ref::Reservation(id) => Self { which: Some(id.to_string()), ..Self::default() },
+        }
+    }
+
+    fn slice(slice: u32) -> Self {
+        Self { slice: Some(slice), ..Self::default() }
+    }
+
+    /// The refusal with commands that name what was asked about.
+    fn advise(self, refused: Failure) -> Failure {
+        let subjects = Subjects { host: self.host, vm: self.which, slice: self.slice };
+        match refused {
+            Failure::Said(status) if subjects != Subjects::default() && !failure::broke(&status) => {
+                let reason = Failure::Said(status.clone()).reason();
+                match hint::for_refusal(status.code(), reason.as_deref(), &subjects) {
+                    Some(hint) => Failure::Unknown { status, hint },
+                    None => Failure::Said(status),
+                }
+            }
+            refused => refused,
         }
     }
 
@@ -42,7 +68,9 @@ impl Names {
             Ask::Describe(subject) | Ask::Explain(Explained::Subject(subject)) => Self::of_subject(subject),
             Ask::Explain(Explained::Shares(of)) => Self::host(&of.host),
             Ask::Weigh(weigh) => Self::host(&weigh.host),
-            Ask::Reserve(reserve) => Self::host(&reserve.host),
+            Ask::Reserve(reserve) => {
+                Self { which: Some(reserve.vm.to_string()), ..Self::host(&reserve.host) }
+            }
             Ask::Fence(fence) => Self::host(&fence.host),
             Ask::WaitReady(which) | Ask::Commit(which) => Self::vm(&which.which),
             Ask::Release(release) => Self::vm(&release.which),
@@ -50,6 +78,8 @@ impl Names {
             Ask::Cordon(Place::Emc(named)) | Ask::Drain(Place::Emc(named)) => Self::emc(&named.name),
             Ask::Uncordon(Mended::Host(named)) => Self::host(&named.name),
             Ask::Uncordon(Mended::Emc(named)) => Self::emc(&named.name),
+            Ask::Uncordon(Mended::Slice { slice, .. }) => Self::slice(*slice),
+            Ask::Migration(Migration::Resolve { vm, .. }) => Self::vm(&Ref::Vm(vm.clone())),
             _ => Self::default(),
         }
     }
@@ -75,17 +105,17 @@ impl Names {
         }
     }
 
-    /// The refusal with names that exist, if it was about a name; as it was if they cannot be had.
+    /// The refusal with names that exist, if it was about a name; else with advice.
     pub(crate) async fn explain(self, refused: Failure, to: &Connection) -> Failure {
         let hint = match refused.reason().as_deref() {
-            Some("HOST_NOT_FOUND") => hint("hosts", self.host, hosts(to).await),
-            Some("EMC_NOT_FOUND") => hint("EMCs", self.emc, emcs(to).await),
-            Some("VM_NOT_FOUND") => hint("VMs", self.vm, vms(to).await),
+            Some("HOST_NOT_FOUND") => hint("hosts", self.host.clone(), hosts(to).await),
+            Some("EMC_NOT_FOUND") => hint("EMCs", self.emc.clone(), emcs(to).await),
+            Some("VM_NOT_FOUND") => hint("VMs", self.vm.clone(), vms(to).await),
             _ => None,
         };
         match (refused, hint) {
             (Failure::Said(status), Some(hint)) => Failure::Unknown { status, hint },
-            (refused, _) => refused,
+            (refused, _) => self.advise(refused),
         }
     }
 }

@@ -29,7 +29,7 @@ mod words;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 use args::Explained;
 pub use args::{Ask, Cli, Command, Format, Global};
@@ -43,7 +43,8 @@ pub fn command() -> clap::Command {
 
 /// Does what the words ask and says how it went, on stdout and stderr and as the exit code.
 pub async fn run(words: Vec<OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(&words) {
+    let parsed = args::brief(Cli::command()).try_get_matches_from(&words);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(misread) => return misunderstood(&misread, &words),
     };
@@ -81,13 +82,14 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
 async fn asked(ask: Ask, global: &Global) -> Result<(), Failure> {
     let to = Connection::open(global).await?;
     let names = known::Names::of(&ask);
-    match answered(ask, &to, global.output).await {
+    match answered(ask, &to, global).await {
         Err(refused) => Err(names.explain(refused, &to).await),
         done => done,
     }
 }
 
-async fn answered(ask: Ask, to: &Connection, format: Format) -> Result<(), Failure> {
+async fn answered(ask: Ask, to: &Connection, global: &Global) -> Result<(), Failure> {
+    let format = global.output;
     match ask {
         Ask::Get(kind) => get::run(kind, to, format).await,
         Ask::Describe(subject) => describe::run(subject, to, format).await,
@@ -103,7 +105,7 @@ async fn answered(ask: Ask, to: &Connection, format: Format) -> Result<(), Failu
         Ask::Drain(place) => admin::drain(place, to, format).await,
         Ask::Fence(args) => admin::fence(args, to, format).await,
         Ask::Backup(args) => backup::run(&args, to, format).await,
-        Ask::Watch(args) => watch::run(args.stream, to, format).await,
+        Ask::Watch(args) => watch::run(args.stream, to, global.timeout, format).await,
         Ask::Migration(asked) => scheduler::migration(asked, to, format).await,
         Ask::Weigh(args) => shares::weigh(args, to, format).await,
         Ask::Train(what) => models::train(what, to, format).await,

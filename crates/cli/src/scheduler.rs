@@ -35,8 +35,17 @@ pub(crate) async fn plan_vm(args: PlanVm, to: &Connection, format: Format) -> Re
 /// Makes a host the owner of memory for a VM.
 pub(crate) async fn reserve(args: Reserve, to: &Connection, format: Format) -> Result<(), Failure> {
     let span = if args.wait_ready { to.patience() } else { to.timeout() };
-    let request_id = args.request_id.clone().map_or_else(|| announced(format), Ok)?;
+    let validate_only = args.validate_only;
+    let request_id = match &args.request_id {
+        Some(id) => id.clone(),
+        None if validate_only => random_id()?, // nothing is done that could be repeated
+        None => announced(format)?,
+    };
     let request = request(args, request_id);
+    if validate_only {
+        let valid = view::Validated::from(to.ask_within(span, to.scheduler().reserve(request)).await?);
+        return print::say(format, &valid, |_| table::validated(&valid));
+    }
     show(format, to.ask_within(span, to.scheduler().reserve(request)).await?)
 }
 
@@ -59,17 +68,21 @@ fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
 
 /// A new request id, said before it is used: whoever loses the answer can repeat the question.
 fn announced(format: Format) -> Result<RequestId, Failure> {
-    let mut random = [0_u8; 16];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| Failure::Protocol(format!("no random numbers from the system: {errno}")))?;
-    let id = RequestId::new(&format!("{:032x}", u128::from_be_bytes(random)))
-        .expect("32 hex digits are a request id");
+    let id = random_id()?;
     let line = match format {
         Format::Json => format!("{{\"request_id\":\"{id}\"}}\n"),
         Format::Table | Format::Wide | Format::Yaml => format!("request_id: {id}\n"),
     };
     io::stderr().lock().write_all(line.as_bytes()).map_err(Failure::Output)?;
     Ok(id)
+}
+
+fn random_id() -> Result<RequestId, Failure> {
+    let mut random = [0_u8; 16];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Failure::Protocol(format!("no random numbers from the system: {errno}")))?;
+    Ok(RequestId::new(&format!("{:032x}", u128::from_be_bytes(random)))
+        .expect("32 hex digits are a request id"))
 }
 
 /// Answers when every slice is online. The manager keeps the time; this side only waits a little longer for its word.

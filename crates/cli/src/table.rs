@@ -7,7 +7,7 @@ use units::Bytes;
 
 use crate::view::{
     Alarm, Decision, Done, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
-    SliceDetail,
+    SliceDetail, Validated,
 };
 
 /// One column of a table about things of kind `T`.
@@ -104,6 +104,19 @@ pub(crate) fn runs(numbers: &[u32]) -> String {
         [] => String::new(),
     });
     joined(&text.collect::<Vec<_>>())
+}
+
+/// A sentence about a reservation that would be possible.
+pub(crate) fn validated(v: &Validated) -> String {
+    format!(
+        "valid, nothing reserved: vm {} on host {} would get {} of the pool (slices {}), {} local and {} cores\n",
+        v.vm,
+        v.host,
+        size(v.pool_bytes),
+        runs(&v.would_take_slices),
+        size(v.local_bytes),
+        v.cores
+    )
 }
 
 impl Row for Slice {

@@ -56,6 +56,34 @@ pub(crate) struct Reservation {
     pub(crate) reason: Option<String>,
 }
 
+/// A reservation that would be possible; nothing was reserved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Validated {
+    pub(crate) valid: bool,
+    pub(crate) vm: String,
+    pub(crate) host: String,
+    pub(crate) would_take_slices: Vec<u32>,
+    pub(crate) local_bytes: u64,
+    pub(crate) pool_bytes: u64,
+    pub(crate) cores: u32,
+    pub(crate) pinned: bool,
+}
+
+impl From<v1::Reservation> for Validated {
+    fn from(r: v1::Reservation) -> Self {
+        Self {
+            valid: true,
+            vm: r.vm,
+            host: r.host,
+            would_take_slices: r.slices,
+            local_bytes: r.local_bytes,
+            pool_bytes: r.pool_bytes,
+            cores: r.cores,
+            pinned: r.pinned,
+        }
+    }
+}
+
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Host {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proto::v1;
 use serde::Serialize;
 use tonic::{Status, Streaming};
-use units::limits::WATCH_AGAIN_EVERY;
+use units::limits::{WATCH_AGAIN_EVERY, WATCH_OPEN_SLACK};
 
 use crate::{
     Connection, Failure, Format,
@@ -16,8 +16,25 @@ use crate::{
     view::{Alarm, Capacity, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail, What},
 };
 
-/// Prints one stream.
-pub(crate) async fn run(stream: Stream, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Prints one stream, for so long if that is limited.
+pub(crate) async fn run(
+    stream: Stream,
+    to: &Connection,
+    limit: Option<Duration>,
+    format: Format,
+) -> Result<(), Failure> {
+    let Some(after) = limit else { return endless(stream, to, format).await };
+    // Polled first: the manager's own failure is reported where both are due.
+    tokio::select! {
+        biased;
+        failed = endless(stream, to, format) => failed,
+        () = tokio::time::sleep(after.saturating_add(WATCH_OPEN_SLACK.as_duration())) => {
+            Err(Failure::WatchOver { after })
+        }
+    }
+}
+
+async fn endless(stream: Stream, to: &Connection, format: Format) -> Result<(), Failure> {
     let within = to.timeout();
     match stream {
         Stream::Capacity => {

@@ -192,6 +192,8 @@ pub enum NotChosen {
     NotSeen,
     /// It has not confirmed the latest fence of the host.
     FenceUnconfirmed,
+    /// Another has as many free slices, and was chosen.
+    Tied,
 }
 
 impl std::fmt::Display for NotChosen {
@@ -199,6 +201,7 @@ impl std::fmt::Display for NotChosen {
         f.write_str(match self {
             Self::TooSmall => "too few for the whole VM",
             Self::Fuller => "another has more free",
+            Self::Tied => "as many free as the chosen one",
             Self::Cordoned => "cordoned",
             Self::Draining => "draining",
             Self::Failed => "failed",

@@ -64,6 +64,7 @@ pub struct Ledger {
     ended_of_vm: BTreeMap<Name, BTreeSet<ReservationId>>,
     by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
     deadlines: BTreeSet<(Ns, ReservationId)>,
+    broken: BTreeSet<ReservationId>,
     /// When requests to move a VM that were declined are made again.
     declined: BTreeSet<(Ns, ReservationId)>,
     /// Ended reservations whose slices are all back.
@@ -200,6 +201,7 @@ impl Ledger {
             ended_of_vm: BTreeMap::new(),
             by_request: IndexMap::default(),
             deadlines: BTreeSet::new(),
+            broken: BTreeSet::new(),
             declined: BTreeSet::new(),
             ended: EndedRequests::default(),
             slices_out: IndexMap::default(),
@@ -373,7 +375,8 @@ impl Ledger {
                 }
                 self.ended_of_vm.entry(reservation.vm.clone()).or_default().insert(id);
             }
-            Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => {}
+            Stage::Broken { .. } => drop(self.broken.insert(id)),
+            Stage::Reserved { .. } | Stage::Committed => {}
         }
         if let Some(deadline) = reservation.stage.deadline()
             && self.has_deadlines(reservation.host)
@@ -428,7 +431,8 @@ impl Ledger {
                     }
                 }
             }
-            Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => {}
+            Stage::Broken { .. } => drop(self.broken.remove(&id)),
+            Stage::Reserved { .. } | Stage::Committed => {}
         }
     }
 

@@ -220,7 +220,12 @@ pub struct Manager {
     /// What each caller waits for: callers leave often, and most of them wait for nothing.
     waiting: BTreeMap<Token, (Ns, ReservationId)>,
     buffer: Buffer,
-    store_low: bool,
+    /// Since when the store's disk has had no room for new reservations.
+    store_low_since: Option<UnixMs>,
+    /// When slices were quarantined since the ledger was loaded.
+    quarantined_at: BTreeMap<SliceId, UnixMs>,
+    /// When hosts were first found not to see a device that they are wired to.
+    unseen_since: BTreeMap<HostId, UnixMs>,
     leases_expired: u64,
     /// A fact came in since the last upkeep; a request alone makes none due.
     upkeep_due: bool,
@@ -260,7 +265,9 @@ impl Manager {
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),
             buffer: Buffer::default(),
-            store_low: false,
+            store_low_since: None,
+            quarantined_at: BTreeMap::new(),
+            unseen_since: BTreeMap::new(),
             leases_expired: 0,
             upkeep_due: false,
             forget_at: Ns::ZERO,
@@ -317,7 +324,7 @@ impl Manager {
             Event::AgentUp(session, host, hello) => self.on_agent_up(when, session, host, hello),
             Event::AgentHave(session, have) => self.on_have(when, session, &have),
             Event::AgentDown(session) => self.on_agent_down(session),
-            Event::StoreSpace { low } => self.store_low = low,
+            Event::StoreSpace { low } => self.on_store_space(when, low),
             Event::Tick => {}
         }
     }
@@ -485,6 +492,7 @@ impl Manager {
         }
         let transitions = self.transitions(&before);
         transitions.iter().for_each(|(slice, _, to)| self.buffer.moved(when.now, *slice, to));
+        self.date_quarantines(when, &transitions);
         let revision = self.durable.meta().revision;
         let published = Published { revision, when, records: Arc::clone(&records), transitions };
         self.effects.push_back(Effect::Durable(published));

@@ -192,6 +192,9 @@ pub struct Host {
     /// EMCs to which the host is not wired and that have confirmed the present fence: a restored ledger may lack wires.
     #[serde(deserialize_with = "if_written")]
     pub unwired_fences: BTreeSet<EmcId>,
+    /// When the present fence began; 0 if an earlier version began it.
+    #[serde(deserialize_with = "if_written")]
+    pub fenced_at: UnixMs,
 }
 
 impl Host {
@@ -299,6 +302,9 @@ pub enum Stage {
         /// When it ends by itself, in rack time; `None` if it had been committed.
         #[serde(deserialize_with = "if_written")]
         deadline: Option<Ns>,
+        /// When it broke; 0 if under an earlier version.
+        #[serde(deserialize_with = "if_written")]
+        at: UnixMs,
     },
     /// Over. Remembered so that a repeated request gets its answer.
     Ended {
@@ -416,6 +422,7 @@ mod tests {
                     must_report: true,
                     unconfirmed_fences: [EmcId(2)].into(),
                     unwired_fences: [EmcId(3)].into(),
+                    fenced_at: UnixMs::default(),
                 };
                 [1, 2].map(|emc| host.must_report_on(EmcId(emc)))
             });

@@ -121,6 +121,8 @@ pub const CALLS_PER_CONNECTION_MAX: u32 = 1024;
 pub const REQUESTS_QUEUED_MAX: usize = 4096;
 /// How often the free space of the store's disk is looked at, at most.
 pub const STORE_SPACE_CHECKED_EVERY: Ns = Ns::ms(100);
+/// Between two looks at the space of a store's disk that is nearly full and to which nothing is written.
+pub const STORE_LOW_CHECKED_EVERY: Ns = Ns::secs(1);
 /// Searches of the decisions at a time, each of which reads all there are; the next is refused as UNAVAILABLE.
 pub const EXPLAINS_AT_ONCE_MAX: usize = 8;
 /// Calls waiting in WaitReady or in Reserve with `wait_ready`.
@@ -150,6 +152,8 @@ pub const WATCH_CHUNK_RECORDS_MAX: usize = 64;
 pub const WATCHERS_MAX: usize = 256;
 /// How often a watcher that lost its manager tries again.
 pub const WATCH_AGAIN_EVERY: Ns = Ns::ms(200);
+/// By how much a watch outlasts its --timeout, so that a manager that does not answer within it is reported as that.
+pub const WATCH_OPEN_SLACK: Ns = Ns::ms(50);
 
 /// Rows of one trace of VMs.
 pub const TRACE_ROWS_MAX: usize = 4 << 20;
@@ -272,12 +276,16 @@ pub const RECONNECT_AFTER_MAX: Ns = Ns::secs(1);
 pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 /// Between two attempts of a device call that failed.
 pub const DEVICE_RETRY: Ns = Ns::secs(1);
+/// Between two checks that an idle device is still where it was opened.
+pub const DEVICE_PROBE_EVERY: Ns = Ns::secs(2);
 /// The first pause before a device call that failed for one slice is made again; it doubles with every failure.
 pub const SLICE_RETRY_MIN: Ns = Ns::ms(200);
 /// The longest such pause.
 pub const SLICE_RETRY_MAX: Ns = Ns::secs(2);
 /// Quarantined slices with an alarm of their own; the others share one.
 pub const SLICE_ALARMS_MAX: usize = 256;
+/// Broken reservations with an alarm of their own; the others share one.
+pub const RESERVATION_ALARMS_MAX: usize = 256;
 /// Device calls of one slice that may fail in a row; the last one quarantines it.
 pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Between two attempts to have a machine stopped whose agent is silent and that no device cuts off.

@@ -98,7 +98,10 @@ impl fmt::Display for Bytes {
 
 /// Not a size: what was read and the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a size: a whole number with B, KiB, MiB, GiB or TiB, such as 4GiB")]
+#[error(
+    "{0:?} is not a size: must be a whole number with B, KiB, MiB, GiB or TiB (or K, M, G, T for the same powers of 1024), \
+     such as 4GiB or 4G"
+)]
 pub struct NotASize(String);
 
 impl std::str::FromStr for Bytes {

@@ -18,7 +18,7 @@ use super::{Contents, Device, DeviceError, Grant, Handle};
 use crate::store::{Store, StoreError, Table, Write, disk::Directory, redb::RedbStore};
 
 /// The name of the record's file in the EMC's folder.
-const FILE: &str = "grants.redb";
+pub(super) const FILE: &str = "grants.redb";
 /// Under which key the record keeps the serial number of the device it is about.
 const SERIAL: &[u8] = b"serial";
 

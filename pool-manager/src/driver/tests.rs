@@ -23,6 +23,7 @@ struct Gated {
     store: RedbStore,
     gate: Arc<Gate>,
     reading: Arc<Mutex<()>>,
+    free: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -89,7 +90,7 @@ impl Store for Gated {
     }
 
     fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
-        self.store.free_bytes()
+        Ok(Some(self.free.load(Ordering::Relaxed)))
     }
 }
 
@@ -109,6 +110,8 @@ struct Rig {
     ended: Ended,
     gate: Arc<Gate>,
     reading: Arc<Mutex<()>>,
+    /// Free bytes of the store's disk.
+    free: Arc<AtomicU64>,
     session: SessionId,
     _orders: mpsc::Receiver<ToSession>,
     directory: tempfile::TempDir,
@@ -123,9 +126,15 @@ impl Rig {
         let directory = tempfile::tempdir().unwrap();
         let gate = Arc::new(Gate(Mutex::new(Way::Open), Condvar::new()));
         let reading = Arc::new(Mutex::new(()));
+        let free = Arc::new(AtomicU64::new(u64::MAX));
         let mut store = RedbStore::open_directory(&directory.path().join("store")).unwrap();
         let loaded = crate::records::load(&mut store).unwrap();
-        let store = Box::new(Gated { store, gate: Arc::clone(&gate), reading: Arc::clone(&reading) });
+        let store = Box::new(Gated {
+            store,
+            gate: Arc::clone(&gate),
+            reading: Arc::clone(&reading),
+            free: Arc::clone(&free),
+        });
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
         let start = Start { settings, stop: None, loaded, rack_uuid: "a rack".into() };
         let (handle, ended) = super::start(start, store, Arc::new(Metrics::default())).unwrap();
@@ -138,7 +147,7 @@ impl Rig {
             devices: Vec::new(),
         };
         let session = handle.agent_up(HostId(0), hello, outbox).unwrap();
-        let rig = Self { handle, ended, gate, reading, session, _orders: orders, directory };
+        let rig = Self { handle, ended, gate, reading, session, _orders: orders, free, directory };
         rig.until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing()).await;
         rig
     }
@@ -370,4 +379,24 @@ async fn what_was_decided_before_the_end_is_written_and_nothing_after_it() {
     rig.gate.set(Way::Open);
     under_way.await.unwrap().unwrap();
     tokio::time::timeout(PATIENCE, rig.ended).await.unwrap().unwrap();
+}
+
+fn is_space_low(rig: &Rig) -> bool {
+    let alarms = rig.handle.look(|manager, _| manager.alarms()).unwrap();
+    alarms.iter().any(|alarm| alarm.reason == "STORE_LOW_SPACE")
+}
+
+/// While the disk is full reservations are refused, so that nothing is written after which the space would be looked at.
+#[tokio::test(flavor = "multi_thread")]
+async fn alarm_of_a_full_disk_lifts_without_a_write() {
+    let rig = Rig::start(1).await;
+    rig.free.store(0, Ordering::Relaxed);
+    while !is_space_low(&rig) {
+        rig.handle.keep(Vec::new()).await.unwrap();
+    }
+    let mut changed = rig.handle.changed();
+    rig.free.store(u64::MAX, Ordering::Relaxed);
+    while is_space_low(&rig) {
+        tokio::time::timeout(PATIENCE, changed.changed()).await.expect("a look at the disk").unwrap();
+    }
 }

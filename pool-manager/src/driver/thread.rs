@@ -62,8 +62,11 @@ impl Driving {
     pub(super) fn run(&mut self) {
         let shared = Arc::clone(&self.shared);
         let mut acts = Vec::new();
-        while wait_for_work(&shared, self.reload_at, &mut acts) {
+        while wait_for_work(&shared, self.wake_at(), &mut acts) {
             self.run_errands();
+            if self.keeper.sleep_max().is_some() {
+                self.check_space();
+            }
             if self.reload_at.take_if(|at| *at <= Instant::now()).is_some() {
                 self.reload();
             }
@@ -73,6 +76,18 @@ impl Driving {
             }
         }
         shared.lock().replies.clear(); // whoever still waits hears that the manager is stopping
+    }
+
+    /// When the thread has something to do that the ledger does not know of.
+    fn wake_at(&self) -> Option<Instant> {
+        let space = self.keeper.sleep_max().map(|sleep| Instant::now() + sleep);
+        self.reload_at.into_iter().chain(space).min()
+    }
+
+    fn check_space(&mut self) {
+        if let Some(low) = self.keeper.space_changed() {
+            self.event(Event::StoreSpace { low });
+        }
     }
 
     fn perform_all(&mut self, acts: &mut Vec<Act>) {
@@ -135,9 +150,7 @@ impl Driving {
             self.metrics.store_failures.inc();
         }
         self.event(Event::Stored { batch, ok: result.is_ok() });
-        if let Some(low) = self.keeper.space_changed() {
-            self.event(Event::StoreSpace { low });
-        }
+        self.check_space();
     }
 
     fn reload(&mut self) {
@@ -171,9 +184,7 @@ impl Driving {
     /// by itself whether the store is to be read again.
     fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let kept = self.keeper.keep(writes);
-        if let Some(low) = self.keeper.space_changed() {
-            self.event(Event::StoreSpace { low });
-        }
+        self.check_space();
         if let Err(error) = &kept
             && !matches!(error, StoreError::Full)
         {
@@ -247,15 +258,15 @@ async fn pass_on(mut replies: mpsc::UnboundedReceiver<Vec<Reply>>) {
 }
 
 /// Sleeps until there is something to do, and collects it. `false` when nothing is left and nothing more can come.
-fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act>) -> bool {
+fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, acts: &mut Vec<Act>) -> bool {
     let mut core = shared.lock();
     loop {
         shared.turns.fetch_add(1, Ordering::Relaxed);
         let now = shared.clock.now();
         core.manager.settle(now);
         collect(&mut core, acts);
-        let reload_due = reload_at.is_some_and(|at| at <= Instant::now());
-        if !acts.is_empty() || core.manager.has_news() || !core.errands.is_empty() || reload_due {
+        let is_due = wake_at.is_some_and(|at| at <= Instant::now());
+        if !acts.is_empty() || core.manager.has_news() || !core.errands.is_empty() || is_due {
             return true;
         }
         if core.closed && !core.manager.is_writing() {
@@ -263,9 +274,9 @@ fn wait_for_work(shared: &Shared, reload_at: Option<Instant>, acts: &mut Vec<Act
         }
         let wake = core.manager.next_wakeup();
         let sleep = wake.map_or(SLEEP_MAX, |at| Ns(at.0.saturating_sub(now.now.0)).as_duration());
-        let retry = reload_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
+        let due = wake_at.map_or(SLEEP_MAX, |at| at.saturating_duration_since(Instant::now()));
         core.asleep = Some(wake.unwrap_or(Ns::NEVER));
-        core = sleep_for(shared, core, sleep.min(retry).min(SLEEP_MAX));
+        core = sleep_for(shared, core, sleep.min(due).min(SLEEP_MAX));
     }
 }
 

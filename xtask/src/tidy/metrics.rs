@@ -6,6 +6,8 @@ use super::{Complaint, sources::Sources};
 const README: &str = "README.md";
 /// What every metric of ours begins with.
 const PREFIX: &str = "tarn_";
+/// What the usual metrics of gRPC servers begin with, in any project.
+const COMMON: &str = "grpc_server_";
 /// What a name may get on its way out: its unit, and that it counts.
 const ENDINGS: &[&str] = &["", "_total", "_seconds", "_bytes", "_bytes_total"];
 /// Methods of a registry whose first argument is a name.
@@ -29,7 +31,8 @@ pub fn documented(sources: &Sources) -> Vec<Complaint> {
 
 fn tells(readme: &str, name: &str) -> bool {
     ENDINGS.iter().any(|end| {
-        let whole = format!("{PREFIX}{name}{end}");
+        let prefix = if name.starts_with(COMMON) { "" } else { PREFIX };
+        let whole = format!("{prefix}{name}{end}");
         // With or without labels.
         readme.contains(&format!("`{whole}`")) || readme.contains(&format!("`{whole}{{"))
     })

@@ -17,9 +17,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),
+    ("exposition", &[]),
     ("cli", &["units", "prediction", "proto", "sim", "host-memory"]),
-    ("pool-manager", &["units", "pool", "prediction", "proto"]),
-    ("host-agent", &["units", "pool", "fairness", "proto", "host-memory"]),
+    ("pool-manager", &["units", "pool", "prediction", "proto", "exposition"]),
+    ("host-agent", &["units", "pool", "fairness", "proto", "host-memory", "exposition"]),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units", "emulated-host"]),
     ("tests", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
@@ -64,7 +65,8 @@ const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateri
 /// Where a room lies.
 pub fn folder_of(room: &str) -> String {
     match room {
-        "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host" | "cli" => {
+        "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
+        | "exposition" | "cli" => {
             format!("crates/{room}")
         }
         _ => room.to_owned(),

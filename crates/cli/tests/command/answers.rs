@@ -193,9 +193,6 @@ async fn a_decision_is_explained_with_what_it_was_made_from() {
     prints("explain vm web", explained).await;
     prints("explain vm r-1", explained).await;
     prints("explain rack", "no decision about rack is remembered\n").await;
-    prints("explain host h1", "no decision about host h1 is remembered\n").await;
-    let slice = "no decision about slice 7 is remembered\n";
-    prints("explain slice 7", slice).await;
     let unknown = Rack::default().tarn("explain vm nope").await;
     assert_eq!((unknown.code, unknown.stdout.as_str()), (3, ""), "{}", unknown.stderr);
 }
@@ -420,4 +417,46 @@ async fn a_reader_that_has_seen_enough_ends_it_quietly() {
     let mut tarn = command(&format!("--endpoint http://{address} get slices"));
     let output = tarn.stdout(writer).output().await.unwrap();
     assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn validation_does_not_look_like_a_reservation() {
+    let rack = Rack::default();
+    let ran = rack.tarn("reserve --host h1 --vm web --pool 2GiB --validate-only").await;
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "no request id, as nothing is done");
+    let says = "valid, nothing reserved: vm web on host h1 would get 2GiB of the pool (slices 0-1), 512MiB local and 2 cores\n";
+    assert_eq!(ran.stdout, says);
+    let ran = rack.tarn("reserve --host h1 --vm web --pool 2GiB --validate-only -o json").await;
+    let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(answer["valid"], true);
+    assert!(answer.get("reservation").is_none() && answer.get("state").is_none(), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_ends_after_its_timeout() {
+    let ran = Rack::new(Mood::Quiet).tarn("watch --timeout 300ms").await;
+    assert_eq!(ran.code, 124, "{}", ran.stderr);
+    assert_eq!(ran.stderr, "error: the watch ended after 300ms, as --timeout says\n");
+    assert_eq!(ran.stdout.lines().count(), 3, "{}", ran.stdout);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explaining_without_decisions_shows_the_state_and_where_to_look() {
+    let ran = Rack::default().tarn("explain slice 1").await;
+    assert_eq!(
+        ran.stdout,
+        "no decision about slice 1 is remembered; it is online of host h1, epoch 2\nits VM: `tarn explain vm web`\n"
+    );
+    let ran = Rack::default().tarn("explain slice 7").await;
+    assert!(
+        ran.stdout.contains("it is quarantined of host h1, epoch 8: not zero after a scrub"),
+        "{}",
+        ran.stdout
+    );
+    let ran = Rack::new(Mood::Sick).tarn("explain host h2").await;
+    for text in
+        ["it is up, scheduling enabled", "HOST_UNKNOWN: silent past its lease", "`tarn explain vm db`"]
+    {
+        assert!(ran.stdout.contains(text), "{text}: {}", ran.stdout);
+    }
 }

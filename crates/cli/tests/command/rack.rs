@@ -3,6 +3,7 @@
 use std::{
     fmt::Debug,
     net::SocketAddr,
+    pin::Pin,
     process::Stdio,
     sync::{Arc, Mutex},
 };
@@ -13,12 +14,12 @@ use proto::v1::{
     scheduler_server::{Scheduler, SchedulerServer},
 };
 use tokio::{net::TcpListener, process::Command};
-use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::{StreamExt as _, wrappers::TcpListenerStream};
 use tonic::{Code, Request, Response, Status, transport::Server};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 type Answer<T> = Result<Response<T>, Status>;
-type Stream<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
+type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
 
 /// Slices in one page of this rack: few, so that every list has several pages.
 const PAGE: u32 = 3;
@@ -34,6 +35,8 @@ pub enum Mood {
     Deaf,
     /// Willing, and in need of a doctor.
     Sick,
+    /// Willing; its watches do not end.
+    Quiet,
     /// Its lists never come to an end.
     Circling,
 }
@@ -95,7 +98,7 @@ impl Rack {
         let request = request.into_inner();
         self.heard.lock().unwrap().push(format!("{call} {request:?}"));
         match &self.mood {
-            Mood::Willing | Mood::Sick | Mood::Circling => Ok(request),
+            Mood::Willing | Mood::Sick | Mood::Quiet | Mood::Circling => Ok(request),
             Mood::Refusing(code, reason, message) => Err(refusal(*code, reason, message)),
             Mood::Deaf => std::future::pending().await,
         }
@@ -128,8 +131,8 @@ fn unknown(reason: &str, message: String) -> Status {
     refusal(Code::NotFound, reason, &message)
 }
 
-fn stream<T>(things: Vec<T>) -> Answer<Stream<T>> {
-    Ok(Response::new(tokio_stream::iter(things.into_iter().map(Ok).collect::<Vec<_>>())))
+fn stream<T: Send + 'static>(things: Vec<T>) -> Answer<Stream<T>> {
+    Ok(Response::new(Box::pin(tokio_stream::iter(things.into_iter().map(Ok).collect::<Vec<_>>()))))
 }
 
 pub fn slice(slice: u32) -> v1::Slice {
@@ -542,7 +545,12 @@ impl Admin for Rack {
         let happened =
             [What::Slice(slice(7)), What::Reservation(reservation()), What::Missed(v1::Missed { events: 3 })];
         let event = |(n, what)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, what: Some(what) };
-        stream((1..).zip(happened).map(event).collect())
+        let events: Vec<_> = (1..).zip(happened).map(event).collect();
+        if matches!(self.mood, Mood::Quiet) {
+            let events = tokio_stream::iter(events.into_iter().map(Ok)).chain(tokio_stream::pending());
+            return Ok(Response::new(Box::pin(events)));
+        }
+        stream(events)
     }
 
     async fn explain(&self, r: Request<v1::ExplainRequest>) -> Answer<v1::ExplainResponse> {

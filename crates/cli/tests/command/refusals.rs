@@ -203,3 +203,15 @@ async fn an_endpoint_that_makes_no_sense_is_a_usage_error() {
     assert_eq!(ran.code, 1);
     assert!(ran.stderr.starts_with("error: read /no/such/file: No such file or directory"), "{}", ran.stderr);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusal_names_what_was_asked_about_and_the_option() {
+    let taken = Mood::Refusing(Code::AlreadyExists, "VM_ALREADY_RESERVED", "vm web has memory");
+    let ran = Rack::new(taken).tarn("reserve --host h1 --vm web --pool 1GiB --request-id q1").await;
+    let hint = "hint: `tarn describe vm web` shows what it has; `tarn release web` gives it back\n";
+    assert!(ran.stderr.ends_with(hint), "{}", ran.stderr);
+    let bad =
+        Mood::Refusing(Code::InvalidArgument, "BAD_VALUE", "pool_bytes: 1610612736 must be whole slices");
+    let ran = Rack::new(bad).tarn("reserve --host h1 --vm web --pool 1536MiB --request-id q1").await;
+    assert_eq!(ran.stderr, "error: --pool: 1536MiB must be whole slices (BAD_VALUE)\n");
+}

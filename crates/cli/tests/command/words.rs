@@ -60,9 +60,27 @@ fn every_command_says_what_it_does() {
 #[tokio::test]
 async fn help_names_the_exit_codes() {
     let help = tarn("--help").await.stdout;
-    for line in ["3    not found", "5    exhausted", "124  timed out"] {
+    for line in ["3    not found", "5    exhausted", "124  timed out", "130  interrupted"] {
         assert!(help.contains(line), "{help}");
     }
+}
+
+#[tokio::test]
+async fn global_options_are_in_the_help_of_tarn_alone() {
+    let help = tarn("--help").await.stdout;
+    assert!(help.contains("--endpoint <URI>") && help.contains("--output <OUTPUT>"), "{help}");
+    for words in ["commit --help", "commit -h", "get slices --help", "cordon host --help", "plan-vm -h"] {
+        let help = tarn(words).await.stdout;
+        assert!(!help.contains("--endpoint <URI>") && !help.contains("--server-name"), "{words}: {help}");
+    }
+    let help = tarn("commit --help").await.stdout;
+    assert!(help.contains("`tarn --help`") && help.lines().count() < 15, "{help}");
+    let ran = tarn("commit web --endpoint nonsense: -o json").await;
+    assert!(
+        ran.code != 0 && ran.stderr.starts_with('{'),
+        "they are options of every command: {}",
+        ran.stderr
+    );
 }
 
 #[tokio::test]

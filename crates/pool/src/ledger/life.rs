@@ -96,13 +96,18 @@ impl Ledger {
             Stage::Ended { .. } | Stage::Broken { .. } => Change::default(),
             Stage::Reserved { .. } | Stage::Committed => {
                 let what = What::Broken { why: why.clone() };
-                let stage = Stage::Broken { why, deadline: reservation.stage.deadline() };
+                let stage = Stage::Broken { why, deadline: reservation.stage.deadline(), at: when.wall };
                 Change(vec![
                     Record::Reservation(id, Reservation { stage, ..reservation.clone() }),
                     decision(when, Actor::Manager, Subject::Vm(reservation.vm.clone()), what),
                 ])
             }
         }
+    }
+
+    /// Broken reservations, in order.
+    pub fn broken(&self) -> impl ExactSizeIterator<Item = (ReservationId, &Reservation)> {
+        self.broken.iter().map(|id| (*id, &self.reservations[id]))
     }
 
     /// Reservations whose commit is overdue, in order, at most so many.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use units::limits::{
     EMCS_EVER_MAX, EMCS_MAX, HOSTS_EVER_MAX, HOSTS_LOST_MAX, HOSTS_MAX, SLICES_EVER_MAX, SLICES_MAX,
 };
-use units::{Bytes, EmcId, HostId, Name, SliceId};
+use units::{Bytes, EmcId, HostId, Name, SliceId, UnixMs};
 
 use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
@@ -319,6 +319,7 @@ impl Ledger {
         }
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
         if !vouched {
+            fencing.fenced_at = when.wall;
             let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where its wire was lost
             let doubtful = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may lack wires
             let asked = holds_on.chain(entry.host.emcs.iter().copied()).chain(doubtful.copied());
@@ -482,5 +483,6 @@ fn new_host(wanted: &HostSpec, emcs: Vec<EmcId>) -> Host {
         must_report: false,
         unconfirmed_fences: BTreeSet::new(),
         unwired_fences: BTreeSet::new(),
+        fenced_at: UnixMs::default(),
     }
 }

@@ -181,6 +181,7 @@ impl Ledger {
     fn why_these(&self, reservation: ReservationId, ask: &Reserve, host: HostId, choice: &Choice) -> What {
         let host = &self.hosts[&host];
         let wired = &host.host.emcs;
+        let most_free = choice.iter().filter_map(|taken| Some(self.emcs.get(&taken.emc)?.free())).max();
         let mut taken = Vec::with_capacity(choice.len());
         let mut others = Vec::with_capacity(wired.len() - choice.len());
         for (id, entry) in wired.iter().filter_map(|id| Some((id, self.emcs.get(id)?))) {
@@ -188,7 +189,11 @@ impl Ledger {
             if let Some(chosen) = choice.iter().find(|taken| taken.emc == *id) {
                 taken.push((name, chosen.slices, free));
             } else {
-                let fewer = if free < ask.slices { NotChosen::TooSmall } else { NotChosen::Fuller };
+                let fewer = match free {
+                    _ if free < ask.slices => NotChosen::TooSmall,
+                    _ if most_free == Some(free) => NotChosen::Tied,
+                    _ => NotChosen::Fuller,
+                };
                 others.push((name, free, not_chosen(host, *id, entry).unwrap_or(fewer)));
             }
         }

@@ -223,6 +223,14 @@ fn a_vms_slices_come_from_the_one_emc_with_the_most_free() {
 }
 
 #[test]
+fn emc_with_as_many_free_slices_is_not_called_fuller() {
+    let mut rack = Rack::of("e1=4 e2=4 e3=3 h1:e1+e2+e3");
+    assert_eq!(rack.takes("a", "h1", 2), [0, 1]);
+    let What::Reserved { others, .. } = rack.why() else { panic!() };
+    assert_eq!(others, &[(name("e2"), 4, NotChosen::Tied), (name("e3"), 3, NotChosen::Fuller)]);
+}
+
+#[test]
 fn where_no_emc_has_them_all_a_vms_slices_come_from_the_fewest() {
     let mut rack = Rack::of("e1=4 e2=6 e3=2 h1:e1+e2+e3");
     assert_eq!(rack.takes("a", "h1", 7), [0, 4, 5, 6, 7, 8, 9]);

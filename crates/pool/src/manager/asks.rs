@@ -206,7 +206,7 @@ impl Manager {
                 return Err(Denied::Starting("its EMCs are being compared with the ledger"));
             }
         }
-        if self.store_low && decided.is_ok() {
+        if self.store_low_since.is_some() && decided.is_ok() {
             return Err(Denied::StoreFull);
         }
         decided
@@ -429,7 +429,11 @@ mod tests {
             request: RequestKey { client, id: RequestId::new("r").unwrap() },
             commit_within: Ns::secs(1),
             created: UnixMs(0),
-            stage: Stage::Broken { why: "its slice was quarantined".into(), deadline: None },
+            stage: Stage::Broken {
+                why: "its slice was quarantined".into(),
+                deadline: None,
+                at: UnixMs::default(),
+            },
             uid: None,
         }
     }

@@ -203,6 +203,7 @@ impl Manager {
     pub(super) fn drop_slice(&mut self, slice: SliceId) {
         self.calls.remove(&slice);
         self.faults.remove(slice);
+        self.quarantined_at.remove(&slice);
         self.handles.remove(&slice);
         self.places.remove(&slice);
     }

@@ -217,13 +217,14 @@ impl Manager {
             self.links.insert(host, Link::new(when.now));
         }
         self.note_live(host);
-        self.note_sight(host);
+        self.note_sight(when, host);
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
         self.fencing.retain(|(_, of), _| *of != host);
         self.stop_attempts.remove_host(host);
         self.unadopted.remove(&host);
+        self.unseen_since.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, Closed::HostGone);
         }
@@ -270,7 +271,7 @@ impl Manager {
             Link { session: Some(session), hello: Some(hello), heard_wall, rejected, ..Link::new(when.now) };
         self.links.insert(host, link);
         self.note_live(host);
-        self.note_sight(host);
+        self.note_sight(when, host);
     }
 
     /// Returns whether this manager still waits for the agent that it knows from before its start: the VMs of the recorded
@@ -461,6 +462,13 @@ impl Manager {
         }
         let Some(fence_after) = self.settings.fence_after else { return };
         for host in self.links.silent_for(when.now, fence_after) {
+            if self.never_started(host) {
+                if let Some(mut link) = self.links.get_mut(&host) {
+                    let wall = link.unknown_since().unwrap_or(when.wall);
+                    link.unknown_since = Some((Ns::NEVER, wall));
+                }
+                continue;
+            }
             let reason = format!("silent for {} past its lease", fence_after);
             let change = self.head.decide_fence(when, host, false, Actor::Manager, &reason);
             self.change(when, change);
@@ -471,12 +479,20 @@ impl Manager {
         }
     }
 
+    /// Whether a host has never reported and can have no slices: it is expected, however long that takes.
+    pub(super) fn never_started(&self, host: HostId) -> bool {
+        self.head.host(host).is_some_and(|entry| {
+            let has_nothing = entry.held().len() == 0 && entry.reservations().len() == 0;
+            has_nothing && entry.host.boot_id.is_empty() && !entry.host.must_report
+        })
+    }
+
     fn end_lease(&mut self, when: When, host: HostId) {
         let Some(mut link) = self.links.get_mut(&host) else { return };
         link.unknown_since = Some((when.now, when.wall));
         let session = link.session;
         drop(link);
-        self.leases_expired += 1;
+        self.leases_expired += u64::from(!self.never_started(host));
         self.changed = true;
         self.note_live(host);
         if let Some(session) = session {

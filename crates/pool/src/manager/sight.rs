@@ -3,30 +3,40 @@
 
 use std::collections::BTreeMap;
 
-use units::{EmcId, HostId, UnixMs};
+use units::{EmcId, HostId};
 
 use super::{Alarm, Manager};
-use crate::{audit::Subject, ledger::Ledger, protocol::SeenDevice, record::Emc};
+use crate::{
+    audit::Subject,
+    ledger::{Ledger, When},
+    protocol::SeenDevice,
+    record::Emc,
+};
 
 impl Manager {
     /// Compares what a host's agent said it sees with what rack.toml says. An agent that said nothing yet is believed.
-    pub(super) fn note_sight(&mut self, host: HostId) {
+    pub(super) fn note_sight(&mut self, when: When, host: HostId) {
         let Some(hello) = self.links.get(&host).and_then(|link| link.hello()) else { return };
         let unseen = unseen(&self.durable, host, &hello.devices);
+        if unseen.is_empty() {
+            self.unseen_since.remove(&host);
+        } else {
+            self.unseen_since.entry(host).or_insert(when.wall);
+        }
         self.head.set_unseen(host, unseen.clone());
         self.durable.set_unseen(host, unseen);
         self.changed = true;
     }
 
     pub(super) fn sight_alarms(&self) -> impl Iterator<Item = Alarm> {
-        self.durable.hosts().flat_map(|(_, entry)| {
-            entry.unseen().iter().filter_map(|(emc, why)| {
+        self.durable.hosts().flat_map(move |(id, entry)| {
+            entry.unseen().iter().filter_map(move |(emc, why)| {
                 let (host, emc) = (&entry.host.name, &self.durable.emc(*emc)?.emc.name);
                 Some(Alarm {
                     reason: "DEVICE_NOT_SEEN",
                     subject: Subject::Host(host.clone()),
                     message: format!("host {host} is given no slices of {emc}: {why}"),
-                    since: UnixMs(0),
+                    since: self.unseen_since.get(&id).copied().unwrap_or(self.loaded_at),
                 })
             })
         })

@@ -3,6 +3,7 @@
 //! every effect as it comes out: what is not durable has no consequences, and no slice has two owners or old bytes.
 
 mod adoption;
+mod alarms;
 mod claims;
 mod devices;
 mod driver;

@@ -1,14 +1,15 @@
 //! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
 //! it follows from what is known now.
 
-use units::limits::{SLICE_ALARMS_MAX, SLICE_ATTEMPTS_MAX};
-use units::{EmcId, HostId, Name, Ns, SliceId, UnixMs};
+use units::limits::{RESERVATION_ALARMS_MAX, SLICE_ALARMS_MAX, SLICE_ATTEMPTS_MAX, STORE_FREE_BYTES_MIN};
+use units::{Bytes, EmcId, HostId, Ns, SliceId, UnixMs};
 
 use super::{Manager, devices::Condition, hosts::Link};
 use crate::{
     audit::Subject,
+    ledger::When,
     protocol::Hello,
-    record::{Fence, Host},
+    record::{Fence, Host, Stage},
 };
 
 /// What a host looks like from here.
@@ -48,7 +49,7 @@ pub struct Alarm {
     pub subject: Subject,
     /// One sentence.
     pub message: String,
-    /// Since when, if that is known.
+    /// When the condition began; the manager's start if that is not recorded.
     pub since: UnixMs,
 }
 
@@ -59,6 +60,7 @@ impl Manager {
         match (fence, self.links.get(&host)) {
             (Fence::Fencing { .. }, _) if self.fence_waits_for(host).next().is_some() => HostState::Fencing,
             (Fence::Fencing { .. } | Fence::Fenced, _) => HostState::Fenced,
+            (Fence::None, Some(link)) if link.is_unknown() && self.never_started(host) => HostState::Expected,
             (Fence::None, link) => self.link_state(link),
         }
     }
@@ -124,38 +126,61 @@ impl Manager {
             .chain(self.emc_alarms())
             .chain(self.slice_fault_alarms())
             .chain(self.slice_alarms())
+            .chain(self.reservation_alarms())
             .collect();
         let usable = |e: &crate::ledger::EmcEntry| if e.up { e.emc.slices - e.quarantined() } else { 0 };
         if self.durable.emcs().map(|(_, e)| usable(e)).sum::<u32>() == 0 {
+            // Capacity has been 0 since the last of these failures.
+            let takes_capacity = |alarm: &&Alarm| matches!(alarm.reason, "EMC_FAILED" | "SLICE_QUARANTINED");
+            let since = alarms.iter().filter(takes_capacity).map(|alarm| alarm.since).max();
             let message = "no slice of the pool is usable: a capacity of 0 is a fault, not a fact".to_owned();
-            alarms.push(Alarm { reason: "CAPACITY_ZERO", subject: Subject::Rack, message, since: UnixMs(0) });
+            let since = since.unwrap_or(self.loaded_at);
+            alarms.push(Alarm { reason: "CAPACITY_ZERO", subject: Subject::Rack, message, since });
         }
-        if self.store_low {
-            let message =
-                "the store's disk is nearly full: releases work, new reservations do not".to_owned();
-            alarms.push(Alarm {
-                reason: "STORE_LOW_SPACE",
-                subject: Subject::Rack,
-                message,
-                since: UnixMs(0),
-            });
+        if let Some(since) = self.store_low_since {
+            let message = format!(
+                "the store's disk has less than {} free: releases work, new reservations do not",
+                Bytes::new(STORE_FREE_BYTES_MIN)
+            );
+            alarms.push(Alarm { reason: "STORE_LOW_SPACE", subject: Subject::Rack, message, since });
         }
         alarms
+    }
+
+    pub(super) fn on_store_space(&mut self, when: When, low: bool) {
+        self.store_low_since = low.then(|| self.store_low_since.unwrap_or(when.wall));
+        self.changed = true;
+    }
+
+    /// Notes when slices were quarantined; the ledger does not keep it.
+    pub(super) fn date_quarantines(
+        &mut self,
+        when: When,
+        transitions: &[(SliceId, &'static str, &'static str)],
+    ) {
+        for (slice, from, to) in transitions {
+            match (*from, *to) {
+                (_, "quarantined") => drop(self.quarantined_at.insert(*slice, when.wall)),
+                ("quarantined", _) => drop(self.quarantined_at.remove(slice)),
+                _ => {}
+            }
+        }
     }
 
     fn host_alarms(&self) -> impl Iterator<Item = Alarm> {
         self.durable.hosts().filter_map(|(id, entry)| {
             let name = &entry.host.name;
             let slices = entry.held().len();
-            let since = self.links.get(&id).and_then(|link| link.unknown_since()).unwrap_or_default();
-            let (reason, message) = match self.host_state(id) {
+            let (reason, since, message) = match self.host_state(id) {
                 HostState::Unknown => (
                     "HOST_UNKNOWN",
+                    self.links.get(&id).and_then(|link| link.unknown_since()).unwrap_or(self.loaded_at),
                     format!("host {name} is silent past its lease; its {slices} slices are kept"),
                 ),
-                HostState::Fencing => return Some(self.fencing_alarm(id, name, slices)),
+                HostState::Fencing => return Some(self.fencing_alarm(id, &entry.host, slices)),
                 HostState::Fenced => (
                     "HOST_FENCED",
+                    self.fenced_since(&entry.host),
                     format!(
                         "host {name} is cut off until it restarts or proves itself clean{}",
                         self.unconfirmed_emcs_note(&entry.host)
@@ -186,13 +211,19 @@ impl Manager {
         })
     }
 
-    fn fencing_alarm(&self, id: HostId, name: &Name, slices: usize) -> Alarm {
+    /// When the fence of a host began. Fences of earlier versions have no time, and count from the manager's start.
+    fn fenced_since(&self, host: &Host) -> UnixMs {
+        if host.fenced_at == UnixMs(0) { self.loaded_at } else { host.fenced_at }
+    }
+
+    fn fencing_alarm(&self, id: HostId, host: &Host, slices: usize) -> Alarm {
+        let (name, since) = (&host.name, self.fenced_since(host));
         let subject = Subject::Host(name.clone());
         let Some((why, since)) = self.why_unfenced(id) else {
             let waits: Vec<_> = self.fence_waits_for(id).filter_map(|emc| self.emc_name(emc)).collect();
             let waits = waits.join(", ");
             let message = format!("host {name} is being cut off its {slices} slices: waiting for {waits}");
-            return Alarm { reason: "HOST_FENCING", subject, message, since: UnixMs(0) };
+            return Alarm { reason: "HOST_FENCING", subject, message, since };
         };
         let message = format!(
             "host {name} is not cut off, and keeps {slices} slices: {why}; it ends when the host returns, or by `tarn fence \
@@ -231,16 +262,46 @@ impl Manager {
         })
     }
 
-    /// Slices that wait for an operator: the first by name, all others as one number.
+    /// Slices that wait for an operator: the first by name, all others as one number. What the ledger contained when it was
+    /// loaded counts from then on.
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
-        let alarm =
-            |subject, message| Alarm { reason: "SLICE_QUARANTINED", subject, message, since: UnixMs(0) };
+        let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
+        let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
         let waiting: usize = self.durable.emcs().map(|(_, entry)| entry.quarantined_for_good_count()).sum();
         let more = waiting.saturating_sub(SLICE_ALARMS_MAX);
-        let rest = format!("{more} more slices are quarantined; `tarn get slices` lists them");
-        let rest = (more > 0).then(|| alarm(Subject::Rack, rest));
+        let rest = (more > 0).then(|| {
+            let first =
+                self.durable.quarantined().take(SLICE_ALARMS_MAX).map(|(slice, _)| since(slice)).min();
+            let message = format!("{more} more slices are quarantined; `tarn get slices` lists them");
+            alarm(Subject::Rack, message, first.unwrap_or(self.loaded_at))
+        });
         let listed = self.durable.quarantined().take(SLICE_ALARMS_MAX).map(move |(slice, why)| {
-            alarm(Subject::Slice(slice), format!("{} is quarantined: {why}", self.slice_name(slice)))
+            let message = format!("{} is quarantined: {why}", self.slice_name(slice));
+            alarm(Subject::Slice(slice), message, since(slice))
+        });
+        listed.chain(rest)
+    }
+
+    /// Reservations that cannot become ready or lost a slice, such as by a restore: the first by name, all others as one
+    /// number.
+    fn reservation_alarms(&self) -> impl Iterator<Item = Alarm> {
+        let broken = self.durable.broken();
+        let more = broken.len().saturating_sub(RESERVATION_ALARMS_MAX);
+        let rest = (more > 0).then(|| Alarm {
+            reason: "RESERVATION_BROKEN",
+            subject: Subject::Rack,
+            message: format!("{more} more reservations are broken; `tarn get reservations` lists them"),
+            since: self.loaded_at,
+        });
+        let listed = broken.take(RESERVATION_ALARMS_MAX).filter_map(|(id, reservation)| {
+            let Stage::Broken { why, at, .. } = &reservation.stage else { return None };
+            let vm = &reservation.vm;
+            Some(Alarm {
+                reason: "RESERVATION_BROKEN",
+                subject: Subject::Vm(vm.clone()),
+                message: format!("{id} of VM {vm} is broken: {why}; `tarn release {vm}` ends it"),
+                since: if *at == UnixMs(0) { self.loaded_at } else { *at },
+            })
         });
         listed.chain(rest)
     }

@@ -115,7 +115,7 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
     rig.meddle(0, None);
     rig.tells(
         "restart device tick:10 stored up:h1 | e1.contents e2.contents store h1<release=1.1
-         alarms | SLICE_QUARANTINED
+         alarms | SLICE_QUARANTINED RESERVATION_BROKEN
          wait:a | wait:a->RESERVATION_WRONG_STATE
          release:a go
          slices | 0.1:quarantined
@@ -200,7 +200,7 @@ fn a_slice_that_is_not_zero_is_kept_from_everybody() {
         "reserve:a@h1=2~ stored device stored stored
          tick:3 have:h1:dirty=0.1 | h1<a=0.1+1.1 store
          stored | e1.revoke(0.1) reserve:a->RESERVATION_WRONG_STATE
-         alarms | SLICE_QUARANTINED
+         alarms | SLICE_QUARANTINED RESERVATION_BROKEN
          release:a go
          slices | 0.1:quarantined
          enable:1 | enable:1->SLICE_WRONG_STATE
@@ -330,7 +330,7 @@ fn repeatedly_failing_grant_quarantines_slice() {
     let mut rig = failing_slice();
     rig.run("tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go have:h1 have:h2");
     rig.tells(
-        "slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED
+        "slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
          wait:b wait:c | wait:b->RESERVATION_WRONG_STATE wait:c->ok(2)
          tick:2000 go have:h1 have:h2 tick:2000 go
          slices | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1",
@@ -340,9 +340,9 @@ fn repeatedly_failing_grant_quarantines_slice() {
     // While it still fails, the operator's word changes nothing; once it works, the slice comes back.
     rig.tells(
         "enable:1 go tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go
-         slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED
+         slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
          have:h1 have:h2 repair:1 enable:1 go
-         slices alarms | 0.1:online@h1 2.1:online@h1",
+         slices alarms | 0.1:online@h1 2.1:online@h1 RESERVATION_BROKEN",
     );
 }
 
@@ -395,7 +395,7 @@ fn grant_refused_because_another_host_has_the_slice_is_quarantined_for_that_host
     rig.run("up:h1 up:h2 go");
     rig.meddle(0, Some((7, "h2")));
     rig.run("reserve:a@h1=1 go");
-    rig.tells("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED wait:a->RESERVATION_WRONG_STATE");
+    rig.tells("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED RESERVATION_BROKEN wait:a->RESERVATION_WRONG_STATE");
 }
 
 /// While the store fails, a later grant may come before what was found is shown.

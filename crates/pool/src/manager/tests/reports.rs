@@ -53,7 +53,7 @@ fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
 fn vm_named_with_a_dirty_slice_is_not_up_for_adoption() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go");
-    rig.tells("have:h1:vm1a=0.1 alarms | SLICE_QUARANTINED");
+    rig.tells("have:h1:vm1a=0.1 alarms | SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn machine_is_stopped_for_a_grant_that_its_device_reports_in_refusing_another() 
     assert!(rig.run("down:h1 fence:h1 go state:h1").ends_with("Fenced"));
     rig.meddle(0, Some((5, "h1")));
     rig.run("cordon:e2 reserve:b@h2=1 go");
-    rig.tells("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED");
+    rig.tells("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
 /// An EMC that works and cuts hosts off answers soon: until it has, the host is not shown as fenced.
@@ -300,7 +300,7 @@ fn a_slice_whose_grant_is_missing_from_the_record_may_still_be_in_use() {
     rig.meddle(0, None);
     rig.tells(
         "restart device up:h2 up:h3 go
-         slices alarms | 0.1:quarantined@h1 SLICE_QUARANTINED
+         slices alarms | 0.1:quarantined@h1 SLICE_QUARANTINED RESERVATION_BROKEN
          enable:0 release:a go
          slices | 0.1:draining@h1
          up:h1 go

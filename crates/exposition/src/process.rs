@@ -1,0 +1,107 @@
+//! Metrics of this process, by the names that Prometheus' client libraries give them. What /proc does not show is left out.
+
+use std::fs;
+
+use crate::add;
+
+/// Adds what /proc shows of this process.
+pub fn add_to(page: &mut String) {
+    let mut gauge = |name: &str, help: &str, value: Option<String>| {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        if let Some(value) = value {
+            add(page, name, "", kind, help, &value);
+        }
+    };
+    let stat = fs::read_to_string("/proc/self/stat").ok();
+    let stat = stat.as_deref().and_then(Stat::parse);
+    let of_stat = |value: fn(&Stat) -> String| stat.as_ref().map(value);
+    let help = "User and system CPU time in seconds.";
+    gauge("process_cpu_seconds_total", help, of_stat(|stat| seconds(stat.cpu_ticks).to_string()));
+    let start = stat.as_ref().zip(boot_time()).map(|(stat, boot)| boot + seconds(stat.start_ticks));
+    let help = "Start time of the process since the Unix epoch in seconds.";
+    gauge("process_start_time_seconds", help, start.map(|start| start.to_string()));
+    let help = "Resident memory in bytes.";
+    gauge("process_resident_memory_bytes", help, of_stat(|stat| stat.resident_bytes.to_string()));
+    let help = "Virtual memory in bytes.";
+    gauge("process_virtual_memory_bytes", help, of_stat(|stat| stat.virtual_bytes.to_string()));
+    gauge("process_threads", "Threads of the process.", of_stat(|stat| stat.threads.to_string()));
+    let open = fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1));
+    gauge("process_open_fds", "Open file descriptors.", open.map(|fds| fds.to_string()));
+    gauge("process_max_fds", "Largest number of open file descriptors.", max_fds());
+}
+
+/// Fields of /proc/self/stat.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    cpu_ticks: u64,
+    threads: u64,
+    start_ticks: u64,
+    virtual_bytes: u64,
+    resident_bytes: u64,
+}
+
+impl Stat {
+    /// Parses the fields after the program's name, which may contain spaces and parentheses. The first one is `state`,
+    /// number 3 in proc(5).
+    fn parse(text: &str) -> Option<Self> {
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+        Some(Self {
+            cpu_ticks: field(14)? + field(15)?,
+            threads: field(20)?,
+            start_ticks: field(22)?,
+            virtual_bytes: field(23)?,
+            resident_bytes: field(24)? * rustix::param::page_size() as u64,
+        })
+    }
+}
+
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+fn boot_time() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.parse().ok()
+}
+
+fn max_fds() -> Option<String> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    soft.split_whitespace().next().filter(|soft| *soft != "unlimited").map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_of_a_program_with_an_odd_name_is_parsed() {
+        let text =
+            "7 (a) b (c) S 1 7 7 0 -1 4194560 9 0 0 0 120 30 0 0 20 0 5 0 4242 8192 3 18446744073709551615 1";
+        let page = rustix::param::page_size() as u64;
+        let stat = Stat {
+            cpu_ticks: 150,
+            threads: 5,
+            start_ticks: 4242,
+            virtual_bytes: 8192,
+            resident_bytes: 3 * page,
+        };
+        assert_eq!(Stat::parse(text), Some(stat));
+        assert_eq!(Stat::parse("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn this_process_has_every_metric() {
+        let mut page = String::new();
+        add_to(&mut page);
+        for name in
+            ["cpu_seconds_total", "start_time_seconds", "resident_memory_bytes", "threads", "open_fds"]
+        {
+            let prefix = format!("process_{name} ");
+            let line = page.lines().find_map(|line| line.strip_prefix(&prefix));
+            let value: f64 = line.unwrap_or_else(|| panic!("{name} in {page}")).parse().unwrap();
+            assert!(value >= 0.0, "{name} {value}");
+        }
+    }
+}

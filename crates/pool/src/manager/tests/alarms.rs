@@ -1,0 +1,80 @@
+//! Alarms: each has the time at which its condition began.
+
+use units::UnixMs;
+
+use super::rig::{Rig, name};
+use crate::{audit::Subject, manager::Alarm};
+
+fn alarm(rig: &Rig, reason: &str) -> Alarm {
+    let alarms = rig.manager.alarms();
+    let undated = alarms.iter().find(|alarm| alarm.since == UnixMs(0));
+    assert!(undated.is_none(), "{undated:?}");
+    let found = alarms.iter().find(|alarm| alarm.reason == reason);
+    found.unwrap_or_else(|| panic!("{reason} in {alarms:?}")).clone()
+}
+
+#[test]
+fn fenced_host_is_dated_from_the_start_of_its_fence() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=1 go down:h1 have:h2 have:h3 tick:2000 have:h2 have:h3 tick:2000");
+    let unknown = alarm(&rig, "HOST_UNKNOWN").since;
+    rig.run("have:h2 have:h3 tick:500");
+    let fence = rig.when().wall;
+    assert!(fence > unknown);
+    rig.run("fence:h1 stored");
+    assert_eq!(alarm(&rig, "HOST_FENCING").since, fence);
+    rig.run("tick:100 go");
+    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence);
+    rig.run("restart go");
+    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence, "kept by the ledger");
+}
+
+#[test]
+fn quarantined_slice_is_dated_from_its_quarantine() {
+    let mut rig = Rig::of("e1=1 h1:e1");
+    rig.meddle(0, Some((1, "h1")));
+    rig.run("tick:700 restart device tick:10");
+    let quarantined = rig.when().wall;
+    rig.write_all();
+    assert_eq!(alarm(&rig, "SLICE_QUARANTINED").since, quarantined);
+    assert_eq!(alarm(&rig, "CAPACITY_ZERO").since, quarantined);
+    rig.run("tick:500 restart");
+    assert_eq!(alarm(&rig, "SLICE_QUARANTINED").since, rig.when().wall, "unknown after a restart");
+}
+
+#[test]
+fn low_space_is_dated_and_names_its_limit() {
+    let mut rig = Rig::up();
+    rig.run("tick:300");
+    let low = rig.when().wall;
+    rig.run("low tick:300 low tick:300");
+    let alarm = alarm(&rig, "STORE_LOW_SPACE");
+    assert_eq!(alarm.since, low);
+    assert!(alarm.message.contains("less than 64MiB free"), "{}", alarm.message);
+    rig.tells("roomy alarms |");
+}
+
+#[test]
+fn reservation_that_a_restore_broke_raises_an_alarm() {
+    let mut rig = Rig::up().restored("reserve:a@h1=1 go commit:a go", "", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1 have:h2 have:h3 tick:10 go");
+    let broken = alarm(&rig, "RESERVATION_BROKEN");
+    assert_eq!(broken.subject, Subject::Vm(name("a")));
+    assert!(broken.message.contains("was not in use when the hosts reported after a restore"), "{broken:?}");
+    rig.run("release:a go");
+    let left = rig.manager.alarms();
+    assert!(left.iter().all(|alarm| alarm.reason != "RESERVATION_BROKEN"), "{left:?}");
+}
+
+#[test]
+fn host_that_never_started_stays_expected() {
+    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    rig.run("up:h1 tick:10 go");
+    for _ in 0..20 {
+        rig.run("have:h1 tick:2000 go");
+    }
+    rig.tells("state:h2 alarms | Expected");
+    assert_eq!(rig.manager.leases_expired(), 0);
+    rig.run("up:h2 go have:h1 tick:2000 have:h1 tick:2000 have:h1 tick:500");
+    rig.tells("state:h2 alarms | Unknown HOST_UNKNOWN");
+}

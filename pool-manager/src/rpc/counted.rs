@@ -1,0 +1,300 @@
+//! Counts calls by method and gRPC code, under the names of the usual gRPC server metrics. Labels have the values of the
+//! `.proto` files and of gRPC's codes, so that no client can add one.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use super::refused;
+use http_body::{Frame, SizeHint};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::{Bytes, Service, http},
+    server::NamedService,
+};
+
+/// Labels of one method.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Method {
+    grpc_type: &'static str,
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+}
+
+/// How tonic begins the error of a request that cannot be decoded.
+const UNDECODABLE: &str = "failed to decode Protobuf message";
+/// Labels of any method that is in no `.proto` file.
+const UNKNOWN: Method = Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
+
+/// Labels of a method and how its calls ended.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Handled {
+    grpc_type: &'static str,
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+    grpc_code: String,
+}
+
+/// Counts of calls.
+#[derive(Debug)]
+pub struct RpcMetrics {
+    registry: Mutex<Registry>,
+    methods: HashMap<String, Method>,
+    started: Family<Method, Counter>,
+    handled: Family<Handled, Counter>,
+    seconds: Family<Method, Histogram, fn() -> Histogram>,
+}
+
+impl Default for RpcMetrics {
+    fn default() -> Self {
+        let method = |(grpc_service, grpc_method, grpc_type): &(&'static str, &'static str, &'static str)| {
+            let method = Method { grpc_type, grpc_service, grpc_method };
+            (format!("/{grpc_service}/{grpc_method}"), method)
+        };
+        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 4.0, 10));
+        let metrics = Self {
+            registry: Mutex::new(Registry::default()),
+            methods: proto::v1::METHODS.iter().map(method).collect(),
+            started: Family::default(),
+            handled: Family::default(),
+            seconds: Family::new_with_constructor(seconds),
+        };
+        metrics.with_registry(|r| {
+            r.register("grpc_server_started", "Calls that began", metrics.started.clone());
+            r.register("grpc_server_handled", "Calls that ended, by gRPC code", metrics.handled.clone());
+            let help = "Time of a call until its end, streams included";
+            r.register_with_unit("grpc_server_handling", help, Unit::Seconds, metrics.seconds.clone());
+        });
+        metrics
+    }
+}
+
+impl RpcMetrics {
+    /// Calls `f` with the registry of all counts.
+    pub fn with_registry<T>(&self, f: impl FnOnce(&mut Registry) -> T) -> T {
+        f(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn begin(self: &Arc<Self>, path: &str) -> Call {
+        let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN);
+        self.started.get_or_create(&method).inc();
+        Call { metrics: Arc::clone(self), method, since: Instant::now(), code: Code::Cancelled }
+    }
+}
+
+/// One call. It is counted when it is dropped; one that its client gives up is `Cancelled`.
+struct Call {
+    metrics: Arc<RpcMetrics>,
+    method: Method,
+    since: Instant,
+    code: Code,
+}
+
+impl Call {
+    /// Takes the status from headers or trailers, if they have one.
+    fn note_status(&mut self, headers: &http::HeaderMap) {
+        if let Some(status) = Status::from_header_map(headers) {
+            self.code = status.code();
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let Method { grpc_type, grpc_service, grpc_method } = self.method;
+        let grpc_code = match self.code {
+            Code::Ok => "OK".to_owned(),
+            Code::Cancelled => "Canceled".to_owned(), // the other names are Rust's, too
+            other => format!("{other:?}"),
+        };
+        let handled = Handled { grpc_type, grpc_service, grpc_method, grpc_code };
+        self.metrics.handled.get_or_create(&handled).inc();
+        let seconds = self.since.elapsed().as_secs_f64();
+        self.metrics.seconds.get_or_create(&self.method).observe(seconds);
+    }
+}
+
+/// A service whose calls are counted.
+#[derive(Clone)]
+pub struct Counted<S> {
+    service: S,
+    metrics: Arc<RpcMetrics>,
+}
+
+impl<S> fmt::Debug for Counted<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Counted")
+    }
+}
+
+impl<S> Counted<S> {
+    /// Counts the calls of a service.
+    pub fn new(service: S, metrics: &Arc<RpcMetrics>) -> Self {
+        Self { service, metrics: Arc::clone(metrics) }
+    }
+}
+
+impl<S: NamedService> NamedService for Counted<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+
+impl<S> Service<http::Request<Body>> for Counted<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Answering {
+        let mut call = self.metrics.begin(request.uri().path());
+        let answering = self.service.call(request);
+        Box::pin(async move {
+            let mut response = answering.await?;
+            blame_client(response.headers_mut());
+            call.note_status(response.headers());
+            Ok(response.map(|body| Body::new(CountedBody { body, call })))
+        })
+    }
+}
+
+/// Turns the status of a request that is no message of its type, which tonic reports as its own error, into the client's.
+fn blame_client(headers: &mut http::HeaderMap) {
+    if let Some(status) = Status::from_header_map(headers)
+        && status.code() == Code::Internal
+        && status.message().starts_with(UNDECODABLE)
+    {
+        let status = refused::coded(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
+        // An error message of valid UTF-8 always fits into a header; else the status stays as it was.
+        let _ = status.add_header(headers);
+    }
+}
+
+/// The body of an answer; its trailers have the status of the call.
+struct CountedBody {
+    body: Body,
+    call: Call,
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                frame.trailers_ref().into_iter().for_each(|trailers| self.call.note_status(trailers));
+            }
+            Poll::Ready(Some(Err(status))) => self.call.code = status.code(),
+            Poll::Ready(None) | Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A service that answers every call with one status.
+    #[derive(Clone)]
+    struct Refusing(Code);
+
+    impl Service<http::Request<Body>> for Refusing {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+            std::future::ready(Ok(Status::new(self.0, "no").into_http()))
+        }
+    }
+
+    fn text(metrics: &RpcMetrics) -> String {
+        metrics.with_registry(|registry| exposition::page(&[registry], "test", "0").unwrap())
+    }
+
+    /// One message of two bytes, in which a field is longer than the message.
+    #[tokio::test]
+    async fn malformed_request_is_the_clients_error() {
+        let (_, health) = tonic_health::server::health_reporter();
+        let request = http::Request::builder()
+            .uri("/grpc.health.v1.Health/Check")
+            .header("content-type", "application/grpc")
+            .body(Body::new(axum::body::Body::from(vec![0, 0, 0, 0, 2, 0x0a, 0xff])))
+            .unwrap();
+        let response = Counted::new(health, &Arc::default()).call(request).await.unwrap();
+        let status = Status::from_header_map(response.headers()).unwrap();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert!(status.message().starts_with(UNDECODABLE), "{status:?}");
+    }
+
+    #[test]
+    fn internal_error_of_the_manager_stays_its_own() {
+        let mut headers = Status::internal("a bug").into_http::<Body>().headers().clone();
+        blame_client(&mut headers);
+        assert_eq!(Status::from_header_map(&headers).unwrap().code(), Code::Internal);
+    }
+
+    #[tokio::test]
+    async fn calls_are_counted_by_method_and_code() {
+        let metrics = Arc::new(RpcMetrics::default());
+        for (path, code) in [
+            ("/tarn.v1.Scheduler/Reserve", Code::NotFound),
+            ("/tarn.v1.Scheduler/Invented", Code::Unimplemented),
+        ] {
+            let request = http::Request::builder().uri(path).body(Body::empty()).unwrap();
+            drop(Counted::new(Refusing(code), &metrics).call(request).await.unwrap());
+        }
+        drop(metrics.begin("/tarn.v1.Admin/Watch"));
+        let text = text(&metrics);
+        for line in [
+            "grpc_server_handled_total{grpc_type=\"unary\",grpc_service=\"tarn.v1.Scheduler\",grpc_method=\"Reserve\",grpc_code=\"NotFound\"} 1",
+            "grpc_server_handled_total{grpc_type=\"unknown\",grpc_service=\"unknown\",grpc_method=\"unknown\",grpc_code=\"Unimplemented\"} 1",
+            "grpc_server_handled_total{grpc_type=\"server_stream\",grpc_service=\"tarn.v1.Admin\",grpc_method=\"Watch\",grpc_code=\"Canceled\"} 1",
+            "grpc_server_handling_seconds_count{grpc_type=\"unary\",grpc_service=\"tarn.v1.Scheduler\",grpc_method=\"Reserve\"} 1",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        assert!(!text.contains("Invented"), "{text}");
+    }
+}
