@@ -2,13 +2,14 @@
 
 use std::{
     error::Error,
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
 
 use clap::{Parser, Subcommand, ValueEnum};
+use exposition::logs::LogArgs;
 use host_agent::{host::doctor, serve};
 use units::chain;
 
@@ -20,6 +21,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
+    #[command(flatten)]
+    log: LogArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -58,14 +61,8 @@ enum Format {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
-    match run(args.command) {
+    let started = args.log.start().map_err(|wrong| format!("RUST_LOG: {wrong}").into());
+    match started.and_then(|()| run(args.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", chain(error.as_ref()));

@@ -1,8 +1,9 @@
 //! The command `pool-manager`: one per rack.
 
-use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use exposition::logs::LogArgs;
 use pool_manager::{offline, serve};
 use units::chain;
 
@@ -14,6 +15,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
+    #[command(flatten)]
+    log: LogArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -68,14 +71,8 @@ struct RackArg {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
-    match run(args.command) {
+    let started = args.log.start().map_err(|wrong| format!("RUST_LOG: {wrong}").into());
+    match started.and_then(|()| run(args.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", chain(error.as_ref()));

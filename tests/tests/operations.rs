@@ -252,3 +252,24 @@ async fn a_faulty_rack_toml_is_refused_with_everything_that_is_wrong() {
     let (ok, said) = rack.pool_manager(&["serve"]);
     assert!(!ok && said.contains("emcs"), "{said}");
 }
+
+#[tokio::test]
+async fn log_is_json_on_request_and_a_wrong_filter_is_an_error() {
+    let rack = Rack::new(Plan::small(2));
+    let log = fs::File::create(rack.dir().join("manager.log")).unwrap();
+    let mut manager = Command::new(programs().join("pool-manager"));
+    manager.args(["serve", "--log-format", "json", "--config"]).arg(rack.rack_toml_path()).stderr(log);
+    let mut manager = manager.spawn().unwrap();
+    rack.wait_for("the manager", async |rack| rack.logged("manager").contains("pool-manager ready")).await;
+    manager.kill().unwrap();
+    manager.wait().unwrap();
+    let lines: Vec<serde_json::Value> =
+        rack.logged("manager").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ready = lines.iter().find(|line| line["message"] == "pool-manager ready").unwrap();
+    assert_eq!((&ready["level"], &ready["listen"]), (&"INFO".into(), &rack.endpoint().into()));
+    let mut wrong = Command::new(programs().join("pool-manager"));
+    wrong.args(["serve", "--check-config", "--config"]).arg(rack.rack_toml_path()).env("RUST_LOG", "pool=loud");
+    let wrong = wrong.output().unwrap();
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(!wrong.status.success() && said.contains("RUST_LOG"), "{said}");
+}

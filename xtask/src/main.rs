@@ -8,6 +8,7 @@ mod bench;
 mod debian;
 mod demo;
 mod failure;
+mod install;
 mod libvirt;
 mod licences;
 mod lightgbm;
@@ -47,6 +48,8 @@ enum Task {
     Bench,
     /// The rack in one thread, grown from many seeds
     Sim(sim::Args),
+    /// Install programs, systemd units and manual pages
+    Install(install::Args),
     /// The manual pages of `tarn`, into target/man
     Man,
     /// Small changes of the ownership code, each of which a test must notice
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Bench => bench::run(),
         Task::Sim(args) => sim::run(&args),
+        Task::Install(args) => install::run(&args),
         Task::Man => man::run(),
         Task::Mutants(args) => mutants::run(&args),
     };

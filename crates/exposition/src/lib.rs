@@ -1,7 +1,8 @@
-//! The page of metrics that Prometheus reads, in its text format 0.0.4: the registries of a service, followed by metrics of
-//! its process and its build. Which metrics a service has, and when they are set, is decided by the service.
+//! What a service exposes of itself: the page of metrics that Prometheus reads, in its text format 0.0.4, with metrics of
+//! its process and its build, and its log. Which metrics and events a service has is decided by the service.
 #![forbid(unsafe_code)]
 
+pub mod logs;
 mod process;
 
 use std::fmt;

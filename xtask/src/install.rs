@@ -1,0 +1,119 @@
+//! `cargo xtask install`: the programs, their systemd units and manual pages, where the units expect them. Packages of a
+//! distribution do the same.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    failure::Failure,
+    repository::{cargo, root},
+    step::step,
+};
+
+/// Programs that are installed.
+const PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"];
+/// Packages of these programs.
+const PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
+/// Other files, by their place in the repository and below the root directory.
+const FILES: [(&str, &str); 7] = [
+    ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
+    ("host-agent/host-agent.service", "usr/lib/systemd/system/host-agent.service"),
+    ("pool-manager/sysusers.conf", "usr/lib/sysusers.d/tarn.conf"),
+    ("pool-manager/rack.example.toml", "usr/share/doc/tarn/rack.example.toml"),
+    ("host-agent/host.example.toml", "usr/share/doc/tarn/host.example.toml"),
+    ("README.md", "usr/share/doc/tarn/README.md"),
+    ("CHANGELOG.md", "usr/share/doc/tarn/CHANGELOG.md"),
+];
+
+/// Where to install.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The root directory to install below, such as an image of a host
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+}
+
+/// Builds the programs in release mode and installs them. Configuration in `/etc/tarn` is never touched.
+///
+/// # Errors
+/// They do not build, or a file cannot be written.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let mut build = cargo(&["build", "--release"]);
+    build.args(PACKAGES.iter().flat_map(|package| ["-p", package]));
+    step("build the programs", &mut build)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let release = target.join("release");
+    for program in PROGRAMS {
+        install(&release.join(program), &args.root.join("usr/bin").join(program), 0o755)?;
+    }
+    for (from, to) in FILES {
+        install(&root().join(from), &args.root.join(to), 0o644)?;
+    }
+    let pages = args.root.join("usr/share/man/man1");
+    make(&pages)?;
+    step("manual pages", Command::new(release.join("tarn")).arg("man").arg(&pages))?;
+    println!(
+        "\nNext, on the manager's machine: systemd-sysusers; write /etc/tarn/rack.toml (see /usr/share/doc/tarn); \n\
+         install -d -o tarn -g tarn -m 700 /var/lib/tarn; runuser -u tarn -- pool-manager init; \n\
+         systemctl daemon-reload; systemctl enable --now pool-manager\n\
+         On each host: write /etc/tarn/host.toml and its token (mode 0600); systemctl daemon-reload; \n\
+         systemctl enable --now host-agent"
+    );
+    Ok(())
+}
+
+/// Copies a file under another name first, so that a running program is replaced and not changed.
+fn install(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
+    let folder = to.parent().expect("a file lies in a folder");
+    make(folder)?;
+    let partial = folder.join(format!(".{}.new", to.file_name().expect("it has a name").display()));
+    fs::copy(from, &partial).map_err(Failure::file("copy", from))?;
+    let set = fs::set_permissions(&partial, fs::Permissions::from_mode(mode));
+    set.map_err(Failure::file("set the mode of", &partial))?;
+    fs::rename(&partial, to).map_err(Failure::file("install", to))?;
+    println!("{}", to.display());
+    Ok(())
+}
+
+fn make(folder: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(folder).map_err(Failure::file("make", folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_run_programs_that_are_installed() {
+        for (from, to) in FILES.iter().filter(|(from, _)| from.ends_with(".service")) {
+            let unit = fs::read_to_string(root().join(from)).unwrap();
+            let lines = unit.lines().filter_map(|line| line.strip_prefix("ExecStart"));
+            let programs: Vec<_> = lines.filter_map(|line| line.split(['=', ' ']).nth(1)).collect();
+            assert_eq!(programs.len(), 2, "{to}");
+            for program in programs {
+                let name = program.strip_prefix("/usr/bin/").expect(program);
+                assert!(PROGRAMS.contains(&name), "{to} runs {program}");
+            }
+        }
+    }
+
+    #[test]
+    fn installed_file_has_its_mode_and_replaces_an_older_one() {
+        let root = tempfile::tempdir().unwrap();
+        let (from, to) = (root.path().join("new"), root.path().join("usr/bin/tarn"));
+        for text in ["old", "new"] {
+            fs::write(&from, text).unwrap();
+            install(&from, &to, 0o755).unwrap();
+            assert_eq!(fs::read_to_string(&to).unwrap(), text);
+            assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o777, 0o755);
+        }
+        assert_eq!(fs::read_dir(to.parent().unwrap()).unwrap().count(), 1);
+        let missing = install(&root.path().join("missing"), &to, 0o755).unwrap_err().to_string();
+        assert!(missing.contains("missing"), "{missing}");
+        assert_eq!(fs::read_to_string(&to).unwrap(), "new");
+    }
+}
