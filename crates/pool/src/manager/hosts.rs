@@ -462,16 +462,11 @@ impl Manager {
         }
         let Some(fence_after) = self.settings.fence_after else { return };
         for host in self.links.silent_for(when.now, fence_after) {
-            if self.never_started(host) {
-                if let Some(mut link) = self.links.get_mut(&host) {
-                    let wall = link.unknown_since().unwrap_or(when.wall);
-                    link.unknown_since = Some((Ns::NEVER, wall));
-                }
-                continue;
+            if !self.never_started(host) {
+                let reason = format!("silent for {} past its lease", fence_after);
+                let change = self.head.decide_fence(when, host, false, Actor::Manager, &reason);
+                self.change(when, change);
             }
-            let reason = format!("silent for {} past its lease", fence_after);
-            let change = self.head.decide_fence(when, host, false, Actor::Manager, &reason);
-            self.change(when, change);
             if let Some(mut link) = self.links.get_mut(&host) {
                 let wall = link.unknown_since().unwrap_or(when.wall);
                 link.unknown_since = Some((Ns::NEVER, wall));
@@ -479,7 +474,7 @@ impl Manager {
         }
     }
 
-    /// Whether a host has never reported and can have no slices: it is expected, however long that takes.
+    /// Returns whether a host has never reported and can have no slices. Such a host stays expected: it is not fenced.
     pub(super) fn never_started(&self, host: HostId) -> bool {
         self.head.host(host).is_some_and(|entry| {
             let has_nothing = entry.held().len() == 0 && entry.reservations().len() == 0;
