@@ -93,7 +93,16 @@ pub async fn keep_measuring(driver: Handle, host: Arc<dyn Host>, book: Arc<Usage
             measured
         };
         match tokio::task::spawn_blocking(measuring).await {
-            Ok(measured) => book.note_all(&measured),
+            Ok(mut measured) => {
+                let book = Arc::clone(&book);
+                let noted = driver.look(move |agent| {
+                    measured.retain(|id, _| agent.live_vm(*id).is_some()); // others were measured at their end
+                    book.note_all(&measured);
+                });
+                if noted.await.is_err() {
+                    return;
+                }
+            }
             Err(error) => tracing::error!(%error, "memory of VMs not measured"),
         }
     }

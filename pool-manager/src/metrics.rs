@@ -284,10 +284,11 @@ impl Metrics {
 mod tests {
     use pool::{
         ledger::{HostSpec, RackSpec, When},
-        manager::{Ask, Effect, Event, Settings, Token},
+        manager::{Ask, Effect, Event, SessionId, Settings, Token},
+        protocol::Hello,
         record::Meta,
     };
-    use units::{Bytes, Name, Ns};
+    use units::{Bytes, HostId, InstanceId, Name, Ns};
 
     use super::*;
 
@@ -310,6 +311,13 @@ mod tests {
         };
         happens(0, Event::Loaded { meta: Meta::new("rack".into()), records: Vec::new(), restored: false });
         happens(0, Event::Ask(Token(1), Ask::Configure(rack)));
+        let hello = Hello {
+            instance: InstanceId(1),
+            boot_id: "b".into(),
+            host_memory_socket: String::new(),
+            devices: Vec::new(),
+        };
+        happens(1, Event::AgentUp(SessionId(1), HostId(0), hello));
         happens(5, Event::Tick);
         happens(9, Event::Tick);
         let metrics = Metrics::default();

@@ -36,6 +36,14 @@ pub enum OfflineError {
     /// The store's folder.
     #[error(transparent)]
     Founding(#[from] FoundingError),
+    /// The socket cannot be given to its group.
+    #[error(
+        "access.group: the manager's user is not in group {group}: it must be, for example by SupplementaryGroups= of its unit"
+    )]
+    Group {
+        /// The group's number.
+        group: u32,
+    },
     /// A certificate or its key.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -93,6 +101,9 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         config.hosts.len(),
         config.emcs.len()
     );
+    if let Some(group) = config.access.group.filter(|group| !may_give(*group)) {
+        return Err(OfflineError::Group { group });
+    }
     if let Some(tls) = &config.tls {
         let loaded = tls::load(tls)?;
         let (names, days) = (loaded.names.join(", "), loaded.days_left());
@@ -109,6 +120,13 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         );
     }
     Ok(())
+}
+
+/// Returns whether this process may give a file of its own to a group.
+fn may_give(group: u32) -> bool {
+    let own = rustix::process::getegid().as_raw() == group;
+    let listed = || rustix::process::getgroups().is_ok_and(|all| all.iter().any(|gid| gid.as_raw() == group));
+    rustix::process::geteuid().is_root() || own || listed()
 }
 
 /// Checks rack.toml, every page of the store and every record in it.

@@ -26,7 +26,7 @@ use tokio::{
 use tonic::server::NamedService;
 use tonic::transport::Server;
 use tower_layer::Stack;
-use units::limits::{CALLS_PER_CONNECTION_MAX, MESSAGE_BYTES_MAX};
+use units::limits::{CALLS_PER_CONNECTION_MAX, MESSAGE_BYTES_MAX, SESSION_SILENCE_MAX};
 
 use crate::{
     config::{Config, ConfigError, Listen, fixed},
@@ -358,6 +358,8 @@ fn router(shared: Shared) -> Router {
     let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Server::builder()
         .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
+        .http2_keepalive_interval(Some(SESSION_SILENCE_MAX.as_duration())) // a client that vanished keeps no place
+        .http2_keepalive_timeout(Some(SESSION_SILENCE_MAX.as_duration()))
         .layer(CountCallsLayer)
         .add_service(reflection)
         .add_service(Counted::new(scheduler, &rpc))

@@ -57,7 +57,7 @@ pub struct LoadedTls {
     pub config: Arc<ServerConfig>,
     /// DNS names and addresses in the manager's certificate.
     pub names: Vec<String>,
-    /// When the first certificate of the chain or of the client authority expires, in Unix seconds.
+    /// When the manager's certificate or the first valid one of the client authority expires, in Unix seconds.
     pub expires_unix_s: i64,
 }
 
@@ -77,11 +77,13 @@ pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
     let chain = certificates("certificate", &tls.certificate)?;
     let key = key(&tls.key)?;
     let authorities = certificates("client_ca", &tls.client_ca)?;
-    let (names, own_expiry) = inspect("certificate", &tls.certificate, &chain)?;
-    let (_, authority_expiry) = inspect("client_ca", &tls.client_ca, &authorities)?;
+    let names = alternative_names(&parsed("certificate", &tls.certificate, &chain[0])?);
+    let leaf = &chain[..1]; // those who check it decide about the rest of the chain
+    let own = valid("certificate", &tls.certificate, leaf)?;
+    let authority = valid("client_ca", &tls.client_ca, &authorities)?;
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(
-        roots(&tls.client_ca, authorities)?,
+        roots(&tls.client_ca, authority.certificates)?,
         Arc::clone(&provider),
     );
     let verifier = verifier
@@ -97,7 +99,11 @@ pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
         error => unusable("key", &tls.key, error),
     })?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(LoadedTls { config: Arc::new(config), names, expires_unix_s: own_expiry.min(authority_expiry) })
+    Ok(LoadedTls {
+        config: Arc::new(config),
+        names,
+        expires_unix_s: own.expires_unix_s.min(authority.expires_unix_s),
+    })
 }
 
 fn unusable(field: &'static str, path: &Path, rule: impl ToString) -> TlsError {
@@ -143,31 +149,54 @@ fn roots(path: &Path, authorities: Vec<CertificateDer<'static>>) -> Result<Arc<R
     Ok(Arc::new(roots))
 }
 
-/// Returns the names in the first certificate, and when the first of all expires.
-fn inspect(
+fn parsed<'a>(
     field: &'static str,
     path: &Path,
-    certificates: &[CertificateDer<'_>],
-) -> Result<(Vec<String>, i64), TlsError> {
-    let (mut names, mut expires) = (Vec::new(), i64::MAX);
-    for (i, der) in certificates.iter().enumerate() {
-        let parsed = X509Certificate::from_der(der);
-        let (_, certificate) =
-            parsed.map_err(|error| unusable(field, path, format!("must be X.509: {error}")))?;
+    der: &'a CertificateDer<'_>,
+) -> Result<X509Certificate<'a>, TlsError> {
+    let parsed = X509Certificate::from_der(der);
+    parsed
+        .map(|(_, certificate)| certificate)
+        .map_err(|error| unusable(field, path, format!("must be X.509: {error}")))
+}
+
+struct Valid {
+    certificates: Vec<CertificateDer<'static>>,
+    expires_unix_s: i64,
+}
+
+/// Returns the certificates that are valid now, and when the first of them expires. Others are left out with a warning, as
+/// after the rotation of an authority.
+///
+/// # Errors
+/// None is valid.
+fn valid(
+    field: &'static str,
+    path: &Path,
+    certificates: &[CertificateDer<'static>],
+) -> Result<Valid, TlsError> {
+    let now = now_unix_s();
+    let (mut valid, mut problems) =
+        (Valid { certificates: Vec::new(), expires_unix_s: i64::MAX }, Vec::new());
+    for der in certificates {
+        let certificate = parsed(field, path, der)?;
         let validity = certificate.validity();
-        let now = now_unix_s();
         if validity.not_after.timestamp() < now {
-            return Err(unusable(field, path, format!("expired on {}: renew it", validity.not_after)));
-        }
-        if validity.not_before.timestamp() > now {
-            return Err(unusable(field, path, format!("is not valid before {}", validity.not_before)));
-        }
-        expires = expires.min(validity.not_after.timestamp());
-        if i == 0 {
-            names = alternative_names(&certificate);
+            problems.push(format!("expired on {}: renew it", validity.not_after));
+        } else if validity.not_before.timestamp() > now {
+            problems.push(format!("is not valid before {}", validity.not_before));
+        } else {
+            valid.certificates.push(der.clone());
+            valid.expires_unix_s = valid.expires_unix_s.min(validity.not_after.timestamp());
         }
     }
-    Ok((names, expires))
+    if valid.certificates.is_empty() {
+        return Err(unusable(field, path, problems.join("; ")));
+    }
+    for problem in problems {
+        tracing::warn!(field, path = %path.display(), problem, "certificate left out");
+    }
+    Ok(valid)
 }
 
 fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {

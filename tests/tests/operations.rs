@@ -268,7 +268,10 @@ async fn log_is_json_on_request_and_a_wrong_filter_is_an_error() {
     let ready = lines.iter().find(|line| line["message"] == "pool-manager ready").unwrap();
     assert_eq!((&ready["level"], &ready["listen"]), (&"INFO".into(), &rack.endpoint().into()));
     let mut wrong = Command::new(programs().join("pool-manager"));
-    wrong.args(["serve", "--check-config", "--config"]).arg(rack.rack_toml_path()).env("RUST_LOG", "pool=loud");
+    wrong
+        .args(["serve", "--check-config", "--config"])
+        .arg(rack.rack_toml_path())
+        .env("RUST_LOG", "pool=loud");
     let wrong = wrong.output().unwrap();
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(!wrong.status.success() && said.contains("RUST_LOG"), "{said}");

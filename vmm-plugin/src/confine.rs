@@ -89,7 +89,7 @@ fn refused<E: Into<io::Error>>(
     move |error| {
         let (doing, errno) = (doing.into(), error.into());
         let hint = match errno.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::PERM) => "; must be started as root",
+            Some(Errno::PERM) => "; needs root with CAP_SYS_ADMIN",
             _ => "",
         };
         ConfineError::Refused { option, doing, hint, errno }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use proto::v1;
-use rustix::fs::{CWD, RenameFlags};
+use rustix::{
+    fs::{CWD, RenameFlags},
+    io::Errno,
+};
 use serde::Serialize;
 
 use crate::{Connection, Failure, Format, args::Backup, print};
@@ -19,7 +22,7 @@ struct Done {
     bytes: u64,
 }
 
-/// Receives the backup into `FILE.partial`, which gets its name once it is complete and durable.
+/// Receives the backup into `FILE.PID.partial`, which gets its name once it is complete and durable.
 pub(crate) async fn run(args: &Backup, to: &Connection, format: Format) -> Result<(), Failure> {
     if args.to.exists() {
         return Err(Failure::Value {
@@ -29,7 +32,10 @@ pub(crate) async fn run(args: &Backup, to: &Connection, format: Format) -> Resul
         });
     }
     let partial = partial(&args.to);
-    let received = receive(&partial, to).await;
+    let mut file = OpenOptions::new();
+    let file =
+        file.write(true).create_new(true).mode(0o600).open(&partial).map_err(failed("make", &partial))?;
+    let received = receive(file, &partial, to).await;
     let bytes = match received.and_then(|bytes| publish(&partial, &args.to).map(|()| bytes)) {
         Ok(bytes) => bytes,
         Err(failure) => {
@@ -41,30 +47,38 @@ pub(crate) async fn run(args: &Backup, to: &Connection, format: Format) -> Resul
     print::say(format, &done, |_| format!("{}: {} bytes\n", done.file, done.bytes))
 }
 
-async fn receive(partial: &Path, to: &Connection) -> Result<u64, Failure> {
-    let mut file = OpenOptions::new();
-    let file = file.write(true).create(true).truncate(true).mode(0o600).open(partial);
-    let mut file = file.map_err(failed("make", partial))?;
+async fn receive(mut file: File, partial: &Path, to: &Connection) -> Result<u64, Failure> {
     let mut chunks = to.ask(to.admin().backup(v1::BackupRequest {})).await?;
-    let mut bytes = 0;
-    while let Some(chunk) = to.within_time(chunks.message()).await? {
+    let (mut bytes, mut total_bytes) = (0, None);
+    // The first message comes when the manager has copied its store.
+    while let Some(chunk) = to.within_time(to.patience(), chunks.message()).await? {
         file.write_all(&chunk.data).map_err(failed("write", partial))?;
         bytes += chunk.data.len() as u64;
+        total_bytes = chunk.total_bytes.or(total_bytes);
+    }
+    if total_bytes != Some(bytes) {
+        return Err(Failure::Protocol(format!("the backup ends after {bytes} bytes, without its last part")));
     }
     file.sync_all().map_err(failed("sync", partial))?;
     Ok(bytes)
 }
 
 fn publish(partial: &Path, path: &Path) -> Result<(), Failure> {
-    let named = rustix::fs::renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE);
-    named.map_err(|errno| failed("name", path)(errno.into()))?;
+    match rustix::fs::renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE) {
+        // NFS cannot rename without replacing.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            fs::hard_link(partial, path).and_then(|()| fs::remove_file(partial))
+        }
+        named => named.map_err(Into::into),
+    }
+    .map_err(failed("name", path))?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("sync the folder of", path))
 }
 
 fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".partial");
+    name.push(format!(".{}.partial", std::process::id()));
     name.into()
 }
 

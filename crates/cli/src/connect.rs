@@ -116,9 +116,9 @@ impl Connection {
     /// Waits for the next message of a stream.
     pub(crate) async fn within_time<T>(
         &self,
+        after: Duration,
         message: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Failure> {
-        let after = self.timeout();
         let Ok(answer) = tokio::time::timeout(after, message).await else {
             return Err(Failure::TimedOut { endpoint: self.uri.clone(), after });
         };

@@ -108,6 +108,12 @@ pub const RESERVATIONS_PAGE_MAX: usize = 256;
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Connections to the manager of which no request has been admitted yet, at a time.
 pub const UNADMITTED_CONNECTIONS_MAX: usize = 512;
+/// Connections to the manager of one source: a network address, or a local user other than root and the manager's own.
+pub const CONNECTIONS_PER_SOURCE_MAX: usize = 1024;
+/// Connections of one source of which no request has been admitted yet.
+pub const UNADMITTED_CONNECTIONS_PER_SOURCE_MAX: usize = 128;
+const _: () = assert!(CONNECTIONS_PER_SOURCE_MAX < CONNECTIONS_MAX);
+const _: () = assert!(UNADMITTED_CONNECTIONS_PER_SOURCE_MAX < UNADMITTED_CONNECTIONS_MAX);
 /// How long such a connection may stay open; also the longest TLS handshake.
 pub const CONNECTION_ADMITTED_WITHIN: Ns = Ns::secs(10);
 /// How long a connection without an open call may stay open.

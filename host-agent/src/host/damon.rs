@@ -135,7 +135,7 @@ impl Damon {
         number("0/monitoring_attrs/intervals/update_us", UPDATE_US)?;
         number("0/monitoring_attrs/nr_regions/max", WATCHED_REGIONS_MAX as u64)?;
         number("0/targets/nr_targets", processes.len() as u64)?;
-        let ranges_max = WATCHED_REGIONS_MAX / processes.len();
+        let ranges_max = (WATCHED_REGIONS_MAX / processes.len()).max(1);
         for (nth, target) in processes.iter().enumerate() {
             number(&format!("0/targets/{nth}/pid_target"), u64::from(target.pid))?;
             let ranges = if is_fixed { target.largest_ranges(ranges_max) } else { Vec::new() };

@@ -47,20 +47,30 @@ fn check(piece: &str, replaced: &str, expected: &str) {
     assert_eq!(said(piece, replaced), expected);
 }
 
+/// The text with the block that begins with this line of a comment uncommented.
+fn uncommented(text: &str, first: &str) -> String {
+    let blocks = text.split("\n\n").map(|block| match block.starts_with(&format!("# {first}")) {
+        true => block.lines().map(|line| line.trim_start_matches("# ")).collect::<Vec<_>>().join("\n"),
+        false => block.to_owned(),
+    });
+    blocks.collect::<Vec<_>>().join("\n\n")
+}
+
 #[test]
 fn the_example_is_a_rack() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/rack.example.toml"));
     let config = Config::load(path).unwrap();
     assert_eq!((config.emcs.len(), config.hosts.len()), (2, 4));
-    let uncommented = fs::read_to_string(path).unwrap().replace("\n# [tls]", "\n[tls]");
-    let uncommented = uncommented.replace("\n# certificate", "\ncertificate").replace("\n# key", "\nkey");
-    let uncommented = uncommented.replace("\n# client_ca", "\nclient_ca").replace("\n# admins", "\nadmins");
-    let uncommented = uncommented.replace("\n# [fence]", "\n[fence]").replace("\n# command", "\ncommand");
-    let config = Config::parse(&uncommented, path).unwrap();
-    assert!(config.tls.is_some() && config.fence.is_some());
-    let keys = ["[[emc]]", "name", "slices", "driver", "serial", "path"];
-    let shared =
-        keys.iter().fold(uncommented, |text, key| text.replace(&format!("\n# {key}"), &format!("\n{key}")));
+    assert_eq!(config.manager.listen, Listen::Unix(LISTEN_DEFAULT.into()));
+    let text = fs::read_to_string(path).unwrap();
+    let fence = uncommented(&text, "[fence]");
+    assert!(Config::parse(&fence, path).unwrap().fence.is_some());
+    let tls = uncommented(&text, "[tls]").replace("unix:/run/tarn/manager.sock", "10.0.0.1:9750");
+    assert!(Config::parse(&tls, path).unwrap().tls.is_some());
+    let access = uncommented(&text, "[access]").replace("\"tarn\"", "\"0\"");
+    let access = access.replace("\"nova\"", "\"1\"").replace("\"operator\"", "\"2\"");
+    assert_eq!(Config::parse(&access, path).unwrap().access.group, Some(0));
+    let shared = uncommented(&fence, "[[emc]]");
     assert_eq!(Config::parse(&shared, path).unwrap().emcs[2].driver, Driver::SharedDax);
 }
 

@@ -5,12 +5,17 @@ use std::{
     io::{self, Read as _},
     path::Path,
     pin::Pin,
+    time::Duration,
 };
 
 use proto::v1 as wire;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, mpsc},
+};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Code, Status};
+use units::limits::STORE_FREE_BYTES_MIN;
 
 use super::{
     Shared,
@@ -19,6 +24,7 @@ use super::{
 use crate::store::{
     Scan,
     backup::{self, BackupError},
+    disk,
 };
 
 /// The stream of a backup.
@@ -28,6 +34,8 @@ pub type Chunks = Pin<Box<dyn Stream<Item = Result<wire::BackupChunk, Status>> +
 const CHUNK_BYTES: usize = 1 << 20;
 /// Messages that wait for a slow client.
 const CHUNKS_QUEUED_MAX: usize = 4;
+/// How long a client may take for one message.
+const CHUNK_TAKEN_WITHIN: Duration = Duration::from_secs(60);
 /// The file in the store's folder that holds the copy while it is written. It has no name while it is sent.
 const FILE: &str = "backup.outgoing";
 
@@ -39,10 +47,10 @@ pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
     let place = shared.backups.clone().try_acquire_owned();
     let place = place.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is being made".into()))?;
     let snapshot = shared.driver.snapshot().await.map_err(refused)?;
-    let folder = shared.store.clone();
+    let (folder, runtime) = (shared.store.clone(), Handle::current());
     let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
     tokio::task::spawn_blocking(move || {
-        if let Err(status) = send(snapshot, &folder, &sender, place) {
+        if let Err(status) = send(snapshot, &folder, &runtime, &sender, place) {
             let _ = sender.blocking_send(Err(status)); // a client that is gone needs no reason
         }
     });
@@ -52,6 +60,7 @@ pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
 fn send(
     mut snapshot: Box<dyn Scan>,
     folder: &Path,
+    runtime: &Handle,
     sender: &mpsc::Sender<Result<wire::BackupChunk, Status>>,
     _place: OwnedSemaphorePermit,
 ) -> Result<(), Status> {
@@ -61,14 +70,19 @@ fn send(
         coded(Code::Internal, "BACKUP_FAILED", message)
     })?;
     drop(snapshot); // pages of the store that it holds can be used again
+    let mut total_bytes = 0;
     loop {
         let mut data = Vec::with_capacity(CHUNK_BYTES);
         let read = file.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut data);
         read.map_err(|error| {
             coded(Code::Internal, "BACKUP_FAILED", format!("backup: read the copy: {error}"))
         })?;
-        if data.is_empty() || sender.blocking_send(Ok(wire::BackupChunk { data })).is_err() {
-            return Ok(());
+        total_bytes += data.len() as u64;
+        let is_last = data.is_empty();
+        let chunk = wire::BackupChunk { data, total_bytes: is_last.then_some(total_bytes) };
+        let sent = runtime.block_on(tokio::time::timeout(CHUNK_TAKEN_WITHIN, sender.send(Ok(chunk))));
+        if is_last || !matches!(sent, Ok(Ok(()))) {
+            return Ok(()); // all is sent, or the client is gone or takes nothing
         }
     }
 }
@@ -83,8 +97,21 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
         Err(errno) if errno.kind() != io::ErrorKind::NotFound => return Err(io("remove the last")(errno)),
         _ => {}
     }
+    check_space(folder).map_err(io("make"))?;
     backup::backup(snapshot, &path)?;
     let file = File::open(&path).map_err(io("open"))?;
     fs::remove_file(&path).map_err(io("remove"))?;
     Ok(file)
+}
+
+/// The copy must not fill the disk that the ledger is written to.
+fn check_space(folder: &Path) -> io::Result<()> {
+    let free = rustix::fs::statvfs(folder)?;
+    let free = free.f_bavail.saturating_mul(free.f_frsize);
+    let needed = fs::metadata(folder.join(disk::FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
+    if free < needed {
+        let problem = format!("{free} bytes are free, and the copy may need {needed}");
+        return Err(io::Error::new(io::ErrorKind::StorageFull, problem));
+    }
+    Ok(())
 }

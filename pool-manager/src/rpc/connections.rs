@@ -2,6 +2,7 @@
 //! number, and closed when they stay idle. What a caller may do is decided in [`super::identity`].
 
 mod activity;
+mod places;
 mod socket;
 
 use std::{
@@ -16,17 +17,16 @@ use rustls_pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
 };
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
-use units::limits::{
-    CONNECTION_ADMITTED_WITHIN, CONNECTIONS_ACCEPTED_QUEUED_MAX, CONNECTIONS_MAX, UNADMITTED_CONNECTIONS_MAX,
-};
+use units::limits::{CONNECTION_ADMITTED_WITHIN, CONNECTIONS_ACCEPTED_QUEUED_MAX};
 
 use super::rejections::Rejections;
 use activity::{Activity, IdleTimer};
+use places::Places;
 
 pub use activity::CountCallsLayer;
 pub use socket::{SocketError, bind};
@@ -93,13 +93,7 @@ pub fn accept(
     rejections: Arc<Rejections>,
 ) -> ReceiverStream<io::Result<Connection>> {
     let (ready, connections) = mpsc::channel(CONNECTIONS_ACCEPTED_QUEUED_MAX);
-    let acceptor = Acceptor {
-        tls,
-        rejections,
-        places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-        unadmitted: Arc::new(Semaphore::new(UNADMITTED_CONNECTIONS_MAX)),
-        ready,
-    };
+    let acceptor = Acceptor { tls, rejections, places: Arc::default(), ready };
     tokio::spawn(acceptor.run(listener));
     ReceiverStream::new(connections)
 }
@@ -108,8 +102,7 @@ pub fn accept(
 struct Acceptor {
     tls: watch::Receiver<TlsConfig>,
     rejections: Arc<Rejections>,
-    places: Arc<Semaphore>,
-    unadmitted: Arc<Semaphore>,
+    places: Arc<Places>,
     ready: mpsc::Sender<io::Result<Connection>>,
 }
 
@@ -132,30 +125,17 @@ impl Acceptor {
 
     /// Starts to serve a connection, or closes it if there are too many.
     fn take(&self, stream: Stream, origin: Origin) {
-        let reject = |limit: usize, what: &str| {
-            self.rejections.log(&origin, &format!("{limit} {what} are open already"));
-        };
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            return reject(CONNECTIONS_MAX, "connections");
-        };
-        let is_trusted = matches!(origin, Origin::Unix { is_trusted: true, .. });
-        let unadmitted = Arc::clone(&self.unadmitted).try_acquire_owned();
-        if unadmitted.is_err() && !is_trusted {
-            return reject(UNADMITTED_CONNECTIONS_MAX, "connections without an admitted request");
+        match self.places.take(&origin) {
+            Ok(place) => {
+                let activity = Arc::new(Activity::new(place));
+                tokio::spawn(self.clone().prepare(stream, origin, activity));
+            }
+            Err(limit) => self.rejections.log(&origin, &limit),
         }
-        let activity = Arc::new(Activity::new(unadmitted.ok(), is_trusted));
-        let acceptor = self.clone();
-        tokio::spawn(async move { acceptor.prepare(stream, origin, activity, place).await });
     }
 
     /// Makes the TLS handshake, if there is one, and passes the connection on.
-    async fn prepare(
-        self,
-        stream: Stream,
-        origin: Origin,
-        activity: Arc<Activity>,
-        place: OwnedSemaphorePermit,
-    ) {
+    async fn prepare(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
         let tls = self.tls.borrow().clone();
         let secured =
             tokio::time::timeout(CONNECTION_ADMITTED_WITHIN.as_duration(), secure(stream, tls)).await;
@@ -167,12 +147,9 @@ impl Acceptor {
                 return self.rejections.log(&origin, &format!("TLS handshake took longer than {within}"));
             }
         };
-        if !certificates.is_empty() {
-            activity.admit(); // its certificate is signed by the right authority
-        }
         let idle = IdleTimer::new(Arc::clone(&activity));
         let peer = Peer { origin, certificates, activity };
-        let connection = Connection { stream, peer, idle, _place: place };
+        let connection = Connection { stream, peer, idle };
         let _ = self.ready.send(Ok(connection)).await; // the server may have ended
     }
 }
@@ -217,13 +194,24 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// A connection that is ready for requests. Reading from it fails once it has been idle for too long.
+/// A connection that is ready for requests. Its use fails once it has been idle for too long. Writing checks that, too: a
+/// peer that reads nothing keeps the server from reading.
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
     peer: Peer,
     idle: IdleTimer,
-    _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    fn check_idle(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.idle.poll_expired(cx) {
+            Poll::Ready(()) => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was idle for too long"))
+            }
+            Poll::Pending => Ok(()),
+        }
+    }
 }
 
 impl Connected for Connection {
@@ -250,22 +238,19 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.idle.poll_expired(cx).is_ready() {
-            return Poll::Ready(Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the connection was idle for too long",
-            )));
-        }
+        self.check_idle(cx)?;
         on_stream!(self, poll_read, cx, buffer)
     }
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check_idle(cx)?;
         on_stream!(self, poll_write, cx, bytes)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check_idle(cx)?;
         on_stream!(self, poll_flush, cx)
     }
 
@@ -274,10 +259,11 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.check_idle(cx)?;
         on_stream!(self, poll_write_vectored, cx, slices)
     }
 

@@ -96,7 +96,14 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     }
     let partial = partial(to);
     remove_if_there(&partial)?;
-    let entries = copy(from, &mut RedbStore::open(Loose(partial.clone()))?)?;
+    let copied = RedbStore::open(Loose(partial.clone())).and_then(|mut to| copy(from, &mut to));
+    let entries = match copied {
+        Ok(entries) => entries,
+        Err(error) => {
+            let _ = fs::remove_file(&partial); // the first error is the one to report
+            return Err(error.into());
+        }
+    };
     let renamed = rustix::fs::renameat_with(CWD, &partial, CWD, to, RenameFlags::NOREPLACE);
     renamed.map_err(|errno| io_error("name the backup", to)(errno.into()))?;
     sync_parent(to).map_err(io_error("sync the directory of", to))?;

@@ -61,10 +61,20 @@ fn with_strace(backend: &str) -> RackPlan {
 /// What gives a slice to its node's driver, and takes it back.
 const KMEM_FILES: &str = "-P /sys/bus/dax/drivers/kmem/bind -P /sys/bus/dax/drivers/kmem/unbind";
 
-/// Which changes of sysfs count. Each thread counts its own: blocks are switched in one of their own.
+/// What takes a slice's memory from its device, and deletes the device.
+const REMOVAL_FILES: &str = r"$(
+cd /sys/bus/cxl/devices
+for file in region*/dax_region*/dax*/size region*/dax_region*/dax_region/delete; do
+  if [ -e $file ]; then echo -P $(readlink -f $file); fi
+done
+)";
+
+/// Which changes of sysfs count. Each thread counts its own: blocks are switched, drivers unbound and devices removed in threads of
+/// their own.
 #[derive(Clone, Copy, Debug)]
 enum Changes {
     All,
+    OfRemoval,
     OfKmem,
     OfBlocks,
 }
@@ -73,6 +83,7 @@ impl Changes {
     fn files(self) -> &'static str {
         match self {
             Self::All => "",
+            Self::OfRemoval => REMOVAL_FILES,
             Self::OfKmem => KMEM_FILES,
             Self::OfBlocks => BLOCK_FILES,
         }
@@ -149,7 +160,7 @@ fn count(writes: &[String], kind: &str) -> usize {
 
 #[test]
 fn an_agent_killed_before_any_step_with_device_dax_completes_it_and_no_vm_loses_a_byte() {
-    let writes = kill_before_every("dax", &[Changes::All]);
+    let writes = kill_before_every("dax", &[Changes::All, Changes::OfRemoval]);
     for kind in DAX {
         assert!(count(&writes, kind) > 0, "{kind}: {writes:#?}");
     }
@@ -157,7 +168,8 @@ fn an_agent_killed_before_any_step_with_device_dax_completes_it_and_no_vm_loses_
 
 #[test]
 fn an_agent_killed_before_any_step_with_memory_blocks_completes_it_and_no_vm_loses_a_byte() {
-    let writes = kill_before_every("memory_block", &[Changes::All, Changes::OfKmem, Changes::OfBlocks]);
+    let changes = [Changes::All, Changes::OfRemoval, Changes::OfKmem, Changes::OfBlocks];
+    let writes = kill_before_every("memory_block", &changes);
     for kind in DAX.iter().chain(&["/kmem/bind>", "/kmem/unbind>"]) {
         assert!(count(&writes, kind) > 0, "{kind}: {writes:#?}");
     }

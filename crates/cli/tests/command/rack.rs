@@ -393,10 +393,13 @@ impl Admin for Rack {
 
     async fn backup(&self, r: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
         self.hear("Backup", r).await?;
-        let chunk = |data: &[u8]| Ok(v1::BackupChunk { data: data.to_vec() });
+        let chunk = |data: &[u8]| Ok(v1::BackupChunk { data: data.to_vec(), total_bytes: None });
         let broken = || Err(Status::internal("backup: read the copy: I/O error"));
         let rest = if matches!(self.mood, Mood::Sick) { broken() } else { chunk(b"chunk") };
-        Ok(Response::new(Box::pin(tokio_stream::iter([chunk(b"first "), rest]))))
+        let last = v1::BackupChunk { data: Vec::new(), total_bytes: Some(11) };
+        let chunks = [chunk(b"first "), rest, Ok(last)];
+        let sent = if matches!(self.mood, Mood::Circling) { 2 } else { 3 };
+        Ok(Response::new(Box::pin(tokio_stream::iter(chunks.into_iter().take(sent)))))
     }
 
     async fn get_rack(&self, r: Request<v1::GetRackRequest>) -> Answer<v1::Rack> {

@@ -181,15 +181,11 @@ impl Link {
         self.rejected
     }
 
-    /// Returns whether another agent is the host's: a newer instance of the same boot that is connected or whose lease is not
-    /// over, or one of another boot for which both hold. A machine that restarted has closed its connection, or is silent
-    /// until the lease is over; a live agent of another boot is on another machine, and its VMs run.
-    fn is_led_by_other(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
-        let is_fresh = now < self.lease_end(ttl);
-        self.hello.as_ref().is_some_and(|led| match led.boot_id == hello.boot_id {
-            true => led.instance > hello.instance && (self.is_connected() || is_fresh),
-            false => self.is_connected() && is_fresh,
-        })
+    /// Returns whether a newer instance than this one of the same boot is the host's agent: it is connected, or its lease is
+    /// not over.
+    fn is_led_by_newer(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
+        let newer = |led: &Hello| led.instance > hello.instance && led.boot_id == hello.boot_id;
+        self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
     }
 
     /// When it may be sent an order that is due.
@@ -253,10 +249,15 @@ impl Manager {
 
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
         let Some(link) = self.links.get(&host) else { return self.close(session, Closed::HostGone) };
-        if link.is_led_by_other(&hello, when.now, self.settings.lease_ttl)
-            || self.awaits_boot(link, when, host, &hello)
-        {
+        if link.is_led_by_newer(&hello, when.now, self.settings.lease_ttl) {
             return self.reject_agent(when, session, host, hello.instance);
+        }
+        if self.awaits_boot(link, when, host, &hello) {
+            // Without a connection of the other it is most likely the same machine, restarted.
+            return match link.is_connected() {
+                true => self.reject_agent(when, session, host, hello.instance),
+                false => self.close(session, Closed::Superseded),
+            };
         }
         if let Some(old) = link.session {
             self.close(old, Closed::Superseded);
@@ -274,13 +275,14 @@ impl Manager {
         self.note_sight(when, host);
     }
 
-    /// Returns whether this manager still waits for the agent that it knows from before its start: the VMs of the recorded
-    /// boot would end with the agent of another. After one lease of silence the recorded boot is taken to be over.
+    /// Returns whether an agent of another boot than the recorded one has to wait until the lease is over: the host's VMs would
+    /// count as ended, although they run if the agent is that of another machine. A manager that has just started waits
+    /// for the recorded boot as well.
     fn awaits_boot(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
         self.head.host(host).is_some_and(|entry| {
             let is_other = !entry.host.boot_id.is_empty() && entry.host.boot_id != hello.boot_id;
-            let has_vms = entry.reservations().len() > 0;
-            is_other && has_vms && !link.was_heard() && when.now < link.lease_end(self.settings.lease_ttl)
+            let is_led = link.is_connected() || entry.reservations().len() > 0;
+            is_other && is_led && when.now < link.lease_end(self.settings.lease_ttl)
         })
     }
 

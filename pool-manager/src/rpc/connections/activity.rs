@@ -9,16 +9,13 @@ use std::{
 
 use http::{Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, Sleep},
-};
+use tokio::time::{Instant, Sleep};
 use tonic::body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 use units::limits::{CONNECTION_ADMITTED_WITHIN, CONNECTION_IDLE_MAX};
 
-use super::Peer;
+use super::{Peer, places::Place};
 
 /// The use of one connection.
 #[derive(Debug)]
@@ -28,25 +25,19 @@ pub(super) struct Activity {
 
 #[derive(Debug)]
 struct State {
-    is_admitted: bool,
+    place: Place,
     open_calls: usize,
     /// When the connection was made, or its last call ended.
     idle_since: Instant,
-    /// The place among connections without an admitted request; given back when one is admitted.
-    unadmitted: Option<OwnedSemaphorePermit>,
 }
 
 impl Activity {
-    pub(super) fn new(unadmitted: Option<OwnedSemaphorePermit>, is_admitted: bool) -> Self {
-        let unadmitted = unadmitted.filter(|_| !is_admitted);
-        let state = State { is_admitted, open_calls: 0, idle_since: Instant::now(), unadmitted };
-        Self { state: Mutex::new(state) }
+    pub(super) fn new(place: Place) -> Self {
+        Self { state: Mutex::new(State { place, open_calls: 0, idle_since: Instant::now() }) }
     }
 
     pub(super) fn admit(&self) {
-        let mut state = self.state.lock().expect("no holder panics");
-        state.is_admitted = true;
-        state.unadmitted = None;
+        self.state.lock().expect("no holder panics").place.admit();
     }
 
     fn begin_call(self: &Arc<Self>) -> OpenCall {
@@ -58,10 +49,10 @@ impl Activity {
     /// while, also with open calls.
     fn deadline(&self, now: Instant) -> Instant {
         let state = self.state.lock().expect("no holder panics");
-        match (state.is_admitted, state.open_calls) {
-            (false, _) => state.idle_since.min(now) + CONNECTION_ADMITTED_WITHIN.as_duration(),
-            (true, 0) => state.idle_since + CONNECTION_IDLE_MAX.as_duration(),
-            (true, _) => now + CONNECTION_IDLE_MAX.as_duration(),
+        match (state.place.is_unadmitted(), state.open_calls) {
+            (true, _) => state.idle_since.min(now) + CONNECTION_ADMITTED_WITHIN.as_duration(),
+            (false, 0) => state.idle_since + CONNECTION_IDLE_MAX.as_duration(),
+            (false, _) => now + CONNECTION_IDLE_MAX.as_duration(),
         }
     }
 }
@@ -74,7 +65,7 @@ impl Drop for OpenCall {
     fn drop(&mut self) {
         let mut state = self.0.state.lock().expect("no holder panics");
         state.open_calls -= 1;
-        if state.is_admitted {
+        if !state.place.is_unadmitted() {
             state.idle_since = Instant::now();
         }
     }
@@ -174,17 +165,20 @@ impl HttpBody for CountedBody {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::Semaphore;
-
     use super::*;
+    use crate::rpc::connections::{Origin, places::Places};
 
     const ADMITTED_WITHIN: Duration = CONNECTION_ADMITTED_WITHIN.as_duration();
     const IDLE_MAX: Duration = CONNECTION_IDLE_MAX.as_duration();
 
+    fn activity(uid: u32) -> Arc<Activity> {
+        let origin = Origin::Unix { uid, pid: None, is_trusted: uid == 0 };
+        Arc::new(Activity::new(Arc::new(Places::default()).take(&origin).unwrap()))
+    }
+
     #[test]
     fn connection_without_an_admitted_request_is_closed_also_with_an_open_call() {
-        let places = Arc::new(Semaphore::new(1));
-        let activity = Arc::new(Activity::new(places.clone().try_acquire_owned().ok(), false));
+        let activity = activity(1000);
         let made = Instant::now();
         assert!(activity.deadline(made) <= made + ADMITTED_WITHIN);
         let call = activity.begin_call();
@@ -192,15 +186,13 @@ mod tests {
         assert!(activity.deadline(later) <= later);
         drop(call);
         assert!(activity.deadline(later) <= later);
-        assert_eq!(places.available_permits(), 0);
         activity.admit();
-        assert_eq!(places.available_permits(), 1);
         assert!(activity.deadline(later) > later);
     }
 
     #[test]
     fn admitted_connection_is_closed_when_it_was_long_without_a_call() {
-        let activity = Arc::new(Activity::new(None, true));
+        let activity = activity(0);
         let made = Instant::now();
         let call = activity.begin_call();
         let late = made + 10 * IDLE_MAX;

@@ -308,7 +308,8 @@ fn what_ran_on_a_host_that_restarted_has_ended_and_its_slices_are_taken_back() {
     rig.tells(
         "reserve:a@h1=1 go down:h1 tick:5000
          up:h1/b1 tick:10 slices | h1<a=0.1 0.1:online@h1
-         down:h1 up:h1/b2 tick:10 | store
+         down:h1 up:h1/b2 | h1.close(Superseded)
+         tick:4000 up:h1/b2 tick:10 | store
          stored slices | h1<release=0.1 0.1:draining@h1
          go
          slices state:h1 | Up",
@@ -409,6 +410,18 @@ fn agent_of_another_boot_is_accepted_once_the_lease_is_over() {
     rig.run("tick:1 copy:h1#1/b2 tick:10 stored go");
     assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
     assert_eq!(rig.run("state:h1"), "Up");
+}
+
+/// The host's own agent restarted, and the other connected in between.
+#[test]
+fn agent_of_another_boot_does_not_take_a_host_with_vms_within_its_lease() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "reserve:a@h1=1 go commit:a go
+         down:h1 copy:h1#99/b2 alarms | h1.close(Superseded)
+         up:h1#3 slices state:h1 | h1<a=0.1 0.1:online@h1 Up
+         down:h2 copy:h2#99/b2 tick:10 state:h2 | store Up",
+    );
 }
 
 /// The same at a manager that has just started, and to which neither has spoken.

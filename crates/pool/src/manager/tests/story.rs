@@ -168,6 +168,8 @@ impl Rig {
         (0..8).for_each(|slice| drop(self.run(&format!("repair:{slice}"))));
         self.run("restart mend:e1 mend:e2 roomy go");
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host} go tick:1000 up:{host}/again go"))));
+        self.run("tick:4000"); // a machine that restarts with VMs is accepted once its lease is over
+        HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host}/again go"))));
         for vm in ["a", "b", "c", "d"] {
             self.run(&format!("force:{vm} go tick:3 go"));
         }

@@ -1,0 +1,168 @@
+//! Places for connections, limited in total and for each source, so that one source cannot take those of all others.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use units::limits::{
+    CONNECTIONS_MAX, CONNECTIONS_PER_SOURCE_MAX, UNADMITTED_CONNECTIONS_MAX,
+    UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
+};
+
+use super::Origin;
+
+/// The connections that are open.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    counts: Mutex<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: Count,
+    /// One entry for each source with an open connection.
+    by_source: BTreeMap<Source, Count>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    open: usize,
+    unadmitted: usize,
+}
+
+/// What is limited together: a network address or a local user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    Address(IpAddr),
+    User(u32),
+}
+
+/// The place of one connection, free again when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Arc<Places>,
+    source: Source,
+    is_unadmitted: bool,
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().expect("no holder panics")
+    }
+
+    /// Takes a place for a connection without an admitted request. Users with every role are only limited in total.
+    ///
+    /// # Errors
+    /// The limit that is reached.
+    pub(super) fn take(self: &Arc<Self>, origin: &Origin) -> Result<Place, String> {
+        let (source, is_trusted) = match *origin {
+            Origin::Tcp(address) => (Source::Address(address.ip().to_canonical()), false),
+            Origin::Unix { uid, is_trusted, .. } => (Source::User(uid), is_trusted),
+        };
+        let mut counts = self.lock();
+        let of_source = counts.by_source.get(&source).copied().unwrap_or_default();
+        let limits = [
+            (counts.all.open, CONNECTIONS_MAX, "connections are open"),
+            (of_source.open, CONNECTIONS_PER_SOURCE_MAX, "connections of this source are open"),
+            (
+                counts.all.unadmitted,
+                UNADMITTED_CONNECTIONS_MAX,
+                "connections without an admitted request are open",
+            ),
+            (
+                of_source.unadmitted,
+                UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
+                "connections of this source without an admitted request are open",
+            ),
+        ];
+        let applied = if is_trusted { &limits[..1] } else { &limits[..] };
+        if let Some((_, limit, what)) = applied.iter().find(|(count, limit, _)| count >= limit) {
+            return Err(format!("{limit} {what} already"));
+        }
+        counts.all.open += 1;
+        counts.by_source.entry(source).or_default().open += 1;
+        if !is_trusted {
+            counts.all.unadmitted += 1;
+            counts.by_source.entry(source).or_default().unadmitted += 1;
+        }
+        Ok(Place { places: Arc::clone(self), source, is_unadmitted: !is_trusted })
+    }
+}
+
+impl Place {
+    /// Returns whether no request of the connection has been admitted.
+    pub(super) fn is_unadmitted(&self) -> bool {
+        self.is_unadmitted
+    }
+
+    /// Counts the connection as admitted.
+    pub(super) fn admit(&mut self) {
+        if std::mem::take(&mut self.is_unadmitted) {
+            let mut counts = self.places.lock();
+            counts.all.unadmitted -= 1;
+            if let Some(of_source) = counts.by_source.get_mut(&self.source) {
+                of_source.unadmitted -= 1;
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.admit();
+        let mut counts = self.places.lock();
+        counts.all.open -= 1;
+        if let Some(of_source) = counts.by_source.get_mut(&self.source) {
+            of_source.open -= 1;
+            if of_source.open == 0 {
+                counts.by_source.remove(&self.source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> Origin {
+        Origin::Tcp(([10, 0, 0, last], 1).into())
+    }
+
+    #[test]
+    fn one_source_cannot_take_the_places_of_others() {
+        let places = Arc::new(Places::default());
+        let take = |origin: &Origin| places.take(origin);
+        let mut held: Vec<_> =
+            (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(|_| take(&address(1)).unwrap()).collect();
+        let refused = take(&address(1)).unwrap_err();
+        assert!(refused.contains("of this source without an admitted request"), "{refused}");
+        drop(take(&address(2)).unwrap());
+        held.iter_mut().for_each(Place::admit);
+        while held.len() < CONNECTIONS_PER_SOURCE_MAX {
+            held.push(take(&address(1)).unwrap());
+            held.last_mut().unwrap().admit();
+        }
+        assert!(take(&address(1)).unwrap_err().contains("connections of this source"));
+        drop(take(&address(2)).unwrap());
+        drop(held);
+        assert!(places.lock().by_source.is_empty());
+        assert_eq!((places.lock().all.open, places.lock().all.unadmitted), (0, 0));
+    }
+
+    #[test]
+    fn trusted_users_are_admitted_while_others_have_reached_their_limit() {
+        let places = Arc::new(Places::default());
+        let user = |uid, is_trusted| Origin::Unix { uid, pid: None, is_trusted };
+        let sources = UNADMITTED_CONNECTIONS_MAX / UNADMITTED_CONNECTIONS_PER_SOURCE_MAX;
+        let sources = u32::try_from(sources).unwrap();
+        let _held: Vec<_> = (1..=sources)
+            .flat_map(|uid| (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(move |_| uid))
+            .map(|uid| places.take(&user(uid, false)).unwrap())
+            .collect();
+        assert!(places.take(&user(sources + 1, false)).is_err());
+        assert!(!places.take(&user(0, true)).unwrap().is_unadmitted());
+    }
+}
