@@ -32,7 +32,7 @@ impl LogArgs {
     /// # Errors
     /// [`FromEnvError`] if `RUST_LOG` is not a list of directives.
     pub fn start(&self) -> Result<(), FromEnvError> {
-        let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).try_from_env()?;
+        let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env()?;
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_target(false);
         match self.log_format {
             LogFormat::Text => log.with_ansi(stderr().is_terminal()).init(),
