@@ -61,6 +61,10 @@ fn with_strace(backend: &str) -> RackPlan {
 /// What gives a slice to its node's driver, and takes it back.
 const KMEM_FILES: &str = "-P /sys/bus/dax/drivers/kmem/bind -P /sys/bus/dax/drivers/kmem/unbind";
 
+/// What takes a device from the driver for device-dax.
+const DEVICE_DAX_FILES: &str =
+    "-P /sys/bus/dax/drivers/device_dax/remove_id -P /sys/bus/dax/drivers/device_dax/unbind";
+
 /// What takes a slice's memory from its device, and deletes the device.
 const REMOVAL_FILES: &str = r"$(
 cd /sys/bus/cxl/devices
@@ -75,6 +79,7 @@ done
 enum Changes {
     All,
     OfRemoval,
+    OfDeviceDax,
     OfKmem,
     OfBlocks,
 }
@@ -84,6 +89,7 @@ impl Changes {
         match self {
             Self::All => "",
             Self::OfRemoval => REMOVAL_FILES,
+            Self::OfDeviceDax => DEVICE_DAX_FILES,
             Self::OfKmem => KMEM_FILES,
             Self::OfBlocks => BLOCK_FILES,
         }
@@ -168,7 +174,8 @@ fn an_agent_killed_before_any_step_with_device_dax_completes_it_and_no_vm_loses_
 
 #[test]
 fn an_agent_killed_before_any_step_with_memory_blocks_completes_it_and_no_vm_loses_a_byte() {
-    let changes = [Changes::All, Changes::OfRemoval, Changes::OfKmem, Changes::OfBlocks];
+    let changes =
+        [Changes::All, Changes::OfRemoval, Changes::OfDeviceDax, Changes::OfKmem, Changes::OfBlocks];
     let writes = kill_before_every("memory_block", &changes);
     for kind in DAX.iter().chain(&["/kmem/bind>", "/kmem/unbind>"]) {
         assert!(count(&writes, kind) > 0, "{kind}: {writes:#?}");

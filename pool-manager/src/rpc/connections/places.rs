@@ -148,8 +148,9 @@ mod tests {
         assert!(take(&address(1)).unwrap_err().contains("connections of this source"));
         drop(take(&address(2)).unwrap());
         drop(held);
-        assert!(places.lock().by_source.is_empty());
-        assert_eq!((places.lock().all.open, places.lock().all.unadmitted), (0, 0));
+        let counts = places.lock();
+        assert!(counts.by_source.is_empty());
+        assert_eq!((counts.all.open, counts.all.unadmitted), (0, 0));
     }
 
     #[test]
