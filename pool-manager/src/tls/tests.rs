@@ -1,3 +1,5 @@
+//! Files of `[tls]` that are valid, and each way in which they are not.
+
 use std::os::unix::fs::PermissionsExt as _;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
