@@ -12,7 +12,7 @@ mkdir -p /run/emc /run/h0
 mount -t tmpfs -o size=700m emc /run/emc
 cat > /run/rack.toml <<END
 [manager]
-listen = "127.0.0.1:9750"
+listen = "unix:/run/manager.sock"
 store = "/run/store"
 [lease]
 ttl_s = 5
@@ -31,13 +31,13 @@ END
 cat > /run/h0.toml <<END
 [agent]
 host = "h0"
-manager = "http://127.0.0.1:9750"
+manager = "unix:/run/manager.sock"
 runtime_dir = "/run/h0"
 token_file = "/run/store/tokens/h0.token"
 [backend]
 kind = "emulated"
 END
-export TARN_ENDPOINT=http://127.0.0.1:9750 TARN_VMM_RUN_DIR=/run/vmm TARN_HOST_MEMORY=/run/h0/host-memory.sock
+export TARN_ENDPOINT=unix:/run/manager.sock TARN_VMM_RUN_DIR=/run/vmm TARN_HOST_MEMORY=/run/h0/host-memory.sock
 manager() { pool-manager serve --config /run/rack.toml > /run/manager.log 2>&1 & MANAGER=$!; }
 agent() { host-agent serve --config /run/h0.toml > /run/agent.log 2>&1 & AGENT=$!; }
 # Waits until a command succeeds, for ten minutes at most: guests of an emulated host start slowly on a busy machine.
