@@ -249,10 +249,10 @@ fn who_is_not_root_is_told_that_it_cannot_give_that_up() {
     let user = ["--uid", NOBODY, "--gid", NOBODY];
     let refused = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
     let expected =
-        format!("error: chroot: cannot make {} all there is; must be started as root: ", folder.display());
+        format!("error: chroot: cannot make {} all there is; needs root with CAP_SYS_ADMIN: ", folder.display());
     assert!(said(&refused).starts_with(&expected), "{}", said(&refused));
     let refused = run(&user);
-    let expected = "error: chroot: cannot make an empty file system; must be started as root: ";
+    let expected = "error: chroot: cannot make an empty file system; needs root with CAP_SYS_ADMIN: ";
     assert!(said(&refused).starts_with(expected), "{}", said(&refused));
     let ran = run(&["--unconfined"]);
     assert_eq!((ran.status.code(), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));
