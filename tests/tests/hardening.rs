@@ -248,8 +248,10 @@ fn who_is_not_root_is_told_that_it_cannot_give_that_up() {
     };
     let user = ["--uid", NOBODY, "--gid", NOBODY];
     let refused = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
-    let expected =
-        format!("error: chroot: cannot make {} all there is; needs root with CAP_SYS_ADMIN: ", folder.display());
+    let expected = format!(
+        "error: chroot: cannot make {} all there is; needs root with CAP_SYS_ADMIN: ",
+        folder.display()
+    );
     assert!(said(&refused).starts_with(&expected), "{}", said(&refused));
     let refused = run(&user);
     let expected = "error: chroot: cannot make an empty file system; needs root with CAP_SYS_ADMIN: ";
