@@ -215,7 +215,7 @@ async fn connection_of_a_peer_that_reads_nothing_is_closed() {
     let mut stream = std::net::TcpStream::connect(&listen).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap(); // and empty settings
-    let pings = b"\0\0\x08\x06\0\0\0\0\012345678".repeat(1000);
+    let pings = b"\0\0\x08\x06\0\0\0\0\0abcdefgh".repeat(1000);
     let began = Instant::now();
     let closed = loop {
         match stream.write(&pings) {
