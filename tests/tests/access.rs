@@ -298,6 +298,8 @@ impl<'a> Authority<'a> {
     }
 }
 
+/// Attempts at what depends on which end of a connection is faster.
+const ATTEMPTS_MAX: usize = 50;
 const VALID: (i32, i32) = (2020, 2500);
 const EXPIRED: (i32, i32) = (2020, 2021);
 
@@ -406,8 +408,12 @@ async fn refused_certificates_are_logged_with_peer_and_reason() {
             .output()
             .unwrap()
     };
-    check_refused(&tarn("late"), "received fatal alert: CertificateExpired");
-    check_refused(&tarn("stranger"), "received fatal alert: UnknownCA");
+    // A connection may break while the client writes, before it reads the alert.
+    for (name, alert) in [("late", "CertificateExpired"), ("stranger", "UnknownCA")] {
+        let mut answers = (0..ATTEMPTS_MAX).map(|_| String::from_utf8(tarn(name).stderr).unwrap());
+        let last = answers.find(|said| said.contains(&format!("received fatal alert: {alert}")));
+        assert!(last.is_some(), "tarn never names the alert {alert}");
+    }
     let plain = Endpoint::from_shared(format!("http://{listen}")).unwrap().connect().await;
     if let Ok(channel) = plain {
         assert!(rack_code(channel).await.is_some(), "a connection without TLS was admitted");
