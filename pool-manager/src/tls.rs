@@ -78,7 +78,7 @@ pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
     let key = key(&tls.key)?;
     let authorities = certificates("client_ca", &tls.client_ca)?;
     let names = alternative_names(&parsed("certificate", &tls.certificate, &chain[0])?);
-    let leaf = &chain[..1]; // those who check it decide about the rest of the chain
+    let leaf = &chain[..1]; // clients verify the rest of the chain
     let own = valid("certificate", &tls.certificate, leaf)?;
     let authority = valid("client_ca", &tls.client_ca, &authorities)?;
     let provider = Arc::new(ring::default_provider());

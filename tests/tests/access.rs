@@ -1,5 +1,5 @@
-//! Who may call the manager: users of its unix socket, holders of tokens, owners of certificates; and what becomes of
-//! everybody else. Against real processes, some of them of another user.
+//! Access to the manager over its unix socket, by token and by certificate, and the refusal of other callers. Against real
+//! processes, some of them of another user.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
@@ -205,7 +205,7 @@ async fn connections_without_an_admitted_request_are_limited_and_closed() {
     check_done(&tarn.output().unwrap());
 }
 
-/// Answers to pings filled the server's buffer, and it never read again, nor looked at the time.
+/// The answers to pings filled the server's write buffer. It stopped reading, and the idle timer was polled on reads alone.
 #[tokio::test]
 async fn connection_of_a_peer_that_reads_nothing_is_closed() {
     use std::io::Write as _;

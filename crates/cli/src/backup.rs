@@ -51,7 +51,7 @@ async fn receive(mut file: File, partial: &Path, to: &Connection) -> Result<u64,
     let mut chunks = to.ask(to.admin().backup(v1::BackupRequest {})).await?;
     let (mut bytes, mut total_bytes) = (0, None);
     // The first message comes when the manager has copied its store.
-    while let Some(chunk) = to.within_time(to.patience(), chunks.message()).await? {
+    while let Some(chunk) = to.within(to.patience(), chunks.message()).await? {
         file.write_all(&chunk.data).map_err(failed("write", partial))?;
         bytes += chunk.data.len() as u64;
         total_bytes = chunk.total_bytes.or(total_bytes);

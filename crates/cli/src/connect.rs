@@ -113,23 +113,15 @@ impl Connection {
         self.within(self.timeout(), call).await
     }
 
-    /// Waits for the next message of a stream.
-    pub(crate) async fn within_time<T>(
+    /// Waits for an answer, or for the next message of a stream.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub(crate) async fn within<T>(
         &self,
         after: Duration,
-        message: impl Future<Output = Result<T, Status>>,
+        call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Failure> {
-        let Ok(answer) = tokio::time::timeout(after, message).await else {
-            return Err(Failure::TimedOut { endpoint: self.uri.clone(), after });
-        };
-        Ok(answer?)
-    }
-
-    async fn within<T>(
-        &self,
-        after: Duration,
-        call: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<Response<T>, Failure> {
         match tokio::time::timeout(after, call).await {
             Ok(answer) => Ok(answer?),
             Err(_) => Err(Failure::TimedOut { endpoint: self.uri.clone(), after }),

@@ -93,10 +93,7 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
         let path = path.clone();
         move |errno| BackupError::Io { doing, path, errno }
     };
-    match fs::remove_file(&path) {
-        Err(errno) if errno.kind() != io::ErrorKind::NotFound => return Err(io("remove the last")(errno)),
-        _ => {}
-    }
+    backup::remove_if_there(&path)?; // of a manager that was killed
     check_space(folder).map_err(io("make"))?;
     backup::backup(snapshot, &path)?;
     let file = File::open(&path).map_err(io("open"))?;
@@ -106,8 +103,7 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
 
 /// The copy must not fill the disk that the ledger is written to.
 fn check_space(folder: &Path) -> io::Result<()> {
-    let free = rustix::fs::statvfs(folder)?;
-    let free = free.f_bavail.saturating_mul(free.f_frsize);
+    let free = disk::free_bytes_at(folder)?;
     let needed = fs::metadata(folder.join(disk::FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
     if free < needed {
         let problem = format!("{free} bytes are free, and the copy may need {needed}");

@@ -11,6 +11,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use rustls_pki_types::CertificateDer;
@@ -30,6 +31,9 @@ use places::Places;
 
 pub use activity::CountCallsLayer;
 pub use socket::{SocketError, bind};
+
+/// How long to wait after accepting failed, for example because descriptors are used up.
+const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Where connections come from.
 #[derive(Debug)]
@@ -153,9 +157,6 @@ impl Acceptor {
         let _ = self.ready.send(Ok(connection)).await; // the server may have ended
     }
 }
-
-/// How long to wait after accepting failed, for example because descriptors are used up.
-const ACCEPT_RETRY_AFTER: std::time::Duration = std::time::Duration::from_millis(100);
 
 impl Listener {
     async fn accept(&self) -> io::Result<(Stream, Origin)> {

@@ -78,7 +78,11 @@ fn partial(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn remove_if_there(path: &Path) -> Result<(), BackupError> {
+/// Removes a file, if there is one.
+///
+/// # Errors
+/// [`BackupError::Io`].
+pub fn remove_if_there(path: &Path) -> Result<(), BackupError> {
     match fs::remove_file(path) {
         Err(errno) if errno.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(errno)),
         _ => Ok(()),

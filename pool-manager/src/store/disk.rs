@@ -39,6 +39,15 @@ pub trait Disk: Send {
     fn place(&self) -> &Path;
 }
 
+/// Returns how many bytes this process can still write to the file system of a path.
+///
+/// # Errors
+/// The file system cannot be examined.
+pub fn free_bytes_at(path: &Path) -> io::Result<u64> {
+    let free = rustix::fs::statvfs(path)?;
+    Ok(free.f_bavail.saturating_mul(free.f_frsize))
+}
+
 /// A directory on a file system. While this lives no other process gets one for the same directory.
 #[derive(Debug)]
 pub struct Directory {
@@ -86,8 +95,7 @@ impl Disk for Directory {
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
-        let free = rustix::fs::statvfs(&self.path)?;
-        Ok(Some(free.f_bavail.saturating_mul(free.f_frsize)))
+        free_bytes_at(&self.path).map(Some)
     }
 
     fn place(&self) -> &Path {

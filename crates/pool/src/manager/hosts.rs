@@ -253,7 +253,7 @@ impl Manager {
             return self.reject_agent(when, session, host, hello.instance);
         }
         if self.awaits_boot(link, when, host, &hello) {
-            // Without a connection of the other it is most likely the same machine, restarted.
+            // No other agent is connected: most likely this machine restarted, so there is no contest to report.
             return match link.is_connected() {
                 true => self.reject_agent(when, session, host, hello.instance),
                 false => self.close(session, Closed::Superseded),
