@@ -405,7 +405,7 @@ fn agent_of_another_boot_is_accepted_once_the_lease_is_over() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go commit:a go
-         tick:2000 have:h2 have:h3 tick:1999 copy:h1#1/b2 state:h1 | h1.close(Superseded) Up",
+         tick:2000 have:h2 have:h3 tick:1999 copy:h1#1/b2 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
     rig.run("tick:1 copy:h1#1/b2 tick:10 stored go");
     assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
