@@ -6,7 +6,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
 use units::{Bytes, Name, RequestId, ReservationId};
 
-use crate::{evaluate, models, replay, shares, telemetry};
+use cli_runtime::options::span;
+use evaluate::replay;
+
+use crate::{Global, models, shares, telemetry};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -55,51 +58,6 @@ pub(crate) fn brief(command: clap::Command) -> clap::Command {
 fn with_pointer(command: clap::Command) -> clap::Command {
     let command = command.mut_subcommands(with_pointer);
     if command.get_after_help().is_some() { command } else { command.after_help(GLOBAL_OPTIONS) }
-}
-
-/// Options of every command.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Global options")]
-pub struct Global {
-    /// The pool manager: http://HOST:PORT, https://HOST:PORT or unix:/PATH [default: unix:/run/tarn/manager.sock]
-    #[arg(long, env = "TARN_ENDPOINT", global = true, value_name = "URI")]
-    pub endpoint: Option<String>,
-    /// Token of this client's role, for a manager on a loopback address: STORE/roles/admin.token or scheduler.token
-    #[arg(long, env = "TARN_TOKEN_FILE", global = true, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
-    /// Certificate authority of the manager, a PEM file
-    #[arg(long, env = "TARN_CA", global = true, value_name = "FILE")]
-    pub ca: Option<PathBuf>,
-    /// This client's certificate, a PEM file; needs --key
-    #[arg(long, env = "TARN_CERT", global = true, value_name = "FILE")]
-    pub cert: Option<PathBuf>,
-    /// This client's private key, a PEM file; needs --cert
-    #[arg(long, env = "TARN_KEY", global = true, value_name = "FILE")]
-    pub key: Option<PathBuf>,
-    /// Name in the manager's certificate, if it is not the endpoint's host
-    #[arg(long, env = "TARN_SERVER_NAME", global = true, value_name = "NAME")]
-    pub server_name: Option<String>,
-    /// How long to wait for an answer, such as 500ms, 30s or 5m; a watch ends after it [default: 30s, or 5m when waiting
-    /// for slices; a watch has none]
-    #[arg(long, global = true, value_name = "TIME", value_parser = span)]
-    pub timeout: Option<Duration>,
-    /// How to print
-    #[arg(short, long, global = true, value_enum, default_value_t)]
-    pub output: Format,
-}
-
-/// How answers are printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Table,
-    /// For people with wide terminals: every column.
-    Wide,
-    /// For programs; errors, too, are JSON on stderr.
-    Json,
-    /// The structure of json, as YAML.
-    Yaml,
 }
 
 /// What `tarn` can do.
@@ -547,15 +505,6 @@ impl From<Ref> for v1::ReservationRef {
             Ref::Reservation(id) => Self { reservation: id.to_string(), vm: String::new() },
             Ref::Vm(name) => Self { reservation: String::new(), vm: name.into() },
         }
-    }
-}
-
-/// A time as people write it, such as 500ms, 30s, 5m or 1h30m.
-fn span(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
-        Ok(Duration::ZERO) => Err("must be longer than nothing".to_owned()),
-        Ok(span) => Ok(span),
-        Err(wrong) => Err(format!("{wrong}: must be a time such as 500ms, 30s or 5m")),
     }
 }
 

@@ -5,19 +5,11 @@
 mod admin;
 mod args;
 mod backup;
-mod connect;
 mod describe;
 mod doctor;
-mod evaluate;
-mod failure;
 mod get;
-mod hint;
 mod known;
-mod lists;
 mod models;
-mod open;
-mod print;
-mod replay;
 mod scheduler;
 mod shares;
 mod table;
@@ -32,9 +24,10 @@ use std::{ffi::OsString, process::ExitCode};
 use clap::{CommandFactory as _, FromArgMatches as _};
 
 use args::Explained;
-pub use args::{Ask, Cli, Command, Format, Global};
-pub use connect::Connection;
-pub use failure::{Exit, Failure};
+pub use args::{Ask, Cli, Command};
+pub use cli_runtime::{Connection, Exit, Failure, Format, Global};
+use cli_runtime::{failure, hint, lists, open, print};
+use evaluate::replay;
 
 /// Every word that `tarn` understands, for manual pages and completions.
 pub fn command() -> clap::Command {

@@ -4,16 +4,15 @@
 use std::{io::Write as _, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use evaluate::{LABEL_COLUMNS, Workloads};
 use prediction::sensitivity::{Workload, measured};
 use proto::v1;
 use serde::Serialize;
 use units::limits::MODEL_BYTES_MAX;
 
 use crate::{
-    Connection, Failure, Format,
-    evaluate::{LABEL_COLUMNS, Workloads, percent},
-    open, print,
-    table::{self, Column, Row, col, moment, wide},
+    Connection, Failure, Format, open, print,
+    table::{self, Column, Row, col, moment, percent, wide},
 };
 
 /// Kinds of models.

@@ -9,10 +9,8 @@ use serde::Serialize;
 use units::Name;
 
 use crate::{
-    Connection, Failure, Format,
-    evaluate::percent,
-    print,
-    table::{Column, Row, col, moment, size, wide},
+    Connection, Failure, Format, print,
+    table::{Column, Row, col, moment, percent, size, wide},
 };
 
 /// A host whose tenants share it.

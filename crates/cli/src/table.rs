@@ -1,81 +1,11 @@
 //! How things look to people: the columns of each kind of thing, and rows of text under them. It prints nothing.
 
-use std::time::{Duration, UNIX_EPOCH};
-
-use comfy_table::{ContentArrangement, Table, presets};
-use units::Bytes;
+pub(crate) use cli_runtime::table::{Column, Row, col, facts, moment, percent, rows, size, wide};
 
 use crate::view::{
     Alarm, Decision, Done, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
     SliceDetail, Validated,
 };
-
-/// One column of a table about things of kind `T`.
-pub(crate) struct Column<T> {
-    head: &'static str,
-    /// Only where there is room.
-    wide: bool,
-    cell: fn(&T) -> String,
-}
-
-/// A column that is always shown.
-pub(crate) const fn col<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
-    Column { head, wide: false, cell }
-}
-
-/// A column for wide tables and descriptions.
-pub(crate) const fn wide<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
-    Column { head, wide: true, cell }
-}
-
-/// Things that are shown as rows.
-pub(crate) trait Row: Sized + 'static {
-    /// From left to right.
-    const COLUMNS: &'static [Column<Self>];
-}
-
-/// A table without frames, as other tools can cut it; ends with a newline.
-pub(crate) fn rows<T: Row>(things: &[T], all_columns: bool) -> String {
-    let columns: Vec<_> = T::COLUMNS.iter().filter(|c| all_columns || !c.wide).collect();
-    let mut table = bare();
-    table.set_header(columns.iter().map(|c| c.head));
-    for thing in things {
-        table.add_row(columns.iter().map(|c| (c.cell)(thing)));
-    }
-    flush_left(&table)
-}
-
-/// Every column of one thing, one to a line.
-pub(crate) fn facts<T: Row>(thing: &T) -> String {
-    let mut table = bare();
-    for column in T::COLUMNS {
-        table.add_row([format!("{}:", column.head), (column.cell)(thing)]);
-    }
-    flush_left(&table)
-}
-
-fn bare() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table
-}
-
-fn flush_left(table: &Table) -> String {
-    table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
-}
-
-/// A moment people can compare with a log; what is no moment shows as its number.
-pub(crate) fn moment(unix_ms: u64) -> String {
-    const YEAR_10000_MS: u64 = 253_402_300_800_000;
-    if unix_ms >= YEAR_10000_MS {
-        return format!("{unix_ms}ms");
-    }
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
-}
-
-pub(crate) fn size(bytes: u64) -> String {
-    Bytes::new(bytes).to_string()
-}
 
 fn or_dash(text: Option<&String>) -> String {
     text.cloned().unwrap_or_else(|| "-".to_owned())
@@ -301,11 +231,5 @@ mod tests {
     fn slices_next_to_each_other_read_as_a_run() {
         assert_eq!(runs(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
         assert_eq!(runs(&[]), "-");
-    }
-
-    #[test]
-    fn any_moment_can_be_printed() {
-        assert_eq!(moment(1_700_000_000_999), "2023-11-14T22:13:20Z");
-        assert_eq!(moment(u64::MAX), "18446744073709551615ms");
     }
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use evaluate::TableFormat;
 use prediction::{
     frigid::{
         Ask, Groups, Outcome, Usage, feature_names,
@@ -20,9 +21,7 @@ use serde::Serialize;
 use units::{Bytes, Fraction, UnixMs, limits::OUTCOMES_ADDED_MAX};
 
 use crate::{
-    Connection, Failure, Format,
-    evaluate::TableFormat,
-    open, print,
+    Connection, Failure, Format, open, print,
     table::{Column, Row, col},
 };
 
@@ -30,7 +29,7 @@ use crate::{
 #[derive(Clone, Debug, Subcommand)]
 pub enum Telemetry {
     /// Add VMs that ended elsewhere or before; those that are known already are left out
-    #[command(after_help = crate::evaluate::own_columns())]
+    #[command(after_help = evaluate::own_columns())]
     Import(Import),
     /// All of them as CSV on stdout, in the columns that import takes
     Export(Export),

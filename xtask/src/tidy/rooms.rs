@@ -18,7 +18,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),
     ("exposition", &[]),
-    ("cli", &["units", "prediction", "proto", "sim", "host-memory"]),
+    ("cli-runtime", &["units", "proto"]),
+    ("evaluate", &["units", "prediction", "proto", "sim", "host-memory", "cli-runtime"]),
+    ("cli", &["units", "prediction", "proto", "host-memory", "cli-runtime", "evaluate"]),
     ("pool-manager", &["units", "pool", "prediction", "proto", "exposition"]),
     ("host-agent", &["units", "pool", "fairness", "proto", "host-memory", "exposition"]),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
@@ -66,7 +68,7 @@ const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateri
 pub fn folder_of(room: &str) -> String {
     match room {
         "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
-        | "exposition" | "cli" => {
+        | "exposition" | "cli-runtime" | "evaluate" | "cli" => {
             format!("crates/{room}")
         }
         _ => room.to_owned(),

@@ -2,7 +2,7 @@
 //! nothing.
 
 use super::{Certificate, Shares, Tenant, link, memory, mib, rate};
-use crate::{evaluate::percent, table::moment};
+use crate::table::{moment, percent};
 
 /// How shares come about, by the market's word for it.
 const STATUS: &[(&str, &str)] = &[

@@ -1,0 +1,16 @@
+//! What every command of `tarn` shares: global options, the connection to the pool manager, errors with their exit codes and
+//! hints, and output as tables, JSON or YAML. The commands themselves are in the crates `cli` and `evaluate`.
+#![forbid(unsafe_code)]
+
+pub mod connect;
+pub mod failure;
+pub mod hint;
+pub mod lists;
+pub mod open;
+pub mod options;
+pub mod print;
+pub mod table;
+
+pub use connect::Connection;
+pub use failure::{Exit, Failure};
+pub use options::{Format, Global};

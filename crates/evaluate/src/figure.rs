@@ -1,0 +1,424 @@
+//! Figures as SVG: lines, dots and bars over percent, numbers, powers of ten or names, with a legend beneath. What is shown is a value that
+//! others make; here is how it looks, in colours that colour-blind people tell apart, each with a mark and dashes of its own.
+
+mod scale;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use cli_runtime::Failure;
+use plotters::{
+    coord::{Shift, types::RangedCoordf64},
+    element::DashedPathElement,
+    prelude::*,
+};
+
+pub(super) use scale::Scale;
+use scale::Span;
+
+/// Panels, side by side.
+#[derive(Clone, Debug)]
+pub(super) struct Figure(pub Vec<Panel>);
+
+/// One drawing. Its axes begin at nothing, or below where something is; of powers of ten, at the last below all.
+#[derive(Clone, Debug)]
+pub(super) struct Panel {
+    pub title: String,
+    pub x_title: &'static str,
+    pub y_title: &'static str,
+    pub x: Scale,
+    pub y: Scale,
+    /// How far to the right is shown; what lies beyond is left out.
+    pub x_max: f64,
+    pub series: Vec<Series>,
+}
+
+/// What has one name in the legend.
+#[derive(Clone, Debug)]
+pub(super) struct Series {
+    pub name: String,
+    pub look: Look,
+    pub points: Vec<Point>,
+}
+
+/// How points are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Joined in their order, in the colour, dashes and mark of this number.
+    Line(usize),
+    /// Each by itself, in the colour and mark of this number.
+    Mark(usize),
+    /// A bar from nothing to it, likewise.
+    Bar(usize),
+    /// Each by itself.
+    Dots,
+    /// A ring around it.
+    Ring,
+    /// A line all across at the height of the point.
+    Across,
+    /// A line from the foot to the top at the place of the point.
+    Upright,
+}
+
+/// Shares, 0 to 1, or what else a scale says; and the ends of its error bar.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Point {
+    pub x: f64,
+    pub y: f64,
+    pub bar: Option<(f64, f64)>,
+}
+
+impl Point {
+    /// Without a bar.
+    pub fn new(x: f64, y: f64) -> Self {
+        Self { x, y, bar: None }
+    }
+}
+
+/// What Okabe and Ito found that most people tell apart.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
+/// Pixels drawn and left out.
+const DASHES: [Option<(i32, i32)>; 6] =
+    [None, Some((9, 4)), Some((3, 3)), Some((14, 4)), Some((6, 6)), Some((2, 5))];
+const MARK_PX: i32 = 4;
+/// Lines with bars stand that far aside, so that bars at the same place are told apart.
+const ASIDE_PX: [i32; 3] = [-4, 0, 4];
+/// Of the room that a name has, what those with that name take.
+const GROUP: f64 = 0.8;
+
+const WIDTH_PX: u32 = 600;
+const PLOT_PX: u32 = 400;
+const TITLE_PX: u32 = 44;
+const LEGEND_LINE_PX: u32 = 22;
+const LEGEND_LEFT_PX: i32 = 70;
+const SAMPLE_PX: i32 = 40;
+const MARGIN_PX: u32 = 14;
+const LABELS_PX: u32 = 48;
+const GREY: RGBColor = RGBColor(90, 90, 90);
+const PALE: RGBColor = RGBColor(225, 225, 225);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Drawn = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+type Px = (i32, i32);
+
+/// Writes it to a file, whole or not at all.
+///
+/// # Errors
+/// The file cannot be written.
+pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
+    let failed =
+        |wrong| Failure::File { tried: "write", path: path.to_owned(), errno: io::Error::other(wrong) };
+    write_whole(path, draw(figure).map_err(failed)?.as_bytes())
+}
+
+/// Whether a file can be written there, about; what is there stays.
+///
+/// # Errors
+/// It cannot.
+pub(super) fn check_place(path: &Path) -> Result<(), Failure> {
+    let partial = partial(path);
+    let made = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
+    made.map_err(|errno| Failure::File { tried: "write", path: path.to_owned(), errno })
+}
+
+/// What a file is called until it is whole.
+fn partial(path: &Path) -> PathBuf {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    partial.into()
+}
+
+/// Writes bytes to a file, all or none.
+///
+/// # Errors
+/// The file cannot be written.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let partial = partial(path);
+    let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        // What matters is why it could not be written; a file that was not made cannot be removed.
+        let _ = fs::remove_file(&partial);
+    }
+    written.map_err(|errno| Failure::File { tried: "write", path: path.to_owned(), errno })
+}
+
+fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+    let mut svg = String::new();
+    let lines = panels.iter().map(|panel| panel.series.len()).max().unwrap_or_default();
+    let legend = u32::try_from(lines)? * LEGEND_LINE_PX + 2 * MARGIN_PX;
+    let plot_px = PLOT_PX + panels.iter().map(|panel| panel.x.more_px()).max().unwrap_or_default();
+    let width = WIDTH_PX * u32::try_from(panels.len())?;
+    {
+        let root =
+            SVGBackend::with_string(&mut svg, (width, TITLE_PX + plot_px + legend)).into_drawing_area();
+        root.fill(&WHITE)?;
+        for (panel, area) in panels.iter().zip(root.split_evenly((1, panels.len()))) {
+            let (title, rest) = area.split_vertically(TITLE_PX);
+            let (plot, legend) = rest.split_vertically(plot_px);
+            let middle = i32::try_from(WIDTH_PX / 2)?;
+            title.draw(&Text::new(panel.title.clone(), (middle, 16), font(17).pos(CENTRE)))?;
+            panel.draw(&plot)?;
+            panel.explain(&legend)?;
+        }
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+const CENTRE: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
+    h_pos: plotters::style::text_anchor::HPos::Center,
+    v_pos: plotters::style::text_anchor::VPos::Top,
+};
+
+const UPRIGHT: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
+    h_pos: plotters::style::text_anchor::HPos::Right,
+    v_pos: plotters::style::text_anchor::VPos::Top,
+};
+
+fn font(size: i32) -> TextStyle<'static> {
+    ("sans-serif", size).into_font().color(&BLACK)
+}
+
+/// Where things are in a drawing, in pixels of its area.
+struct Frame<'a, 'b> {
+    area: &'a Area<'b>,
+    chart: &'a Chart<'b>,
+    scales: [&'a Scale; 2],
+    x: Span,
+    y: Span,
+}
+
+impl Frame<'_, '_> {
+    /// Where a point is.
+    fn at(&self, x: f64, y: f64) -> Px {
+        self.at_place(self.scales[0].place(x), self.scales[1].place(y))
+    }
+
+    fn at_place(&self, x: f64, y: f64) -> Px {
+        let (left_px, top_px) = self.area.get_base_pixel();
+        let (x, y) = self.chart.backend_coord(&(x, y));
+        (x - left_px, y - top_px)
+    }
+
+    /// How many pixels each name has.
+    fn name_px(&self, names: usize) -> f64 {
+        f64::from(self.at_place(self.x.to, 0.0).0 - self.at_place(self.x.from, 0.0).0) / names.max(1) as f64
+    }
+}
+
+impl Panel {
+    /// The axes and all that is on them.
+    fn draw(&self, area: &Area<'_>) -> Drawn {
+        let shown: Vec<Series> = self.series.iter().map(|series| series.within(self.x_max)).collect();
+        let points = || shown.iter().flat_map(|series| &series.points);
+        let heights = || points().flat_map(|point| [Some((point.y, point.y)), point.bar]).flatten();
+        let x = self.x.span(points().map(|point| point.x));
+        let y = self.y.span(heights().flat_map(|(low, high)| [low, high]));
+        let mut chart = ChartBuilder::on(area)
+            .margin_right(if self.x == Scale::Powers { 2 * MARGIN_PX } else { MARGIN_PX })
+            .margin_left(MARGIN_PX)
+            .x_label_area_size(LABELS_PX + self.x.more_px())
+            .y_label_area_size(54)
+            .build_cartesian_2d(x.from..x.to, y.from..y.to)?;
+        let (x_label, y_label) = (|at: &f64| self.x.label(*at), |at: &f64| self.y.label(*at));
+        chart
+            .configure_mesh()
+            .x_desc(self.x_title)
+            .y_desc(self.y_title)
+            .axis_desc_style(font(15))
+            .label_style(font(13))
+            .x_label_formatter(&x_label)
+            .y_label_formatter(&y_label)
+            .x_labels(self.x.labels(x))
+            .y_labels(self.y.labels(y))
+            .max_light_lines(0)
+            .bold_line_style(PALE)
+            .draw()?;
+        let frame = Frame { area, chart: &chart, scales: [&self.x, &self.y], x, y };
+        self.name_groups(&frame)?;
+        (0..).zip(&shown).try_for_each(|(nth, series)| series.draw(&frame, self.slot(&frame, nth)))
+    }
+
+    /// Names beneath the axis, and what parts them: side by side where there are few, else upright.
+    fn name_groups(&self, frame: &Frame<'_, '_>) -> Drawn {
+        let Scale::Names(names) = &self.x else { return Ok(()) };
+        for (name, x) in names.iter().zip(0_i32..) {
+            let edge = f64::from(x) + 0.5;
+            let (foot, top) = (frame.at_place(edge, frame.y.from), frame.at_place(edge, frame.y.to));
+            frame.area.draw(&PathElement::new(vec![foot, top], PALE))?;
+            let (x, y) = frame.at_place(f64::from(x), frame.y.from);
+            let (style, px) = if self.x.names_are_upright() {
+                (font(12).transform(FontTransform::Rotate270).pos(UPRIGHT), (x - 7, y + 6))
+            } else {
+                (font(13).pos(CENTRE), (x, y + 8))
+            };
+            frame.area.draw(&Text::new(name.clone(), px, style))?;
+        }
+        Ok(())
+    }
+
+    /// Where a series has its place within a name's.
+    fn slot(&self, frame: &Frame<'_, '_>, nth: usize) -> Slot {
+        let beside = |look: Look| matches!(look, Look::Bar(_) | Look::Mark(_));
+        let series = &self.series[nth];
+        match &self.x {
+            Scale::Names(names) if beside(series.look) => {
+                let count = |series: &[Series]| series.iter().filter(|one| beside(one.look)).count() as f64;
+                let group = GROUP * frame.name_px(names.len());
+                let (before, all) = (count(&self.series[..nth]), count(&self.series));
+                Slot { aside: whole(group * ((before + 0.5) / all - 0.5)), width: whole(group / all) }
+            }
+            _ => Slot { aside: series.aside_px(), width: 0 },
+        }
+    }
+
+    /// What each series is called.
+    fn explain(&self, area: &Area<'_>) -> Drawn {
+        for (series, nth) in self.series.iter().zip(0..) {
+            let y = i32::try_from(LEGEND_LINE_PX)? * nth + 18;
+            let middle = LEGEND_LEFT_PX + SAMPLE_PX / 2;
+            let ends = match series.look {
+                Look::Upright => [(middle, y + 9), (middle, y - 9)],
+                _ => [(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + SAMPLE_PX, y)],
+            };
+            if !matches!(series.look, Look::Dots | Look::Ring | Look::Mark(_) | Look::Bar(_)) {
+                line(area, series.look, &ends)?;
+            }
+            mark(area, series.look, (middle, y))?;
+            area.draw(&Text::new(series.name.clone(), (LEGEND_LEFT_PX + SAMPLE_PX + 12, y - 5), font(14)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Series {
+    fn within(&self, x_max: f64) -> Self {
+        let points = self.points.iter().filter(|point| point.x <= x_max).copied().collect();
+        Self { points, ..self.clone() }
+    }
+
+    fn draw(&self, frame: &Frame<'_, '_>, slot: Slot) -> Drawn {
+        let (area, look) = (frame.area, self.look);
+        for point in &self.points {
+            let ((x, y), (left, foot), (right, top)) = (
+                frame.at(point.x, point.y),
+                frame.at_place(frame.x.from, frame.y.from),
+                frame.at_place(frame.x.to, frame.y.to),
+            );
+            match look {
+                Look::Across => line(area, look, &[(left, y), (right, y)])?,
+                Look::Upright => line(area, look, &[(x, foot), (x, top)])?,
+                Look::Bar(_) => block(area, look, frame.at(point.x, 0.0), (x, y), slot)?,
+                Look::Line(_) | Look::Mark(_) | Look::Dots | Look::Ring => {}
+            }
+        }
+        let at = |x, y| {
+            let (x, y) = frame.at(x, y);
+            (x + slot.aside, y)
+        };
+        for (point, (low, high)) in self.points.iter().filter_map(|point| Some((point, point.bar?))) {
+            bar(area, look, at(point.x, low), at(point.x, high))?;
+        }
+        let path: Vec<Px> = self.points.iter().map(|point| at(point.x, point.y)).collect();
+        if let Look::Line(_) = look {
+            line(area, look, &path)?;
+        }
+        path.into_iter().try_for_each(|px| mark(area, look, px))
+    }
+
+    fn aside_px(&self) -> i32 {
+        match self.look {
+            Look::Line(nth) if self.points.iter().any(|point| point.bar.is_some()) => {
+                ASIDE_PX[nth % ASIDE_PX.len()]
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// A place beside that of others with the same name.
+#[derive(Clone, Copy)]
+struct Slot {
+    aside: i32,
+    width: i32,
+}
+
+fn whole(px: f64) -> i32 {
+    #[expect(clippy::cast_possible_truncation, reason = "pixels of a drawing")]
+    let px = px.round() as i32;
+    px
+}
+
+fn colour(look: Look) -> RGBColor {
+    match look {
+        Look::Line(nth) | Look::Mark(nth) | Look::Bar(nth) => COLOURS[nth % COLOURS.len()],
+        Look::Dots => COLOURS[0],
+        Look::Ring => BLACK,
+        Look::Across | Look::Upright => GREY,
+    }
+}
+
+fn line(area: &Area<'_>, look: Look, path: &[Px]) -> Drawn {
+    let (width, dashes) = match look {
+        Look::Line(nth) => (2, DASHES[nth % DASHES.len()]),
+        Look::Mark(_) | Look::Bar(_) | Look::Dots | Look::Ring | Look::Across | Look::Upright => {
+            (1, Some((5, 3)))
+        }
+    };
+    let style = colour(look).stroke_width(width);
+    match dashes {
+        None => area.draw(&PathElement::new(path.to_vec(), style))?,
+        Some((on, off)) => area.draw(&DashedPathElement::new(path.to_vec(), on, off, style))?,
+    }
+    Ok(())
+}
+
+/// A bar, pale so that its mark and its error bar are seen.
+fn block(area: &Area<'_>, look: Look, (_, from): Px, (x, to): Px, slot: Slot) -> Drawn {
+    let half = (slot.width / 2 - 1).max(1);
+    let corners = [(x + slot.aside - half, from), (x + slot.aside + half, to)];
+    area.draw(&Rectangle::new(corners, colour(look).mix(0.45).filled()))?;
+    Ok(area.draw(&Rectangle::new(corners, colour(look).stroke_width(1)))?)
+}
+
+fn bar(area: &Area<'_>, look: Look, (x, low): Px, (_, high): Px) -> Drawn {
+    let style = colour(look).mix(0.6).stroke_width(1);
+    let cap = |y| vec![(x - 2, y), (x + 2, y)];
+    for path in [vec![(x, low), (x, high)], cap(low), cap(high)] {
+        area.draw(&PathElement::new(path, style))?;
+    }
+    Ok(())
+}
+
+fn mark(area: &Area<'_>, look: Look, (x, y): Px) -> Drawn {
+    const M: i32 = MARK_PX;
+    let nth = match look {
+        Look::Dots => return Ok(area.draw(&Circle::new((x, y), 3, colour(look).mix(0.5).filled()))?),
+        Look::Ring => return Ok(area.draw(&Circle::new((x, y), 2 * M, colour(look).stroke_width(2)))?),
+        Look::Across | Look::Upright => return Ok(()),
+        Look::Line(nth) | Look::Mark(nth) | Look::Bar(nth) => nth,
+    };
+    let filled = colour(look).filled();
+    let polygon = |corners: &[Px]| {
+        Polygon::new(corners.iter().map(|(dx, dy)| (x + dx, y + dy)).collect::<Vec<_>>(), filled)
+    };
+    match nth % COLOURS.len() {
+        0 => area.draw(&Circle::new((x, y), M, filled))?,
+        1 => area.draw(&polygon(&[(-M, -M), (M, -M), (M, M), (-M, M)]))?,
+        2 => area.draw(&polygon(&[(0, -M - 1), (M + 1, M), (-M - 1, M)]))?,
+        3 => area.draw(&polygon(&[(0, -M - 2), (M + 2, 0), (0, M + 2), (-M - 2, 0)]))?,
+        4 => area.draw(&Cross::new((x, y), M, colour(look).stroke_width(2)))?,
+        _ => area.draw(&Circle::new((x, y), M, colour(look).stroke_width(2)))?,
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! What a replay is given: the trace, plain, gzipped or grown from a seed, and where rack.toml says that its manager
+//! listens. What a row means is `sim::trace`'s business.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use cli_runtime::{Failure, Global, open};
+use sim::{
+    generate::generate,
+    trace::{self, Arrival, Rigour, Trace},
+};
+use units::limits::TRACE_ROWS_MAX;
+
+use super::Args;
+
+/// VMs that are generated unless a count is given.
+const GENERATED_DEFAULT: usize = 2000;
+const COUNT: &str = "must be generated or generated:COUNT with a COUNT from 1 to 4194304";
+const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "as the rule says");
+
+/// Where VMs come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file.
+    File(PathBuf),
+    /// So many, from the seed.
+    Generated(usize),
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("generated") {
+            Some("") => Ok(Self::Generated(GENERATED_DEFAULT)),
+            Some(rest) if rest.starts_with(':') => {
+                let count = rest[1..].parse().ok().filter(|n| (1..=TRACE_ROWS_MAX).contains(n));
+                count.map(Self::Generated).ok_or_else(|| COUNT.to_owned())
+            }
+            _ => Ok(Self::File(text.into())),
+        }
+    }
+}
+
+/// The VMs to replay, in the order in which they come.
+pub(super) fn read(args: &Args) -> Result<Vec<Arrival>, Failure> {
+    let arrivals = match &args.trace {
+        Source::Generated(count) => generate(args.seed, *count),
+        Source::File(path) => from_file(path, args.lenient)?,
+    };
+    let most = args.limit.and_then(|most| usize::try_from(most).ok()).unwrap_or(TRACE_ROWS_MAX);
+    Ok(trace::first(arrivals, most))
+}
+
+fn from_file(path: &Path, lenient: bool) -> Result<Vec<Arrival>, Failure> {
+    let rigour = if lenient { Rigour::Lenient } else { Rigour::Strict };
+    let trace = open::read(path, |bytes| trace::read(bytes, rigour))?;
+    say_skipped(&trace)?;
+    Ok(trace.arrivals)
+}
+
+fn say_skipped(trace: &Trace) -> Result<(), Failure> {
+    let Some(first) = &trace.first_skipped else { return Ok(()) };
+    writeln!(io::stderr().lock(), "{} malformed rows left out; the first: {first}", trace.skipped)
+        .map_err(Failure::Output)
+}
+
+/// The options of a connection, with the endpoint of rack.toml if no other was given.
+pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, Failure> {
+    let listen = match rack {
+        Some(path) if global.endpoint.is_none() => Some(listen(path)?),
+        _ => None,
+    };
+    Ok(Global { endpoint: global.endpoint.clone().or(listen), ..global.clone() })
+}
+
+/// Where the manager of a rack.toml listens. The rest of the file is the manager's to check.
+fn listen(path: &Path) -> Result<String, Failure> {
+    let failed = |errno| Failure::File { tried: "read", path: path.to_owned(), errno };
+    let wrong = |what: String| failed(io::Error::new(io::ErrorKind::InvalidData, what));
+    let text = fs::read_to_string(path).map_err(failed)?;
+    let rack: toml::Table = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let listen = rack.get("manager").and_then(|manager| manager.get("listen")?.as_str());
+    let listen = listen.ok_or_else(|| wrong("manager.listen: must be an address in quotes".to_owned()))?;
+    Ok(match (listen.strip_prefix("unix:"), rack.contains_key("tls")) {
+        (Some(socket), _) => format!("unix:{}", beside(path, Path::new(socket)).display()),
+        (None, true) => format!("https://{listen}"),
+        (None, false) => format!("http://{listen}"),
+    })
+}
+
+/// A relative path of rack.toml is relative to it.
+fn beside(rack: &Path, path: &Path) -> PathBuf {
+    rack.parent().map_or_else(|| path.to_owned(), |folder| folder.join(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint_of(text: &str) -> Result<String, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rack.toml");
+        fs::write(&path, text).unwrap();
+        let said = listen(&path).map_err(|failure| std::error::Error::source(&failure).unwrap().to_string());
+        said.map(|uri| uri.replace(folder.path().to_str().unwrap(), "FOLDER"))
+    }
+
+    #[test]
+    fn the_endpoint_is_where_rack_toml_says_that_the_manager_listens() {
+        assert_eq!(endpoint_of("[manager]\nlisten = \"127.0.0.1:1\"").unwrap(), "http://127.0.0.1:1");
+        assert_eq!(endpoint_of("[manager]\nlisten = \"r1:1\"\n[tls]\nx = 1").unwrap(), "https://r1:1");
+        assert_eq!(endpoint_of("[manager]\nlisten = \"unix:/run/m\"").unwrap(), "unix:/run/m");
+        assert_eq!(endpoint_of("[manager]\nlisten = \"unix:m\"").unwrap(), "unix:FOLDER/m");
+        assert!(endpoint_of("[manager]\nlisten = 7").unwrap_err().starts_with("manager.listen: must be"));
+        assert!(endpoint_of("[manager").is_err());
+    }
+
+    #[test]
+    fn generated_vms_are_told_from_files() {
+        assert_eq!("generated".parse(), Ok(Source::Generated(GENERATED_DEFAULT)));
+        assert_eq!("generated:7".parse(), Ok(Source::Generated(7)));
+        assert_eq!("generated.csv".parse(), Ok(Source::File("generated.csv".into())));
+        for wrong in ["generated:", "generated:0", "generated:x", "generated:99999999999"] {
+            assert!(wrong.parse::<Source>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_gzipped_trace_reads_as_the_plain_one() {
+        let text = "vm_id,arrive_s,depart_s,cores,mem_gb\na,0,9,1,2\nb,1,,2,4\n";
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, packed) = (folder.path().join("a.csv"), folder.path().join("b"));
+        fs::write(&plain, text).unwrap();
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(text.as_bytes()).unwrap();
+        fs::write(&packed, gzip.finish().unwrap()).unwrap();
+        assert_eq!(from_file(&plain, false).unwrap(), from_file(&packed, false).unwrap());
+        assert_eq!(from_file(&plain, false).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_torn_gzip_file_is_an_error_that_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("torn.gz");
+        fs::write(&path, [0x1f, 0x8b, 8, 0]).unwrap();
+        assert!(from_file(&path, true).unwrap_err().to_string().contains("torn.gz"));
+    }
+}

@@ -1,0 +1,206 @@
+//! What the rack has acknowledged to a replay: kept to be compared with the ledger, and written down line by line. A reply
+//! is in here before anything relies on it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use cli_runtime::Failure;
+use proto::v1;
+use serde::Serialize;
+
+/// What was acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Action {
+    Reserve,
+    Ready,
+    Commit,
+    Release,
+}
+
+/// A reservation that was acknowledged and not yet given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) vm: String,
+    pub(super) host: String,
+    pub(super) slices: Vec<u32>,
+    /// Its slices were said to be online.
+    pub(super) ready: bool,
+    /// It was said to stay until it is released.
+    pub(super) committed: bool,
+    /// Its release was asked for: it may be there or not.
+    pub(super) giving_back: bool,
+}
+
+/// Everything acknowledged, by reservation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Acknowledged {
+    pub(super) held: BTreeMap<String, Held>,
+    pub(super) released: BTreeSet<String>,
+}
+
+/// What became of slices.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Movement {
+    /// How often a slice was reserved on another host than its owner before.
+    pub(super) moved: u64,
+    /// The most slices reserved at one time.
+    pub(super) peak: u64,
+}
+
+/// The journal of one replay.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    log: Option<(PathBuf, File)>,
+    acknowledged: Acknowledged,
+    movement: Movement,
+    last_host: BTreeMap<u32, String>,
+    /// By slice, the reservation that has it. One that was fenced may be overtaken before it is released.
+    in_use: BTreeMap<u32, String>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    action: Action,
+    request_id: &'a str,
+    reservation: &'a str,
+    vm: &'a str,
+    host: &'a str,
+    slices: &'a [u32],
+}
+
+impl Journal {
+    /// An empty one, written down in a file if one is named.
+    pub(super) fn open(log: Option<&Path>) -> Result<Self, Failure> {
+        let open = |path: &Path| match File::create(path) {
+            Ok(file) => Ok((path.to_owned(), file)),
+            Err(errno) => Err(Failure::File { tried: "make", path: path.to_owned(), errno }),
+        };
+        Ok(Self { log: log.map(open).transpose()?, ..Self::default() })
+    }
+
+    pub(super) fn acknowledged(&self) -> Acknowledged {
+        self.acknowledged.clone()
+    }
+
+    pub(super) fn movement(&self) -> Movement {
+        self.movement
+    }
+
+    /// The rack gave memory.
+    pub(super) fn reserved(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
+        for slice in &reservation.slices {
+            let before = self.last_host.insert(*slice, reservation.host.clone());
+            self.movement.moved += u64::from(before.is_some_and(|host| host != reservation.host));
+            self.in_use.insert(*slice, reservation.reservation.clone());
+        }
+        self.movement.peak = self.movement.peak.max(self.in_use.len() as u64);
+        let held = Held {
+            vm: reservation.vm.clone(),
+            host: reservation.host.clone(),
+            slices: reservation.slices.clone(),
+            ready: false,
+            committed: false,
+            giving_back: false,
+        };
+        self.acknowledged.held.insert(reservation.reservation.clone(), held);
+        self.write(Action::Reserve, reservation)
+    }
+
+    /// The rack said that the memory is ready, or committed.
+    pub(super) fn became(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
+        if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
+            held.ready |= action == Action::Ready;
+            held.committed |= action == Action::Commit;
+        }
+        self.write(action, reservation)
+    }
+
+    /// A release is about to be asked for.
+    pub(super) fn giving_back(&mut self, reservation: &v1::Reservation) {
+        if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
+            held.giving_back = true;
+        }
+    }
+
+    /// The rack took the memory back.
+    pub(super) fn released(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
+        if let Some(held) = self.acknowledged.held.remove(&reservation.reservation) {
+            for slice in &held.slices {
+                if self.in_use.get(slice) == Some(&reservation.reservation) {
+                    self.in_use.remove(slice);
+                }
+            }
+            self.acknowledged.released.insert(reservation.reservation.clone());
+        }
+        self.write(Action::Release, reservation)
+    }
+
+    fn write(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
+        let Some((path, file)) = &mut self.log else { return Ok(()) };
+        let v1::Reservation { request_id, reservation, vm, host, slices, .. } = reservation;
+        let line = Line { action, request_id, reservation, vm, host, slices };
+        let mut text = serde_json::to_vec(&line).expect("texts and numbers are JSON");
+        text.push(b'\n');
+        file.write_all(&text).map_err(|errno| Failure::File { tried: "write", path: path.clone(), errno })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reservation(id: &str, host: &str, slices: &[u32]) -> v1::Reservation {
+        v1::Reservation {
+            reservation: id.into(),
+            vm: format!("vm-{id}"),
+            host: host.into(),
+            slices: slices.into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_slice_has_moved_when_another_host_gets_it_next() {
+        let mut journal = Journal::default();
+        for (id, host) in [("r-1", "a"), ("r-2", "a"), ("r-3", "b"), ("r-4", "a")] {
+            let r = reservation(id, host, &[7, 8]);
+            journal.reserved(&r).unwrap();
+            journal.released(&r).unwrap();
+        }
+        assert_eq!(journal.movement().moved, 4);
+        assert_eq!((journal.in_use.len(), journal.movement().peak), (0, 2));
+    }
+
+    #[test]
+    fn a_slice_that_a_fenced_vm_still_counts_on_is_in_use_once() {
+        let mut journal = Journal::default();
+        let (fenced, next) = (reservation("r-1", "a", &[7]), reservation("r-2", "b", &[7]));
+        journal.reserved(&fenced).unwrap();
+        journal.reserved(&next).unwrap();
+        assert_eq!(journal.movement().peak, 1);
+        journal.released(&fenced).unwrap();
+        assert_eq!(journal.in_use.len(), 1, "it is the next one's");
+    }
+
+    #[test]
+    fn every_acknowledged_reply_is_a_line_of_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut journal = Journal::open(Some(&path)).unwrap();
+        let r = reservation("r-1", "a", &[3]);
+        journal.reserved(&r).unwrap();
+        journal.became(Action::Commit, &r).unwrap();
+        journal.released(&r).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let actions: Vec<_> = lines.iter().map(|line| line["action"].as_str().unwrap()).collect();
+        assert_eq!(actions, ["reserve", "commit", "release"]);
+        assert_eq!((&lines[0]["reservation"], &lines[0]["slices"][0]), (&"r-1".into(), &3.into()));
+    }
+}

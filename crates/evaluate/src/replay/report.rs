@@ -1,0 +1,211 @@
+//! What a replay came to: one object for programs, a table for people. A number that could not be found out is absent, and
+//! why is said aloud; it is never 0.
+//!
+//! `stranded` is free local memory of no use: on hosts that take new VMs and yet have no room, in cores or in memory of
+//! both kinds, for a VM of the trace's median shape (the lower medians of cores and of memory, each by itself). It is what
+//! the scheduler saw at each event, as a mean over the time of the trace; the share is of the local memory of all hosts.
+
+use std::{fs, io, io::Write as _, time::Duration};
+
+use cli_runtime::{
+    Failure, Format, print,
+    table::{self, Column, Row, col},
+};
+use hdrhistogram::Histogram;
+use proto::v1;
+use serde::Serialize;
+
+use super::{Args, Rack, reach::Reach};
+
+/// What a replay came to.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    vms: Vms,
+    slices: Slices,
+    stranded: Stranded,
+    reserve_ms: Quantiles,
+    ready_ms: Quantiles,
+    audit: Audit,
+    duration_s: f64,
+    #[serde(skip)]
+    untold: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Vms {
+    requested: u64,
+    placed: u64,
+    rejected: u64,
+    /// Of those placed, died before they departed.
+    lost: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Slices {
+    capacity: u64,
+    moved_between_hosts: u64,
+    peak_in_use: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Stranded {
+    local_bytes_mean: u64,
+    share_mean: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Quantiles {
+    p50: Option<f64>,
+    p99: Option<f64>,
+}
+
+/// Promises seen broken; absent where nobody could look.
+#[derive(Debug, Serialize)]
+struct Audit {
+    double_owned: Option<u64>,
+    granted_dirty: Option<u64>,
+    acknowledged_lost: Option<u64>,
+    /// Slices that their new owner looked through.
+    slices_read: u64,
+}
+
+/// What was found out beside the tally.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) requested: usize,
+    pub(super) stranded_mean: f64,
+    pub(super) lost_facts: usize,
+    /// Slices that an agent found not to be zeros before it handed them out.
+    pub(super) dirty: usize,
+    pub(super) reach: Reach,
+    pub(super) took: Duration,
+}
+
+impl Report {
+    pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], found: &Found) -> Self {
+        let (tally, movement) = (rack.tally(), rack.journal().movement());
+        let dirty = tally.dirty + found.dirty as u64;
+        let looked = tally.read > 0 || dirty > 0 || movement.peak == 0; // what was never lent is nobody's dirt
+        let local: u64 = hosts.iter().map(|host| host.local_bytes).sum();
+        Self {
+            vms: Vms {
+                requested: found.requested as u64,
+                placed: tally.placed,
+                rejected: tally.rejected,
+                lost: tally.lost,
+            },
+            slices: Slices {
+                capacity: emcs.iter().map(|emc| u64::from(emc.slices)).sum(),
+                moved_between_hosts: movement.moved,
+                peak_in_use: movement.peak,
+            },
+            stranded: Stranded::new(found.stranded_mean, local),
+            reserve_ms: Quantiles::of(&tally.reserve),
+            ready_ms: Quantiles::of(&tally.ready),
+            audit: Audit {
+                double_owned: double_owned(&found.reach, &tally.overwritten),
+                granted_dirty: looked.then_some(dirty),
+                acknowledged_lost: Some(found.lost_facts as u64),
+                slices_read: tally.read,
+            },
+            duration_s: found.took.as_secs_f64(),
+            untold: untold(&found.reach, &tally, looked),
+        }
+    }
+
+    /// Prints the report, writes it to the file that was asked for, and says what it could not find out.
+    pub(super) fn tell(&self, args: &Args, format: Format) -> Result<(), Failure> {
+        for line in &self.untold {
+            writeln!(io::stderr().lock(), "{line}").map_err(Failure::Output)?;
+        }
+        if let Some(path) = &args.json {
+            let text = serde_json::to_string_pretty(self).expect("texts and numbers are JSON") + "\n";
+            fs::write(path, text).map_err(|errno| Failure::File {
+                tried: "write",
+                path: path.clone(),
+                errno,
+            })?;
+        }
+        print::say(format, self, |_| table::facts(self))?;
+        match self.broken() {
+            0 => Ok(()),
+            broken => Err(Failure::Found(format!("{broken} promises were seen broken: see the audit"))),
+        }
+    }
+
+    fn broken(&self) -> u64 {
+        let Audit { double_owned, granted_dirty, acknowledged_lost, .. } = self.audit;
+        [double_owned, granted_dirty, acknowledged_lost].into_iter().flatten().sum()
+    }
+}
+
+/// A slice with another's bytes in it has two owners, whoever could look into /proc.
+fn double_owned(reach: &Reach, overwritten: &std::collections::BTreeSet<u32>) -> Option<u64> {
+    let seen = reach.double.union(overwritten).count() as u64;
+    if reach.unknown().is_some() && seen == 0 { None } else { Some(seen) }
+}
+
+fn untold(reach: &Reach, tally: &super::tally::Tally, looked: bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.extend(reach.unknown().map(|why| format!("double_owned was not found out: {why}")));
+    if !looked {
+        lines.push("granted_dirty was not found out: no stand-in looked through a slice".to_owned());
+    }
+    let unread = tally.unread.iter();
+    lines.extend(unread.map(|(why, vms)| format!("slices of {vms} VMs were not looked through: {why}")));
+    lines
+}
+
+impl Stranded {
+    #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of sizes is a size")]
+    fn new(mean: f64, local: u64) -> Self {
+        let share_mean = (local > 0).then(|| mean / local as f64);
+        Self { local_bytes_mean: mean.round() as u64, share_mean }
+    }
+}
+
+impl Quantiles {
+    #[expect(clippy::cast_precision_loss, reason = "an answer takes less than a century")]
+    fn of(micros: &Histogram<u64>) -> Self {
+        let at = |q| (!micros.is_empty()).then(|| micros.value_at_quantile(q) as f64 / 1000.0);
+        Self { p50: at(0.5), p99: at(0.99) }
+    }
+}
+
+impl Row for Report {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("VMS REQUESTED", |r| r.vms.requested.to_string()),
+        col("VMS PLACED", |r| r.vms.placed.to_string()),
+        col("VMS REJECTED", |r| r.vms.rejected.to_string()),
+        col("VMS LOST", |r| r.vms.lost.to_string()),
+        col("SLICES", |r| r.slices.capacity.to_string()),
+        col("SLICES MOVED BETWEEN HOSTS", |r| r.slices.moved_between_hosts.to_string()),
+        col("SLICES IN USE AT MOST", |r| r.slices.peak_in_use.to_string()),
+        col("LOCAL MEMORY STRANDED", |r| stranded(&r.stranded)),
+        col("RESERVE P50, P99", |r| quantiles(&r.reserve_ms)),
+        col("READY P50, P99", |r| quantiles(&r.ready_ms)),
+        col("AUDIT: DOUBLE OWNED", |r| found(r.audit.double_owned)),
+        col("AUDIT: GRANTED DIRTY", |r| found(r.audit.granted_dirty)),
+        col("AUDIT: ACKNOWLEDGED LOST", |r| found(r.audit.acknowledged_lost)),
+        col("SLICES READ BEFORE USE", |r| r.audit.slices_read.to_string()),
+        col("DURATION", |r| format!("{:.1} s", r.duration_s)),
+    ];
+}
+
+fn found(number: Option<u64>) -> String {
+    number.map_or("not known".to_owned(), |number| number.to_string())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
+fn stranded(stranded: &Stranded) -> String {
+    let share = stranded.share_mean.map(|share| format!(" ({:.1} %)", share * 100.0));
+    format!("{:.1} GiB{}", stranded.local_bytes_mean as f64 / (1 << 30) as f64, share.unwrap_or_default())
+}
+
+fn quantiles(quantiles: &Quantiles) -> String {
+    match (quantiles.p50, quantiles.p99) {
+        (Some(p50), Some(p99)) => format!("{p50:.2} ms, {p99:.2} ms"),
+        _ => "none".to_owned(),
+    }
+}

@@ -1,0 +1,265 @@
+//! `tarn stand-in-vm`: a process that does with a VM's slices what a VMM does, and tells what it found. It takes them from
+//! the agent, looks whether they are zeros, maps them, writes a pattern of its own, and when its stdin ends looks whether
+//! the pattern is still there. It says so in one JSON line each on stdout. A slice that is taken away from under it ends
+//! it, as it would end a guest.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    os::unix::fs::{FileExt as _, FileTypeExt as _},
+    path::{Path, PathBuf},
+};
+
+use cli_runtime::{Failure, print};
+use host_memory::{Client, ClientError};
+use proto::v1::MemoryForm;
+use rustix::fs::SeekFrom;
+use serde::{Deserialize, Serialize};
+use units::{SLICE, limits::STAND_IN_TOUCH_MIB_MAX};
+use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
+
+const MIB: usize = 1 << 20;
+/// To compare with: byte by byte takes many times as long.
+static ZEROS: [u8; MIB] = [0; MIB];
+
+/// For which VM.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StandIn {
+    /// Where the agent of this host hands out memory
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// The VM to stand in for
+    #[arg(long)]
+    vm: String,
+    /// How much of each slice to write
+    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
+    touch: u64,
+    /// Of slices that can only be mapped, look through the first so much instead of all
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
+    look: Option<u64>,
+}
+
+/// What a stand-in found before it used its slices.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Found {
+    pub(super) vm: String,
+    /// Slices it looked through.
+    pub(super) slices: Vec<u32>,
+    /// Those that were not zeros.
+    pub(super) dirty: Vec<u32>,
+}
+
+/// What a stand-in found when it left.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Left {
+    pub(super) vm: String,
+    /// Slices in which its pattern was not there any more.
+    pub(super) overwritten: Vec<u32>,
+}
+
+/// A slice as the agent handed it over.
+struct Piece {
+    slice: u32,
+    epoch: u64,
+    offset: u64,
+    bytes: u64,
+    file: File,
+}
+
+/// A slice in use.
+struct Slice {
+    number: u32,
+    epoch: u64,
+    memory: MmapRegion,
+}
+
+/// Stands in for a VM until stdin ends.
+///
+/// # Errors
+/// No memory from the agent, or memory that cannot be read, mapped or written.
+pub fn run(args: &StandIn) -> Result<(), Failure> {
+    let failed = |tried| move |errno| Failure::File { tried, path: args.socket.clone(), errno };
+    let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
+    let dirty = dirty(&slices, args.look).map_err(failed("read slices of"))?;
+    let numbers = slices.iter().map(|piece| piece.slice).collect();
+    let mapped = slices.into_iter().map(map).collect::<io::Result<Vec<_>>>();
+    let mapped = mapped.map_err(failed("map slices of"))?;
+    let pages = usize::try_from(args.touch).expect("checked to be few") * MIB;
+    mapped.iter().try_for_each(|slice| write(slice, &args.vm, pages)).map_err(failed("write slices of"))?;
+    say(&Found { vm: args.vm.clone(), slices: numbers, dirty })?;
+    io::stdin().lock().read_to_end(&mut Vec::new()).map_err(failed("wait on stdin beside"))?;
+    let changed = mapped.iter().filter_map(|slice| match is_intact(slice, &args.vm, pages) {
+        Ok(true) => None,
+        Ok(false) => Some(Ok(slice.number)),
+        Err(errno) => Some(Err(errno)),
+    });
+    let overwritten = changed.collect::<io::Result<_>>().map_err(failed("read again slices of"))?;
+    say(&Left { vm: args.vm.clone(), overwritten })
+}
+
+/// The slices of a VM whose process is this one from now on.
+fn slices(socket: &Path, vm: &str) -> io::Result<Vec<Piece>> {
+    let wrong = |error: ClientError| io::Error::other(units::chain(&error));
+    let client = Client::connect(socket).map_err(wrong)?;
+    let memory = client.attach(vm, MemoryForm::Descriptors).map_err(wrong)?;
+    let pieces = memory.regions.into_iter().filter_map(|region| {
+        let (slice, epoch) = region.slice?;
+        let (offset, bytes) = (region.offset, region.bytes);
+        Some(region.into_file().map(|file| Piece { slice, epoch, offset, bytes, file }))
+    });
+    pieces.collect()
+}
+
+fn say<T: Serialize>(line: &T) -> Result<(), Failure> {
+    print::out(&(serde_json::to_string(line).expect("texts and numbers are JSON") + "\n"))
+}
+
+/// Slices that hold anything but zeros. Only what the file system says to hold something is read.
+fn dirty(slices: &[Piece], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
+    let mut dirty = Vec::new();
+    for piece in slices {
+        let is_zero = match is_device(&piece.file)? {
+            true => maps_as_zeros(piece, look_mib)?,
+            false => is_zero(&piece.file, piece.offset, piece.offset.saturating_add(piece.bytes))?,
+        };
+        if !is_zero {
+            dirty.push(piece.slice);
+        }
+    }
+    Ok(dirty)
+}
+
+/// A device-dax node knows no holes and cannot be read, only mapped.
+fn is_device(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.file_type().is_char_device())
+}
+
+fn maps_as_zeros(piece: &Piece, look_mib: Option<u64>) -> io::Result<bool> {
+    let memory = map_shared(piece)?;
+    let steps = look_mib.map_or(usize::MAX, |mib| usize::try_from(mib).unwrap_or(usize::MAX));
+    let mut bytes = vec![0; MIB];
+    for at in (0..memory.size()).step_by(MIB).take(steps) {
+        memory.as_volatile_slice().read_slice(&mut bytes, at).map_err(io::Error::other)?;
+        if bytes != ZEROS {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn is_zero(file: &File, from: u64, end: u64) -> io::Result<bool> {
+    if file.metadata()?.len() < end {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a slice is shorter than it should be"));
+    }
+    let mut at = from;
+    while at < end {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) if start < end => start,
+            Ok(_) | Err(rustix::io::Errno::NXIO) => return Ok(true),
+            Err(errno) => return Err(errno.into()),
+        };
+        let stop = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(end);
+        if !reads_as_zeros(file, start, stop)? {
+            return Ok(false);
+        }
+        at = stop;
+    }
+    Ok(true)
+}
+
+fn reads_as_zeros(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
+    let mut bytes = vec![0; MIB];
+    while at < end {
+        let most = usize::try_from(end - at).map_or(MIB, |left| left.min(MIB));
+        file.read_exact_at(&mut bytes[..most], at)?;
+        if bytes[..most] != ZEROS[..most] {
+            return Ok(false);
+        }
+        at += most as u64;
+    }
+    Ok(true)
+}
+
+/// Descriptors go once their memory is mapped; the mapping stays.
+fn map(piece: Piece) -> io::Result<Slice> {
+    let memory = map_shared(&piece)?;
+    Ok(Slice { number: piece.slice, epoch: piece.epoch, memory })
+}
+
+fn map_shared(piece: &Piece) -> io::Result<MmapRegion> {
+    let bytes = usize::try_from(piece.bytes).ok().filter(|bytes| *bytes as u64 == SLICE.get());
+    let bytes =
+        bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a slice that is not 1 GiB"))?;
+    let file = FileOffset::new(piece.file.try_clone()?, piece.offset);
+    MmapRegion::from_file(file, bytes).map_err(io::Error::other)
+}
+
+/// What a VM writes into the n-th MiB of a slice: its own, for this owner of this slice alone, and never zeros.
+fn pattern(vm: &str, number: u32, epoch: u64, n: usize) -> Vec<u8> {
+    let text = format!("{vm} {number} {epoch} {n}\n");
+    let mut bytes = text.repeat(MIB.div_ceil(text.len())).into_bytes();
+    bytes.truncate(MIB);
+    bytes
+}
+
+fn write(slice: &Slice, vm: &str, touched: usize) -> io::Result<()> {
+    let memory = slice.memory.as_volatile_slice();
+    for at in (0..touched).step_by(MIB) {
+        let bytes = pattern(vm, slice.number, slice.epoch, at / MIB);
+        memory.write_slice(&bytes, at).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+fn is_intact(slice: &Slice, vm: &str, touched: usize) -> io::Result<bool> {
+    let memory = slice.memory.as_volatile_slice();
+    let mut bytes = vec![0; MIB];
+    for at in (0..touched).step_by(MIB) {
+        memory.read_slice(&mut bytes, at).map_err(io::Error::other)?;
+        if bytes != pattern(vm, slice.number, slice.epoch, at / MIB) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece() -> Piece {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(SLICE.get()).unwrap();
+        Piece { slice: 5, epoch: 2, offset: 0, bytes: SLICE.get(), file }
+    }
+
+    #[test]
+    fn one_byte_anywhere_makes_a_slice_dirty() {
+        let piece = piece();
+        assert_eq!(dirty(std::slice::from_ref(&piece), None).unwrap(), [0; 0]);
+        piece.file.write_all_at(&[0; 9], 12_345).unwrap();
+        assert_eq!(dirty(std::slice::from_ref(&piece), None).unwrap(), [0; 0], "written zeros are zeros");
+        piece.file.write_all_at(&[1], SLICE.get() - 1).unwrap();
+        assert_eq!(dirty(&[piece], None).unwrap(), [5]);
+    }
+
+    #[test]
+    fn a_slice_that_was_cut_short_is_an_error_and_not_clean() {
+        let piece = piece();
+        piece.file.set_len(4096).unwrap();
+        assert!(dirty(&[piece], None).is_err());
+    }
+
+    #[test]
+    fn another_vms_bytes_over_ones_own_are_noticed() {
+        let piece = piece();
+        let file = piece.file.try_clone().unwrap();
+        let slice = map(piece).unwrap();
+        write(&slice, "a", 2 * MIB).unwrap();
+        assert!(is_intact(&slice, "a", 2 * MIB).unwrap());
+        assert!(!is_intact(&slice, "b", MIB).unwrap());
+        file.write_all_at(b"x", MIB as u64 + 7).unwrap();
+        assert!(is_intact(&slice, "a", MIB).unwrap());
+        assert!(!is_intact(&slice, "a", 2 * MIB).unwrap());
+    }
+}

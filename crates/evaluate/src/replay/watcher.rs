@@ -1,0 +1,115 @@
+//! Follows the manager's pictures of what is free, through its restarts. Each one goes to [`Free`] at once; who waits for
+//! one is woken.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use cli_runtime::{Connection, Failure};
+use proto::v1;
+use sim::packing::Capacity;
+use tokio::{sync::watch, task::JoinHandle};
+use tonic::Streaming;
+
+use super::{calls, capacity, capacity::Free};
+
+/// What the watcher has heard.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Heard {
+    /// How often the manager came back after it was away.
+    pub(super) returns: u64,
+}
+
+/// Wakes whoever waits for a newer picture.
+#[derive(Clone, Debug)]
+pub(super) struct News(watch::Receiver<Heard>);
+
+impl News {
+    /// How often the manager came back.
+    pub(super) fn returns(&self) -> u64 {
+        self.0.borrow().returns
+    }
+
+    /// From now on only what comes after this call is news.
+    pub(super) fn seen(&mut self) {
+        self.0.mark_unchanged();
+    }
+
+    /// Waits for a newer picture. Never, once the watcher has ended.
+    pub(super) async fn newer(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Follows for as long as its handle is not aborted or the manager stays away too long; a first picture is there already.
+pub(super) async fn start(
+    to: &Connection,
+    free: &Arc<Mutex<Free>>,
+) -> Result<(JoinHandle<Failure>, News), Failure> {
+    let pictures = open(to).await?;
+    let (mut tell, news) = watch::channel(Heard::default());
+    let (to, free) = (to.clone(), Arc::clone(free));
+    let mut pictures = first(pictures, |seen| lock(&free).adopt(seen)).await?;
+    let following = tokio::spawn(async move {
+        loop {
+            let ended = follow(&mut pictures, &free, &mut tell).await;
+            let again = || async { first(open(&to).await?, |seen| lock(&free).adopt(seen)).await };
+            pictures = match calls::patiently(again).await {
+                Ok(pictures) => pictures,
+                Err(_) => return ended,
+            };
+            tell.send_modify(|heard| heard.returns += 1);
+        }
+    });
+    Ok((following, News(news)))
+}
+
+/// A picture that shows everything that was answered before.
+pub(super) async fn fresh(to: &Connection, free: &Mutex<Free>) -> Result<(), Failure> {
+    calls::patiently(|| async { first(open(to).await?, |seen| lock(free).adopt(seen)).await }).await.map(drop)
+}
+
+/// The same, when nothing is under way: all of it is so.
+pub(super) async fn calm(to: &Connection, free: &Mutex<Free>) -> Result<(), Failure> {
+    calls::patiently(|| async { first(open(to).await?, |seen| lock(free).adopt_calm(seen)).await })
+        .await
+        .map(drop)
+}
+
+fn lock(free: &Mutex<Free>) -> MutexGuard<'_, Free> {
+    free.lock().expect("no holder of this lock panics")
+}
+
+async fn open(to: &Connection) -> Result<Streaming<v1::Capacity>, Failure> {
+    to.ask(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await
+}
+
+async fn first(
+    mut pictures: Streaming<v1::Capacity>,
+    adopt: impl FnOnce(Capacity),
+) -> Result<Streaming<v1::Capacity>, Failure> {
+    match pictures.message().await? {
+        Some(picture) => adopt(capacity::seen(picture)?),
+        None => return Err(Failure::Protocol("no picture of what is free".to_owned())),
+    }
+    Ok(pictures)
+}
+
+/// Until the stream ends; why it did.
+async fn follow(
+    pictures: &mut Streaming<v1::Capacity>,
+    free: &Mutex<Free>,
+    tell: &mut watch::Sender<Heard>,
+) -> Failure {
+    loop {
+        let adopted = match pictures.message().await {
+            Ok(Some(picture)) => capacity::seen(picture).map(|seen| lock(free).adopt(seen)),
+            Ok(None) => Err(Failure::Protocol("the pictures of what is free ended".to_owned())),
+            Err(status) => Err(status.into()),
+        };
+        match adopted {
+            Ok(()) => tell.send_modify(|_| ()),
+            Err(ended) => return ended,
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! `tarn evaluate sensitivity`: how many workloads each way to tell would place on the pool. Workloads are an operator's own, or MODELLED:
+//! programs on a simulated core, with counters and slowdowns as the model makes them; that is said whenever they are used.
+
+use std::{io, path::PathBuf};
+
+use clap::Args;
+use cli_runtime::{
+    Failure, Format, open, print,
+    table::{Column, Row, col, wide},
+};
+use prediction::sensitivity::{
+    DRAM_BOUND, Workload, read as read_labels,
+    trial::{self, Placed, Verdict},
+};
+use rand::SeedableRng;
+use rand_pcg::Pcg64Mcg;
+use serde::Serialize;
+use sim::processor::{self, Measured, Memory, SERVER, family, measure, noisy, read_latency, read_trace};
+use units::{Fraction, limits::SPLITS_MAX};
+
+use super::{
+    figure::{self, Figure, Look, Panel, Point, Scale, Series},
+    percent, rates,
+};
+
+/// Workloads, and where to draw.
+#[derive(Clone, Debug, Args)]
+pub struct Sensitivity {
+    #[command(flatten)]
+    parted: Parted,
+    /// Draws slowdowns against what is bound by memory, and the share that is placed against the rate of false positives, as SVG (Pond
+    /// figures 10a and 10b)
+    #[arg(long, value_name = "FILE")]
+    figure: Option<PathBuf>,
+}
+
+/// Workloads, parted by chance.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Parted {
+    #[command(flatten)]
+    pub(super) workloads: Workloads,
+    /// Times that programs are parted into two halves by chance
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(SPLITS_MAX)))]
+    splits: u32,
+}
+
+/// Workloads, and how much slower they may be.
+#[derive(Clone, Debug, Args)]
+pub struct Workloads {
+    /// Labelled workloads of your own: program, slowdown (0.1 is a tenth longer) and a column for each counter; else modelled ones
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// Loaded latencies of servers `ddr5` and `cxl`, as measured, for modelled workloads; else made ones
+    #[arg(long, value_name = "FILE", conflicts_with = "labels")]
+    latency: Option<PathBuf>,
+    /// A trace of memory or keys that is one more modelled workload; may be repeated
+    #[arg(long, value_name = "FILE", conflicts_with = "labels")]
+    trace: Vec<PathBuf>,
+    /// How much slower a workload may be, in percent: the performance degradation margin
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = margin)]
+    pub pdm: Fraction,
+}
+
+/// What tables must have.
+pub const LABEL_COLUMNS: &str = "\
+Columns of --labels, all of them, in any order; a counter that was not measured is empty:
+  program                    runs of one program with several inputs share it; at least 10 programs
+  slowdown                   how much longer it takes with pool memory: 0.1 is a tenth
+  retiring frontend_bound bad_speculation core_bound memory_bound l1_bound l2_bound l3_bound
+  dram_latency_bound dram_bandwidth_bound store_bound dram_bound
+                             shares of slots or cycles with local memory, 0 to 1
+  ipc l1_mpki l2_mpki l3_mpki memory_level_parallelism
+                             instructions a cycle; misses of a thousand instructions; misses at a time
+Columns of --latency: server (ddr5, cxl), dst (d0), threads (16), mlc_w (0), random (0), latency_ns, bandwidth_mb_s
+Columns of --trace: key; or op (l, s), addr, insns_since_prev
+";
+
+/// What is printed.
+const PRINTED: &str = "\
+FOREST PLACES, DRAM BOUND and MEMORY BOUND are shares of all workloads that would be placed on the pool where so many of all may
+be placed wrongly, cut as is best for those that are told (in brackets the 1st and 99th of 100 splits). CUT LEARNT: cut as is best
+for those that were learnt from, and how many of all are placed wrongly then.";
+
+/// Both.
+pub(super) fn help() -> String {
+    format!("{LABEL_COLUMNS}\n{PRINTED}")
+}
+
+/// Inputs of each program of the family.
+const INPUTS: u64 = 3;
+/// Local memory and pool memory as they are made: idle latency in ns, and a core's share of the bandwidth in GB/s.
+const LOCAL: (f64, f64) = (100.0, 8.0);
+const POOL: (f64, f64) = (250.0, 6.0);
+const SEED: u64 = 1;
+
+fn margin(text: &str) -> Result<Fraction, String> {
+    let percent: Option<f64> = text.parse().ok().filter(|percent| (0.1..=100.0).contains(percent));
+    let margin = percent.and_then(|percent| Fraction::new(percent / 100.0).ok());
+    margin.ok_or_else(|| "must be a number of percent from 0.1 to 100".to_owned())
+}
+
+/// Rates that are drawn and combined; those that are printed are among them.
+const RATES_DRAWN: [f64; 13] =
+    [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1];
+
+/// Evaluates and prints.
+///
+/// # Errors
+/// A file cannot be read or written, or nothing can be told of its workloads.
+pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
+    let workloads = args.parted.workloads.read(format)?;
+    let modelled = args.parted.workloads.are_modelled();
+    let list = |verdicts: &[Verdict]| {
+        let told = verdicts.iter().map(|verdict| Told { modelled, verdict: *verdict });
+        print::list(format, &told.collect::<Vec<_>>())
+    };
+    let Some(path) = &args.figure else {
+        return list(&args.parted.told(&workloads, &rates())?);
+    };
+    let verdicts = args.parted.told_often(&workloads)?;
+    let is_printed = |verdict: &&Verdict| rates().iter().any(|rate| rate.get() == verdict.fp_asked);
+    list(&verdicts.iter().filter(is_printed).copied().collect::<Vec<_>>())?;
+    figure::write(path, &drawing(&workloads, &verdicts, args.parted.workloads.pdm, modelled))
+}
+
+impl Workloads {
+    /// Whether they are what a model makes.
+    pub fn are_modelled(&self) -> bool {
+        self.labels.is_none()
+    }
+
+    /// Returns all workloads and prints their number on stderr.
+    ///
+    /// # Errors
+    /// [`Failure::File`] if a file cannot be read or a row breaks a rule.
+    pub fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
+        let workloads = match &self.labels {
+            Some(path) => open::read(path, read_labels)?,
+            None => modelled(self, format)?,
+        };
+        let slowed = workloads.iter().filter(|workload| workload.slowdown > self.pdm.get()).count();
+        let (runs, pdm) = (workloads.len(), percent(self.pdm.get()));
+        print::note(
+            format,
+            &format!("{runs} runs of workloads, {slowed} of them slowed down by more than {pdm}"),
+        );
+        Ok(workloads)
+    }
+}
+
+impl Parted {
+    /// What each way to tell places at each rate that is drawn.
+    pub(super) fn told_often(&self, workloads: &[Workload]) -> Result<Vec<Verdict>, Failure> {
+        self.told(workloads, &RATES_DRAWN.map(|rate| Fraction::new(rate).expect("a rate is a share")))
+    }
+
+    fn told(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<Verdict>, Failure> {
+        let told = trial::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
+        told.map_err(|untold| Failure::File {
+            tried: "tell slowdowns of",
+            path: self.workloads.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
+            errno: io::Error::new(io::ErrorKind::InvalidData, untold),
+        })
+    }
+}
+
+/// A verdict, and whether it is of modelled workloads.
+#[derive(Debug, Serialize)]
+struct Told {
+    modelled: bool,
+    #[serde(flatten)]
+    verdict: Verdict,
+}
+
+/// What the model makes: programs of its family, and those out of traces.
+fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
+    print::note(
+        format,
+        "these workloads, their counters and their slowdowns are MODELLED; --labels takes measured ones",
+    );
+    let [local, pool] = match &args.latency {
+        Some(path) => {
+            let server = |name: &str| open::read(path, |bytes| read_latency(bytes, name));
+            [server("ddr5")?, server("cxl")?]
+        }
+        None => [LOCAL, POOL].map(|(idle_ns, gb_per_s)| Memory::made(idle_ns, gb_per_s)),
+    };
+    let mut rng = Pcg64Mcg::seed_from_u64(SEED);
+    let mut workloads = Vec::new();
+    let mut run = |program: &str, what: &processor::Program| {
+        let Measured { counters, slowdown } = measure(&SERVER, what, &local, &pool);
+        let counters = noisy(&counters, &mut rng);
+        workloads.push(Workload { program: program.to_owned(), counters, slowdown });
+    };
+    for kernel in family() {
+        (0..INPUTS).for_each(|input| run(&kernel.name, &kernel.program(input)));
+    }
+    for path in &args.trace {
+        for (added, programs) in open::read(path, read_trace)? {
+            let name = format!("{}{added}", path.display());
+            programs.iter().for_each(|program| run(&name, program));
+        }
+    }
+    Ok(workloads)
+}
+
+/// Figures 10a and 10b.
+fn drawing(workloads: &[Workload], verdicts: &[Verdict], pdm: Fraction, is_modelled: bool) -> Figure {
+    let title = |what: &str| format!("{what}{}", if is_modelled { ", MODELLED workloads" } else { "" });
+    let bound = |workload: &Workload| Point::new(workload.counters[DRAM_BOUND], workload.slowdown);
+    let dots = Series {
+        name: format!("a run of a workload{}", if is_modelled { " (MODELLED)" } else { "" }),
+        look: Look::Dots,
+        points: workloads.iter().map(bound).collect(),
+    };
+    let margin = Series {
+        name: format!("margin (PDM): {}", percent(pdm.get())),
+        look: Look::Across,
+        points: vec![Point::new(0.0, pdm.get())],
+    };
+    let slowdowns = Panel {
+        title: title("(a) Slowdown by pool memory"),
+        x_title: "DRAM bound with local memory (% of cycles)",
+        y_title: "Slowdown with pool memory (%)",
+        x: Scale::Percent,
+        y: Scale::Percent,
+        x_max: 1.0,
+        series: vec![dots, margin],
+    };
+    Figure(vec![slowdowns, told_apart(verdicts, title("(b) Told insensitive"))])
+}
+
+/// Figure 10b: the best cuts in hindsight as the paper has them, and the forest's as it is learnt.
+fn told_apart(verdicts: &[Verdict], title: String) -> Panel {
+    let line = |nth, name: &str, point: fn(&Verdict) -> Point| Series {
+        name: name.to_owned(),
+        look: Look::Line(nth),
+        points: verdicts.iter().map(point).collect(),
+    };
+    let forest = "forest, best cut in hindsight; bars: 98 % of the splits";
+    let series = vec![
+        line(0, forest, |verdict| hindsight(verdict, &verdict.forest)),
+        line(1, "threshold on DRAM bound, likewise", |verdict| hindsight(verdict, &verdict.dram_bound)),
+        line(2, "threshold on memory bound, likewise", |verdict| hindsight(verdict, &verdict.memory_bound)),
+        line(3, "forest, cut learnt from the other half", |verdict| {
+            Point::new(verdict.forest.tuned_fp, verdict.forest.tuned_placed)
+        }),
+    ];
+    Panel {
+        title,
+        x_title: "False positives (% of workloads)",
+        y_title: "Placed on the pool whole (% of workloads)",
+        x: Scale::Percent,
+        y: Scale::Percent,
+        x_max: 1.0,
+        series,
+    }
+}
+
+fn hindsight(verdict: &Verdict, placed: &Placed) -> Point {
+    let Placed { placed, placed_p1, placed_p99, .. } = *placed;
+    Point { x: verdict.fp_asked, y: placed, bar: Some((placed_p1, placed_p99)) }
+}
+
+impl Row for Told {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("FALSE, ASKED", |t| percent(t.verdict.fp_asked)),
+        col("FOREST PLACES", |t| placed(&t.verdict.forest)),
+        col("DRAM BOUND", |t| placed(&t.verdict.dram_bound)),
+        col("MEMORY BOUND", |t| placed(&t.verdict.memory_bound)),
+        col("FOREST, CUT LEARNT", |t| learnt(&t.verdict.forest)),
+        wide("DRAM BOUND, CUT LEARNT", |t| learnt(&t.verdict.dram_bound)),
+        wide("MEMORY BOUND, CUT LEARNT", |t| learnt(&t.verdict.memory_bound)),
+        wide("MODELLED", |t| t.modelled.to_string()),
+    ];
+}
+
+fn placed(placed: &Placed) -> String {
+    let Placed { placed, placed_p1, placed_p99, .. } = *placed;
+    format!("{} ({} to {})", percent(placed), percent(placed_p1), percent(placed_p99))
+}
+
+fn learnt(placed: &Placed) -> String {
+    format!("{}, {} false", percent(placed.tuned_placed), percent(placed.tuned_fp))
+}

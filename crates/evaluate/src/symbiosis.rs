@@ -1,0 +1,227 @@
+//! `tarn evaluate symbiosis`: what shares by several schemes are worth to tenants out of traces. Who gets what, `sim::symbiosis` says; what it
+//! looks like, `figures` draws.
+
+mod figures;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use cli_runtime::{
+    Failure, Format, open, print,
+    table::{Column, Row, col, rows, wide},
+};
+use serde::Serialize;
+use sim::symbiosis::{Host, Mix, NoTouches, Outcome, Tenant, compare, mixes, read};
+use units::Fraction;
+
+use super::{figure, share};
+
+/// Tenants, and how much memory there is for them.
+#[derive(Clone, Debug, Args)]
+pub struct Symbiosis {
+    /// A folder of traces of which pages, blocks or keys are touched: CSV, plain or gzipped, with a column `key`, `lbn` or `addr`
+    #[arg(long, value_name = "DIR")]
+    traces: PathBuf,
+    /// Local memory, in percent of all that tenants touch
+    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = some)]
+    memory: Fraction,
+    /// Also write all numbers there, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draws into that folder what tenants are like, a market's rounds, what schemes are worth, how long markets take, and shares that follow
+    /// tenants that change, each as SVG with its numbers beside it as JSON (Spirit figures 1, 3, 6, 8 and 9)
+    #[arg(long, value_name = "FOLDER")]
+    figures: Option<PathBuf>,
+}
+
+/// What is printed.
+pub(super) const PRINTED: &str = "\
+GAIN is the geometric mean of what tenants have of their throughput with an equal split, less 1; WORST what the worst-off has; TENANTS, with -o wide,
+what each has. Throughput is Spirit's slowdown with the miss ratios of the whole trace, counted; schemes are told miss ratios from the reuse
+distances of 8,192 watched pages, all but `ideal`, which is the best on a grid of 1/200 that harms nobody. Every trace touches as much; of six
+tenants one is bound by its processor, as far as that can be. `market` is Symbiosis alone; `symbiosis without envy` goes beyond it as far as
+nobody would rather have another's share; `symbiosis` further.";
+
+/// A share that leaves something for everybody.
+fn some(text: &str) -> Result<Fraction, String> {
+    share(text)
+        .ok()
+        .filter(|share| share.get() >= 0.01)
+        .ok_or_else(|| "must be a number of percent from 1 to 100".to_owned())
+}
+
+/// What one scheme came to.
+#[derive(Serialize)]
+struct Line {
+    mix: String,
+    scheme: &'static str,
+    /// The geometric mean against an equal split, less 1.
+    gain: f64,
+    worst: f64,
+    tenants: Vec<OneTenant>,
+    certificate: Option<Certified>,
+}
+
+#[derive(Serialize)]
+struct OneTenant {
+    trace: String,
+    kind: String,
+    /// Of its footprint and of the link.
+    memory_share: f64,
+    bandwidth_share: f64,
+    /// True throughput against that with an equal split.
+    throughput_of_equal_split: f64,
+}
+
+/// What the market said of its own outcome, by what it was told.
+#[derive(Serialize)]
+struct Certified {
+    status: &'static str,
+    memory_price: f64,
+    dividend: f64,
+    rounds: u32,
+    refinements: u32,
+    memory_sold: f64,
+    bandwidth_sold: f64,
+    overspent: f64,
+    sharing_incentive: f64,
+    envy: Option<f64>,
+}
+
+impl Row for Line {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("MIX", |l| l.mix.clone()),
+        col("SCHEME", |l| l.scheme.to_owned()),
+        col("GAIN", |l| super::percent(l.gain)),
+        col("WORST", |l| format!("{:.3}", l.worst)),
+        col("STATUS", |l| l.certificate.as_ref().map_or("-".to_owned(), |c| c.status.to_owned())),
+        col("ENVY", |l| l.certificate.as_ref().and_then(|c| c.envy).map_or("-".to_owned(), super::percent)),
+        wide("TENANTS", |l| {
+            let tenants = l.tenants.iter().map(|t| format!("{} {:.2}", t.trace, t.throughput_of_equal_split));
+            tenants.collect::<Vec<_>>().join(", ")
+        }),
+    ];
+}
+
+/// Evaluates and prints.
+///
+/// # Errors
+/// A trace cannot be read, or there is none; or a file cannot be written.
+pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
+    args.figures.as_deref().map_or(Ok(()), figures::make_folder)?;
+    // Before all is reckoned for minutes, and then nowhere to be written.
+    args.json.as_deref().map_or(Ok(()), figure::check_place)?;
+    let traces = traces(&args.traces, format)?;
+    let tenants: Vec<Tenant> = traces.iter().map(|trace| trace.tenant.clone()).collect();
+    let compared: Vec<Compared> =
+        mixes(&tenants).into_iter().map(|mix| Compared::of(mix, args.memory)).collect();
+    let lines: Vec<Line> = compared.iter().flat_map(lines).collect();
+    print::say(format, &lines, |is_wide| rows(&lines, is_wide))?;
+    if let Some(path) = &args.json {
+        figure::write_whole(path, &json(path, &lines)?)?;
+    }
+    let Some(folder) = &args.figures else { return Ok(()) };
+    figures::write_all(folder, &figures::Shown { traces, tenants, compared, memory: args.memory }, format)
+}
+
+/// Numbers for programs that are to be in this file.
+fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    let failed = |wrong| Failure::File {
+        tried: "write",
+        path: path.to_owned(),
+        errno: io::Error::other::<serde_json::Error>(wrong),
+    };
+    serde_json::to_vec_pretty(numbers).map_err(failed)
+}
+
+/// A trace, and where it is.
+struct Trace {
+    path: PathBuf,
+    /// Its true throughput and what it is told come of the trace; how it waits, of the mix that it is in.
+    tenant: Tenant,
+}
+
+fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
+    let failed = |errno| Failure::File { tried: "read", path: folder.to_owned(), errno };
+    let entries: io::Result<Vec<PathBuf>> =
+        fs::read_dir(folder).map_err(failed)?.map(|entry| Ok(entry?.path())).collect();
+    let mut paths: Vec<(String, PathBuf)> =
+        entries.map_err(failed)?.into_iter().filter_map(|path| Some((trace_name(&path)?, path))).collect();
+    paths.sort();
+    let mut traces = Vec::new();
+    for (name, path) in paths {
+        match touches(&path)? {
+            Ok(touches) => traces.push(Trace { path, tenant: Tenant::new(name, &touches, 1.0, 1.0) }),
+            Err(why) => print::note(format, &format!("{} is left out: {why}", path.display())),
+        }
+    }
+    if traces.is_empty() {
+        let none = "there is no trace in it: no *.csv, no *.csv.gz with a column `key`, `lbn` or `addr` and enough touches";
+        return Err(failed(io::Error::other(none)));
+    }
+    Ok(traces)
+}
+
+/// What a trace touches; or why a table is no trace, or one that tells too little.
+fn touches(path: &Path) -> Result<Result<Vec<u32>, NoTouches>, Failure> {
+    open::read(path, |input| match read(input) {
+        Err(why @ (NoTouches::Layout | NoTouches::Number(_))) => Ok(Err(why)),
+        touches => touches.map(Ok),
+    })
+}
+
+/// The name of what may be a trace.
+fn trace_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let stem = name.strip_suffix(".csv.gz").or_else(|| name.strip_suffix(".csv"))?;
+    Some(stem.to_owned())
+}
+
+/// Tenants, and what became of them by each scheme.
+struct Compared {
+    mix: Mix,
+    outcomes: Vec<Outcome>,
+}
+
+impl Compared {
+    /// With memory for such a part of what they touch.
+    fn of(mix: Mix, memory: Fraction) -> Self {
+        let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
+        Self { outcomes: compare(&mix.tenants, host), mix }
+    }
+}
+
+fn lines(Compared { mix, outcomes }: &Compared) -> Vec<Line> {
+    let equal = outcomes[0].shares[0];
+    let line = |outcome: &Outcome| Line {
+        mix: mix.name.clone(),
+        scheme: outcome.scheme.name(),
+        gain: outcome.gain(),
+        worst: outcome.worst(),
+        tenants: (0..mix.tenants.len())
+            .map(|at| OneTenant {
+                trace: mix.tenants[at].name.clone(),
+                kind: format!("{:?}", mix.tenants[at].kind(equal)).to_lowercase(),
+                memory_share: outcome.shares[at].memory,
+                bandwidth_share: outcome.shares[at].bandwidth,
+                throughput_of_equal_split: outcome.against_equal[at],
+            })
+            .collect(),
+        certificate: outcome.certificate.as_ref().map(|certificate| Certified {
+            status: certificate.status.name(),
+            memory_price: certificate.memory_price,
+            dividend: certificate.dividend,
+            rounds: certificate.rounds,
+            refinements: certificate.refinements,
+            memory_sold: certificate.sold.memory,
+            bandwidth_sold: certificate.sold.bandwidth,
+            overspent: certificate.overspent,
+            sharing_incentive: certificate.sharing_incentive,
+            envy: certificate.envy,
+        }),
+    };
+    outcomes.iter().map(line).collect()
+}

@@ -1,0 +1,162 @@
+//! Figure 6: what schemes are worth against an equal split, to each kind of tenants; and mix by mix, to all and to the worst-off. The paper's latencies have
+//! no counterpart: a trace has none.
+
+use serde::Serialize;
+use sim::symbiosis::{Kind, Outcome, SMALL, Scheme};
+use units::Fraction;
+
+use super::{Compared, Shown};
+use crate::{
+    figure::{Figure, Look, Panel, Point, Scale, Series},
+    percent,
+};
+
+/// What stands beside an equal split, from the simplest on.
+const SCHEMES: [(Scheme, &str); 6] = [
+    (Scheme::Harvest, "Harvest"),
+    (Scheme::Trade, "Trade"),
+    (Scheme::Market, "the market alone"),
+    (Scheme::WithoutEnvy, "Symbiosis, refined without envy"),
+    (Scheme::Symbiosis, "Symbiosis, refined"),
+    (Scheme::Ideal, "ideal: known beforehand, on a grid of 1/200"),
+];
+const KINDS: [(Kind, &str); 3] =
+    [(Kind::Bandwidth, "bandwidth"), (Kind::Memory, "memory too"), (Kind::Compute, "processor")];
+
+/// What a scheme is worth to a kind, less 1.
+#[derive(Serialize)]
+pub(super) struct OfKind {
+    memory: f64,
+    mix: String,
+    scheme: &'static str,
+    kind: &'static str,
+    tenants: usize,
+    mean: f64,
+    worst: f64,
+    best: f64,
+}
+
+/// What a scheme is worth to a mix, less 1.
+#[derive(Serialize)]
+pub(super) struct OfMix {
+    mix: String,
+    scheme: &'static str,
+    /// To all: the geometric mean.
+    gain: f64,
+    worst_off: f64,
+}
+
+/// Of the large mix, and of the same with twice the memory.
+pub(super) fn by_kind(shown: &Shown) -> (Figure, Vec<OfKind>) {
+    let large = shown.compared.iter().find(|one| one.mix.tenants.len() > SMALL);
+    let Compared { mix, outcomes } = large.expect("there is one of all traces");
+    let twice = Fraction::new((2.0 * shown.memory.get()).min(1.0)).expect("no more than all");
+    let with_twice = Compared::of(mix.clone(), twice);
+    let small = (shown.memory, outcomes, "(a)");
+    let rows = [small, (twice, &with_twice.outcomes, "(b)")].map(|(memory, outcomes, nth)| {
+        let host = sim::symbiosis::Host { memory: memory.get() * mix.tenants.len() as f64 };
+        let equal = host.equal(mix.tenants.len());
+        let kinds: Vec<Kind> = mix.tenants.iter().map(|tenant| tenant.kind(equal)).collect();
+        let rows = rows(memory, &mix.name, &kinds, outcomes);
+        let title =
+            format!("{nth} {} tenants, memory for {} of what they touch", kinds.len(), percent(memory.get()));
+        (panel(title, &kinds, &rows), rows)
+    });
+    let [(one, mut numbers), (other, more)] = rows;
+    numbers.extend(more);
+    (Figure(vec![one, other]), numbers)
+}
+
+fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Vec<OfKind> {
+    let mut rows = Vec::new();
+    for (scheme, _) in SCHEMES {
+        let Some(outcome) = outcomes.iter().find(|outcome| outcome.scheme == scheme) else { continue };
+        for (kind, name) in KINDS {
+            let of_kind = kinds.iter().zip(&outcome.against_equal).filter(|(other, _)| **other == kind);
+            let gains: Vec<f64> = of_kind.map(|(_, times)| times - 1.0).collect();
+            if gains.is_empty() {
+                continue;
+            }
+            rows.push(OfKind {
+                memory: memory.get(),
+                mix: mix.to_owned(),
+                scheme: scheme.name(),
+                kind: name,
+                tenants: gains.len(),
+                mean: gains.iter().sum::<f64>() / gains.len() as f64,
+                worst: gains.iter().copied().fold(f64::INFINITY, f64::min),
+                best: gains.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            });
+        }
+    }
+    rows
+}
+
+/// Bars of each kind that there is.
+fn panel(title: String, kinds: &[Kind], rows: &[OfKind]) -> Panel {
+    let there: Vec<(&str, usize)> = KINDS
+        .iter()
+        .map(|(kind, name)| (*name, kinds.iter().filter(|other| *other == kind).count()))
+        .filter(|(_, tenants)| *tenants > 0)
+        .collect();
+    let place = |kind: &str| there.iter().position(|(name, _)| *name == kind).unwrap_or_default() as f64;
+    let series = SCHEMES.iter().enumerate().map(|(nth, (scheme, name))| Series {
+        name: (*name).to_owned(),
+        look: Look::Bar(nth),
+        points: rows
+            .iter()
+            .filter(|row| row.scheme == scheme.name())
+            .map(|row| Point { x: place(row.kind), y: row.mean, bar: Some((row.worst, row.best)) })
+            .collect(),
+    });
+    Panel {
+        title,
+        x_title: "Tenants bound by (bars: from the worst-off to the best)",
+        y_title: "Throughput beyond an equal split (%)",
+        x: Scale::Names(there.iter().map(|(name, tenants)| format!("{name} ({tenants})")).collect()),
+        y: Scale::Percent,
+        x_max: f64::INFINITY,
+        series: series.collect(),
+    }
+}
+
+/// Of every mix.
+pub(super) fn by_mix(shown: &Shown) -> (Figure, Vec<OfMix>) {
+    let panel = |title: &str, y_title, value: fn(&Outcome) -> f64| Panel {
+        title: title.to_owned(),
+        x_title: "",
+        y_title,
+        x: Scale::Names(shown.compared.iter().map(|one| one.mix.name.clone()).collect()),
+        y: Scale::Percent,
+        x_max: f64::INFINITY,
+        series: SCHEMES
+            .iter()
+            .enumerate()
+            .map(|(nth, (scheme, name))| Series {
+                name: (*name).to_owned(),
+                look: Look::Mark(nth),
+                points: of_scheme(shown, *scheme).map(|(x, one)| Point::new(x, value(one))).collect(),
+            })
+            .collect(),
+    };
+    let figure = Figure(vec![
+        panel("(a) All tenants of a mix", "Geometric mean beyond an equal split (%)", Outcome::gain),
+        panel("(b) The worst-off of a mix", "Throughput beyond an equal split (%)", |one| one.worst() - 1.0),
+    ]);
+    let numbers = shown.compared.iter().flat_map(|one| {
+        one.outcomes.iter().map(|outcome| OfMix {
+            mix: one.mix.name.clone(),
+            scheme: outcome.scheme.name(),
+            gain: outcome.gain(),
+            worst_off: outcome.worst() - 1.0,
+        })
+    });
+    (figure, numbers.collect())
+}
+
+/// With the number of each mix.
+fn of_scheme(shown: &Shown, scheme: Scheme) -> impl Iterator<Item = (f64, &Outcome)> {
+    shown.compared.iter().enumerate().filter_map(move |(at, one)| {
+        Some((at as f64, one.outcomes.iter().find(|outcome| outcome.scheme == scheme)?))
+    })
+}

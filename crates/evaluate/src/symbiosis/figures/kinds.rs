@@ -1,0 +1,76 @@
+//! Figure 1: what throughput hangs on, of a tenant of each kind, along memory and along bandwidth.
+
+use serde::Serialize;
+use sim::symbiosis::{Kind, SMALL, Tenant, along, both_ways, leaning, typical};
+
+use super::{Shown, line};
+use crate::figure::{Figure, Panel, Scale};
+
+const KINDS: [(Kind, &str); 3] = [
+    (Kind::Bandwidth, "bound by bandwidth"),
+    (Kind::Memory, "bound by memory too"),
+    (Kind::Compute, "bound by its processor"),
+];
+
+/// One tenant, drawn or not.
+#[derive(Serialize)]
+pub(super) struct Row {
+    trace: String,
+    gamma: f64,
+    kind: String,
+    /// How much more twice the memory does against half of it than twice the bandwidth against half of it; a logarithm.
+    leaning: f64,
+    is_drawn: bool,
+    along: Vec<At>,
+}
+
+#[derive(Serialize)]
+struct At {
+    equal_shares: f64,
+    /// Throughput against that with an equal share of both.
+    by_memory: f64,
+    by_bandwidth: f64,
+}
+
+pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
+    let equal = shown.host().equal(SMALL);
+    let tenants = both_ways(&shown.tenants);
+    // Those that reckon are for their own kind; the others wait, as most do in a mix.
+    let of = |kind| if kind == Kind::Compute { &tenants[..] } else { &tenants[..shown.tenants.len()] };
+    let drawn: Vec<(usize, &str, &Tenant)> = (0..)
+        .zip(KINDS)
+        .filter_map(|(nth, (kind, name))| Some((nth, name, typical(of(kind), kind, equal)?)))
+        .collect();
+    let panel = |title: &str, x_title, value: fn(&sim::symbiosis::Along) -> f64| Panel {
+        title: title.to_owned(),
+        x_title,
+        y_title: "Throughput (of that with an equal split, times)",
+        x: Scale::Number,
+        y: Scale::Number,
+        x_max: f64::INFINITY,
+        series: drawn
+            .iter()
+            .map(|(nth, name, tenant)| {
+                let points = along(tenant, equal);
+                let name = format!("{name}: {}, a miss costs {:.0} hits more", tenant.name, tenant.gamma);
+                line(*nth, name, points.iter().map(|at| (at.times, value(at))))
+            })
+            .collect(),
+    };
+    let figure = Figure(vec![
+        panel("(a) More or less local memory", "Local memory (equal shares)", |at| at.by_memory),
+        panel("(b) More or less of the link", "Bandwidth (equal shares)", |at| at.by_bandwidth),
+    ]);
+    let row = |tenant: &Tenant| Row {
+        trace: tenant.name.clone(),
+        gamma: tenant.gamma,
+        kind: format!("{:?}", tenant.kind(equal)).to_lowercase(),
+        leaning: leaning(tenant, equal),
+        is_drawn: drawn.iter().any(|(_, _, one)| std::ptr::eq(*one, tenant)),
+        along: along(tenant, equal)
+            .iter()
+            .map(|at| At { equal_shares: at.times, by_memory: at.by_memory, by_bandwidth: at.by_bandwidth })
+            .collect(),
+    };
+    (figure, tenants.iter().map(row).collect())
+}

@@ -1,0 +1,106 @@
+//! Figure 8: how long a market takes, with ever more tenants. Times are of the machine on which this runs; the paper's, of which it says in words how long they
+//! are at most, of its own.
+
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+use sim::symbiosis::Crowd;
+use units::limits::REFINED_TENANTS_MAX;
+
+use super::{Shown, line};
+use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
+
+/// Tenants of the first market; each has twice as many as the one before.
+const FIRST: usize = 6;
+const MARKETS: u32 = 9;
+/// A call is repeated for so long.
+const CALLED_FOR: Duration = Duration::from_millis(300);
+/// No larger market than the first that takes so long.
+const LONG: f64 = 2_000.0;
+/// Tenants, and milliseconds at most, of Spirit's own (6.2).
+const OF_SPIRIT: [(f64, f64); 2] = [(24.0, 1_000.0), (1_000.0, 20_000.0)];
+
+/// Medians, in milliseconds.
+#[derive(Serialize)]
+pub(super) struct Row {
+    tenants: usize,
+    /// From miss ratios to shares, with nothing remembered.
+    cold_ms: f64,
+    /// An epoch later, each having changed a little.
+    warm_ms: f64,
+    /// As cold, and refined regardless of envy; none where there are too many for that.
+    refined_ms: Option<f64>,
+    /// Prices that were tried, cold and warm.
+    cold_rounds: u32,
+    warm_rounds: u32,
+}
+
+pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
+    let mut rows: Vec<Row> = Vec::new();
+    for double in 0..MARKETS {
+        if rows.last().is_some_and(|row| row.cold_ms.max(row.refined_ms.unwrap_or_default()) > LONG) {
+            break;
+        }
+        rows.push(Row::measured(&Crowd::new(&shown.tenants, FIRST << double, shown.memory.get())));
+    }
+    let of = |time: fn(&Row) -> Option<f64>| {
+        rows.iter().filter_map(move |row| Some((row.tenants as f64, time(row)?)))
+    };
+    let series = vec![
+        line(0, "a market, from miss ratios to shares", of(|row| Some(row.cold_ms))),
+        line(1, "a market an epoch later, sought near the last", of(|row| Some(row.warm_ms))),
+        line(
+            2,
+            format!("a market, refined: with {REFINED_TENANTS_MAX} tenants at most"),
+            of(|row| row.refined_ms),
+        ),
+        Series {
+            name: "Spirit's allocator by its paper, on its machine: at most".to_owned(),
+            look: Look::Ring,
+            points: OF_SPIRIT.map(|(tenants, ms)| Point::new(tenants, ms)).to_vec(),
+        },
+    ];
+    let panel = Panel {
+        title: "How long a market takes".to_owned(),
+        x_title: "Tenants",
+        y_title: "Time (ms)",
+        x: Scale::Powers,
+        y: Scale::Powers,
+        x_max: f64::INFINITY,
+        series,
+    };
+    (Figure(vec![panel]), rows)
+}
+
+impl Row {
+    fn measured(crowd: &Crowd) -> Self {
+        let bidders = crowd.bidders();
+        let first = bidders.shares(Default::default());
+        let later = crowd.later().bidders();
+        let refined = || crowd.bidders().refined(Default::default());
+        Self {
+            tenants: bidders.count(),
+            cold_ms: median_ms(|| crowd.bidders().shares(Default::default())),
+            warm_ms: median_ms(|| later.shares(first.trail.clone())),
+            refined_ms: bidders.are_refined().then(|| median_ms(refined)),
+            cold_rounds: first.rounds,
+            warm_rounds: later.shares(first.trail.clone()).rounds,
+        }
+    }
+}
+
+/// Of as many calls as there is time for, and one at least.
+fn median_ms<T>(call: impl Fn() -> T) -> f64 {
+    let (mut times, begun) = (Vec::new(), Instant::now());
+    while times.is_empty() || begun.elapsed() < CALLED_FOR {
+        let start = Instant::now();
+        let left = black_box(call());
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+        drop(left);
+    }
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
