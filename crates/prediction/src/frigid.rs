@@ -1,23 +1,24 @@
-//! Frigid memory: what a VM will not touch in all its life (Pond 4.6). Trees say how likely each share of its memory is to be
-//! too much, outcomes of late say what that risk costs, and risk is spent where it buys most memory.
+//! Frigid memory: memory that a VM never touches (Pond, section 4.6). Quantile regression trees
+//! predict the untouched share of a VM's memory, recent outcomes set the risk multiplier, and risk
+//! is allocated where it gains the most memory.
 
 mod history;
-mod live;
+mod online;
 mod margins;
 mod model;
 mod outcome;
-mod price;
+mod calibration;
 mod risk;
-mod rival;
+mod baseline;
 mod score;
-pub mod trial;
+pub mod backtest;
 
 pub use history::{FEATURES, History, feature_names};
-pub use live::{Known, Live, Said};
-pub use model::{Model, Teacher};
-pub use outcome::{Ask, Groups, Outcome, Usage};
-pub use price::{Calibration, Judged};
-pub use risk::{Appetite, Curve, LEVELS, Stake};
+pub use online::{VmAssessment, OnlinePredictor, RiskPrediction};
+pub use model::{Model, ModelSource};
+pub use outcome::{VmRequest, Groups, Outcome, Usage};
+pub use calibration::{Calibration, CalibrationSample};
+pub use risk::{RiskLimit, Curve, QUANTILE_LEVELS, RiskAllocation};
 
 #[cfg(test)]
 mod tests;

@@ -5,10 +5,10 @@ use std::{io, path::PathBuf};
 use clap::{Args, ValueEnum};
 use prediction::{
     frigid::{
-        LEVELS,
-        trial::{self, Line, NothingTested, Score, Stay, Verdict, Way},
+        QUANTILE_LEVELS,
+        backtest::{self, MethodScores, EmptyTestSet, Score, VmSample, BacktestResult, Method},
     },
-    table::{self, Layout, OWN_COLUMNS},
+    table::{self, Layout, CUSTOM_COLUMNS},
 };
 use units::Fraction;
 
@@ -75,7 +75,7 @@ pub(crate) fn own_columns() -> String {
         let must = if *must { "" } else { " (may be left out or empty)" };
         format!("  {name:<14} {what}{must}\n")
     };
-    let columns: String = OWN_COLUMNS.iter().map(column).collect();
+    let columns: String = CUSTOM_COLUMNS.iter().map(column).collect();
     format!("Columns of --format csv, named in its first line, in any order:\n{columns}")
 }
 
@@ -87,26 +87,26 @@ pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
     let Some(path) = &args.figure else {
         return print::list(
             format,
-            &args.vms.held_against(format, |train, test| trial::run(train, test, &rates()))?,
+            &args.vms.held_against(format, |train, test| backtest::run(train, test, &rates()))?,
         );
     };
     let (mut verdicts, lines) = args.vms.compare(format)?;
-    verdicts.retain(|verdict| rates().iter().any(|rate| rate.get() == verdict.rate_asked));
+    verdicts.retain(|verdict| rates().iter().any(|rate| rate.get() == verdict.rate_target));
     print::list(format, &verdicts)?;
     figure::write(path, &drawing(&lines))
 }
 
 impl Vms {
     /// What each way to forecast would have bought at each of the trees' levels; the printed rates are among them.
-    pub(super) fn compare(&self, format: Format) -> Result<(Vec<Verdict>, Vec<Line>), Failure> {
-        let rates = LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
-        self.held_against(format, |train, test| trial::compare(train, test, &rates))
+    pub(super) fn compare(&self, format: Format) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), Failure> {
+        let rates = QUANTILE_LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
+        self.held_against(format, |train, test| backtest::compare(train, test, &rates))
     }
 
     fn held_against<T>(
         &self,
         format: Format,
-        trial: impl FnOnce(&[Stay], &[Stay]) -> Result<T, NothingTested>,
+        trial: impl FnOnce(&[VmSample], &[VmSample]) -> Result<T, EmptyTestSet>,
     ) -> Result<T, Failure> {
         let read = |path: &PathBuf| open::read(path, |bytes| table::read(bytes, self.format.into()));
         let train = self.train.as_ref().map(read).transpose()?.unwrap_or_default();
@@ -117,7 +117,7 @@ impl Vms {
             errno: io::Error::new(io::ErrorKind::InvalidData, nothing),
         })?;
         for (of, stays) in [("--train", &train), ("--test", &test)] {
-            let suspect = stays.iter().filter(|stay| !stay.sound).count();
+            let suspect = stays.iter().filter(|stay| !stay.is_trusted).count();
             if suspect > 0 {
                 let all = stays.len();
                 print::note(format, &format!("{suspect} of {all} VMs of {of} are suspect and left out"));
@@ -134,16 +134,16 @@ impl Vms {
 }
 
 /// Whether anything could be learnt of the one for the other.
-fn overlap(train: &[Stay], test: &[Stay]) -> bool {
+fn overlap(train: &[VmSample], test: &[VmSample]) -> bool {
     let first_end = train.iter().map(|stay| stay.outcome.ended).min();
-    first_end < test.iter().map(|stay| stay.ask.begins).max()
+    first_end < test.iter().map(|stay| stay.request.begins).max()
 }
 
 /// Figure 10c.
-fn drawing(lines: &[Line]) -> Figure {
+fn drawing(lines: &[MethodScores]) -> Figure {
     let points = |scores: &[Score]| scores.iter().map(|score| Point::new(score.rate, score.share)).collect();
     let series = lines.iter().map(|line| {
-        let (nth, name) = legend(line.way);
+        let (nth, name) = legend(line.method);
         Series { name: name.to_owned(), look: Look::Line(nth), points: points(&line.scores) }
     });
     let mut series: Vec<Series> = series.collect();
@@ -160,19 +160,19 @@ fn drawing(lines: &[Line]) -> Figure {
 }
 
 /// Where a way stands in the legend, and what it is called.
-fn legend(way: Way) -> (usize, &'static str) {
+fn legend(way: Method) -> (usize, &'static str) {
     match way {
-        Way::Ours => (0, "ours: trees and margins, risk at one price"),
-        Way::Trees => (1, "trees alone: one quantile of every VM"),
-        Way::Lowest => (2, "lowest so far of VMs most alike, less 0 to 40 points"),
-        Way::LowestOfOwner => (3, "lowest so far of the customer or else the VM, less 0 to 40 points"),
-        Way::Fixed => (4, "a fixed share of every VM"),
+        Method::Calibrated => (0, "ours: trees and margins, risk at one price"),
+        Method::TreeQuantile => (1, "trees alone: one quantile of every VM"),
+        Method::GroupMinimum => (2, "lowest so far of VMs most alike, less 0 to 40 points"),
+        Method::OwnerMinimum => (3, "lowest so far of the customer or else the VM, less 0 to 40 points"),
+        Method::FixedShare => (4, "a fixed share of every VM"),
     }
 }
 
-impl Row for Verdict {
+impl Row for BacktestResult {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("OVER, ASKED", |b| percent(b.rate_asked)),
+        col("OVER, ASKED", |b| percent(b.rate_target)),
         col("OVER", |b| percent(b.rate_actual)),
         col("FRIGID", |b| percent(b.frigid_share)),
         col("IN SLICES", |b| percent(b.slice_share)),

@@ -1,10 +1,11 @@
-//! Models of other libraries answer as those libraries answered; `fixtures/make.py` asked them.
+//! Imported models give the outputs of the library that trained them, as recorded by
+//! `fixtures/make.py`.
 
 use proptest::prelude::*;
 
 use super::{lightgbm, onnx};
 
-/// A model's file and what its library said.
+/// Model file, and the outputs of its library.
 macro_rules! fixture {
     ($name:literal, $kind:literal) => {
         (
@@ -14,8 +15,8 @@ macro_rules! fixture {
     };
 }
 
-/// Rows of four numbers, and answers.
-fn asked(csv: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
+/// Rows of four features, and the outputs.
+fn rows_of(csv: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
     let numbers =
         |line: &str| line.split(',').map(|number| number.parse::<f64>().unwrap()).collect::<Vec<_>>();
     csv.lines().map(numbers).map(|row| (row[..4].to_vec(), row[4..].to_vec())).collect()
@@ -35,13 +36,13 @@ fn models_of_lightgbm_answer_as_lightgbm_does() {
         ("averaged", fixture!("averaged", "txt")),
     ] {
         let model = lightgbm::Model::read(text(model)).unwrap();
-        let asked = asked(csv);
-        assert!(asked.len() > 60, "{name} was asked little");
-        for (row, answer) in asked {
-            let said = model.predict(&row);
+        let rows_of = rows_of(csv);
+        assert!(rows_of.len() > 60, "{name} was asked little");
+        for (row, answer) in rows_of {
+            let predicted = model.predict(&row);
             assert!(
-                (said - answer[0]).abs() <= 1e-12 * answer[0].abs().max(1.0),
-                "{name}: {row:?}: {said} {answer:?}"
+                (predicted - answer[0]).abs() <= 1e-12 * answer[0].abs().max(1.0),
+                "{name}: {row:?}: {predicted} {answer:?}"
             );
         }
     }
@@ -61,12 +62,12 @@ fn models_of_scikit_learn_answer_as_scikit_learn_does() {
             (model.features(), model.classes()),
             (4, &classes.iter().map(ToString::to_string).collect::<Vec<_>>()[..])
         );
-        for (row, answer) in asked(csv) {
-            let mut said = vec![0.0; model.outputs()];
-            model.predict(&row, &mut said);
+        for (row, answer) in rows_of(csv) {
+            let mut predicted = vec![0.0; model.outputs()];
+            model.predict(&row, &mut predicted);
             let off =
-                said.iter().zip(&answer).map(|(said, answer)| (said - answer).abs()).fold(0.0, f64::max);
-            assert!(said.len() == answer.len() && off < 1e-6, "{name}: {row:?}: {said:?} {answer:?}");
+                predicted.iter().zip(&answer).map(|(predicted, answer)| (predicted - answer).abs()).fold(0.0, f64::max);
+            assert!(predicted.len() == answer.len() && off < 1e-6, "{name}: {row:?}: {predicted:?} {answer:?}");
         }
     }
 }
@@ -120,11 +121,11 @@ fn a_line_that_is_wrong_is_named() {
     assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0 looks at number 4 of 4"));
     assert!(with("left_child=1", "left_child=0").starts_with("tree 0: node 0 is below two others"));
     assert!(with("threshold=", "threshold=x ").starts_with("tree 0: threshold = \"x "));
-    assert_eq!(lightgbm::Model::read("forest").unwrap_err(), lightgbm::Refused::NotAModel);
+    assert_eq!(lightgbm::Model::read("forest").unwrap_err(), lightgbm::ParseError::NotAModel);
 }
 
 proptest! {
-    /// What strangers give is an error at worst.
+    /// Arbitrary input results in an error at worst.
     #[test]
     fn a_model_with_any_byte_changed_is_read_or_refused(at in any::<prop::sample::Index>(), byte: u8, which in 0..4_usize) {
         let (bytes, csv) = [
@@ -133,7 +134,7 @@ proptest! {
         let mut bytes = bytes.to_vec();
         let at = at.index(bytes.len());
         bytes[at] = byte;
-        let (row, _) = &asked(csv)[0];
+        let (row, _) = &rows_of(csv)[0];
         if which < 2 {
             let model = std::str::from_utf8(&bytes).ok().and_then(|text| lightgbm::Model::read(text).ok());
             if let Some(model) = model.filter(|model| model.features.len() == row.len()) {
