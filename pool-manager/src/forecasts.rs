@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use prediction::{
     file::{Content, ModelFile},
-    frigid::{VmRequest, Calibration},
+    frigid::{Calibration, VmRequest},
 };
 use tokio::sync::{Semaphore, watch};
 use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAINS_AT_ONCE_MAX};

@@ -174,7 +174,9 @@ pub(crate) async fn export(args: Export, to: &Connection) -> Result<(), Failure>
 fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
     let labelled = |workload: Workload| v1::Labelled {
         program: workload.program,
-        counters: measured_counters(&workload.counters).map(|(name, counter)| (name.to_owned(), counter)).collect(),
+        counters: measured_counters(&workload.counters)
+            .map(|(name, counter)| (name.to_owned(), counter))
+            .collect(),
         slowdown: workload.slowdown,
     };
     let read = workloads.read(format)?;

@@ -10,8 +10,9 @@ use std::{
 use clap::{Args, Subcommand};
 use prediction::{
     frigid::{
-        VmRequest, Groups, Outcome, Usage, feature_names,
+        Groups, Outcome, Usage, VmRequest,
         backtest::{self, VmSample},
+        feature_names,
     },
     table,
 };

@@ -87,20 +87,30 @@ impl CombinedPoint {
 /// to be slowed down beyond the margin. Among equals, the pair with the fewest misses is returned.
 /// Only measured points are chosen, no interpolation between them. Placing nothing is always
 /// allowed, so a result always exists. Points may be in any order and may repeat.
-pub fn solve(insensitive: &[InsensitivityPoint], frigid: &[FrigidPoint], mix: VmMix, x: Fraction) -> CombinedPoint {
+pub fn solve(
+    insensitive: &[InsensitivityPoint],
+    frigid: &[FrigidPoint],
+    mix: VmMix,
+    x: Fraction,
+) -> CombinedPoint {
     let mut points = frontier(insensitive, frigid, mix);
     let affordable = points.partition_point(|point| point.miss <= x.get());
-    points.swap_remove(affordable.checked_sub(1).expect("to place nothing misses nothing"))
+    points.swap_remove(affordable.checked_sub(1).expect("placing nothing has no misses"))
 }
 
 /// Returns the results of [`solve`] for every possible `x`, fewest misses first (the Pareto
 /// frontier): each next pair places more and misses more. The first pair places nothing, unless
 /// some memory can be placed without a miss. Evaluates every pair of points.
-pub fn frontier(insensitive: &[InsensitivityPoint], frigid: &[FrigidPoint], mix: VmMix) -> Vec<CombinedPoint> {
+pub fn frontier(
+    insensitive: &[InsensitivityPoint],
+    frigid: &[FrigidPoint],
+    mix: VmMix,
+) -> Vec<CombinedPoint> {
     let insensitive_points = [InsensitivityPoint::default()].into_iter().chain(insensitive.iter().copied());
     let frigid_points = [FrigidPoint::default()].into_iter().chain(frigid.iter().copied());
     let pairs = insensitive_points.flat_map(|left| frigid_points.clone().map(move |right| (left, right)));
-    let mut points: Vec<CombinedPoint> = pairs.map(|(left, right)| CombinedPoint::new(left, right, mix)).collect();
+    let mut points: Vec<CombinedPoint> =
+        pairs.map(|(left, right)| CombinedPoint::new(left, right, mix)).collect();
     points.sort_unstable_by(|left, right| {
         let by_settings = || left.settings().partial_cmp(&right.settings()).expect("shares are numbers");
         left.miss.total_cmp(&right.miss).then(right.pool.total_cmp(&left.pool)).then_with(by_settings)

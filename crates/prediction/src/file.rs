@@ -9,7 +9,7 @@ use units::{
 };
 
 use crate::{
-    frigid::{self, Calibration, feature_names, backtest::BacktestResult},
+    frigid::{self, Calibration, backtest::BacktestResult, feature_names},
     sensitivity::{self, COUNTERS},
 };
 
@@ -24,8 +24,10 @@ const METRICS_MAX: usize = 16;
 pub struct ModelFile {
     /// Format version: [`FORMAT_VERSION`].
     tarn_model: u64,
+    /// Origin of the model.
     #[serde(rename = "about")]
     pub provenance: Provenance,
+    /// The model.
     pub content: Content,
 }
 
@@ -58,6 +60,7 @@ pub enum Content {
     Frigid {
         /// Names of the features, in order.
         features: Vec<String>,
+        /// Prediction model.
         model: frigid::Model,
         /// Recent outcomes with the predictions of models trained the same way.
         calibration: Calibration,
@@ -66,6 +69,7 @@ pub enum Content {
     Sensitivity {
         /// Names of the counters, in order.
         features: Vec<String>,
+        /// Prediction model.
         model: sensitivity::Model,
     },
 }
@@ -96,20 +100,20 @@ impl Kind {
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The file is larger than [`MODEL_BYTES_MAX`].
-    #[error("{0} bytes: must be at most {MODEL_BYTES_MAX}")]
+    #[error("model file too large: {0} bytes, must be at most {MODEL_BYTES_MAX}")]
     TooLarge(usize),
     /// The file is truncated.
-    #[error("it is cut short: its {0} bytes end before the model's end")]
+    #[error("truncated after {0} bytes")]
     CutShort(usize),
     /// The bytes are not a model file.
-    #[error("it is no model of Tarn: {0}")]
+    #[error("not a Tarn model file: {0}")]
     NotAModel(String),
     /// The file has another format version.
-    #[error("tarn_model = {0}: must be {FORMAT_VERSION}; train or import the model anew with this version")]
+    #[error("tarn_model = {0}: must be {FORMAT_VERSION}; train or import the model again with this version")]
     Layout(u64),
     /// The features or counters differ from those of this version, or a value is out of range.
     #[error(
-        "its features or numbers are none of this version's: train or import the model anew with this version"
+        "features or values do not match this version: train or import the model again with this version"
     )]
     Features,
 }
@@ -124,7 +128,11 @@ impl ModelFile {
     /// Creates a file for a model of frigid memory.
     pub fn frigid(provenance: Provenance, model: frigid::Model, calibration: Calibration) -> Self {
         let features = feature_names().collect();
-        Self { tarn_model: FORMAT_VERSION, provenance, content: Content::Frigid { features, model, calibration } }
+        Self {
+            tarn_model: FORMAT_VERSION,
+            provenance,
+            content: Content::Frigid { features, model, calibration },
+        }
     }
 
     /// Creates a file for a model of latency sensitivity.
@@ -133,6 +141,7 @@ impl ModelFile {
         Self { tarn_model: FORMAT_VERSION, provenance, content: Content::Sensitivity { features, model } }
     }
 
+    /// Returns the kind of the model.
     pub fn kind(&self) -> Kind {
         match self.content {
             Content::Frigid { .. } => Kind::Frigid,
@@ -145,7 +154,7 @@ impl ModelFile {
     /// # Errors
     /// [`FileError::TooLarge`] when the file exceeds [`MODEL_BYTES_MAX`].
     pub fn write(&self) -> Result<Vec<u8>, FileError> {
-        let bytes = serde_json::to_vec(self).expect("a model is JSON: its keys are texts");
+        let bytes = serde_json::to_vec(self).expect("a model serializes to JSON: all map keys are strings");
         if bytes.len() <= MODEL_BYTES_MAX { Ok(bytes) } else { Err(FileError::TooLarge(bytes.len())) }
     }
 
@@ -158,7 +167,8 @@ impl ModelFile {
         if bytes.len() > MODEL_BYTES_MAX {
             return Err(FileError::TooLarge(bytes.len()));
         }
-        let Head { tarn_model } = serde_json::from_slice(bytes).map_err(|error| decode_error(bytes, &error))?;
+        let Head { tarn_model } =
+            serde_json::from_slice(bytes).map_err(|error| decode_error(bytes, &error))?;
         if tarn_model != FORMAT_VERSION {
             return Err(FileError::Layout(tarn_model));
         }
@@ -166,7 +176,7 @@ impl ModelFile {
         let Provenance { made_by, trained_by, metrics, .. } = &file.provenance;
         let is_name = |text: &String| text.len() <= NAME_BYTES_MAX && !text.contains(char::is_control);
         if !is_name(made_by) || !is_name(trained_by) || metrics.len() > METRICS_MAX {
-            return Err(FileError::NotAModel("it says more of itself than models do".to_owned()));
+            return Err(FileError::NotAModel("invalid provenance".to_owned()));
         }
         if file.matches_this_version() { Ok(file) } else { Err(FileError::Features) }
     }

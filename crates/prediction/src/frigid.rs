@@ -2,23 +2,23 @@
 //! predict the untouched share of a VM's memory, recent outcomes set the risk multiplier, and risk
 //! is allocated where it gains the most memory.
 
+pub mod backtest;
+mod baseline;
+mod calibration;
 mod history;
-mod online;
 mod margins;
 mod model;
+mod online;
 mod outcome;
-mod calibration;
 mod risk;
-mod baseline;
 mod score;
-pub mod backtest;
 
-pub use history::{FEATURES, History, feature_names};
-pub use online::{VmAssessment, OnlinePredictor, RiskPrediction};
-pub use model::{Model, ModelSource};
-pub use outcome::{VmRequest, Groups, Outcome, Usage};
 pub use calibration::{Calibration, CalibrationSample};
-pub use risk::{RiskLimit, Curve, QUANTILE_LEVELS, RiskAllocation};
+pub use history::{FEATURES, History, feature_names};
+pub use model::{Model, ModelSource};
+pub use online::{OnlinePredictor, RiskPrediction, VmAssessment};
+pub use outcome::{Groups, Outcome, Usage, VmRequest};
+pub use risk::{Curve, QUANTILE_LEVELS, RiskAllocation, RiskLimit};
 
 #[cfg(test)]
 mod tests;

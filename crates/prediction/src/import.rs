@@ -5,7 +5,7 @@ mod imported;
 pub mod lightgbm;
 pub mod onnx;
 
-pub use imported::{ImportedModel, Format, ImportError};
+pub use imported::{Format, ImportError, ImportedModel};
 
 #[cfg(test)]
 mod tests;

@@ -3,16 +3,16 @@
 //! from core counters measured with local memory. The baselines are thresholds on two single
 //! counters.
 
+pub mod backtest;
 mod labels;
 mod model;
-pub mod backtest;
 
-pub use labels::{COUNTER_MAX, LabelError, SLOWDOWN_RULE, SLOWDOWN_RANGE, read_labels};
+pub use labels::{COUNTER_MAX, LabelError, SLOWDOWN_RANGE, SLOWDOWN_RULE, read_labels};
 pub use model::{Cutoff, Model};
 
 use crate::trees::{
     Columns, TreeParams,
-    forest::{ForestParams, FittedForest, fit_forest},
+    forest::{FittedForest, ForestParams, fit_forest},
 };
 
 /// Names of the counters, after Intel's top-down method. Shares of slots or cycles from 0 to 1,
@@ -60,7 +60,8 @@ pub struct Workload {
 }
 
 /// Parameters of the random forest: a fraction of the counters per split, small leaves.
-const FOREST_PARAMS: ForestParams = ForestParams { trees: 200, tree: TreeParams { leaves_max: 64, leaf_rows_min: 2, columns_tried: 0.25 } };
+const FOREST_PARAMS: ForestParams =
+    ForestParams { trees: 200, tree: TreeParams { leaves_max: 64, leaf_rows_min: 2, columns_tried: 0.25 } };
 
 /// Trains a forest that predicts the probability of a slowdown above the margin. Runs of a program
 /// are sampled together.
@@ -72,8 +73,9 @@ fn train_forest(workloads: &[&Workload], pdm: f64, seed: u64) -> FittedForest {
     let mut programs: Vec<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
     programs.sort_unstable();
     programs.dedup();
-    let program =
-        |workload: &&Workload| programs.binary_search(&workload.program.as_str()).expect("it is one of them");
+    let program = |workload: &&Workload| {
+        programs.binary_search(&workload.program.as_str()).expect("every program is in the list")
+    };
     let groups: Vec<usize> = workloads.iter().map(program).collect();
     fit_forest(&columns, &labels, &groups, &FOREST_PARAMS, seed)
 }

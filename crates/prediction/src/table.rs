@@ -1,8 +1,8 @@
 //! CSV tables of VMs that have ended: validated samples in file order. The caller opens and
 //! decompresses the input.
 
-mod newlines;
 mod layouts;
+mod newlines;
 
 use std::io;
 
@@ -30,26 +30,26 @@ pub enum Layout {
 
 /// Columns of a custom table: name, whether it is required, and description.
 pub const CUSTOM_COLUMNS: [(&str, bool, &str); 13] = [
-    ("began_s", true, "when the VM started, in seconds from any moment that is the same for all"),
-    ("ended_s", true, "when it ended"),
-    ("requested_gib", true, "memory asked for, in GiB"),
-    ("peak_gib", true, "memory touched at most, in GiB"),
-    ("vm", false, "its name: VMs of one name are the same VM, started again"),
-    ("key", false, "its customer or application"),
-    ("kind", false, "its type"),
-    ("place", false, "its location, operating system, or both"),
-    ("cores", false, "its cores"),
-    ("p99_gib", false, "memory in use for all but 1 % of the time"),
-    ("mean_gib", false, "memory in use on average"),
-    ("busy_percent", false, "time that its processors were in use"),
-    ("suspect", false, "1 if its outcome cannot be trusted, else 0"),
+    ("began_s", true, "start of the VM, in seconds since a common origin"),
+    ("ended_s", true, "end of the VM"),
+    ("requested_gib", true, "requested memory, in GiB"),
+    ("peak_gib", true, "peak memory touched, in GiB"),
+    ("vm", false, "VM name: the same VM, started again, has the same name"),
+    ("key", false, "customer or application"),
+    ("kind", false, "instance type"),
+    ("place", false, "location, operating system, or both"),
+    ("cores", false, "number of cores"),
+    ("p99_gib", false, "99th percentile over time of the memory in use"),
+    ("mean_gib", false, "mean memory in use"),
+    ("busy_percent", false, "CPU utilization, in percent"),
+    ("suspect", false, "1 if the outcome is unreliable, else 0"),
 ];
 
 /// Error reading a table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// The input cannot be read.
-    #[error("the bytes end before their end: {0}")]
+    #[error("cannot read the table: {0}")]
     Io(io::Error),
     /// A line is not valid CSV.
     #[error("line {line}: {why}")]
@@ -60,13 +60,13 @@ pub enum TableError {
         why: String,
     },
     /// A column is missing.
-    #[error("there is no column {0:?}: must be one of the first line's names")]
+    #[error("missing column {0:?}: must be in the header line")]
     MissingColumn(&'static str),
     /// A column is duplicated.
-    #[error("column {0:?} is there twice: must be once")]
+    #[error("duplicate column {0:?}")]
     DuplicateColumn(&'static str),
     /// A column is not part of the layout.
-    #[error("column {0:?}: must be one of {1}")]
+    #[error("unknown column {0:?}: must be one of {1}")]
     UnknownColumn(String, String),
     /// A quote is not closed.
     #[error(transparent)]
@@ -75,7 +75,7 @@ pub enum TableError {
     #[error(transparent)]
     Value(#[from] InvalidValue),
     /// The table has no rows.
-    #[error("no rows: must have a line of names and rows")]
+    #[error("no rows: must have a header line and rows")]
     Empty,
     /// The table has more than [`TRACE_ROWS_MAX`] rows.
     #[error("more than {TRACE_ROWS_MAX} rows")]
@@ -98,7 +98,7 @@ pub struct InvalidValue {
 
 /// Error: a quote is not closed, so that the following lines are read as one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: a value has a line break: is a quote not closed?")]
+#[error("line {line}: value contains a line break: unclosed quote?")]
 pub struct UnclosedQuote {
     /// First line of the row, from 1.
     pub line: u64,
@@ -139,7 +139,7 @@ fn csv_error(error: csv::Error) -> TableError {
     let why = match error.kind() {
         csv::ErrorKind::Utf8 { .. } => "must be UTF-8".to_owned(),
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            format!("{len} values: must be {expected_len}, as the first line has names")
+            format!("{len} values: must be {expected_len}, as in the header line")
         }
         _ => error.to_string(),
     };

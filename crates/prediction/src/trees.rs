@@ -1,9 +1,9 @@
 //! Decision-tree ensembles as data, and their evaluation. [`boost`] and [`forest`] train ensembles;
 //! `import` reads those trained elsewhere.
 
-pub mod forest;
 mod bins;
 pub mod boost;
+pub mod forest;
 mod grow;
 mod stored;
 
@@ -67,10 +67,10 @@ pub struct Tree {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTree {
     /// The number of leaf values is not a positive multiple of the outputs.
-    #[error("{0} numbers in leaves: must be some for each leaf, one for each of {1} outputs")]
+    #[error("{0} leaf values: must be a positive multiple of {1} outputs")]
     Leaves(usize, usize),
     /// A node tests a feature that does not exist.
-    #[error("node {node} looks at number {feature} of {features}")]
+    #[error("node {node} tests feature {feature} of {features}")]
     Feature {
         /// Index of the node.
         node: usize,
@@ -80,13 +80,13 @@ pub enum InvalidTree {
         features: usize,
     },
     /// A node has a child that does not exist.
-    #[error("node {0} has a child that is not there")]
+    #[error("node {0} has a child that does not exist")]
     Child(usize),
     /// A node has several parents, or is its own ancestor.
-    #[error("node {0} is below two others")]
+    #[error("node {0} has several parents")]
     MultipleParents(usize),
     /// A node refers to a set that does not exist.
-    #[error("node {0} names a set that is not there")]
+    #[error("node {0} refers to a set that does not exist")]
     Set(usize),
     /// There are too many nodes, leaves or sets for 32-bit indexes.
     #[error("too many nodes, leaves or sets")]
@@ -95,7 +95,7 @@ pub enum InvalidTree {
     #[error("no output: must be at least one")]
     NoOutput,
     /// A limit or a leaf value is not finite.
-    #[error("a node or leaf says NaN or an infinite number: must be numbers")]
+    #[error("a node or leaf has a NaN or infinite value: must be finite")]
     NotFinite,
 }
 
@@ -153,7 +153,7 @@ impl Ensemble {
     /// # Panics
     /// Panics if `start` is empty.
     pub fn new(features: usize, start: Vec<f64>) -> Self {
-        assert!(!start.is_empty(), "an ensemble answers something");
+        assert!(!start.is_empty(), "an ensemble has an output");
         let (roots, nodes, leaf, leaves, sets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { features, start, roots, nodes, leaf, leaves, sets, is_numeric: true }
     }
@@ -180,7 +180,8 @@ impl Ensemble {
     /// parents. The ensemble is unchanged then.
     pub fn push(&mut self, tree: &Tree) -> Result<(), InvalidTree> {
         let packed = PackedTree::of(self, tree)?;
-        self.is_numeric &= packed.nodes.iter().all(|packed| matches!(packed.kind, NodeKind::Leaf | NodeKind::AtMost));
+        self.is_numeric &=
+            packed.nodes.iter().all(|packed| matches!(packed.kind, NodeKind::Leaf | NodeKind::AtMost));
         self.roots.push(PackedRoot { packed: index(self.nodes.len())?, depth: packed.depth });
         self.nodes.extend(packed.nodes);
         self.leaf.extend(packed.leaf);
@@ -194,7 +195,7 @@ impl Ensemble {
     /// # Panics
     /// Panics if the row or the answer has the wrong length.
     pub fn predict(&self, row: &[f64], answer: &mut [f64]) {
-        assert_eq!(row.len(), self.features, "a row has a number for each feature");
+        assert_eq!(row.len(), self.features, "row length equals the number of features");
         answer.copy_from_slice(&self.start);
         for roots in self.roots.chunks(INTERLEAVED_TREES) {
             let at = if self.is_numeric { self.walk_interleaved(roots, row) } else { self.walk(roots, row) };
@@ -241,7 +242,8 @@ impl Ensemble {
                 if packed.kind == NodeKind::Leaf {
                     break;
                 }
-                *at = packed.first_child + u32::from(!self.is_first(packed, row[usize::from(packed.feature)]));
+                *at =
+                    packed.first_child + u32::from(!self.is_first(packed, row[usize::from(packed.feature)]));
             }
         }
         at
@@ -260,7 +262,7 @@ impl Ensemble {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a set's number, and a whole number"
+        reason = "a set index and a truncated integer"
     )]
     fn is_one_of(&self, packed: &PackedNode, number: f64) -> bool {
         let set = &self.sets[packed.at_most as usize];
@@ -349,7 +351,13 @@ impl Node {
 impl PackedNode {
     /// A leaf leads to itself for every value.
     fn leaf(here: u32) -> Self {
-        Self { at_most: f64::INFINITY, first_child: here, feature: 0, missing_first: true, kind: NodeKind::Leaf }
+        Self {
+            at_most: f64::INFINITY,
+            first_child: here,
+            feature: 0,
+            missing_first: true,
+            kind: NodeKind::Leaf,
+        }
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use prediction::{
     file::Kind,
-    frigid::{VmRequest, Groups, Outcome, Usage},
+    frigid::{Groups, Outcome, Usage, VmRequest},
     import::Format,
-    sensitivity::{COUNTER_MAX, COUNTERS, SLOWDOWN_RULE, SLOWDOWN_RANGE, Workload, measured_counters},
+    sensitivity::{COUNTER_MAX, COUNTERS, SLOWDOWN_RANGE, SLOWDOWN_RULE, Workload, measured_counters},
 };
 use proto::v1 as wire;
 use units::limits::{

@@ -8,12 +8,13 @@ use pool::{
     manager::Ask,
 };
 use prediction::{
-    file::{Provenance, Content, FileError, Kind, ModelFile},
+    file::{Content, FileError, Kind, ModelFile, Provenance},
     frigid::{
-        Calibration, ModelSource, feature_names,
-        backtest::{self, VmSample, TooFewOutcomes},
+        Calibration, ModelSource,
+        backtest::{self, TooFewOutcomes, VmSample},
+        feature_names,
     },
-    import::{ImportedModel, Format, ImportError},
+    import::{Format, ImportError, ImportedModel},
     sensitivity::{self, COUNTERS, Workload, backtest::EvaluationError},
 };
 use tokio::sync::OwnedSemaphorePermit;
@@ -497,7 +498,11 @@ fn about(made: UnixMs) -> Provenance {
     Provenance { made_by: env!("CARGO_PKG_VERSION").to_owned(), made, ..Provenance::default() }
 }
 
-fn frigid_file(stays: &[VmSample], teacher: &ModelSource, about: Provenance) -> Result<ModelFile, ModelError> {
+fn frigid_file(
+    stays: &[VmSample],
+    teacher: &ModelSource,
+    about: Provenance,
+) -> Result<ModelFile, ModelError> {
     let rates = RATES.map(|rate| Fraction::new(rate).expect("a share"));
     let trained = backtest::train(stays, teacher, &rates)?;
     let about = Provenance {
@@ -517,7 +522,8 @@ fn sensitivity_file(model: sensitivity::Model, labels: &Labels, about: Provenanc
 /// An outcome shows how far a model can be trusted that spoke of its VM before it began.
 fn judge(calibration: &mut Calibration, version: u32, past: &Past) {
     if let Some(remark) = past.begun.remark.filter(|remark| remark.version == version) {
-        calibration.add(past.begun.ask.groups.owner(), remark.said.with_outcome(&past.begun.ask, &past.outcome));
+        calibration
+            .add(past.begun.ask.groups.owner(), remark.said.with_outcome(&past.begun.ask, &past.outcome));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use prediction::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, solve},
-    frigid::{RiskLimit, Calibration},
+    frigid::{Calibration, RiskLimit},
     sensitivity::Cutoff,
 };
 use units::Fraction;
@@ -59,7 +59,9 @@ impl Point {
         let rates = RATES.map(share).into_iter();
         let priced = rates.filter_map(|op| Some((op, calibration.risk_limit(op)?)));
         let frigid: Vec<(FrigidPoint, RiskLimit)> = priced
-            .map(|(op, appetite)| (FrigidPoint { op, share: share(calibration.slice_share(appetite)) }, appetite))
+            .map(|(op, appetite)| {
+                (FrigidPoint { op, share: share(calibration.slice_share(appetite)) }, appetite)
+            })
             .collect();
         let placed = |cut: &Cutoff| InsensitivityPoint { fp: share(cut.fp), placed: share(cut.placed) };
         let insensitive: Vec<InsensitivityPoint> = cuts.iter().map(placed).collect();
@@ -77,7 +79,7 @@ impl Point {
 
 #[cfg(test)]
 mod tests {
-    use prediction::frigid::{Curve, CalibrationSample};
+    use prediction::frigid::{CalibrationSample, Curve};
     use units::{Bytes, UnixMs};
 
     use super::*;
@@ -93,7 +95,8 @@ mod tests {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
             let curve = Curve::new(prediction::frigid::QUANTILE_LEVELS);
             let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // risk is worth it for the largest
-            let judged = CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };
+            let judged =
+                CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };
             calibration.add(None, judged);
         }
         calibration

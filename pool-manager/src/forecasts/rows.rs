@@ -4,7 +4,7 @@
 
 use prediction::{
     file::{FileError, Kind, ModelFile},
-    frigid::{VmRequest, Outcome, RiskPrediction},
+    frigid::{Outcome, RiskPrediction, VmRequest},
     sensitivity::COUNTERS,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};

@@ -8,7 +8,7 @@ use std::{
 
 use prediction::{
     file::{Content, Kind, ModelFile},
-    frigid::{VmRequest, Calibration, Groups, History, VmAssessment, OnlinePredictor, Outcome, Usage},
+    frigid::{Calibration, Groups, History, OnlinePredictor, Outcome, Usage, VmAssessment, VmRequest},
     sensitivity,
 };
 use units::{

@@ -93,7 +93,11 @@ fn forecast(foreseen: &Foreseen, stake: Option<RiskAllocation>) -> Vec<(String, 
     let mut facts = Vec::new();
     if let Some(said) = foreseen.known.prediction {
         let level = |level: usize| {
-            format!("{} with a chance of {}", percent(said.curve.at_level(level)), percent(QUANTILE_LEVELS[level]))
+            format!(
+                "{} with a chance of {}",
+                percent(said.curve.at_level(level)),
+                percent(QUANTILE_LEVELS[level])
+            )
         };
         let levels: Vec<String> = SHOWN.into_iter().map(level).collect();
         facts.push(fact("forecast: so much of its memory is too much", levels.join(", ")));
@@ -133,8 +137,10 @@ fn point(foreseen: &Foreseen) -> Vec<(String, String)> {
             share(point.choice.frigid.op),
         ));
         facts.push(fact("operated at: risk of one VM at most", percent(appetite.risk_max)));
-        let price =
-            format!("{:.1} GiB of pool memory for each VM more of which too much is taken", appetite.risk_multiplier);
+        let price = format!(
+            "{:.1} GiB of pool memory for each VM more of which too much is taken",
+            appetite.risk_multiplier
+        );
         facts.push(fact("operated at: risk must bring", price));
     }
     if let Some(cut) = point.cut {

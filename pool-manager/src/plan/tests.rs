@@ -1,7 +1,7 @@
 //! Who gets how much of the pool, and what is said of it.
 
 use prediction::{
-    frigid::{VmRequest, Curve, FEATURES, VmAssessment, QUANTILE_LEVELS, RiskPrediction},
+    frigid::{Curve, FEATURES, QUANTILE_LEVELS, RiskPrediction, VmAssessment, VmRequest},
     sensitivity::Cutoff,
 };
 use proptest::prelude::*;

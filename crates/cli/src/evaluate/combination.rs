@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use prediction::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, frontier, solve},
-    frigid::backtest::{MethodScores, Score, Method},
+    frigid::backtest::{Method, MethodScores, Score},
     sensitivity::backtest::BacktestResult,
 };
 use serde::Serialize;
@@ -89,7 +89,8 @@ impl Points {
             fp: part(verdict.forest.tuned_fp),
             placed: part(verdict.forest.tuned_placed),
         };
-        let taken = |score: &Score| FrigidPoint { op: part(score.slice_rate), share: part(score.slice_share) };
+        let taken =
+            |score: &Score| FrigidPoint { op: part(score.slice_rate), share: part(score.slice_share) };
         let of = |way| lines.iter().filter(move |line| line.method == way).flat_map(|line| &line.scores);
         Self {
             insensitive: told.iter().map(placed).collect(),
@@ -132,8 +133,9 @@ struct Alone {
 impl Combined {
     fn new(args: &Combination, Points { insensitive, frigid, fixed }: &Points) -> Self {
         let mix = VmMix { history: args.history, exceeds: args.overpredicted_exceeds };
-        let chosen =
-            |insensitive: &[InsensitivityPoint], frigid: &[FrigidPoint]| solve(insensitive, frigid, mix, args.exceed_max);
+        let chosen = |insensitive: &[InsensitivityPoint], frigid: &[FrigidPoint]| {
+            solve(insensitive, frigid, mix, args.exceed_max)
+        };
         Self {
             modelled: args.parted.workloads.are_modelled(),
             inputs: Inputs {

@@ -6,9 +6,9 @@ use clap::{Args, ValueEnum};
 use prediction::{
     frigid::{
         QUANTILE_LEVELS,
-        backtest::{self, MethodScores, EmptyTestSet, Score, VmSample, BacktestResult, Method},
+        backtest::{self, BacktestResult, EmptyTestSet, Method, MethodScores, Score, VmSample},
     },
-    table::{self, Layout, CUSTOM_COLUMNS},
+    table::{self, CUSTOM_COLUMNS, Layout},
 };
 use units::Fraction;
 
@@ -61,7 +61,7 @@ impl From<TableFormat> for Layout {
         match format {
             TableFormat::BitbrainsWeek => Self::BitbrainsWeek,
             TableFormat::NfcoreTasks => Self::NfcoreTasks,
-            TableFormat::Csv => Self::Own,
+            TableFormat::Csv => Self::Custom,
         }
     }
 }
@@ -98,7 +98,10 @@ pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
 
 impl Vms {
     /// What each way to forecast would have bought at each of the trees' levels; the printed rates are among them.
-    pub(super) fn compare(&self, format: Format) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), Failure> {
+    pub(super) fn compare(
+        &self,
+        format: Format,
+    ) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), Failure> {
         let rates = QUANTILE_LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
         self.held_against(format, |train, test| backtest::compare(train, test, &rates))
     }

@@ -21,7 +21,7 @@ fn mix(history: f64, exceeds: f64) -> VmMix {
 }
 
 #[test]
-fn pool_and_misses_are_those_of_the_resolved_equation() {
+fn combined_point_matches_corrected_equation() {
     // h, LI, FP, FM, OP, r: pool, misses. The second row is the paper's 40 % at 2 %, the last two
     // are its fixed shares.
     for [h, li, fp, fm, op, r, pool, miss] in [
@@ -36,12 +36,12 @@ fn pool_and_misses_are_those_of_the_resolved_equation() {
         let point = CombinedPoint::new(insensitive(fp, li), frigid(op, fm), mix(h, r));
         assert!((point.pool - pool).abs() < 1e-9 && (point.miss - miss).abs() < 1e-9, "{point:?}");
         let solved = solve(&[insensitive(fp, li)], &[frigid(op, fm)], mix(h, r), share(point.miss));
-        assert_eq!(solved, point, "what may be is chosen");
+        assert_eq!(solved, point, "an allowed point is chosen");
     }
 }
 
 #[test]
-fn one_forecast_alone_is_chosen_where_both_are_too_much() {
+fn solve_chooses_one_prediction_when_both_exceed_limit() {
     let (placed, taken) = ([insensitive(0.02, 0.3)], [frigid(0.04, 0.2)]);
     let solved = |x| solve(&placed, &taken, mix(0.8, 0.25), share(x));
     assert_eq!(solved(0.024).pool, 0.24 + 0.76 * 0.2);
@@ -51,14 +51,14 @@ fn one_forecast_alone_is_chosen_where_both_are_too_much() {
 }
 
 #[test]
-fn without_points_nothing_is_placed() {
+fn solve_without_points_places_nothing() {
     let nothing = CombinedPoint::new(InsensitivityPoint::default(), FrigidPoint::default(), mix(0.8, 0.25));
     assert_eq!(solve(&[], &[], mix(0.8, 0.25), share(1.0)), nothing);
     assert_eq!(frontier(&[], &[], mix(0.8, 0.25)), [nothing]);
 }
 
 #[test]
-fn of_two_that_place_as_much_the_one_that_misses_less_is_chosen() {
+fn solve_prefers_fewer_misses_at_equal_pool_share() {
     let points = [frigid(0.4, 0.2), frigid(0.1, 0.2), frigid(0.4, 0.2)];
     assert_eq!(solve(&[], &points, mix(1.0, 0.5), share(1.0)).frigid, points[1]);
     // Both predictions have equal misses and equal memory; the tie is broken deterministically.
@@ -67,7 +67,7 @@ fn of_two_that_place_as_much_the_one_that_misses_less_is_chosen() {
 }
 
 #[test]
-fn what_is_no_share_never_becomes_a_point() {
+fn out_of_range_share_is_rejected() {
     for wrong in [r#"{"fp":1.5,"placed":0.1}"#, r#"{"fp":-0.1,"placed":0.1}"#, r#"{"fp":null,"placed":0.1}"#]
     {
         assert!(serde_json::from_str::<InsensitivityPoint>(wrong).is_err(), "{wrong}");
@@ -96,7 +96,7 @@ fn any_mix() -> impl Strategy<Value = VmMix> {
 
 proptest! {
     #[test]
-    fn no_other_pair_places_more_within_the_same_misses(
+    fn no_other_pair_places_more_within_same_misses(
         placed in any_placed(), taken in any_taken(), mix in any_mix(), x in any_share(),
     ) {
         let chosen = solve(&placed, &taken, mix, share(x));
@@ -113,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn who_allows_more_misses_never_gets_less(
+    fn higher_miss_limit_never_places_less(
         placed in any_placed(), taken in any_taken(), mix in any_mix(), x in any_share(), y in any_share(),
     ) {
         let solved = |x| solve(&placed, &taken, mix, share(x)).pool;
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn the_frontier_rises_and_is_what_is_chosen(
+    fn frontier_ascends_and_contains_solution(
         placed in any_placed(), taken in any_taken(), mix in any_mix(), x in any_share(),
     ) {
         let frontier = frontier(&placed, &taken, mix);
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_points_and_points_given_twice_change_nothing(
+    fn order_and_duplicates_do_not_change_frontier(
         mut placed in any_placed(), mut taken in any_taken(), mix in any_mix(),
     ) {
         let before = frontier(&placed, &taken, mix);

@@ -15,17 +15,17 @@ use units::{
 };
 
 use super::{
-    history::FEATURES,
-    online::{VmAssessment, OnlinePredictor, RiskPrediction},
-    model::{Model, ModelSource},
-    outcome::{VmRequest, Outcome},
-    calibration::Calibration,
-    risk::RiskLimit,
     baseline::Baseline,
+    calibration::Calibration,
+    history::FEATURES,
+    model::{Model, ModelSource},
+    online::{OnlinePredictor, RiskPrediction, VmAssessment},
+    outcome::{Outcome, VmRequest},
+    risk::RiskLimit,
     score::ScoreSum,
 };
 pub use super::{
-    baseline::{MethodScores, Method},
+    baseline::{Method, MethodScores},
     score::Score,
 };
 use crate::trees::boost::rank;
@@ -67,7 +67,7 @@ pub struct BacktestResult {
 
 /// Error: the test set has no reliable outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no VM to test: must be at least one whose outcome can be trusted")]
+#[error("no VM to test: must be at least one with a reliable outcome")]
 pub struct EmptyTestSet;
 
 /// Number of outcomes before the first training.
@@ -83,7 +83,11 @@ const RISK_LIMIT_EVERY: usize = 20;
 ///
 /// # Errors
 /// [`EmptyTestSet`] when `test` has no reliable outcome.
-pub fn run(train: &[VmSample], test: &[VmSample], rates: &[Fraction]) -> Result<Vec<BacktestResult>, EmptyTestSet> {
+pub fn run(
+    train: &[VmSample],
+    test: &[VmSample],
+    rates: &[Fraction],
+) -> Result<Vec<BacktestResult>, EmptyTestSet> {
     let backtest = Backtest::over(train, test, rates, Vec::new())?;
     Ok(backtest.policies.iter().map(Policy::result).collect())
 }
@@ -102,7 +106,8 @@ pub fn compare(
         method,
         scores: policies.iter().map(|policy| sum(policy).score()).collect(),
     };
-    let method_scores = [of(Method::Calibrated, |policy| policy.calibrated), of(Method::FixedShare, |policy| policy.fixed)];
+    let method_scores =
+        [of(Method::Calibrated, |policy| policy.calibrated), of(Method::FixedShare, |policy| policy.fixed)];
     let results = policies.iter().map(Policy::result).collect();
     Ok((results, method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect()))
 }
@@ -124,14 +129,18 @@ pub struct TrainedModel {
 
 /// Error: too few reliable outcomes to train on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} outcomes that can be trusted: must be at least {FIRST_TRAINING}")]
+#[error("{0} reliable outcomes: must be at least {FIRST_TRAINING}")]
 pub struct TooFewOutcomes(usize);
 
 /// Trains a model on all outcomes, and backtests models of earlier outcomes on later ones.
 ///
 /// # Errors
 /// [`TooFewOutcomes`] when there are fewer than 50 reliable outcomes.
-pub fn train(samples: &[VmSample], source: &ModelSource, rates: &[Fraction]) -> Result<TrainedModel, TooFewOutcomes> {
+pub fn train(
+    samples: &[VmSample],
+    source: &ModelSource,
+    rates: &[Fraction],
+) -> Result<TrainedModel, TooFewOutcomes> {
     let trusted = samples.iter().filter(|sample| sample.is_trusted);
     let outcomes = trusted.clone().count();
     let begins = trusted.clone().map(|sample| sample.request.begins).min();
@@ -249,8 +258,8 @@ impl<'a> Backtest<'a> {
     /// Records the outcomes of all VMs that ended before `now`.
     fn end_until(&mut self, now: UnixMs, samples: &[&VmSample]) {
         while self.running.peek().is_some_and(|Reverse((ended, _))| *ended < now) {
-            let Reverse((_, at)) = self.running.pop().expect("it was just seen");
-            let assessment = self.assessments.remove(&at).expect("a VM begins before it ends");
+            let Reverse((_, at)) = self.running.pop().expect("peeked above");
+            let assessment = self.assessments.remove(&at).expect("a VM starts before it ends");
             self.record_outcome(samples[at], &assessment);
         }
     }
@@ -259,7 +268,9 @@ impl<'a> Backtest<'a> {
         if !sample.is_trusted {
             return;
         }
-        let prediction = assessment.prediction.filter(|_| self.calibrates_after.is_none_or(|after| sample.request.begins > after));
+        let prediction = assessment
+            .prediction
+            .filter(|_| self.calibrates_after.is_none_or(|after| sample.request.begins > after));
         self.online.record_outcome(&sample.request, &sample.outcome, prediction);
         if self.training.len() == OUTCOMES_TRAINED_MAX {
             self.training.pop_front();
@@ -295,7 +306,7 @@ impl<'a> Backtest<'a> {
         untouched.sort_unstable_by(f64::total_cmp);
         for policy in &mut self.policies {
             let fixed_share = untouched[rank(untouched.len(), policy.rate.get())];
-            policy.fixed_share = Fraction::new(fixed_share).expect("outcomes are shares");
+            policy.fixed_share = Fraction::new(fixed_share).expect("untouched memory is a share");
         }
         model
     }
@@ -343,8 +354,10 @@ impl Policy {
     }
 
     fn test(&mut self, sample: &VmSample, prediction: Option<RiskPrediction>) {
-        let allocation = prediction.zip(self.risk_limit).map(|(prediction, risk_limit)| prediction.allocation(sample.request.requested, risk_limit));
-        let share = Fraction::new(allocation.unwrap_or_default().share).expect("a stake is a share");
+        let allocation = prediction
+            .zip(self.risk_limit)
+            .map(|(prediction, risk_limit)| prediction.allocation(sample.request.requested, risk_limit));
+        let share = Fraction::new(allocation.unwrap_or_default().share).expect("an allocation is a share");
         self.calibrated.add(share, sample);
         self.fixed.add(self.fixed_share, sample);
     }

@@ -5,11 +5,11 @@
 use units::Fraction;
 
 use super::{
-    history::{FEATURES, narrowest_group, lowest},
+    backtest::VmSample,
+    history::{FEATURES, lowest, narrowest_group},
     outcome::Groups,
     risk::{Curve, QUANTILE_LEVELS},
     score::{Score, ScoreSum},
-    backtest::VmSample,
 };
 
 /// Prediction method.
@@ -31,6 +31,7 @@ pub enum Method {
 /// Scores of a method at each of its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MethodScores {
+    /// Prediction method.
     pub method: Method,
     /// Scores, in the order of the settings.
     pub scores: Vec<Score>,
@@ -53,7 +54,9 @@ impl Baseline {
         let baseline = |method, setting| Self { method, setting, sum: ScoreSum::default() };
         let trees = rates.iter().map(|rate| baseline(Method::TreeQuantile, rate.get()));
         let rules = [Method::GroupMinimum, Method::OwnerMinimum];
-        trees.chain(rules.into_iter().flat_map(|method| POINTS_OFF.map(|points| baseline(method, points)))).collect()
+        trees
+            .chain(rules.into_iter().flat_map(|method| POINTS_OFF.map(|points| baseline(method, points))))
+            .collect()
     }
 
     /// Predicts a VM from its features and the tree quantiles at its start, and scores the
@@ -69,14 +72,18 @@ impl Baseline {
             Method::OwnerMinimum => lowest(features, owner_group(&sample.request.groups)).map(reduced),
             Method::Calibrated | Method::FixedShare => None,
         };
-        let share = Fraction::new(share.unwrap_or_default().max(0.0)).expect("shares less something");
+        let share =
+            Fraction::new(share.unwrap_or_default().max(0.0)).expect("a share less some points, at least 0");
         self.sum.add(share, sample);
     }
 
     /// Returns the scores by method.
     pub fn method_scores(baselines: &[Self]) -> impl Iterator<Item = MethodScores> {
         let methods = baselines.chunk_by(|one, next| one.method == next.method);
-        methods.map(|settings| MethodScores { method: settings[0].method, scores: settings.iter().map(|baseline| baseline.sum.score()).collect() })
+        methods.map(|settings| MethodScores {
+            method: settings[0].method,
+            scores: settings.iter().map(|baseline| baseline.sum.score()).collect(),
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use units::{
 
 use super::{
     history::as_gib,
-    risk::{RiskLimit, Curve, QUANTILE_LEVELS},
+    risk::{Curve, QUANTILE_LEVELS, RiskLimit},
 };
 
 /// Prediction for a VM before it started, with the outcome of the VM.
@@ -77,7 +77,8 @@ impl Calibration {
             self.evict_owners_for(&owner);
             let is_overpredicted = sample.curve.at_level(OWNER_LEVEL) > sample.untouched.get();
             let tally = self.owners.entry(owner).or_default();
-            let decay = if tally.outcomes < OWNER_OUTCOMES_WINDOW { 1.0 } else { 1.0 - 1.0 / OWNER_OUTCOMES_WINDOW };
+            let decay =
+                if tally.outcomes < OWNER_OUTCOMES_WINDOW { 1.0 } else { 1.0 - 1.0 / OWNER_OUTCOMES_WINDOW };
             tally.outcomes = tally.outcomes * decay + 1.0;
             tally.overpredictions = tally.overpredictions * decay + f64::from(u8::from(is_overpredicted));
         }
@@ -137,7 +138,7 @@ impl Calibration {
         let (mut slice_share, mut requested) = (0.0, 0.0);
         for sample in &self.recent {
             let allocation = sample.curve.allocation(sample.requested, risk_limit, sample.owner_margin);
-            let share = Fraction::new(allocation.share).expect("a stake is a share");
+            let share = Fraction::new(allocation.share).expect("an allocation is a share");
             slice_share += as_gib(share.of(sample.requested).slices_floor());
             requested += as_gib(sample.requested);
         }
@@ -146,8 +147,10 @@ impl Calibration {
 
     /// Returns whether all values are in their ranges.
     pub(crate) fn is_valid(&self) -> bool {
-        let is_valid = |sample: &CalibrationSample| sample.requested > Bytes::ZERO && sample.owner_margin >= 1.0;
-        let tallies = self.owners.values().all(|tally| tally.outcomes.is_finite() && tally.overpredictions.is_finite());
+        let is_valid =
+            |sample: &CalibrationSample| sample.requested > Bytes::ZERO && sample.owner_margin >= 1.0;
+        let tallies =
+            self.owners.values().all(|tally| tally.outcomes.is_finite() && tally.overpredictions.is_finite());
         self.recent.len() <= OUTCOMES_JUDGED_MAX
             && self.owners.len() <= OWNERS_JUDGED_MAX
             && self.recent.iter().all(is_valid)

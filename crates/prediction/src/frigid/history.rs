@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use units::{Bytes, UnixMs, limits::OUTCOMES_PER_GROUP_MAX};
 
-use super::outcome::{VmRequest, Groups, Outcome, Usage};
+use super::outcome::{Groups, Outcome, Usage, VmRequest};
 
 /// Features of the request itself.
 const REQUEST_FEATURES: [&str; 3] = ["requested_gib", "cores", "gib_per_core"];
@@ -75,7 +75,9 @@ impl History {
         let per_core = request.cores.filter(|cores| *cores > 0.0).map_or(f64::NAN, |cores| gib / cores);
         request_features.copy_from_slice(&[gib, request.cores.unwrap_or(f64::NAN), per_core]);
         let groups_features = groups_features.chunks_exact_mut(GROUP_FEATURES.len());
-        for ((groups, name), group_features) in self.groups.iter().zip(request.groups.all()).zip(groups_features) {
+        for ((groups, name), group_features) in
+            self.groups.iter().zip(request.groups.all()).zip(groups_features)
+        {
             if let Some(group) = groups.get(name) {
                 group_features.copy_from_slice(&group.features(request));
             }
@@ -88,7 +90,9 @@ impl History {
 /// untouched share. Reads the features as they were when the VM started.
 pub(super) fn narrowest_group(features: &[f64; FEATURES]) -> Option<(usize, f64, f64)> {
     let mut groups = features[REQUEST_FEATURES.len()..].chunks_exact(GROUP_FEATURES.len()).enumerate();
-    groups.find(|(_, group)| !group[COUNT_INDEX].is_nan()).map(|(at, group)| (at, group[COUNT_INDEX], group[LOWEST_INDEX]))
+    groups
+        .find(|(_, group)| !group[COUNT_INDEX].is_nan())
+        .map(|(at, group)| (at, group[COUNT_INDEX], group[LOWEST_INDEX]))
 }
 
 /// Returns the lowest untouched share in the group with this index; `None` if it has no outcome.
@@ -142,7 +146,8 @@ impl Group {
     fn features(&self, request: &VmRequest) -> [f64; GROUP_FEATURES.len()] {
         let untouched_share = |used: Bytes| 1.0 - (as_gib(used) / as_gib(request.requested)).min(1.0);
         let untouched_if_measured = |used: Option<Bytes>| used.map_or(f64::NAN, untouched_share);
-        let latest: Vec<f64> = self.recent.iter().rev().map(|outcome| untouched_share(outcome.peak)).collect();
+        let latest: Vec<f64> =
+            self.recent.iter().rev().map(|outcome| untouched_share(outcome.peak)).collect();
         let last = self.recent.back().expect("a group has an outcome");
         let mut sorted = latest.clone();
         sorted.sort_unstable_by(f64::total_cmp);

@@ -74,7 +74,10 @@ impl ModelSource {
             Self::Trained => Model::train(features, untouched, seed),
             Self::Imported(model) => {
                 let offsets = features.iter().zip(untouched).map(|(row, share)| share - model.predict(row));
-                Model(Predictor::Imported { model: (**model).clone(), offsets: quantiles_of(offsets.collect()) })
+                Model(Predictor::Imported {
+                    model: (**model).clone(),
+                    offsets: quantiles_of(offsets.collect()),
+                })
             }
         }
     }
@@ -101,7 +104,9 @@ impl Model {
             Predictor::Trained { trees, margins } => {
                 let mut shares = shares(trees, features);
                 if let Some(margin_shares) = margins.shares(features) {
-                    let blend = |(share, margin_share): (&mut f64, f64)| *share += MARGINS_WEIGHT * (margin_share - *share);
+                    let blend = |(share, margin_share): (&mut f64, f64)| {
+                        *share += MARGINS_WEIGHT * (margin_share - *share)
+                    };
                     shares.iter_mut().zip(margin_shares).for_each(blend);
                 }
                 Curve::new(shares)
@@ -124,7 +129,9 @@ impl Model {
     /// Returns whether the model has the features and quantile levels of this version.
     pub(crate) fn fits(&self) -> bool {
         match &self.0 {
-            Predictor::Trained { trees, .. } => trees.features() == FEATURES && trees.outputs() == QUANTILE_LEVELS.len(),
+            Predictor::Trained { trees, .. } => {
+                trees.features() == FEATURES && trees.outputs() == QUANTILE_LEVELS.len()
+            }
             Predictor::Imported { model, .. } => model.fits(FEATURES),
         }
     }

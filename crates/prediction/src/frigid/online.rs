@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use units::Bytes;
 
 use super::{
+    calibration::{Calibration, CalibrationSample},
     history::{FEATURES, History},
     model::Model,
-    outcome::{VmRequest, Outcome},
-    calibration::{Calibration, CalibrationSample},
-    risk::{RiskLimit, Curve, RiskAllocation},
+    outcome::{Outcome, VmRequest},
+    risk::{Curve, RiskAllocation, RiskLimit},
 };
 
 /// Outcome history, the serving model if there is one, and its calibration.
@@ -68,7 +68,12 @@ impl OnlinePredictor {
 
     /// Records the outcome of a VM that ended. `prediction` is the one that the serving model made
     /// before the VM started, if it did; it feeds the calibration.
-    pub fn record_outcome(&mut self, request: &VmRequest, outcome: &Outcome, prediction: Option<RiskPrediction>) {
+    pub fn record_outcome(
+        &mut self,
+        request: &VmRequest,
+        outcome: &Outcome,
+        prediction: Option<RiskPrediction>,
+    ) {
         self.history.add(request, outcome);
         if let Some(prediction) = prediction {
             self.calibration.add(request.groups.owner(), prediction.with_outcome(request, outcome));

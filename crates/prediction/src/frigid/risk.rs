@@ -65,11 +65,18 @@ impl Curve {
     /// Returns the share that maximises the GiB gained less the risk multiplier times the risk; the
     /// default (nothing) if no share is worth its risk. Risks are scaled by the owner margin.
     pub fn allocation(&self, requested: Bytes, risk_limit: RiskLimit, owner_margin: f64) -> RiskAllocation {
-        let net_gain = |allocation: &RiskAllocation| as_gib(requested) * allocation.share - risk_limit.risk_multiplier * allocation.risk;
-        let allocations =
-            self.0.iter().zip(QUANTILE_LEVELS).map(|(share, level)| RiskAllocation { share: *share, risk: level * owner_margin });
+        let net_gain = |allocation: &RiskAllocation| {
+            as_gib(requested) * allocation.share - risk_limit.risk_multiplier * allocation.risk
+        };
+        let allocations = self
+            .0
+            .iter()
+            .zip(QUANTILE_LEVELS)
+            .map(|(share, level)| RiskAllocation { share: *share, risk: level * owner_margin });
         let allowed = allocations.take_while(|allocation| allocation.risk <= risk_limit.risk_max);
-        allowed.fold(RiskAllocation::default(), |best, allocation| if net_gain(&allocation) > net_gain(&best) { allocation } else { best })
+        allowed.fold(RiskAllocation::default(), |best, allocation| {
+            if net_gain(&allocation) > net_gain(&best) { allocation } else { best }
+        })
     }
 
     /// Returns the share at the quantile level with this index.

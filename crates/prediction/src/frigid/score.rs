@@ -3,7 +3,7 @@
 use serde::Serialize;
 use units::Fraction;
 
-use super::{history::as_gib, backtest::VmSample};
+use super::{backtest::VmSample, history::as_gib};
 
 /// Sums over scored predictions; memory in GiB.
 #[derive(Clone, Copy, Debug, Default)]

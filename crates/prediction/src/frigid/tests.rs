@@ -7,9 +7,9 @@ use rand_pcg::Pcg64Mcg;
 use units::{Bytes, Fraction, UnixMs};
 
 use super::{
+    backtest::{self, BacktestResult, EmptyTestSet, Method, MethodScores, Score, VmSample},
     history::narrowest_group,
     margins::Margins,
-    backtest::{self, MethodScores, EmptyTestSet, Score, VmSample, BacktestResult, Method},
     *,
 };
 
@@ -55,32 +55,34 @@ fn curve() -> impl Strategy<Value = Curve> {
 }
 
 fn sample() -> impl Strategy<Value = CalibrationSample> {
-    (curve(), 1.0..4.0_f64, 1..512_u64, 0.0..=1.0_f64).prop_map(|(curve, owner_margin, gib, untouched)| CalibrationSample {
-        begins: UnixMs(0),
-        curve,
-        owner_margin,
-        requested: Bytes::gib(gib),
-        untouched: fraction(untouched),
+    (curve(), 1.0..4.0_f64, 1..512_u64, 0.0..=1.0_f64).prop_map(|(curve, owner_margin, gib, untouched)| {
+        CalibrationSample {
+            begins: UnixMs(0),
+            curve,
+            owner_margin,
+            requested: Bytes::gib(gib),
+            untouched: fraction(untouched),
+        }
     })
 }
 
 proptest! {
     #[test]
-    fn a_stake_is_a_share_and_never_riskier_than_allowed(
+    fn allocation_never_exceeds_risk_limit(
         curve in curve(), gib in 1..512_u64, risk_multiplier in 0.0..1e4_f64, rate in 0.0..0.3_f64, owner_margin in 1.0..10.0_f64,
     ) {
         let risk_limit = RiskLimit::new(risk_multiplier, fraction(rate));
         let allocation = curve.allocation(Bytes::gib(gib), risk_limit, owner_margin);
         prop_assert!((0.0..=1.0).contains(&allocation.share));
-        prop_assert!(allocation.risk <= 5.0 * rate, "one VM is risked more than five times what all are");
-        let dearer = curve.allocation(Bytes::gib(gib), RiskLimit { risk_multiplier: risk_multiplier * 2.0, ..risk_limit }, owner_margin);
-        prop_assert!(dearer.risk <= allocation.risk && dearer.share <= allocation.share, "dearer risk, and more of it");
-        let careful = curve.allocation(Bytes::gib(gib), risk_limit, owner_margin * 1.5);
-        prop_assert!(careful.share <= allocation.share, "more caution, and more taken");
+        prop_assert!(allocation.risk <= 5.0 * rate, "the risk of one VM exceeds five times the target rate");
+        let pricier = curve.allocation(Bytes::gib(gib), RiskLimit { risk_multiplier: risk_multiplier * 2.0, ..risk_limit }, owner_margin);
+        prop_assert!(pricier.risk <= allocation.risk && pricier.share <= allocation.share, "a higher risk multiplier takes more risk");
+        let cautious = curve.allocation(Bytes::gib(gib), risk_limit, owner_margin * 1.5);
+        prop_assert!(cautious.share <= allocation.share, "a higher owner margin takes more");
     }
 
     #[test]
-    fn no_more_outcomes_than_asked_for_would_have_been_hit_at_the_price_that_they_make(
+    fn risk_limit_keeps_overpredictions_within_target_rate(
         outcomes in prop::collection::vec(sample(), 1..300), rate in 0.01..0.5_f64,
     ) {
         let mut calibration = Calibration::default();
@@ -98,7 +100,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))] // each case trains dozens of models
 
     #[test]
-    fn what_comes_later_changes_no_forecast(seed: u64, hour in 15..60_u64) {
+    fn later_outcomes_do_not_change_predictions(seed: u64, hour in 15..60_u64) {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let past = customers(&mut rng, 300);
         let test: Vec<VmSample> = customers(&mut rng, 300).into_iter().filter(|row| row.request.begins.0 <= hour * HOUR_MS).collect();
@@ -122,63 +124,72 @@ fn overpredicted(times: u32, of: u32) -> impl Iterator<Item = CalibrationSample>
 }
 
 #[test]
-fn few_outcomes_make_no_price() {
+fn too_few_outcomes_give_no_risk_limit() {
     let mut calibration = Calibration::default();
     assert_eq!(calibration.risk_limit(fraction(0.1)), None);
     overpredicted(0, 15).for_each(|sample| calibration.add(None, sample));
-    assert_eq!(calibration.risk_limit(fraction(0.1)), None, "one hit would be more than one in ten");
+    assert_eq!(calibration.risk_limit(fraction(0.1)), None, "one overprediction would exceed one in ten");
     overpredicted(0, 15).for_each(|sample| calibration.add(None, sample));
     assert!(calibration.risk_limit(fraction(0.1)).is_some());
 }
 
 #[test]
-fn when_the_latest_disappoint_risk_is_dear_long_before_most_do() {
+fn recent_overpredictions_raise_risk_multiplier_early() {
     let mut calibration = Calibration::default();
     let allocation = |calibration: &Calibration| {
         let risk_limit = calibration.risk_limit(fraction(0.1));
-        risk_limit.map(|risk_limit| Curve::new([0.5; QUANTILE_LEVELS.len()]).allocation(Bytes::gib(8), risk_limit, 1.0).share)
+        risk_limit.map(|risk_limit| {
+            Curve::new([0.5; QUANTILE_LEVELS.len()]).allocation(Bytes::gib(8), risk_limit, 1.0).share
+        })
     };
     overpredicted(0, 1900).for_each(|sample| calibration.add(None, sample));
     assert_eq!(allocation(&calibration), Some(0.5));
     overpredicted(50, 50).for_each(|sample| calibration.add(None, sample));
     assert!(
         allocation(&calibration).is_none_or(|share| share == 0.0),
-        "50 of 1950 are few, and the latest 50 are all"
+        "few of 1950, but all of the latest 50"
     );
 }
 
 #[test]
-fn an_owner_whose_vms_disappoint_is_met_with_caution_once_that_is_no_chance() {
+fn owner_margin_requires_significant_overprediction() {
     let mut calibration = Calibration::default();
     let owner = |name: &str| Some(name.to_owned());
     let owner_margin = |calibration: &Calibration, name: &str| calibration.owner_margin(owner(name).as_ref());
     overpredicted(50, 99).for_each(|sample| calibration.add(owner("bad"), sample));
-    assert_eq!(owner_margin(&calibration, "bad"), 1.0, "too few to tell");
+    assert_eq!(owner_margin(&calibration, "bad"), 1.0, "too few outcomes");
     overpredicted(1, 1).for_each(|sample| calibration.add(owner("bad"), sample));
     let value = owner_margin(&calibration, "bad");
-    assert!((4.5..5.5).contains(&value), "one in two where it should be one in ten: {value}");
+    assert!((4.5..5.5).contains(&value), "expected one in ten, observed one in two: {value}");
     overpredicted(14, 100).for_each(|sample| calibration.add(owner("unlucky"), sample));
-    assert_eq!(owner_margin(&calibration, "unlucky"), 1.0, "14 of 100 where it should be 10 is chance");
+    assert_eq!(owner_margin(&calibration, "unlucky"), 1.0, "14 of 100 instead of 10 is not significant");
     overpredicted(0, 100).for_each(|sample| calibration.add(owner("good"), sample));
-    assert_eq!(owner_margin(&calibration, "good"), 1.0, "nobody is trusted more than the model");
+    assert_eq!(owner_margin(&calibration, "good"), 1.0, "a margin is never below 1");
     overpredicted(100, 100).for_each(|sample| calibration.add(None, sample));
-    assert_eq!(calibration.owner_margin(None), 1.0, "strangers do not answer for each other");
+    assert_eq!(calibration.owner_margin(None), 1.0, "VMs without an owner have no margin");
     overpredicted(0, 2000).for_each(|sample| calibration.add(owner("bad"), sample));
-    assert_eq!(owner_margin(&calibration, "bad"), 1.0, "who mends its ways is trusted again");
+    assert_eq!(owner_margin(&calibration, "bad"), 1.0, "the margin decays with good outcomes");
 }
 
 #[test]
-fn habits_are_learnt_and_the_rate_that_is_asked_for_is_kept() {
+fn backtest_meets_target_rate_and_beats_fixed_share() {
     let mut rng = Pcg64Mcg::seed_from_u64(1);
     let (train, test) = (customers(&mut rng, 3000), customers(&mut rng, 3000));
     for BacktestResult {
-        rate_target, rate_actual, frigid_share, slice_share, slice_rate, static_share, vms, ..
+        rate_target,
+        rate_actual,
+        frigid_share,
+        slice_share,
+        slice_rate,
+        static_share,
+        vms,
+        ..
     } in run(&train, &test, &[0.01, 0.02, 0.04, 0.1])
     {
         let chance = 2.0 * (rate_target / f64::from(vms)).sqrt();
-        assert!(rate_actual <= rate_target + chance, "{rate_actual} where {rate_target} was asked for");
-        assert!(rate_actual >= 0.3 * rate_target, "{rate_actual} where {rate_target} was asked for");
-        assert!(frigid_share > 0.15, "half of the VMs leave a half, {frigid_share} is forecast");
+        assert!(rate_actual <= rate_target + chance, "rate {rate_actual}, target {rate_target}");
+        assert!(rate_actual >= 0.3 * rate_target, "rate {rate_actual}, target {rate_target}");
+        assert!(frigid_share > 0.15, "predicted only {frigid_share}");
         assert!(frigid_share > static_share, "a fixed share, {static_share}, is better");
         assert!((0.6 * frigid_share..frigid_share).contains(&slice_share), "{slice_share} of {frigid_share}");
         assert!(slice_rate <= rate_actual);
@@ -186,14 +197,14 @@ fn habits_are_learnt_and_the_rate_that_is_asked_for_is_kept() {
 }
 
 #[test]
-fn before_anything_is_known_nothing_is_taken() {
+fn backtest_without_history_predicts_nothing() {
     let test: Vec<VmSample> = (0..40).map(|hour| row("", 8, hour, 0.9)).collect();
     let result = run(&[], &test, &[0.1])[0];
     assert_eq!((result.rate_actual, result.frigid_share), (0.0, 0.0));
 }
 
 #[test]
-fn a_fixed_share_is_what_as_many_of_the_outcomes_left_less() {
+fn fixed_share_is_quantile_of_training_outcomes() {
     let train: Vec<VmSample> = (0..100_u32).map(|n| row("", 8, 0, f64::from(n) / 100.0)).collect();
     let test = [row("", 8, 2, 0.05), row("", 24, 2, 0.5)];
     let result = run(&train, &test, &[0.1])[0];
@@ -201,7 +212,7 @@ fn a_fixed_share_is_what_as_many_of_the_outcomes_left_less() {
 }
 
 #[test]
-fn a_vm_that_ends_when_another_begins_has_not_ended_before() {
+fn vm_ending_at_start_of_another_is_not_yet_known() {
     let ends = |hour: u64, ms: u64| UnixMs(hour * HOUR_MS + ms);
     let mut train: Vec<VmSample> = (0..100_u32).map(|n| row("", 8, 0, f64::from(n) / 100.0)).collect();
     let test = [row("", 8, 2, 0.5)];
@@ -212,7 +223,7 @@ fn a_vm_that_ends_when_another_begins_has_not_ended_before() {
 }
 
 #[test]
-fn outcomes_that_cannot_be_trusted_are_neither_learnt_nor_tested() {
+fn unreliable_outcomes_are_neither_trained_nor_tested() {
     let mut rng = Pcg64Mcg::seed_from_u64(2);
     let (train, test) = (customers(&mut rng, 1000), customers(&mut rng, 1000));
     let with_lies = |samples: &[VmSample]| -> Vec<VmSample> {
@@ -220,13 +231,14 @@ fn outcomes_that_cannot_be_trusted_are_neither_learnt_nor_tested() {
         samples.iter().cloned().chain(lies).collect()
     };
     assert_eq!(run(&train, &test, &[0.1]), run(&with_lies(&train), &with_lies(&test), &[0.1]));
-    let lies: Vec<VmSample> = (0..9).map(|hour| VmSample { is_trusted: false, ..row("c1", 32, hour, 0.0) }).collect();
+    let lies: Vec<VmSample> =
+        (0..9).map(|hour| VmSample { is_trusted: false, ..row("c1", 32, hour, 0.0) }).collect();
     assert_eq!(backtest::run(&train, &lies, &rates(&[0.1])), Err(EmptyTestSet));
     assert_eq!(backtest::run(&train, &[], &rates(&[0.1])), Err(EmptyTestSet));
 }
 
 #[test]
-fn margins_are_below_the_lowest_share_of_the_narrowest_group_that_is_known() {
+fn margins_use_narrowest_group_with_outcomes() {
     let mut history = History::default();
     let mut known = Vec::new();
     for n in 0..200_u64 {
@@ -245,22 +257,25 @@ fn margins_are_below_the_lowest_share_of_the_narrowest_group_that_is_known() {
     assert_eq!(
         narrowest_group(&history.features(&request("vm1", "c"))).unwrap().0,
         0,
-        "its own name is narrower than its customer's"
+        "the VM name is narrower than the customer"
     );
     let of_vm1 = shares(&request("vm1", "c")).unwrap();
     assert!(of_vm1.iter().all(|share| (0.78..0.82).contains(share)), "{of_vm1:?}");
-    assert_eq!(shares(&request("new", "new")), None, "nothing is known of it");
-    assert_eq!(shares(&request("new", "c")), None, "no outcome tells of a customer's first VMs");
+    assert_eq!(shares(&request("new", "new")), None, "no group has an outcome");
+    assert_eq!(shares(&request("new", "c")), None, "no margins were learnt for this case");
 }
 
 #[test]
-fn of_many_outcomes_the_latest_are_ranked_and_the_extremes_of_all_are_kept() {
+fn group_ranks_latest_outcomes_and_keeps_extremes() {
     let mut history = History::default();
     for n in 0..100_u32 {
         let sample = row("c", 10, u64::from(n), if n == 0 { 0.0 } else { f64::from(n) / 100.0 });
         history.add(&sample.request, &sample.outcome);
     }
-    let request = VmRequest { groups: Groups { key: "c".into(), ..Groups::default() }, ..row("", 10, 200, 0.0).request };
+    let request = VmRequest {
+        groups: Groups { key: "c".into(), ..Groups::default() },
+        ..row("", 10, 200, 0.0).request
+    };
     let features = history.features(&request);
     let read = |name: &str| {
         let at = feature_names().position(|other| other == format!("key.{name}")).unwrap();
@@ -288,10 +303,14 @@ fn of_many_outcomes_the_latest_are_ranked_and_the_extremes_of_all_are_kept() {
 }
 
 #[test]
-fn a_vm_that_resembles_none_is_described_by_what_it_asks_for() {
+fn vm_without_history_has_only_request_features() {
     let mut history = History::default();
-    let request =
-        |groups: Groups| VmRequest { groups, requested: Bytes::gib(8), cores: None, begins: UnixMs(10 * HOUR_MS) };
+    let request = |groups: Groups| VmRequest {
+        groups,
+        requested: Bytes::gib(8),
+        cores: None,
+        begins: UnixMs(10 * HOUR_MS),
+    };
     let known = |features: &[f64; FEATURES]| -> Vec<String> {
         feature_names()
             .zip(features)
@@ -331,7 +350,7 @@ fn scores(lines: &[MethodScores], method: Method) -> &[Score] {
 }
 
 #[test]
-fn to_be_compared_changes_nothing_and_each_way_is_held_against_the_same_vms() {
+fn compare_scores_all_methods_without_changing_results() {
     let mut rng = Pcg64Mcg::seed_from_u64(3);
     let (train, test) = (customers(&mut rng, 1000), customers(&mut rng, 500));
     let (results, lines) = backtest::compare(&train, &test, &rates(&QUANTILE_LEVELS[..12])).unwrap();
@@ -356,7 +375,7 @@ fn to_be_compared_changes_nothing_and_each_way_is_held_against_the_same_vms() {
 }
 
 #[test]
-fn rules_take_the_lowest_share_of_those_that_had_ended_and_nothing_of_strangers() {
+fn minimum_rules_use_only_ended_vms_of_known_groups() {
     let named = |vm: &str, sample: VmSample| {
         let groups = Groups { vm: vm.to_owned(), ..sample.request.groups.clone() };
         VmSample { request: VmRequest { groups, ..sample.request }, ..sample }
@@ -369,9 +388,9 @@ fn rules_take_the_lowest_share_of_those_that_had_ended_and_nothing_of_strangers(
     assert_eq!(
         taken(named("a", row("c", 8, 3, 0.5))),
         [0.75, 0.5],
-        "its own name is narrower than its owner's"
+        "the VM name is narrower than the customer"
     );
-    assert_eq!(taken(named("a", row("", 8, 3, 0.5))), [0.75, 0.75], "without a customer it is its own owner");
-    assert_eq!(taken(row("c", 8, 1, 0.5)), [0.75, 0.75], "the second has not ended");
+    assert_eq!(taken(named("a", row("", 8, 3, 0.5))), [0.75, 0.75], "without a customer the VM is the owner");
+    assert_eq!(taken(row("c", 8, 1, 0.5)), [0.75, 0.75], "the second VM has not ended yet");
     assert_eq!(taken(row("stranger", 8, 3, 0.5)), [0.0, 0.0]);
 }

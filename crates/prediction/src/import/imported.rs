@@ -42,13 +42,15 @@ pub enum ImportError {
     #[error(transparent)]
     Onnx(#[from] onnx::ParseError),
     /// The LightGBM model is not text.
-    #[error("it is not UTF-8, as LightGBM's text models are")]
+    #[error("not a LightGBM text model: not UTF-8")]
     NotText,
     /// The model needs a feature that does not exist.
-    #[error("it asks for {0:?}: must be one of the columns that `tarn telemetry export --features` writes")]
+    #[error(
+        "unknown feature {0:?}: must be one of the columns that `tarn telemetry export --features` writes"
+    )]
     Feature(String),
     /// The model's features have no names, and their number differs from ours.
-    #[error("it asks for {found} numbers without names: must be {ours}, in the order of our columns")]
+    #[error("{found} unnamed features: must be {ours}, in the order of our columns")]
     Width {
         /// Number of the model's features.
         found: usize,
@@ -56,7 +58,7 @@ pub enum ImportError {
         ours: usize,
     },
     /// The model has several outputs.
-    #[error("it has {0} answers: must be one, or the probabilities of two classes")]
+    #[error("{0} outputs: must be one, or the probabilities of two classes")]
     Answers(usize),
 }
 

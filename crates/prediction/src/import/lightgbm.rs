@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::trees::{Child, Ensemble, Node, InvalidTree, SplitRule, Tree};
+use crate::trees::{Child, Ensemble, InvalidTree, Node, SplitRule, Tree};
 
 /// Link function from the sum of the leaves to the output.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,10 +34,10 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The text does not start like a model.
-    #[error("it does not begin with `tree` as LightGBM's text models do")]
+    #[error("not a LightGBM text model: does not begin with `tree`")]
     NotAModel,
     /// The text is truncated.
-    #[error("it is cut short: {0}")]
+    #[error("truncated: {0}")]
     CutShort(&'static str),
     /// A line is missing or has an invalid value.
     #[error("{section}: {key} = {value:?}: {rule}")]
@@ -56,6 +56,7 @@ pub enum ParseError {
     Tree {
         /// Section of the tree.
         section: String,
+        /// Reason.
         why: InvalidTree,
     },
 }
@@ -73,7 +74,7 @@ impl Model {
             return Err(ParseError::NotAModel);
         }
         let (trees, _) =
-            rest.split_once("\nend of trees").ok_or(ParseError::CutShort("there is no line `end of trees`"))?;
+            rest.split_once("\nend of trees").ok_or(ParseError::CutShort("no line `end of trees`"))?;
         let head = Section::of("head", lines);
         head.require("version", |version| matches!(version, "v3" | "v4"), "must be v3 or v4")?;
         head.require("num_class", |classes| classes == "1", "must be 1: one output")?;
@@ -81,12 +82,12 @@ impl Model {
         let last: usize = head.number("max_feature_idx")?;
         let features: Vec<String> = head.list("feature_names")?;
         if last.checked_add(1) != Some(features.len()) {
-            return Err(head.wrong("feature_names", "must name max_feature_idx + 1 numbers of a row"));
+            return Err(head.wrong("feature_names", "must list max_feature_idx + 1 features"));
         }
         let link = link(&head)?;
         let sections: Vec<&str> = trees.split("\nTree=").collect();
         if head.list::<u64>("tree_sizes")?.len() != sections.len() {
-            return Err(ParseError::CutShort("there are fewer trees than tree_sizes names"));
+            return Err(ParseError::CutShort("fewer trees than tree_sizes lists"));
         }
         // A random forest averages its trees.
         let scale = if head.has("average_output") { 1.0 / sections.len() as f64 } else { 1.0 };
@@ -123,17 +124,17 @@ fn link(head: &Section<'_>) -> Result<Link, ParseError> {
         words.clone().find_map(|word| word.strip_prefix(key)?.strip_prefix(':')?.parse::<f64>().ok())
     };
     match name {
-        _ if words.clone().any(|word| word == "sqrt") => Err(head.wrong("objective", "must not take roots")),
+        _ if words.clone().any(|word| word == "sqrt") => Err(head.wrong("objective", "must not use sqrt")),
         "regression" | "regression_l1" | "huber" | "fair" | "quantile" | "mape" => Ok(Link::Identity),
         "binary" | "cross_entropy" => Ok(Link::Sigmoid(option("sigmoid").unwrap_or(1.0))),
         "poisson" | "gamma" | "tweedie" => Ok(Link::Exp),
-        _ => Err(head.wrong("objective", "must be of regression or of two classes")),
+        _ => Err(head.wrong("objective", "must be a regression or binary objective")),
     }
 }
 
 fn tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
     if section.has("is_linear") {
-        section.require("is_linear", |linear| linear == "0", "must be 0: leaves say one number")?;
+        section.require("is_linear", |linear| linear == "0", "must be 0: linear trees are not supported")?;
     }
     let leaves: Vec<f64> = section.list("leaf_value")?;
     let count: usize = section.number("num_leaves")?;
@@ -187,8 +188,9 @@ impl NodeArrays {
         let (decision, threshold) = (self.decisions[at], self.thresholds[at]);
         let is_categorical = decision & 1 == 1;
         let (missing_left, missing) = (decision & 2 == 2, decision >> 2 & 3);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of a set: its number")]
-        let test = if is_categorical { SplitRule::OneOf(threshold as usize) } else { SplitRule::AtMost(threshold) };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a set index")]
+        let test =
+            if is_categorical { SplitRule::OneOf(threshold as usize) } else { SplitRule::AtMost(threshold) };
         Node {
             feature: self.features[at],
             test,
@@ -207,7 +209,9 @@ impl NodeArrays {
 fn child(number: i64) -> Child {
     match usize::try_from(number) {
         Ok(node) => Child::Node(node),
-        Err(_) => Child::Leaf(usize::try_from(!number).expect("the complement of a negative number")),
+        Err(_) => Child::Leaf(
+            usize::try_from(!number).expect("the complement of a negative number is not negative"),
+        ),
     }
 }
 
@@ -220,7 +224,7 @@ fn sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
     let bits: Vec<u32> = section.list("cat_threshold")?;
     let set = |pair: &[usize]| bits.get(pair[0]..pair[1]).map(<[u32]>::to_vec);
     let sets: Option<Vec<_>> = bounds.windows(2).map(set).collect();
-    sets.ok_or_else(|| section.wrong("cat_boundaries", "must rise, and end within cat_threshold"))
+    sets.ok_or_else(|| section.wrong("cat_boundaries", "must ascend and end within cat_threshold"))
 }
 
 /// Section of the file, as `key=value` lines.
@@ -246,10 +250,15 @@ impl<'a> Section<'a> {
     }
 
     fn text(&self, key: &'static str) -> Result<&'a str, ParseError> {
-        self.lines.get(key).copied().ok_or_else(|| self.wrong(key, "must be there"))
+        self.lines.get(key).copied().ok_or_else(|| self.wrong(key, "must be present"))
     }
 
-    fn require(&self, key: &'static str, is: impl Fn(&str) -> bool, rule: &'static str) -> Result<(), ParseError> {
+    fn require(
+        &self,
+        key: &'static str,
+        is: impl Fn(&str) -> bool,
+        rule: &'static str,
+    ) -> Result<(), ParseError> {
         if is(self.text(key)?) { Ok(()) } else { Err(self.wrong(key, rule)) }
     }
 
@@ -259,7 +268,7 @@ impl<'a> Section<'a> {
 
     fn list<T: std::str::FromStr>(&self, key: &'static str) -> Result<Vec<T>, ParseError> {
         let words = self.text(key)?.split_whitespace().map(str::parse);
-        words.collect::<Result<_, _>>().map_err(|_| self.wrong(key, "must be words of its kind"))
+        words.collect::<Result<_, _>>().map_err(|_| self.wrong(key, "must be a list of numbers or names"))
     }
 
     fn wrong(&self, key: &'static str, rule: &'static str) -> ParseError {

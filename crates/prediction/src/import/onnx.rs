@@ -10,7 +10,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use self::{
-    forest::{Forest, CLASS_LEAVES, TARGET_LEAVES, Settings, invalid_attribute},
+    forest::{CLASS_LEAVES, Forest, Settings, TARGET_LEAVES, invalid_attribute},
     graph::{ModelProto, NodeProto, ValueInfoProto},
 };
 use crate::trees::{Ensemble, InvalidTree};
@@ -26,10 +26,10 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The bytes are not an ONNX model, or are truncated.
-    #[error("it is no ONNX model, or cut short: {0}")]
+    #[error("not an ONNX model, or truncated: {0}")]
     NotAModel(String),
     /// The graph does not consist of one tree ensemble.
-    #[error("the graph is not one ensemble of trees: {0}")]
+    #[error("the graph is not one tree ensemble: {0}")]
     Graph(String),
     /// An attribute of the ensemble has an invalid value.
     #[error("{attribute} = {value:?}: {rule}")]
@@ -46,6 +46,7 @@ pub enum ParseError {
     Tree {
         /// Id of the tree.
         tree: i64,
+        /// Reason.
         why: InvalidTree,
     },
 }
@@ -65,14 +66,14 @@ impl Model {
     /// consist of one supported tree ensemble.
     pub fn read(bytes: &[u8]) -> Result<Self, ParseError> {
         let model = ModelProto::decode(bytes).map_err(|error| ParseError::NotAModel(error.to_string()))?;
-        let graph = model.graph.ok_or_else(|| ParseError::NotAModel("it has no graph".to_owned()))?;
+        let graph = model.graph.ok_or_else(|| ParseError::NotAModel("no graph".to_owned()))?;
         let node = find_ensemble(&graph.node)?;
         check_casts(&graph.node, node)?;
         let [input] = &graph.input[..] else {
             return Err(ParseError::Graph(format!("{} inputs: must be one", graph.input.len())));
         };
         if node.input != [input.name.clone()] {
-            return Err(ParseError::Graph("it does not take the graph's input as it is".to_owned()));
+            return Err(ParseError::Graph("the ensemble's input is not the graph's input".to_owned()));
         }
         let settings = Settings(node);
         settings.require_absent("nodes_values_as_tensor")?;
@@ -108,7 +109,7 @@ impl Model {
     /// # Panics
     /// Panics if the row or the answer has the wrong length.
     pub fn predict(&self, row: &[f64], answer: &mut [f64]) {
-        #[expect(clippy::cast_possible_truncation, reason = "rounded as ONNX's runtimes are given it")]
+        #[expect(clippy::cast_possible_truncation, reason = "ONNX runtimes take 32-bit floats")]
         let row: Vec<f64> = row.iter().map(|number| f64::from(*number as f32)).collect();
         self.trees.predict(&row, answer);
     }
@@ -116,15 +117,16 @@ impl Model {
 
 fn find_ensemble(nodes: &[NodeProto]) -> Result<&NodeProto, ParseError> {
     let is_ensemble = |node: &&NodeProto| node.op_type.starts_with("TreeEnsemble");
-    let other = nodes.iter().find(|node| !is_ensemble(node) && !PASS_THROUGH_OPS.contains(&node.op_type.as_str()));
+    let other =
+        nodes.iter().find(|node| !is_ensemble(node) && !PASS_THROUGH_OPS.contains(&node.op_type.as_str()));
     if let Some(other) = other {
-        return Err(ParseError::Graph(format!("there is a {} in it", other.op_type)));
+        return Err(ParseError::Graph(format!("unsupported operator {}", other.op_type)));
     }
     let mut ensembles = nodes.iter().filter(is_ensemble);
     match (ensembles.next(), ensembles.next()) {
         (Some(ensemble), None) => Ok(ensemble),
-        (None, _) => Err(ParseError::Graph("there is none in it".to_owned())),
-        (Some(_), Some(_)) => Err(ParseError::Graph("there are several in it".to_owned())),
+        (None, _) => Err(ParseError::Graph("no tree ensemble".to_owned())),
+        (Some(_), Some(_)) => Err(ParseError::Graph("several tree ensembles".to_owned())),
     }
 }
 
@@ -134,7 +136,11 @@ fn check_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), ParseErr
     let is_of_it = |node: &&NodeProto| node.op_type == "Cast" && node.input.first() == scores;
     let to = |node: &NodeProto| Settings(node).int("to").unwrap_or_default();
     match nodes.iter().filter(is_of_it).map(to).find(|to| ![i64::from(FLOAT), DOUBLE].contains(to)) {
-        Some(to) => Err(invalid_attribute("to", to, "must be 1 (float) or 11 (double) where what trees say is cast")),
+        Some(to) => Err(invalid_attribute(
+            "to",
+            to,
+            "must be 1 (float) or 11 (double) for a cast of the ensemble's output",
+        )),
         None => Ok(()),
     }
 }
@@ -144,7 +150,7 @@ fn width(input: &ValueInfoProto) -> Result<usize, ParseError> {
     let tensor = input.r#type.as_ref().and_then(|of| of.tensor_type.as_ref());
     let kind = tensor.map(|tensor| tensor.elem_type);
     if kind != Some(FLOAT) {
-        return Err(ParseError::Graph("its input must be of 32-bit numbers".to_owned()));
+        return Err(ParseError::Graph("the input must be a tensor of 32-bit floats".to_owned()));
     }
     let dims = tensor.and_then(|tensor| tensor.shape.as_ref()).map_or(&[][..], |shape| &shape.dim);
     Ok(dims.get(1).and_then(|dim| usize::try_from(dim.dim_value).ok()).unwrap_or(0))
@@ -162,14 +168,14 @@ fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError
     let forest = Forest::of(settings, &CLASS_LEAVES, classes.len())?;
     let only = forest.only_output().filter(|_| classes.len() == 2);
     if only == Some(1) {
-        return Err(invalid_attribute("class_ids", 1, "must be of the first of two classes, or of each"));
+        return Err(invalid_attribute("class_ids", 1, "must be the first of two classes, or all classes"));
     }
     let is_complement = only.is_some();
     if is_complement && !forest.is_positive() {
         return Err(invalid_attribute(
             "class_weights",
             "a number below 0",
-            "must not be below 0 where leaves speak of one of two classes",
+            "must not be below 0 if leaves have weights of one of two classes",
         ));
     }
     let start = if is_complement { vec![1.0, 0.0] } else { vec![0.0; classes.len()] };
@@ -197,7 +203,7 @@ fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError>
     let is_mean = settings.one_of("aggregate_function", &["SUM", "AVERAGE"], rule)? == "AVERAGE";
     let base = settings.floats("base_values");
     if !base.is_empty() && base.len() != outputs {
-        return Err(invalid_attribute("base_values", base.len(), "must be none or one for each target"));
+        return Err(invalid_attribute("base_values", base.len(), "must be empty or one for each target"));
     }
     let mut start = vec![0.0; outputs];
     start.iter_mut().zip(base).for_each(|(start, base)| *start = f64::from(*base));
@@ -233,9 +239,9 @@ mod tests {
     }
 
     #[test]
-    fn what_trees_say_may_be_cast_to_what_holds_it_and_to_no_whole_number() {
+    fn tree_output_casts_only_to_float() {
         assert!(with_cast(1).is_ok() && with_cast(11).is_ok());
         let whole = with_cast(7).unwrap_err().to_string();
-        assert_eq!(whole, "to = \"7\": must be 1 (float) or 11 (double) where what trees say is cast");
+        assert_eq!(whole, "to = \"7\": must be 1 (float) or 11 (double) for a cast of the ensemble's output");
     }
 }

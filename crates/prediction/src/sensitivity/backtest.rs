@@ -103,15 +103,19 @@ pub fn run(
             workloads.iter().partition(|workload| training.contains(workload.program.as_str()));
         let methods = score_split(&train, &test, pdm.get(), seed ^ u64::from(split));
         for (totals, rate) in totals.iter_mut().zip(rates) {
-            totals.iter_mut().zip(&methods).for_each(|(totals, split_scores)| totals.add(split_scores, *rate));
+            totals
+                .iter_mut()
+                .zip(&methods)
+                .for_each(|(totals, split_scores)| totals.add(split_scores, *rate));
         }
     }
-    let result = |([forest, dram_bound, memory_bound], rate): ([MethodTotals; 3], &Fraction)| BacktestResult {
-        fp_target: rate.get(),
-        forest: forest.placed(),
-        dram_bound: dram_bound.placed(),
-        memory_bound: memory_bound.placed(),
-    };
+    let result =
+        |([forest, dram_bound, memory_bound], rate): ([MethodTotals; 3], &Fraction)| BacktestResult {
+            fp_target: rate.get(),
+            forest: forest.placed(),
+            dram_bound: dram_bound.placed(),
+            memory_bound: memory_bound.placed(),
+        };
     Ok(totals.into_iter().zip(rates).map(result).collect())
 }
 

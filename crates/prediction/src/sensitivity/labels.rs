@@ -4,7 +4,7 @@
 use std::{io, ops::RangeInclusive};
 
 use super::{COUNTERS, Workload};
-use crate::table::{NewlineNormalizer, UnclosedQuote, InvalidValue, line, check_quotes};
+use crate::table::{InvalidValue, NewlineNormalizer, UnclosedQuote, check_quotes, line};
 
 /// Error reading labels.
 #[derive(Debug, thiserror::Error)]
@@ -13,13 +13,13 @@ pub enum LabelError {
     #[error(transparent)]
     Csv(#[from] csv::Error),
     /// A column is missing.
-    #[error("there is no column {0:?}: must be program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
+    #[error("missing column {0:?}: must have program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
     MissingColumn(&'static str),
     /// A column is duplicated.
-    #[error("column {0:?} is there twice: must be once")]
+    #[error("duplicate column {0:?}")]
     DuplicateColumn(&'static str),
     /// A column has an unknown name.
-    #[error("column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
+    #[error("unknown column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
     UnknownColumn(String),
     /// A quote is not closed.
     #[error(transparent)]
@@ -49,7 +49,8 @@ pub fn read_labels(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
         return Err(LabelError::UnknownColumn(unknown.to_owned()));
     }
     let find = |name: &'static str| {
-        let mut positions = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(column, _)| column);
+        let mut positions =
+            names.iter().enumerate().filter(|(_, other)| *other == name).map(|(column, _)| column);
         match (positions.next(), positions.next()) {
             (Some(column), None) => Ok(column),
             (None, _) => Err(LabelError::MissingColumn(name)),

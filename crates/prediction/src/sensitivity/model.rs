@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use units::Fraction;
 
-use super::{COUNTERS, Workload, train_forest, backtest::EvaluationError};
+use super::{COUNTERS, Workload, backtest::EvaluationError, train_forest};
 use crate::{import::ImportedModel, trees::Ensemble};
 
 /// Model of latency sensitivity.
@@ -64,7 +64,11 @@ impl Model {
     ///
     /// # Errors
     /// [`EvaluationError`] when there are too few programs or only one class.
-    pub fn imported(model: ImportedModel, workloads: &[Workload], pdm: Fraction) -> Result<Self, EvaluationError> {
+    pub fn imported(
+        model: ImportedModel,
+        workloads: &[Workload],
+        pdm: Fraction,
+    ) -> Result<Self, EvaluationError> {
         EvaluationError::check(workloads, pdm)?;
         let scored = |workload: &Workload| (model.predict(&workload.counters), workload.slowdown > pdm.get());
         let scored = workloads.iter().map(scored).filter(|(scored, _)| !scored.is_nan()).collect();
@@ -88,7 +92,9 @@ impl Model {
     /// Returns whether the model has the counters of this version and its cutoffs are shares.
     pub(crate) fn fits(&self) -> bool {
         let fits = match &self.predictor {
-            Predictor::Trained(train_forest) => train_forest.features() == COUNTERS.len() && train_forest.outputs() == 1,
+            Predictor::Trained(train_forest) => {
+                train_forest.features() == COUNTERS.len() && train_forest.outputs() == 1
+            }
             Predictor::Imported(model) => model.fits(COUNTERS.len()),
         };
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
@@ -105,7 +111,7 @@ fn cutoffs(mut scored: Vec<(f64, bool)>) -> Vec<Cutoff> {
     let (mut slowed, mut accepted, mut cutoffs) = (0_u32, 0_u32, Vec::<Cutoff>::new());
     for ties in scored.chunk_by(|(one, _), (other, _)| one == other) {
         slowed += ties.iter().map(|(_, is_slowed)| u32::from(*is_slowed)).sum::<u32>();
-        accepted += u32::try_from(ties.len()).expect("few workloads");
+        accepted += u32::try_from(ties.len()).expect("fewer workloads than u32::MAX");
         let (fp, placed) = (f64::from(slowed) / all, f64::from(accepted) / all);
         let cutoff = Cutoff { at_most: ties[0].0, fp, placed };
         match cutoffs.last_mut() {

@@ -6,8 +6,8 @@ use units::{
     limits::{CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
 };
 
-use super::{Layout, CUSTOM_COLUMNS, TableError, InvalidValue, line};
-use crate::frigid::{VmRequest, Groups, Outcome, Usage, backtest::VmSample};
+use super::{CUSTOM_COLUMNS, InvalidValue, Layout, TableError, line};
+use crate::frigid::{Groups, Outcome, Usage, VmRequest, backtest::VmSample};
 
 const MEMORY_RULE: &str = "must be a number above 0 of at most 64 TiB";
 const MEMORY_OR_ZERO_RULE: &str = "must be a number from 0 to 64 TiB";
@@ -17,10 +17,11 @@ const MILLISECONDS_RULE: &str = "must be a whole number of milliseconds since 19
 const SHARE_RULE: &str = "must be a number of at most 1";
 const PERCENT_RULE: &str = "must be a number from 0 to 1000000";
 const FLAG_RULE: &str = "must be 0 or 1";
-const ORDER_RULE: &str = "must not be before the VM began";
+const ORDER_RULE: &str = "must not be before the start of the VM";
 
-const _: () = assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "as the rules say");
-const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "as the rule says");
+const _: () =
+    assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "limits match the rule texts");
+const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "limit matches the rule text");
 const MEMORY_MAX: f64 = (LOCAL_MIB_PER_HOST_MAX << 20) as f64;
 /// In percent of one core, on a host with thousands of cores.
 const PERCENT_MAX: f64 = 1e6;
@@ -56,7 +57,8 @@ impl Columns {
             ));
         }
         let find = |(name, required)| {
-            let mut positions = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
+            let mut positions =
+                names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
             match (positions.next(), positions.next()) {
                 (None, _) if required => Err(TableError::MissingColumn(name)),
                 (_, Some(_)) => Err(TableError::DuplicateColumn(name)),
@@ -175,7 +177,8 @@ impl RowReader<'_> {
         let group = |name| self.text(name).to_owned();
         let is_present = |name| !self.text(name).is_empty();
         let memory = |name| is_present(name).then(|| self.memory_or_zero(name, GIB)).transpose();
-        let number = |name, max, rule| is_present(name).then(|| self.number(name, 0.0, max, rule)).transpose();
+        let number =
+            |name, max, rule| is_present(name).then(|| self.number(name, 0.0, max, rule)).transpose();
         let (vm, key, kind, place) = (group("vm"), group("key"), group("kind"), group("place"));
         Ok(VmSample {
             request: VmRequest {
@@ -186,7 +189,7 @@ impl RowReader<'_> {
             },
             outcome: Outcome {
                 ended,
-                untouched: Fraction::new(untouched).expect("one less a share"),
+                untouched: Fraction::new(untouched).expect("one minus a share is a share"),
                 usage: Usage {
                     p99: memory("p99_gib")?,
                     mean: memory("mean_gib")?,
@@ -238,7 +241,7 @@ impl RowReader<'_> {
     /// Usage above the request leaves nothing untouched.
     fn share(&self, name: &'static str) -> Result<Fraction, TableError> {
         let share = self.number(name, f64::MIN, 1.0, SHARE_RULE)?;
-        Ok(Fraction::new(share.max(0.0)).expect("it was checked"))
+        Ok(Fraction::new(share.max(0.0)).expect("range checked above"))
     }
 
     fn flag(&self, name: &'static str) -> Result<bool, TableError> {

@@ -18,7 +18,7 @@ impl Columns {
     /// # Panics
     /// Panics if the row does not have one number per column.
     pub fn push(&mut self, row: &[f64]) {
-        assert_eq!(row.len(), self.columns.len(), "a row has a number for each column");
+        assert_eq!(row.len(), self.columns.len(), "row length equals the number of columns");
         self.columns.iter_mut().zip(row).for_each(|(column, number)| column.push(*number));
         self.rows += 1;
     }
@@ -81,7 +81,9 @@ impl Column {
         let borders = borders(numbers);
         let bin = |number: &f64| match number.is_nan() {
             true => MISSING,
-            false => u8::try_from(borders.partition_point(|border| border < number)).expect("few bins"),
+            false => {
+                u8::try_from(borders.partition_point(|border| border < number)).expect("at most 255 bins")
+            }
         };
         Self { bins: numbers.iter().map(bin).collect(), borders }
     }

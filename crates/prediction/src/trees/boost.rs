@@ -30,8 +30,14 @@ const SHRINKAGE_ROWS: f64 = 3.0;
 ///
 /// # Panics
 /// Panics if there is no row, column or level, or not one target per row.
-pub fn fit_quantiles(columns: &Columns, targets: &[f64], levels: &[f64], params: &BoostParams, seed: u64) -> Ensemble {
-    assert!(!targets.is_empty() && targets.len() == columns.rows(), "a target for each row");
+pub fn fit_quantiles(
+    columns: &Columns,
+    targets: &[f64],
+    levels: &[f64],
+    params: &BoostParams,
+    seed: u64,
+) -> Ensemble {
+    assert!(!targets.is_empty() && targets.len() == columns.rows(), "one target per row");
     let binned = BinnedColumns::of(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut numbers = targets.to_vec();
@@ -51,7 +57,7 @@ pub fn fit_quantiles(columns: &Columns, targets: &[f64], levels: &[f64], params:
             let levels = &mut predictions[row * levels.len()..(row + 1) * levels.len()];
             levels.iter_mut().zip(updates).for_each(|(level, by)| *level += by);
         }
-        ensemble.push(&grown.tree(leaves)).expect("a tree that was grown is one");
+        ensemble.push(&grown.tree(leaves)).expect("a grown tree is well-formed");
     }
     ensemble
 }
@@ -66,7 +72,14 @@ fn ranks(targets: &[f64], predictions: &[f64], levels: &[f64]) -> Vec<f64> {
 }
 
 /// Computes the update of each level in each leaf, with shrinkage.
-fn leaf_updates(grown: &GrownTree, rows: &[u32], targets: &[f64], predictions: &[f64], levels: &[f64], rate: f64) -> Vec<f64> {
+fn leaf_updates(
+    grown: &GrownTree,
+    rows: &[u32],
+    targets: &[f64],
+    predictions: &[f64],
+    levels: &[f64],
+    rate: f64,
+) -> Vec<f64> {
     let mut leaf_updates = Vec::with_capacity(grown.leaves.len() * levels.len());
     let mut residuals = Vec::new();
     for leaf in &grown.leaves {
@@ -96,7 +109,7 @@ pub(crate) fn rank(numbers: usize, level: f64) -> usize {
 }
 
 fn sample(rng: &mut impl Rng, rows: usize, amount: usize) -> Vec<u32> {
-    let mut all: Vec<u32> = (0..u32::try_from(rows).expect("few rows")).collect();
+    let mut all: Vec<u32> = (0..u32::try_from(rows).expect("fewer rows than u32::MAX")).collect();
     let mut sampled = all.partial_shuffle(rng, amount).0.to_vec();
     sampled.sort_unstable(); // sequential memory access
     sampled

@@ -31,9 +31,15 @@ pub struct FittedForest {
 ///
 /// # Panics
 /// Panics if there is no row or column, or not one target and group per row.
-pub fn fit_forest(columns: &Columns, targets: &[f64], groups: &[usize], params: &ForestParams, seed: u64) -> FittedForest {
-    assert!(!targets.is_empty() && targets.len() == columns.rows(), "a target for each row");
-    assert_eq!(groups.len(), targets.len(), "a group for each row");
+pub fn fit_forest(
+    columns: &Columns,
+    targets: &[f64],
+    groups: &[usize],
+    params: &ForestParams,
+    seed: u64,
+) -> FittedForest {
+    assert!(!targets.is_empty() && targets.len() == columns.rows(), "one target per row");
+    assert_eq!(groups.len(), targets.len(), "one group per row");
     let binned = BinnedColumns::of(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut forest = Ensemble::new(columns.columns(), vec![0.0]);
@@ -50,7 +56,7 @@ pub fn fit_forest(columns: &Columns, targets: &[f64], groups: &[usize], params: 
             *trees += 1;
         }
         let shares: Vec<f64> = means.iter().map(|mean| mean / params.trees as f64).collect();
-        forest.push(&grown.tree(shares)).expect("a tree that was grown is one");
+        forest.push(&grown.tree(shares)).expect("a grown tree is well-formed");
     }
     let out_of_bag = out_of_bag.into_iter().map(|(sum, trees)| (trees > 0).then(|| sum / f64::from(trees)));
     FittedForest { forest, out_of_bag: out_of_bag.collect() }
@@ -63,7 +69,7 @@ fn draw_groups(rng: &mut impl Rng, groups: &[usize]) -> (Vec<u32>, Vec<usize>) {
     let mut times = vec![0_u32; count];
     (0..count).for_each(|_| times[rng.random_range(0..count)] += 1);
     let rows = || groups.iter().enumerate().map(|(row, group)| (row, times[*group]));
-    let index = |row: usize| u32::try_from(row).expect("few rows");
+    let index = |row: usize| u32::try_from(row).expect("fewer rows than u32::MAX");
     let drawn: Vec<u32> = rows().flat_map(|(row, times)| (0..times).map(move |_| index(row))).collect();
     let left_out = rows().filter(|(_, times)| *times == 0).map(|(row, _)| row).collect();
     // Group indexes without rows may be all that was drawn.

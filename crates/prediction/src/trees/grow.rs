@@ -69,10 +69,13 @@ pub(super) fn grow(
             grown.close_leaf(best_split.rows, best_split.parent);
             continue;
         }
-        let middle = best_split.rows.start + grower.partition(&mut rows[best_split.rows.clone()], best_split.split_point);
+        let middle = best_split.rows.start
+            + grower.partition(&mut rows[best_split.rows.clone()], best_split.split_point);
         let node = grown.split(binned, best_split.split_point, best_split.parent);
         leaves += 1;
-        for (side, partition) in [best_split.rows.start..middle, middle..best_split.rows.end].into_iter().enumerate() {
+        for (side, partition) in
+            [best_split.rows.start..middle, middle..best_split.rows.end].into_iter().enumerate()
+        {
             grower.add_candidate(rows, partition, Some((node, side)), &mut candidates, &mut grown, rng);
         }
     }
@@ -101,7 +104,12 @@ impl GrownTree {
         Tree { nodes: self.nodes, leaves, sets: Vec::new() }
     }
 
-    fn split(&mut self, binned: &BinnedColumns, split_point: SplitPoint, parent: Option<(usize, usize)>) -> usize {
+    fn split(
+        &mut self,
+        binned: &BinnedColumns,
+        split_point: SplitPoint,
+        parent: Option<(usize, usize)>,
+    ) -> usize {
         let node = self.nodes.len();
         let border = binned.borders(split_point.column).get(usize::from(split_point.last_bin));
         self.nodes.push(Node {
@@ -179,7 +187,8 @@ impl Grower<'_> {
         self.columns.partial_shuffle(rng, tried);
         for at in 0..tried {
             let found = self.best_split_of(rows, self.columns[columns - 1 - at]); // partial_shuffle puts the drawn elements at the end
-            best_split = found.filter(|(gain, _)| best_split.is_none_or(|(other, _)| *gain > other)).or(best_split);
+            best_split =
+                found.filter(|(gain, _)| best_split.is_none_or(|(other, _)| *gain > other)).or(best_split);
         }
         best_split
     }
@@ -221,7 +230,7 @@ impl Grower<'_> {
                 let gain = left * left / left_rows as f64 + right * right / right_rows as f64 - unsplit;
                 if gain > best_gain {
                     best_gain = gain;
-                    let last_bin = u8::try_from(bin).expect("a column has few bins");
+                    let last_bin = u8::try_from(bin).expect("a column has at most 255 bins");
                     // A column without missing values sends later ones with the majority.
                     let missing_first = if missing_rows == 0 { 2 * count > rows } else { missing_first };
                     best_split = Some((gain, SplitPoint { column, last_bin, missing_first }));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Child, Ensemble, NodeKind, Node, InvalidTree, PackedNode, SplitRule, Tree};
+use super::{Child, Ensemble, InvalidTree, Node, NodeKind, PackedNode, SplitRule, Tree};
 
 /// Serialized ensemble.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ impl Ensemble {
 
     fn node(&self, packed: &PackedNode, children: [Child; 2], sets: &mut Vec<Vec<u32>>) -> Node {
         let test = if packed.kind == NodeKind::OneOf {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a set's number")]
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a set index")]
             sets.push(self.sets[packed.at_most as usize].clone());
             SplitRule::OneOf(sets.len() - 1)
         } else {

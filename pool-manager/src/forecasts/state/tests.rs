@@ -1,9 +1,9 @@
 //! VMs from their plan to their outcome, and what of that survives.
 
 use prediction::{
-    file::{Provenance, Content, ModelFile},
+    file::{Content, ModelFile, Provenance},
     frigid::{
-        RiskPrediction, ModelSource,
+        ModelSource, RiskPrediction,
         backtest::{self, VmSample},
     },
 };
@@ -24,9 +24,9 @@ fn vm(name: &str) -> Name {
     Name::new(name).unwrap()
 }
 
-fn ask(name: &str, gib: u64, begins: u64) -> Ask {
+fn ask(name: &str, gib: u64, begins: u64) -> VmRequest {
     let groups = Groups { vm: name.to_owned(), key: "customer".to_owned(), ..Groups::default() };
-    Ask { groups, requested: Bytes::gib(gib), cores: Some(2.0), begins: UnixMs(begins) }
+    VmRequest { groups, requested: Bytes::gib(gib), cores: Some(2.0), begins: UnixMs(begins) }
 }
 
 fn begun(name: &str, gib: u64) -> Begun {

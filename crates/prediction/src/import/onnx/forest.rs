@@ -49,7 +49,7 @@ impl<'a> Settings<'a> {
     pub(super) fn require_absent(&self, name: &'static str) -> Result<(), ParseError> {
         match self.find(name) {
             None => Ok(()),
-            Some(_) => Err(invalid_attribute(name, "something", "must not be there")),
+            Some(_) => Err(invalid_attribute(name, "something", "must be absent")),
         }
     }
 
@@ -60,11 +60,19 @@ impl<'a> Settings<'a> {
         rule: &'static str,
     ) -> Result<String, ParseError> {
         let text = self.text(name);
-        if text.is_empty() || allowed.contains(&text.as_str()) { Ok(text) } else { Err(invalid_attribute(name, text, rule)) }
+        if text.is_empty() || allowed.contains(&text.as_str()) {
+            Ok(text)
+        } else {
+            Err(invalid_attribute(name, text, rule))
+        }
     }
 }
 
-pub(super) fn invalid_attribute(attribute: &'static str, value: impl ToString, rule: &'static str) -> ParseError {
+pub(super) fn invalid_attribute(
+    attribute: &'static str,
+    value: impl ToString,
+    rule: &'static str,
+) -> ParseError {
     ParseError::Attribute { attribute, value: value.to_string(), rule }
 }
 
@@ -77,8 +85,12 @@ pub(super) struct LeafAttributes {
 }
 
 /// Leaf attributes of a classifier.
-pub(super) const CLASS_LEAVES: LeafAttributes =
-    LeafAttributes { trees: "class_treeids", nodes: "class_nodeids", outputs: "class_ids", weights: "class_weights" };
+pub(super) const CLASS_LEAVES: LeafAttributes = LeafAttributes {
+    trees: "class_treeids",
+    nodes: "class_nodeids",
+    outputs: "class_ids",
+    weights: "class_weights",
+};
 /// Leaf attributes of a regressor.
 pub(super) const TARGET_LEAVES: LeafAttributes = LeafAttributes {
     trees: "target_treeids",
@@ -105,7 +117,11 @@ struct OnnxNode {
 }
 
 impl Forest {
-    pub(super) fn of(settings: &Settings<'_>, leaves: &LeafAttributes, outputs: usize) -> Result<Self, ParseError> {
+    pub(super) fn of(
+        settings: &Settings<'_>,
+        leaves: &LeafAttributes,
+        outputs: usize,
+    ) -> Result<Self, ParseError> {
         let mut leaf_weights: BTreeMap<Id, LeafWeights> = BTreeMap::new();
         let weights = settings.floats(leaves.weights);
         let [trees, nodes, to] = [leaves.trees, leaves.nodes, leaves.outputs]
@@ -113,7 +129,8 @@ impl Forest {
         let (trees, nodes, to) = (trees?, nodes?, to?);
         for (at, weight) in weights.iter().enumerate() {
             let output = usize::try_from(to[at]).ok().filter(|output| *output < outputs);
-            let output = output.ok_or_else(|| invalid_attribute(leaves.outputs, to[at], "must be one of the outputs"))?;
+            let output = output
+                .ok_or_else(|| invalid_attribute(leaves.outputs, to[at], "must be one of the outputs"))?;
             leaf_weights.entry((trees[at], nodes[at])).or_default().push((output, f64::from(*weight)));
         }
         Ok(Self { outputs, nodes: read_nodes(settings)?, leaf_weights })
@@ -121,12 +138,7 @@ impl Forest {
 
     /// Returns the number of features that the nodes test.
     pub(super) fn features(&self) -> usize {
-        self.nodes
-            .values()
-            .filter(|node| node.mode != "LEAF")
-            .map(|node| node.feature + 1)
-            .max()
-            .unwrap_or(0)
+        self.nodes.values().filter(|node| node.mode != "LEAF").map(|node| node.feature + 1).max().unwrap_or(0)
     }
 
     /// Returns whether all leaf weights are at least 0.
@@ -141,25 +153,26 @@ impl Forest {
         outputs.all(|output| output == first).then_some(first)
     }
 
-    /// Adds every tree to the ensemble. `leaf_weights` maps the weights of a leaf, the number of
+    /// Adds every tree to the ensemble. `leaf_values` maps the weights of a leaf, the number of
     /// outputs and the number of trees to the leaf values.
     pub(super) fn push_trees(
         &self,
         ensemble: &mut Ensemble,
-        leaf_weights: impl Fn(&LeafWeights, usize, usize) -> Vec<f64>,
+        leaf_values: impl Fn(&LeafWeights, usize, usize) -> Vec<f64>,
     ) -> Result<(), ParseError> {
         let mut ids: Vec<i64> = self.nodes.keys().map(|(tree, _)| *tree).collect();
         ids.dedup();
         for id in &ids {
-            let tree = self.tree(*id, |leaf| leaf_weights(leaf, self.outputs, ids.len()))?;
+            let tree = self.tree(*id, |leaf| leaf_values(leaf, self.outputs, ids.len()))?;
             ensemble.push(&tree).map_err(|why| ParseError::Tree { tree: *id, why })?;
         }
         Ok(())
     }
 
     /// Builds a tree with its nodes renumbered so that children follow their parents.
-    fn tree(&self, id: i64, leaf_weights: impl Fn(&LeafWeights) -> Vec<f64>) -> Result<Tree, ParseError> {
-        let disconnected = || ParseError::Graph(format!("tree {id} is none: its nodes do not hang together"));
+    fn tree(&self, id: i64, leaf_values: impl Fn(&LeafWeights) -> Vec<f64>) -> Result<Tree, ParseError> {
+        let disconnected =
+            || ParseError::Graph(format!("tree {id} is malformed: its nodes are not connected"));
         let nodes = self.nodes.range((id, i64::MIN)..=(id, i64::MAX));
         let branches = || nodes.clone().filter(|(_, node)| node.mode != "LEAF");
         let children: BTreeSet<Id> = branches().flat_map(|(_, node)| node.children).collect();
@@ -172,7 +185,7 @@ impl Forest {
             remaining = remaining.checked_sub(1).ok_or_else(disconnected)?;
             let node = self.nodes.get(&at).ok_or_else(disconnected)?;
             let child = if node.mode == "LEAF" {
-                let leaf = leaf_weights(self.leaf_weights.get(&at).unwrap_or(&LeafWeights::new()));
+                let leaf = leaf_values(self.leaf_weights.get(&at).unwrap_or(&LeafWeights::new()));
                 tree.leaves.extend(leaf);
                 Child::Leaf(tree.leaves.len() / self.outputs - 1)
             } else {
@@ -201,7 +214,13 @@ impl OnnxNode {
             "BRANCH_LT" => (self.value.next_down(), [if_true, if_false], self.missing_true),
             "BRANCH_GT" => (self.value, [if_false, if_true], !self.missing_true),
             "BRANCH_GTE" => (self.value.next_down(), [if_false, if_true], !self.missing_true),
-            other => return Err(invalid_attribute("nodes_modes", other, "must be LEAF or BRANCH_LEQ, _LT, _GT or _GTE")),
+            other => {
+                return Err(invalid_attribute(
+                    "nodes_modes",
+                    other,
+                    "must be LEAF or BRANCH_LEQ, _LT, _GT or _GTE",
+                ));
+            }
         };
         let node = Node {
             feature: self.feature,
@@ -229,13 +248,17 @@ fn read_nodes(settings: &Settings<'_>) -> Result<BTreeMap<Id, OnnxNode>, ParseEr
         let is_leaf = mode == "LEAF";
         let feature = if is_leaf { 0 } else { usize::try_from(feature).unwrap_or(usize::MAX) };
         if feature >= FEATURES_MAX {
-            return Err(invalid_attribute("nodes_featureids", features[at], "must be one of the row's numbers"));
+            return Err(invalid_attribute(
+                "nodes_featureids",
+                features[at],
+                "must be the index of a feature",
+            ));
         }
         let missing_true = missing.get(at) == Some(&1);
         let children = [(id.0, if_true[at]), (id.0, if_false[at])];
         let node = OnnxNode { mode, feature, value: values[at], missing_true, children };
         if nodes_by_id.insert(id, node).is_some() {
-            return Err(invalid_attribute("nodes_nodeids", id.1, "must be another for each node of a tree"));
+            return Err(invalid_attribute("nodes_nodeids", id.1, "must be unique within the tree"));
         }
     }
     Ok(nodes_by_id)
@@ -248,6 +271,10 @@ fn same_length<'a, T>(name: &'static str, array: &'a [T], nodes: usize) -> Resul
     if array.len() == nodes {
         Ok(array)
     } else {
-        Err(invalid_attribute(name, array.len(), "must be as many as there are"))
+        Err(invalid_attribute(
+            name,
+            array.len(),
+            "must have as many entries as the ensemble has nodes or weights",
+        ))
     }
 }
