@@ -5,13 +5,16 @@ use std::{io, path::PathBuf};
 
 use clap::Args;
 use prediction::sensitivity::{
-    DRAM_BOUND, Workload, read_labels,
-    backtest::{self, PlacementStats, BacktestResult},
+    DRAM_BOUND, Workload,
+    backtest::{self, BacktestResult, PlacementStats},
+    read_labels,
 };
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
-use sim::processor::{self, Measured, Memory, SERVER, family, measure, noisy, read_latency, read_trace};
+use sim::processor::{
+    self, Measurement, Memory, SERVER, add_noise, family, measure, read_latency, read_trace,
+};
 use units::{Fraction, limits::SPLITS_MAX};
 
 use super::{
@@ -180,13 +183,13 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
             let server = |name: &str| open::read(path, |bytes| read_latency(bytes, name));
             [server("ddr5")?, server("cxl")?]
         }
-        None => [LOCAL, POOL].map(|(idle_ns, gb_per_s)| Memory::made(idle_ns, gb_per_s)),
+        None => [LOCAL, POOL].map(|(idle_ns, gb_per_s)| Memory::synthetic(idle_ns, gb_per_s)),
     };
     let mut rng = Pcg64Mcg::seed_from_u64(SEED);
     let mut workloads = Vec::new();
     let mut run = |program: &str, what: &processor::Program| {
-        let Measured { counters, slowdown } = measure(&SERVER, what, &local, &pool);
-        let counters = noisy(&counters, &mut rng);
+        let Measurement { counters, slowdown } = measure(&SERVER, what, &local, &pool);
+        let counters = add_noise(&counters, &mut rng);
         workloads.push(Workload { program: program.to_owned(), counters, slowdown });
     };
     for kernel in family() {

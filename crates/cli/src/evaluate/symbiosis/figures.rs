@@ -10,7 +10,7 @@ mod time;
 use std::{fs, path::Path};
 
 use serde::Serialize;
-use sim::symbiosis::{Host, SMALL, Tenant};
+use sim::symbiosis::{Host, SMALL_HOST_TENANTS, Tenant};
 use units::Fraction;
 
 use super::{Compared, Trace, json};
@@ -32,7 +32,7 @@ pub(super) struct Shown {
 impl Shown {
     /// A small host.
     fn host(&self) -> Host {
-        Host { memory: self.memory.get() * SMALL as f64 }
+        Host { memory: self.memory.get() * SMALL_HOST_TENANTS as f64 }
     }
 }
 
