@@ -21,7 +21,7 @@ use benches::{
 use clap::Parser;
 use flate2::read::MultiGzDecoder;
 use prediction::{
-    frigid::{Groups, trial::Stay},
+    frigid::{Groups, backtest::VmSample},
     table::{Layout, read},
 };
 use proto::bearer::ClientChannel;
@@ -148,7 +148,7 @@ impl Writer for Planner {
 }
 
 /// VMs that have ended: the public ones, or as many made ones.
-fn stays() -> Vec<Stay> {
+fn stays() -> Vec<VmSample> {
     let folder = std::env::var_os("TARN_DATA")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"), PathBuf::from);
     let table = |(name, layout): (&str, Layout)| {
@@ -159,32 +159,32 @@ fn stays() -> Vec<Stay> {
         };
         until_now(read(MultiGzDecoder::new(BufReader::new(file)), layout).expect("public tables are sound"))
     };
-    let public: Vec<Stay> = TABLES.into_iter().flat_map(table).filter(|stay| stay.sound).collect();
+    let public: Vec<VmSample> = TABLES.into_iter().flat_map(table).filter(|stay| stay.is_trusted).collect();
     if public.is_empty() { until_now(made()) } else { public }
 }
 
 /// The last VM ends now, and the others so much earlier that all are young enough to be kept.
-fn until_now(mut stays: Vec<Stay>) -> Vec<Stay> {
+fn until_now(mut stays: Vec<VmSample>) -> Vec<VmSample> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis();
     let now = u64::try_from(now).expect("it is not the end of time");
     let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(now);
     let moved = |at: UnixMs| UnixMs(now - (last - at.0) / DRAWN_TOGETHER);
     for stay in &mut stays {
-        stay.ask.begins = moved(stay.ask.begins);
+        stay.request.begins = moved(stay.request.begins);
         stay.outcome.ended = moved(stay.outcome.ended);
     }
     stays
 }
 
 /// Customers with habits of their own.
-fn made() -> Vec<Stay> {
+fn made() -> Vec<VmSample> {
     let row = |n: u64| {
         let (customer, peak) = (n % 97, n * 7919 % 13);
         format!("{},{},{},{},customer {customer},type {}\n", n * 60, n * 60 + 3000, 16, peak, n % 7)
     };
     let rows: String = (0..MADE).map(row).collect();
     let text = format!("began_s,ended_s,requested_gib,peak_gib,key,kind\n{rows}");
-    read(text.as_bytes(), Layout::Own).expect("what was made is sound")
+    read(text.as_bytes(), Layout::Custom).expect("what was made is sound")
 }
 
 fn profile(groups: &Groups) -> Option<wire::VmProfile> {
@@ -192,8 +192,8 @@ fn profile(groups: &Groups) -> Option<wire::VmProfile> {
     Some(wire::VmProfile { key, kind, place, ..Default::default() })
 }
 
-fn outcome(stay: &Stay) -> wire::Outcome {
-    let (ask, outcome) = (&stay.ask, &stay.outcome);
+fn outcome(stay: &VmSample) -> wire::Outcome {
+    let (ask, outcome) = (&stay.request, &stay.outcome);
     wire::Outcome {
         vm: ask.groups.vm.clone(),
         profile: profile(&ask.groups),
@@ -207,18 +207,18 @@ fn outcome(stay: &Stay) -> wire::Outcome {
 }
 
 /// The same VM again, in whole GiB. Names of the wire are narrower than those of tables.
-fn ask(stay: &Stay) -> wire::PlanVmRequest {
-    let is_name = stay.ask.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
+fn ask(stay: &VmSample) -> wire::PlanVmRequest {
+    let is_name = stay.request.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
     wire::PlanVmRequest {
-        vm: if is_name && !stay.ask.groups.vm.is_empty() {
-            stay.ask.groups.vm.clone()
+        vm: if is_name && !stay.request.groups.vm.is_empty() {
+            stay.request.groups.vm.clone()
         } else {
             "vm".to_owned()
         },
         cores: 4,
-        memory_bytes: stay.ask.requested.get().div_ceil(GIB) * GIB,
+        memory_bytes: stay.request.requested.get().div_ceil(GIB) * GIB,
         pinned: false,
-        profile: profile(&stay.ask.groups),
+        profile: profile(&stay.request.groups),
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use prediction::{
     file::{Content, ModelFile},
-    frigid::{Ask, Calibration},
+    frigid::{Calibration, VmRequest},
 };
 use tokio::sync::{Semaphore, watch};
 use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAINS_AT_ONCE_MAX};
@@ -141,7 +141,7 @@ impl Forecasts {
     /// The manager stops.
     pub fn foresee(&self, plan: &Plan) -> Result<Foreseen, Asked> {
         let begins = self.driver.look(|_, when| when.wall)?;
-        let ask = Ask {
+        let ask = VmRequest {
             groups: plan.groups.clone(),
             requested: plan.memory,
             cores: (plan.cores > 0).then_some(plan.cores.into()),

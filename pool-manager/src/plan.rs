@@ -7,7 +7,7 @@ use pool::{
     ledger::{EmcEntry, HostEntry},
     manager::Manager,
 };
-use prediction::frigid::{Groups, Stake};
+use prediction::frigid::{Groups, RiskAllocation};
 use proto::v1 as wire;
 use units::{Bytes, Fraction, HostId, Name, UnixMs, limits::SLICES_PER_VM_MAX};
 
@@ -68,11 +68,11 @@ pub struct Decided {
 pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
     let placed = foreseen.sensitivity.zip(foreseen.point.cut);
     let whole = placed.map(|(told, cut)| (told, told.probability <= cut.at_most)).filter(|(_, fits)| *fits);
-    let stake: Option<Stake> = foreseen
+    let stake: Option<RiskAllocation> = foreseen
         .known
-        .said
+        .prediction
         .zip(foreseen.point.appetite)
-        .map(|(said, appetite)| said.stake(plan.memory, appetite));
+        .map(|(said, appetite)| said.allocation(plan.memory, appetite));
     let (model, to_pool, why) = match (whole, stake, foreseen.begun.remark) {
         (Some((Told { version, modelled, .. }, _)), ..) => {
             let all = plan.memory.saturating_sub(LOCAL_OF_WHOLE);

@@ -252,21 +252,21 @@ async fn what_is_no_model_is_refused_with_what_is_wrong_and_the_old_one_stays() 
     place.file("model.onnx", b"not a graph");
     place.file("labels.csv", "program,slowdown\n");
     for (words, says) in [
-        ("import-model frigid DIR/short.json", "content: it is cut short"),
+        ("import-model frigid DIR/short.json", "content: truncated after"),
         ("import-model frigid DIR/later.json", "content: tarn_model = 9: must be 1"),
-        ("import-model frigid --format lightgbm DIR/model.txt", "content: it asks for \"shoe_size\""),
+        ("import-model frigid --format lightgbm DIR/model.txt", "content: unknown feature \"shoe_size\""),
         ("import-model frigid --format onnx DIR/model.onnx", "content: it is no ONNX model"),
-        ("import-model frigid --format lightgbm DIR/short.json", "content: it does not begin with `tree`"),
+        ("import-model frigid --format lightgbm DIR/short.json", "content: not a LightGBM text model"),
         ("import-model sensitivity DIR/later.json", "content: tarn_model = 9"),
         ("promote frigid 7", "version: frigid 7 is not kept"),
         ("promote frigid 1", "version: frigid 1 serves already"),
-        ("train sensitivity --labels DIR/labels.csv", "there is no column \"retiring\""),
+        ("train sensitivity --labels DIR/labels.csv", "missing column \"retiring\""),
     ] {
         let (code, _, said) = place.ran(words);
         assert!(code != Some(0) && said.contains(says), "{words}: {said}");
     }
     let (code, _, said) = place.ran("import-model sensitivity DIR/short.json");
-    assert!(code != Some(0) && said.contains("cut short"), "{said}");
+    assert!(code != Some(0) && said.contains("truncated after"), "{said}");
     place.file("other.json", exported);
     let (_, _, said) = place.ran("import-model sensitivity DIR/other.json");
     assert!(said.contains("kind: the file is a model of frigid: must be of sensitivity"), "{said}");

@@ -5,7 +5,7 @@ use std::{io::Write as _, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use evaluate::{LABEL_COLUMNS, Workloads};
-use prediction::sensitivity::{Workload, measured};
+use prediction::sensitivity::{Workload, measured_counters};
 use proto::v1;
 use serde::Serialize;
 use units::limits::MODEL_BYTES_MAX;
@@ -173,7 +173,9 @@ pub(crate) async fn export(args: Export, to: &Connection) -> Result<(), Failure>
 fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
     let labelled = |workload: Workload| v1::Labelled {
         program: workload.program,
-        counters: measured(&workload.counters).map(|(name, counter)| (name.to_owned(), counter)).collect(),
+        counters: measured_counters(&workload.counters)
+            .map(|(name, counter)| (name.to_owned(), counter))
+            .collect(),
         slowdown: workload.slowdown,
     };
     let read = workloads.read(format)?;

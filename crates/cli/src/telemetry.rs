@@ -11,8 +11,9 @@ use clap::{Args, Subcommand};
 use evaluate::TableFormat;
 use prediction::{
     frigid::{
-        Ask, Groups, Outcome, Usage, feature_names,
-        trial::{self, Stay},
+        Groups, Outcome, Usage, VmRequest,
+        backtest::{self, VmSample},
+        feature_names,
     },
     table,
 };
@@ -77,7 +78,7 @@ pub(crate) async fn run(what: Telemetry, to: &Connection, format: Format) -> Res
 async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Failure> {
     let read = open::read(&args.file, |bytes| table::read(bytes, args.format.into()))?;
     let rows = read.len() as u64;
-    let mut sound: Vec<Stay> = read.into_iter().filter(|stay| stay.sound).collect();
+    let mut sound: Vec<VmSample> = read.into_iter().filter(|stay| stay.is_trusted).collect();
     let mut sum = Added { suspect: rows - sound.len() as u64, ..Added::default() };
     if !args.unix_times {
         end_with(&mut sound, written(&args.file)?);
@@ -109,17 +110,17 @@ fn written(path: &Path) -> Result<UnixMs, Failure> {
 }
 
 /// Moves all moments so that the last VM ends at this one.
-fn end_with(stays: &mut [Stay], end: UnixMs) {
+fn end_with(stays: &mut [VmSample], end: UnixMs) {
     let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(end.0);
     let moved = |at: UnixMs| UnixMs((at.0 + end.0).saturating_sub(last));
     for stay in stays {
-        stay.ask.begins = moved(stay.ask.begins);
+        stay.request.begins = moved(stay.request.begins);
         stay.outcome.ended = moved(stay.outcome.ended);
     }
 }
 
-fn outcome(stay: &Stay) -> v1::Outcome {
-    let Ask { groups, requested, cores, begins } = stay.ask.clone();
+fn outcome(stay: &VmSample) -> v1::Outcome {
+    let VmRequest { groups, requested, cores, begins } = stay.request.clone();
     let Groups { vm, key, kind, place } = groups;
     let Outcome { ended, usage, .. } = stay.outcome;
     v1::Outcome {
@@ -148,12 +149,12 @@ async fn export(args: &Export, to: &Connection) -> Result<(), Failure> {
     if args.features { with_features(&stays) } else { as_imported(&stays) }
 }
 
-fn stay(o: v1::Outcome) -> Stay {
+fn stay(o: v1::Outcome) -> VmSample {
     let v1::VmProfile { key, kind, place, .. } = o.profile.unwrap_or_default();
     let requested = Bytes::new(o.requested_bytes);
     let left = requested.saturating_sub(Bytes::new(o.peak_bytes));
     let share = left.get() as f64 / requested.get().max(1) as f64;
-    let ask = Ask {
+    let ask = VmRequest {
         groups: Groups { vm: o.vm, key, kind, place },
         requested,
         cores: (o.cores > 0.0).then_some(o.cores),
@@ -168,15 +169,15 @@ fn stay(o: v1::Outcome) -> Stay {
             busy_percent: o.busy_percent,
         },
     };
-    Stay { ask, outcome, sound: true }
+    VmSample { request: ask, outcome, is_trusted: true }
 }
 
 /// The columns of an operator's own table, as import takes them.
-fn as_imported(stays: &[Stay]) -> Result<(), Failure> {
+fn as_imported(stays: &[VmSample]) -> Result<(), Failure> {
     print::out(
         "began_s,ended_s,requested_gib,peak_gib,vm,key,kind,place,cores,p99_gib,mean_gib,busy_percent\n",
     )?;
-    for Stay { ask, outcome, .. } in stays {
+    for VmSample { request: ask, outcome, .. } in stays {
         let gib = |bytes: Bytes| (bytes.get() as f64 / Bytes::gib(1).get() as f64).to_string();
         let seconds = |at: UnixMs| (at.0 as f64 / 1000.0).to_string();
         let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
@@ -207,9 +208,9 @@ fn quoted(text: &str) -> String {
 }
 
 /// What was known of each VM when it began.
-fn with_features(stays: &[Stay]) -> Result<(), Failure> {
+fn with_features(stays: &[VmSample]) -> Result<(), Failure> {
     print::out(&(feature_names().chain(["untouched".to_owned()]).collect::<Vec<_>>().join(",") + "\n"))?;
-    for (known, untouched) in trial::known(stays) {
+    for (known, untouched) in backtest::features_at_start(stays) {
         let number = |number: f64| if number.is_nan() { String::new() } else { number.to_string() };
         print::out(&format!("{},{}\n", known.map(number).join(","), untouched.get()))?;
     }

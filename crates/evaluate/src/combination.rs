@@ -10,9 +10,9 @@ use cli_runtime::{
     table::{Column, Row, col, rows},
 };
 use prediction::{
-    combination::{Choice, Frigid, Insensitive, Mix, frontier, solve},
-    frigid::trial::{Line, Score, Way},
-    sensitivity::trial::Verdict,
+    combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, frontier, solve},
+    frigid::backtest::{Method, MethodScores, Score},
+    sensitivity::backtest::BacktestResult,
 };
 use serde::Serialize;
 use units::Fraction;
@@ -74,27 +74,28 @@ pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
 
 /// What each forecast bought at what risk.
 struct Points {
-    insensitive: Vec<Insensitive>,
-    frigid: Vec<Frigid>,
+    insensitive: Vec<InsensitivityPoint>,
+    frigid: Vec<FrigidPoint>,
     /// The same of a fixed share.
-    fixed: Vec<Frigid>,
+    fixed: Vec<FrigidPoint>,
 }
 
 impl Points {
     /// The forest's at cuts that were learnt from the other half, not at the best in hindsight; frigid memory's in whole slices, for that is
     /// what is placed.
-    fn new(told: &[Verdict], lines: &[Line]) -> Self {
+    fn new(told: &[BacktestResult], lines: &[MethodScores]) -> Self {
         let part = |part: f64| Fraction::new(part).expect("what is counted of all is a share");
-        let placed = |verdict: &Verdict| Insensitive {
+        let placed = |verdict: &BacktestResult| InsensitivityPoint {
             fp: part(verdict.forest.tuned_fp),
             placed: part(verdict.forest.tuned_placed),
         };
-        let taken = |score: &Score| Frigid { op: part(score.slice_rate), share: part(score.slice_share) };
-        let of = |way| lines.iter().filter(move |line| line.way == way).flat_map(|line| &line.scores);
+        let taken =
+            |score: &Score| FrigidPoint { op: part(score.slice_rate), share: part(score.slice_share) };
+        let of = |way| lines.iter().filter(move |line| line.method == way).flat_map(|line| &line.scores);
         Self {
             insensitive: told.iter().map(placed).collect(),
-            frigid: of(Way::Ours).map(taken).collect(),
-            fixed: of(Way::Fixed).map(taken).collect(),
+            frigid: of(Method::Calibrated).map(taken).collect(),
+            fixed: of(Method::FixedShare).map(taken).collect(),
         }
     }
 }
@@ -105,9 +106,9 @@ struct Combined {
     /// Whether the workloads are what a model makes.
     modelled: bool,
     inputs: Inputs,
-    chosen: Choice,
+    chosen: CombinedPoint,
     alone: Alone,
-    frontier: Vec<Choice>,
+    frontier: Vec<CombinedPoint>,
 }
 
 /// What it follows from. Shares, 0 to 1.
@@ -116,24 +117,25 @@ struct Inputs {
     exceed_max: Fraction,
     pdm: Fraction,
     #[serde(flatten)]
-    mix: Mix,
-    insensitive: Vec<Insensitive>,
-    frigid: Vec<Frigid>,
+    mix: VmMix,
+    insensitive: Vec<InsensitivityPoint>,
+    frigid: Vec<FrigidPoint>,
 }
 
 /// What one of them would be chosen for without the other.
 #[derive(Debug, Serialize)]
 struct Alone {
-    frigid: Choice,
-    insensitive: Choice,
-    fixed: Choice,
+    frigid: CombinedPoint,
+    insensitive: CombinedPoint,
+    fixed: CombinedPoint,
 }
 
 impl Combined {
     fn new(args: &Combination, Points { insensitive, frigid, fixed }: &Points) -> Self {
-        let mix = Mix { history: args.history, exceeds: args.overpredicted_exceeds };
-        let chosen =
-            |insensitive: &[Insensitive], frigid: &[Frigid]| solve(insensitive, frigid, mix, args.exceed_max);
+        let mix = VmMix { history: args.history, exceeds: args.overpredicted_exceeds };
+        let chosen = |insensitive: &[InsensitivityPoint], frigid: &[FrigidPoint]| {
+            solve(insensitive, frigid, mix, args.exceed_max)
+        };
         Self {
             modelled: args.parted.workloads.are_modelled(),
             inputs: Inputs {
@@ -169,7 +171,7 @@ impl Combined {
     /// Figure 10d.
     fn drawing(&self, Points { insensitive, frigid, fixed }: &Points) -> Figure {
         let mix = self.inputs.mix;
-        let line = |nth, name: &str, choices: &[Choice]| Series {
+        let line = |nth, name: &str, choices: &[CombinedPoint]| Series {
             name: name.to_owned(),
             look: Look::Line(nth),
             points: choices.iter().map(point).collect(),
@@ -199,14 +201,14 @@ impl Combined {
     }
 }
 
-fn point(choice: &Choice) -> Point {
+fn point(choice: &CombinedPoint) -> Point {
     Point::new(choice.miss, choice.pool)
 }
 
 /// What was chosen, and for which forecasts.
 struct Chosen {
     by: &'static str,
-    choice: Choice,
+    choice: CombinedPoint,
 }
 
 impl Row for Chosen {
@@ -222,7 +224,7 @@ impl Row for Chosen {
 }
 
 /// Point of the frontier between memory on the pool and misses.
-struct FrontierPoint(Choice);
+struct FrontierPoint(CombinedPoint);
 
 impl Row for FrontierPoint {
     const COLUMNS: &'static [Column<Self>] = &[

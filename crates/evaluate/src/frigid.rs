@@ -9,10 +9,10 @@ use cli_runtime::{
 };
 use prediction::{
     frigid::{
-        LEVELS,
-        trial::{self, Line, NothingTested, Score, Stay, Verdict, Way},
+        QUANTILE_LEVELS,
+        backtest::{self, BacktestResult, EmptyTestSet, Method, MethodScores, Score, VmSample},
     },
-    table::{self, Layout, OWN_COLUMNS},
+    table::{self, CUSTOM_COLUMNS, Layout},
 };
 use serde::Serialize;
 use units::Fraction;
@@ -62,7 +62,7 @@ impl From<TableFormat> for Layout {
         match format {
             TableFormat::BitbrainsWeek => Self::BitbrainsWeek,
             TableFormat::NfcoreTasks => Self::NfcoreTasks,
-            TableFormat::Csv => Self::Own,
+            TableFormat::Csv => Self::Custom,
         }
     }
 }
@@ -76,7 +76,7 @@ pub fn own_columns() -> String {
         let must = if *must { "" } else { " (may be left out or empty)" };
         format!("  {name:<14} {what}{must}\n")
     };
-    let columns: String = OWN_COLUMNS.iter().map(column).collect();
+    let columns: String = CUSTOM_COLUMNS.iter().map(column).collect();
     format!("Columns of --format csv, named in its first line, in any order:\n{columns}")
 }
 
@@ -86,26 +86,29 @@ pub fn own_columns() -> String {
 /// A file cannot be read or written, or a row breaks a rule.
 pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
     let Some(path) = &args.figure else {
-        let verdicts = args.vms.held_against(format, |train, test| trial::run(train, test, &rates()))?;
+        let verdicts = args.vms.held_against(format, |train, test| backtest::run(train, test, &rates()))?;
         return print::list(format, &verdicts.into_iter().map(VerdictRow).collect::<Vec<_>>());
     };
     let (mut verdicts, lines) = args.vms.compare(format)?;
-    verdicts.retain(|verdict| rates().iter().any(|rate| rate.get() == verdict.rate_asked));
+    verdicts.retain(|verdict| rates().iter().any(|rate| rate.get() == verdict.rate_target));
     print::list(format, &verdicts.into_iter().map(VerdictRow).collect::<Vec<_>>())?;
     figure::write(path, &drawing(&lines))
 }
 
 impl Vms {
     /// What each way to forecast would have bought at each of the trees' levels; the printed rates are among them.
-    pub(super) fn compare(&self, format: Format) -> Result<(Vec<Verdict>, Vec<Line>), Failure> {
-        let rates = LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
-        self.held_against(format, |train, test| trial::compare(train, test, &rates))
+    pub(super) fn compare(
+        &self,
+        format: Format,
+    ) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), Failure> {
+        let rates = QUANTILE_LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
+        self.held_against(format, |train, test| backtest::compare(train, test, &rates))
     }
 
     fn held_against<T>(
         &self,
         format: Format,
-        trial: impl FnOnce(&[Stay], &[Stay]) -> Result<T, NothingTested>,
+        trial: impl FnOnce(&[VmSample], &[VmSample]) -> Result<T, EmptyTestSet>,
     ) -> Result<T, Failure> {
         let read = |path: &PathBuf| open::read(path, |bytes| table::read(bytes, self.format.into()));
         let train = self.train.as_ref().map(read).transpose()?.unwrap_or_default();
@@ -116,7 +119,7 @@ impl Vms {
             errno: io::Error::new(io::ErrorKind::InvalidData, nothing),
         })?;
         for (of, stays) in [("--train", &train), ("--test", &test)] {
-            let suspect = stays.iter().filter(|stay| !stay.sound).count();
+            let suspect = stays.iter().filter(|stay| !stay.is_trusted).count();
             if suspect > 0 {
                 let all = stays.len();
                 print::note(format, &format!("{suspect} of {all} VMs of {of} are suspect and left out"));
@@ -133,16 +136,16 @@ impl Vms {
 }
 
 /// Whether anything could be learnt of the one for the other.
-fn overlap(train: &[Stay], test: &[Stay]) -> bool {
+fn overlap(train: &[VmSample], test: &[VmSample]) -> bool {
     let first_end = train.iter().map(|stay| stay.outcome.ended).min();
-    first_end < test.iter().map(|stay| stay.ask.begins).max()
+    first_end < test.iter().map(|stay| stay.request.begins).max()
 }
 
 /// Figure 10c.
-fn drawing(lines: &[Line]) -> Figure {
+fn drawing(lines: &[MethodScores]) -> Figure {
     let points = |scores: &[Score]| scores.iter().map(|score| Point::new(score.rate, score.share)).collect();
     let series = lines.iter().map(|line| {
-        let (nth, name) = legend(line.way);
+        let (nth, name) = legend(line.method);
         Series { name: name.to_owned(), look: Look::Line(nth), points: points(&line.scores) }
     });
     let mut series: Vec<Series> = series.collect();
@@ -159,24 +162,24 @@ fn drawing(lines: &[Line]) -> Figure {
 }
 
 /// Where a way stands in the legend, and what it is called.
-fn legend(way: Way) -> (usize, &'static str) {
+fn legend(way: Method) -> (usize, &'static str) {
     match way {
-        Way::Ours => (0, "ours: trees and margins, risk at one price"),
-        Way::Trees => (1, "trees alone: one quantile of every VM"),
-        Way::Lowest => (2, "lowest so far of VMs most alike, less 0 to 40 points"),
-        Way::LowestOfOwner => (3, "lowest so far of the customer or else the VM, less 0 to 40 points"),
-        Way::Fixed => (4, "a fixed share of every VM"),
+        Method::Calibrated => (0, "ours: trees and margins, risk at one price"),
+        Method::TreeQuantile => (1, "trees alone: one quantile of every VM"),
+        Method::GroupMinimum => (2, "lowest so far of VMs most alike, less 0 to 40 points"),
+        Method::OwnerMinimum => (3, "lowest so far of the customer or else the VM, less 0 to 40 points"),
+        Method::FixedShare => (4, "a fixed share of every VM"),
     }
 }
 
 /// Row about one requested rate of overpredictions.
 #[derive(Serialize)]
 #[serde(transparent)]
-struct VerdictRow(Verdict);
+struct VerdictRow(BacktestResult);
 
 impl Row for VerdictRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("OVER, ASKED", |v| percent(v.0.rate_asked)),
+        col("OVER, ASKED", |v| percent(v.0.rate_target)),
         col("OVER", |v| percent(v.0.rate_actual)),
         col("FRIGID", |v| percent(v.0.frigid_share)),
         col("IN SLICES", |v| percent(v.0.slice_share)),

@@ -9,13 +9,16 @@ use cli_runtime::{
     table::{Column, Row, col, wide},
 };
 use prediction::sensitivity::{
-    DRAM_BOUND, Workload, read as read_labels,
-    trial::{self, Placed, Verdict},
+    DRAM_BOUND, Workload,
+    backtest::{self, BacktestResult, PlacementStats},
+    read_labels,
 };
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
-use sim::processor::{self, Measured, Memory, SERVER, family, measure, noisy, read_latency, read_trace};
+use sim::processor::{
+    self, Measurement, Memory, SERVER, add_noise, family, measure, read_latency, read_trace,
+};
 use units::{Fraction, limits::SPLITS_MAX};
 
 use super::{
@@ -110,7 +113,7 @@ const RATES_DRAWN: [f64; 13] =
 pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
     let workloads = args.parted.workloads.read(format)?;
     let modelled = args.parted.workloads.are_modelled();
-    let list = |verdicts: &[Verdict]| {
+    let list = |verdicts: &[BacktestResult]| {
         let told = verdicts.iter().map(|verdict| Told { modelled, verdict: *verdict });
         print::list(format, &told.collect::<Vec<_>>())
     };
@@ -118,7 +121,7 @@ pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
         return list(&args.parted.told(&workloads, &rates())?);
     };
     let verdicts = args.parted.told_often(&workloads)?;
-    let is_printed = |verdict: &&Verdict| rates().iter().any(|rate| rate.get() == verdict.fp_asked);
+    let is_printed = |verdict: &&BacktestResult| rates().iter().any(|rate| rate.get() == verdict.fp_target);
     list(&verdicts.iter().filter(is_printed).copied().collect::<Vec<_>>())?;
     figure::write(path, &drawing(&workloads, &verdicts, args.parted.workloads.pdm, modelled))
 }
@@ -150,12 +153,12 @@ impl Workloads {
 
 impl Parted {
     /// What each way to tell places at each rate that is drawn.
-    pub(super) fn told_often(&self, workloads: &[Workload]) -> Result<Vec<Verdict>, Failure> {
+    pub(super) fn told_often(&self, workloads: &[Workload]) -> Result<Vec<BacktestResult>, Failure> {
         self.told(workloads, &RATES_DRAWN.map(|rate| Fraction::new(rate).expect("a rate is a share")))
     }
 
-    fn told(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<Verdict>, Failure> {
-        let told = trial::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
+    fn told(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<BacktestResult>, Failure> {
+        let told = backtest::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
         told.map_err(|untold| Failure::File {
             tried: "tell slowdowns of",
             path: self.workloads.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
@@ -169,7 +172,7 @@ impl Parted {
 struct Told {
     modelled: bool,
     #[serde(flatten)]
-    verdict: Verdict,
+    verdict: BacktestResult,
 }
 
 /// What the model makes: programs of its family, and those out of traces.
@@ -183,13 +186,13 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
             let server = |name: &str| open::read(path, |bytes| read_latency(bytes, name));
             [server("ddr5")?, server("cxl")?]
         }
-        None => [LOCAL, POOL].map(|(idle_ns, gb_per_s)| Memory::made(idle_ns, gb_per_s)),
+        None => [LOCAL, POOL].map(|(idle_ns, gb_per_s)| Memory::synthetic(idle_ns, gb_per_s)),
     };
     let mut rng = Pcg64Mcg::seed_from_u64(SEED);
     let mut workloads = Vec::new();
     let mut run = |program: &str, what: &processor::Program| {
-        let Measured { counters, slowdown } = measure(&SERVER, what, &local, &pool);
-        let counters = noisy(&counters, &mut rng);
+        let Measurement { counters, slowdown } = measure(&SERVER, what, &local, &pool);
+        let counters = add_noise(&counters, &mut rng);
         workloads.push(Workload { program: program.to_owned(), counters, slowdown });
     };
     for kernel in family() {
@@ -205,7 +208,7 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
 }
 
 /// Figures 10a and 10b.
-fn drawing(workloads: &[Workload], verdicts: &[Verdict], pdm: Fraction, is_modelled: bool) -> Figure {
+fn drawing(workloads: &[Workload], verdicts: &[BacktestResult], pdm: Fraction, is_modelled: bool) -> Figure {
     let title = |what: &str| format!("{what}{}", if is_modelled { ", MODELLED workloads" } else { "" });
     let bound = |workload: &Workload| Point::new(workload.counters[DRAM_BOUND], workload.slowdown);
     let dots = Series {
@@ -231,8 +234,8 @@ fn drawing(workloads: &[Workload], verdicts: &[Verdict], pdm: Fraction, is_model
 }
 
 /// Figure 10b: the best cuts in hindsight as the paper has them, and the forest's as it is learnt.
-fn told_apart(verdicts: &[Verdict], title: String) -> Panel {
-    let line = |nth, name: &str, point: fn(&Verdict) -> Point| Series {
+fn told_apart(verdicts: &[BacktestResult], title: String) -> Panel {
+    let line = |nth, name: &str, point: fn(&BacktestResult) -> Point| Series {
         name: name.to_owned(),
         look: Look::Line(nth),
         points: verdicts.iter().map(point).collect(),
@@ -257,14 +260,14 @@ fn told_apart(verdicts: &[Verdict], title: String) -> Panel {
     }
 }
 
-fn hindsight(verdict: &Verdict, placed: &Placed) -> Point {
-    let Placed { placed, placed_p1, placed_p99, .. } = *placed;
-    Point { x: verdict.fp_asked, y: placed, bar: Some((placed_p1, placed_p99)) }
+fn hindsight(verdict: &BacktestResult, placed: &PlacementStats) -> Point {
+    let PlacementStats { placed, placed_p1, placed_p99, .. } = *placed;
+    Point { x: verdict.fp_target, y: placed, bar: Some((placed_p1, placed_p99)) }
 }
 
 impl Row for Told {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("FALSE, ASKED", |t| percent(t.verdict.fp_asked)),
+        col("FALSE, ASKED", |t| percent(t.verdict.fp_target)),
         col("FOREST PLACES", |t| placed(&t.verdict.forest)),
         col("DRAM BOUND", |t| placed(&t.verdict.dram_bound)),
         col("MEMORY BOUND", |t| placed(&t.verdict.memory_bound)),
@@ -275,11 +278,11 @@ impl Row for Told {
     ];
 }
 
-fn placed(placed: &Placed) -> String {
-    let Placed { placed, placed_p1, placed_p99, .. } = *placed;
+fn placed(placed: &PlacementStats) -> String {
+    let PlacementStats { placed, placed_p1, placed_p99, .. } = *placed;
     format!("{} ({} to {})", percent(placed), percent(placed_p1), percent(placed_p99))
 }
 
-fn learnt(placed: &Placed) -> String {
+fn learnt(placed: &PlacementStats) -> String {
     format!("{}, {} false", percent(placed.tuned_placed), percent(placed.tuned_fp))
 }

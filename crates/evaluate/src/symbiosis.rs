@@ -14,7 +14,7 @@ use cli_runtime::{
     table::{Column, Row, col, rows, wide},
 };
 use serde::Serialize;
-use sim::symbiosis::{Host, Mix, NoTouches, Outcome, Tenant, compare, mixes, read};
+use sim::symbiosis::{AccessTraceError, Host, Mix, Outcome, Tenant, compare, mixes, read};
 use units::Fraction;
 
 use super::{figure, share};
@@ -166,9 +166,9 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
 }
 
 /// What a trace touches; or why a table is no trace, or one that tells too little.
-fn touches(path: &Path) -> Result<Result<Vec<u32>, NoTouches>, Failure> {
+fn touches(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
     open::read(path, |input| match read(input) {
-        Err(why @ (NoTouches::Layout | NoTouches::Number(_))) => Ok(Err(why)),
+        Err(why @ (AccessTraceError::MissingColumn | AccessTraceError::InvalidLength(_))) => Ok(Err(why)),
         touches => touches.map(Ok),
     })
 }

@@ -1,5 +1,6 @@
-//! A model as a file: JSON with what it was made of, how its like did, and what is needed to go on from there. Bytes in and out; where
-//! they lie, and which model serves, is the caller's business.
+//! Model file format: JSON with the model, its provenance, its backtest results and the data needed
+//! to continue calibration. Works on bytes; the caller stores the files and decides which model
+//! serves.
 
 use serde::{Deserialize, Serialize};
 use units::{
@@ -8,82 +9,85 @@ use units::{
 };
 
 use crate::{
-    frigid::{self, Calibration, feature_names, trial::Verdict},
+    frigid::{self, Calibration, backtest::BacktestResult, feature_names},
     sensitivity::{self, COUNTERS},
 };
 
-/// The layout that this version writes and reads.
-pub const LAYOUT: u64 = 1;
+/// Format version that this version of Tarn writes and reads.
+pub const FORMAT_VERSION: u64 = 1;
 
-/// Rates at which a model's like is told, at most.
+/// Upper bound on the number of backtest results in a file.
 const METRICS_MAX: usize = 16;
 
-/// A model with everything that is known of it.
+/// Model with its provenance.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelFile {
-    /// The layout of the file: [`LAYOUT`].
+    /// Format version: [`FORMAT_VERSION`].
     tarn_model: u64,
-    /// Where it comes from.
-    pub about: About,
-    /// What it says.
+    /// Origin of the model.
+    #[serde(rename = "about")]
+    pub provenance: Provenance,
+    /// The model.
     pub content: Content,
 }
 
-/// Where a model comes from, for people.
+/// Origin of a model, for display.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct About {
-    /// Version of Tarn that made the file.
+pub struct Provenance {
+    /// Version of Tarn that wrote the file.
     pub made_by: String,
-    /// Who trained it: "tarn", "lightgbm" or "onnx".
+    /// Trainer of the model: "tarn", "lightgbm" or "onnx".
     pub trained_by: String,
-    /// When the file was made.
+    /// Time at which the file was made.
     pub made: UnixMs,
-    /// Outcomes, or labelled workloads, that it was made of.
+    /// Number of outcomes or labelled workloads that the model was trained on.
     pub rows: u64,
-    /// When the first of its VMs began and the last ended; none of a model that was not made of VMs.
+    /// Start of the first VM and end of the last VM in the training set. `None` for a model that
+    /// was not trained on VMs.
     pub window: Option<(UnixMs, UnixMs)>,
-    /// How its like did before outcomes were known; see [`Verdict`]. Empty for models of latency sensitivity: their cuts say it.
-    pub metrics: Vec<Verdict>,
-    /// Whether workloads and their slowdowns were modelled, and not measured.
+    /// Backtest of models trained the same way; see [`BacktestResult`]. Empty for models of latency
+    /// sensitivity, whose cutoffs carry their error rates.
+    pub metrics: Vec<BacktestResult>,
+    /// Whether the workloads and slowdowns were simulated rather than measured.
     pub modelled: bool,
 }
 
-/// What a model says, by kind.
+/// Model, by kind.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// What VMs never touch.
+    /// Frigid memory.
     Frigid {
-        /// Names of the numbers that it is asked about, in order.
+        /// Names of the features, in order.
         features: Vec<String>,
-        /// The model.
+        /// Prediction model.
         model: frigid::Model,
-        /// Outcomes that its like was held against.
+        /// Recent outcomes with the predictions of models trained the same way.
         calibration: Calibration,
     },
-    /// Whom pool memory slows down.
+    /// Latency sensitivity.
     Sensitivity {
-        /// Names of the counters that it is asked about, in order.
+        /// Names of the counters, in order.
         features: Vec<String>,
-        /// The model.
+        /// Prediction model.
         model: sensitivity::Model,
     },
 }
 
-/// Kinds of models.
+/// Kind of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
-    /// What VMs never touch.
+    /// Frigid memory: memory that a VM never touches.
     Frigid,
-    /// Whom pool memory slows down.
+    /// Latency sensitivity: slowdown by pool memory beyond the margin.
     Sensitivity,
 }
 
 impl Kind {
-    /// Both.
+    /// All kinds.
     pub const ALL: [Self; 2] = [Self::Frigid, Self::Sensitivity];
 
-    /// What it is called.
+    /// Returns the name of the kind, as in the command line and in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Frigid => "frigid",
@@ -92,48 +96,52 @@ impl Kind {
     }
 }
 
-/// Why bytes are not taken for a model.
+/// Error decoding or encoding a model file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// There are more than a model has.
-    #[error("{0} bytes: must be at most {MODEL_BYTES_MAX}")]
+    /// The file is larger than [`MODEL_BYTES_MAX`].
+    #[error("model file too large: {0} bytes, must be at most {MODEL_BYTES_MAX}")]
     TooLarge(usize),
-    /// They end before their end.
-    #[error("it is cut short: its {0} bytes end before the model's end")]
+    /// The file is truncated.
+    #[error("truncated after {0} bytes")]
     CutShort(usize),
-    /// They are something else.
-    #[error("it is no model of Tarn: {0}")]
+    /// The bytes are not a model file.
+    #[error("not a Tarn model file: {0}")]
     NotAModel(String),
-    /// Another version wrote it.
-    #[error("tarn_model = {0}: must be {LAYOUT}; train or import the model anew with this version")]
+    /// The file has another format version.
+    #[error("tarn_model = {0}: must be {FORMAT_VERSION}; train or import the model again with this version")]
     Layout(u64),
-    /// It is asked about other numbers than those of this version, or something in it is out of its range.
+    /// The features or counters differ from those of this version, or a value is out of range.
     #[error(
-        "its features or numbers are none of this version's: train or import the model anew with this version"
+        "features or values do not match this version: train or import the model again with this version"
     )]
     Features,
 }
 
-/// The first that is read: all layouts have it.
+/// Field that every format version has; it is decoded first.
 #[derive(Deserialize)]
 struct Head {
     tarn_model: u64,
 }
 
 impl ModelFile {
-    /// What VMs never touch.
-    pub fn frigid(about: About, model: frigid::Model, calibration: Calibration) -> Self {
+    /// Creates a file for a model of frigid memory.
+    pub fn frigid(provenance: Provenance, model: frigid::Model, calibration: Calibration) -> Self {
         let features = feature_names().collect();
-        Self { tarn_model: LAYOUT, about, content: Content::Frigid { features, model, calibration } }
+        Self {
+            tarn_model: FORMAT_VERSION,
+            provenance,
+            content: Content::Frigid { features, model, calibration },
+        }
     }
 
-    /// Whom pool memory slows down.
-    pub fn sensitivity(about: About, model: sensitivity::Model) -> Self {
+    /// Creates a file for a model of latency sensitivity.
+    pub fn sensitivity(provenance: Provenance, model: sensitivity::Model) -> Self {
         let features = COUNTERS.map(str::to_owned).to_vec();
-        Self { tarn_model: LAYOUT, about, content: Content::Sensitivity { features, model } }
+        Self { tarn_model: FORMAT_VERSION, provenance, content: Content::Sensitivity { features, model } }
     }
 
-    /// Its kind.
+    /// Returns the kind of the model.
     pub fn kind(&self) -> Kind {
         match self.content {
             Content::Frigid { .. } => Kind::Frigid,
@@ -141,50 +149,53 @@ impl ModelFile {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the file.
     ///
     /// # Errors
-    /// [`FileError::TooLarge`].
+    /// [`FileError::TooLarge`] when the file exceeds [`MODEL_BYTES_MAX`].
     pub fn write(&self) -> Result<Vec<u8>, FileError> {
-        let bytes = serde_json::to_vec(self).expect("a model is JSON: its keys are texts");
+        let bytes = serde_json::to_vec(self).expect("a model serializes to JSON: all map keys are strings");
         if bytes.len() <= MODEL_BYTES_MAX { Ok(bytes) } else { Err(FileError::TooLarge(bytes.len())) }
     }
 
-    /// Reads one, every tree of it checked.
+    /// Decodes a file and checks every tree of its model.
     ///
     /// # Errors
-    /// [`FileError`].
+    /// [`FileError`] when the bytes are too large, truncated, not a model file, of another format
+    /// version, or of a model with other features.
     pub fn read(bytes: &[u8]) -> Result<Self, FileError> {
         if bytes.len() > MODEL_BYTES_MAX {
             return Err(FileError::TooLarge(bytes.len()));
         }
-        let Head { tarn_model } = serde_json::from_slice(bytes).map_err(|error| unread(bytes, &error))?;
-        if tarn_model != LAYOUT {
+        let Head { tarn_model } =
+            serde_json::from_slice(bytes).map_err(|error| decode_error(bytes, &error))?;
+        if tarn_model != FORMAT_VERSION {
             return Err(FileError::Layout(tarn_model));
         }
-        let file: Self = serde_json::from_slice(bytes).map_err(|error| unread(bytes, &error))?;
-        let About { made_by, trained_by, metrics, .. } = &file.about;
+        let file: Self = serde_json::from_slice(bytes).map_err(|error| decode_error(bytes, &error))?;
+        let Provenance { made_by, trained_by, metrics, .. } = &file.provenance;
         let is_name = |text: &String| text.len() <= NAME_BYTES_MAX && !text.contains(char::is_control);
         if !is_name(made_by) || !is_name(trained_by) || metrics.len() > METRICS_MAX {
-            return Err(FileError::NotAModel("it says more of itself than models do".to_owned()));
+            return Err(FileError::NotAModel("invalid provenance".to_owned()));
         }
-        if file.is_of_this_version() { Ok(file) } else { Err(FileError::Features) }
+        if file.matches_this_version() { Ok(file) } else { Err(FileError::Features) }
     }
 
-    fn is_of_this_version(&self) -> bool {
+    fn matches_this_version(&self) -> bool {
         match &self.content {
             Content::Frigid { features, model, calibration } => {
                 features.iter().eq(&feature_names().collect::<Vec<_>>())
                     && model.fits()
-                    && calibration.is_sound()
+                    && calibration.is_valid()
             }
             Content::Sensitivity { features, model } => features == &COUNTERS && model.fits(),
         }
     }
 }
 
-/// JSON that ends within a number is wrong to its reader, and not short.
-fn unread(bytes: &[u8], error: &serde_json::Error) -> FileError {
+/// Maps a JSON error. serde_json reports JSON that ends within a number as a syntax error, not as
+/// EOF; it counts as truncated here.
+fn decode_error(bytes: &[u8], error: &serde_json::Error) -> FileError {
     let is_open = bytes.starts_with(b"{") && !bytes.trim_ascii_end().ends_with(b"}");
     let is_open = is_open && !error.to_string().starts_with("trailing characters");
     if error.is_eof() || is_open {

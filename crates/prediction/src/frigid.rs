@@ -1,23 +1,24 @@
-//! Frigid memory: what a VM will not touch in all its life (Pond 4.6). Trees say how likely each share of its memory is to be
-//! too much, outcomes of late say what that risk costs, and risk is spent where it buys most memory.
+//! Frigid memory: memory that a VM never touches (Pond, section 4.6). Quantile regression trees
+//! predict the untouched share of a VM's memory, recent outcomes set the risk multiplier, and risk
+//! is allocated where it gains the most memory.
 
+pub mod backtest;
+mod baseline;
+mod calibration;
 mod history;
-mod live;
 mod margins;
 mod model;
+mod online;
 mod outcome;
-mod price;
 mod risk;
-mod rival;
 mod score;
-pub mod trial;
 
+pub use calibration::{Calibration, CalibrationSample};
 pub use history::{FEATURES, History, feature_names};
-pub use live::{Known, Live, Said};
-pub use model::{Model, Teacher};
-pub use outcome::{Ask, Groups, Outcome, Usage};
-pub use price::{Calibration, Judged};
-pub use risk::{Appetite, Curve, LEVELS, Stake};
+pub use model::{Model, ModelSource};
+pub use online::{OnlinePredictor, RiskPrediction, VmAssessment};
+pub use outcome::{Groups, Outcome, Usage, VmRequest};
+pub use risk::{Curve, QUANTILE_LEVELS, RiskAllocation, RiskLimit};
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
-//! Models that were trained elsewhere, as bytes: LightGBM's text, and ONNX graphs that are one ensemble of trees. What they are
-//! asked and what their answers mean is for others.
+//! Import of models trained elsewhere, from bytes: LightGBM text models, and ONNX graphs that
+//! consist of one tree ensemble. The callers define the features and the meaning of the outputs.
 
-mod foreign;
+mod imported;
 pub mod lightgbm;
 pub mod onnx;
 
-pub use foreign::{Foreign, Format, Refused};
+pub use imported::{Format, ImportError, ImportedModel};
 
 #[cfg(test)]
 mod tests;

@@ -1,20 +1,22 @@
-//! Latency sensitivity (Pond 4.6 and 6.4.1): would a workload be slowed down by pool memory beyond the performance degradation margin
-//! (PDM)? A random forest says how likely that is, from what a core's counters tell of it with local memory; two thresholds on
-//! single counters are what it has to beat.
+//! Latency sensitivity (Pond, sections 4.6 and 6.4.1): whether pool memory slows a workload down by
+//! more than the performance degradation margin (PDM). A random forest predicts the probability
+//! from core counters measured with local memory. The baselines are thresholds on two single
+//! counters.
 
+pub mod backtest;
 mod labels;
 mod model;
-pub mod trial;
 
-pub use labels::{COUNTER_MAX, LabelError, SLOWDOWN_RULE, SLOWDOWNS, read};
-pub use model::{Cut, Model};
+pub use labels::{COUNTER_MAX, LabelError, SLOWDOWN_RANGE, SLOWDOWN_RULE, read_labels};
+pub use model::{Cutoff, Model};
 
 use crate::trees::{
-    Columns, Shape,
-    bag::{Bag, Bagged, means},
+    Columns, TreeParams,
+    forest::{FittedForest, ForestParams, fit_forest},
 };
 
-/// What counters tell, after Intel's top-down method; shares of slots or cycles, 0 to 1, but for the last five.
+/// Names of the counters, after Intel's top-down method. Shares of slots or cycles from 0 to 1,
+/// except for the last five.
 pub const COUNTERS: [&str; 17] = [
     "retiring",
     "frontend_bound",
@@ -34,45 +36,48 @@ pub const COUNTERS: [&str; 17] = [
     "l3_mpki",
     "memory_level_parallelism",
 ];
-/// Where the share of slots that wait for a core's own units stands among [`COUNTERS`].
+/// Index of the share of slots that wait for the core's execution units, in [`COUNTERS`].
 pub const CORE_BOUND: usize = 3;
-/// Where the share of slots that wait for memory or a cache stands.
+/// Index of the share of slots that wait for memory or a cache.
 pub const MEMORY_BOUND: usize = 4;
-/// Where the share of cycles that wait for memory behind the caches stands.
+/// Index of the share of cycles that wait for memory beyond the caches.
 pub const DRAM_BOUND: usize = 11;
 
-/// Counters by name; those that were not measured (NaN) are left out.
-pub fn measured(counters: &[f64; COUNTERS.len()]) -> impl Iterator<Item = (&'static str, f64)> {
+/// Returns the measured counters with their names; NaN means not measured.
+pub fn measured_counters(counters: &[f64; COUNTERS.len()]) -> impl Iterator<Item = (&'static str, f64)> {
     COUNTERS.into_iter().zip(counters.iter().copied()).filter(|(_, counter)| !counter.is_nan())
 }
 
-/// A workload with local memory, and how much slower it is with pool memory.
+/// Workload with local memory, and its slowdown with pool memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Which program; runs of one program with several inputs share it.
+    /// Name of the program; its runs with different inputs share it.
     pub program: String,
-    /// One number for each of [`COUNTERS`]; NaN where it was not measured.
+    /// One value for each of [`COUNTERS`]; NaN where not measured.
     pub counters: [f64; COUNTERS.len()],
-    /// How much longer it takes with pool memory: 0.1 is a tenth.
+    /// Relative increase of the run time with pool memory: 0.1 is 10 % longer.
     pub slowdown: f64,
 }
 
-/// Trees that see some of the counters at each split, with leaves of a few workloads.
-const HOW: Bag = Bag { trees: 200, shape: Shape { leaves_max: 64, leaf_rows_min: 2, columns_tried: 0.25 } };
+/// Parameters of the random forest: a fraction of the counters per split, small leaves.
+const FOREST_PARAMS: ForestParams =
+    ForestParams { trees: 200, tree: TreeParams { leaves_max: 64, leaf_rows_min: 2, columns_tried: 0.25 } };
 
-/// A forest over workloads: how likely each is slowed down by more than the margin.
-fn forest(workloads: &[&Workload], pdm: f64, seed: u64) -> Bagged {
+/// Trains a forest that predicts the probability of a slowdown above the margin. Runs of a program
+/// are sampled together.
+fn train_forest(workloads: &[&Workload], pdm: f64, seed: u64) -> FittedForest {
     let mut columns = Columns::new(COUNTERS.len());
     workloads.iter().for_each(|workload| columns.push(&workload.counters));
-    let slowed: Vec<f64> =
+    let labels: Vec<f64> =
         workloads.iter().map(|workload| f64::from(u8::from(workload.slowdown > pdm))).collect();
     let mut programs: Vec<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
     programs.sort_unstable();
     programs.dedup();
-    let program =
-        |workload: &&Workload| programs.binary_search(&workload.program.as_str()).expect("it is one of them");
+    let program = |workload: &&Workload| {
+        programs.binary_search(&workload.program.as_str()).expect("every program is in the list")
+    };
     let groups: Vec<usize> = workloads.iter().map(program).collect();
-    means(&columns, &slowed, &groups, &HOW, seed)
+    fit_forest(&columns, &labels, &groups, &FOREST_PARAMS, seed)
 }
 
 #[cfg(test)]

@@ -1,143 +1,145 @@
-//! Tables of VMs that have ended, as CSV: rows in, checked, in the order of the file. Where the bytes come from, and what
-//! unpacks them, is the caller's business.
+//! CSV tables of VMs that have ended: validated samples in file order. The caller opens and
+//! decompresses the input.
 
-mod breaks;
 mod layouts;
+mod newlines;
 
 use std::io;
 
 use csv::StringRecord;
 use units::limits::TRACE_ROWS_MAX;
 
-pub(crate) use breaks::Breaks;
+pub(crate) use newlines::NewlineNormalizer;
 
-use crate::frigid::trial::Stay;
+use crate::frigid::backtest::VmSample;
 
-/// How a table is laid out. Columns are found by the names in its first line.
+/// Layout of a table. Columns are matched by the names in the header line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Weeks of business VMs (Bitbrains): `vm`, `week`, `cores`, `mem_cap_kb`, `mem_p99_kb`, `mem_mean_kb`, `cpu_mean_pct`, `untouched_frac`,
-    /// `suspect`. Others are ignored. Weeks without memory are left out.
+    /// Weekly aggregates of business VMs (Bitbrains): `vm`, `week`, `cores`, `mem_cap_kb`,
+    /// `mem_p99_kb`, `mem_mean_kb`, `cpu_mean_pct`, `untouched_frac`, `suspect`. Other columns are
+    /// ignored. Weeks without memory are skipped.
     BitbrainsWeek,
-    /// Tasks of workflows (nf-core): `workflow`, `process`, `sample_tag`, `cpus`, `attempt`, `start_ms`, `complete_ms`,
-    /// `mem_requested_bytes`, `untouched_frac`. Others are ignored.
+    /// Workflow tasks (nf-core): `workflow`, `process`, `sample_tag`, `cpus`, `attempt`,
+    /// `start_ms`, `complete_ms`, `mem_requested_bytes`, `untouched_frac`. Other columns are
+    /// ignored.
     NfcoreTasks,
-    /// An operator's own: [`OWN_COLUMNS`], and no others.
-    Own,
+    /// Custom table of an operator: exactly [`CUSTOM_COLUMNS`].
+    Custom,
 }
 
-/// Columns of a table of one's own: name, whether it must be there, and what it is.
-pub const OWN_COLUMNS: [(&str, bool, &str); 13] = [
-    ("began_s", true, "when the VM started, in seconds from any moment that is the same for all"),
-    ("ended_s", true, "when it ended"),
-    ("requested_gib", true, "memory asked for, in GiB"),
-    ("peak_gib", true, "memory touched at most, in GiB"),
-    ("vm", false, "its name: VMs of one name are the same VM, started again"),
-    ("key", false, "its customer or application"),
-    ("kind", false, "its type"),
-    ("place", false, "its location, operating system, or both"),
-    ("cores", false, "its cores"),
-    ("p99_gib", false, "memory in use for all but 1 % of the time"),
-    ("mean_gib", false, "memory in use on average"),
-    ("busy_percent", false, "time that its processors were in use"),
-    ("suspect", false, "1 if its outcome cannot be trusted, else 0"),
+/// Columns of a custom table: name, whether it is required, and description.
+pub const CUSTOM_COLUMNS: [(&str, bool, &str); 13] = [
+    ("began_s", true, "start of the VM, in seconds since a common origin"),
+    ("ended_s", true, "end of the VM"),
+    ("requested_gib", true, "requested memory, in GiB"),
+    ("peak_gib", true, "peak memory touched, in GiB"),
+    ("vm", false, "VM name: the same VM, started again, has the same name"),
+    ("key", false, "customer or application"),
+    ("kind", false, "instance type"),
+    ("place", false, "location, operating system, or both"),
+    ("cores", false, "number of cores"),
+    ("p99_gib", false, "99th percentile over time of the memory in use"),
+    ("mean_gib", false, "mean memory in use"),
+    ("busy_percent", false, "CPU utilization, in percent"),
+    ("suspect", false, "1 if the outcome is unreliable, else 0"),
 ];
 
-/// Why a table cannot be used.
+/// Error reading a table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// The bytes do not come.
-    #[error("the bytes end before their end: {0}")]
+    /// The input cannot be read.
+    #[error("cannot read the table: {0}")]
     Io(io::Error),
-    /// They are no CSV.
+    /// A line is not valid CSV.
     #[error("line {line}: {why}")]
     Line {
-        /// Which line.
+        /// Line number, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
     /// A column is missing.
-    #[error("there is no column {0:?}: must be one of the first line's names")]
-    Missing(&'static str),
-    /// A column is there twice.
-    #[error("column {0:?} is there twice: must be once")]
-    Twice(&'static str),
-    /// A column is none of the layout's.
-    #[error("column {0:?}: must be one of {1}")]
-    Unknown(String, String),
+    #[error("missing column {0:?}: must be in the header line")]
+    MissingColumn(&'static str),
+    /// A column is duplicated.
+    #[error("duplicate column {0:?}")]
+    DuplicateColumn(&'static str),
+    /// A column is not part of the layout.
+    #[error("unknown column {0:?}: must be one of {1}")]
+    UnknownColumn(String, String),
     /// A quote is not closed.
     #[error(transparent)]
-    Quote(#[from] OpenQuote),
-    /// A value breaks a rule.
+    Quote(#[from] UnclosedQuote),
+    /// A value is out of range.
     #[error(transparent)]
-    Value(#[from] WrongValue),
-    /// There is no row.
-    #[error("no rows: must have a line of names and rows")]
+    Value(#[from] InvalidValue),
+    /// The table has no rows.
+    #[error("no rows: must have a header line and rows")]
     Empty,
-    /// More than anybody means to read.
+    /// The table has more than [`TRACE_ROWS_MAX`] rows.
     #[error("more than {TRACE_ROWS_MAX} rows")]
     TooManyRows,
 }
 
-/// A value that breaks a rule.
+/// Error: a value is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {field} = {value:?}: {rule}")]
-pub struct WrongValue {
-    /// Counted from 1.
+pub struct InvalidValue {
+    /// Line number, from 1.
     pub line: u64,
-    /// Which column.
+    /// Name of the column.
     pub field: &'static str,
-    /// As written; its beginning if it is long.
+    /// Value as written, truncated.
     pub value: String,
-    /// "must be ...".
+    /// Rule that the value breaks: "must be ...".
     pub rule: &'static str,
 }
 
-/// A quote that is not closed: it makes one value of all that follows.
+/// Error: a quote is not closed, so that the following lines are read as one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: a value has a line break: is a quote not closed?")]
-pub struct OpenQuote {
-    /// Where the row begins, counted from 1.
+#[error("line {line}: value contains a line break: unclosed quote?")]
+pub struct UnclosedQuote {
+    /// First line of the row, from 1.
     pub line: u64,
 }
 
 /// Reads a whole table.
 ///
 /// # Errors
-/// [`TableError`]; a table is read whole or not at all.
-pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<Stay>, TableError> {
-    let mut table = csv::Reader::from_reader(Breaks::new(input));
-    let names = table.headers().map_err(broken)?.clone();
+/// [`TableError`] when any row is invalid; no rows are returned then.
+pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<VmSample>, TableError> {
+    let mut table = csv::Reader::from_reader(NewlineNormalizer::new(input));
+    let names = table.headers().map_err(csv_error)?.clone();
     let columns = layouts::Columns::find(layout, &names)?;
     let (mut rows, mut record) = (Vec::new(), StringRecord::new());
-    while table.read_record(&mut record).map_err(broken)? {
+    while table.read_record(&mut record).map_err(csv_error)? {
         if rows.len() == TRACE_ROWS_MAX {
             return Err(TableError::TooManyRows);
         }
-        see_closed(&record)?;
+        check_quotes(&record)?;
         rows.extend(columns.row(&record)?);
     }
     if rows.is_empty() { Err(TableError::Empty) } else { Ok(rows) }
 }
 
-/// No value is more than a line.
-pub(crate) fn see_closed(record: &StringRecord) -> Result<(), OpenQuote> {
+/// Checks that no value contains a line break.
+pub(crate) fn check_quotes(record: &StringRecord) -> Result<(), UnclosedQuote> {
     let is_closed = !record.iter().any(|value| value.contains('\n'));
-    if is_closed { Ok(()) } else { Err(OpenQuote { line: line(record) }) }
+    if is_closed { Ok(()) } else { Err(UnclosedQuote { line: line(record) }) }
 }
 
-/// Where a row stands, counted from 1.
+/// Returns the line number of a record, from 1.
 pub(crate) fn line(record: &StringRecord) -> u64 {
     record.position().map_or(1, csv::Position::line)
 }
 
-fn broken(error: csv::Error) -> TableError {
+fn csv_error(error: csv::Error) -> TableError {
     let line = error.position().map_or(1, csv::Position::line);
     let why = match error.kind() {
         csv::ErrorKind::Utf8 { .. } => "must be UTF-8".to_owned(),
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            format!("{len} values: must be {expected_len}, as the first line has names")
+            format!("{len} values: must be {expected_len}, as in the header line")
         }
         _ => error.to_string(),
     };

@@ -1,172 +1,174 @@
-//! Ensembles of decision trees as data, and what they say of one row of numbers. Nothing is trained here: [`boost`] and
-//! [`bag`] make ensembles from rows, and `import` takes those trained elsewhere.
+//! Decision-tree ensembles as data, and their evaluation. [`boost`] and [`forest`] train ensembles;
+//! `import` reads those trained elsewhere.
 
-pub mod bag;
 mod bins;
 pub mod boost;
+pub mod forest;
 mod grow;
 mod stored;
 
 use std::collections::VecDeque;
 
-use bins::Binned;
+use bins::BinnedColumns;
 pub use bins::Columns;
-pub use grow::Shape;
+pub use grow::TreeParams;
 use serde::{Deserialize, Serialize};
 
-/// The largest number that still counts as zero where zero means missing, as LightGBM has it.
-const ZERO: f64 = 1e-35_f32 as f64;
+/// Largest magnitude that counts as zero where zero means missing (LightGBM's kZeroThreshold).
+const ZERO_THRESHOLD: f64 = 1e-35_f32 as f64;
 
-/// A step down a tree: to its first or to its second child.
+/// Inner node of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
-    /// Which number of the row is looked at.
+    /// Index of the feature to test.
     pub feature: usize,
-    /// Which numbers go to the first child.
-    pub test: Test,
-    /// Where a row goes that lacks the number (NaN): to the first child?
+    /// Condition for taking the first child.
+    pub test: SplitRule,
+    /// Whether a missing value (NaN) takes the first child.
     pub missing_first: bool,
-    /// Whether a zero counts as missing.
+    /// Whether zero counts as missing.
     pub zero_is_missing: bool,
-    /// Both children.
+    /// First and second child.
     pub children: [Child; 2],
 }
 
-/// Which numbers go to the first child.
+/// Condition for taking the first child of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Test {
-    /// Those that are at most this.
+pub enum SplitRule {
+    /// The value is at most this limit.
     AtMost(f64),
-    /// Those that, cut down to a whole number, are in a set, by the set's number in its tree.
+    /// The value, truncated to an integer, is in the tree's set with this index.
     OneOf(usize),
 }
 
-/// What is below a step.
+/// Child of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Child {
-    /// Another step, by its number in its tree.
+    /// Inner node, by its index in the tree.
     Node(usize),
-    /// A leaf, by its number in its tree.
+    /// Leaf, by its index in the tree.
     Leaf(usize),
 }
 
-/// A tree, to be added to an ensemble. Its first node is its root; without nodes it is its only leaf.
+/// Tree, to be added to an ensemble. Node 0 is the root; without nodes the tree is a single leaf.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tree {
-    /// The steps.
+    /// Inner nodes.
     pub nodes: Vec<Node>,
-    /// Of each leaf, a number for each output.
+    /// Values of the leaves: for each leaf one value per output.
     pub leaves: Vec<f64>,
-    /// Sets of whole numbers, as bits.
+    /// Sets of integers, as bit sets.
     pub sets: Vec<Vec<u32>>,
 }
 
-/// Why a tree is none of an ensemble.
+/// Error: a tree is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotATree {
-    /// Leaves do not have a number for each output, or there is none.
-    #[error("{0} numbers in leaves: must be some for each leaf, one for each of {1} outputs")]
+pub enum InvalidTree {
+    /// The number of leaf values is not a positive multiple of the outputs.
+    #[error("{0} leaf values: must be a positive multiple of {1} outputs")]
     Leaves(usize, usize),
-    /// A node looks at a number that rows do not have.
-    #[error("node {node} looks at number {feature} of {features}")]
+    /// A node tests a feature that does not exist.
+    #[error("node {node} tests feature {feature} of {features}")]
     Feature {
-        /// Which node.
+        /// Index of the node.
         node: usize,
-        /// What it looks at.
+        /// Index of the feature.
         feature: usize,
-        /// How many there are.
+        /// Number of features.
         features: usize,
     },
-    /// A node has a child that is not there.
-    #[error("node {0} has a child that is not there")]
+    /// A node has a child that does not exist.
+    #[error("node {0} has a child that does not exist")]
     Child(usize),
-    /// A node is below two others, or below itself.
-    #[error("node {0} is below two others")]
-    Twice(usize),
-    /// A node names a set that is not there.
-    #[error("node {0} names a set that is not there")]
+    /// A node has several parents, or is its own ancestor.
+    #[error("node {0} has several parents")]
+    MultipleParents(usize),
+    /// A node refers to a set that does not exist.
+    #[error("node {0} refers to a set that does not exist")]
     Set(usize),
-    /// More than can be numbered.
+    /// There are too many nodes, leaves or sets for 32-bit indexes.
     #[error("too many nodes, leaves or sets")]
     TooLarge,
-    /// Nothing would be answered.
+    /// The ensemble has no output.
     #[error("no output: must be at least one")]
     NoOutput,
-    /// A node or a leaf has a number that is none.
-    #[error("a node or leaf says NaN or an infinite number: must be numbers")]
+    /// A limit or a leaf value is not finite.
+    #[error("a node or leaf has a NaN or infinite value: must be finite")]
     NotFinite,
 }
 
-/// Trees whose leaves are summed. As data it is its trees one by one, and is checked like any that are pushed.
+/// Ensemble of trees whose leaf values are summed. Serialized as its trees, which are checked again
+/// when read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "stored::Stored", try_from = "stored::Stored")]
+#[serde(into = "stored::StoredEnsemble", try_from = "stored::StoredEnsemble")]
 pub struct Ensemble {
     features: usize,
     start: Vec<f64>,
-    roots: Vec<Root>,
-    steps: Vec<Step>,
-    /// Of each step that is one: which leaf.
+    roots: Vec<PackedRoot>,
+    nodes: Vec<PackedNode>,
+    /// For each packed leaf, its leaf index.
     leaf: Vec<u32>,
     leaves: Vec<f64>,
     sets: Vec<Vec<u32>>,
-    /// Whether every step only compares: then several trees are walked at once.
-    is_plain: bool,
+    /// Whether all nodes compare numerically; then several trees are walked at once.
+    is_numeric: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Root {
-    step: u32,
-    /// Steps down to its deepest leaf.
+struct PackedRoot {
+    packed: u32,
+    /// Number of nodes down to the deepest leaf.
     depth: u32,
 }
 
-/// A node or a leaf as it is walked: small, so that many fit into a processor's cache.
+/// Inner node or leaf in the evaluation layout: small, for cache efficiency.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Step {
-    /// The largest number that goes to the first child; of a test for membership, which set.
+struct PackedNode {
+    /// Limit of a numeric node; set index of a categorical node.
     at_most: f64,
-    /// The first child; the second comes next. Of a leaf, the leaf itself: whoever is there stays.
-    below: u32,
+    /// Index of the first child, which the second follows. A leaf points to itself, so that a
+    /// finished walk stays there.
+    first_child: u32,
     feature: u16,
     missing_first: bool,
-    kind: Kind,
+    kind: NodeKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum NodeKind {
     Leaf,
     AtMost,
     AtMostZeroMissing,
     OneOf,
 }
 
-/// Trees that are walked at once: while one waits for memory, the others go on.
-const ABREAST: usize = 8;
+/// Number of trees walked at once, to overlap their memory accesses.
+const INTERLEAVED_TREES: usize = 8;
 
 impl Ensemble {
-    /// No trees: every row gets `start`, one number for each output.
+    /// Creates an ensemble without trees: every row evaluates to `start`, one value per output.
     ///
     /// # Panics
-    /// There is no output.
+    /// Panics if `start` is empty.
     pub fn new(features: usize, start: Vec<f64>) -> Self {
-        assert!(!start.is_empty(), "an ensemble answers something");
-        let (roots, steps, leaf, leaves, sets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { features, start, roots, steps, leaf, leaves, sets, is_plain: true }
+        assert!(!start.is_empty(), "an ensemble has an output");
+        let (roots, nodes, leaf, leaves, sets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { features, start, roots, nodes, leaf, leaves, sets, is_numeric: true }
     }
 
-    /// Numbers of a row.
+    /// Returns the number of features.
     pub fn features(&self) -> usize {
         self.features
     }
 
-    /// Numbers of an answer.
+    /// Returns the number of outputs.
     pub fn outputs(&self) -> usize {
         self.start.len()
     }
 
-    /// How many trees there are.
+    /// Returns the number of trees.
     pub fn trees(&self) -> usize {
         self.roots.len()
     }
@@ -174,182 +176,193 @@ impl Ensemble {
     /// Adds a tree.
     ///
     /// # Errors
-    /// Something in it names what is not there, or a node is below another twice. Nothing is added.
-    pub fn push(&mut self, tree: &Tree) -> Result<(), NotATree> {
-        let laid = Layout::of(self, tree)?;
-        self.is_plain &= laid.steps.iter().all(|step| matches!(step.kind, Kind::Leaf | Kind::AtMost));
-        self.roots.push(Root { step: index(self.steps.len())?, depth: laid.depth });
-        self.steps.extend(laid.steps);
-        self.leaf.extend(laid.leaf);
+    /// [`InvalidTree`] when the tree refers to something that does not exist, or a node has several
+    /// parents. The ensemble is unchanged then.
+    pub fn push(&mut self, tree: &Tree) -> Result<(), InvalidTree> {
+        let packed = PackedTree::of(self, tree)?;
+        self.is_numeric &=
+            packed.nodes.iter().all(|packed| matches!(packed.kind, NodeKind::Leaf | NodeKind::AtMost));
+        self.roots.push(PackedRoot { packed: index(self.nodes.len())?, depth: packed.depth });
+        self.nodes.extend(packed.nodes);
+        self.leaf.extend(packed.leaf);
         self.leaves.extend_from_slice(&tree.leaves);
         self.sets.extend_from_slice(&tree.sets);
         Ok(())
     }
 
-    /// What the trees say of a row, into `answer`, one number for each output.
+    /// Evaluates a row into `answer`, one value per output.
     ///
     /// # Panics
-    /// The row or the answer has another length than those the ensemble was made for.
+    /// Panics if the row or the answer has the wrong length.
     pub fn predict(&self, row: &[f64], answer: &mut [f64]) {
-        assert_eq!(row.len(), self.features, "a row has a number for each feature");
+        assert_eq!(row.len(), self.features, "row length equals the number of features");
         answer.copy_from_slice(&self.start);
-        for roots in self.roots.chunks(ABREAST) {
-            let at = if self.is_plain { self.walk_abreast(roots, row) } else { self.walk(roots, row) };
-            for step in &at[..roots.len()] {
-                let leaf = self.leaf[*step as usize] as usize * answer.len();
-                let said = &self.leaves[leaf..leaf + answer.len()];
-                answer.iter_mut().zip(said).for_each(|(sum, add)| *sum += add);
+        for roots in self.roots.chunks(INTERLEAVED_TREES) {
+            let at = if self.is_numeric { self.walk_interleaved(roots, row) } else { self.walk(roots, row) };
+            for packed in &at[..roots.len()] {
+                let leaf = self.leaf[*packed as usize] as usize * answer.len();
+                let leaf_values = &self.leaves[leaf..leaf + answer.len()];
+                answer.iter_mut().zip(leaf_values).for_each(|(sum, add)| *sum += add);
             }
         }
     }
 
-    /// What the trees say of a row in their only output.
+    /// Evaluates a row for an ensemble with one output.
     ///
     /// # Panics
-    /// There are several outputs, or the row has another length than those the ensemble was made for.
+    /// Panics if there are several outputs or the row has the wrong length.
     pub fn predict_one(&self, row: &[f64]) -> f64 {
         let mut answer = [0.0];
         self.predict(row, &mut answer);
         answer[0]
     }
 
-    /// Where each of some trees ends, if all their steps only compare. Who has arrived stays until all have.
-    fn walk_abreast(&self, roots: &[Root], row: &[f64]) -> [u32; ABREAST] {
-        let mut at = [roots[0].step; ABREAST];
-        at.iter_mut().zip(roots).for_each(|(at, root)| *at = root.step);
+    /// Returns the leaf of each tree, for ensembles with numeric nodes only. A finished walk stays
+    /// in its leaf until all are finished.
+    fn walk_interleaved(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
+        let mut at = [roots[0].packed; INTERLEAVED_TREES];
+        at.iter_mut().zip(roots).for_each(|(at, root)| *at = root.packed);
         for _ in 0..roots.iter().map(|root| root.depth).max().unwrap_or(0) {
             for at in &mut at {
-                let step = &self.steps[*at as usize];
-                let number = row[usize::from(step.feature)];
-                let is_first = (number <= step.at_most) | (number.is_nan() & step.missing_first);
-                *at = step.below + u32::from(!is_first);
+                let packed = &self.nodes[*at as usize];
+                let number = row[usize::from(packed.feature)];
+                let is_first = (number <= packed.at_most) | (number.is_nan() & packed.missing_first);
+                *at = packed.first_child + u32::from(!is_first);
             }
         }
         at
     }
 
-    fn walk(&self, roots: &[Root], row: &[f64]) -> [u32; ABREAST] {
-        let mut at = [0; ABREAST];
+    fn walk(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
+        let mut at = [0; INTERLEAVED_TREES];
         for (at, root) in at.iter_mut().zip(roots) {
-            *at = root.step;
+            *at = root.packed;
             loop {
-                let step = &self.steps[*at as usize];
-                if step.kind == Kind::Leaf {
+                let packed = &self.nodes[*at as usize];
+                if packed.kind == NodeKind::Leaf {
                     break;
                 }
-                *at = step.below + u32::from(!self.is_first(step, row[usize::from(step.feature)]));
+                *at =
+                    packed.first_child + u32::from(!self.is_first(packed, row[usize::from(packed.feature)]));
             }
         }
         at
     }
 
-    fn is_first(&self, step: &Step, number: f64) -> bool {
-        match step.kind {
-            _ if number.is_nan() => step.missing_first,
-            Kind::AtMostZeroMissing if number.abs() <= ZERO => step.missing_first,
-            Kind::AtMost | Kind::AtMostZeroMissing => number <= step.at_most,
-            Kind::OneOf => self.is_one_of(step, number),
-            Kind::Leaf => true,
+    fn is_first(&self, packed: &PackedNode, number: f64) -> bool {
+        match packed.kind {
+            _ if number.is_nan() => packed.missing_first,
+            NodeKind::AtMostZeroMissing if number.abs() <= ZERO_THRESHOLD => packed.missing_first,
+            NodeKind::AtMost | NodeKind::AtMostZeroMissing => number <= packed.at_most,
+            NodeKind::OneOf => self.is_one_of(packed, number),
+            NodeKind::Leaf => true,
         }
     }
 
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a set's number, and a whole number"
+        reason = "a set index and a truncated integer"
     )]
-    fn is_one_of(&self, step: &Step, number: f64) -> bool {
-        let set = &self.sets[step.at_most as usize];
+    fn is_one_of(&self, packed: &PackedNode, number: f64) -> bool {
+        let set = &self.sets[packed.at_most as usize];
         let whole = number as i64;
         let Ok(bit) = usize::try_from(whole) else { return false };
         set.get(bit / 32).is_some_and(|bits| bits >> (bit % 32) & 1 == 1)
     }
 }
 
-/// A tree laid out after those that are there: level by level, so that the children of a node lie side by side.
-struct Layout {
-    steps: Vec<Step>,
+/// Tree in the evaluation layout, placed after the trees already added: breadth-first, so that
+/// siblings are adjacent.
+struct PackedTree {
+    nodes: Vec<PackedNode>,
     leaf: Vec<u32>,
     depth: u32,
 }
 
-impl Layout {
-    fn of(ensemble: &Ensemble, tree: &Tree) -> Result<Self, NotATree> {
+impl PackedTree {
+    fn of(ensemble: &Ensemble, tree: &Tree) -> Result<Self, InvalidTree> {
         let outputs = ensemble.outputs();
         let leaves = tree.leaves.len() / outputs;
         if leaves == 0 || leaves * outputs != tree.leaves.len() {
-            return Err(NotATree::Leaves(tree.leaves.len(), outputs));
+            return Err(InvalidTree::Leaves(tree.leaves.len(), outputs));
         }
         let root = if tree.nodes.is_empty() { Child::Leaf(0) } else { Child::Node(0) };
-        let mut laid = Self { steps: Vec::new(), leaf: Vec::new(), depth: 0 };
-        let (mut waiting, mut is_placed) = (VecDeque::from([(root, 0)]), vec![false; tree.nodes.len()]);
+        let mut packed = Self { nodes: Vec::new(), leaf: Vec::new(), depth: 0 };
+        let (mut pending, mut is_placed) = (VecDeque::from([(root, 0)]), vec![false; tree.nodes.len()]);
         let mut next = 1;
-        while let Some((child, depth)) = waiting.pop_front() {
-            laid.depth = depth;
-            let here = index(ensemble.steps.len() + laid.steps.len())?;
+        while let Some((child, depth)) = pending.pop_front() {
+            packed.depth = depth;
+            let here = index(ensemble.nodes.len() + packed.nodes.len())?;
             match child {
                 Child::Leaf(leaf) => {
-                    laid.steps.push(Step::leaf(here));
-                    laid.leaf.push(index(ensemble.leaves.len() / outputs + leaf)?);
+                    packed.nodes.push(PackedNode::leaf(here));
+                    packed.leaf.push(index(ensemble.leaves.len() / outputs + leaf)?);
                 }
                 Child::Node(at) => {
-                    let node = tree.checked(at, ensemble.features, leaves)?;
+                    let node = tree.checked_node(at, ensemble.features, leaves)?;
                     if std::mem::replace(&mut is_placed[at], true) {
-                        return Err(NotATree::Twice(at));
+                        return Err(InvalidTree::MultipleParents(at));
                     }
-                    laid.steps.push(node.step(index(ensemble.steps.len() + next)?, ensemble.sets.len())?);
-                    laid.leaf.push(0);
+                    packed.nodes.push(node.packed(index(ensemble.nodes.len() + next)?, ensemble.sets.len())?);
+                    packed.leaf.push(0);
                     next += 2;
-                    waiting.extend(node.children.map(|child| (child, depth + 1)));
+                    pending.extend(node.children.map(|child| (child, depth + 1)));
                 }
             }
         }
-        Ok(laid)
+        Ok(packed)
     }
 }
 
 impl Tree {
-    /// A node that names only what is there.
-    fn checked(&self, at: usize, features: usize, leaves: usize) -> Result<&Node, NotATree> {
+    /// Returns a node after checking its feature, children and set.
+    fn checked_node(&self, at: usize, features: usize, leaves: usize) -> Result<&Node, InvalidTree> {
         let node = &self.nodes[at];
         if node.feature >= features {
-            return Err(NotATree::Feature { node: at, feature: node.feature, features });
+            return Err(InvalidTree::Feature { node: at, feature: node.feature, features });
         }
         let is_there = |child: Child| match child {
             Child::Node(node) => node < self.nodes.len(),
             Child::Leaf(leaf) => leaf < leaves,
         };
         if !node.children.into_iter().all(is_there) {
-            return Err(NotATree::Child(at));
+            return Err(InvalidTree::Child(at));
         }
         match node.test {
-            Test::OneOf(set) if set >= self.sets.len() => Err(NotATree::Set(at)),
-            Test::OneOf(_) | Test::AtMost(_) => Ok(node),
+            SplitRule::OneOf(set) if set >= self.sets.len() => Err(InvalidTree::Set(at)),
+            SplitRule::OneOf(_) | SplitRule::AtMost(_) => Ok(node),
         }
     }
 }
 
 impl Node {
-    fn step(&self, below: u32, sets: usize) -> Result<Step, NotATree> {
+    fn packed(&self, first_child: u32, sets: usize) -> Result<PackedNode, InvalidTree> {
         let (at_most, kind) = match self.test {
-            Test::AtMost(at_most) if self.zero_is_missing => (at_most, Kind::AtMostZeroMissing),
-            Test::AtMost(at_most) => (at_most, Kind::AtMost),
-            Test::OneOf(set) => (f64::from(index(sets + set)?), Kind::OneOf),
+            SplitRule::AtMost(at_most) if self.zero_is_missing => (at_most, NodeKind::AtMostZeroMissing),
+            SplitRule::AtMost(at_most) => (at_most, NodeKind::AtMost),
+            SplitRule::OneOf(set) => (f64::from(index(sets + set)?), NodeKind::OneOf),
         };
-        let feature = u16::try_from(self.feature).map_err(|_| NotATree::TooLarge)?;
-        Ok(Step { at_most, below, feature, missing_first: self.missing_first, kind })
+        let feature = u16::try_from(self.feature).map_err(|_| InvalidTree::TooLarge)?;
+        Ok(PackedNode { at_most, first_child, feature, missing_first: self.missing_first, kind })
     }
 }
 
-impl Step {
-    /// Every number, and none, leads back to it.
+impl PackedNode {
+    /// A leaf leads to itself for every value.
     fn leaf(here: u32) -> Self {
-        Self { at_most: f64::INFINITY, below: here, feature: 0, missing_first: true, kind: Kind::Leaf }
+        Self {
+            at_most: f64::INFINITY,
+            first_child: here,
+            feature: 0,
+            missing_first: true,
+            kind: NodeKind::Leaf,
+        }
     }
 }
 
-fn index(n: usize) -> Result<u32, NotATree> {
-    u32::try_from(n).map_err(|_| NotATree::TooLarge)
+fn index(n: usize) -> Result<u32, InvalidTree> {
+    u32::try_from(n).map_err(|_| InvalidTree::TooLarge)
 }
 
 #[cfg(test)]

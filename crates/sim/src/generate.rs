@@ -1,15 +1,16 @@
-//! VMs grown from a seed, for when no trace is at hand. The same seed and count give the same VMs. They are Azure-like and
-//! no more than that; what is drawn, independently for each VM:
+//! Generates VMs from a seed, for use without a trace. The same seed and count give the same VMs.
+//! The distributions resemble Azure's; each VM is drawn independently:
 //!
-//! | what | distribution |
+//! | property | distribution |
 //! |---|---|
 //! | cores | 1: 40 %, 2: 25 %, 4: 20 %, 8: 11 %, 16: 4 % |
 //! | GiB per core | 1.75: 45 %, 3.5: 30 %, 7: 20 %, 14: 5 % |
 //! | lifetime | exponential with a mean of 15 min: 55 %, 2 h: 30 %, 1 day: 12 %, 10 days: 3 %; whole seconds, at least 1 |
 //! | arrivals | Poisson, one in 120 s on average; over each day the rate swings as a sine by half of itself |
 //!
-//! The shape follows what is published of Azure: most VMs are small and short-lived, a few long-lived ones are most of the
-//! load, and memory per core varies so that a rack sells out of cores on some hosts and of memory on others.
+//! The shape follows published data of Azure: most VMs are small and short-lived, a few long-lived
+//! VMs are most of the load, and memory per core varies, so that some hosts run out of cores and
+//! others out of memory.
 
 use std::f64::consts::TAU;
 
@@ -25,24 +26,24 @@ const CORES: [(u32, u32); 5] = [(40, 1), (25, 2), (20, 4), (11, 8), (4, 16)];
 const MIB_PER_CORE: [(u32, u64); 4] = [(45, 1792), (30, 3584), (20, 7168), (5, 14336)];
 /// Mean lifetimes in seconds, by weight in percent.
 const LIFETIMES_S: [(u32, f64); 4] = [(55, 900.0), (30, 7200.0), (12, 86_400.0), (3, 864_000.0)];
-/// Between two arrivals, on average over a day.
-const GAP_S: f64 = 120.0;
-/// How far the rate of arrivals swings around its mean, as a part of it.
-const SWING: f64 = 0.5;
+/// Mean time between two arrivals over a day, in seconds.
+const ARRIVAL_GAP_S: f64 = 120.0;
+/// Relative amplitude of the daily variation of the arrival rate.
+const ARRIVAL_RATE_SWING: f64 = 0.5;
 const DAY_S: f64 = 86_400.0;
 
-/// So many VMs.
+/// Generates `count` VMs.
 pub fn generate(seed: u64, count: usize) -> Vec<Arrival> {
     let mut rng = Pcg64::seed_from_u64(seed);
     let mut now = 0.0;
     let vm = |n| {
         now = next_arrival(&mut rng, now);
-        one(&mut rng, n, now)
+        generate_vm(&mut rng, n, now)
     };
     (1..=count as u64).map(vm).collect()
 }
 
-fn one(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
+fn generate_vm(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
     let cores = pick(rng, &CORES);
     let memory = Bytes::mib(pick(rng, &MIB_PER_CORE) * u64::from(cores));
     let mean = pick(rng, &LIFETIMES_S);
@@ -59,35 +60,36 @@ fn one(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
     }
 }
 
-/// By thinning: candidates come at the highest rate, each stays with the chance that the rate of its moment has.
+/// Draws the next arrival time by thinning: candidates arrive at the peak rate and are accepted
+/// with probability rate over peak rate.
 fn next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
     loop {
-        now += exponential(rng, GAP_S / (1.0 + SWING));
-        let rate = 1.0 + SWING * (TAU * now / DAY_S).sin();
-        if rng.random::<f64>() * (1.0 + SWING) < rate {
+        now += exponential(rng, ARRIVAL_GAP_S / (1.0 + ARRIVAL_RATE_SWING));
+        let rate = 1.0 + ARRIVAL_RATE_SWING * (TAU * now / DAY_S).sin();
+        if rng.random::<f64>() * (1.0 + ARRIVAL_RATE_SWING) < rate {
             return now;
         }
     }
 }
 
 fn exponential(rng: &mut Pcg64, mean: f64) -> f64 {
-    // 1 - x is never 0, which has no logarithm.
+    // 1 - x is above 0, so its logarithm is finite.
     -mean * (1.0 - rng.random::<f64>()).ln()
 }
 
 fn pick<T: Copy>(rng: &mut Pcg64, table: &[(u32, T)]) -> T {
-    let whole: u32 = table.iter().map(|(weight, _)| weight).sum();
-    let mut at = rng.random_range(0..whole);
+    let total: u32 = table.iter().map(|(weight, _)| weight).sum();
+    let mut at = rng.random_range(0..total);
     for (weight, value) in table {
         match at.checked_sub(*weight) {
-            Some(rest) => at = rest,
+            Some(remaining) => at = remaining,
             None => return *value,
         }
     }
-    unreachable!("the weights add up to the whole")
+    unreachable!("the weights add up to the total")
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time of a trace, in seconds")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times of a trace are in range")]
 fn seconds(time: f64) -> Ns {
     Ns::secs(time as u64)
 }
@@ -105,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_grows_the_same_vms_every_time_and_another_seed_grows_others() {
+    fn same_seed_generates_same_vms() {
         assert_eq!(generate(7, 500), generate(7, 500));
         assert_ne!(generate(7, 500), generate(8, 500));
         assert_eq!(generate(7, 500)[..100], generate(7, 100));
     }
 
     #[test]
-    fn the_vms_are_distributed_as_documented() {
+    fn generated_vms_follow_documented_distributions() {
         let vms = generate(1, 20_000);
         let close = |a: f64, b: f64| (a - b).abs() < 0.02;
         assert!(close(share(&vms, |vm| vm.cores == 1), 0.40));
@@ -123,20 +125,20 @@ mod tests {
             LIFETIMES_S.iter().map(|(w, mean)| f64::from(*w) / 100.0 * hour(*mean)).sum();
         assert!(close(share(&vms, |vm| life_s(vm) < 3600), within_an_hour));
         let last = vms.last().unwrap().arrive.unwrap().as_ms() as f64 / 1000.0;
-        // The last day is no whole one.
-        assert!((last / 20_000.0 / GAP_S - 1.0).abs() < 0.04);
+        // The last day is incomplete.
+        assert!((last / 20_000.0 / ARRIVAL_GAP_S - 1.0).abs() < 0.04);
     }
 
     #[test]
-    fn more_vms_come_by_day_than_by_night() {
+    fn arrival_rate_varies_over_the_day() {
         let vms = generate(1, 20_000);
         let day = |vm: &Arrival| vm.arrive.unwrap().as_ms() / 1000 % 86_400 < 43_200;
-        let expected = 0.5 + SWING / std::f64::consts::PI;
+        let expected = 0.5 + ARRIVAL_RATE_SWING / std::f64::consts::PI;
         assert!((share(&vms, day) - expected).abs() < 0.02);
     }
 
     #[test]
-    fn vms_come_in_order_and_live_for_a_while() {
+    fn generated_vms_are_ordered_with_positive_lifetimes() {
         let vms = generate(3, 2_000);
         assert!(vms.is_sorted_by_key(|vm| vm.arrive));
         assert!(vms.iter().all(|vm| life_s(vm) >= 1 && vm.memory.is_whole_mib()));

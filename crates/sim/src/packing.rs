@@ -1,125 +1,136 @@
-//! A best-fit scheduler: where a VM goes, and how much of its memory comes from the pool. It watches and answers; asking the
-//! rack, and hearing what the rack says to it, is the caller's.
+//! Best-fit scheduler: the host of a VM, and how much of its memory comes from the pool. The
+//! callers reserve the memory and handle refusals.
 //!
-//! A VM takes local memory first and the rest from the pool in whole slices, at most its memory rounded down to whole
-//! slices. Hosts that need nothing of the pool come before those that do; among them the one with the fewest cores left
-//! over, then the least local memory left over, then the first by name.
+//! A VM takes local memory first and the rest from the pool in whole slices, at most its memory
+//! rounded down to whole slices. Hosts that need no pool memory come before those that do; among
+//! them the one with the fewest cores left over, then the least local memory left over, then the
+//! first by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::{Bytes, Name, SLICE};
 
-/// What is free in a rack.
+/// Free resources of a rack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// By host.
-    pub hosts: BTreeMap<Name, Room>,
-    /// Free slices by EMC. Hosts wired to the same EMC share them.
+    /// Free resources by host.
+    pub hosts: BTreeMap<Name, HostCapacity>,
+    /// Free slices by EMC. Hosts connected to the same EMC share them.
     pub slices: BTreeMap<Name, u32>,
 }
 
-/// What is free on one host.
+/// Free resources of one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Room {
-    /// Whether it takes new VMs.
-    pub open: bool,
+pub struct HostCapacity {
+    /// Whether the host accepts new VMs.
+    pub is_schedulable: bool,
     /// Free cores.
     pub cores: u32,
     /// Free local memory.
     pub local: Bytes,
-    /// EMCs it is wired to.
+    /// EMCs that the host is connected to.
     pub emcs: Vec<Name>,
 }
 
-/// What a VM needs.
+/// Resources that a VM requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
+pub struct VmShape {
     /// Cores.
     pub cores: u32,
-    /// Memory, wherever it comes from.
+    /// Memory, local and pool together.
     pub memory: Bytes,
 }
 
-/// Where a VM goes.
+/// Placement of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Its host.
+    /// Host of the VM.
     pub host: Name,
-    /// Its cores.
+    /// Number of cores.
     pub cores: u32,
-    /// Its memory on the host itself.
+    /// Local memory.
     pub local: Bytes,
-    /// Its slices of the pool.
+    /// Number of pool slices.
     pub slices: u32,
 }
 
-/// The best host for a VM, or `None` if it fits nowhere. Hosts in `except` are not considered.
-pub fn place(need: Need, capacity: &Capacity, except: &BTreeSet<Name>) -> Option<Placement> {
-    let open = capacity.hosts.iter().filter(|(name, room)| room.open && !except.contains(*name));
-    let fits = open.filter_map(|(name, room)| {
-        let placement = capacity.fit(need, name, room)?;
-        let rank =
-            (placement.slices > 0, room.cores - need.cores, room.local.saturating_sub(placement.local));
+/// Returns the best placement for a VM, or `None` if it fits on no host. Hosts in `excluded` are
+/// skipped.
+pub fn place(shape: VmShape, capacity: &Capacity, excluded: &BTreeSet<Name>) -> Option<Placement> {
+    let is_schedulable = capacity
+        .hosts
+        .iter()
+        .filter(|(name, host_capacity)| host_capacity.is_schedulable && !excluded.contains(*name));
+    let candidates = is_schedulable.filter_map(|(name, host_capacity)| {
+        let placement = capacity.fit(shape, name, host_capacity)?;
+        let rank = (
+            placement.slices > 0,
+            host_capacity.cores - shape.cores,
+            host_capacity.local.saturating_sub(placement.local),
+        );
         Some((rank, placement))
     });
-    // Names come in order and the first of equals is kept.
-    fits.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, placement)| placement)
+    // Hosts are ordered by name and `min_by` returns the first minimum.
+    candidates.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, placement)| placement)
 }
 
 impl Capacity {
-    fn fit(&self, need: Need, host: &Name, room: &Room) -> Option<Placement> {
-        let slices = slices_beyond(need.memory, room.local)?;
-        let fits = need.cores <= room.cores && slices <= self.reach(room);
-        let local = need.memory.saturating_sub(Bytes::slices(slices));
-        fits.then(|| Placement { host: host.clone(), cores: need.cores, local, slices })
+    fn fit(&self, shape: VmShape, host: &Name, host_capacity: &HostCapacity) -> Option<Placement> {
+        let slices = slices_beyond(shape.memory, host_capacity.local)?;
+        let candidates = shape.cores <= host_capacity.cores && slices <= self.reachable_slices(host_capacity);
+        let local = shape.memory.saturating_sub(Bytes::slices(slices));
+        candidates.then(|| Placement { host: host.clone(), cores: shape.cores, local, slices })
     }
 
-    /// Free slices that a host can get.
-    fn reach(&self, room: &Room) -> u32 {
-        let free = room.emcs.iter().filter_map(|emc| self.slices.get(emc));
+    /// Returns the number of free slices that a host can reach.
+    fn reachable_slices(&self, host_capacity: &HostCapacity) -> u32 {
+        let free = host_capacity.emcs.iter().filter_map(|emc| self.slices.get(emc));
         free.fold(0, |sum, free| sum.saturating_add(*free))
     }
 
-    /// Takes what a VM was given out of what is free. Which EMCs give its slices is guessed as the pool manager chooses:
-    /// those with the most free slices first.
+    /// Subtracts a placement from the free resources. The EMCs are assumed to be those with the
+    /// most free slices first, as the pool manager chooses them.
     pub fn take(&mut self, placement: &Placement) {
-        let Some(room) = self.hosts.get_mut(&placement.host) else { return };
-        room.cores = room.cores.saturating_sub(placement.cores);
-        room.local = room.local.saturating_sub(placement.local);
-        let mut emcs = room.emcs.clone();
+        let Some(host_capacity) = self.hosts.get_mut(&placement.host) else { return };
+        host_capacity.cores = host_capacity.cores.saturating_sub(placement.cores);
+        host_capacity.local = host_capacity.local.saturating_sub(placement.local);
+        let mut emcs = host_capacity.emcs.clone();
         emcs.sort_by_key(|emc| std::cmp::Reverse(self.slices.get(emc).copied()));
-        let mut missing = placement.slices;
+        let mut needed = placement.slices;
         for emc in emcs {
             let Some(free) = self.slices.get_mut(&emc) else { continue };
-            let taken = missing.min(*free);
+            let taken = needed.min(*free);
             *free -= taken;
-            missing -= taken;
+            needed -= taken;
         }
     }
 
-    /// Local memory that is free and of no use: on hosts that take new VMs but have no room for one of this shape, be it
-    /// for want of cores or of memory.
-    pub fn stranded(&self, shape: Need) -> Bytes {
-        let useless =
-            self.hosts.iter().filter(|(name, room)| room.open && self.fit(shape, name, room).is_none());
-        useless.map(|(_, room)| room.local).sum()
+    /// Returns the stranded local memory: free memory of schedulable hosts on which a VM of this
+    /// shape does not fit, for lack of cores or of memory.
+    pub fn stranded(&self, shape: VmShape) -> Bytes {
+        let unusable = self.hosts.iter().filter(|(name, host_capacity)| {
+            host_capacity.is_schedulable && self.fit(shape, name, host_capacity).is_none()
+        });
+        unusable.map(|(_, host_capacity)| host_capacity.local).sum()
     }
 }
 
-/// The slices a VM needs beside so much local memory, or `None` if what is no whole slice does not fit there.
+/// Returns the slices that a VM needs in addition to `local` memory, or `None` if the part of its
+/// memory that is not a whole slice does not fit locally.
 fn slices_beyond(memory: Bytes, local: Bytes) -> Option<u32> {
     let beyond = memory.saturating_sub(local).get().div_ceil(SLICE.get());
-    let most = memory.slices_floor().as_slices()?;
-    u32::try_from(beyond).ok().filter(|slices| *slices <= most)
+    let slices_max = memory.slices_floor().as_slices()?;
+    u32::try_from(beyond).ok().filter(|slices| *slices <= slices_max)
 }
 
-/// The shape in the middle: the lower median of the cores and that of the memory, each by itself.
-pub fn median(needs: impl Iterator<Item = Need>) -> Option<Need> {
-    let (mut cores, mut memory): (Vec<u32>, Vec<Bytes>) = needs.map(|need| (need.cores, need.memory)).unzip();
+/// Returns the lower median of the cores and of the memory, each on its own; `None` without shapes.
+pub fn median(shapes: impl Iterator<Item = VmShape>) -> Option<VmShape> {
+    let (mut cores, mut memory): (Vec<u32>, Vec<Bytes>) =
+        shapes.map(|shape| (shape.cores, shape.memory)).unzip();
     let middle = cores.len().checked_sub(1)? / 2;
     let cores = *cores.select_nth_unstable(middle).1;
     let memory = *memory.select_nth_unstable(middle).1;
-    Some(Need { cores, memory })
+    Some(VmShape { cores, memory })
 }
 
 #[cfg(test)]
@@ -132,16 +143,17 @@ mod tests {
         Name::new(text).unwrap()
     }
 
-    /// Hosts as `name cores local_mib emc,emc` and EMCs as `name slices`, separated by `;`.
-    fn rack(words: &str) -> Capacity {
+    /// Parses a rack: hosts as `name cores local_mib emc,emc` and EMCs as `name slices`, separated
+    /// by `;`.
+    fn rack(text: &str) -> Capacity {
         let mut rack = Capacity::default();
-        for part in words.split(';') {
+        for part in text.split(';') {
             match part.split_whitespace().collect::<Vec<_>>()[..] {
                 [emc, slices] => drop(rack.slices.insert(name(emc), slices.parse().unwrap())),
                 [host, cores, mib, emcs] => {
                     let emcs = emcs.split(',').map(name).collect();
                     let (cores, local) = (cores.parse().unwrap(), Bytes::mib(mib.parse().unwrap()));
-                    rack.hosts.insert(name(host), Room { open: true, cores, local, emcs });
+                    rack.hosts.insert(name(host), HostCapacity { is_schedulable: true, cores, local, emcs });
                 }
                 _ => panic!("{part:?}"),
             }
@@ -149,79 +161,82 @@ mod tests {
         rack
     }
 
-    /// Where a VM of so many cores and MiB goes, as `host local+slices`.
-    fn placed(rack: &Capacity, cores: u32, mib: u64) -> String {
-        let need = Need { cores, memory: Bytes::mib(mib) };
+    /// Returns the placement of a VM as `host local+slices`.
+    fn placement_of(rack: &Capacity, cores: u32, mib: u64) -> String {
+        let shape = VmShape { cores, memory: Bytes::mib(mib) };
         let shown = |p: Placement| format!("{} {}+{}", p.host, p.local, p.slices);
-        place(need, rack, &BTreeSet::new()).map_or("nowhere".into(), shown)
+        place(shape, rack, &BTreeSet::new()).map_or("nowhere".into(), shown)
     }
 
     #[test]
-    fn local_memory_comes_first_and_the_pool_gives_whole_slices() {
+    fn placement_prefers_local_memory_and_uses_whole_slices() {
         let rack = rack("a 8 2048 e;e 4");
-        assert_eq!(placed(&rack, 1, 2048), "a 2GiB+0");
-        assert_eq!(placed(&rack, 1, 2049), "a 1025MiB+1");
-        assert_eq!(placed(&rack, 1, 6144), "a 2GiB+4");
-        assert_eq!(placed(&rack, 1, 6145), "nowhere");
+        assert_eq!(placement_of(&rack, 1, 2048), "a 2GiB+0");
+        assert_eq!(placement_of(&rack, 1, 2049), "a 1025MiB+1");
+        assert_eq!(placement_of(&rack, 1, 6144), "a 2GiB+4");
+        assert_eq!(placement_of(&rack, 1, 6145), "nowhere");
     }
 
     #[test]
-    fn what_is_no_whole_slice_must_be_local() {
-        assert_eq!(placed(&rack("a 8 511 e;e 4"), 1, 1536), "nowhere");
-        assert_eq!(placed(&rack("a 8 512 e;e 4"), 1, 1536), "a 512MiB+1");
-        assert_eq!(placed(&rack("a 8 0 e;e 4"), 1, 2048), "a 0B+2");
+    fn fraction_of_a_slice_must_fit_locally() {
+        assert_eq!(placement_of(&rack("a 8 511 e;e 4"), 1, 1536), "nowhere");
+        assert_eq!(placement_of(&rack("a 8 512 e;e 4"), 1, 1536), "a 512MiB+1");
+        assert_eq!(placement_of(&rack("a 8 0 e;e 4"), 1, 2048), "a 0B+2");
     }
 
     #[test]
-    fn the_fullest_host_that_needs_no_pool_wins() {
+    fn fullest_host_without_pool_memory_is_preferred() {
         let rack = rack("a 8 8192 e;b 4 4096 e;c 2 1024 e;e 9");
-        assert_eq!(placed(&rack, 2, 1024), "c 1GiB+0");
-        assert_eq!(placed(&rack, 2, 2048), "b 2GiB+0");
-        assert_eq!(placed(&rack, 5, 2048), "a 2GiB+0");
-        assert_eq!(placed(&rack, 2, 9216), "c 1GiB+8");
+        assert_eq!(placement_of(&rack, 2, 1024), "c 1GiB+0");
+        assert_eq!(placement_of(&rack, 2, 2048), "b 2GiB+0");
+        assert_eq!(placement_of(&rack, 5, 2048), "a 2GiB+0");
+        assert_eq!(placement_of(&rack, 2, 9216), "c 1GiB+8");
     }
 
     #[test]
-    fn slices_of_one_emc_are_shared_by_its_hosts() {
+    fn slices_of_emc_are_shared_by_its_hosts() {
         let mut rack = rack("a 8 0 e;b 8 0 e,f;e 2;f 1");
-        let placement = place(Need { cores: 1, memory: Bytes::gib(2) }, &rack, &BTreeSet::new()).unwrap();
+        let placement = place(VmShape { cores: 1, memory: Bytes::gib(2) }, &rack, &BTreeSet::new()).unwrap();
         rack.take(&placement);
         assert_eq!(rack.slices[&name("e")], 0);
-        assert_eq!(placed(&rack, 1, 1024), "b 0B+1");
-        assert_eq!(placed(&rack, 1, 2048), "nowhere");
+        assert_eq!(placement_of(&rack, 1, 1024), "b 0B+1");
+        assert_eq!(placement_of(&rack, 1, 2048), "nowhere");
     }
 
     #[test]
-    fn a_closed_host_and_one_that_was_tried_take_nothing() {
+    fn unschedulable_and_excluded_hosts_are_skipped() {
         let mut rack = rack("a 8 8192 e;b 8 8192 e;e 1");
-        rack.hosts.get_mut("a").unwrap().open = false;
-        assert_eq!(placed(&rack, 1, 1024), "b 1GiB+0");
-        let need = Need { cores: 1, memory: Bytes::gib(1) };
-        assert_eq!(place(need, &rack, &BTreeSet::from([name("b")])), None);
+        rack.hosts.get_mut("a").unwrap().is_schedulable = false;
+        assert_eq!(placement_of(&rack, 1, 1024), "b 1GiB+0");
+        let shape = VmShape { cores: 1, memory: Bytes::gib(1) };
+        assert_eq!(place(shape, &rack, &BTreeSet::from([name("b")])), None);
     }
 
     #[test]
-    fn memory_is_stranded_where_the_middle_vm_does_not_fit() {
-        let needs =
-            [(1, 1), (2, 2), (2, 9), (8, 64)].map(|(cores, gib)| Need { cores, memory: Bytes::gib(gib) });
-        let shape = median(needs.into_iter()).unwrap();
-        assert_eq!(shape, Need { cores: 2, memory: Bytes::gib(2) });
+    fn stranded_memory_is_where_median_vm_does_not_fit() {
+        let shapes =
+            [(1, 1), (2, 2), (2, 9), (8, 64)].map(|(cores, gib)| VmShape { cores, memory: Bytes::gib(gib) });
+        let shape = median(shapes.into_iter()).unwrap();
+        assert_eq!(shape, VmShape { cores: 2, memory: Bytes::gib(2) });
         assert_eq!(median(std::iter::empty()), None);
-        // No cores left on a, no memory within reach of b; c takes one more.
+        // Host a has too few cores, host b too little memory within reach; host c fits one more VM.
         let rack = rack("a 1 8192 e;b 9 1024 f;c 2 1024 e;e 1;f 0");
         assert_eq!(rack.stranded(shape), Bytes::gib(9));
     }
 
-    fn some_rack() -> impl Strategy<Value = Capacity> {
+    fn any_rack() -> impl Strategy<Value = Capacity> {
         let host = (any::<bool>(), 0..9u32, 0..9000u64, prop::collection::btree_set(0..3u8, 0..3));
         let hosts = prop::collection::vec(host, 0..6);
         (hosts, prop::collection::vec(0..5u32, 3)).prop_map(|(hosts, slices)| Capacity {
             hosts: hosts
                 .into_iter()
                 .enumerate()
-                .map(|(i, (open, cores, mib, emcs))| {
+                .map(|(i, (is_schedulable, cores, mib, emcs))| {
                     let emcs = emcs.into_iter().map(|e| name(&format!("e{e}"))).collect();
-                    (name(&format!("h{i}")), Room { open, cores, local: Bytes::mib(mib), emcs })
+                    (
+                        name(&format!("h{i}")),
+                        HostCapacity { is_schedulable, cores, local: Bytes::mib(mib), emcs },
+                    )
                 })
                 .collect(),
             slices: slices.into_iter().enumerate().map(|(i, n)| (name(&format!("e{i}")), n)).collect(),
@@ -230,40 +245,40 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_promised_that_is_not_there(mut rack in some_rack(), vms in prop::collection::vec((1..5u32, 1..9000u64), 0..20)) {
+        fn placements_never_exceed_free_resources(mut rack in any_rack(), vms in prop::collection::vec((1..5u32, 1..9000u64), 0..20)) {
             for (cores, mib) in vms {
-                let need = Need { cores, memory: Bytes::mib(mib) };
+                let shape = VmShape { cores, memory: Bytes::mib(mib) };
                 let before = rack.clone();
-                let Some(placement) = place(need, &rack, &BTreeSet::new()) else { continue };
-                let room = &before.hosts[&placement.host];
-                prop_assert!(room.open && room.cores >= cores && room.local >= placement.local);
-                prop_assert_eq!(placement.local.checked_add(Bytes::slices(placement.slices)), Some(need.memory));
+                let Some(placement) = place(shape, &rack, &BTreeSet::new()) else { continue };
+                let host_capacity = &before.hosts[&placement.host];
+                prop_assert!(host_capacity.is_schedulable && host_capacity.cores >= cores && host_capacity.local >= placement.local);
+                prop_assert_eq!(placement.local.checked_add(Bytes::slices(placement.slices)), Some(shape.memory));
                 rack.take(&placement);
                 let left: u32 = rack.slices.values().sum();
                 prop_assert_eq!(left + placement.slices, before.slices.values().sum::<u32>());
                 for (emc, free) in &rack.slices {
-                    prop_assert!(*free == before.slices[emc] || room.emcs.contains(emc));
+                    prop_assert!(*free == before.slices[emc] || host_capacity.emcs.contains(emc));
                 }
             }
         }
 
         #[test]
-        fn a_vm_is_turned_away_only_if_it_fits_nowhere(rack in some_rack(), cores in 1..5u32, mib in 1..9000u64) {
-            let need = Need { cores, memory: Bytes::mib(mib) };
-            if place(need, &rack, &BTreeSet::new()).is_none() {
-                for room in rack.hosts.values().filter(|room| room.open && room.cores >= cores) {
-                    let slices: u64 = room.emcs.iter().map(|emc| u64::from(rack.slices[emc])).sum();
-                    let fits = (0..=slices.min(mib / 1024)).any(|n| Bytes::mib(mib - n * 1024) <= room.local);
-                    prop_assert!(!fits, "{room:?} would take it");
+        fn vm_is_rejected_only_if_no_host_fits(rack in any_rack(), cores in 1..5u32, mib in 1..9000u64) {
+            let shape = VmShape { cores, memory: Bytes::mib(mib) };
+            if place(shape, &rack, &BTreeSet::new()).is_none() {
+                for host_capacity in rack.hosts.values().filter(|host_capacity| host_capacity.is_schedulable && host_capacity.cores >= cores) {
+                    let slices: u64 = host_capacity.emcs.iter().map(|emc| u64::from(rack.slices[emc])).sum();
+                    let candidates = (0..=slices.min(mib / 1024)).any(|n| Bytes::mib(mib - n * 1024) <= host_capacity.local);
+                    prop_assert!(!candidates, "{host_capacity:?} would fit it");
                 }
             }
         }
 
         #[test]
-        fn the_pool_is_used_only_where_no_host_has_room_of_its_own(rack in some_rack(), cores in 1..5u32, mib in 1..9000u64) {
-            let need = Need { cores, memory: Bytes::mib(mib) };
-            if place(need, &rack, &BTreeSet::new()).is_some_and(|p| p.slices > 0) {
-                prop_assert!(!rack.hosts.values().any(|r| r.open && r.cores >= cores && r.local >= need.memory));
+        fn pool_is_used_only_if_no_host_has_enough_local_memory(rack in any_rack(), cores in 1..5u32, mib in 1..9000u64) {
+            let shape = VmShape { cores, memory: Bytes::mib(mib) };
+            if place(shape, &rack, &BTreeSet::new()).is_some_and(|p| p.slices > 0) {
+                prop_assert!(!rack.hosts.values().any(|r| r.is_schedulable && r.cores >= cores && r.local >= shape.memory));
             }
         }
     }

@@ -1,33 +1,36 @@
-//! Tenants of one host out of real traces, and who gets how much by several schemes: what each scheme is worth to each tenant against an equal split
-//! (Spirit's figure 6). And what there is to see of it: what throughputs hang on (figure 1), a market's rounds (3), markets of ever more tenants (8), and
-//! tenants that change what they do (9).
+//! Comparison of allocation schemes for tenants from real traces that share a host: throughput of
+//! each tenant relative to an equal split (Spirit, figure 6). Also the data of Spirit's figures 1
+//! (sensitivity of throughput), 3 (rounds of the market), 8 (markets with many tenants) and 9
+//! (tenants that change their workload).
 //!
-//! A tenant's true throughput is Spirit's slowdown (4.2, resolved) with the miss ratios of its whole trace under LRU, counted. Schemes but the ideal one do
-//! not know it: they are told what a host would measure.
+//! A tenant's true throughput is Spirit's slowdown (section 4.2, corrected form) with the exact LRU
+//! miss ratios of its whole trace. Only the ideal scheme knows it; the others use the values that a
+//! host would measure.
 
+mod accesses;
 mod auction;
 mod change;
-mod crowd;
 mod host;
 mod ideal;
-mod leaning;
 mod lru;
 mod mixes;
+mod preference;
+mod scaling;
 mod schemes;
 mod tenant;
-mod touches;
 
+pub use accesses::{AccessTraceError, read};
 pub use auction::{Auction, Round, auction};
 pub use change::{
-    Activity, CHANGES, Change, EPOCHS, Epoch, FOLLOWED_WITHIN, Followed, Played, TENANTS, followed, play,
+    Activity, CHANGES, Change, ChangeResponse, EPOCHS, Epoch, RESPONSE_EPOCHS_MAX, TENANTS, TenantEpoch,
+    change_responses, play,
 };
-pub use crowd::{Bidders, Crowd};
 pub use host::Host;
-pub use leaning::{Along, along, leaning, opposites, typical};
-pub use mixes::{Mix, SMALL, both_ways, mixes};
+pub use mixes::{Mix, SMALL_HOST_TENANTS, memory_and_compute_bound, mixes};
+pub use preference::{ShareSensitivity, memory_preference, most_different, share_sensitivity, typical};
+pub use scaling::{Bidders, ScalingTenants};
 pub use schemes::{Outcome, Scheme, compare};
 pub use tenant::{Curve, Kind, Tenant};
-pub use touches::{NoTouches, read};
 
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,10 @@
-//! Arrivals and departures of VMs as public traces have them: rows in, [`Arrival`]s and ordered [`Event`]s out. Where the
-//! bytes come from, and what unpacks them, is the caller's business; nothing is placed or played here.
+//! VM arrivals and departures from public traces: CSV rows in, [`Arrival`]s and ordered [`Event`]s
+//! out. The callers open and decompress the input, and place the VMs.
 //!
-//! Two layouts are understood. With a header, columns are found by name: `vm_id`, `arrive_s`, `depart_s`, `cores` and
-//! `mem_gb`, and `app_name` if it is there; others are ignored. Without one, rows have the eleven columns of Azure's public
-//! VM table. Seconds count from the start of the trace. GB is read as GiB and rounded to whole MiB.
+//! Two layouts are supported. With a header, columns are matched by name: `vm_id`, `arrive_s`,
+//! `depart_s`, `cores` and `mem_gb`, and optionally `app_name`; other columns are ignored. Without
+//! a header, rows have the eleven columns of Azure's public VM table. Seconds count from the start
+//! of the trace. GB is read as GiB and rounded to whole MiB.
 
 use std::io::{self, BufRead};
 
@@ -18,90 +19,90 @@ pub use layout::Layout;
 /// One VM of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Where it stands in the file, counted from 1; a generated VM's number.
+    /// Line number in the file, from 1; the sequence number of a generated VM.
     pub line: u64,
-    /// Its name in the trace.
+    /// Id of the VM in the trace.
     pub id: String,
-    /// When it came; `None` if it was there at the start.
+    /// Arrival time; `None` if the VM was running at the start.
     pub arrive: Option<Ns>,
-    /// When it left; `None` if it stayed.
+    /// Departure time; `None` if the VM was running at the end.
     pub depart: Option<Ns>,
-    /// Its cores, at least 1.
+    /// Number of cores, at least 1.
     pub cores: u32,
-    /// Its memory, in whole MiB, at least 1.
+    /// Memory in whole MiB, at least 1.
     pub memory: Bytes,
-    /// What it is an instance of, where the trace says so.
+    /// Application of the VM, if the trace has one.
     pub app: Option<String>,
 }
 
-/// Everything a file says.
+/// Contents of a trace file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// How it was laid out.
+    /// Layout of the file.
     pub layout: Layout,
-    /// Its VMs, by row.
+    /// VMs, in file order.
     pub arrivals: Vec<Arrival>,
-    /// Rows that were left out because they are malformed, and the first of them.
+    /// Number of malformed rows that were skipped.
     pub skipped: u64,
-    /// Why the first row that was left out is malformed.
-    pub first_skipped: Option<Malformed>,
+    /// Error of the first skipped row.
+    pub first_skipped: Option<MalformedRow>,
 }
 
-/// What to do with a malformed row.
+/// Handling of malformed rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rigour {
-    /// It ends the reading.
+pub enum Strictness {
+    /// A malformed row is an error.
     #[default]
     Strict,
-    /// It is counted and left out.
+    /// Malformed rows are counted and skipped.
     Lenient,
 }
 
-/// A row that breaks a rule.
+/// Error: a row is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {field} = {value:?}: {rule}")]
-pub struct Malformed {
-    /// Counted from 1.
+pub struct MalformedRow {
+    /// Line number, from 1.
     pub line: u64,
-    /// Which column.
+    /// Name of the column.
     pub field: &'static str,
-    /// As written; its beginning if it is long.
+    /// Value as written, truncated.
     pub value: String,
-    /// "must be ...".
+    /// Rule that the value breaks: "must be ...".
     pub rule: &'static str,
 }
 
-/// Why a trace cannot be read.
+/// Error reading a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The bytes do not come.
-    #[error("read after line {line}")]
+    /// The input cannot be read.
+    #[error("cannot read after line {line}")]
     Read {
-        /// The last line that came.
+        /// Last line that was read.
         line: u64,
-        /// What the system said.
+        /// Error of the reader.
         #[source]
         errno: io::Error,
     },
-    /// There is no row.
+    /// The trace has no rows.
     #[error("no rows: must have a header and rows, or the rows of Azure's VM table")]
     Empty,
-    /// The first row is neither a known header nor a row of Azure's VM table.
+    /// The first row is neither a supported header nor a row of Azure's VM table.
     #[error(
         "line 1: {first:?}: must be a header with vm_id, arrive_s, depart_s, cores and mem_gb, \
          or a row of Azure's VM table (11 columns)"
     )]
     UnknownLayout {
-        /// The beginning of the first row.
+        /// First row, truncated.
         first: String,
     },
-    /// A row breaks a rule.
+    /// A row is malformed.
     #[error(transparent)]
-    Malformed(#[from] Malformed),
-    /// More rows than anybody means to replay.
+    MalformedRow(#[from] MalformedRow),
+    /// The trace has too many rows.
     #[error("more than {max} rows")]
     TooManyRows {
-        /// How many are read at most.
+        /// Upper bound on the rows.
         max: usize,
     },
 }
@@ -109,8 +110,9 @@ pub enum TraceError {
 /// Reads a whole trace.
 ///
 /// # Errors
-/// [`TraceError`]; malformed rows only with [`Rigour::Strict`].
-pub fn read(input: impl BufRead, rigour: Rigour) -> Result<Trace, TraceError> {
+/// [`TraceError`] when the input cannot be read, has an unknown layout or too many rows, and for
+/// malformed rows with [`Strictness::Strict`].
+pub fn read(input: impl BufRead, strictness: Strictness) -> Result<Trace, TraceError> {
     let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
     let mut row = ByteRecord::new();
     if !next(&mut rows, &mut row)? {
@@ -123,7 +125,7 @@ pub fn read(input: impl BufRead, rigour: Rigour) -> Result<Trace, TraceError> {
         if trace.arrivals.len() == TRACE_ROWS_MAX {
             return Err(TraceError::TooManyRows { max: TRACE_ROWS_MAX });
         }
-        trace.add(columns.arrival(&row), rigour)?;
+        trace.add(columns.arrival(&row), strictness)?;
         more = next(&mut rows, &mut row)?;
     }
     Ok(trace)
@@ -135,11 +137,11 @@ fn next<R: io::Read>(rows: &mut csv::Reader<R>, row: &mut ByteRecord) -> Result<
 }
 
 impl Trace {
-    fn add(&mut self, row: Result<Arrival, Malformed>, rigour: Rigour) -> Result<(), TraceError> {
-        match (row, rigour) {
+    fn add(&mut self, row: Result<Arrival, MalformedRow>, strictness: Strictness) -> Result<(), TraceError> {
+        match (row, strictness) {
             (Ok(arrival), _) => self.arrivals.push(arrival),
-            (Err(malformed), Rigour::Strict) => return Err(malformed.into()),
-            (Err(malformed), Rigour::Lenient) => {
+            (Err(malformed), Strictness::Strict) => return Err(malformed.into()),
+            (Err(malformed), Strictness::Lenient) => {
                 self.skipped += 1;
                 self.first_skipped.get_or_insert(malformed);
             }
@@ -148,58 +150,60 @@ impl Trace {
     }
 }
 
-/// What happens to a VM.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// It comes.
+pub enum EventKind {
+    /// The VM arrives.
     Arrive,
-    /// It goes.
+    /// The VM departs.
     Depart,
 }
 
-/// One thing that happens.
+/// Arrival or departure of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, from the start of the trace.
+    /// Time since the start of the trace.
     pub at: Ns,
-    /// What.
-    pub what: What,
-    /// To which VM: its place among the arrivals.
+    /// Kind of the event.
+    pub kind: EventKind,
+    /// Index of the VM in the arrivals.
     pub index: usize,
 }
 
-/// Everything that happens, in order: by time; those that were there at the start first; then departures, so that their
-/// room is there for arrivals; then by row. A VM that leaves the moment it comes leaves after all arrivals of that moment.
+/// Returns all events in order of time. Events of the same time are ordered: VMs running at the
+/// start, departures (so that their resources are free for arrivals), arrivals, and departures of
+/// VMs that arrive at the same time; then by row.
 pub fn events(arrivals: &[Arrival]) -> Vec<Event> {
-    let mut ranked: Vec<(Rank, Event)> = arrivals.iter().enumerate().flat_map(|(i, a)| both(i, a)).collect();
+    let mut ranked: Vec<(Rank, Event)> =
+        arrivals.iter().enumerate().flat_map(|(i, a)| events_of(i, a)).collect();
     ranked.sort_by_key(|(rank, event)| (event.at, *rank, event.index));
     ranked.into_iter().map(|(_, event)| event).collect()
 }
 
-/// Order within one moment.
+/// Order of events of the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    ThereAtTheStart,
-    Leaving,
-    Coming,
-    LeavingAtOnce,
+    Initial,
+    Departure,
+    Arrival,
+    ImmediateDeparture,
 }
 
-fn both(index: usize, vm: &Arrival) -> impl Iterator<Item = (Rank, Event)> {
+fn events_of(index: usize, vm: &Arrival) -> impl Iterator<Item = (Rank, Event)> {
     let at = vm.arrive.unwrap_or(Ns::ZERO);
-    let rank = if vm.arrive.is_some() { Rank::Coming } else { Rank::ThereAtTheStart };
-    let comes = (rank, Event { at, what: What::Arrive, index });
-    let goes = vm.depart.map(|leaves| {
-        let rank = if vm.arrive == Some(leaves) { Rank::LeavingAtOnce } else { Rank::Leaving };
-        (rank, Event { at: leaves, what: What::Depart, index })
+    let rank = if vm.arrive.is_some() { Rank::Arrival } else { Rank::Initial };
+    let arrival = (rank, Event { at, kind: EventKind::Arrive, index });
+    let departure = vm.depart.map(|leaves| {
+        let rank = if vm.arrive == Some(leaves) { Rank::ImmediateDeparture } else { Rank::Departure };
+        (rank, Event { at: leaves, kind: EventKind::Depart, index })
     });
-    std::iter::once(comes).chain(goes)
+    std::iter::once(arrival).chain(departure)
 }
 
-/// The first so many VMs in the order in which they come.
-pub fn first(mut arrivals: Vec<Arrival>, most: usize) -> Vec<Arrival> {
+/// Returns the first `count` VMs in order of arrival.
+pub fn first(mut arrivals: Vec<Arrival>, count: usize) -> Vec<Arrival> {
     arrivals.sort_by_key(|vm| (vm.arrive, vm.line));
-    arrivals.truncate(most);
+    arrivals.truncate(count);
     arrivals
 }
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use prediction::{
     file::Kind,
-    frigid::{Ask, Groups, Outcome, Usage},
+    frigid::{Groups, Outcome, Usage, VmRequest},
     import::Format,
-    sensitivity::{COUNTER_MAX, COUNTERS, SLOWDOWN_RULE, SLOWDOWNS, Workload, measured},
+    sensitivity::{COUNTER_MAX, COUNTERS, SLOWDOWN_RANGE, SLOWDOWN_RULE, Workload, measured_counters},
 };
 use proto::v1 as wire;
 use units::limits::{
@@ -117,7 +117,7 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
     };
     let (groups, counters) = profile(o.vm, o.profile)?;
     let begins = UnixMs(o.began_unix_ms);
-    let ask = Ask { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
+    let ask = VmRequest { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
     let begun = Begun { ask, counters, remark: None, whole: false };
     Ok(past(begun, peak, UnixMs(o.ended_unix_ms), usage).expect("it asked for memory"))
 }
@@ -127,7 +127,7 @@ pub fn outcome_view(past: Past) -> wire::Outcome {
     let Past { begun: Begun { ask, counters, .. }, outcome } = past;
     let Outcome { ended, usage, .. } = outcome;
     let peak_bytes = outcome.peak(ask.requested).get();
-    let named = counters.iter().flat_map(measured).map(|(name, number)| (name.to_owned(), number));
+    let named = counters.iter().flat_map(measured_counters).map(|(name, number)| (name.to_owned(), number));
     let counters = named.collect();
     let Groups { vm, key, kind, place } = ask.groups;
     wire::Outcome {
@@ -192,7 +192,7 @@ pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
     let wrong = || Invalid::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
     let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(wrong)?;
     let workload = |one: wire::Labelled| {
-        if !SLOWDOWNS.contains(&one.slowdown) {
+        if !SLOWDOWN_RANGE.contains(&one.slowdown) {
             return Err(Invalid::new("labels.workloads.slowdown", one.slowdown, SLOWDOWN_RULE));
         }
         let program = group("labels.workloads.program", one.program)?;
@@ -211,12 +211,12 @@ pub fn model_view(shown: Shown) -> wire::Model {
         Kind::Sensitivity => wire::ModelKind::Sensitivity,
     };
     let told = about.metrics.iter().map(|verdict| wire::Metric {
-        rate_asked: verdict.rate_asked,
+        rate_asked: verdict.rate_target,
         rate_actual: verdict.rate_actual,
         share: verdict.frigid_share,
         of: verdict.vms.into(),
     });
-    let cut = |cut: &prediction::sensitivity::Cut| wire::Metric {
+    let cut = |cut: &prediction::sensitivity::Cutoff| wire::Metric {
         rate_asked: cut.fp,
         rate_actual: cut.fp,
         share: cut.placed,

@@ -8,13 +8,14 @@ use pool::{
     manager::Ask,
 };
 use prediction::{
-    file::{About, Content, FileError, Kind, ModelFile},
+    file::{Content, FileError, Kind, ModelFile, Provenance},
     frigid::{
-        Calibration, Teacher, feature_names,
-        trial::{self, Stay, TooFew},
+        Calibration, ModelSource,
+        backtest::{self, TooFewOutcomes, VmSample},
+        feature_names,
     },
-    import::{Foreign, Format, Refused},
-    sensitivity::{self, COUNTERS, Workload, trial::Untold},
+    import::{Format, ImportError, ImportedModel},
+    sensitivity::{self, COUNTERS, Workload, backtest::EvaluationError},
 };
 use tokio::sync::OwnedSemaphorePermit;
 use units::{
@@ -64,10 +65,10 @@ pub enum ModelError {
     Busy,
     /// There is too little to learn from.
     #[error("outcomes")]
-    TooFew(#[from] TooFew),
+    TooFew(#[from] TooFewOutcomes),
     /// Labels teach nothing.
     #[error("labels")]
-    Untold(#[from] Untold),
+    Untold(#[from] EvaluationError),
     /// Labels are needed.
     #[error("labels: none: must be there for a model of latency sensitivity")]
     Unlabelled,
@@ -84,7 +85,7 @@ pub enum ModelError {
     },
     /// It was trained elsewhere, and is not taken.
     #[error("content")]
-    Refused(#[from] Refused),
+    Refused(#[from] ImportError),
     /// The store, or the manager ends.
     #[error(transparent)]
     Asked(#[from] Asked),
@@ -120,11 +121,11 @@ pub struct Shown {
     /// Whether it serves.
     pub serves: bool,
     /// Where it comes from.
-    pub about: About,
+    pub about: Provenance,
     /// Its length.
     pub bytes: usize,
     /// Its cuts, if it is of latency sensitivity.
-    pub cuts: Vec<sensitivity::Cut>,
+    pub cuts: Vec<sensitivity::Cutoff>,
     /// Against the one that serves.
     pub comparison: Option<Comparison>,
 }
@@ -148,7 +149,7 @@ pub struct Comparison {
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
     lines: BTreeMap<Kind, Line>,
-    models: BTreeMap<(Kind, u32), (About, Vec<sensitivity::Cut>, usize)>,
+    models: BTreeMap<(Kind, u32), (Provenance, Vec<sensitivity::Cutoff>, usize)>,
 }
 
 impl Shelf {
@@ -181,10 +182,10 @@ impl Shelf {
 
     fn put(&mut self, kind: Kind, version: u32, file: &ModelFile, bytes: usize) {
         let cuts = match &file.content {
-            Content::Sensitivity { model, .. } => model.cuts().to_vec(),
+            Content::Sensitivity { model, .. } => model.cutoffs().to_vec(),
             Content::Frigid { .. } => Vec::new(),
         };
-        self.models.insert((kind, version), (file.about.clone(), cuts, bytes));
+        self.models.insert((kind, version), (file.provenance.clone(), cuts, bytes));
     }
 
     fn show(&self, kind: Kind, version: u32) -> Result<Shown, ModelError> {
@@ -235,9 +236,9 @@ impl Forecasts {
         };
         let file = aside(move || {
             let _place = place; // given back when it is over, also if nobody waits any more
-            let about = About { trained_by: "tarn".to_owned(), ..about(made) };
+            let about = Provenance { trained_by: "tarn".to_owned(), ..about(made) };
             match training {
-                Training::Frigid => frigid_file(&stays, &Teacher::Own, about),
+                Training::Frigid => frigid_file(&stays, &ModelSource::Trained, about),
                 Training::Sensitivity(labels) => {
                     let model = sensitivity::Model::train(&labels.workloads, labels.pdm, SEED)?;
                     Ok(sensitivity_file(model, &labels, about))
@@ -280,20 +281,20 @@ impl Forecasts {
             Format::LightGbm => "lightgbm",
             Format::Onnx => "onnx",
         };
-        let about = About { trained_by: trained_by.to_owned(), ..about(made) };
+        let about = Provenance { trained_by: trained_by.to_owned(), ..about(made) };
         let stays = if kind == Kind::Frigid { self.stays().await? } else { Vec::new() };
         let file = aside(move || {
             let _place = place; // as above
             match kind {
                 Kind::Frigid => {
                     let names: Vec<String> = feature_names().collect();
-                    let model = Foreign::read(format, &bytes, &names)?;
-                    frigid_file(&stays, &Teacher::Foreign(Box::new(model)), about)
+                    let model = ImportedModel::read(format, &bytes, &names)?;
+                    frigid_file(&stays, &ModelSource::Imported(Box::new(model)), about)
                 }
                 Kind::Sensitivity => {
-                    let model = Foreign::read(format, &bytes, &COUNTERS.map(str::to_owned))?;
+                    let model = ImportedModel::read(format, &bytes, &COUNTERS.map(str::to_owned))?;
                     let labels = labels.ok_or(ModelError::Unlabelled)?;
-                    let model = sensitivity::Model::foreign(model, &labels.workloads, labels.pdm)?;
+                    let model = sensitivity::Model::imported(model, &labels.workloads, labels.pdm)?;
                     Ok(sensitivity_file(model, &labels, about))
                 }
             }
@@ -367,7 +368,7 @@ impl Forecasts {
         let mut basis = self.read().basis(self.rules());
         match &model {
             Some((_, ModelFile { content: Content::Sensitivity { model, .. }, .. })) => {
-                basis.cuts = model.cuts().to_vec();
+                basis.cuts = model.cutoffs().to_vec();
             }
             None if kind == Kind::Sensitivity => basis.cuts.clear(),
             _ => basis.calibration = calibration.clone(),
@@ -432,7 +433,7 @@ impl Forecasts {
         shelf.lines.insert(kind, line);
         shelf.put(kind, version, &file, length);
         let comparison = self.compare(&shelf, kind, &file).await.unwrap_or_default(); // it is kept all the same
-        tracing::info!(kind = kind.name(), version, rows = file.about.rows, "model kept");
+        tracing::info!(kind = kind.name(), version, rows = file.provenance.rows, "model kept");
         Ok(Shown { comparison, ..shelf.show(kind, version)? })
     }
 
@@ -471,8 +472,8 @@ impl Forecasts {
         Ok(place.map_err(|_| Asked::Stopping)?)
     }
 
-    async fn stays(&self) -> Result<Vec<Stay>, ModelError> {
-        let stay = |past: Past| Stay { ask: past.begun.ask, outcome: past.outcome, sound: true };
+    async fn stays(&self) -> Result<Vec<VmSample>, ModelError> {
+        let stay = |past: Past| VmSample { request: past.begun.ask, outcome: past.outcome, is_trusted: true };
         Ok(self.pasts().await?.into_iter().map(|(_, past)| stay(past)).collect())
     }
 
@@ -493,31 +494,36 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     Ok(result.await.map_err(|_| Asked::Stopping)?)
 }
 
-fn about(made: UnixMs) -> About {
-    About { made_by: env!("CARGO_PKG_VERSION").to_owned(), made, ..About::default() }
+fn about(made: UnixMs) -> Provenance {
+    Provenance { made_by: env!("CARGO_PKG_VERSION").to_owned(), made, ..Provenance::default() }
 }
 
-fn frigid_file(stays: &[Stay], teacher: &Teacher, about: About) -> Result<ModelFile, ModelError> {
+fn frigid_file(
+    stays: &[VmSample],
+    teacher: &ModelSource,
+    about: Provenance,
+) -> Result<ModelFile, ModelError> {
     let rates = RATES.map(|rate| Fraction::new(rate).expect("a share"));
-    let trained = trial::train(stays, teacher, &rates)?;
-    let about = About {
+    let trained = backtest::train(stays, teacher, &rates)?;
+    let about = Provenance {
         rows: trained.outcomes as u64,
         window: Some(trained.window),
-        metrics: trained.verdicts,
+        metrics: trained.results,
         ..about
     };
     Ok(ModelFile::frigid(about, trained.model, trained.calibration))
 }
 
-fn sensitivity_file(model: sensitivity::Model, labels: &Labels, about: About) -> ModelFile {
+fn sensitivity_file(model: sensitivity::Model, labels: &Labels, about: Provenance) -> ModelFile {
     let rows = labels.workloads.len() as u64;
-    ModelFile::sensitivity(About { rows, modelled: labels.modelled, ..about }, model)
+    ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..about }, model)
 }
 
 /// An outcome shows how far a model can be trusted that spoke of its VM before it began.
 fn judge(calibration: &mut Calibration, version: u32, past: &Past) {
     if let Some(remark) = past.begun.remark.filter(|remark| remark.version == version) {
-        calibration.add(past.begun.ask.groups.owner(), remark.said.judged(&past.begun.ask, &past.outcome));
+        calibration
+            .add(past.begun.ask.groups.owner(), remark.said.with_outcome(&past.begun.ask, &past.outcome));
     }
 }
 
@@ -525,20 +531,20 @@ fn compared(
     version: u32,
     candidate: &ModelFile,
     serving: &ModelFile,
-    stays: &[Stay],
+    stays: &[VmSample],
     rate: Fraction,
 ) -> Option<Comparison> {
-    let end = |file: &ModelFile| file.about.window.map_or(UnixMs(0), |(_, end)| end);
+    let end = |file: &ModelFile| file.provenance.window.map_or(UnixMs(0), |(_, end)| end);
     let (after, made) = (end(serving), end(candidate));
     // What a later model's like was held against had ended by its end.
     let until = if made > after { made } else { UnixMs(u64::MAX) };
-    let stays: Vec<Stay> = stays.iter().filter(|stay| stay.outcome.ended <= until).cloned().collect();
+    let stays: Vec<VmSample> = stays.iter().filter(|stay| stay.outcome.ended <= until).cloned().collect();
     let held = |file: &ModelFile| {
         let Content::Frigid { model, calibration, .. } = &file.content else { return Calibration::default() };
-        if end(file) > after { calibration.after(after) } else { trial::hold(model, &stays, after) }
+        if end(file) > after { calibration.after(after) } else { backtest::calibrate(model, &stays, after) }
     };
     let (ours, theirs) = (held(candidate), held(serving));
-    let share = |of: &Calibration| Some(of.taken(of.appetite(rate)?));
+    let share = |of: &Calibration| Some(of.slice_share(of.risk_limit(rate)?));
     Some(Comparison {
         version,
         vms: ours.outcomes().min(theirs.outcomes()),

@@ -2,9 +2,9 @@
 //! resolved in `prediction::combination`), chosen anew whenever models, outcomes of late or the mix of VMs change.
 
 use prediction::{
-    combination::{Choice, Frigid, Insensitive, Mix, solve},
-    frigid::{Appetite, Calibration},
-    sensitivity::Cut,
+    combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, solve},
+    frigid::{Calibration, RiskLimit},
+    sensitivity::Cutoff,
 };
 use units::Fraction;
 
@@ -29,11 +29,11 @@ impl Default for Rules {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// What was chosen, and what is expected of it.
-    pub choice: Choice,
+    pub choice: CombinedPoint,
     /// How much risk is taken for frigid memory; none while too few outcomes tell what it costs.
-    pub appetite: Option<Appetite>,
+    pub appetite: Option<RiskLimit>,
     /// Who is placed whole; nobody without a model of latency sensitivity.
-    pub cut: Option<Cut>,
+    pub cut: Option<Cutoff>,
     /// Of VMs of late, those whose counters were known: by VMs or by memory, whichever is more.
     pub history: Fraction,
     /// What it was chosen under.
@@ -45,7 +45,7 @@ const RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
 /// No risk is taken.
-const NOTHING: Appetite = Appetite { price: f64::MAX, risk_max: 0.0 };
+const NOTHING: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
 
 impl Point {
     /// Nothing is taken.
@@ -54,22 +54,24 @@ impl Point {
     }
 
     /// The best, by what outcomes of late say of each rate, and cuts of those they place.
-    pub fn choose(calibration: &Calibration, cuts: &[Cut], history: Fraction, rules: Rules) -> Self {
+    pub fn choose(calibration: &Calibration, cuts: &[Cutoff], history: Fraction, rules: Rules) -> Self {
         let share = |x: f64| Fraction::new(x).expect("a share");
         let rates = RATES.map(share).into_iter();
-        let priced = rates.filter_map(|op| Some((op, calibration.appetite(op)?)));
-        let frigid: Vec<(Frigid, Appetite)> = priced
-            .map(|(op, appetite)| (Frigid { op, share: share(calibration.taken(appetite)) }, appetite))
+        let priced = rates.filter_map(|op| Some((op, calibration.risk_limit(op)?)));
+        let frigid: Vec<(FrigidPoint, RiskLimit)> = priced
+            .map(|(op, appetite)| {
+                (FrigidPoint { op, share: share(calibration.slice_share(appetite)) }, appetite)
+            })
             .collect();
-        let placed = |cut: &Cut| Insensitive { fp: share(cut.fp), placed: share(cut.placed) };
-        let insensitive: Vec<Insensitive> = cuts.iter().map(placed).collect();
-        let mix = Mix { history, exceeds: rules.overpredicted_exceeds };
-        let points: Vec<Frigid> = frigid.iter().map(|(point, _)| *point).collect();
+        let placed = |cut: &Cutoff| InsensitivityPoint { fp: share(cut.fp), placed: share(cut.placed) };
+        let insensitive: Vec<InsensitivityPoint> = cuts.iter().map(placed).collect();
+        let mix = VmMix { history, exceeds: rules.overpredicted_exceeds };
+        let points: Vec<FrigidPoint> = frigid.iter().map(|(point, _)| *point).collect();
         let choice = solve(&insensitive, &points, mix, rules.exceed_max);
         let chosen = frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, appetite)| *appetite);
         // Where prices are known and none is worth what is allowed, nothing is taken: that is no want of knowledge.
         let appetite = chosen.or_else(|| frigid.first().map(|_| NOTHING));
-        let is_chosen = |cut: &&Cut| placed(cut) == choice.insensitive;
+        let is_chosen = |cut: &&Cutoff| placed(cut) == choice.insensitive;
         let cut = cuts.iter().find(is_chosen).copied();
         Self { choice, appetite, cut, history, rules }
     }
@@ -77,7 +79,7 @@ impl Point {
 
 #[cfg(test)]
 mod tests {
-    use prediction::frigid::{Curve, Judged};
+    use prediction::frigid::{CalibrationSample, Curve};
     use units::{Bytes, UnixMs};
 
     use super::*;
@@ -91,16 +93,17 @@ mod tests {
         let mut calibration = Calibration::default();
         for vm in 0..vms {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
-            let curve = Curve::new(prediction::frigid::LEVELS);
+            let curve = Curve::new(prediction::frigid::QUANTILE_LEVELS);
             let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // risk is worth it for the largest
-            let judged = Judged { begins: UnixMs(0), curve, caution: 1.0, requested, untouched };
+            let judged =
+                CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };
             calibration.add(None, judged);
         }
         calibration
     }
 
-    const CUTS: [Cut; 2] =
-        [Cut { at_most: 0.1, fp: 0.0, placed: 0.2 }, Cut { at_most: 0.4, fp: 0.02, placed: 0.5 }];
+    const CUTS: [Cutoff; 2] =
+        [Cutoff { at_most: 0.1, fp: 0.0, placed: 0.2 }, Cutoff { at_most: 0.4, fp: 0.02, placed: 0.5 }];
 
     #[test]
     fn without_models_nothing_is_taken() {

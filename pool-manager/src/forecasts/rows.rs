@@ -4,7 +4,7 @@
 
 use prediction::{
     file::{FileError, Kind, ModelFile},
-    frigid::{Ask, Outcome, Said},
+    frigid::{Outcome, RiskPrediction, VmRequest},
     sensitivity::COUNTERS,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -19,7 +19,7 @@ pub type Counters = [f64; COUNTERS.len()];
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Begun {
     /// What was known.
-    pub ask: Ask,
+    pub ask: VmRequest,
     /// Of its workload, if it had been measured.
     pub counters: Option<Counters>,
     /// What was said, if a model served.
@@ -34,7 +34,7 @@ pub struct Remark {
     /// Its version.
     pub version: u32,
     /// What it said.
-    pub said: Said,
+    pub said: RiskPrediction,
 }
 
 /// A VM that has ended.

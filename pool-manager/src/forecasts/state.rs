@@ -8,7 +8,7 @@ use std::{
 
 use prediction::{
     file::{Content, Kind, ModelFile},
-    frigid::{Ask, Calibration, Groups, History, Known, Live, Outcome, Usage},
+    frigid::{Calibration, Groups, History, OnlinePredictor, Outcome, Usage, VmAssessment, VmRequest},
     sensitivity,
 };
 use units::{
@@ -28,8 +28,8 @@ use crate::store::Write;
 /// What is known for forecasts.
 #[derive(Debug)]
 pub struct State {
-    live: Live,
-    /// Which version [`Live`] speaks by.
+    live: OnlinePredictor,
+    /// Which version [`OnlinePredictor`] speaks by.
     frigid: Option<u32>,
     sensitivity: Option<Sensitivity>,
     point: Point,
@@ -108,7 +108,7 @@ pub struct Foreseen {
     /// What is to be remembered of it.
     pub begun: Begun,
     /// What was known, as numbers, and what was said.
-    pub known: Known,
+    pub known: VmAssessment,
     /// Where it is operated.
     pub point: Point,
     /// What is said of its workload, if it was measured and a model serves.
@@ -121,7 +121,7 @@ impl State {
     /// Of a rack without a past.
     pub fn new(rules: Rules) -> Self {
         Self {
-            live: Live::default(),
+            live: OnlinePredictor::default(),
             frigid: None,
             sensitivity: None,
             point: Point::nothing(rules),
@@ -133,9 +133,9 @@ impl State {
     }
 
     /// What can be said of a VM now.
-    pub fn foresee(&self, ask: Ask, counters: Option<Counters>) -> Foreseen {
-        let known = self.live.know(&ask);
-        let remark = self.frigid.zip(known.said).map(|(version, said)| Remark { version, said });
+    pub fn foresee(&self, ask: VmRequest, counters: Option<Counters>) -> Foreseen {
+        let known = self.live.assess(&ask);
+        let remark = self.frigid.zip(known.prediction).map(|(version, said)| Remark { version, said });
         let asked = counters.as_ref().zip(self.sensitivity.as_ref());
         let sensitivity = asked.map(|(counters, Sensitivity { version, model, modelled })| Told {
             version: *version,
@@ -166,7 +166,7 @@ impl State {
         }
         let Some(mut begun) = self.plans.take(vm, requested) else {
             let groups = Groups { vm: vm.to_string(), ..Groups::default() };
-            let ask = Ask { groups, requested, cores: Some(cores.into()), begins: created };
+            let ask = VmRequest { groups, requested, cores: Some(cores.into()), begins: created };
             self.begun.insert(id, Begun { ask, counters: None, remark: None, whole: false });
             return None;
         };
@@ -240,7 +240,7 @@ impl State {
 
     fn take_in(&mut self, number: u64, past: &Past, fingerprint: u64) {
         let remark = past.begun.remark.filter(|remark| Some(remark.version) == self.frigid);
-        self.live.end(&past.begun.ask, &past.outcome, remark.map(|remark| remark.said));
+        self.live.record_outcome(&past.begun.ask, &past.outcome, remark.map(|remark| remark.said));
         self.kept.next = number + 1;
         self.kept.entries.push_back(Entry { number, ended: past.outcome.ended, fingerprint });
         self.kept.since_point += 1;
@@ -287,7 +287,7 @@ impl State {
 
     /// What a choice of the operating point is made of.
     pub fn basis(&self, rules: Rules) -> Basis {
-        let cuts = self.sensitivity.as_ref().map(|serving| serving.model.cuts().to_vec());
+        let cuts = self.sensitivity.as_ref().map(|serving| serving.model.cutoffs().to_vec());
         Basis {
             serving: self.serving(),
             calibration: self.live.calibration().clone(),
@@ -319,11 +319,11 @@ impl State {
     pub fn serve(&mut self, version: u32, file: ModelFile, calibration: Calibration, point: Point) {
         match file.content {
             Content::Frigid { model, .. } => {
-                self.live.adopt(model, calibration);
+                self.live.install_model(model, calibration);
                 self.frigid = Some(version);
             }
             Content::Sensitivity { model, .. } => {
-                self.sensitivity = Some(Sensitivity { version, model, modelled: file.about.modelled });
+                self.sensitivity = Some(Sensitivity { version, model, modelled: file.provenance.modelled });
             }
         }
         self.point = point;
@@ -333,7 +333,7 @@ impl State {
     pub fn serve_none(&mut self, kind: Kind, point: Point) {
         match kind {
             Kind::Frigid => {
-                self.live.forget_model();
+                self.live.clear_model();
                 self.frigid = None;
             }
             Kind::Sensitivity => self.sensitivity = None,
@@ -364,7 +364,7 @@ pub struct Basis {
     /// Outcomes of late.
     pub calibration: Calibration,
     /// Of the model of latency sensitivity.
-    pub cuts: Vec<sensitivity::Cut>,
+    pub cuts: Vec<sensitivity::Cutoff>,
     /// Of VMs of late, those whose counters were known: by VMs or by memory, whichever is more.
     pub history: Fraction,
     /// What the operator allows.

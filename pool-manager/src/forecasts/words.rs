@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
 
 use prediction::{
-    frigid::{FEATURES, Groups, LEVELS, Stake, feature_names},
-    sensitivity::measured,
+    frigid::{FEATURES, Groups, QUANTILE_LEVELS, RiskAllocation, feature_names},
+    sensitivity::measured_counters,
 };
 use units::Fraction;
 
@@ -18,10 +18,10 @@ const SHOWN: [usize; 6] = [2, 4, 7, 9, 11, 14];
 
 /// By name: what was known, what was said, and where it is operated. `stake` is what was taken of frigid memory, if a model said how
 /// much.
-pub fn facts(foreseen: &Foreseen, stake: Option<Stake>) -> Vec<(String, String)> {
+pub fn facts(foreseen: &Foreseen, stake: Option<RiskAllocation>) -> Vec<(String, String)> {
     let mut facts = told(foreseen);
     facts.extend(models(foreseen));
-    if foreseen.known.said.is_some() {
+    if foreseen.known.prediction.is_some() {
         facts.extend(known(foreseen));
         facts.extend(features(&foreseen.known.features));
     }
@@ -41,7 +41,7 @@ fn told(foreseen: &Foreseen) -> Vec<(String, String)> {
     let mut told: Vec<_> = of_groups.map(|(group, name)| fact(format!("told: {group}"), name)).collect();
     if let Some(counters) = &foreseen.begun.counters {
         let said = |(name, number)| format!("{name} {}", short(number));
-        let measured: Vec<String> = measured(counters).map(said).collect();
+        let measured: Vec<String> = measured_counters(counters).map(said).collect();
         told.push(fact("told: counters", measured.join(", ")));
     }
     told
@@ -89,17 +89,21 @@ fn known(foreseen: &Foreseen) -> Vec<(String, String)> {
     groups.map(say).collect()
 }
 
-fn forecast(foreseen: &Foreseen, stake: Option<Stake>) -> Vec<(String, String)> {
+fn forecast(foreseen: &Foreseen, stake: Option<RiskAllocation>) -> Vec<(String, String)> {
     let mut facts = Vec::new();
-    if let Some(said) = foreseen.known.said {
+    if let Some(said) = foreseen.known.prediction {
         let level = |level: usize| {
-            format!("{} with a chance of {}", percent(said.curve.at_level(level)), percent(LEVELS[level]))
+            format!(
+                "{} with a chance of {}",
+                percent(said.curve.at_level(level)),
+                percent(QUANTILE_LEVELS[level])
+            )
         };
         let levels: Vec<String> = SHOWN.into_iter().map(level).collect();
         facts.push(fact("forecast: so much of its memory is too much", levels.join(", ")));
         facts.push(fact(
             "forecast: chances for its customer against others",
-            format!("{:.2} times", said.caution),
+            format!("{:.2} times", said.owner_margin),
         ));
     }
     if let Some(stake) = stake {
@@ -133,8 +137,10 @@ fn point(foreseen: &Foreseen) -> Vec<(String, String)> {
             share(point.choice.frigid.op),
         ));
         facts.push(fact("operated at: risk of one VM at most", percent(appetite.risk_max)));
-        let price =
-            format!("{:.1} GiB of pool memory for each VM more of which too much is taken", appetite.price);
+        let price = format!(
+            "{:.1} GiB of pool memory for each VM more of which too much is taken",
+            appetite.risk_multiplier
+        );
         facts.push(fact("operated at: risk must bring", price));
     }
     if let Some(cut) = point.cut {

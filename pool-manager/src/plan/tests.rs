@@ -1,8 +1,8 @@
 //! Who gets how much of the pool, and what is said of it.
 
 use prediction::{
-    frigid::{Ask, Curve, FEATURES, Known, LEVELS, Said},
-    sensitivity::Cut,
+    frigid::{Curve, FEATURES, QUANTILE_LEVELS, RiskPrediction, VmAssessment, VmRequest},
+    sensitivity::Cutoff,
 };
 use proptest::prelude::*;
 use units::UnixMs;
@@ -21,10 +21,10 @@ fn asked(memory: Bytes) -> Plan {
 
 /// Nothing is known of a VM, and no model serves.
 fn unforeseen(memory: Bytes) -> Foreseen {
-    let ask = Ask { groups: Groups::default(), requested: memory, cores: Some(2.0), begins: UnixMs(0) };
+    let ask = VmRequest { groups: Groups::default(), requested: memory, cores: Some(2.0), begins: UnixMs(0) };
     Foreseen {
         begun: Begun { ask, counters: None, remark: None, whole: false },
-        known: Known { features: [f64::NAN; FEATURES], said: None },
+        known: VmAssessment { features: [f64::NAN; FEATURES], prediction: None },
         point: Point::nothing(Rules::default()),
         sensitivity: None,
         serving: [None, None],
@@ -34,10 +34,10 @@ fn unforeseen(memory: Bytes) -> Foreseen {
 /// A model says that half of it may go at the lowest risk, and little is asked for that.
 fn frigid(memory: Bytes) -> Foreseen {
     let mut foreseen = unforeseen(memory);
-    let said = Said { curve: Curve::new([0.5; LEVELS.len()]), caution: 1.0 };
-    foreseen.known.said = Some(said);
+    let said = RiskPrediction { curve: Curve::new([0.5; QUANTILE_LEVELS.len()]), owner_margin: 1.0 };
+    foreseen.known.prediction = Some(said);
     foreseen.begun.remark = Some(Remark { version: 4, said });
-    foreseen.point.appetite = Some(prediction::frigid::Appetite { price: 1.0, risk_max: 0.1 });
+    foreseen.point.appetite = Some(prediction::frigid::RiskLimit { risk_multiplier: 1.0, risk_max: 0.1 });
     foreseen
 }
 
@@ -46,7 +46,7 @@ fn sensitive(memory: Bytes, probability: f64) -> Foreseen {
     let mut foreseen = frigid(memory);
     foreseen.sensitivity = Some(Told { version: 2, modelled: false, probability, pdm: share(0.05) });
     foreseen.serving = [Some(4), Some(2)];
-    foreseen.point.cut = Some(Cut { at_most: 0.1, fp: 0.01, placed: 0.3 });
+    foreseen.point.cut = Some(Cutoff { at_most: 0.1, fp: 0.01, placed: 0.3 });
     foreseen
 }
 
@@ -125,10 +125,10 @@ proptest! {
     ) {
         let memory = Bytes::mib(mib);
         let mut foreseen = sensitive(memory, probability);
-        let said = Said { curve: Curve::new(curve), caution: 1.0 };
-        foreseen.known.said = knows[0].then_some(said);
+        let said = RiskPrediction { curve: Curve::new(curve), owner_margin: 1.0 };
+        foreseen.known.prediction = knows[0].then_some(said);
         foreseen.begun.remark = knows[0].then_some(Remark { version: 1, said });
-        foreseen.point.appetite = knows[1].then_some(prediction::frigid::Appetite { price, risk_max: 0.5 });
+        foreseen.point.appetite = knows[1].then_some(prediction::frigid::RiskLimit { risk_multiplier: price, risk_max: 0.5 });
         foreseen.sensitivity = foreseen.sensitivity.filter(|_| knows[2]);
         let Split { local, pool } = decide(&asked(memory), &foreseen, share(fixed)).split;
         prop_assert_eq!(local.checked_add(pool), Some(memory));

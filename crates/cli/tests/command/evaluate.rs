@@ -115,7 +115,7 @@ async fn what_is_no_table_is_an_error_that_names_the_file_and_what_is_wrong() {
         ("missing.csv", "No such file"),
         ("wrong.csv", "line 2: peak_gib = \"x\": must be a number"),
         ("suspect.csv", "no VM to test"),
-        ("torn.csv.gz", "the bytes end before their end"),
+        ("torn.csv.gz", "cannot read the table"),
     ] {
         let ran = files.evaluate(&format!("--train DIR/good.csv --test DIR/{test}")).await;
         assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{test}");

@@ -89,7 +89,7 @@ async fn all_is_drawn_whole_with_its_numbers_beside_it_and_what_is_no_trace_is_l
     let words = format!("-o json --json {} --figures {}", all.display(), into.display());
     let ran = evaluate(folder.path(), &words).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(ran.stderr.contains("derived.csv is left out: there is no column `key`"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("derived.csv is left out: missing column `key`"), "{}", ran.stderr);
     assert!(!ran.stdout.contains("derived"), "{}", ran.stdout);
     let listed: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(listed, serde_json::from_slice::<Value>(&fs::read(&all).unwrap()).unwrap());

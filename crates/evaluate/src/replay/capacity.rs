@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cli_runtime::Failure;
 use proto::v1;
-use sim::packing::{self, Capacity, Need, Placement, Room};
+use sim::packing::{self, Capacity, HostCapacity, Placement, VmShape};
 use units::{Bytes, Name};
 
 /// What is free, and what this replay has of it.
@@ -85,7 +85,7 @@ impl Free {
     }
 
     /// The best place for a VM, which has it from now on.
-    pub(super) fn place(&mut self, need: Need, except: &BTreeSet<Name>) -> Option<Place> {
+    pub(super) fn place(&mut self, need: VmShape, except: &BTreeSet<Name>) -> Option<Place> {
         let placement = packing::place(need, &self.now, except)?;
         self.now.take(&placement);
         let number = self.next;
@@ -108,7 +108,7 @@ impl Free {
     }
 
     /// Whether a VM would fit if these slices were free, too.
-    pub(super) fn would_fit(&self, need: Need, draining: &BTreeMap<Name, u32>) -> bool {
+    pub(super) fn would_fit(&self, need: VmShape, draining: &BTreeMap<Name, u32>) -> bool {
         let mut later = self.now.clone();
         for (emc, slices) in draining {
             *later.slices.entry(emc.clone()).or_default() += slices;
@@ -124,10 +124,13 @@ pub(super) fn seen(picture: v1::Capacity) -> Result<Capacity, Failure> {
     Ok(Capacity { hosts, slices: slices.collect::<Result<_, Failure>>()? })
 }
 
-fn room(host: v1::HostCapacity) -> Result<(Name, Room), Failure> {
+fn room(host: v1::HostCapacity) -> Result<(Name, HostCapacity), Failure> {
     let emcs = host.emcs.into_iter().map(|emc| named(emc.emc)).collect::<Result<_, _>>()?;
     let (open, cores) = (host.schedulable, host.free_cores);
-    Ok((named(host.host)?, Room { open, cores, local: Bytes::new(host.free_local_bytes), emcs }))
+    Ok((
+        named(host.host)?,
+        HostCapacity { is_schedulable: open, cores, local: Bytes::new(host.free_local_bytes), emcs },
+    ))
 }
 
 pub(super) fn named(text: String) -> Result<Name, Failure> {
@@ -150,7 +153,7 @@ mod tests {
         seen(v1::Capacity { revision: 1, hosts: vec![host], emcs: vec![emc] }).unwrap()
     }
 
-    const NEED: Need = Need { cores: 2, memory: Bytes::gib(2) };
+    const NEED: VmShape = VmShape { cores: 2, memory: Bytes::gib(2) };
 
     fn free(cores: u32) -> Free {
         let mut free = Free::default();
@@ -219,7 +222,7 @@ mod tests {
     fn waiting_for_slices_helps_only_who_lacks_slices() {
         let free = free(4);
         let draining = BTreeMap::from([(Name::new("e").unwrap(), 4)]);
-        let need = |cores, gib| Need { cores, memory: Bytes::gib(gib) };
+        let need = |cores, gib| VmShape { cores, memory: Bytes::gib(gib) };
         assert!(free.would_fit(need(4, 9), &draining));
         assert!(!free.would_fit(need(5, 9), &draining));
         assert!(!free.would_fit(need(4, 10), &draining));

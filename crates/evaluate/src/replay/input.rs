@@ -11,7 +11,7 @@ use std::{
 use cli_runtime::{Failure, Global, open};
 use sim::{
     generate::generate,
-    trace::{self, Arrival, Rigour, Trace},
+    trace::{self, Arrival, Strictness, Trace},
 };
 use units::limits::TRACE_ROWS_MAX;
 
@@ -57,7 +57,7 @@ pub(super) fn read(args: &Args) -> Result<Vec<Arrival>, Failure> {
 }
 
 fn from_file(path: &Path, lenient: bool) -> Result<Vec<Arrival>, Failure> {
-    let rigour = if lenient { Rigour::Lenient } else { Rigour::Strict };
+    let rigour = if lenient { Strictness::Lenient } else { Strictness::Strict };
     let trace = open::read(path, |bytes| trace::read(bytes, rigour))?;
     say_skipped(&trace)?;
     Ok(trace.arrivals)

@@ -10,7 +10,7 @@ use std::{
 
 use cli_runtime::Failure;
 use proto::v1;
-use sim::packing::Need;
+use sim::packing::VmShape;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use units::{Name, limits::REPLAY_ATTEMPTS_MAX};
 
@@ -29,7 +29,7 @@ use super::{
 pub(super) struct Vm {
     /// Its name on the rack.
     pub(super) name: String,
-    pub(super) need: Need,
+    pub(super) need: VmShape,
 }
 
 /// A VM that runs.
@@ -106,7 +106,7 @@ async fn move_in(rack: &Rack, vm: &Vm, first: Place) -> Result<Option<Home>, Fai
 }
 
 /// The best host that was not tried; when all were, the best one by a new picture.
-async fn elsewhere(rack: &Rack, need: Need, tried: &mut BTreeSet<Name>) -> Result<Option<Place>, Failure> {
+async fn elsewhere(rack: &Rack, need: VmShape, tried: &mut BTreeSet<Name>) -> Result<Option<Place>, Failure> {
     let next = rack.free().place(need, tried);
     if next.is_some() {
         return Ok(next);

@@ -11,8 +11,8 @@ use std::{
 use cli_runtime::{Failure, lists};
 use indicatif::{ProgressBar, ProgressStyle};
 use sim::{
-    packing::{Need, median},
-    trace::{Arrival, Event, What, events},
+    packing::{VmShape, median},
+    trace::{Arrival, Event, EventKind, events},
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
@@ -55,7 +55,7 @@ pub(super) struct Play {
 /// Local memory that was free and of no use, over the time of the trace.
 #[derive(Clone, Copy, Debug)]
 struct Stranded {
-    shape: Need,
+    shape: VmShape,
     since: Ns,
     now: Bytes,
     byte_seconds: f64,
@@ -65,7 +65,7 @@ struct Stranded {
 impl Play {
     /// Plays nothing yet.
     pub(super) fn new(rack: Arc<Rack>, arrivals: &[Arrival], clients: u32) -> Self {
-        let shape = median(arrivals.iter().map(need)).unwrap_or(Need { cores: 1, memory: Bytes::gib(1) });
+        let shape = median(arrivals.iter().map(need)).unwrap_or(VmShape { cores: 1, memory: Bytes::gib(1) });
         let stranded = Stranded { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
         let bar = ProgressBar::new(0);
         bar.set_style(ProgressStyle::with_template(BAR).expect("a template of indicatif"));
@@ -102,9 +102,9 @@ impl Play {
     async fn event(&mut self, event: Event, arrivals: &[Arrival]) -> Result<(), Failure> {
         let now = self.rack.free().now().stranded(self.stranded.shape);
         self.stranded.pass(event.at, now);
-        match event.what {
-            What::Arrive => self.arrive(event.index, &arrivals[event.index]).await,
-            What::Depart => self.depart(event.index).await,
+        match event.kind {
+            EventKind::Arrive => self.arrive(event.index, &arrivals[event.index]).await,
+            EventKind::Depart => self.depart(event.index).await,
         }
     }
 
@@ -154,7 +154,7 @@ impl Play {
 
     /// A place by a picture that shows everything asked for before; or, if slices on their way back could help, by later
     /// ones, for as long as was allowed.
-    async fn second_look(&mut self, need: Need) -> Result<Option<(Place, OwnedSemaphorePermit)>, Failure> {
+    async fn second_look(&mut self, need: VmShape) -> Result<Option<(Place, OwnedSemaphorePermit)>, Failure> {
         self.calm().await?;
         if !self.settled {
             watcher::calm(&self.rack.to, &self.rack.free).await?;
@@ -170,7 +170,7 @@ impl Play {
         }
     }
 
-    async fn wait_for_slices(&mut self, need: Need) -> Result<Option<Place>, Failure> {
+    async fn wait_for_slices(&mut self, need: VmShape) -> Result<Option<Place>, Failure> {
         if self.rack.settle == Duration::ZERO {
             return Ok(None);
         }
@@ -245,8 +245,8 @@ impl Play {
     }
 }
 
-fn need(arrival: &Arrival) -> Need {
-    Need { cores: arrival.cores, memory: arrival.memory }
+fn need(arrival: &Arrival) -> VmShape {
+    VmShape { cores: arrival.cores, memory: arrival.memory }
 }
 
 fn flat<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Failure> {
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn stranded_memory_counts_for_as_long_as_it_is_stranded() {
-        let shape = Need { cores: 1, memory: Bytes::gib(1) };
+        let shape = VmShape { cores: 1, memory: Bytes::gib(1) };
         let mut stranded =
             Stranded { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
         stranded.pass(Ns::ZERO, Bytes::new(10));

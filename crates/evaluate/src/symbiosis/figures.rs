@@ -11,7 +11,7 @@ use std::{fs, path::Path};
 
 use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
-use sim::symbiosis::{Host, SMALL, Tenant};
+use sim::symbiosis::{Host, SMALL_HOST_TENANTS, Tenant};
 use units::Fraction;
 
 use super::{Compared, Trace, json};
@@ -29,7 +29,7 @@ pub(super) struct Shown {
 impl Shown {
     /// A small host.
     fn host(&self) -> Host {
-        Host { memory: self.memory.get() * SMALL as f64 }
+        Host { memory: self.memory.get() * SMALL_HOST_TENANTS as f64 }
     }
 }
 

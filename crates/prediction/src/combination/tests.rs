@@ -1,4 +1,4 @@
-//! Where the two forecasts are operated: the numbers of Pond's example, and what holds of any points.
+//! Operating points: the numbers of Pond's example, and properties of arbitrary points.
 
 use proptest::prelude::*;
 
@@ -8,21 +8,22 @@ fn share(part: f64) -> Fraction {
     Fraction::new(part).unwrap()
 }
 
-fn insensitive(fp: f64, placed: f64) -> Insensitive {
-    Insensitive { fp: share(fp), placed: share(placed) }
+fn insensitive(fp: f64, placed: f64) -> InsensitivityPoint {
+    InsensitivityPoint { fp: share(fp), placed: share(placed) }
 }
 
-fn frigid(op: f64, part: f64) -> Frigid {
-    Frigid { op: share(op), share: share(part) }
+fn frigid(op: f64, part: f64) -> FrigidPoint {
+    FrigidPoint { op: share(op), share: share(part) }
 }
 
-fn mix(history: f64, exceeds: f64) -> Mix {
-    Mix { history: share(history), exceeds: share(exceeds) }
+fn mix(history: f64, exceeds: f64) -> VmMix {
+    VmMix { history: share(history), exceeds: share(exceeds) }
 }
 
 #[test]
-fn pool_and_misses_are_those_of_the_resolved_equation() {
-    // h, LI, FP, FM, OP, r: pool, misses. The second is the paper's 40 % at 2 %, the last two its fixed shares.
+fn combined_point_matches_corrected_equation() {
+    // h, LI, FP, FM, OP, r: pool, misses. The second row is the paper's 40 % at 2 %, the last two
+    // are its fixed shares.
     for [h, li, fp, fm, op, r, pool, miss] in [
         [1.0, 0.30, 0.02, 0.20, 0.04, 0.25, 0.44, 0.027],
         [0.8, 0.30, 0.02, 0.20, 0.04, 0.25, 0.392, 0.0236],
@@ -32,79 +33,79 @@ fn pool_and_misses_are_those_of_the_resolved_equation() {
         [1.0, 0.0, 0.0, 0.15, 0.10, 0.25, 0.15, 0.025],
         [1.0, 0.0, 0.0, 0.10, 0.09, 2.0 / 3.0, 0.1, 0.06],
     ] {
-        let choice = Choice::new(insensitive(fp, li), frigid(op, fm), mix(h, r));
-        assert!((choice.pool - pool).abs() < 1e-9 && (choice.miss - miss).abs() < 1e-9, "{choice:?}");
-        let solved = solve(&[insensitive(fp, li)], &[frigid(op, fm)], mix(h, r), share(choice.miss));
-        assert_eq!(solved, choice, "what may be is chosen");
+        let point = CombinedPoint::new(insensitive(fp, li), frigid(op, fm), mix(h, r));
+        assert!((point.pool - pool).abs() < 1e-9 && (point.miss - miss).abs() < 1e-9, "{point:?}");
+        let solved = solve(&[insensitive(fp, li)], &[frigid(op, fm)], mix(h, r), share(point.miss));
+        assert_eq!(solved, point, "an allowed point is chosen");
     }
 }
 
 #[test]
-fn one_forecast_alone_is_chosen_where_both_are_too_much() {
+fn solve_chooses_one_prediction_when_both_exceed_limit() {
     let (placed, taken) = ([insensitive(0.02, 0.3)], [frigid(0.04, 0.2)]);
     let solved = |x| solve(&placed, &taken, mix(0.8, 0.25), share(x));
     assert_eq!(solved(0.024).pool, 0.24 + 0.76 * 0.2);
-    assert_eq!((solved(0.02).pool, solved(0.02).frigid), (0.24, Frigid::default()));
-    assert_eq!((solved(0.012).pool, solved(0.012).insensitive), (0.2, Insensitive::default()));
+    assert_eq!((solved(0.02).pool, solved(0.02).frigid), (0.24, FrigidPoint::default()));
+    assert_eq!((solved(0.012).pool, solved(0.012).insensitive), (0.2, InsensitivityPoint::default()));
     assert_eq!((solved(0.0).pool, solved(0.0).miss), (0.0, 0.0));
 }
 
 #[test]
-fn without_points_nothing_is_placed() {
-    let nothing = Choice::new(Insensitive::default(), Frigid::default(), mix(0.8, 0.25));
+fn solve_without_points_places_nothing() {
+    let nothing = CombinedPoint::new(InsensitivityPoint::default(), FrigidPoint::default(), mix(0.8, 0.25));
     assert_eq!(solve(&[], &[], mix(0.8, 0.25), share(1.0)), nothing);
     assert_eq!(frontier(&[], &[], mix(0.8, 0.25)), [nothing]);
 }
 
 #[test]
-fn of_two_that_place_as_much_the_one_that_misses_less_is_chosen() {
+fn solve_prefers_fewer_misses_at_equal_pool_share() {
     let points = [frigid(0.4, 0.2), frigid(0.1, 0.2), frigid(0.4, 0.2)];
     assert_eq!(solve(&[], &points, mix(1.0, 0.5), share(1.0)).frigid, points[1]);
-    // As many misses by either forecast, and as much memory: never both by chance.
-    let choice = solve(&[insensitive(0.1, 0.5)], &[frigid(0.1, 0.5)], mix(1.0, 1.0), share(0.1));
-    assert_eq!((choice.insensitive, choice.pool), (Insensitive::default(), 0.5));
+    // Both predictions have equal misses and equal memory; the tie is broken deterministically.
+    let point = solve(&[insensitive(0.1, 0.5)], &[frigid(0.1, 0.5)], mix(1.0, 1.0), share(0.1));
+    assert_eq!((point.insensitive, point.pool), (InsensitivityPoint::default(), 0.5));
 }
 
 #[test]
-fn what_is_no_share_never_becomes_a_point() {
+fn out_of_range_share_is_rejected() {
     for wrong in [r#"{"fp":1.5,"placed":0.1}"#, r#"{"fp":-0.1,"placed":0.1}"#, r#"{"fp":null,"placed":0.1}"#]
     {
-        assert!(serde_json::from_str::<Insensitive>(wrong).is_err(), "{wrong}");
+        assert!(serde_json::from_str::<InsensitivityPoint>(wrong).is_err(), "{wrong}");
     }
     assert!(Fraction::new(f64::NAN).is_err());
 }
 
-/// Shares of which some are alike.
+/// Shares, with some duplicates.
 fn any_share() -> impl Strategy<Value = f64> {
     prop_oneof![(0..=20_u32).prop_map(|n| f64::from(n) / 20.0), 0.0..=1.0]
 }
 
-fn any_placed() -> impl Strategy<Value = Vec<Insensitive>> {
+fn any_placed() -> impl Strategy<Value = Vec<InsensitivityPoint>> {
     let point = (any_share(), any_share()).prop_map(|(wrong, placed)| insensitive(wrong * placed, placed));
     prop::collection::vec(point, 0..6)
 }
 
-fn any_taken() -> impl Strategy<Value = Vec<Frigid>> {
+fn any_taken() -> impl Strategy<Value = Vec<FrigidPoint>> {
     let point = (any_share(), any_share()).prop_map(|(op, part)| frigid(op, part));
     prop::collection::vec(point, 0..6)
 }
 
-fn any_mix() -> impl Strategy<Value = Mix> {
+fn any_mix() -> impl Strategy<Value = VmMix> {
     (any_share(), any_share()).prop_map(|(history, exceeds)| mix(history, exceeds))
 }
 
 proptest! {
     #[test]
-    fn no_other_pair_places_more_within_the_same_misses(
+    fn no_other_pair_places_more_within_same_misses(
         placed in any_placed(), taken in any_taken(), mix in any_mix(), x in any_share(),
     ) {
         let chosen = solve(&placed, &taken, mix, share(x));
         prop_assert!(chosen.miss <= x);
-        prop_assert_eq!(Choice::new(chosen.insensitive, chosen.frigid, mix), chosen);
-        let placed = || placed.iter().copied().chain([Insensitive::default()]);
+        prop_assert_eq!(CombinedPoint::new(chosen.insensitive, chosen.frigid, mix), chosen);
+        let placed = || placed.iter().copied().chain([InsensitivityPoint::default()]);
         for one in placed() {
-            for other in taken.iter().copied().chain([Frigid::default()]) {
-                let pair = Choice::new(one, other, mix);
+            for other in taken.iter().copied().chain([FrigidPoint::default()]) {
+                let pair = CombinedPoint::new(one, other, mix);
                 prop_assert!(pair.miss > x || pair.pool <= chosen.pool);
                 prop_assert!(pair.pool != chosen.pool || pair.miss >= chosen.miss);
             }
@@ -112,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn who_allows_more_misses_never_gets_less(
+    fn higher_miss_limit_never_places_less(
         placed in any_placed(), taken in any_taken(), mix in any_mix(), x in any_share(), y in any_share(),
     ) {
         let solved = |x| solve(&placed, &taken, mix, share(x)).pool;
@@ -120,19 +121,19 @@ proptest! {
     }
 
     #[test]
-    fn the_frontier_rises_and_is_what_is_chosen(
+    fn frontier_ascends_and_contains_solution(
         placed in any_placed(), taken in any_taken(), mix in any_mix(), x in any_share(),
     ) {
         let frontier = frontier(&placed, &taken, mix);
         prop_assert!(frontier.is_sorted_by(|one, next| one.pool < next.pool && one.miss < next.miss));
         prop_assert!(frontier.contains(&solve(&placed, &taken, mix, share(x))));
-        for choice in frontier.iter().filter(|choice| choice.miss <= 1.0) {
-            prop_assert_eq!(solve(&placed, &taken, mix, share(choice.miss)), *choice);
+        for point in frontier.iter().filter(|point| point.miss <= 1.0) {
+            prop_assert_eq!(solve(&placed, &taken, mix, share(point.miss)), *point);
         }
     }
 
     #[test]
-    fn the_order_of_points_and_points_given_twice_change_nothing(
+    fn order_and_duplicates_do_not_change_frontier(
         mut placed in any_placed(), mut taken in any_taken(), mix in any_mix(),
     ) {
         let before = frontier(&placed, &taken, mix);

@@ -1,4 +1,4 @@
-//! A model that was written is the same model; anything else is refused, with what is wrong with it.
+//! Model files: round trips, and the errors for invalid files.
 
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
@@ -8,26 +8,26 @@ use units::{Bytes, Fraction};
 use super::*;
 use crate::{
     frigid::{
-        Ask, Groups, History, Outcome, Teacher, Usage,
-        trial::{self, Stay},
+        Groups, History, ModelSource, Outcome, Usage, VmRequest,
+        backtest::{self, VmSample},
     },
-    import::{Foreign, Format, Refused},
+    import::{Format, ImportError, ImportedModel},
     sensitivity::Workload,
-    trees::{Child, Ensemble, Node, NotATree, Test, Tree},
+    trees::{Child, Ensemble, InvalidTree, Node, SplitRule, Tree},
 };
 
-fn stay(hour: u64, rng: &mut Pcg64Mcg) -> Stay {
+fn sample(hour: u64, rng: &mut Pcg64Mcg) -> VmSample {
     let groups = Groups { key: format!("customer {}", hour % 7), ..Groups::default() };
     let begins = UnixMs(hour * 3_600_000);
-    let ask = Ask { groups, requested: Bytes::gib(1 << (hour % 6)), cores: Some(2.0), begins };
+    let request = VmRequest { groups, requested: Bytes::gib(1 << (hour % 6)), cores: Some(2.0), begins };
     let untouched = Fraction::new(0.3 + 0.5 * rng.random::<f64>()).unwrap();
     let ended = UnixMs(begins.0 + 1000);
-    Stay { ask, outcome: Outcome { ended, untouched, usage: Usage::default() }, sound: true }
+    VmSample { request, outcome: Outcome { ended, untouched, usage: Usage::default() }, is_trusted: true }
 }
 
-fn stays(rows: u64) -> Vec<Stay> {
+fn samples(rows: u64) -> Vec<VmSample> {
     let mut rng = Pcg64Mcg::seed_from_u64(7);
-    (0..rows).map(|hour| stay(hour, &mut rng)).collect()
+    (0..rows).map(|hour| sample(hour, &mut rng)).collect()
 }
 
 fn rates() -> [Fraction; 2] {
@@ -35,18 +35,22 @@ fn rates() -> [Fraction; 2] {
 }
 
 fn frigid_file() -> ModelFile {
-    let trained = trial::train(&stays(200), &Teacher::Own, &rates()).unwrap();
-    let about =
-        About { rows: 200, window: Some(trained.window), metrics: trained.verdicts, ..About::default() };
-    ModelFile::frigid(about, trained.model, trained.calibration)
+    let trained = backtest::train(&samples(200), &ModelSource::Trained, &rates()).unwrap();
+    let provenance = Provenance {
+        rows: 200,
+        window: Some(trained.window),
+        metrics: trained.results,
+        ..Provenance::default()
+    };
+    ModelFile::frigid(provenance, trained.model, trained.calibration)
 }
 
-/// The file as it is read after it was written; what it writes then is the same.
+/// Encodes and decodes the file, and checks that encoding it again gives the same bytes.
 fn written_and_read(file: &ModelFile) -> ModelFile {
     let bytes = file.write().unwrap();
     let read = ModelFile::read(&bytes).unwrap();
-    assert!(read.write().unwrap() == bytes, "a file that was read writes something else");
-    assert_eq!(read.about, file.about);
+    assert!(read.write().unwrap() == bytes, "encoding a decoded file changes it");
+    assert_eq!(read.provenance, file.provenance);
     read
 }
 
@@ -62,102 +66,125 @@ fn workloads() -> Vec<Workload> {
 }
 
 #[test]
-fn a_model_that_was_written_says_the_same_to_the_last_bit() {
+fn decoded_model_predicts_identically() {
     let file = frigid_file();
     let read = written_and_read(&file);
     let (Content::Frigid { model: before, .. }, Content::Frigid { model: after, .. }) =
         (&file.content, &read.content)
     else {
-        panic!("both are of frigid memory");
+        panic!("both are models of frigid memory");
     };
     let mut history = History::default();
-    for stay in stays(50) {
-        let features = history.features(&stay.ask);
+    for sample in samples(50) {
+        let features = history.features(&sample.request);
         assert_eq!(before.curve(&features), after.curve(&features));
-        history.add(&stay.ask, &stay.outcome);
+        history.add(&sample.request, &sample.outcome);
+    }
+}
+
+/// Files of earlier versions use these names.
+#[test]
+fn model_file_keeps_serialized_names() {
+    let pdm = Fraction::new(0.2).unwrap();
+    let model = sensitivity::Model::train(&workloads(), pdm, 1).unwrap();
+    let sensitivity = ModelFile::sensitivity(Provenance::default(), model);
+    for (file, names) in [
+        (
+            frigid_file(),
+            &["about", "metrics", "rate_asked", "own", "margins", "caution", "outcomes", "hits"][..],
+        ),
+        (sensitivity, &["about", "says", "own", "cuts", "at_most", "test", "missing_first"]),
+    ] {
+        let text = String::from_utf8(file.write().unwrap()).unwrap();
+        for name in names {
+            assert!(text.contains(&format!("\"{name}\":")), "{name} is not in the file");
+        }
     }
 }
 
 #[test]
-fn a_model_of_sensitivity_is_written_with_its_cuts() {
+fn sensitivity_model_round_trips_with_cutoffs() {
     let pdm = Fraction::new(0.2).unwrap();
     let model = sensitivity::Model::train(&workloads(), pdm, 1).unwrap();
-    let cuts = model.cuts();
-    assert!(cuts.windows(2).all(|two| two[0].fp < two[1].fp && two[0].placed < two[1].placed), "{cuts:?}");
-    let file = ModelFile::sensitivity(About { modelled: true, ..About::default() }, model);
+    let cutoffs = model.cutoffs();
+    assert!(
+        cutoffs.windows(2).all(|two| two[0].fp < two[1].fp && two[0].placed < two[1].placed),
+        "{cutoffs:?}"
+    );
+    let file = ModelFile::sensitivity(Provenance { modelled: true, ..Provenance::default() }, model);
     written_and_read(&file);
 }
 
 #[test]
-fn a_file_that_is_cut_short_is_refused_wherever_it_was_cut() {
+fn truncated_file_is_rejected_at_every_length() {
     let bytes = frigid_file().write().unwrap();
     for end in (0..bytes.len()).step_by(bytes.len() / 50) {
-        let said = ModelFile::read(&bytes[..end]).unwrap_err();
-        assert!(matches!(said, FileError::CutShort(_)), "{end} bytes: {said}");
+        let error = ModelFile::read(&bytes[..end]).unwrap_err();
+        assert!(matches!(error, FileError::CutShort(_)), "{end} bytes: {error}");
     }
 }
 
 #[test]
-fn a_file_of_another_version_is_refused_by_that_and_not_by_what_is_in_it() {
-    let said = ModelFile::read(br#"{"tarn_model": 2, "anything": []}"#).unwrap_err().to_string();
-    assert!(said.starts_with("tarn_model = 2: must be 1"), "{said}");
+fn other_format_version_is_rejected_before_content() {
+    let error = ModelFile::read(br#"{"tarn_model": 2, "anything": []}"#).unwrap_err().to_string();
+    assert!(error.starts_with("tarn_model = 2: must be 1"), "{error}");
     let text = String::from_utf8(frigid_file().write().unwrap()).unwrap();
     let other = text.replacen("requested_gib", "requested_mib", 1);
     assert!(matches!(ModelFile::read(other.as_bytes()).unwrap_err(), FileError::Features));
     for something_else in
         [&b"tree\nversion=v4\n"[..], b"[1, 2]", b"{}", b"\xff\xfe", b"{\"tarn_model\": \"1\"}"]
     {
-        let said = ModelFile::read(something_else).unwrap_err();
-        assert!(matches!(said, FileError::NotAModel(_)), "{something_else:?}: {said}");
+        let error = ModelFile::read(something_else).unwrap_err();
+        assert!(matches!(error, FileError::NotAModel(_)), "{something_else:?}: {error}");
     }
 }
 
 #[test]
-fn a_file_whose_trees_are_none_is_refused() {
+fn file_with_invalid_content_is_rejected() {
     let text = String::from_utf8(frigid_file().write().unwrap()).unwrap();
-    for (sound, wrong, says) in [
-        (r#"{"node":1}"#, r#"{"node":999}"#, "has a child that is not there"),
-        (r#""feature":"#, r#""feature":9"#, "looks at number"),
+    for (valid, invalid, message) in [
+        (r#"{"node":1}"#, r#"{"node":999}"#, "has a child that does not exist"),
+        (r#""feature":"#, r#""feature":9"#, "tests feature"),
         (r#""curve":["#, r#""curve":[2,"#, "trailing characters"),
-        (r#""requested":1073741824"#, r#""requested":0"#, "none of this version's"),
-        (r#""caution":1.0"#, r#""caution":0.5"#, "none of this version's"),
+        (r#""requested":1073741824"#, r#""requested":0"#, "do not match this version"),
+        (r#""caution":1.0"#, r#""caution":0.5"#, "do not match this version"),
         (
             r#""trained_by":"""#,
-            r#""trained_by":"somebody whose name is longer than any name of a rack, a host or a VM""#,
-            "says more of itself",
+            r#""trained_by":"a name that is longer than any name of a rack, a host or a VM can be""#,
+            "invalid provenance",
         ),
         (r#""untouched":0."#, r#""untouched":7."#, "7."),
     ] {
-        assert!(text.contains(sound), "{sound} is not in the file");
-        let said = ModelFile::read(text.replacen(sound, wrong, 1).as_bytes()).unwrap_err().to_string();
-        assert!(said.contains(says), "{wrong}: {said}");
+        assert!(text.contains(valid), "{valid} is not in the file");
+        let error = ModelFile::read(text.replacen(valid, invalid, 1).as_bytes()).unwrap_err().to_string();
+        assert!(error.contains(message), "{invalid}: {error}");
     }
 }
 
 #[test]
-fn too_few_outcomes_teach_nothing_and_name_how_many_it_takes() {
-    let said = trial::train(&stays(49), &Teacher::Own, &rates()).unwrap_err().to_string();
-    assert_eq!(said, "49 outcomes that can be trusted: must be at least 50");
-    let mut suspect = stays(60);
-    suspect.iter_mut().for_each(|stay| stay.sound = false);
-    assert!(trial::train(&suspect, &Teacher::Own, &rates()).is_err());
+fn too_few_outcomes_error_names_minimum() {
+    let error = backtest::train(&samples(49), &ModelSource::Trained, &rates()).unwrap_err().to_string();
+    assert_eq!(error, "49 reliable outcomes: must be at least 50");
+    let mut suspect = samples(60);
+    suspect.iter_mut().for_each(|sample| sample.is_trusted = false);
+    assert!(backtest::train(&suspect, &ModelSource::Trained, &rates()).is_err());
 }
 
 #[test]
-fn what_a_training_says_of_later_vms_is_what_a_trial_says_of_them() {
-    let stays = stays(400);
-    let trained = trial::train(&stays, &Teacher::Own, &rates()).unwrap();
-    let tested = trial::run(&[], &stays, &rates()).unwrap();
-    for (trained, tested) in trained.verdicts.iter().zip(tested) {
-        let both = |verdict: &Verdict| verdict.frigid_share * f64::from(verdict.vms);
-        assert!(trained.vms < tested.vms, "a training does not count VMs before its first model");
+fn training_backtest_equals_separate_backtest() {
+    let samples = samples(400);
+    let trained = backtest::train(&samples, &ModelSource::Trained, &rates()).unwrap();
+    let tested = backtest::run(&[], &samples, &rates()).unwrap();
+    for (trained, tested) in trained.results.iter().zip(tested) {
+        let both = |result: &BacktestResult| result.frigid_share * f64::from(result.vms);
+        assert!(trained.vms < tested.vms, "training does not score VMs before its first model");
         assert!(both(trained) > 0.0);
-        let hits = |verdict: &Verdict| (verdict.rate_actual * f64::from(verdict.vms)).round();
+        let hits = |result: &BacktestResult| (result.rate_actual * f64::from(result.vms)).round();
         assert_eq!(hits(trained), hits(&tested));
     }
 }
 
-/// LightGBM's text of one tree with one split on a number of that name.
+/// LightGBM text of one tree with one split on the named feature.
 fn lightgbm(feature: &str) -> String {
     format!(
         "tree\nversion=v4\nnum_class=1\nnum_tree_per_iteration=1\nlabel_index=0\nmax_feature_idx=0\nobjective=regression\n\
@@ -167,32 +194,41 @@ fn lightgbm(feature: &str) -> String {
 }
 
 #[test]
-fn a_model_trained_elsewhere_is_held_against_outcomes_and_written_like_our_own() {
+fn imported_model_is_calibrated_and_round_trips() {
     let names: Vec<String> = feature_names().collect();
-    let foreign = Foreign::read(Format::LightGbm, lightgbm("requested_gib").as_bytes(), &names).unwrap();
-    let trained = trial::train(&stays(400), &Teacher::Foreign(Box::new(foreign)), &rates()).unwrap();
-    assert!(trained.verdicts.iter().all(|verdict| verdict.rate_actual <= verdict.rate_asked + 0.02));
-    let file = ModelFile::frigid(About::default(), trained.model.clone(), trained.calibration);
+    let imported =
+        ImportedModel::read(Format::LightGbm, lightgbm("requested_gib").as_bytes(), &names).unwrap();
+    let trained =
+        backtest::train(&samples(400), &ModelSource::Imported(Box::new(imported)), &rates()).unwrap();
+    assert!(trained.results.iter().all(|result| result.rate_actual <= result.rate_target + 0.02));
+    let file = ModelFile::frigid(Provenance::default(), trained.model.clone(), trained.calibration);
+    let text = String::from_utf8(file.write().unwrap()).unwrap();
+    assert!(["\"foreign\":", "\"answer\":", "\"off\":"].iter().all(|name| text.contains(name)));
     written_and_read(&file);
-    // What it says is moved by what outcomes were off, level by level: small VMs 0.5, large ones 0.25.
-    let ask =
-        |gib| Ask { groups: Groups::default(), requested: Bytes::gib(gib), cores: None, begins: UnixMs(0) };
-    let curve = |gib| trained.model.curve(&History::default().features(&ask(gib)));
+    // Offsets shift the output at each level: small VMs 0.5, large ones 0.25.
+    let request = |gib| VmRequest {
+        groups: Groups::default(),
+        requested: Bytes::gib(gib),
+        cores: None,
+        begins: UnixMs(0),
+    };
+    let curve = |gib| trained.model.curve(&History::default().features(&request(gib)));
     let off = curve(4).at_level(9) - curve(8).at_level(9);
     assert!((off - 0.25).abs() < 1e-9, "{off}");
 }
 
 #[test]
-fn a_model_that_asks_for_a_number_that_no_row_has_is_refused_by_its_name() {
+fn imported_model_with_unknown_feature_is_rejected() {
     let names: Vec<String> = feature_names().collect();
-    let read = |feature| Foreign::read(Format::LightGbm, lightgbm(feature).as_bytes(), &names).unwrap_err();
+    let read =
+        |feature| ImportedModel::read(Format::LightGbm, lightgbm(feature).as_bytes(), &names).unwrap_err();
     assert!(read("shoe_size").to_string().contains("\"shoe_size\""));
-    assert!(matches!(read("Column_0"), Refused::Width { found: 1, .. }));
-    let said = Foreign::read(Format::Onnx, b"not a graph", &names).unwrap_err();
-    assert!(matches!(said, Refused::Onnx(_)), "{said}");
+    assert!(matches!(read("Column_0"), ImportError::Width { found: 1, .. }));
+    let error = ImportedModel::read(Format::Onnx, b"not a graph", &names).unwrap_err();
+    assert!(matches!(error, ImportError::Onnx(_)), "{error}");
 }
 
-/// Any tree: steps over some features, each below the one before it.
+/// Arbitrary trees: a chain of nodes, each below the one before it.
 fn tree() -> impl Strategy<Value = Tree> {
     let step = (
         0..5_usize,
@@ -207,10 +243,10 @@ fn tree() -> impl Strategy<Value = Tree> {
             let last = steps.len().saturating_sub(1);
             let nodes = steps.iter().enumerate().map(|(at, (feature, set, limit, [missing_first, zero]))| {
                 let test = match set {
-                    None => Test::AtMost(*limit),
+                    None => SplitRule::AtMost(*limit),
                     Some(set) => {
                         sets.push(set.clone());
-                        Test::OneOf(sets.len() - 1)
+                        SplitRule::OneOf(sets.len() - 1)
                     }
                 };
                 let next = if at == last { Child::Leaf(at + 1) } else { Child::Node(at + 1) };
@@ -226,7 +262,7 @@ fn tree() -> impl Strategy<Value = Tree> {
 
 proptest! {
     #[test]
-    fn any_ensemble_is_the_same_after_it_was_written(
+    fn ensemble_round_trips_bit_exactly(
         trees in prop::collection::vec(tree(), 0..6), row in prop::array::uniform5(prop::num::f64::ANY),
     ) {
         let mut ensemble = Ensemble::new(5, vec![0.25, -1.5]);
@@ -240,7 +276,7 @@ proptest! {
 }
 
 #[test]
-fn an_ensemble_without_an_answer_is_none() {
-    let said = serde_json::from_str::<Ensemble>(r#"{"features":1,"start":[],"trees":[]}"#).unwrap_err();
-    assert_eq!(said.to_string(), NotATree::NoOutput.to_string());
+fn ensemble_without_output_is_rejected() {
+    let error = serde_json::from_str::<Ensemble>(r#"{"features":1,"start":[],"trees":[]}"#).unwrap_err();
+    assert_eq!(error.to_string(), InvalidTree::NoOutput.to_string());
 }

@@ -1,133 +1,144 @@
-//! What says how likely each share is to be too much: trees, and the margins below what VMs alike left.
+//! Model of frigid memory: quantile trees blended with margins, or an imported model with conformal
+//! offsets.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     history::FEATURES,
     margins::{Margins, quantiles_of},
-    risk::{Curve, LEVELS},
+    risk::{Curve, QUANTILE_LEVELS},
 };
 use crate::{
-    import::Foreign,
+    import::ImportedModel,
     trees::{
-        Columns, Ensemble, Shape,
-        boost::{Boost, quantiles},
+        Columns, Ensemble, TreeParams,
+        boost::{BoostParams, fit_quantiles},
     },
 };
 
-/// Many small trees: outcomes are thousands, and the rarest level is three in a thousand. Chosen on public tables, among some dozens that
-/// hardly differed.
-const HOW: Boost = Boost {
+/// Many small trees: there are thousands of outcomes, and the lowest quantile level is 0.003.
+/// Chosen on public traces among some dozens of settings that differed little.
+const BOOST_PARAMS: BoostParams = BoostParams {
     trees: 200,
     rate: 0.05,
-    shape: Shape { leaves_max: 6, leaf_rows_min: 15, columns_tried: 0.3 },
+    tree: TreeParams { leaves_max: 6, leaf_rows_min: 15, columns_tried: 0.3 },
     rows_tried: 0.5,
 };
-/// How much of what is said is said by the margins.
-const MARGINS_SAY: f64 = 0.3;
+/// Weight of the margins in the blend with the trees.
+const MARGINS_WEIGHT: f64 = 0.3;
 
-/// What was learnt of frigid memory.
+/// Model that predicts the untouched share of a VM's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Model(Says);
+pub struct Model(Predictor);
 
-/// Who says it.
+/// Implementation of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Says {
+enum Predictor {
     /// Trees that were trained here.
-    Own {
-        /// For each of the levels.
+    #[serde(rename = "own")]
+    Trained {
+        /// Trees with one output for each quantile level.
         trees: Ensemble,
-        /// Below what VMs alike left.
+        /// Margins below the lowest untouched share of similar VMs.
         margins: Margins,
     },
-    /// A model that was trained elsewhere, whose one answer is a share that is not touched.
-    Foreign {
-        /// The model.
-        model: Foreign,
-        /// What has to be added to its answer so that each level's part of outcomes stays below.
-        off: [f64; LEVELS.len()],
+    /// Model trained elsewhere, with one output: the untouched share.
+    #[serde(rename = "foreign")]
+    Imported {
+        model: ImportedModel,
+        /// Offset to add to the output at each quantile level.
+        #[serde(rename = "off")]
+        offsets: [f64; QUANTILE_LEVELS.len()],
     },
 }
 
-/// Who learns.
+/// Source of the models that a training produces.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Teacher {
-    /// Trees of our own.
-    Own,
-    /// Nobody: a model that was trained elsewhere is only held against outcomes (split conformal prediction).
-    Foreign(Box<Foreign>),
+pub enum ModelSource {
+    /// Trees trained on the outcomes.
+    Trained,
+    /// Model trained elsewhere. Training only fits its offsets to the outcomes (split conformal
+    /// prediction).
+    Imported(Box<ImportedModel>),
 }
 
-impl Teacher {
-    /// A model made of outcomes: what was known of each VM before it began, and the share that it did not touch. The same rows and
-    /// seed make the same model.
+impl ModelSource {
+    /// Fits a model to outcomes. `features` are those of each VM before it started, `untouched` the
+    /// untouched share of each. Deterministic for the same rows and seed.
     ///
     /// # Panics
-    /// There is no row, or not a share for each.
-    pub fn teach(&self, known: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Model {
+    /// Panics if there is no row or the lengths differ.
+    pub fn fit(&self, features: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Model {
         match self {
-            Self::Own => Model::train(known, untouched, seed),
-            Self::Foreign(model) => {
-                let off = known.iter().zip(untouched).map(|(row, share)| share - model.predict(row));
-                Model(Says::Foreign { model: (**model).clone(), off: quantiles_of(off.collect()) })
+            Self::Trained => Model::train(features, untouched, seed),
+            Self::Imported(model) => {
+                let offsets = features.iter().zip(untouched).map(|(row, share)| share - model.predict(row));
+                Model(Predictor::Imported {
+                    model: (**model).clone(),
+                    offsets: quantiles_of(offsets.collect()),
+                })
             }
         }
     }
 }
 
 impl Model {
-    /// Trains on outcomes: what was known of each VM before it began, and the share that it did not touch. The same rows and seed
-    /// make the same model.
+    /// Trains a model on outcomes. `features` are those of each VM before it started, `untouched`
+    /// the untouched share of each. Deterministic for the same rows and seed.
     ///
     /// # Panics
-    /// There is no row, or not a share for each.
-    pub fn train(known: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Self {
+    /// Panics if there is no row or the lengths differ.
+    pub fn train(features: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Self {
         let mut columns = Columns::new(FEATURES);
-        known.iter().for_each(|row| columns.push(row));
-        Self(Says::Own {
-            trees: quantiles(&columns, untouched, &LEVELS, &HOW, seed),
-            margins: Margins::learn(known.iter().zip(untouched.iter().copied())),
+        features.iter().for_each(|row| columns.push(row));
+        Self(Predictor::Trained {
+            trees: fit_quantiles(&columns, untouched, &QUANTILE_LEVELS, &BOOST_PARAMS, seed),
+            margins: Margins::learn(features.iter().zip(untouched.iter().copied())),
         })
     }
 
-    /// How likely each share of a VM's memory is to be too much.
-    pub fn curve(&self, known: &[f64; FEATURES]) -> Curve {
+    /// Predicts the untouched share of a VM's memory at each quantile level.
+    pub fn curve(&self, features: &[f64; FEATURES]) -> Curve {
         match &self.0 {
-            Says::Own { trees, margins } => {
-                let mut shares = shares(trees, known);
-                if let Some(others) = margins.shares(known) {
-                    let both = |(share, other): (&mut f64, f64)| *share += MARGINS_SAY * (other - *share);
-                    shares.iter_mut().zip(others).for_each(both);
+            Predictor::Trained { trees, margins } => {
+                let mut shares = shares(trees, features);
+                if let Some(margin_shares) = margins.shares(features) {
+                    let blend = |(share, margin_share): (&mut f64, f64)| {
+                        *share += MARGINS_WEIGHT * (margin_share - *share)
+                    };
+                    shares.iter_mut().zip(margin_shares).for_each(blend);
                 }
                 Curve::new(shares)
             }
-            Says::Foreign { model, off } => {
-                let said = model.predict(known);
-                Curve::new(off.map(|off| said + off))
+            Predictor::Imported { model, offsets } => {
+                let predicted = model.predict(features);
+                Curve::new(offsets.map(|offsets| predicted + offsets))
             }
         }
     }
 
-    /// The same as its trees alone have it.
-    pub(super) fn curve_of_trees(&self, known: &[f64; FEATURES]) -> Curve {
+    /// Like [`Self::curve`], but without the margins.
+    pub(super) fn curve_of_trees(&self, features: &[f64; FEATURES]) -> Curve {
         match &self.0 {
-            Says::Own { trees, .. } => Curve::new(shares(trees, known)),
-            Says::Foreign { .. } => self.curve(known),
+            Predictor::Trained { trees, .. } => Curve::new(shares(trees, features)),
+            Predictor::Imported { .. } => self.curve(features),
         }
     }
 
-    /// Whether it fits the rows and levels of this version.
+    /// Returns whether the model has the features and quantile levels of this version.
     pub(crate) fn fits(&self) -> bool {
         match &self.0 {
-            Says::Own { trees, .. } => trees.features() == FEATURES && trees.outputs() == LEVELS.len(),
-            Says::Foreign { model, .. } => model.fits(FEATURES),
+            Predictor::Trained { trees, .. } => {
+                trees.features() == FEATURES && trees.outputs() == QUANTILE_LEVELS.len()
+            }
+            Predictor::Imported { model, .. } => model.fits(FEATURES),
         }
     }
 }
 
-fn shares(trees: &Ensemble, known: &[f64; FEATURES]) -> [f64; LEVELS.len()] {
-    let mut shares = [0.0; LEVELS.len()];
-    trees.predict(known, &mut shares);
+fn shares(trees: &Ensemble, features: &[f64; FEATURES]) -> [f64; QUANTILE_LEVELS.len()] {
+    let mut shares = [0.0; QUANTILE_LEVELS.len()];
+    trees.predict(features, &mut shares);
     shares
 }

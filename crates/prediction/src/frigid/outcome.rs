@@ -1,76 +1,76 @@
-//! What is known of a VM before it starts, and what came of it.
+//! Request of a VM before it starts, and its outcome after it has ended.
 
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Fraction, UnixMs};
 
-/// Whom a VM may resemble, the narrowest group first. Empty where it is not known.
+/// Groups of similar VMs that a VM belongs to, narrowest first. Empty where unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Groups {
-    /// VMs of this name: the same one, started again.
+    /// VMs of this name: the same VM, started again.
     pub vm: String,
     /// VMs of this customer or application.
     pub key: String,
-    /// VMs of this type.
+    /// VMs of this instance type.
     pub kind: String,
-    /// VMs of this place: location, operating system, or what else divides them coarsely.
+    /// VMs of this place: location, operating system, or another coarse partition.
     pub place: String,
 }
 
 impl Groups {
-    /// How many there are.
+    /// Number of groups.
     pub const COUNT: usize = 4;
-    /// Their names.
+    /// Names of the groups, narrowest first.
     pub const NAMES: [&str; Self::COUNT] = ["vm", "key", "kind", "place"];
 
-    /// The narrowest first.
+    /// Returns the group keys, narrowest first.
     pub fn all(&self) -> [&str; Self::COUNT] {
         [&self.vm, &self.key, &self.kind, &self.place]
     }
 
-    /// Whose VMs these are, as far as it is known: a customer's, or else a VM's own.
+    /// Returns the owner of the VM: its customer or application if set, or else the VM itself.
     pub fn owner(&self) -> Option<String> {
         let named = [("key", &self.key), ("vm", &self.vm)].into_iter().find(|(_, name)| !name.is_empty());
         named.map(|(of, name)| format!("{of} {name}"))
     }
 }
 
-/// A VM that is to start, as far as it is known.
+/// Request of a VM that is about to start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ask {
-    /// Whom it may resemble.
+pub struct VmRequest {
+    /// Groups of similar VMs.
     pub groups: Groups,
-    /// All memory that is asked for; more than nothing.
+    /// Total requested memory; above 0.
     pub requested: Bytes,
-    /// Its cores, if known.
+    /// Number of cores, if known.
     pub cores: Option<f64>,
-    /// When it starts.
+    /// Start time.
     pub begins: UnixMs,
 }
 
-/// What came of a VM.
+/// Outcome of a VM that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// When it ended.
+    /// End time.
     pub ended: UnixMs,
-    /// Share of what it asked for that it never touched.
+    /// Share of the requested memory that was never touched.
     pub untouched: Fraction,
-    /// What else was measured.
+    /// Further measurements.
     pub usage: Usage,
 }
 
-/// What may have been measured of a VM while it ran.
+/// Measurements of a VM while it ran, where available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Memory in use for all but 1 % of the time.
+    /// 99th percentile over time of the memory in use.
     pub p99: Option<Bytes>,
-    /// Memory in use on average.
+    /// Mean memory in use.
     pub mean: Option<Bytes>,
-    /// Time that its processors were in use, in percent.
+    /// CPU utilization in percent.
     pub busy_percent: Option<f64>,
 }
 
 impl Outcome {
-    /// The most that a VM touched that had asked for so much.
+    /// Returns the peak memory touched, for a VM that requested `requested`.
     pub fn peak(&self, requested: Bytes) -> Bytes {
         requested.saturating_sub(self.untouched.of(requested))
     }

@@ -1,62 +1,63 @@
-//! LightGBM's text format, versions 3 and 4: trees with numeric and categorical splits, one output. What would be answered
-//! otherwise than by LightGBM (linear trees, several classes, ranking) is refused by name.
+//! LightGBM's text format, versions 3 and 4: trees with numeric and categorical splits, one output.
+//! Models that this crate would not evaluate exactly as LightGBM does (linear trees, several
+//! classes, ranking) are rejected with the line at fault.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::trees::{Child, Ensemble, Node, NotATree, Test, Tree};
+use crate::trees::{Child, Ensemble, InvalidTree, Node, SplitRule, Tree};
 
-/// What the sum of the leaves becomes.
+/// Link function from the sum of the leaves to the output.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Link {
-    /// Itself.
+    /// Identity.
     Identity,
-    /// 1 / (1 + exp(-k x)): a probability.
+    /// Logistic function 1 / (1 + exp(-k x)): a probability.
     Sigmoid(f64),
-    /// exp(x).
+    /// Exponential function.
     Exp,
 }
 
-/// A model as LightGBM wrote it.
+/// Model read from LightGBM's text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
-    /// Its trees.
+    /// Trees, with one output.
     pub trees: Ensemble,
-    /// What their sum becomes.
+    /// Link function.
     pub link: Link,
-    /// Names of the numbers of a row.
+    /// Names of the features, in order.
     pub features: Vec<String>,
 }
 
-/// Why a text is not taken for a model.
+/// Error reading a LightGBM model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// It does not begin as one.
-    #[error("it does not begin with `tree` as LightGBM's text models do")]
+pub enum ParseError {
+    /// The text does not start like a model.
+    #[error("not a LightGBM text model: does not begin with `tree`")]
     NotAModel,
-    /// It ends before its end.
-    #[error("it is cut short: {0}")]
+    /// The text is truncated.
+    #[error("truncated: {0}")]
     CutShort(&'static str),
-    /// A line is missing or says what it may not.
+    /// A line is missing or has an invalid value.
     #[error("{section}: {key} = {value:?}: {rule}")]
     Value {
-        /// Which part of the file.
+        /// Section of the file.
         section: String,
-        /// Which line of it.
+        /// Key of the line.
         key: &'static str,
-        /// What it says; its beginning if it is long.
+        /// Value of the line, truncated.
         value: String,
-        /// "must be ...".
+        /// Rule that the value breaks: "must be ...".
         rule: &'static str,
     },
-    /// A tree is none.
+    /// A tree is malformed.
     #[error("{section}: {why}")]
     Tree {
-        /// Which.
+        /// Section of the tree.
         section: String,
-        /// Why.
-        why: NotATree,
+        /// Reason.
+        why: InvalidTree,
     },
 }
 
@@ -64,41 +65,42 @@ impl Model {
     /// Reads a model.
     ///
     /// # Errors
-    /// It is not one, is cut short, or would be answered otherwise than by LightGBM.
-    pub fn read(text: &str) -> Result<Self, Refused> {
+    /// [`ParseError`] when the text is not a model, is truncated, or uses a feature of LightGBM
+    /// that is not supported.
+    pub fn read(text: &str) -> Result<Self, ParseError> {
         let (head, rest) = text.split_once("\nTree=").unwrap_or((text, ""));
         let mut lines = head.lines();
         if lines.next().map(str::trim) != Some("tree") {
-            return Err(Refused::NotAModel);
+            return Err(ParseError::NotAModel);
         }
         let (trees, _) =
-            rest.split_once("\nend of trees").ok_or(Refused::CutShort("there is no line `end of trees`"))?;
+            rest.split_once("\nend of trees").ok_or(ParseError::CutShort("no line `end of trees`"))?;
         let head = Section::of("head", lines);
-        head.must("version", |version| matches!(version, "v3" | "v4"), "must be v3 or v4")?;
-        head.must("num_class", |classes| classes == "1", "must be 1: one output")?;
-        head.must("num_tree_per_iteration", |trees| trees == "1", "must be 1: one output")?;
+        head.require("version", |version| matches!(version, "v3" | "v4"), "must be v3 or v4")?;
+        head.require("num_class", |classes| classes == "1", "must be 1: one output")?;
+        head.require("num_tree_per_iteration", |trees| trees == "1", "must be 1: one output")?;
         let last: usize = head.number("max_feature_idx")?;
         let features: Vec<String> = head.list("feature_names")?;
         if last.checked_add(1) != Some(features.len()) {
-            return Err(head.wrong("feature_names", "must name max_feature_idx + 1 numbers of a row"));
+            return Err(head.wrong("feature_names", "must list max_feature_idx + 1 features"));
         }
         let link = link(&head)?;
         let sections: Vec<&str> = trees.split("\nTree=").collect();
         if head.list::<u64>("tree_sizes")?.len() != sections.len() {
-            return Err(Refused::CutShort("there are fewer trees than tree_sizes names"));
+            return Err(ParseError::CutShort("fewer trees than tree_sizes lists"));
         }
-        // A random forest's answer is the mean of its trees'.
-        let share = if head.has("average_output") { 1.0 / sections.len() as f64 } else { 1.0 };
+        // A random forest averages its trees.
+        let scale = if head.has("average_output") { 1.0 / sections.len() as f64 } else { 1.0 };
         let mut ensemble = Ensemble::new(features.len(), vec![0.0]);
         for section in sections {
             let section = Section::of_tree(section);
-            let tree = tree(&section, share)?;
-            ensemble.push(&tree).map_err(|why| Refused::Tree { section: section.name, why })?;
+            let tree = tree(&section, scale)?;
+            ensemble.push(&tree).map_err(|why| ParseError::Tree { section: section.name, why })?;
         }
         Ok(Self { trees: ensemble, link, features })
     }
 
-    /// What it says of a row, as LightGBM would.
+    /// Predicts the output for a row, as LightGBM does.
     pub fn predict(&self, row: &[f64]) -> f64 {
         self.link.of(self.trees.predict_one(row))
     }
@@ -114,7 +116,7 @@ impl Link {
     }
 }
 
-fn link(head: &Section<'_>) -> Result<Link, Refused> {
+fn link(head: &Section<'_>) -> Result<Link, ParseError> {
     let objective = head.text("objective")?;
     let mut words = objective.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -122,53 +124,53 @@ fn link(head: &Section<'_>) -> Result<Link, Refused> {
         words.clone().find_map(|word| word.strip_prefix(key)?.strip_prefix(':')?.parse::<f64>().ok())
     };
     match name {
-        _ if words.clone().any(|word| word == "sqrt") => Err(head.wrong("objective", "must not take roots")),
+        _ if words.clone().any(|word| word == "sqrt") => Err(head.wrong("objective", "must not use sqrt")),
         "regression" | "regression_l1" | "huber" | "fair" | "quantile" | "mape" => Ok(Link::Identity),
         "binary" | "cross_entropy" => Ok(Link::Sigmoid(option("sigmoid").unwrap_or(1.0))),
         "poisson" | "gamma" | "tweedie" => Ok(Link::Exp),
-        _ => Err(head.wrong("objective", "must be of regression or of two classes")),
+        _ => Err(head.wrong("objective", "must be a regression or binary objective")),
     }
 }
 
-fn tree(section: &Section<'_>, share: f64) -> Result<Tree, Refused> {
+fn tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
     if section.has("is_linear") {
-        section.must("is_linear", |linear| linear == "0", "must be 0: leaves say one number")?;
+        section.require("is_linear", |linear| linear == "0", "must be 0: linear trees are not supported")?;
     }
     let leaves: Vec<f64> = section.list("leaf_value")?;
     let count: usize = section.number("num_leaves")?;
     if leaves.len() != count {
         return Err(section.wrong("leaf_value", "must be num_leaves numbers"));
     }
-    let leaves = leaves.into_iter().map(|leaf| leaf * share).collect();
+    let leaves = leaves.into_iter().map(|leaf| leaf * scale).collect();
     if count <= 1 {
         return Ok(Tree { leaves, ..Tree::default() });
     }
-    let parts = Parts::of(section, count - 1)?;
-    let nodes = (0..count - 1).map(|at| parts.node(at)).collect();
+    let arrays = NodeArrays::of(section, count - 1)?;
+    let nodes = (0..count - 1).map(|at| arrays.node(at)).collect();
     Ok(Tree { nodes, leaves, sets: sets(section)? })
 }
 
-/// A tree's nodes, as LightGBM has them: an array for each thing.
-struct Parts {
+/// Nodes of a tree as LightGBM stores them, one array for each field.
+struct NodeArrays {
     features: Vec<usize>,
     thresholds: Vec<f64>,
     decisions: Vec<u8>,
     children: [Vec<i64>; 2],
 }
 
-impl Parts {
-    fn of(section: &Section<'_>, nodes: usize) -> Result<Self, Refused> {
-        let parts = Self {
+impl NodeArrays {
+    fn of(section: &Section<'_>, nodes: usize) -> Result<Self, ParseError> {
+        let arrays = Self {
             features: section.list("split_feature")?,
             thresholds: section.list("threshold")?,
             decisions: section.list("decision_type")?,
             children: [section.list("left_child")?, section.list("right_child")?],
         };
-        let [left, right] = [parts.children[0].len(), parts.children[1].len()];
+        let [left, right] = [arrays.children[0].len(), arrays.children[1].len()];
         let short = [
-            ("split_feature", parts.features.len()),
-            ("threshold", parts.thresholds.len()),
-            ("decision_type", parts.decisions.len()),
+            ("split_feature", arrays.features.len()),
+            ("threshold", arrays.thresholds.len()),
+            ("decision_type", arrays.decisions.len()),
             ("left_child", left),
             ("right_child", right),
         ]
@@ -176,18 +178,19 @@ impl Parts {
         .find(|(_, len)| *len != nodes);
         match short {
             Some((key, _)) => Err(section.wrong(key, "must be num_leaves - 1 numbers")),
-            None => Ok(parts),
+            None => Ok(arrays),
         }
     }
 
-    /// Bits of a decision: categorical; missing goes left; and two that say what is missing (0 nothing, 1 zero, 2 NaN). Where
-    /// nothing is, LightGBM takes NaN for 0.
+    /// Bits of `decision_type`: 0 categorical, 1 missing goes left, 2 and 3 the kind of missing
+    /// values (0 none, 1 zero, 2 NaN). With kind "none" LightGBM treats NaN as 0.
     fn node(&self, at: usize) -> Node {
         let (decision, threshold) = (self.decisions[at], self.thresholds[at]);
         let is_categorical = decision & 1 == 1;
         let (missing_left, missing) = (decision & 2 == 2, decision >> 2 & 3);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of a set: its number")]
-        let test = if is_categorical { Test::OneOf(threshold as usize) } else { Test::AtMost(threshold) };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a set index")]
+        let test =
+            if is_categorical { SplitRule::OneOf(threshold as usize) } else { SplitRule::AtMost(threshold) };
         Node {
             feature: self.features[at],
             test,
@@ -202,16 +205,18 @@ impl Parts {
     }
 }
 
-/// A leaf is the complement of its number.
+/// A leaf is stored as the bitwise complement of its index.
 fn child(number: i64) -> Child {
     match usize::try_from(number) {
         Ok(node) => Child::Node(node),
-        Err(_) => Child::Leaf(usize::try_from(!number).expect("the complement of a negative number")),
+        Err(_) => Child::Leaf(
+            usize::try_from(!number).expect("the complement of a negative number is not negative"),
+        ),
     }
 }
 
-/// Sets of categories, as bits; where each begins is in `cat_boundaries`.
-fn sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, Refused> {
+/// Reads the sets of categories, as bit sets; `cat_boundaries` holds the start of each.
+fn sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
     if section.number::<usize>("num_cat")? == 0 {
         return Ok(Vec::new());
     }
@@ -219,10 +224,10 @@ fn sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, Refused> {
     let bits: Vec<u32> = section.list("cat_threshold")?;
     let set = |pair: &[usize]| bits.get(pair[0]..pair[1]).map(<[u32]>::to_vec);
     let sets: Option<Vec<_>> = bounds.windows(2).map(set).collect();
-    sets.ok_or_else(|| section.wrong("cat_boundaries", "must rise, and end within cat_threshold"))
+    sets.ok_or_else(|| section.wrong("cat_boundaries", "must ascend and end within cat_threshold"))
 }
 
-/// Lines `key=value` of a part of the file.
+/// Section of the file, as `key=value` lines.
 struct Section<'a> {
     name: String,
     lines: BTreeMap<&'a str, &'a str>,
@@ -244,27 +249,32 @@ impl<'a> Section<'a> {
         self.lines.contains_key(key)
     }
 
-    fn text(&self, key: &'static str) -> Result<&'a str, Refused> {
-        self.lines.get(key).copied().ok_or_else(|| self.wrong(key, "must be there"))
+    fn text(&self, key: &'static str) -> Result<&'a str, ParseError> {
+        self.lines.get(key).copied().ok_or_else(|| self.wrong(key, "must be present"))
     }
 
-    fn must(&self, key: &'static str, is: impl Fn(&str) -> bool, rule: &'static str) -> Result<(), Refused> {
+    fn require(
+        &self,
+        key: &'static str,
+        is: impl Fn(&str) -> bool,
+        rule: &'static str,
+    ) -> Result<(), ParseError> {
         if is(self.text(key)?) { Ok(()) } else { Err(self.wrong(key, rule)) }
     }
 
-    fn number<T: std::str::FromStr>(&self, key: &'static str) -> Result<T, Refused> {
+    fn number<T: std::str::FromStr>(&self, key: &'static str) -> Result<T, ParseError> {
         self.text(key)?.parse().map_err(|_| self.wrong(key, "must be a number"))
     }
 
-    fn list<T: std::str::FromStr>(&self, key: &'static str) -> Result<Vec<T>, Refused> {
+    fn list<T: std::str::FromStr>(&self, key: &'static str) -> Result<Vec<T>, ParseError> {
         let words = self.text(key)?.split_whitespace().map(str::parse);
-        words.collect::<Result<_, _>>().map_err(|_| self.wrong(key, "must be words of its kind"))
+        words.collect::<Result<_, _>>().map_err(|_| self.wrong(key, "must be a list of numbers or names"))
     }
 
-    fn wrong(&self, key: &'static str, rule: &'static str) -> Refused {
+    fn wrong(&self, key: &'static str, rule: &'static str) -> ParseError {
         const SHOWN: usize = 60;
         let value = self.lines.get(key).map_or("", |value| value);
         let value = value.chars().take(SHOWN).collect();
-        Refused::Value { section: self.name.clone(), key, value, rule }
+        ParseError::Value { section: self.name.clone(), key, value, rule }
     }
 }

@@ -1,6 +1,7 @@
-//! ONNX graphs that are one ensemble of trees, as skl2onnx makes them of scikit-learn's forests and boosted trees: a
-//! TreeEnsembleClassifier or TreeEnsembleRegressor that takes the graph's input, and after it only what renames its answer. Every
-//! other graph is refused: it would be answered otherwise than by ONNX's runtimes.
+//! ONNX graphs that consist of one tree ensemble, as skl2onnx writes scikit-learn's forests and
+//! boosted trees: a TreeEnsembleClassifier or TreeEnsembleRegressor on the graph's input, followed
+//! only by operators that rename or convert its output. Every other graph is rejected, since it
+//! would not be evaluated as ONNX runtimes do.
 
 mod forest;
 mod graph;
@@ -9,215 +10,222 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use self::{
-    forest::{Forest, OF_CLASSES, OF_TARGETS, Settings, wrong},
+    forest::{CLASS_LEAVES, Forest, Settings, TARGET_LEAVES, invalid_attribute},
     graph::{ModelProto, NodeProto, ValueInfoProto},
 };
-use crate::trees::{Ensemble, NotATree};
+use crate::trees::{Ensemble, InvalidTree};
 
-/// A model as ONNX's runtimes would answer it, up to how they round.
+/// Model read from an ONNX graph. Evaluates like ONNX runtimes, except for rounding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     trees: Ensemble,
     classes: Vec<String>,
 }
 
-/// Why bytes are not taken for a model.
+/// Error reading an ONNX model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// They are no ONNX model, or cut short.
-    #[error("it is no ONNX model, or cut short: {0}")]
+pub enum ParseError {
+    /// The bytes are not an ONNX model, or are truncated.
+    #[error("not an ONNX model, or truncated: {0}")]
     NotAModel(String),
-    /// The graph is not one ensemble of trees.
-    #[error("the graph is not one ensemble of trees: {0}")]
+    /// The graph does not consist of one tree ensemble.
+    #[error("the graph is not one tree ensemble: {0}")]
     Graph(String),
-    /// A setting of the ensemble says what it may not.
+    /// An attribute of the ensemble has an invalid value.
     #[error("{attribute} = {value:?}: {rule}")]
     Attribute {
-        /// Which.
+        /// Name of the attribute.
         attribute: &'static str,
-        /// What it says.
+        /// Value of the attribute.
         value: String,
-        /// "must be ...".
+        /// Rule that the value breaks: "must be ...".
         rule: &'static str,
     },
-    /// A tree is none.
+    /// A tree is malformed.
     #[error("tree {tree}: {why}")]
     Tree {
-        /// Its id.
+        /// Id of the tree.
         tree: i64,
-        /// Why.
-        why: NotATree,
+        /// Reason.
+        why: InvalidTree,
     },
 }
 
-/// What may stand after the ensemble: it changes names and types of the answer, and not what is answered.
-const HARMLESS: [&str; 3] = ["Cast", "ZipMap", "Identity"];
-/// ONNX's number for 32-bit floats.
+/// Operators allowed after the ensemble: they change the name or type of the output, not its value.
+const PASS_THROUGH_OPS: [&str; 3] = ["Cast", "ZipMap", "Identity"];
+/// TensorProto.DataType of 32-bit floats.
 const FLOAT: i32 = 1;
-/// And for 64-bit ones.
+/// TensorProto.DataType of 64-bit floats.
 const DOUBLE: i64 = 11;
 
 impl Model {
     /// Reads a model.
     ///
     /// # Errors
-    /// It is not one, is cut short, or is not one ensemble of trees.
-    pub fn read(bytes: &[u8]) -> Result<Self, Refused> {
-        let model = ModelProto::decode(bytes).map_err(|error| Refused::NotAModel(error.to_string()))?;
-        let graph = model.graph.ok_or_else(|| Refused::NotAModel("it has no graph".to_owned()))?;
-        let node = only_ensemble(&graph.node)?;
-        see_casts(&graph.node, node)?;
+    /// [`ParseError`] when the bytes are not an ONNX model, are truncated, or the graph does not
+    /// consist of one supported tree ensemble.
+    pub fn read(bytes: &[u8]) -> Result<Self, ParseError> {
+        let model = ModelProto::decode(bytes).map_err(|error| ParseError::NotAModel(error.to_string()))?;
+        let graph = model.graph.ok_or_else(|| ParseError::NotAModel("no graph".to_owned()))?;
+        let node = find_ensemble(&graph.node)?;
+        check_casts(&graph.node, node)?;
         let [input] = &graph.input[..] else {
-            return Err(Refused::Graph(format!("{} inputs: must be one", graph.input.len())));
+            return Err(ParseError::Graph(format!("{} inputs: must be one", graph.input.len())));
         };
         if node.input != [input.name.clone()] {
-            return Err(Refused::Graph("it does not take the graph's input as it is".to_owned()));
+            return Err(ParseError::Graph("the ensemble's input is not the graph's input".to_owned()));
         }
         let settings = Settings(node);
-        settings.lacks("nodes_values_as_tensor")?;
-        settings.lacks("base_values_as_tensor")?;
+        settings.require_absent("nodes_values_as_tensor")?;
+        settings.require_absent("base_values_as_tensor")?;
         settings.one_of("post_transform", &["NONE"], "must be NONE")?;
         match node.op_type.as_str() {
             "TreeEnsembleClassifier" => classifier(&settings, width(input)?),
             "TreeEnsembleRegressor" => regressor(&settings, width(input)?),
-            other => Err(Refused::Graph(format!(
+            other => Err(ParseError::Graph(format!(
                 "{other}: must be a TreeEnsembleClassifier or TreeEnsembleRegressor"
             ))),
         }
     }
 
-    /// Numbers of a row.
+    /// Returns the number of features.
     pub fn features(&self) -> usize {
         self.trees.features()
     }
 
-    /// Names of the classes, an output each; none of a regressor.
+    /// Returns the names of the classes, one for each output; empty for a regressor.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// Numbers of an answer.
+    /// Returns the number of outputs.
     pub fn outputs(&self) -> usize {
         self.trees.outputs()
     }
 
-    /// What it says of a row, into `answer`: a number for each class or target. ONNX's trees look at 32-bit numbers.
+    /// Predicts the outputs for a row into `answer`: one number for each class or target. ONNX
+    /// trees compare 32-bit floats, so the row is rounded.
     ///
     /// # Panics
-    /// The row or the answer has another length than the model's.
+    /// Panics if the row or the answer has the wrong length.
     pub fn predict(&self, row: &[f64], answer: &mut [f64]) {
-        #[expect(clippy::cast_possible_truncation, reason = "rounded as ONNX's runtimes are given it")]
+        #[expect(clippy::cast_possible_truncation, reason = "ONNX runtimes take 32-bit floats")]
         let row: Vec<f64> = row.iter().map(|number| f64::from(*number as f32)).collect();
         self.trees.predict(&row, answer);
     }
 }
 
-fn only_ensemble(nodes: &[NodeProto]) -> Result<&NodeProto, Refused> {
+fn find_ensemble(nodes: &[NodeProto]) -> Result<&NodeProto, ParseError> {
     let is_ensemble = |node: &&NodeProto| node.op_type.starts_with("TreeEnsemble");
-    let other = nodes.iter().find(|node| !is_ensemble(node) && !HARMLESS.contains(&node.op_type.as_str()));
+    let other =
+        nodes.iter().find(|node| !is_ensemble(node) && !PASS_THROUGH_OPS.contains(&node.op_type.as_str()));
     if let Some(other) = other {
-        return Err(Refused::Graph(format!("there is a {} in it", other.op_type)));
+        return Err(ParseError::Graph(format!("unsupported operator {}", other.op_type)));
     }
     let mut ensembles = nodes.iter().filter(is_ensemble);
     match (ensembles.next(), ensembles.next()) {
         (Some(ensemble), None) => Ok(ensemble),
-        (None, _) => Err(Refused::Graph("there is none in it".to_owned())),
-        (Some(_), Some(_)) => Err(Refused::Graph("there are several in it".to_owned())),
+        (None, _) => Err(ParseError::Graph("no tree ensemble".to_owned())),
+        (Some(_), Some(_)) => Err(ParseError::Graph("several tree ensembles".to_owned())),
     }
 }
 
-/// What is said may become another kind of number that holds it, and no whole number.
-fn see_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), Refused> {
-    let said = ensemble.output.last(); // a classifier's first is the name of the class
-    let is_of_it = |node: &&NodeProto| node.op_type == "Cast" && node.input.first() == said;
+/// Checks that the output is only cast to floating-point types; integers would truncate it.
+fn check_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), ParseError> {
+    let scores = ensemble.output.last(); // a classifier's first output is the class label
+    let is_of_it = |node: &&NodeProto| node.op_type == "Cast" && node.input.first() == scores;
     let to = |node: &NodeProto| Settings(node).int("to").unwrap_or_default();
     match nodes.iter().filter(is_of_it).map(to).find(|to| ![i64::from(FLOAT), DOUBLE].contains(to)) {
-        Some(to) => Err(wrong("to", to, "must be 1 (float) or 11 (double) where what trees say is cast")),
+        Some(to) => Err(invalid_attribute(
+            "to",
+            to,
+            "must be 1 (float) or 11 (double) for a cast of the ensemble's output",
+        )),
         None => Ok(()),
     }
 }
 
-/// Numbers of a row, as far as the graph says it.
-fn width(input: &ValueInfoProto) -> Result<usize, Refused> {
+/// Returns the number of features that the graph declares; 0 if it declares none.
+fn width(input: &ValueInfoProto) -> Result<usize, ParseError> {
     let tensor = input.r#type.as_ref().and_then(|of| of.tensor_type.as_ref());
     let kind = tensor.map(|tensor| tensor.elem_type);
     if kind != Some(FLOAT) {
-        return Err(Refused::Graph("its input must be of 32-bit numbers".to_owned()));
+        return Err(ParseError::Graph("the input must be a tensor of 32-bit floats".to_owned()));
     }
     let dims = tensor.and_then(|tensor| tensor.shape.as_ref()).map_or(&[][..], |shape| &shape.dim);
     Ok(dims.get(1).and_then(|dim| usize::try_from(dim.dim_value).ok()).unwrap_or(0))
 }
 
-/// Of two classes, leaves may speak of the first alone, as skl2onnx writes it: what they say is of the second, and the first has the
-/// rest.
-fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, Refused> {
+/// Reads a classifier. For two classes skl2onnx writes weights of one class id only: they are the
+/// scores of the second class, and the first gets the complement.
+fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
     let mut classes = settings.texts("classlabels_strings");
     classes.extend(settings.ints("classlabels_int64s").iter().map(ToString::to_string));
     if classes.is_empty() {
-        return Err(wrong("classlabels_strings", "", "must name the classes"));
+        return Err(invalid_attribute("classlabels_strings", "", "must name the classes"));
     }
-    settings.lacks("base_values")?;
-    let forest = Forest::of(settings, &OF_CLASSES, classes.len())?;
+    settings.require_absent("base_values")?;
+    let forest = Forest::of(settings, &CLASS_LEAVES, classes.len())?;
     let only = forest.only_output().filter(|_| classes.len() == 2);
     if only == Some(1) {
-        return Err(wrong("class_ids", 1, "must be of the first of two classes, or of each"));
+        return Err(invalid_attribute("class_ids", 1, "must be the first of two classes, or all classes"));
     }
-    let is_rest = only.is_some();
-    if is_rest && !forest.is_positive() {
-        return Err(wrong(
+    let is_complement = only.is_some();
+    if is_complement && !forest.is_positive() {
+        return Err(invalid_attribute(
             "class_weights",
             "a number below 0",
-            "must not be below 0 where leaves speak of one of two classes",
+            "must not be below 0 if leaves have weights of one of two classes",
         ));
     }
-    let start = if is_rest { vec![1.0, 0.0] } else { vec![0.0; classes.len()] };
+    let start = if is_complement { vec![1.0, 0.0] } else { vec![0.0; classes.len()] };
     let mut trees = Ensemble::new(width.max(forest.features()), start);
-    forest.plant(&mut trees, |leaf, outputs, _| {
-        let mut says = vec![0.0; outputs];
+    forest.push_trees(&mut trees, |leaf, outputs, _| {
+        let mut weights = vec![0.0; outputs];
         for (output, weight) in leaf {
-            if is_rest {
-                says[0] -= weight;
-                says[1] += weight;
+            if is_complement {
+                weights[0] -= weight;
+                weights[1] += weight;
             } else {
-                says[*output] += weight;
+                weights[*output] += weight;
             }
         }
-        says
+        weights
     })?;
     Ok(Model { trees, classes })
 }
 
-fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, Refused> {
+fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
     let targets = settings.int("n_targets").unwrap_or(1);
     let outputs = usize::try_from(targets).ok().filter(|n| (1..=TARGETS_MAX).contains(n));
-    let outputs = outputs.ok_or_else(|| wrong("n_targets", targets, "must be from 1 to 1024"))?;
+    let outputs = outputs.ok_or_else(|| invalid_attribute("n_targets", targets, "must be from 1 to 1024"))?;
     let rule = "must be SUM or AVERAGE";
     let is_mean = settings.one_of("aggregate_function", &["SUM", "AVERAGE"], rule)? == "AVERAGE";
     let base = settings.floats("base_values");
     if !base.is_empty() && base.len() != outputs {
-        return Err(wrong("base_values", base.len(), "must be none or one for each target"));
+        return Err(invalid_attribute("base_values", base.len(), "must be empty or one for each target"));
     }
     let mut start = vec![0.0; outputs];
     start.iter_mut().zip(base).for_each(|(start, base)| *start = f64::from(*base));
-    let forest = Forest::of(settings, &OF_TARGETS, outputs)?;
+    let forest = Forest::of(settings, &TARGET_LEAVES, outputs)?;
     let mut trees = Ensemble::new(width.max(forest.features()), start);
-    forest.plant(&mut trees, |leaf, outputs, trees| {
-        let mut says = vec![0.0; outputs];
+    forest.push_trees(&mut trees, |leaf, outputs, trees| {
+        let mut weights = vec![0.0; outputs];
         let share = if is_mean { 1.0 / trees as f64 } else { 1.0 };
-        leaf.iter().for_each(|(output, weight)| says[*output] += weight * share);
-        says
+        leaf.iter().for_each(|(output, weight)| weights[*output] += weight * share);
+        weights
     })?;
     Ok(Model { trees, classes: Vec::new() })
 }
 
-/// Numbers that a regressor may answer.
+/// Upper bound on the targets of a regressor.
 const TARGETS_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::{graph::AttributeProto, *};
 
-    fn with_cast(to: i64) -> Result<Model, Refused> {
+    fn with_cast(to: i64) -> Result<Model, ParseError> {
         let mut model = ModelProto::decode(&include_bytes!("../../fixtures/numbers.onnx")[..]).unwrap();
         let graph = model.graph.as_mut().unwrap();
         let setting = AttributeProto { name: "to".to_owned(), i: to, ..AttributeProto::default() };
@@ -231,9 +239,9 @@ mod tests {
     }
 
     #[test]
-    fn what_trees_say_may_be_cast_to_what_holds_it_and_to_no_whole_number() {
+    fn tree_output_casts_only_to_float() {
         assert!(with_cast(1).is_ok() && with_cast(11).is_ok());
         let whole = with_cast(7).unwrap_err().to_string();
-        assert_eq!(whole, "to = \"7\": must be 1 (float) or 11 (double) where what trees say is cast");
+        assert_eq!(whole, "to = \"7\": must be 1 (float) or 11 (double) for a cast of the ensemble's output");
     }
 }

@@ -1,10 +1,11 @@
-//! Models of other libraries answer as those libraries answered; `fixtures/make.py` asked them.
+//! Imported models give the outputs of the library that trained them, as recorded by
+//! `fixtures/make.py`.
 
 use proptest::prelude::*;
 
 use super::{lightgbm, onnx};
 
-/// A model's file and what its library said.
+/// Model file, and the outputs of its library.
 macro_rules! fixture {
     ($name:literal, $kind:literal) => {
         (
@@ -14,8 +15,8 @@ macro_rules! fixture {
     };
 }
 
-/// Rows of four numbers, and answers.
-fn asked(csv: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
+/// Rows of four features, and the outputs.
+fn rows_of(csv: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
     let numbers =
         |line: &str| line.split(',').map(|number| number.parse::<f64>().unwrap()).collect::<Vec<_>>();
     csv.lines().map(numbers).map(|row| (row[..4].to_vec(), row[4..].to_vec())).collect()
@@ -26,7 +27,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn models_of_lightgbm_answer_as_lightgbm_does() {
+fn lightgbm_models_predict_as_lightgbm() {
     for (name, (model, csv)) in [
         ("quantile", fixture!("quantile", "txt")),
         ("binary", fixture!("binary", "txt")),
@@ -35,20 +36,20 @@ fn models_of_lightgbm_answer_as_lightgbm_does() {
         ("averaged", fixture!("averaged", "txt")),
     ] {
         let model = lightgbm::Model::read(text(model)).unwrap();
-        let asked = asked(csv);
-        assert!(asked.len() > 60, "{name} was asked little");
-        for (row, answer) in asked {
-            let said = model.predict(&row);
+        let rows_of = rows_of(csv);
+        assert!(rows_of.len() > 60, "{name} was asked little");
+        for (row, answer) in rows_of {
+            let predicted = model.predict(&row);
             assert!(
-                (said - answer[0]).abs() <= 1e-12 * answer[0].abs().max(1.0),
-                "{name}: {row:?}: {said} {answer:?}"
+                (predicted - answer[0]).abs() <= 1e-12 * answer[0].abs().max(1.0),
+                "{name}: {row:?}: {predicted} {answer:?}"
             );
         }
     }
 }
 
 #[test]
-fn models_of_scikit_learn_answer_as_scikit_learn_does() {
+fn onnx_models_predict_as_scikit_learn() {
     for (name, (model, csv), classes) in [
         ("classes", fixture!("classes", "onnx"), &["insensitive", "sensitive"][..]),
         ("classes_plain", fixture!("classes_plain", "onnx"), &["0", "1"]),
@@ -61,32 +62,38 @@ fn models_of_scikit_learn_answer_as_scikit_learn_does() {
             (model.features(), model.classes()),
             (4, &classes.iter().map(ToString::to_string).collect::<Vec<_>>()[..])
         );
-        for (row, answer) in asked(csv) {
-            let mut said = vec![0.0; model.outputs()];
-            model.predict(&row, &mut said);
-            let off =
-                said.iter().zip(&answer).map(|(said, answer)| (said - answer).abs()).fold(0.0, f64::max);
-            assert!(said.len() == answer.len() && off < 1e-6, "{name}: {row:?}: {said:?} {answer:?}");
+        for (row, answer) in rows_of(csv) {
+            let mut predicted = vec![0.0; model.outputs()];
+            model.predict(&row, &mut predicted);
+            let off = predicted
+                .iter()
+                .zip(&answer)
+                .map(|(predicted, answer)| (predicted - answer).abs())
+                .fold(0.0, f64::max);
+            assert!(
+                predicted.len() == answer.len() && off < 1e-6,
+                "{name}: {row:?}: {predicted:?} {answer:?}"
+            );
         }
     }
 }
 
 #[test]
-fn what_would_be_answered_otherwise_is_refused_by_name() {
+fn unsupported_models_are_rejected_with_reason() {
     let text_of = |bytes: &[u8]| lightgbm::Model::read(text(bytes)).unwrap_err().to_string();
     let classes = text_of(include_bytes!("../../fixtures/refused_classes.txt"));
     assert_eq!(classes, "head: num_class = \"3\": must be 1: one output");
     let linear = text_of(include_bytes!("../../fixtures/refused_linear.txt"));
-    assert_eq!(linear, "tree 0: is_linear = \"1\": must be 0: leaves say one number");
+    assert_eq!(linear, "tree 0: is_linear = \"1\": must be 0: linear trees are not supported");
     let graph = |bytes: &[u8]| onnx::Model::read(bytes).unwrap_err().to_string();
     let line = graph(include_bytes!("../../fixtures/refused_line.onnx"));
-    assert_eq!(line, "the graph is not one ensemble of trees: there is a LinearClassifier in it");
+    assert_eq!(line, "the graph is not one tree ensemble: unsupported operator LinearClassifier");
     let scaled = graph(include_bytes!("../../fixtures/refused_scaled.onnx"));
-    assert_eq!(scaled, "the graph is not one ensemble of trees: there is a Scaler in it");
+    assert_eq!(scaled, "the graph is not one tree ensemble: unsupported operator Scaler");
 }
 
 #[test]
-fn a_model_that_is_cut_short_anywhere_is_refused() {
+fn truncated_model_is_rejected_at_every_length() {
     let (model, _) = fixture!("quantile", "txt");
     let end = text(model).find("end of trees").unwrap();
     for cut in (0..=end).step_by(37) {
@@ -99,7 +106,7 @@ fn a_model_that_is_cut_short_anywhere_is_refused() {
 }
 
 #[test]
-fn a_line_that_is_wrong_is_named() {
+fn invalid_line_is_named_in_error() {
     let (model, _) = fixture!("quantile", "txt");
     let with = |old: &str, new: &str| {
         assert!(text(model).contains(old));
@@ -108,32 +115,32 @@ fn a_line_that_is_wrong_is_named() {
     assert_eq!(with("version=v4", "version=v9"), "head: version = \"v9\": must be v3 or v4");
     assert_eq!(
         with("objective=quantile", "objective=lambdarank"),
-        "head: objective = \"lambdarank\": must be of regression or of two classes"
+        "head: objective = \"lambdarank\": must be a regression or binary objective"
     );
     let roots = with("objective=quantile", "objective=quantile sqrt");
-    assert_eq!(roots, "head: objective = \"quantile sqrt\": must not take roots");
+    assert_eq!(roots, "head: objective = \"quantile sqrt\": must not use sqrt");
     assert!(
         with("max_feature_idx=3", "max_feature_idx=18446744073709551615")
             .starts_with("head: feature_names = ")
     );
     assert!(with("num_leaves=8", "num_leaves=9").starts_with("tree 0: leaf_value = "));
-    assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0 looks at number 4 of 4"));
-    assert!(with("left_child=1", "left_child=0").starts_with("tree 0: node 0 is below two others"));
+    assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0 tests feature 4 of 4"));
+    assert!(with("left_child=1", "left_child=0").starts_with("tree 0: node 0 has several parents"));
     assert!(with("threshold=", "threshold=x ").starts_with("tree 0: threshold = \"x "));
-    assert_eq!(lightgbm::Model::read("forest").unwrap_err(), lightgbm::Refused::NotAModel);
+    assert_eq!(lightgbm::Model::read("forest").unwrap_err(), lightgbm::ParseError::NotAModel);
 }
 
 proptest! {
-    /// What strangers give is an error at worst.
+    /// Arbitrary input results in an error at worst.
     #[test]
-    fn a_model_with_any_byte_changed_is_read_or_refused(at in any::<prop::sample::Index>(), byte: u8, which in 0..4_usize) {
+    fn corrupted_model_never_panics(at in any::<prop::sample::Index>(), byte: u8, which in 0..4_usize) {
         let (bytes, csv) = [
             fixture!("quantile", "txt"), fixture!("binary", "txt"), fixture!("gaps", "onnx"), fixture!("classes", "onnx"),
         ][which];
         let mut bytes = bytes.to_vec();
         let at = at.index(bytes.len());
         bytes[at] = byte;
-        let (row, _) = &asked(csv)[0];
+        let (row, _) = &rows_of(csv)[0];
         if which < 2 {
             let model = std::str::from_utf8(&bytes).ok().and_then(|text| lightgbm::Model::read(text).ok());
             if let Some(model) = model.filter(|model| model.features.len() == row.len()) {

@@ -1,58 +1,60 @@
-//! Labelled workloads as CSV: a column for each counter, `program` and `slowdown`. An operator's own take the place of modelled ones.
+//! Labelled workloads as CSV, with a column for each counter, `program` and `slowdown`. Measured
+//! labels of an operator replace simulated ones.
 
 use std::{io, ops::RangeInclusive};
 
 use super::{COUNTERS, Workload};
-use crate::table::{Breaks, OpenQuote, WrongValue, line, see_closed};
+use crate::table::{InvalidValue, NewlineNormalizer, UnclosedQuote, check_quotes, line};
 
-/// Why labels cannot be used.
+/// Error reading labels.
 #[derive(Debug, thiserror::Error)]
 pub enum LabelError {
-    /// The bytes do not come, or are no CSV.
+    /// The bytes cannot be read or are not CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
     /// A column is missing.
-    #[error("there is no column {0:?}: must be program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
-    Missing(&'static str),
-    /// A column is there twice.
-    #[error("column {0:?} is there twice: must be once")]
-    Twice(&'static str),
-    /// A column is none of them.
-    #[error("column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
-    Unknown(String),
+    #[error("missing column {0:?}: must have program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
+    MissingColumn(&'static str),
+    /// A column is duplicated.
+    #[error("duplicate column {0:?}")]
+    DuplicateColumn(&'static str),
+    /// A column has an unknown name.
+    #[error("unknown column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
+    UnknownColumn(String),
     /// A quote is not closed.
     #[error(transparent)]
-    Quote(#[from] OpenQuote),
-    /// A value breaks a rule.
+    Quote(#[from] UnclosedQuote),
+    /// A value is out of range.
     #[error(transparent)]
-    Value(#[from] WrongValue),
+    Value(#[from] InvalidValue),
 }
 
-const COUNTER: &str = "must be empty or a number from 0 to 1000000";
-/// Slowdowns there may be.
-pub const SLOWDOWNS: RangeInclusive<f64> = -0.9..=100.0;
-/// The same in words.
+const COUNTER_RULE: &str = "must be empty or a number from 0 to 1000000";
+/// Range of slowdowns.
+pub const SLOWDOWN_RANGE: RangeInclusive<f64> = -0.9..=100.0;
+/// Description of [`SLOWDOWN_RANGE`] for error messages.
 pub const SLOWDOWN_RULE: &str = "must be a number from -0.9 to 100: 0.1 is a tenth longer";
-/// The most that a counter may say.
+/// Upper bound on a counter.
 pub const COUNTER_MAX: f64 = 1e6;
 
-/// Reads all of them. A counter that was not measured is empty.
+/// Reads labelled workloads. An empty counter was not measured.
 ///
 /// # Errors
-/// [`LabelError`].
-pub fn read(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
-    let mut table = csv::Reader::from_reader(Breaks::new(input));
+/// [`LabelError`] when the input is not CSV, has other columns, or a value is out of range.
+pub fn read_labels(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
+    let mut table = csv::Reader::from_reader(NewlineNormalizer::new(input));
     let names = table.headers()?.clone();
-    let known = |name: &str| name == "program" || name == "slowdown" || COUNTERS.contains(&name);
-    if let Some(unknown) = names.iter().find(|name| !known(name)) {
-        return Err(LabelError::Unknown(unknown.to_owned()));
+    let is_expected = |name: &str| name == "program" || name == "slowdown" || COUNTERS.contains(&name);
+    if let Some(unknown) = names.iter().find(|name| !is_expected(name)) {
+        return Err(LabelError::UnknownColumn(unknown.to_owned()));
     }
     let find = |name: &'static str| {
-        let mut places = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
-        match (places.next(), places.next()) {
-            (Some(at), None) => Ok(at),
-            (None, _) => Err(LabelError::Missing(name)),
-            (_, Some(_)) => Err(LabelError::Twice(name)),
+        let mut positions =
+            names.iter().enumerate().filter(|(_, other)| *other == name).map(|(column, _)| column);
+        match (positions.next(), positions.next()) {
+            (Some(column), None) => Ok(column),
+            (None, _) => Err(LabelError::MissingColumn(name)),
+            (_, Some(_)) => Err(LabelError::DuplicateColumn(name)),
         }
     };
     let (program, slowdown) = (find("program")?, find("slowdown")?);
@@ -60,23 +62,23 @@ pub fn read(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
     let mut workloads = Vec::new();
     for record in table.records() {
         let record = record?;
-        see_closed(&record)?;
-        let number = |at: usize, field: &'static str, range: RangeInclusive<f64>, rule| {
-            let number = record[at].trim().parse().ok().filter(|number| range.contains(number));
-            number.ok_or_else(|| WrongValue {
+        check_quotes(&record)?;
+        let number = |column: usize, field: &'static str, range: RangeInclusive<f64>, rule| {
+            let number = record[column].trim().parse().ok().filter(|number| range.contains(number));
+            number.ok_or_else(|| InvalidValue {
                 line: line(&record),
                 field,
-                value: record[at].to_owned(),
+                value: record[column].to_owned(),
                 rule,
             })
         };
         let mut measured = [f64::NAN; COUNTERS.len()];
-        for ((number_of, at), name) in measured.iter_mut().zip(&counters).zip(COUNTERS) {
-            if !record[*at].trim().is_empty() {
-                *number_of = number(*at, name, 0.0..=COUNTER_MAX, COUNTER)?;
+        for ((counter, column), name) in measured.iter_mut().zip(&counters).zip(COUNTERS) {
+            if !record[*column].trim().is_empty() {
+                *counter = number(*column, name, 0.0..=COUNTER_MAX, COUNTER_RULE)?;
             }
         }
-        let slowdown = number(slowdown, "slowdown", SLOWDOWNS, SLOWDOWN_RULE)?;
+        let slowdown = number(slowdown, "slowdown", SLOWDOWN_RANGE, SLOWDOWN_RULE)?;
         workloads.push(Workload { program: record[program].to_owned(), counters: measured, slowdown });
     }
     Ok(workloads)

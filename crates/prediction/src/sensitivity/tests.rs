@@ -1,9 +1,9 @@
-//! Who is placed on the pool, and who is not.
+//! Sensitivity: the forest against its baselines, errors, and reading labels.
 
 use units::Fraction;
 
 use super::{
-    trial::{Untold, run},
+    backtest::{EvaluationError, run},
     *,
 };
 
@@ -11,7 +11,7 @@ fn fraction(share: f64) -> Fraction {
     Fraction::new(share).unwrap()
 }
 
-/// Programs whose slowdown follows from two counters together, and from neither alone.
+/// Programs whose slowdown depends on two counters jointly, and on neither alone.
 fn workloads(programs: u32) -> Vec<Workload> {
     let one = |n: u32| {
         let (mut counters, bound, parallel) =
@@ -26,68 +26,68 @@ fn workloads(programs: u32) -> Vec<Workload> {
 }
 
 #[test]
-fn a_forest_sees_what_no_threshold_on_one_counter_can() {
+fn forest_beats_single_counter_thresholds() {
     let rates = [fraction(0.02), fraction(0.1)];
-    for said in run(&workloads(120), fraction(0.05), &rates, 20, 1).unwrap() {
-        // Half of the programs are not slowed down at all, and one in ten of the others.
-        assert!(said.forest.placed > 0.5, "{said:?}");
+    for result in run(&workloads(120), fraction(0.05), &rates, 20, 1).unwrap() {
+        // Half of the programs are not slowed down, and one in ten of the others.
+        assert!(result.forest.placed > 0.5, "{result:?}");
         assert!(
-            said.forest.placed > said.dram_bound.placed + 0.2
-                && said.dram_bound.placed > said.memory_bound.placed,
-            "{said:?}"
+            result.forest.placed > result.dram_bound.placed + 0.2
+                && result.dram_bound.placed > result.memory_bound.placed,
+            "{result:?}"
         );
-        assert!(said.forest.tuned_fp <= said.fp_asked + 0.01, "{said:?}");
-        assert!(said.forest.placed_p1 <= said.forest.placed && said.forest.placed <= said.forest.placed_p99);
+        assert!(result.forest.tuned_fp <= result.fp_target + 0.01, "{result:?}");
+        assert!(
+            result.forest.placed_p1 <= result.forest.placed
+                && result.forest.placed <= result.forest.placed_p99
+        );
     }
 }
 
 #[test]
-fn thresholds_look_at_the_counters_they_are_named_after() {
+fn threshold_indexes_match_counter_names() {
     assert_eq!([COUNTERS[MEMORY_BOUND], COUNTERS[DRAM_BOUND]], ["memory_bound", "dram_bound"]);
 }
 
 #[test]
-fn the_same_seed_parts_the_programs_alike() {
-    let told = |seed| run(&workloads(40), fraction(0.05), &[fraction(0.1)], 3, seed).unwrap();
-    assert_eq!(told(1), told(1));
-    assert_ne!(told(1), told(2));
+fn same_seed_gives_same_splits() {
+    let evaluate = |seed| run(&workloads(40), fraction(0.05), &[fraction(0.1)], 3, seed).unwrap();
+    assert_eq!(evaluate(1), evaluate(1));
+    assert_ne!(evaluate(1), evaluate(2));
 }
 
 #[test]
-fn what_cannot_be_told_is_said() {
-    let told = |workloads: &[Workload], splits| {
+fn unusable_workloads_are_rejected() {
+    let evaluate = |workloads: &[Workload], splits| {
         run(workloads, fraction(0.05), &[fraction(0.1)], splits, 1).unwrap_err()
     };
-    assert_eq!(told(&workloads(9), 3), Untold::Few(9));
-    assert_eq!(told(&workloads(40), 0), Untold::Splits(0));
+    assert_eq!(evaluate(&workloads(9), 3), EvaluationError::TooFewPrograms(9));
+    assert_eq!(evaluate(&workloads(40), 0), EvaluationError::Splits(0));
     let idle: Vec<Workload> =
         workloads(40).into_iter().map(|one| Workload { slowdown: 0.0, ..one }).collect();
-    assert_eq!(told(&idle, 3), Untold::OneKind);
+    assert_eq!(evaluate(&idle, 3), EvaluationError::SingleClass);
 }
 
 #[test]
-fn labels_are_read_by_name_and_what_was_not_measured_is_missing() {
+fn labels_match_columns_by_name_and_allow_missing_counters() {
     let head = format!("slowdown,{},program", COUNTERS.join(","));
     let row = |first: &str| format!("{head}\n0.25,{first}{},mcf\n", ",0.5".repeat(COUNTERS.len() - 1));
-    let one = &read(row("").as_bytes()).unwrap()[0];
+    let one = &read_labels(row("").as_bytes()).unwrap()[0];
     assert_eq!((one.program.as_str(), one.slowdown, one.counters[1]), ("mcf", 0.25, 0.5));
     assert!(one.counters[0].is_nan());
-    let refusal = |text: &str| read(text.as_bytes()).unwrap_err().to_string();
+    let error_of = |text: &str| read_labels(text.as_bytes()).unwrap_err().to_string();
     assert_eq!(
-        refusal(&row("NaN")),
+        error_of(&row("NaN")),
         "line 2: retiring = \"NaN\": must be empty or a number from 0 to 1000000"
     );
     assert!(
-        refusal(&row("0").replace("0.25", "-1")).starts_with("line 2: slowdown = \"-1\": must be a number")
+        error_of(&row("0").replace("0.25", "-1")).starts_with("line 2: slowdown = \"-1\": must be a number")
     );
-    assert_eq!(
-        refusal(&format!("{head},dram_bound\n")),
-        "column \"dram_bound\" is there twice: must be once"
-    );
-    assert!(refusal(&row("NaN").replace('\n', "\r\n")).starts_with("line 2: retiring"));
-    assert!(refusal("program,slowdown\n").starts_with("there is no column \"retiring\""));
+    assert_eq!(error_of(&format!("{head},dram_bound\n")), "duplicate column \"dram_bound\"");
+    assert!(error_of(&row("NaN").replace('\n', "\r\n")).starts_with("line 2: retiring"));
+    assert!(error_of("program,slowdown\n").starts_with("missing column \"retiring\""));
     assert!(
-        refusal(&head.replace("program", "name"))
-            .starts_with("column \"name\": must be program, slowdown, or one of")
+        error_of(&head.replace("program", "name"))
+            .starts_with("unknown column \"name\": must be program, slowdown, or one of")
     );
 }

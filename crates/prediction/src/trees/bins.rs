@@ -1,6 +1,6 @@
-//! Numbers in few bins: a tree that is trained looks at bins, of which a column has at most 255, and never at numbers.
+//! Histogram bins: training replaces each column by at most 255 bins plus one for missing values.
 
-/// Columns of numbers, all of the same length. NaN is a missing number.
+/// Training columns of equal length. NaN is a missing value.
 #[derive(Clone, Debug, Default)]
 pub struct Columns {
     columns: Vec<Vec<f64>>,
@@ -8,7 +8,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// None yet, of so many columns.
+    /// Creates an empty table with this number of columns.
     pub fn new(columns: usize) -> Self {
         Self { columns: vec![Vec::new(); columns], rows: 0 }
     }
@@ -16,60 +16,61 @@ impl Columns {
     /// Adds a row.
     ///
     /// # Panics
-    /// The row has another length than there are columns.
+    /// Panics if the row does not have one number per column.
     pub fn push(&mut self, row: &[f64]) {
-        assert_eq!(row.len(), self.columns.len(), "a row has a number for each column");
+        assert_eq!(row.len(), self.columns.len(), "row length equals the number of columns");
         self.columns.iter_mut().zip(row).for_each(|(column, number)| column.push(*number));
         self.rows += 1;
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// How many columns there are.
+    /// Returns the number of columns.
     pub fn columns(&self) -> usize {
         self.columns.len()
     }
 }
 
-/// The bin of missing numbers.
+/// Bin of missing values.
 pub(super) const MISSING: u8 = u8::MAX;
-/// Bins of numbers that are there.
+/// Upper bound on the bins of present values.
 const BINS_MAX: usize = MISSING as usize;
 
-/// Columns in bins.
+/// Columns replaced by bins.
 #[derive(Clone, Debug)]
-pub(super) struct Binned {
+pub(super) struct BinnedColumns {
     columns: Vec<Column>,
 }
 
 #[derive(Clone, Debug)]
 struct Column {
-    /// Of each row.
+    /// Bin of each row.
     bins: Vec<u8>,
-    /// The largest number of each bin but the last, and a bit more.
+    /// Upper border of each bin but the last.
     borders: Vec<f64>,
 }
 
-impl Binned {
-    /// Numbers into bins of about equal counts; few different numbers have a bin each.
+impl BinnedColumns {
+    /// Bins each column into about equal counts; a column with few distinct values gets one bin for
+    /// each.
     pub(super) fn of(columns: &Columns) -> Self {
         Self { columns: columns.columns.iter().map(|column| Column::of(column)).collect() }
     }
 
-    /// How many columns there are.
+    /// Returns the number of columns.
     pub(super) fn columns(&self) -> usize {
         self.columns.len()
     }
 
-    /// The bin of each row.
+    /// Returns the bin of each row.
     pub(super) fn bins(&self, column: usize) -> &[u8] {
         &self.columns[column].bins
     }
 
-    /// The borders between bins: of bin n and n + 1 at n.
+    /// Returns the borders: the one between bins n and n + 1 is at index n.
     pub(super) fn borders(&self, column: usize) -> &[f64] {
         &self.columns[column].borders
     }
@@ -80,31 +81,33 @@ impl Column {
         let borders = borders(numbers);
         let bin = |number: &f64| match number.is_nan() {
             true => MISSING,
-            false => u8::try_from(borders.partition_point(|border| border < number)).expect("few bins"),
+            false => {
+                u8::try_from(borders.partition_point(|border| border < number)).expect("at most 255 bins")
+            }
         };
         Self { bins: numbers.iter().map(bin).collect(), borders }
     }
 }
 
-/// Where bins meet: half way between two numbers that follow each other, every so many numbers.
+/// Computes the borders, midway between two successive distinct values.
 fn borders(numbers: &[f64]) -> Vec<f64> {
     let mut sorted: Vec<f64> = numbers.iter().copied().filter(|number| !number.is_nan()).collect();
     sorted.sort_unstable_by(f64::total_cmp);
-    let different = sorted.chunk_by(|a, b| a == b).count();
-    let share = if different <= BINS_MAX { 0.0 } else { sorted.len() as f64 / BINS_MAX as f64 };
-    let (mut borders, mut seen, mut next) = (Vec::new(), 0, share);
+    let distinct = sorted.chunk_by(|a, b| a == b).count();
+    let bin_size = if distinct <= BINS_MAX { 0.0 } else { sorted.len() as f64 / BINS_MAX as f64 };
+    let (mut borders, mut count, mut next) = (Vec::new(), 0, bin_size);
     let runs: Vec<&[f64]> = sorted.chunk_by(|a, b| a == b).collect();
     for pair in runs.windows(2) {
-        seen += pair[0].len();
-        if seen as f64 >= next && borders.len() + 1 < BINS_MAX {
+        count += pair[0].len();
+        if count as f64 >= next && borders.len() + 1 < BINS_MAX {
             borders.push(between(pair[0][0], pair[1][0]));
-            next = seen as f64 + share;
+            next = count as f64 + bin_size;
         }
     }
     borders
 }
 
-/// A number that is at least the lower and less than the upper of two.
+/// Returns a number that is at least `lower` and less than `upper`.
 fn between(lower: f64, upper: f64) -> f64 {
     let middle = lower / 2.0 + upper / 2.0;
     if lower <= middle && middle < upper { middle } else { lower }

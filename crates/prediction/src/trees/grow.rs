@@ -1,87 +1,90 @@
-//! One tree: its leaves are split where that explains most of a target, the best split of all leaves first. What a leaf
-//! says is its owner's business.
+//! Growth of one tree, best split first: the leaf whose split reduces the squared error most is
+//! split next. The callers set the leaf values.
 
 use std::{cmp::Ordering, collections::BinaryHeap, ops::Range};
 
 use rand::{Rng, seq::SliceRandom as _};
 
 use super::{
-    Child, Node, Test, Tree,
-    bins::{Binned, MISSING},
+    Child, Node, SplitRule, Tree,
+    bins::{BinnedColumns, MISSING},
 };
 
-/// What a tree may become.
+/// Parameters of a tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
-    /// Leaves of a tree, at most.
+pub struct TreeParams {
+    /// Upper bound on the leaves.
     pub leaves_max: usize,
-    /// Rows of a leaf, at least.
+    /// Lower bound on the rows of a leaf.
     pub leaf_rows_min: usize,
-    /// Share of the columns that each split looks at, above 0 and at most 1.
+    /// Share of the columns tried per split, above 0 and at most 1.
     pub columns_tried: f64,
 }
 
-/// A tree without anything in its leaves.
+/// Grown tree without leaf values.
 #[derive(Debug)]
-pub(super) struct Grown {
+pub(super) struct GrownTree {
     pub(super) nodes: Vec<Node>,
-    /// Of the rows as they lie after growth: those of each leaf.
+    /// Range of each leaf in the reordered rows.
     pub(super) leaves: Vec<Range<usize>>,
-    /// As nodes, for rows in bins: the last bin that goes to the first child.
+    /// For each node, the last bin that takes the first child.
     last_bins: Vec<u8>,
 }
 
-/// A leaf that could be split.
+/// Leaf that may be split.
 #[derive(Debug)]
-struct Open {
+struct SplitCandidate {
     gain: f64,
     rows: Range<usize>,
-    cut: Cut,
-    /// The node above and which of its children this is.
-    above: Option<(usize, usize)>,
+    split_point: SplitPoint,
+    /// Parent node and child position of the leaf.
+    parent: Option<(usize, usize)>,
 }
 
-/// Where a leaf could be split.
+/// Split of a leaf.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct SplitPoint {
     column: usize,
     last_bin: u8,
     missing_first: bool,
 }
 
-/// Grows a tree over `rows` of the binned columns, which come to lie leaf by leaf. `target` has a number for each row of the
-/// columns.
+/// Grows a tree over `rows` of the binned columns, and reorders `rows` by leaf. `target` has one
+/// value per row of the columns.
 pub(super) fn grow(
-    binned: &Binned,
+    binned: &BinnedColumns,
     rows: &mut [u32],
     target: &[f64],
-    shape: &Shape,
+    params: &TreeParams,
     rng: &mut impl Rng,
-) -> Grown {
+) -> GrownTree {
     let columns = (0..binned.columns()).collect();
-    let mut grower = Grower { binned, target, shape, columns, sums: Histogram::default() };
-    let mut grown = Grown { nodes: Vec::new(), leaves: Vec::new(), last_bins: Vec::new() };
-    let mut open = BinaryHeap::new();
+    let mut grower = Grower { binned, target, params, columns, sums: Histogram::default() };
+    let mut grown = GrownTree { nodes: Vec::new(), leaves: Vec::new(), last_bins: Vec::new() };
+    let mut candidates = BinaryHeap::new();
     let mut leaves = 1;
-    grower.consider(rows, 0..rows.len(), None, &mut open, &mut grown, rng);
-    while let Some(best) = open.pop() {
-        if leaves >= shape.leaves_max {
-            grown.close(best.rows, best.above);
+    grower.add_candidate(rows, 0..rows.len(), None, &mut candidates, &mut grown, rng);
+    while let Some(best_split) = candidates.pop() {
+        if leaves >= params.leaves_max {
+            grown.close_leaf(best_split.rows, best_split.parent);
             continue;
         }
-        let middle = best.rows.start + grower.part(&mut rows[best.rows.clone()], best.cut);
-        let node = grown.split(binned, best.cut, best.above);
+        let middle = best_split.rows.start
+            + grower.partition(&mut rows[best_split.rows.clone()], best_split.split_point);
+        let node = grown.split(binned, best_split.split_point, best_split.parent);
         leaves += 1;
-        for (side, part) in [best.rows.start..middle, middle..best.rows.end].into_iter().enumerate() {
-            grower.consider(rows, part, Some((node, side)), &mut open, &mut grown, rng);
+        for (side, partition) in
+            [best_split.rows.start..middle, middle..best_split.rows.end].into_iter().enumerate()
+        {
+            grower.add_candidate(rows, partition, Some((node, side)), &mut candidates, &mut grown, rng);
         }
     }
     grown
 }
 
-impl Grown {
-    /// Which leaf a row of the columns belongs to.
-    pub(super) fn leaf(&self, binned: &Binned, row: usize) -> usize {
+impl GrownTree {
+    /// Returns the leaf of a training row.
+    pub(super) fn leaf(&self, binned: &BinnedColumns, row: usize) -> usize {
         let mut at = if self.nodes.is_empty() { Child::Leaf(0) } else { Child::Node(0) };
         loop {
             match at {
@@ -89,46 +92,51 @@ impl Grown {
                 Child::Node(node) => {
                     let Node { feature, missing_first, children, .. } = self.nodes[node];
                     let bin = binned.bins(feature)[row];
-                    let first = if bin == MISSING { missing_first } else { bin <= self.last_bins[node] };
-                    at = children[usize::from(!first)];
+                    let left = if bin == MISSING { missing_first } else { bin <= self.last_bins[node] };
+                    at = children[usize::from(!left)];
                 }
             }
         }
     }
 
-    /// The tree, with what its leaves say: a number for each output.
+    /// Converts into a tree with these leaf values, one per output.
     pub(super) fn tree(self, leaves: Vec<f64>) -> Tree {
         Tree { nodes: self.nodes, leaves, sets: Vec::new() }
     }
 
-    fn split(&mut self, binned: &Binned, cut: Cut, above: Option<(usize, usize)>) -> usize {
+    fn split(
+        &mut self,
+        binned: &BinnedColumns,
+        split_point: SplitPoint,
+        parent: Option<(usize, usize)>,
+    ) -> usize {
         let node = self.nodes.len();
-        let border = binned.borders(cut.column).get(usize::from(cut.last_bin));
+        let border = binned.borders(split_point.column).get(usize::from(split_point.last_bin));
         self.nodes.push(Node {
-            feature: cut.column,
-            test: Test::AtMost(border.copied().unwrap_or(f64::MAX)), // past the last bin are only missing ones
-            missing_first: cut.missing_first,
+            feature: split_point.column,
+            test: SplitRule::AtMost(border.copied().unwrap_or(f64::MAX)), // above the last bin are only missing values
+            missing_first: split_point.missing_first,
             zero_is_missing: false,
-            children: [Child::Leaf(usize::MAX); 2], // each is hung when it is known
+            children: [Child::Leaf(usize::MAX); 2], // linked when the child is built
         });
-        self.last_bins.push(cut.last_bin);
-        self.hang(above, Child::Node(node));
+        self.last_bins.push(split_point.last_bin);
+        self.attach(parent, Child::Node(node));
         node
     }
 
-    fn close(&mut self, rows: Range<usize>, above: Option<(usize, usize)>) {
+    fn close_leaf(&mut self, rows: Range<usize>, parent: Option<(usize, usize)>) {
         self.leaves.push(rows);
-        self.hang(above, Child::Leaf(self.leaves.len() - 1));
+        self.attach(parent, Child::Leaf(self.leaves.len() - 1));
     }
 
-    fn hang(&mut self, above: Option<(usize, usize)>, child: Child) {
-        if let Some((node, side)) = above {
+    fn attach(&mut self, parent: Option<(usize, usize)>, child: Child) {
+        if let Some((node, side)) = parent {
             self.nodes[node].children[side] = child;
         }
     }
 }
 
-/// Sums of the target and counts of rows by bin.
+/// Sum of the targets and number of rows by bin.
 #[derive(Debug)]
 struct Histogram {
     sums: [f64; 256],
@@ -142,50 +150,51 @@ impl Default for Histogram {
 }
 
 struct Grower<'a> {
-    binned: &'a Binned,
+    binned: &'a BinnedColumns,
     target: &'a [f64],
-    shape: &'a Shape,
-    /// All columns, in the order in which they were last drawn.
+    params: &'a TreeParams,
+    /// All columns, in the order of the last shuffle.
     columns: Vec<usize>,
     sums: Histogram,
 }
 
 impl Grower<'_> {
-    /// A leaf is open if a split of it would explain something; else it stays a leaf.
-    fn consider(
+    /// Adds a leaf to the candidates if a split reduces its error; otherwise closes it.
+    fn add_candidate(
         &mut self,
         all: &[u32],
         rows: Range<usize>,
-        above: Option<(usize, usize)>,
-        open: &mut BinaryHeap<Open>,
-        grown: &mut Grown,
+        parent: Option<(usize, usize)>,
+        candidates: &mut BinaryHeap<SplitCandidate>,
+        grown: &mut GrownTree,
         rng: &mut impl Rng,
     ) {
-        match self.best(&all[rows.clone()], rng) {
-            Some((gain, cut)) => open.push(Open { gain, rows, cut, above }),
-            None => grown.close(rows, above),
+        match self.best_split(&all[rows.clone()], rng) {
+            Some((gain, split_point)) => candidates.push(SplitCandidate { gain, rows, split_point, parent }),
+            None => grown.close_leaf(rows, parent),
         }
     }
 
-    /// The split that explains most, of some columns.
-    fn best(&mut self, rows: &[u32], rng: &mut impl Rng) -> Option<(f64, Cut)> {
-        if rows.len() < 2 * self.shape.leaf_rows_min {
+    /// Returns the best split over a random subset of the columns.
+    fn best_split(&mut self, rows: &[u32], rng: &mut impl Rng) -> Option<(f64, SplitPoint)> {
+        if rows.len() < 2 * self.params.leaf_rows_min {
             return None;
         }
         let columns = self.binned.columns();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of the columns")]
-        let tried = ((columns as f64 * self.shape.columns_tried).ceil() as usize).clamp(1, columns);
-        let mut best: Option<(f64, Cut)> = None;
+        let tried = ((columns as f64 * self.params.columns_tried).ceil() as usize).clamp(1, columns);
+        let mut best_split: Option<(f64, SplitPoint)> = None;
         self.columns.partial_shuffle(rng, tried);
         for at in 0..tried {
-            let found = self.best_of(rows, self.columns[columns - 1 - at]); // what was drawn lies at the end
-            best = found.filter(|(gain, _)| best.is_none_or(|(other, _)| *gain > other)).or(best);
+            let found = self.best_split_of(rows, self.columns[columns - 1 - at]); // partial_shuffle puts the drawn elements at the end
+            best_split =
+                found.filter(|(gain, _)| best_split.is_none_or(|(other, _)| *gain > other)).or(best_split);
         }
-        best
+        best_split
     }
 
-    /// The split of a column that explains most: the fall of the target's squared deviations from its mean.
-    fn best_of(&mut self, rows: &[u32], column: usize) -> Option<(f64, Cut)> {
+    /// Returns the best split of a column, by the reduction of the sum of squared errors.
+    fn best_split_of(&mut self, rows: &[u32], column: usize) -> Option<(f64, SplitPoint)> {
         let bins = self.binned.bins(column);
         let last = self.binned.borders(column).len();
         self.sums.sums[..=last].fill(0.0);
@@ -200,46 +209,46 @@ impl Grower<'_> {
         self.scan(rows.len(), column, last)
     }
 
-    fn scan(&self, rows: usize, column: usize, last: usize) -> Option<(f64, Cut)> {
+    fn scan(&self, rows: usize, column: usize, last: usize) -> Option<(f64, SplitPoint)> {
         let missing = usize::from(MISSING);
-        let (gone, gone_rows) = (self.sums.sums[missing], self.sums.rows[missing] as usize);
-        let total: f64 = self.sums.sums[..=last].iter().sum::<f64>() + gone;
+        let (missing_sum, missing_rows) = (self.sums.sums[missing], self.sums.rows[missing] as usize);
+        let total: f64 = self.sums.sums[..=last].iter().sum::<f64>() + missing_sum;
         let unsplit = total * total / rows as f64;
-        let enough = self.shape.leaf_rows_min.max(1);
-        let (mut sum, mut count, mut best) = (0.0, 0, None);
+        let leaf_rows_min = self.params.leaf_rows_min.max(1);
+        let (mut sum, mut count, mut best_split) = (0.0, 0, None);
         let mut best_gain = 1e-9 * rows as f64;
         for bin in 0..=last {
             sum += self.sums.sums[bin];
             count += self.sums.rows[bin] as usize;
             for missing_first in [false, true] {
-                let (first, first_rows) =
-                    if missing_first { (sum + gone, count + gone_rows) } else { (sum, count) };
-                if first_rows < enough || rows - first_rows < enough {
+                let (left, left_rows) =
+                    if missing_first { (sum + missing_sum, count + missing_rows) } else { (sum, count) };
+                if left_rows < leaf_rows_min || rows - left_rows < leaf_rows_min {
                     continue;
                 }
-                let (rest, rest_rows) = (total - first, rows - first_rows);
-                let gain = first * first / first_rows as f64 + rest * rest / rest_rows as f64 - unsplit;
+                let (right, right_rows) = (total - left, rows - left_rows);
+                let gain = left * left / left_rows as f64 + right * right / right_rows as f64 - unsplit;
                 if gain > best_gain {
                     best_gain = gain;
-                    let last_bin = u8::try_from(bin).expect("a column has few bins");
-                    // Where none is missing yet, one that will be goes with most.
-                    let missing_first = if gone_rows == 0 { 2 * count > rows } else { missing_first };
-                    best = Some((gain, Cut { column, last_bin, missing_first }));
+                    let last_bin = u8::try_from(bin).expect("a column has at most 255 bins");
+                    // A column without missing values sends later ones with the majority.
+                    let missing_first = if missing_rows == 0 { 2 * count > rows } else { missing_first };
+                    best_split = Some((gain, SplitPoint { column, last_bin, missing_first }));
                 }
-                if gone_rows == 0 {
+                if missing_rows == 0 {
                     break;
                 }
             }
         }
-        best
+        best_split
     }
 
-    /// Rows that go to the first child come to lie before the others; how many they are.
-    fn part(&self, rows: &mut [u32], cut: Cut) -> usize {
-        let bins = self.binned.bins(cut.column);
+    /// Moves the rows of the first child to the front and returns their number.
+    fn partition(&self, rows: &mut [u32], split_point: SplitPoint) -> usize {
+        let bins = self.binned.bins(split_point.column);
         let is_first = |row: u32| match bins[row as usize] {
-            MISSING => cut.missing_first,
-            bin => bin <= cut.last_bin,
+            MISSING => split_point.missing_first,
+            bin => bin <= split_point.last_bin,
         };
         let mut middle = 0;
         for at in 0..rows.len() {
@@ -252,21 +261,21 @@ impl Grower<'_> {
     }
 }
 
-impl PartialEq for Open {
+impl PartialEq for SplitCandidate {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Open {}
+impl Eq for SplitCandidate {}
 
-impl PartialOrd for Open {
+impl PartialOrd for SplitCandidate {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Open {
+impl Ord for SplitCandidate {
     fn cmp(&self, other: &Self) -> Ordering {
         self.gain.total_cmp(&other.gain).then_with(|| other.rows.start.cmp(&self.rows.start))
     }

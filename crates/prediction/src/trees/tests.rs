@@ -1,16 +1,16 @@
-//! What trees say of rows they were grown on and of others, and which trees are none.
+//! Trees: training, evaluation, and the errors for malformed trees.
 
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::{
-    boost::{Boost, quantiles},
+    boost::{BoostParams, fit_quantiles},
     grow::grow,
     *,
 };
 
-const SHAPE: Shape = Shape { leaves_max: 8, leaf_rows_min: 2, columns_tried: 1.0 };
+const SHAPE: TreeParams = TreeParams { leaves_max: 8, leaf_rows_min: 2, columns_tried: 1.0 };
 
 fn columns(rows: &[Vec<f64>]) -> Columns {
     let mut columns = Columns::new(rows[0].len());
@@ -18,12 +18,12 @@ fn columns(rows: &[Vec<f64>]) -> Columns {
     columns
 }
 
-/// A node that looks at the first number.
-fn node(test: Test, children: [Child; 2]) -> Node {
+/// Node that tests the first feature.
+fn node(test: SplitRule, children: [Child; 2]) -> Node {
     Node { feature: 0, test, missing_first: false, zero_is_missing: false, children }
 }
 
-fn stump(test: Test) -> Tree {
+fn stump(test: SplitRule) -> Tree {
     Tree {
         nodes: vec![node(test, [Child::Leaf(0), Child::Leaf(1)])],
         leaves: vec![1.0, 2.0],
@@ -31,10 +31,10 @@ fn stump(test: Test) -> Tree {
     }
 }
 
-fn refusal(tree: &Tree) -> String {
+fn error_of(tree: &Tree) -> String {
     let mut ensemble = Ensemble::new(1, vec![0.0]);
-    let refused = ensemble.push(tree).expect_err("it is no tree").to_string();
-    assert_eq!(ensemble.trees(), 0, "half a tree was added");
+    let refused = ensemble.push(tree).expect_err("a malformed tree").to_string();
+    assert_eq!(ensemble.trees(), 0, "the ensemble changed");
     refused
 }
 
@@ -44,13 +44,13 @@ fn number() -> impl Strategy<Value = f64> {
 
 proptest! {
     #[test]
-    fn a_row_ends_in_the_same_leaf_by_its_numbers_as_by_its_bins(
+    fn binned_and_numeric_evaluation_agree(
         rows in prop::collection::vec(prop::collection::vec(number(), 3), 1..60),
         seed: u64,
     ) {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let targets: Vec<f64> = rows.iter().map(|_| rng.random()).collect();
-        let binned = Binned::of(&columns(&rows));
+        let binned = BinnedColumns::of(&columns(&rows));
         let mut all: Vec<u32> = (0..).take(rows.len()).collect();
         let grown = grow(&binned, &mut all, &targets, &SHAPE, &mut rng);
         prop_assert!(grown.leaves.len() <= SHAPE.leaves_max);
@@ -60,7 +60,7 @@ proptest! {
         let by_bins: Vec<usize> = (0..rows.len()).map(|row| grown.leaf(&binned, row)).collect();
         for (leaf, of_leaf) in grown.leaves.iter().enumerate() {
             let of_leaf = &all[of_leaf.clone()];
-            prop_assert!(of_leaf.iter().all(|row| by_bins[*row as usize] == leaf), "a row lies in another leaf");
+            prop_assert!(of_leaf.iter().all(|row| by_bins[*row as usize] == leaf), "a row is in another leaf");
             prop_assert!(grown.leaves.len() == 1 || of_leaf.len() >= SHAPE.leaf_rows_min);
         }
         let numbers = (0..).take(grown.leaves.len()).map(f64::from).collect();
@@ -73,61 +73,69 @@ proptest! {
 }
 
 #[test]
-fn a_level_is_what_its_share_of_outcomes_stays_below_on_other_rows_too() {
+fn quantiles_hold_on_unseen_rows() {
     let mut rng = Pcg64Mcg::seed_from_u64(7);
-    // The spread grows with the number: what ten in a hundred are below depends on it.
+    // The spread grows with the first feature, and so do the distances between quantiles.
     let mut draw = |rows: usize| -> (Vec<Vec<f64>>, Vec<f64>) {
         let one = |rng: &mut Pcg64Mcg| (rng.random::<f64>(), rng.random::<f64>());
         (0..rows).map(|_| one(&mut rng)).map(|(x, luck)| (vec![x, luck.round()], x + x * luck)).unzip()
     };
     let (rows, targets) = draw(4000);
-    let how = Boost { trees: 100, rate: 0.1, shape: Shape { leaf_rows_min: 20, ..SHAPE }, rows_tried: 0.7 };
+    let params = BoostParams {
+        trees: 100,
+        rate: 0.1,
+        tree: TreeParams { leaf_rows_min: 20, ..SHAPE },
+        rows_tried: 0.7,
+    };
     let levels = [0.02, 0.1, 0.5];
-    let ensemble = quantiles(&columns(&rows), &targets, &levels, &how, 1);
+    let ensemble = fit_quantiles(&columns(&rows), &targets, &levels, &params, 1);
     let (rows, targets) = draw(4000);
-    let mut below = [0.0; 3];
+    let mut counts = [0.0; 3];
     for (row, target) in rows.iter().zip(&targets) {
-        let mut said = [0.0; 3];
-        ensemble.predict(row, &mut said);
-        below.iter_mut().zip(said).for_each(|(below, said)| *below += f64::from(u8::from(*target < said)));
+        let mut prediction = [0.0; 3];
+        ensemble.predict(row, &mut prediction);
+        counts
+            .iter_mut()
+            .zip(prediction)
+            .for_each(|(counts, prediction)| *counts += f64::from(u8::from(*target < prediction)));
     }
-    for (below, level) in below.into_iter().zip(levels) {
-        let share = below / 4000.0;
+    for (counts, level) in counts.into_iter().zip(levels) {
+        let share = counts / 4000.0;
         assert!((share - level).abs() < 0.25 * level + 0.005, "{share} of outcomes are below level {level}");
     }
-    let mut said = [[0.0; 3]; 2];
-    ensemble.predict(&[0.2, 0.0], &mut said[0]);
-    ensemble.predict(&[0.9, 0.0], &mut said[1]);
-    assert!(said[1][1] - said[0][1] > 0.5, "the number is not looked at: {said:?}");
+    let mut prediction = [[0.0; 3]; 2];
+    ensemble.predict(&[0.2, 0.0], &mut prediction[0]);
+    ensemble.predict(&[0.9, 0.0], &mut prediction[1]);
+    assert!(prediction[1][1] - prediction[0][1] > 0.5, "the feature has no effect: {prediction:?}");
 }
 
 #[test]
-fn the_same_rows_and_seed_grow_the_same_trees() {
+fn same_rows_and_seed_give_same_trees() {
     let rows: Vec<Vec<f64>> = (0..200).map(|n| vec![f64::from(n % 17), f64::from(n % 5)]).collect();
     let targets: Vec<f64> = (0..200).map(|n| f64::from(n % 7)).collect();
-    let how = Boost { trees: 5, rate: 0.5, shape: SHAPE, rows_tried: 0.5 };
-    let grown = |seed| quantiles(&columns(&rows), &targets, &[0.1, 0.5], &how, seed);
+    let params = BoostParams { trees: 5, rate: 0.5, tree: SHAPE, rows_tried: 0.5 };
+    let grown = |seed| fit_quantiles(&columns(&rows), &targets, &[0.1, 0.5], &params, seed);
     assert_eq!(grown(3), grown(3));
     assert_ne!(grown(3), grown(4));
 }
 
 #[test]
-fn a_column_without_any_number_and_one_that_never_changes_explain_nothing() {
+fn empty_and_constant_columns_are_never_split() {
     let rows = vec![vec![f64::NAN, 1.0]; 40];
     let targets: Vec<f64> = (0..40).map(f64::from).collect();
-    let how = Boost { trees: 3, rate: 1.0, shape: SHAPE, rows_tried: 1.0 };
-    let ensemble = quantiles(&columns(&rows), &targets, &[0.5], &how, 1);
+    let params = BoostParams { trees: 3, rate: 1.0, tree: SHAPE, rows_tried: 1.0 };
+    let ensemble = fit_quantiles(&columns(&rows), &targets, &[0.5], &params, 1);
     assert_eq!(ensemble.predict_one(&[f64::NAN, 1.0]), ensemble.predict_one(&[5.0, -1.0]));
 }
 
 #[test]
-fn a_missing_number_goes_where_the_node_says() {
-    let mut tree = stump(Test::AtMost(0.5));
-    for (missing_first, zero_is_missing, says) in [(false, false, [1.0, 2.0]), (true, true, [1.0, 1.0])] {
+fn missing_value_follows_node_setting() {
+    let mut tree = stump(SplitRule::AtMost(0.5));
+    for (missing_first, zero_is_missing, expected) in [(false, false, [1.0, 2.0]), (true, true, [1.0, 1.0])] {
         tree.nodes[0] = Node { missing_first, zero_is_missing, ..tree.nodes[0] };
         let mut ensemble = Ensemble::new(1, vec![0.0]);
         ensemble.push(&tree).unwrap();
-        assert_eq!([ensemble.predict_one(&[0.0]), ensemble.predict_one(&[f64::NAN])], says);
+        assert_eq!([ensemble.predict_one(&[0.0]), ensemble.predict_one(&[f64::NAN])], expected);
     }
     tree.nodes[0] = Node { missing_first: false, zero_is_missing: true, ..tree.nodes[0] };
     let mut ensemble = Ensemble::new(1, vec![0.0]);
@@ -136,48 +144,55 @@ fn a_missing_number_goes_where_the_node_says() {
 }
 
 #[test]
-fn a_set_takes_whole_numbers_and_nothing_else() {
+fn set_test_truncates_to_integer() {
     let mut ensemble = Ensemble::new(1, vec![10.0]);
-    ensemble.push(&stump(Test::OneOf(0))).unwrap();
-    ensemble.push(&Tree { sets: vec![vec![0], vec![0, 1]], ..stump(Test::OneOf(1)) }).unwrap();
-    let said = [0.0, 1.0, 2.7, 32.0, 1e18, -1.0, f64::NAN, f64::INFINITY].map(|x| ensemble.predict_one(&[x]));
-    assert_eq!(said, [13.0, 14.0, 13.0, 13.0, 14.0, 14.0, 14.0, 14.0]);
+    ensemble.push(&stump(SplitRule::OneOf(0))).unwrap();
+    ensemble.push(&Tree { sets: vec![vec![0], vec![0, 1]], ..stump(SplitRule::OneOf(1)) }).unwrap();
+    let prediction =
+        [0.0, 1.0, 2.7, 32.0, 1e18, -1.0, f64::NAN, f64::INFINITY].map(|x| ensemble.predict_one(&[x]));
+    assert_eq!(prediction, [13.0, 14.0, 13.0, 13.0, 14.0, 14.0, 14.0, 14.0]);
 }
 
 #[test]
-fn a_tree_of_one_leaf_says_it_of_every_row() {
+fn single_leaf_tree_is_constant() {
     let mut ensemble = Ensemble::new(1, vec![1.0, 2.0]);
     ensemble.push(&Tree { leaves: vec![10.0, 20.0], ..Tree::default() }).unwrap();
-    let mut said = [0.0; 2];
-    ensemble.predict(&[f64::NAN], &mut said);
-    assert_eq!(said, [11.0, 22.0]);
+    let mut prediction = [0.0; 2];
+    ensemble.predict(&[f64::NAN], &mut prediction);
+    assert_eq!(prediction, [11.0, 22.0]);
 }
 
 #[test]
-fn what_is_no_tree_is_refused_and_nothing_is_added() {
-    let broken = |break_it: &dyn Fn(&mut Tree)| {
-        let mut tree = stump(Test::AtMost(0.5));
+fn malformed_tree_is_rejected_and_not_added() {
+    let error_after = |break_it: &dyn Fn(&mut Tree)| {
+        let mut tree = stump(SplitRule::AtMost(0.5));
         break_it(&mut tree);
-        refusal(&tree)
+        error_of(&tree)
     };
-    assert!(broken(&|tree| tree.leaves.clear()).starts_with("0 numbers in leaves"));
-    assert_eq!(broken(&|tree| tree.nodes[0].feature = 1), "node 0 looks at number 1 of 1");
+    assert!(error_after(&|tree| tree.leaves.clear()).starts_with("0 leaf values"));
+    assert_eq!(error_after(&|tree| tree.nodes[0].feature = 1), "node 0 tests feature 1 of 1");
     for child in [Child::Node(1), Child::Leaf(2)] {
-        assert_eq!(broken(&|tree| tree.nodes[0].children[1] = child), "node 0 has a child that is not there");
+        assert_eq!(
+            error_after(&|tree| tree.nodes[0].children[1] = child),
+            "node 0 has a child that does not exist"
+        );
     }
-    assert_eq!(broken(&|tree| tree.nodes[0].children[1] = Child::Node(0)), "node 0 is below two others");
-    assert_eq!(broken(&|tree| tree.nodes[0].test = Test::OneOf(1)), "node 0 names a set that is not there");
+    assert_eq!(error_after(&|tree| tree.nodes[0].children[1] = Child::Node(0)), "node 0 has several parents");
+    assert_eq!(
+        error_after(&|tree| tree.nodes[0].test = SplitRule::OneOf(1)),
+        "node 0 refers to a set that does not exist"
+    );
 }
 
 #[test]
-fn a_tree_that_only_asks_whether_a_number_is_there_is_the_same_after_it_was_written() {
+fn missing_only_split_round_trips() {
     let mut columns = Columns::new(1);
     let number = |row: u32| if row.is_multiple_of(2) { f64::NAN } else { f64::from(row) };
     (0..40).for_each(|row| columns.push(&[number(row)]));
     let targets: Vec<f64> = (0..40_u32).map(|row| f64::from(u8::from(row.is_multiple_of(2)))).collect();
-    let shape = Shape { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
-    let how = bag::Bag { trees: 3, shape };
-    let forest = bag::means(&columns, &targets, &(0..40).collect::<Vec<_>>(), &how, 1).forest;
+    let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
+    let params = forest::ForestParams { trees: 3, tree };
+    let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;
     let read: Ensemble = serde_json::from_slice(&serde_json::to_vec(&forest).unwrap()).unwrap();
     for number in [f64::NAN, 3.0, 1e300] {
         assert_eq!(read.predict_one(&[number]), forest.predict_one(&[number]));
@@ -186,12 +201,12 @@ fn a_tree_that_only_asks_whether_a_number_is_there_is_the_same_after_it_was_writ
 }
 
 #[test]
-fn a_number_that_was_never_missing_goes_with_most_when_it_is() {
+fn unseen_missing_value_follows_majority() {
     let mut columns = Columns::new(1);
     (0..40).for_each(|row| columns.push(&[f64::from(row)]));
     let targets: Vec<f64> = (0..40).map(|row| f64::from(u8::from(row >= 30))).collect();
-    let shape = Shape { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
-    let how = bag::Bag { trees: 20, shape };
-    let forest = bag::means(&columns, &targets, &(0..40).collect::<Vec<_>>(), &how, 1).forest;
-    assert!(forest.predict_one(&[f64::NAN]) < 0.2, "three in four are of the first kind");
+    let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
+    let params = forest::ForestParams { trees: 20, tree };
+    let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;
+    assert!(forest.predict_one(&[f64::NAN]) < 0.2, "three in four rows are below the split");
 }

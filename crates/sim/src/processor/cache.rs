@@ -1,83 +1,84 @@
-//! Three levels of caches and a stream prefetcher: where each access finds its line. That does not depend on how slow the memory
-//! behind them is.
+//! Three cache levels and a stream prefetcher: the level at which each access hits. This does not
+//! depend on the latency of memory.
 
 use super::{Core, stream::Program};
 
-/// Where a line was found.
+/// Level at which an access hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
-    First,
-    Second,
-    Third,
-    /// In memory; the prefetcher asked for it when the program made this timed access, counted from 0.
+    L1,
+    L2,
+    L3,
+    /// In memory, prefetched when the program made the timed access with this index.
     Prefetched(u32),
     Memory,
 }
 
-/// Sets of a cache, each with its lines, the latest used first.
+/// Set-associative cache; the lines of a set are in LRU order, most recent first.
 #[derive(Debug)]
 struct Cache {
     sets: Vec<[u64; WAYS]>,
 }
 
-/// Lines of a set, at every level.
+/// Associativity of every level.
 const WAYS: usize = 16;
-/// No line.
-const NONE: u64 = u64::MAX;
+/// Empty way.
+const EMPTY: u64 = u64::MAX;
 
 impl Cache {
     fn new(lines: usize) -> Self {
-        Self { sets: vec![[NONE; WAYS]; (lines / WAYS).max(1)] }
+        Self { sets: vec![[EMPTY; WAYS]; (lines / WAYS).max(1)] }
     }
 
     fn set(&mut self, line: u64) -> &mut [u64; WAYS] {
-        // Neighbours lie in different sets; the upper bits are mixed in, so that strides do not all meet in one.
+        // Adjacent lines map to different sets; mixing in upper bits keeps strides from mapping to
+        // one set.
         let mixed = line ^ (line >> 13) ^ (line >> 27);
         let sets = self.sets.len() as u64;
-        &mut self.sets[usize::try_from(mixed % sets).expect("a set's number")]
+        &mut self.sets[usize::try_from(mixed % sets).expect("a set index fits usize")]
     }
 
-    /// Whether a line was there; now it is, and the line that had to go is told.
+    /// Inserts a line as most recently used. Returns whether it hit, and the evicted line.
     fn touch(&mut self, line: u64) -> (bool, u64) {
         let set = self.set(line);
         let at = set.iter().position(|other| *other == line);
-        let gone = if at.is_some() { NONE } else { set[WAYS - 1] };
+        let evicted = if at.is_some() { EMPTY } else { set[WAYS - 1] };
         set[..=at.unwrap_or(WAYS - 1)].rotate_right(1);
         set[0] = line;
-        (at.is_some(), gone)
+        (at.is_some(), evicted)
     }
 
-    /// Whether a line was there; now it is not.
-    fn take(&mut self, line: u64) -> bool {
+    /// Removes a line. Returns whether it was present.
+    fn remove(&mut self, line: u64) -> bool {
         let set = self.set(line);
         let at = set.iter().position(|other| *other == line);
         if let Some(at) = at {
             set[at..].rotate_left(1);
-            set[WAYS - 1] = NONE;
+            set[WAYS - 1] = EMPTY;
         }
         at.is_some()
     }
 }
 
-/// Streams that the prefetcher follows.
+/// Number of streams that the prefetcher tracks.
 const STREAMS: usize = 16;
-/// Steps alike after which it believes a stream.
-const CONFIRMED: u32 = 2;
-/// How many lines of a stream it is ahead.
-const AHEAD: usize = 16;
+/// Equal strides before a stream is prefetched.
+const CONFIRM_STEPS: u32 = 2;
+/// Prefetch distance, in lines of the stream.
+const PREFETCH_DISTANCE: usize = 16;
 
-/// Lines that follow each other at the same distance.
+/// Accesses with a constant stride.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     last: u64,
     stride: i64,
-    seen: u32,
+    steps_seen: u32,
     used_at: u64,
-    /// When it made its latest steps, the last of them at `seen`, modulo their number.
-    steps: [u32; AHEAD],
+    /// Times of the latest steps, as a ring indexed by `steps_seen`.
+    steps: [u32; PREFETCH_DISTANCE],
 }
 
-/// Follows streams of misses.
+/// Stream prefetcher, trained on misses of the first level.
 #[derive(Debug, Default)]
 struct Prefetcher {
     streams: [Stream; STREAMS],
@@ -85,15 +86,15 @@ struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// When the line had been asked for that the program touches `now`, if it had been.
+    /// Trains on an access at time `now` and returns when the line was prefetched, if it was.
     fn follow(&mut self, line: u64, now: u32) -> Option<u32> {
-        const NEAR: u64 = 64; // lines of a page
+        const NEAR: u64 = 64; // one page, in lines
         self.now += 1;
         let distance = |stream: &Stream| line.wrapping_sub(stream.last).cast_signed();
         let is_near = |stream: &Stream| stream.used_at > 0 && distance(stream).unsigned_abs() <= NEAR;
         let Some(at) = self.streams.iter().position(is_near) else {
             let oldest =
-                self.streams.iter_mut().min_by_key(|stream| stream.used_at).expect("there are streams");
+                self.streams.iter_mut().min_by_key(|stream| stream.used_at).expect("STREAMS is above 0");
             *oldest = Stream { last: line, used_at: self.now, ..Stream::default() };
             return None;
         };
@@ -102,25 +103,27 @@ impl Prefetcher {
         if stride == 0 {
             return None;
         }
-        let seen = if stride == stream.stride { stream.seen + 1 } else { 0 };
-        (stream.last, stream.stride, stream.seen, stream.used_at) = (line, stride, seen, self.now);
-        // Asked for AHEAD steps ago, or when the stream was first believed.
-        let asked = stream.steps[seen as usize % AHEAD];
-        let first = stream.steps[CONFIRMED as usize % AHEAD];
-        stream.steps[seen as usize % AHEAD] = now;
-        let is_long = seen as usize >= AHEAD + CONFIRMED as usize;
-        (seen > CONFIRMED).then_some(if is_long { asked } else { first })
+        let steps_seen = if stride == stream.stride { stream.steps_seen + 1 } else { 0 };
+        (stream.last, stream.stride, stream.steps_seen, stream.used_at) =
+            (line, stride, steps_seen, self.now);
+        // Prefetched PREFETCH_DISTANCE steps ago, or when the stream was confirmed.
+        let requested_at = stream.steps[steps_seen as usize % PREFETCH_DISTANCE];
+        let l1 = stream.steps[CONFIRM_STEPS as usize % PREFETCH_DISTANCE];
+        stream.steps[steps_seen as usize % PREFETCH_DISTANCE] = now;
+        let is_long = steps_seen as usize >= PREFETCH_DISTANCE + CONFIRM_STEPS as usize;
+        (steps_seen > CONFIRM_STEPS).then_some(if is_long { requested_at } else { l1 })
     }
 }
 
-/// Memory that may be so many times the caches and is touched before a program begins: of more, nothing would stay.
-const WARMED_MAX: u64 = 3;
+/// Memory of up to this multiple of the cache capacity is touched before a program starts; of
+/// larger memory nothing would stay cached.
+const WARMUP_CAPACITY_MAX: u64 = 3;
 
-/// A core's caches.
+/// Cache hierarchy of a core.
 #[derive(Debug)]
 pub(super) struct Hierarchy {
     levels: [Cache; 3],
-    /// Of all levels.
+    /// Capacity of all levels.
     lines: usize,
     prefetcher: Prefetcher,
 }
@@ -134,10 +137,10 @@ impl Hierarchy {
         }
     }
 
-    /// Where each access of a program finds its line, those that only warm left out.
-    pub(super) fn look(mut self, program: &Program) -> Vec<Level> {
+    /// Returns the level at which each timed access hits.
+    pub(super) fn simulate(mut self, program: &Program) -> Vec<Level> {
         let memory: u64 = program.memory.iter().map(|lines| lines.end - lines.start).sum();
-        if memory <= WARMED_MAX * self.lines as u64 {
+        if memory <= WARMUP_CAPACITY_MAX * self.lines as u64 {
             for line in program.memory.iter().cloned().flatten() {
                 self.touch(line, 0);
             }
@@ -146,28 +149,28 @@ impl Hierarchy {
         for access in warm {
             self.touch(access.line, 0);
         }
-        let now = |at: usize| u32::try_from(at).expect("a program is short");
+        let now = |at: usize| u32::try_from(at).expect("fewer accesses than u32::MAX");
         timed.iter().enumerate().map(|(at, access)| self.touch(access.line, now(at))).collect()
     }
 
-    /// The last level has what the second had no room for, as those of servers do.
+    /// The third level is a victim cache of the second, as in current servers.
     fn touch(&mut self, line: u64, now: u32) -> Level {
-        let [first, second, third] = &mut self.levels;
-        if first.touch(line).0 {
-            return Level::First;
+        let [l1, l2, l3] = &mut self.levels;
+        if l1.touch(line).0 {
+            return Level::L1;
         }
-        let asked = self.prefetcher.follow(line, now);
-        let (is_second, gone) = second.touch(line);
-        if is_second {
-            return Level::Second;
+        let requested_at = self.prefetcher.follow(line, now);
+        let (is_l2_hit, evicted) = l2.touch(line);
+        if is_l2_hit {
+            return Level::L2;
         }
-        let is_third = third.take(line);
-        if gone != NONE {
-            third.touch(gone);
+        let is_l3_hit = l3.remove(line);
+        if evicted != EMPTY {
+            l3.touch(evicted);
         }
-        match (is_third, asked) {
-            (true, _) => Level::Third,
-            (false, Some(asked)) => Level::Prefetched(asked),
+        match (is_l3_hit, requested_at) {
+            (true, _) => Level::L3,
+            (false, Some(requested_at)) => Level::Prefetched(requested_at),
             (false, None) => Level::Memory,
         }
     }

@@ -1,21 +1,22 @@
-//! A family of programs: what each of them touches, for several inputs. They stand for what runs in clouds, and are none of it.
+//! Synthetic programs: memory access patterns of typical cloud workloads, for several inputs. They
+//! model such workloads and are not traces of them.
 
 use std::ops::Range;
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::stream::{Access, Program, TIMED, WARM, Waits};
+use super::stream::{Access, Dependency, Program, TIMED_ACCESSES, WARMUP_ACCESSES};
 
-/// A program and its size.
+/// Program with an access pattern and a size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// What it is called, parameters included.
+    /// Name, with all parameters.
     pub name: String,
-    does: Does,
-    /// Lines of memory that it works on.
+    pattern: Pattern,
+    /// Size of the working set, in lines.
     lines: u64,
-    /// Instructions from one touch to the next.
+    /// Instructions per access.
     work: u32,
     /// See [`Program`].
     parallel: f64,
@@ -23,43 +24,44 @@ pub struct Kernel {
     code_misses: f64,
 }
 
-/// How it goes through its memory.
+/// Access pattern.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Does {
-    /// Each address is what the load before brought.
+enum Pattern {
+    /// Pointer chase: each address comes from the previous load.
     Chase,
-    /// So many arrays from end to end, the last of them written or not.
+    /// Sequential pass over `arrays` arrays; the last is written if `writes`.
     Stream { arrays: u64, writes: bool },
-    /// A grid of rows, each point with its neighbours above and below.
+    /// Stencil over a grid of rows: each point with its neighbours above and below.
     Stencil { row: u64 },
-    /// Keys by popularity: a bucket, then the value it points to, of so many lines.
+    /// Zipf-distributed keys: a bucket, then its value of `value` lines.
     KeyValue { skew: f64, value: u64 },
-    /// A table is read in order, and another looked up by what was read.
+    /// Sequential scan of one table, with a random lookup in another.
     Join { writes: bool },
-    /// Neighbours lie in order; what is known of each lies anywhere.
+    /// Graph traversal: sequential edges, random vertices.
     Graph { degree: u64 },
-    /// Anywhere, and nothing waits for it.
+    /// Independent random accesses.
     Scatter,
-    /// Down a tree from its root, for each key.
+    /// Tree lookup from the root, for each key.
     Tree { fanout: u64 },
-    /// Mostly a little memory; so many of a thousand touches chase through all of it.
+    /// Accesses to a small array; `chase` per thousand chase pointers through the whole working
+    /// set.
     Phases { chase: u64 },
 }
 
-/// All programs.
+/// Returns all programs.
 pub fn family() -> Vec<Kernel> {
     let mut all = Vec::new();
     for (lines, work) in pairs(&[10, 14, 17, 20, 22], &[10, 60, 300, 1500]) {
-        all.push(kernel(Does::Chase, lines, work));
+        all.push(kernel(Pattern::Chase, lines, work));
     }
     for (arrays, writes) in [(1, false), (2, true), (3, true), (4, false)] {
         for (lines, work) in pairs(&[14, 20], &[8, 40, 200]) {
-            all.push(kernel(Does::Stream { arrays, writes }, lines, work));
+            all.push(kernel(Pattern::Stream { arrays, writes }, lines, work));
         }
     }
     for row in [64, 1024] {
         for (lines, work) in pairs(&[15, 20], &[20, 80, 300]) {
-            all.push(kernel(Does::Stencil { row }, lines, work));
+            all.push(kernel(Pattern::Stencil { row }, lines, work));
         }
     }
     for (skew, value) in [(0.6, 1), (0.99, 4), (1.2, 16)] {
@@ -67,92 +69,97 @@ pub fn family() -> Vec<Kernel> {
             all.push(Kernel {
                 mispredicted: 4.0,
                 code_misses: 6.0,
-                ..kernel(Does::KeyValue { skew, value }, lines, work)
+                ..kernel(Pattern::KeyValue { skew, value }, lines, work)
             });
         }
     }
     for writes in [false, true] {
         for (lines, work) in pairs(&[13, 17, 22], &[25, 100, 400]) {
-            all.push(Kernel { mispredicted: 2.0, ..kernel(Does::Join { writes }, lines, work) });
+            all.push(Kernel { mispredicted: 2.0, ..kernel(Pattern::Join { writes }, lines, work) });
         }
     }
     for degree in [4, 32] {
         for (lines, work) in pairs(&[14, 18, 22], &[10, 60, 300]) {
-            all.push(Kernel { mispredicted: 6.0, ..kernel(Does::Graph { degree }, lines, work) });
+            all.push(Kernel { mispredicted: 6.0, ..kernel(Pattern::Graph { degree }, lines, work) });
         }
     }
     for (lines, work) in pairs(&[17, 22], &[15, 60, 250, 1000]) {
-        all.push(kernel(Does::Scatter, lines, work));
+        all.push(kernel(Pattern::Scatter, lines, work));
     }
     for fanout in [4, 16] {
         for (lines, work) in pairs(&[16, 20, 22], &[60, 300, 1500]) {
-            all.push(Kernel { mispredicted: 5.0, ..kernel(Does::Tree { fanout }, lines, work) });
+            all.push(Kernel { mispredicted: 5.0, ..kernel(Pattern::Tree { fanout }, lines, work) });
         }
     }
     for chase in [1, 3, 10, 30] {
         for (lines, work) in pairs(&[18, 22], &[10, 40]) {
-            all.push(kernel(Does::Phases { chase }, lines, work));
+            all.push(kernel(Pattern::Phases { chase }, lines, work));
         }
     }
     for parallel in [1.2, 2.0, 3.0, 4.0] {
         for (lines, work) in pairs(&[6, 9, 13], &[5]) {
-            all.push(Kernel { parallel, ..kernel(Does::Scatter, lines, work) });
+            all.push(Kernel { parallel, ..kernel(Pattern::Scatter, lines, work) });
         }
     }
     for code_misses in [10.0, 20.0, 35.0] {
         for (lines, work) in pairs(&[12, 17, 21], &[60]) {
-            let does = Does::KeyValue { skew: 0.9, value: 2 };
-            all.push(Kernel { code_misses, mispredicted: 8.0, parallel: 2.5, ..kernel(does, lines, work) });
+            let pattern = Pattern::KeyValue { skew: 0.9, value: 2 };
+            all.push(Kernel {
+                code_misses,
+                mispredicted: 8.0,
+                parallel: 2.5,
+                ..kernel(pattern, lines, work)
+            });
         }
     }
-    all.iter_mut().for_each(Kernel::christen);
+    all.iter_mut().for_each(Kernel::set_name);
     all
 }
 
-/// Each size, as a power of two of lines, with each amount of work.
+/// Combines each working-set size, as log2 of lines, with each amount of work.
 fn pairs(lines: &[u32], work: &[u32]) -> impl Iterator<Item = (u64, u32)> {
     lines.iter().flat_map(move |lines| work.iter().map(move |work| (1 << lines, *work)))
 }
 
-fn kernel(does: Does, lines: u64, work: u32) -> Kernel {
-    Kernel { name: String::new(), does, lines, work, parallel: 3.2, mispredicted: 0.5, code_misses: 0.2 }
+fn kernel(pattern: Pattern, lines: u64, work: u32) -> Kernel {
+    Kernel { name: String::new(), pattern, lines, work, parallel: 3.2, mispredicted: 0.5, code_misses: 0.2 }
 }
 
 impl Kernel {
-    fn christen(&mut self) {
-        let does = format!("{:?}", self.does).to_lowercase();
-        let does: String =
-            does.replace(',', "-").chars().filter(|c| !matches!(c, ' ' | '{' | '}' | ':')).collect();
+    fn set_name(&mut self) {
+        let pattern = format!("{:?}", self.pattern).to_lowercase();
+        let pattern: String =
+            pattern.replace(',', "-").chars().filter(|c| !matches!(c, ' ' | '{' | '}' | ':')).collect();
         let kib = self.lines / 16;
-        self.name = format!("{does}-{kib}KiB-{}i-{}p-{}c", self.work, self.parallel, self.code_misses);
+        self.name = format!("{pattern}-{kib}KiB-{}i-{}p-{}c", self.work, self.parallel, self.code_misses);
     }
 
-    /// What it does with one of its inputs: another seed, and a bit larger or smaller. There are four sizes.
+    /// Generates the program for an input: the input is the seed and selects the index is below 4 sizes.
     pub fn program(&self, input: u64) -> Program {
-        const SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)]; // quarters of the lines, and of the work
-        let (quarters, work) = SIZES[usize::try_from(input % 4).expect("one of four")];
+        const SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)]; // quarters of the lines, and factor of the work
+        let (quarters, work) = SIZES[usize::try_from(input % 4).expect("the index is below 4")];
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a bit more or less work"
+            reason = "a scaled amount of work"
         )]
         let work = ((f64::from(self.work) * work) as u32).max(1);
-        let mut writer = Writer {
+        let mut generator = AccessGenerator {
             rng: Pcg64Mcg::seed_from_u64(input),
-            accesses: Vec::with_capacity(WARM + TIMED),
+            accesses: Vec::with_capacity(WARMUP_ACCESSES + TIMED_ACCESSES),
             lines: (self.lines * quarters / 4).max(16),
             edges: 0,
             work,
         };
-        let memory = self.does.memory(writer.lines);
-        while writer.accesses.len() < WARM + TIMED {
-            writer.go(self.does);
+        let memory = self.pattern.memory(generator.lines);
+        while generator.accesses.len() < WARMUP_ACCESSES + TIMED_ACCESSES {
+            generator.emit(self.pattern);
         }
-        writer.accesses.truncate(WARM + TIMED);
+        generator.accesses.truncate(WARMUP_ACCESSES + TIMED_ACCESSES);
         Program {
             memory,
-            accesses: writer.accesses,
-            warm: WARM,
+            accesses: generator.accesses,
+            warm: WARMUP_ACCESSES,
             parallel: self.parallel,
             mispredicted: self.mispredicted,
             code_misses: self.code_misses,
@@ -160,139 +167,143 @@ impl Kernel {
     }
 }
 
-impl Does {
-    /// The lines that it comes back to.
+impl Pattern {
+    /// Returns the lines that the pattern reuses.
     fn memory(self, lines: u64) -> Vec<Range<u64>> {
-        let array = |n: u64| n * APART..n * APART + lines;
+        let array = |n: u64| n * ARRAY_STRIDE..n * ARRAY_STRIDE + lines;
         match self {
             Self::Chase | Self::Join { .. } | Self::Graph { .. } | Self::Scatter => vec![array(0)],
             Self::Stream { arrays, .. } => (0..arrays).map(array).collect(),
             Self::Stencil { row } => vec![0..lines + 2 * row, array(1)],
             Self::KeyValue { .. } => vec![array(0), array(1)],
             Self::Tree { .. } => std::iter::once(0..2 * lines).collect(),
-            Self::Phases { .. } => vec![array(0), APART..APART + LITTLE],
+            Self::Phases { .. } => vec![array(0), ARRAY_STRIDE..ARRAY_STRIDE + PHASE_LINES],
         }
     }
 }
 
-/// Lines that phases without a chase work on.
-const LITTLE: u64 = 256;
+/// Working set of the phases without a chase, in lines.
+const PHASE_LINES: u64 = 256;
 
-/// Writes down what a program touches.
-struct Writer {
+/// Generator of a program's accesses.
+struct AccessGenerator {
     rng: Pcg64Mcg,
     accesses: Vec<Access>,
     lines: u64,
-    /// Edges of a graph that have been gone along.
+    /// Number of graph edges traversed.
     edges: u64,
     work: u32,
 }
 
-/// Lines between one array of a program and the next.
-const APART: u64 = 1 << 32;
+/// Distance between the arrays of a program, in lines.
+const ARRAY_STRIDE: u64 = 1 << 32;
 
-impl Writer {
-    /// A piece of the program: so long that its parts come in their proportions.
-    fn go(&mut self, does: Does) {
-        match does {
-            Does::Chase => self.chase(),
-            Does::Stream { arrays, writes } => self.stream(arrays, writes),
-            Does::Stencil { row } => self.stencil(row),
-            Does::KeyValue { skew, value } => self.key_value(skew, value),
-            Does::Join { writes } => self.join(writes),
-            Does::Graph { degree } => self.graph(degree),
-            Does::Scatter => {
-                let line = self.any();
-                self.load(line, Waits::Nothing);
+impl AccessGenerator {
+    /// Emits one iteration of the pattern.
+    fn emit(&mut self, pattern: Pattern) {
+        match pattern {
+            Pattern::Chase => self.chase(),
+            Pattern::Stream { arrays, writes } => self.stream(arrays, writes),
+            Pattern::Stencil { row } => self.stencil(row),
+            Pattern::KeyValue { skew, value } => self.key_value(skew, value),
+            Pattern::Join { writes } => self.join(writes),
+            Pattern::Graph { degree } => self.graph(degree),
+            Pattern::Scatter => {
+                let line = self.any_line();
+                self.load(line, Dependency::None);
             }
-            Does::Tree { fanout } => self.tree(fanout),
-            Does::Phases { chase } => self.phase(chase),
+            Pattern::Tree { fanout } => self.tree(fanout),
+            Pattern::Phases { chase } => self.phase(chase),
         }
     }
 
-    fn any(&mut self) -> u64 {
+    fn any_line(&mut self) -> u64 {
         self.rng.random_range(0..self.lines)
     }
 
-    fn push(&mut self, line: u64, is_store: bool, waits: Waits) {
-        self.accesses.push(Access { line, instructions: self.work, is_store, waits });
+    fn push(&mut self, line: u64, is_store: bool, dependency: Dependency) {
+        self.accesses.push(Access { line, instructions: self.work, is_store, dependency });
     }
 
-    fn load(&mut self, line: u64, waits: Waits) {
-        self.push(line, false, waits);
+    fn load(&mut self, line: u64, dependency: Dependency) {
+        self.push(line, false, dependency);
     }
 
     fn store(&mut self, line: u64) {
-        self.push(line, true, Waits::Nothing);
+        self.push(line, true, Dependency::None);
     }
 
     fn chase(&mut self) {
-        let line = self.any();
-        self.load(line, Waits::Chain);
+        let line = self.any_line();
+        self.load(line, Dependency::Chain);
     }
 
-    /// Eight numbers of a line: it is touched once, and they are worked on.
+    /// A line holds eight numbers: it is accessed once for all of them.
     fn stream(&mut self, arrays: u64, writes: bool) {
         let at = self.accesses.len() as u64 / arrays % self.lines;
         for array in 0..arrays {
-            self.push(array * APART + at, writes && array + 1 == arrays, Waits::Nothing);
+            self.push(array * ARRAY_STRIDE + at, writes && array + 1 == arrays, Dependency::None);
         }
     }
 
     fn stencil(&mut self, row: u64) {
         let at = row + self.accesses.len() as u64 / 4 % self.lines;
         for line in [at - row, at, at + row] {
-            self.load(line, Waits::Nothing);
+            self.load(line, Dependency::None);
         }
-        self.store(APART + at);
+        self.store(ARRAY_STRIDE + at);
     }
 
     fn key_value(&mut self, skew: f64, value: u64) {
-        let key = self.popular(skew);
-        self.load(scatter(key, self.lines / value), Waits::Nothing);
-        let begins = APART + scatter(key, self.lines / value) * value;
-        self.load(begins, Waits::Last);
+        let key = self.zipf_key(skew);
+        self.load(scatter(key, self.lines / value), Dependency::None);
+        let first_line = ARRAY_STRIDE + scatter(key, self.lines / value) * value;
+        self.load(first_line, Dependency::LastLoad);
         for line in 1..value {
-            self.load(begins + line, Waits::Same);
+            self.load(first_line + line, Dependency::SameAddress);
         }
     }
 
-    /// A key by popularity, about as Zipf has it.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a key among the lines")]
-    fn popular(&mut self, skew: f64) -> u64 {
-        let (luck, n) = (self.rng.random::<f64>(), self.lines as f64);
+    /// Draws a key from an approximate Zipf distribution.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a key below the number of lines"
+    )]
+    fn zipf_key(&mut self, skew: f64) -> u64 {
+        let (uniform, n) = (self.rng.random::<f64>(), self.lines as f64);
         let power = 1.0 - skew;
-        let key = (luck * (n.powf(power) - 1.0) + 1.0).powf(1.0 / power);
+        let key = (uniform * (n.powf(power) - 1.0) + 1.0).powf(1.0 / power);
         (key as u64).min(self.lines - 1)
     }
 
     fn join(&mut self, writes: bool) {
         let at = self.accesses.len() as u64;
-        self.load(2 * APART + at / 16, Waits::Nothing);
-        let line = self.any();
-        self.load(line, Waits::Nothing);
+        self.load(2 * ARRAY_STRIDE + at / 16, Dependency::None);
+        let line = self.any_line();
+        self.load(line, Dependency::None);
         if writes {
-            self.store(3 * APART + at / 16);
+            self.store(3 * ARRAY_STRIDE + at / 16);
         }
     }
 
     fn graph(&mut self, degree: u64) {
         for _ in 0..degree {
-            self.load(APART + self.edges / 8, Waits::Nothing);
-            let line = self.any();
-            self.load(line, Waits::Nothing);
+            self.load(ARRAY_STRIDE + self.edges / 8, Dependency::None);
+            let line = self.any_line();
+            self.load(line, Dependency::None);
             self.edges += 1;
         }
-        self.store(2 * APART + self.edges / degree / 8);
+        self.store(2 * ARRAY_STRIDE + self.edges / degree / 8);
     }
 
     fn tree(&mut self, fanout: u64) {
         let mut width = 1;
         let key = self.rng.random::<u64>();
-        let mut waits = Waits::Nothing;
+        let mut dependency = Dependency::None;
         while width < self.lines {
-            self.load(width + scatter(key, width), waits);
-            (width, waits) = (width * fanout, Waits::Last);
+            self.load(width + scatter(key, width), dependency);
+            (width, dependency) = (width * fanout, Dependency::LastLoad);
         }
     }
 
@@ -300,13 +311,13 @@ impl Writer {
         if self.rng.random_range(0..1000) < chase {
             self.chase();
         } else {
-            let line = APART + self.rng.random_range(0..LITTLE);
-            self.load(line, Waits::Nothing);
+            let line = ARRAY_STRIDE + self.rng.random_range(0..PHASE_LINES);
+            self.load(line, Dependency::None);
         }
     }
 }
 
-/// A place among so many, always the same for one key.
+/// Maps a key to one of `places` slots, deterministically.
 fn scatter(key: u64, places: u64) -> u64 {
     key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) % places.max(1)
 }

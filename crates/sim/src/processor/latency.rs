@@ -1,5 +1,6 @@
-//! Loaded latencies as Intel's Memory Latency Checker measures them, as a table: `server`, `dst`, `threads`, `mlc_w`, `random`,
-//! `latency_ns`, `bandwidth_mb_s`. Reads in order, by so many threads, to the first destination; others are left out.
+//! Loaded-latency curves from Intel's Memory Latency Checker, as CSV: `server`, `dst`, `threads`,
+//! `mlc_w`, `random`, `latency_ns`, `bandwidth_mb_s`. Uses the sequential reads of 16 threads to
+//! the first destination; other rows are skipped.
 
 use std::{io, ops::RangeInclusive};
 
@@ -7,91 +8,94 @@ use csv::StringRecord;
 
 use super::Memory;
 
-/// Why there is no curve.
+/// Error reading a latency curve.
 #[derive(Debug, thiserror::Error)]
-pub enum NoCurve {
-    /// The bytes do not come, or are no CSV.
+pub enum LatencyError {
+    /// The bytes cannot be read or are not CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
     /// A column is missing.
-    #[error("there is no column {0:?}")]
-    Missing(&'static str),
-    /// A column is there twice.
-    #[error("column {0:?} is there twice: must be once")]
-    Twice(&'static str),
-    /// A point cannot have been measured.
+    #[error("missing column {0:?}")]
+    MissingColumn(&'static str),
+    /// A column is duplicated.
+    #[error("duplicate column {0:?}")]
+    DuplicateColumn(&'static str),
+    /// A value is out of range.
     #[error("line {line}: {field} = {value:?}: {rule}")]
-    Impossible {
-        /// Counted from 1.
+    InvalidValue {
+        /// Line number, from 1.
         line: u64,
-        /// Which column.
+        /// Name of the column.
         field: &'static str,
-        /// As written.
+        /// Value as written.
         value: String,
-        /// "must be ...".
+        /// Rule that the value breaks: "must be ...".
         rule: &'static str,
     },
-    /// There are too few points.
-    #[error("{0} points of server {1:?} read in order by {THREADS} threads to d0: must be at least 3")]
-    Few(usize, String),
+    /// The server has too few points.
+    #[error(
+        "{0} points of server {1:?} with sequential reads by {THREADS} threads to d0: must be at least 3"
+    )]
+    TooFewPoints(usize, String),
 }
 
-/// Threads that share what was measured: a server's bandwidth is then that of as many cores.
+/// Threads of the measurement; each core gets this fraction of the bandwidth.
 const THREADS: u32 = 16;
-/// No memory answers faster or slower, or carries more.
+/// Ranges of plausible values.
 const LATENCY_NS: (RangeInclusive<f64>, &str) = (40.0..=1e5, "must be a number from 40 to 100000");
 const BANDWIDTH_MB_S: (RangeInclusive<f64>, &str) = (1.0..=1e7, "must be a number from 1 to 10000000");
 
-/// The curve of a server, as one of its cores sees it.
+/// Reads the curve of a server, scaled to one of its cores.
 ///
 /// # Errors
-/// [`NoCurve`].
-pub fn read(input: impl io::Read, server: &str) -> Result<Memory, NoCurve> {
+/// [`LatencyError`] when the input is not CSV, lacks a column, has an implausible value, or has
+/// fewer than three points of the server.
+pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> {
     let mut table = csv::Reader::from_reader(input);
     let names = table.headers()?.clone();
     let find = |name: &'static str| {
-        let mut places = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
-        match (places.next(), places.next()) {
+        let mut positions = names.iter().enumerate().filter(|(_, other)| *other == name).map(|(at, _)| at);
+        match (positions.next(), positions.next()) {
             (Some(at), None) => Ok(at),
-            (None, _) => Err(NoCurve::Missing(name)),
-            (_, Some(_)) => Err(NoCurve::Twice(name)),
+            (None, _) => Err(LatencyError::MissingColumn(name)),
+            (_, Some(_)) => Err(LatencyError::DuplicateColumn(name)),
         }
     };
     let [of, dst, threads, mix, random] = ["server", "dst", "threads", "mlc_w", "random"].map(find);
     let (of, dst, threads, mix, random) = (of?, dst?, threads?, mix?, random?);
     let (latency, bandwidth) = (find("latency_ns")?, find("bandwidth_mb_s")?);
-    let is_ours = |row: &StringRecord| {
+    let is_selected = |row: &StringRecord| {
         let shown = [&row[of], &row[dst], &row[threads], &row[mix], &row[random]];
         shown == [server, "d0", &THREADS.to_string(), "0", "0"]
     };
     let mut points = Vec::new();
     for row in table.records() {
         let row = row?;
-        if is_ours(&row) {
-            let mb = measured(&row, bandwidth, "bandwidth_mb_s", BANDWIDTH_MB_S)?;
-            points.push((mb, measured(&row, latency, "latency_ns", LATENCY_NS)?));
+        if is_selected(&row) {
+            let mb = parse_in_range(&row, bandwidth, "bandwidth_mb_s", BANDWIDTH_MB_S)?;
+            points.push((mb, parse_in_range(&row, latency, "latency_ns", LATENCY_NS)?));
         }
     }
     if points.len() < 3 {
-        return Err(NoCurve::Few(points.len(), server.to_owned()));
+        return Err(LatencyError::TooFewPoints(points.len(), server.to_owned()));
     }
     points.sort_unstable_by(|(one, _), (other, _)| one.total_cmp(other));
-    let most = points[points.len() - 1].0;
+    let bandwidth_max = points[points.len() - 1].0;
     let mut curve = vec![(0.0, points[0].1)];
     for (mb, ns) in points {
         let (_, before) = curve[curve.len() - 1];
-        curve.push((mb / most, ns.max(before))); // a busier channel is not a faster one
+        curve.push((mb / bandwidth_max, ns.max(before))); // latency does not fall with utilization
     }
-    Ok(Memory { gb_per_s: most / 1000.0 / f64::from(THREADS), curve })
+    Ok(Memory { gb_per_s: bandwidth_max / 1000.0 / f64::from(THREADS), curve })
 }
 
-fn measured(
+fn parse_in_range(
     row: &StringRecord,
     at: usize,
     field: &'static str,
     (range, rule): (RangeInclusive<f64>, &'static str),
-) -> Result<f64, NoCurve> {
+) -> Result<f64, LatencyError> {
     let number = row[at].parse().ok().filter(|number| range.contains(number));
     let line = row.position().map_or(1, csv::Position::line);
-    number.ok_or_else(|| NoCurve::Impossible { line, field, value: row[at].to_owned(), rule })
+    number.ok_or_else(|| LatencyError::InvalidValue { line, field, value: row[at].to_owned(), rule })
 }

@@ -1,50 +1,50 @@
-//! A program as a core sees it: which memory it touches, how far apart, and what waits for what.
+//! Programs as sequences of memory accesses, with distances and dependencies.
 
 use std::ops::Range;
 
-/// Touches of a program that only fill the caches, and those that are timed.
-pub(super) const WARM: usize = 40_000;
-pub(super) const TIMED: usize = 60_000;
+/// Number of accesses that only warm the caches, and of those that are timed.
+pub(super) const WARMUP_ACCESSES: usize = 40_000;
+pub(super) const TIMED_ACCESSES: usize = 60_000;
 
-/// One touch of memory.
+/// One memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Which line of 64 bytes.
+    /// Address as a line of 64 bytes.
     pub line: u64,
-    /// Instructions since the one before, this one included.
+    /// Instructions since the previous access, including this one.
     pub instructions: u32,
-    /// Whether it writes.
+    /// Whether the access is a store.
     pub is_store: bool,
-    /// What its address comes of.
-    pub waits: Waits,
+    /// Dependency of the address.
+    pub dependency: Dependency,
 }
 
-/// What the address of a touch comes of.
+/// Dependency of an address on earlier accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waits {
-    /// It was known long before.
-    Nothing,
-    /// What the load before brought.
-    Last,
-    /// The same as that of the touch before.
-    Same,
-    /// What the last touch of its kind brought, whatever came between.
+pub enum Dependency {
+    /// The address is known in advance.
+    None,
+    /// The address depends on the previous load.
+    LastLoad,
+    /// The address is known when that of the previous access is.
+    SameAddress,
+    /// The address depends on the previous access of the chain, regardless of accesses in between.
     Chain,
 }
 
-/// A program's touches, and what it does to the rest of the core.
+/// Memory accesses of a program, and its other core characteristics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Lines that it works on: touched once before anything else, if they might stay in the caches.
+    /// Lines of the working set, touched once before the program starts if they may stay cached.
     pub memory: Vec<Range<u64>>,
-    /// In order. The first part only fills the caches.
+    /// Accesses in program order. The first `warm` only warm the caches.
     pub accesses: Vec<Access>,
-    /// How many only fill the caches.
+    /// Number of warm-up accesses.
     pub warm: usize,
-    /// Instructions that could start in a cycle if nothing else were in the way, at most the core's width.
+    /// Instructions per cycle without stalls, at most the core's width.
     pub parallel: f64,
-    /// Branches of a thousand instructions that were guessed wrong.
+    /// Mispredicted branches per thousand instructions.
     pub mispredicted: f64,
-    /// Lines of code, of a thousand instructions, that were not near.
+    /// Instruction-cache misses per thousand instructions.
     pub code_misses: f64,
 }

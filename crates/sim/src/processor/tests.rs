@@ -1,4 +1,5 @@
-//! What a core must do whatever the program: slower memory never speeds it up, caches hide it, parallel misses share it.
+//! Core model: slower memory never speeds a program up, caches hide latency, and independent misses
+//! overlap.
 
 use prediction::sensitivity::{CORE_BOUND, COUNTERS, DRAM_BOUND, MEMORY_BOUND};
 use rand::SeedableRng;
@@ -10,18 +11,18 @@ fn slowdown(name: &str) -> f64 {
     measured(name).slowdown
 }
 
-fn measured(name: &str) -> Measured {
+fn measured(name: &str) -> Measurement {
     let kernel =
         family().into_iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no {name}"));
-    measure(&SERVER, &kernel.program(0), &Memory::made(100.0, 8.0), &Memory::made(250.0, 6.0))
+    measure(&SERVER, &kernel.program(0), &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0))
 }
 
-fn counter(measured: &Measured, name: &str) -> f64 {
+fn counter(measured: &Measurement, name: &str) -> f64 {
     measured.counters[COUNTERS.iter().position(|other| *other == name).unwrap()]
 }
 
 #[test]
-fn counters_that_follow_from_others_stand_where_their_names_do() {
+fn derived_counter_indexes_match_names() {
     for (at, name) in [(CORE_BOUND, "core_bound"), (MEMORY_BOUND, "memory_bound"), (DRAM_BOUND, "dram_bound")]
     {
         assert_eq!(COUNTERS[at], name);
@@ -29,14 +30,14 @@ fn counters_that_follow_from_others_stand_where_their_names_do() {
 }
 
 #[test]
-fn there_are_at_least_150_programs_and_each_has_a_name_of_its_own() {
+fn family_has_at_least_150_uniquely_named_programs() {
     let names: std::collections::BTreeSet<String> = family().into_iter().map(|kernel| kernel.name).collect();
     assert_eq!(names.len(), family().len());
     assert!(names.len() >= 150, "{}", names.len());
 }
 
 #[test]
-fn a_chase_through_memory_is_as_much_slower_as_memory_is_and_one_in_the_caches_is_not() {
+fn pointer_chase_slows_down_with_memory_unless_cached() {
     let memory = measured("chase-262144KiB-10i-3.2p-0.2c");
     assert!((1.4..1.5).contains(&memory.slowdown), "250 ns over 100 ns: {}", memory.slowdown);
     assert!(
@@ -48,7 +49,7 @@ fn a_chase_through_memory_is_as_much_slower_as_memory_is_and_one_in_the_caches_i
 }
 
 #[test]
-fn what_fits_into_the_caches_is_there_when_it_is_timed() {
+fn cached_working_set_is_warm_when_timed() {
     for kernel in [
         "chase-1024KiB-10i-3.2p-0.2c",
         "scatter-4KiB-5i-3p-0.2c",
@@ -57,18 +58,18 @@ fn what_fits_into_the_caches_is_there_when_it_is_timed() {
         let measured = measured(kernel);
         assert!(measured.slowdown < 0.01 && counter(&measured, "l3_mpki") < 0.1, "{kernel}: {measured:?}");
     }
-    // Three quarters of 4 MiB: more than the second level holds, and not more than both.
+    // 3 MiB: more than the second level holds, less than both levels together.
     let mut program = family()[8].program(1);
     let lines = 48 * 1024;
     program.memory = std::iter::once(0..lines).collect();
     program.accesses.iter_mut().for_each(|access| access.line %= lines);
-    let measured = measure(&SERVER, &program, &Memory::made(100.0, 8.0), &Memory::made(250.0, 6.0));
+    let measured = measure(&SERVER, &program, &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0));
     assert!(counter(&measured, "l3_bound") > 0.1 && counter(&measured, "l3_mpki") < 5.0, "{measured:?}");
 }
 
 #[test]
-fn the_latency_is_that_of_the_load_it_makes() {
-    let memory = Memory::made(250.0, 6.0);
+fn latency_matches_utilization_it_causes() {
+    let memory = Memory::synthetic(250.0, 6.0);
     for name in [
         "scatter-262144KiB-250i-3.2p-0.2c",
         "scatter-262144KiB-60i-3.2p-0.2c",
@@ -76,20 +77,20 @@ fn the_latency_is_that_of_the_load_it_makes() {
     ] {
         let kernel = family().into_iter().find(|kernel| kernel.name == name).unwrap();
         let program = kernel.program(0);
-        let seen = Hierarchy::new(&SERVER).look(&program);
-        let run = Run::of(&SERVER, &program, &seen, &memory);
-        let off = run.channel - run.paid;
+        let levels = Hierarchy::new(&SERVER).simulate(&program);
+        let run = Run::of(&SERVER, &program, &levels, &memory);
+        let off = run.channel - run.assumed;
         assert!(
             run.channel <= 1.0 && (off.abs() < 0.05 || run.channel > 0.8),
-            "{name}: pays for {}, uses {}",
-            run.paid,
+            "{name}: assumed utilization {}, actual {}",
+            run.assumed,
             run.channel
         );
     }
 }
 
 #[test]
-fn misses_that_wait_for_nobody_overlap() {
+fn independent_misses_overlap() {
     let scattered = measured("scatter-262144KiB-250i-3.2p-0.2c");
     let chased = measured("chase-262144KiB-300i-3.2p-0.2c");
     assert!(counter(&scattered, "memory_level_parallelism") > 1.5, "{scattered:?}");
@@ -97,7 +98,7 @@ fn misses_that_wait_for_nobody_overlap() {
 }
 
 #[test]
-fn a_stream_is_bound_by_bandwidth_and_its_prefetches_hide_local_latency() {
+fn stream_is_bandwidth_bound_and_prefetch_hides_latency() {
     let fast = measured("streamarrays4-writesfalse-65536KiB-8i-3.2p-0.2c");
     assert!(counter(&fast, "dram_bandwidth_bound") > counter(&fast, "dram_latency_bound"), "{fast:?}");
     let slow = measured("streamarrays1-writesfalse-65536KiB-200i-3.2p-0.2c");
@@ -105,22 +106,26 @@ fn a_stream_is_bound_by_bandwidth_and_its_prefetches_hide_local_latency() {
 }
 
 #[test]
-fn pool_memory_as_fast_as_local_slows_nothing_down_and_slower_never_speeds_up() {
-    let local = Memory::made(100.0, 8.0);
+fn slowdown_is_zero_for_equal_memory_and_never_negative() {
+    let local = Memory::synthetic(100.0, 8.0);
     for kernel in family().iter().step_by(7) {
         let program = kernel.program(1);
         assert_eq!(measure(&SERVER, &program, &local, &local).slowdown, 0.0, "{}", kernel.name);
-        let slower = measure(&SERVER, &program, &local, &Memory::made(180.0, 8.0)).slowdown;
-        let slowest = measure(&SERVER, &program, &local, &Memory::made(300.0, 8.0)).slowdown;
+        let slower = measure(&SERVER, &program, &local, &Memory::synthetic(180.0, 8.0)).slowdown;
+        let slowest = measure(&SERVER, &program, &local, &Memory::synthetic(300.0, 8.0)).slowdown;
         assert!(0.0 <= slower && slower <= slowest + 0.01, "{}: {slower} {slowest}", kernel.name);
     }
 }
 
 #[test]
-fn shares_of_cycles_are_shares() {
+fn cycle_shares_are_within_range() {
     for kernel in family().iter().step_by(5) {
-        let measured =
-            measure(&SERVER, &kernel.program(2), &Memory::made(100.0, 8.0), &Memory::made(250.0, 6.0));
+        let measured = measure(
+            &SERVER,
+            &kernel.program(2),
+            &Memory::synthetic(100.0, 8.0),
+            &Memory::synthetic(250.0, 6.0),
+        );
         assert!(
             measured.counters.iter().all(|counter| counter.is_finite() && *counter >= 0.0),
             "{measured:?}"
@@ -131,25 +136,29 @@ fn shares_of_cycles_are_shares() {
 }
 
 #[test]
-fn noise_is_small_and_the_same_for_one_seed() {
+fn noise_is_small_and_deterministic() {
     let counters = [1.0; COUNTERS.len()];
-    let noisy = |seed| noisy(&counters, &mut Pcg64Mcg::seed_from_u64(seed));
-    assert_eq!(noisy(1), noisy(1));
-    assert_ne!(noisy(1), noisy(2));
-    let [counted, others] = [&noisy(1)[5..11], &noisy(1)[12..]];
+    let add_noise = |seed| add_noise(&counters, &mut Pcg64Mcg::seed_from_u64(seed));
+    assert_eq!(add_noise(1), add_noise(1));
+    assert_ne!(add_noise(1), add_noise(2));
+    let [counted, others] = [&add_noise(1)[5..11], &add_noise(1)[12..]];
     assert!(counted.iter().chain(others).all(|counter| (0.7..1.3).contains(counter)));
-    assert_eq!(noisy(1)[11], noisy(1)[8] + noisy(1)[9], "DRAM bound is latency and bandwidth bound");
     assert_eq!(
-        noisy(1)[4],
-        noisy(1)[5..8].iter().sum::<f64>() + noisy(1)[11] + noisy(1)[10],
-        "and is part of memory bound"
+        add_noise(1)[11],
+        add_noise(1)[8] + add_noise(1)[9],
+        "DRAM bound is latency and bandwidth bound"
     );
-    let idle = super::noisy(&[0.0; COUNTERS.len()], &mut Pcg64Mcg::seed_from_u64(1));
+    assert_eq!(
+        add_noise(1)[4],
+        add_noise(1)[5..8].iter().sum::<f64>() + add_noise(1)[11] + add_noise(1)[10],
+        "memory bound includes DRAM bound"
+    );
+    let idle = super::add_noise(&[0.0; COUNTERS.len()], &mut Pcg64Mcg::seed_from_u64(1));
     assert!(idle[5..11].iter().all(|counter| (0.0..0.02).contains(counter)), "{idle:?}");
 }
 
 #[test]
-fn a_curve_is_read_of_one_server_and_never_falls() {
+fn curve_is_read_for_one_server_and_never_falls() {
     let text = "server,dst,threads,mlc_w,random,inject_delay,latency_ns,bandwidth_mb_s,mlc_cmdline\n\
         cxl,d0,16,0,0,0,400,40000,x\ncxl,d0,16,0,0,9,250,20000,x\ncxl,d0,16,0,0,20,260,4000,x\n\
         cxl,d1,8,0,0,0,1,1,x\nddr5,d0,16,0,0,0,90,60000,x\n";
@@ -160,11 +169,11 @@ fn a_curve_is_read_of_one_server_and_never_falls() {
         [0.0, 0.3, 0.75, 1.0, 2.0].map(|used| memory.latency_ns(used)),
         [260.0, 260.0, 330.0, 400.0, 400.0]
     );
-    let refusal = |text: &str, server: &str| read_latency(text.as_bytes(), server).unwrap_err().to_string();
-    assert!(refusal(text, "ddr5").starts_with("1 points of server \"ddr5\""));
-    assert_eq!(refusal("server\n", "cxl"), "there is no column \"dst\"");
-    assert_eq!(refusal("server,dst,dst\n", "cxl"), "column \"dst\" is there twice: must be once");
-    let wrong = |from: &str, to: &str| refusal(&text.replace(from, to), "cxl");
+    let error_of = |text: &str, server: &str| read_latency(text.as_bytes(), server).unwrap_err().to_string();
+    assert!(error_of(text, "ddr5").starts_with("1 points of server \"ddr5\""));
+    assert_eq!(error_of("server\n", "cxl"), "missing column \"dst\"");
+    assert_eq!(error_of("server,dst,dst\n", "cxl"), "duplicate column \"dst\"");
+    let wrong = |from: &str, to: &str| error_of(&text.replace(from, to), "cxl");
     assert_eq!(wrong(",400,", ",16,"), "line 2: latency_ns = \"16\": must be a number from 40 to 100000");
     assert_eq!(
         wrong(",20000,", ",NaN,"),
@@ -173,24 +182,27 @@ fn a_curve_is_read_of_one_server_and_never_falls() {
 }
 
 #[test]
-fn traces_of_memory_and_of_keys_become_programs() {
+fn memory_and_key_traces_become_programs() {
     let memory: String =
         (0..100_000).map(|n| format!("{},{},3\n", if n % 4 == 0 { "s" } else { "l" }, n * 8)).collect();
     let programs = read_trace(format!("op,addr,insns_since_prev\n{memory}").as_bytes()).unwrap();
     let [(apart, one), (chained, other)] = &programs[..] else { panic!("{}", programs.len()) };
     assert_eq!((apart.as_str(), chained.as_str(), one.len()), ("-apart", "-chained", 1));
     assert_eq!(one[0].accesses[8].line, 1);
-    assert_eq!([other[0].accesses[1].waits, other[0].accesses[0].waits], [Waits::Last, Waits::Nothing]);
+    assert_eq!(
+        [other[0].accesses[1].dependency, other[0].accesses[0].dependency],
+        [Dependency::LastLoad, Dependency::None]
+    );
     let keys: String = (0..20_000).map(|n| format!("{n}\n")).collect();
     assert_eq!(read_trace(format!("key\n{keys}").as_bytes()).unwrap()[0].1.len(), 1);
-    let refusal = |text: &str| read_trace(text.as_bytes()).unwrap_err().to_string();
-    assert_eq!(refusal("key\n1\n"), "5 touches of memory: must be at least 100000");
-    assert!(refusal("key\n1\nx\n").starts_with("line 3: must be a whole number"));
-    assert!(refusal("a,b\n1,2\n").starts_with("there is neither a column `key`"));
+    let error_of = |text: &str| read_trace(text.as_bytes()).unwrap_err().to_string();
+    assert_eq!(error_of("key\n1\n"), "5 memory accesses: must be at least 100000");
+    assert!(error_of("key\n1\nx\n").starts_with("line 3: must be a whole number"));
+    assert!(error_of("a,b\n1,2\n").starts_with("missing columns: must have `key`"));
 }
 
 #[test]
-fn the_more_a_program_chases_the_slower_it_is() {
+fn slowdown_grows_with_share_of_chases() {
     assert!(
         slowdown("phaseschase1-262144KiB-40i-3.2p-0.2c") < slowdown("phaseschase30-262144KiB-40i-3.2p-0.2c")
     );

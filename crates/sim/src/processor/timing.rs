@@ -1,5 +1,6 @@
-//! How long it takes: instructions start in order, as many at once as the window holds; a load ends when its line is there; the window moves
-//! on when its oldest load has ended. What it waited for, and for how long, is what top-down analysis asks.
+//! Timing model: instructions issue in order, up to the size of the window; a load completes when
+//! its line arrives; the window advances when its oldest load completes. Stall cycles are
+//! attributed to their causes, as top-down analysis does.
 
 use std::collections::VecDeque;
 
@@ -7,94 +8,95 @@ use super::{
     Core, Memory,
     cache::Level,
     counters::Stalls,
-    stream::{Access, Program, Waits},
+    stream::{Access, Dependency, Program},
 };
 
-/// One run.
+/// Result of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Run {
     pub(super) cycles: f64,
     pub(super) stalls: Stalls,
-    /// Misses under way, times cycles.
-    pub(super) under_way: f64,
-    /// Cycles with any.
-    pub(super) any_under_way: f64,
-    /// Share of the channel in use.
+    /// Outstanding misses, integrated over cycles.
+    pub(super) outstanding: f64,
+    /// Cycles with at least one outstanding miss.
+    pub(super) any_outstanding: f64,
+    /// Utilization of the memory channel.
     pub(super) channel: f64,
-    /// And that for which latency was paid.
-    pub(super) paid: f64,
+    /// Utilization for which the latency was taken from the curve.
+    pub(super) assumed: f64,
 }
 
-/// Halvings in which latency and load of the channel are brought into line.
-const HALVINGS: usize = 6;
-/// How near they are when they agree.
-const AGREED: f64 = 0.01;
-/// The channel's share in use up to which its curve tells what waiting costs; above it, the queue does that is simulated here. Both
-/// together would count the same waiting twice.
-const CURVE_UP_TO: f64 = 0.8;
+/// Bisection steps to match the latency to the utilization.
+const BISECTION_STEPS: usize = 6;
+/// Convergence tolerance of the utilization.
+const CONVERGED: f64 = 0.01;
+/// Utilization up to which the curve gives the latency. Above it, the simulated queue does; using
+/// both would count queueing twice.
+const CURVE_USED_MAX: f64 = 0.8;
 
 impl Run {
-    /// Runs a program at the latency of the load that it makes.
-    pub(super) fn of(core: &Core, program: &Program, seen: &[Level], memory: &Memory) -> Self {
-        let latency = |used: f64| memory.latency_ns(used.min(CURVE_UP_TO));
+    /// Runs a program at the latency of the utilization that it causes.
+    pub(super) fn of(core: &Core, program: &Program, levels: &[Level], memory: &Memory) -> Self {
+        let latency = |used: f64| memory.latency_ns(used.min(CURVE_USED_MAX));
         let at = |used: f64| {
             let line = 64.0 / memory.gb_per_s * core.ghz;
             let (idle, loaded) = (latency(0.0) * core.ghz, latency(used) * core.ghz);
-            Pipeline::new(core, program, idle, loaded, line).run(&program.accesses[program.warm..], seen)
+            Pipeline::new(core, program, idle, loaded, line).run(&program.accesses[program.warm..], levels)
         };
         let mut run = at(0.0);
         if latency(run.channel) <= 1.01 * latency(0.0) {
             return run;
         }
-        // The slower memory is, the less of its channel is used: there is one share at which both agree.
+        // Higher latency lowers the utilization, so there is one fixed point.
         let (mut low, mut high) = (0.0, run.channel);
-        for _ in 0..HALVINGS {
+        for _ in 0..BISECTION_STEPS {
             let middle = f64::midpoint(low, high);
-            run = Self { paid: middle, ..at(middle) };
-            if (run.channel - run.paid).abs() < AGREED {
+            run = Self { assumed: middle, ..at(middle) };
+            if (run.channel - run.assumed).abs() < CONVERGED {
                 break;
             }
-            if run.channel > run.paid { low = middle } else { high = middle }
+            if run.channel > run.assumed { low = middle } else { high = middle }
         }
         run
     }
 }
 
-/// A load or store that has started.
+/// Load or store in flight.
 #[derive(Clone, Copy, Debug)]
-struct Started {
+struct InFlight {
     instruction: u64,
     ends: f64,
     level: Level,
-    /// Cycles of it that an idle channel would have spared.
+    /// Part of its latency due to queueing, in cycles.
     queued: f64,
 }
 
 struct Pipeline<'a> {
     core: &'a Core,
-    /// Cycles that an instruction takes where no memory is in the way.
-    each: f64,
-    /// Cycles until a line is there, with an idle channel and with this one.
+    /// Cycles per instruction without memory stalls.
+    cycles_per_instruction: f64,
+    /// Latency of a line in cycles, with an idle channel and at the current utilization.
     idle: f64,
     loaded: f64,
-    /// Cycles that the channel takes for a line.
+    /// Cycles that the channel is busy for a line.
     line: f64,
     now: f64,
     instruction: u64,
-    window: VecDeque<Started>,
-    /// Ends of misses under way, of lines that were asked for ahead, and of stores that are not written yet.
+    window: VecDeque<InFlight>,
+    /// Completion times of outstanding misses, of prefetches, and of buffered stores.
     misses: VecDeque<f64>,
-    ahead: VecDeque<f64>,
+    prefetches: VecDeque<f64>,
     stores: VecDeque<f64>,
-    /// When each access was made.
+    /// Issue time of each access.
     times: Vec<f64>,
-    /// When the last load brought its line, when the last address was known, and when the last of the chain was there.
+    /// Completion time of the last load, ready time of the last address, and completion time of the
+    /// last chained access.
     last_load: f64,
-    last_known: f64,
-    last_of_chain: f64,
+    last_address: f64,
+    last_chained: f64,
     channel_free: f64,
-    /// Until when misses under way are counted.
-    counted_to: f64,
+    /// Time up to which outstanding misses have been counted.
+    counted_until: f64,
     lines: u64,
     run: Run,
 }
@@ -104,7 +106,7 @@ impl<'a> Pipeline<'a> {
         let clear = program.mispredicted * REFILL + program.code_misses * CODE_MISS;
         Self {
             core,
-            each: 1.0 / program.parallel.min(core.width) + clear / 1000.0,
+            cycles_per_instruction: 1.0 / program.parallel.min(core.width) + clear / 1000.0,
             idle,
             loaded,
             line,
@@ -112,32 +114,32 @@ impl<'a> Pipeline<'a> {
             instruction: 0,
             window: VecDeque::new(),
             misses: VecDeque::new(),
-            ahead: VecDeque::new(),
+            prefetches: VecDeque::new(),
             stores: VecDeque::new(),
             times: Vec::with_capacity(program.accesses.len() - program.warm),
             last_load: 0.0,
-            last_known: 0.0,
-            last_of_chain: 0.0,
+            last_address: 0.0,
+            last_chained: 0.0,
             channel_free: 0.0,
-            counted_to: 0.0,
+            counted_until: 0.0,
             lines: 0,
             run: Run::default(),
         }
     }
 
-    fn run(mut self, accesses: &[Access], seen: &[Level]) -> Run {
-        for (access, level) in accesses.iter().zip(seen) {
+    fn run(mut self, accesses: &[Access], levels: &[Level]) -> Run {
+        for (access, level) in accesses.iter().zip(levels) {
             self.instruction += u64::from(access.instructions);
-            self.now += f64::from(access.instructions) * self.each;
+            self.now += f64::from(access.instructions) * self.cycles_per_instruction;
             self.retire();
             self.start(access, *level);
         }
-        let end = self.window.iter().map(|started| started.ends).fold(self.now, f64::max);
+        let end = self.window.iter().map(|in_flight| in_flight.ends).fold(self.now, f64::max);
         self.run.channel = (self.lines as f64 * self.line / end).min(1.0);
         Run { cycles: end, ..self.run }
     }
 
-    /// What is older than the window allows must have ended before anything else starts.
+    /// Waits for the oldest accesses to complete until the window has space.
     fn retire(&mut self) {
         while let Some(oldest) = self.window.front().copied() {
             if oldest.instruction + self.core.window > self.instruction {
@@ -153,68 +155,74 @@ impl<'a> Pipeline<'a> {
 
     fn start(&mut self, access: &Access, level: Level) {
         self.times.push(self.now);
-        let known = match access.waits {
-            Waits::Nothing => self.now,
-            Waits::Last => self.now.max(self.last_load),
-            Waits::Same => self.now.max(self.last_known),
-            Waits::Chain => self.now.max(self.last_of_chain),
+        let address_ready = match access.dependency {
+            Dependency::None => self.now,
+            Dependency::LastLoad => self.now.max(self.last_load),
+            Dependency::SameAddress => self.now.max(self.last_address),
+            Dependency::Chain => self.now.max(self.last_chained),
         };
-        self.last_known = known;
-        let (ends, queued) = self.ends(known, level);
-        if access.waits == Waits::Chain {
-            self.last_of_chain = ends;
+        self.last_address = address_ready;
+        let (ends, queued) = self.ends(address_ready, level);
+        if access.dependency == Dependency::Chain {
+            self.last_chained = ends;
         }
         if access.is_store {
             self.store(ends, level);
         } else {
             self.last_load = ends;
-            self.window.push_back(Started { instruction: self.instruction, ends, level, queued });
+            self.window.push_back(InFlight { instruction: self.instruction, ends, level, queued });
         }
     }
 
-    /// When a line is there, and how much of that is the channel's load.
-    fn ends(&mut self, known: f64, level: Level) -> (f64, f64) {
-        let near = |at: usize| self.core.levels[at].1;
+    /// Returns the completion time of an access, and how much of its latency is queueing.
+    fn ends(&mut self, address_ready: f64, level: Level) -> (f64, f64) {
+        let level_latency = |at: usize| self.core.levels[at].1;
         match level {
-            Level::First => (known + near(0), 0.0),
-            Level::Second => (known + near(1), 0.0),
-            Level::Third => (known + near(2), 0.0),
+            Level::L1 => (address_ready + level_latency(0), 0.0),
+            Level::L2 => (address_ready + level_latency(1), 0.0),
+            Level::L3 => (address_ready + level_latency(2), 0.0),
             Level::Memory => {
-                let begins = room(&mut self.misses, self.core.misses_max, self.now, known);
-                let (ends, queued) = self.fetch(begins);
-                self.count(known, ends);
-                sorted_in(&mut self.misses, ends);
+                let starts = start_when_free(&mut self.misses, self.core.misses_max, self.now, address_ready);
+                let (ends, queued) = self.fetch(starts);
+                self.count(address_ready, ends);
+                insert_sorted(&mut self.misses, ends);
                 (ends, queued)
             }
-            Level::Prefetched(asked) => {
-                let asked = self.times.get(asked as usize).copied().unwrap_or(known);
-                let begins = room(&mut self.ahead, self.core.ahead_max, asked, asked);
-                let (there, queued) = self.fetch(begins);
-                sorted_in(&mut self.ahead, there);
-                let ends = there.max(known + near(1));
-                self.count(known, ends);
-                (ends, queued.min(ends - known))
+            Level::Prefetched(requested_at) => {
+                let requested_at = self.times.get(requested_at as usize).copied().unwrap_or(address_ready);
+                let starts = start_when_free(
+                    &mut self.prefetches,
+                    self.core.prefetches_max,
+                    requested_at,
+                    requested_at,
+                );
+                let (line_ready, queued) = self.fetch(starts);
+                insert_sorted(&mut self.prefetches, line_ready);
+                let ends = line_ready.max(address_ready + level_latency(1));
+                self.count(address_ready, ends);
+                (ends, queued.min(ends - address_ready))
             }
         }
     }
 
-    /// Brings a line from memory, asked for at a moment.
-    fn fetch(&mut self, asked: f64) -> (f64, f64) {
-        let begins = asked.max(self.channel_free);
-        self.channel_free = begins + self.line;
+    /// Fetches a line from memory, requested at a time.
+    fn fetch(&mut self, requested_at: f64) -> (f64, f64) {
+        let starts = requested_at.max(self.channel_free);
+        self.channel_free = starts + self.line;
         self.lines += 1;
-        (begins + self.loaded, begins - asked + self.loaded - self.idle)
+        (starts + self.loaded, starts - requested_at + self.loaded - self.idle)
     }
 
-    fn count(&mut self, known: f64, ends: f64) {
-        self.run.under_way += ends - known;
-        self.run.any_under_way += (ends - self.counted_to.max(known)).max(0.0);
-        self.counted_to = self.counted_to.max(ends);
+    fn count(&mut self, address_ready: f64, ends: f64) {
+        self.run.outstanding += ends - address_ready;
+        self.run.any_outstanding += (ends - self.counted_until.max(address_ready)).max(0.0);
+        self.counted_until = self.counted_until.max(ends);
     }
 
-    /// Stores wait for nobody, but there is room for so many. What they write goes back to memory one day.
+    /// Stores do not stall until the store buffer is full. The written line is counted as a later
+    /// write-back on the channel.
     fn store(&mut self, ends: f64, level: Level) {
-        if level > Level::Third {
+        if level > Level::L3 {
             self.channel_free += self.line;
             self.lines += 1;
         }
@@ -231,21 +239,26 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// When there is room for one more among so many that are under way: those that have ended by now are gone.
-fn room(under_way: &mut VecDeque<f64>, max: usize, now: f64, wanted: f64) -> f64 {
-    while under_way.front().is_some_and(|ends| *ends <= now) {
-        under_way.pop_front();
+/// Returns when one more access can start, given at most `max` outstanding ones. Completed ones are
+/// removed.
+fn start_when_free(outstanding: &mut VecDeque<f64>, max: usize, now: f64, earliest: f64) -> f64 {
+    while outstanding.front().is_some_and(|ends| *ends <= now) {
+        outstanding.pop_front();
     }
-    if under_way.len() < max { wanted } else { under_way.pop_front().map_or(wanted, |ends| wanted.max(ends)) }
+    if outstanding.len() < max {
+        earliest
+    } else {
+        outstanding.pop_front().map_or(earliest, |ends| earliest.max(ends))
+    }
 }
 
-/// The earliest end first.
-fn sorted_in(ends: &mut VecDeque<f64>, end: f64) {
+/// Inserts in ascending order.
+fn insert_sorted(ends: &mut VecDeque<f64>, end: f64) {
     let at = ends.partition_point(|other| *other <= end);
     ends.insert(at, end);
 }
 
-/// Cycles to fill the pipeline again after a branch that was guessed wrong.
+/// Pipeline refill after a mispredicted branch, in cycles.
 pub(super) const REFILL: f64 = 17.0;
-/// Cycles that a line of code takes that was not near.
+/// Penalty of an instruction-cache miss, in cycles.
 pub(super) const CODE_MISS: f64 = 25.0;

@@ -1,6 +1,8 @@
-//! A market, watched (Spirit's figure 3): what all ask for together at which price, and the prices that were tried.
+//! Recording of a market run (Spirit, figure 3): the aggregate demand at each price, and the prices
+//! tried.
 //!
-//! Rounds are what tenants are asked: each is one that remembers. What one of them is asked alone, between rounds, is none.
+//! A round is one query to every tenant; each tenant records its queries. Queries to single tenants
+//! between rounds are skipped.
 
 use std::cell::RefCell;
 
@@ -14,65 +16,67 @@ use super::{
     tenant::Tenant,
 };
 
-/// What everybody asks for at one price.
+/// Aggregate demand at one price.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Round {
-    /// The price of all memory; that of the link is what it lacks to 1.
+    /// Price of all memory; the price of the link is 1 less this.
     pub price: f64,
-    /// Times an equal part of all money is a tenant's budget.
+    /// Factor of a tenant's budget over an equal share of all money.
     pub dividend: f64,
-    /// All of it together, as parts of what there is.
+    /// Aggregate demand, as fractions of the supply.
     pub sum: Bundle,
 }
 
-/// A market that was cleared once.
+/// Recorded market run.
 #[derive(Clone, Debug)]
 pub struct Auction {
-    /// How it came about.
+    /// Status of the clearing.
     pub status: Status,
-    /// What memory cost in the end.
+    /// Clearing price of memory.
     pub price: f64,
-    /// Prices that were tried, as the market counts them.
+    /// Number of prices tried, as the market counts them.
     pub tried: u32,
-    /// In the order in which prices were tried.
+    /// Rounds, in the order of the prices tried.
     pub rounds: Vec<Round>,
-    /// What is asked for with equal budgets and no dividend, at prices from low to high.
+    /// Demand curve with equal budgets and no dividend, by ascending price.
     pub demand: Vec<Round>,
-    /// Parts of a footprint and of the link, for each tenant.
+    /// Share of each tenant, in footprints and as a fraction of the link.
     pub shares: Vec<Bundle>,
 }
 
-/// Steps of the price at which demand is looked at.
-const PRICES: u32 = 50;
+/// Number of price steps of the demand curve.
+const PRICE_STEPS: u32 = 50;
 
-/// What tenants ask for that have an equal split so far.
+/// Runs the market once, for tenants that start with an equal split.
 ///
 /// # Panics
-/// There is no tenant, or less than a MiB for them.
+/// Panics if there is no tenant, or less than 1 MiB for them.
 pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     let (supply, equal) = (host.supply(), host.equal(tenants.len()));
-    let worth: Vec<Worth> = tenants.iter().map(|tenant| host.learnt(tenant, equal)).collect();
-    let heard = RefCell::new(Vec::new());
-    let bidder = |(who, worth)| Bidder::new(1.0, supply, Remembers { who, worth, supply, heard: &heard });
+    let worth: Vec<Worth> = tenants.iter().map(|tenant| host.measured_utility(tenant, equal)).collect();
+    let queries = RefCell::new(Vec::new());
+    let bidder = |(tenant, worth)| {
+        Bidder::new(1.0, supply, RecordingUtility { tenant, worth, supply, queries: &queries })
+    };
     let bidders: Vec<_> = worth.iter().enumerate().map(bidder).collect();
     let market = Market::new(supply, &bidders).expect("tenants with equal weights and without limits");
     let outcome = market.clear(How::default());
-    let tried = usize::try_from(outcome.rounds).expect("a number of prices");
-    let mut rounds = rounds(&heard.borrow(), tenants.len());
+    let tried = usize::try_from(outcome.rounds).expect("the number of rounds fits usize");
+    let mut rounds = rounds(&queries.borrow(), tenants.len());
     rounds.truncate(tried);
-    let price = |step| f64::from(step) / f64::from(PRICES);
+    let price = |step| f64::from(step) / f64::from(PRICE_STEPS);
     Auction {
         status: outcome.status,
         price: outcome.memory_price,
         tried: outcome.rounds,
         rounds,
-        demand: (1..PRICES).map(|step| asked_at(price(step), &worth, supply)).collect(),
+        demand: (1..PRICE_STEPS).map(|step| demand_at(price(step), &worth, supply)).collect(),
         shares: outcome.shares.iter().map(part).collect(),
     }
 }
 
-/// What all ask for at a price, each with its equal part of the money.
-fn asked_at(price: f64, worth: &[Worth], supply: Supply) -> Round {
+/// Returns the aggregate demand at a price with equal budgets.
+fn demand_at(price: f64, worth: &[Worth], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
         fairness::market::Prices { memory: price / all.memory, bandwidth: (1.0 - price) / all.bandwidth };
@@ -90,34 +94,34 @@ fn sum(bundles: impl Iterator<Item = Bundle>, supply: Supply) -> Bundle {
     })
 }
 
-/// What one was asked, and what it asked for.
+/// Query to one tenant, and its demand.
 #[derive(Clone, Copy, Debug)]
-struct Heard {
-    who: usize,
-    /// Of all memory.
+struct DemandQuery {
+    tenant: usize,
+    /// Price of all memory.
     price: f64,
     budget: f64,
     bundle: Bundle,
     supply: Supply,
 }
 
-/// A tenant that remembers what it was asked.
-struct Remembers<'a> {
-    who: usize,
+/// Utility that records its queries.
+struct RecordingUtility<'a> {
+    tenant: usize,
     worth: &'a Worth,
     supply: Supply,
-    heard: &'a RefCell<Vec<Heard>>,
+    queries: &'a RefCell<Vec<DemandQuery>>,
 }
 
-impl Utility for Remembers<'_> {
+impl Utility for RecordingUtility<'_> {
     fn value(&self, bundle: Bundle) -> f64 {
         self.worth.value(bundle)
     }
 
     fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
         let asked = self.worth.asks(purse, within, mark);
-        self.heard.borrow_mut().push(Heard {
-            who: self.who,
+        self.queries.borrow_mut().push(DemandQuery {
+            tenant: self.tenant,
             price: purse.prices.memory * self.supply.memory_mib as f64,
             budget: purse.budget,
             bundle: asked.bundle,
@@ -127,13 +131,15 @@ impl Utility for Remembers<'_> {
     }
 }
 
-/// Those questions that went to all, one after the other. Where a price was asked for with several dividends in a row, the last is that of the round.
-fn rounds(heard: &[Heard], tenants: usize) -> Vec<Round> {
+/// Returns the rounds: the sequences of queries to all tenants. Of successive rounds with the same
+/// price and different dividends, the last counts.
+fn rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
     let mut rounds: Vec<Round> = Vec::new();
-    let mut rest = heard;
+    let mut rest = queries;
     while rest.len() >= tenants {
         let (all, after) = rest.split_at(tenants);
-        let is_round = all.iter().enumerate().all(|(who, one)| one.who == who && one.price == all[0].price);
+        let is_round =
+            all.iter().enumerate().all(|(tenant, one)| one.tenant == tenant && one.price == all[0].price);
         if !is_round {
             rest = &rest[1..];
             continue;

@@ -1,8 +1,10 @@
-//! Tenants that change what they do while they run (Spirit's figure 9): four share a host, and two of them turn from one trace to another and back.
+//! Tenants that change their workload at run time (Spirit, figure 9): four tenants share a host,
+//! and two of them switch from one trace to another and back.
 //!
-//! Nothing here is known beforehand. Each tenant plays its trace, over and over, against local memory that keeps what was touched last; a miss takes as long
-//! as its share of the link makes it. At the end of an epoch it is decided as on a host, by what was seen of reuse in this epoch, who has how much in the next.
-//! Beside it, whatever a tenant touches is played with an equal split too.
+//! Nothing is known in advance. Each tenant replays its trace in a loop against local memory with
+//! LRU replacement; its share of the link determines the time of a miss. At the end of an epoch the
+//! shares of the next one are decided as on a host, from the reuse observed in the epoch. The same
+//! accesses are also run with an equal split.
 
 use std::sync::Arc;
 
@@ -17,75 +19,78 @@ use super::{
     host::{Host, part},
     lru::Lru,
     mixes::GAMMA,
-    tenant::{WATCHED, throughput},
+    tenant::{SAMPLED_PAGES_MAX, throughput},
 };
 
-/// A trace that is played.
+/// Trace that a tenant replays.
 #[derive(Clone, Debug)]
 pub struct Activity {
-    /// The trace's name.
+    /// Name of the trace.
     pub name: String,
-    /// Blocks in the order in which they are touched, numbered from 0.
+    /// Accessed blocks in order, numbered from 0.
     touches: Arc<[u32]>,
-    /// How many blocks there are.
+    /// Number of blocks.
     blocks: u32,
-    /// Pages of a block, which are touched with it, one after the other.
+    /// Pages per block, accessed in sequence.
     pages: u32,
 }
 
-/// A tenant begins to do something else.
+/// Change of a tenant's activity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// With this epoch; the first is 0.
+    /// Epoch at whose start it changes, from 0.
     pub epoch: usize,
-    /// Which, from 0.
+    /// Index of the tenant.
     pub tenant: usize,
-    /// The activity.
+    /// Index of the new activity.
     pub to: usize,
 }
 
-/// Those of Spirit's experiment, in fewer epochs: at first all play the first activity.
+/// Changes of Spirit's experiment, over fewer epochs. All tenants start with activity 0.
 pub const CHANGES: [Change; 4] = [
     Change { epoch: 8, tenant: 0, to: 1 },
     Change { epoch: 16, tenant: 1, to: 1 },
     Change { epoch: 24, tenant: 0, to: 0 },
     Change { epoch: 32, tenant: 1, to: 0 },
 ];
-/// Who share, and for how long.
+/// Number of tenants.
 pub const TENANTS: usize = 4;
-/// Epochs that are played.
+/// Number of epochs.
 pub const EPOCHS: usize = 40;
-/// Times that the first activity, with an equal split, plays its trace in an epoch: what is seen of a shorter one hangs on which part of a trace it is.
-const PASSES: usize = 4;
-/// Epochs after a change within which shares are to have followed: in the first nobody knows of it.
-pub const FOLLOWED_WITHIN: usize = 2;
-/// How far off a share may be that has followed.
-const OFF: f64 = 0.05;
+/// Passes over the trace of activity 0 per epoch, with an equal split. With fewer passes the
+/// observed reuse would depend on the part of the trace.
+const EPOCH_PASSES: usize = 4;
+/// Epochs after a change within which shares must have settled. A change is unobserved in its first
+/// epoch.
+pub const RESPONSE_EPOCHS_MAX: usize = 2;
+/// Relative deviation up to which a share counts as settled.
+const SETTLED_TOLERANCE: f64 = 0.05;
 
-/// What one epoch was like.
+/// One epoch of all tenants.
 #[derive(Clone, Debug)]
 pub struct Epoch {
-    /// Of each tenant.
-    pub tenants: Vec<Played>,
+    /// Results by tenant.
+    pub tenants: Vec<TenantEpoch>,
 }
 
-/// What a tenant had in an epoch, and what came of it.
+/// Share and results of a tenant in an epoch.
 #[derive(Clone, Copy, Debug)]
-pub struct Played {
-    /// The activity.
-    pub does: usize,
-    /// Parts of all memory and of the link.
+pub struct TenantEpoch {
+    /// Index of the activity.
+    pub activity: usize,
+    /// Share, as fractions of all memory and of the link.
     pub share: Bundle,
-    /// Of touches, those that missed local memory.
+    /// Miss ratio of local memory.
     pub misses: f64,
-    /// 1 is never slowed down.
+    /// Throughput; 1 without any slowdown.
     pub throughput: f64,
-    /// Of the same touches with an equal split.
-    pub of_equal_split: f64,
+    /// Throughput of the same accesses with an equal split.
+    pub equal_split_throughput: f64,
 }
 
 impl Activity {
-    /// Two traces of tenants that have about as many pages: blocks of the one with fewer are larger.
+    /// Creates two activities with about equal footprints: the trace with fewer blocks gets larger
+    /// ones.
     pub fn pair(traces: [(String, Vec<u32>); 2]) -> [Self; 2] {
         let blocks = |touches: &[u32]| touches.iter().max().map_or(1, |last| last + 1);
         let most = traces.iter().map(|(_, touches)| blocks(touches)).max().unwrap_or(1);
@@ -95,7 +100,7 @@ impl Activity {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "fewer than all pages"
+                reason = "at most the pages of a trace"
             )]
             let pages = pages as u32;
             Self { name, touches: touches.into(), blocks, pages }
@@ -107,152 +112,157 @@ impl Activity {
     }
 }
 
-/// Plays all epochs, with memory for such a part of what tenants touch.
+/// Simulates all epochs. `memory` is the local memory per tenant, as a fraction of a footprint.
 ///
 /// # Panics
-/// Nothing is touched, or there is less than a page for everybody.
+/// Panics if a trace is empty, or there is less than a page for each tenant.
 pub fn play(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
     let host = Host { memory: memory * TENANTS as f64 };
-    let mut world = World::new(activities, host);
+    let mut simulation = HostSimulation::new(activities, host);
     let mut epochs = Epochs::default();
     let epoch = |epoch: usize| {
         for change in changes.iter().filter(|change| change.epoch == epoch) {
-            world.players[change.tenant].does = change.to;
+            simulation.tenants[change.tenant].activity = change.to;
         }
-        let tenants = world.epoch();
-        world.deal(&mut epochs);
+        let tenants = simulation.epoch();
+        simulation.allocate(&mut epochs);
         Epoch { tenants }
     };
     (0..EPOCHS).map(epoch).collect()
 }
 
-/// A host and those that run on it.
-struct World<'a> {
+/// Host with its tenants.
+struct HostSimulation<'a> {
     activities: &'a [Activity; 2],
     host: Host,
-    /// Pages that tenants have: of the activity that touches more.
+    /// Footprint of a tenant in pages: the larger of the activities.
     footprint: f64,
-    /// How long an epoch is, in touches that hit.
+    /// Length of an epoch, in units of a hit.
     length: f64,
-    players: Vec<Player>,
+    tenants: Vec<TenantState>,
 }
 
-/// A tenant that runs.
+/// Running tenant.
 #[derive(Clone)]
-struct Player {
-    does: usize,
-    /// Where it is in each trace.
-    at: [usize; 2],
+struct TenantState {
+    activity: usize,
+    /// Position in each trace.
+    positions: [usize; 2],
     local: Lru,
-    /// Local memory of an equal split.
+    /// Local memory with an equal split.
     equal: Lru,
-    seen: Reuse,
-    /// In footprints, and of the link.
+    reuse: Reuse,
+    /// Share, in footprints and as a fraction of the link.
     share: Bundle,
-    /// What it took in the last epoch beyond its end.
-    late: f64,
+    /// Time by which the last epoch overran.
+    overrun: f64,
 }
 
-impl<'a> World<'a> {
+impl<'a> HostSimulation<'a> {
     fn new(activities: &'a [Activity; 2], host: Host) -> Self {
         let pages: u32 = activities.iter().map(Activity::footprint).sum();
         let footprint = f64::from(activities.iter().map(Activity::footprint).max().unwrap_or(1));
         let share = host.equal(TENANTS);
         let mut equal = Lru::new(pages);
-        equal.resize(room(share, footprint));
-        // Those that do the same are elsewhere in it.
-        let begins = |tenant: usize| activities.each_ref().map(|one| one.touches.len() * tenant / TENANTS);
-        let player = |tenant: usize| Player {
-            does: 0,
-            at: begins(tenant),
+        equal.resize(pages_of(share, footprint));
+        // Tenants with the same activity start at different positions.
+        let start_positions =
+            |tenant: usize| activities.each_ref().map(|one| one.touches.len() * tenant / TENANTS);
+        let state = |tenant: usize| TenantState {
+            activity: 0,
+            positions: start_positions(tenant),
             local: equal.clone(),
             equal: equal.clone(),
-            seen: Reuse::new(WATCHED, 1.0),
+            reuse: Reuse::new(SAMPLED_PAGES_MAX, 1.0),
             share,
-            late: 0.0,
+            overrun: 0.0,
         };
-        let players: Vec<Player> = (0..TENANTS).map(player).collect();
-        let mut one = players[0].clone();
-        let touches = PASSES * activities[0].touches.len();
+        let tenants: Vec<TenantState> = (0..TENANTS).map(state).collect();
+        let mut one = tenants[0].clone();
+        let touches = EPOCH_PASSES * activities[0].touches.len();
         let length = (0..touches).map(|_| one.touch(activities, share).time).sum();
-        Self { activities, host, footprint, length, players }
+        Self { activities, host, footprint, length, tenants }
     }
 
-    fn epoch(&mut self) -> Vec<Played> {
-        let Self { activities, host, footprint, length, players } = self;
-        players.iter_mut().map(|player| player.epoch(activities, *host, *footprint, *length)).collect()
+    fn epoch(&mut self) -> Vec<TenantEpoch> {
+        let Self { activities, host, footprint, length, tenants } = self;
+        tenants.iter_mut().map(|tenant| tenant.epoch(activities, *host, *footprint, *length)).collect()
     }
 
-    /// What everybody gets for the next epoch.
-    fn deal(&mut self, epochs: &mut Epochs) {
-        let member = |(at, player): (usize, &Player)| {
-            let knots = player.seen.knots().into_iter();
+    /// Allocates the shares of the next epoch.
+    fn allocate(&mut self, epochs: &mut Epochs) {
+        let member = |(at, tenant): (usize, &TenantState)| {
+            let knots = tenant.reuse.knots().into_iter();
             let knots = knots.map(|knot| Knot { memory: knot.memory / self.footprint, ..knot }).collect();
             let utility = self.host.worth(knots, GAMMA, 1.0);
             Member { name: at.to_string().into(), weight: 1.0, least: Share::default(), utility }
         };
-        let members: Vec<_> = self.players.iter().enumerate().map(member).collect();
+        let members: Vec<_> = self.tenants.iter().enumerate().map(member).collect();
         let decision = epochs.decide(self.host.supply(), &members);
         let decision = decision.expect("tenants with equal weights and without limits");
-        for (player, share) in self.players.iter_mut().zip(&decision.shares) {
-            player.share = part(share);
+        for (tenant, share) in self.tenants.iter_mut().zip(&decision.shares) {
+            tenant.share = part(share);
         }
     }
 }
 
-/// What touching a block came to.
+/// Result of accessing a block.
 #[derive(Clone, Copy, Default)]
-struct Touched {
+struct BlockAccess {
     pages: u32,
     missed: u32,
     time: f64,
-    /// With an equal split.
+    /// Time with an equal split.
     equal_time: f64,
 }
 
-/// Pages for which a share has room.
-fn room(share: Bundle, footprint: f64) -> usize {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "pages of a tenant")]
-    let room = (share.memory * footprint) as usize;
-    room
+/// Returns the local memory of a share, in pages.
+fn pages_of(share: Bundle, footprint: f64) -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "pages of a tenant fit usize"
+    )]
+    let pages = (share.memory * footprint) as usize;
+    pages
 }
 
-impl Player {
-    fn epoch(&mut self, activities: &[Activity; 2], host: Host, footprint: f64, length: f64) -> Played {
-        self.local.resize(room(self.share, footprint));
-        // What was touched last is remembered, not how often what was reused.
-        self.seen.age(0.0);
-        let (mut time, mut equal_time) = (self.late, 0.0);
+impl TenantState {
+    fn epoch(&mut self, activities: &[Activity; 2], host: Host, footprint: f64, length: f64) -> TenantEpoch {
+        self.local.resize(pages_of(self.share, footprint));
+        // Keeps recency, but not the reuse counts of earlier epochs.
+        self.reuse.age(0.0);
+        let (mut time, mut equal_time) = (self.overrun, 0.0);
         let (mut pages, mut missed) = (0_u64, 0_u64);
-        let begun = time;
+        let start = time;
         while time < length {
-            let touched = self.touch(activities, host.equal(TENANTS));
-            pages += u64::from(touched.pages);
-            missed += u64::from(touched.missed);
-            time += touched.time;
-            equal_time += touched.equal_time;
+            let access = self.touch(activities, host.equal(TENANTS));
+            pages += u64::from(access.pages);
+            missed += u64::from(access.missed);
+            time += access.time;
+            equal_time += access.equal_time;
         }
-        self.late = time - length;
-        Played {
-            does: self.does,
+        self.overrun = time - length;
+        TenantEpoch {
+            activity: self.activity,
             share: Bundle { memory: self.share.memory / host.memory, ..self.share },
             misses: missed as f64 / pages.max(1) as f64,
-            throughput: pages as f64 / (time - begun),
-            of_equal_split: pages as f64 / equal_time,
+            throughput: pages as f64 / (time - start),
+            equal_split_throughput: pages as f64 / equal_time,
         }
     }
 
-    /// Touches the next block of its trace.
-    fn touch(&mut self, activities: &[Activity; 2], equal: Bundle) -> Touched {
-        let activity = &activities[self.does];
-        let at = &mut self.at[self.does];
+    /// Accesses the next block of the trace.
+    fn touch(&mut self, activities: &[Activity; 2], equal: Bundle) -> BlockAccess {
+        let activity = &activities[self.activity];
+        let at = &mut self.positions[self.activity];
         let block = activity.touches[*at];
         *at = (*at + 1) % activity.touches.len();
-        let others: u32 = activities[..self.does].iter().map(Activity::footprint).sum();
-        let first = others + block * activity.pages;
+        let page_offset: u32 = activities[..self.activity].iter().map(Activity::footprint).sum();
+        let first = page_offset + block * activity.pages;
         let (mut missed, mut equal_missed) = (0, 0);
         for page in first..first + activity.pages {
-            self.seen.touch(u64::from(page));
+            self.reuse.touch(u64::from(page));
             missed += u32::from(!self.local.touch(page));
             equal_missed += u32::from(!self.equal.touch(page));
         }
@@ -260,7 +270,7 @@ impl Player {
         let time = |missed: u32, share: Bundle| {
             pages / throughput(f64::from(missed) / pages, GAMMA, 1.0, share.bandwidth)
         };
-        Touched {
+        BlockAccess {
             pages: activity.pages,
             missed,
             time: time(missed, self.share),
@@ -269,63 +279,66 @@ impl Player {
     }
 }
 
-/// How shares followed a change.
+/// Response of the shares to a change.
 #[derive(Clone, Copy, Debug)]
-pub struct Followed {
-    /// Of what.
+pub struct ChangeResponse {
+    /// The change.
     pub change: Change,
-    /// Its tenant's share just before.
+    /// Share of the tenant just before the change.
     pub before: Bundle,
-    /// And two epochs later.
-    pub soon: Bundle,
-    /// And in the mean from then until something else changes, or all ends.
+    /// Share two epochs after the change.
+    pub settled: Bundle,
+    /// Mean share from two epochs after the change until the next change or the end.
     pub long_run: Bundle,
-    /// Epochs from the change to the first in which the share is what it is in the long run, but for 5 % of that or of an equal share; none if it never is.
+    /// Epochs from the change to the first settled share; `None` if it never settles.
     pub epochs: Option<usize>,
-    /// The most by which it is off in any epoch from two epochs later on: traces are not the same all along.
-    pub wanders: f64,
+    /// Maximum deviation from the long-run share from two epochs after the change on. It is not 0
+    /// because traces vary over time.
+    pub deviation_max: f64,
 }
 
-impl Followed {
-    /// Whether two epochs later the share is what it is in the long run, but for 5 % of that or of an equal share.
-    pub fn is_soon_there(&self) -> bool {
-        off(self.soon, self.long_run) <= OFF
+impl ChangeResponse {
+    /// Returns whether the share has settled two epochs after the change: it deviates from the
+    /// long-run share by at most 5 % of that or of an equal share.
+    pub fn is_settled_in_time(&self) -> bool {
+        deviation(self.settled, self.long_run) <= SETTLED_TOLERANCE
     }
 }
 
-/// How far off a share is, of what it is in the long run or of an equal share, if that is more; of memory or of bandwidth, whichever is further off.
-fn off(share: Bundle, long_run: Bundle) -> f64 {
+/// Returns the deviation from the long-run share, relative to the larger of that and an equal
+/// share; the maximum over memory and bandwidth.
+fn deviation(share: Bundle, long_run: Bundle) -> f64 {
     let one = |share: f64, run: f64| (share - run).abs() / run.max(1.0 / TENANTS as f64);
     one(share.memory, long_run.memory).max(one(share.bandwidth, long_run.bandwidth))
 }
 
-/// How they followed each.
+/// Computes the response to each change.
 ///
 /// # Panics
-/// Changes are too close to each other, or to the end, for shares to follow.
-pub fn followed(epochs: &[Epoch], changes: &[Change]) -> Vec<Followed> {
+/// Panics if changes are too close to each other or to the end for shares to settle.
+pub fn change_responses(epochs: &[Epoch], changes: &[Change]) -> Vec<ChangeResponse> {
     let until = |from: usize| {
         let later = changes.iter().map(|change| change.epoch).filter(|epoch| *epoch > from);
         later.min().unwrap_or(epochs.len())
     };
-    changes.iter().map(|change| follows(epochs, *change, until(change.epoch))).collect()
+    changes.iter().map(|change| response_to(epochs, *change, until(change.epoch))).collect()
 }
 
-fn follows(epochs: &[Epoch], change: Change, until: usize) -> Followed {
+fn response_to(epochs: &[Epoch], change: Change, until: usize) -> ChangeResponse {
     let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
-    let soon = change.epoch + FOLLOWED_WITHIN;
-    assert!(soon < until, "{change:?}: shares have no time to follow before epoch {until}");
+    let settled = change.epoch + RESPONSE_EPOCHS_MAX;
+    assert!(settled < until, "{change:?}: no time for shares to settle before epoch {until}");
     let mean = |good: fn(Bundle) -> f64| {
-        (soon..until).map(|epoch| good(share(epoch))).sum::<f64>() / (until - soon) as f64
+        (settled..until).map(|epoch| good(share(epoch))).sum::<f64>() / (until - settled) as f64
     };
     let long_run = Bundle { memory: mean(|share| share.memory), bandwidth: mean(|share| share.bandwidth) };
-    let off = |epoch: usize| off(share(epoch), long_run);
-    Followed {
+    let deviation = |epoch: usize| deviation(share(epoch), long_run);
+    ChangeResponse {
         change,
         before: share(change.epoch.saturating_sub(1)),
-        soon: share(soon),
+        settled: share(settled),
         long_run,
-        epochs: (0..until - change.epoch).find(|later| off(change.epoch + later) <= OFF),
-        wanders: (soon..until).map(off).fold(0.0, f64::max),
+        epochs: (0..until - change.epoch).find(|later| deviation(change.epoch + later) <= SETTLED_TOLERANCE),
+        deviation_max: (settled..until).map(deviation).fold(0.0, f64::max),
     }
 }

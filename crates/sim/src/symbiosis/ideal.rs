@@ -1,25 +1,26 @@
-//! The best there is: the largest geometric mean of throughputs, with nobody worse off than with an equal split, on a grid of about 1/200.
+//! Ideal allocation: maximises the geometric mean of throughputs with no tenant worse off than with
+//! an equal split, on a grid of about 1/200.
 
 use fairness::market::{Bundle, Table, best_split};
 
 use super::tenant::Tenant;
 
-/// Steps of all there is, but for what does not divide among the tenants.
+/// Grid steps, rounded down to a multiple of the tenants.
 const STEPS: usize = 200;
 
-/// What everybody gets.
+/// Returns the share of each tenant.
 pub(super) fn ideal(tenants: &[Tenant], memory: f64) -> Vec<Bundle> {
     let steps = (STEPS / tenants.len()).max(1) * tenants.len();
     let part = |count: usize| count as f64 / steps as f64;
     let share = |(m, b): (usize, usize)| Bundle { memory: part(m) * memory, bandwidth: part(b) };
     let equal = (steps / tenants.len(), steps / tenants.len());
     let table = |tenant: &Tenant| -> Table {
-        let due = tenant.throughput(share(equal));
+        let equal_value = tenant.throughput(share(equal));
         let log = |cell| {
             let value = tenant.throughput(share(cell));
             #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough to compare")]
             let log = value.ln() as f32;
-            if value >= due { log } else { f32::NEG_INFINITY }
+            if value >= equal_value { log } else { f32::NEG_INFINITY }
         };
         (0..=steps).flat_map(|m| (0..=steps).map(move |b| (m, b))).map(log).collect()
     };

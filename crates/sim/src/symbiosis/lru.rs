@@ -1,61 +1,61 @@
-//! Local memory that keeps what was touched last. Which pages there are, is known from the start.
+//! LRU cache over a fixed set of pages.
 
-/// Pages in the order in which they were touched: a ring, through one that is none.
+/// Pages in LRU order, as a circular linked list with a sentinel.
 #[derive(Clone, Debug)]
 pub(super) struct Lru {
-    /// What was touched before each, and after each; `ABSENT` if it is not kept.
-    before: Vec<u32>,
-    after: Vec<u32>,
-    /// Where the ring begins and ends: one page beyond the last.
-    none: usize,
-    kept: usize,
-    room: usize,
+    /// Previous and next page; `ABSENT` if not cached.
+    previous: Vec<u32>,
+    next: Vec<u32>,
+    /// Index of the sentinel: one past the last page.
+    sentinel: usize,
+    len: usize,
+    capacity: usize,
 }
 
 const ABSENT: u32 = u32::MAX;
 
 impl Lru {
-    /// Nothing kept yet of so many pages, and no room for any.
+    /// Creates an empty cache of capacity 0 for this number of pages.
     pub fn new(pages: u32) -> Self {
-        let none = pages as usize;
-        let mut before = vec![ABSENT; none + 1];
-        before[none] = pages;
-        Self { after: before.clone(), before, none, kept: 0, room: 0 }
+        let sentinel = pages as usize;
+        let mut previous = vec![ABSENT; sentinel + 1];
+        previous[sentinel] = pages;
+        Self { next: previous.clone(), previous, sentinel, len: 0, capacity: 0 }
     }
 
-    /// From now on there is room for so many; what was touched longest ago leaves.
-    pub fn resize(&mut self, room: usize) {
-        self.room = room;
+    /// Sets the capacity, evicting the least recently used pages.
+    pub fn resize(&mut self, capacity: usize) {
+        self.capacity = capacity;
         self.shrink();
     }
 
-    /// Touches a page; whether it was kept.
+    /// Accesses a page. Returns whether it hit.
     pub fn touch(&mut self, page: u32) -> bool {
-        let place = page as usize;
-        let hit = self.before[place] != ABSENT;
+        let index = page as usize;
+        let hit = self.previous[index] != ABSENT;
         if hit {
-            self.unlink(place);
+            self.unlink(index);
         }
-        let last = self.before[self.none];
-        (self.before[place], self.after[place]) = (last, self.after[last as usize]);
-        (self.after[last as usize], self.before[self.none]) = (page, page);
-        self.kept += 1;
+        let last = self.previous[self.sentinel];
+        (self.previous[index], self.next[index]) = (last, self.next[last as usize]);
+        (self.next[last as usize], self.previous[self.sentinel]) = (page, page);
+        self.len += 1;
         self.shrink();
         hit
     }
 
     fn shrink(&mut self) {
-        while self.kept > self.room {
-            self.unlink(self.after[self.none] as usize);
+        while self.len > self.capacity {
+            self.unlink(self.next[self.sentinel] as usize);
         }
     }
 
-    fn unlink(&mut self, place: usize) {
-        let (before, after) = (self.before[place], self.after[place]);
-        self.after[before as usize] = after;
-        self.before[after as usize] = before;
-        self.before[place] = ABSENT;
-        self.kept -= 1;
+    fn unlink(&mut self, index: usize) {
+        let (previous, next) = (self.previous[index], self.next[index]);
+        self.next[previous as usize] = next;
+        self.previous[next as usize] = previous;
+        self.previous[index] = ABSENT;
+        self.len -= 1;
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_touched_last_is_kept_and_less_room_costs_the_oldest() {
+    fn lru_keeps_recent_pages_and_shrinks_by_oldest() {
         let mut lru = Lru::new(5);
         lru.resize(3);
         let touched = [0, 1, 2, 0, 3, 1, 0].map(|page| lru.touch(page));

@@ -1,4 +1,4 @@
-//! Who gets how much, by several schemes (Spirit 6): an equal split, Harvest, Trade, Symbiosis, and the ideal.
+//! Allocation schemes (Spirit, section 6): equal split, Harvest, Trade, Symbiosis and the ideal.
 
 use fairness::market::{Aim, Bundle, Certificate, How, Market};
 
@@ -8,27 +8,29 @@ use super::{
     tenant::{Curve, Tenant},
 };
 
-/// How it is decided who gets how much.
+/// Allocation scheme.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Scheme {
-    /// Everybody the same: DRF where everybody asks for everything.
+    /// Equal shares: DRF if every tenant demands everything.
     EqualSplit,
-    /// From who is best off to who is worst off, a step of either in turn.
+    /// Moves single steps of each resource in turn from the best-off to the worst-off tenant.
     Harvest,
-    /// Who is worst off trades a step of one for a step of the other with whoever gains most by it.
+    /// The worst-off tenant trades a step of one resource for a step of the other with the tenant
+    /// that gains most.
     Trade,
-    /// The market alone, with miss ratios from reuse distances.
+    /// Market only, with miss ratios from reuse distances.
     Market,
-    /// The market, refined as far as nobody comes to envy another.
+    /// Market, refined without causing envy.
     WithoutEnvy,
-    /// The market, refined.
+    /// Market, refined.
     Symbiosis,
-    /// The largest geometric mean of throughputs with which nobody is worse off than with an equal split, known beforehand.
+    /// Largest geometric mean of throughputs with no tenant worse off than with an equal split;
+    /// uses the true throughputs.
     Ideal,
 }
 
 impl Scheme {
-    /// Its name.
+    /// Returns the name of the scheme.
     pub const fn name(self) -> &'static str {
         match self {
             Self::EqualSplit => "equal split",
@@ -42,42 +44,43 @@ impl Scheme {
     }
 }
 
-/// What came of one scheme.
+/// Result of one scheme.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Which.
+    /// Allocation scheme.
     pub scheme: Scheme,
-    /// Parts of a footprint and of the link, for each tenant.
+    /// Share of each tenant, in footprints and as a fraction of the link.
     pub shares: Vec<Bundle>,
-    /// True throughput of each tenant against that with an equal split.
+    /// True throughput of each tenant relative to an equal split.
     pub against_equal: Vec<f64>,
-    /// The market's, as it was told what tenants are like.
+    /// Certificate of the market, from the tenants' reported utilities.
     pub certificate: Option<Certificate>,
 }
 
 impl Outcome {
-    /// The geometric mean of what tenants have against an equal split, less 1.
+    /// Returns the geometric mean of the relative throughputs, less 1.
     pub fn gain(&self) -> f64 {
         let logs: f64 = self.against_equal.iter().map(|times| times.ln()).sum();
         (logs / self.against_equal.len() as f64).exp() - 1.0
     }
 
-    /// What the worst-off has against an equal split.
+    /// Returns the lowest relative throughput.
     pub fn worst(&self) -> f64 {
         self.against_equal.iter().copied().fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Epochs of a scheme: what is learnt of the bandwidth that tenants want hangs on what they have.
+/// Number of epochs. The measured bandwidth demand depends on the shares, so it takes several to
+/// converge.
 const EPOCHS: u32 = 10;
-/// Steps of all there is by which Harvest and Trade move: Spirit's 1/ε; and how many of them at most.
+/// Steps (Spirit's 1/ε) of all resources for Harvest and Trade, and the upper bound on their moves.
 const STEPS: f64 = 200.0;
 const MOVES_MAX: u32 = 400;
 
-/// What all schemes come to.
+/// Runs all schemes.
 ///
 /// # Panics
-/// There is no tenant, or less than a MiB for them.
+/// Panics if there is no tenant, or less than 1 MiB for them.
 pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     let equal = host.equal(tenants.len());
     let curves: Vec<Curve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
@@ -85,7 +88,7 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
         let (shares, certificate) = symbiosis(tenants, host, aim);
         result(scheme, tenants, equal, shares, Some(certificate))
     };
-    let told = Told {
+    let estimates = Estimates {
         tenants,
         curves: &curves,
         equal,
@@ -93,8 +96,8 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     };
     vec![
         result(Scheme::EqualSplit, tenants, equal, vec![equal; tenants.len()], None),
-        result(Scheme::Harvest, tenants, equal, told.harvest(), None),
-        result(Scheme::Trade, tenants, equal, told.trade(), None),
+        result(Scheme::Harvest, tenants, equal, estimates.harvest(), None),
+        result(Scheme::Trade, tenants, equal, estimates.trade(), None),
         market(Scheme::Market, None),
         market(Scheme::WithoutEnvy, Some(Aim { without_envy: true, margin: 0.0 })),
         market(Scheme::Symbiosis, Some(Aim { without_envy: false, margin: 0.0 })),
@@ -114,13 +117,13 @@ fn result(
     Outcome { scheme, shares, against_equal, certificate }
 }
 
-/// Shares by the market, epoch after epoch, each with what the one before showed.
+/// Runs the market for several epochs, each with the measurements of the one before.
 fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<Aim>) -> (Vec<Bundle>, Certificate) {
     let mut shares = vec![host.equal(tenants.len()); tenants.len()];
     let mut how = How::default();
     let mut certificate = None;
     for _ in 0..EPOCHS {
-        let worth = tenants.iter().zip(&shares).map(|(tenant, share)| host.learnt(tenant, *share));
+        let worth = tenants.iter().zip(&shares).map(|(tenant, share)| host.measured_utility(tenant, *share));
         let supply = host.supply();
         let market: Vec<_> = worth.map(|worth| fairness::market::Tenant::new(1.0, supply, worth)).collect();
         let market = Market::new(supply, &market).expect("tenants with equal weights and without limits");
@@ -132,19 +135,19 @@ fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<Aim>) -> (Vec<Bundle>, 
         shares = outcome.shares.iter().map(part).collect();
         how = How { trail: outcome.trail, turn: 0 };
     }
-    (shares, certificate.expect("there are epochs"))
+    (shares, certificate.expect("EPOCHS is above 0"))
 }
 
-/// What Harvest and Trade are told.
-struct Told<'a> {
+/// Inputs of Harvest and Trade.
+struct Estimates<'a> {
     tenants: &'a [Tenant],
     curves: &'a [Curve],
     equal: Bundle,
     step: Bundle,
 }
 
-impl Told<'_> {
-    /// Throughput as it is estimated, against that with an equal split.
+impl Estimates<'_> {
+    /// Estimates the throughput relative to an equal split.
     fn value(&self, at: usize, share: Bundle) -> f64 {
         let tenant = &self.tenants[at];
         let estimated = |share: Bundle| {
@@ -158,7 +161,7 @@ impl Told<'_> {
         estimated(share) / estimated(self.equal)
     }
 
-    fn ends(&self, shares: &[Bundle]) -> (usize, usize) {
+    fn worst_and_best(&self, shares: &[Bundle]) -> (usize, usize) {
         let mut order: Vec<usize> = (0..shares.len()).collect();
         order.sort_by(|one, other| {
             self.value(*one, shares[*one]).total_cmp(&self.value(*other, shares[*other]))
@@ -166,11 +169,12 @@ impl Told<'_> {
         (order[0], order[order.len() - 1])
     }
 
-    /// After PARTIES, as Spirit adapts it: it looks at how well tenants do, not at what a step would do for them.
+    /// Harvest, after PARTIES as adapted by Spirit: it looks at the current throughputs, not at the
+    /// effect of a step.
     fn harvest(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
         for turn in 0..MOVES_MAX {
-            let (worst, best) = self.ends(&shares);
+            let (worst, best) = self.worst_and_best(&shares);
             let step = if turn % 2 == 0 {
                 Bundle { bandwidth: 0.0, ..self.step }
             } else {
@@ -190,35 +194,39 @@ impl Told<'_> {
         shares
     }
 
-    /// Step for step, without prices, as long as both gain.
+    /// Trade: exchanges steps without prices while both tenants gain.
     fn trade(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
         for _ in 0..MOVES_MAX {
             let Some((one, other, sign)) = self.best_trade(&shares) else { break };
-            shares[one] = self.traded(shares[one], sign);
-            shares[other] = self.traded(shares[other], -sign);
+            shares[one] = self.after_trade(shares[one], sign);
+            shares[other] = self.after_trade(shares[other], -sign);
         }
         shares
     }
 
-    fn traded(&self, share: Bundle, sign: f64) -> Bundle {
+    fn after_trade(&self, share: Bundle, sign: f64) -> Bundle {
         Bundle {
             memory: share.memory + sign * self.step.memory,
             bandwidth: share.bandwidth - sign * self.step.bandwidth,
         }
     }
 
-    /// The worst-off that can trade, with whom, and whether it gets memory (1) or bandwidth (-1).
+    /// Returns the worst-off tenant that can trade, its partner, and whether it receives memory (1)
+    /// or bandwidth (-1).
     fn best_trade(&self, shares: &[Bundle]) -> Option<(usize, usize, f64)> {
         let mut order: Vec<usize> = (0..shares.len()).collect();
         order.sort_by(|one, other| {
             self.value(*one, shares[*one]).total_cmp(&self.value(*other, shares[*other]))
         });
         let gain = |at: usize, sign: f64| {
-            let traded = self.traded(shares[at], sign);
-            let is_possible = traded.memory >= 0.0 && traded.bandwidth > 0.0;
-            let gain =
-                if is_possible { self.value(at, traded) / self.value(at, shares[at]) - 1.0 } else { -1.0 };
+            let after_trade = self.after_trade(shares[at], sign);
+            let is_possible = after_trade.memory >= 0.0 && after_trade.bandwidth > 0.0;
+            let gain = if is_possible {
+                self.value(at, after_trade) / self.value(at, shares[at]) - 1.0
+            } else {
+                -1.0
+            };
             Some(gain).filter(|gain| *gain > 1e-9)
         };
         order.iter().find_map(|one| {

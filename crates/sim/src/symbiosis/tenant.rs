@@ -1,4 +1,4 @@
-//! A tenant out of a trace: what it truly is, and what a host can tell of it.
+//! Tenant from a trace: its true behaviour, and its behaviour as measured on a host.
 
 use std::sync::Arc;
 
@@ -8,54 +8,54 @@ use fairness::{
     profile::{MissModel, Reuse},
 };
 
-/// What a tenant's throughput hangs on, for those who read a table.
+/// Resource that a tenant's throughput depends on, for display.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
-    /// On bandwidth.
+    /// Bandwidth.
     Bandwidth,
-    /// On memory too: a tenth more of it does a third, at least, of what a tenth more bandwidth does.
+    /// Memory: 10 % more of it gains at least a third of the gain from 10 % more bandwidth.
     Memory,
-    /// On neither, much.
+    /// Neither, to a notable degree.
     Compute,
 }
 
-/// One of those that share a host.
+/// Tenant of a host.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// Its trace's name.
+    /// Name of its trace.
     pub name: String,
-    /// How much longer remote memory takes.
+    /// Cost of a miss relative to a hit.
     pub gamma: f64,
-    /// Bandwidth that it could use, as a part of the link.
+    /// Bandwidth demand, as a fraction of the link.
     pub wanted: f64,
-    truth: Arc<Curve>,
+    exact_curve: Arc<Curve>,
     measured: Arc<Curve>,
 }
 
-/// Miss ratios at every 1/1000 of what a tenant touches.
+/// Miss-ratio curve, at every 1/1000 of the footprint.
 #[derive(Clone, Debug)]
 pub struct Curve(Vec<f64>);
 
 /// Steps of a [`Curve`].
 const STEPS: u32 = 1000;
-/// Pages that are watched to learn reuse distances.
-pub(super) const WATCHED: usize = 8192;
+/// Upper bound on the pages sampled for reuse distances.
+pub(super) const SAMPLED_PAGES_MAX: usize = 8192;
 
 impl Curve {
     fn of(model: &impl MissModel, footprint: f64) -> Self {
         Self((0..=STEPS).map(|at| model.misses(f64::from(at) / f64::from(STEPS) * footprint)).collect())
     }
 
-    /// Miss ratio with such a part of the footprint; what lies between is straight.
+    /// Returns the miss ratio with this fraction of the footprint, linear between points.
     pub fn misses(&self, part: f64) -> f64 {
         let place = part.clamp(0.0, 1.0) * f64::from(STEPS);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to the steps")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to STEPS")]
         let below = place.floor() as usize;
         let above = (below + 1).min(STEPS as usize);
         self.0[below] + (place - place.floor()) * (self.0[above] - self.0[below])
     }
 
-    /// As a measured curve: sizes of memory as parts of the footprint.
+    /// Converts into knots, with memory as a fraction of the footprint.
     pub fn knots(&self) -> Vec<Knot> {
         let knot =
             |(at, misses): (u32, &f64)| Knot { memory: f64::from(at) / f64::from(STEPS), misses: *misses };
@@ -64,42 +64,44 @@ impl Curve {
 }
 
 impl Tenant {
-    /// One that touches these pages. A page stands for as many as make one footprint for all tenants: 1.
+    /// Creates a tenant from the pages that it accesses. All tenants have a footprint of 1,
+    /// regardless of their number of pages.
     pub fn new(name: String, touches: &[u32], gamma: f64, wanted: f64) -> Self {
         let pages = touches.iter().max().map_or(1, |last| last + 1);
         let footprint = f64::from(pages);
         let mut exact = Reuse::new(pages as usize + 1, 1.0);
-        let mut some = Reuse::new(WATCHED, 1.0);
+        let mut sampled = Reuse::new(SAMPLED_PAGES_MAX, 1.0);
         for page in touches {
             exact.touch(u64::from(*page));
-            some.touch(u64::from(*page));
+            sampled.touch(u64::from(*page));
         }
-        let (truth, measured) = (Curve::of(&exact, footprint), Curve::of(&some, footprint));
-        Self { name, gamma, wanted, truth: Arc::new(truth), measured: Arc::new(measured) }
+        let (exact_curve, measured) = (Curve::of(&exact, footprint), Curve::of(&sampled, footprint));
+        Self { name, gamma, wanted, exact_curve: Arc::new(exact_curve), measured: Arc::new(measured) }
     }
 
-    /// The same trace of another tenant.
+    /// Returns a tenant with the same trace and other parameters.
     #[must_use]
-    pub fn again(&self, gamma: f64, wanted: f64) -> Self {
+    pub fn with_params(&self, gamma: f64, wanted: f64) -> Self {
         Self { gamma, wanted, ..self.clone() }
     }
 
-    /// Throughput with such parts of its footprint and of the link; 1 is never slowed down.
+    /// Returns the true throughput with a share in footprints and a fraction of the link; 1 without
+    /// any slowdown.
     pub fn throughput(&self, share: Bundle) -> f64 {
-        throughput(self.truth.misses(share.memory), self.gamma, self.wanted, share.bandwidth)
+        throughput(self.exact_curve.misses(share.memory), self.gamma, self.wanted, share.bandwidth)
     }
 
-    /// Bandwidth that it uses of what it may.
-    pub fn uses(&self, share: Bundle) -> f64 {
+    /// Returns the bandwidth used of a share.
+    pub fn bandwidth_used(&self, share: Bundle) -> f64 {
         self.wanted.min(share.bandwidth)
     }
 
-    /// What the reuse distances of some of its pages say.
+    /// Returns the miss-ratio curve from sampled reuse distances.
     pub fn measured(&self) -> &Curve {
         &self.measured
     }
 
-    /// What it hangs on, with such a share.
+    /// Returns the kind of the tenant at a share.
     pub fn kind(&self, share: Bundle) -> Kind {
         let now = self.throughput(share);
         let gain = |memory, bandwidth| {
@@ -117,11 +119,11 @@ impl Tenant {
     }
 }
 
-/// Spirit's slowdown (4.2, resolved), inverted.
+/// Throughput: the inverse of Spirit's slowdown (section 4.2, corrected form).
 pub(super) fn throughput(misses: f64, gamma: f64, wanted: f64, bandwidth: f64) -> f64 {
     if misses == 0.0 {
         return 1.0;
     }
-    let lack = if wanted > 0.0 { (wanted / bandwidth).max(1.0) } else { 1.0 };
-    1.0 / (1.0 + misses * gamma * lack)
+    let shortage = if wanted > 0.0 { (wanted / bandwidth).max(1.0) } else { 1.0 };
+    1.0 / (1.0 + misses * gamma * shortage)
 }

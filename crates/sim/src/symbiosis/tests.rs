@@ -1,4 +1,4 @@
-//! What schemes must do for tenants whose traces are made up, and of real ones.
+//! Allocation schemes on synthetic and on public traces.
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -11,7 +11,7 @@ fn looped(pages: u32) -> Vec<u32> {
     (0..60_000).map(|at| at % pages).collect()
 }
 
-/// Pages of which the first are touched most.
+/// Accesses skewed to the first pages.
 fn skewed(pages: u32, seed: u64) -> Vec<u32> {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let touch = |_| {
@@ -26,7 +26,7 @@ fn skewed(pages: u32, seed: u64) -> Vec<u32> {
 fn tenants() -> Vec<Tenant> {
     let key_value = Tenant::new("key-value".to_owned(), &skewed(4000, 1), 100.0, 1.0);
     let stream = Tenant::new("stream".to_owned(), &looped(4000), 100.0, 1.0);
-    let compute = stream.again(0.001, 1.0);
+    let compute = stream.with_params(0.001, 1.0);
     vec![stream.clone(), stream.clone(), stream, key_value.clone(), key_value, compute]
 }
 
@@ -35,7 +35,7 @@ fn by(scheme: Scheme, outcomes: &[Outcome]) -> &Outcome {
 }
 
 #[test]
-fn streams_give_memory_for_bandwidth_and_all_gain() {
+fn streams_trade_memory_for_bandwidth_and_all_gain() {
     let outcomes = compare(&tenants(), Host { memory: 1.2 });
     let ours = by(Scheme::Symbiosis, &outcomes);
     assert!(ours.worst() >= 0.98, "{ours:?}");
@@ -51,11 +51,11 @@ fn streams_give_memory_for_bandwidth_and_all_gain() {
     assert!(market.shares[3].bandwidth < market.shares[0].bandwidth, "{market:?}");
     let (one, other) = (market.shares[0], market.shares[1]);
     let off = (one.memory - other.memory).abs().max((one.bandwidth - other.bandwidth).abs());
-    assert!(off <= 1e-3, "equals have equal shares, to a unit: {one:?} {other:?}");
+    assert!(off <= 1e-3, "equal tenants have equal shares, to a unit: {one:?} {other:?}");
 }
 
 #[test]
-fn no_scheme_hands_out_more_than_there_is() {
+fn no_scheme_allocates_more_than_supply() {
     for outcome in compare(&tenants(), Host { memory: 1.2 }) {
         let memory: f64 = outcome.shares.iter().map(|share| share.memory).sum();
         let bandwidth: f64 = outcome.shares.iter().map(|share| share.bandwidth).sum();
@@ -64,7 +64,7 @@ fn no_scheme_hands_out_more_than_there_is() {
 }
 
 #[test]
-fn kinds_are_what_a_tenth_more_of_either_does() {
+fn tenant_kind_follows_from_marginal_gains() {
     let share = fairness::market::Bundle { memory: 0.2, bandwidth: 1.0 / 6.0 };
     let kinds: Vec<Kind> = tenants().iter().map(|tenant| tenant.kind(share)).collect();
     assert_eq!(
@@ -74,23 +74,24 @@ fn kinds_are_what_a_tenth_more_of_either_does() {
 }
 
 #[test]
-fn traces_without_touches_or_with_words_for_numbers_are_refused_by_name() {
+fn invalid_access_traces_are_rejected() {
     let error = |text: &str| read(text.as_bytes()).unwrap_err().to_string();
-    assert_eq!(error("a,b\n1,2\n"), "there is no column `key`, `lbn` or `addr`");
-    assert_eq!(error("key\n1\nx\n"), "line 3: key \"x\" must be a whole number, 0 or more");
-    assert_eq!(error("key\n1\n"), "1 touches: must be at least 10000 and at most 67108864");
+    assert_eq!(error("a,b\n1,2\n"), "missing column `key`, `lbn` or `addr`");
+    assert_eq!(error("key\n1\nx\n"), "line 3: key = \"x\": must be a whole number, at least 0");
+    assert_eq!(error("key\n1\n"), "1 accesses: must be at least 10000 and at most 67108864");
 }
 
 #[test]
-fn of_real_traces_miss_ratios_are_those_that_were_counted_and_most_of_the_gain_is_had() {
+fn public_traces_match_miss_ratios_and_near_ideal_gain() {
     let names = ["lirs-2_pools", "lirs-multi3", "lirs-sprite", "spec-mcf", "spec-swim", "spec-twolf"];
     let mut traces = Vec::new();
     for name in names {
-        let Some(input) = crate::public::unpacked(&format!("cache-traces/{name}.csv.gz")) else { return };
+        let Some(input) = crate::public_data::open_gz(&format!("cache-traces/{name}.csv.gz")) else { return };
         traces.push(Tenant::new(name.to_owned(), &read(input).unwrap(), 100.0, 1.0));
     }
     let full = fairness::market::Bundle { memory: 0.2, bandwidth: 1.0 };
-    // By the derived table beside the traces: of sprite, a fifth of its footprint misses 8.7 %.
+    // From the table derived from the public traces: sprite has a miss ratio of 8.7 % at a fifth of
+    // its footprint.
     let misses = (1.0 / traces[2].throughput(full) - 1.0) / 100.0;
     assert!((misses - 0.087).abs() <= 0.02, "{misses}");
     for mix in mixes(&traces).iter().take(2) {

@@ -1,28 +1,29 @@
-//! One value of one row: what it must be, and the error that says so.
+//! Parsing and validation of one value of a row.
 
 use units::{
     Bytes, Ns,
     limits::{CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
 };
 
-use super::Malformed;
+use super::MalformedRow;
 
-/// Cores of a VM in Azure's bucket `>24`.
+/// Bucket `>24` of Azure's cores, and the number of cores that it stands for.
 pub(super) const CORES_OVER_24: (&str, u32) = (">24", 30);
-/// GiB of a VM in Azure's bucket `>64`.
+/// Bucket `>64` of Azure's memory, and the GiB that it stands for.
 pub(super) const GIB_OVER_64: (&str, u32) = (">64", 70);
-/// How much of a wrong value is shown.
+/// Upper bound on the length of an invalid value in an error message.
 const SHOWN_CHARS_MAX: usize = 80;
 const MIB_PER_GIB: f64 = 1024.0;
 
-const CORES: &str = "must be a whole number of cores from 1 to 4096";
-const MEMORY: &str = "must be a number of GB that is at least 1 MiB and at most 64 TiB";
-const SECONDS: &str = "must be empty or a number of seconds from 0 to 100 years";
+const CORES_RULE: &str = "must be a whole number of cores from 1 to 4096";
+const MEMORY_RULE: &str = "must be a number of GB that is at least 1 MiB and at most 64 TiB";
+const SECONDS_RULE: &str = "must be empty or a number of seconds from 0 to 100 years";
 
-const _: () = assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "as the rules say");
-const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "as the rule says");
+const _: () =
+    assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "limits match the rule texts");
+const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "limit matches the rule text");
 
-/// One value, and where it stands.
+/// Value with its line number and column name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field<'a> {
     line: u64,
@@ -31,65 +32,69 @@ pub(super) struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    pub(super) fn new(line: u64, name: &'static str, bytes: &'a [u8]) -> Result<Self, Malformed> {
+    pub(super) fn new(line: u64, name: &'static str, bytes: &'a [u8]) -> Result<Self, MalformedRow> {
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(Self { line, name, text: text.trim() }),
             Err(_) => {
                 let value = String::from_utf8_lossy(bytes).chars().take(SHOWN_CHARS_MAX).collect();
-                Err(Malformed { line, field: name, value, rule: "must be UTF-8" })
+                Err(MalformedRow { line, field: name, value, rule: "must be UTF-8" })
             }
         }
     }
 
-    pub(super) fn check(&self, kept: bool, rule: &'static str) -> Result<(), Malformed> {
+    pub(super) fn check(&self, is_valid: bool, rule: &'static str) -> Result<(), MalformedRow> {
         let value = || self.text.chars().take(SHOWN_CHARS_MAX).collect();
-        if kept { Ok(()) } else { Err(Malformed { line: self.line, field: self.name, value: value(), rule }) }
+        if is_valid {
+            Ok(())
+        } else {
+            Err(MalformedRow { line: self.line, field: self.name, value: value(), rule })
+        }
     }
 
-    fn must<T>(&self, value: Option<T>, rule: &'static str) -> Result<T, Malformed> {
+    fn require<T>(&self, value: Option<T>, rule: &'static str) -> Result<T, MalformedRow> {
         self.check(value.is_some(), rule)?;
-        Ok(value.expect("it was just seen to be there"))
+        Ok(value.expect("checked above"))
     }
 
     pub(super) fn text(&self) -> &'a str {
         self.text
     }
 
-    pub(super) fn some_text(&self) -> Result<&'a str, Malformed> {
+    pub(super) fn non_empty_text(&self) -> Result<&'a str, MalformedRow> {
         self.check(!self.text.is_empty(), "must not be empty")?;
         Ok(self.text)
     }
 
-    /// A moment; nothing is no moment.
+    /// Parses a time; `None` for an empty value.
     #[expect(clippy::cast_precision_loss, reason = "a century of seconds is far below 2^53")]
-    pub(super) fn seconds(&self) -> Result<Option<Ns>, Malformed> {
+    pub(super) fn seconds(&self) -> Result<Option<Ns>, MalformedRow> {
         if self.text.is_empty() {
             return Ok(None);
         }
         let seconds = self.number().filter(|s| (0.0..=TRACE_SECONDS_MAX as f64).contains(s));
         let span = seconds.and_then(|s| std::time::Duration::try_from_secs_f64(s).ok());
-        self.must(span.map(|span| Some(Ns::from(span))), SECONDS)
+        self.require(span.map(|span| Some(Ns::from(span))), SECONDS_RULE)
     }
 
-    pub(super) fn cores(&self, bucket: Option<(&str, u32)>) -> Result<u32, Malformed> {
+    pub(super) fn cores(&self, bucket: Option<(&str, u32)>) -> Result<u32, MalformedRow> {
         let cores = self.in_bucket(bucket).or_else(|| self.text.parse().ok());
-        self.must(cores.filter(|cores| (1..=CORES_PER_HOST_MAX).contains(cores)), CORES)
+        self.require(cores.filter(|cores| (1..=CORES_PER_HOST_MAX).contains(cores)), CORES_RULE)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "64 TiB in MiB is far below 2^53")]
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range was checked")]
-    pub(super) fn memory(&self, bucket: Option<(&str, u32)>) -> Result<Bytes, Malformed> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "range checked above")]
+    pub(super) fn memory(&self, bucket: Option<(&str, u32)>) -> Result<Bytes, MalformedRow> {
         let gib = self.in_bucket(bucket).map(f64::from).or_else(|| self.number());
         let mib = gib.map(|gib| (gib * MIB_PER_GIB).round());
         let mib = mib.filter(|mib| (1.0..=LOCAL_MIB_PER_HOST_MAX as f64).contains(mib));
-        self.must(mib.map(|mib| Bytes::mib(mib as u64)), MEMORY)
+        self.require(mib.map(|mib| Bytes::mib(mib as u64)), MEMORY_RULE)
     }
 
     fn in_bucket(&self, bucket: Option<(&str, u32)>) -> Option<u32> {
         bucket.filter(|(name, _)| *name == self.text).map(|(_, value)| value)
     }
 
-    /// A plain decimal: `inf`, `nan` and exponents are no measurements.
+    /// Parses a plain decimal; rejects `inf`, `nan` and exponents.
     fn number(&self) -> Option<f64> {
         let plain = |c: char| c.is_ascii_digit() || c == '.';
         if self.text.chars().all(plain) { self.text.parse().ok() } else { None }

@@ -1,14 +1,14 @@
-//! Which column means what: found by a header's names, or fixed as in Azure's VM table. What a value must be is
-//! `field.rs`'s business.
+//! Columns of a trace: matched by the names in a header, or fixed as in Azure's VM table.
+//! `field.rs` validates the values.
 
 use csv::ByteRecord;
 
 use super::{
-    Arrival, Malformed, TraceError,
+    Arrival, MalformedRow, TraceError,
     field::{self, Field},
 };
 
-/// How a trace is laid out.
+/// Layout of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// A header names the columns.
@@ -17,12 +17,12 @@ pub enum Layout {
     AzureVmTable,
 }
 
-/// Columns of Azure's VM table.
+/// Number of columns in Azure's VM table.
 const AZURE_COLUMNS: usize = 11;
-/// How much of a first row is shown that is no beginning of a trace.
+/// Upper bound on the length of an unknown first row in an error message.
 const SHOWN_BYTES_MAX: usize = 120;
 
-/// Where each column is, and what it is called there.
+/// Index and name of each column.
 #[derive(Clone, Debug)]
 pub(super) struct Columns {
     count: usize,
@@ -41,7 +41,7 @@ struct Column {
     at: usize,
 }
 
-/// The layout of a trace that begins with this row.
+/// Detects the layout from the first row.
 pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError> {
     if let Some(columns) = Columns::named(first) {
         return Ok((Layout::Named, columns));
@@ -88,23 +88,23 @@ impl Columns {
         }
     }
 
-    /// One row as a VM.
-    pub(super) fn arrival(&self, row: &ByteRecord) -> Result<Arrival, Malformed> {
+    /// Converts one row into a VM.
+    pub(super) fn arrival(&self, row: &ByteRecord) -> Result<Arrival, MalformedRow> {
         let line = row.position().map_or(0, csv::Position::line);
         if row.len() != self.count {
-            let rule = "must be as many columns as the first row has";
-            return Err(Malformed { line, field: "row", value: format!("{} columns", row.len()), rule });
+            let rule = "must have as many columns as the first row";
+            return Err(MalformedRow { line, field: "row", value: format!("{} columns", row.len()), rule });
         }
         let take = |column: Column| Field::new(line, column.name, &row[column.at]);
         let arrive = take(self.arrive)?.seconds()?;
         let depart = take(self.depart)?;
-        let (left, cores, memory) = (depart.seconds()?, take(self.cores)?, take(self.memory)?);
-        depart.check(left.is_none() || left >= arrive, "must not be before the VM came")?;
+        let (departure, cores, memory) = (depart.seconds()?, take(self.cores)?, take(self.memory)?);
+        depart.check(departure.is_none() || departure >= arrive, "must not be before the arrival")?;
         Ok(Arrival {
             line,
-            id: take(self.id)?.some_text()?.to_owned(),
+            id: take(self.id)?.non_empty_text()?.to_owned(),
             arrive,
-            depart: left,
+            depart: departure,
             cores: cores.cores(self.buckets.then_some(field::CORES_OVER_24))?,
             memory: memory.memory(self.buckets.then_some(field::GIB_OVER_64))?,
             app: self.app.map(|app| take(app).map(|field| field.text().to_owned())).transpose()?,

@@ -1,10 +1,10 @@
 //! VMs from their plan to their outcome, and what of that survives.
 
 use prediction::{
-    file::{About, Content, ModelFile},
+    file::{Content, ModelFile, Provenance},
     frigid::{
-        Said, Teacher,
-        trial::{self, Stay},
+        ModelSource, RiskPrediction,
+        backtest::{self, VmSample},
     },
 };
 use proptest::prelude::*;
@@ -24,9 +24,9 @@ fn vm(name: &str) -> Name {
     Name::new(name).unwrap()
 }
 
-fn ask(name: &str, gib: u64, begins: u64) -> Ask {
+fn ask(name: &str, gib: u64, begins: u64) -> VmRequest {
     let groups = Groups { vm: name.to_owned(), key: "customer".to_owned(), ..Groups::default() };
-    Ask { groups, requested: Bytes::gib(gib), cores: Some(2.0), begins: UnixMs(begins) }
+    VmRequest { groups, requested: Bytes::gib(gib), cores: Some(2.0), begins: UnixMs(begins) }
 }
 
 fn begun(name: &str, gib: u64) -> Begun {
@@ -44,11 +44,11 @@ fn ended(number: u64, touched_gib: u64, at: u64) -> Past {
 fn model(vms: u64) -> ModelFile {
     let stay = |n| {
         let Past { begun, outcome } = ended(n, n % 3, n * HOUR);
-        Stay { ask: begun.ask, outcome, sound: true }
+        VmSample { request: begun.ask, outcome, is_trusted: true }
     };
-    let stays: Vec<Stay> = (1..=vms).map(stay).collect();
-    let trained = trial::train(&stays, &Teacher::Own, &[]).unwrap();
-    ModelFile::frigid(About::default(), trained.model, trained.calibration)
+    let stays: Vec<VmSample> = (1..=vms).map(stay).collect();
+    let trained = backtest::train(&stays, &ModelSource::Trained, &[]).unwrap();
+    ModelFile::frigid(Provenance::default(), trained.model, trained.calibration)
 }
 
 fn serve(state: &mut State, version: u32) {
@@ -155,7 +155,7 @@ fn only_what_the_serving_model_said_shows_how_far_it_can_be_trusted() {
     let before = state.live.calibration().outcomes();
     let said = |version| {
         let curve = prediction::frigid::Curve::new([0.1; 15]);
-        let remark = Remark { version, said: Said { curve, caution: 1.0 } };
+        let remark = Remark { version, said: RiskPrediction { curve, owner_margin: 1.0 } };
         let mut past = ended(900 + u64::from(version), 1, 900 * HOUR);
         past.begun.remark = Some(remark);
         past

@@ -4,7 +4,8 @@
 use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
 use sim::symbiosis::{
-    Activity, CHANGES, Epoch, FOLLOWED_WITHIN, Followed, Played, SMALL, TENANTS, followed, opposites, play,
+    Activity, CHANGES, ChangeResponse, Epoch, RESPONSE_EPOCHS_MAX, SMALL_HOST_TENANTS, TENANTS, TenantEpoch,
+    change_responses, most_different, play,
 };
 
 use super::{super::touches, Shown, line};
@@ -51,7 +52,7 @@ struct Row {
 
 /// None where there are no two traces.
 pub(super) fn drawn(shown: &Shown, format: Format) -> Result<Option<(Figure, Numbers)>, Failure> {
-    let Some((stream, cache)) = opposites(&shown.tenants, shown.host().equal(SMALL)) else {
+    let Some((stream, cache)) = most_different(&shown.tenants, shown.host().equal(SMALL_HOST_TENANTS)) else {
         return Ok(None);
     };
     let read = |at: usize| -> Result<(String, Vec<u32>), Failure> {
@@ -61,10 +62,10 @@ pub(super) fn drawn(shown: &Shown, format: Format) -> Result<Option<(Figure, Num
     let activities = Activity::pair([read(stream)?, read(cache)?]);
     let epochs = play(&activities, shown.memory.get(), &CHANGES);
     let names = activities.map(|activity| activity.name);
-    let followed = followed(&epochs, &CHANGES);
+    let followed = change_responses(&epochs, &CHANGES);
     followed.iter().for_each(|one| print::note(format, &said(one, &names)));
     let figure = figure(&epochs, &names);
-    let change = |one: &Followed| change(one, &names);
+    let change = |one: &ChangeResponse| change(one, &names);
     let numbers = Numbers {
         followed: followed.iter().map(change).collect(),
         epochs: epochs
@@ -76,57 +77,57 @@ pub(super) fn drawn(shown: &Shown, format: Format) -> Result<Option<(Figure, Num
     Ok(Some((figure, numbers)))
 }
 
-fn said(one: &Followed, names: &[String; 2]) -> String {
+fn said(one: &ChangeResponse, names: &[String; 2]) -> String {
     let percent = crate::percent;
     let when = one.epochs.map_or_else(
         || "never comes within 5 % of its long run".to_owned(),
         |epochs| format!("is within 5 % of its long run in epoch {}", one.change.epoch + epochs + 1),
     );
     format!(
-        "figure 9: tenant {} turns to {} with epoch {}; its share {when}: memory from {} to {} after {FOLLOWED_WITHIN} epochs and {} in the long run, \
+        "figure 9: tenant {} turns to {} with epoch {}; its share {when}: memory from {} to {} after {RESPONSE_EPOCHS_MAX} epochs and {} in the long run, \
          bandwidth from {} to {} and {}",
         one.change.tenant + 1,
         names[one.change.to],
         one.change.epoch + 1,
         percent(one.before.memory),
-        percent(one.soon.memory),
+        percent(one.settled.memory),
         percent(one.long_run.memory),
         percent(one.before.bandwidth),
-        percent(one.soon.bandwidth),
+        percent(one.settled.bandwidth),
         percent(one.long_run.bandwidth),
     )
 }
 
-fn change(one: &Followed, names: &[String; 2]) -> Change {
+fn change(one: &ChangeResponse, names: &[String; 2]) -> Change {
     Change {
         epoch: one.change.epoch + 1,
         tenant: one.change.tenant + 1,
         to: names[one.change.to].clone(),
         memory_before: one.before.memory,
-        memory_two_epochs_later: one.soon.memory,
+        memory_two_epochs_later: one.settled.memory,
         memory_in_the_long_run: one.long_run.memory,
         bandwidth_before: one.before.bandwidth,
-        bandwidth_two_epochs_later: one.soon.bandwidth,
+        bandwidth_two_epochs_later: one.settled.bandwidth,
         bandwidth_in_the_long_run: one.long_run.bandwidth,
         epochs_until_within_5_percent: one.epochs,
-        within_5_percent_two_epochs_later: one.is_soon_there(),
-        wanders: one.wanders,
+        within_5_percent_two_epochs_later: one.is_settled_in_time(),
+        wanders: one.deviation_max,
     }
 }
 
-fn row(played: &Played, names: &[String; 2]) -> Row {
+fn row(played: &TenantEpoch, names: &[String; 2]) -> Row {
     Row {
-        does: names[played.does].clone(),
+        does: names[played.activity].clone(),
         memory_share: played.share.memory,
         bandwidth_share: played.share.bandwidth,
         misses: played.misses,
         throughput: played.throughput,
-        throughput_of_equal_split: played.of_equal_split,
+        throughput_of_equal_split: played.equal_split_throughput,
     }
 }
 
 fn figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
-    let panel = |title: &str, y_title, value: fn(&Played) -> f64| {
+    let panel = |title: &str, y_title, value: fn(&TenantEpoch) -> f64| {
         let mut series: Vec<Series> =
             (0..TENANTS).map(|tenant| of_tenant(epochs, tenant, names, value)).collect();
         series.push(turns());
@@ -144,12 +145,12 @@ fn figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
         panel("(a) Local memory", "Share of all memory (%)", |one| one.share.memory),
         panel("(b) Link", "Share of the link (%)", |one| one.share.bandwidth),
         panel("(c) Throughput", "Throughput (% of that of the same with an equal split)", |one| {
-            one.throughput / one.of_equal_split
+            one.throughput / one.equal_split_throughput
         }),
     ])
 }
 
-fn of_tenant(epochs: &[Epoch], tenant: usize, names: &[String; 2], value: fn(&Played) -> f64) -> Series {
+fn of_tenant(epochs: &[Epoch], tenant: usize, names: &[String; 2], value: fn(&TenantEpoch) -> f64) -> Series {
     let turns = CHANGES.iter().filter(|change| change.tenant == tenant);
     let turns: String = turns.map(|turn| format!(", {} from {}", names[turn.to], turn.epoch + 1)).collect();
     let points = (1_u32..).zip(epochs).map(|(n, epoch)| (f64::from(n), value(&epoch.tenants[tenant])));

@@ -2,7 +2,7 @@
 //! no counterpart: a trace has none.
 
 use serde::Serialize;
-use sim::symbiosis::{Kind, Outcome, SMALL, Scheme};
+use sim::symbiosis::{Kind, Outcome, SMALL_HOST_TENANTS, Scheme};
 use units::Fraction;
 
 use super::{Compared, Shown};
@@ -48,7 +48,7 @@ pub(super) struct OfMix {
 
 /// Of the large mix, and of the same with twice the memory.
 pub(super) fn by_kind(shown: &Shown) -> (Figure, Vec<OfKind>) {
-    let large = shown.compared.iter().find(|one| one.mix.tenants.len() > SMALL);
+    let large = shown.compared.iter().find(|one| one.mix.tenants.len() > SMALL_HOST_TENANTS);
     let Compared { mix, outcomes } = large.expect("there is one of all traces");
     let twice = Fraction::new((2.0 * shown.memory.get()).min(1.0)).expect("no more than all");
     let with_twice = Compared::of(mix.clone(), twice);

@@ -1,7 +1,9 @@
 //! Figure 1: what throughput hangs on, of a tenant of each kind, along memory and along bandwidth.
 
 use serde::Serialize;
-use sim::symbiosis::{Kind, SMALL, Tenant, along, both_ways, leaning, typical};
+use sim::symbiosis::{
+    Kind, SMALL_HOST_TENANTS, Tenant, memory_and_compute_bound, memory_preference, share_sensitivity, typical,
+};
 
 use super::{Shown, line};
 use crate::figure::{Figure, Panel, Scale};
@@ -33,15 +35,15 @@ struct At {
 }
 
 pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
-    let equal = shown.host().equal(SMALL);
-    let tenants = both_ways(&shown.tenants);
+    let equal = shown.host().equal(SMALL_HOST_TENANTS);
+    let tenants = memory_and_compute_bound(&shown.tenants);
     // Those that reckon are for their own kind; the others wait, as most do in a mix.
     let of = |kind| if kind == Kind::Compute { &tenants[..] } else { &tenants[..shown.tenants.len()] };
     let drawn: Vec<(usize, &str, &Tenant)> = (0..)
         .zip(KINDS)
         .filter_map(|(nth, (kind, name))| Some((nth, name, typical(of(kind), kind, equal)?)))
         .collect();
-    let panel = |title: &str, x_title, value: fn(&sim::symbiosis::Along) -> f64| Panel {
+    let panel = |title: &str, x_title, value: fn(&sim::symbiosis::ShareSensitivity) -> f64| Panel {
         title: title.to_owned(),
         x_title,
         y_title: "Throughput (of that with an equal split, times)",
@@ -51,7 +53,7 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         series: drawn
             .iter()
             .map(|(nth, name, tenant)| {
-                let points = along(tenant, equal);
+                let points = share_sensitivity(tenant, equal);
                 let name = format!("{name}: {}, a miss costs {:.0} hits more", tenant.name, tenant.gamma);
                 line(*nth, name, points.iter().map(|at| (at.times, value(at))))
             })
@@ -65,9 +67,9 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         trace: tenant.name.clone(),
         gamma: tenant.gamma,
         kind: format!("{:?}", tenant.kind(equal)).to_lowercase(),
-        leaning: leaning(tenant, equal),
+        leaning: memory_preference(tenant, equal),
         is_drawn: drawn.iter().any(|(_, _, one)| std::ptr::eq(*one, tenant)),
-        along: along(tenant, equal)
+        along: share_sensitivity(tenant, equal)
             .iter()
             .map(|at| At { equal_shares: at.times, by_memory: at.by_memory, by_bandwidth: at.by_bandwidth })
             .collect(),

@@ -1,7 +1,7 @@
 //! Figure 3: a market at work. The paper's is of three tenants made up; this is of the mix of six that gains most by the market alone.
 
 use serde::Serialize;
-use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL, Scheme, auction};
+use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL_HOST_TENANTS, Scheme, auction};
 
 use super::{Compared, Shown, across, line};
 use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
@@ -68,7 +68,7 @@ fn gains_most(compared: &[Compared]) -> &Mix {
         let by_market = one.outcomes.iter().find(|outcome| outcome.scheme == Scheme::Market);
         by_market.map_or(0.0, Outcome::gain)
     };
-    let small = compared.iter().filter(|one| one.mix.tenants.len() == SMALL);
+    let small = compared.iter().filter(|one| one.mix.tenants.len() == SMALL_HOST_TENANTS);
     let most = small.max_by(|one, other| gain(one).total_cmp(&gain(other)));
     &most.expect("each trace has a mix of six").mix
 }

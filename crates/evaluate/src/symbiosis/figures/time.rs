@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use sim::symbiosis::Crowd;
+use sim::symbiosis::ScalingTenants;
 use units::limits::REFINED_TENANTS_MAX;
 
 use super::{Shown, line};
@@ -44,7 +44,7 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         if rows.last().is_some_and(|row| row.cold_ms.max(row.refined_ms.unwrap_or_default()) > LONG) {
             break;
         }
-        rows.push(Row::measured(&Crowd::new(&shown.tenants, FIRST << double, shown.memory.get())));
+        rows.push(Row::measured(&ScalingTenants::new(&shown.tenants, FIRST << double, shown.memory.get())));
     }
     let of = |time: fn(&Row) -> Option<f64>| {
         rows.iter().filter_map(move |row| Some((row.tenants as f64, time(row)?)))
@@ -76,7 +76,7 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
 }
 
 impl Row {
-    fn measured(crowd: &Crowd) -> Self {
+    fn measured(crowd: &ScalingTenants) -> Self {
         let bidders = crowd.bidders();
         let first = bidders.shares(Default::default());
         let later = crowd.later().bidders();

@@ -1,13 +1,14 @@
-//! The part of ONNX's messages that an ensemble of trees is made of; numbers as in onnx-ml.proto. What is not named here is skipped.
+//! ONNX messages of tree ensembles, with the field numbers of onnx-ml.proto. Unlisted fields are
+//! skipped.
 
-/// A model.
+/// Model.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
     pub(super) graph: Option<GraphProto>,
 }
 
-/// What it computes.
+/// Computation graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct GraphProto {
     #[prost(message, repeated, tag = "1")]
@@ -16,7 +17,7 @@ pub(super) struct GraphProto {
     pub(super) input: Vec<ValueInfoProto>,
 }
 
-/// One step of it.
+/// Operator of the graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
@@ -29,7 +30,7 @@ pub(super) struct NodeProto {
     pub(super) attribute: Vec<AttributeProto>,
 }
 
-/// A setting of a step.
+/// Attribute of an operator.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -46,7 +47,7 @@ pub(super) struct AttributeProto {
     pub(super) strings: Vec<Vec<u8>>,
 }
 
-/// What goes in.
+/// Input of the graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ValueInfoProto {
     #[prost(string, tag = "1")]
@@ -55,14 +56,14 @@ pub(super) struct ValueInfoProto {
     pub(super) r#type: Option<TypeProto>,
 }
 
-/// Of which type.
+/// Type of an input.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct TypeProto {
     #[prost(message, optional, tag = "1")]
     pub(super) tensor_type: Option<Tensor>,
 }
 
-/// Numbers of a kind, in rows of a length.
+/// Tensor type: element type and shape.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Tensor {
     #[prost(int32, tag = "1")]
@@ -71,14 +72,14 @@ pub(super) struct Tensor {
     pub(super) shape: Option<TensorShapeProto>,
 }
 
-/// How many of each.
+/// Shape of a tensor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct TensorShapeProto {
     #[prost(message, repeated, tag = "1")]
     pub(super) dim: Vec<Dimension>,
 }
 
-/// So many; 0 where it is left open.
+/// Dimension of a shape; 0 if unspecified.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Dimension {
     #[prost(int64, tag = "1")]

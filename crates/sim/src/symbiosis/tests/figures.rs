@@ -1,4 +1,4 @@
-//! What must hold of all that is drawn.
+//! Properties of the data behind each figure.
 
 use fairness::market::{Bundle, Trail};
 
@@ -7,7 +7,7 @@ use super::*;
 const MEMORY: f64 = 0.2;
 
 fn equal() -> Bundle {
-    Host { memory: MEMORY * SMALL as f64 }.equal(SMALL)
+    Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 }.equal(SMALL_HOST_TENANTS)
 }
 
 fn traces() -> Vec<Tenant> {
@@ -18,12 +18,15 @@ fn traces() -> Vec<Tenant> {
 }
 
 #[test]
-fn a_stream_gains_by_bandwidth_and_a_key_value_store_by_memory_too() {
+fn stream_gains_by_bandwidth_and_key_value_by_memory() {
     let tenants = tenants();
-    let (stream, key_value) = (along(&tenants[0], equal()), along(&tenants[3], equal()));
-    let at = |times: f64, of: &[Along]| *of.iter().find(|along| along.times == times).unwrap();
+    let (stream, key_value) =
+        (share_sensitivity(&tenants[0], equal()), share_sensitivity(&tenants[3], equal()));
+    let at = |times: f64, of: &[ShareSensitivity]| {
+        *of.iter().find(|share_sensitivity| share_sensitivity.times == times).unwrap()
+    };
     for of in [&stream, &key_value] {
-        assert_eq!(at(1.0, of), Along { times: 1.0, by_memory: 1.0, by_bandwidth: 1.0 });
+        assert_eq!(at(1.0, of), ShareSensitivity { times: 1.0, by_memory: 1.0, by_bandwidth: 1.0 });
         assert!(of.is_sorted_by(|one, next| one.by_memory <= next.by_memory), "{of:?}");
         assert!(of.is_sorted_by(|one, next| one.by_bandwidth < next.by_bandwidth), "{of:?}");
     }
@@ -32,20 +35,20 @@ fn a_stream_gains_by_bandwidth_and_a_key_value_store_by_memory_too() {
 }
 
 #[test]
-fn those_that_differ_most_and_those_that_stand_for_their_kind_are_found() {
+fn most_different_and_typical_tenants_are_selected() {
     let (traces, tenants) = (traces(), tenants());
-    assert_eq!(opposites(&traces, equal()), Some((1, 0)));
-    assert_eq!(opposites(&traces[..1], equal()), None);
+    assert_eq!(most_different(&traces, equal()), Some((1, 0)));
+    assert_eq!(most_different(&traces[..1], equal()), None);
     let name = |kind| typical(&tenants, kind, equal()).map(|tenant| tenant.name.as_str());
     assert_eq!(name(Kind::Memory), Some("key-value"));
     assert_eq!(name(Kind::Bandwidth), Some("stream"));
-    assert!(leaning(typical(&tenants, Kind::Compute, equal()).unwrap(), equal()).abs() < 0.01);
+    assert!(memory_preference(typical(&tenants, Kind::Compute, equal()).unwrap(), equal()).abs() < 0.01);
     assert!(typical(&tenants[..1], Kind::Memory, equal()).is_none());
 }
 
 #[test]
-fn a_watched_market_tries_as_many_prices_as_it_says_and_ends_where_all_is_sold() {
-    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL as f64 });
+fn recorded_market_reports_all_rounds_and_clears() {
+    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
     assert_eq!(auction.rounds.len(), auction.tried as usize, "{auction:?}");
     assert!(auction.rounds.iter().any(|round| round.price == auction.price), "{auction:?}");
     let off = |round: &Round| (round.sum.memory - 1.0).abs().max((round.sum.bandwidth - 1.0).abs());
@@ -57,9 +60,10 @@ fn a_watched_market_tries_as_many_prices_as_it_says_and_ends_where_all_is_sold()
 }
 
 #[test]
-fn dearer_memory_is_asked_for_less() {
-    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL as f64 });
-    // Where the link costs next to nothing and all have their fill of it, money is left for memory, whatever that costs.
+fn memory_demand_falls_with_price() {
+    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
+    // Below this bandwidth demand the link is not satiated; with a nearly free link the rest of the
+    // money would go into memory at any price.
     let demand: Vec<&Round> = auction.demand.iter().filter(|round| round.sum.bandwidth < 5.0).collect();
     assert!(demand.len() > 30 && demand[0].sum.memory > 1.0, "{auction:?}");
     assert!(demand.is_sorted_by(|one, next| one.sum.memory >= next.sum.memory - 1e-3), "{auction:?}");
@@ -68,41 +72,48 @@ fn dearer_memory_is_asked_for_less() {
 }
 
 #[test]
-fn markets_of_any_size_sell_what_there_is_and_harm_nobody() {
+fn markets_of_any_size_clear_within_supply() {
     for tenants in [1, 5, 70] {
-        let crowd = Crowd::new(&traces(), tenants, MEMORY);
-        let bidders = crowd.bidders();
+        let scaling = ScalingTenants::new(&traces(), tenants, MEMORY);
+        let bidders = scaling.bidders();
         assert_eq!((bidders.count(), bidders.are_refined()), (tenants, tenants < 70));
         let outcome = bidders.shares(Trail::default());
         let sum = outcome.bought.iter().fold(0.0, |sum, bundle| sum + bundle.bandwidth) / 1e6;
         assert!(sum <= 1.0 + 1e-9 && sum > 0.9, "{tenants}: {sum}");
-        let later = crowd.later().bidders();
+        let later = scaling.later().bidders();
         assert!(later.shares(outcome.trail.clone()).rounds <= outcome.rounds + 5);
         let refined = bidders.refined(Trail::default());
         assert!(bidders.are_refined() || refined.refinements == 0);
     }
 }
 
-/// A stream that comes back to a tenth of its pages now and then, so that memory is of some use to all; and a key-value store with larger pages.
+/// A stream that occasionally returns to a tenth of its pages, so that memory is of some use to all
+/// tenants, and a key-value store with larger pages.
 fn changing() -> Vec<Epoch> {
-    let again = skewed(400, 2).into_iter();
-    let stream = looped(4000).into_iter().zip(again).take(12_000);
-    let stream = stream.enumerate().map(|(at, (next, again))| if at % 8 == 0 { again } else { next });
+    let with_params = skewed(400, 2).into_iter();
+    let stream = looped(4000).into_iter().zip(with_params).take(12_000);
+    let stream =
+        stream.enumerate().map(|(at, (next, with_params))| if at % 8 == 0 { with_params } else { next });
     let traces = [("stream", stream.collect()), ("key-value", skewed(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
     play(&Activity::pair(traces), MEMORY, &CHANGES)
 }
 
 #[test]
-fn shares_follow_a_tenant_that_changes_within_two_epochs() {
+fn shares_settle_within_two_epochs_of_change() {
     let epochs = changing();
-    let followed = followed(&epochs, &CHANGES);
-    for one in &followed {
-        assert!(one.is_soon_there() && one.epochs.is_some_and(|epochs| epochs <= FOLLOWED_WITHIN), "{one:?}");
+    let change_responses = change_responses(&epochs, &CHANGES);
+    for one in &change_responses {
+        assert!(
+            one.is_settled_in_time() && one.epochs.is_some_and(|epochs| epochs <= RESPONSE_EPOCHS_MAX),
+            "{one:?}"
+        );
     }
-    let [first, second, first_back, second_back] = &followed[..] else { panic!("{followed:?}") };
+    let [first, second, first_back, second_back] = &change_responses[..] else {
+        panic!("{change_responses:?}")
+    };
     for to_key_value in [first, second] {
-        let Followed { before, long_run, .. } = to_key_value;
+        let ChangeResponse { before, long_run, .. } = to_key_value;
         assert!(long_run.memory > 1.4 * before.memory, "{to_key_value:?}");
         assert!(long_run.bandwidth < 0.9 * before.bandwidth, "{to_key_value:?}");
     }
@@ -113,12 +124,12 @@ fn shares_follow_a_tenant_that_changes_within_two_epochs() {
 }
 
 #[test]
-fn nobody_knows_of_a_change_before_it_is_seen() {
+fn change_does_not_affect_shares_before_observed() {
     let epochs = changing();
     for change in CHANGES {
         let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
         let (before, during) = (share(change.epoch - 1), share(change.epoch));
-        let after = share(change.epoch + FOLLOWED_WITHIN);
+        let after = share(change.epoch + RESPONSE_EPOCHS_MAX);
         let is_little = |good: fn(Bundle) -> f64| {
             (good(during) - good(before)).abs() <= 0.25 * (good(after) - good(before)).abs()
         };
@@ -129,33 +140,33 @@ fn nobody_knows_of_a_change_before_it_is_seen() {
 }
 
 #[test]
-fn while_tenants_change_no_more_is_shared_than_there_is_and_settled_ones_gain() {
+fn changing_tenants_stay_within_supply_and_settled_gain() {
     let epochs = changing();
     let mut gained = 0;
     for (at, epoch) in epochs.iter().enumerate() {
-        let sum = |good: fn(&Played) -> f64| epoch.tenants.iter().map(good).sum::<f64>();
-        assert!(sum(|played| played.share.memory) <= 1.0 + 1e-6, "{at}: {epoch:?}");
-        assert!(sum(|played| played.share.bandwidth) <= 1.0 + 1e-6, "{at}: {epoch:?}");
+        let sum = |good: fn(&TenantEpoch) -> f64| epoch.tenants.iter().map(good).sum::<f64>();
+        assert!(sum(|tenant| tenant.share.memory) <= 1.0 + 1e-6, "{at}: {epoch:?}");
+        assert!(sum(|tenant| tenant.share.bandwidth) <= 1.0 + 1e-6, "{at}: {epoch:?}");
         let is_settled = CHANGES.iter().all(|change| !(change.epoch..=change.epoch + 2).contains(&at));
-        for played in epoch.tenants.iter().filter(|_| is_settled) {
-            assert!(played.throughput >= 0.95 * played.of_equal_split, "{at}: {epoch:?}");
-            gained += usize::from(played.throughput >= 1.1 * played.of_equal_split);
+        for tenant in epoch.tenants.iter().filter(|_| is_settled) {
+            assert!(tenant.throughput >= 0.95 * tenant.equal_split_throughput, "{at}: {epoch:?}");
+            gained += usize::from(tenant.throughput >= 1.1 * tenant.equal_split_throughput);
         }
     }
     assert!(gained > 40, "{gained}");
 }
 
 #[test]
-fn of_real_traces_shares_follow_within_two_epochs_too() {
+fn public_traces_settle_within_two_epochs() {
     let read = |name: &str| {
-        let input = crate::public::unpacked(&format!("cache-traces/{name}.csv.gz"))?;
+        let input = crate::public_data::open_gz(&format!("cache-traces/{name}.csv.gz"))?;
         Some((name.to_owned(), read(input).unwrap()))
     };
     let (Some(stream), Some(key_value)) = (read("spec-gzip"), read("lirs-sprite")) else { return };
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
-    assert_eq!(opposites(&traces, equal()), Some((0, 1)));
+    assert_eq!(most_different(&traces, equal()), Some((0, 1)));
     let epochs = play(&Activity::pair([stream, key_value]), MEMORY, &CHANGES);
-    for one in followed(&epochs, &CHANGES) {
-        assert!(one.is_soon_there() && one.wanders <= 0.1, "{one:?}");
+    for one in change_responses(&epochs, &CHANGES) {
+        assert!(one.is_settled_in_time() && one.deviation_max <= 0.1, "{one:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Markets of ever more tenants out of the same traces (Spirit's figure 8), ready to be cleared. How long that takes is for those to say who have a clock.
+//! Markets with many tenants from the same traces (Spirit, figure 8), ready to be cleared. The
+//! callers measure the time.
 
 use fairness::{
     curve::Knot,
@@ -9,71 +10,71 @@ use units::limits::REFINED_TENANTS_MAX;
 
 use super::{host::Host, mixes, tenant::Tenant};
 
-/// What is known of many tenants, and what there is for them.
+/// Profiles of many tenants, and their host.
 #[derive(Clone, Debug)]
-pub struct Crowd {
+pub struct ScalingTenants {
     host: Host,
-    known: Vec<(Vec<Knot>, f64)>,
+    profiles: Vec<(Vec<Knot>, f64)>,
 }
 
-/// They, as they come to the market.
+/// Tenants with their utilities.
 #[derive(Debug)]
 pub struct Bidders {
     host: Host,
     tenants: Vec<Bidder<Worth>>,
 }
 
-/// How much more or less than others one may wait.
-const APART: f64 = 0.2;
-/// The golden section: multiples of it, less what is whole, are spread evenly.
-const GOLDEN: f64 = 0.618_033_988_749_895;
+/// Relative spread of the miss penalty around its mean.
+const GAMMA_SPREAD: f64 = 0.2;
+/// Fractional parts of its multiples are evenly distributed.
+const GOLDEN_RATIO_CONJUGATE: f64 = 0.618_033_988_749_895;
 
-impl Crowd {
-    /// So many, from one trace after the other, with so much memory for each; no two of one trace wait equally long. As in mixes, one of six reckons more
-    /// than it waits.
+impl ScalingTenants {
+    /// Creates tenants from the traces in turn, with `memory` footprints per tenant and different
+    /// miss penalties. As in mixes, one of six is compute-bound.
     pub fn new(traces: &[Tenant], tenants: usize, memory: f64) -> Self {
         let tenant = |at: usize| {
-            let wait = 1.0 + APART * (2.0 * (at as f64 * GOLDEN).fract() - 1.0);
+            let wait = 1.0 + GAMMA_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
             (traces[at % traces.len()].measured().knots(), mixes::gamma(at) * wait)
         };
-        Self { host: Host { memory: memory * tenants as f64 }, known: (0..tenants).map(tenant).collect() }
+        Self { host: Host { memory: memory * tenants as f64 }, profiles: (0..tenants).map(tenant).collect() }
     }
 
-    /// What shares are worth to each, from its miss ratios.
+    /// Creates the utilities from the miss-ratio curves.
     pub fn bidders(&self) -> Bidders {
         let bidder = |(knots, gamma): &(Vec<Knot>, f64)| {
             Bidder::new(1.0, self.host.supply(), self.host.worth(knots.clone(), *gamma, 1.0))
         };
-        Bidders { host: self.host, tenants: self.known.iter().map(bidder).collect() }
+        Bidders { host: self.host, tenants: self.profiles.iter().map(bidder).collect() }
     }
 
-    /// The same, an epoch later: each waits a little longer than before.
+    /// Returns the tenants one epoch later, with slightly higher miss penalties.
     #[must_use]
     pub fn later(&self) -> Self {
         let later = |(at, (knots, gamma)): (usize, &(Vec<Knot>, f64))| {
-            (knots.clone(), gamma * (1.0 + 0.01 * (at as f64 * GOLDEN).fract()))
+            (knots.clone(), gamma * (1.0 + 0.01 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract()))
         };
-        Self { known: self.known.iter().enumerate().map(later).collect(), ..*self }
+        Self { profiles: self.profiles.iter().enumerate().map(later).collect(), ..*self }
     }
 }
 
 impl Bidders {
-    /// How many.
+    /// Returns the number of tenants.
     pub fn count(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Whether a market of so many is refined at all.
+    /// Returns whether a market of this size is refined.
     pub fn are_refined(&self) -> bool {
         self.tenants.len() <= REFINED_TENANTS_MAX
     }
 
-    /// What everybody gets, sought from where an earlier market ended.
+    /// Clears the market, warm-started from an earlier one.
     pub fn shares(&self, trail: Trail) -> Outcome {
         self.market().clear(How { trail, turn: 0 })
     }
 
-    /// The same, refined.
+    /// Clears and refines the market.
     pub fn refined(&self, trail: Trail) -> Outcome {
         let mut outcome = self.shares(trail);
         self.market().refine(&mut outcome, Aim { without_envy: false, margin: 0.0 });

@@ -1,0 +1,378 @@
+//! Backtest of the prediction of frigid memory (Pond, section 6.4.2 and figure 10c). Replays VMs in
+//! order of their start; each VM is predicted from the VMs that had ended before, and is scored
+//! afterwards. Only this module orders the events, so no outcome can leak into its own prediction.
+//! Limits: VMs that outlast the trace are not in it, and long-running VMs are learnt late.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, VecDeque},
+};
+
+use serde::{Deserialize, Serialize};
+use units::{
+    Fraction, UnixMs,
+    limits::{OUTCOMES_JUDGED_MAX, OUTCOMES_TRAINED_MAX},
+};
+
+use super::{
+    baseline::Baseline,
+    calibration::Calibration,
+    history::FEATURES,
+    model::{Model, ModelSource},
+    online::{OnlinePredictor, RiskPrediction, VmAssessment},
+    outcome::{Outcome, VmRequest},
+    risk::RiskLimit,
+    score::ScoreSum,
+};
+pub use super::{
+    baseline::{Method, MethodScores},
+    score::Score,
+};
+use crate::trees::boost::rank;
+
+/// Ended VM as a sample for training and testing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VmSample {
+    /// Request, as known before the start.
+    pub request: VmRequest,
+    /// Outcome; its end is not before the start.
+    pub outcome: Outcome,
+    /// Whether the outcome is reliable. Unreliable outcomes are neither trained on nor tested.
+    pub is_trusted: bool,
+}
+
+/// Result of a backtest at one target rate of overpredictions. All values but `vms` are shares, 0
+/// to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BacktestResult {
+    /// Target share of overpredicted VMs.
+    #[serde(rename = "rate_asked")]
+    pub rate_target: f64,
+    /// Observed share of overpredicted VMs.
+    pub rate_actual: f64,
+    /// Predicted over requested memory.
+    pub frigid_share: f64,
+    /// Predicted memory, rounded down to whole slices of each VM, over requested memory.
+    pub slice_share: f64,
+    /// Share of VMs overpredicted after rounding down to whole slices.
+    pub slice_rate: f64,
+    /// Predicted over requested memory with a fixed share for all VMs: the quantile of the training
+    /// VMs' untouched shares at the target rate.
+    pub static_share: f64,
+    /// Share of VMs overpredicted by the fixed share.
+    pub static_rate: f64,
+    /// Number of tested VMs.
+    pub vms: u32,
+}
+
+/// Error: the test set has no reliable outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no VM to test: must be at least one with a reliable outcome")]
+pub struct EmptyTestSet;
+
+/// Number of outcomes before the first training.
+const FIRST_TRAINING: usize = 50;
+/// Growth of the number of outcomes between two trainings.
+const TRAINING_GROWTH: f64 = 1.1;
+/// Number of outcomes between two updates of the risk limits.
+const RISK_LIMIT_EVERY: usize = 20;
+
+/// Backtests each target rate on the VMs of `test`. VMs of `train` (may be empty) are trained on
+/// once they have ended; so are tested VMs. VMs that start at the same time do not see each other's
+/// outcomes.
+///
+/// # Errors
+/// [`EmptyTestSet`] when `test` has no reliable outcome.
+pub fn run(
+    train: &[VmSample],
+    test: &[VmSample],
+    rates: &[Fraction],
+) -> Result<Vec<BacktestResult>, EmptyTestSet> {
+    let backtest = Backtest::over(train, test, rates, Vec::new())?;
+    Ok(backtest.policies.iter().map(Policy::result).collect())
+}
+
+/// Like [`run`], and also scores every other method on the same VMs with the same inputs.
+///
+/// # Errors
+/// [`EmptyTestSet`] when `test` has no reliable outcome.
+pub fn compare(
+    train: &[VmSample],
+    test: &[VmSample],
+    rates: &[Fraction],
+) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), EmptyTestSet> {
+    let Backtest { policies, baselines, .. } = Backtest::over(train, test, rates, Baseline::all(rates))?;
+    let of = |method, sum: fn(&Policy) -> ScoreSum| MethodScores {
+        method,
+        scores: policies.iter().map(|policy| sum(policy).score()).collect(),
+    };
+    let method_scores =
+        [of(Method::Calibrated, |policy| policy.calibrated), of(Method::FixedShare, |policy| policy.fixed)];
+    let results = policies.iter().map(Policy::result).collect();
+    Ok((results, method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect()))
+}
+
+/// Model to serve, with the backtest of models trained the same way.
+#[derive(Clone, Debug)]
+pub struct TrainedModel {
+    /// Model trained on all outcomes.
+    pub model: Model,
+    /// Latest outcomes, each with the prediction of a model trained before it.
+    pub calibration: Calibration,
+    /// Backtest results on the VMs that started after the first training.
+    pub results: Vec<BacktestResult>,
+    /// Number of outcomes that the model was trained on.
+    pub outcomes: usize,
+    /// Start of the first VM and end of the last.
+    pub window: (UnixMs, UnixMs),
+}
+
+/// Error: too few reliable outcomes to train on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} reliable outcomes: must be at least {FIRST_TRAINING}")]
+pub struct TooFewOutcomes(usize);
+
+/// Trains a model on all outcomes, and backtests models of earlier outcomes on later ones.
+///
+/// # Errors
+/// [`TooFewOutcomes`] when there are fewer than 50 reliable outcomes.
+pub fn train(
+    samples: &[VmSample],
+    source: &ModelSource,
+    rates: &[Fraction],
+) -> Result<TrainedModel, TooFewOutcomes> {
+    let trusted = samples.iter().filter(|sample| sample.is_trusted);
+    let outcomes = trusted.clone().count();
+    let begins = trusted.clone().map(|sample| sample.request.begins).min();
+    let ends = trusted.map(|sample| sample.outcome.ended).max();
+    let Some(window) = begins.zip(ends).filter(|_| outcomes >= FIRST_TRAINING) else {
+        return Err(TooFewOutcomes(outcomes));
+    };
+    // The calibration would evict earlier outcomes.
+    let first = outcomes.saturating_sub(OUTCOMES_JUDGED_MAX).max(FIRST_TRAINING);
+    let mut backtest = Backtest { tests_unpredicted: false, ..Backtest::new(source, first, rates) };
+    let samples: Vec<&VmSample> = samples.iter().collect();
+    backtest.replay(&samples, 0);
+    backtest.end_until(UnixMs(u64::MAX), &samples);
+    let (model, calibration) = (backtest.fit(), backtest.online.calibration().clone());
+    let results = backtest.policies.iter().map(Policy::result).collect();
+    Ok(TrainedModel { model, calibration, results, outcomes, window })
+}
+
+/// Calibrates an existing model on VMs that started after `after`, in order of their end.
+pub fn calibrate(model: &Model, samples: &[VmSample], after: UnixMs) -> Calibration {
+    let source = ModelSource::Trained;
+    let mut backtest = Backtest { calibrates_after: Some(after), ..Backtest::new(&source, usize::MAX, &[]) };
+    backtest.online.set_model(model.clone());
+    let samples: Vec<&VmSample> = samples.iter().collect();
+    backtest.replay(&samples, 0);
+    backtest.end_until(UnixMs(u64::MAX), &samples);
+    backtest.online.calibration().clone()
+}
+
+/// Returns the features of each VM at its start, in order of start, and its untouched share.
+pub fn features_at_start(samples: &[VmSample]) -> Vec<([f64; FEATURES], Fraction)> {
+    let samples: Vec<&VmSample> = samples.iter().collect();
+    let mut backtest = Backtest::new(&ModelSource::Trained, usize::MAX, &[]);
+    let mut start = |at: usize| {
+        backtest.end_until(samples[at].request.begins, &samples);
+        (backtest.start(at, samples[at], false), samples[at].outcome.untouched)
+    };
+    start_order(&samples).into_iter().map(&mut start).collect()
+}
+
+/// Returns the indexes of the samples in order of start.
+fn start_order(samples: &[&VmSample]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..samples.len()).collect();
+    order.sort_by_key(|sample| samples[*sample].request.begins);
+    order
+}
+
+/// State of a backtest at one point in time.
+struct Backtest<'a> {
+    online: OnlinePredictor,
+    source: &'a ModelSource,
+    /// Latest outcomes: features at start, and untouched share.
+    training: VecDeque<([f64; FEATURES], f64)>,
+    outcomes_seen: usize,
+    policies: Vec<Policy>,
+    baselines: Vec<Baseline>,
+    /// Number of outcomes at which the next training is due.
+    train_at: usize,
+    limits_set_at: usize,
+    /// Whether VMs are scored that started before the first model; nothing was predicted for them.
+    tests_unpredicted: bool,
+    /// Only predictions of VMs that started later calibrate the model; earlier VMs may be in its
+    /// training set.
+    calibrates_after: Option<UnixMs>,
+    running: BinaryHeap<Reverse<(UnixMs, usize)>>,
+    /// Assessments of the running VMs.
+    assessments: BTreeMap<usize, VmAssessment>,
+}
+
+impl<'a> Backtest<'a> {
+    /// Replays all VMs; those of `test` are scored.
+    fn over(
+        train: &[VmSample],
+        test: &[VmSample],
+        rates: &[Fraction],
+        baselines: Vec<Baseline>,
+    ) -> Result<Self, EmptyTestSet> {
+        if !test.iter().any(|sample| sample.is_trusted) {
+            return Err(EmptyTestSet);
+        }
+        let samples: Vec<&VmSample> = train.iter().chain(test).collect();
+        let mut backtest = Self { baselines, ..Self::new(&ModelSource::Trained, FIRST_TRAINING, rates) };
+        backtest.replay(&samples, train.len());
+        Ok(backtest)
+    }
+
+    /// Creates a backtest with its first training at `first` outcomes.
+    fn new(source: &'a ModelSource, first: usize, rates: &[Fraction]) -> Self {
+        Self {
+            online: OnlinePredictor::default(),
+            source,
+            training: VecDeque::new(),
+            outcomes_seen: 0,
+            policies: rates.iter().map(|rate| Policy::new(*rate)).collect(),
+            baselines: Vec::new(),
+            train_at: first,
+            limits_set_at: 0,
+            tests_unpredicted: true,
+            calibrates_after: None,
+            running: BinaryHeap::new(),
+            assessments: BTreeMap::new(),
+        }
+    }
+
+    /// Replays all samples in order of start; those with an index from `tested` on are scored.
+    fn replay(&mut self, samples: &[&VmSample], tested: usize) {
+        for at in start_order(samples) {
+            let sample = samples[at];
+            self.end_until(sample.request.begins, samples);
+            self.update();
+            self.start(at, sample, at >= tested);
+        }
+    }
+
+    /// Records the outcomes of all VMs that ended before `now`.
+    fn end_until(&mut self, now: UnixMs, samples: &[&VmSample]) {
+        while self.running.peek().is_some_and(|Reverse((ended, _))| *ended < now) {
+            let Reverse((_, at)) = self.running.pop().expect("peeked above");
+            let assessment = self.assessments.remove(&at).expect("a VM starts before it ends");
+            self.record_outcome(samples[at], &assessment);
+        }
+    }
+
+    fn record_outcome(&mut self, sample: &VmSample, assessment: &VmAssessment) {
+        if !sample.is_trusted {
+            return;
+        }
+        let prediction = assessment
+            .prediction
+            .filter(|_| self.calibrates_after.is_none_or(|after| sample.request.begins > after));
+        self.online.record_outcome(&sample.request, &sample.outcome, prediction);
+        if self.training.len() == OUTCOMES_TRAINED_MAX {
+            self.training.pop_front();
+        }
+        self.training.push_back((assessment.features, sample.outcome.untouched.get()));
+        self.outcomes_seen += 1;
+    }
+
+    /// Trains a model and updates the risk limits when due.
+    fn update(&mut self) {
+        if self.outcomes_seen >= self.train_at {
+            let model = self.fit();
+            self.online.set_model(model);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a count of outcomes"
+            )]
+            let next = (self.outcomes_seen as f64 * TRAINING_GROWTH).ceil() as usize;
+            self.train_at = next;
+        }
+        if self.outcomes_seen >= self.limits_set_at + RISK_LIMIT_EVERY {
+            self.limits_set_at = self.outcomes_seen;
+            for policy in &mut self.policies {
+                policy.risk_limit = self.online.calibration().risk_limit(policy.rate);
+            }
+        }
+    }
+
+    fn fit(&mut self) -> Model {
+        let (features, mut untouched): (Vec<_>, Vec<f64>) = self.training.iter().copied().unzip();
+        let model = self.source.fit(&features, &untouched, self.outcomes_seen as u64);
+        untouched.sort_unstable_by(f64::total_cmp);
+        for policy in &mut self.policies {
+            let fixed_share = untouched[rank(untouched.len(), policy.rate.get())];
+            policy.fixed_share = Fraction::new(fixed_share).expect("untouched memory is a share");
+        }
+        model
+    }
+
+    /// Starts a VM and returns its features.
+    fn start(&mut self, at: usize, sample: &VmSample, is_tested: bool) -> [f64; FEATURES] {
+        let assessment = self.online.assess(&sample.request);
+        let features = assessment.features;
+        if is_tested && sample.is_trusted && (self.tests_unpredicted || assessment.prediction.is_some()) {
+            self.policies.iter_mut().for_each(|policy| policy.test(sample, assessment.prediction));
+            self.test_baselines(sample, &assessment.features);
+        }
+        self.assessments.insert(at, assessment);
+        self.running.push(Reverse((sample.outcome.ended.max(sample.request.begins), at)));
+        features
+    }
+
+    fn test_baselines(&mut self, sample: &VmSample, features: &[f64; FEATURES]) {
+        if !self.baselines.is_empty() {
+            let trees = self.online.model().map(|model| model.curve_of_trees(features));
+            self.baselines.iter_mut().for_each(|baseline| baseline.add(sample, features, trees));
+        }
+    }
+}
+
+/// Target rate with its current risk limit and scores.
+struct Policy {
+    rate: Fraction,
+    /// `None`, and nothing is predicted, until there are enough outcomes.
+    risk_limit: Option<RiskLimit>,
+    fixed_share: Fraction,
+    calibrated: ScoreSum,
+    fixed: ScoreSum,
+}
+
+impl Policy {
+    fn new(rate: Fraction) -> Self {
+        Self {
+            rate,
+            risk_limit: None,
+            fixed_share: Fraction::default(),
+            calibrated: ScoreSum::default(),
+            fixed: ScoreSum::default(),
+        }
+    }
+
+    fn test(&mut self, sample: &VmSample, prediction: Option<RiskPrediction>) {
+        let allocation = prediction
+            .zip(self.risk_limit)
+            .map(|(prediction, risk_limit)| prediction.allocation(sample.request.requested, risk_limit));
+        let share = Fraction::new(allocation.unwrap_or_default().share).expect("an allocation is a share");
+        self.calibrated.add(share, sample);
+        self.fixed.add(self.fixed_share, sample);
+    }
+
+    fn result(&self) -> BacktestResult {
+        let (calibrated, fixed) = (self.calibrated.score(), self.fixed.score());
+        BacktestResult {
+            rate_target: self.rate.get(),
+            rate_actual: calibrated.rate,
+            frigid_share: calibrated.share,
+            slice_share: calibrated.slice_share,
+            slice_rate: calibrated.slice_rate,
+            static_share: fixed.share,
+            static_rate: fixed.rate,
+            vms: self.calibrated.vms,
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Backtest of the sensitivity prediction (Pond, figure 10b): random splits of the programs into
+//! two halves. The forest trains on one half; the forest and both threshold baselines are scored on
+//! the other. Runs of one program are in one half.
+
+use std::collections::BTreeSet;
+
+use rand::{SeedableRng, seq::SliceRandom as _};
+use rand_pcg::Pcg64Mcg;
+use serde::Serialize;
+use units::{Fraction, limits::SPLITS_MAX};
+
+use super::{DRAM_BOUND, MEMORY_BOUND, Workload, train_forest};
+
+/// Share of workloads that a method places on the pool at a target false-positive rate. Shares are
+/// of all workloads, 0 to 1; mean over the splits, with error bars.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PlacementStats {
+    /// Mean share placed at the target rate, with the best cutoff on the held-out half (in
+    /// hindsight).
+    pub placed: f64,
+    /// Standard deviation over the splits.
+    pub placed_sd: f64,
+    /// 1st percentile over the splits.
+    pub placed_p1: f64,
+    /// 99th percentile over the splits.
+    pub placed_p99: f64,
+    /// Mean share placed with a cutoff chosen on the training half.
+    pub tuned_placed: f64,
+    /// Mean share of false positives with that cutoff.
+    pub tuned_fp: f64,
+}
+
+/// Result at one target rate of false positives.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BacktestResult {
+    /// Target share of workloads that are placed although they are slowed down beyond the margin.
+    #[serde(rename = "fp_asked")]
+    pub fp_target: f64,
+    /// Random forest.
+    pub forest: PlacementStats,
+    /// Threshold on the share of cycles that wait for memory beyond the caches.
+    pub dram_bound: PlacementStats,
+    /// Threshold on the share of slots that wait for memory or caches.
+    pub memory_bound: PlacementStats,
+}
+
+/// Error training or evaluating a sensitivity model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluationError {
+    /// There are too few programs to split.
+    #[error("{0} programs: must be at least {PROGRAMS_MIN}")]
+    TooFewPrograms(usize),
+    /// All workloads are slowed down beyond the margin, or none.
+    #[error("all workloads are slowed down beyond the margin, or none: must be some of each")]
+    SingleClass,
+    /// The number of splits is out of range.
+    #[error("{0} splits: must be from 1 to {SPLITS_MAX}")]
+    Splits(u32),
+}
+
+/// Minimum number of programs.
+const PROGRAMS_MIN: usize = 10;
+
+impl EvaluationError {
+    /// Checks that there are enough programs, and workloads of both classes.
+    pub(super) fn check(workloads: &[Workload], pdm: Fraction) -> Result<(), Self> {
+        let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
+        let slowed = workloads.iter().filter(|workload| workload.slowdown > pdm.get()).count();
+        if programs.len() < PROGRAMS_MIN {
+            Err(Self::TooFewPrograms(programs.len()))
+        } else if slowed == 0 || slowed == workloads.len() {
+            Err(Self::SingleClass)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Evaluates all methods on `splits` random splits of the programs.
+///
+/// # Errors
+/// [`EvaluationError`] when there are too few programs, only one class, or `splits` is out of
+/// range.
+pub fn run(
+    workloads: &[Workload],
+    pdm: Fraction,
+    rates: &[Fraction],
+    splits: u32,
+    seed: u64,
+) -> Result<Vec<BacktestResult>, EvaluationError> {
+    let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
+    let mut programs: Vec<&str> = programs.into_iter().collect();
+    EvaluationError::check(workloads, pdm)?;
+    if !(1..=SPLITS_MAX).contains(&splits) {
+        return Err(EvaluationError::Splits(splits));
+    }
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    let mut totals = vec![<[MethodTotals; 3]>::default(); rates.len()];
+    for split in 0..splits {
+        programs.shuffle(&mut rng);
+        let training: BTreeSet<&str> = programs[..programs.len() / 2].iter().copied().collect();
+        let (train, test): (Vec<&Workload>, Vec<&Workload>) =
+            workloads.iter().partition(|workload| training.contains(workload.program.as_str()));
+        let methods = score_split(&train, &test, pdm.get(), seed ^ u64::from(split));
+        for (totals, rate) in totals.iter_mut().zip(rates) {
+            totals
+                .iter_mut()
+                .zip(&methods)
+                .for_each(|(totals, split_scores)| totals.add(split_scores, *rate));
+        }
+    }
+    let result =
+        |([forest, dram_bound, memory_bound], rate): ([MethodTotals; 3], &Fraction)| BacktestResult {
+            fp_target: rate.get(),
+            forest: forest.placed(),
+            dram_bound: dram_bound.placed(),
+            memory_bound: memory_bound.placed(),
+        };
+    Ok(totals.into_iter().zip(rates).map(result).collect())
+}
+
+/// Scores of a method on one split: for each workload its score (the lowest is placed first) and
+/// whether it is slowed down beyond the margin. The training scores are out-of-bag.
+struct ScoredSplit {
+    training: Vec<(f64, bool)>,
+    held_out: Vec<(f64, bool)>,
+}
+
+fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> [ScoredSplit; 3] {
+    let fitted = train_forest(train, pdm, seed);
+    let is_slowed = |workload: &&Workload| workload.slowdown > pdm;
+    let out_of_bag = train.iter().zip(fitted.out_of_bag);
+    let forest_scores = ScoredSplit {
+        training: out_of_bag.filter_map(|(workload, score)| Some((score?, is_slowed(workload)))).collect(),
+        held_out: test
+            .iter()
+            .map(|workload| (fitted.forest.predict_one(&workload.counters), is_slowed(workload)))
+            .collect(),
+    };
+    let threshold = |counter: usize| {
+        let scores = |workloads: &[&Workload]| -> Vec<(f64, bool)> {
+            // Workloads without the counter are placed last.
+            let score = |workload: &&Workload| workload.counters[counter];
+            let or_last = |score: f64| if score.is_nan() { f64::INFINITY } else { score };
+            workloads.iter().map(|workload| (or_last(score(workload)), is_slowed(workload))).collect()
+        };
+        ScoredSplit { training: scores(train), held_out: scores(test) }
+    };
+    [forest_scores, threshold(DRAM_BOUND), threshold(MEMORY_BOUND)]
+}
+
+/// Results of one method at one target rate, summed over the splits.
+#[derive(Clone, Debug, Default)]
+struct MethodTotals {
+    placed: Vec<f64>,
+    tuned_placed: f64,
+    tuned_fp: f64,
+}
+
+impl MethodTotals {
+    fn add(&mut self, split_scores: &ScoredSplit, rate: Fraction) {
+        let (_, placed) = best_cutoff(&split_scores.held_out, rate.get());
+        let (tuned, _) = best_cutoff(&split_scores.training, rate.get());
+        let all = split_scores.held_out.len() as f64;
+        let accepted = || split_scores.held_out.iter().filter(|(score, _)| *score <= tuned);
+        self.placed.push(placed);
+        self.tuned_placed += accepted().count() as f64 / all;
+        self.tuned_fp += accepted().filter(|(_, is_slowed)| *is_slowed).count() as f64 / all;
+    }
+
+    fn placed(mut self) -> PlacementStats {
+        self.placed.sort_unstable_by(f64::total_cmp);
+        let n = self.placed.len() as f64;
+        let mean = self.placed.iter().sum::<f64>() / n;
+        let variance = self.placed.iter().map(|placed| (placed - mean).powi(2)).sum::<f64>() / n;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rank among the splits"
+        )]
+        let percentile = |part: f64| self.placed[(part * (n - 1.0)).round() as usize];
+        PlacementStats {
+            placed: mean,
+            placed_sd: variance.sqrt(),
+            placed_p1: percentile(0.01),
+            placed_p99: percentile(0.99),
+            tuned_placed: self.tuned_placed / n,
+            tuned_fp: self.tuned_fp / n,
+        }
+    }
+}
+
+/// Returns the highest cutoff at which at most `rate` of all workloads are false positives, and the
+/// share placed. Ties are placed together or not at all.
+fn best_cutoff(scores: &[(f64, bool)], rate: f64) -> (f64, f64) {
+    let mut sorted = scores.to_vec();
+    sorted.sort_unstable_by(|(one, _), (other, _)| one.total_cmp(other));
+    let (mut slowed, mut accepted, mut best) = (0, 0, (f64::NEG_INFINITY, 0.0));
+    for ties in sorted.chunk_by(|(one, _), (other, _)| one == other) {
+        slowed += ties.iter().filter(|(_, is_slowed)| *is_slowed).count();
+        accepted += ties.len();
+        if slowed as f64 > rate * scores.len() as f64 {
+            break;
+        }
+        best = (ties[0].0, accepted as f64 / scores.len() as f64);
+    }
+    best
+}

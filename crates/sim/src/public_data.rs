@@ -1,0 +1,23 @@
+//! Public data sets for tests, if present; they are not part of the repository.
+
+use std::path::{Path, PathBuf};
+
+/// Opens and decompresses a file of the public data. Returns `None` and prints a note if the file
+/// does not exist.
+pub(crate) fn open_gz(name: &str) -> Option<impl std::io::BufRead + use<>> {
+    let folder = std::env::var_os("TARN_DATA").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data")),
+        PathBuf::from,
+    );
+    let path = folder.join(name);
+    let Ok(compressed) = read_file(&path) else {
+        eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
+        return None;
+    };
+    Some(std::io::BufReader::new(flate2::bufread::MultiGzDecoder::new(std::io::Cursor::new(compressed))))
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests that read public files")]
+fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    std::fs::read(path)
+}

@@ -1,0 +1,74 @@
+//! Page accesses of a trace of keys or blocks (`key`, `lbn`) or of memory addresses (`addr`, by
+//! lines of 64 bytes).
+
+use std::io;
+
+use rustc_hash::FxHashMap;
+
+/// Error reading an access trace.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessTraceError {
+    /// The bytes cannot be read or are not CSV.
+    #[error(transparent)]
+    Csv(#[from] csv::Error),
+    /// The columns are missing.
+    #[error("missing column `key`, `lbn` or `addr`")]
+    MissingColumn,
+    /// A value is invalid.
+    #[error("line {line}: {column} = {value:?}: must be a whole number, at least 0")]
+    InvalidValue {
+        /// Line number, from 1.
+        line: u64,
+        /// Name of the column.
+        column: &'static str,
+        /// Value as written.
+        value: String,
+    },
+    /// The trace is too short or too long.
+    #[error("{0} accesses: must be at least {TOUCHES_MIN} and at most {TOUCHES_MAX}")]
+    InvalidLength(usize),
+}
+
+/// Minimum length of a trace.
+const TOUCHES_MIN: usize = 10_000;
+/// Upper bound on the length of a trace.
+const TOUCHES_MAX: usize = 64 << 20;
+/// Cache line size in bytes.
+const LINE: u64 = 64;
+
+/// Reads the accessed pages in order, numbered by first access from 0.
+///
+/// # Errors
+/// [`AccessTraceError`] when the input is not CSV, lacks the columns, has an invalid value, or has
+/// an invalid length.
+pub fn read(input: impl io::Read) -> Result<Vec<u32>, AccessTraceError> {
+    let mut table = csv::Reader::from_reader(input);
+    let names = table.headers()?.clone();
+    let columns = [("key", 1), ("lbn", 1), ("addr", LINE)];
+    let found = columns
+        .into_iter()
+        .find_map(|(name, unit)| Some((name, unit, names.iter().position(|other| other == name)?)));
+    let (column, unit, at) = found.ok_or(AccessTraceError::MissingColumn)?;
+    let mut numbers: FxHashMap<u64, u32> = FxHashMap::default();
+    let mut touches = Vec::new();
+    let mut row = csv::StringRecord::new();
+    while table.read_record(&mut row)? {
+        let wrong = || AccessTraceError::InvalidValue {
+            line: row.position().map_or(0, csv::Position::line),
+            column,
+            value: row[at].to_owned(),
+        };
+        let place: u64 = row[at].parse().map_err(|_| wrong())?;
+        let next =
+            u32::try_from(numbers.len()).map_err(|_| AccessTraceError::InvalidLength(numbers.len()))?;
+        touches.push(*numbers.entry(place / unit).or_insert(next));
+        if touches.len() > TOUCHES_MAX {
+            return Err(AccessTraceError::InvalidLength(touches.len()));
+        }
+    }
+    if touches.len() < TOUCHES_MIN {
+        Err(AccessTraceError::InvalidLength(touches.len()))
+    } else {
+        Ok(touches)
+    }
+}
