@@ -35,7 +35,7 @@ pub use split::{Table, best_split};
 pub use utility::{Asked, Limits, Mark, Purse, Utility};
 
 use thiserror::Error;
-use units::limits::{SUPPLY_MAX, TENANTS_MAX, WEIGHT_PART_MIN};
+use units::limits::{SUPPLY_MAX, TENANTS_MAX, WEIGHT_FRACTION_MIN};
 
 /// One who shares.
 #[derive(Clone, Debug)]
@@ -234,7 +234,7 @@ impl<'a, U: Utility> Market<'a, U> {
         }
         let market = Self { tenants, supply, per_weight: 1.0 / weights, part: 1.0 };
         for (tenant, one) in tenants.iter().enumerate() {
-            if !(weights.is_finite() && one.weight >= WEIGHT_PART_MIN * weights) {
+            if !(weights.is_finite() && one.weight >= WEIGHT_FRACTION_MIN * weights) {
                 return Err(MarketError::Weight { tenant, value: one.weight });
             }
             market.check_limits(tenant)?;

@@ -19,7 +19,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
     sockopt::{Timeout, set_socket_timeout},
 };
-use units::limits::{ANSWER_WITHIN_DEFAULT, DATAGRAM_BYTES_MAX, SLICES_PER_VM_MAX};
+use units::limits::{DATAGRAM_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, SLICES_PER_VM_MAX};
 
 /// A connection to the agent of this host.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Client {
         let connected = || -> io::Result<OwnedFd> {
             let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
             connect(&client, &SocketAddrUnix::new(socket)?)?;
-            let within = ANSWER_WITHIN_DEFAULT.as_duration();
+            let within = RESPONSE_TIMEOUT_DEFAULT.as_duration();
             set_socket_timeout(&client, Timeout::Recv, Some(within))?;
             set_socket_timeout(&client, Timeout::Send, Some(within))?;
             Ok(client)

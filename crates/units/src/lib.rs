@@ -13,7 +13,7 @@ mod user;
 
 pub use chain::chain;
 pub use name::{Name, NameError, RequestId};
-pub use number::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, Revision, SliceId};
-pub use size::{Bytes, Fraction, NotAFraction, SLICE};
+pub use number::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, Revision, SliceId};
+pub use size::{Bytes, Fraction, FractionError, SLICE};
 pub use time::{Ns, UnixMs};
 pub use user::{UserId, UserIdError};

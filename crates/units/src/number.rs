@@ -78,14 +78,14 @@ impl std::str::FromStr for ReservationId {
 /// The number of an order to a host: newer ones win. The generation rises when a store is restored from a backup, so
 /// that orders of the forgotten future stay older.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct OrderNumber {
+pub struct DesiredVersion {
     /// Which life of the store.
     pub generation: u64,
     /// Which state of the ledger.
     pub revision: Revision,
 }
 
-impl fmt::Display for OrderNumber {
+impl fmt::Display for DesiredVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.generation, self.revision)
     }

@@ -102,13 +102,13 @@ impl fmt::Display for Bytes {
     "{0:?} is not a size: must be a whole number with B, KiB, MiB, GiB or TiB (or K, M, G, T for the same powers of 1024), \
      such as 4GiB or 4G"
 )]
-pub struct NotASize(String);
+pub struct SizeError(String);
 
 impl std::str::FromStr for Bytes {
-    type Err = NotASize;
+    type Err = SizeError;
 
-    fn from_str(text: &str) -> Result<Self, NotASize> {
-        let no = || NotASize(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let no = || SizeError(text.to_owned());
         let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(at);
         let n: u64 = digits.parse().map_err(|_| no())?;
@@ -132,15 +132,15 @@ pub struct Fraction(f64);
 /// Not a share of anything.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{0} is not a fraction: must be between 0 and 1")]
-pub struct NotAFraction(f64);
+pub struct FractionError(f64);
 
 impl Fraction {
     /// Checks the range.
     ///
     /// # Errors
-    /// [`NotAFraction`] outside `0.0..=1.0` and for NaN.
-    pub fn new(x: f64) -> Result<Self, NotAFraction> {
-        if (0.0..=1.0).contains(&x) { Ok(Self(x)) } else { Err(NotAFraction(x)) }
+    /// [`FractionError`] outside `0.0..=1.0` and for NaN.
+    pub fn new(x: f64) -> Result<Self, FractionError> {
+        if (0.0..=1.0).contains(&x) { Ok(Self(x)) } else { Err(FractionError(x)) }
     }
 
     /// As a plain number.
@@ -161,9 +161,9 @@ impl Fraction {
 }
 
 impl TryFrom<f64> for Fraction {
-    type Error = NotAFraction;
+    type Error = FractionError;
 
-    fn try_from(x: f64) -> Result<Self, NotAFraction> {
+    fn try_from(x: f64) -> Result<Self, FractionError> {
         Self::new(x)
     }
 }

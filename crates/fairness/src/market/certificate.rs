@@ -1,7 +1,7 @@
 //! What a caller can check of an outcome: of what tenants bought, and what that is worth to them. Shares in whole units differ from it by less than a unit of
 //! each good, and by what was left over.
 
-use units::limits::ENVIERS_COMPARED_MAX;
+use units::limits::ENVY_CHECK_TENANTS_MAX;
 
 use super::{Market, Outcome, Status, goods::Bundle, utility::Utility};
 
@@ -62,7 +62,7 @@ impl<U: Utility> Market<'_, U> {
             overspent: self.overspent(outcome),
             sharing_incentive,
             worst_off,
-            envy: (self.tenants.len() <= ENVIERS_COMPARED_MAX).then(|| self.envy(&outcome.bought)),
+            envy: (self.tenants.len() <= ENVY_CHECK_TENANTS_MAX).then(|| self.envy(&outcome.bought)),
         }
     }
 

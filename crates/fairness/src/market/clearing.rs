@@ -1,6 +1,6 @@
 //! From what tenants ask for on both sides of the price to what they get.
 
-use units::limits::{FIXED_TRIED_MAX, MARGINALS_TRIED_MAX};
+use units::limits::{FIXED_CANDIDATES_MAX, MARGINAL_CANDIDATES_MAX};
 
 use super::{
     Market, Status, Tenant,
@@ -141,7 +141,7 @@ impl<'a, U: Utility> Sides<'a, U> {
     /// among equals the next after the one whose turn it is.
     fn one_marginal(&self, rigid: &[usize], turn: usize) -> Option<Cleared> {
         let first = turn % rigid.len();
-        let in_turn = rigid[first..].iter().chain(&rigid[..first]).take(MARGINALS_TRIED_MAX);
+        let in_turn = rigid[first..].iter().chain(&rigid[..first]).take(MARGINAL_CANDIDATES_MAX);
         let packed = in_turn.filter_map(|tenant| Some((*tenant, self.packed(rigid, Some(*tenant))?)));
         let best =
             packed.reduce(|best, next| if next.1.1 > best.1.1 * (1.0 + SPLIT_LOSS) { next } else { best });
@@ -152,7 +152,7 @@ impl<'a, U: Utility> Sides<'a, U> {
     /// One of the rigid gets what it asks for on one side or the other, and the rest is a market of its own; the best such for all together.
     fn one_fixed(&self, rigid: &[usize], price: f64, turn: usize) -> Option<Cleared> {
         let sides = |tenant: &usize| [(*tenant, self.memory[*tenant]), (*tenant, self.bandwidth[*tenant])];
-        let fixed = rigid.iter().take(FIXED_TRIED_MAX).flat_map(sides);
+        let fixed = rigid.iter().take(FIXED_CANDIDATES_MAX).flat_map(sides);
         let cleared = fixed.filter_map(|(tenant, bundle)| {
             let bundles = self.beside(tenant, bundle, price, turn)?;
             let cleared = self.market.checked(Status::OneFixed { tenant }, bundles)?;

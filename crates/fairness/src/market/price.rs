@@ -8,7 +8,7 @@
 //! the change are asked alone where they do (`likely`), and few prices are left for all to be asked. As long as halving could still end in time, any price
 //! between may be tried. Who asks for the same of one good on both sides of the price is not asked again before the search ends (`leave_out`).
 
-use units::limits::PRICES_TRIED_MAX;
+use units::limits::PRICE_ROUNDS_MAX;
 
 use super::{
     Market,
@@ -76,7 +76,7 @@ pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks:
         marks,
         crowd,
         rounds: 0,
-        most: PRICES_TRIED_MAX,
+        most: PRICE_ROUNDS_MAX,
         spare: Round::default(),
         leaves_out: true,
     }
@@ -272,7 +272,7 @@ impl<U: Utility> Search<'_, '_, U> {
 
     /// From the beginning, with nobody left out: somebody who was asks for something else after all.
     fn of_all(mut self, near: f64) -> Found {
-        (self.leaves_out, self.most) = (false, self.rounds + PRICES_TRIED_MAX);
+        (self.leaves_out, self.most) = (false, self.rounds + PRICE_ROUNDS_MAX);
         self.crowd = Crowd::all(self.marks.len());
         self.run(near, true)
     }

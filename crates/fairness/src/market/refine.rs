@@ -5,7 +5,7 @@
 //! a time, or two groups of equals, some memory goes one way, and bandwidth either way or none, as long as the mean rises and the one that gives keeps what
 //! it is due; and, if that is asked for, as long as nobody would rather have another's share.
 
-use units::limits::{REFINED_TENANTS_MAX, REFINEMENTS_MAX, REFINEMENTS_TRIED_MAX};
+use units::limits::{REFINEMENT_TENANTS_MAX, REFINEMENTS_MAX, TRADE_CANDIDATES_MAX};
 
 use super::{
     Market, Outcome,
@@ -42,7 +42,7 @@ pub struct Aim {
 impl<U: Utility> Market<'_, U> {
     /// Changes an outcome of this market for a larger geometric mean of throughputs. Of a market with many tenants nothing changes.
     pub fn refine(&self, outcome: &mut Outcome, aim: Aim) {
-        if self.tenants.len() > REFINED_TENANTS_MAX {
+        if self.tenants.len() > REFINEMENT_TENANTS_MAX {
             return;
         }
         let mut best = Refining::of(self, &outcome.bought, aim);
@@ -224,7 +224,7 @@ impl<'a, 'b, U: Utility> Refining<'a, 'b, U> {
         deals.sort_by(|one, other| other.gain.total_cmp(&one.gain));
         let Some(deal) = deals
             .into_iter()
-            .take(REFINEMENTS_TRIED_MAX)
+            .take(TRADE_CANDIDATES_MAX)
             .find(|deal| !self.aim.without_envy || self.is_envied_by_nobody(deal))
         else {
             return false;

@@ -1,6 +1,6 @@
 //! One round of the auction: what everybody asks for at one price, and the dividend that spends what some do not want.
 
-use units::limits::{DIVIDENDS_TRIED_MAX, WEIGHT_PART_MIN};
+use units::limits::{DIVIDEND_ROUNDS_MAX, WEIGHT_FRACTION_MIN};
 
 use super::{
     Market,
@@ -151,7 +151,7 @@ struct Spending {
 impl Spending {
     /// The dividend that would spend all, as long as nobody thinks otherwise. If nobody keeps anything it is 1, whatever weights add up to in the last bits.
     fn due(&self) -> f64 {
-        if 1.0 - self.eager < WEIGHT_PART_MIN / 2.0 { 1.0 } else { (1.0 - self.by_content) / self.eager }
+        if 1.0 - self.eager < WEIGHT_FRACTION_MIN / 2.0 { 1.0 } else { (1.0 - self.by_content) / self.eager }
     }
 
     fn spent(&self, dividend: f64) -> f64 {
@@ -175,7 +175,7 @@ impl Round {
             (spending, asked) = (self.ask_with(market, crowd, 1.0, marks), 1.0);
             more = spending.due();
         }
-        for _ in 0..DIVIDENDS_TRIED_MAX {
+        for _ in 0..DIVIDEND_ROUNDS_MAX {
             if !more.is_finite() || more <= self.dividend * (1.0 + 1e-12) {
                 break;
             }

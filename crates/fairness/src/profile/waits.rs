@@ -3,7 +3,7 @@
 //! A model knows which pages are touched how often; how long the kernel lets a tenant wait with so much memory it does not. What was measured with the memory
 //! that the tenant had is true there, and the model says how it goes on from there.
 
-use units::limits::{WAITS_EPOCHS_MAX, WAITS_MEASURED_MAX};
+use units::limits::{STALL_POINT_EPOCHS_MAX, STALL_POINTS_MAX};
 
 /// Sizes that are told apart, relative.
 const NEAR: f64 = 0.03;
@@ -71,10 +71,10 @@ impl Waits {
         let waits = mean.value;
         // What says that more memory made it wait longer is of another time.
         self.measured.retain(|one| {
-            one.age < WAITS_EPOCHS_MAX
+            one.age < STALL_POINT_EPOCHS_MAX
                 && if one.memory < memory { one.waits.value >= waits } else { one.waits.value <= waits }
         });
-        if self.measured.len() == WAITS_MEASURED_MAX {
+        if self.measured.len() == STALL_POINTS_MAX {
             let oldest = (0..self.measured.len()).max_by_key(|at| self.measured[*at].age);
             oldest.map(|at| self.measured.remove(at));
         }
@@ -188,7 +188,7 @@ mod tests {
     fn what_was_measured_long_ago_is_forgotten() {
         let mut waits = Waits::default();
         waits.note(50.0, 0.5, straight);
-        for _ in 0..WAITS_EPOCHS_MAX {
+        for _ in 0..STALL_POINT_EPOCHS_MAX {
             waits.note(80.0, 0.2, straight);
         }
         assert_eq!(waits.sizes().collect::<Vec<_>>(), [80.0]);
@@ -202,7 +202,7 @@ mod tests {
             let mut waits = Waits::default();
             for (memory, measured) in measured {
                 waits.note(memory, measured, straight);
-                prop_assert!(waits.sizes().count() <= WAITS_MEASURED_MAX);
+                prop_assert!(waits.sizes().count() <= STALL_POINTS_MAX);
             }
             let all: Vec<f64> = (0..=220).map(|memory| waits.at(f64::from(memory), straight)).collect();
             prop_assert!(all.iter().all(|waits| waits.is_finite() && *waits >= 0.0), "{all:?}");

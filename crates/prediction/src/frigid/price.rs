@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 use units::{
     Bytes, Fraction, UnixMs,
-    limits::{OUTCOMES_JUDGED_MAX, OWNERS_JUDGED_MAX},
+    limits::{CALIBRATION_OUTCOMES_MAX, OWNER_MARGINS_MAX},
 };
 
 use super::{
@@ -76,7 +76,7 @@ impl Calibration {
             tally.outcomes = tally.outcomes * kept + 1.0;
             tally.hits = tally.hits * kept + f64::from(u8::from(is_hit));
         }
-        if self.recent.len() >= OUTCOMES_JUDGED_MAX {
+        if self.recent.len() >= CALIBRATION_OUTCOMES_MAX {
             self.recent.pop_front();
         }
         self.recent.push_back(judged);
@@ -84,9 +84,9 @@ impl Calibration {
 
     /// Of too many owners, the half of which least is known is forgotten.
     fn make_room_for(&mut self, owner: &str) {
-        if self.owners.len() >= OWNERS_JUDGED_MAX && !self.owners.contains_key(owner) {
+        if self.owners.len() >= OWNER_MARGINS_MAX && !self.owners.contains_key(owner) {
             let mut outcomes: Vec<f64> = self.owners.values().map(|tally| tally.outcomes).collect();
-            let median = *outcomes.select_nth_unstable_by(OWNERS_JUDGED_MAX / 2, f64::total_cmp).1;
+            let median = *outcomes.select_nth_unstable_by(OWNER_MARGINS_MAX / 2, f64::total_cmp).1;
             self.owners.retain(|_, tally| tally.outcomes > median);
         }
     }
@@ -140,8 +140,8 @@ impl Calibration {
     pub(crate) fn is_sound(&self) -> bool {
         let is_sound = |judged: &Judged| judged.requested > Bytes::ZERO && judged.caution >= 1.0;
         let tallies = self.owners.values().all(|tally| tally.outcomes.is_finite() && tally.hits.is_finite());
-        self.recent.len() <= OUTCOMES_JUDGED_MAX
-            && self.owners.len() <= OWNERS_JUDGED_MAX
+        self.recent.len() <= CALIBRATION_OUTCOMES_MAX
+            && self.owners.len() <= OWNER_MARGINS_MAX
             && self.recent.iter().all(is_sound)
             && tallies
     }

@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use units::{
     Fraction, UnixMs,
-    limits::{OUTCOMES_JUDGED_MAX, OUTCOMES_TRAINED_MAX},
+    limits::{CALIBRATION_OUTCOMES_MAX, TRAINING_OUTCOMES_MAX},
 };
 
 use super::{
@@ -136,7 +136,7 @@ pub fn train(stays: &[Stay], teacher: &Teacher, rates: &[Fraction]) -> Result<Tr
         return Err(TooFew(outcomes));
     };
     // Earlier ones would be forgotten by the calibration.
-    let first = outcomes.saturating_sub(OUTCOMES_JUDGED_MAX).max(FIRST);
+    let first = outcomes.saturating_sub(CALIBRATION_OUTCOMES_MAX).max(FIRST);
     let mut trial = Trial { tests_unsaid: false, ..Trial::new(teacher, first, rates) };
     let stays: Vec<&Stay> = stays.iter().collect();
     trial.live_through(&stays, 0);
@@ -256,7 +256,7 @@ impl<'a> Trial<'a> {
         }
         let said = known.said.filter(|_| self.judges_after.is_none_or(|after| stay.ask.begins > after));
         self.live.end(&stay.ask, &stay.outcome, said);
-        if self.learnt.len() == OUTCOMES_TRAINED_MAX {
+        if self.learnt.len() == TRAINING_OUTCOMES_MAX {
             self.learnt.pop_front();
         }
         self.learnt.push_back((known.features, stay.outcome.untouched.get()));

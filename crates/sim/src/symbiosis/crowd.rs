@@ -5,7 +5,7 @@ use fairness::{
     market::{Aim, How, Market, Outcome, Tenant as Bidder, Trail},
     profile::Worth,
 };
-use units::limits::REFINED_TENANTS_MAX;
+use units::limits::REFINEMENT_TENANTS_MAX;
 
 use super::{host::Host, mixes, tenant::Tenant};
 
@@ -65,7 +65,7 @@ impl Bidders {
 
     /// Whether a market of so many is refined at all.
     pub fn are_refined(&self) -> bool {
-        self.tenants.len() <= REFINED_TENANTS_MAX
+        self.tenants.len() <= REFINEMENT_TENANTS_MAX
     }
 
     /// What everybody gets, sought from where an earlier market ended.

@@ -185,7 +185,7 @@ fn who_was_left_out_and_asks_for_something_else_after_all_is_asked_again() {
                 certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9,
                 "{certificate:?}"
             );
-            assert!(outcome.rounds <= 2 * units::limits::PRICES_TRIED_MAX);
+            assert!(outcome.rounds <= 2 * units::limits::PRICE_ROUNDS_MAX);
             (outcome.memory_price, outcome.bought)
         };
         let ((price, one), (other_price, other)) = (bought(true), bought(false));
@@ -212,7 +212,7 @@ proptest! {
         prop_assert!(certificate.sold.memory <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sold.bandwidth <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?}", certificate);
-        prop_assert!(outcome.rounds <= 2 * units::limits::PRICES_TRIED_MAX, "{:?}", certificate);
+        prop_assert!(outcome.rounds <= 2 * units::limits::PRICE_ROUNDS_MAX, "{:?}", certificate);
         let marginal = match outcome.status { Status::OneMarginal { tenant } => Some(tenant), _ => None };
         let (all, prices) = (Bundle::from(FINE.all()), market.prices(outcome.memory_price));
         for (tenant, bundle) in outcome.bought.iter().enumerate() {

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 use sim::symbiosis::Crowd;
-use units::limits::REFINED_TENANTS_MAX;
+use units::limits::REFINEMENT_TENANTS_MAX;
 
 use super::{Shown, line};
 use crate::evaluate::figure::{Figure, Look, Panel, Point, Scale, Series};
@@ -54,7 +54,7 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         line(1, "a market an epoch later, sought near the last", of(|row| Some(row.warm_ms))),
         line(
             2,
-            format!("a market, refined: with {REFINED_TENANTS_MAX} tenants at most"),
+            format!("a market, refined: with {REFINEMENT_TENANTS_MAX} tenants at most"),
             of(|row| row.refined_ms),
         ),
         Series {
