@@ -1,6 +1,6 @@
-//! The words every room of Tarn speaks: sizes, times, names, numbers, and all limits by name.
+//! Common types of all crates: sizes, times, names, identifiers, and every limit by name.
 //!
-//! Nothing here decides anything, and nothing here touches the world.
+//! The crate performs no I/O and contains no policy.
 #![forbid(unsafe_code)]
 
 mod chain;
