@@ -5,8 +5,11 @@
 use std::cell::RefCell;
 
 use fairness::{
-    market::{Asked, Bundle, How, Limits, Mark, Market, Purse, Status, Supply, Tenant as Bidder, Utility},
-    profile::Worth,
+    market::{
+        BudgetConstraint, Bundle, ClearingOptions, Demand, Limits, Market, Status, Supply, Tenant as Bidder,
+        Utility, WarmStart,
+    },
+    profile::TenantUtility,
 };
 
 use super::{
@@ -51,12 +54,12 @@ const PRICES: u32 = 50;
 /// There is no tenant, or less than a MiB for them.
 pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     let (supply, equal) = (host.supply(), host.equal(tenants.len()));
-    let worth: Vec<Worth> = tenants.iter().map(|tenant| host.learnt(tenant, equal)).collect();
+    let worth: Vec<TenantUtility> = tenants.iter().map(|tenant| host.learnt(tenant, equal)).collect();
     let heard = RefCell::new(Vec::new());
     let bidder = |(who, worth)| Bidder::new(1.0, supply, Remembers { who, worth, supply, heard: &heard });
     let bidders: Vec<_> = worth.iter().enumerate().map(bidder).collect();
     let market = Market::new(supply, &bidders).expect("tenants with equal weights and without limits");
-    let outcome = market.clear(How::default());
+    let outcome = market.clear(ClearingOptions::default());
     let tried = usize::try_from(outcome.rounds).expect("a number of prices");
     let mut rounds = rounds(&heard.borrow(), tenants.len());
     rounds.truncate(tried);
@@ -72,13 +75,13 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
 }
 
 /// What all ask for at a price, each with its equal part of the money.
-fn asked_at(price: f64, worth: &[Worth], supply: Supply) -> Round {
+fn asked_at(price: f64, worth: &[TenantUtility], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
         fairness::market::Prices { memory: price / all.memory, bandwidth: (1.0 - price) / all.bandwidth };
-    let purse = Purse { budget: 1.0 / worth.len() as f64, prices };
-    let within = Limits { least: Bundle::default(), most: all };
-    let bundles = worth.iter().map(|worth| worth.asks(&purse, &within, &mut Mark::default()).bundle);
+    let purse = BudgetConstraint { budget: 1.0 / worth.len() as f64, prices };
+    let within = Limits { min: Bundle::default(), max: all };
+    let bundles = worth.iter().map(|worth| worth.demand(&purse, &within, &mut WarmStart::default()).bundle);
     Round { price, dividend: 1.0, sum: sum(bundles, supply) }
 }
 
@@ -104,7 +107,7 @@ struct Heard {
 /// A tenant that remembers what it was asked.
 struct Remembers<'a> {
     who: usize,
-    worth: &'a Worth,
+    worth: &'a TenantUtility,
     supply: Supply,
     heard: &'a RefCell<Vec<Heard>>,
 }
@@ -114,8 +117,8 @@ impl Utility for Remembers<'_> {
         self.worth.value(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
-        let asked = self.worth.asks(purse, within, mark);
+    fn demand(&self, purse: &BudgetConstraint, within: &Limits, mark: &mut WarmStart) -> Demand {
+        let asked = self.worth.demand(purse, within, mark);
         self.heard.borrow_mut().push(Heard {
             who: self.who,
             price: purse.prices.memory * self.supply.memory_mib as f64,

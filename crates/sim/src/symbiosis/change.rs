@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use fairness::{
     curve::Knot,
-    epoch::{Epochs, Member},
+    epoch::{EpochAllocator, Member},
     market::{Bundle, Share},
-    profile::{MissModel as _, Reuse},
+    profile::{MissModel as _, ReuseDistances},
 };
 
 use super::{
@@ -114,7 +114,7 @@ impl Activity {
 pub fn play(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
     let host = Host { memory: memory * TENANTS as f64 };
     let mut world = World::new(activities, host);
-    let mut epochs = Epochs::default();
+    let mut epochs = EpochAllocator::default();
     let epoch = |epoch: usize| {
         for change in changes.iter().filter(|change| change.epoch == epoch) {
             world.players[change.tenant].does = change.to;
@@ -146,7 +146,7 @@ struct Player {
     local: Lru,
     /// Local memory of an equal split.
     equal: Lru,
-    seen: Reuse,
+    seen: ReuseDistances,
     /// In footprints, and of the link.
     share: Bundle,
     /// What it took in the last epoch beyond its end.
@@ -167,7 +167,7 @@ impl<'a> World<'a> {
             at: begins(tenant),
             local: equal.clone(),
             equal: equal.clone(),
-            seen: Reuse::new(WATCHED, 1.0),
+            seen: ReuseDistances::new(WATCHED, 1.0),
             share,
             late: 0.0,
         };
@@ -184,12 +184,12 @@ impl<'a> World<'a> {
     }
 
     /// What everybody gets for the next epoch.
-    fn deal(&mut self, epochs: &mut Epochs) {
+    fn deal(&mut self, epochs: &mut EpochAllocator) {
         let member = |(at, player): (usize, &Player)| {
             let knots = player.seen.knots().into_iter();
             let knots = knots.map(|knot| Knot { memory: knot.memory / self.footprint, ..knot }).collect();
             let utility = self.host.worth(knots, GAMMA, 1.0);
-            Member { name: at.to_string().into(), weight: 1.0, least: Share::default(), utility }
+            Member { name: at.to_string().into(), weight: 1.0, min: Share::default(), utility }
         };
         let members: Vec<_> = self.players.iter().enumerate().map(member).collect();
         let decision = epochs.decide(self.host.supply(), &members);
@@ -221,7 +221,7 @@ impl Player {
     fn epoch(&mut self, activities: &[Activity; 2], host: Host, footprint: f64, length: f64) -> Played {
         self.local.resize(room(self.share, footprint));
         // What was touched last is remembered, not how often what was reused.
-        self.seen.age(0.0);
+        self.seen.decay(0.0);
         let (mut time, mut equal_time) = (self.late, 0.0);
         let (mut pages, mut missed) = (0_u64, 0_u64);
         let begun = time;

@@ -2,8 +2,8 @@
 
 use fairness::{
     curve::Knot,
-    market::{Aim, How, Market, Outcome, Tenant as Bidder, Trail},
-    profile::Worth,
+    market::{ClearingOptions, Market, MarketWarmStart, Outcome, RefineOptions, Tenant as Bidder},
+    profile::TenantUtility,
 };
 use units::limits::REFINEMENT_TENANTS_MAX;
 
@@ -20,7 +20,7 @@ pub struct Crowd {
 #[derive(Debug)]
 pub struct Bidders {
     host: Host,
-    tenants: Vec<Bidder<Worth>>,
+    tenants: Vec<Bidder<TenantUtility>>,
 }
 
 /// How much more or less than others one may wait.
@@ -69,18 +69,18 @@ impl Bidders {
     }
 
     /// What everybody gets, sought from where an earlier market ended.
-    pub fn shares(&self, trail: Trail) -> Outcome {
-        self.market().clear(How { trail, turn: 0 })
+    pub fn shares(&self, warm_start: MarketWarmStart) -> Outcome {
+        self.market().clear(ClearingOptions { warm_start, turn: 0 })
     }
 
     /// The same, refined.
-    pub fn refined(&self, trail: Trail) -> Outcome {
-        let mut outcome = self.shares(trail);
-        self.market().refine(&mut outcome, Aim { without_envy: false, margin: 0.0 });
+    pub fn refined(&self, warm_start: MarketWarmStart) -> Outcome {
+        let mut outcome = self.shares(warm_start);
+        self.market().refine(&mut outcome, RefineOptions { envy_free: false, margin: 0.0 });
         outcome
     }
 
-    fn market(&self) -> Market<'_, Worth> {
+    fn market(&self) -> Market<'_, TenantUtility> {
         Market::new(self.host.supply(), &self.tenants).expect("tenants with equal weights and without limits")
     }
 }

@@ -3,7 +3,7 @@
 use fairness::{
     curve::Knot,
     market::{Bundle, Share, Supply},
-    profile::{Worth, wanted},
+    profile::{TenantUtility, wanted},
 };
 
 use super::tenant::Tenant;
@@ -34,15 +34,15 @@ impl Host {
     }
 
     /// What bundles are worth to one that misses like this, with memory in footprints, and could use so much of the link.
-    pub(super) fn worth(self, knots: Vec<Knot>, gamma: f64, link: f64) -> Worth {
+    pub(super) fn worth(self, knots: Vec<Knot>, gamma: f64, link: f64) -> TenantUtility {
         let knots: Vec<Knot> =
             knots.into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();
-        Worth::new(self.supply(), knots, gamma, link * LINK_MB_S as f64)
+        TenantUtility::new(self.supply(), knots, gamma, link * LINK_MB_S as f64)
             .expect("a measured curve is one, and parts of a link are numbers")
     }
 
     /// What bundles are worth to a tenant by what is measured of it while it has such a share.
-    pub(super) fn learnt(self, tenant: &Tenant, share: Bundle) -> Worth {
+    pub(super) fn learnt(self, tenant: &Tenant, share: Bundle) -> TenantUtility {
         let link = wanted(tenant.uses(share), share.bandwidth, 1.0);
         self.worth(tenant.measured().knots(), tenant.gamma, link)
     }

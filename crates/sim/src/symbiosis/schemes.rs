@@ -1,6 +1,6 @@
 //! Who gets how much, by several schemes (Spirit 6): an equal split, Harvest, Trade, Symbiosis, and the ideal.
 
-use fairness::market::{Aim, Bundle, Certificate, How, Market};
+use fairness::market::{Bundle, Certificate, ClearingOptions, Market, RefineOptions};
 
 use super::{
     host::{Host, part},
@@ -96,8 +96,8 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
         result(Scheme::Harvest, tenants, equal, told.harvest(), None),
         result(Scheme::Trade, tenants, equal, told.trade(), None),
         market(Scheme::Market, None),
-        market(Scheme::WithoutEnvy, Some(Aim { without_envy: true, margin: 0.0 })),
-        market(Scheme::Symbiosis, Some(Aim { without_envy: false, margin: 0.0 })),
+        market(Scheme::WithoutEnvy, Some(RefineOptions { envy_free: true, margin: 0.0 })),
+        market(Scheme::Symbiosis, Some(RefineOptions { envy_free: false, margin: 0.0 })),
         result(Scheme::Ideal, tenants, equal, ideal(tenants, host.memory), None),
     ]
 }
@@ -115,9 +115,9 @@ fn result(
 }
 
 /// Shares by the market, epoch after epoch, each with what the one before showed.
-fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<Aim>) -> (Vec<Bundle>, Certificate) {
+fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<RefineOptions>) -> (Vec<Bundle>, Certificate) {
     let mut shares = vec![host.equal(tenants.len()); tenants.len()];
-    let mut how = How::default();
+    let mut how = ClearingOptions::default();
     let mut certificate = None;
     for _ in 0..EPOCHS {
         let worth = tenants.iter().zip(&shares).map(|(tenant, share)| host.learnt(tenant, *share));
@@ -130,7 +130,7 @@ fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<Aim>) -> (Vec<Bundle>, 
         }
         certificate = Some(market.certify(&outcome));
         shares = outcome.shares.iter().map(part).collect();
-        how = How { trail: outcome.trail, turn: 0 };
+        how = ClearingOptions { warm_start: outcome.warm_start, turn: 0 };
     }
     (shares, certificate.expect("there are epochs"))
 }

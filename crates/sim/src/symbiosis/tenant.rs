@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fairness::{
     curve::Knot,
     market::Bundle,
-    profile::{MissModel, Reuse},
+    profile::{MissModel, ReuseDistances},
 };
 
 /// What a tenant's throughput hangs on, for those who read a table.
@@ -68,8 +68,8 @@ impl Tenant {
     pub fn new(name: String, touches: &[u32], gamma: f64, wanted: f64) -> Self {
         let pages = touches.iter().max().map_or(1, |last| last + 1);
         let footprint = f64::from(pages);
-        let mut exact = Reuse::new(pages as usize + 1, 1.0);
-        let mut some = Reuse::new(WATCHED, 1.0);
+        let mut exact = ReuseDistances::new(pages as usize + 1, 1.0);
+        let mut some = ReuseDistances::new(WATCHED, 1.0);
         for page in touches {
             exact.touch(u64::from(*page));
             some.touch(u64::from(*page));

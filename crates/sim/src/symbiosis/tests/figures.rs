@@ -1,6 +1,6 @@
 //! What must hold of all that is drawn.
 
-use fairness::market::{Bundle, Trail};
+use fairness::market::{Bundle, MarketWarmStart};
 
 use super::*;
 
@@ -73,12 +73,12 @@ fn markets_of_any_size_sell_what_there_is_and_harm_nobody() {
         let crowd = Crowd::new(&traces(), tenants, MEMORY);
         let bidders = crowd.bidders();
         assert_eq!((bidders.count(), bidders.are_refined()), (tenants, tenants < 70));
-        let outcome = bidders.shares(Trail::default());
+        let outcome = bidders.shares(MarketWarmStart::default());
         let sum = outcome.bought.iter().fold(0.0, |sum, bundle| sum + bundle.bandwidth) / 1e6;
         assert!(sum <= 1.0 + 1e-9 && sum > 0.9, "{tenants}: {sum}");
         let later = crowd.later().bidders();
-        assert!(later.shares(outcome.trail.clone()).rounds <= outcome.rounds + 5);
-        let refined = bidders.refined(Trail::default());
+        assert!(later.shares(outcome.warm_start.clone()).rounds <= outcome.rounds + 5);
+        let refined = bidders.refined(MarketWarmStart::default());
         assert!(bidders.are_refined() || refined.refinements == 0);
     }
 }

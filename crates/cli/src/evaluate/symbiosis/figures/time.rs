@@ -84,10 +84,10 @@ impl Row {
         Self {
             tenants: bidders.count(),
             cold_ms: median_ms(|| crowd.bidders().shares(Default::default())),
-            warm_ms: median_ms(|| later.shares(first.trail.clone())),
+            warm_ms: median_ms(|| later.shares(first.warm_start.clone())),
             refined_ms: bidders.are_refined().then(|| median_ms(refined)),
             cold_rounds: first.rounds,
-            warm_rounds: later.shares(first.trail.clone()).rounds,
+            warm_rounds: later.shares(first.warm_start.clone()).rounds,
         }
     }
 }
