@@ -26,7 +26,7 @@ use prediction::{
 };
 use proto::bearer::ClientChannel;
 use proto::v1::{self as wire, models_client::ModelsClient, scheduler_client::SchedulerClient};
-use units::{UnixMs, limits::OUTCOMES_ADDED_MAX};
+use units::{UnixMs, limits::OUTCOMES_PER_REQUEST_MAX};
 
 const CLIENTS: usize = 64;
 const CONNECTIONS: usize = 8;
@@ -93,7 +93,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     let channels = rack.connect(CONNECTIONS).await?;
     let stays = stays();
     let mut models = ModelsClient::new(channels[0].clone());
-    for page in stays.chunks(OUTCOMES_ADDED_MAX) {
+    for page in stays.chunks(OUTCOMES_PER_REQUEST_MAX) {
         let outcomes = page.iter().map(outcome).collect();
         let added = models.add_outcomes(wire::AddOutcomesRequest { outcomes }).await;
         added.map_err(Failure::refused("add outcomes"))?;

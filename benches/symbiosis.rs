@@ -19,8 +19,10 @@ use benches::{
     report::{Rounds, ratio, table},
 };
 use fairness::{
-    market::{Bundle, Grid, How, Market, Outcome, Slowdown, Supply, Tenant, Trail, Utility},
-    profile::{Histogram, Seen, fit},
+    market::{
+        Bundle, ClearingOptions, Grid, Market, MarketWarmStart, Outcome, Slowdown, Supply, Tenant, Utility,
+    },
+    profile::{Histogram, MeasuredMissRatio, fit},
 };
 use port::Port;
 use rand::SeedableRng as _;
@@ -86,12 +88,12 @@ impl Times {
     fn measure(tenants: usize) -> Result<Self, Failure> {
         let mut random = Pcg64Mcg::seed_from_u64(SEED + tenants as u64);
         let (supply, known) = (supply(tenants), drawn(tenants, &mut random));
-        let trail = checked(&ready(known.clone(), supply), supply)?;
+        let warm_start = checked(&ready(known.clone(), supply), supply)?;
         let later: Vec<Known> = known.iter().map(|one| one.later(&mut random)).collect();
         Ok(Self {
             tenants,
             cold: median_us(|| known.clone(), |known| cold(known, supply)),
-            warm: warm(later, supply, &trail)?,
+            warm: warm(later, supply, &warm_start)?,
             grid: ON_A_GRID.contains(&tenants).then(|| on_a_grid(&known, supply)).transpose()?,
             epoch: median_us(|| Port::new(&known, supply), |port| after(port, 1)),
             epochs: median_us(|| Port::new(&known, supply), |port| after(port, EPOCHS)),
@@ -139,14 +141,14 @@ fn ready(known: Vec<Known>, supply: Supply) -> Vec<Tenant<Slowdown>> {
 /// From ready knots to shares, with nothing remembered. Everything it made is given back, to be dropped later.
 fn cold(known: Vec<Known>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
     let tenants = ready(known, supply);
-    let outcome = market(&tenants, supply).clear(How::default());
+    let outcome = market(&tenants, supply).clear(ClearingOptions::default());
     (tenants, outcome)
 }
 
 /// From ready tenants to shares, near where the market was before they changed.
-fn warm(later: Vec<Known>, supply: Supply, trail: &Trail) -> Result<f64, Failure> {
+fn warm(later: Vec<Known>, supply: Supply, warm_start: &MarketWarmStart) -> Result<f64, Failure> {
     let tenants = ready(later, supply);
-    let how = || How { trail: trail.clone(), turn: 1 };
+    let how = || ClearingOptions { warm_start: warm_start.clone(), turn: 1 };
     fits(&tenants, supply, &market(&tenants, supply).clear(how()))?;
     Ok(median_us(how, |how| market(&tenants, supply).clear(how)))
 }
@@ -159,7 +161,7 @@ fn on_a_grid(known: &[Known], supply: Supply) -> Result<f64, Failure> {
     };
     let tenants: Vec<_> = known.iter().map(tenant).collect();
     checked(&tenants, supply)?;
-    Ok(median_us(|| (), |()| market(&tenants, supply).clear(How::default())))
+    Ok(median_us(|| (), |()| market(&tenants, supply).clear(ClearingOptions::default())))
 }
 
 /// How long a fit takes, of 40,000 samples by Zipf's law of 8 GiB of pages; they are sorted already.
@@ -172,7 +174,8 @@ fn fits_us() -> String {
     let counts: Vec<u32> = weights.iter().map(|weight| (weight / all * SAMPLES).round() as u32).collect();
     let local = PAGES as usize / 4;
     let misses = 1.0 - weights[..local].iter().sum::<f64>() / all;
-    let seen = Seen { pages: f64::from(PAGES), local: local as f64, misses, pages_per_mib: 256.0 };
+    let seen =
+        MeasuredMissRatio { pages: f64::from(PAGES), local: local as f64, misses, pages_per_mib: 256.0 };
     let histogram = Histogram::new(counts.iter().copied());
     let us = median_us(|| (), |()| fit(&histogram, &seen));
     format!("time symbiosis_fit {us:.1} us\n")
@@ -188,10 +191,10 @@ fn market<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Market<'_, U> {
 }
 
 /// Clears a market, looks whether it keeps its promises, and says where to begin next time.
-fn checked<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<Trail, Failure> {
-    let outcome = market(tenants, supply).clear(How::default());
+fn checked<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<MarketWarmStart, Failure> {
+    let outcome = market(tenants, supply).clear(ClearingOptions::default());
     fits(tenants, supply, &outcome)?;
-    Ok(outcome.trail)
+    Ok(outcome.warm_start)
 }
 
 /// Together no more than there is, and nobody is worse off than with an equal split.
@@ -229,10 +232,10 @@ fn quality() -> Result<String, Failure> {
         (slowdowns.sum::<f64>() / tenants.len() as f64).exp()
     };
     let market = market(&tenants, supply);
-    let outcome = market.clear(How::default());
+    let outcome = market.clear(ClearingOptions::default());
     fits(&tenants, supply, &outcome)?;
     let ours = mean(&mut outcome.shares.iter().map(|share| (*share).into()));
-    let split = mean(&mut (0..known.len()).map(|tenant| market.fair(tenant)));
+    let split = mean(&mut (0..known.len()).map(|tenant| market.fair_share(tenant)));
     let mut lines = format!("slowdown equal_split {split:.3}\n");
     let (mut port, mut ahead) = (Port::new(&known, supply), f64::NAN);
     for epoch in 1..=EPOCHS_LOOKED_AT[EPOCHS_LOOKED_AT.len() - 1] {

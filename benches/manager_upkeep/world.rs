@@ -17,7 +17,7 @@ use pool::{
 };
 use rustix::time::{ClockId, clock_gettime};
 use units::{
-    Bytes, EmcId, Epoch, HostId, InstanceId, Name, Ns, OrderNumber, RequestId, ReservationId, SliceId,
+    Bytes, DesiredVersion, EmcId, Epoch, HostId, InstanceId, Name, Ns, RequestId, ReservationId, SliceId,
     UnixMs, limits::EMCS_PER_HOST_MAX,
 };
 
@@ -343,7 +343,7 @@ impl World {
     /// Heartbeat of an agent without news.
     pub fn heartbeat(&mut self, host: u32) -> Duration {
         let session = SessionId(u64::from(host));
-        let number = self.agents.get(&session).map_or(OrderNumber::default(), |agent| agent.order.number);
+        let number = self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.order.number);
         self.event(Event::AgentHave(session, Have { number, ..Have::default() }))
     }
 

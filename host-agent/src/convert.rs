@@ -7,7 +7,7 @@ use pool::protocol::{
 };
 use proto::v1 as wire;
 use units::{
-    Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UserId,
+    Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revision, SliceId, UserId,
     limits::{WEIGHT_MAX, WEIGHT_MIN, is_weight},
 };
 
@@ -35,7 +35,7 @@ fn holding(slice: u32, epoch: u64) -> Holding {
 /// A name or a reservation's number that is none.
 pub fn want(w: wire::Want) -> Result<Want, Invalid> {
     let vms = w.vms.into_iter().map(want_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
-    let number = |generation, revision| OrderNumber { generation, revision: Revision(revision) };
+    let number = |generation, revision| DesiredVersion { generation, revision: Revision(revision) };
     let no_more = NoMore {
         vms: w.no_more_vms.iter().map(|id| reservation("no_more_vms", id)).collect::<Result<_, _>>()?,
         slices: w.no_more_slices.into_iter().map(SliceId).collect(),

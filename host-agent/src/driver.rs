@@ -15,7 +15,7 @@ use tokio::{
     time::Instant,
 };
 use units::limits::HOST_MEMORY_REQUESTS_QUEUED_MAX;
-use units::{Name, Ns, OrderNumber, ReservationId};
+use units::{DesiredVersion, Name, Ns, ReservationId};
 
 use self::crew::{Crew, Made};
 use crate::{
@@ -379,7 +379,7 @@ impl Driver {
         self.hang_up.notify_one();
     }
 
-    fn bounced(&self, number: OrderNumber, why: &Bounce) {
+    fn bounced(&self, number: DesiredVersion, why: &Bounce) {
         self.metrics.bounced.inc();
         tracing::info!(order = %number, why = %why, "order bounced");
     }

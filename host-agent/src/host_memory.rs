@@ -28,8 +28,8 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 use units::limits::{
-    DATAGRAM_BYTES_MAX, HOST_MEMORY_ANSWER_WITHIN, HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_IDLE_MAX,
-    HOST_MEMORY_OTHERS_IDLE_MAX, HOST_MEMORY_OTHERS_MAX,
+    DATAGRAM_BYTES_MAX, HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_IDLE_MAX, HOST_MEMORY_SEND_TIMEOUT,
+    HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX, HOST_MEMORY_UNAUTHORIZED_IDLE_MAX,
 };
 use units::{Name, Ns, UserId};
 
@@ -87,7 +87,7 @@ impl Places {
         let places = |_| Arc::new(Semaphore::new(HOST_MEMORY_CONNECTIONS_PER_UID_MAX));
         Self {
             of_allowed: allowed_uids.into_iter().map(|uid| (uid, places(uid))).collect(),
-            of_others: Arc::new(Semaphore::new(HOST_MEMORY_OTHERS_MAX)),
+            of_others: Arc::new(Semaphore::new(HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX)),
         }
     }
 
@@ -213,7 +213,7 @@ impl Connection {
     /// Maximum time until the next request; unlimited once the connection has attached a VM.
     fn idle_max(&self) -> Option<Ns> {
         match (self.allowed, self.vm.get()) {
-            (false, _) => Some(HOST_MEMORY_OTHERS_IDLE_MAX),
+            (false, _) => Some(HOST_MEMORY_UNAUTHORIZED_IDLE_MAX),
             (true, None) => Some(HOST_MEMORY_IDLE_MAX),
             (true, Some(_)) => None,
         }
@@ -288,7 +288,7 @@ impl Connection {
             }
             Ok(())
         };
-        let within = HOST_MEMORY_ANSWER_WITHIN.as_duration();
+        let within = HOST_MEMORY_SEND_TIMEOUT.as_duration();
         tokio::time::timeout(within, sent).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 }

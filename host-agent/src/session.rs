@@ -18,7 +18,7 @@ use tonic::{
     metadata::MetadataValue,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
-use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN, SESSION_SILENCE_MAX};
+use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN, SESSION_SILENCE_MAX};
 use units::{InstanceId, Name, Ns};
 
 use crate::{config::Tls, convert, driver::Reports, symbiosis::Book};
@@ -135,7 +135,7 @@ enum Ended {
 
 /// Keeps a session alive until nobody listens.
 pub async fn keep(caller: Caller, reports: Reports, shares: Arc<Book>, heard: mpsc::Sender<Heard>) {
-    let mut pause = RECONNECT_AFTER_MIN.as_duration();
+    let mut pause = RECONNECT_BACKOFF_MIN.as_duration();
     loop {
         let known = reports.rack.borrow().clone().unwrap_or_default();
         let (began, mut lease) = (Instant::now(), None);
@@ -158,11 +158,11 @@ pub async fn keep(caller: Caller, reports: Reports, shares: Arc<Book>, heard: mp
 /// the host, is asked less and less often, but in each lease: that shows it that the host runs.
 fn next_pause(last: Duration, ended: &Ended, lease: Option<Duration>, lasted: Duration) -> Duration {
     match (ended, lease) {
-        (_, None) => (last * 2).min(RECONNECT_AFTER_MAX.as_duration()),
+        (_, None) => (last * 2).min(RECONNECT_BACKOFF_MAX.as_duration()),
         (Ended::Status(status), Some(lease)) if status.code() == Code::Aborted && lasted < lease => {
             (last * 2).min(lease)
         }
-        (_, Some(_)) => RECONNECT_AFTER_MIN.as_duration(),
+        (_, Some(_)) => RECONNECT_BACKOFF_MIN.as_duration(),
     }
 }
 
@@ -171,7 +171,7 @@ async fn connect(caller: &Caller) -> Result<Channel, Ended> {
     let mut endpoint = Endpoint::from_shared(caller.manager.clone())
         .map_err(wrong)?
         .tcp_nodelay(true)
-        .connect_timeout(RECONNECT_AFTER_MAX.as_duration())
+        .connect_timeout(RECONNECT_BACKOFF_MAX.as_duration())
         .http2_keep_alive_interval(SESSION_SILENCE_MAX.as_duration())
         .keep_alive_timeout(SESSION_SILENCE_MAX.as_duration());
     if let Some(tls) = &caller.tls {
@@ -258,7 +258,7 @@ mod tests {
     fn agent_sent_away_at_once_pauses_longer_up_to_a_lease() {
         let lease = Duration::from_secs(10);
         let rejected = || Ended::Status(Status::aborted("a newer agent speaks for this host"));
-        let mut pauses = vec![RECONNECT_AFTER_MIN.as_duration()];
+        let mut pauses = vec![RECONNECT_BACKOFF_MIN.as_duration()];
         for _ in 0..9 {
             pauses.push(next_pause(pauses[pauses.len() - 1], &rejected(), Some(lease), Duration::ZERO));
         }
@@ -266,10 +266,10 @@ mod tests {
         assert_eq!((pauses[1], pauses[9]), (Duration::from_millis(200), lease));
         let after_a_lease = next_pause(lease, &rejected(), Some(lease), lease);
         let other_end = next_pause(lease, &Ended::Closed, Some(lease), Duration::ZERO);
-        assert_eq!([after_a_lease, other_end], [RECONNECT_AFTER_MIN.as_duration(); 2]);
+        assert_eq!([after_a_lease, other_end], [RECONNECT_BACKOFF_MIN.as_duration(); 2]);
         assert_eq!(
             next_pause(lease, &Ended::Closed, None, Duration::ZERO),
-            RECONNECT_AFTER_MAX.as_duration()
+            RECONNECT_BACKOFF_MAX.as_duration()
         );
     }
 }

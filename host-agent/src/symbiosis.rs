@@ -21,9 +21,9 @@ use std::{
 };
 
 use fairness::{
-    epoch::{Change, Dealt, Decision, Epochs, Member, Weighed},
+    epoch::{AppliedShares, Change, Decision, EpochAllocator, Member, WeightedShare},
     market::{MarketError, Share, Supply},
-    profile::Worth,
+    profile::TenantUtility,
 };
 use pool::agent::VmRecord;
 use units::{Bytes, Name, limits::TENANTS_PER_HOST_MAX};
@@ -82,7 +82,7 @@ pub struct Symbiosis {
     remote: Remote,
     sight: Sight,
     meters: BTreeMap<Name, Meter>,
-    epochs: Epochs,
+    epochs: EpochAllocator,
     kept: Kept,
     runtime_dir: PathBuf,
     book: Arc<Book>,
@@ -135,7 +135,7 @@ impl Symbiosis {
         book: Arc<Book>,
     ) -> Result<Self, SymbiosisError> {
         let kept = Kept::at(runtime_dir);
-        let epochs = Epochs::from(kept.load()?);
+        let epochs = EpochAllocator::resume(kept.load()?);
         let cgroups = Cgroups::at(&config.cgroups);
         Ok(Self {
             sight: Sight::open(&kernel.sys, &cgroups, config.epoch.as_duration(), &kept)?,
@@ -221,13 +221,13 @@ impl Symbiosis {
         let done = self.done(&taking, &decision, told);
         if done.is_err() {
             let kept = before.as_ref().map_or_else(|| self.kept.forget(), |before| self.kept.save(before));
-            self.epochs.undone(before);
+            self.epochs.rollback(before);
             kept.map_err(|error| Missing(units::chain(&error)))?;
         }
         done?;
         let (state, way) = match decision.change {
-            Change::Set { way } => (State::Set, way),
-            Change::Held => (State::Held, 0.0),
+            Change::Set { step_fraction: way } => (State::Set, way),
+            Change::Unchanged => (State::Held, 0.0),
         };
         let worst_off = taking[decision.certificate.worst_off].name.clone();
         Ok((state, Some(Certified { certificate: decision.certificate, way, worst_off })))
@@ -314,7 +314,7 @@ impl Symbiosis {
     fn weight(&self, name: &Name) -> Option<f64> {
         match self.book.weights() {
             Some(weights) => weights.get(name).copied(),
-            None => Some(self.epochs.dealt()?.tenants.get(name.as_str())?.weight),
+            None => Some(self.epochs.applied()?.tenants.get(name.as_str())?.weight),
         }
     }
 
@@ -323,10 +323,10 @@ impl Symbiosis {
         &mut self,
         taking: &[Taking],
         told: &mut Vec<TenantReport>,
-    ) -> Result<(Decision, Option<Dealt>), Missing> {
+    ) -> Result<(Decision, Option<AppliedShares>), Missing> {
         let supply = self.config.supply;
         let members = taking.iter().map(|one| self.member(one, supply)).collect::<Result<Vec<_>, _>>()?;
-        let before = self.epochs.dealt().cloned();
+        let before = self.epochs.applied().cloned();
         let decision = self.epochs.decide(supply, &members).map_err(|error| named(&error, taking))?;
         for (at, one) in taking.iter().enumerate() {
             let learner = self.meters[&one.name].learner();
@@ -344,16 +344,16 @@ impl Symbiosis {
         Ok((decision, before))
     }
 
-    fn member(&self, one: &Taking, supply: Supply) -> Result<Member<Worth>, Missing> {
+    fn member(&self, one: &Taking, supply: Supply) -> Result<Member<TenantUtility>, Missing> {
         let most = one.most.map_or(f64::INFINITY, meter::mib);
-        let utility = self.meters[&one.name].learner().worth(supply, most);
+        let utility = self.meters[&one.name].learner().utility(supply, most);
         let utility = utility.map_err(|error| Missing(format!("{}: {error}", one.name)))?;
-        Ok(Member { name: one.name.as_str().into(), weight: one.weight, least: one.least, utility })
+        Ok(Member { name: one.name.as_str().into(), weight: one.weight, min: one.least, utility })
     }
 
     /// Keeps shares, and then sets limits.
     fn done(&self, taking: &[Taking], decision: &Decision, told: &mut [TenantReport]) -> Result<(), Missing> {
-        let dealt = self.epochs.dealt().expect("something was decided");
+        let dealt = self.epochs.applied().expect("something was decided");
         self.kept.save(dealt).map_err(|error| Missing(units::chain(&error)))?;
         let swap = Swap { cgroups: &self.cgroups, device: self.remote.number() };
         let by = |one: &Taking| -> &dyn Enforcer {
@@ -380,9 +380,9 @@ impl Symbiosis {
         if !last.is_empty() {
             return last;
         }
-        let Some(dealt) = self.epochs.dealt() else { return Vec::new() };
+        let Some(dealt) = self.epochs.applied() else { return Vec::new() };
         let named = dealt.tenants.iter().filter_map(|(name, one)| Some((Name::new(name).ok()?, one)));
-        let one = |(name, one): (Name, &Weighed)| {
+        let one = |(name, one): (Name, &WeightedShare)| {
             let (weight, share) = (one.weight, one.share);
             TenantReport { weight, share, ..TenantReport::new(&name, self.enforces(&name, false), "") }
         };

@@ -8,7 +8,7 @@ use std::{
 
 use pool::{agent::Agent, protocol::HaveVm};
 use tokio::time::MissedTickBehavior;
-use units::{Bytes, ReservationId, limits::TOUCHED_MEASURED_EVERY};
+use units::{Bytes, ReservationId, limits::TOUCHED_MEMORY_SAMPLE_INTERVAL};
 
 use crate::{
     driver::Handle,
@@ -79,9 +79,9 @@ impl UsageBook {
     }
 }
 
-/// Measures all VMs that run every [`TOUCHED_MEASURED_EVERY`], until the driver ends.
+/// Measures all VMs that run every [`TOUCHED_MEMORY_SAMPLE_INTERVAL`], until the driver ends.
 pub async fn keep_measuring(driver: Handle, host: Arc<dyn Host>, book: Arc<UsageBook>) {
-    let mut due = tokio::time::interval(TOUCHED_MEASURED_EVERY.as_duration());
+    let mut due = tokio::time::interval(TOUCHED_MEMORY_SAMPLE_INTERVAL.as_duration());
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         due.tick().await;

@@ -9,7 +9,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
 };
 
-use host_memory::{Client, ClientError, Region, RegionPlace};
+use host_memory::{Client, ClientError, Region, RegionBacking};
 use left_out::left_out;
 use proto::v1::{self as wire, MemoryForm};
 use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm, want_vms_of};
@@ -158,12 +158,12 @@ fn whoever_looks_sees_paths_it_can_open_and_is_not_taken_for_the_vm() {
     let slices = vec![rig.grant(1, 1), rig.grant(2, 1)];
     rig.order(want_vm(slices), |have| pairs(&have.online) == [(1, 1), (2, 1)]);
     let client = Client::connect(&rig.socket()).unwrap();
-    let seen = client.look("a").unwrap();
+    let seen = client.inspect("a").unwrap();
     let [local, one, two] = <[Region; 3]>::try_from(seen.regions).unwrap();
     assert_eq!((local.slice, local.bytes), (None, 16 << 20));
-    assert!(matches!(local.place, RegionPlace::VmmsOwn) && local.into_file().is_err());
+    assert!(matches!(local.backing, RegionBacking::VmmAllocated) && local.into_file().is_err());
     assert_eq!((one.slice, two.slice, two.bytes), (Some((1, 1)), Some((2, 1)), GIB));
-    assert!(matches!(&two.place, RegionPlace::Path(path) if *path == rig.slice_path(2, 1)));
+    assert!(matches!(&two.backing, RegionBacking::Path(path) if *path == rig.slice_path(2, 1)));
     assert!(two.into_file().is_ok());
     assert!(!rig.dir.path().join("local/r-1.local").exists(), "made for nobody");
     let have = rig.order(want(), |_| true);
@@ -175,14 +175,14 @@ fn a_look_is_refused_whenever_the_memory_would_be() {
     let (rig, _vmm) = running();
     for (vm, reason) in [("a", "VM_ATTACHED"), ("b", "VM_UNKNOWN"), ("../a", "BAD_MESSAGE")] {
         let client = Client::connect(&rig.socket()).unwrap();
-        let Err(ClientError::Refused { reason: told, .. }) = client.look(vm) else {
+        let Err(ClientError::Rejected { reason: told, .. }) = client.inspect(vm) else {
             panic!("{vm} was shown")
         };
         assert_eq!(told, reason);
     }
     let rig = Rig::with("allowed_uids = [12345]");
-    let stranger = Client::connect(&rig.socket()).unwrap().look("a");
-    assert!(matches!(stranger, Err(ClientError::Refused { reason, .. }) if reason == "PEER_NOT_ALLOWED"));
+    let stranger = Client::connect(&rig.socket()).unwrap().inspect("a");
+    assert!(matches!(stranger, Err(ClientError::Rejected { reason, .. }) if reason == "PEER_NOT_ALLOWED"));
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn an_old_order_or_one_for_another_instance_changes_nothing() {
 fn a_caller_is_known_by_what_the_kernel_says_of_it() {
     let rig = Rig::with("allowed_uids = [12345]");
     let client = Client::connect(&rig.socket()).unwrap();
-    let Err(ClientError::Refused { reason, message }) = client.attach("a", MemoryForm::Descriptors) else {
+    let Err(ClientError::Rejected { reason, message }) = client.attach("a", MemoryForm::Descriptors) else {
         panic!("a stranger was let in");
     };
     assert_eq!(reason, "PEER_NOT_ALLOWED");
@@ -383,13 +383,13 @@ fn what_is_not_a_message_is_refused_and_the_next_one_is_heard() {
         ("a", MemoryForm::Unspecified, "attach.form = 0: must be 1 or 2"),
         (&"x".repeat(70_000), MemoryForm::Descriptors, "at most 65536 bytes"),
     ] {
-        let Err(ClientError::Refused { reason, message }) = client.attach(vm, form) else {
+        let Err(ClientError::Rejected { reason, message }) = client.attach(vm, form) else {
             panic!("it was taken");
         };
         assert_eq!(reason, "BAD_MESSAGE");
         assert!(message.contains(why), "{message}");
     }
-    let Err(ClientError::Refused { reason, .. }) = client.attach("b", MemoryForm::Descriptors) else {
+    let Err(ClientError::Rejected { reason, .. }) = client.attach("b", MemoryForm::Descriptors) else {
         panic!("VM b is not there");
     };
     assert_eq!(reason, "VM_UNKNOWN");

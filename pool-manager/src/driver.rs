@@ -30,7 +30,9 @@ use pool::{
     record::Meta,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
-use units::limits::{EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX};
+use units::limits::{
+    EXPLAIN_CALLS_IN_FLIGHT_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX,
+};
 use units::{EmcId, HostId, Ns, UnixMs};
 
 pub use self::chunk::WriteChunk;
@@ -426,7 +428,7 @@ pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std:
         work: Condvar::new(),
         room: Notify::new(),
         places: Semaphore::new(REQUESTS_QUEUED_MAX),
-        searches: Arc::new(Semaphore::new(EXPLAINS_AT_ONCE_MAX)),
+        searches: Arc::new(Semaphore::new(EXPLAIN_CALLS_IN_FLIGHT_MAX)),
         turns: AtomicU64::new(0),
         clock,
         published: broadcast::channel(WATCH_CHUNKS_QUEUED_MAX).0,

@@ -14,7 +14,7 @@ use pool::{
 };
 use units::{
     EmcId, Name, SliceId,
-    limits::{DEVICE_ANSWERS_AT_ONCE_MAX, DEVICE_PROBE_EVERY},
+    limits::{DEVICE_PROBE_INTERVAL, DEVICE_RESULTS_PER_BATCH_MAX},
 };
 
 use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
@@ -41,7 +41,7 @@ pub struct EmcPlace {
 }
 
 /// Starts the thread of one EMC. Calls that wait are made in a row, made durable and reported together. An idle device is
-/// checked every [`DEVICE_PROBE_EVERY`]. It ends when the sender is dropped.
+/// checked every [`DEVICE_PROBE_INTERVAL`]. It ends when the sender is dropped.
 ///
 /// # Errors
 /// The operating system has no more threads.
@@ -49,7 +49,7 @@ pub fn start(
     place: EmcPlace,
     report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
 ) -> std::io::Result<mpsc::Sender<DeviceCall>> {
-    start_probing(place, DEVICE_PROBE_EVERY.as_duration(), report)
+    start_probing(place, DEVICE_PROBE_INTERVAL.as_duration(), report)
 }
 
 /// As [`start`], with the time between two checks of an idle device.
@@ -63,7 +63,9 @@ fn start_probing(
         let mut link = Link::default();
         loop {
             let calls = match received.recv_timeout(every) {
-                Ok(call) => std::iter::once(call).chain(received.try_iter()).take(DEVICE_ANSWERS_AT_ONCE_MAX),
+                Ok(call) => {
+                    std::iter::once(call).chain(received.try_iter()).take(DEVICE_RESULTS_PER_BATCH_MAX)
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     link.probe(&place).into_iter().for_each(|failed| report(place.id, vec![failed]));
                     continue;

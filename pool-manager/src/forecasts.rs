@@ -21,7 +21,7 @@ use prediction::{
     frigid::{Calibration, VmRequest},
 };
 use tokio::sync::{Semaphore, watch};
-use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAINS_AT_ONCE_MAX};
+use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAIN_CALLS_IN_FLIGHT_MAX};
 
 pub use models::{Labels, ModelError, Shown, Training};
 pub use point::{Point, Rules};
@@ -112,7 +112,7 @@ impl Forecasts {
             state: RwLock::new(state),
             shelf: tokio::sync::Mutex::new(shelf),
             training: Arc::new(Semaphore::new(1)),
-            reading: Arc::new(Semaphore::new(EXPLAINS_AT_ONCE_MAX)),
+            reading: Arc::new(Semaphore::new(EXPLAIN_CALLS_IN_FLIGHT_MAX)),
             driver,
             metrics,
             settings,

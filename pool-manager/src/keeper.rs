@@ -7,7 +7,7 @@ use std::{
 
 use pool::{audit::Decision, record::Record};
 use units::limits::{
-    EXPLAIN_ENTRIES_MAX, STORE_FREE_BYTES_MIN, STORE_LOW_CHECKED_EVERY, STORE_SPACE_CHECKED_EVERY,
+    EXPLAIN_ENTRIES_MAX, STORE_FREE_BYTES_MIN, STORE_LOW_SPACE_CHECK_INTERVAL, STORE_SPACE_CHECK_INTERVAL,
 };
 
 use crate::{
@@ -67,9 +67,9 @@ impl Keeper {
     }
 
     /// Whether the disk is too full for new reservations, if the answer has changed. Looks at most once in
-    /// [`STORE_SPACE_CHECKED_EVERY`]: the limit leaves room for all that is written meanwhile.
+    /// [`STORE_SPACE_CHECK_INTERVAL`]: the limit leaves room for all that is written meanwhile.
     pub fn space_changed(&mut self) -> Option<bool> {
-        let every = STORE_SPACE_CHECKED_EVERY.as_duration();
+        let every = STORE_SPACE_CHECK_INTERVAL.as_duration();
         if self.space_checked.is_some_and(|at| at.elapsed() < every) {
             return None;
         }
@@ -82,7 +82,7 @@ impl Keeper {
     /// How long the driver's thread may sleep: while the disk is full nothing is written, and only a look tells when there is
     /// room again.
     pub fn sleep_max(&self) -> Option<Duration> {
-        self.space_low.then(|| STORE_LOW_CHECKED_EVERY.as_duration())
+        self.space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
     }
 
     /// Opens the store again and reads everything.

@@ -23,8 +23,8 @@ use tonic::{
 use units::{
     Name, chain,
     limits::{
-        ANSWER_SLACK, CONTROL_ANSWER_WITHIN, GUEST_GONE_WITHIN_DEFAULT, GUEST_GONE_WITHIN_MAX,
-        MESSAGE_BYTES_MAX,
+        CONTROL_RESPONSE_TIMEOUT, GUEST_STOP_WAIT_DEFAULT, GUEST_STOP_WAIT_MAX, MESSAGE_BYTES_MAX,
+        RESPONSE_TIMEOUT_SLACK,
     },
 };
 
@@ -32,7 +32,7 @@ use crate::{config::RunDir, control::socket};
 
 /// How long a command waits for an answer: a little longer than the answer may take.
 const ANSWER_WITHIN: Duration =
-    CONTROL_ANSWER_WITHIN.as_duration().saturating_add(ANSWER_SLACK.as_duration());
+    CONTROL_RESPONSE_TIMEOUT.as_duration().saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
 
 /// What a running guest is asked.
 #[derive(Debug, clap::Subcommand)]
@@ -91,7 +91,7 @@ pub struct Stop {
 
 fn patience(text: &str) -> Result<Duration, String> {
     let span = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    let max = GUEST_GONE_WITHIN_MAX.as_duration();
+    let max = GUEST_STOP_WAIT_MAX.as_duration();
     if span <= max { Ok(span) } else { Err(format!("must be at most {}", humantime::format_duration(max))) }
 }
 
@@ -187,7 +187,7 @@ fn print(text: &str) -> Result<(), AskError> {
 
 /// Answered when the process is gone, whatever became of the request's own answer on the way.
 fn stop(stop: &Stop) -> Result<(), AskError> {
-    let after = stop.timeout.unwrap_or(GUEST_GONE_WITHIN_DEFAULT.as_duration());
+    let after = stop.timeout.unwrap_or(GUEST_STOP_WAIT_DEFAULT.as_duration());
     let give_up = Instant::now() + after;
     let guest = Guest::find(&stop.target)?;
     let Some(process) = guest.watch()? else { return Ok(()) };

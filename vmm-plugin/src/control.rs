@@ -21,7 +21,7 @@ use rustix::{
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 use units::limits::{
-    CONTROL_ANSWER_WITHIN, CONTROL_REQUEST_BYTES_MAX, CONTROL_REQUESTS_AT_ONCE_MAX, VCPUS_STOP_WITHIN,
+    CONTROL_REQUEST_BYTES_MAX, CONTROL_REQUESTS_IN_FLIGHT_MAX, CONTROL_RESPONSE_TIMEOUT, VCPUS_STOP_TIMEOUT,
 };
 
 use self::socket::ControlSocket;
@@ -70,7 +70,7 @@ pub enum Refused {
     #[error("the guest was asked to switch itself off, and is not paused on its way")]
     Ending,
     /// It runs on.
-    #[error("a processor did not stand still within {VCPUS_STOP_WITHIN}; all go on")]
+    #[error("a processor did not stand still within {VCPUS_STOP_TIMEOUT}; all go on")]
     Busy,
 }
 
@@ -102,10 +102,10 @@ impl Orders {
         let (reply, answer) = oneshot::channel();
         self.sender.send(Order { wanted, reply }).map_err(|_| over())?;
         self.bell.ring();
-        match tokio::time::timeout(CONTROL_ANSWER_WITHIN.as_duration(), answer).await {
+        match tokio::time::timeout(CONTROL_RESPONSE_TIMEOUT.as_duration(), answer).await {
             Ok(Ok(done)) => done.map_err(refused),
             Ok(Err(_)) => Err(over()),
-            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {CONTROL_ANSWER_WITHIN}"))),
+            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {CONTROL_RESPONSE_TIMEOUT}"))),
         }
     }
 }
@@ -159,7 +159,7 @@ impl Control {
         runtime.block_on(async move {
             let callers = connection::accept(tokio::net::UnixListener::from_std(listener)?);
             let mut server = tonic::transport::Server::builder()
-                .concurrency_limit_per_connection(CONTROL_REQUESTS_AT_ONCE_MAX);
+                .concurrency_limit_per_connection(CONTROL_REQUESTS_IN_FLIGHT_MAX);
             Ok(server.add_service(service).serve_with_incoming(callers).await?)
         })
     }

@@ -89,9 +89,9 @@ pub fn memory_of(config: &Config) -> Result<Source, SourceError> {
 /// [`SourceError::Agent`] if the agent does not answer, and the others if the reservation does not match the options.
 pub fn preview(config: &Config) -> Result<Shape, SourceError> {
     let Some(socket) = &config.agent else { return Ok(assumed(config)) };
-    let looked = asked(config, socket, |agent, vm| match agent.look(vm) {
+    let looked = asked(config, socket, |agent, vm| match agent.inspect(vm) {
         Ok(memory) => Ok(Some(memory)),
-        Err(ClientError::Refused { .. }) => Ok(None),
+        Err(ClientError::Rejected { .. }) => Ok(None),
         Err(error) => Err(error),
     });
     // Some backends show a VM's memory to the agent's own user only; any other refusal comes again when attaching.

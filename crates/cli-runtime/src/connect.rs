@@ -9,7 +9,7 @@ use tonic::{
     Response, Status,
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
-use units::limits::{ANSWER_WITHIN_DEFAULT, MESSAGE_BYTES_MAX, WAIT_READY_MAX};
+use units::limits::{MESSAGE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, WAIT_READY_MAX};
 
 use crate::{Failure, Global};
 
@@ -71,7 +71,7 @@ impl Connection {
 
     /// How long a call waits for its answer.
     pub fn timeout(&self) -> Duration {
-        self.timeout.unwrap_or(ANSWER_WITHIN_DEFAULT.as_duration())
+        self.timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration())
     }
 
     /// How long a call waits for slices to come online, or for a model.
@@ -135,7 +135,7 @@ async fn connect(
     bearer: Bearer,
     timeout: Option<Duration>,
 ) -> Result<ClientChannel, Failure> {
-    let after = timeout.unwrap_or(ANSWER_WITHIN_DEFAULT.as_duration());
+    let after = timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration());
     match tokio::time::timeout(after, endpoint.connect()).await {
         Ok(connected) => connected
             .map(|channel| ClientChannel::new(channel, bearer))

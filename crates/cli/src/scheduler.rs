@@ -6,7 +6,7 @@ use std::{
 };
 
 use proto::v1;
-use units::{RequestId, limits::ANSWER_SLACK};
+use units::{RequestId, limits::RESPONSE_TIMEOUT_SLACK};
 
 use crate::{
     Connection, Failure, Format,
@@ -89,7 +89,7 @@ fn random_id() -> Result<RequestId, Failure> {
 pub(crate) async fn wait_ready(which: Ref, to: &Connection, format: Format) -> Result<(), Failure> {
     let patience = to.patience();
     let request = v1::WaitReadyRequest { target: Some(which.into()), timeout_ms: whole_ms(patience) };
-    let span = patience.saturating_add(ANSWER_SLACK.as_duration());
+    let span = patience.saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
     show(format, to.ask_within(span, to.scheduler().wait_ready(request)).await?)
 }
 

@@ -19,7 +19,7 @@ use prediction::{
 };
 use proto::v1;
 use serde::Serialize;
-use units::{Bytes, Fraction, UnixMs, limits::OUTCOMES_ADDED_MAX};
+use units::{Bytes, Fraction, UnixMs, limits::OUTCOMES_PER_REQUEST_MAX};
 
 use crate::{
     Connection, Failure, Format, open, print,
@@ -84,7 +84,7 @@ async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Fai
         end_with(&mut sound, written(&args.file)?);
     }
     sound.sort_by_key(|stay| stay.outcome.ended); // the manager takes the latest for the last
-    for page in sound.chunks(OUTCOMES_ADDED_MAX) {
+    for page in sound.chunks(OUTCOMES_PER_REQUEST_MAX) {
         let outcomes = page.iter().map(outcome).collect();
         let done = to.ask(to.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await;
         let done = done.inspect_err(|_| {

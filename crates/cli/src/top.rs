@@ -15,7 +15,7 @@ use tokio::{
     time::{self, Interval, MissedTickBehavior},
 };
 use tonic::Streaming;
-use units::limits::{TOP_EVERY, TOP_NEWS_AHEAD_MAX};
+use units::limits::{TOP_EVENTS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 
 use crate::{Connection, Failure, lists, view};
 use picture::{Picture, Seat};
@@ -41,7 +41,7 @@ pub(crate) async fn run(to: &Connection) -> Result<(), Failure> {
         });
     }
     let first = look(to).await?;
-    let (tell, news) = mpsc::channel(TOP_NEWS_AHEAD_MAX);
+    let (tell, news) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
     tokio::spawn(look_again(to.clone(), tell.clone()));
     tokio::spawn(watch_capacity(to.clone(), tell.clone()));
     let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
@@ -115,7 +115,7 @@ async fn follow(mut stream: Streaming<v1::Capacity>, tell: &mpsc::Sender<News>) 
 }
 
 fn each_second() -> Interval {
-    let mut second = time::interval(TOP_EVERY.as_duration());
+    let mut second = time::interval(TOP_REFRESH_INTERVAL.as_duration());
     second.set_missed_tick_behavior(MissedTickBehavior::Delay);
     second
 }
@@ -172,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_view_follows_the_rack_and_outlives_a_silent_manager() {
-        let (tell, news) = mpsc::channel(TOP_NEWS_AHEAD_MAX);
+        let (tell, news) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
         let fresh = Picture { hosts: Vec::new(), ..picture::tests::rack() };
         let free = view::Capacity { revision: 5, ..view::Capacity::default() };
         let leave = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proto::v1;
 use serde::Serialize;
 use tonic::{Status, Streaming};
-use units::limits::{WATCH_AGAIN_EVERY, WATCH_OPEN_SLACK};
+use units::limits::{WATCH_RETRY_INTERVAL, WATCH_TIMEOUT_SLACK};
 
 use crate::{
     Connection, Failure, Format,
@@ -28,7 +28,7 @@ pub(crate) async fn run(
     tokio::select! {
         biased;
         failed = endless(stream, to, format) => failed,
-        () = tokio::time::sleep(after.saturating_add(WATCH_OPEN_SLACK.as_duration())) => {
+        () = tokio::time::sleep(after.saturating_add(WATCH_TIMEOUT_SLACK.as_duration())) => {
             Err(Failure::WatchOver { after })
         }
     }
@@ -84,7 +84,7 @@ async fn again<A>(
     let patience = humantime::format_duration(within);
     print::note(format, &format!("the manager is gone: waiting for it, at most {patience}"));
     while failure.exit() == Exit::Unavailable && since.elapsed() < within {
-        tokio::time::sleep(WATCH_AGAIN_EVERY.as_duration()).await;
+        tokio::time::sleep(WATCH_RETRY_INTERVAL.as_duration()).await;
         match open().await {
             Ok(stream) => {
                 print::note(format, "the manager is back: what changed meanwhile is not shown, list again");

@@ -19,7 +19,7 @@ use serde::Serialize;
 use sim::processor::{
     self, Measurement, Memory, SERVER, add_noise, family, measure, read_latency, read_trace,
 };
-use units::{Fraction, limits::SPLITS_MAX};
+use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
 use super::{
     figure::{self, Figure, Look, Panel, Point, Scale, Series},
@@ -43,7 +43,7 @@ pub(super) struct Parted {
     #[command(flatten)]
     pub(super) workloads: Workloads,
     /// Times that programs are parted into two halves by chance
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(SPLITS_MAX)))]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(CROSS_VALIDATION_SPLITS_MAX)))]
     splits: u32,
 }
 

@@ -1,5 +1,5 @@
-//! What a service exposes of itself: the page of metrics that Prometheus reads, in its text format 0.0.4, with metrics of
-//! its process and its build, and its log. Which metrics and events a service has is decided by the service.
+//! Metrics page and log of a service. The page is in the Prometheus text format 0.0.4 and includes
+//! metrics of the process and the build. The service defines its own metrics and events.
 #![forbid(unsafe_code)]
 
 pub mod logs;
@@ -12,10 +12,10 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 /// Content type of a [`page`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns the page of metrics of a program and its version.
+/// Returns the metrics page of a program and its version.
 ///
 /// # Errors
-/// Formatting failed.
+/// [`fmt::Error`] if a metric cannot be formatted.
 pub fn page(registries: &[&Registry], program: &str, version: &str) -> Result<String, fmt::Error> {
     let mut page = String::new();
     for registry in registries {
@@ -30,13 +30,14 @@ pub fn page(registries: &[&Registry], program: &str, version: &str) -> Result<St
     Ok(page)
 }
 
-/// Adds a family of one sample.
+/// Adds a metric family with a single sample.
 fn add(page: &mut String, name: &str, labels: &str, kind: &str, help: &str, value: &str) {
     let lines = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}\n");
     page.push_str(&lines);
 }
 
-/// Converts OpenMetrics to the text format, in which the metadata of a counter has the name of its sample.
+/// Converts OpenMetrics to the text format, where the metadata of a counter carries the name of its
+/// sample, with `_total`.
 fn to_text_format(open_metrics: &str, page: &mut String) {
     let mut help = None;
     for line in open_metrics.lines() {

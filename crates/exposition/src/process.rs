@@ -1,10 +1,11 @@
-//! Metrics of this process, by the names that Prometheus' client libraries give them. What /proc does not show is left out.
+//! Metrics of this process, named as by Prometheus client libraries. Values that /proc does not
+//! provide are omitted.
 
 use std::fs;
 
 use crate::add;
 
-/// Adds what /proc shows of this process.
+/// Adds the metrics of this process from /proc.
 pub fn add_to(page: &mut String) {
     let mut gauge = |name: &str, help: &str, value: Option<String>| {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
@@ -41,8 +42,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Parses the fields after the program's name, which may contain spaces and parentheses. The first one is `state`,
-    /// number 3 in proc(5).
+    /// Parses the fields after the program name, which may contain spaces and parentheses. The
+    /// first one is `state`, field 3 in proc(5).
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();

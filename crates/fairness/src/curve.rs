@@ -1,58 +1,60 @@
-//! How often a tenant misses local memory, by how much of it there is.
+//! Miss-ratio curves: miss ratio as a function of local memory.
 
 use thiserror::Error;
 use units::limits::CURVE_KNOTS_MAX;
 
-/// One point of a miss-ratio curve.
+/// Point of a miss-ratio curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Knot {
     /// Local memory, in MiB.
     pub memory: f64,
-    /// Accesses that miss it, 0 to 1.
+    /// Miss ratio of local memory, 0 to 1.
     pub misses: f64,
 }
 
-/// A miss-ratio curve: straight between its knots, falling and convex, flat beyond the last.
+/// A convex, decreasing miss-ratio curve, linear between its knots and constant beyond the last.
 ///
-/// Convex, because then what a tenant asks for at some price changes without jumps of what it is worth, and so the market clears exactly
-/// (Spirit 3.2 needs it tacitly). A measured curve that is not is lowered onto the largest convex curve that is nowhere above it.
+/// Convexity makes the value of a tenant's demand continuous in prices, so that the market clears
+/// exactly. Spirit (section 3.2) assumes this implicitly. A measured curve is replaced by its lower
+/// convex hull.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MissCurve(Vec<Knot>);
 
-/// Why points are no miss-ratio curve.
+/// Error for points that do not form a miss-ratio curve.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum CurveError {
-    /// There is none.
-    #[error("a miss-ratio curve has at least one knot")]
+    /// There are no points.
+    #[error("a miss-ratio curve needs at least one knot")]
     Empty,
-    /// There are too many.
-    #[error("{0} knots: a miss-ratio curve has at most {CURVE_KNOTS_MAX}")]
-    TooMany(usize),
-    /// A number that is none, or out of range.
-    #[error("knot {at}: {what} {value} must be {rule}")]
-    Wrong {
-        /// Which knot, from 0.
+    /// There are more than [`CURVE_KNOTS_MAX`] points.
+    #[error("a miss-ratio curve of {0} knots exceeds the limit of {CURVE_KNOTS_MAX}")]
+    TooManyKnots(usize),
+    /// A number is not finite, out of range, or not in ascending order.
+    #[error("knot {at}: {quantity} {value} must be {rule}")]
+    InvalidKnot {
+        /// Index of the knot.
         at: usize,
-        /// Which number of it.
-        what: &'static str,
-        /// What it was.
+        /// Name of the number: `memory` or `misses`.
+        quantity: &'static str,
+        /// Rejected value.
         value: f64,
-        /// What it has to be.
+        /// Required range.
         rule: &'static str,
     },
 }
 
 impl MissCurve {
-    /// The largest convex and falling curve that is nowhere above these points. Before the first, nothing is kept of memory: a curve
-    /// that begins later begins with its first miss ratio at 0.
+    /// Creates the lower convex hull of points in ascending order of memory. If the first point is
+    /// above 0 MiB, its miss ratio also holds at 0 MiB.
     ///
     /// # Errors
-    /// There are none, too many, sizes do not rise, or a number is out of range.
+    /// A [`CurveError`] if there are no or too many points, memory does not increase, or a number
+    /// is out of range.
     pub fn new(knots: Vec<Knot>) -> Result<Self, CurveError> {
-        if is_curve(&knots) {
+        if is_convex_curve(&knots) {
             return Ok(Self(knots));
         }
-        check(&knots)?;
+        check_knots(&knots)?;
         let mut hull: Vec<Knot> = Vec::with_capacity(knots.len() + 1);
         if knots[0].memory > 0.0 {
             hull.push(Knot { memory: 0.0, misses: knots[0].misses });
@@ -70,28 +72,31 @@ impl MissCurve {
         Ok(Self(hull))
     }
 
-    /// Its knots: memory rises from 0, misses fall, ever more slowly.
+    /// Returns the knots. Memory increases from 0, and misses decrease at a decreasing rate.
     pub fn knots(&self) -> &[Knot] {
         &self.0
     }
 
-    /// Accesses that miss so much memory (MiB), 0 to 1.
+    /// Returns the miss ratio with `memory` MiB, 0 to 1.
     pub fn misses(&self, memory: f64) -> f64 {
-        between(&self.0, memory)
+        interpolate(&self.0, memory)
     }
 }
 
-/// Which knot would be the first beyond so much memory if all were evenly apart, as they mostly are.
-fn about(knots: &[Knot], memory: f64) -> usize {
+/// Estimates the index of the first knot beyond `memory`, assuming equal distances as most curves
+/// have.
+fn index_estimate(knots: &[Knot], memory: f64) -> usize {
     let last = knots.len() - 1;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "what is none is 0")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "NaN becomes 0")]
     let before = (memory / knots[last].memory * last as f64) as usize;
     before.saturating_add(1)
 }
 
-/// Straight between knots whose memory rises, flat before the first and beyond the last.
-pub(crate) fn between(knots: &[Knot], memory: f64) -> f64 {
-    let above = first_not(knots.len(), about(knots, memory), |at| knots[at].memory <= memory);
+/// Interpolates linearly between knots in ascending order of memory. The value is constant before
+/// the first and beyond the last knot.
+pub(crate) fn interpolate(knots: &[Knot], memory: f64) -> f64 {
+    let above =
+        partition_point_near(knots.len(), index_estimate(knots, memory), |at| knots[at].memory <= memory);
     match (above.checked_sub(1).map(|below| knots[below]), knots.get(above)) {
         (Some(below), Some(above)) => {
             let part = (memory - below.memory) / (above.memory - below.memory);
@@ -102,8 +107,9 @@ pub(crate) fn between(knots: &[Knot], memory: f64) -> f64 {
     }
 }
 
-/// Whether knots are a curve already, as those of a model mostly are: seen in one look at each.
-fn is_curve(knots: &[Knot]) -> bool {
+/// Returns whether knots already form a convex curve, as those of a model usually do. Reads each
+/// knot once.
+fn is_convex_curve(knots: &[Knot]) -> bool {
     let (Some(first), Some(last)) = (knots.first(), knots.last()) else { return false };
     let falls = |two: &[Knot]| (two[1].memory > two[0].memory) & (two[1].misses < two[0].misses);
     knots.len() <= CURVE_KNOTS_MAX
@@ -115,57 +121,58 @@ fn is_curve(knots: &[Knot]) -> bool {
             .fold(true, |so_far, three| so_far & falls(&three[1..]) & !is_above(three[1], three[0], three[2]))
 }
 
-/// Whether points are knots of any miss-ratio curve, convex or not.
-pub(crate) fn check(knots: &[Knot]) -> Result<(), CurveError> {
+/// Checks that points form a miss-ratio curve, convex or not.
+pub(crate) fn check_knots(knots: &[Knot]) -> Result<(), CurveError> {
     match knots.len() {
         0 => return Err(CurveError::Empty),
-        n if n > CURVE_KNOTS_MAX => return Err(CurveError::TooMany(n)),
+        n if n > CURVE_KNOTS_MAX => return Err(CurveError::TooManyKnots(n)),
         _ => {}
     }
     let mut last = -1.0;
     for (at, Knot { memory, misses }) in knots.iter().copied().enumerate() {
-        let wrong = |what, value, rule| Err(CurveError::Wrong { at, what, value, rule });
+        let invalid = |quantity, value, rule| Err(CurveError::InvalidKnot { at, quantity, value, rule });
         if !(memory.is_finite() && memory >= 0.0 && memory > last) {
-            return wrong("memory", memory, "0 or more, and more than that of the knot before");
+            return invalid("memory", memory, "at least 0 and more than that of the previous knot");
         }
         if !(0.0..=1.0).contains(&misses) {
-            return wrong("misses", misses, "from 0 to 1");
+            return invalid("misses", misses, "between 0 and 1");
         }
         last = memory;
     }
     Ok(())
 }
 
-/// Whether a knot is on or above the straight line from the one before to the one after.
+/// Returns whether a knot is on or above the line through its neighbors.
 fn is_above(knot: Knot, before: Knot, after: Knot) -> bool {
     (knot.misses - before.misses) * (after.memory - before.memory)
         >= (after.misses - before.misses) * (knot.memory - before.memory)
 }
 
-/// The first of `0..end` for which something is not so, or `end`; it is so for all before. Sought from near `mark`, ever further.
+/// Returns the first index of `0..end` for which the predicate is false, or `end`. The predicate
+/// must be true for all indices before it. Gallops from `hint`, then bisects.
 #[inline]
-pub(crate) fn first_not(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
-    let mark = mark.min(end);
-    if (mark == end || !is_so(mark)) && (mark == 0 || is_so(mark - 1)) {
-        mark
+pub(crate) fn partition_point_near(end: usize, hint: usize, predicate: impl Fn(usize) -> bool) -> usize {
+    let hint = hint.min(end);
+    if (hint == end || !predicate(hint)) && (hint == 0 || predicate(hint - 1)) {
+        hint
     } else {
-        sought(end, mark, is_so)
+        gallop(end, hint, predicate)
     }
 }
 
-fn sought(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
+fn gallop(end: usize, hint: usize, predicate: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, end);
     let mut step = 1;
-    if mark < end && is_so(mark) {
-        low = mark + 1;
-        while low + step <= end && is_so(low + step - 1) {
+    if hint < end && predicate(hint) {
+        low = hint + 1;
+        while low + step <= end && predicate(low + step - 1) {
             low += step;
             step *= 2;
         }
         high = high.min(low + step - 1);
     } else {
-        high = mark;
-        while high >= step && !is_so(high - step) {
+        high = hint;
+        while high >= step && !predicate(high - step) {
             high -= step;
             step *= 2;
         }
@@ -173,7 +180,7 @@ fn sought(end: usize, mark: usize, is_so: impl Fn(usize) -> bool) -> usize {
     }
     while low < high {
         let middle = low.midpoint(high);
-        if is_so(middle) { low = middle + 1 } else { high = middle }
+        if predicate(middle) { low = middle + 1 } else { high = middle }
     }
     low
 }
@@ -190,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_curve_is_convex_falls_is_nowhere_above_the_points_and_nowhere_lower_than_it_must_be(
+        fn curve_is_the_lower_convex_hull_of_its_points(
             points in vec((0.1..10.0_f64, prop_oneof![Just(0.0), Just(1.0), 0.0..1.0_f64]), 1..40),
         ) {
             let mut memory = 0.0;
@@ -201,36 +208,37 @@ mod tests {
             prop_assert!(knots.windows(2).all(|two| two[1].memory > two[0].memory && two[1].misses < two[0].misses));
             prop_assert!(knots.windows(3).all(|three| !is_above(three[1], three[0], three[2])));
             prop_assert!(points.iter().all(|point| curve.misses(point.memory) <= point.misses + 1e-12));
-            // Each knot is a point, but for the first, whose height is one.
+            // Every knot is one of the points, except the first, which has the miss ratio of the
+            // first point.
             prop_assert!(knots[1..].iter().all(|knot| points.contains(knot)) && knots[0].misses == points[0].misses);
-            // A curve is the curve of its knots.
+            // Creating a curve from its own knots returns the same curve.
             prop_assert_eq!(MissCurve::new(knots.to_vec()).unwrap(), curve);
         }
     }
 
     #[test]
-    fn points_that_are_none_are_refused_by_name() {
+    fn invalid_points_are_rejected_by_name() {
         let wrong: [(Vec<Knot>, &str); 6] = [
-            (vec![], "a miss-ratio curve has at least one knot"),
-            (vec![knot(0.0, 1.1)], "knot 0: misses 1.1 must be from 0 to 1"),
-            (vec![knot(0.0, f64::NAN)], "knot 0: misses NaN must be from 0 to 1"),
+            (vec![], "a miss-ratio curve needs at least one knot"),
+            (vec![knot(0.0, 1.1)], "knot 0: misses 1.1 must be between 0 and 1"),
+            (vec![knot(0.0, f64::NAN)], "knot 0: misses NaN must be between 0 and 1"),
             (
                 vec![knot(-1.0, 0.5)],
-                "knot 0: memory -1 must be 0 or more, and more than that of the knot before",
+                "knot 0: memory -1 must be at least 0 and more than that of the previous knot",
             ),
             (
                 vec![knot(0.0, 0.5), knot(0.0, 0.4)],
-                "knot 1: memory 0 must be 0 or more, and more than that of the knot before",
+                "knot 1: memory 0 must be at least 0 and more than that of the previous knot",
             ),
             (
                 vec![knot(0.0, 0.5), knot(f64::INFINITY, 0.4)],
-                "knot 1: memory inf must be 0 or more, and more than that of the knot before",
+                "knot 1: memory inf must be at least 0 and more than that of the previous knot",
             ),
         ];
-        for (knots, says) in wrong {
-            assert_eq!(MissCurve::new(knots).unwrap_err().to_string(), says);
+        for (knots, message) in wrong {
+            assert_eq!(MissCurve::new(knots).unwrap_err().to_string(), message);
         }
         let many = (0..=CURVE_KNOTS_MAX).map(|at| knot(at as f64, 0.5)).collect();
-        assert_eq!(MissCurve::new(many).unwrap_err(), CurveError::TooMany(CURVE_KNOTS_MAX + 1));
+        assert_eq!(MissCurve::new(many).unwrap_err(), CurveError::TooManyKnots(CURVE_KNOTS_MAX + 1));
     }
 }

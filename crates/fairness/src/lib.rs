@@ -1,5 +1,39 @@
-//! Who gets how much of a host's local memory and of its link to remote memory (Spirit's Symbiosis): the market, and what
-//! it must know of a tenant. Numbers in, numbers out: nothing is measured here, and no limit is set.
+//! Fair allocation of a host's two interdependent resources, local memory and the bandwidth of its
+//! link to remote memory: the Symbiosis algorithm of Spirit.
+//!
+//! Each tenant has a weight. [`market`] gives it a budget by its weight and finds prices at which
+//! both resources are sold, so that each tenant is at least as well off as with an equal split
+//! (sharing incentive) and prefers no other tenant's share (envy-freeness). [`profile`] estimates
+//! the utility of a tenant from measurements: a miss-ratio curve ([`curve`]) and the bandwidth it
+//! can use. [`epoch`] limits the change of shares per epoch.
+//!
+//! The crate is pure. The caller takes the measurements and enforces the shares.
+//!
+//! A cache and a streaming tenant share a host:
+//!
+//! ```
+//! use fairness::curve::{Knot, MissCurve};
+//! use fairness::market::{ClearingOptions, Market, Slowdown, Supply, Tenant};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let supply = Supply { memory_mib: 8192, bandwidth_mb_s: 1000 };
+//! let tenant = |footprint, wanted| -> Result<_, Box<dyn std::error::Error>> {
+//!     let knots = vec![Knot { memory: 0.0, misses: 1.0 }, Knot { memory: footprint, misses: 0.0 }];
+//!     let utility = Slowdown::new(MissCurve::new(knots)?, 100.0, wanted)?;
+//!     Ok(Tenant::new(1.0, supply, utility))
+//! };
+//! let tenants = [tenant(6000.0, 100.0)?, tenant(100_000.0, 900.0)?];
+//!
+//! let market = Market::new(supply, &tenants)?;
+//! let outcome = market.clear(ClearingOptions::default());
+//! assert!(outcome.shares[0].memory_mib > outcome.shares[1].memory_mib);
+//! assert!(outcome.shares[0].bandwidth_mb_s < outcome.shares[1].bandwidth_mb_s);
+//!
+//! let certificate = market.certify(&outcome);
+//! assert!(certificate.sharing_incentive >= 1.0 - 1e-6);
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod curve;

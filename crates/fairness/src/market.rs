@@ -1,161 +1,173 @@
-//! The market (Spirit 3.2, variant "Symbiosis-R"): tenants buy local memory and link bandwidth with budgets in the ratio of their weights, and
-//! prices move until both are sold.
+//! The market of Spirit (section 3.2), in the variant "Symbiosis-R": tenants buy local memory and
+//! link bandwidth with budgets proportional to their weights, and the market searches for prices at
+//! which both goods are sold.
 //!
-//! The paper's Algorithm 1 does not end in floating point, leaves goods unsold where a tenant wants no more, and divides by zero where one good
-//! is worth nothing. What is different here, and why everybody still gets at least what an equal split would give:
+//! The paper's Algorithm 1 does not terminate in floating point, leaves goods unsold when a tenant
+//! is satiated, and divides by zero when a good has no value. This implementation differs in three
+//! points and keeps sharing incentive (each tenant is at least as well off as with an equal split):
 //!
-//! - A bracket of prices is narrowed until it is as narrow as it may be (`price`), never until two sums are equal.
-//! - Money that tenants do not want to spend is given to all others as a *dividend*, in the ratio of their budgets (`round`). A budget only grows,
-//!   so a fair share stays affordable, and nobody can afford what another with the same weight cannot.
-//! - Where demand jumps at the clearing price, tenants get the same mix of what they ask for just below and just above it; those that lose by a mix
-//!   get one or the other whole, and one of them what remains, or one gets what it asks for and the others a market of their own (`clearing`). If
-//!   even that harms somebody, everybody gets the fair share.
+//! - The price bracket is narrowed to a minimum width (`price`). Sums are never compared for
+//!   equality.
+//! - Unspent budget is paid to all other tenants as a *dividend*, proportional to their budgets
+//!   (`round`). Budgets only grow, so that the fair share stays affordable, and no tenant can
+//!   afford a bundle that another tenant of the same weight cannot.
+//! - Where demand jumps at the clearing price, all tenants get the same mixture of their demands
+//!   just below and just above the price. Tenants that would lose by a mixture get one of the two
+//!   demands whole; one of them gets the remainder, or one gets its demand and the others are
+//!   cleared as a market of their own (`clearing`). If that still violates sharing incentive, every
+//!   tenant gets its fair share.
 //!
-//! What tenants are is the caller's to know; what their shares are worth to them is a [`Utility`]'s.
+//! The caller defines the tenants; a [`Utility`] values their bundles and computes their demand.
 
 mod certificate;
 mod clearing;
 mod goods;
 mod grid;
-mod pace;
 mod price;
 mod refine;
 mod round;
+mod rounding;
 mod slowdown;
 mod split;
-mod units_of;
+mod step_limit;
 mod utility;
 
 pub use certificate::Certificate;
 pub use goods::{Bundle, Prices, Share, Supply};
 pub use grid::Grid;
-pub use refine::Aim;
+pub use refine::RefineOptions;
 pub use slowdown::{Slowdown, SlowdownError};
 pub use split::{Table, best_split};
-pub use utility::{Asked, Limits, Mark, Purse, Utility};
+pub use utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart};
 
 use thiserror::Error;
-use units::limits::{SUPPLY_MAX, TENANTS_MAX, WEIGHT_PART_MIN};
+use units::limits::{SUPPLY_MAX, TENANTS_MAX, WEIGHT_FRACTION_MIN};
 
-/// One who shares.
+/// A participant of a market.
 #[derive(Clone, Debug)]
 pub struct Tenant<U> {
-    /// How much of everything it may have relative to others; more than 0.
+    /// Weight relative to the other tenants, more than 0.
     pub weight: f64,
-    /// The least it must have of both; not more than its fair share.
-    pub least: Share,
-    /// The most it can have of both; not less than its fair share.
-    pub most: Share,
-    /// What a share is worth to it.
+    /// Minimum share of both goods, at most the fair share.
+    pub min: Share,
+    /// Maximum share of both goods, at least the fair share.
+    pub max: Share,
+    /// Value of a bundle to the tenant.
     pub utility: U,
 }
 
 impl<U> Tenant<U> {
-    /// One that may have everything or nothing.
+    /// Returns a tenant without limits on its share.
     pub fn new(weight: f64, supply: Supply, utility: U) -> Self {
-        Self { weight, least: Share::default(), most: supply.all(), utility }
+        Self { weight, min: Share::default(), max: supply.all(), utility }
     }
 }
 
-/// Tenants, and what there is for them.
+/// Tenants and the supply they share.
 #[derive(Debug)]
 pub struct Market<'a, U> {
     tenants: &'a [Tenant<U>],
     supply: Supply,
-    /// What a weight of 1 is of all weights.
-    per_weight: f64,
-    /// What part of all weights, and so of the supply, these tenants have; 1 if they are all.
-    part: f64,
+    /// Reciprocal of the sum of all weights.
+    weight_scale: f64,
+    /// Fraction of all weights, and so of the supply, that these tenants have: 1 for a whole
+    /// market, less for a [`Market::subset`].
+    weight_fraction: f64,
 }
 
-/// Why there can be no market.
+/// Error for input that does not define a market.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum MarketError {
-    /// Nobody is there.
-    #[error("a market has at least one tenant")]
+    /// There is no tenant.
+    #[error("a market needs at least one tenant")]
     NoTenants,
-    /// Too many are.
-    #[error("{0} tenants: a market has at most {TENANTS_MAX}")]
-    TooMany(usize),
-    /// Nothing is there to share.
-    #[error("supply of {0} must be more than 0")]
-    NoSupply(&'static str),
-    /// More than can be reckoned with.
-    #[error("supply of {0} units: must be at most {SUPPLY_MAX}")]
-    TooMuch(u64),
-    /// A weight that is none, or next to nothing beside the others.
+    /// There are more than [`TENANTS_MAX`] tenants.
+    #[error("a market of {0} tenants exceeds the limit of {TENANTS_MAX}")]
+    TooManyTenants(usize),
+    /// The supply of a good, memory or bandwidth, is 0.
+    #[error("supply of {0} must not be 0")]
+    EmptySupply(&'static str),
+    /// The supply of a good, in units, exceeds [`SUPPLY_MAX`].
+    #[error("supply of {0} units exceeds the limit of {SUPPLY_MAX}")]
+    SupplyTooLarge(u64),
+    /// A weight is not positive, not finite, or less than [`WEIGHT_FRACTION_MIN`] of all weights.
     #[error(
-        "tenant {tenant}: weight {value} must be a number more than 0, and at least a billionth of all weights"
+        "tenant {tenant}: weight {value} must be positive and at least a billionth of the sum of all weights"
     )]
-    Weight {
-        /// Which, from 0.
+    InvalidWeight {
+        /// Index of the tenant.
         tenant: usize,
-        /// What it was.
+        /// Rejected weight.
         value: f64,
     },
-    /// It must have more than its share.
-    #[error("tenant {tenant}: least {good} {least} must not be more than its fair share, {fair:.3}")]
-    Least {
-        /// Which, from 0.
+    /// The minimum share exceeds the fair share.
+    #[error("tenant {tenant}: minimum {good} {min} must not exceed its fair share of {fair:.3}")]
+    MinAboveFairShare {
+        /// Index of the tenant.
         tenant: usize,
-        /// Memory or bandwidth.
+        /// `memory` or `bandwidth`.
         good: &'static str,
-        /// The least that was asked for.
-        least: u64,
-        /// Its fair share.
+        /// Rejected minimum, in units.
+        min: u64,
+        /// Fair share, in units.
         fair: f64,
     },
-    /// It cannot have its share.
-    #[error("tenant {tenant}: most {good} {most} must not be less than its fair share, {fair:.3}")]
-    Most {
-        /// Which, from 0.
+    /// The maximum share is below the fair share or below the minimum share.
+    #[error("tenant {tenant}: maximum {good} {max} must not be below its fair share of {fair:.3}")]
+    MaxBelowFairShare {
+        /// Index of the tenant.
         tenant: usize,
-        /// Memory or bandwidth.
+        /// `memory` or `bandwidth`.
         good: &'static str,
-        /// The most that it can have.
-        most: u64,
-        /// Its fair share.
+        /// Rejected maximum, in units.
+        max: u64,
+        /// Fair share, in units.
         fair: f64,
     },
 }
 
 impl MarketError {
-    /// Whose fault it is, if it is a tenant's; from 0.
+    /// Returns the index of the tenant whose weight or limits are invalid, or `None` if the error
+    /// does not concern a single tenant.
     pub const fn tenant(&self) -> Option<usize> {
         match self {
-            Self::Weight { tenant, .. } | Self::Least { tenant, .. } | Self::Most { tenant, .. } => {
-                Some(*tenant)
+            Self::InvalidWeight { tenant, .. }
+            | Self::MinAboveFairShare { tenant, .. }
+            | Self::MaxBelowFairShare { tenant, .. } => Some(*tenant),
+            Self::NoTenants | Self::TooManyTenants(_) | Self::EmptySupply(_) | Self::SupplyTooLarge(_) => {
+                None
             }
-            Self::NoTenants | Self::TooMany(_) | Self::NoSupply(_) | Self::TooMuch(_) => None,
         }
     }
 }
 
-/// How shares came about.
+/// How an outcome was computed, from best to worst.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Status {
-    /// Everybody has what it asks for at one price.
+    /// Each tenant has its demand at one price.
     Exact,
-    /// Everybody has a mix of what it asks for just below and just above the price.
+    /// Each tenant has the same mixture of its demands just below and just above the price.
     Mixed,
-    /// Those that would lose by a mix have what they ask for on one side or the other, whole; the others a mix.
+    /// Tenants that would lose by a mixture have one of their two demands whole; the others have a
+    /// mixture.
     Whole,
-    /// One tenant has what remained; the others have what they ask for.
+    /// One tenant has the remainder; the others have their demand.
     OneMarginal {
-        /// Which, from 0.
+        /// Index of the tenant with the remainder.
         tenant: usize,
     },
-    /// One tenant has what it asked for, and the others bought what that left in a market of their own, at prices of its own.
+    /// One tenant has its demand; the others bought the rest in a market of their own with its own
+    /// prices.
     OneFixed {
-        /// Which, from 0.
+        /// Index of the tenant with the fixed demand.
         tenant: usize,
     },
-    /// There is no price at which nobody loses: everybody has its fair share.
+    /// No price satisfies sharing incentive: each tenant has its fair share.
     FallbackFair,
 }
 
 impl Status {
-    /// In a word or two.
+    /// Returns the name that reports and the command line use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -168,74 +180,77 @@ impl Status {
     }
 }
 
-/// What everybody gets.
+/// Allocation computed by a market.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// How it came about.
+    /// How the allocation was computed.
     pub status: Status,
-    /// The price of all memory, 0 to 1; that of all bandwidth is what it lacks to 1.
+    /// Price of all memory, 0 to 1. The price of all bandwidth is 1 minus this.
     pub memory_price: f64,
-    /// Times its weight is a tenant's budget; 1 or more.
+    /// Factor by which a tenant's budget exceeds its weight, at least 1.
     pub dividend: f64,
-    /// Prices that were tried.
+    /// Number of prices evaluated.
     pub rounds: u32,
-    /// Deals by which shares were refined since.
+    /// Number of trades by which [`Market::refine`] changed the allocation.
     pub refinements: u32,
-    /// What each tenant bought, before it is rounded to units and before what was left over is handed out.
+    /// Bundle of each tenant before it is rounded to units and before unsold supply is distributed.
     pub bought: Vec<Bundle>,
-    /// What each tenant gets: whole units, together no more than there is.
+    /// Share of each tenant in whole units. The sum does not exceed the supply.
     pub shares: Vec<Share>,
-    /// Where to begin next time.
-    pub trail: Trail,
+    /// Starting point for the next market.
+    pub warm_start: MarketWarmStart,
 }
 
-/// What a market remembers for the next: it is found sooner near the last. Never wrong, at worst useless.
+/// Starting point that one market leaves for the next. It shortens the search if prices have moved
+/// little; a wrong one only costs time.
 #[derive(Clone, Debug, Default)]
-pub struct Trail {
+pub struct MarketWarmStart {
     memory_price: Option<f64>,
-    places: Vec<u32>,
+    positions: Vec<u32>,
 }
 
-/// How a market is cleared.
+/// Options of [`Market::clear`].
 #[derive(Clone, Debug, Default)]
-pub struct How {
-    /// What the last one left; nothing for the first.
-    pub trail: Trail,
-    /// Whose turn it is to have what remains, where that is as good for several: a number that changes from epoch to epoch.
+pub struct ClearingOptions {
+    /// Starting point left by the last market; the default for the first.
+    pub warm_start: MarketWarmStart,
+    /// Rotates which tenant gets the remainder among candidates that are equally good. Callers
+    /// increment it every epoch.
     pub turn: usize,
 }
 
 impl<'a, U: Utility> Market<'a, U> {
-    /// A market of these tenants.
+    /// Creates a market.
     ///
     /// # Errors
-    /// There are none or too many, there is nothing to share, or a weight or a limit is out of range.
+    /// A [`MarketError`] if there are no or too many tenants, the supply of a good is 0 or too
+    /// large, or a weight or limit is out of range.
     pub fn new(supply: Supply, tenants: &'a [Tenant<U>]) -> Result<Self, MarketError> {
         match tenants.len() {
             0 => return Err(MarketError::NoTenants),
-            n if n > TENANTS_MAX => return Err(MarketError::TooMany(n)),
+            n if n > TENANTS_MAX => return Err(MarketError::TooManyTenants(n)),
             _ => {}
         }
         if supply.memory_mib == 0 {
-            return Err(MarketError::NoSupply("memory"));
+            return Err(MarketError::EmptySupply("memory"));
         }
         if supply.bandwidth_mb_s == 0 {
-            return Err(MarketError::NoSupply("bandwidth"));
+            return Err(MarketError::EmptySupply("bandwidth"));
         }
         if supply.memory_mib.max(supply.bandwidth_mb_s) > SUPPLY_MAX {
-            return Err(MarketError::TooMuch(supply.memory_mib.max(supply.bandwidth_mb_s)));
+            return Err(MarketError::SupplyTooLarge(supply.memory_mib.max(supply.bandwidth_mb_s)));
         }
         let mut weights = 0.0;
         for (tenant, one) in tenants.iter().enumerate() {
             if !(one.weight.is_finite() && one.weight > 0.0) {
-                return Err(MarketError::Weight { tenant, value: one.weight });
+                return Err(MarketError::InvalidWeight { tenant, value: one.weight });
             }
             weights += one.weight;
         }
-        let market = Self { tenants, supply, per_weight: 1.0 / weights, part: 1.0 };
+        let market = Self { tenants, supply, weight_scale: 1.0 / weights, weight_fraction: 1.0 };
         for (tenant, one) in tenants.iter().enumerate() {
-            if !(weights.is_finite() && one.weight >= WEIGHT_PART_MIN * weights) {
-                return Err(MarketError::Weight { tenant, value: one.weight });
+            if !(weights.is_finite() && one.weight >= WEIGHT_FRACTION_MIN * weights) {
+                return Err(MarketError::InvalidWeight { tenant, value: one.weight });
             }
             market.check_limits(tenant)?;
         }
@@ -243,107 +258,110 @@ impl<'a, U: Utility> Market<'a, U> {
     }
 
     fn check_limits(&self, tenant: usize) -> Result<(), MarketError> {
-        let Tenant { least, most, .. } = &self.tenants[tenant];
-        let fair = self.fair(tenant);
+        let Tenant { min, max, .. } = &self.tenants[tenant];
+        let fair = self.fair_share(tenant);
         let goods = [
-            ("memory", least.memory_mib, most.memory_mib, fair.memory),
-            ("bandwidth", least.bandwidth_mb_s, most.bandwidth_mb_s, fair.bandwidth),
+            ("memory", min.memory_mib, max.memory_mib, fair.memory),
+            ("bandwidth", min.bandwidth_mb_s, max.bandwidth_mb_s, fair.bandwidth),
         ];
-        for (good, least, most, fair) in goods {
-            // A share of a third of 300 is 100, whatever a division leaves behind its point.
+        for (good, min, max, fair) in goods {
+            // A third of 300 units must pass as 100 despite rounding in the division.
             let rounding = 1e-12 * fair;
-            if least as f64 > fair + rounding {
-                return Err(MarketError::Least { tenant, good, least, fair });
+            if min as f64 > fair + rounding {
+                return Err(MarketError::MinAboveFairShare { tenant, good, min, fair });
             }
-            if (most as f64) < fair - rounding || most < least {
-                return Err(MarketError::Most { tenant, good, most, fair });
+            if (max as f64) < fair - rounding || max < min {
+                return Err(MarketError::MaxBelowFairShare { tenant, good, max, fair });
             }
         }
         Ok(())
     }
 
-    /// What a tenant would have of an equal split: both in the ratio of the weights.
-    pub fn fair(&self, tenant: usize) -> Bundle {
+    /// Returns the fair share of a tenant: the part of both goods that corresponds to its weight.
+    pub fn fair_share(&self, tenant: usize) -> Bundle {
         let weight = self.weight(tenant);
         let all = Bundle::from(self.supply.all());
         Bundle { memory: all.memory * weight, bandwidth: all.bandwidth * weight }
     }
 
-    /// All there is.
+    /// Returns the whole supply as a bundle.
     pub(crate) fn all(&self) -> Bundle {
         self.supply.all().into()
     }
 
-    /// What a tenant may have that comes nearest to this.
+    /// Returns the bundle clamped to the limits of a tenant.
     pub(crate) fn within_limits(&self, tenant: usize, bundle: Bundle) -> Bundle {
-        let Limits { least, most } = self.limits(tenant);
+        let Limits { min, max } = self.limits(tenant);
         Bundle {
-            memory: bundle.memory.clamp(least.memory, most.memory),
-            bandwidth: bundle.bandwidth.clamp(least.bandwidth, most.bandwidth),
+            memory: bundle.memory.clamp(min.memory, max.memory),
+            bandwidth: bundle.bandwidth.clamp(min.bandwidth, max.bandwidth),
         }
     }
 
-    /// Takes what is more than all there is from those that have more than the least they must have, in the ratio of that.
+    /// Reduces bundles that exceed the supply. Each tenant gives in proportion to the amount by
+    /// which it exceeds its minimum share.
     pub(crate) fn cut_to_supply(&self, bundles: &mut [Bundle]) {
         let over = bundles.iter().copied().sum::<Bundle>().minus(self.all());
         if over.memory <= 0.0 && over.bandwidth <= 0.0 {
             return;
         }
-        let above = |tenant: usize, bundle: Bundle| bundle.minus(self.limits(tenant).least);
+        let above = |tenant: usize, bundle: Bundle| bundle.minus(self.limits(tenant).min);
         let spare = bundles.iter().enumerate().map(|(tenant, bundle)| above(tenant, *bundle)).sum::<Bundle>();
-        let part = |over: f64, spare: f64| if over > 0.0 { (over / spare).min(1.0) } else { 0.0 };
+        let fraction = |over: f64, spare: f64| if over > 0.0 { (over / spare).min(1.0) } else { 0.0 };
         let cut = Bundle {
-            memory: part(over.memory, spare.memory),
-            bandwidth: part(over.bandwidth, spare.bandwidth),
+            memory: fraction(over.memory, spare.memory),
+            bandwidth: fraction(over.bandwidth, spare.bandwidth),
         };
         for (tenant, bundle) in bundles.iter_mut().enumerate() {
-            *bundle = self.within_limits(tenant, bundle.minus(above(tenant, *bundle).times(cut)));
+            *bundle = self.within_limits(tenant, bundle.minus(above(tenant, *bundle).scale(cut)));
         }
     }
 
-    /// Whether two shares of a tenant differ by no more than such a part of its fair share.
+    /// Returns whether two bundles of a tenant differ by at most the fraction `part` of its fair
+    /// share in either good.
     pub(crate) fn is_near(&self, tenant: usize, one: Bundle, other: Bundle, part: f64) -> bool {
-        let fair = self.fair(tenant);
+        let fair = self.fair_share(tenant);
         (one.memory - other.memory).abs() <= part * fair.memory
             && (one.bandwidth - other.bandwidth).abs() <= part * fair.bandwidth
     }
 
-    /// A tenant's part of all weights.
+    /// Returns the weight of a tenant as a fraction of all weights.
     fn weight(&self, tenant: usize) -> f64 {
-        self.tenants[tenant].weight * self.per_weight
+        self.tenants[tenant].weight * self.weight_scale
     }
 
-    /// The first tenants alone, with as much of everything as their weights are of all.
-    fn of_first(&self, tenants: usize) -> Self {
+    /// Returns a market of the first `tenants` tenants. Its supply is the fraction that corresponds
+    /// to their weights.
+    fn subset(&self, tenants: usize) -> Self {
         let tenants = &self.tenants[..tenants];
         Self {
             tenants,
-            part: tenants.iter().map(|tenant| tenant.weight).sum::<f64>() * self.per_weight,
+            weight_fraction: tenants.iter().map(|tenant| tenant.weight).sum::<f64>() * self.weight_scale,
             ..*self
         }
     }
 
-    /// What everybody gets.
-    pub fn clear(&self, how: How) -> Outcome {
-        let How { trail: Trail { memory_price, places }, turn } = how;
-        let mut marks = vec![Mark::default(); self.tenants.len()];
-        if places.len() == marks.len() {
-            marks.iter_mut().zip(places).for_each(|(mark, at)| mark.at = at);
+    /// Computes prices and the share of each tenant.
+    pub fn clear(&self, options: ClearingOptions) -> Outcome {
+        let ClearingOptions { warm_start: MarketWarmStart { memory_price, positions }, turn } = options;
+        let mut warm_starts = vec![WarmStart::default(); self.tenants.len()];
+        if positions.len() == warm_starts.len() {
+            warm_starts.iter_mut().zip(positions).for_each(|(warm, at)| warm.position = at);
         }
-        let found = price::find(self, memory_price, &mut marks);
-        let cleared = clearing::clear(self, &found, turn);
-        let shares = units_of::shares(self, &cleared.bundles);
+        let bracket = price::bracket_price(self, memory_price, &mut warm_starts);
+        let clearing = clearing::clear(self, &bracket, turn);
+        let shares = rounding::round_to_units(self, &clearing.bundles);
         Outcome {
-            status: cleared.status,
-            memory_price: found.price(),
-            dividend: found.dividend(),
-            rounds: found.rounds,
+            status: clearing.status,
+            memory_price: bracket.price(),
+            dividend: bracket.dividend(),
+            rounds: bracket.rounds,
             refinements: 0,
-            bought: cleared.bundles,
+            bought: clearing.bundles,
             shares,
-            trail: Trail {
-                memory_price: Some(found.price()),
-                places: marks.iter().map(|mark| mark.at).collect(),
+            warm_start: MarketWarmStart {
+                memory_price: Some(bracket.price()),
+                positions: warm_starts.iter().map(|warm| warm.position).collect(),
             },
         }
     }

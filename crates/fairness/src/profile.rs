@@ -1,38 +1,41 @@
-//! What a tenant is like: from what a host sees of it to what shares are worth to it (Spirit 4.2).
+//! Tenant profiles: estimates the utility of a tenant from measurements of the host (Spirit,
+//! section 4.2).
 //!
-//! Two things are learnt: how often it misses with how much memory, by a [`MissModel`] (two are here: `power_law` from samples of which pages it touches,
-//! `reuse` from all touches of some of its pages), and how much bandwidth it could use. A [`Learner`] keeps both for one tenant, epoch after epoch. Where the
-//! numbers come from is the host's to know.
+//! A profile consists of a miss-ratio curve and the bandwidth that the tenant could use. Two models
+//! implement [`MissModel`]: `power_law` is fitted to samples of accessed pages, and
+//! `reuse_distance` is measured from all accesses to a sample of pages. A [`Learner`] keeps the
+//! profile of one tenant across epochs. The host takes the measurements.
 
 mod bandwidth;
 mod fit;
 mod learner;
 mod power_law;
-mod reuse;
-mod waits;
-mod worth;
+mod reuse_distance;
+mod stall_model;
+mod tenant_utility;
 
 pub use bandwidth::wanted;
-pub use fit::{FitError, Histogram, Seen, fit};
-pub use learner::{Learner, Sample, SampleError, Touched};
+pub use fit::{FitError, Histogram, MeasuredMissRatio, fit};
+pub use learner::{Learner, PageAccesses, Sample, SampleError};
 pub use power_law::PowerLaw;
-pub use reuse::Reuse;
-pub use worth::{Moves, Value, Worth, WorthError};
+pub use reuse_distance::ReuseDistances;
+pub use tenant_utility::{LinkTraffic, TenantUtility, UtilityError, ValueFn};
 
 use crate::curve::{CurveError, Knot, MissCurve};
 
-/// Anything that can say how often a tenant misses, from what it has seen so far.
+/// Model of the miss ratio of a tenant.
 pub trait MissModel {
-    /// Accesses that miss with so much memory (MiB), 0 to 1; never more with more memory.
+    /// Returns the miss ratio with `memory` MiB, 0 to 1. It does not increase with memory.
     fn misses(&self, memory: f64) -> f64;
 
-    /// From so much memory on (MiB), more is of no use.
+    /// Returns the memory in MiB beyond which more is of no use.
     fn footprint(&self) -> f64;
 
-    /// How far off miss ratios may be, about: the standard error of one, 0 to 1.
+    /// Returns the approximate standard error of miss ratios, 0 to 1.
     fn error(&self) -> f64;
 
-    /// Miss ratios at so many sizes or fewer, closer to each other where there is less memory; not convex where it misses in leaps.
+    /// Returns points of the miss-ratio curve, denser for small sizes. They are not convex if the
+    /// curve has cliffs.
     fn knots(&self) -> Vec<Knot> {
         let size = |at: u32| self.footprint() * (f64::from(at) / f64::from(KNOTS)).powi(2);
         let knots = (0..=KNOTS).map(size).map(|memory| Knot { memory, misses: self.misses(memory) });
@@ -41,16 +44,16 @@ pub trait MissModel {
         knots
     }
 
-    /// The convex curve that the market solves exactly.
+    /// Returns the convex curve that the market solves exactly.
     ///
     /// # Errors
-    /// A miss ratio is out of range: the model is wrong.
+    /// A [`CurveError`] if the model returns a miss ratio out of range.
     fn curve(&self) -> Result<MissCurve, CurveError> {
         MissCurve::new(self.knots())
     }
 }
 
-/// Steps of a curve.
+/// Number of intervals of a curve.
 const KNOTS: u32 = 64;
 
 #[cfg(test)]

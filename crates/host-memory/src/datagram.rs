@@ -1,4 +1,4 @@
-//! One datagram with descriptors beside it, in and out. What the bytes mean is not known here.
+//! Sends and receives datagrams with file descriptors. The content is up to the caller.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -17,10 +17,10 @@ use rustix::{
 };
 use units::limits::DESCRIPTORS_PER_DATAGRAM_MAX;
 
-/// Room for the descriptors of one datagram.
+/// Size of the control buffer for the descriptors of one datagram.
 const CONTROL_BYTES: usize = cmsg_space!(ScmRights(DESCRIPTORS_PER_DATAGRAM_MAX));
 
-/// Sends one datagram.
+/// Sends one datagram with descriptors.
 pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -33,14 +33,15 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io:
     Ok(())
 }
 
-/// Receives one datagram without descriptors: any that come with it are closed by the kernel. `None` if it was longer
-/// than the buffer; its rest is lost.
+/// Receives one datagram without descriptors; the kernel closes any that were sent with it. Returns
+/// its length, or `None` if it did not fit into the buffer and was truncated.
 pub fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     let (_, bytes) = retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::TRUNC))?;
     Ok((bytes <= buffer.len()).then_some(bytes))
 }
 
-/// Receives one datagram with its descriptors. `None` if bytes or descriptors did not fit.
+/// Receives one datagram with its descriptors. Returns its length and the descriptors, or `None` if
+/// bytes or descriptors were truncated.
 pub fn receive_descriptors(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,5 +1,34 @@
-//! A VMM's way to the memory of its VM: the caller's end of a host agent's socket, blocking. A room of its own, as the agent,
-//! the command line and the VMM do not look into each other. What is done with the memory is the caller's business.
+//! Blocking client of a host agent's socket, through which a VMM obtains the memory of its VM. The
+//! VMM, the command line and the agent's tests use it without depending on each other. Mapping the
+//! memory is up to the caller.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use host_memory::Client;
+//! use proto::v1::MemoryForm;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::connect(Path::new("/run/tarn/host-memory.sock"))?;
+//! let memory = client.attach("vm-1", MemoryForm::Descriptors)?;
+//! for region in memory.regions {
+//!     println!("{} bytes at offset {}", region.bytes, region.offset);
+//!     let file = region.into_file()?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Without an agent, connecting fails at once:
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use host_memory::Client;
+//!
+//! let error = Client::connect(Path::new("/nonexistent/host-memory.sock")).unwrap_err();
+//! assert_eq!(error.to_string(), "cannot connect to the host agent");
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -19,110 +48,112 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
     sockopt::{Timeout, set_socket_timeout},
 };
-use units::limits::{ANSWER_WITHIN_DEFAULT, DATAGRAM_BYTES_MAX, SLICES_PER_VM_MAX};
+use units::limits::{DATAGRAM_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, SLICES_PER_VM_MAX};
 
-/// A connection to the agent of this host.
+/// Connection to the agent of this host.
 #[derive(Debug)]
 pub struct Client(OwnedFd);
 
-/// The memory of a VM.
+/// Memory of a VM.
 #[derive(Debug)]
 pub struct VmMemory {
-    /// Local memory first, then slices in order.
+    /// Local memory, followed by slices in order.
     pub regions: Vec<Region>,
-    /// Whether its pages must stay where they are.
+    /// Whether its pages must not be moved.
     pub pinned: bool,
 }
 
-/// One region of a VM's memory.
+/// Region of a VM's memory.
 #[derive(Debug)]
 pub struct Region {
-    /// Which slice, and which of its owners this VM is; `None` for local memory.
+    /// Slice number and owner epoch; `None` for local memory.
     pub slice: Option<(u32, u64)>,
-    /// Of which EMC; empty for local memory.
+    /// Name of the EMC; empty for local memory.
     pub emc: String,
-    /// How long it is.
+    /// Length, in bytes.
     pub bytes: u64,
-    /// Where it starts in its place.
+    /// Offset in the backing, in bytes.
     pub offset: u64,
-    /// Where it is.
-    pub place: RegionPlace,
+    /// Backing of the region.
+    pub backing: RegionBacking,
 }
 
 impl Region {
-    fn of(region: wire::Region, place: RegionPlace) -> Self {
+    fn of(region: wire::Region, backing: RegionBacking) -> Self {
         let wire::Region { slice, emc, epoch, bytes, offset, .. } = region;
-        Self { slice: slice.map(|slice| (slice, epoch)), emc, bytes, offset, place }
+        Self { slice: slice.map(|slice| (slice, epoch)), emc, bytes, offset, backing }
     }
 
-    /// What the region lies in, open for reading and writing.
+    /// Opens the backing for reading and writing.
     ///
     /// # Errors
-    /// A path that cannot be opened, or nothing to open.
+    /// The error of opening the path, or `NotFound` if the VMM allocates the region itself.
     pub fn into_file(self) -> io::Result<File> {
-        match self.place {
-            RegionPlace::Descriptor(descriptor) => Ok(File::from(descriptor)),
-            RegionPlace::Path(path) => OpenOptions::new().read(true).write(true).open(path),
-            RegionPlace::VmmsOwn => Err(io::Error::new(io::ErrorKind::NotFound, "it is the VMM's to make")),
+        match self.backing {
+            RegionBacking::Descriptor(descriptor) => Ok(File::from(descriptor)),
+            RegionBacking::Path(path) => OpenOptions::new().read(true).write(true).open(path),
+            RegionBacking::VmmAllocated => {
+                Err(io::Error::new(io::ErrorKind::NotFound, "the VMM allocates this region itself"))
+            }
         }
     }
 }
 
-/// Where a region is.
+/// Backing of a region.
 #[derive(Debug)]
-pub enum RegionPlace {
-    /// In what this descriptor refers to.
+pub enum RegionBacking {
+    /// The file of this descriptor.
     Descriptor(OwnedFd),
-    /// In the file of this name.
+    /// The file at this path.
     Path(PathBuf),
-    /// Nowhere: the VMM makes it.
-    VmmsOwn,
+    /// None: the VMM allocates the memory.
+    VmmAllocated,
 }
 
-/// Why there is no memory.
+/// Error of a request to the host agent.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody is there, or not any more.
-    #[error("{doing} the host agent")]
+    /// The socket failed or the agent closed the connection.
+    #[error("cannot {operation} the host agent")]
     Io {
-        /// What was tried.
-        doing: &'static str,
-        /// Why it did not work.
+        /// Operation that failed.
+        operation: &'static str,
+        /// Error of the operating system.
         #[source]
-        errno: io::Error,
+        source: io::Error,
     },
-    /// The agent said no.
-    #[error("the host agent refuses: {message} ({reason})")]
-    Refused {
-        /// In upper case with underscores: VM_UNKNOWN, VM_NOT_READY, VM_ATTACHED, OTHER_USER, OTHER_VM,
-        /// PEER_NOT_ALLOWED, BAD_MESSAGE.
+    /// The agent rejected the request.
+    #[error("host agent rejected the request: {message} ({reason})")]
+    Rejected {
+        /// Machine-readable reason: VM_UNKNOWN, VM_NOT_READY, VM_ATTACHED, OTHER_USER, OTHER_VM,
+        /// PEER_NOT_ALLOWED or BAD_MESSAGE.
         reason: String,
-        /// For people.
+        /// Explanation for people.
         message: String,
     },
-    /// The answer is not one.
-    #[error("the host agent's answer is wrong: {0}")]
-    Wrong(String),
+    /// The agent sent a reply that violates the protocol.
+    #[error("invalid reply from the host agent: {0}")]
+    InvalidReply(String),
 }
 
-fn io_error(doing: &'static str) -> impl FnOnce(io::Error) -> ClientError {
-    move |errno| ClientError::Io { doing, errno }
+fn io_error(operation: &'static str) -> impl FnOnce(io::Error) -> ClientError {
+    move |source| ClientError::Io { operation, source }
 }
 
-fn wrong(what: impl Into<String>) -> ClientError {
-    ClientError::Wrong(what.into())
+fn invalid_reply(problem: impl Into<String>) -> ClientError {
+    ClientError::InvalidReply(problem.into())
 }
 
 impl Client {
-    /// Connects to an agent's socket.
+    /// Connects to an agent's socket. Requests time out after [`RESPONSE_TIMEOUT_DEFAULT`].
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// [`ClientError::Io`] if no agent listens there.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
         let connected = || -> io::Result<OwnedFd> {
             let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
             connect(&client, &SocketAddrUnix::new(socket)?)?;
-            let within = ANSWER_WITHIN_DEFAULT.as_duration();
+            let within = RESPONSE_TIMEOUT_DEFAULT.as_duration();
             set_socket_timeout(&client, Timeout::Recv, Some(within))?;
             set_socket_timeout(&client, Timeout::Send, Some(within))?;
             Ok(client)
@@ -130,22 +161,23 @@ impl Client {
         connected().map(Self).map_err(io_error("connect to"))
     }
 
-    /// Fetches the memory of a VM, which becomes this process's. May be repeated.
+    /// Attaches this process to a VM and returns the VM's memory. May be repeated.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// Any [`ClientError`].
     pub fn attach(&self, vm: &str, form: wire::MemoryForm) -> Result<VmMemory, ClientError> {
         self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into() }))?;
         self.memory(VmMemory::add)
     }
 
-    /// Looks at the memory of a VM: slices as paths, and how much local memory it is to have. Nobody is registered.
+    /// Returns the memory of a VM without attaching to it: slices with their paths, and the size of
+    /// local memory.
     ///
     /// # Errors
-    /// [`ClientError`], whenever [`Client::attach`] would have failed.
-    pub fn look(&self, vm: &str) -> Result<VmMemory, ClientError> {
+    /// Any [`ClientError`], under the same conditions as [`Client::attach`].
+    pub fn inspect(&self, vm: &str) -> Result<VmMemory, ClientError> {
         self.send(Request::Look(wire::Look { vm: vm.to_owned() }))?;
-        self.memory(VmMemory::add_shown)
+        self.memory(VmMemory::add_inspected)
     }
 
     fn memory(
@@ -153,17 +185,17 @@ impl Client {
         add: impl Fn(&mut VmMemory, Vec<wire::Region>, Vec<OwnedFd>) -> Result<(), ClientError>,
     ) -> Result<VmMemory, ClientError> {
         let mut memory = VmMemory { regions: Vec::new(), pinned: false };
-        // Every message but the last brings a region, and there is one for local memory.
+        // Each message except the last carries at least one region; one region is local memory.
         for _ in 0..SLICES_PER_VM_MAX + 2 {
             let (reply, descriptors) = self.receive()?;
-            let Reply::Memory(piece) = reply else { return Err(wrong("it is not about memory")) };
+            let Reply::Memory(piece) = reply else { return Err(invalid_reply("expected a memory message")) };
             add(&mut memory, piece.regions, descriptors)?;
             memory.pinned = piece.pinned;
             if !piece.more {
                 return Ok(memory);
             }
         }
-        Err(wrong("it does not end"))
+        Err(invalid_reply("more messages than a VM can have regions"))
     }
 
     fn send(&self, request: Request) -> Result<(), ClientError> {
@@ -178,50 +210,61 @@ impl Client {
 
     fn receive(&self) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
-        let received = datagram::receive_descriptors(&self.0, &mut buffer).map_err(io_error("hear from"))?;
-        let (bytes, descriptors) = received.ok_or_else(|| wrong("it does not fit into a datagram"))?;
+        let received =
+            datagram::receive_descriptors(&self.0, &mut buffer).map_err(io_error("receive from"))?;
+        let (bytes, descriptors) =
+            received.ok_or_else(|| invalid_reply("datagram or descriptors truncated"))?;
         if bytes == 0 {
-            return Err(io_error("hear from")(io::ErrorKind::UnexpectedEof.into()));
+            return Err(io_error("receive from")(io::ErrorKind::UnexpectedEof.into()));
         }
-        let reply =
-            wire::HostMemoryReply::decode(&buffer[..bytes]).map_err(|error| wrong(error.to_string()))?;
+        let reply = wire::HostMemoryReply::decode(&buffer[..bytes])
+            .map_err(|error| invalid_reply(error.to_string()))?;
         match reply.reply {
             Some(Reply::Refused(wire::Refused { reason, message })) => {
-                Err(ClientError::Refused { reason, message })
+                Err(ClientError::Rejected { reason, message })
             }
             Some(reply) => Ok((reply, descriptors)),
-            None => Err(wrong("it is empty")),
+            None => Err(invalid_reply("message without content")),
         }
     }
 }
 
 impl VmMemory {
-    /// The descriptors of a message belong to its regions in order, those with a path excepted.
+    /// Adds the regions of a message. Its descriptors belong, in order, to the regions without a
+    /// path.
     fn add(&mut self, regions: Vec<wire::Region>, descriptors: Vec<OwnedFd>) -> Result<(), ClientError> {
         let mut descriptors = descriptors.into_iter();
         for region in regions {
-            let next = || descriptors.next().map(RegionPlace::Descriptor);
-            let place = path_of(&region).or_else(next).ok_or_else(|| wrong("a descriptor is missing"))?;
-            self.regions.push(Region::of(region, place));
+            let next = || descriptors.next().map(RegionBacking::Descriptor);
+            let backing = path_of(&region)
+                .or_else(next)
+                .ok_or_else(|| invalid_reply("missing descriptor for a region"))?;
+            self.regions.push(Region::of(region, backing));
         }
-        if descriptors.next().is_some() { Err(wrong("a descriptor is too many")) } else { Ok(()) }
+        if descriptors.next().is_some() {
+            Err(invalid_reply("more descriptors than regions"))
+        } else {
+            Ok(())
+        }
     }
 
-    /// Slices have paths, local memory is nowhere yet, and nothing has a descriptor.
-    fn add_shown(
+    /// Adds the regions of an inspection: slices have paths, local memory has no backing yet, and
+    /// there are no descriptors.
+    fn add_inspected(
         &mut self,
         regions: Vec<wire::Region>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), ClientError> {
         for region in regions {
-            let own = region.slice.is_none().then_some(RegionPlace::VmmsOwn);
-            let place = path_of(&region).or(own).ok_or_else(|| wrong("a path is missing"))?;
-            self.regions.push(Region::of(region, place));
+            let own = region.slice.is_none().then_some(RegionBacking::VmmAllocated);
+            let backing =
+                path_of(&region).or(own).ok_or_else(|| invalid_reply("missing path for a slice"))?;
+            self.regions.push(Region::of(region, backing));
         }
-        if descriptors.is_empty() { Ok(()) } else { Err(wrong("a descriptor is too many")) }
+        if descriptors.is_empty() { Ok(()) } else { Err(invalid_reply("more descriptors than regions")) }
     }
 }
 
-fn path_of(region: &wire::Region) -> Option<RegionPlace> {
-    (!region.path.is_empty()).then(|| RegionPlace::Path(region.path.clone().into()))
+fn path_of(region: &wire::Region) -> Option<RegionBacking> {
+    (!region.path.is_empty()).then(|| RegionBacking::Path(region.path.clone().into()))
 }

@@ -22,8 +22,8 @@ use std::{
     sync::Arc,
 };
 
-use units::limits::{HAVE_LINGER, HEARTBEATS_PER_LEASE, LEASE_TTL_MIN};
-use units::{Bytes, InstanceId, Name, Ns, OrderNumber, ReservationId, UserId};
+use units::limits::{HEARTBEATS_PER_LEASE, LEASE_TTL_MIN, OBSERVED_STATE_LINGER};
+use units::{Bytes, DesiredVersion, InstanceId, Name, Ns, ReservationId, UserId};
 
 use self::{
     leftovers::Leftovers,
@@ -241,7 +241,7 @@ pub enum Effect {
     /// End the connection: this manager is not ours.
     HangUp(OtherRack),
     /// An order was not followed. Harmless; for the log.
-    Bounced(OrderNumber, Bounce),
+    Bounced(DesiredVersion, Bounce),
 }
 
 /// Why a process does not get the memory of a VM.
@@ -327,15 +327,15 @@ pub enum Bounce {
     #[error("older than order {newest}")]
     Old {
         /// The newest one.
-        newest: OrderNumber,
+        newest: DesiredVersion,
     },
     /// It changes an order that is not the one followed last.
     #[error("changes order {base}, the newest followed is {newest}")]
     OtherBase {
         /// What it changes.
-        base: OrderNumber,
+        base: DesiredVersion,
         /// The newest one.
-        newest: OrderNumber,
+        newest: DesiredVersion,
     },
     /// It is for an earlier or later start of this agent.
     #[error("for instance {theirs}, this is {ours}")]
@@ -370,7 +370,7 @@ pub struct Agent {
     tell_all: bool,
     /// Brought online since the last report.
     untold: BTreeSet<Holding>,
-    newest: OrderNumber,
+    newest: DesiredVersion,
     fenced: bool,
     /// What the newest order says, by VM and by slice.
     wanted: BTreeMap<ReservationId, WantVm>,
@@ -415,7 +415,7 @@ impl Agent {
             dirty: false,
             tell_all: true,
             untold: BTreeSet::new(),
-            newest: OrderNumber::default(),
+            newest: DesiredVersion::default(),
             fenced: false,
             orders: BTreeMap::new(),
             wanted: BTreeMap::new(),
@@ -477,7 +477,7 @@ impl Agent {
 
     /// When to report what is new. Calls under way share a report, unless they take long.
     fn report_due(&self) -> Option<Ns> {
-        let due = if self.calls == 0 { Ns::ZERO } else { self.spoke.after(HAVE_LINGER) };
+        let due = if self.calls == 0 { Ns::ZERO } else { self.spoke.after(OBSERVED_STATE_LINGER) };
         (self.heartbeat.is_some() && self.dirty).then_some(due)
     }
 

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use units::limits::{
-    AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER, SLICES_LOST_MAX,
+    AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_CHANGES_MAX, BATCH_LINGER, SLICES_LOST_MAX,
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
@@ -464,7 +464,7 @@ impl Manager {
         if meta.next_decision.saturating_sub(meta.first_decision) <= AUDIT_ENTRIES_MAX {
             return;
         }
-        let oldest = meta.next_decision - (AUDIT_ENTRIES_MAX - AUDIT_ENTRIES_FORGOTTEN);
+        let oldest = meta.next_decision - (AUDIT_ENTRIES_MAX - AUDIT_ENTRIES_PRUNED_PER_BATCH);
         for seq in meta.first_decision..oldest {
             batch.records.insert(Key::Decision(seq), Record::Gone(Key::Decision(seq)));
         }

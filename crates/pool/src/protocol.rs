@@ -12,7 +12,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, SliceId, UnixMs, UserId};
+use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, SliceId, UnixMs, UserId};
 
 /// One owner of one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -43,9 +43,9 @@ impl Handle {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
     /// Newer ones win.
-    pub number: OrderNumber,
+    pub number: DesiredVersion,
     /// The order that this one changes; `None` says that this is all there is to say.
-    pub base: Option<OrderNumber>,
+    pub base: Option<DesiredVersion>,
     /// The agent instance it is for; any other ignores it.
     pub instance: InstanceId,
     /// Bring these online for their VMs.
@@ -137,7 +137,7 @@ pub struct WantVm {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Have {
     /// The order this answers; zero before the first.
-    pub number: OrderNumber,
+    pub number: DesiredVersion,
     /// Whether `online` and `vms` are all of it; else slices that have been told before are left out, and all VMs.
     pub whole: bool,
     /// Usable by their VMs.

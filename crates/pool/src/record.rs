@@ -394,7 +394,7 @@ pub enum MigrationAnswer {
     Open,
     /// It will.
     Accepted,
-    /// It will not; it is asked again after [`units::limits::MIGRATION_ASKED_AGAIN_AFTER`].
+    /// It will not; it is asked again after [`units::limits::MIGRATION_REQUEST_RETRY_AFTER`].
     Declined,
     /// It did.
     Done,

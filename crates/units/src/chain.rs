@@ -1,8 +1,8 @@
-//! Errors with their causes, as one line of a log or a message.
+//! Formats an error with its causes as one line.
 
 use std::error::Error;
 
-/// What failed, and why, down to the root: "store: open /x: Permission denied".
+/// Returns an error and all its causes, separated by colons: "store: open /x: Permission denied".
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -23,7 +23,7 @@ mod tests {
     struct Outer(#[source] std::io::Error);
 
     #[test]
-    fn an_error_is_said_with_its_causes() {
+    fn chain_joins_an_error_with_its_causes() {
         assert_eq!(chain(&Outer(std::io::Error::other("no such disk"))), "open the store: no such disk");
     }
 }

@@ -1,6 +1,6 @@
-//! The words every room of Tarn speaks: sizes, times, names, numbers, and all limits by name.
+//! Common types of all crates: sizes, times, names, identifiers, and every limit by name.
 //!
-//! Nothing here decides anything, and nothing here touches the world.
+//! The crate performs no I/O and contains no policy.
 #![forbid(unsafe_code)]
 
 mod chain;
@@ -13,7 +13,7 @@ mod user;
 
 pub use chain::chain;
 pub use name::{Name, NameError, RequestId};
-pub use number::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, Revision, SliceId};
-pub use size::{Bytes, Fraction, NotAFraction, SLICE};
+pub use number::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, Revision, SliceId};
+pub use size::{Bytes, Fraction, FractionError, SLICE};
 pub use time::{Ns, UnixMs};
 pub use user::{UserId, UserIdError};

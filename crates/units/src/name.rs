@@ -1,4 +1,4 @@
-//! Names people give: hosts, EMCs, VMs, clients, and the request ids that make retries safe.
+//! Names of hosts, EMCs, VMs and clients, and request ids for idempotent requests.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 
-/// Why something is not a name; prints the value and the rule.
+/// Error for text that is not a name; prints the value and the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{value:?} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash"
@@ -18,8 +18,8 @@ pub struct NameError {
 
 fn checked(text: &str, max: usize) -> Result<Arc<str>, NameError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b':' | b'-');
-    let begins_well = !matches!(text.as_bytes().first(), None | Some(b'.' | b'-'));
-    if begins_well && text.len() <= max && text.bytes().all(allowed) {
+    let starts_valid = !matches!(text.as_bytes().first(), None | Some(b'.' | b'-'));
+    if starts_valid && text.len() <= max && text.bytes().all(allowed) {
         Ok(Arc::from(text))
     } else {
         Err(NameError { value: text.chars().take(2 * max).collect(), max })
@@ -34,7 +34,7 @@ macro_rules! text {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Checks length and letters.
+            /// Checks length and characters.
             ///
             /// # Errors
             /// [`NameError`] with the value and the rule.
@@ -42,7 +42,7 @@ macro_rules! text {
                 checked(text, $max).map(Self)
             }
 
-            /// As text.
+            /// Returns the text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -91,11 +91,11 @@ macro_rules! text {
 }
 
 text!(
-    /// The name of a host, an EMC, a VM or a client. Safe as a file name.
+    /// Name of a host, an EMC, a VM or a client. Safe as a file name.
     Name, NAME_BYTES_MAX
 );
 text!(
-    /// Chosen by a client so that a repeated request gets the same answer.
+    /// Identifier that a client chooses, so that a repeated request returns the same result.
     RequestId, REQUEST_ID_BYTES_MAX
 );
 
@@ -104,10 +104,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_safe_as_a_file_name_and_says_why_it_is_not_one() {
+    fn unsafe_names_are_rejected_with_the_rule() {
         assert_eq!(Name::new("vm-1.a:b_c").unwrap().as_str(), "vm-1.a:b_c");
-        for wrong in ["", ".", "..", "a/b", "-x", "a b", "ä", &"x".repeat(NAME_BYTES_MAX + 1)] {
-            let error = Name::new(wrong).unwrap_err().to_string();
+        for invalid_text in ["", ".", "..", "a/b", "-x", "a b", "ä", &"x".repeat(NAME_BYTES_MAX + 1)] {
+            let error = Name::new(invalid_text).unwrap_err().to_string();
             assert!(error.contains("must be 1 to"), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Numbers that must not mix: each kind of thing has a type of its own.
+//! Identifiers and counters. Each has a type of its own, so that they cannot be confused.
 
 use std::fmt;
 
@@ -19,24 +19,26 @@ macro_rules! number {
 }
 
 number!(
-    /// One 1 GiB piece of the pool, numbered over the rack from 0 in the order the EMCs were added. Never reused.
+    /// Slice of 1 GiB of the pool. Slices of a rack are numbered from 0 in the order in which EMCs
+    /// were added. Numbers are never reused.
     SliceId(u32), ""
 );
 number!(
-    /// A host of this rack; a number is never reused. Not interchangeable with [`SliceId`], so `assign(host, slice)` cannot compile.
+    /// Host of a rack. Numbers are never reused. The type differs from [`SliceId`], so that swapped
+    /// arguments do not compile.
     HostId(u32), "host#"
 );
 number!(
-    /// An external memory controller: one pool device. A number is never reused.
+    /// External memory controller (Pond's term): one pool device. Numbers are never reused.
     EmcId(u32), "emc#"
 );
 number!(
-    /// The memory of one VM.
+    /// Reservation: the memory of one VM.
     ReservationId(u64), "r-"
 );
 number!(
-    /// Numbers the owners of one slice. Every change of hands raises it, a scrubber's included; it never repeats. The
-    /// first owner has 1.
+    /// Counts the owners of one slice, from 1. Each change of owner increments it, scrubbers
+    /// included, and it never repeats.
     Epoch(u64), ""
 );
 number!(
@@ -44,12 +46,12 @@ number!(
     Revision(u64), ""
 );
 number!(
-    /// One start of an agent; later starts have higher numbers.
+    /// Identifies one start of an agent. Later starts have higher numbers.
     InstanceId(u64), ""
 );
 
 impl Epoch {
-    /// The next owner's.
+    /// Returns the epoch of the next owner.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -57,7 +59,7 @@ impl Epoch {
 }
 
 impl Revision {
-    /// The next change's.
+    /// Returns the revision after the next change.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -75,17 +77,17 @@ impl std::str::FromStr for ReservationId {
     }
 }
 
-/// The number of an order to a host: newer ones win. The generation rises when a store is restored from a backup, so
-/// that orders of the forgotten future stay older.
+/// Version of the desired state of a host; the highest version wins. The generation increases when
+/// a store is restored from a backup, so that versions sent after that backup remain lower.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct OrderNumber {
-    /// Which life of the store.
+pub struct DesiredVersion {
+    /// Generation of the store.
     pub generation: u64,
-    /// Which state of the ledger.
+    /// Revision of the ledger.
     pub revision: Revision,
 }
 
-impl fmt::Display for OrderNumber {
+impl fmt::Display for DesiredVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.generation, self.revision)
     }

@@ -1,61 +1,63 @@
-//! Sizes and shares. A size is never a page count and never a slice count; rounding is in the name.
+//! Sizes in bytes and fractions. Sizes are not mixed with counts of pages or slices, and function
+//! names state the rounding.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The unit of pooling: 1 GiB of one device, one extent, one owner.
+/// Unit of pooling: 1 GiB of one device, with one owner.
 pub const SLICE: Bytes = Bytes::gib(1);
 
-/// A size in bytes.
+/// Size in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Bytes(u64);
 
 impl Bytes {
-    /// Nothing.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// So many bytes.
+    /// Creates a size of `bytes` bytes.
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// So many MiB. Saturates at `u64::MAX` bytes.
+    /// Creates a size of `n` MiB. Saturates at `u64::MAX` bytes.
     pub const fn mib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 20))
     }
 
-    /// So many GiB. Saturates at `u64::MAX` bytes.
+    /// Creates a size of `n` GiB. Saturates at `u64::MAX` bytes.
     pub const fn gib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 30))
     }
 
-    /// The size of so many slices.
+    /// Creates the size of `n` slices.
     pub const fn slices(n: u32) -> Self {
         Self((n as u64) << 30)
     }
 
-    /// In bytes.
+    /// Returns the number of bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The whole slices inside this size, as a size.
+    /// Rounds down to whole slices.
     pub const fn slices_floor(self) -> Self {
         Self(self.0 / SLICE.0 * SLICE.0)
     }
 
-    /// How many slices this size is, or `None` if it is not whole slices or more than a `u32` counts.
+    /// Returns the number of slices, or `None` if the size is not a multiple of a slice or the
+    /// number exceeds `u32::MAX`.
     pub fn as_slices(self) -> Option<u32> {
         if self.0.is_multiple_of(SLICE.0) { u32::try_from(self.0 / SLICE.0).ok() } else { None }
     }
 
-    /// Whether this is a whole number of MiB.
+    /// Returns whether the size is a multiple of 1 MiB.
     pub const fn is_whole_mib(self) -> bool {
         self.0.is_multiple_of(1 << 20)
     }
 
-    /// The sum, or `None` past `u64::MAX`.
+    /// Returns the sum, or `None` above `u64::MAX`.
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Self(sum)),
@@ -63,7 +65,7 @@ impl Bytes {
         }
     }
 
-    /// What is left, or `None` if `other` is larger.
+    /// Returns the difference, or `None` if `other` is larger.
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(rest) => Some(Self(rest)),
@@ -71,7 +73,7 @@ impl Bytes {
         }
     }
 
-    /// What is left, at least nothing.
+    /// Returns the difference, or 0 if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
@@ -84,7 +86,7 @@ impl std::iter::Sum for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// In the largest unit that divides it: `4GiB`, `512MiB`, `1000B`.
+    /// Formats in the largest unit that divides the size: `4GiB`, `512MiB`, `1000B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0 => f.write_str("0B"),
@@ -96,74 +98,74 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Not a size: what was read and the rule.
+/// Error for text that is not a size; prints the value and the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a size: must be a whole number with B, KiB, MiB, GiB or TiB (or K, M, G, T for the same powers of 1024), \
      such as 4GiB or 4G"
 )]
-pub struct NotASize(String);
+pub struct SizeError(String);
 
 impl std::str::FromStr for Bytes {
-    type Err = NotASize;
+    type Err = SizeError;
 
-    fn from_str(text: &str) -> Result<Self, NotASize> {
-        let no = || NotASize(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let invalid = || SizeError(text.to_owned());
         let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(at);
-        let n: u64 = digits.parse().map_err(|_| no())?;
+        let n: u64 = digits.parse().map_err(|_| invalid())?;
         let shift = match unit {
             "" | "B" => 0,
             "KiB" | "K" => 10,
             "MiB" | "M" => 20,
             "GiB" | "G" => 30,
             "TiB" | "T" => 40,
-            _ => return Err(no()),
+            _ => return Err(invalid()),
         };
-        n.checked_mul(1 << shift).map(Self).ok_or_else(no)
+        n.checked_mul(1 << shift).map(Self).ok_or_else(invalid)
     }
 }
 
-/// A part of a whole, `0.0..=1.0`. A NaN or 1.2 never gets past the door.
+/// Fraction of a whole, `0.0..=1.0`. Values out of range and NaN are rejected at construction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Fraction(f64);
 
-/// Not a share of anything.
+/// Error for a number that is not a fraction; prints the value and the rule.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{0} is not a fraction: must be between 0 and 1")]
-pub struct NotAFraction(f64);
+pub struct FractionError(f64);
 
 impl Fraction {
     /// Checks the range.
     ///
     /// # Errors
-    /// [`NotAFraction`] outside `0.0..=1.0` and for NaN.
-    pub fn new(x: f64) -> Result<Self, NotAFraction> {
-        if (0.0..=1.0).contains(&x) { Ok(Self(x)) } else { Err(NotAFraction(x)) }
+    /// [`FractionError`] outside `0.0..=1.0` and for NaN.
+    pub fn new(x: f64) -> Result<Self, FractionError> {
+        if (0.0..=1.0).contains(&x) { Ok(Self(x)) } else { Err(FractionError(x)) }
     }
 
-    /// As a plain number.
+    /// Returns the number.
     pub const fn get(self) -> f64 {
         self.0
     }
 
-    /// This part of a size, rounded down to the byte.
+    /// Returns this fraction of a size, rounded down to bytes.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a fraction of a size is a smaller size"
+        reason = "the result is at most `whole`"
     )]
-    #[expect(clippy::cast_precision_loss, reason = "sizes of real machines are far below 2^53")]
+    #[expect(clippy::cast_precision_loss, reason = "sizes of real machines are below 2^53")]
     pub fn of(self, whole: Bytes) -> Bytes {
         Bytes((self.0 * whole.0 as f64) as u64)
     }
 }
 
 impl TryFrom<f64> for Fraction {
-    type Error = NotAFraction;
+    type Error = FractionError;
 
-    fn try_from(x: f64) -> Result<Self, NotAFraction> {
+    fn try_from(x: f64) -> Result<Self, FractionError> {
         Self::new(x)
     }
 }
@@ -181,23 +183,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_operators_write_them() {
+    fn size_accepts_common_notations() {
         assert_eq!("4GiB".parse(), Ok(Bytes::gib(4)));
         assert_eq!("512M".parse(), Ok(Bytes::mib(512)));
         assert_eq!("7".parse(), Ok(Bytes::new(7)));
-        for wrong in ["", "GiB", "4 GiB", "-1GiB", "4.5GiB", "4gib", "99999999999TiB"] {
-            assert!(wrong.parse::<Bytes>().is_err(), "{wrong:?} was taken for a size");
+        for invalid_text in ["", "GiB", "4 GiB", "-1GiB", "4.5GiB", "4gib", "99999999999TiB"] {
+            assert!(invalid_text.parse::<Bytes>().is_err(), "{invalid_text:?} was accepted as a size");
         }
     }
 
     proptest! {
         #[test]
-        fn a_size_reads_back_as_it_prints(bytes in any::<u64>()) {
+        fn size_round_trips_through_its_text(bytes in any::<u64>()) {
             prop_assert_eq!(Bytes::new(bytes).to_string().parse(), Ok(Bytes::new(bytes)));
         }
 
         #[test]
-        fn a_part_is_not_larger_than_its_whole(part in 0.0..=1.0f64, whole in 0..1u64 << 50) {
+        fn fraction_of_a_size_does_not_exceed_it(part in 0.0..=1.0f64, whole in 0..1u64 << 50) {
             prop_assert!(Fraction::new(part).unwrap().of(Bytes::new(whole)) <= Bytes::new(whole));
         }
     }

@@ -1,50 +1,50 @@
-//! Two clocks that must not mix: one that only runs forward and is used for decisions, one that people read.
+//! Time on two clocks: monotonic time for decisions, and Unix time for people.
 
 use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// A moment on a clock that never goes back, in nanoseconds from an arbitrary start; or a span of it.
+/// Instant on a monotonic clock, in nanoseconds from an arbitrary start; or a duration.
 ///
-/// The manager's deadlines run on *rack time*: the time it has been running, carried over restarts. While it is down no
-/// deadline comes nearer.
+/// Deadlines of the manager use *rack time*: the total time the manager has been running, across
+/// restarts. It stops while the manager is down, so that no deadline approaches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ns(pub u64);
 
 impl Ns {
-    /// The start, or no time at all.
+    /// Start of the clock, or a duration of 0.
     pub const ZERO: Self = Self(0);
-    /// Later than anything.
+    /// Later than any other instant.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// So many milliseconds.
+    /// Creates a duration of `n` milliseconds. Saturates.
     pub const fn ms(n: u64) -> Self {
         Self(n.saturating_mul(1_000_000))
     }
 
-    /// So many seconds.
+    /// Creates a duration of `n` seconds. Saturates.
     pub const fn secs(n: u64) -> Self {
         Self(n.saturating_mul(1_000_000_000))
     }
 
-    /// This much later; stays at the end of time.
+    /// Returns the instant `span` later. Saturates.
     #[must_use]
     pub const fn after(self, span: Self) -> Self {
         Self(self.0.saturating_add(span.0))
     }
 
-    /// From `earlier` to here; nothing if it is not earlier.
+    /// Returns the duration from `earlier` to this instant; 0 if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
     }
 
-    /// In whole milliseconds, rounded down.
+    /// Returns whole milliseconds, rounded down.
     pub const fn as_ms(self) -> u64 {
         self.0 / 1_000_000
     }
 
-    /// As the standard library's span.
+    /// Converts to a standard duration.
     pub const fn as_duration(self) -> Duration {
         Duration::from_nanos(self.0)
     }
@@ -62,6 +62,6 @@ impl fmt::Display for Ns {
     }
 }
 
-/// A moment people read, in milliseconds since 1970. It may jump; nothing is decided by it.
+/// Unix time in milliseconds, for people. It may jump and is not used for decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UnixMs(pub u64);

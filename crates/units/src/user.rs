@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A user id (uid) of the host's operating system. `u32::MAX` is none: chown(2) takes it as "do not change".
+/// User id (uid) of the host's operating system. `u32::MAX` is not one: chown(2) treats it as "do
+/// not change".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct UserId(u32);

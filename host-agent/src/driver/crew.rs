@@ -12,7 +12,7 @@ use std::{
 
 use pool::agent::Event;
 use tokio::sync::mpsc;
-use units::limits::{HOST_CALLS_AT_ONCE_MAX, HOST_EMPTYING_AT_ONCE_MAX};
+use units::limits::{HOST_CALLS_IN_FLIGHT_MAX, HOST_RECLAIM_CALLS_IN_FLIGHT_MAX};
 
 /// A call, which says what came of it.
 type Call = Box<dyn FnOnce() -> Event + Send>;
@@ -62,7 +62,7 @@ impl Waiting {
 
     fn may_empty(&self) -> bool {
         let waits = !self.closing.is_empty() || !self.scrubbing.is_empty();
-        waits && self.emptying_under_way < HOST_EMPTYING_AT_ONCE_MAX
+        waits && self.emptying_under_way < HOST_RECLAIM_CALLS_IN_FLIGHT_MAX
     }
 
     fn has_more(&self) -> bool {
@@ -115,7 +115,7 @@ impl Crew {
     pub(super) fn start() -> std::io::Result<(Self, mpsc::UnboundedReceiver<Made>)> {
         let queue = Arc::new(Queue::default());
         let (made, receiver) = mpsc::unbounded_channel();
-        for n in 0..HOST_CALLS_AT_ONCE_MAX {
+        for n in 0..HOST_CALLS_IN_FLIGHT_MAX {
             let (queue, made) = (Arc::clone(&queue), made.clone());
             thread::Builder::new().name(format!("host-call-{n}")).spawn(move || {
                 let mut last = None;
@@ -171,8 +171,8 @@ mod tests {
     #[tokio::test]
     async fn as_many_calls_are_made_at_once_as_there_are_threads_and_each_is_told() {
         let (crew, mut made) = Crew::start().unwrap();
-        let together = Arc::new(Barrier::new(HOST_CALLS_AT_ONCE_MAX));
-        for id in 0..3 * HOST_CALLS_AT_ONCE_MAX as u64 {
+        let together = Arc::new(Barrier::new(HOST_CALLS_IN_FLIGHT_MAX));
+        for id in 0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let together = Arc::clone(&together);
             crew.call(Lane::Serving, move || {
                 together.wait(); // passes only when all threads are in a call
@@ -180,20 +180,20 @@ mod tests {
             });
         }
         let mut told = Vec::new();
-        while told.len() < 3 * HOST_CALLS_AT_ONCE_MAX {
+        while told.len() < 3 * HOST_CALLS_IN_FLIGHT_MAX {
             let Ok(Event::ProcessGone { reservation }) = made.recv().await.unwrap() else {
                 panic!("another event")
             };
             told.push(reservation.0);
         }
         told.sort_unstable();
-        assert_eq!(told, (0..3 * HOST_CALLS_AT_ONCE_MAX as u64).collect::<Vec<_>>());
+        assert_eq!(told, (0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64).collect::<Vec<_>>());
     }
 
     #[tokio::test]
     async fn a_call_that_panics_is_told_and_the_crew_goes_on() {
         let (crew, mut made) = Crew::start().unwrap();
-        for lane in [Lane::Serving, Lane::Scrubbing].repeat(HOST_CALLS_AT_ONCE_MAX) {
+        for lane in [Lane::Serving, Lane::Scrubbing].repeat(HOST_CALLS_IN_FLIGHT_MAX) {
             crew.call(lane, || panic!("a host call gone wrong"));
             assert!(made.recv().await.unwrap().is_err());
         }
@@ -208,7 +208,7 @@ mod tests {
         let (crew, mut made) = Crew::start().unwrap();
         let (hold, held) = std::sync::mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));
-        for id in 0..4 * HOST_CALLS_AT_ONCE_MAX as u64 {
+        for id in 0..4 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let held = Arc::clone(&held);
             crew.call(Lane::Scrubbing, move || {
                 let _ = held.lock().unwrap().recv(); // until nobody holds it up
@@ -221,7 +221,7 @@ mod tests {
             assert!(matches!(first, Event::ProcessGone { reservation: ReservationId(1000) }));
         }
         drop(hold);
-        for _ in 0..4 * HOST_CALLS_AT_ONCE_MAX {
+        for _ in 0..4 * HOST_CALLS_IN_FLIGHT_MAX {
             assert!(made.recv().await.unwrap().is_ok());
         }
     }

@@ -61,7 +61,7 @@ impl Rig {
     }
 
     async fn order(&self, revision: u64, change: impl FnOnce(&mut Want)) {
-        let number = OrderNumber { generation: 0, revision: Revision(revision) };
+        let number = DesiredVersion { generation: 0, revision: Revision(revision) };
         let (base, vms, release, scrub, no_more) = Default::default();
         let instance = InstanceId(5);
         let mut want = Want { number, base, instance, vms, release, scrub, no_more, fenced: false };

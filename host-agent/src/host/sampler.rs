@@ -15,7 +15,7 @@ use std::{
 
 use perf_event::{SampleFlag, data};
 use rustix::io::Errno;
-use units::limits::SAMPLES_BYTES_PER_PROCESSOR;
+use units::limits::SAMPLE_BUFFER_BYTES_PER_CPU;
 
 use self::{
     rates::{Access, Rate},
@@ -112,7 +112,7 @@ impl Sampler {
 
     fn of(source: Source, processors: Vec<usize>, epoch: Duration) -> Result<Self, SamplerError> {
         let allowed = fs::read_to_string(HZ_ALLOWED).ok().and_then(|hz| hz.trim().parse().ok());
-        let hz = (SAMPLES_BYTES_PER_PROCESSOR / SAMPLE_BYTES) as f64 * FILLED / epoch.as_secs_f64();
+        let hz = (SAMPLE_BUFFER_BYTES_PER_CPU / SAMPLE_BYTES) as f64 * FILLED / epoch.as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a thousand")]
         let hz = hz.min(allowed.unwrap_or(HZ_MAX)).clamp(1.0, HZ_MAX) as u64;
         let rings = processors.iter().map(|processor| Ring::open(source, *processor, hz));
@@ -176,8 +176,8 @@ impl Ring {
             builder.any_pid().one_cpu(processor).sample_frequency(hz).exclude_guest(excludes_guests);
             builder.sample(SampleFlag::TID | SampleFlag::ADDR | SampleFlag::PERIOD);
             // Nobody waits for them.
-            builder.wakeup_watermark(SAMPLES_BYTES_PER_PROCESSOR);
-            builder.build()?.sampled(SAMPLES_BYTES_PER_PROCESSOR)
+            builder.wakeup_watermark(SAMPLE_BUFFER_BYTES_PER_CPU);
+            builder.build()?.sampled(SAMPLE_BUFFER_BYTES_PER_CPU)
         };
         // Not every processor can leave guests out; then theirs are left out as they come.
         let cannot =

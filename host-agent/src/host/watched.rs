@@ -84,7 +84,7 @@ impl Watched {
             }
         }
         counts.extend((block.bytes > 0).then(|| block.count()));
-        Histogram::in_parts(counts, PARTS)
+        Histogram::with_unit(counts, PARTS)
     }
 
     fn touched(&self) -> impl Iterator<Item = &Region> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use fairness::{
-    epoch::{Dealt, Weighed},
+    epoch::{AppliedShares, WeightedShare},
     market::{Share, Supply},
 };
 use serde::{Deserialize, Serialize};
@@ -68,7 +68,7 @@ impl Kept {
     ///
     /// # Errors
     /// It is not what was written, or cannot be read.
-    pub fn load(&self) -> Result<Option<Dealt>, KeptError> {
+    pub fn load(&self) -> Result<Option<AppliedShares>, KeptError> {
         let bytes = match fs::read(&self.path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read.map_err(io_error("read", &self.path))?,
@@ -83,22 +83,22 @@ impl Kept {
             let share = Share { memory_mib: one.memory_mib, bandwidth_mb_s: one.bandwidth_mb_s };
             let wrong = || serde::de::Error::custom(format!("{name} has a weight or a share out of range"));
             if is_sound {
-                Ok((Arc::from(&*name), Weighed { weight: one.weight, share }))
+                Ok((Arc::from(&*name), WeightedShare { weight: one.weight, share }))
             } else {
                 Err(wrong())
             }
         };
         let tenants = tenants.into_iter().map(weighed).collect::<Result<_, serde_json::Error>>();
-        Ok(Some(Dealt { supply, tenants: tenants.map_err(corrupt)? }))
+        Ok(Some(AppliedShares { supply, tenants: tenants.map_err(corrupt)? }))
     }
 
     /// Writes it; it is on disk when this returns.
     ///
     /// # Errors
     /// The operating system refused.
-    pub fn save(&self, dealt: &Dealt) -> Result<(), KeptError> {
-        let one = |(name, one): (&Arc<str>, &Weighed)| {
-            let Weighed { weight, share: Share { memory_mib, bandwidth_mb_s } } = *one;
+    pub fn save(&self, dealt: &AppliedShares) -> Result<(), KeptError> {
+        let one = |(name, one): (&Arc<str>, &WeightedShare)| {
+            let WeightedShare { weight, share: Share { memory_mib, bandwidth_mb_s } } = *one;
             (name.to_string(), WrittenOne { weight, memory_mib, bandwidth_mb_s })
         };
         let Supply { memory_mib, bandwidth_mb_s } = dealt.supply;
@@ -147,9 +147,9 @@ mod tests {
         let kept = Kept::at(folder.path());
         assert_eq!(kept.load().unwrap(), None);
         let share = Share { memory_mib: 3, bandwidth_mb_s: 4 };
-        let dealt = Dealt {
+        let dealt = AppliedShares {
             supply: Supply { memory_mib: 10, bandwidth_mb_s: 20 },
-            tenants: BTreeMap::from([("db".into(), Weighed { weight: 0.1, share })]),
+            tenants: BTreeMap::from([("db".into(), WeightedShare { weight: 0.1, share })]),
         };
         kept.save(&dealt).unwrap();
         assert_eq!(kept.load().unwrap(), Some(dealt));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairness::profile::{Learner, Sample, SampleError, Touched};
+use fairness::profile::{Learner, PageAccesses, Sample, SampleError};
 use units::Bytes;
 
 use crate::host::{
@@ -84,25 +84,25 @@ impl Meter {
         });
         let moved = read.max(written);
         let sample = Sample {
-            seconds,
-            memory: mib(now.memory),
-            remote: mib(now.swapped),
-            worked: (now.worked_us - last.worked_us) as f64 / 1e6,
+            duration_s: seconds,
+            local_mib: mib(now.memory),
+            remote_mib: mib(now.swapped),
+            work_s: (now.worked_us - last.worked_us) as f64 / 1e6,
             misses: (now.misses - last.misses) as f64,
-            brought: now.refaults.saturating_sub(last.refaults) as f64,
-            miss: period.miss,
-            used: moved as f64 / 1e6 / seconds,
-            limit: period.limit,
-            stalled,
-            touched: watched.as_ref().map(|watched| touched(watched, now)),
+            pages_in: now.refaults.saturating_sub(last.refaults) as f64,
+            miss_latency_s: period.miss,
+            used_mb_s: moved as f64 / 1e6 / seconds,
+            limit_mb_s: period.limit,
+            stalled_s: stalled,
+            accesses: watched.as_ref().map(|watched| touched(watched, now)),
         };
         self.learner.learn(&sample, period.link)?;
         let waited = stalled.map_or_else(|| reckoned(&sample), |stalled| stalled / seconds);
         Ok(Some(Measured {
             memory: now.memory,
-            used: sample.used,
+            used: sample.used_mb_s,
             waited: waited.clamp(0.0, 1.0),
-            refaults: sample.brought / seconds,
+            refaults: sample.pages_in / seconds,
             seen_by: watched.map(|watched| watched.by),
         }))
     }
@@ -114,20 +114,20 @@ pub(super) fn mib(bytes: Bytes) -> f64 {
 
 /// Where the kernel does not count how long it waited.
 fn reckoned(sample: &Sample) -> f64 {
-    let waited = sample.misses * sample.miss;
-    if waited > 0.0 { waited / (waited + sample.worked) } else { 0.0 }
+    let waited = sample.misses * sample.miss_latency_s;
+    if waited > 0.0 { waited / (waited + sample.work_s) } else { 0.0 }
 }
 
 /// Regions are of addresses: where there is less memory than addresses were touched, blocks are larger, and touches fewer.
-fn touched(watched: &Watched, now: Counters) -> Touched {
+fn touched(watched: &Watched, now: Counters) -> PageAccesses {
     let has = now.everywhere().get().max(1);
     let part = watched.part_there(has);
     let block = (has / BLOCKS).max(PAGE);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
     let of_addresses = (block as f64 / part) as u64;
-    Touched {
+    PageAccesses {
         histogram: watched.histogram(of_addresses),
-        block: mib(Bytes::new(block)),
+        block_mib: mib(Bytes::new(block)),
         pages_per_second: watched.pages_per_second() * part,
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use units::{
     Bytes, Name,
-    limits::{TENANT_PROCESSES_MAX, TENANTS_WATCHED_MAX},
+    limits::{MONITORED_TENANTS_MAX, TENANT_PROCESSES_MAX},
 };
 
 use super::Kept;
@@ -154,7 +154,7 @@ impl Sight {
         let devices = self.sys.numbered("bus/dax/devices", "dax").unwrap_or_default();
         let target = if devices.is_empty() { Target::whole } else { Target::of };
         let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();
-        let first = all.into_iter().take(TENANTS_WATCHED_MAX);
+        let first = all.into_iter().take(MONITORED_TENANTS_MAX);
         let (names, processes): (Vec<Name>, Vec<Vec<Target>>) =
             first.map(|(name, processes)| (name, targets(processes))).unzip();
         self.note_unwatched(&names, &processes);

@@ -188,7 +188,7 @@ fn a_weight_changed_live_counts_in_the_next_epoch_and_an_impossible_one_changes_
     let kept = bed.epoch();
     assert_eq!(kept.state, State::Kept);
     assert!(
-        kept.why.starts_with("web: ") && kept.why.contains("least memory 900 must not be more than"),
+        kept.why.starts_with("web: ") && kept.why.contains("minimum memory 900 must not exceed"),
         "{}",
         kept.why
     );

@@ -62,7 +62,7 @@ fn obey(
             let form = if *form == "paths" { MemoryForm::Paths } else { MemoryForm::Descriptors };
             told(client.attach(vm, form).map(|memory| opened(memory, regions)))
         }
-        ["look", vm] => told(client.look(vm).map(open_slices)),
+        ["look", vm] => told(client.inspect(vm).map(open_slices)),
         ["write"] => {
             regions.iter().try_for_each(|(file, bytes)| {
                 file.write_all_at(b"x", 0).and_then(|()| file.write_all_at(b"x", bytes - 1))
@@ -77,7 +77,7 @@ fn obey(
 fn told(result: Result<io::Result<String>, ClientError>) -> Result<String, Box<dyn std::error::Error>> {
     match result {
         Ok(answer) => Ok(answer?),
-        Err(ClientError::Refused { reason, message }) => Ok(format!("refused {reason} {message}")),
+        Err(ClientError::Rejected { reason, message }) => Ok(format!("refused {reason} {message}")),
         Err(error) => Err(error.into()),
     }
 }

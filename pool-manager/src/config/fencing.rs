@@ -1,7 +1,7 @@
 //! What EMCs need that cannot cut a host off: a serial number, by which hosts find them, and a command that stops a
 //! machine.
 
-use units::limits::{FENCE_WITHIN_DEFAULT, FENCE_WITHIN_MAX, FENCE_WITHIN_MIN, FENCE_WORDS_MAX};
+use units::limits::{FENCE_ARGUMENTS_MAX, FENCE_WITHIN_DEFAULT, FENCE_WITHIN_MAX, FENCE_WITHIN_MIN};
 
 use super::written::{Field, Section};
 use crate::{
@@ -15,7 +15,7 @@ const SERIAL_DIGITS_MAX: usize = 16;
 /// The section `[fence]`.
 pub(super) fn command(mut section: Section<'_>) -> Option<StopCommand> {
     let there = section.has("command");
-    let words = section.list("command", FENCE_WORDS_MAX, |field| field.str().map(str::to_owned));
+    let words = section.list("command", FENCE_ARGUMENTS_MAX, |field| field.str().map(str::to_owned));
     let within = section.optional("within_s", |field| field.seconds(FENCE_WITHIN_MIN..=FENCE_WITHIN_MAX));
     let known = section.rule(there, "command", "is missing");
     let words = words.and_then(|words| {

@@ -2,7 +2,7 @@
 
 use units::{
     Fraction, Ns,
-    limits::{OUTCOMES_KEPT_DEFAULT, OUTCOMES_KEPT_FOR_MAX},
+    limits::{OUTCOME_RETENTION_DEFAULT, OUTCOME_RETENTION_MAX},
 };
 
 use super::written::{Field, Section};
@@ -13,7 +13,7 @@ const KEEP_MIN: Ns = Ns::secs(24 * 3600);
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { rules: Rules::default(), keep: OUTCOMES_KEPT_DEFAULT }
+        Self { rules: Rules::default(), keep: OUTCOME_RETENTION_DEFAULT }
     }
 }
 
@@ -21,7 +21,7 @@ pub(super) fn settings(mut section: Section<'_>) -> Option<Settings> {
     let default = Settings::default();
     let exceed_max = section.optional("exceed_max", share);
     let exceeds = section.optional("overpredicted_exceeds", share);
-    let keep = section.optional("keep_s", |field| field.seconds(KEEP_MIN..=OUTCOMES_KEPT_FOR_MAX));
+    let keep = section.optional("keep_s", |field| field.seconds(KEEP_MIN..=OUTCOME_RETENTION_MAX));
     section.end();
     Some(Settings {
         rules: Rules {

@@ -7,7 +7,7 @@ use pool::protocol::{
 };
 use proto::v1 as wire;
 use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, RESERVATIONS_PER_HOST_MAX};
-use units::{Bytes, Epoch, InstanceId, Name, OrderNumber, ReservationId, Revision, SliceId, UnixMs};
+use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revision, SliceId, UnixMs};
 
 use super::requests::{Invalid, local, named, user};
 
@@ -68,7 +68,7 @@ pub fn have(h: wire::Have) -> Result<Have, Invalid> {
         return Err(Invalid::new("vms", h.vms.len(), &rule));
     }
     Ok(Have {
-        number: OrderNumber { generation: h.generation, revision: Revision(h.revision) },
+        number: DesiredVersion { generation: h.generation, revision: Revision(h.revision) },
         whole: h.whole,
         online: h.online.into_iter().map(holding).collect(),
         released: h.released.into_iter().map(holding).collect(),
@@ -213,7 +213,7 @@ mod tests {
         let HaveVm { vm, local, pinned, uid, .. } = kept;
         let wanted = pool::protocol::WantVm { vm, local, pinned, uid, slices: BTreeMap::new() };
         let order = Want {
-            number: OrderNumber::default(),
+            number: DesiredVersion::default(),
             base: None,
             instance: InstanceId(1),
             vms: [(id, wanted)].into(),

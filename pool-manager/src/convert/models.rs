@@ -11,7 +11,7 @@ use prediction::{
 use proto::v1 as wire;
 use units::limits::{
     CLOCK_SKEW_MAX, CORES_PER_HOST_MAX, LABELS_MAX, LOCAL_MIB_PER_HOST_MAX, NAME_BYTES_MAX,
-    OUTCOMES_ADDED_MAX, PROFILE_BYTES_MAX,
+    OUTCOMES_PER_REQUEST_MAX, PROFILE_BYTES_MAX,
 };
 use units::{Bytes, Fraction, UnixMs};
 
@@ -74,8 +74,8 @@ fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counter
 /// # Errors
 /// One per way to be wrong, with the number of the outcome.
 pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<Past>, Invalid> {
-    if request.outcomes.len() > OUTCOMES_ADDED_MAX {
-        let rule = format!("must be at most {OUTCOMES_ADDED_MAX} at once");
+    if request.outcomes.len() > OUTCOMES_PER_REQUEST_MAX {
+        let rule = format!("must be at most {OUTCOMES_PER_REQUEST_MAX} at once");
         return Err(Invalid::new("outcomes", request.outcomes.len(), rule));
     }
     let numbered = request.outcomes.into_iter().enumerate();

@@ -313,7 +313,7 @@ async fn only_so_many_search_the_decisions_at_a_time() {
         let _reading = held.lock().unwrap();
         std::thread::sleep(Duration::from_millis(200));
     });
-    let searches: Vec<_> = (0..EXPLAINS_AT_ONCE_MAX).map(|_| search()).collect();
+    let searches: Vec<_> = (0..EXPLAIN_CALLS_IN_FLIGHT_MAX).map(|_| search()).collect();
     while rig.handle.0.searches.available_permits() > 0 {
         tokio::task::yield_now().await;
     }

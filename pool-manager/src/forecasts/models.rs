@@ -20,7 +20,7 @@ use prediction::{
 use tokio::sync::OwnedSemaphorePermit;
 use units::{
     Fraction, UnixMs,
-    limits::{MODELS_KEPT_MAX, MODELS_TO_ROLL_BACK_MAX},
+    limits::{MODELS_RETAINED_MAX, ROLLBACK_MODELS_MAX},
 };
 
 use super::{
@@ -200,7 +200,7 @@ impl Shelf {
         let line = self.line(kind);
         let versions = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
         let idle: Vec<u32> = versions.filter(|version| !line.promoted.contains(version)).collect();
-        idle[..(idle.len() + 1).saturating_sub(MODELS_KEPT_MAX)].to_vec()
+        idle[..(idle.len() + 1).saturating_sub(MODELS_RETAINED_MAX)].to_vec()
     }
 }
 
@@ -324,7 +324,7 @@ impl Forecasts {
             let mut line = shelf.line(kind);
             line.promoted.retain(|other| *other != version);
             line.promoted.push(version);
-            let forgotten = line.promoted.len().saturating_sub(MODELS_TO_ROLL_BACK_MAX + 1);
+            let forgotten = line.promoted.len().saturating_sub(ROLLBACK_MODELS_MAX + 1);
             line.promoted.drain(..forgotten);
             self.serve(&mut shelf, kind, line, Some((version, file)), actor).await?;
         }

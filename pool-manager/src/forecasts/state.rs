@@ -14,8 +14,8 @@ use prediction::{
 use units::{
     Bytes, Fraction, HostId, Name, Ns, ReservationId, UnixMs,
     limits::{
-        OUTCOMES_KEPT_MAX, OUTCOMES_PER_OPERATING_POINT, PLANS_COUNTED_MAX, PLANS_REMEMBERED_MAX,
-        TOUCHED_MEASURED_EVERY,
+        OUTCOMES_PER_OPERATING_POINT, OUTCOMES_RETAINED_MAX, PENDING_PLANS_MAX, PLAN_STATISTICS_WINDOW,
+        TOUCHED_MEMORY_SAMPLE_INTERVAL,
     },
 };
 
@@ -70,7 +70,7 @@ struct Peak {
 }
 
 /// An older word than this, when a VM ends, may be too little: it has been told three times since.
-const FRESH: Ns = Ns(3 * TOUCHED_MEASURED_EVERY.0);
+const FRESH: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
 
 /// A history is made anew when more than one in so many outcomes that it was made of were forgotten.
 const FORGOTTEN_PART: usize = 8;
@@ -251,7 +251,7 @@ impl State {
     pub fn forget(&mut self, before: UnixMs) -> Vec<Write> {
         let mut writes = Vec::new();
         let Kept { entries, known, forgotten, .. } = &mut self.kept;
-        let mut too_many = entries.len().saturating_sub(OUTCOMES_KEPT_MAX);
+        let mut too_many = entries.len().saturating_sub(OUTCOMES_RETAINED_MAX);
         entries.retain(|entry| {
             let is_kept = too_many == 0 && entry.ended >= before;
             if !is_kept {
@@ -344,7 +344,7 @@ impl State {
     /// Whether groups hold much that was forgotten, so that a history is to be made anew.
     pub fn is_history_due(&self) -> bool {
         let Kept { since_rebuilt, forgotten, entries, .. } = &self.kept;
-        *since_rebuilt > 2 * OUTCOMES_KEPT_MAX || *forgotten > entries.len() / FORGOTTEN_PART
+        *since_rebuilt > 2 * OUTCOMES_RETAINED_MAX || *forgotten > entries.len() / FORGOTTEN_PART
     }
 
     /// A history made anew of all outcomes below a number; another time if more have come since.
@@ -383,7 +383,7 @@ impl Plans {
         self.next += 1;
         self.by_vm.insert(vm.clone(), (self.next, begun));
         self.in_order.push_back((self.next, vm.clone()));
-        while self.in_order.len() > PLANS_REMEMBERED_MAX {
+        while self.in_order.len() > PENDING_PLANS_MAX {
             let (number, vm) = self.in_order.pop_front().expect("it was just seen");
             if self.by_vm.get(&vm).is_some_and(|(newest, _)| *newest == number) {
                 self.by_vm.remove(&vm);
@@ -394,7 +394,7 @@ impl Plans {
     /// The VM has its memory: it counts from now on, with what it really has. A plan that nobody follows does not.
     fn take(&mut self, vm: &Name, requested: Bytes) -> Option<Begun> {
         let (_, begun) = self.by_vm.remove(vm)?;
-        if self.counted.len() == PLANS_COUNTED_MAX {
+        if self.counted.len() == PLAN_STATISTICS_WINDOW {
             self.counted.pop_front();
         }
         self.counted.push_back((requested.get(), begun.counters.is_some()));

@@ -23,7 +23,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
-use units::limits::{CONNECTION_ADMITTED_WITHIN, CONNECTIONS_ACCEPTED_QUEUED_MAX};
+use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTIONS_ACCEPTED_QUEUED_MAX};
 
 use super::rejections::Rejections;
 use activity::{Activity, IdleTimer};
@@ -142,12 +142,12 @@ impl Acceptor {
     async fn prepare(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
         let tls = self.tls.borrow().clone();
         let secured =
-            tokio::time::timeout(CONNECTION_ADMITTED_WITHIN.as_duration(), secure(stream, tls)).await;
+            tokio::time::timeout(CONNECTION_ADMISSION_TIMEOUT.as_duration(), secure(stream, tls)).await;
         let (stream, certificates) = match secured {
             Ok(Ok(secured)) => secured,
             Ok(Err(error)) => return self.rejections.log(&origin, &format!("TLS handshake failed: {error}")),
             Err(_) => {
-                let within = CONNECTION_ADMITTED_WITHIN;
+                let within = CONNECTION_ADMISSION_TIMEOUT;
                 return self.rejections.log(&origin, &format!("TLS handshake took longer than {within}"));
             }
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use prediction::file::Kind;
 use proto::v1::{self as wire, models_server};
 use tonic::{Code, Request, Response, Status};
-use units::limits::OUTCOMES_ADDED_MAX;
+use units::limits::OUTCOMES_PER_REQUEST_MAX;
 
 use super::{
     Shared,
@@ -51,7 +51,7 @@ impl models_server::Models for Models {
     ) -> Reply<wire::ListOutcomesResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let most = OUTCOMES_ADDED_MAX;
+        let most = OUTCOMES_PER_REQUEST_MAX;
         let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
         let (pasts, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
         let outcomes = pasts.into_iter().map(convert::models::outcome_view).collect();

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use units::limits::VCPUS_STOP_WITHIN;
+use units::limits::VCPUS_STOP_TIMEOUT;
 use vmm_sys_util::signal::{Killable, register_signal_handler};
 
 use super::{MachineError, system_error};
@@ -86,7 +86,7 @@ impl Processors {
 
     /// Calls processors out of KVM until something is so. Whether it came to be.
     fn kick_until(&self, so: impl Fn() -> bool) -> bool {
-        let give_up = Instant::now() + VCPUS_STOP_WITHIN.as_duration();
+        let give_up = Instant::now() + VCPUS_STOP_TIMEOUT.as_duration();
         while !so() {
             if Instant::now() >= give_up {
                 return false;

@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
     termios::{OptionalActions, tcgetattr, tcsetattr},
 };
-use units::limits::{GUEST_STOPS_WITHIN, LOST_SLICES_LOOKED_FOR_EVERY};
+use units::limits::{GUEST_SHUTDOWN_TIMEOUT, LOST_SLICE_CHECK_INTERVAL};
 
 use super::{Assembled, Held, Machine, MachineError, processors::Processors, system_error};
 use crate::{
@@ -85,7 +85,7 @@ fn told(ending: &Ended) -> u8 {
         }
         Ended::Stopped => {
             exit::say(&format!(
-                "the guest did not switch itself off within {GUEST_STOPS_WITHIN}, and was stopped"
+                "the guest did not switch itself off within {GUEST_SHUTDOWN_TIMEOUT}, and was stopped"
             ));
             exit::STOPPED
         }
@@ -183,14 +183,14 @@ impl Guest {
     /// Until the next look at its memory, its end, or another attempt to hand on what was typed.
     fn may_wait(&self) -> Duration {
         let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let look = LOST_SLICES_LOOKED_FOR_EVERY.as_duration().saturating_sub(self.looked_at.elapsed());
+        let look = LOST_SLICE_CHECK_INTERVAL.as_duration().saturating_sub(self.looked_at.elapsed());
         let typed = (!self.typed.is_empty()).then_some(TYPED_AGAIN_EVERY);
         [left, typed].into_iter().flatten().fold(look, Duration::min)
     }
 
     /// However often it is woken, neither always nor never.
     fn look_at_memory(&mut self) {
-        if self.looked_at.elapsed() >= LOST_SLICES_LOOKED_FOR_EVERY.as_duration() {
+        if self.looked_at.elapsed() >= LOST_SLICE_CHECK_INTERVAL.as_duration() {
             lost::end_if_gone();
             self.looked_at = Instant::now();
         }
@@ -251,7 +251,7 @@ impl Guest {
     fn press_power_button(&mut self) {
         self.resume();
         let _ = self.held.power_button.write(1);
-        self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_STOPS_WITHIN.as_duration());
+        self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_SHUTDOWN_TIMEOUT.as_duration());
     }
 
     /// Takes what is typed; `false` at the end of input.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use host_memory::{Region, RegionPlace, VmMemory};
+use host_memory::{Region, RegionBacking, VmMemory};
 use units::{Bytes, SLICE};
 
 use super::OtherError;
@@ -62,7 +62,7 @@ impl Guest {
         match &config.agent {
             None => Self::own(config),
             Some(socket) => {
-                let memory = source::asked(&config, socket, |agent, vm| agent.look(vm))?;
+                let memory = source::asked(&config, socket, |agent, vm| agent.inspect(vm))?;
                 Self::reserved(config, memory)
             }
         }
@@ -191,9 +191,9 @@ pub(super) fn numbers(memory: &VmMemory) -> Vec<(u32, u64)> {
 }
 
 fn place(region: Region) -> Result<Place, OtherError> {
-    match region.place {
-        RegionPlace::Path(path) => Ok(Place::File(text(&path)?.to_owned(), region.offset)),
-        RegionPlace::Descriptor(_) | RegionPlace::VmmsOwn => {
+    match region.backing {
+        RegionBacking::Path(path) => Ok(Place::File(text(&path)?.to_owned(), region.offset)),
+        RegionBacking::Descriptor(_) | RegionBacking::VmmAllocated => {
             unreachable!("slices that are looked at have paths")
         }
     }

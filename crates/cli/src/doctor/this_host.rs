@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::{process::Command, time::timeout};
-use units::limits::ANSWER_WITHIN_DEFAULT;
+use units::limits::RESPONSE_TIMEOUT_DEFAULT;
 
 use super::Finding;
 
@@ -20,7 +20,7 @@ const AGENT: &str = "host-agent";
 pub(super) async fn findings(config: Option<PathBuf>, within: Option<Duration>) -> Vec<Finding> {
     let usual = || Some(PathBuf::from(USUAL)).filter(|usual| usual.exists());
     let Some(config) = config.or_else(usual) else { return Vec::new() };
-    let (program, within) = (program(), within.unwrap_or(ANSWER_WITHIN_DEFAULT.as_duration()));
+    let (program, within) = (program(), within.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration()));
     match ask(&program, &config, within).await {
         Ok(findings) => findings,
         Err(why) => {

@@ -10,7 +10,8 @@ use tonic::Code;
 use units::{
     Bytes,
     limits::{
-        ANSWER_SLACK, REPLAY_BACKOFF_FIRST, REPLAY_BACKOFF_MAX, REPLAY_READY_WITHIN, REPLAY_UNAVAILABLE_FOR,
+        REPLAY_BACKOFF_FIRST, REPLAY_BACKOFF_MAX, REPLAY_READY_TIMEOUT, REPLAY_UNAVAILABLE_MAX,
+        RESPONSE_TIMEOUT_SLACK,
     },
 };
 
@@ -28,7 +29,7 @@ where
     let mut pause = REPLAY_BACKOFF_FIRST.as_duration();
     loop {
         match call().await {
-            Err(failure) if is_away(&failure) && began.elapsed() < REPLAY_UNAVAILABLE_FOR.as_duration() => {
+            Err(failure) if is_away(&failure) && began.elapsed() < REPLAY_UNAVAILABLE_MAX.as_duration() => {
                 tokio::time::sleep(pause).await;
                 pause = REPLAY_BACKOFF_MAX.as_duration().min(2 * pause);
             }
@@ -88,9 +89,9 @@ impl Rack {
 
     /// Answers when every slice is online.
     pub(super) async fn wait_ready(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
-        let timeout_ms = REPLAY_READY_WITHIN.as_ms();
+        let timeout_ms = REPLAY_READY_TIMEOUT.as_ms();
         let request = v1::WaitReadyRequest { target: by_id(reservation), timeout_ms };
-        let span = REPLAY_READY_WITHIN.after(ANSWER_SLACK).as_duration();
+        let span = REPLAY_READY_TIMEOUT.after(RESPONSE_TIMEOUT_SLACK).as_duration();
         let call =
             || async { self.to.ask_within(span, self.to.scheduler().wait_ready(request.clone())).await };
         let ready = patiently(call).await?;

@@ -8,7 +8,7 @@ use std::{
 
 use cli_runtime::{Failure, lists};
 use proto::v1::{self, ReservationState, SliceState};
-use units::limits::{REPLAY_COMPARISONS, REPLAY_LOOK_EVERY};
+use units::limits::{REPLAY_CHECK_INTERVAL, REPLAY_COMPARISONS};
 
 use super::{
     Rack,
@@ -37,7 +37,7 @@ pub(super) async fn lost(rack: Arc<Rack>) -> Result<BTreeSet<String>, Failure> {
         if lost.is_empty() {
             break;
         }
-        tokio::time::sleep(REPLAY_LOOK_EVERY.as_duration()).await;
+        tokio::time::sleep(REPLAY_CHECK_INTERVAL.as_duration()).await;
         let now = rack.journal().acknowledged();
         let known = Known::read(&rack).await?;
         lost.retain(|reservation| !is_explained(reservation, &now, &known));

@@ -14,7 +14,7 @@ use std::{
 use cli_runtime::{Connection, lists};
 use proto::v1;
 use tokio::{sync::oneshot, task::JoinHandle};
-use units::limits::REPLAY_LOOK_EVERY;
+use units::limits::REPLAY_CHECK_INTERVAL;
 
 /// The driver whose grants are files.
 const EMULATED: &str = "emulated";
@@ -96,7 +96,7 @@ async fn look_until(
         reach.once(&to, &emcs).await;
         tokio::select! {
             _ = &mut stopped => break,
-            () = tokio::time::sleep(REPLAY_LOOK_EVERY.as_duration()) => {}
+            () = tokio::time::sleep(REPLAY_CHECK_INTERVAL.as_duration()) => {}
         }
     }
     for _ in 0..2 {

@@ -17,7 +17,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
-use units::limits::{REASON_BYTES_MAX, REPLAY_STAND_IN_WITHIN, REPLAY_STAND_INS_MAX};
+use units::limits::{REASON_BYTES_MAX, REPLAY_STAND_IN_TIMEOUT, REPLAY_STAND_INS_MAX};
 
 use super::stand_in::{Found, Left};
 
@@ -89,11 +89,11 @@ async fn first_word(mut child: Child, room: OwnedSemaphorePermit) -> Started {
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let (stdin, stdout) = stdin.zip(stdout).expect("both are pipes");
     let mut lines = BufReader::new(stdout).lines();
-    let line = match timeout(REPLAY_STAND_IN_WITHIN.as_duration(), lines.next_line()).await {
+    let line = match timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), lines.next_line()).await {
         Ok(Ok(Some(line))) => line,
         Ok(Ok(None)) => return Started::Failed(last_words(child).await),
         Ok(Err(errno)) => return Started::Failed(errno.to_string()),
-        Err(_) => return Started::Failed(format!("no word of it within {REPLAY_STAND_IN_WITHIN}")),
+        Err(_) => return Started::Failed(format!("no word of it within {REPLAY_STAND_IN_TIMEOUT}")),
     };
     match serde_json::from_str(&line) {
         Ok(found) => Started::Runs(Box::new(Running { child, stdin, lines, _room: room }), found),
@@ -108,7 +108,7 @@ async fn last_words(mut child: Child) -> String {
         // Best effort: the exit status says the same with fewer words.
         let _ = stderr.take(REASON_BYTES_MAX as u64).read_to_end(&mut said).await;
     }
-    let ended = timeout(REPLAY_STAND_IN_WITHIN.as_duration(), child.wait()).await;
+    let ended = timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), child.wait()).await;
     let ended = ended.map_or_else(|_| "it hangs".into(), |ended| ended.map_or_else(|e| e.to_string(), shown));
     format!("{} ({ended})", String::from_utf8_lossy(&said).trim())
 }
@@ -134,6 +134,6 @@ impl Running {
             let ended = child.wait().await.is_ok_and(|status| status.success());
             line.filter(|_| ended).and_then(|line| serde_json::from_str(&line).ok())
         };
-        timeout(REPLAY_STAND_IN_WITHIN.as_duration(), word).await.ok().flatten()
+        timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), word).await.ok().flatten()
     }
 }

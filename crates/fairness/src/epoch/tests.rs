@@ -1,4 +1,4 @@
-//! What a host's tenants are promised from epoch to epoch.
+//! Tests of the guarantees from epoch to epoch.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -12,32 +12,34 @@ mod closed;
 
 const SUPPLY: Supply = Supply { memory_mib: 6000, bandwidth_mb_s: 1200 };
 
-type One = Member<Slowdown>;
+type TestMember = Member<Slowdown>;
 
-/// One that misses nothing with `footprint` MiB, and waits `gamma` seconds for each second of work with none.
-fn tenant(footprint: f64, gamma: f64, wanted: f64) -> One {
+/// A tenant that misses nothing with `footprint` MiB, and stalls `gamma` seconds per second of work
+/// without memory.
+fn tenant(footprint: f64, gamma: f64, wanted: f64) -> TestMember {
     let knot = |at: u32| {
         let part = f64::from(at) / 64.0;
-        Knot { memory: part * footprint, misses: (1.0 - part).powi(2) } // ever more slowly
+        Knot { memory: part * footprint, misses: (1.0 - part).powi(2) } // convex
     };
     let curve = MissCurve::new((0..=64).map(knot).collect()).unwrap();
     let utility = Slowdown::new(curve, gamma, wanted).unwrap();
-    Member { name: "".into(), weight: 1.0, least: Share::default(), utility }
+    Member { name: "".into(), weight: 1.0, min: Share::default(), utility }
 }
 
-/// Reads all it has once, and then again: more memory is next to no use.
-fn stream() -> One {
+/// A tenant that reads a large footprint sequentially: more memory is hardly of use.
+fn stream() -> TestMember {
     tenant(1e6, 50.0, 1200.0)
 }
 
-/// Does the better the more memory it has.
-fn key_value() -> One {
+/// A tenant whose throughput rises with memory.
+fn key_value() -> TestMember {
     tenant(8000.0, 50.0, 20.0)
 }
 
-/// They, by their places.
-fn named(members: &[One]) -> Vec<One> {
-    let named = |(at, member): (usize, &One)| Member { name: format!("t{at}").into(), ..member.clone() };
+/// Names tenants by their index.
+fn named(members: &[TestMember]) -> Vec<TestMember> {
+    let named =
+        |(at, member): (usize, &TestMember)| Member { name: format!("t{at}").into(), ..member.clone() };
     members.iter().enumerate().map(named).collect()
 }
 
@@ -48,40 +50,40 @@ fn sum(shares: &[Share]) -> Share {
     })
 }
 
-/// Epochs until shares stay, and what they are then.
-fn settled(epochs: &mut Epochs, tenants: &[One]) -> Vec<Share> {
+/// Runs epochs until shares are unchanged, and returns them.
+fn converge(epochs: &mut EpochAllocator, tenants: &[TestMember]) -> Vec<Share> {
     for _ in 0..20 {
         let decision = epochs.decide(SUPPLY, &named(tenants)).unwrap();
-        if decision.change == Change::Held {
+        if decision.change == Change::Unchanged {
             return decision.shares;
         }
     }
-    panic!("shares never stay");
+    panic!("shares do not converge");
 }
 
 #[test]
-fn a_tenant_that_turns_from_stream_to_key_value_has_its_new_share_within_two_epochs() {
+fn changed_tenant_has_its_new_share_within_two_epochs() {
     let before = [stream(), key_value(), stream(), stream(), key_value(), stream()];
     let mut after = before.clone();
     after[0] = key_value();
-    let mut epochs = Epochs::default();
-    let had = settled(&mut epochs, &before)[0];
-    let due = settled(&mut Epochs::default(), &after)[0];
-    assert!(due.memory_mib > 2 * had.memory_mib, "{had:?} {due:?}");
+    let mut epochs = EpochAllocator::default();
+    let current = converge(&mut epochs, &before)[0];
+    let due = converge(&mut EpochAllocator::default(), &after)[0];
+    assert!(due.memory_mib > 2 * current.memory_mib, "{current:?} {due:?}");
     let first = epochs.decide(SUPPLY, &named(&after)).unwrap();
     assert!(
-        first.shares[0].memory_mib as f64 <= had.memory_mib as f64 + PACE * 1000.0 + 1.0,
-        "not all at once"
+        first.shares[0].memory_mib as f64 <= current.memory_mib as f64 + STEP_MAX * 1000.0 + 1.0,
+        "change exceeds the step limit"
     );
     let has = epochs.decide(SUPPLY, &named(&after)).unwrap().shares[0];
     assert!(has.memory_mib as f64 >= 0.95 * due.memory_mib as f64, "{has:?} of {due:?}");
 }
 
 #[test]
-fn noise_moves_nothing() {
-    let mut epochs = Epochs::default();
+fn noise_does_not_change_shares() {
+    let mut epochs = EpochAllocator::default();
     let quiet = [stream(), key_value(), key_value()];
-    let shares = settled(&mut epochs, &quiet);
+    let shares = converge(&mut epochs, &quiet);
     for step in 0..20_u32 {
         let off = 1.0 + 0.02 * (f64::from(step) * 2.3).sin();
         let noisy = [
@@ -90,43 +92,43 @@ fn noise_moves_nothing() {
             tenant(8000.0, 50.0 / off, 20.0),
         ];
         let decision = epochs.decide(SUPPLY, &named(&noisy)).unwrap();
-        assert_eq!((decision.change, decision.shares), (Change::Held, shares.clone()));
+        assert_eq!((decision.change, decision.shares), (Change::Unchanged, shares.clone()));
     }
 }
 
 #[test]
-fn a_weight_changed_live_counts_from_the_next_epoch() {
-    let mut epochs = Epochs::default();
+fn changed_weight_applies_from_the_next_epoch() {
+    let mut epochs = EpochAllocator::default();
     let mut tenants = [key_value(), key_value(), key_value()];
-    let before = settled(&mut epochs, &tenants);
+    let before = converge(&mut epochs, &tenants);
     tenants[1].weight = 2.0;
     let decision = epochs.decide(SUPPLY, &named(&tenants)).unwrap();
-    assert_ne!(decision.change, Change::Held);
+    assert_ne!(decision.change, Change::Unchanged);
     assert_eq!(decision.fair[1], Share { memory_mib: 3000, bandwidth_mb_s: 600 });
     assert!(decision.shares[1].memory_mib > before[1].memory_mib, "{decision:?}");
 }
 
 #[test]
-fn who_comes_begins_with_a_fair_share_and_who_goes_leaves_his_to_the_others() {
-    let mut epochs = Epochs::default();
+fn new_tenant_starts_at_fair_share_and_departed_frees_its_own() {
+    let mut epochs = EpochAllocator::default();
     let two = [stream(), key_value()];
-    settled(&mut epochs, &two);
+    converge(&mut epochs, &two);
     let three = [stream(), key_value(), key_value()];
     let decision = epochs.decide(SUPPLY, &named(&three)).unwrap();
     let fair = 2000.0;
-    assert!((decision.shares[2].memory_mib as f64 - fair).abs() <= PACE * fair + 1.0, "{decision:?}");
-    let after = settled(&mut epochs, &two);
-    let lies = SUPPLY.memory_mib - sum(&after).memory_mib;
-    assert!(lies <= 1, "nothing is left lying but what is rounded: {after:?}");
+    assert!((decision.shares[2].memory_mib as f64 - fair).abs() <= STEP_MAX * fair + 1.0, "{decision:?}");
+    let after = converge(&mut epochs, &two);
+    let unallocated = SUPPLY.memory_mib - sum(&after).memory_mib;
+    assert!(unallocated <= 1, "unallocated beyond rounding: {after:?}");
 }
 
 #[test]
-fn what_only_one_epoch_wants_is_not_done_whole() {
-    let mut epochs = Epochs::default();
+fn change_of_a_single_epoch_is_limited() {
+    let mut epochs = EpochAllocator::default();
     let quiet = [stream(), key_value(), stream(), stream()];
-    let before = settled(&mut epochs, &quiet);
+    let before = converge(&mut epochs, &quiet);
     let other = [key_value(), stream(), stream(), stream()];
-    let pace = PACE * 1500.0;
+    let pace = STEP_MAX * 1500.0;
     for (at, tenants) in [&other, &quiet, &other, &quiet].into_iter().enumerate() {
         let decision = epochs.decide(SUPPLY, &named(tenants)).unwrap();
         let moved = decision.shares[1].memory_mib.abs_diff(before[1].memory_mib);
@@ -135,46 +137,46 @@ fn what_only_one_epoch_wants_is_not_done_whole() {
 }
 
 #[test]
-fn what_cannot_be_changes_nothing() {
-    let mut epochs = Epochs::default();
+fn invalid_input_leaves_state_unchanged() {
+    let mut epochs = EpochAllocator::default();
     let mut tenants = [stream(), key_value()];
-    settled(&mut epochs, &tenants);
-    let before = epochs.dealt().cloned();
+    converge(&mut epochs, &tenants);
+    let before = epochs.applied().cloned();
     tenants[0].weight = 0.0;
     epochs.decide(SUPPLY, &named(&tenants)).unwrap_err();
     tenants[0].weight = 1.0;
-    tenants[1].least.memory_mib = 4000; // its fair share is 3000
+    tenants[1].min.memory_mib = 4000; // its fair share is 3000
     epochs.decide(SUPPLY, &named(&tenants)).unwrap_err();
-    assert_eq!(epochs.dealt().cloned(), before);
+    assert_eq!(epochs.applied().cloned(), before);
 }
 
 #[test]
-fn what_was_dealt_before_a_restart_is_what_is_gone_on_from() {
-    let mut epochs = Epochs::default();
+fn restart_resumes_from_applied_shares() {
+    let mut epochs = EpochAllocator::default();
     let tenants = [stream(), key_value(), key_value()];
-    let shares = settled(&mut epochs, &tenants);
-    let mut restarted = Epochs::from(epochs.dealt().cloned());
+    let shares = converge(&mut epochs, &tenants);
+    let mut restarted = EpochAllocator::resume(epochs.applied().cloned());
     let decision = restarted.decide(SUPPLY, &named(&tenants)).unwrap();
-    assert_eq!((decision.change, decision.shares), (Change::Held, shares));
+    assert_eq!((decision.change, decision.shares), (Change::Unchanged, shares));
 }
 
 prop_compose! {
     fn any_tenant()(footprint in 100.0..20_000.0_f64, gamma in 0.0..200.0_f64, wanted in 0.0..2000.0_f64,
-        weight in 0.1..10.0_f64) -> One {
+        weight in 0.1..10.0_f64) -> TestMember {
         Member { weight, ..tenant(footprint, gamma, wanted) }
     }
 }
 
 #[test]
-fn nobody_gets_less_than_it_must_have_while_another_comes_to_weigh_more() {
+fn minimum_holds_while_another_weight_rises() {
     let shares = [3600, 1200, 1200].map(|memory_mib| Share { memory_mib, bandwidth_mb_s: 400 });
-    let weighed = |share| Weighed { weight: 1.0, share };
+    let weighted = |share| WeightedShare { weight: 1.0, share };
     let names = ["t0", "t1", "t2"].map(Arc::from);
-    let tenants = names.into_iter().zip(shares.map(weighed)).collect();
-    let mut epochs = Epochs::from(Some(Dealt { supply: SUPPLY, tenants }));
+    let tenants = names.into_iter().zip(shares.map(weighted)).collect();
+    let mut epochs = EpochAllocator::resume(Some(AppliedShares { supply: SUPPLY, tenants }));
     let mut members = named(&[stream(), key_value(), key_value()]);
     members[0].weight = 3.0;
-    members[2].least.memory_mib = 1200;
+    members[2].min.memory_mib = 1200;
     for _ in 0..4 {
         let decision = epochs.decide(SUPPLY, &members).unwrap();
         assert!(decision.shares[2].memory_mib >= 1200, "{decision:?}");
@@ -183,11 +185,11 @@ fn nobody_gets_less_than_it_must_have_while_another_comes_to_weigh_more() {
 }
 
 #[test]
-fn a_fair_share_of_less_than_a_unit_is_no_reason_to_deal_nothing_out() {
+fn fair_share_below_one_unit_still_yields_shares() {
     let mut members = named(&[stream(), key_value()]);
     members[0].weight = 20.0;
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 16 };
-    let decision = Epochs::default().decide(supply, &members).unwrap();
+    let decision = EpochAllocator::default().decide(supply, &members).unwrap();
     assert_eq!(
         (decision.shares[0].bandwidth_mb_s, decision.shares[1].bandwidth_mb_s),
         (15, 1),
@@ -196,10 +198,10 @@ fn a_fair_share_of_less_than_a_unit_is_no_reason_to_deal_nothing_out() {
 }
 
 #[test]
-fn where_there_are_fewer_units_than_tenants_some_get_none_and_nothing_breaks() {
+fn fewer_units_than_tenants_is_not_an_error() {
     let members = named(&vec![key_value(); 5]);
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 3 };
-    let mut epochs = Epochs::default();
+    let mut epochs = EpochAllocator::default();
     for _ in 0..3 {
         let sum = sum(&epochs.decide(supply, &members).unwrap().shares);
         assert!(sum.memory_mib <= 6000 && sum.bandwidth_mb_s <= 3, "{sum:?}");
@@ -209,32 +211,32 @@ fn where_there_are_fewer_units_than_tenants_some_get_none_and_nothing_breaks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Tenants come, go and change as they like, and weights too.
+    /// Tenants appear, disappear and change between epochs, including their weights.
     #[test]
-    fn no_epoch_deals_out_more_than_there_is_or_moves_a_share_by_more_than_it_may(
+    fn epochs_respect_supply_minimum_and_step_limit(
         epochs_of in vec(vec(any_tenant(), 1..8), 1..6),
     ) {
-        let mut epochs = Epochs::default();
+        let mut epochs = EpochAllocator::default();
         for tenants in epochs_of {
             let members = named(&tenants);
             let tenants = super::tenants(SUPPLY, &members);
             let market = Market::new(SUPPLY, &tenants).unwrap();
-            let had = epochs.had(&market, &members);
+            let current = epochs.current_bundles(&market, &members);
             let decision = epochs.decide(SUPPLY, &members).unwrap();
             let sum = sum(&decision.shares);
             prop_assert!(sum.memory_mib <= SUPPLY.memory_mib && sum.bandwidth_mb_s <= SUPPLY.bandwidth_mb_s);
-            for (share, Tenant { least, .. }) in decision.shares.iter().zip(&tenants) {
-                let has_least = share.memory_mib >= least.memory_mib && share.bandwidth_mb_s >= least.bandwidth_mb_s;
-                prop_assert!(has_least, "{share:?} of at least {least:?}: {decision:?}");
+            for (share, Tenant { min, .. }) in decision.shares.iter().zip(&tenants) {
+                let has_least = share.memory_mib >= min.memory_mib && share.bandwidth_mb_s >= min.bandwidth_mb_s;
+                prop_assert!(has_least, "{share:?} of at least {min:?}: {decision:?}");
             }
             prop_assert!(decision.gains.iter().all(|gain| gain.is_finite()), "{decision:?}");
-            if let Change::Set { way } = decision.change {
-                prop_assert!(way > 0.0 && way <= 1.0);
-                for (at, had) in had.iter().enumerate().filter(|_| way < 1.0) {
-                    let moved = decision.shares[at].memory_mib as f64 - had.memory;
-                    // What nobody bought is handed out beyond that, and sums are rounded.
-                    let most = PACE * market.fair(at).memory + 1.0 + decision.certificate.left_over.memory * 6000.0;
-                    prop_assert!(moved <= most, "{moved} of {most}: {decision:?}");
+            if let Change::Set { step_fraction } = decision.change {
+                prop_assert!(step_fraction > 0.0 && step_fraction <= 1.0);
+                for (at, current) in current.iter().enumerate().filter(|_| step_fraction < 1.0) {
+                    let moved = decision.shares[at].memory_mib as f64 - current.memory;
+                    // Distributed unsold supply and rounding may add to the step limit.
+                    let max = STEP_MAX * market.fair_share(at).memory + 1.0 + decision.certificate.left_over.memory * 6000.0;
+                    prop_assert!(moved <= max, "{moved} of {max}: {decision:?}");
                 }
             }
         }

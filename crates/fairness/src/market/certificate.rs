@@ -1,49 +1,57 @@
-//! What a caller can check of an outcome: of what tenants bought, and what that is worth to them. Shares in whole units differ from it by less than a unit of
-//! each good, and by what was left over.
+//! Certificate of an outcome: properties that a caller can check. It covers the bundles that
+//! tenants bought. Shares in whole units differ from these by less than one unit of each good, and
+//! by the distributed unsold supply.
 
-use units::limits::ENVIERS_COMPARED_MAX;
+use units::limits::ENVY_CHECK_TENANTS_MAX;
 
 use super::{Market, Outcome, Status, goods::Bundle, utility::Utility};
 
-/// What holds of an outcome.
+/// Properties of an outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Certificate {
-    /// How it came about.
+    /// How the allocation was computed.
     pub status: Status,
-    /// The price of all memory, 0 to 1; that of all bandwidth is what it lacks to 1.
+    /// Price of all memory, 0 to 1. The price of all bandwidth is 1 minus this.
     pub memory_price: f64,
-    /// Times its weight is a tenant's budget; 1 or more.
+    /// Factor by which a tenant's budget exceeds its weight, at least 1.
     pub dividend: f64,
-    /// Prices that were tried.
+    /// Number of prices evaluated.
     pub rounds: u32,
-    /// Deals by which shares were refined since: after these, prices and budgets are no longer what shares were bought with.
+    /// Number of trades made by [`Market::refine`]. If it is not 0, the bundles no longer follow
+    /// from prices and budgets.
     pub refinements: u32,
-    /// What all tenants bought together, as parts of what there is.
+    /// Fraction of the supply that was bought.
     pub sold: Bundle,
-    /// What tenants got beyond what they bought since nobody wanted it, as parts of what there is; 0 where all was sold.
+    /// Fraction of the supply that was not bought and was distributed by weight.
     pub left_over: Bundle,
-    /// How much the dearest purchase exceeds its budget, relative. Of no meaning where one was set aside and the others bought at other prices, nor
-    /// after refinements.
+    /// Largest relative amount by which a bundle exceeds its tenant's budget. Meaningless for
+    /// [`Status::OneFixed`], where other tenants bought at other prices, and after refinements.
     pub overspent: f64,
-    /// What the worst-off tenant has of its throughput with an equal split: 1 or more, if it gains by sharing.
+    /// Smallest ratio, over all tenants, of throughput to the throughput of an equal split. At
+    /// least 1 if every tenant gains by sharing.
     pub sharing_incentive: f64,
-    /// Which that is, from 0.
+    /// Index of the tenant with that ratio.
     pub worst_off: usize,
-    /// How much more throughput, relative, somebody would have with another's bundle, scaled by both weights: 0 if nobody envies. None where there are too
-    /// many tenants to compare each with each; of an outcome that is exact or mixed, `overspent` shows then that nobody has what another could not have
-    /// bought.
+    /// Largest relative amount of throughput that a tenant would gain with the bundle of another
+    /// tenant, scaled by both weights; 0 without envy. `None` above [`ENVY_CHECK_TENANTS_MAX`]
+    /// tenants. For [`Status::Exact`] and [`Status::Mixed`], `overspent` then bounds envy, because
+    /// no tenant has a bundle that another could not afford.
     pub envy: Option<f64>,
 }
 
 impl<U: Utility> Market<'_, U> {
-    /// What holds of an outcome of this market.
+    /// Computes the certificate of an outcome of this market.
     ///
     /// # Panics
-    /// It is of a market with other tenants.
+    /// Panics if the outcome belongs to a market with another number of tenants.
     pub fn certify(&self, outcome: &Outcome) -> Certificate {
-        assert_eq!(outcome.bought.len(), self.tenants.len(), "an outcome of this market");
-        let sold = self.part(outcome.bought.iter().copied().sum());
-        let given = self.part(outcome.shares.iter().map(|share| Bundle::from(*share)).sum());
+        assert_eq!(
+            outcome.bought.len(),
+            self.tenants.len(),
+            "the outcome must have as many tenants as the market"
+        );
+        let sold = self.fraction_of_supply(outcome.bought.iter().copied().sum());
+        let given = self.fraction_of_supply(outcome.shares.iter().map(|share| Bundle::from(*share)).sum());
         let left = |given: f64, sold: f64| (given - sold).max(0.0);
         let gains =
             outcome.bought.iter().enumerate().map(|(tenant, bundle)| (tenant, self.gain(tenant, *bundle)));
@@ -62,39 +70,40 @@ impl<U: Utility> Market<'_, U> {
             overspent: self.overspent(outcome),
             sharing_incentive,
             worst_off,
-            envy: (self.tenants.len() <= ENVIERS_COMPARED_MAX).then(|| self.envy(&outcome.bought)),
+            envy: (self.tenants.len() <= ENVY_CHECK_TENANTS_MAX).then(|| self.envy(&outcome.bought)),
         }
     }
 
     fn overspent(&self, outcome: &Outcome) -> f64 {
         let prices = self.prices(outcome.memory_price);
         let spent = |(tenant, bundle): (usize, &Bundle)| {
-            prices.of(*bundle) / (outcome.dividend * self.weight(tenant)) - 1.0
+            prices.cost_of(*bundle) / (outcome.dividend * self.weight(tenant)) - 1.0
         };
         outcome.bought.iter().enumerate().map(spent).fold(0.0, f64::max)
     }
 
     fn envy(&self, bought: &[Bundle]) -> f64 {
-        let mut most: f64 = 0.0;
+        let mut max: f64 = 0.0;
         for (tenant, own) in bought.iter().enumerate() {
             let value = |bundle| self.tenants[tenant].utility.value(bundle);
             let own = value(*own);
             for (other, bundle) in bought.iter().enumerate() {
                 let theirs = value(self.scaled(*bundle, other, tenant));
                 if theirs > own {
-                    most = most.max(theirs / own - 1.0);
+                    max = max.max(theirs / own - 1.0);
                 }
             }
         }
-        most
+        max
     }
 
-    /// What one tenant's bundle would be for another: in the ratio of their weights, and as much of it as it may have (Spirit 7).
+    /// Scales the bundle of one tenant to another by the ratio of their weights, up to the other's
+    /// maximum share (Spirit, section 7).
     pub(super) fn scaled(&self, bundle: Bundle, of: usize, to: usize) -> Bundle {
-        let (ratio, most) = (self.weight(to) / self.weight(of), self.limits(to).most);
+        let (ratio, max) = (self.weight(to) / self.weight(of), self.limits(to).max);
         Bundle {
-            memory: (bundle.memory * ratio).min(most.memory),
-            bandwidth: (bundle.bandwidth * ratio).min(most.bandwidth),
+            memory: (bundle.memory * ratio).min(max.memory),
+            bandwidth: (bundle.bandwidth * ratio).min(max.bandwidth),
         }
     }
 }

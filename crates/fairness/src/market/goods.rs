@@ -1,8 +1,9 @@
-//! What is traded.
+//! The two goods of the market, local memory and link bandwidth: supply, shares, bundles and
+//! prices.
 
 use std::iter::Sum;
 
-/// All that there is.
+/// Supply of both goods.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Supply {
     /// Local memory, in MiB.
@@ -12,13 +13,13 @@ pub struct Supply {
 }
 
 impl Supply {
-    /// All of it, as a share.
+    /// Returns the whole supply as a share.
     pub const fn all(self) -> Share {
         Share { memory_mib: self.memory_mib, bandwidth_mb_s: self.bandwidth_mb_s }
     }
 }
 
-/// What a tenant gets, in whole units.
+/// Share of a tenant in whole units.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Share {
     /// Local memory, in MiB.
@@ -27,7 +28,7 @@ pub struct Share {
     pub bandwidth_mb_s: u64,
 }
 
-/// What a tenant might get: parts of units too.
+/// Amounts of both goods, including fractions of units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bundle {
     /// Local memory, in MiB.
@@ -43,21 +44,22 @@ impl From<Share> for Bundle {
 }
 
 impl Bundle {
-    /// A part of the way from here to there, 0 to 1. Where both are the same, so is what is between.
+    /// Returns the point at `fraction` (0 to 1) between this bundle and `to`. Amounts that are
+    /// equal at both ends stay exactly equal.
     #[must_use]
-    pub fn towards(self, there: Self, part: f64) -> Self {
+    pub fn interpolate(self, to: Self, fraction: f64) -> Self {
         Self {
-            memory: self.memory + part * (there.memory - self.memory),
-            bandwidth: self.bandwidth + part * (there.bandwidth - self.bandwidth),
+            memory: self.memory + fraction * (to.memory - self.memory),
+            bandwidth: self.bandwidth + fraction * (to.bandwidth - self.bandwidth),
         }
     }
 
-    /// Each good so many times.
-    pub(crate) fn times(self, times: Self) -> Self {
-        Self { memory: self.memory * times.memory, bandwidth: self.bandwidth * times.bandwidth }
+    /// Multiplies each good by a factor of its own.
+    pub(crate) fn scale(self, factors: Self) -> Self {
+        Self { memory: self.memory * factors.memory, bandwidth: self.bandwidth * factors.bandwidth }
     }
 
-    /// In whole units, rounded down.
+    /// Rounds down to whole units.
     pub(crate) fn floor(self) -> Share {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "units of a supply")]
         let whole = |of: f64| of.floor() as u64;
@@ -83,18 +85,18 @@ impl Sum for Bundle {
     }
 }
 
-/// What a unit costs: a MiB, a MB/s. All that there is of both costs 1.
+/// Price per unit of each good. The whole supply of both goods together costs 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
-    /// A MiB of local memory.
+    /// Price of 1 MiB of local memory.
     pub memory: f64,
-    /// A MB/s of bandwidth.
+    /// Price of 1 MB/s of bandwidth.
     pub bandwidth: f64,
 }
 
 impl Prices {
-    /// What a bundle costs.
-    pub fn of(self, bundle: Bundle) -> f64 {
+    /// Returns the cost of a bundle.
+    pub fn cost_of(self, bundle: Bundle) -> f64 {
         self.memory * bundle.memory + self.bandwidth * bundle.bandwidth
     }
 }

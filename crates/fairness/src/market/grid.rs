@@ -1,19 +1,21 @@
-//! Any utility whatever, so long as more is never worth less: sought on a grid.
+//! Demand of an arbitrary monotone utility by search on a grid.
 //!
-//! Spirit (4.1) looks at every point of a grid of 200 by 200, or near the last share only. Along the budget line it is 200 points; and between two of them
-//! nothing is worth more than the memory of one with the bandwidth of the other, so that most of them need not be looked at.
+//! Spirit (section 4.1) evaluates every point of a 200 × 200 grid, or a window around the last
+//! share. Here the search is limited to 200 points on the budget line. Between two of them, no
+//! point is worth more than the larger memory with the larger bandwidth, so that branch and bound
+//! skips most points.
 
 use super::{
     goods::{Bundle, Prices, Supply},
-    utility::{Asked, Limits, Mark, Purse, Utility},
+    utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
 };
 
-/// Steps into which the memory that a tenant can pay is divided: Spirit's 1/ε, there of all memory.
-const STEPS: f64 = 200.0;
-/// What prices may be off by the last bits of their reckoning, relative.
-const ROUNDING: f64 = 1e-12;
+/// Steps into which the affordable memory is divided. Spirit's 1/ε divides all memory.
+const GRID_STEPS: f64 = 200.0;
+/// Relative rounding error of prices.
+const PRICE_ROUNDING: f64 = 1e-12;
 
-/// A tenant whose throughput is any function that does not fall.
+/// Utility defined by any monotone function.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid<F> {
     value: F,
@@ -21,7 +23,9 @@ pub struct Grid<F> {
 }
 
 impl<F: Fn(Bundle) -> f64> Grid<F> {
-    /// On whole MiB, 1/200 apart of what can be paid, and whole MB/s. The function is 0 or more, finite, and never falls as memory or bandwidth rises.
+    /// Creates a utility on a grid: memory in whole MiB and steps of 1/200 of the affordable
+    /// memory, bandwidth in whole MB/s. `value` must be finite, at least 0 and monotone in both
+    /// goods.
     pub const fn new(supply: Supply, value: F) -> Self {
         Self { value, supply }
     }
@@ -32,30 +36,34 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
         (self.value)(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
-        let line = Line::new(self, purse, within);
-        let best = line.best(mark.at);
-        mark.at = best.at;
-        let bundle = if line.is_wasteful(best) { line.cheapest(best) } else { best.bundle };
-        let kept = purse.budget - purse.prices.of(bundle);
-        // What does not pay for the next point of the grid is kept by everybody.
-        Asked { bundle, content: kept > purse.prices.memory * line.step + purse.prices.bandwidth }
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
+        let line = BudgetLine::new(self, constraint, within);
+        let best = line.best(warm.position);
+        warm.position = best.at;
+        let bundle = if line.has_slack(best) { line.minimize_cost(best) } else { best.bundle };
+        let unspent = constraint.budget - constraint.prices.cost_of(bundle);
+        // A rest that does not pay for the next grid point does not count as satiation.
+        Demand {
+            bundle,
+            satiated: unspent > constraint.prices.memory * line.step + constraint.prices.bandwidth,
+        }
     }
 }
 
-/// What one purse can buy: some memory, and all the bandwidth that the rest pays.
-struct Line<'a, F> {
+/// Budget line of one constraint: amounts of memory, each with all bandwidth that the rest of the
+/// budget buys.
+struct BudgetLine<'a, F> {
     grid: &'a Grid<F>,
     prices: Prices,
     budget: f64,
     within: &'a Limits,
-    /// All the memory that can be paid, and which point of the grid that is.
-    most_memory: f64,
+    /// Largest affordable memory, and its grid index below.
+    memory_max: f64,
     last: u32,
     step: f64,
 }
 
-/// A point that was looked at.
+/// Evaluated point of the budget line.
 #[derive(Clone, Copy)]
 struct Point {
     at: u32,
@@ -63,164 +71,169 @@ struct Point {
     value: f64,
 }
 
-/// So much memory, and the least bandwidth that is worth enough beside it; infinite where none is.
+/// Amount of memory with the smallest bandwidth that reaches a target value; infinite bandwidth if
+/// none does.
 #[derive(Clone, Copy)]
-struct Need {
+struct IsoValuePoint {
     at: u32,
     bundle: Bundle,
 }
 
-impl<'a, F: Fn(Bundle) -> f64> Line<'a, F> {
-    fn new(grid: &'a Grid<F>, purse: &Purse, within: &'a Limits) -> Self {
-        let Purse { budget, prices } = *purse;
-        let (least, most) = (within.least, within.most);
-        let can_pay = paid(budget - prices.bandwidth * least.bandwidth, prices.memory);
-        let most_memory = whole(can_pay, least.memory, most.memory);
-        let step = ((most_memory - least.memory) / STEPS).floor().max(1.0);
-        let last = number((most_memory - least.memory) / step);
-        Self { grid, prices, budget, within, most_memory, last, step }
+impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
+    fn new(grid: &'a Grid<F>, constraint: &BudgetConstraint, within: &'a Limits) -> Self {
+        let BudgetConstraint { budget, prices } = *constraint;
+        let (min, max) = (within.min, within.max);
+        let affordable_units = affordable(budget - prices.bandwidth * min.bandwidth, prices.memory);
+        let memory_max = whole_units(affordable_units, min.memory, max.memory);
+        let step = ((memory_max - min.memory) / GRID_STEPS).floor().max(1.0);
+        let last = grid_index((memory_max - min.memory) / step);
+        Self { grid, prices, budget, within, memory_max, last, step }
     }
 
     fn memory(&self, at: u32) -> f64 {
-        (self.within.least.memory + f64::from(at) * self.step).min(self.most_memory)
+        (self.within.min.memory + f64::from(at) * self.step).min(self.memory_max)
     }
 
-    /// All the bandwidth that can be paid beside so much memory.
-    fn beside(&self, memory: f64) -> f64 {
-        let can_pay = paid(self.budget - self.prices.memory * memory, self.prices.bandwidth);
-        whole(can_pay, self.within.least.bandwidth, self.within.most.bandwidth)
+    /// Returns the bandwidth affordable beside `memory`, within the limits.
+    fn affordable_bandwidth(&self, memory: f64) -> f64 {
+        let affordable_units = affordable(self.budget - self.prices.memory * memory, self.prices.bandwidth);
+        whole_units(affordable_units, self.within.min.bandwidth, self.within.max.bandwidth)
     }
 
-    fn valued(&self, at: u32, bundle: Bundle) -> Point {
+    fn evaluate(&self, at: u32, bundle: Bundle) -> Point {
         Point { at, bundle, value: self.grid.value(bundle) }
     }
 
     fn point(&self, at: u32) -> Point {
         let memory = self.memory(at);
-        self.valued(at, Bundle { memory, bandwidth: self.beside(memory) })
+        self.evaluate(at, Bundle { memory, bandwidth: self.affordable_bandwidth(memory) })
     }
 
-    /// The same part of both goods. All prices together are 1, so it can be paid; but for a tenant of a market that sells less than the grid knows of.
+    /// Returns the bundle with the same fraction of both goods. It is affordable, because the whole
+    /// supply costs 1, except in a market that sells less than the supply of the grid
+    /// (`Market::subset` and `Status::OneFixed`).
     fn diagonal(&self) -> Point {
-        let Limits { least, most } = *self.within;
+        let Limits { min, max } = *self.within;
         let all = Bundle::from(self.grid.supply.all());
-        let costs = self.prices.of(all);
-        let part = if costs > 1.0 + ROUNDING { self.budget / costs } else { self.budget };
-        let memory = (part * all.memory).min(most.memory).max(least.memory);
-        let left = paid(self.budget - self.prices.memory * memory, self.prices.bandwidth);
-        let bandwidth = (part * all.bandwidth).min(left * (1.0 + ROUNDING));
-        let at = number((memory - least.memory) / self.step);
-        self.valued(at, Bundle { memory, bandwidth: bandwidth.min(most.bandwidth).max(least.bandwidth) })
+        let costs = self.prices.cost_of(all);
+        let part = if costs > 1.0 + PRICE_ROUNDING { self.budget / costs } else { self.budget };
+        let memory = (part * all.memory).min(max.memory).max(min.memory);
+        let left = affordable(self.budget - self.prices.memory * memory, self.prices.bandwidth);
+        let bandwidth = (part * all.bandwidth).min(left * (1.0 + PRICE_ROUNDING));
+        let at = grid_index((memory - min.memory) / self.step);
+        self.evaluate(at, Bundle { memory, bandwidth: bandwidth.min(max.bandwidth).max(min.bandwidth) })
     }
 
-    /// The point that is worth most; near `mark`, perhaps.
-    fn best(&self, mark: u32) -> Point {
+    /// Returns the point of the highest value. `hint` is the index of the last answer.
+    fn best(&self, hint: u32) -> Point {
         let (first, last) = (self.point(0), self.point(self.last));
-        let others = [self.point(mark.min(self.last)), first, last];
+        let others = [self.point(hint.min(self.last)), first, last];
         let mut best = others.into_iter().fold(self.diagonal(), better);
-        self.look_between(first, last, &mut best);
+        self.search_between(first, last, &mut best);
         best
     }
 
-    fn look_between(&self, from: Point, to: Point, best: &mut Point) {
+    fn search_between(&self, from: Point, to: Point, best: &mut Point) {
         let bound = Bundle { memory: to.bundle.memory, bandwidth: from.bundle.bandwidth };
         if to.at - from.at < 2 || self.grid.value(bound) <= best.value {
             return;
         }
         let middle = self.point(from.at.midpoint(to.at));
         *best = better(*best, middle);
-        self.look_between(from, middle, best);
-        self.look_between(middle, to, best);
+        self.search_between(from, middle, best);
+        self.search_between(middle, to, best);
     }
 
-    /// Whether a little less of one of both would be worth as much.
-    fn is_wasteful(&self, Point { bundle: of, value: enough, .. }: Point) -> bool {
+    /// Returns whether one unit less of a good would have the same value.
+    fn has_slack(&self, Point { bundle: of, value: target, .. }: Point) -> bool {
         let less = Bundle { memory: of.memory - 1.0, bandwidth: of.bandwidth - 1.0 };
-        let least = self.within.least;
-        let is_enough = |bundle| self.grid.value(bundle) >= enough;
-        less.bandwidth >= least.bandwidth && is_enough(Bundle { bandwidth: less.bandwidth, ..of })
-            || less.memory >= least.memory && is_enough(Bundle { memory: less.memory, ..of })
+        let min = self.within.min;
+        let is_enough = |bundle| self.grid.value(bundle) >= target;
+        less.bandwidth >= min.bandwidth && is_enough(Bundle { bandwidth: less.bandwidth, ..of })
+            || less.memory >= min.memory && is_enough(Bundle { memory: less.memory, ..of })
     }
 
-    /// The cheapest that is worth as much.
-    fn cheapest(&self, Point { bundle: known, value: enough, .. }: Point) -> Bundle {
-        let (first, last) = (self.need(0, enough), self.need(self.last, enough));
-        let beside = self.least_beside(known.memory, enough).unwrap_or(f64::INFINITY);
-        let known = Bundle { bandwidth: known.bandwidth.min(beside), ..known };
+    /// Returns the cheapest bundle of the same value.
+    fn minimize_cost(&self, Point { bundle: start, value: target, .. }: Point) -> Bundle {
+        let (first, last) = (self.iso_value_point(0, target), self.iso_value_point(self.last, target));
+        let bandwidth = self.min_bandwidth(start.memory, target).unwrap_or(f64::INFINITY);
+        let start = Bundle { bandwidth: start.bandwidth.min(bandwidth), ..start };
         let mut best =
-            [first.bundle, last.bundle].into_iter().fold(known, |best, next| self.cheaper(best, next));
-        self.haggle_between(first, last, enough, &mut best);
-        Bundle { memory: self.least_memory(best, enough), ..best }
+            [first.bundle, last.bundle].into_iter().fold(start, |best, next| self.cheaper(best, next));
+        self.minimize_cost_between(first, last, target, &mut best);
+        Bundle { memory: self.min_memory(best, target), ..best }
     }
 
-    fn haggle_between(&self, from: Need, to: Need, enough: f64, best: &mut Bundle) {
+    fn minimize_cost_between(&self, from: IsoValuePoint, to: IsoValuePoint, target: f64, best: &mut Bundle) {
         let bound = Bundle { memory: from.bundle.memory, bandwidth: to.bundle.bandwidth };
-        if to.at - from.at < 2 || self.prices.of(bound) >= self.prices.of(*best) {
+        if to.at - from.at < 2 || self.prices.cost_of(bound) >= self.prices.cost_of(*best) {
             return;
         }
-        let middle = self.need(from.at.midpoint(to.at), enough);
+        let middle = self.iso_value_point(from.at.midpoint(to.at), target);
         *best = self.cheaper(*best, middle.bundle);
-        self.haggle_between(from, middle, enough, best);
-        self.haggle_between(middle, to, enough, best);
+        self.minimize_cost_between(from, middle, target, best);
+        self.minimize_cost_between(middle, to, target, best);
     }
 
     fn cheaper(&self, one: Bundle, other: Bundle) -> Bundle {
-        if self.prices.of(other) < self.prices.of(one) { other } else { one }
+        if self.prices.cost_of(other) < self.prices.cost_of(one) { other } else { one }
     }
 
-    fn need(&self, at: u32, enough: f64) -> Need {
+    fn iso_value_point(&self, at: u32, target: f64) -> IsoValuePoint {
         let memory = self.memory(at);
-        let bandwidth = self.least_beside(memory, enough).unwrap_or(f64::INFINITY);
-        Need { at, bundle: Bundle { memory, bandwidth } }
+        let bandwidth = self.min_bandwidth(memory, target).unwrap_or(f64::INFINITY);
+        IsoValuePoint { at, bundle: Bundle { memory, bandwidth } }
     }
 
-    /// The least bandwidth, in whole MB/s above the least there must be, that is worth enough beside so much memory.
-    fn least_beside(&self, memory: f64, enough: f64) -> Option<f64> {
-        let is_enough = |bandwidth| self.grid.value(Bundle { memory, bandwidth }) >= enough;
-        let Limits { least, most } = *self.within;
-        is_enough(most.bandwidth).then(|| least_that(least.bandwidth, most.bandwidth, is_enough))
+    /// Returns the smallest bandwidth, in whole MB/s above the minimum, that reaches `target` with
+    /// `memory`.
+    fn min_bandwidth(&self, memory: f64, target: f64) -> Option<f64> {
+        let is_enough = |bandwidth| self.grid.value(Bundle { memory, bandwidth }) >= target;
+        let Limits { min, max } = *self.within;
+        is_enough(max.bandwidth).then(|| bisect_min(min.bandwidth, max.bandwidth, is_enough))
     }
 
-    /// The least memory that is worth enough beside so much bandwidth, no more than is there.
-    fn least_memory(&self, of: Bundle, enough: f64) -> f64 {
-        let is_enough = |memory| self.grid.value(Bundle { memory, ..of }) >= enough;
-        least_that(self.within.least.memory, of.memory, is_enough)
+    /// Returns the smallest memory that reaches `target` with the bandwidth of `of`.
+    fn min_memory(&self, of: Bundle, target: f64) -> f64 {
+        let is_enough = |memory| self.grid.value(Bundle { memory, ..of }) >= target;
+        bisect_min(self.within.min.memory, of.memory, is_enough)
     }
 }
 
-/// The least of what is so, in whole steps from what may not be so to what is.
-fn least_that(from: f64, to: f64, is_so: impl Fn(f64) -> bool) -> f64 {
-    if is_so(from) {
+/// Returns the smallest value for which `holds` is true, in whole steps by bisection. It must be
+/// true for `to`.
+fn bisect_min(from: f64, to: f64, holds: impl Fn(f64) -> bool) -> f64 {
+    if holds(from) {
         return from;
     }
-    let (mut too_little, mut plenty) = (from, to);
-    while plenty - too_little > 1.0 {
-        let middle = f64::midpoint(too_little, plenty).floor();
-        if middle <= too_little {
+    let (mut low, mut high) = (from, to);
+    while high - low > 1.0 {
+        let middle = f64::midpoint(low, high).floor();
+        if middle <= low {
             break;
         }
-        if is_so(middle) { plenty = middle } else { too_little = middle }
+        if holds(middle) { high = middle } else { low = middle }
     }
-    plenty
+    high
 }
 
 fn better(one: Point, other: Point) -> Point {
     if other.value > one.value { other } else { one }
 }
 
-/// The number of a point of the grid at or after a place on it.
-fn number(place: f64) -> u32 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to twice the steps")]
-    let number = place.ceil() as u32;
-    number
+/// Returns the index of the first grid point at or after `place`, a position in steps.
+fn grid_index(place: f64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most twice GRID_STEPS")]
+    let grid_index = place.ceil() as u32;
+    grid_index
 }
 
-/// What so much money pays; of something without a price, anything.
-fn paid(money: f64, price: f64) -> f64 {
+/// Returns the units that `money` buys; infinite for a price of 0.
+fn affordable(money: f64, price: f64) -> f64 {
     if price == 0.0 { f64::INFINITY } else { money / price }
 }
 
-/// Whole units of what can be paid, between the least and the most.
-fn whole(can_pay: f64, least: f64, most: f64) -> f64 {
-    (can_pay * (1.0 + f64::EPSILON)).min(most).floor().max(least)
+/// Rounds affordable units down and clamps them to the limits.
+fn whole_units(affordable_units: f64, min: f64, max: f64) -> f64 {
+    (affordable_units * (1.0 + f64::EPSILON)).min(max).floor().max(min)
 }

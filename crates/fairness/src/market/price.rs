@@ -1,385 +1,434 @@
-//! The search for the price at which both goods are sold.
+//! Search for a bracket of memory prices that clears the market. Allocations from the bracket are
+//! computed in `clearing`.
 //!
-//! What is asked of memory falls as its price rises, though not always (a tenant that wants both goods in a fixed ratio may ask for more of one as it
-//! gets dearer); a change of sign is found in any case. Prices are tried by the logarithm of their ratio, so that a good may be nearly worthless.
+//! Demand for memory usually falls as its price rises. It need not: a tenant with a fixed ratio of
+//! goods may demand more of a good that gets more expensive. The search only needs a change of sign
+//! of the excess demand. It works on the logarithm of the price ratio, so that either price may
+//! approach 0.
 //!
-//! Between two prices, what all ask for together mostly changes as a straight line does, but for leaps: with a curve of knots a tenant goes from one to the
-//! next at some price, and in the end the price of all is where one leaps. Only halving would come to the end of that; so the few whose leaps are most of
-//! the change are asked alone where they do (`likely`), and few prices are left for all to be asked. As long as halving could still end in time, any price
-//! between may be tried. Who asks for the same of one good on both sides of the price is not asked again before the search ends (`leave_out`).
+//! Total demand between two prices is nearly linear in that logarithm, except for jumps: with a
+//! piecewise linear curve, a tenant's demand jumps from knot to knot, and the clearing price is
+//! usually at such a jump. Interpolation alone would then converge as slowly as bisection.
+//! Therefore the few tenants whose jumps dominate the change are evaluated separately to locate the
+//! jump (`interpolate`), and few rounds with all tenants remain. Interpolation is used only while
+//! enough rounds remain for bisection.
+//!
+//! Tenants that demand the same amount of a good at both ends of the bracket leave the active set
+//! until the search ends (`shrink_active_set`).
 
-use units::limits::PRICES_TRIED_MAX;
+use units::limits::PRICE_ROUNDS_MAX;
 
 use super::{
     Market,
     goods::Bundle,
-    round::{Crowd, Round},
-    utility::{Mark, Utility},
+    round::{ActiveSet, Round},
+    utility::{Utility, WarmStart},
 };
 
-/// How narrow a bracket gets: the ratio of prices is known to this, relative.
-const STEP_MIN: f64 = 1e-10;
-/// What may stay unsold, or be sold twice, of a good that counts as just sold out.
-const SOLD_OUT: f64 = 1e-10;
-/// How far from the first price the second is, at least and at most, and how much further each time.
-const STEP_LEAST: f64 = 1e-6;
-const STEP_MOST: f64 = 0.5;
+/// Width at which the bracket is narrow enough: relative error of the price ratio.
+const BRACKET_WIDTH_MIN: f64 = 1e-10;
+/// Fraction of a good that may stay unsold, or be sold twice, when the market counts as cleared.
+const CLEARING_TOLERANCE: f64 = 1e-10;
+/// Smallest first step from the starting price, in the logarithm of the price ratio.
+const STEP_MIN: f64 = 1e-6;
+/// Largest first step.
+const STEP_MAX: f64 = 0.5;
+/// Growth of each following step up to `STEP_MAX`.
 const STEP_GROWTH: f64 = 8.0;
-/// And from `STEP_MOST` on up to where prices are mostly; beyond that it is at once as far as prices go.
-const FAR_GROWTH: f64 = 2.0;
-const FAR: f64 = 2.0;
-const ALL_GROWTH: f64 = 16.0;
-/// Between ratios further apart, e to this, what is asked for says little.
-const WIDE: f64 = 3.0;
-/// What part of a change of demand is a leap, if one tenant makes it; how many of those are asked alone; and to which part of a bracket where the price is
-/// as much the others' affair.
-const LEAP: f64 = 0.25;
-const LEAPERS_MAX: usize = 4;
-const ROUGH: f64 = 1.0 / 64.0;
-/// One of how many tenants is asked for a guess, and how many make one.
-const GUESSED_BY: usize = 16;
-const GUESSERS_MIN: usize = 32;
-/// Demand that counts as so much where it is less: its logarithm is never far from others.
-const DEMAND_LEAST: f64 = 1e-3;
-/// Beyond this ratio of prices, e to this, the cheaper good is for nothing.
-const RATIO_MAX: f64 = 27.0;
+/// Growth of steps from `STEP_MAX` to `STEP_FAR`, the usual range of prices.
+const STEP_GROWTH_FAR: f64 = 2.0;
+/// Step from which `STEP_GROWTH_LAST` applies.
+const STEP_FAR: f64 = 2.0;
+/// Growth of steps beyond `STEP_FAR`; it reaches the largest price ratio at once.
+const STEP_GROWTH_LAST: f64 = 16.0;
+/// Widest bracket in which interpolation is useful, in the logarithm of the price ratio.
+const INTERPOLATION_WIDTH_MAX: f64 = 3.0;
+/// Fraction of the change of demand within the bracket from which one tenant's change counts as a
+/// jump.
+const JUMP_FRACTION: f64 = 0.25;
+/// Number of jumping tenants that are evaluated separately.
+const JUMPING_TENANTS_MAX: usize = 4;
+/// Fraction of the bracket to which a jump is located if other tenants contribute as much to the
+/// change.
+const COARSE_FRACTION: f64 = 1.0 / 64.0;
+/// The starting price is estimated from one tenant of this many.
+const ESTIMATE_SAMPLE_DIVISOR: usize = 16;
+/// Smallest sample for that estimate.
+const ESTIMATE_SAMPLE_MIN: usize = 32;
+/// Lower bound of demand before its logarithm is taken.
+const DEMAND_FLOOR: f64 = 1e-3;
+/// Largest logarithm of the price ratio. Beyond it the cheaper good is free.
+const LOG_RATIO_MAX: f64 = 27.0;
 
-/// Where the search ended.
+/// Result of the search: both ends of the price bracket.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
-    /// Just below the price: memory is asked for more than there is. None where one price clears the market.
+pub(super) struct ClearingBracket {
+    /// Demand just below the clearing price, where memory is in excess demand. `None` if one price
+    /// clears the market.
     pub below: Option<Round>,
-    /// At the price, or just above it: memory is not asked for more than there is.
+    /// Demand at the clearing price or just above it, where memory is not in excess demand.
     pub above: Round,
-    /// Prices that were tried.
+    /// Number of prices evaluated.
     pub rounds: u32,
 }
 
-impl Found {
+impl ClearingBracket {
     pub fn price(&self) -> f64 {
         self.above.price
     }
 
-    /// The larger of both sides.
+    /// Returns the larger dividend of both ends.
     pub fn dividend(&self) -> f64 {
         self.below.as_ref().map_or(1.0, |below| below.dividend).max(self.above.dividend)
     }
 }
 
-/// Sought from near the last price, if there was one.
-pub(super) fn find<U: Utility>(market: &Market<'_, U>, last: Option<f64>, marks: &mut [Mark]) -> Found {
+/// Searches for the bracket, starting near the last price if there is one.
+pub(super) fn bracket_price<U: Utility>(
+    market: &Market<'_, U>,
+    last: Option<f64>,
+    warm_starts: &mut [WarmStart],
+) -> ClearingBracket {
     let is_within = |price: &f64| *price > 0.0 && *price < 1.0;
-    let last = last.filter(is_within).or_else(|| guess(market, marks).filter(is_within));
-    let crowd = Crowd::all(market.tenants.len());
-    Search {
+    let last = last.filter(is_within).or_else(|| estimate_price(market, warm_starts).filter(is_within));
+    let active = ActiveSet::all(market.tenants.len());
+    PriceSearch {
         market,
-        marks,
-        crowd,
+        warm_starts,
+        active,
         rounds: 0,
-        most: PRICES_TRIED_MAX,
-        spare: Round::default(),
-        leaves_out: true,
+        rounds_max: PRICE_ROUNDS_MAX,
+        scratch: Round::default(),
+        shrinks_active_set: true,
     }
-    .run(ratio(last.unwrap_or(0.5)), last.is_some())
+    .run(log_ratio(last.unwrap_or(0.5)), last.is_some())
 }
 
-/// The price if the first of many tenants were all of them.
-fn guess<U: Utility>(market: &Market<'_, U>, marks: &mut [Mark]) -> Option<f64> {
-    let some = market.tenants.len() / GUESSED_BY;
-    (some >= GUESSERS_MIN).then(|| find(&market.of_first(some), None, &mut marks[..some]).price())
+/// Estimates the price from a sample: the first of many tenants.
+fn estimate_price<U: Utility>(market: &Market<'_, U>, warm_starts: &mut [WarmStart]) -> Option<f64> {
+    let sample = market.tenants.len() / ESTIMATE_SAMPLE_DIVISOR;
+    (sample >= ESTIMATE_SAMPLE_MIN)
+        .then(|| bracket_price(&market.subset(sample), None, &mut warm_starts[..sample]).price())
 }
 
-struct Search<'a, 'b, U> {
+struct PriceSearch<'a, 'b, U> {
     market: &'a Market<'b, U>,
-    marks: &'a mut [Mark],
-    crowd: Crowd,
+    warm_starts: &'a mut [WarmStart],
+    active: ActiveSet,
     rounds: u32,
-    /// The most there may be of them.
-    most: u32,
-    /// A round that is no longer needed: its memory is used again.
-    spare: Round,
-    /// Who is thought to ask for the same at each price that may still be tried is not asked.
-    leaves_out: bool,
+    /// Largest number of rounds.
+    rounds_max: u32,
+    /// Round whose buffers are reused.
+    scratch: Round,
+    /// Whether tenants may leave the active set.
+    shrinks_active_set: bool,
 }
 
-/// What everybody asks for at one ratio of prices.
-struct Tried {
+/// Demand of the active set at one price ratio.
+struct PricePoint {
     ratio: f64,
     round: Round,
 }
 
-/// What a round says of the price.
-enum Verdict {
-    /// Nothing is asked for more than there is: this is it.
-    Clears,
-    /// Memory is.
-    TooLow,
-    /// Bandwidth is.
-    TooHigh,
+/// Sign of the excess demand at a price.
+enum ExcessDemand {
+    /// No good is in excess demand: the price clears the market.
+    None,
+    /// Memory is in excess demand: its price is too low.
+    Memory,
+    /// Bandwidth is in excess demand: the memory price is too high.
+    Bandwidth,
 }
 
-/// How often in a row each end has moved.
+/// Number of times in a row that each end of the bracket has moved.
 #[derive(Clone, Copy, Default)]
-struct Streak {
+struct MoveStreak {
     low: u32,
     high: u32,
 }
 
-impl Streak {
-    /// How many times as far as is likely an end that moved so often is to move now.
-    fn lean(moves: u32) -> f64 {
+impl MoveStreak {
+    /// Returns the factor by which the next step exceeds the interpolated one, if the same end has
+    /// moved `moves` times in a row.
+    fn overshoot(moves: u32) -> f64 {
         f64::from(moves.saturating_sub(1)).exp2()
     }
 }
 
-impl Tried {
-    fn verdict(&self) -> Verdict {
+impl PricePoint {
+    fn excess_demand(&self) -> ExcessDemand {
         let Bundle { memory, bandwidth } = self.round.sum;
-        if memory > 1.0 + SOLD_OUT {
-            Verdict::TooLow
-        } else if bandwidth > 1.0 + SOLD_OUT {
-            Verdict::TooHigh
+        if memory > 1.0 + CLEARING_TOLERANCE {
+            ExcessDemand::Memory
+        } else if bandwidth > 1.0 + CLEARING_TOLERANCE {
+            ExcessDemand::Bandwidth
         } else {
-            Verdict::Clears
+            ExcessDemand::None
         }
     }
 }
 
-impl<U: Utility> Search<'_, '_, U> {
-    fn try_at(&mut self, ratio: f64) -> Tried {
+impl<U: Utility> PriceSearch<'_, '_, U> {
+    fn evaluate(&mut self, ratio: f64) -> PricePoint {
         self.rounds += 1;
-        let round = std::mem::take(&mut self.spare);
-        self.ask(Tried { ratio, round })
+        let round = std::mem::take(&mut self.scratch);
+        self.evaluate_point(PricePoint { ratio, round })
     }
 
-    fn ask(&mut self, mut at: Tried) -> Tried {
-        at.round.ask(self.market, &self.crowd, price(at.ratio), self.marks);
+    fn evaluate_point(&mut self, mut at: PricePoint) -> PricePoint {
+        at.round.evaluate(self.market, &self.active, price(at.ratio), self.warm_starts);
         at
     }
 
-    fn cleared(self, at: Tried) -> Found {
-        Found { below: None, above: at.round, rounds: self.rounds }
+    fn exact(self, at: PricePoint) -> ClearingBracket {
+        ClearingBracket { below: None, above: at.round, rounds: self.rounds }
     }
 
-    fn run(mut self, first: f64, is_near: bool) -> Found {
-        let first = self.try_at(first);
-        // Mostly demand falls by more than the root of what the ratio rises by: then this is on the other side of the price, and not far.
+    fn run(mut self, first: f64, is_near: bool) -> ClearingBracket {
+        let first = self.evaluate(first);
+        // Demand usually falls faster than the square root of the price ratio rises. Then this step
+        // reaches the other side of the price, and not far beyond it.
         let near = 2.0 * first.round.sum.memory.ln().abs();
-        let step = if is_near { near.clamp(STEP_LEAST, STEP_MOST) } else { STEP_MOST };
-        match first.verdict() {
-            Verdict::Clears => self.cheapened(first),
-            Verdict::TooLow => self.up(first, step),
-            Verdict::TooHigh => self.down(first, step),
+        let step = if is_near { near.clamp(STEP_MIN, STEP_MAX) } else { STEP_MAX };
+        match first.excess_demand() {
+            ExcessDemand::None => self.minimize_dividend(first),
+            ExcessDemand::Memory => self.expand_up(first, step),
+            ExcessDemand::Bandwidth => self.expand_down(first, step),
         }
     }
 
-    /// Ever dearer memory, up to bandwidth for nothing.
-    fn up(mut self, mut low: Tried, mut step: f64) -> Found {
+    /// Raises the memory price until bandwidth is in excess demand or free.
+    fn expand_up(mut self, mut low: PricePoint, mut step: f64) -> ClearingBracket {
         loop {
-            let next = self.try_at(low.ratio + step);
-            match next.verdict() {
-                Verdict::Clears => return self.cheapened(next),
-                Verdict::TooHigh => return self.between(low, next),
-                // At a price of 1 all budgets buy what there is of memory, and no more.
-                Verdict::TooLow if next.round.price == 1.0 => return self.cleared(next),
-                Verdict::TooLow => self.spare = std::mem::replace(&mut low, next).round,
+            let next = self.evaluate(low.ratio + step);
+            match next.excess_demand() {
+                ExcessDemand::None => return self.minimize_dividend(next),
+                ExcessDemand::Bandwidth => return self.narrow(low, next),
+                // At a memory price of 1, all budgets together buy exactly the supply of memory.
+                ExcessDemand::Memory if next.round.price == 1.0 => return self.exact(next),
+                ExcessDemand::Memory => self.scratch = std::mem::replace(&mut low, next).round,
             }
-            step = further(step);
+            step = next_step(step);
         }
     }
 
-    /// Ever cheaper memory, down to nothing.
-    fn down(mut self, mut high: Tried, mut step: f64) -> Found {
+    /// Lowers the memory price until memory is in excess demand or free.
+    fn expand_down(mut self, mut high: PricePoint, mut step: f64) -> ClearingBracket {
         loop {
-            let next = self.try_at(high.ratio - step);
-            match next.verdict() {
-                Verdict::Clears => return self.cheapened(next),
-                Verdict::TooLow => return self.between(next, high),
-                Verdict::TooHigh if next.round.price == 0.0 => return self.cleared(next),
-                Verdict::TooHigh => self.spare = std::mem::replace(&mut high, next).round,
+            let next = self.evaluate(high.ratio - step);
+            match next.excess_demand() {
+                ExcessDemand::None => return self.minimize_dividend(next),
+                ExcessDemand::Memory => return self.narrow(next, high),
+                ExcessDemand::Bandwidth if next.round.price == 0.0 => return self.exact(next),
+                ExcessDemand::Bandwidth => self.scratch = std::mem::replace(&mut high, next).round,
             }
-            step = further(step);
+            step = next_step(step);
         }
     }
 
-    fn between(mut self, mut low: Tried, mut high: Tried) -> Found {
-        let mut streak = Streak::default();
-        self.leave_out(&mut low, &mut high);
-        while self.rounds < self.most && high.ratio - low.ratio > STEP_MIN {
-            let ratio = self.next(&low, &high, streak);
+    fn narrow(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
+        let mut streak = MoveStreak::default();
+        self.shrink_active_set(&mut low, &mut high);
+        while self.rounds < self.rounds_max && high.ratio - low.ratio > BRACKET_WIDTH_MIN {
+            let ratio = self.next_ratio(&low, &high, streak);
             if ratio <= low.ratio || ratio >= high.ratio {
                 break;
             }
-            let next = self.try_at(ratio);
-            match next.verdict() {
-                Verdict::Clears => return self.cleared_by_all(next),
-                Verdict::TooLow => {
-                    streak = Streak { low: streak.low + 1, high: 0 };
-                    self.spare = std::mem::replace(&mut low, next).round;
+            let next = self.evaluate(ratio);
+            match next.excess_demand() {
+                ExcessDemand::None => return self.finish_exact(next),
+                ExcessDemand::Memory => {
+                    streak = MoveStreak { low: streak.low + 1, high: 0 };
+                    self.scratch = std::mem::replace(&mut low, next).round;
                 }
-                Verdict::TooHigh => {
-                    streak = Streak { low: 0, high: streak.high + 1 };
-                    self.spare = std::mem::replace(&mut high, next).round;
+                ExcessDemand::Bandwidth => {
+                    streak = MoveStreak { low: 0, high: streak.high + 1 };
+                    self.scratch = std::mem::replace(&mut high, next).round;
                 }
             }
-            self.leave_out(&mut low, &mut high);
+            self.shrink_active_set(&mut low, &mut high);
         }
-        self.between_all(low, high)
+        self.finish_bracket(low, high)
     }
 
-    /// Those are no longer asked that ask for the same of one good on both sides.
-    fn leave_out(&mut self, low: &mut Tried, high: &mut Tried) {
-        let is_priced = low.ratio >= -RATIO_MAX && high.ratio <= RATIO_MAX;
-        if self.leaves_out && is_priced {
-            self.crowd.settle(self.market, &mut low.round, &mut high.round);
+    /// Removes tenants from the active set that demand the same amount of a good at both ends.
+    fn shrink_active_set(&mut self, low: &mut PricePoint, high: &mut PricePoint) {
+        let is_priced = low.ratio >= -LOG_RATIO_MAX && high.ratio <= LOG_RATIO_MAX;
+        if self.shrinks_active_set && is_priced {
+            self.active.shrink(self.market, &mut low.round, &mut high.round);
         }
     }
 
-    /// Where the search ends: what everybody asks for there, those too that were left out. Where both sides have one dividend, those ask for the same on both.
-    fn between_all(mut self, mut low: Tried, mut high: Tried) -> Found {
-        if self.crowd.asked.len() < self.marks.len() {
-            let asked = self.crowd.asked.clone();
+    /// Ends the search with a bracket: evaluates all tenants at both ends. With equal dividends,
+    /// tenants outside the active set are evaluated at one end only, as their demand is the same at
+    /// the other.
+    fn finish_bracket(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
+        if self.active.tenants.len() < self.warm_starts.len() {
+            let tenants = self.active.tenants.clone();
             let has_one_dividend = low.round.dividend == high.round.dividend;
-            high = self.ask_all(high);
+            high = self.evaluate_all(high);
             if has_one_dividend && low.round.dividend == high.round.dividend {
-                low.round.complete(self.market, &asked, &high.round);
+                low.round.extend_from(self.market, &tenants, &high.round);
             } else {
-                low = self.ask_all(low);
+                low = self.evaluate_all(low);
             }
-            if !matches!((low.verdict(), high.verdict()), (Verdict::TooLow, Verdict::TooHigh)) {
-                return self.of_all(high.ratio);
-            }
-        }
-        Found { below: Some(low.round), above: high.round, rounds: self.rounds }
-    }
-
-    /// The same where one price clears the market.
-    fn cleared_by_all(mut self, mut at: Tried) -> Found {
-        if self.crowd.asked.len() < self.marks.len() {
-            at = self.ask_all(at);
-            if !matches!(at.verdict(), Verdict::Clears) {
-                return self.of_all(at.ratio);
+            if !matches!(
+                (low.excess_demand(), high.excess_demand()),
+                (ExcessDemand::Memory, ExcessDemand::Bandwidth)
+            ) {
+                return self.restart_with_all(high.ratio);
             }
         }
-        self.cleared(at)
+        ClearingBracket { below: Some(low.round), above: high.round, rounds: self.rounds }
     }
 
-    /// Once more at the same price, with nobody left out.
-    fn ask_all(&mut self, at: Tried) -> Tried {
-        self.crowd.ask_all_from(self.marks.len(), at.round.dividend);
-        self.ask(at)
+    /// Ends the search with a single price: evaluates all tenants there.
+    fn finish_exact(mut self, mut at: PricePoint) -> ClearingBracket {
+        if self.active.tenants.len() < self.warm_starts.len() {
+            at = self.evaluate_all(at);
+            if !matches!(at.excess_demand(), ExcessDemand::None) {
+                return self.restart_with_all(at.ratio);
+            }
+        }
+        self.exact(at)
     }
 
-    /// From the beginning, with nobody left out: somebody who was asks for something else after all.
-    fn of_all(mut self, near: f64) -> Found {
-        (self.leaves_out, self.most) = (false, self.rounds + PRICES_TRIED_MAX);
-        self.crowd = Crowd::all(self.marks.len());
+    /// Evaluates all tenants at the same price.
+    fn evaluate_all(&mut self, at: PricePoint) -> PricePoint {
+        self.active.reset(self.warm_starts.len(), at.round.dividend);
+        self.evaluate_point(at)
+    }
+
+    /// Restarts the search with all tenants, because a tenant outside the active set has changed
+    /// its demand.
+    fn restart_with_all(mut self, near: f64) -> ClearingBracket {
+        (self.shrinks_active_set, self.rounds_max) = (false, self.rounds + PRICE_ROUNDS_MAX);
+        self.active = ActiveSet::all(self.warm_starts.len());
         self.run(near, true)
     }
 
-    /// Where the price is likely to be; further from an end, twice each time, that alone keeps moving; and half-way where that says little, or there is
-    /// just time for halving.
-    fn next(&mut self, low: &Tried, high: &Tried, streak: Streak) -> f64 {
+    /// Returns the next price ratio to evaluate. It is interpolated, with a step that doubles while
+    /// the same end keeps moving, so that the other end does not stagnate (compare the Illinois
+    /// method). Falls back to bisection if the bracket is wide or only enough rounds for bisection
+    /// remain.
+    fn next_ratio(&mut self, low: &PricePoint, high: &PricePoint, streak: MoveStreak) -> f64 {
         let (from, to) = (low.ratio, high.ratio);
-        let (middle, halvings) = (f64::midpoint(from, to), self.most - self.rounds);
-        if to - from > WIDE || to - from > STEP_MIN / 2.0 * f64::from(halvings).exp2() {
+        let (middle, halvings) = (f64::midpoint(from, to), self.rounds_max - self.rounds);
+        if to - from > INTERPOLATION_WIDTH_MAX
+            || to - from > BRACKET_WIDTH_MIN / 2.0 * f64::from(halvings).exp2()
+        {
             return middle;
         }
-        let likely = self.likely(low, high);
-        let ratio = if likely < middle {
-            (from + (likely - from) * Streak::lean(streak.low)).min(middle)
+        let estimate = self.interpolate(low, high);
+        let ratio = if estimate < middle {
+            (from + (estimate - from) * MoveStreak::overshoot(streak.low)).min(middle)
         } else {
-            (to - (to - likely) * Streak::lean(streak.high)).max(middle)
+            (to - (to - estimate) * MoveStreak::overshoot(streak.high)).max(middle)
         };
         if ratio > from && ratio < to { ratio } else { middle }
     }
 
-    /// Where memory would be just sold if all but a few changed evenly what they ask for; those few are asked.
-    fn likely(&mut self, low: &Tried, high: &Tried) -> f64 {
+    /// Estimates the ratio at which memory is sold exactly: interpolates the demand of all tenants
+    /// but the jumping ones, which are evaluated.
+    fn interpolate(&mut self, low: &PricePoint, high: &PricePoint) -> f64 {
         let market = self.market;
-        let memory = |of: &Tried, at: usize| market.part(of.round.bundles[at]).memory;
-        let leap = LEAP * (low.round.sum.memory - high.round.sum.memory);
-        let leaps = |at: &usize| memory(low, *at) - memory(high, *at) > leap;
-        let leapers: Vec<_> = (0..self.crowd.asked.len()).filter(leaps).take(LEAPERS_MAX).collect();
-        if leapers.is_empty() {
-            return straight(low, high);
+        let memory = |of: &PricePoint, at: usize| market.fraction_of_supply(of.round.bundles[at]).memory;
+        let jump = JUMP_FRACTION * (low.round.sum.memory - high.round.sum.memory);
+        let jumps = |at: &usize| memory(low, *at) - memory(high, *at) > jump;
+        let jumping: Vec<_> =
+            (0..self.active.tenants.len()).filter(jumps).take(JUMPING_TENANTS_MAX).collect();
+        if jumping.is_empty() {
+            return secant(low, high);
         }
-        let even = |at: &Tried| at.round.sum.memory - leapers.iter().map(|one| memory(at, *one)).sum::<f64>();
-        let (even_low, even_high) = (even(low), even(high));
+        let rest =
+            |at: &PricePoint| at.round.sum.memory - jumping.iter().map(|one| memory(at, *one)).sum::<f64>();
+        let (rest_low, rest_high) = (rest(low), rest(high));
         let (mut from, mut to) = (low.ratio, high.ratio);
-        let apart = if even_low - even_high < leap { STEP_MIN } else { STEP_MIN.max(ROUGH * (to - from)) };
-        while to - from > apart {
+        let width_min = if rest_low - rest_high < jump {
+            BRACKET_WIDTH_MIN
+        } else {
+            BRACKET_WIDTH_MIN.max(COARSE_FRACTION * (to - from))
+        };
+        while to - from > width_min {
             let middle = f64::midpoint(from, to);
             let part = (middle - low.ratio) / (high.ratio - low.ratio);
             let between = |low: f64, high: f64| low + part * (high - low);
             let (prices, dividend) =
                 (market.prices(price(middle)), between(low.round.dividend, high.round.dividend));
-            let mut sum = between(even_low, even_high);
-            for leaper in &leapers {
-                let tenant = self.crowd.asked[*leaper];
-                let asked = market.ask(tenant, prices, dividend, &mut self.marks[tenant]);
-                sum += market.part(asked.bundle).memory;
+            let mut sum = between(rest_low, rest_high);
+            for at in &jumping {
+                let tenant = self.active.tenants[*at];
+                let demand = market.demand_of(tenant, prices, dividend, &mut self.warm_starts[tenant]);
+                sum += market.fraction_of_supply(demand.bundle).memory;
             }
-            if sum > 1.0 + SOLD_OUT { from = middle } else { to = middle }
+            if sum > 1.0 + CLEARING_TOLERANCE { from = middle } else { to = middle }
         }
         if from > low.ratio { from } else { to }
     }
 
-    /// Where several prices clear a market with a dividend, the one with the smallest, as if all that some cannot use had been dearer from the start.
-    fn cheapened(mut self, at: Tried) -> Found {
+    /// Searches for the smallest dividend if several prices clear the market: the price is lowered
+    /// or raised for the good that satiated tenants do not use.
+    fn minimize_dividend(mut self, at: PricePoint) -> ClearingBracket {
         if at.round.dividend <= 1.0 {
-            return self.cleared(at);
+            return self.exact(at);
         }
-        for towards in [-STEP_LEAST, STEP_LEAST] {
-            let near = self.try_at(at.ratio + towards);
-            if matches!(near.verdict(), Verdict::Clears) && near.round.dividend < at.round.dividend {
-                return self.cheapened_from(near, towards);
+        for offset in [-STEP_MIN, STEP_MIN] {
+            let near = self.evaluate(at.ratio + offset);
+            if matches!(near.excess_demand(), ExcessDemand::None) && near.round.dividend < at.round.dividend {
+                return self.minimize_dividend_from(near, offset);
             }
-            self.spare = near.round;
+            self.scratch = near.round;
         }
-        self.cleared(at)
+        self.exact(at)
     }
 
-    fn cheapened_from(mut self, mut best: Tried, mut towards: f64) -> Found {
+    fn minimize_dividend_from(mut self, mut best: PricePoint, mut offset: f64) -> ClearingBracket {
         let mut is_growing = true;
-        while self.rounds < self.most && towards.abs() > STEP_MIN {
+        while self.rounds < self.rounds_max && offset.abs() > BRACKET_WIDTH_MIN {
             if is_growing {
-                towards *= STEP_GROWTH
+                offset *= STEP_GROWTH
             } else {
-                towards /= 2.0
+                offset /= 2.0
             }
-            let next = self.try_at(best.ratio + towards);
-            if matches!(next.verdict(), Verdict::Clears) && next.round.dividend <= best.round.dividend {
-                self.spare = std::mem::replace(&mut best, next).round;
+            let next = self.evaluate(best.ratio + offset);
+            if matches!(next.excess_demand(), ExcessDemand::None)
+                && next.round.dividend <= best.round.dividend
+            {
+                self.scratch = std::mem::replace(&mut best, next).round;
             } else {
                 is_growing = false;
-                self.spare = next.round;
+                self.scratch = next.round;
             }
         }
-        self.cleared(best)
+        self.exact(best)
     }
 }
 
-/// The price of memory, where so much is the logarithm of its ratio to that of bandwidth; beyond all ratios one of both is 0.
+/// Returns the memory price for a logarithm of the price ratio. Beyond the largest ratio one price
+/// is 0.
 fn price(ratio: f64) -> f64 {
-    if ratio.abs() > RATIO_MAX { if ratio > 0.0 { 1.0 } else { 0.0 } } else { 1.0 / (1.0 + (-ratio).exp()) }
-}
-
-/// The next step away from a price that was too low or too high.
-fn further(step: f64) -> f64 {
-    step * match step {
-        near if near < STEP_MOST => STEP_GROWTH,
-        far if far < FAR => FAR_GROWTH,
-        _ => ALL_GROWTH,
+    if ratio.abs() > LOG_RATIO_MAX {
+        if ratio > 0.0 { 1.0 } else { 0.0 }
+    } else {
+        1.0 / (1.0 + (-ratio).exp())
     }
 }
 
-fn ratio(price: f64) -> f64 {
+/// Returns the step that follows `step` while expanding the bracket.
+fn next_step(step: f64) -> f64 {
+    step * match step {
+        near if near < STEP_MAX => STEP_GROWTH,
+        far if far < STEP_FAR => STEP_GROWTH_FAR,
+        _ => STEP_GROWTH_LAST,
+    }
+}
+
+fn log_ratio(price: f64) -> f64 {
     (price / (1.0 - price)).ln()
 }
 
-/// Where a straight line between both ends crosses, through the logarithms of ratio and demand.
-fn straight(low: &Tried, high: &Tried) -> f64 {
-    let (over, under) = (low.round.sum.memory.ln(), -high.round.sum.memory.max(DEMAND_LEAST).ln());
+/// Returns the zero of the secant through both ends, in logarithms of price ratio and demand.
+fn secant(low: &PricePoint, high: &PricePoint) -> f64 {
+    let (over, under) = (low.round.sum.memory.ln(), -high.round.sum.memory.max(DEMAND_FLOOR).ln());
     low.ratio + (high.ratio - low.ratio) * over / (over + under)
 }

@@ -1,109 +1,118 @@
-//! Beyond the market: of all shares with which nobody is worse off than with an equal split, some with a larger geometric mean of throughputs (Spirit has
-//! no such step).
+//! Refinement: trades between tenants after clearing that raise the geometric mean of throughputs
+//! while sharing incentive holds. Spirit has no such step.
 //!
-//! A market knows what tenants prefer, not by how much: who gains twice as much by more memory pays the same for it. Here how much counts. Two tenants at
-//! a time, or two groups of equals, some memory goes one way, and bandwidth either way or none, as long as the mean rises and the one that gives keeps what
-//! it is due; and, if that is asked for, as long as nobody would rather have another's share.
+//! A market compares preferences but not their intensity: a tenant that doubles its throughput by
+//! more memory pays the same price as one that gains little. A trade moves memory from one tenant,
+//! or group of equal tenants, to another, and bandwidth in either direction or not at all. It is
+//! made if the geometric mean rises and each tenant keeps its guaranteed throughput; with
+//! `envy_free`, also only if no tenant comes to envy another.
 
-use units::limits::{REFINED_TENANTS_MAX, REFINEMENTS_MAX, REFINEMENTS_TRIED_MAX};
+use units::limits::{REFINEMENT_TENANTS_MAX, REFINEMENTS_MAX, TRADE_CANDIDATES_MAX};
 
 use super::{
     Market, Outcome,
     goods::Bundle,
+    rounding,
     split::{Table, best_split},
-    units_of,
     utility::Utility,
 };
 
-/// How much changes hands at once, in 1/200 of all there is; of bandwidth also the other way.
+/// Amounts moved by one trade, in units of `STEP`. Bandwidth also moves in the other direction.
 const STEPS: [f64; 4] = [0.0, 0.25, 2.0, 16.0];
+/// Unit of a trade, as a fraction of the supply.
 const STEP: f64 = 1.0 / 200.0;
-/// What is moved: all of [`STEPS`] in both directions.
+/// Number of moves: all [`STEPS`] in both directions.
 const MOVES: usize = 2 * STEPS.len() - 1;
-/// What the logarithm of the geometric mean has to rise by.
-const GAIN_MIN: f64 = 1e-5;
-/// Steps of the coarse grid, about: with so many tenants that each has one of them, a fair share by equal weights is on it. With other weights there may be
-/// nothing on it that harms nobody.
+/// Smallest gain of the logarithm of the geometric mean for which a trade is made.
+const LOG_MEAN_GAIN_MIN: f64 = 1e-5;
+/// Approximate number of steps of the coarse grid. It is rounded to a multiple of the number of
+/// tenants, so that the fair share of equal weights is on the grid. For other weights the grid may
+/// contain no split that satisfies sharing incentive.
 const COARSE_STEPS: usize = 96;
-/// What a throughput may be below what is due by the last bits of its reckoning, relative.
-const ROUNDING: f64 = 1e-12;
-/// What envy of another's share is none, relative.
+/// Relative rounding error of throughputs.
+const VALUE_ROUNDING: f64 = 1e-12;
+/// Largest relative envy that counts as none.
 const ENVY_MAX: f64 = 1e-6;
 
-/// What shares are refined for.
+/// Options of [`Market::refine`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Aim {
-    /// Nobody comes to envy another by a deal. Without it the mean may rise further: see the certificate's `envy`.
-    pub without_envy: bool,
-    /// Nobody gets less than an equal split and this more, relative, or what the market gave, whichever is less: how far throughputs may be off.
+pub struct RefineOptions {
+    /// Whether trades must keep the allocation free of envy. Without it the mean may rise further;
+    /// the certificate reports the resulting envy.
+    pub envy_free: bool,
+    /// Safety margin for errors of estimated throughputs: each tenant keeps the throughput of the
+    /// market outcome or, if that is less, of its fair share plus this relative margin.
     pub margin: f64,
 }
 
 impl<U: Utility> Market<'_, U> {
-    /// Changes an outcome of this market for a larger geometric mean of throughputs. Of a market with many tenants nothing changes.
-    pub fn refine(&self, outcome: &mut Outcome, aim: Aim) {
-        if self.tenants.len() > REFINED_TENANTS_MAX {
+    /// Raises the geometric mean of throughputs of an outcome of this market by trades. Does
+    /// nothing above [`REFINEMENT_TENANTS_MAX`] tenants.
+    pub fn refine(&self, outcome: &mut Outcome, options: RefineOptions) {
+        if self.tenants.len() > REFINEMENT_TENANTS_MAX {
             return;
         }
-        let mut best = Refining::of(self, &outcome.bought, aim);
+        let mut best = Refinement::of(self, &outcome.bought, options);
         best.run();
-        if !aim.without_envy
+        if !options.envy_free
             && let Some(coarse) = best.coarse()
         {
-            let mut other = Refining::of(self, &coarse, aim);
+            let mut other = Refinement::of(self, &coarse, options);
             other.run();
             if other.mean() > best.mean() {
-                other.deals += 1; // the leap there
+                other.trades += 1; // the move to the coarse split
                 best = other;
             }
         }
-        outcome.refinements = best.deals;
+        outcome.refinements = best.trades;
         outcome.bought = best.bundles();
-        outcome.shares = units_of::shares(self, &outcome.bought);
+        outcome.shares = rounding::round_to_units(self, &outcome.bought);
     }
 }
 
 impl<U: Utility> Market<'_, U> {
-    /// Whether two tenants have one weight and the same throughput wherever that is looked at.
-    fn are_alike(&self, one: usize, other: usize) -> bool {
+    /// Returns whether two tenants have equal weights and equal values at all probed bundles.
+    fn are_equivalent(&self, one: usize, other: usize) -> bool {
         let all = Bundle::from(self.supply.all());
         let parts = || PROBES.into_iter().map(|part| part / self.tenants.len() as f64);
-        let mut looked = parts().flat_map(|memory| parts().map(move |bandwidth| (memory, bandwidth)));
+        let mut probes = parts().flat_map(|memory| parts().map(move |bandwidth| (memory, bandwidth)));
         let value = |tenant: usize, bundle| self.tenants[tenant].utility.value(bundle);
         self.tenants[one].weight == self.tenants[other].weight
-            && looked.all(|(memory, bandwidth)| {
+            && probes.all(|(memory, bandwidth)| {
                 let bundle = Bundle { memory: all.memory * memory, bandwidth: all.bandwidth * bandwidth };
                 value(one, bundle) == value(other, bundle)
             })
     }
 }
 
-/// Where two tenants are compared, in equal shares.
+/// Amounts of each good at which two tenants are compared, in equal shares.
 const PROBES: [f64; 4] = [0.3, 0.9, 1.7, 3.1];
 
-/// Tenants with one weight that bought the same and to whom everything is worth the same: they keep having the same.
+/// Tenants of equal weight, utility and bundle. Trades keep their bundles equal.
 struct Group {
     tenants: Vec<usize>,
     bundle: Bundle,
-    /// The logarithms of their throughputs, weighted, by what is moved; nothing where somebody would have less than it is due.
-    worth: [[f64; MOVES]; MOVES],
+    /// Weighted logarithms of throughput for each move of memory and bandwidth; `-∞` if a tenant
+    /// would fall below its guaranteed throughput.
+    log_values: [[f64; MOVES]; MOVES],
 }
 
-struct Refining<'a, 'b, U> {
+struct Refinement<'a, 'b, U> {
     market: &'a Market<'b, U>,
     groups: Vec<Group>,
-    aim: Aim,
-    /// The least throughput of each tenant.
-    due: Vec<f64>,
-    /// Deals that were made.
-    deals: u32,
-    /// A step of all there is.
+    options: RefineOptions,
+    /// Guaranteed throughput of each tenant.
+    value_min: Vec<f64>,
+    /// Number of trades made.
+    trades: u32,
+    /// Unit of a trade in both goods.
     step: Bundle,
 }
 
-/// Memory from one group to another, and bandwidth the other way: places in [`Group::worth`].
+/// Move of memory from one group to another and of bandwidth in the other direction. `memory` and
+/// `bandwidth` are indices into [`Group::log_values`].
 #[derive(Clone, Copy)]
-struct Deal {
+struct Trade {
     from: usize,
     to: usize,
     memory: usize,
@@ -111,60 +120,61 @@ struct Deal {
     gain: f64,
 }
 
-/// Where nothing is moved.
-const STAY: usize = STEPS.len() - 1;
+/// Index of the move of nothing.
+const NO_MOVE: usize = STEPS.len() - 1;
 
-/// How many steps a place stands for.
-fn steps(place: usize) -> f64 {
-    if place < STAY { -STEPS[STAY - place] } else { STEPS[place - STAY] }
+/// Returns the number of steps of a move.
+fn steps_of(move_index: usize) -> f64 {
+    if move_index < NO_MOVE { -STEPS[NO_MOVE - move_index] } else { STEPS[move_index - NO_MOVE] }
 }
 
-const fn opposite(place: usize) -> usize {
-    MOVES - 1 - place
+const fn opposite(move_index: usize) -> usize {
+    MOVES - 1 - move_index
 }
 
-impl<'a, 'b, U: Utility> Refining<'a, 'b, U> {
-    fn of(market: &'a Market<'b, U>, bought: &[Bundle], aim: Aim) -> Self {
+impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
+    fn of(market: &'a Market<'b, U>, bought: &[Bundle], options: RefineOptions) -> Self {
         let value = |tenant: usize, bundle| market.tenants[tenant].utility.value(bundle);
-        let due = |tenant: usize| {
+        let value_min = |tenant: usize| {
             value(tenant, bought[tenant])
-                .min(value(tenant, market.fair(tenant)) * (1.0 + aim.margin.max(0.0)))
+                .min(value(tenant, market.fair_share(tenant)) * (1.0 + options.margin.max(0.0)))
         };
-        let due = (0..bought.len()).map(due).collect();
+        let value_min = (0..bought.len()).map(value_min).collect();
         let mut groups: Vec<Group> = Vec::new();
         for (tenant, bundle) in bought.iter().enumerate() {
-            let is_like =
-                |group: &&mut Group| group.bundle == *bundle && market.are_alike(group.tenants[0], tenant);
-            match groups.iter_mut().find(is_like) {
+            let is_equivalent = |group: &&mut Group| {
+                group.bundle == *bundle && market.are_equivalent(group.tenants[0], tenant)
+            };
+            match groups.iter_mut().find(is_equivalent) {
                 Some(group) => group.tenants.push(tenant),
                 None => groups.push(Group {
                     tenants: vec![tenant],
                     bundle: *bundle,
-                    worth: [[0.0; MOVES]; MOVES],
+                    log_values: [[0.0; MOVES]; MOVES],
                 }),
             }
         }
         let all = Bundle::from(market.supply.all());
         let step = Bundle { memory: all.memory * STEP, bandwidth: all.bandwidth * STEP };
-        let mut refining = Self { market, groups, aim, due, deals: 0, step };
-        (0..refining.groups.len()).for_each(|group| refining.weigh(group));
-        refining
+        let mut refinement = Self { market, groups, options, value_min, trades: 0, step };
+        (0..refinement.groups.len()).for_each(|group| refinement.update_log_values(group));
+        refinement
     }
 
     fn run(&mut self) {
-        while self.deals < REFINEMENTS_MAX && self.step() {
-            self.deals += 1;
+        while self.trades < REFINEMENTS_MAX && self.step() {
+            self.trades += 1;
         }
     }
 
-    /// The logarithm of the geometric mean.
+    /// Returns the logarithm of the geometric mean.
     fn mean(&self) -> f64 {
-        self.groups.iter().map(|group| group.worth[STAY][STAY]).sum()
+        self.groups.iter().map(|group| group.log_values[NO_MOVE][NO_MOVE]).sum()
     }
 
-    /// The best on a coarse grid, wherever it is: where throughputs leap, no small deals may lead there.
+    /// Returns the best split on a coarse grid. Small trades may not reach it if utilities jump.
     fn coarse(&self) -> Option<Vec<Bundle>> {
-        let tenants = self.due.len();
+        let tenants = self.value_min.len();
         let steps = (COARSE_STEPS / tenants).max(1) * tenants;
         let all = Bundle::from(self.market.supply.all());
         let part = |count: usize| count as f64 / steps as f64;
@@ -175,93 +185,94 @@ impl<'a, 'b, U: Utility> Refining<'a, 'b, U> {
         let table = |tenant: usize| -> Table {
             let cells = (0..=steps).flat_map(|m| (0..=steps).map(move |b| (m, b)));
             #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough to compare")]
-            cells.map(|cell| self.worth_to(tenant, bundle(cell)) as f32).collect()
+            cells.map(|cell| self.log_value(tenant, bundle(cell)) as f32).collect()
         };
         let tables: Vec<Table> = (0..tenants).map(table).collect();
         best_split(&tables, steps).map(|split| split.into_iter().map(bundle).collect())
     }
 
-    /// What a group's bundle would be with some more, or less, for all of it.
-    fn moved(&self, group: usize, memory: usize, bandwidth: usize) -> Bundle {
+    /// Returns the bundle of each tenant of a group after a move shared by the group.
+    fn bundle_after(&self, group: usize, memory: usize, bandwidth: usize) -> Bundle {
         let Group { tenants, bundle, .. } = &self.groups[group];
         let each = 1.0 / tenants.len() as f64;
         Bundle {
-            memory: bundle.memory + steps(memory) * self.step.memory * each,
-            bandwidth: bundle.bandwidth + steps(bandwidth) * self.step.bandwidth * each,
+            memory: bundle.memory + steps_of(memory) * self.step.memory * each,
+            bandwidth: bundle.bandwidth + steps_of(bandwidth) * self.step.bandwidth * each,
         }
     }
 
-    fn weigh(&mut self, group: usize) {
+    fn update_log_values(&mut self, group: usize) {
         for memory in 0..MOVES {
             for bandwidth in 0..MOVES {
-                self.groups[group].worth[memory][bandwidth] =
-                    self.worth(group, self.moved(group, memory, bandwidth));
+                self.groups[group].log_values[memory][bandwidth] =
+                    self.log_value_of_group(group, self.bundle_after(group, memory, bandwidth));
             }
         }
     }
 
-    fn worth(&self, group: usize, bundle: Bundle) -> f64 {
-        self.groups[group].tenants.iter().map(|tenant| self.worth_to(*tenant, bundle)).sum()
+    fn log_value_of_group(&self, group: usize, bundle: Bundle) -> f64 {
+        self.groups[group].tenants.iter().map(|tenant| self.log_value(*tenant, bundle)).sum()
     }
 
-    fn worth_to(&self, tenant: usize, bundle: Bundle) -> f64 {
+    fn log_value(&self, tenant: usize, bundle: Bundle) -> f64 {
         let limits = self.market.limits(tenant);
-        let fits = bundle.memory >= limits.least.memory
-            && bundle.memory <= limits.most.memory
-            && bundle.bandwidth >= limits.least.bandwidth
-            && bundle.bandwidth <= limits.most.bandwidth;
+        let fits = bundle.memory >= limits.min.memory
+            && bundle.memory <= limits.max.memory
+            && bundle.bandwidth >= limits.min.bandwidth
+            && bundle.bandwidth <= limits.max.bandwidth;
         let value = if fits { self.market.tenants[tenant].utility.value(bundle) } else { -1.0 };
-        if value >= self.due[tenant] * (1.0 - ROUNDING) {
+        if value >= self.value_min[tenant] * (1.0 - VALUE_ROUNDING) {
             self.market.weight(tenant) * value.ln()
         } else {
             f64::NEG_INFINITY
         }
     }
 
-    /// The best deal that nobody has anything against; whether there was one.
+    /// Makes the best acceptable trade. Returns whether there was one.
     fn step(&mut self) -> bool {
-        let mut deals = self.deals();
-        deals.sort_by(|one, other| other.gain.total_cmp(&one.gain));
-        let Some(deal) = deals
+        let mut trades = self.trades();
+        trades.sort_by(|one, other| other.gain.total_cmp(&one.gain));
+        let Some(trade) = trades
             .into_iter()
-            .take(REFINEMENTS_TRIED_MAX)
-            .find(|deal| !self.aim.without_envy || self.is_envied_by_nobody(deal))
+            .take(TRADE_CANDIDATES_MAX)
+            .find(|trade| !self.options.envy_free || self.keeps_envy_free(trade))
         else {
             return false;
         };
-        self.groups[deal.from].bundle = self.moved(deal.from, opposite(deal.memory), deal.bandwidth);
-        self.groups[deal.to].bundle = self.moved(deal.to, deal.memory, opposite(deal.bandwidth));
-        self.weigh(deal.from);
-        self.weigh(deal.to);
+        self.groups[trade.from].bundle =
+            self.bundle_after(trade.from, opposite(trade.memory), trade.bandwidth);
+        self.groups[trade.to].bundle = self.bundle_after(trade.to, trade.memory, opposite(trade.bandwidth));
+        self.update_log_values(trade.from);
+        self.update_log_values(trade.to);
         true
     }
 
-    /// All by which the mean rises.
-    fn deals(&self) -> Vec<Deal> {
-        let mut deals = Vec::new();
+    /// Returns all trades that raise the mean.
+    fn trades(&self) -> Vec<Trade> {
+        let mut trades = Vec::new();
         for (from, giver) in self.groups.iter().enumerate() {
-            for (to, taker) in self.groups.iter().enumerate().filter(|(to, _)| *to != from) {
-                let now = giver.worth[STAY][STAY] + taker.worth[STAY][STAY];
-                for memory in STAY..MOVES {
+            for (to, receiver) in self.groups.iter().enumerate().filter(|(to, _)| *to != from) {
+                let now = giver.log_values[NO_MOVE][NO_MOVE] + receiver.log_values[NO_MOVE][NO_MOVE];
+                for memory in NO_MOVE..MOVES {
                     for bandwidth in 0..MOVES {
-                        let then = giver.worth[opposite(memory)][bandwidth]
-                            + taker.worth[memory][opposite(bandwidth)];
-                        if then - now > GAIN_MIN {
-                            deals.push(Deal { from, to, memory, bandwidth, gain: then - now });
+                        let then = giver.log_values[opposite(memory)][bandwidth]
+                            + receiver.log_values[memory][opposite(bandwidth)];
+                        if then - now > LOG_MEAN_GAIN_MIN {
+                            trades.push(Trade { from, to, memory, bandwidth, gain: then - now });
                         }
                     }
                 }
             }
         }
-        deals
+        trades
     }
 
-    fn is_envied_by_nobody(&self, deal: &Deal) -> bool {
-        let giver = self.moved(deal.from, opposite(deal.memory), deal.bandwidth);
-        let taker = self.moved(deal.to, deal.memory, opposite(deal.bandwidth));
+    fn keeps_envy_free(&self, trade: &Trade) -> bool {
+        let giver = self.bundle_after(trade.from, opposite(trade.memory), trade.bandwidth);
+        let receiver = self.bundle_after(trade.to, trade.memory, opposite(trade.bandwidth));
         let bundle = |group: usize| match group {
-            group if group == deal.from => giver,
-            group if group == deal.to => taker,
+            group if group == trade.from => giver,
+            group if group == trade.to => receiver,
             group => self.groups[group].bundle,
         };
         let groups = 0..self.groups.len();
@@ -273,13 +284,13 @@ impl<'a, 'b, U: Utility> Refining<'a, 'b, U> {
                     value(theirs) > value(bundle(one)) * (1.0 + ENVY_MAX)
                 })
         };
-        // Others' shares are what they were: nobody else can have come to envy them.
-        groups.clone().all(|group| !envies(group, deal.from) && !envies(group, deal.to))
-            && groups.clone().all(|group| !envies(deal.from, group) && !envies(deal.to, group))
+        // Only the two groups of the trade change, so that envy can only arise from or toward them.
+        groups.clone().all(|group| !envies(group, trade.from) && !envies(group, trade.to))
+            && groups.clone().all(|group| !envies(trade.from, group) && !envies(trade.to, group))
     }
 
     fn bundles(self) -> Vec<Bundle> {
-        let mut bundles = vec![Bundle::default(); self.due.len()];
+        let mut bundles = vec![Bundle::default(); self.value_min.len()];
         for group in &self.groups {
             group.tenants.iter().for_each(|tenant| bundles[*tenant] = group.bundle);
         }

@@ -1,262 +1,297 @@
-//! One round of the auction: what everybody asks for at one price, and the dividend that spends what some do not want.
+//! One round of the price search: demand of the active tenants at one price, and the dividend that
+//! spends the budget of satiated tenants.
 
-use units::limits::{DIVIDENDS_TRIED_MAX, WEIGHT_PART_MIN};
+use units::limits::{DIVIDEND_ROUNDS_MAX, WEIGHT_FRACTION_MIN};
 
 use super::{
     Market,
     goods::{Bundle, Prices},
-    utility::{Asked, Limits, Mark, Purse, Utility},
+    utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
 };
 
-/// Of a budget, what is as good as spent.
-const KEPT: f64 = 1e-9;
+/// Fraction of a budget below which the rest counts as spent.
+const UNSPENT_TOLERANCE: f64 = 1e-9;
 
-/// So many tenants are told that they will be asked soon, and then are asked: what they look at is on its way from memory, for all of them at once.
-const AHEAD: usize = 64;
-/// Of memory, what two purchases with the same bandwidth may differ by that are the same in kind.
-const NEAR: f64 = 1e-3;
+/// Number of tenants that are prefetched together before their demand is evaluated.
+const PREFETCH_BATCH: usize = 64;
+/// Relative difference of memory up to which two demands with equal bandwidth count as the same
+/// choice.
+const SAME_CHOICE_TOLERANCE: f64 = 1e-3;
 
-/// What everybody asks for at one price.
+/// Demand at one price.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Round {
-    /// The price of all memory; that of all bandwidth is what it lacks to 1.
+    /// Price of all memory. The price of all bandwidth is 1 minus this.
     pub price: f64,
-    /// Times its weight is a tenant's budget.
+    /// Factor by which a tenant's budget exceeds its weight.
     pub dividend: f64,
-    /// All of it together, as parts of the supply.
+    /// Total demand, as fractions of the supply.
     pub sum: Bundle,
-    /// What each of those that were asked asks for.
+    /// Demand of each active tenant.
     pub bundles: Vec<Bundle>,
 }
 
-/// Who is asked, and what the others ask for.
+/// Tenants that are evaluated in each round, and the aggregate demand of the others.
 #[derive(Debug)]
-pub(super) struct Crowd {
-    /// Who, in order.
-    pub asked: Vec<usize>,
-    /// From which dividend on.
-    from: f64,
-    /// Of the others, those that spend all that they have and ask for so much memory, whatever the price; the rest is for bandwidth.
-    of_memory: Fixed,
-    /// The same where it is so much bandwidth.
-    of_bandwidth: Fixed,
-    /// What those ask for that keep some of their money, whatever the price.
-    content: Bundle,
+pub(super) struct ActiveSet {
+    /// Active tenants in ascending order.
+    pub tenants: Vec<usize>,
+    /// Smallest dividend to consider.
+    dividend_min: f64,
+    /// Inactive tenants that spend their whole budget and demand fixed amounts of memory at any
+    /// price; the rest of their budget buys bandwidth.
+    fixed_memory: FixedDemand,
+    /// The same with fixed amounts of bandwidth.
+    fixed_bandwidth: FixedDemand,
+    /// Demand of inactive satiated tenants.
+    satiated_demand: Bundle,
 }
 
-/// What tenants ask for of a good together, whatever it costs.
+/// Total fixed demand for one good.
 #[derive(Debug, Default)]
-struct Fixed {
+struct FixedDemand {
     amount: f64,
-    /// Their weights, as parts of all.
+    /// Fraction of all weights.
     weight: f64,
 }
 
-impl Fixed {
+impl FixedDemand {
     fn add(&mut self, amount: f64, weight: f64) {
         self.amount += amount;
         self.weight += weight;
     }
 
-    /// What the rest of their money buys of the other good.
-    fn rest(&self, dividend: f64, price: f64, other_price: f64) -> f64 {
+    /// Returns the amount of the other good that the rest of the budget buys.
+    fn remaining_demand(&self, dividend: f64, price: f64, other_price: f64) -> f64 {
         if self.weight > 0.0 { (dividend * self.weight - price * self.amount) / other_price } else { 0.0 }
     }
 }
 
-impl Crowd {
-    /// All of so many are asked.
+impl ActiveSet {
+    /// Creates a set in which all tenants are active.
     pub fn all(tenants: usize) -> Self {
         Self {
-            asked: (0..tenants).collect(),
-            from: 1.0,
-            of_memory: Fixed::default(),
-            of_bandwidth: Fixed::default(),
-            content: Bundle::default(),
+            tenants: (0..tenants).collect(),
+            dividend_min: 1.0,
+            fixed_memory: FixedDemand::default(),
+            fixed_bandwidth: FixedDemand::default(),
+            satiated_demand: Bundle::default(),
         }
     }
 
-    /// All are asked once more at a price whose dividend is known; not again in the memory that there is for it.
-    pub fn ask_all_from(&mut self, tenants: usize, dividend: f64) {
-        let mut asked = std::mem::take(&mut self.asked);
-        asked.clear();
-        asked.extend(0..tenants);
-        *self = Self { asked, from: dividend, ..Self::all(0) };
+    /// Activates all tenants for an evaluation with a known dividend. Reuses the allocation of the
+    /// list.
+    pub fn reset(&mut self, tenants: usize, dividend: f64) {
+        let mut all = std::mem::take(&mut self.tenants);
+        all.clear();
+        all.extend(0..tenants);
+        *self = Self { tenants: all, dividend_min: dividend, ..Self::all(0) };
     }
 
-    /// Between two prices those are no longer asked that do the same at both; rounds at both forget them, too.
-    pub fn settle<U: Utility>(&mut self, market: &Market<'_, U>, low: &mut Round, high: &mut Round) {
-        self.from = low.dividend.min(high.dividend);
+    /// Removes tenants that make the same choice at both prices, from the set and from both rounds.
+    pub fn shrink<U: Utility>(&mut self, market: &Market<'_, U>, low: &mut Round, high: &mut Round) {
+        self.dividend_min = low.dividend.min(high.dividend);
         let (cheap, dear) = (market.prices(low.price), market.prices(high.price));
         let mut kept = 0;
-        for at in 0..self.asked.len() {
-            let (tenant, one, other) = (self.asked[at], low.bundles[at], high.bundles[at]);
+        for at in 0..self.tenants.len() {
+            let (tenant, one, other) = (self.tenants[at], low.bundles[at], high.bundles[at]);
             let weight = market.weight(tenant);
-            let contents = (low.is_content(one, cheap, weight), high.is_content(other, dear, weight));
-            let is_left_out = market.tenants[tenant].utility.is_convex()
-                && self.leaves_out((one, contents.0), (other, contents.1), weight);
-            if !is_left_out {
-                (self.asked[kept], low.bundles[kept], high.bundles[kept]) = (tenant, one, other);
+            let satiated = (low.is_satiated(one, cheap, weight), high.is_satiated(other, dear, weight));
+            let is_fixed = market.tenants[tenant].utility.is_convex()
+                && self.try_fix((one, satiated.0), (other, satiated.1), weight);
+            if !is_fixed {
+                (self.tenants[kept], low.bundles[kept], high.bundles[kept]) = (tenant, one, other);
                 kept += 1;
             }
         }
-        self.asked.truncate(kept);
+        self.tenants.truncate(kept);
         low.bundles.truncate(kept);
         high.bundles.truncate(kept);
     }
 
-    /// Whether a tenant does the same with both purchases, content or not; then that is what it will do.
-    fn leaves_out(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
-        // Further apart, bandwidth mostly is not the same between.
-        let is_near = || (one.0.memory - other.0.memory).abs() <= NEAR * other.0.memory;
+    /// Adds a tenant to the fixed demand and returns true if it makes the same choice at both ends.
+    /// Each end is a demand and whether the tenant is satiated there.
+    fn try_fix(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
+        // With a larger difference of memory, bandwidth often differs between the two prices.
+        let is_near = || (one.0.memory - other.0.memory).abs() <= SAME_CHOICE_TOLERANCE * other.0.memory;
         match (one, other) {
-            ((one, true), (other, true)) if one == other => self.content.add(one),
+            ((one, true), (other, true)) if one == other => self.satiated_demand.add(one),
             ((one, false), (other, false)) if one.memory == other.memory => {
-                self.of_memory.add(one.memory, weight);
+                self.fixed_memory.add(one.memory, weight);
             }
             ((one, false), (other, false)) if one.bandwidth == other.bandwidth && is_near() => {
-                self.of_bandwidth.add(one.bandwidth, weight);
+                self.fixed_bandwidth.add(one.bandwidth, weight);
             }
             _ => return false,
         }
         true
     }
 
-    /// What those do that are not asked.
+    /// Returns the spending of inactive tenants.
     fn spending(&self, prices: Prices, dividend: f64) -> Spending {
-        let Self { of_memory, of_bandwidth, content, .. } = self;
-        let mut sum = *content;
+        let Self { fixed_memory, fixed_bandwidth, satiated_demand, .. } = self;
+        let mut sum = *satiated_demand;
         sum.add(Bundle {
-            memory: of_memory.amount,
-            bandwidth: of_memory.rest(dividend, prices.memory, prices.bandwidth),
+            memory: fixed_memory.amount,
+            bandwidth: fixed_memory.remaining_demand(dividend, prices.memory, prices.bandwidth),
         });
         sum.add(Bundle {
-            memory: of_bandwidth.rest(dividend, prices.bandwidth, prices.memory),
-            bandwidth: of_bandwidth.amount,
+            memory: fixed_bandwidth.remaining_demand(dividend, prices.bandwidth, prices.memory),
+            bandwidth: fixed_bandwidth.amount,
         });
-        Spending { sum, by_content: prices.of(*content), eager: of_memory.weight + of_bandwidth.weight }
+        Spending {
+            sum,
+            satiated_spending: prices.cost_of(*satiated_demand),
+            unsatiated_weight: fixed_memory.weight + fixed_bandwidth.weight,
+        }
     }
 }
 
-/// Sums over tenants that were asked with one dividend.
+/// Sums over tenants evaluated with one dividend.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spending {
     sum: Bundle,
-    /// Spent by those that keep some of their money.
-    by_content: f64,
-    /// Weight of those that do not.
-    eager: f64,
+    /// Budget spent by satiated tenants.
+    satiated_spending: f64,
+    /// Total weight of unsatiated tenants.
+    unsatiated_weight: f64,
 }
 
 impl Spending {
-    /// The dividend that would spend all, as long as nobody thinks otherwise. If nobody keeps anything it is 1, whatever weights add up to in the last bits.
-    fn due(&self) -> f64 {
-        if 1.0 - self.eager < WEIGHT_PART_MIN / 2.0 { 1.0 } else { (1.0 - self.by_content) / self.eager }
+    /// Returns the dividend that spends the whole budget if no tenant changes its choice. It is 1
+    /// if no tenant is satiated, regardless of rounding in the sum of weights.
+    fn clearing_dividend(&self) -> f64 {
+        if 1.0 - self.unsatiated_weight < WEIGHT_FRACTION_MIN / 2.0 {
+            1.0
+        } else {
+            (1.0 - self.satiated_spending) / self.unsatiated_weight
+        }
     }
 
     fn spent(&self, dividend: f64) -> f64 {
-        self.by_content + self.eager * dividend
+        self.satiated_spending + self.unsatiated_weight * dividend
     }
 }
 
 impl Round {
-    /// Asks everybody. The dividend is the smallest with which all money is spent, or nobody wants to spend more.
+    /// Evaluates the demand of all active tenants and finds the dividend: the smallest with which
+    /// the whole budget is spent or all tenants are satiated.
     ///
-    /// Weights add up to 1, and so do budgets without a dividend: whoever is eager spends all that it has, so the dividend that would spend the rest
-    /// is known at once; it may make more tenants content, and then there is a next.
-    pub fn ask<U: Utility>(&mut self, market: &Market<'_, U>, crowd: &Crowd, price: f64, marks: &mut [Mark]) {
+    /// Weights sum to 1, and so do budgets without a dividend. Unsatiated tenants spend their whole
+    /// budget, so that the dividend that spends the rest follows directly. It may satiate more
+    /// tenants; then the next dividend is computed.
+    pub fn evaluate<U: Utility>(
+        &mut self,
+        market: &Market<'_, U>,
+        active: &ActiveSet,
+        price: f64,
+        warm_starts: &mut [WarmStart],
+    ) {
         self.price = price;
-        self.dividend = crowd.from;
-        let mut spending = self.ask_with(market, crowd, self.dividend, marks);
-        let (mut more, mut asked) = (spending.due(), self.dividend);
-        if more < self.dividend * (1.0 - 1e-12) && self.dividend > 1.0 {
-            // More than there is: it is a smaller one.
+        self.dividend = active.dividend_min;
+        let mut spending = self.evaluate_with_dividend(market, active, self.dividend, warm_starts);
+        let (mut target, mut evaluated) = (spending.clearing_dividend(), self.dividend);
+        if target < self.dividend * (1.0 - 1e-12) && self.dividend > 1.0 {
+            // Spending exceeds the budget: the dividend is smaller.
             self.dividend = 1.0;
-            (spending, asked) = (self.ask_with(market, crowd, 1.0, marks), 1.0);
-            more = spending.due();
+            (spending, evaluated) = (self.evaluate_with_dividend(market, active, 1.0, warm_starts), 1.0);
+            target = spending.clearing_dividend();
         }
-        for _ in 0..DIVIDENDS_TRIED_MAX {
-            if !more.is_finite() || more <= self.dividend * (1.0 + 1e-12) {
+        for _ in 0..DIVIDEND_ROUNDS_MAX {
+            if !target.is_finite() || target <= self.dividend * (1.0 + 1e-12) {
                 break;
             }
-            let next = self.ask_with(market, crowd, more, marks);
-            asked = more;
-            if next.spent(more) <= 1.0 + 1e-12 {
-                (spending, self.dividend) = (next, more);
-                more = spending.due();
+            let next = self.evaluate_with_dividend(market, active, target, warm_starts);
+            evaluated = target;
+            if next.spent(target) <= 1.0 + 1e-12 {
+                (spending, self.dividend) = (next, target);
+                target = spending.clearing_dividend();
             } else {
-                // Somebody who was content found use for more. If a smaller dividend does not suit either, it was all at once: with less, not all is
-                // spent; with more, more than there is.
-                more = if next.due() < more { next.due() } else { self.dividend };
+                // A larger budget made a satiated tenant unsatiated. If a smaller dividend does not
+                // fit either, its demand jumps at this dividend: below it part of the budget stays
+                // unspent, above it spending exceeds the budget.
+                target =
+                    if next.clearing_dividend() < target { next.clearing_dividend() } else { self.dividend };
             }
         }
-        if asked != self.dividend {
-            self.ask_with(market, crowd, self.dividend, marks);
+        if evaluated != self.dividend {
+            self.evaluate_with_dividend(market, active, self.dividend, warm_starts);
         }
     }
 
-    /// Those that were not asked, as they were at a price so near that it is the same to them.
-    pub fn complete<U: Utility>(&mut self, market: &Market<'_, U>, asked: &[usize], near: &Self) {
+    /// Adds tenants outside the active set with their demand at a nearby price, where it is the
+    /// same.
+    pub fn extend_from<U: Utility>(&mut self, market: &Market<'_, U>, tenants: &[usize], near: &Self) {
         let bundles = self.bundles.clone();
         self.bundles.clone_from(&near.bundles);
         self.sum = near.sum;
-        for (tenant, bundle) in asked.iter().copied().zip(bundles) {
-            self.sum.add(market.part(bundle.minus(near.bundles[tenant])));
+        for (tenant, bundle) in tenants.iter().copied().zip(bundles) {
+            self.sum.add(market.fraction_of_supply(bundle.minus(near.bundles[tenant])));
             self.bundles[tenant] = bundle;
         }
     }
 
-    /// Whether who bought this at these prices keeps some of its money.
-    fn is_content(&self, bundle: Bundle, prices: Prices, weight: f64) -> bool {
+    /// Returns whether a tenant with this demand keeps part of its budget.
+    fn is_satiated(&self, bundle: Bundle, prices: Prices, weight: f64) -> bool {
         let budget = self.dividend * weight;
-        prices.of(bundle) < (1.0 - KEPT) * budget
+        prices.cost_of(bundle) < (1.0 - UNSPENT_TOLERANCE) * budget
     }
 
-    fn ask_with<U: Utility>(
+    fn evaluate_with_dividend<U: Utility>(
         &mut self,
         market: &Market<'_, U>,
-        crowd: &Crowd,
+        active: &ActiveSet,
         dividend: f64,
-        marks: &mut [Mark],
+        warm_starts: &mut [WarmStart],
     ) -> Spending {
         let prices = market.prices(self.price);
-        let mut spending = crowd.spending(prices, dividend);
+        let mut spending = active.spending(prices, dividend);
         self.bundles.clear();
-        self.bundles.reserve_exact(crowd.asked.len());
-        for tenants in crowd.asked.chunks(AHEAD) {
-            if marks[tenants[0]].is_new() {
-                tenants.iter().for_each(|tenant| market.tenants[*tenant].utility.look_ahead(&marks[*tenant]));
+        self.bundles.reserve_exact(active.tenants.len());
+        for tenants in active.tenants.chunks(PREFETCH_BATCH) {
+            if warm_starts[tenants[0]].is_new() {
+                tenants
+                    .iter()
+                    .for_each(|tenant| market.tenants[*tenant].utility.prefetch(&warm_starts[*tenant]));
             }
             for tenant in tenants.iter().copied() {
-                let Asked { bundle, content } = market.ask(tenant, prices, dividend, &mut marks[tenant]);
-                if content {
-                    spending.by_content += prices.of(bundle);
+                let Demand { bundle, satiated } =
+                    market.demand_of(tenant, prices, dividend, &mut warm_starts[tenant]);
+                if satiated {
+                    spending.satiated_spending += prices.cost_of(bundle);
                 } else {
-                    spending.eager += market.weight(tenant);
+                    spending.unsatiated_weight += market.weight(tenant);
                 }
                 spending.sum.add(bundle);
                 self.bundles.push(bundle);
             }
         }
-        self.sum = market.part(spending.sum);
-        spending.by_content /= market.part;
-        spending.eager /= market.part;
+        self.sum = market.fraction_of_supply(spending.sum);
+        spending.satiated_spending /= market.weight_fraction;
+        spending.unsatiated_weight /= market.weight_fraction;
         spending
     }
 }
 
 impl<U: Utility> Market<'_, U> {
-    /// What one tenant asks for.
-    // Into the loop over all tenants, where what depends on prices alone is reckoned once.
+    /// Returns the demand of one tenant.
+    // Inlined into the loop over tenants, so that terms that depend on prices only are computed
+    // once.
     #[inline(always)]
-    pub(super) fn ask(&self, tenant: usize, prices: Prices, dividend: f64, mark: &mut Mark) -> Asked {
-        let purse = Purse { budget: dividend * self.weight(tenant), prices };
-        self.tenants[tenant].utility.asks(&purse, &self.limits(tenant), mark)
+    pub(super) fn demand_of(
+        &self,
+        tenant: usize,
+        prices: Prices,
+        dividend: f64,
+        warm: &mut WarmStart,
+    ) -> Demand {
+        let constraint = BudgetConstraint { budget: dividend * self.weight(tenant), prices };
+        self.tenants[tenant].utility.demand(&constraint, &self.limits(tenant), warm)
     }
 }
 
 impl<U> Market<'_, U> {
-    /// Prices of units, where all memory costs so much.
+    /// Returns unit prices for a price of all memory.
     pub(super) fn prices(&self, memory: f64) -> Prices {
         let all = Bundle::from(self.supply.all());
         Prices { memory: memory / all.memory, bandwidth: (1.0 - memory) / all.bandwidth }
@@ -264,15 +299,15 @@ impl<U> Market<'_, U> {
 
     pub(super) fn limits(&self, tenant: usize) -> Limits {
         let one = &self.tenants[tenant];
-        Limits { least: one.least.into(), most: one.most.into() }
+        Limits { min: one.min.into(), max: one.max.into() }
     }
 
-    /// A bundle as parts of what there is for these tenants.
-    pub(super) fn part(&self, of: Bundle) -> Bundle {
+    /// Returns a bundle as fractions of the supply of these tenants.
+    pub(super) fn fraction_of_supply(&self, of: Bundle) -> Bundle {
         let all = Bundle::from(self.supply.all());
         Bundle {
-            memory: of.memory / (all.memory * self.part),
-            bandwidth: of.bandwidth / (all.bandwidth * self.part),
+            memory: of.memory / (all.memory * self.weight_fraction),
+            bandwidth: of.bandwidth / (all.bandwidth * self.weight_fraction),
         }
     }
 }

@@ -1,11 +1,19 @@
-//! Spirit's slowdown model (4.2), solved exactly.
+//! Spirit's slowdown model (section 4.2), solved exactly.
 //!
-//! A tenant that keeps `m` of its pages and moves `b` MB/s over the link is slowed down by `1 + MR(m)·γ·max(1, wanted/b)`. As printed, the bandwidth that
-//! it wants is what it uses, and that which it would use with more where it uses all it has: then a tenant whose link is full gains nothing from more
-//! bandwidth and loses nothing from less. Here one number, `wanted`, is told for all bundles alike: see `profile`.
+//! A tenant with `m` MiB of local memory and `b` MB/s of bandwidth is slowed down by the factor
 //!
-//! With a convex miss-ratio curve the best that a budget buys is where the straight line from the curve to the point "all money spent on memory" is a
-//! tangent: a search among knots.
+//! ```text
+//! 1 + MR(m)·γ·max(1, wanted/b)
+//! ```
+//!
+//! Erratum: as printed, the wanted bandwidth is the used bandwidth, or the bandwidth of the candidate
+//! bundle if the tenant saturates its share. A tenant with a full link would then neither gain by
+//! more bandwidth nor lose by less. Here `wanted` is one number for all bundles; see
+//! [`crate::profile::wanted`].
+//!
+//! For a convex miss-ratio curve, the best memory size within a budget is the point where a line
+//! through "whole budget spent on memory" is tangent to the curve. Finding it is a search among the
+//! knots.
 
 use std::hint::black_box;
 
@@ -13,43 +21,44 @@ use thiserror::Error;
 
 use super::{
     goods::Bundle,
-    utility::{Asked, Limits, Mark, Purse, Utility},
+    utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
 };
-use crate::curve::{Knot, MissCurve, first_not};
+use crate::curve::{Knot, MissCurve, partition_point_near};
 
-/// Throughput by the slowdown model, of a tenant that is never slowed down: 1 at most.
+/// Throughput by the slowdown model, relative to a tenant without slowdown: 0 to 1.
 #[derive(Clone, Debug)]
 pub struct Slowdown {
     curve: MissCurve,
-    /// Where the curve ends; told here once more, since each tenant is asked for it in each round.
+    /// Last knot of the curve, copied because every round reads it for every tenant.
     last: Knot,
     gamma: f64,
     wanted: f64,
 }
 
-/// Why numbers make no slowdown.
+/// Error for parameters outside the slowdown model.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum SlowdownError {
-    /// How much longer remote memory takes.
-    #[error("gamma {0} must be a number from 0 to 1000000")]
+    /// Ratio of miss time to hit time, out of range.
+    #[error("gamma {0} must be between 0 and 1000000")]
     Gamma(f64),
-    /// Bandwidth that it wants.
-    #[error("wanted bandwidth {0} must be a number of MB/s, 0 or more")]
+    /// Wanted bandwidth in MB/s, out of range.
+    #[error("wanted bandwidth {0} MB/s must be finite and not negative")]
     Wanted(f64),
 }
 
 impl Slowdown {
-    /// A tenant that misses like this; a miss takes `gamma` times as long as a hit, and `wanted` MB/s are what it could use of the link.
+    /// Creates the model. A miss takes `gamma` times as long as a hit; `wanted` is the bandwidth
+    /// the tenant could use, in MB/s.
     ///
     /// # Errors
-    /// A number is out of range.
+    /// [`SlowdownError`] if `gamma` or `wanted` is out of range.
     pub fn new(curve: MissCurve, gamma: f64, wanted: f64) -> Result<Self, SlowdownError> {
         Self::check(gamma, wanted)?;
         let last = curve.knots()[curve.knots().len() - 1];
         Ok(Self { curve, last, gamma, wanted })
     }
 
-    /// Whether such numbers make one.
+    /// Checks the ranges of both parameters.
     pub(crate) fn check(gamma: f64, wanted: f64) -> Result<(), SlowdownError> {
         if !(0.0..=1e6).contains(&gamma) {
             return Err(SlowdownError::Gamma(gamma));
@@ -60,73 +69,75 @@ impl Slowdown {
         Ok(())
     }
 
-    /// How much longer everything takes than if no access missed; infinite without any bandwidth.
+    /// Returns the slowdown factor, at least 1; infinite without bandwidth.
     pub fn slowdown(&self, bundle: Bundle) -> f64 {
         self.with_misses(self.curve.misses(bundle.memory), bundle.bandwidth)
     }
 
-    /// The same with a miss ratio that is known otherwise.
+    /// Returns the slowdown factor for a given miss ratio.
     pub(crate) fn with_misses(&self, misses: f64, bandwidth: f64) -> f64 {
         if misses == 0.0 || self.gamma == 0.0 {
             return 1.0;
         }
-        let lack = if self.wanted > 0.0 { (self.wanted / bandwidth).max(1.0) } else { 1.0 };
-        1.0 + misses * self.gamma * lack
+        let shortage = if self.wanted > 0.0 { (self.wanted / bandwidth).max(1.0) } else { 1.0 };
+        1.0 + misses * self.gamma * shortage
     }
 
-    /// Accesses that miss so much memory, 0 to 1.
+    /// Returns the miss ratio with `memory` MiB, 0 to 1.
     pub(crate) fn misses(&self, memory: f64) -> f64 {
         self.curve.misses(memory)
     }
 
-    /// Bandwidth and memory that are of any use to it, whatever they cost; memory first spares bandwidth where nothing is missed any more.
+    /// Returns the smallest bundle that more of either good cannot improve. Memory comes first,
+    /// because a tenant without misses needs no bandwidth.
     #[inline(always)]
-    fn fill(&self, within: &Limits) -> Bundle {
+    fn satiation(&self, within: &Limits) -> Bundle {
         let last = self.last;
         let useful = if self.gamma == 0.0 { 0.0 } else { last.memory };
-        let memory = between(useful, within.least.memory, within.most.memory);
+        let memory = clamp(useful, within.min.memory, within.max.memory);
         let misses = self.gamma > 0.0 && (last.misses > 0.0 || memory < last.memory);
         let wanted = if misses { self.wanted } else { 0.0 };
-        Bundle { memory, bandwidth: between(wanted, within.least.bandwidth, within.most.bandwidth) }
+        Bundle { memory, bandwidth: clamp(wanted, within.min.bandwidth, within.max.bandwidth) }
     }
 
-    /// Memory at which a tangent through `(reach, 0)` touches the curve.
+    /// Returns the memory size at which a line through `(reach, 0)` is tangent to the curve.
     #[inline(always)]
-    fn tangent(&self, reach: f64, mark: &mut Mark) -> f64 {
-        // While prices are found more and more exactly, most tenants stay at one knot: then the curve is not looked at.
-        if reach > mark.above && reach <= mark.upto {
-            return mark.answer;
+    fn tangent(&self, reach: f64, warm: &mut WarmStart) -> f64 {
+        // As the bracket narrows, most tenants stay at one knot. The curve is not read then.
+        if reach > warm.lower && reach <= warm.upper {
+            return warm.answer;
         }
-        self.tangent_of_curve(reach, mark)
+        self.tangent_of_curve(reach, warm)
     }
 
-    fn tangent_of_curve(&self, reach: f64, mark: &mut Mark) -> f64 {
+    fn tangent_of_curve(&self, reach: f64, warm: &mut WarmStart) -> f64 {
         let knots = self.curve.knots();
-        // Whether the line through a knot and the next meets the axis before `reach`: then the next is better. They meet it ever later.
+        // The next knot is better if the line through both meets the axis before `reach`. These
+        // intercepts increase from knot to knot.
         let is_next_better = |at: usize| {
             let (Knot { memory, misses }, next) = (knots[at], knots[at + 1]);
             misses * (next.memory - memory) < (reach - memory) * (misses - next.misses)
         };
-        let at = first_not(knots.len() - 1, mark.at as usize, is_next_better);
-        // Where the line through a knot and the next meets the axis.
-        let meets = |at: usize| {
+        let at = partition_point_near(knots.len() - 1, warm.position as usize, is_next_better);
+        // Intercept of the axis and the line through a knot and the next.
+        let axis_intercept = |at: usize| {
             let (knot, next) = (knots[at], knots[at + 1]);
             knot.memory + knot.misses * (next.memory - knot.memory) / (knot.misses - next.misses)
         };
-        *mark = Mark {
-            at: u32::try_from(at).unwrap_or(0),
-            above: if at == 0 { f64::NEG_INFINITY } else { meets(at - 1) },
-            upto: if at + 1 == knots.len() { f64::INFINITY } else { meets(at) },
+        *warm = WarmStart {
+            position: u32::try_from(at).unwrap_or(0),
+            lower: if at == 0 { f64::NEG_INFINITY } else { axis_intercept(at - 1) },
+            upper: if at + 1 == knots.len() { f64::INFINITY } else { axis_intercept(at) },
             answer: knots[at].memory,
         };
-        mark.answer
+        warm.answer
     }
 }
 
-/// As `clamp`, which looks each time whether there is anything between, and whether all are numbers; here both are known.
-fn between(value: f64, least: f64, most: f64) -> f64 {
-    let value = if value < most { value } else { most };
-    if value > least { value } else { least }
+/// Like `f64::clamp`, without its check for `min <= max` and NaN. Callers guarantee both.
+fn clamp(value: f64, min: f64, max: f64) -> f64 {
+    let value = if value < max { value } else { max };
+    if value > min { value } else { min }
 }
 
 impl Utility for Slowdown {
@@ -134,45 +145,51 @@ impl Utility for Slowdown {
         self.slowdown(bundle).recip()
     }
 
-    /// Bundles with which it is slowed down no more than so are those where the curve is low enough, with no less bandwidth than some times the curve's height;
-    /// both are convex, since the curve is.
+    /// A bound on the slowdown requires memory above a size and bandwidth above a multiple of the
+    /// curve. Both conditions describe convex sets, because the curve is convex.
     fn is_convex(&self) -> bool {
         true
     }
 
     #[inline(always)]
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
-        let Purse { budget, prices } = *purse;
-        let fill = self.fill(within);
-        if prices.of(fill) <= budget {
-            return Asked { bundle: fill, content: true };
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
+        let BudgetConstraint { budget, prices } = *constraint;
+        let satiation = self.satiation(within);
+        if prices.cost_of(satiation) <= budget {
+            return Demand { bundle: satiation, satiated: true };
         }
-        let least = within.least;
-        let useful = between(self.wanted, least.bandwidth, within.most.bandwidth);
+        let min = within.min;
+        let useful = clamp(self.wanted, min.bandwidth, within.max.bandwidth);
         if prices.memory == 0.0 {
-            return Asked { bundle: Bundle { bandwidth: budget / prices.bandwidth, ..fill }, content: false };
+            return Demand {
+                bundle: Bundle { bandwidth: budget / prices.bandwidth, ..satiation },
+                satiated: false,
+            };
         }
         if prices.bandwidth == 0.0 {
             let bundle = Bundle { memory: budget / prices.memory, bandwidth: useful };
-            return Asked { bundle, content: false };
+            return Demand { bundle, satiated: false };
         }
-        // The same for all tenants of a round, and divided once for all of them: this is inlined into the loop over them.
-        let (per_memory, per_bandwidth) = (1.0 / prices.memory, 1.0 / prices.bandwidth);
-        let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) * per_memory;
-        let most = between(beside(least.bandwidth), 0.0, fill.memory);
-        let beside_all = beside(useful);
-        let low = between(beside_all, least.memory, most);
-        let memory = between(self.tangent(budget * per_memory, mark), low, most);
-        let left = (budget - prices.memory * memory) * per_bandwidth;
-        // Where bandwidth is next to free, a difference of money leaves nothing of what all the useful of it is.
-        let bandwidth = if memory == beside_all { useful } else { between(left, least.bandwidth, useful) };
-        Asked { bundle: Bundle { memory, bandwidth }, content: false }
+        // These quotients are the same for all tenants. This function is inlined into the loop over
+        // tenants, so that they are computed once per round.
+        let (memory_per_money, bandwidth_per_money) = (1.0 / prices.memory, 1.0 / prices.bandwidth);
+        let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) * memory_per_money;
+        let max = clamp(beside(min.bandwidth), 0.0, satiation.memory);
+        let beside_useful = beside(useful);
+        let low = clamp(beside_useful, min.memory, max);
+        let memory = clamp(self.tangent(budget * memory_per_money, warm), low, max);
+        let left = (budget - prices.memory * memory) * bandwidth_per_money;
+        // For a bandwidth price near 0, the difference of two amounts of money loses the precision
+        // of `useful`.
+        let bandwidth = if memory == beside_useful { useful } else { clamp(left, min.bandwidth, useful) };
+        Demand { bundle: Bundle { memory, bandwidth }, satiated: false }
     }
 
-    /// The knots beside that at the mark: where it lies, and it has hardly moved, the answer is found with no others.
+    /// Reads the knots beside the last position. If prices have moved little, the answer depends on
+    /// these only.
     #[inline(always)]
-    fn look_ahead(&self, mark: &Mark) {
-        let (knots, at) = (self.curve.knots(), mark.at as usize);
+    fn prefetch(&self, warm: &WarmStart) {
+        let (knots, at) = (self.curve.knots(), warm.position as usize);
         for beside in [at.saturating_sub(1), at + 1] {
             black_box(knots.get(beside).map(|knot| knot.misses));
         }

@@ -1,25 +1,28 @@
-//! The best of all splits on a grid: two goods, a table of what counts of both are worth to each tenant, and the split with the largest sum.
+//! Optimal split of two goods on a grid by dynamic programming over the tenants: maximizes the sum
+//! of table values.
 //!
-//! Tenant by tenant: the best that the first so many can do with so many steps of both. A sum needs to know no more of them.
+//! The state after each tenant is the number of steps of both goods used so far.
 
-/// What so many steps of memory and of bandwidth are worth, rows by memory, `steps + 1` of each. `-∞` where that must not be.
+/// Value of each number of steps of memory and bandwidth, row by row in memory, `steps + 1` entries
+/// per row. `-∞` marks a forbidden entry.
 pub type Table = Vec<f32>;
 
-/// Steps of memory and of bandwidth for each tenant, with the largest sum of worths; all steps are given to somebody. None if no split is allowed.
+/// Returns the steps of memory and bandwidth of each tenant that maximize the sum of values. All
+/// steps are used. `None` if every split is forbidden.
 ///
-/// Time grows with the tenants and the fourth power of the steps.
+/// Time grows linearly with the tenants and with the fourth power of the steps.
 pub fn best_split(tables: &[Table], steps: usize) -> Option<Vec<(usize, usize)>> {
     let side = steps + 1;
     let mut stages: Vec<Table> = vec![tables.first()?.clone()];
     for table in &tables[1..] {
-        stages.push(joined(&stages[stages.len() - 1], table, side));
+        stages.push(combine(&stages[stages.len() - 1], table, side));
     }
     let is_allowed = stages[stages.len() - 1][side * side - 1] > f32::NEG_INFINITY;
-    is_allowed.then(|| traced(tables, &stages, side))
+    is_allowed.then(|| trace_back(tables, &stages, side))
 }
 
-/// The best that all of both tables can do together, for each count of steps.
-fn joined(sum: &Table, one: &Table, side: usize) -> Table {
+/// Returns the largest sum of both tables for each number of steps.
+fn combine(sum: &Table, one: &Table, side: usize) -> Table {
     let mut best = vec![f32::NEG_INFINITY; side * side];
     for memory in 0..side {
         for ours in 0..=memory {
@@ -38,15 +41,17 @@ fn joined(sum: &Table, one: &Table, side: usize) -> Table {
     best
 }
 
-/// Back from all steps: what each tenant had of the best.
-fn traced(tables: &[Table], stages: &[Table], side: usize) -> Vec<(usize, usize)> {
+/// Follows the stages back from the last one and returns the split.
+fn trace_back(tables: &[Table], stages: &[Table], side: usize) -> Vec<(usize, usize)> {
     let (mut memory, mut bandwidth) = (side - 1, side - 1);
     let mut split = vec![(0, 0); tables.len()];
     for at in (1..tables.len()).rev() {
         let (before, own) = (&stages[at - 1], &tables[at]);
         let cells = (0..=memory).flat_map(|ours| (0..=bandwidth).map(move |theirs| (ours, theirs)));
         let sum = |(m, b): &(usize, usize)| before[(memory - m) * side + bandwidth - b] + own[m * side + b];
-        let (m, b) = cells.max_by(|one, other| sum(one).total_cmp(&sum(other))).expect("there is a cell");
+        let (m, b) = cells
+            .max_by(|one, other| sum(one).total_cmp(&sum(other)))
+            .expect("the range of cells includes 0");
         split[at] = (m, b);
         (memory, bandwidth) = (memory - m, bandwidth - b);
     }
@@ -67,15 +72,15 @@ mod tests {
         (0..SIDE).flat_map(|memory| (0..SIDE).map(move |bandwidth| (memory, bandwidth)))
     }
 
-    /// The best of three by looking at all splits.
-    fn of_all(tables: &[Table]) -> f32 {
-        let worth =
+    /// Returns the best sum for three tenants by enumerating all splits.
+    fn exhaustive_best(tables: &[Table]) -> f32 {
+        let value =
             |tenant: usize, (memory, bandwidth): (usize, usize)| tables[tenant][memory * SIDE + bandwidth];
         let mut best = f32::NEG_INFINITY;
         for one in cells() {
             for two in cells().filter(|two| one.0 + two.0 <= STEPS && one.1 + two.1 <= STEPS) {
                 let rest = (STEPS - one.0 - two.0, STEPS - one.1 - two.1);
-                best = best.max(worth(0, one) + worth(1, two) + worth(2, rest));
+                best = best.max(value(0, one) + value(1, two) + value(2, rest));
             }
         }
         best
@@ -83,17 +88,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_split_is_better_and_all_steps_are_given_to_somebody(
+        fn best_split_is_optimal_and_complete(
             tables in vec(vec(prop_oneof![1 => Just(f32::NEG_INFINITY), 3 => -5.0_f32..5.0], SIDE * SIDE), 3),
         ) {
             let split = best_split(&tables, STEPS);
-            let best = of_all(&tables);
+            let best = exhaustive_best(&tables);
             prop_assert_eq!(split.is_some(), best > f32::NEG_INFINITY);
             if let Some(split) = split {
                 let sum = |of: fn(&(usize, usize)) -> usize| split.iter().map(of).sum::<usize>();
                 prop_assert_eq!((sum(|one| one.0), sum(|one| one.1)), (STEPS, STEPS));
-                let worth: f32 = split.iter().zip(&tables).map(|(one, table)| table[one.0 * SIDE + one.1]).sum();
-                prop_assert!((worth - best).abs() <= 1e-4, "{worth} is not {best}: {split:?}");
+                let value: f32 = split.iter().zip(&tables).map(|(one, table)| table[one.0 * SIDE + one.1]).sum();
+                prop_assert!((value - best).abs() <= 1e-4, "{value} is not {best}: {split:?}");
             }
         }
     }

@@ -1,75 +1,91 @@
-//! What shares are worth to a tenant, and what it would buy.
+//! The interface between the market and its tenants: the value of a bundle and the demand at given
+//! prices.
 
 use super::goods::{Bundle, Prices};
 
-/// What a tenant has to spend.
+/// Constraint on the cost of a bundle.
 #[derive(Clone, Copy, Debug)]
-pub struct Purse {
-    /// How much; enough for the least it must have.
+pub struct BudgetConstraint {
+    /// Largest cost. It suffices for the tenant's minimum share.
     pub budget: f64,
-    /// What a unit costs; one of both prices may be 0.
+    /// Price per unit of each good. At most one of them is 0.
     pub prices: Prices,
 }
 
-/// Between what a tenant's share must lie.
+/// Limits of a tenant's share.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Of both no less than this.
-    pub least: Bundle,
-    /// Of both no more than this.
-    pub most: Bundle,
+    /// Minimum of both goods.
+    pub min: Bundle,
+    /// Maximum of both goods.
+    pub max: Bundle,
 }
 
-/// What a tenant asks for.
+/// Demand of a tenant at given prices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Asked {
-    /// This.
+pub struct Demand {
+    /// Best affordable bundle.
     pub bundle: Bundle,
-    /// It keeps some of its money: nothing that a little more could buy is worth more to it.
-    pub content: bool,
+    /// Whether the tenant is satiated: part of its budget remains, and spending slightly more would
+    /// not raise its value.
+    pub satiated: bool,
 }
 
-/// What a tenant remembers between two questions of one market, to answer the next the sooner: all nothing at first.
+/// State that a tenant keeps between evaluations of its demand within one market. The next search
+/// starts from it. All zero at first.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Mark {
-    /// Where it found its last answer: for the tenant to say what that means. All that is left of a mark in the next market.
-    pub at: u32,
-    /// What was asked may lie between these, and the answer is the same: for the tenant to say of what.
-    pub above: f64,
-    /// See `above`.
-    pub upto: f64,
-    /// The answer.
+pub struct WarmStart {
+    /// Position of the last answer, such as a knot or a grid index; its meaning belongs to the
+    /// utility. Only this field is kept for the next market.
+    pub position: u32,
+    /// Exclusive lower bound of the query for which `answer` is valid; the query belongs to the
+    /// utility.
+    pub lower: f64,
+    /// Inclusive upper bound of that query.
+    pub upper: f64,
+    /// Last answer.
     pub answer: f64,
 }
 
-impl Mark {
-    /// Whether nothing was written yet in this market.
+impl WarmStart {
+    /// Returns whether the tenant has not been evaluated in this market yet.
     pub(super) fn is_new(&self) -> bool {
-        self.above == self.upto
+        self.lower == self.upper
     }
 }
 
-/// What shares are worth to a tenant: its data access throughput, Spirit's f. More of something is never worth less.
+/// Value of bundles to a tenant: its data access throughput, the function f of Spirit. It is
+/// monotone: more of a good is never worth less.
 ///
-/// Only the order matters: values of two tenants are never compared.
+/// Only the order of values matters. Values of different tenants are never compared.
 pub trait Utility {
-    /// What a bundle is worth; 0 or more, and finite.
+    /// Returns the value of a bundle: finite, at least 0.
     fn value(&self, bundle: Bundle) -> f64;
 
-    /// Whether it is as a slowdown by a convex curve is: between two bundles none is worth less than the lesser of both; with the same memory a part less
-    /// bandwidth takes no larger part of throughput; and who spends all it has and asks for the same memory at two prices, or for the same bandwidth and next
-    /// to the same memory, mostly does so at those between. Then it need not be asked what mixes are worth to it, nor at each price before the last.
+    /// Returns whether the utility behaves like the slowdown of a convex curve. Three properties
+    /// follow:
+    ///
+    /// - A bundle between two others is worth no less than the worse of them.
+    /// - With constant memory, a relative loss of bandwidth causes no larger relative loss of
+    ///   throughput.
+    /// - A tenant that spends its whole budget and demands the same memory at two prices, or the
+    ///   same bandwidth and nearly the same memory, usually does so at the prices between.
+    ///
+    /// The market then skips evaluations of mixtures and of prices within the bracket.
     fn is_convex(&self) -> bool {
         false
     }
 
-    /// The bundle within limits that is worth most of those that the purse can pay, and the cheapest of them.
+    /// Returns the bundle of the highest value among those within the limits and the budget; among
+    /// equals, the cheapest.
     ///
-    /// The mark is the tenant's own: what it wrote there last.
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked;
+    /// `warm` holds the state that the last evaluation of this tenant left.
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand;
 
-    /// It is asked soon: whoever looks at much memory may begin to, so that many who wait for memory do so together. Nothing comes of it but time.
-    fn look_ahead(&self, _mark: &Mark) {}
+    /// Announces that the demand will be evaluated soon. An implementation may start loading its
+    /// data into the cache, so that many tenants wait for memory together. It does not change
+    /// results.
+    fn prefetch(&self, _mark: &WarmStart) {}
 }
 
 impl<U: Utility + ?Sized> Utility for &U {
@@ -81,12 +97,12 @@ impl<U: Utility + ?Sized> Utility for &U {
         (**self).is_convex()
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
-        (**self).asks(purse, within, mark)
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
+        (**self).demand(constraint, within, warm)
     }
 
-    fn look_ahead(&self, mark: &Mark) {
-        (**self).look_ahead(mark);
+    fn prefetch(&self, warm: &WarmStart) {
+        (**self).prefetch(warm);
     }
 }
 
@@ -99,11 +115,11 @@ impl<U: Utility + ?Sized> Utility for Box<U> {
         (**self).is_convex()
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
-        (**self).asks(purse, within, mark)
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
+        (**self).demand(constraint, within, warm)
     }
 
-    fn look_ahead(&self, mark: &Mark) {
-        (**self).look_ahead(mark);
+    fn prefetch(&self, warm: &WarmStart) {
+        (**self).prefetch(warm);
     }
 }

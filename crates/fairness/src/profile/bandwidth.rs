@@ -1,12 +1,14 @@
-//! How much bandwidth a tenant could use.
+//! Bandwidth that a tenant could use.
 
-/// Of its limit, what counts as all: a link is never used to the last byte.
+/// Fraction of the limit from which a tenant counts as saturated. A link is never used completely.
 const SATURATED: f64 = 0.8;
 
-/// Bandwidth (MB/s) that a tenant could use: what it does use, or the link's where it uses all that it may have and so nobody knows.
+/// Returns the bandwidth that a tenant could use, in MB/s: its used bandwidth, or that of the link
+/// if the tenant saturates its limit, because its demand is then unknown.
 ///
-/// Spirit 4.2, resolved: as printed, a tenant that uses all it may have is taken to want whatever it is offered, at each offer anew; then it gains nothing
-/// from more and loses nothing from less. Here it is one number, the same for all offers, and misses are not counted a second time in it.
+/// Erratum (Spirit, section 4.2): as printed, a saturated tenant wants the bandwidth of each
+/// candidate bundle, so that it neither gains by more nor loses by less. Here the wanted bandwidth
+/// is one number for all bundles. The miss ratio is not applied to it a second time.
 pub fn wanted(used: f64, limit: f64, link: f64) -> f64 {
     if used >= SATURATED * limit { link } else { used }
 }

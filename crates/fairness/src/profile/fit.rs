@@ -1,175 +1,189 @@
-//! From samples to a power law, in two phases (Spirit 4.2): the shape from how often pages were sampled, by their rank; the rest from the miss ratio that
-//! was measured with the memory that the tenant has.
+//! Fit of a power law in two phases (Spirit, section 4.2). The first phase fits the shape to the
+//! access counts of sampled pages by rank. The second phase makes the curve pass through the miss
+//! ratio measured with the current local memory.
 //!
-//! The paper descends along gradients, for up to ten thousand steps. Here the first phase is least squares over ranks that are spaced by their logarithm,
-//! in two unknowns, since the third only scales; and the second is a formula.
+//! The paper uses gradient descent with up to ten thousand steps. Here the first phase is a
+//! least-squares fit of two parameters to log-spaced groups of ranks (the third parameter is a
+//! scale factor), and the second phase is a closed form.
 
 use thiserror::Error;
 
 use super::{
     MissModel as _,
-    power_law::{PowerLaw, falling},
+    power_law::{PowerLaw, falling_integral},
 };
 
-/// How often each page was sampled that was.
+/// Access counts of sampled pages.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
-    /// The largest first.
+    /// Counts in descending order.
     counts: Vec<u32>,
-    /// How many of what was counted make a sample; 0 if nothing was.
+    /// Number of counts that make one sample; 0 for an empty histogram.
     unit: u32,
 }
 
 impl Histogram {
-    /// Of numbers of samples in any order; pages without any are left out.
+    /// Creates a histogram of sample counts in any order. Counts of 0 are dropped.
     pub fn new(counts: impl IntoIterator<Item = u32>) -> Self {
-        Self::in_parts(counts, 1)
+        Self::with_unit(counts, 1)
     }
 
-    /// The same, counted in parts of samples: so many are one.
-    pub fn in_parts(counts: impl IntoIterator<Item = u32>, unit: u32) -> Self {
+    /// Creates a histogram of counts in fractions of a sample: `unit` of them make one sample.
+    pub fn with_unit(counts: impl IntoIterator<Item = u32>, unit: u32) -> Self {
         let mut counts: Vec<u32> = counts.into_iter().filter(|count| *count > 0).collect();
         counts.sort_unstable_by(|one, other| other.cmp(one));
         Self { counts, unit }
     }
 
-    /// All samples.
+    /// Returns the number of samples.
     pub fn samples(&self) -> u64 {
         self.counts.iter().map(|count| u64::from(*count)).sum::<u64>() / u64::from(self.unit.max(1))
     }
 }
 
-/// What was measured beside.
+/// Miss ratio measured with the current local memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen {
-    /// Pages that the tenant has, wherever they are; those that were sampled, at least.
+pub struct MeasuredMissRatio {
+    /// Pages of the tenant, local and remote. The fit uses at least the number of sampled pages.
     pub pages: f64,
-    /// Those of them that are in local memory.
+    /// Pages in local memory.
     pub local: f64,
-    /// Accesses that missed local memory, 0 to 1.
+    /// Miss ratio of local memory, 0 to 1.
     pub misses: f64,
-    /// Pages of a MiB.
+    /// Pages per MiB.
     pub pages_per_mib: f64,
 }
 
-/// Why there is no fit.
+/// Error for samples or measurements that cannot be fitted.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum FitError {
-    /// Too little was sampled.
-    #[error("{samples} samples of {pages} pages: at least {SAMPLES_MIN} of {PAGES_MIN} are needed")]
-    TooFew {
-        /// All samples.
+    /// There are too few samples or sampled pages.
+    #[error("too few samples: {samples} of {pages} pages, at least {SAMPLES_MIN} of {PAGES_MIN} are needed")]
+    TooFewSamples {
+        /// Number of samples.
         samples: u64,
-        /// Pages that were sampled.
+        /// Number of sampled pages.
         pages: usize,
     },
-    /// A number is out of range.
-    #[error("{what} {value} must be {rule}")]
-    Wrong {
-        /// Which.
-        what: &'static str,
-        /// What it was.
+    /// A measurement is out of range.
+    #[error("{quantity} {value} must be {rule}")]
+    InvalidMeasurement {
+        /// Name of the measurement.
+        quantity: &'static str,
+        /// Rejected value.
         value: f64,
-        /// What it has to be.
+        /// Required range.
         rule: &'static str,
     },
 }
 
-/// Samples below which nothing can be said.
+/// Smallest number of samples for a fit.
 const SAMPLES_MIN: u64 = 64;
-/// Pages below which there is no shape.
+/// Smallest number of sampled pages for a fit.
 const PAGES_MIN: usize = 8;
-/// Groups of ranks: each about a fifth longer than the one before.
+/// Groups of ranks. Each is about a fifth longer than the last.
 const GROUPS: usize = 48;
-/// Between what the unknowns are sought.
+/// Range of the slope.
 const SLOPE_MIN: f64 = -6.0;
 const SLOPE_MAX: f64 = 0.0;
 
-/// The power law that these samples and measurements fit.
+/// Fits a power law to samples and a measured miss ratio.
 ///
 /// # Errors
-/// There are too few samples, or a measurement is out of range.
-pub fn fit(histogram: &Histogram, seen: &Seen) -> Result<PowerLaw, FitError> {
+/// [`FitError::TooFewSamples`] or [`FitError::InvalidMeasurement`].
+pub fn fit(histogram: &Histogram, measured: &MeasuredMissRatio) -> Result<PowerLaw, FitError> {
     let (samples, touched) = (histogram.samples(), histogram.counts.len());
     if samples < SAMPLES_MIN || touched < PAGES_MIN {
-        return Err(FitError::TooFew { samples, pages: touched });
+        return Err(FitError::TooFewSamples { samples, pages: touched });
     }
-    check(seen)?;
-    let pages = seen.pages.max(touched as f64);
-    let (scale, slope) = Shape::of(&histogram.counts).fitted();
-    let error = (seen.misses * (1.0 - seen.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
-    let law =
-        PowerLaw { scale, slope, floor: 0.0, scanned: 0.0, pages, pages_per_mib: seen.pages_per_mib, error };
-    let law = through(law, seen.local.min(pages), 1.0 - seen.misses);
-    Ok(PowerLaw { scanned: scanned(&law, seen), ..law })
+    check(measured)?;
+    let pages = measured.pages.max(touched as f64);
+    let (scale, slope) = Shape::of(&histogram.counts).least_squares();
+    let error = (measured.misses * (1.0 - measured.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
+    let law = PowerLaw {
+        scale,
+        slope,
+        floor: 0.0,
+        scan_fraction: 0.0,
+        pages,
+        pages_per_mib: measured.pages_per_mib,
+        error,
+    };
+    let law = pass_through(law, measured.local.min(pages), 1.0 - measured.misses);
+    Ok(PowerLaw { scan_fraction: scan_fraction(&law, measured), ..law })
 }
 
-/// What misses more often than touches of any page at random would goes through pages in turn.
-fn scanned(law: &PowerLaw, seen: &Seen) -> f64 {
-    if seen.local <= 0.0 || seen.local >= law.pages {
+/// Returns the fraction of accesses attributed to a scan: a measured miss ratio above that of
+/// uniformly random accesses requires one.
+fn scan_fraction(law: &PowerLaw, measured: &MeasuredMissRatio) -> f64 {
+    if measured.local <= 0.0 || measured.local >= law.pages {
         return 0.0;
     }
-    let missed = law.misses(seen.local / seen.pages_per_mib);
-    // Nearly all: what is left is how finely that was measured, and would look as if every page were worth a little.
-    if seen.misses >= ALL.max(1.0 - 0.5 * seen.local / law.pages) {
+    let missed = law.misses(measured.local / measured.pages_per_mib);
+    // Almost all accesses miss. The rest is within the resolution of the measurement and would be
+    // mistaken for a uniform value of memory.
+    if measured.misses >= SCAN_MISS_RATIO_MIN.max(1.0 - 0.5 * measured.local / law.pages) {
         return 1.0;
     }
-    let part = (seen.misses - missed) / (1.0 - missed);
-    if part > SCANNED_MIN { part.min(1.0) } else { 0.0 }
+    let part = (measured.misses - missed) / (1.0 - missed);
+    if part > SCAN_FRACTION_MIN { part.min(1.0) } else { 0.0 }
 }
 
-/// Below that, what is left between a law and what was measured is the law's rounding.
-const SCANNED_MIN: f64 = 1e-6;
-/// Who misses so much, and hits less than half of what it would by touching pages at random, misses all.
-const ALL: f64 = 0.9;
+/// Smallest fraction that counts as a scan. Below it the difference is rounding error.
+const SCAN_FRACTION_MIN: f64 = 1e-6;
+/// Miss ratio from which a tenant counts as a pure scan if it also hits less than half as often as
+/// with uniformly random accesses.
+const SCAN_MISS_RATIO_MIN: f64 = 0.9;
 
-fn check(seen: &Seen) -> Result<(), FitError> {
-    let wrong = |what, value, rule| Err(FitError::Wrong { what, value, rule });
-    let Seen { pages, local, misses, pages_per_mib } = *seen;
+fn check(measured: &MeasuredMissRatio) -> Result<(), FitError> {
+    let invalid = |quantity, value, rule| Err(FitError::InvalidMeasurement { quantity, value, rule });
+    let MeasuredMissRatio { pages, local, misses, pages_per_mib } = *measured;
     if !(pages.is_finite() && pages >= 1.0) {
-        return wrong("pages", pages, "a number, 1 or more");
+        return invalid("pages", pages, "a finite number of at least 1");
     }
     if !(local.is_finite() && local >= 0.0) {
-        return wrong("local pages", local, "a number, 0 or more");
+        return invalid("local pages", local, "a finite number of at least 0");
     }
     if !(0.0..=1.0).contains(&misses) {
-        return wrong("miss ratio", misses, "from 0 to 1");
+        return invalid("miss ratio", misses, "between 0 and 1");
     }
     if !(pages_per_mib.is_finite() && pages_per_mib > 0.0) {
-        return wrong("pages of a MiB", pages_per_mib, "a number more than 0");
+        return invalid("pages per MiB", pages_per_mib, "a finite number above 0");
     }
     Ok(())
 }
 
-/// The second phase: the floor with which so many pages take so many of all touches; where no floor does, the slope.
-fn through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
+/// Second phase: returns the law with the floor for which `local` pages receive the fraction `hits`
+/// of all accesses, or with an adjusted slope if no floor does.
+fn pass_through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
     let all = law.pages;
     if local <= 0.0 || local >= all {
-        // What is missed with nothing, or with everything, says nothing of what lies between.
+        // A miss ratio with no or all pages in local memory does not constrain the curve between.
         return law;
     }
-    let falls = |slope, rank| falling(law.scale, slope, rank);
-    let floor = (hits * falls(law.slope, all) - falls(law.slope, local)) / (local - hits * all);
+    let integral = |slope, rank| falling_integral(law.scale, slope, rank);
+    let floor = (hits * integral(law.slope, all) - integral(law.slope, local)) / (local - hits * all);
     if floor.is_finite() && floor >= 0.0 {
         return PowerLaw { floor, ..law };
     }
-    // The steeper, the more touches the first pages take.
+    // A steeper slope concentrates accesses on the first pages.
     let (mut steep, mut flat) = (SLOPE_MIN, SLOPE_MAX);
-    for _ in 0..SLOPES_TRIED {
+    for _ in 0..SLOPE_BISECTIONS {
         let slope = f64::midpoint(steep, flat);
-        if falls(slope, local) > hits * falls(slope, all) { steep = slope } else { flat = slope }
+        if integral(slope, local) > hits * integral(slope, all) { steep = slope } else { flat = slope }
     }
     PowerLaw { slope: f64::midpoint(steep, flat), floor: 0.0, ..law }
 }
 
-const SLOPES_TRIED: u32 = 40;
+/// Bisections of the slope.
+const SLOPE_BISECTIONS: u32 = 40;
 
-/// What the first phase fits: mean counts of groups of ranks.
+/// Mean counts of groups of ranks, the data of the first phase.
 struct Shape {
     groups: Vec<Group>,
 }
 
-/// Ranks from one to another, and the logarithm of their mean count.
+/// Range of ranks with the logarithm of its mean count.
 struct Group {
     from: f64,
     to: f64,
@@ -194,13 +208,13 @@ impl Shape {
         Self { groups }
     }
 
-    /// Scale and slope by Levenberg and Marquardt's least squares of logarithms.
-    fn fitted(&self) -> (f64, f64) {
+    /// Fits scale and slope to the logarithms of counts (Levenberg-Marquardt).
+    fn least_squares(&self) -> (f64, f64) {
         let last = self.groups[self.groups.len() - 1].to;
         let mut at = [(last / 20.0).max(1.0).ln(), -1.0];
         let mut damping = 1e-2;
         let mut error = self.error(at);
-        for _ in 0..STEPS_MAX {
+        for _ in 0..ITERATIONS_MAX {
             let Some(step) = self.step(at, damping) else { break };
             let next = [
                 (at[0] + step[0]).clamp(-2.0, last.ln() + 3.0),
@@ -223,30 +237,44 @@ impl Shape {
         (at[0].exp(), at[1])
     }
 
-    /// What remains between counts and shape in each group, but for a common factor.
+    /// Returns the difference between the logarithms of count and shape for each group, up to a
+    /// common factor.
     fn residuals(&self, [log_scale, slope]: [f64; 2]) -> Vec<f64> {
         let scale = log_scale.exp();
         let shape = |group: &Group| {
-            let touches = falling(scale, slope, group.to) - falling(scale, slope, group.from);
+            let touches =
+                falling_integral(scale, slope, group.to) - falling_integral(scale, slope, group.from);
             group.log_count - (touches / (group.to - group.from)).ln()
         };
-        let off: Vec<f64> = self.groups.iter().map(shape).collect();
+        let residuals: Vec<f64> = self.groups.iter().map(shape).collect();
         let weights: f64 = self.groups.iter().map(|group| group.weight).sum();
-        let mean = off.iter().zip(&self.groups).map(|(off, group)| off * group.weight).sum::<f64>() / weights;
-        off.into_iter().map(|off| off - mean).collect()
+        let mean = residuals
+            .iter()
+            .zip(&self.groups)
+            .map(|(residuals, group)| residuals * group.weight)
+            .sum::<f64>()
+            / weights;
+        residuals.into_iter().map(|residuals| residuals - mean).collect()
     }
 
     fn error(&self, at: [f64; 2]) -> f64 {
-        self.residuals(at).iter().zip(&self.groups).map(|(off, group)| group.weight * off * off).sum()
+        self.residuals(at)
+            .iter()
+            .zip(&self.groups)
+            .map(|(residuals, group)| group.weight * residuals * residuals)
+            .sum()
     }
 
     fn step(&self, at: [f64; 2], damping: f64) -> Option<[f64; 2]> {
         let here = self.residuals(at);
         let along = |unknown: usize| {
             let mut near = at;
-            near[unknown] += DIFFERENCE;
+            near[unknown] += FINITE_DIFFERENCE;
             let there = self.residuals(near);
-            here.iter().zip(there).map(|(here, there)| (there - here) / DIFFERENCE).collect::<Vec<f64>>()
+            here.iter()
+                .zip(there)
+                .map(|(here, there)| (there - here) / FINITE_DIFFERENCE)
+                .collect::<Vec<f64>>()
         };
         let (by_scale, by_slope) = (along(0), along(1));
         let dot = |one: &[f64], other: &[f64]| -> f64 {
@@ -262,6 +290,6 @@ impl Shape {
     }
 }
 
-const STEPS_MAX: u32 = 40;
-const DIFFERENCE: f64 = 1e-5;
+const ITERATIONS_MAX: u32 = 40;
+const FINITE_DIFFERENCE: f64 = 1e-5;
 const DAMPING_MAX: f64 = 1e8;

@@ -1,38 +1,40 @@
-//! How often pages are touched, by their rank (Spirit 4.2): `g(x) = α1·(1 + x/α2)^α3 + α4`.
+//! Power law of access frequency by page rank `x` (Spirit, section 4.2):
+//! `g(x) = α1·(1 + x/α2)^α3 + α4`.
 
 use super::MissModel;
 
-/// Touches by rank, up to a factor: only ratios matter.
+/// Access frequency by rank, up to a factor; only ratios matter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerLaw {
-    /// Ranks after which touches begin to fall; α2, more than 0.
+    /// Rank from which the frequency falls, α2; more than 0.
     pub scale: f64,
-    /// How steeply they fall; α3, 0 or less.
+    /// Exponent, α3; at most 0.
     pub slope: f64,
-    /// Touches of every page beside, against those of the first that fall; α4/α1, 0 or more.
+    /// Frequency common to all pages relative to the falling part of the first, α4/α1; at least 0.
     pub floor: f64,
-    /// The part of touches that goes through all pages in turn, 0 to 1: under LRU it misses unless all of them fit. The paper has no such part.
-    pub scanned: f64,
-    /// Pages there are.
+    /// Fraction of accesses that scan all pages in order, 0 to 1. Under LRU they miss unless all
+    /// pages fit. The paper has no such term.
+    pub scan_fraction: f64,
+    /// Number of pages.
     pub pages: f64,
-    /// Pages of a MiB.
+    /// Pages per MiB.
     pub pages_per_mib: f64,
-    /// The standard error of a miss ratio.
+    /// Standard error of the miss ratio.
     pub error: f64,
 }
 
 impl PowerLaw {
-    /// All touches of the pages up to a rank, against those of the first that fall: the integral of g.
-    fn touches(&self, rank: f64) -> f64 {
-        falling(self.scale, self.slope, rank) + self.floor * rank
+    /// Returns the integral of g from 0 to a rank, divided by α1.
+    fn access_integral(&self, rank: f64) -> f64 {
+        falling_integral(self.scale, self.slope, rank) + self.floor * rank
     }
 }
 
-/// The integral of `(1 + x/scale)^slope` from 0 to a rank.
-pub(super) fn falling(scale: f64, slope: f64, rank: f64) -> f64 {
+/// Returns the integral of `(1 + x/scale)^slope` from 0 to a rank.
+pub(super) fn falling_integral(scale: f64, slope: f64, rank: f64) -> f64 {
     let log = (rank / scale).ln_1p();
     let power = slope + 1.0;
-    // Near a slope of -1 the quotient is 0/0, and its limit the logarithm.
+    // For a slope of -1 the quotient is 0/0; its limit is the logarithm.
     if (power * log).abs() < 1e-8 { scale * log } else { scale * (power * log).exp_m1() / power }
 }
 
@@ -42,8 +44,9 @@ impl MissModel for PowerLaw {
         if rank >= self.pages {
             return 0.0;
         }
-        let missed = (1.0 - self.touches(rank.max(0.0)) / self.touches(self.pages)).clamp(0.0, 1.0);
-        missed + self.scanned * (1.0 - missed)
+        let missed =
+            (1.0 - self.access_integral(rank.max(0.0)) / self.access_integral(self.pages)).clamp(0.0, 1.0);
+        missed + self.scan_fraction * (1.0 - missed)
     }
 
     fn footprint(&self) -> f64 {

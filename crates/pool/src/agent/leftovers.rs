@@ -8,7 +8,7 @@ use std::{
 };
 
 use units::limits::HOST_RETRY;
-use units::{Ns, OrderNumber};
+use units::{DesiredVersion, Ns};
 
 use super::{Agent, Effect, HostFailure, Order, Stand};
 use crate::protocol::{Handle, Holding};
@@ -73,7 +73,7 @@ impl Agent {
 
     /// Closes what no order names. Before the first order nobody knows what that is.
     pub(super) fn clear_leftovers(&mut self) {
-        if self.leftovers.is_empty() || self.newest == OrderNumber::default() {
+        if self.leftovers.is_empty() || self.newest == DesiredVersion::default() {
             return;
         }
         let kept = self.places_in_use();

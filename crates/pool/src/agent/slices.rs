@@ -5,7 +5,7 @@ use std::{
     ops::RangeInclusive,
 };
 
-use units::limits::{HOST_ATTEMPTS_TOLD_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
+use units::limits::{HOST_FAILURES_REPORTED_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
 
 use super::{Agent, Done, Effect, HostFailure};
@@ -51,7 +51,7 @@ pub(super) struct Attempts {
 impl Attempts {
     /// What the manager should hear of: what is certain, and what keeps failing.
     pub(super) fn told(&self) -> Option<&HostFailure> {
-        (self.next.is_none() || self.count >= HOST_ATTEMPTS_TOLD_AFTER).then_some(&self.failure)
+        (self.next.is_none() || self.count >= HOST_FAILURES_REPORTED_AFTER).then_some(&self.failure)
     }
 }
 

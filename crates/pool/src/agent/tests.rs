@@ -10,7 +10,7 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use units::limits::{ENDED_VM_TOLD_FOR, HOST_RETRY};
+use units::limits::{ENDED_VM_REPORTED_FOR, HOST_RETRY};
 use units::{Epoch, Revision, SliceId, UnixMs};
 
 use super::*;
@@ -59,7 +59,7 @@ fn holdings(text: &str) -> impl Iterator<Item = Holding> {
 
 fn want(number: u64) -> Want {
     Want {
-        number: OrderNumber { generation: 0, revision: Revision(number) },
+        number: DesiredVersion { generation: 0, revision: Revision(number) },
         instance: INSTANCE,
         base: None,
         vms: BTreeMap::new(),
@@ -90,7 +90,7 @@ fn order(text: &str) -> Event {
             None if part == "rack" => rack = "Q",
             Some(("base", number)) => {
                 let revision = Revision(number.parse().unwrap());
-                want.base = Some(OrderNumber { generation: 0, revision });
+                want.base = Some(DesiredVersion { generation: 0, revision });
             }
             Some(("no_vm", list)) => want.no_more.vms.extend(list.split('+').map(reservation)),
             Some(("no_slice", list)) => {
@@ -548,7 +548,7 @@ fn a_fenced_host_ends_what_may_run_elsewhere_and_then_is_clean() {
 fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
     let ended = attached("gone:a");
     check(&ended, "free:a news:1:ended=a");
-    let later = ENDED_VM_TOLD_FOR.as_ms();
+    let later = ENDED_VM_REPORTED_FOR.as_ms();
     check(&format!("{ended} tick:{later}"), "have:1:online=1.1:ended=a");
     let unnamed = format!("{ended} want:2:release=1.1 ok:1.1 want:3");
     check(&unnamed, "have:3:ended=a:clean");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use units::limits::{ENDED_VM_TOLD_FOR, ENDED_VMS_REPORTED_MAX};
+use units::limits::{ENDED_VM_REPORTED_FOR, ENDED_VMS_REPORTED_MAX};
 use units::{Name, Ns, ReservationId, UserId};
 
 use super::{Adopted, Agent, Caller, Effect, Process, Refusal, Ticket, VmRecord};
@@ -326,7 +326,7 @@ impl Agent {
     fn forget_at(&self, vm: &Vm) -> Option<Ns> {
         let Life::Ended { unnamed: Some(since) } = vm.life else { return None };
         let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
-        closed.then(|| since.after(ENDED_VM_TOLD_FOR))
+        closed.then(|| since.after(ENDED_VM_REPORTED_FOR))
     }
 }
 

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{
-    CLIENT_ESTABLISHED_AFTER, ENDED_REQUESTS_MAX, ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_KEPT,
+    CLIENT_ESTABLISHED_AFTER, ENDED_REQUESTS_MAX, ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_RETENTION,
 };
 use units::{Name, Ns, ReservationId};
 
@@ -78,12 +78,12 @@ impl EndedRequests {
 
     /// When the next entry is past its time.
     pub(super) fn next_expiry(&self) -> Option<Ns> {
-        self.all.first().map(|(at, _)| at.after(REQUEST_ID_KEPT))
+        self.all.first().map(|(at, _)| at.after(REQUEST_ID_RETENTION))
     }
 
     /// Entries past their time, oldest first.
     pub(super) fn expired(&self, now: Ns) -> impl Iterator<Item = ReservationId> {
-        let expired = self.all.iter().take_while(move |(at, _)| at.after(REQUEST_ID_KEPT) <= now);
+        let expired = self.all.iter().take_while(move |(at, _)| at.after(REQUEST_ID_RETENTION) <= now);
         expired.map(|(_, id)| *id)
     }
 

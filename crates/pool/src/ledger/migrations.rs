@@ -3,7 +3,7 @@
 
 use std::ops::Bound;
 
-use units::limits::MIGRATION_ASKED_AGAIN_AFTER;
+use units::limits::MIGRATION_REQUEST_RETRY_AFTER;
 use units::{Name, ReservationId};
 
 use super::{Change, Ledger, When, decision, rack::Place};
@@ -54,7 +54,7 @@ impl Ledger {
         };
         let what = What::MigrationAnswered { answer: said.into(), words: words.clone() };
         let again =
-            (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_ASKED_AGAIN_AFTER));
+            (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_REQUEST_RETRY_AFTER));
         let answered = Migration { answer, words, again, ..migration.clone() };
         Ok((id, Change(vec![Record::Migration(id, answered), about(when, actor, vm, what)])))
     }

@@ -5,7 +5,9 @@ mod ended;
 mod numbers;
 mod story;
 
-use units::limits::{MIGRATION_ASKED_AGAIN_AFTER, REQUEST_ID_KEPT, RESERVATIONS_PER_HOST_MAX, SLICES_MAX};
+use units::limits::{
+    MIGRATION_REQUEST_RETRY_AFTER, REQUEST_ID_RETENTION, RESERVATIONS_PER_HOST_MAX, SLICES_MAX,
+};
 use units::{Epoch, RequestId, UserId};
 
 use super::*;
@@ -367,7 +369,7 @@ fn an_ended_request_is_remembered_for_its_time_and_while_its_slices_drain() {
     rack.online(0);
     rack.end(a, released());
     rack.end(b, released());
-    let later = |more| When { now: at(2).now.after(REQUEST_ID_KEPT).after(Ns(more)), ..at(2) };
+    let later = |more| When { now: at(2).now.after(REQUEST_ID_RETENTION).after(Ns(more)), ..at(2) };
     let gone =
         |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Gone(Key::Reservation(*id))).collect());
     assert_eq!(rack.ledger.decide_forget(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
@@ -476,7 +478,7 @@ fn a_move_that_was_declined_is_asked_for_again_after_a_while() {
         .decide_migration(at(3), &name("a"), MigrationAnswer::Declined, "busy".into(), tester())
         .unwrap();
     rack.apply(declined);
-    let due = at(3).now.after(MIGRATION_ASKED_AGAIN_AFTER);
+    let due = at(3).now.after(MIGRATION_REQUEST_RETRY_AFTER);
     assert_eq!(rack.ledger.next_asking_again(), Some(due));
     let early = When { now: Ns(due.0 - 1), ..at(4) };
     assert_eq!(rack.ledger.decide_ask_again(early, 9), Change::default());

@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::{HOST_UNANSWERED_ORDERS_FOR, NEWS_PER_HOST_MAX, WANT_GAP, WANT_LINGER};
-use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
+use units::limits::{
+    DELTA_CHANGES_PER_HOST_MAX, DESIRED_STATE_INTERVAL_MIN, DESIRED_STATE_LINGER, DESIRED_STATE_RESEND_AFTER,
+};
+use units::{DesiredVersion, Epoch, HostId, InstanceId, Ns, ReservationId, SliceId, UnixMs};
 
 use super::{Closed, Effect, Manager, SessionId, links::Due};
 use crate::{
@@ -31,9 +33,9 @@ pub(super) struct Link {
     order_due: bool,
     news: News,
     /// The newest order that its agent has reflected.
-    reflected: OrderNumber,
+    reflected: DesiredVersion,
     /// The first order of this session that told it that it was fenced.
-    told_fenced: Option<OrderNumber>,
+    told_fenced: Option<DesiredVersion>,
     /// What this session was told to scrub.
     told_to_scrub: BTreeSet<Holding>,
     rejected: Option<RejectedAgent>,
@@ -51,7 +53,7 @@ pub(super) struct RejectedAgent {
 
 #[derive(Clone, Copy, Debug)]
 struct SentOrder {
-    number: OrderNumber,
+    number: DesiredVersion,
     at: Ns,
 }
 
@@ -71,7 +73,7 @@ impl News {
     pub(super) fn note(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
         self.slices.extend(slice);
         self.reservations.extend(of);
-        if self.slices.len() + self.reservations.len() > NEWS_PER_HOST_MAX {
+        if self.slices.len() + self.reservations.len() > DELTA_CHANGES_PER_HOST_MAX {
             *self = Self { all: true, awaited: self.awaited, ..Self::default() };
         }
     }
@@ -108,7 +110,7 @@ impl Link {
             order: None,
             order_due: true,
             news: News { all: true, ..News::default() },
-            reflected: OrderNumber::default(),
+            reflected: DesiredVersion::default(),
             told_fenced: None,
             told_to_scrub: BTreeSet::new(),
             rejected: None,
@@ -194,16 +196,16 @@ impl Link {
         let Some(sent) = self.order else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
         Some(sent.at.after(match self.news.awaited {
-            _ if !answered => HOST_UNANSWERED_ORDERS_FOR,
-            true => WANT_GAP,
-            false => WANT_LINGER,
+            _ if !answered => DESIRED_STATE_RESEND_AFTER,
+            true => DESIRED_STATE_INTERVAL_MIN,
+            false => DESIRED_STATE_LINGER,
         }))
     }
 
     /// When an order that was not answered is sent again.
     fn repeat_at(&self) -> Option<Ns> {
         let sent = self.order.filter(|sent| self.is_connected() && self.reflected < sent.number)?;
-        Some(sent.at.after(HOST_UNANSWERED_ORDERS_FOR))
+        Some(sent.at.after(DESIRED_STATE_RESEND_AFTER))
     }
 }
 
@@ -619,7 +621,7 @@ impl Manager {
     }
 
     /// What has changed since an order, if that can be said.
-    fn changed_want(&self, host: HostId, base: OrderNumber, news: &News) -> Option<Want> {
+    fn changed_want(&self, host: HostId, base: DesiredVersion, news: &News) -> Option<Want> {
         let mut want = self.empty_want(host)?;
         if news.all || want.fenced || want.number <= base {
             return None;
@@ -658,7 +660,7 @@ impl Manager {
     fn empty_want(&self, host: HostId) -> Option<Want> {
         let meta = self.durable.meta();
         Some(Want {
-            number: OrderNumber { generation: meta.generation, revision: meta.revision },
+            number: DesiredVersion { generation: meta.generation, revision: meta.revision },
             base: None,
             instance: self.links.get(&host)?.instance()?,
             vms: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! What goes on by itself: leases, deadlines, scrubbing, forgetting, retries.
 
-use units::limits::{BATCH_CHANGES_MAX, FORGET_EVERY, RACK_TIME_SAVED_EVERY};
+use units::limits::{BATCH_CHANGES_MAX, RACK_TIME_SAVE_INTERVAL, RESERVATION_PRUNE_INTERVAL};
 use units::{EmcId, Ns, SliceId};
 
 use super::{Effect, Manager, buffer::Supply};
@@ -49,7 +49,7 @@ impl Manager {
         self.apply(when, expired);
         forgotten += self.evict(when, UPKEEP_CHANGES_MAX - forgotten);
         if forgotten < UPKEEP_CHANGES_MAX {
-            self.forget_at = when.now.after(FORGET_EVERY);
+            self.forget_at = when.now.after(RESERVATION_PRUNE_INTERVAL);
         }
     }
 
@@ -158,7 +158,7 @@ impl Manager {
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
         let runs = self.head.next_expiry().or(self.head.next_forgetting()).or(self.head.next_asking_again());
         (!self.is_writing()).then_some(())?;
-        runs.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVED_EVERY))
+        runs.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVE_INTERVAL))
     }
 
     /// When something ends by itself, or may be forgotten.

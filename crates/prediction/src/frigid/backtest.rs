@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use units::{
     Fraction, UnixMs,
-    limits::{OUTCOMES_JUDGED_MAX, OUTCOMES_TRAINED_MAX},
+    limits::{CALIBRATION_OUTCOMES_MAX, TRAINING_OUTCOMES_MAX},
 };
 
 use super::{
@@ -149,7 +149,7 @@ pub fn train(
         return Err(TooFewOutcomes(outcomes));
     };
     // The calibration would evict earlier outcomes.
-    let first = outcomes.saturating_sub(OUTCOMES_JUDGED_MAX).max(FIRST_TRAINING);
+    let first = outcomes.saturating_sub(CALIBRATION_OUTCOMES_MAX).max(FIRST_TRAINING);
     let mut backtest = Backtest { tests_unpredicted: false, ..Backtest::new(source, first, rates) };
     let samples: Vec<&VmSample> = samples.iter().collect();
     backtest.replay(&samples, 0);
@@ -272,7 +272,7 @@ impl<'a> Backtest<'a> {
             .prediction
             .filter(|_| self.calibrates_after.is_none_or(|after| sample.request.begins > after));
         self.online.record_outcome(&sample.request, &sample.outcome, prediction);
-        if self.training.len() == OUTCOMES_TRAINED_MAX {
+        if self.training.len() == TRAINING_OUTCOMES_MAX {
             self.training.pop_front();
         }
         self.training.push_back((assessment.features, sample.outcome.untouched.get()));

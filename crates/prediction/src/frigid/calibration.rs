@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 use units::{
     Bytes, Fraction, UnixMs,
-    limits::{OUTCOMES_JUDGED_MAX, OWNERS_JUDGED_MAX},
+    limits::{CALIBRATION_OUTCOMES_MAX, OWNER_MARGINS_MAX},
 };
 
 use super::{
@@ -82,7 +82,7 @@ impl Calibration {
             tally.outcomes = tally.outcomes * decay + 1.0;
             tally.overpredictions = tally.overpredictions * decay + f64::from(u8::from(is_overpredicted));
         }
-        if self.recent.len() >= OUTCOMES_JUDGED_MAX {
+        if self.recent.len() >= CALIBRATION_OUTCOMES_MAX {
             self.recent.pop_front();
         }
         self.recent.push_back(sample);
@@ -90,9 +90,9 @@ impl Calibration {
 
     /// Evicts the half of the owners with the fewest outcomes if there is no space for a new one.
     fn evict_owners_for(&mut self, owner: &str) {
-        if self.owners.len() >= OWNERS_JUDGED_MAX && !self.owners.contains_key(owner) {
+        if self.owners.len() >= OWNER_MARGINS_MAX && !self.owners.contains_key(owner) {
             let mut outcomes: Vec<f64> = self.owners.values().map(|tally| tally.outcomes).collect();
-            let median = *outcomes.select_nth_unstable_by(OWNERS_JUDGED_MAX / 2, f64::total_cmp).1;
+            let median = *outcomes.select_nth_unstable_by(OWNER_MARGINS_MAX / 2, f64::total_cmp).1;
             self.owners.retain(|_, tally| tally.outcomes > median);
         }
     }
@@ -151,8 +151,8 @@ impl Calibration {
             |sample: &CalibrationSample| sample.requested > Bytes::ZERO && sample.owner_margin >= 1.0;
         let tallies =
             self.owners.values().all(|tally| tally.outcomes.is_finite() && tally.overpredictions.is_finite());
-        self.recent.len() <= OUTCOMES_JUDGED_MAX
-            && self.owners.len() <= OWNERS_JUDGED_MAX
+        self.recent.len() <= CALIBRATION_OUTCOMES_MAX
+            && self.owners.len() <= OWNER_MARGINS_MAX
             && self.recent.iter().all(is_valid)
             && tallies
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use rand::{SeedableRng, seq::SliceRandom as _};
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
-use units::{Fraction, limits::SPLITS_MAX};
+use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
 use super::{DRAM_BOUND, MEMORY_BOUND, Workload, train_forest};
 
@@ -54,7 +54,7 @@ pub enum EvaluationError {
     #[error("all workloads are slowed down beyond the margin, or none: must be some of each")]
     SingleClass,
     /// The number of splits is out of range.
-    #[error("{0} splits: must be from 1 to {SPLITS_MAX}")]
+    #[error("{0} splits: must be from 1 to {CROSS_VALIDATION_SPLITS_MAX}")]
     Splits(u32),
 }
 
@@ -91,7 +91,7 @@ pub fn run(
     let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
     let mut programs: Vec<&str> = programs.into_iter().collect();
     EvaluationError::check(workloads, pdm)?;
-    if !(1..=SPLITS_MAX).contains(&splits) {
+    if !(1..=CROSS_VALIDATION_SPLITS_MAX).contains(&splits) {
         return Err(EvaluationError::Splits(splits));
     }
     let mut rng = Pcg64Mcg::seed_from_u64(seed);

@@ -7,8 +7,11 @@
 use std::cell::RefCell;
 
 use fairness::{
-    market::{Asked, Bundle, How, Limits, Mark, Market, Purse, Status, Supply, Tenant as Bidder, Utility},
-    profile::Worth,
+    market::{
+        BudgetConstraint, Bundle, ClearingOptions, Demand, Limits, Market, Status, Supply, Tenant as Bidder,
+        Utility, WarmStart,
+    },
+    profile::TenantUtility,
 };
 
 use super::{
@@ -53,14 +56,15 @@ const PRICE_STEPS: u32 = 50;
 /// Panics if there is no tenant, or less than 1 MiB for them.
 pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     let (supply, equal) = (host.supply(), host.equal(tenants.len()));
-    let worth: Vec<Worth> = tenants.iter().map(|tenant| host.measured_utility(tenant, equal)).collect();
+    let worth: Vec<TenantUtility> =
+        tenants.iter().map(|tenant| host.measured_utility(tenant, equal)).collect();
     let queries = RefCell::new(Vec::new());
     let bidder = |(tenant, worth)| {
         Bidder::new(1.0, supply, RecordingUtility { tenant, worth, supply, queries: &queries })
     };
     let bidders: Vec<_> = worth.iter().enumerate().map(bidder).collect();
     let market = Market::new(supply, &bidders).expect("tenants with equal weights and without limits");
-    let outcome = market.clear(How::default());
+    let outcome = market.clear(ClearingOptions::default());
     let tried = usize::try_from(outcome.rounds).expect("the number of rounds fits usize");
     let mut rounds = rounds(&queries.borrow(), tenants.len());
     rounds.truncate(tried);
@@ -76,13 +80,13 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
 }
 
 /// Returns the aggregate demand at a price with equal budgets.
-fn demand_at(price: f64, worth: &[Worth], supply: Supply) -> Round {
+fn demand_at(price: f64, worth: &[TenantUtility], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
         fairness::market::Prices { memory: price / all.memory, bandwidth: (1.0 - price) / all.bandwidth };
-    let purse = Purse { budget: 1.0 / worth.len() as f64, prices };
-    let within = Limits { least: Bundle::default(), most: all };
-    let bundles = worth.iter().map(|worth| worth.asks(&purse, &within, &mut Mark::default()).bundle);
+    let purse = BudgetConstraint { budget: 1.0 / worth.len() as f64, prices };
+    let within = Limits { min: Bundle::default(), max: all };
+    let bundles = worth.iter().map(|worth| worth.demand(&purse, &within, &mut WarmStart::default()).bundle);
     Round { price, dividend: 1.0, sum: sum(bundles, supply) }
 }
 
@@ -108,7 +112,7 @@ struct DemandQuery {
 /// Utility that records its queries.
 struct RecordingUtility<'a> {
     tenant: usize,
-    worth: &'a Worth,
+    worth: &'a TenantUtility,
     supply: Supply,
     queries: &'a RefCell<Vec<DemandQuery>>,
 }
@@ -118,8 +122,8 @@ impl Utility for RecordingUtility<'_> {
         self.worth.value(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
-        let asked = self.worth.asks(purse, within, mark);
+    fn demand(&self, purse: &BudgetConstraint, within: &Limits, mark: &mut WarmStart) -> Demand {
+        let asked = self.worth.demand(purse, within, mark);
         self.queries.borrow_mut().push(DemandQuery {
             tenant: self.tenant,
             price: purse.prices.memory * self.supply.memory_mib as f64,

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use fairness::{
     curve::Knot,
-    epoch::{Epochs, Member},
+    epoch::{EpochAllocator, Member},
     market::{Bundle, Share},
-    profile::{MissModel as _, Reuse},
+    profile::{MissModel as _, ReuseDistances},
 };
 
 use super::{
@@ -119,7 +119,7 @@ impl Activity {
 pub fn play(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
     let host = Host { memory: memory * TENANTS as f64 };
     let mut simulation = HostSimulation::new(activities, host);
-    let mut epochs = Epochs::default();
+    let mut epochs = EpochAllocator::default();
     let epoch = |epoch: usize| {
         for change in changes.iter().filter(|change| change.epoch == epoch) {
             simulation.tenants[change.tenant].activity = change.to;
@@ -151,7 +151,7 @@ struct TenantState {
     local: Lru,
     /// Local memory with an equal split.
     equal: Lru,
-    reuse: Reuse,
+    reuse: ReuseDistances,
     /// Share, in footprints and as a fraction of the link.
     share: Bundle,
     /// Time by which the last epoch overran.
@@ -173,7 +173,7 @@ impl<'a> HostSimulation<'a> {
             positions: start_positions(tenant),
             local: equal.clone(),
             equal: equal.clone(),
-            reuse: Reuse::new(SAMPLED_PAGES_MAX, 1.0),
+            reuse: ReuseDistances::new(SAMPLED_PAGES_MAX, 1.0),
             share,
             overrun: 0.0,
         };
@@ -190,12 +190,12 @@ impl<'a> HostSimulation<'a> {
     }
 
     /// Allocates the shares of the next epoch.
-    fn allocate(&mut self, epochs: &mut Epochs) {
+    fn allocate(&mut self, epochs: &mut EpochAllocator) {
         let member = |(at, tenant): (usize, &TenantState)| {
             let knots = tenant.reuse.knots().into_iter();
             let knots = knots.map(|knot| Knot { memory: knot.memory / self.footprint, ..knot }).collect();
             let utility = self.host.worth(knots, GAMMA, 1.0);
-            Member { name: at.to_string().into(), weight: 1.0, least: Share::default(), utility }
+            Member { name: at.to_string().into(), weight: 1.0, min: Share::default(), utility }
         };
         let members: Vec<_> = self.tenants.iter().enumerate().map(member).collect();
         let decision = epochs.decide(self.host.supply(), &members);
@@ -231,7 +231,7 @@ impl TenantState {
     fn epoch(&mut self, activities: &[Activity; 2], host: Host, footprint: f64, length: f64) -> TenantEpoch {
         self.local.resize(pages_of(self.share, footprint));
         // Keeps recency, but not the reuse counts of earlier epochs.
-        self.reuse.age(0.0);
+        self.reuse.decay(0.0);
         let (mut time, mut equal_time) = (self.overrun, 0.0);
         let (mut pages, mut missed) = (0_u64, 0_u64);
         let start = time;

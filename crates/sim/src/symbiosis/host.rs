@@ -3,7 +3,7 @@
 use fairness::{
     curve::Knot,
     market::{Bundle, Share, Supply},
-    profile::{Worth, wanted},
+    profile::{TenantUtility, wanted},
 };
 
 use super::tenant::Tenant;
@@ -40,15 +40,15 @@ impl Host {
 
     /// Creates the utility of a tenant from its miss-ratio curve (memory in footprints), the
     /// penalty of a miss, and its bandwidth demand.
-    pub(super) fn worth(self, knots: Vec<Knot>, gamma: f64, link: f64) -> Worth {
+    pub(super) fn worth(self, knots: Vec<Knot>, gamma: f64, link: f64) -> TenantUtility {
         let knots: Vec<Knot> =
             knots.into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();
-        Worth::new(self.supply(), knots, gamma, link * LINK_MB_S as f64)
+        TenantUtility::new(self.supply(), knots, gamma, link * LINK_MB_S as f64)
             .expect("measured curves and link shares are valid")
     }
 
     /// Creates the utility of a tenant from the measurements with this share.
-    pub(super) fn measured_utility(self, tenant: &Tenant, share: Bundle) -> Worth {
+    pub(super) fn measured_utility(self, tenant: &Tenant, share: Bundle) -> TenantUtility {
         let link = wanted(tenant.bandwidth_used(share), share.bandwidth, 1.0);
         self.worth(tenant.measured().knots(), tenant.gamma, link)
     }

@@ -3,10 +3,10 @@
 
 use fairness::{
     curve::Knot,
-    market::{Aim, How, Market, Outcome, Tenant as Bidder, Trail},
-    profile::Worth,
+    market::{ClearingOptions, Market, MarketWarmStart, Outcome, RefineOptions, Tenant as Bidder},
+    profile::TenantUtility,
 };
-use units::limits::REFINED_TENANTS_MAX;
+use units::limits::REFINEMENT_TENANTS_MAX;
 
 use super::{host::Host, mixes, tenant::Tenant};
 
@@ -21,7 +21,7 @@ pub struct ScalingTenants {
 #[derive(Debug)]
 pub struct Bidders {
     host: Host,
-    tenants: Vec<Bidder<Worth>>,
+    tenants: Vec<Bidder<TenantUtility>>,
 }
 
 /// Relative spread of the miss penalty around its mean.
@@ -66,22 +66,22 @@ impl Bidders {
 
     /// Returns whether a market of this size is refined.
     pub fn are_refined(&self) -> bool {
-        self.tenants.len() <= REFINED_TENANTS_MAX
+        self.tenants.len() <= REFINEMENT_TENANTS_MAX
     }
 
     /// Clears the market, warm-started from an earlier one.
-    pub fn shares(&self, trail: Trail) -> Outcome {
-        self.market().clear(How { trail, turn: 0 })
+    pub fn shares(&self, warm_start: MarketWarmStart) -> Outcome {
+        self.market().clear(ClearingOptions { warm_start, turn: 0 })
     }
 
     /// Clears and refines the market.
-    pub fn refined(&self, trail: Trail) -> Outcome {
-        let mut outcome = self.shares(trail);
-        self.market().refine(&mut outcome, Aim { without_envy: false, margin: 0.0 });
+    pub fn refined(&self, warm_start: MarketWarmStart) -> Outcome {
+        let mut outcome = self.shares(warm_start);
+        self.market().refine(&mut outcome, RefineOptions { envy_free: false, margin: 0.0 });
         outcome
     }
 
-    fn market(&self) -> Market<'_, Worth> {
+    fn market(&self) -> Market<'_, TenantUtility> {
         Market::new(self.host.supply(), &self.tenants).expect("tenants with equal weights and without limits")
     }
 }

@@ -1,6 +1,6 @@
 //! Allocation schemes (Spirit, section 6): equal split, Harvest, Trade, Symbiosis and the ideal.
 
-use fairness::market::{Aim, Bundle, Certificate, How, Market};
+use fairness::market::{Bundle, Certificate, ClearingOptions, Market, RefineOptions};
 
 use super::{
     host::{Host, part},
@@ -99,8 +99,8 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
         result(Scheme::Harvest, tenants, equal, estimates.harvest(), None),
         result(Scheme::Trade, tenants, equal, estimates.trade(), None),
         market(Scheme::Market, None),
-        market(Scheme::WithoutEnvy, Some(Aim { without_envy: true, margin: 0.0 })),
-        market(Scheme::Symbiosis, Some(Aim { without_envy: false, margin: 0.0 })),
+        market(Scheme::WithoutEnvy, Some(RefineOptions { envy_free: true, margin: 0.0 })),
+        market(Scheme::Symbiosis, Some(RefineOptions { envy_free: false, margin: 0.0 })),
         result(Scheme::Ideal, tenants, equal, ideal(tenants, host.memory), None),
     ]
 }
@@ -118,9 +118,9 @@ fn result(
 }
 
 /// Runs the market for several epochs, each with the measurements of the one before.
-fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<Aim>) -> (Vec<Bundle>, Certificate) {
+fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<RefineOptions>) -> (Vec<Bundle>, Certificate) {
     let mut shares = vec![host.equal(tenants.len()); tenants.len()];
-    let mut how = How::default();
+    let mut how = ClearingOptions::default();
     let mut certificate = None;
     for _ in 0..EPOCHS {
         let worth = tenants.iter().zip(&shares).map(|(tenant, share)| host.measured_utility(tenant, *share));
@@ -133,7 +133,7 @@ fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<Aim>) -> (Vec<Bundle>, 
         }
         certificate = Some(market.certify(&outcome));
         shares = outcome.shares.iter().map(part).collect();
-        how = How { trail: outcome.trail, turn: 0 };
+        how = ClearingOptions { warm_start: outcome.warm_start, turn: 0 };
     }
     (shares, certificate.expect("EPOCHS is above 0"))
 }

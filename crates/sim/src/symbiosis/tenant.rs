@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fairness::{
     curve::Knot,
     market::Bundle,
-    profile::{MissModel, Reuse},
+    profile::{MissModel, ReuseDistances},
 };
 
 /// Resource that a tenant's throughput depends on, for display.
@@ -69,8 +69,8 @@ impl Tenant {
     pub fn new(name: String, touches: &[u32], gamma: f64, wanted: f64) -> Self {
         let pages = touches.iter().max().map_or(1, |last| last + 1);
         let footprint = f64::from(pages);
-        let mut exact = Reuse::new(pages as usize + 1, 1.0);
-        let mut sampled = Reuse::new(SAMPLED_PAGES_MAX, 1.0);
+        let mut exact = ReuseDistances::new(pages as usize + 1, 1.0);
+        let mut sampled = ReuseDistances::new(SAMPLED_PAGES_MAX, 1.0);
         for page in touches {
             exact.touch(u64::from(*page));
             sampled.touch(u64::from(*page));

@@ -1,7 +1,7 @@
 //! Clocks: the wall clock jumps, and a whole day passes at once.
 
 use rand::Rng as _;
-use units::{Ns, UnixMs, limits::REQUEST_ID_KEPT};
+use units::{Ns, UnixMs, limits::REQUEST_ID_RETENTION};
 
 use super::World;
 
@@ -52,7 +52,7 @@ impl World {
     /// More than a day passes in which nothing runs, as if every machine had been suspended: pending events are due
     /// as much later than before.
     pub(super) fn pass_a_day(&mut self) {
-        let span = REQUEST_ID_KEPT.after(Ns::secs(1));
+        let span = REQUEST_ID_RETENTION.after(Ns::secs(1));
         self.say(|| "a day passes".into());
         self.now = self.now.after(span);
         let queue = std::mem::take(&mut self.queue);

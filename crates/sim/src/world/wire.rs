@@ -8,7 +8,7 @@ use pool::{
     manager::{Closed, Event, SessionId},
     protocol::{Have, Hello, Holding, SeenDevice, Want},
 };
-use units::limits::{RECONNECT_AFTER_MAX, RECONNECT_AFTER_MIN};
+use units::limits::{RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN};
 use units::{HostId, InstanceId, Ns};
 
 use super::{Happening, World, check::Orders};
@@ -93,7 +93,7 @@ impl World {
         }
         let Some(hello) = self.hello(host, instance) else { return };
         if !self.program.is_open() || self.machine(host).is_cut_off {
-            let pause = self.between(RECONNECT_AFTER_MIN, RECONNECT_AFTER_MAX);
+            let pause = self.between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
             return self.after(pause, Happening::Connects(host, instance));
         }
         self.wire.made += 1;
@@ -281,7 +281,7 @@ impl World {
         if self.machine(host).current_session() == Some(id) {
             self.machine(host).session(None);
             self.agent(host, instance, Told::SessionDown);
-            let pause = self.between(RECONNECT_AFTER_MIN, RECONNECT_AFTER_MAX);
+            let pause = self.between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
             self.after(pause, Happening::Connects(host, instance));
         }
     }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use units::{SLICE, limits::STRANGERS_ON_POOL_NODE_MAX};
+use units::{SLICE, limits::FOREIGN_MEMORY_ON_POOL_NODE_MAX};
 
 use super::{AS_ROOT, Finding, Machine, each};
 use crate::host::{
@@ -135,7 +135,7 @@ fn strangers(machine: &Machine, folder: &str) -> Option<Finding> {
             "keep them off it: `systemctl set-property system.slice user.slice AllowedMemoryNodes=0`, with the nodes of local memory",
         )
     };
-    (bytes > STRANGERS_ON_POOL_NODE_MAX).then(bad)
+    (bytes > FOREIGN_MEMORY_ON_POOL_NODE_MAX).then(bad)
 }
 
 /// What becomes of a VM that touches memory of a full node.

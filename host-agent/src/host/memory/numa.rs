@@ -12,7 +12,7 @@ use std::{
 
 use units::{
     Fraction,
-    limits::{PAGES_MOVED_AT_ONCE_MAX, PAGES_PER_SAMPLE},
+    limits::{PAGES_PER_MOVE_CALL_MAX, PAGES_PER_SAMPLE},
 };
 use vm_memory::{FileOffset, MmapRegion};
 
@@ -99,7 +99,7 @@ pub fn bring_back(pid: u32, file: FileId, right: &BTreeSet<u32>, to: u32) -> io:
     let mut moved = Moved::default();
     for mapping in process::mappings(pid, file)? {
         let pages: Vec<usize> = mapping.step_by(PAGE).collect();
-        for batch in pages.chunks(PAGES_MOVED_AT_ONCE_MAX) {
+        for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
             process.bring_back(batch, right, to, &mut moved)?;
         }
     }
@@ -133,7 +133,7 @@ pub fn sample_placement(pid: u32, files: &[FileId], right: &BTreeSet<u32>) -> io
     let mut pages = mappings.into_iter().flat_map(|mapping| mapping.step_by(PAGE * PAGES_PER_SAMPLE));
     let mut placement = Placement::default();
     loop {
-        let batch: Vec<usize> = pages.by_ref().take(PAGES_MOVED_AT_ONCE_MAX).collect();
+        let batch: Vec<usize> = pages.by_ref().take(PAGES_PER_MOVE_CALL_MAX).collect();
         if batch.is_empty() {
             break;
         }

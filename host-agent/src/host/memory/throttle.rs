@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use units::{Ns, limits::SCRUB_SAVED_UP};
+use units::{Ns, limits::SCRUB_BURST};
 
 /// Bytes per second, handed out in the order in which they are asked for.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ struct Bucket {
 impl Bucket {
     /// How long to wait before these bytes are used. They count as used.
     fn take(&mut self, now: Ns, bytes: u64) -> Ns {
-        let saved_up = Ns(now.since(SCRUB_SAVED_UP).0);
+        let saved_up = Ns(now.since(SCRUB_BURST).0);
         let start = self.paid_at.max(saved_up);
         self.paid_at = start.after(self.price(bytes));
         start.since(now)
@@ -81,7 +81,7 @@ mod tests {
             let mut sum = 0;
             for (at, bytes) in &used[first..] {
                 sum += bytes;
-                let allowed = (at.since(*from).0 + SCRUB_SAVED_UP.0) * MIB / 1_000_000 + 7 * MIB;
+                let allowed = (at.since(*from).0 + SCRUB_BURST.0) * MIB / 1_000_000 + 7 * MIB;
                 assert!(sum <= allowed, "{sum} bytes from {from} to {at}");
             }
         }
@@ -99,7 +99,7 @@ mod tests {
         let mut bucket = bucket(1000);
         assert_eq!(bucket.take(Ns::secs(100), MIB), Ns::ZERO);
         let saved = (0..100).take_while(|_| bucket.take(Ns::secs(100), MIB) == Ns::ZERO).count();
-        assert!(saved as u64 <= SCRUB_SAVED_UP.as_ms(), "{saved} MiB at once");
+        assert!(saved as u64 <= SCRUB_BURST.as_ms(), "{saved} MiB at once");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a processor is asked to sample: as perf's event, found by what the kernel shows of its counters.
 
 use perf_event::{Builder, SampleSkid, events::Raw};
-use units::limits::PROCESSORS_SAMPLED_MAX;
+use units::limits::SAMPLED_CPUS_MAX;
 
 use super::SamplerError;
 use crate::host::{
@@ -89,5 +89,5 @@ pub(super) fn processors(sys: &Sysfs) -> Result<Vec<usize>, SysfsError> {
     let text = sys.text(ONLINE)?;
     let runs = runs(&text).filter(|runs| !runs.is_empty());
     let runs = runs.ok_or_else(|| sys.unreadable(ONLINE, text, "a list of processors"))?;
-    Ok(runs.into_iter().flatten().take(PROCESSORS_SAMPLED_MAX).collect())
+    Ok(runs.into_iter().flatten().take(SAMPLED_CPUS_MAX).collect())
 }

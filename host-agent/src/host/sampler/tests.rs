@@ -38,7 +38,7 @@ fn processors_are_those_that_are_online() {
         source::processors(&tree.sysfs).map_err(|error| units::chain(&error))
     };
     assert_eq!(of("0-2,8"), Ok(vec![0, 1, 2, 8]));
-    assert_eq!(of("0-18446744073709551615").unwrap().len(), units::limits::PROCESSORS_SAMPLED_MAX);
+    assert_eq!(of("0-18446744073709551615").unwrap().len(), units::limits::SAMPLED_CPUS_MAX);
     assert!(of("all").unwrap_err().contains("online holds \"all\", which is not a list of processors"));
 }
 

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use units::limits::{SLICE_STEP_WITHIN, SLICES_STUCK_MAX};
+use units::limits::{SLICE_STEP_TIMEOUT, SLICES_STUCK_MAX};
 
 use super::{SliceError, SysfsError};
 
@@ -43,7 +43,7 @@ fn lock(devices: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
 
 impl Default for DetachedSteps {
     fn default() -> Self {
-        Self::within(SLICE_STEP_WITHIN.as_duration())
+        Self::within(SLICE_STEP_TIMEOUT.as_duration())
     }
 }
 

@@ -8,7 +8,7 @@ use prediction::{
     },
 };
 use proptest::prelude::*;
-use units::limits::{OUTCOMES_KEPT_MAX, PLANS_REMEMBERED_MAX};
+use units::limits::{OUTCOMES_RETAINED_MAX, PENDING_PLANS_MAX};
 
 use super::*;
 
@@ -180,13 +180,13 @@ fn the_same_outcome_is_known_once_also_after_a_restart() {
 #[test]
 fn outcomes_are_forgotten_when_they_are_too_old_or_too_many() {
     let mut state = state();
-    for n in 0..OUTCOMES_KEPT_MAX as u64 + 3 {
+    for n in 0..OUTCOMES_RETAINED_MAX as u64 + 3 {
         state.add(ended(n, 2, n + 1));
     }
     assert_eq!(state.forget(UnixMs(0)).len(), 3);
-    assert_eq!((state.forget(UnixMs(0)).len(), state.outcomes()), (0, OUTCOMES_KEPT_MAX));
+    assert_eq!((state.forget(UnixMs(0)).len(), state.outcomes()), (0, OUTCOMES_RETAINED_MAX));
     let of_five = state.forget(UnixMs(9));
-    assert_eq!((of_five.len(), state.outcomes()), (5, OUTCOMES_KEPT_MAX - 5));
+    assert_eq!((of_five.len(), state.outcomes()), (5, OUTCOMES_RETAINED_MAX - 5));
     assert!(state.add(ended(0, 2, 1)).is_some(), "what was forgotten may be told anew");
     assert_eq!(state.forget(UnixMs(9)).len(), 1, "an old one is forgotten though it came last");
 }
@@ -194,10 +194,10 @@ fn outcomes_are_forgotten_when_they_are_too_old_or_too_many() {
 #[test]
 fn plans_that_nobody_follows_are_forgotten_at_last() {
     let mut plans = Plans::default();
-    for n in 0..PLANS_REMEMBERED_MAX + 10 {
+    for n in 0..PENDING_PLANS_MAX + 10 {
         plans.add(&vm(&format!("v{n}")), begun("x", 1));
     }
-    assert_eq!((plans.by_vm.len(), plans.in_order.len()), (PLANS_REMEMBERED_MAX, PLANS_REMEMBERED_MAX));
+    assert_eq!((plans.by_vm.len(), plans.in_order.len()), (PENDING_PLANS_MAX, PENDING_PLANS_MAX));
     let mut is_planned = |name: &str| plans.take(&vm(name), Bytes::gib(1)).is_some();
     assert!(!is_planned("v9") && is_planned("v10"));
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep};
 use tonic::body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
-use units::limits::{CONNECTION_ADMITTED_WITHIN, CONNECTION_IDLE_MAX};
+use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTION_IDLE_MAX};
 
 use super::{Peer, places::Place};
 
@@ -50,7 +50,7 @@ impl Activity {
     fn deadline(&self, now: Instant) -> Instant {
         let state = self.state.lock().expect("no holder panics");
         match (state.place.is_unadmitted(), state.open_calls) {
-            (true, _) => state.idle_since.min(now) + CONNECTION_ADMITTED_WITHIN.as_duration(),
+            (true, _) => state.idle_since.min(now) + CONNECTION_ADMISSION_TIMEOUT.as_duration(),
             (false, 0) => state.idle_since + CONNECTION_IDLE_MAX.as_duration(),
             (false, _) => now + CONNECTION_IDLE_MAX.as_duration(),
         }
@@ -80,7 +80,7 @@ pub(super) struct IdleTimer {
 
 impl IdleTimer {
     pub(super) fn new(activity: Arc<Activity>) -> Self {
-        let first = CONNECTION_ADMITTED_WITHIN.as_duration().min(CONNECTION_IDLE_MAX.as_duration());
+        let first = CONNECTION_ADMISSION_TIMEOUT.as_duration().min(CONNECTION_IDLE_MAX.as_duration());
         Self { activity, sleep: Box::pin(tokio::time::sleep(first)) }
     }
 
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::rpc::connections::{Origin, places::Places};
 
-    const ADMITTED_WITHIN: Duration = CONNECTION_ADMITTED_WITHIN.as_duration();
+    const ADMITTED_WITHIN: Duration = CONNECTION_ADMISSION_TIMEOUT.as_duration();
     const IDLE_MAX: Duration = CONNECTION_IDLE_MAX.as_duration();
 
     fn activity(uid: u32) -> Arc<Activity> {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use kvm_ioctls::{IoEventAddress, VmFd};
-use units::limits::COMPLAINTS_PER_DEVICE_MAX;
+use units::limits::DRIVER_ERRORS_LOGGED_PER_DEVICE_MAX;
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_NONBLOCK, EventFd},
@@ -112,7 +112,7 @@ impl Worker {
 
     /// A driver that breaks its device again and again fills nobody's log.
     fn complain(&mut self, broken: &Broken) {
-        if self.complaints < COMPLAINTS_PER_DEVICE_MAX {
+        if self.complaints < DRIVER_ERRORS_LOGGED_PER_DEVICE_MAX {
             self.complaints += 1;
             let (name, why) = (&self.name, units::chain(broken));
             exit::say(&format!("virtio device {name}: {why}: it stops until it is reset"));

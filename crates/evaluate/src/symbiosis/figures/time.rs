@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 use sim::symbiosis::ScalingTenants;
-use units::limits::REFINED_TENANTS_MAX;
+use units::limits::REFINEMENT_TENANTS_MAX;
 
 use super::{Shown, line};
 use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
@@ -54,7 +54,7 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         line(1, "a market an epoch later, sought near the last", of(|row| Some(row.warm_ms))),
         line(
             2,
-            format!("a market, refined: with {REFINED_TENANTS_MAX} tenants at most"),
+            format!("a market, refined: with {REFINEMENT_TENANTS_MAX} tenants at most"),
             of(|row| row.refined_ms),
         ),
         Series {
@@ -84,10 +84,10 @@ impl Row {
         Self {
             tenants: bidders.count(),
             cold_ms: median_ms(|| crowd.bidders().shares(Default::default())),
-            warm_ms: median_ms(|| later.shares(first.trail.clone())),
+            warm_ms: median_ms(|| later.shares(first.warm_start.clone())),
             refined_ms: bidders.are_refined().then(|| median_ms(refined)),
             cold_rounds: first.rounds,
-            warm_rounds: later.shares(first.trail.clone()).rounds,
+            warm_rounds: later.shares(first.warm_start.clone()).rounds,
         }
     }
 }

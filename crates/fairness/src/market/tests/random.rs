@@ -1,11 +1,11 @@
-//! Promises that hold of every market: tenants of all kinds, any number of them, any weights.
+//! Property tests of the market's guarantees for tenants of all kinds, numbers and weights.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::curve::{Knot, MissCurve};
 
-/// A tenant that can be made again.
+/// Description of a tenant, from which its utility can be created repeatedly.
 #[derive(Clone, Debug)]
 enum Kind {
     /// Spirit's slowdown with a convex miss-ratio curve, solved exactly.
@@ -15,7 +15,7 @@ enum Kind {
         floor: f64,
         wanted: f64,
     },
-    /// Any trade-off between both goods.
+    /// Cobb-Douglas utility.
     Product {
         memory: f64,
     },
@@ -23,18 +23,18 @@ enum Kind {
     Leontief {
         ratio: f64,
     },
-    /// Wants no more than so much of either.
+    /// Satiated by these amounts.
     Satiated {
         memory: f64,
         bandwidth: f64,
     },
-    /// Needs nothing.
+    /// Constant utility.
     Flat,
     /// Memory is of use in whole working sets only.
     Cliffs {
         sets: Vec<f64>,
     },
-    /// One good or the other.
+    /// The better of two goods counts.
     Either {
         ratio: f64,
     },
@@ -43,7 +43,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn utility(&self) -> Any {
+    fn utility(&self) -> BoxedUtility {
         match self.clone() {
             Self::Slowdown { skew, footprint, floor, wanted } => {
                 let knot = |at: u32| {
@@ -78,7 +78,8 @@ fn slowdown() -> impl Strategy<Value = Kind> {
     })
 }
 
-/// One that misses nothing any more once all its pages fit. Then it needs no bandwidth at all: its throughput leaps with the last page.
+/// A tenant whose misses end once all its pages fit. It then needs no bandwidth, so that its
+/// throughput jumps with the last page.
 fn fits_whole() -> impl Strategy<Value = Kind> {
     (0.1..1.0, 0.05..2.0, 0.0..2.0).prop_map(|(skew, footprint, wanted)| Kind::Slowdown {
         skew,
@@ -105,16 +106,16 @@ fn any_kind() -> impl Strategy<Value = Kind> {
     prop_oneof![3 => quasi_concave(), 1 => fits_whole(), 1 => cliffs, 1 => (0.3..3.0).prop_map(|ratio| Kind::Either { ratio })]
 }
 
-/// Weights that differ by a little, or by six orders of magnitude.
+/// Weights of the same magnitude, or different by six orders of magnitude.
 fn weight() -> impl Strategy<Value = f64> {
     prop_oneof![4 => 0.5..2.0, 1 => Just(1e-3), 1 => Just(1e3)]
 }
 
-fn market_of(kind: impl Strategy<Value = Kind>, most: usize) -> impl Strategy<Value = Vec<(f64, Kind)>> {
-    vec((weight(), kind), 2..=most)
+fn market_of(kind: impl Strategy<Value = Kind>, max: usize) -> impl Strategy<Value = Vec<(f64, Kind)>> {
+    vec((weight(), kind), 2..=max)
 }
 
-fn tenants(of: &[(f64, Kind)]) -> Vec<Tenant<Any>> {
+fn tenants(of: &[(f64, Kind)]) -> Vec<Tenant<BoxedUtility>> {
     of.iter().map(|(weight, kind)| Tenant::new(*weight, FINE, kind.utility())).collect()
 }
 
@@ -123,10 +124,10 @@ fn distance(one: Bundle, other: Bundle) -> f64 {
     (one.0 - other.0).abs().max((one.1 - other.1).abs())
 }
 
-/// One step of the grid, at any price: what a tenant on it cannot spend.
+/// One step of the grid, which is the budget that a tenant on it cannot spend.
 const STEP: f64 = 1.0 / 200.0;
 
-/// Memory and bandwidth to powers that add up to 1: such tenants spend fixed parts of their money on both.
+/// Cobb-Douglas utility, solved exactly: fixed fractions of the budget are spent on both goods.
 struct Product(f64);
 
 impl Utility for Product {
@@ -134,23 +135,24 @@ impl Utility for Product {
         bundle.memory.powf(self.0) * bundle.bandwidth.powf(1.0 - self.0)
     }
 
-    fn asks(&self, purse: &Purse, _: &Limits, _: &mut Mark) -> Asked {
-        let Purse { budget, prices } = *purse;
+    fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
+        let BudgetConstraint { budget, prices } = *constraint;
         let memory = self.0 * budget / prices.memory;
-        Asked {
+        Demand {
             bundle: Bundle { memory, bandwidth: (1.0 - self.0) * budget / prices.bandwidth },
-            content: false,
+            satiated: false,
         }
     }
 }
 
-/// Asks for the same memory at all prices but between two, where it asks for some more; and may say that it never would.
-struct Fickle {
+/// Demands the same memory at all prices except within a range, where it demands more. It may
+/// wrongly claim to be convex.
+struct PriceDependent {
     between: std::ops::Range<f64>,
     is_convex: bool,
 }
 
-impl Utility for Fickle {
+impl Utility for PriceDependent {
     fn value(&self, _: Bundle) -> f64 {
         1.0
     }
@@ -159,33 +161,35 @@ impl Utility for Fickle {
         self.is_convex
     }
 
-    fn asks(&self, purse: &Purse, _: &Limits, _: &mut Mark) -> Asked {
-        let Purse { budget, prices } = *purse;
+    fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
+        let BudgetConstraint { budget, prices } = *constraint;
         let is_between = self.between.contains(&(prices.memory * FINE.memory_mib as f64));
         let memory = budget * FINE.memory_mib as f64 * if is_between { 0.9 } else { 0.5 };
-        Asked {
+        Demand {
             bundle: Bundle { memory, bandwidth: (budget - memory * prices.memory) / prices.bandwidth },
-            content: false,
+            satiated: false,
         }
     }
 }
 
 #[test]
-fn who_was_left_out_and_asks_for_something_else_after_all_is_asked_again() {
+fn tenant_outside_active_set_is_reevaluated_on_change() {
     for from in [0.30, 0.40, 0.45, 0.48, 0.52, 0.55, 0.60] {
         let bought = |is_convex| {
-            let fickle = Fickle { between: from..from + 0.1, is_convex };
-            let others = (1..9).map(|at| Box::new(Product(f64::from(at) / 10.0)) as Any);
-            let tenants: Vec<_> =
-                others.chain([Box::new(fickle) as Any]).map(|one| Tenant::new(1.0, FINE, one)).collect();
+            let price_dependent = PriceDependent { between: from..from + 0.1, is_convex };
+            let others = (1..9).map(|at| Box::new(Product(f64::from(at) / 10.0)) as BoxedUtility);
+            let tenants: Vec<_> = others
+                .chain([Box::new(price_dependent) as BoxedUtility])
+                .map(|one| Tenant::new(1.0, FINE, one))
+                .collect();
             let market = Market::new(FINE, &tenants).unwrap();
-            let outcome = market.clear(How::default());
+            let outcome = market.clear(ClearingOptions::default());
             let certificate = market.certify(&outcome);
             assert!(
                 certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9,
                 "{certificate:?}"
             );
-            assert!(outcome.rounds <= 2 * units::limits::PRICES_TRIED_MAX);
+            assert!(outcome.rounds <= 2 * units::limits::PRICE_ROUNDS_MAX);
             (outcome.memory_price, outcome.bought)
         };
         let ((price, one), (other_price, other)) = (bought(true), bought(false));
@@ -198,13 +202,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn no_more_is_handed_out_than_there_is_and_nobody_is_worse_off_than_with_an_equal_split(
+    fn shares_fit_the_supply_and_meet_sharing_incentive(
         of in market_of(any_kind(), 24),
         turn in 0_usize..100,
     ) {
         let tenants = tenants(&of);
         let market = Market::new(FINE, &tenants).unwrap();
-        let outcome = market.clear(How { turn, ..How::default() });
+        let outcome = market.clear(ClearingOptions { turn, ..ClearingOptions::default() });
         let certificate = market.certify(&outcome);
         let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
         let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
@@ -212,7 +216,7 @@ proptest! {
         prop_assert!(certificate.sold.memory <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sold.bandwidth <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?}", certificate);
-        prop_assert!(outcome.rounds <= 2 * units::limits::PRICES_TRIED_MAX, "{:?}", certificate);
+        prop_assert!(outcome.rounds <= 2 * units::limits::PRICE_ROUNDS_MAX, "{:?}", certificate);
         let marginal = match outcome.status { Status::OneMarginal { tenant } => Some(tenant), _ => None };
         let (all, prices) = (Bundle::from(FINE.all()), market.prices(outcome.memory_price));
         for (tenant, bundle) in outcome.bought.iter().enumerate() {
@@ -220,46 +224,46 @@ proptest! {
             prop_assert!(bundle.bandwidth >= 0.0 && bundle.bandwidth <= all.bandwidth);
             let is_bought = !matches!(outcome.status, Status::FallbackFair | Status::OneFixed { .. });
             if is_bought && marginal != Some(tenant) {
-                let spent = prices.of(*bundle) / (outcome.dividend * market.weight(tenant));
+                let spent = prices.cost_of(*bundle) / (outcome.dividend * market.weight(tenant));
                 prop_assert!(spent <= 1.0 + 1e-6, "tenant {tenant} spent {spent}: {certificate:?}");
             }
         }
     }
 
     #[test]
-    fn limits_are_kept_whatever_the_kind_and_however_few_units_there_are(
+    fn limits_hold_for_any_utility_and_few_units(
         of in vec((weight(), any_kind(), 0.0..1.0, 0.0..1.0, 1.0..4.0, 1.0..4.0), 2..16),
         supply in prop_oneof![Just(FINE), (1_u64..400, 1_u64..100).prop_map(|(m, b)| Supply { memory_mib: m, bandwidth_mb_s: b })],
     ) {
         let weights: f64 = of.iter().map(|one| one.0).sum();
         let part = |all: u64, part: f64| Bundle { memory: all as f64 * part, bandwidth: 0.0 }.floor().memory_mib;
-        let tenants: Vec<Tenant<Any>> = of.iter().map(|(weight, kind, least_m, least_b, most_m, most_b)| {
+        let tenants: Vec<Tenant<BoxedUtility>> = of.iter().map(|(weight, kind, least_m, least_b, most_m, most_b)| {
             let fair = weight / weights;
             let share = |memory: f64, bandwidth: f64| Share {
                 memory_mib: part(supply.memory_mib, fair * memory).min(supply.memory_mib),
                 bandwidth_mb_s: part(supply.bandwidth_mb_s, fair * bandwidth).min(supply.bandwidth_mb_s),
             };
-            let most = share(*most_m, *most_b);
-            let most = Share { memory_mib: most.memory_mib + 1, bandwidth_mb_s: most.bandwidth_mb_s + 1 };
-            Tenant { least: share(*least_m, *least_b), most, ..Tenant::new(*weight, supply, kind.utility()) }
+            let max = share(*most_m, *most_b);
+            let max = Share { memory_mib: max.memory_mib + 1, bandwidth_mb_s: max.bandwidth_mb_s + 1 };
+            Tenant { min: share(*least_m, *least_b), max, ..Tenant::new(*weight, supply, kind.utility()) }
         }).collect();
         let market = Market::new(supply, &tenants).unwrap();
-        let mut outcome = market.clear(How::default());
+        let mut outcome = market.clear(ClearingOptions::default());
         for _ in 0..2 {
             let (memory, bandwidth) = outcome.shares.iter().fold((0, 0), |sum, one| (sum.0 + one.memory_mib, sum.1 + one.bandwidth_mb_s));
             prop_assert!(memory <= supply.memory_mib && bandwidth <= supply.bandwidth_mb_s, "{outcome:?}");
-            for (share, Tenant { least, most, .. }) in outcome.shares.iter().zip(&tenants) {
-                prop_assert!(share.memory_mib >= least.memory_mib && share.bandwidth_mb_s >= least.bandwidth_mb_s, "{share:?} {least:?}: {outcome:?}");
-                // A sum that is rounded up is one unit more at most.
-                prop_assert!(share.memory_mib <= most.memory_mib + 1 && share.bandwidth_mb_s <= most.bandwidth_mb_s + 1, "{share:?} {most:?}");
+            for (share, Tenant { min, max, .. }) in outcome.shares.iter().zip(&tenants) {
+                prop_assert!(share.memory_mib >= min.memory_mib && share.bandwidth_mb_s >= min.bandwidth_mb_s, "{share:?} {min:?}: {outcome:?}");
+                // Rounding adds at most one unit.
+                prop_assert!(share.memory_mib <= max.memory_mib + 1 && share.bandwidth_mb_s <= max.bandwidth_mb_s + 1, "{share:?} {max:?}");
             }
             prop_assert!(market.certify(&outcome).sharing_incentive >= 1.0 - 1e-6, "{outcome:?}");
-            market.refine(&mut outcome, Aim { without_envy: true, margin: 0.0 });
+            market.refine(&mut outcome, RefineOptions { envy_free: true, margin: 0.0 });
         }
     }
 
     #[test]
-    fn where_demand_does_not_jump_nobody_envies_and_everything_wanted_is_sold(
+    fn continuous_demand_clears_without_envy(
         of in market_of(slowdown(), 64),
     ) {
         let tenants = tenants(&of);
@@ -278,18 +282,18 @@ proptest! {
     }
 
     #[test]
-    fn on_a_grid_nobody_envies_by_more_than_a_step(of in market_of(quasi_concave(), 12)) {
+    fn grid_utilities_envy_by_at_most_one_step(of in market_of(quasi_concave(), 12)) {
         let tenants = tenants(&of);
         let market = Market::new(FINE, &tenants).unwrap();
-        let outcome = market.clear(How::default());
+        let outcome = market.clear(ClearingOptions::default());
         prop_assert!(outcome.status != Status::FallbackFair, "{:?}", market.certify(&outcome));
         for (tenant, own) in outcome.bought.iter().enumerate() {
             let all = Bundle::from(FINE.all());
-            let a_step_more = Bundle {
+            let one_step_more = Bundle {
                 memory: own.memory + STEP * all.memory,
                 bandwidth: own.bandwidth + STEP * all.bandwidth,
             };
-            let own = tenants[tenant].utility.value(a_step_more);
+            let own = tenants[tenant].utility.value(one_step_more);
             for (other, bundle) in outcome.bought.iter().enumerate() {
                 let theirs = tenants[tenant].utility.value(market.scaled(*bundle, other, tenant));
                 prop_assert!(theirs <= own * (1.0 + 1e-6), "{tenant} envies {other}: {:?}", market.certify(&outcome));
@@ -306,7 +310,7 @@ proptest! {
     }
 
     #[test]
-    fn it_does_not_matter_who_comes_first(of in market_of(slowdown(), 24)) {
+    fn tenant_order_is_irrelevant(of in market_of(slowdown(), 24)) {
         let (forth, _) = cleared(&tenants(&of));
         let reversed: Vec<_> = of.iter().rev().cloned().collect();
         let (back, _) = cleared(&tenants(&reversed));
@@ -316,29 +320,29 @@ proptest! {
     }
 
     #[test]
-    fn only_the_order_of_what_bundles_are_worth_matters(
+    fn only_the_ordinal_utility_matters(
         of in market_of(quasi_concave(), 6),
         times in 0.001..1000.0,
         power in 0.5..3.0,
     ) {
-        struct Otherwise(Any, f64, f64);
-        impl Utility for Otherwise {
+        struct Rescaled(BoxedUtility, f64, f64);
+        impl Utility for Rescaled {
             fn value(&self, bundle: Bundle) -> f64 {
                 self.1 * self.0.value(bundle).powf(self.2)
             }
-            fn asks(&self, purse: &Purse, within: &Limits, mark: &mut Mark) -> Asked {
-                Grid::new(FINE, |bundle| self.value(bundle)).asks(purse, within, mark)
+            fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
+                Grid::new(FINE, |bundle| self.value(bundle)).demand(constraint, within, warm)
             }
         }
         let plain: Vec<_> = of.iter().map(|(weight, kind)| {
-            Tenant::new(*weight, FINE, Box::new(Otherwise(kind.utility(), 1.0, 1.0)) as Any)
+            Tenant::new(*weight, FINE, Box::new(Rescaled(kind.utility(), 1.0, 1.0)) as BoxedUtility)
         }).collect();
-        let otherwise: Vec<_> = of.iter().map(|(weight, kind)| {
-            Tenant::new(*weight, FINE, Box::new(Otherwise(kind.utility(), times, power)) as Any)
+        let rescaled: Vec<_> = of.iter().map(|(weight, kind)| {
+            Tenant::new(*weight, FINE, Box::new(Rescaled(kind.utility(), times, power)) as BoxedUtility)
         }).collect();
-        let ((one, _), (other, _)) = (cleared(&plain), cleared(&otherwise));
+        let ((one, _), (other, _)) = (cleared(&plain), cleared(&rescaled));
         for (tenant, (a, b)) in one.bought.iter().zip(&other.bought).enumerate() {
-            // Of bundles that are worth the same it may be either.
+            // Among bundles of equal value either may be chosen.
             let value = |bundle| plain[tenant].utility.value(bundle);
             let is_same = (value(*a) - value(*b)).abs() <= 1e-9 * value(*a);
             prop_assert!(is_same || distance(*a, *b) <= 2.0 * STEP, "{a:?} {b:?}");
@@ -346,13 +350,13 @@ proptest! {
     }
 
     #[test]
-    fn who_comes_as_two_with_half_the_weight_gets_as_much(
+    fn tenant_split_in_halves_gets_the_same_total(
         of in vec((weight(), 0.05..0.95), 2..32),
         split in 0_usize..32,
     ) {
-        // Products are worth twice as much with twice as much: only of such is it true.
-        let tenants = |of: &[(f64, f64)]| -> Vec<Tenant<Any>> {
-            of.iter().map(|(weight, memory)| Tenant::new(*weight, FINE, Box::new(Product(*memory)) as Any)).collect()
+        // The property requires homogeneous utilities, such as Cobb-Douglas.
+        let tenants = |of: &[(f64, f64)]| -> Vec<Tenant<BoxedUtility>> {
+            of.iter().map(|(weight, memory)| Tenant::new(*weight, FINE, Box::new(Product(*memory)) as BoxedUtility)).collect()
         };
         let split = split % of.len();
         let mut halves = of.clone();
@@ -365,17 +369,17 @@ proptest! {
     }
 
     #[test]
-    fn a_warm_start_ends_where_a_cold_one_does(
+    fn warm_and_cold_start_agree(
         of in market_of(slowdown(), 24),
         price in 0.0..1.0,
-        places in vec(0_u32..100, 24),
+        positions in vec(0_u32..100, 24),
     ) {
         let tenants = tenants(&of);
         let market = Market::new(FINE, &tenants).unwrap();
-        let cold = market.clear(How::default());
-        let trail = Trail { memory_price: Some(price), places: places[..tenants.len()].to_vec() };
-        let warm = market.clear(How { trail, turn: 0 });
-        // Where there is more than one price, everybody is as well off at each of them, or better at one: then it is another answer, as good.
+        let cold = market.clear(ClearingOptions::default());
+        let warm_start = MarketWarmStart { memory_price: Some(price), positions: positions[..tenants.len()].to_vec() };
+        let warm = market.clear(ClearingOptions { warm_start, turn: 0 });
+        // If several prices clear the market, either outcome is accepted if no tenant loses by it.
         let value = |outcome: &Outcome, at: usize| tenants[at].utility.value(outcome.bought[at]);
         let is_same = (0..tenants.len()).all(|at| (value(&cold, at) / value(&warm, at) - 1.0).abs() <= 1e-6);
         let certificate = market.certify(&warm);
@@ -390,13 +394,13 @@ proptest! {
     }
 
     #[test]
-    fn no_other_split_between_two_is_better_for_both(one in quasi_concave(), other in quasi_concave(), weight in 0.2..5.0) {
+    fn two_tenant_outcome_is_pareto_efficient(one in quasi_concave(), other in quasi_concave(), weight in 0.2..5.0) {
         let tenants = tenants(&[(1.0, one), (weight, other)]);
         let (outcome, certificate) = cleared(&tenants);
         let all = Bundle::from(FINE.all());
         let value = |at: usize, bundle| tenants[at].utility.value(bundle);
         let have = [0, 1].map(|at| {
-            // What a grid cannot spend is forgiven: a step of either.
+            // Allows for one step of both goods, which a tenant on a grid cannot spend.
             let Bundle { memory, bandwidth } = outcome.bought[at];
             value(at, Bundle { memory: memory + STEP * all.memory, bandwidth: bandwidth + STEP * all.bandwidth })
         });
@@ -414,15 +418,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn refining_raises_the_mean_harms_nobody_and_hands_out_no_more(
+    fn refinement_raises_the_mean_and_keeps_guarantees(
         of in market_of(any_kind(), 8),
-        without_envy in any::<bool>(),
+        envy_free in any::<bool>(),
     ) {
         let tenants = tenants(&of);
         let market = Market::new(FINE, &tenants).unwrap();
-        let plain = market.clear(How::default());
+        let plain = market.clear(ClearingOptions::default());
         let mut refined = plain.clone();
-        market.refine(&mut refined, Aim { without_envy, margin: 0.0 });
+        market.refine(&mut refined, RefineOptions { envy_free, margin: 0.0 });
         let mean = |outcome: &Outcome| -> f64 {
             (0..tenants.len()).map(|at| market.weight(at) * market.gain(at, outcome.bought[at]).max(1e-9).ln()).sum()
         };
@@ -430,7 +434,7 @@ proptest! {
         let (before, after) = (market.certify(&plain), market.certify(&refined));
         prop_assert!(after.sharing_incentive >= 1.0 - 1e-6, "{after:?}");
         prop_assert!(after.sold.memory <= 1.0 + 1e-9 && after.sold.bandwidth <= 1.0 + 1e-9, "{after:?}");
-        if without_envy {
+        if envy_free {
             prop_assert!(after.envy.unwrap() <= before.envy.unwrap().max(2e-6), "{before:?} {after:?}");
         }
         let memory: u64 = refined.shares.iter().map(|share| share.memory_mib).sum();
@@ -439,39 +443,40 @@ proptest! {
     }
 
     #[test]
-    fn step_by_step_shares_arrive_and_nobody_is_worse_off_on_the_way(of in market_of(slowdown(), 12)) {
-        const MOST: f64 = 0.15;
+    fn limited_steps_reach_the_outcome_and_keep_guarantees(of in market_of(slowdown(), 12)) {
+        const STEP_LIMIT: f64 = 0.15;
         let tenants = tenants(&of);
         let market = Market::new(FINE, &tenants).unwrap();
-        let end = market.clear(How::default());
-        let mut last: Vec<Bundle> = (0..tenants.len()).map(|tenant| market.fair(tenant)).collect();
+        let end = market.clear(ClearingOptions::default());
+        let mut last: Vec<Bundle> = (0..tenants.len()).map(|tenant| market.fair_share(tenant)).collect();
         let mut steps = 0;
         loop {
             let mut next = end.clone();
-            let way = market.pace(&mut next, &last, MOST);
+            let way = market.limit_step(&mut next, &last, STEP_LIMIT);
             let certificate = market.certify(&next);
             prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-5, "{certificate:?}");
             prop_assert!(certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9);
             for (tenant, bundle) in next.bought.iter().enumerate() {
-                let (fair, from) = (market.fair(tenant), last[tenant]);
-                prop_assert!((bundle.memory - from.memory).abs() <= MOST * fair.memory * (1.0 + 1e-9));
-                prop_assert!((bundle.bandwidth - from.bandwidth).abs() <= MOST * fair.bandwidth * (1.0 + 1e-9));
+                let (fair, from) = (market.fair_share(tenant), last[tenant]);
+                prop_assert!((bundle.memory - from.memory).abs() <= STEP_LIMIT * fair.memory * (1.0 + 1e-9));
+                prop_assert!((bundle.bandwidth - from.bandwidth).abs() <= STEP_LIMIT * fair.bandwidth * (1.0 + 1e-9));
             }
             last = next.bought;
             steps += 1;
             if way >= 1.0 {
                 break;
             }
-            // With a small weight it is a long way from a fair share to all that there is.
+            // With a small weight, the way from the fair share to the whole supply takes many
+            // steps.
             prop_assume!(steps <= 200);
         }
         prop_assert_eq!(last, end.bought);
     }
 }
 
-/// One of them has all the memory at any of several prices, and sums are off by their last bits.
+/// One tenant has all memory at any of several prices, and sums differ in their last bits.
 #[test]
-fn it_does_not_matter_who_comes_first_where_many_prices_clear_the_market() {
+fn tenant_order_is_irrelevant_with_many_clearing_prices() {
     let one = |(skew, footprint, floor, wanted)| (1000.0, Kind::Slowdown { skew, footprint, floor, wanted });
     let forth = [
         (0.832_367_248_158_470_6, 1.143_252_095_815_549_2, 0.176_880_239_242_555_72, 1.763_220_427_824_44),

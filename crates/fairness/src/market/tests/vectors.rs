@@ -1,9 +1,9 @@
-//! Worked examples: what a market must come to, to nine digits where demand is known exactly.
+//! Worked examples, to nine digits where demand is known in closed form.
 
 use super::*;
 use crate::curve::{Knot, MissCurve};
 
-/// f(c, b) = c²/2 + cb of the paper's figure 3, whose best is known.
+/// `f(c, b) = c²/2 + cb` of Spirit's figure 3, with its demand in closed form.
 struct Toy;
 
 impl Utility for Toy {
@@ -12,48 +12,51 @@ impl Utility for Toy {
         c * c / 2.0 + c * b
     }
 
-    fn asks(&self, purse: &Purse, _: &Limits, _: &mut Mark) -> Asked {
-        let Purse { budget, prices } = *purse;
+    fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
+        let BudgetConstraint { budget, prices } = *constraint;
         let all = Bundle::from(FINE.all());
         let (price, other) = (prices.memory * all.memory, prices.bandwidth * all.bandwidth);
         let c = if price <= 0.5 { budget / price } else { budget / (3.0 * price - 1.0) };
         let c = c.min(1.0);
         let b = ((budget - price * c) / other).clamp(0.0, 1.0);
-        Asked { bundle: Bundle { memory: c * all.memory, bandwidth: b * all.bandwidth }, content: false }
+        Demand { bundle: Bundle { memory: c * all.memory, bandwidth: b * all.bandwidth }, satiated: false }
     }
 }
 
-/// One that wants one good only, as much of it as it can pay.
-struct Only(fn(Bundle) -> f64);
+/// Demands a single good, as much as the budget buys.
+struct SingleGood(fn(Bundle) -> f64);
 
-impl Utility for Only {
+impl Utility for SingleGood {
     fn value(&self, bundle: Bundle) -> f64 {
         (self.0)(bundle)
     }
 
-    fn asks(&self, purse: &Purse, within: &Limits, _: &mut Mark) -> Asked {
-        let Purse { budget, prices } = *purse;
-        let memory = Bundle { memory: (budget / prices.memory).min(within.most.memory), bandwidth: 0.0 };
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, _: &mut WarmStart) -> Demand {
+        let BudgetConstraint { budget, prices } = *constraint;
+        let memory = Bundle { memory: (budget / prices.memory).min(within.max.memory), bandwidth: 0.0 };
         let bandwidth =
-            Bundle { memory: 0.0, bandwidth: (budget / prices.bandwidth).min(within.most.bandwidth) };
+            Bundle { memory: 0.0, bandwidth: (budget / prices.bandwidth).min(within.max.bandwidth) };
         let bundle = if self.value(memory) > self.value(bandwidth) { memory } else { bandwidth };
-        Asked { bundle, content: prices.of(bundle) < budget * (1.0 - 1e-12) }
+        Demand { bundle, satiated: prices.cost_of(bundle) < budget * (1.0 - 1e-12) }
     }
 }
 
-fn toy(weights: [f64; 3]) -> Vec<Tenant<Any>> {
-    let utilities: [Any; 3] =
-        [Box::new(Toy), Box::new(Only(|bundle| bundle.bandwidth)), Box::new(Only(|bundle| bundle.memory))];
+fn toy(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
+    let utilities: [BoxedUtility; 3] = [
+        Box::new(Toy),
+        Box::new(SingleGood(|bundle| bundle.bandwidth)),
+        Box::new(SingleGood(|bundle| bundle.memory)),
+    ];
     let tenants = utilities.into_iter().zip(weights);
     tenants.map(|(utility, weight)| Tenant::new(weight, FINE, utility)).collect()
 }
 
-fn near(a: f64, b: f64, tolerance: f64, what: &str) {
-    assert!((a - b).abs() <= tolerance, "{what}: {a} is not {b}");
+fn near(a: f64, b: f64, tolerance: f64, context: &str) {
+    assert!((a - b).abs() <= tolerance, "{context}: {a} is not {b}");
 }
 
 #[test]
-fn the_papers_three_tenants_come_to_the_shares_that_its_formulas_give() {
+fn paper_example_clears_at_its_closed_form() {
     let third = 1.0 / 3.0;
     #[rustfmt::skip]
     let vectors = [
@@ -65,24 +68,25 @@ fn the_papers_three_tenants_come_to_the_shares_that_its_formulas_give() {
     ];
     for (weights, price, (c1, b1), b2, c3, f1) in vectors {
         let (outcome, certificate) = cleared(&toy(weights));
-        let what = format!("{weights:?}, {:?}", outcome.status);
-        near(outcome.memory_price, price, 1e-9, &what);
+        let context = format!("{weights:?}, {:?}", outcome.status);
+        near(outcome.memory_price, price, 1e-9, &context);
         let [one, two, three] = [0, 1, 2].map(|tenant| part(outcome.bought[tenant]));
         for (got, is) in [(one.0, c1), (one.1, b1), (two.1, b2), (three.0, c3)] {
-            near(got, is, 1e-9, &what);
+            near(got, is, 1e-9, &context);
         }
-        near(Toy.value(outcome.bought[0]), f1, 1e-9, &what);
-        assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{what}: {certificate:?}");
-        assert!(certificate.envy.unwrap() <= 1e-9, "{what}: {certificate:?}");
-        near(certificate.sold.memory, 1.0, 1e-9, &what);
-        near(certificate.sold.bandwidth, 1.0, 1e-9, &what);
+        near(Toy.value(outcome.bought[0]), f1, 1e-9, &context);
+        assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{context}: {certificate:?}");
+        assert!(certificate.envy.unwrap() <= 1e-9, "{context}: {certificate:?}");
+        near(certificate.sold.memory, 1.0, 1e-9, &context);
+        near(certificate.sold.bandwidth, 1.0, 1e-9, &context);
     }
 }
 
 #[test]
-fn money_that_some_keep_is_a_dividend_to_all() {
+fn unspent_budget_becomes_a_dividend() {
     let satiated = grid(|c: f64, b: f64| c.min(0.1) + b.min(0.1));
-    let (outcome, certificate) = cleared(&equals(vec![satiated, grid(|c: f64, b: f64| (c * b).sqrt())]));
+    let (outcome, certificate) =
+        cleared(&equal_tenants(vec![satiated, grid(|c: f64, b: f64| (c * b).sqrt())]));
     near(outcome.dividend, 1.8, 1e-6, "dividend");
     near(outcome.memory_price, 0.5, 1e-6, "price");
     for (tenant, share) in [(0, 0.1), (1, 0.9)] {
@@ -95,16 +99,16 @@ fn money_that_some_keep_is_a_dividend_to_all() {
 }
 
 #[test]
-fn whoever_needs_nothing_leaves_everything_to_those_who_need_one_good_each() {
-    let (outcome, _) = cleared(&equals(vec![grid(|_, _| 1.0), grid(|_, b| b), grid(|c, _| c)]));
+fn indifferent_tenant_leaves_both_goods_to_the_others() {
+    let (outcome, _) = cleared(&equal_tenants(vec![grid(|_, _| 1.0), grid(|_, b| b), grid(|c, _| c)]));
     near(part(outcome.bought[1]).1, 1.0, 1e-6, "bandwidth");
     near(part(outcome.bought[2]).0, 1.0, 1e-6, "memory");
 }
 
 #[test]
-fn a_good_that_is_not_scarce_costs_nothing_and_the_other_is_split_by_weight() {
+fn abundant_good_is_free_and_the_other_split_by_weight() {
     let small = || grid(|c: f64, b: f64| c * (0.1 + b.min(0.2)));
-    let (outcome, certificate) = cleared(&equals(vec![small(), small(), small()]));
+    let (outcome, certificate) = cleared(&equal_tenants(vec![small(), small(), small()]));
     near(outcome.memory_price, 1.0, 1e-9, "price");
     for bundle in &outcome.bought {
         near(part(*bundle).0, 1.0 / 3.0, 0.005, "memory");
@@ -114,9 +118,9 @@ fn a_good_that_is_not_scarce_costs_nothing_and_the_other_is_split_by_weight() {
 }
 
 #[test]
-fn two_that_want_one_good_or_the_other_get_one_each() {
+fn two_either_or_tenants_get_one_good_each() {
     let either = || grid(|c: f64, b: f64| c.max(b));
-    let (outcome, certificate) = cleared(&equals(vec![either(), either()]));
+    let (outcome, certificate) = cleared(&equal_tenants(vec![either(), either()]));
     near(outcome.memory_price, 0.5, 1e-6, "price");
     let mut bought: Vec<_> = outcome.bought.iter().copied().map(part).collect();
     bought.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -126,30 +130,30 @@ fn two_that_want_one_good_or_the_other_get_one_each() {
 }
 
 #[test]
-fn of_three_that_want_one_good_or_the_other_one_gets_its_fair_share_of_both() {
+fn marginal_of_three_either_or_tenants_gets_its_fair_share() {
     let either = || grid(|c: f64, b: f64| c.max(b));
-    let tenants = equals(vec![either(), either(), either()]);
+    let tenants = equal_tenants(vec![either(), either(), either()]);
     let market = Market::new(FINE, &tenants).unwrap();
     let marginal = |turn| {
-        let outcome = market.clear(How { turn, ..How::default() });
+        let outcome = market.clear(ClearingOptions { turn, ..ClearingOptions::default() });
         let Status::OneMarginal { tenant } = outcome.status else { panic!("{:?}", outcome.status) };
         let (memory, bandwidth) = part(outcome.bought[tenant]);
         near(memory, 1.0 / 3.0, 1e-6, "memory");
         near(bandwidth, 1.0 / 3.0, 1e-6, "bandwidth");
-        near(market.certify(&outcome).envy.unwrap(), 1.0, 1e-5, "it would rather have another's");
+        near(market.certify(&outcome).envy.unwrap(), 1.0, 1e-5, "envy of the marginal tenant");
         tenant
     };
     let turns: std::collections::BTreeSet<usize> = (0..3).map(marginal).collect();
-    assert_eq!(turns.len(), 3, "each in turn");
+    assert_eq!(turns.len(), 3, "turns rotate the marginal tenant");
 }
 
-/// The six tenants of a host whose slowdowns are known, half of them sensitive to memory, half to bandwidth.
-fn six() -> Vec<Tenant<Any>> {
+/// Six tenants with known slowdowns: half of them are sensitive to memory, half to bandwidth.
+fn six() -> Vec<Tenant<BoxedUtility>> {
     six_of(1.0)
 }
 
-/// The same, one time of so many that share what there is.
-fn six_of(times: f64) -> Vec<Tenant<Any>> {
+/// The same tenants, scaled for a supply shared by `times` copies.
+fn six_of(times: f64) -> Vec<Tenant<BoxedUtility>> {
     let curve = |skew: f64, footprint: f64| {
         let knot = |at: u32| {
             let part = f64::from(at) / 64.0;
@@ -157,10 +161,10 @@ fn six_of(times: f64) -> Vec<Tenant<Any>> {
         };
         MissCurve::new((0..=64).map(knot).collect()).unwrap()
     };
-    let slowdown = |skew, footprint, wanted| -> Any {
+    let slowdown = |skew, footprint, wanted| -> BoxedUtility {
         Box::new(Slowdown::new(curve(skew, footprint), 100.0, wanted * 1e12 / times).unwrap())
     };
-    equals(vec![
+    equal_tenants(vec![
         slowdown(0.2, 0.83, 0.3),
         slowdown(0.25, 0.79, 0.3),
         slowdown(0.3, 0.74, 0.3),
@@ -171,13 +175,13 @@ fn six_of(times: f64) -> Vec<Tenant<Any>> {
 }
 
 #[test]
-fn an_exact_answer_and_a_grid_agree_on_tenants_whose_slowdown_is_known() {
+fn exact_and_grid_utilities_agree() {
     let (exact, certificate) = cleared(&six());
     assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
     assert!(certificate.envy.unwrap() <= 1e-9, "{certificate:?}");
     assert!(certificate.overspent <= 1e-6, "{certificate:?}");
     let on_grid = six().into_iter().map(|tenant| Tenant {
-        utility: Box::new(Grid::new(FINE, move |bundle| tenant.utility.value(bundle))) as Any,
+        utility: Box::new(Grid::new(FINE, move |bundle| tenant.utility.value(bundle))) as BoxedUtility,
         ..tenant
     });
     let (grid, _) = cleared(&on_grid.collect::<Vec<_>>());
@@ -189,31 +193,32 @@ fn an_exact_answer_and_a_grid_agree_on_tenants_whose_slowdown_is_known() {
 }
 
 #[test]
-fn a_warm_market_comes_to_the_same_shares_in_fewer_rounds() {
+fn warm_start_needs_fewer_rounds_for_the_same_shares() {
     let tenants = six();
     let market = Market::new(FINE, &tenants).unwrap();
-    let cold = market.clear(How::default());
-    let warm = market.clear(How { trail: cold.trail.clone(), turn: 0 });
+    let cold = market.clear(ClearingOptions::default());
+    let warm = market.clear(ClearingOptions { warm_start: cold.warm_start.clone(), turn: 0 });
     near(warm.memory_price, cold.memory_price, 1e-9, "price");
     assert!(warm.rounds < cold.rounds, "{} of {}", warm.rounds, cold.rounds);
-    let lost = Trail { memory_price: Some(0.001), places: vec![9999; 6] };
-    let led_astray = market.clear(How { trail: lost, turn: 0 });
-    near(led_astray.memory_price, cold.memory_price, 1e-9, "price");
+    let wrong = MarketWarmStart { memory_price: Some(0.001), positions: vec![9999; 6] };
+    let misled = market.clear(ClearingOptions { warm_start: wrong, turn: 0 });
+    near(misled.memory_price, cold.memory_price, 1e-9, "price");
 }
 
 #[test]
-fn of_many_tenants_the_first_tell_where_to_begin_and_no_more() {
-    // All that spend a quarter on memory come first: by them alone, its price would be a quarter.
+fn sample_of_tenants_only_sets_the_starting_price() {
+    // Tenants that spend a quarter on memory come first. The price of these alone would be a
+    // quarter.
     let spends = |memory: f64| grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory));
     let tenants: Vec<_> = (0..1200).map(|tenant| spends(if tenant < 600 { 0.25 } else { 0.75 })).collect();
-    let (outcome, certificate) = cleared(&equals(tenants));
+    let (outcome, certificate) = cleared(&equal_tenants(tenants));
     near(outcome.memory_price, 0.5, 0.01, "price");
     assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{certificate:?}");
     assert!(matches!(outcome.status, Status::Exact | Status::Mixed), "{certificate:?}");
 }
 
 #[test]
-fn many_times_the_same_six_come_to_the_price_of_six() {
+fn replicated_tenants_clear_at_the_same_price() {
     let (few, _) = cleared(&six());
     let (many, certificate) = cleared(&(0..200).flat_map(|_| six_of(200.0)).collect::<Vec<_>>());
     near(many.memory_price, few.memory_price, 1e-9, "price");

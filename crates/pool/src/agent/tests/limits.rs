@@ -1,6 +1,6 @@
 //! Limits of the agent: scrubs at the same time, its wakeups, and its answers about itself.
 
-use units::limits::{ENDED_VMS_REPORTED_MAX, HAVE_LINGER, SCRUBS_PER_HOST_MAX};
+use units::limits::{ENDED_VMS_REPORTED_MAX, OBSERVED_STATE_LINGER, SCRUBS_PER_HOST_MAX};
 
 use super::*;
 
@@ -27,8 +27,8 @@ fn scrubs_beyond_the_limit_wait_for_one_that_ends() {
 #[test]
 fn report_that_waits_for_calls_under_way_is_sent_after_a_moment() {
     let started = "up want:1:a=1.1+2.1 ok:1.1";
-    assert_eq!(wakes(started), Some(HAVE_LINGER));
-    check(&format!("{started} tick:{}", HAVE_LINGER.as_ms()), "have:1:online=1.1");
+    assert_eq!(wakes(started), Some(OBSERVED_STATE_LINGER));
+    check(&format!("{started} tick:{}", OBSERVED_STATE_LINGER.as_ms()), "have:1:online=1.1");
     assert_eq!(wakes("up want:1:a=1.1 ok:1.1"), Some(Ns::secs(1)), "the next heartbeat");
 }
 
@@ -43,8 +43,8 @@ fn call_that_failed_wakes_the_agent_for_its_next_attempt() {
 #[test]
 fn ended_vm_wakes_the_agent_when_it_may_be_forgotten() {
     let ended = "up want:1:a= attach:a@100 recorded:a want:2 gone:a down";
-    assert_eq!(wakes(ended), Some(ENDED_VM_TOLD_FOR));
-    let later = ENDED_VM_TOLD_FOR.as_ms();
+    assert_eq!(wakes(ended), Some(ENDED_VM_REPORTED_FOR));
+    let later = ENDED_VM_REPORTED_FOR.as_ms();
     check(&format!("{ended} tick:{later}"), "forget:a");
 }
 
@@ -66,7 +66,7 @@ fn ended_vms_beyond_their_limit_are_forgotten_longest_unnamed_first() {
 
 #[test]
 fn ended_vm_that_an_order_names_is_reported_however_long_it_takes() {
-    let later = ENDED_VM_TOLD_FOR.as_ms();
+    let later = ENDED_VM_REPORTED_FOR.as_ms();
     let ended = "up want:1:a= attach:a@100 recorded:a gone:a";
     check(&format!("{ended} tick:{later} tick:{later}"), "have:1:ended=a:clean");
 }

@@ -131,7 +131,7 @@ impl World {
     }
 
     fn send(&mut self, rack: &str, want: Want, ours: bool) {
-        let newest = self.order.as_ref().map_or(OrderNumber::default(), |order| order.number);
+        let newest = self.order.as_ref().map_or(DesiredVersion::default(), |order| order.number);
         let obeyed = ours && want.number >= newest;
         let before = (self.agent.have(), self.calls.clone());
         let before_order = self.order.clone();
@@ -332,7 +332,7 @@ impl World {
     }
 
     fn check_have(&mut self, have: &Have) {
-        let newest = self.order.as_ref().map_or(OrderNumber::default(), |order| order.number);
+        let newest = self.order.as_ref().map_or(DesiredVersion::default(), |order| order.number);
         assert_eq!(have.number, newest);
         for holding in &have.released {
             let forced = self.is_forced(*holding);

@@ -70,7 +70,7 @@ fn ended_reservation_is_due_to_be_forgotten_after_its_time() {
     let id = rack.reserve(ask("a", "h1", 0)).unwrap();
     assert_eq!(rack.ledger.next_forgetting(), None);
     rack.end(id, released());
-    assert_eq!(rack.ledger.next_forgetting(), Some(at(2).now.after(REQUEST_ID_KEPT)));
+    assert_eq!(rack.ledger.next_forgetting(), Some(at(2).now.after(REQUEST_ID_RETENTION)));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn migration_answer_keeps_message_and_time() {
     rack.apply(answer.unwrap().1);
     let Migration { words, asked, .. } = &rack.ledger.migrations[&id];
     assert_eq!((words.as_str(), *asked), ("busy", at(2).wall));
-    let later = When { now: at(3).now.after(MIGRATION_ASKED_AGAIN_AFTER), wall: UnixMs(9_000_000) };
+    let later = When { now: at(3).now.after(MIGRATION_REQUEST_RETRY_AFTER), wall: UnixMs(9_000_000) };
     let again = rack.ledger.decide_ask_again(later, 9);
     rack.apply(again);
     assert_eq!(rack.ledger.migrations[&id].asked, later.wall);

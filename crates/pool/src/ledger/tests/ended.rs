@@ -57,7 +57,7 @@ fn client_over_its_bound_loses_its_oldest_request_ids() {
 fn client_without_requests_has_no_entry() {
     let mut rack = bounded(BOUNDS);
     rack.ends("c", "r", 2);
-    let later = When { now: at(2).now.after(REQUEST_ID_KEPT), ..at(2) };
+    let later = When { now: at(2).now.after(REQUEST_ID_RETENTION), ..at(2) };
     let change = rack.ledger.decide_forget(later, 9);
     rack.apply(change);
     assert!(rack.ledger.ended.checked().is_empty());

@@ -1,6 +1,6 @@
 //! What holds of hosts: silence frees nothing, fencing is certain, and nobody is told too much or believed too easily.
 
-use units::limits::NEWS_PER_HOST_MAX;
+use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
 
 use super::rig::{Rig, name};
@@ -9,9 +9,9 @@ use crate::{audit::Subject, manager::hosts::News, record::Fence};
 #[test]
 fn news_of_a_host_beyond_their_limit_are_replaced_by_a_complete_order() {
     let mut news = News::awaited();
-    let most = NEWS_PER_HOST_MAX as u64;
+    let most = DELTA_CHANGES_PER_HOST_MAX as u64;
     (1..=most).for_each(|id| news.note(None, [ReservationId(id)]));
-    assert!(!news.is_complete() && news.len() == NEWS_PER_HOST_MAX);
+    assert!(!news.is_complete() && news.len() == DELTA_CHANGES_PER_HOST_MAX);
     news.note(Some(SliceId(0)), []);
     assert!(news.is_complete() && news.len() == 0);
     assert!(news.is_awaited(), "a complete order is no less urgent");

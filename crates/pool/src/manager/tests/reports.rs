@@ -1,6 +1,6 @@
 //! Reports that come late or early, or name slices that are not the host's.
 
-use units::{UnixMs, limits::HOST_UNANSWERED_ORDERS_FOR};
+use units::{UnixMs, limits::DESIRED_STATE_RESEND_AFTER};
 
 use super::rig::{Rig, SHARED};
 
@@ -124,7 +124,7 @@ fn order_that_is_repeated_names_everything() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 stored");
     let before = rig.orders_of_changes;
-    for _ in 0..HOST_UNANSWERED_ORDERS_FOR.as_ms() / 500 {
+    for _ in 0..DESIRED_STATE_RESEND_AFTER.as_ms() / 500 {
         rig.run("tick:500 have:h1:early");
     }
     rig.tells("slices | 0.1:onlining@h1");

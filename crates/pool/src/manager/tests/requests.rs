@@ -1,7 +1,7 @@
 //! What callers may rely on.
 
 use units::Ns;
-use units::limits::{FORGET_EVERY, WAITERS_MAX};
+use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};
 
 use super::rig::Rig;
 use crate::{ledger::ended::Bounds, record::Key};
@@ -54,7 +54,7 @@ fn releases_in_one_batch_are_answered_although_none_is_remembered() {
 fn store_written_under_higher_limits_is_brought_within_them_without_requests() {
     let mut rig = Rig::bounded(Bounds { per_client: 100, total: 100, ..BOUNDS });
     (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
-    let soon = rig.now.after(FORGET_EVERY);
+    let soon = rig.now.after(RESERVATION_PRUNE_INTERVAL);
     assert!(rig.manager.next_upkeep() > Some(soon), "nothing is to be forgotten yet");
     rig.manager.head.bound_ended_requests(BOUNDS);
     assert!(rig.manager.next_upkeep() <= Some(soon));

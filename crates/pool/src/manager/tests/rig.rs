@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use units::limits::HOST_UNANSWERED_ORDERS_FOR;
+use units::limits::DESIRED_STATE_RESEND_AFTER;
 use units::{Bytes, EmcId, Epoch, HostId, InstanceId, Name, Ns, RequestId, ReservationId, SliceId, UnixMs};
 
 use crate::{
@@ -421,7 +421,7 @@ impl Rig {
         self.said.push(format!("{}<{words}", self.host_name(host)));
         let (now, agent) = (self.now, self.agents.get_mut(&host).unwrap());
         if let Some((before, at)) = &agent.order {
-            let repeated = now >= at.after(HOST_UNANSWERED_ORDERS_FOR);
+            let repeated = now >= at.after(DESIRED_STATE_RESEND_AFTER);
             assert!(agent.answered || repeated, "a second order before the first is answered");
             assert!(
                 want.number > before.number || want == *before,

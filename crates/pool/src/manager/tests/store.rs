@@ -1,6 +1,6 @@
 //! What holds across the manager's lives.
 
-use units::limits::{AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX};
+use units::limits::{AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH};
 
 use super::rig::{Rig, name, settings};
 use crate::{
@@ -101,7 +101,7 @@ fn the_oldest_decisions_are_forgotten_many_at_a_time() {
     meta.next_decision = meta.first_decision + AUDIT_ENTRIES_MAX;
     rig.run("restart device go up:h1 have:h1 go");
     let (mut before, mut forgetting) = (remembered(&rig), 0);
-    for vm in 0..2 * AUDIT_ENTRIES_FORGOTTEN {
+    for vm in 0..2 * AUDIT_ENTRIES_PRUNED_PER_BATCH {
         rig.run(&format!("validate:v{vm}@h1=1 reserve:v{vm}@h1=0 go force:v{vm} go"));
         let now = remembered(&rig);
         assert!(now <= AUDIT_ENTRIES_MAX, "{now} are remembered");

@@ -1,6 +1,6 @@
 //! Time: the manager names the moment at which it is to be woken, and nothing that is due waits for another event.
 
-use units::{Ns, UnixMs, limits::MIGRATION_ASKED_AGAIN_AFTER};
+use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
 
 use super::rig::{Rig, SHARED, name, settings};
 use crate::manager::{HostState, Settings};
@@ -71,7 +71,7 @@ fn declined_move_is_asked_for_again_without_any_other_event() {
         migration.words.clone()
     };
     assert_eq!(words(&rig), "busy");
-    rig.sleep(Ns(MIGRATION_ASKED_AGAIN_AFTER.0 - 1_000_000_000));
+    rig.sleep(Ns(MIGRATION_REQUEST_RETRY_AFTER.0 - 1_000_000_000));
     assert_eq!(words(&rig), "busy");
     rig.sleep(Ns::secs(2));
     assert_eq!(words(&rig), "", "asked anew");

@@ -1,6 +1,6 @@
 //! Properties of the data behind each figure.
 
-use fairness::market::{Bundle, Trail};
+use fairness::market::{Bundle, MarketWarmStart};
 
 use super::*;
 
@@ -77,12 +77,12 @@ fn markets_of_any_size_clear_within_supply() {
         let scaling = ScalingTenants::new(&traces(), tenants, MEMORY);
         let bidders = scaling.bidders();
         assert_eq!((bidders.count(), bidders.are_refined()), (tenants, tenants < 70));
-        let outcome = bidders.shares(Trail::default());
+        let outcome = bidders.shares(MarketWarmStart::default());
         let sum = outcome.bought.iter().fold(0.0, |sum, bundle| sum + bundle.bandwidth) / 1e6;
         assert!(sum <= 1.0 + 1e-9 && sum > 0.9, "{tenants}: {sum}");
         let later = scaling.later().bidders();
-        assert!(later.shares(outcome.trail.clone()).rounds <= outcome.rounds + 5);
-        let refined = bidders.refined(Trail::default());
+        assert!(later.shares(outcome.warm_start.clone()).rounds <= outcome.rounds + 5);
+        let refined = bidders.refined(MarketWarmStart::default());
         assert!(bidders.are_refined() || refined.refinements == 0);
     }
 }

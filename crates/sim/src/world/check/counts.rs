@@ -8,7 +8,7 @@ use pool::{
     record::{Emc, Host, Key, Record, Reservation, Stage},
     slice::{Quarantine, Scrub, Slot, State},
 };
-use units::limits::REQUEST_ID_KEPT;
+use units::limits::REQUEST_ID_RETENTION;
 use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
 
 use super::Truth;
@@ -177,7 +177,7 @@ impl Counts {
         let earliest = |known: Option<Ns>, at: Ns| Some(known.map_or(at, |known| known.min(at)));
         match &reservation.stage {
             Stage::Ended { at, .. } if released => {
-                self.next_forgetting = earliest(self.next_forgetting, at.after(REQUEST_ID_KEPT));
+                self.next_forgetting = earliest(self.next_forgetting, at.after(REQUEST_ID_RETENTION));
             }
             Stage::Reserved { deadline, .. } | Stage::Broken { deadline: Some(deadline), .. } if heard => {
                 self.next_expiry = earliest(self.next_expiry, *deadline);

@@ -2,7 +2,7 @@
 
 use pool::record::{Record, Reservation, Stage};
 use std::collections::BTreeMap;
-use units::limits::{ENDED_REQUESTS_PER_CLIENT_MAX, FORGET_EVERY, REQUEST_ID_KEPT};
+use units::limits::{ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_RETENTION, RESERVATION_PRUNE_INTERVAL};
 use units::{Name, Ns, ReservationId, SliceId};
 
 use super::{Truth, counts::owner};
@@ -56,7 +56,7 @@ impl World {
         let now = self.when().now;
         // One that ended after the batch before was written is in no record.
         let ended = ended_at(&gone).or_else(|| self.program.decided_since());
-        let old = ended.is_some_and(|at| now >= at.after(REQUEST_ID_KEPT));
+        let old = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
         if !(old || ended_at(&gone).is_some() && self.truth.is_one_too_many(id, &gone, batch)) {
             self.blame(
                 "a request id outlives its reservation by a day",
@@ -77,7 +77,7 @@ impl World {
             let Some(at) = ended_at(reservation).filter(|_| self.truth.is_released(id, reservation)) else {
                 continue;
             };
-            if now >= at.after(REQUEST_ID_KEPT).after(FORGET_EVERY) {
+            if now >= at.after(REQUEST_ID_RETENTION).after(RESERVATION_PRUNE_INTERVAL) {
                 return Some(format!("{id} ended at {at} and is remembered at {now}"));
             }
             *by_client.entry(&reservation.request.client).or_default() += 1;

@@ -9,7 +9,7 @@ use pool::{
     record::{Fence, Host, Key, Record, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
-use units::{Epoch, HostId, InstanceId, OrderNumber, ReservationId, SliceId};
+use units::{DesiredVersion, Epoch, HostId, InstanceId, ReservationId, SliceId};
 
 use super::Truth;
 use crate::world::World;
@@ -98,7 +98,7 @@ impl Truth {
         let host = self.host(id)?;
         let Some(Record::Meta(meta)) = self.records.get(&Key::Meta) else { return None };
         let mut want = Want {
-            number: OrderNumber { generation: meta.generation, revision: meta.revision },
+            number: DesiredVersion { generation: meta.generation, revision: meta.revision },
             base: None,
             instance,
             vms: BTreeMap::new(),
