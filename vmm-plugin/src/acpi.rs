@@ -7,7 +7,10 @@ mod platform;
 
 use acpi_tables::{Aml, rsdp::Rsdp, xsdt::XSDT};
 
-use crate::{boot::RESET_VECTOR, layout::Layout};
+use crate::{
+    layout::Layout,
+    platform::{RESET_VECTOR, Window},
+};
 
 /// Where the tables begin: the root pointer, where kernels look for it that nobody told.
 pub const TABLES_START: u64 = 0xe_0000;
@@ -17,17 +20,6 @@ const OEM_TABLE: [u8; 8] = *b"TARNVMM ";
 const OEM_REVISION: u32 = 1;
 /// Tables begin at addresses that this divides.
 const ALIGNMENT: usize = 16;
-
-/// A device that the guest finds by its window in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Where its registers are, below 4 GiB.
-    pub at: u32,
-    /// How many bytes of them.
-    pub bytes: u32,
-    /// The line by which it asks for attention.
-    pub line: u32,
-}
 
 /// More tables than there is room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -18,9 +18,9 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::{
     acpi,
-    devices::{RESET_PORT, RESET_VALUE},
     layout::{HIGH_MEMORY, Layout},
     memory::GuestMemory,
+    platform::{RESET_PORT, RESET_VALUE, RESET_VECTOR, Window},
 };
 
 pub use self::cpu_tables::{Segments, write_page_tables};
@@ -38,9 +38,6 @@ const PAGE: u64 = 4096;
 const ENTRY_64_SINCE: u16 = 0x20c;
 /// What tells kernels apart lies in so much of them.
 const KERNEL_HEAD_BYTES: u64 = 0x210;
-/// Where a processor begins after a reset, for whoever jumps there in real mode: Linux does on a hardware-reduced platform
-/// without EFI, when it wants to start anew.
-pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// Writes the reset port, and waits: `mov dx, PORT; mov al, VALUE; out dx, al; hlt; jmp $-1`.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET_PORT.to_le_bytes();
@@ -134,7 +131,7 @@ pub enum BootError {
 pub fn load(
     kernel: &Kernel,
     layout: &Layout,
-    windows: &[acpi::Window],
+    windows: &[Window],
     memory: &GuestMemory,
 ) -> Result<Entry, BootError> {
     let tables = acpi::tables(layout, windows)?;
@@ -159,7 +156,7 @@ pub fn load(
 ///
 /// # Errors
 /// Those of [`load`].
-pub fn check(kernel: &Kernel, layout: &Layout, windows: &[acpi::Window]) -> Result<(), BootError> {
+pub fn check(kernel: &Kernel, layout: &Layout, windows: &[Window]) -> Result<(), BootError> {
     let low = layout.memory().into_iter().filter(|range| range.start < layout.low_memory_end());
     let low = low.map(|range| {
         let bytes = range.end.min(layout.low_memory_end()) - range.start;

@@ -7,22 +7,7 @@ pub mod virtio;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use self::{serial::Serial, virtio::Registers};
-use crate::acpi::Window;
-
-/// The first port of the serial line: COM1.
-pub const SERIAL_PORT: u16 = 0x3f8;
-/// Its interrupt.
-pub const SERIAL_LINE: u32 = 4;
-/// The interrupt by which the power button is told.
-pub const POWER_BUTTON_LINE: u32 = 5;
-/// A write of [`RESET_VALUE`] starts the machine anew.
-pub const RESET_PORT: u16 = 0x602;
-/// See [`RESET_PORT`].
-pub const RESET_VALUE: u8 = 1;
-/// A write of [`SLEEP_TYPE`] with the enabling bit switches the machine off; the next port tells of waking, and nothing wakes.
-pub const SLEEP_PORT: u16 = 0x600;
-/// The only sleep there is: off.
-pub const SLEEP_TYPE: u8 = 5;
+use crate::platform::{RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window};
 
 /// The bits of the sleep control register (ACPI 6.5, table 4.20).
 const SLEEP_ENABLE: u8 = 1 << 5;

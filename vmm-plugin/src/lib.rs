@@ -15,6 +15,7 @@ pub mod machine;
 pub mod memory;
 pub mod options;
 pub mod other;
+pub mod platform;
 pub mod source;
 pub mod tap;
 pub mod vcpu;

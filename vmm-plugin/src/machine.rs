@@ -15,18 +15,18 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{
-    acpi,
     boot::{self, BootError},
     config::Config,
     confine::{ConfineError, Prepared},
     control::{self, Control, socket::SocketError},
     devices::{
-        POWER_BUTTON_LINE, Ports, SERIAL_LINE,
+        Ports,
         serial::Serial,
         virtio::{Worker, block::DiskError},
     },
     layout::{HOLE_END, Layout, ShapeError},
     memory::{Memory, MemoryError, lost},
+    platform::{POWER_BUTTON_LINE, SERIAL_LINE, Window},
     source::{self, Source, SourceError},
     vcpu::{Gate, Surroundings, Vcpu, VcpuError},
 };
@@ -159,7 +159,7 @@ pub fn build(config: &Config, run_dir: &Path, confinement: Prepared) -> Result<M
     let kvm = open_kvm()?;
     let socket = control::socket::claim(run_dir, &config.vm)?;
     let planned = devices::plan(config)?;
-    let windows: Vec<acpi::Window> = planned.iter().map(|device| device.window).collect();
+    let windows: Vec<Window> = planned.iter().map(|device| device.window).collect();
     let console = run::output(&config.console)?;
     let vm = make_vm(&kvm)?;
     let bits = address_bits(&kvm)?;

@@ -12,10 +12,12 @@ use acpi_tables::{
     sdt::Sdt,
 };
 
-use super::{OEM, OEM_REVISION, OEM_TABLE, Window};
+use super::{OEM, OEM_REVISION, OEM_TABLE};
 use crate::{
-    devices::{POWER_BUTTON_LINE, RESET_PORT, RESET_VALUE, SERIAL_LINE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE},
     layout::Layout,
+    platform::{
+        POWER_BUTTON_LINE, RESET_PORT, RESET_VALUE, SERIAL_LINE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window,
+    },
 };
 
 /// Where KVM's interrupt controllers are.

@@ -7,7 +7,6 @@ use units::limits::DEVICES_PER_VM_MAX;
 
 use super::{MachineError, line, system_error};
 use crate::{
-    acpi::Window,
     config::Config,
     devices::{
         Windows,
@@ -15,6 +14,7 @@ use crate::{
     },
     layout::HOLE_START,
     memory::GuestMemory,
+    platform::Window,
 };
 
 /// Where the windows begin.

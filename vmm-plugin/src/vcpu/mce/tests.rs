@@ -12,9 +12,10 @@ use crate::{
         Seccomp,
         threads::{Filters, Work},
     },
-    devices::{Ports, RESET_PORT, RESET_VALUE, Windows, Wish, serial::Serial},
+    devices::{Ports, Windows, Wish, serial::Serial},
     layout::{Layout, Local, Performance, Shape},
     memory::{GuestMemory, poison},
+    platform::{RESET_PORT, RESET_VALUE},
     vcpu::{Ending, Gate, Surroundings, Vcpu},
 };
 
