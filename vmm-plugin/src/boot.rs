@@ -28,16 +28,16 @@ pub use self::cpu_tables::{Segments, write_page_tables};
 /// The longest command line a kernel takes.
 pub const COMMAND_LINE_BYTES_MAX: usize = 2047;
 /// Where the command line lies.
-const COMMAND_LINE: u64 = 0x2_0000;
+const COMMAND_LINE_ADDRESS: u64 = 0x2_0000;
 /// Where what the kernel is told lies: Linux's zero page or PVH's start info.
-const BOOT_PARAMETERS: u64 = 0x7000;
+const BOOT_PARAMS_ADDRESS: u64 = 0x7000;
 /// Where usable memory below 1 MiB ends.
-const LOWEST_MEMORY_END: u64 = 0x9_fc00;
-const PAGE: u64 = 4096;
+const EBDA_START: u64 = 0x9_fc00;
+const PAGE_BYTES: u64 = 4096;
 /// The boot protocol since which a kernel says whether it has a 64-bit entry.
-const ENTRY_64_SINCE: u16 = 0x20c;
+const ENTRY64_MIN_PROTOCOL: u16 = 0x20c;
 /// What tells kernels apart lies in so much of them.
-const KERNEL_HEAD_BYTES: u64 = 0x210;
+const KERNEL_HEADER_BYTES: u64 = 0x210;
 /// Writes the reset port, and waits: `mov dx, PORT; mov al, VALUE; out dx, al; hlt; jmp $-1`.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET_PORT.to_le_bytes();
@@ -57,7 +57,7 @@ pub struct Kernel {
 
 /// How the first processor begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct EntryPoint {
     /// Its first instruction.
     pub address: u64,
     /// Where what it is told lies.
@@ -79,10 +79,10 @@ pub enum Protocol {
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// A file that cannot be read.
-    #[error("{what}: cannot read {}", path.display())]
+    #[error("{file}: cannot read {}", path.display())]
     File {
         /// Which one.
-        what: &'static str,
+        file: &'static str,
         /// Where.
         path: PathBuf,
         /// Why not.
@@ -98,14 +98,14 @@ pub enum BootError {
         found: String,
     },
     /// Too much.
-    #[error("{what}: {bytes} bytes do not fit: {room} are free in the guest's local memory below 3 GiB")]
+    #[error("{file}: {bytes} bytes do not fit: {available} are free in the guest's local memory below 3 GiB")]
     TooLarge {
         /// Of what.
-        what: &'static str,
+        file: &'static str,
         /// How much.
         bytes: u64,
         /// What there is.
-        room: u64,
+        available: u64,
     },
     /// A command line that a kernel would cut.
     #[error("cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without zeros")]
@@ -115,7 +115,7 @@ pub enum BootError {
     },
     /// More tables than there is room for.
     #[error(transparent)]
-    Tables(#[from] acpi::TooLong),
+    Tables(#[from] acpi::TablesTooLarge),
     /// No memory to try it in.
     #[error("cannot make memory to check the kernel in")]
     Scratch(#[source] vm_memory::mmap::FromRangesError),
@@ -133,7 +133,7 @@ pub fn load(
     layout: &Layout,
     windows: &[Window],
     memory: &GuestMemory,
-) -> Result<Entry, BootError> {
+) -> Result<EntryPoint, BootError> {
     let tables = acpi::tables(layout, windows)?;
     memory.write_slice(&tables, GuestAddress(acpi::TABLES_START))?;
     memory.write_slice(&RESET_CODE, GuestAddress(RESET_VECTOR))?;
@@ -141,10 +141,10 @@ pub fn load(
     let initrd =
         kernel.initrd.as_deref().map(|path| load_initrd(path, &loaded, layout, memory)).transpose()?;
     let command_line = write_command_line(&kernel.command_line, memory)?;
-    let told = Told { initrd, command_line, map: memory_map(layout) };
+    let info = BootInfo { initrd, command_line, map: memory_map(layout) };
     match (loaded.setup_header, loaded.pvh_boot_cap) {
-        (Some(header), _) => linux::prepare(header, &loaded, &told, memory),
-        (None, PvhBootCapability::PvhEntryPresent(entry)) => pvh::prepare(entry, &told, memory),
+        (Some(header), _) => linux::prepare(header, &loaded, &info, memory),
+        (None, PvhBootCapability::PvhEntryPresent(entry)) => pvh::prepare(entry, &info, memory),
         (None, _) => Err(BootError::NotAKernel {
             path: kernel.kernel.clone(),
             found: "an ELF without a PVH entry".into(),
@@ -167,48 +167,48 @@ pub fn check(kernel: &Kernel, layout: &Layout, windows: &[Window]) -> Result<(),
 }
 
 /// What every kernel is told, however.
-struct Told {
+struct BootInfo {
     /// Where, and how long.
     initrd: Option<(u64, u64)>,
     /// Where, and how long without its zero.
     command_line: (u64, u64),
-    map: Vec<Stretch>,
+    map: Vec<MapEntry>,
 }
 
 /// A stretch of the map of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stretch {
+struct MapEntry {
     at: u64,
     bytes: u64,
     kind: u32,
 }
 
-const USABLE: u32 = 1;
-const RESERVED: u32 = 2;
+const E820_RAM: u32 = 1;
+const E820_RESERVED: u32 = 2;
 
 /// Usable memory by address; what is in no stretch is not memory.
-fn memory_map(layout: &Layout) -> Vec<Stretch> {
+fn memory_map(layout: &Layout) -> Vec<MapEntry> {
     let low = [
-        Stretch { at: 0, bytes: LOWEST_MEMORY_END, kind: USABLE },
-        Stretch { at: LOWEST_MEMORY_END, bytes: HIGH_MEMORY - LOWEST_MEMORY_END, kind: RESERVED },
+        MapEntry { at: 0, bytes: EBDA_START, kind: E820_RAM },
+        MapEntry { at: EBDA_START, bytes: HIGH_MEMORY - EBDA_START, kind: E820_RESERVED },
     ];
     let high = layout.memory().into_iter().map(|range| {
         let at = range.start.max(HIGH_MEMORY);
-        Stretch { at, bytes: range.end - at, kind: USABLE }
+        MapEntry { at, bytes: range.end - at, kind: E820_RAM }
     });
     low.into_iter().chain(high).collect()
 }
 
 fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<KernelLoaderResult, BootError> {
-    let unreadable = |errno| BootError::File { what: "kernel", path: path.to_owned(), errno };
-    let mut file = File::open(path).map_err(unreadable)?;
+    let file_error = |errno| BootError::File { file: "kernel", path: path.to_owned(), errno };
+    let mut file = File::open(path).map_err(file_error)?;
     let mut head = Vec::new();
-    (&file).take(KERNEL_HEAD_BYTES).read_to_end(&mut head).map_err(unreadable)?;
-    let bytes = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
-    file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
-    let room = layout.low_memory_end().saturating_sub(HIGH_MEMORY);
-    if bytes > room {
-        return Err(BootError::TooLarge { what: "kernel", bytes, room });
+    (&file).take(KERNEL_HEADER_BYTES).read_to_end(&mut head).map_err(file_error)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(file_error)?;
+    file.seek(SeekFrom::Start(0)).map_err(file_error)?;
+    let available = layout.low_memory_end().saturating_sub(HIGH_MEMORY);
+    if bytes > available {
+        return Err(BootError::TooLarge { file: "kernel", bytes, available });
     }
     let floor = Some(GuestAddress(HIGH_MEMORY));
     let not = |found| BootError::NotAKernel { path: path.to_owned(), found };
@@ -219,13 +219,15 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
         None => BzImage::load(memory, None, &mut file, floor),
     };
     let loaded = loaded.map_err(|error| not(error.to_string()))?;
-    if loaded.setup_header.is_some_and(|header| header.version < ENTRY_64_SINCE || header.xloadflags & 1 == 0)
+    if loaded
+        .setup_header
+        .is_some_and(|header| header.version < ENTRY64_MIN_PROTOCOL || header.xloadflags & 1 == 0)
     {
         return Err(not("a bzImage without a 64-bit entry".into()));
     }
     let (needs, end) = (unpacked_end(&loaded), layout.low_memory_end());
     if needs > end {
-        return Err(BootError::TooLarge { what: "kernel", bytes: needs, room: end });
+        return Err(BootError::TooLarge { file: "kernel", bytes: needs, available: end });
     }
     Ok(loaded)
 }
@@ -254,22 +256,22 @@ fn load_initrd(
     layout: &Layout,
     memory: &GuestMemory,
 ) -> Result<(u64, u64), BootError> {
-    let unreadable = |errno| BootError::File { what: "initrd", path: path.to_owned(), errno };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let bytes = file.metadata().map_err(unreadable)?.len();
+    let file_error = |errno| BootError::File { file: "initrd", path: path.to_owned(), errno };
+    let mut file = File::open(path).map_err(file_error)?;
+    let bytes = file.metadata().map_err(file_error)?.len();
     let highest =
         kernel.setup_header.map_or(u64::MAX, |header| u64::from(header.initrd_addr_max).saturating_add(1));
     let end = layout.low_memory_end().min(highest);
-    let needs = kernel.kernel_end.max(unpacked_end(kernel)).checked_next_multiple_of(PAGE);
-    let room = needs.map_or(0, |needs| end.saturating_sub(needs));
-    if bytes.next_multiple_of(PAGE) > room {
-        return Err(BootError::TooLarge { what: "initrd", bytes, room });
+    let needs = kernel.kernel_end.max(unpacked_end(kernel)).checked_next_multiple_of(PAGE_BYTES);
+    let available = needs.map_or(0, |needs| end.saturating_sub(needs));
+    if bytes.next_multiple_of(PAGE_BYTES) > available {
+        return Err(BootError::TooLarge { file: "initrd", bytes, available });
     }
-    let at = (end - bytes) / PAGE * PAGE;
+    let at = (end - bytes) / PAGE_BYTES * PAGE_BYTES;
     let count = usize::try_from(bytes).expect("less than 3 GiB");
     memory
         .read_exact_volatile_from(GuestAddress(at), &mut file, count)
-        .map_err(|error| unreadable(io::Error::new(io::ErrorKind::UnexpectedEof, error)))?;
+        .map_err(|error| file_error(io::Error::new(io::ErrorKind::UnexpectedEof, error)))?;
     Ok((at, bytes))
 }
 
@@ -286,10 +288,10 @@ fn write_command_line(text: &str, memory: &GuestMemory) -> Result<(u64, u64), Bo
     if bytes > COMMAND_LINE_BYTES_MAX || text.contains('\0') {
         return Err(BootError::CommandLine { bytes });
     }
-    let mut ended = text.as_bytes().to_vec();
-    ended.push(0);
-    memory.write_slice(&ended, GuestAddress(COMMAND_LINE))?;
-    Ok((COMMAND_LINE, bytes as u64))
+    let mut nul_terminated = text.as_bytes().to_vec();
+    nul_terminated.push(0);
+    memory.write_slice(&nul_terminated, GuestAddress(COMMAND_LINE_ADDRESS))?;
+    Ok((COMMAND_LINE_ADDRESS, bytes as u64))
 }
 
 #[cfg(test)]

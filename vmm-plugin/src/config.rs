@@ -10,15 +10,15 @@ use units::{
 use crate::{
     boot::Kernel,
     confine::Confinement,
-    devices::virtio::net::{MacAddress, NotAMacAddress},
+    devices::virtio::net::{MacAddress, MacAddressError},
     layout::Performance,
-    memory::Taking,
-    options::{OptionError, Parts},
+    memory::MemoryBackendOptions,
+    options::{OptionError, OptionParser},
 };
 
 /// Where running VMs are found.
 #[derive(Clone, Debug, clap::Args)]
-pub struct RunDir {
+pub struct RunDirArg {
     /// Where each running VM has its control socket
     #[arg(long, value_name = "DIR", default_value = "/run/tarn-vmm", env = "TARN_VMM_RUN_DIR")]
     pub run_dir: PathBuf,
@@ -26,11 +26,11 @@ pub struct RunDir {
 
 /// A guest of this VMM's own, as written.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Own {
+pub struct RunArgs {
     #[command(flatten)]
-    guest: Written,
+    guest: GuestArgs,
     #[command(flatten)]
-    at: RunDir,
+    run_dir: RunDirArg,
     #[command(flatten)]
     confinement: Confinement,
     /// Let the guest run guests of its own: its processors have VMX or SVM, which are hidden otherwise
@@ -38,20 +38,20 @@ pub struct Own {
     nested: bool,
 }
 
-impl Own {
+impl RunArgs {
     /// Checks what can be checked without touching anything.
     ///
     /// # Errors
     /// The option, the value and the rule.
     pub fn check(self) -> Result<(Config, PathBuf, Confinement), OptionError> {
         let config = Config { nested: self.nested, ..self.guest.check()? };
-        Ok((config, self.at.run_dir, self.confinement))
+        Ok((config, self.run_dir.run_dir, self.confinement))
     }
 }
 
 /// A guest, whoever runs it, as written.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Written {
+pub struct GuestArgs {
     /// The VM's name, as reserved
     #[arg(long)]
     pub vm: Name,
@@ -116,7 +116,7 @@ pub struct LocalNode {
     /// How many processors.
     pub cpus: u32,
     /// How memory is taken.
-    pub taking: Taking,
+    pub memory_options: MemoryBackendOptions,
     /// How fast it is.
     pub performance: Performance,
 }
@@ -129,7 +129,7 @@ pub struct PoolNode {
     /// Of which EMC; `None` is any.
     pub emc: Option<String>,
     /// How memory is taken.
-    pub taking: Taking,
+    pub memory_options: MemoryBackendOptions,
     /// How fast it is.
     pub performance: Performance,
 }
@@ -175,26 +175,26 @@ pub struct Config {
     pub nested: bool,
 }
 
-impl Written {
+impl GuestArgs {
     /// Checks what can be checked without touching anything.
     ///
     /// # Errors
     /// The option, the value and the rule.
     pub fn check(self) -> Result<Config, OptionError> {
-        let written = if self.memory.is_empty() { vec![String::new()] } else { self.memory.clone() };
-        let alone = written.len() == 1;
-        let local = written.iter().map(|text| local_node(text, alone.then_some(self.cpus)));
+        let node_texts = if self.memory.is_empty() { vec![String::new()] } else { self.memory.clone() };
+        let is_single_node = node_texts.len() == 1;
+        let local = node_texts.iter().map(|text| local_node(text, is_single_node.then_some(self.cpus)));
         let local = local.collect::<Result<Vec<_>, _>>()?;
         let pool = self.pool.iter().map(|text| pool_node(text)).collect::<Result<Vec<_>, _>>()?;
-        let rules = Parts::of("memory", "")?;
+        let parser = OptionParser::new("memory", "")?;
         let cpus: u32 = local.iter().map(|node| node.cpus).sum();
-        if !alone && cpus != self.cpus {
+        if !is_single_node && cpus != self.cpus {
             return Err(
-                rules.error(format!("its nodes have {cpus} cpus together, and --cpus says {}", self.cpus))
+                parser.error(format!("its nodes have {cpus} cpus together, and --cpus says {}", self.cpus))
             );
         }
-        if (self.standalone || !alone) && local.iter().any(|node| node.size.is_none()) {
-            return Err(rules
+        if (self.standalone || !is_single_node) && local.iter().any(|node| node.size.is_none()) {
+            return Err(parser
                 .error("size is missing: it must be said with --standalone, and for each of several nodes"));
         }
         check_pool(&pool, self.standalone)?;
@@ -202,9 +202,9 @@ impl Written {
         let disks = self.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
         let nets = self.net.iter().map(|text| net(text)).collect::<Result<Vec<_>, _>>()?;
         if disks.len() + nets.len() > DEVICES_PER_VM_MAX {
-            let what =
+            let reason =
                 format!("{} disks and {} cards are more than {DEVICES_PER_VM_MAX}", disks.len(), nets.len());
-            return Err(Parts::of("disk", "")?.error(what));
+            return Err(OptionParser::new("disk", "")?.error(reason));
         }
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);
         Ok(Config {
@@ -221,100 +221,102 @@ impl Written {
     }
 }
 
-fn local_node(text: &str, all_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
-    let mut parts = Parts::of("memory", text)?;
+fn local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
+    let mut parts = OptionParser::new("memory", text)?;
     let size = parts.size("size")?;
-    let cpus = parts.parsed("cpus", "a number of processors")?;
-    let Some(cpus) = cpus.or(all_cpus) else {
+    let cpus = parts.parse("cpus", "a number of processors")?;
+    let Some(cpus) = cpus.or(default_cpus) else {
         return Err(parts.error("cpus is missing: it must be said for each of several nodes"));
     };
-    let taking = taking(&mut parts)?;
+    let memory_options = memory_options(&mut parts)?;
     let performance = performance(&mut parts, Performance::LOCAL)?;
-    parts.end()?;
-    Ok(LocalNode { size, cpus, taking, performance })
+    parts.finish()?;
+    Ok(LocalNode { size, cpus, memory_options, performance })
 }
 
 fn pool_node(text: &str) -> Result<PoolNode, OptionError> {
-    let mut parts = Parts::of("pool", text)?;
+    let mut parts = OptionParser::new("pool", text)?;
     let size = parts.size("size")?;
     if let Some(size) = size.filter(|size| size.as_slices().is_none_or(|slices| slices == 0)) {
         return Err(
             parts.error(format!("size={size} is not a whole number of slices of {SLICE}, at least one"))
         );
     }
-    let emc = parts.text("emc").map(str::to_owned);
-    let taking = taking(&mut parts)?;
+    let emc = parts.string("emc").map(str::to_owned);
+    let memory_options = memory_options(&mut parts)?;
     let performance = performance(&mut parts, Performance::POOL)?;
-    parts.end()?;
-    Ok(PoolNode { size, emc, taking, performance })
+    parts.finish()?;
+    Ok(PoolNode { size, emc, memory_options, performance })
 }
 
-fn taking(parts: &mut Parts<'_>) -> Result<Taking, OptionError> {
-    let huge = parts.switch("hugepages")?.unwrap_or(false);
+fn memory_options(parts: &mut OptionParser<'_>) -> Result<MemoryBackendOptions, OptionError> {
+    let has_huge_pages = parts.on_off("hugepages")?.unwrap_or(false);
     let size = parts.size("hugepage_size")?;
-    if let Some(size) = size.filter(|size| !huge || !size.get().is_power_of_two()) {
+    if let Some(size) = size.filter(|size| !has_huge_pages || !size.get().is_power_of_two()) {
         return Err(
             parts.error(format!("hugepage_size={size} must be a power of two, and wants hugepages=on"))
         );
     }
-    Ok(Taking {
-        shared: parts.switch("shared")?.unwrap_or(true),
-        prefault: parts.switch("prefault")?.unwrap_or(false),
-        hugepage_size: huge.then(|| size.unwrap_or(Bytes::mib(2))),
-        host_numa_node: parts.parsed("host_numa_node", "the number of a node")?,
+    Ok(MemoryBackendOptions {
+        shared: parts.on_off("shared")?.unwrap_or(true),
+        prefault: parts.on_off("prefault")?.unwrap_or(false),
+        hugepage_size: has_huge_pages.then(|| size.unwrap_or(Bytes::mib(2))),
+        host_numa_node: parts.parse("host_numa_node", "the number of a node")?,
     })
 }
 
-fn performance(parts: &mut Parts<'_>, usual: Performance) -> Result<Performance, OptionError> {
+fn performance(parts: &mut OptionParser<'_>, default: Performance) -> Result<Performance, OptionError> {
     Ok(Performance {
         latency_ns: parts
-            .parsed("latency_ns", "a number of nanoseconds up to 65535")?
-            .unwrap_or(usual.latency_ns),
-        bandwidth_mbps: parts.parsed("bandwidth_mbps", "a number of MB/s")?.unwrap_or(usual.bandwidth_mbps),
+            .parse("latency_ns", "a number of nanoseconds up to 65535")?
+            .unwrap_or(default.latency_ns),
+        bandwidth_mbps: parts.parse("bandwidth_mbps", "a number of MB/s")?.unwrap_or(default.bandwidth_mbps),
     })
 }
 
 fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
-    let rules = Parts::of("pool", "")?;
-    for (at, node) in pool.iter().enumerate() {
+    let parser = OptionParser::new("pool", "")?;
+    for (index, node) in pool.iter().enumerate() {
         match node.size {
             None if standalone => {
-                return Err(rules.error("size is missing: it must be said with --standalone"));
+                return Err(parser.error("size is missing: it must be said with --standalone"));
             }
             Some(size) if !standalone => {
                 return Err(
-                    rules.error(format!("size={size} is not possible with an agent: it is as reserved"))
+                    parser.error(format!("size={size} is not possible with an agent: it is as reserved"))
                 );
             }
             _ => {}
         }
-        if !standalone && (node.taking.hugepage_size.is_some() || !node.taking.shared) {
-            return Err(rules.error(
+        if !standalone && (node.memory_options.hugepage_size.is_some() || !node.memory_options.shared) {
+            return Err(parser.error(
                 "hugepages and shared are not possible with an agent: slices are as the rack has them",
             ));
         }
-        if node.emc.is_some() && pool[..at].iter().any(|other| other.emc == node.emc) {
-            return Err(rules.error(format!("emc={} is said twice", node.emc.as_deref().unwrap_or_default())));
+        if node.emc.is_some() && pool[..index].iter().any(|other| other.emc == node.emc) {
+            return Err(
+                parser.error(format!("emc={} is said twice", node.emc.as_deref().unwrap_or_default()))
+            );
         }
     }
     Ok(())
 }
 
 fn disk(text: &str) -> Result<Disk, OptionError> {
-    let mut parts = Parts::of("disk", text)?;
-    let path = parts.text("path").filter(|path| !path.is_empty());
-    let read_only = parts.switch("readonly")?.unwrap_or(false);
+    let mut parts = OptionParser::new("disk", text)?;
+    let path = parts.string("path").filter(|path| !path.is_empty());
+    let read_only = parts.on_off("readonly")?.unwrap_or(false);
     let Some(path) = path.map(PathBuf::from) else { return Err(parts.error("path is missing")) };
-    parts.end()?;
+    parts.finish()?;
     Ok(Disk { path, read_only })
 }
 
 fn net(text: &str) -> Result<Net, OptionError> {
-    let mut parts = Parts::of("net", text)?;
-    let tap = parts.text("tap").map(str::to_owned);
-    let mac = parts.parsed("mac", &NotAMacAddress.to_string())?;
+    let mut parts = OptionParser::new("net", text)?;
+    let tap = parts.string("tap").map(str::to_owned);
+    let mac = parts.parse("mac", &MacAddressError.to_string())?;
     let (Some(tap), Some(mac)) = (tap, mac) else { return Err(parts.error("tap and mac must be said")) };
-    parts.end()?;
+    parts.finish()?;
     Ok(Net { tap, mac })
 }
 
@@ -323,6 +325,6 @@ fn console(text: &str) -> Result<Console, OptionError> {
         None if text == "tty" => Ok(Console::Terminal),
         None if text == "null" => Ok(Console::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Console::File(path.into())),
-        _ => Err(Parts::of("serial", "")?.error(format!("{text:?} is not tty, null or file=PATH"))),
+        _ => Err(OptionParser::new("serial", "")?.error(format!("{text:?} is not tty, null or file=PATH"))),
     }
 }

@@ -2,9 +2,9 @@
 //! in an empty read-only file system, unless it is started with `--unconfined`. All that it needs is open by then, and its
 //! threads start later: capabilities, user IDs and no_new_privs are per thread. System calls are filtered by [`threads`].
 
-pub mod calls;
-pub mod forbidden;
 pub mod root;
+pub mod sigsys;
+pub mod syscall_rules;
 pub mod threads;
 
 use std::{io, os::fd::OwnedFd, path::PathBuf};
@@ -23,10 +23,10 @@ use rustix::{
 #[derive(Clone, Debug, clap::Args)]
 pub struct Confinement {
     /// The user that the process becomes once everything is open, by number; needs --gid. Required when started as root
-    #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = user_number())]
+    #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = unprivileged_id())]
     uid: Option<u32>,
     /// The only group of the process from then on, by number; needs --uid
-    #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = user_number())]
+    #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = unprivileged_id())]
     gid: Option<u32>,
     /// The only directory that the process sees from then on; must be empty [default as root: an empty read-only file system]
     #[arg(long, value_name = "DIR")]
@@ -40,7 +40,7 @@ pub struct Confinement {
 }
 
 /// All IDs but root's and the one that means "unchanged".
-fn user_number() -> clap::builder::RangedI64ValueParser<u32> {
+fn unprivileged_id() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..i64::from(u32::MAX))
 }
 
@@ -63,10 +63,10 @@ pub enum ConfineError {
     #[error(
         "uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user to become, or --unconfined be given"
     )]
-    StaysRoot,
+    MissingUser,
     /// The operating system refuses.
     #[error("{option}: cannot {doing}{hint}")]
-    Refused {
+    System {
         /// Which option.
         option: &'static str,
         /// What was tried.
@@ -82,7 +82,7 @@ pub enum ConfineError {
     NotEmpty(PathBuf),
 }
 
-fn refused<E: Into<io::Error>>(
+fn error<E: Into<io::Error>>(
     option: &'static str,
     doing: impl Into<String>,
 ) -> impl FnOnce(E) -> ConfineError {
@@ -92,7 +92,7 @@ fn refused<E: Into<io::Error>>(
             Some(Errno::PERM) => "; needs root with CAP_SYS_ADMIN",
             _ => "",
         };
-        ConfineError::Refused { option, doing, hint, errno }
+        ConfineError::System { option, doing, hint, errno }
     }
 }
 
@@ -100,44 +100,45 @@ fn refused<E: Into<io::Error>>(
 ///
 /// # Errors
 /// None that a kernel is known for.
-pub fn open_many_files() -> io::Result<()> {
+pub fn raise_file_limit() -> io::Result<()> {
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
     Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 impl Confinement {
-    /// Checks everything that [`Prepared::enter`] needs, and changes nothing.
+    /// Checks everything that [`PreparedConfinement::enter`] needs, and changes nothing.
     ///
     /// # Errors
-    /// [`ConfineError::StaysRoot`] if root is not to be given up, or another variant if something cannot be given up.
-    pub fn prepare(self) -> Result<Prepared, ConfineError> {
+    /// [`ConfineError::MissingUser`] if root is not to be given up, or another variant if something cannot be given up.
+    pub fn prepare(self) -> Result<PreparedConfinement, ConfineError> {
         let is_root = geteuid().is_root();
         if is_root && self.uid.is_none() && !self.unconfined {
-            return Err(ConfineError::StaysRoot);
+            return Err(ConfineError::MissingUser);
         }
         let root = match &self.chroot {
             Some(path) => Some(root::open_empty(path)?),
             None if is_root && !self.unconfined => Some(root::make_empty()?),
             None => None,
         };
-        if let Some(Root { shown, .. }) = &root {
-            require(CapabilitySet::SYS_CHROOT)
-                .map_err(refused("chroot", format!("make {shown} all there is")))?;
+        if let Some(Root { display_name, .. }) = &root {
+            require_capabilities(CapabilitySet::SYS_CHROOT)
+                .map_err(error("chroot", format!("make {display_name} all there is")))?;
         }
         let user = self.uid.zip(self.gid);
         if let Some((uid, gid)) = user {
-            require(CapabilitySet::SETUID | CapabilitySet::SETGID).map_err(refused_user(uid, gid))?;
+            require_capabilities(CapabilitySet::SETUID | CapabilitySet::SETGID)
+                .map_err(user_error(uid, gid))?;
         }
-        Ok(Prepared { user, root, seccomp: self.seccomp })
+        Ok(PreparedConfinement { user, root, seccomp: self.seccomp })
     }
 }
 
-fn refused_user(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
-    refused("uid", format!("become user {uid} and group {gid}"))
+fn user_error(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
+    error("uid", format!("become user {uid} and group {gid}"))
 }
 
 /// Fails as the kernel would without these capabilities.
-fn require(needed: CapabilitySet) -> Result<(), Errno> {
+fn require_capabilities(needed: CapabilitySet) -> Result<(), Errno> {
     if capabilities(None)?.effective.contains(needed) { Ok(()) } else { Err(Errno::PERM) }
 }
 
@@ -146,33 +147,34 @@ fn require(needed: CapabilitySet) -> Result<(), Errno> {
 struct Root {
     directory: OwnedFd,
     /// Its name in messages.
-    shown: String,
+    display_name: String,
 }
 
 /// A confinement that can be entered.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedConfinement {
     user: Option<(u32, u32)>,
     root: Option<Root>,
     /// How system calls are filtered.
     pub seccomp: Seccomp,
 }
 
-impl Prepared {
+impl PreparedConfinement {
     /// Gives everything up, for good. This process must have no other thread yet.
     ///
     /// # Errors
     /// [`ConfineError`]: then nothing may run.
     pub fn enter(self) -> Result<(), ConfineError> {
-        set_no_new_privs(true).map_err(refused("capabilities", "give up getting more"))?;
+        set_no_new_privs(true).map_err(error("capabilities", "give up getting more"))?;
         if let Some(root) = self.root {
-            root::enter(&root).map_err(refused("chroot", format!("make {} all there is", root.shown)))?;
+            root::enter(&root)
+                .map_err(error("chroot", format!("make {} all there is", root.display_name)))?;
         }
-        empty_bounding_set().map_err(refused("capabilities", "give up those that are never needed"))?;
+        empty_bounding_set().map_err(error("capabilities", "give up those that are never needed"))?;
         if let Some((uid, gid)) = self.user {
-            become_user(uid, gid).map_err(refused_user(uid, gid))?;
+            become_user(uid, gid).map_err(user_error(uid, gid))?;
         }
-        drop_capabilities().map_err(refused("capabilities", "give them up"))
+        drop_capabilities().map_err(error("capabilities", "give them up"))
     }
 }
 

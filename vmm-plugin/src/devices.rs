@@ -6,19 +6,19 @@ pub mod virtio;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use self::{serial::Serial, virtio::Registers};
+use self::{serial::Serial, virtio::MmioTransport};
 use crate::platform::{RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window};
 
 /// The bits of the sleep control register (ACPI 6.5, table 4.20).
-const SLEEP_ENABLE: u8 = 1 << 5;
-const SLEEP_TYPE_SHIFT: u8 = 2;
-const SLEEP_TYPE_MASK: u8 = 0b111;
+const SLP_EN: u8 = 1 << 5;
+const SLP_TYP_SHIFT: u8 = 2;
+const SLP_TYP_MASK: u8 = 0b111;
 /// What a port without a device reads.
-const NOBODY: u8 = 0xff;
+const UNMAPPED_BYTE: u8 = 0xff;
 
 /// What a guest wants done with its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum ExitRequest {
     /// Switch it off.
     PowerOff,
     /// Start it anew.
@@ -27,40 +27,40 @@ pub enum Wish {
 
 /// The devices whose registers are in memory.
 #[derive(Debug, Default)]
-pub struct Windows(pub Vec<(Window, Arc<Registers>)>);
+pub struct MmioBus(pub Vec<(Window, Arc<MmioTransport>)>);
 
-impl Windows {
+impl MmioBus {
     /// The device at an address, and which of its registers.
-    fn find(&self, at: u64) -> Option<(&Registers, u64)> {
-        self.0.iter().find_map(|(window, registers)| {
+    fn find(&self, at: u64) -> Option<(&MmioTransport, u64)> {
+        self.0.iter().find_map(|(window, transport)| {
             let offset = at.checked_sub(u64::from(window.at))?;
-            (offset < u64::from(window.bytes)).then_some((&**registers, offset))
+            (offset < u64::from(window.bytes)).then_some((&**transport, offset))
         })
     }
 
     /// A guest reads a register.
     pub fn read(&self, at: u64, data: &mut [u8]) {
-        data.fill(NOBODY);
-        if let Some((registers, offset)) = self.find(at) {
-            registers.read(offset, data);
+        data.fill(UNMAPPED_BYTE);
+        if let Some((transport, offset)) = self.find(at) {
+            transport.read(offset, data);
         }
     }
 
     /// A guest writes a register.
     pub fn write(&self, at: u64, data: &[u8]) {
-        if let Some((registers, offset)) = self.find(at) {
-            registers.write(offset, data);
+        if let Some((transport, offset)) = self.find(at) {
+            transport.write(offset, data);
         }
     }
 }
 
 /// What is behind the I/O ports.
 #[derive(Debug)]
-pub struct Ports {
+pub struct PortIo {
     serial: Mutex<Serial>,
 }
 
-impl Ports {
+impl PortIo {
     /// With a serial line.
     pub fn new(serial: Serial) -> Self {
         Self { serial: Mutex::new(serial) }
@@ -72,13 +72,13 @@ impl Ports {
     }
 
     /// The serial line, unless a processor is at it.
-    pub fn serial_if_free(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
+    pub fn try_serial(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
         self.serial.try_lock().ok()
     }
 
     /// A guest reads a port.
     pub fn read(&self, port: u16, data: &mut [u8]) {
-        data.fill(NOBODY);
+        data.fill(UNMAPPED_BYTE);
         match (port, &mut *data) {
             (SERIAL_PORT..=0x3ff, [byte]) => *byte = self.serial().read(port - SERIAL_PORT),
             (SLEEP_PORT..=RESET_PORT, _) => data.fill(0),
@@ -87,18 +87,17 @@ impl Ports {
     }
 
     /// A guest writes a port.
-    pub fn write(&self, port: u16, data: &[u8]) -> Option<Wish> {
+    pub fn write(&self, port: u16, data: &[u8]) -> Option<ExitRequest> {
         match (port, data) {
             (SERIAL_PORT..=0x3ff, [byte]) => {
                 self.serial().write(port - SERIAL_PORT, *byte);
                 None
             }
             (SLEEP_PORT, [byte]) => {
-                let off =
-                    byte & SLEEP_ENABLE != 0 && byte >> SLEEP_TYPE_SHIFT & SLEEP_TYPE_MASK == SLEEP_TYPE;
-                off.then_some(Wish::PowerOff)
+                let off = byte & SLP_EN != 0 && byte >> SLP_TYP_SHIFT & SLP_TYP_MASK == SLEEP_TYPE;
+                off.then_some(ExitRequest::PowerOff)
             }
-            (RESET_PORT, [RESET_VALUE]) => Some(Wish::Reset),
+            (RESET_PORT, [RESET_VALUE]) => Some(ExitRequest::Reset),
             _ => None,
         }
     }

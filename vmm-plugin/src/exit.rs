@@ -11,7 +11,7 @@ use std::{
 
 use rustix::termios::{OptionalActions, Termios, tcsetattr};
 
-use crate::confine::threads::{self, Work};
+use crate::confine::threads::{self, ThreadRole};
 
 /// The guest switched itself off.
 pub const POWERED_OFF: u8 = 0;
@@ -30,47 +30,47 @@ pub const SLICE_LOST: u8 = 20;
 /// The host had no memory left to put behind what the guest touched.
 pub const MEMORY_EXHAUSTED: u8 = 21;
 /// Memory of the guest cannot hold what was written to it.
-pub const MEMORY_BROKEN: u8 = 22;
+pub const MEMORY_POISONED: u8 = 22;
 /// A thread tried what it never needs: the guest may have broken out into it.
-pub const FORBIDDEN: u8 = 30;
+pub const FORBIDDEN_SYSCALL: u8 = 30;
 
-static TERMINAL: OnceLock<Termios> = OnceLock::new();
-static TIDIED: AtomicBool = AtomicBool::new(false);
+static SAVED_TERMINAL: OnceLock<Termios> = OnceLock::new();
+static TERMINAL_RESTORED: AtomicBool = AtomicBool::new(false);
 
 /// Says how the terminal was before it was changed; only the first word counts.
-pub fn restore_terminal_at_end(before: Termios) {
-    let _ = TERMINAL.set(before);
+pub fn save_terminal(before: Termios) {
+    let _ = SAVED_TERMINAL.set(before);
 }
 
 /// Restores the terminal, once. Safe in a signal handler.
-pub fn tidy() {
-    if TIDIED.swap(true, Ordering::SeqCst) {
+pub fn restore_terminal() {
+    if TERMINAL_RESTORED.swap(true, Ordering::SeqCst) {
         return;
     }
-    if let Some(before) = TERMINAL.get() {
+    if let Some(before) = SAVED_TERMINAL.get() {
         let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
     }
 }
 
 /// Says something on standard error, if anybody listens: a guest goes on without.
-pub fn say(text: &str) {
+pub fn print(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// A panic of a thread that the guest needs ends the process, as a guest that lost a processor or a device is none any more.
 /// Its message is all that is said: a backtrace would read files, which threads that serve a guest may not.
-pub fn when_any_thread_panics() {
+pub fn install_panic_hook() {
     panic::set_hook(Box::new(|panic| {
-        say(&format!("error: {panic}"));
-        if threads::work().is_none_or(Work::is_needed) {
-            at_once(FAILED)
+        print(&format!("error: {panic}"));
+        if threads::role().is_none_or(ThreadRole::is_essential) {
+            exit_now(FAILED)
         }
     }));
 }
 
 /// Ends the process, never to return to the guest. Safe in a signal handler.
-pub fn at_once(code: u8) -> ! {
-    tidy();
+pub fn exit_now(code: u8) -> ! {
+    restore_terminal();
     // SAFETY: it takes a number and does not return; nothing of this process is used any more.
     unsafe { libc::_exit(i32::from(code)) }
 }

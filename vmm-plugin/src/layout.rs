@@ -19,12 +19,12 @@ use units::{
 /// Below this lie the tables a kernel boots with; kernels expect no usable memory right under it.
 pub const HIGH_MEMORY: u64 = 1 << 20;
 /// Where the devices' window begins.
-pub const HOLE_START: u64 = 3 << 30;
+pub const MMIO_HOLE_START: u64 = 3 << 30;
 /// Where it ends.
-pub const HOLE_END: u64 = 4 << 30;
+pub const MMIO_HOLE_END: u64 = 4 << 30;
 
 /// A node's own distance in a SLIT.
-pub const DISTANCE_OWN: u8 = 10;
+pub const DISTANCE_LOCAL: u8 = 10;
 /// The longest distance that a SLIT can say.
 const DISTANCE_MAX: u64 = 254;
 /// The shortest one to another node.
@@ -77,7 +77,7 @@ pub struct Shape {
 
 /// What lies at a place in guest-physical space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum RegionKind {
     /// Local memory of a node, from an offset of it on.
     Local {
         /// Which of [`Shape::local`].
@@ -96,13 +96,13 @@ pub enum Part {
 
 /// A run of guest-physical memory that is backed as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct MemoryRegion {
     /// Where.
     pub range: Range<u64>,
     /// Of which node.
     pub node: u32,
     /// What.
-    pub part: Part,
+    pub kind: RegionKind,
 }
 
 /// A NUMA node as the guest sees it.
@@ -172,7 +172,7 @@ pub struct Layout {
     /// The nodes in the order of their numbers, those with processors first.
     pub nodes: Vec<Node>,
     /// All memory, by address.
-    pub pieces: Vec<Piece>,
+    pub regions: Vec<MemoryRegion>,
 }
 
 impl Layout {
@@ -180,16 +180,16 @@ impl Layout {
     ///
     /// # Errors
     /// [`ShapeError`]: too much or too little of something, or more than `address_bits` bits of address reach.
-    pub fn of(shape: &Shape, address_bits: u8) -> Result<Self, ShapeError> {
+    pub fn new(shape: &Shape, address_bits: u8) -> Result<Self, ShapeError> {
         check(shape)?;
-        let mut layout = Self { nodes: Vec::new(), pieces: Vec::new() };
+        let mut layout = Self { nodes: Vec::new(), regions: Vec::new() };
         let mut at = 0;
         for local in &shape.local {
             at = layout.add_local(local, at);
         }
-        at = at.max(HOLE_END).next_multiple_of(SLICE.get());
-        for (pool, wanted) in shape.pool.iter().enumerate() {
-            at = layout.add_pool(pool, wanted, at);
+        at = at.max(MMIO_HOLE_END).next_multiple_of(SLICE.get());
+        for (pool, spec) in shape.pool.iter().enumerate() {
+            at = layout.add_pool(pool, spec, at);
         }
         if at > 1 << address_bits {
             return Err(ShapeError::PastAddresses { end: at, bits: address_bits });
@@ -202,11 +202,11 @@ impl Layout {
         let mut memory = Vec::new();
         let mut offset = 0;
         while offset < local.memory.get() {
-            let end = if at < HOLE_START { HOLE_START } else { u64::MAX };
+            let end = if at < MMIO_HOLE_START { MMIO_HOLE_START } else { u64::MAX };
             let range = at..end.min(at + (local.memory.get() - offset));
-            self.add_piece(range.clone(), Part::Local { node, offset });
+            self.add_region(range.clone(), RegionKind::Local { node, offset });
             offset += range.end - range.start;
-            at = if range.end == HOLE_START { HOLE_END } else { range.end };
+            at = if range.end == MMIO_HOLE_START { MMIO_HOLE_END } else { range.end };
             memory.push(range);
         }
         let first = self.cpus();
@@ -215,21 +215,21 @@ impl Layout {
         at
     }
 
-    fn add_pool(&mut self, pool: usize, wanted: &Pool, at: u64) -> u64 {
-        let place = |slice: u32| at + Bytes::slices(slice).get();
-        for slice in 0..wanted.slices {
-            self.add_piece(place(slice)..place(slice + 1), Part::Slice { pool, slice });
+    fn add_pool(&mut self, pool: usize, spec: &Pool, at: u64) -> u64 {
+        let address = |slice: u32| at + Bytes::slices(slice).get();
+        for slice in 0..spec.slices {
+            self.add_region(address(slice)..address(slice + 1), RegionKind::Slice { pool, slice });
         }
         let cpus = self.cpus()..self.cpus();
-        let range = at..place(wanted.slices);
+        let range = at..address(spec.slices);
         let end = range.end;
-        self.nodes.push(Node { cpus, memory: vec![range], performance: wanted.performance });
+        self.nodes.push(Node { cpus, memory: vec![range], performance: spec.performance });
         end
     }
 
-    fn add_piece(&mut self, range: Range<u64>, part: Part) {
+    fn add_region(&mut self, range: Range<u64>, kind: RegionKind) {
         let node = u32::try_from(self.nodes.len()).expect("nodes are few");
-        self.pieces.push(Piece { range, node, part });
+        self.regions.push(MemoryRegion { range, node, kind });
     }
 
     /// How many processors the guest has.
@@ -270,7 +270,7 @@ impl Layout {
 
     /// Up to where local memory below the devices reaches.
     pub fn low_memory_end(&self) -> u64 {
-        self.memory().first().map_or(0, |range| range.end.min(HOLE_START))
+        self.memory().first().map_or(0, |range| range.end.min(MMIO_HOLE_START))
     }
 
     /// How long a processor of `from` waits for memory of `to`. Memory of another node with processors is as far as two
@@ -294,7 +294,7 @@ impl Layout {
 
     /// The node with processors that is nearest to a node's memory: itself, and the first for pool memory, as every EMC is
     /// as near to it as to any other.
-    pub fn nearest(&self, node: usize) -> usize {
+    pub fn nearest_initiator(&self, node: usize) -> usize {
         if self.nodes[node].is_pool() { 0 } else { node }
     }
 
@@ -302,11 +302,11 @@ impl Layout {
     /// the first node's.
     pub fn distance(&self, from: usize, to: usize) -> u8 {
         if from == to {
-            return DISTANCE_OWN;
+            return DISTANCE_LOCAL;
         }
         let own = u64::from(self.nodes[0].performance.latency_ns);
-        let tenths = (self.latency_ns(from, to) * u64::from(DISTANCE_OWN) + own / 2) / own;
-        u8::try_from(tenths.clamp(DISTANCE_OTHER_MIN, DISTANCE_MAX)).expect("clamped to less")
+        let distance = (self.latency_ns(from, to) * u64::from(DISTANCE_LOCAL) + own / 2) / own;
+        u8::try_from(distance.clamp(DISTANCE_OTHER_MIN, DISTANCE_MAX)).expect("clamped to less")
     }
 }
 

@@ -2,8 +2,8 @@
 //! thread starts.
 
 mod devices;
-mod processors;
 mod run;
+mod vcpus;
 
 use std::{io, path::Path, sync::Arc};
 
@@ -17,26 +17,26 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::{
     boot::{self, BootError},
     config::Config,
-    confine::{ConfineError, Prepared},
+    confine::{ConfineError, PreparedConfinement},
     control::{self, Control, socket::SocketError},
     devices::{
-        Ports,
+        PortIo,
         serial::Serial,
         virtio::{Worker, block::DiskError},
     },
-    layout::{HOLE_END, Layout, ShapeError},
-    memory::{Memory, MemoryError, lost},
+    layout::{Layout, MMIO_HOLE_END, ShapeError},
+    memory::{Memory, MemoryError, fault},
     platform::{POWER_BUTTON_LINE, SERIAL_LINE, Window},
     source::{self, Source, SourceError},
-    vcpu::{Gate, Surroundings, Vcpu, VcpuError},
+    vcpu::{Gate, Vcpu, VcpuContext, VcpuError},
 };
 
 pub use self::run::run;
 
 /// Three pages that KVM needs for itself on Intel's processors, in the window of the devices.
-const KVM_PAGES: usize = 0xfffb_d000;
+const KVM_TSS_ADDRESS: usize = 0xfffb_d000;
 /// What KVM must be able to do.
-const NEEDED: [(Cap, &str); 3] = [
+const REQUIRED_CAPABILITIES: [(Cap, &str); 3] = [
     (Cap::Irqchip, "an interrupt controller in the kernel"),
     (Cap::UserMemory, "user memory"),
     (Cap::Irqfd, "irqfd"),
@@ -58,7 +58,7 @@ pub enum MachineError {
     },
     /// KVM lacks something.
     #[error("/dev/kvm: this kernel's KVM lacks {0}")]
-    Lacks(&'static str),
+    MissingCapability(&'static str),
     /// It runs already, or cannot be found when it runs.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -117,23 +117,23 @@ pub enum MachineError {
 /// A guest that can be started, and the confinement that it is started in.
 #[derive(Debug)]
 pub struct Machine {
-    confinement: Prepared,
-    guest: Assembled,
+    confinement: PreparedConfinement,
+    guest: GuestParts,
 }
 
 /// The parts of a guest. Processors are dropped before the VM, and the VM before its memory.
 #[derive(Debug)]
-struct Assembled {
+struct GuestParts {
     vcpus: Vec<Vcpu>,
     workers: Vec<Worker>,
     control: Control,
-    held: Held,
+    resources: GuestResources,
 }
 
 /// What stays as long as a guest does.
 #[derive(Debug)]
-struct Held {
-    around: Surroundings,
+struct GuestResources {
+    context: VcpuContext,
     /// Presses the power button.
     power_button: EventFd,
     /// Held so that it goes before its memory does.
@@ -155,48 +155,52 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
 ///
 /// # Errors
 /// [`MachineError`]; nothing is left behind.
-pub fn build(config: &Config, run_dir: &Path, confinement: Prepared) -> Result<Machine, MachineError> {
+pub fn build(
+    config: &Config,
+    run_dir: &Path,
+    confinement: PreparedConfinement,
+) -> Result<Machine, MachineError> {
     let kvm = open_kvm()?;
     let socket = control::socket::claim(run_dir, &config.vm)?;
-    let planned = devices::plan(config)?;
-    let windows: Vec<Window> = planned.iter().map(|device| device.window).collect();
-    let console = run::output(&config.console)?;
-    let vm = make_vm(&kvm)?;
+    let opened = devices::open(config)?;
+    let windows: Vec<Window> = opened.iter().map(|device| device.window).collect();
+    let console = run::open_output(&config.console)?;
+    let vm = create_vm(&kvm)?;
     let bits = address_bits(&kvm)?;
     if config.agent.is_some() {
-        boot::check(&config.kernel, &Layout::of(&source::preview(config)?, bits)?, &windows)?;
+        boot::check(&config.kernel, &Layout::new(&source::preview(config)?, bits)?, &windows)?;
     }
-    let Source { shape, backings } = source::memory_of(config)?;
-    let layout = Layout::of(&shape, bits)?;
+    let Source { shape, backings } = source::acquire(config)?;
+    let layout = Layout::new(&shape, bits)?;
     let memory = Memory::map(&layout, &backings)?;
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
     memory
-        .give_to(&vm)
+        .register_with(&vm)
         .map_err(kvm_error("take the guest's memory", "; are there more regions than it has slots?"))?;
-    let vcpus = Vcpu::all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
-    let serial = Serial::new(line(&vm, SERIAL_LINE)?, console);
-    let (windows, workers) = devices::place(planned, &vm, memory.guest())?;
-    let around = Surroundings {
+    let vcpus = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
+    let serial = Serial::new(irqfd(&vm, SERIAL_LINE)?, console);
+    let (windows, workers) = devices::attach(opened, &vm, memory.guest())?;
+    let context = VcpuContext {
         memory: memory.guest().clone(),
-        ports: Arc::new(Ports::new(serial)),
+        ports: Arc::new(PortIo::new(serial)),
         windows: Arc::new(windows),
         gate: Arc::new(Gate::default()),
     };
-    lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
-    let power_button = line(&vm, POWER_BUTTON_LINE)?;
+    fault::install_handler(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
+    let power_button = irqfd(&vm, POWER_BUTTON_LINE)?;
     let files = memory.node_files().map_err(system_error("read the status of memory files"))?;
     let control = Control::new(socket, (config, &layout, &memory), files);
-    let held = Held { around, power_button, _vm: vm, _memory: memory };
-    Ok(Machine { confinement, guest: Assembled { vcpus, workers, control, held } })
+    let resources = GuestResources { context, power_button, _vm: vm, _memory: memory };
+    Ok(Machine { confinement, guest: GuestParts { vcpus, workers, control, resources } })
 }
 
 /// Makes a VM with interrupt controllers, and neither memory nor processors.
-fn make_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
+fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
     let vm = kvm.create_vm().map_err(kvm_error("make a VM", ""))?;
-    vm.set_tss_address(KVM_PAGES).map_err(kvm_error("keep pages for itself", ""))?;
-    const _: () = assert!((KVM_PAGES as u64) < HOLE_END, "among the devices");
+    vm.set_tss_address(KVM_TSS_ADDRESS).map_err(kvm_error("keep pages for itself", ""))?;
+    const _: () = assert!((KVM_TSS_ADDRESS as u64) < MMIO_HOLE_END, "among the devices");
     vm.create_irq_chip().map_err(kvm_error("make interrupt controllers", ""))?;
-    lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
+    route_lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
     Ok(vm)
 }
 
@@ -209,38 +213,38 @@ fn open_kvm() -> Result<Kvm, MachineError> {
         };
         kvm_error("open it", hint)(error)
     })?;
-    match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-        Some((_, what)) => Err(MachineError::Lacks(what)),
+    match REQUIRED_CAPABILITIES.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+        Some((_, what)) => Err(MachineError::MissingCapability(what)),
         None => Ok(kvm),
     }
 }
 
 /// How many bits of address guests have here.
 fn address_bits(kvm: &Kvm) -> Result<u8, MachineError> {
-    const SIZES: u32 = 0x8000_0008;
+    const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
     /// Every processor with 64 bits has so many.
-    const FEWEST: u8 = 36;
+    const ADDRESS_BITS_MIN: u8 = 36;
     let supported = kvm
         .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(kvm_error("ask what processors it makes", ""))?;
-    let sizes = supported.as_slice().iter().find(|entry| entry.function == SIZES);
-    Ok(sizes.map_or(FEWEST, |entry| entry.eax.to_le_bytes()[0]))
+        .map_err(kvm_error("ask what vcpus it makes", ""))?;
+    let sizes = supported.as_slice().iter().find(|entry| entry.function == LEAF_ADDRESS_SIZES);
+    Ok(sizes.map_or(ADDRESS_BITS_MIN, |entry| entry.eax.to_le_bytes()[0]))
 }
 
 /// A line goes to the I/O APIC and nowhere else. As KVM begins, the first sixteen also go to the controllers of a PC of old,
 /// which nobody programs on a hardware-reduced platform: they would deliver them as exceptions.
-fn lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let route = |line| {
         let chip = kvm_irq_routing_irqchip { irqchip: KVM_IRQCHIP_IOAPIC, pin: line };
         let u = kvm_irq_routing_entry__bindgen_ty_1 { irqchip: chip };
         kvm_irq_routing_entry { gsi: line, type_: KVM_IRQ_ROUTING_IRQCHIP, u, ..Default::default() }
     };
-    let routes: Vec<_> = (0..devices::LINES).map(route).collect();
+    let routes: Vec<_> = (0..devices::IO_APIC_LINES).map(route).collect();
     vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit"))
 }
 
 /// An interrupt line: a write to it is an interrupt.
-fn line(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
+fn irqfd(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
     let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("make an event descriptor"))?;
     vm.register_irqfd(&line, number).map_err(kvm_error("listen to an interrupt line", ""))?;
     Ok(line)

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use units::chain;
 use vmm_plugin::{
-    ask, config,
+    config,
     confine::{self, ConfineError},
-    exit, machine, other,
+    control_client, exit, machine, vmm_backends,
 };
 
 /// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
@@ -26,25 +26,25 @@ struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a guest until it ends. SIGTERM asks it to switch itself off; a second one stops it.
-    Run(Box<config::Own>),
+    Run(Box<config::RunArgs>),
     #[command(flatten)]
-    Ask(ask::Ask),
+    Control(control_client::ControlCommand),
     /// Print what starts the same guest under another VMM. Nothing is registered: whoever starts it so releases its memory
     /// only after it has ended.
-    Args(Box<other::Args>),
+    Args(Box<vmm_backends::PrintArgs>),
     /// Become another VMM that runs the same guest. Its memory goes back when it ends.
-    Exec(Box<other::exec::Args>),
+    Exec(Box<vmm_backends::exec::ExecArgs>),
 }
 
 fn main() -> ExitCode {
-    let ran = match Args::parse().command {
-        Command::Run(written) => run(*written),
-        Command::Ask(ask) => return ask::run(&ask),
+    let result = match Args::parse().command {
+        Command::Run(args) => run(*args),
+        Command::Control(command) => return control_client::run(&command),
         Command::Args(args) => print(*args),
         Command::Exec(args) => exec(*args),
     };
-    exit::tidy();
-    match ran {
+    exit::restore_terminal();
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {}", chain(error.as_ref()));
@@ -53,27 +53,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(written: config::Own) -> Result<u8, Box<dyn std::error::Error>> {
-    exit::when_any_thread_panics();
-    let (config, run_dir, confinement) = written.check()?;
+fn run(args: config::RunArgs) -> Result<u8, Box<dyn std::error::Error>> {
+    exit::install_panic_hook();
+    let (config, run_dir, confinement) = args.check()?;
     let confinement = match confinement.prepare() {
-        Err(error @ ConfineError::StaysRoot) => {
+        Err(error @ ConfineError::MissingUser) => {
             eprintln!("error: {error}");
             return Ok(exit::USAGE);
         }
         prepared => prepared?,
     };
-    confine::open_many_files()?;
+    confine::raise_file_limit()?;
     let machine = machine::build(&config, &run_dir, confinement)?;
     Ok(machine::run(machine, &config.console)?)
 }
 
-fn exec(args: other::exec::Args) -> Result<u8, Box<dyn std::error::Error>> {
-    confine::open_many_files()?;
-    match other::exec::exec(args)? {}
+fn exec(args: vmm_backends::exec::ExecArgs) -> Result<u8, Box<dyn std::error::Error>> {
+    confine::raise_file_limit()?;
+    match vmm_backends::exec::exec(args)? {}
 }
 
-fn print(args: other::Args) -> Result<u8, Box<dyn std::error::Error>> {
-    print!("{}", other::written(args)?);
+fn print(args: vmm_backends::PrintArgs) -> Result<u8, Box<dyn std::error::Error>> {
+    print!("{}", vmm_backends::render(args)?);
     Ok(0)
 }

@@ -1,8 +1,8 @@
 //! A guest's memory: files mapped where the [`Layout`] says, and told to KVM. Where the files come from is the business of
-//! whoever calls; what becomes of a guest whose memory goes away is [`lost`]'s, how much of it is in use [`touched`]'s.
+//! whoever calls; what becomes of a guest whose memory goes away is [`fault`]'s, how much of it is in use [`touched`]'s.
 
 mod check;
-pub mod lost;
+pub mod fault;
 pub mod poison;
 pub mod touched;
 
@@ -18,14 +18,14 @@ use vm_memory::{
 };
 
 use self::touched::NodeFiles;
-use crate::layout::{Layout, Part, Piece};
+use crate::layout::{Layout, MemoryRegion, RegionKind};
 
 /// The memory of a guest as devices and loaders see it. Nobody ever holds a reference into it.
 pub type GuestMemory = GuestMemoryMmap<()>;
 
 /// How a node's memory is taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taking {
+pub struct MemoryBackendOptions {
     /// Whether other processes that have the file see what the guest writes.
     pub shared: bool,
     /// Whether all of it is there before the guest starts.
@@ -36,7 +36,7 @@ pub struct Taking {
     pub host_numa_node: Option<u32>,
 }
 
-impl Default for Taking {
+impl Default for MemoryBackendOptions {
     fn default() -> Self {
         Self { shared: true, prefault: false, hugepage_size: None, host_numa_node: None }
     }
@@ -80,9 +80,9 @@ pub struct Backing {
 #[derive(Clone, Debug, Default)]
 pub struct Backings {
     /// Of each node with processors.
-    pub local: Vec<(Backing, Taking)>,
+    pub local: Vec<(Backing, MemoryBackendOptions)>,
     /// Of each pool node: its slices, in order.
-    pub pool: Vec<(Vec<Backing>, Taking)>,
+    pub pool: Vec<(Vec<Backing>, MemoryBackendOptions)>,
 }
 
 /// Why there is no memory.
@@ -90,7 +90,7 @@ pub struct Backings {
 pub enum MemoryError {
     /// The operating system has none, or not like that.
     #[error("memory: cannot {doing} {bytes} for node {node}{hint}")]
-    Refused {
+    System {
         /// What was tried.
         doing: &'static str,
         /// How much.
@@ -105,7 +105,7 @@ pub enum MemoryError {
     },
     /// A file that is shorter than the memory it is to be.
     #[error("memory: {owner} has {has}, and {needs} were promised")]
-    Short {
+    FileTooShort {
         /// Whose.
         owner: String,
         /// How long it is.
@@ -115,7 +115,7 @@ pub enum MemoryError {
     },
     /// More is to be there before the guest starts than this host has. Asking for it would have the kernel end some process.
     #[error("memory: prefault=on for {wanted}, and this host has {available} available")]
-    Unavailable {
+    InsufficientMemory {
         /// How much is to be there.
         wanted: Bytes,
         /// How much there is.
@@ -138,7 +138,7 @@ pub enum MemoryError {
 ///
 /// # Errors
 /// The kernel makes no such file.
-pub fn own_file(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::Result<File> {
+pub fn create_memfd(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::Result<File> {
     let huge = hugepage_size.map_or(MemfdFlags::empty(), |size| {
         let log2 = size.get().trailing_zeros();
         MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(log2 << libc::MFD_HUGE_SHIFT)
@@ -151,12 +151,12 @@ pub fn own_file(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::R
 
 /// One mapped piece, for whoever wants to know what became of it.
 #[derive(Debug)]
-struct Mapped {
+struct MappedRegion {
     /// In this process.
     addresses: Range<usize>,
     file: Arc<File>,
     /// Where in the file it is.
-    part: Range<u64>,
+    file_range: Range<u64>,
     owner: Owner,
     node: u32,
     is_shared: bool,
@@ -166,7 +166,7 @@ struct Mapped {
 #[derive(Debug)]
 pub struct Memory {
     guest: GuestMemory,
-    mapped: Vec<Mapped>,
+    mapped: Vec<MappedRegion>,
 }
 
 impl Memory {
@@ -175,24 +175,24 @@ impl Memory {
     /// # Errors
     /// [`MemoryError`]. Nothing stays mapped.
     pub fn map(layout: &Layout, backings: &Backings) -> Result<Self, MemoryError> {
-        check::available_memory(layout, backings)?;
-        let mut regions = Vec::with_capacity(layout.pieces.len());
-        let mut mapped = Vec::with_capacity(layout.pieces.len());
-        for piece in &layout.pieces {
-            let (backing, offset, taking) = backing_of(piece, backings);
-            let region = map_piece(piece, backing, offset, taking)?;
-            let start = region.get_mmap().as_ptr() as usize;
-            mapped.push(Mapped {
-                addresses: start..start + usize::try_from(region.len()).expect("it is mapped"),
+        check::check_available_memory(layout, backings)?;
+        let mut regions = Vec::with_capacity(layout.regions.len());
+        let mut mapped = Vec::with_capacity(layout.regions.len());
+        for region in &layout.regions {
+            let (backing, offset, memory_options) = backing_of(region, backings);
+            let mapping = map_region(region, backing, offset, memory_options)?;
+            let start = mapping.get_mmap().as_ptr() as usize;
+            mapped.push(MappedRegion {
+                addresses: start..start + usize::try_from(mapping.len()).expect("it is mapped"),
                 file: Arc::clone(&backing.file),
-                part: offset..offset + region.len(),
+                file_range: offset..offset + mapping.len(),
                 owner: backing.owner.clone(),
-                node: piece.node,
-                is_shared: taking.shared,
+                node: region.node,
+                is_shared: memory_options.shared,
             });
-            regions.push(region);
+            regions.push(mapping);
         }
-        check::apart(&mapped)?;
+        check::check_disjoint(&mapped)?;
         Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped })
     }
 
@@ -215,14 +215,14 @@ impl Memory {
     /// # Errors
     /// The status of a file cannot be read.
     pub fn node_files(&self) -> io::Result<NodeFiles> {
-        NodeFiles::of(&self.mapped)
+        NodeFiles::new(&self.mapped)
     }
 
     /// Tells KVM about all of it.
     ///
     /// # Errors
     /// KVM takes no more of it.
-    pub fn give_to(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+    pub fn register_with(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         for (slot, region) in (0..).zip(self.guest.iter()) {
             let slot = kvm_userspace_memory_region {
                 slot,
@@ -248,59 +248,66 @@ pub fn guest_address(memory: &GuestMemory, at: usize) -> Option<u64> {
 }
 
 /// Which file a piece is of, and from where on.
-fn backing_of<'a>(piece: &Piece, backings: &'a Backings) -> (&'a Backing, u64, &'a Taking) {
-    match piece.part {
-        Part::Local { node, offset } => {
-            let (backing, taking) = &backings.local[node];
-            (backing, backing.offset + offset, taking)
+fn backing_of<'a>(
+    region: &MemoryRegion,
+    backings: &'a Backings,
+) -> (&'a Backing, u64, &'a MemoryBackendOptions) {
+    match region.kind {
+        RegionKind::Local { node, offset } => {
+            let (backing, memory_options) = &backings.local[node];
+            (backing, backing.offset + offset, memory_options)
         }
-        Part::Slice { pool, slice } => {
-            let (slices, taking) = &backings.pool[pool];
+        RegionKind::Slice { pool, slice } => {
+            let (slices, memory_options) = &backings.pool[pool];
             let backing = &slices[slice as usize];
-            (backing, backing.offset, taking)
+            (backing, backing.offset, memory_options)
         }
     }
 }
 
-fn map_piece(
-    piece: &Piece,
+fn map_region(
+    region: &MemoryRegion,
     backing: &Backing,
     offset: u64,
-    taking: &Taking,
+    memory_options: &MemoryBackendOptions,
 ) -> Result<GuestRegionMmap<()>, MemoryError> {
-    let bytes = piece.range.end - piece.range.start;
-    check_length(backing, offset + bytes)?;
-    let refused = |doing, hint| {
-        move |errno| MemoryError::Refused { doing, bytes: Bytes::new(bytes), node: piece.node, hint, errno }
+    let bytes = region.range.end - region.range.start;
+    check_file_length(backing, offset + bytes)?;
+    let error = |doing, hint| {
+        move |errno| MemoryError::System { doing, bytes: Bytes::new(bytes), node: region.node, hint, errno }
     };
-    let kind = if taking.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+    let kind = if memory_options.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
     // Huge pages are few, so they are set aside here rather than found missing later.
-    let reserve = if taking.hugepage_size.is_some() { 0 } else { libc::MAP_NORESERVE };
-    let map_hint =
-        if taking.hugepage_size.is_some() { "; are there enough free huge pages of that size?" } else { "" };
-    let region = MmapRegionBuilder::new(usize::try_from(bytes).expect("64-bit"))
+    let reserve = if memory_options.hugepage_size.is_some() { 0 } else { libc::MAP_NORESERVE };
+    let map_hint = if memory_options.hugepage_size.is_some() {
+        "; are there enough free huge pages of that size?"
+    } else {
+        ""
+    };
+    let mapping = MmapRegionBuilder::new(usize::try_from(bytes).expect("64-bit"))
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(kind | reserve)
         .with_file_offset(FileOffset::from_arc(Arc::clone(&backing.file), offset))
         .build()
         .map_err(io::Error::other)
-        .map_err(refused("map", map_hint))?;
-    leave_out_of_dumps(&region).map_err(refused("leave out of core dumps", ""))?;
-    if taking.hugepage_size.is_none() && !is_device(&backing.file) {
-        advise_huge_pages(&region);
+        .map_err(error("map", map_hint))?;
+    exclude_from_core_dumps(&mapping).map_err(error("leave out of core dumps", ""))?;
+    if memory_options.hugepage_size.is_none() && !is_device(&backing.file) {
+        advise_huge_pages(&mapping);
     }
-    if let Some(node) = taking.host_numa_node {
-        bind(&region, node, &backing.file)
-            .map_err(refused("bind to a node of this host", "; is there such a node, with memory?"))?;
+    if let Some(node) = memory_options.host_numa_node {
+        bind(&mapping, node, &backing.file)
+            .map_err(error("bind to a node of this host", "; is there such a node, with memory?"))?;
     }
-    if taking.prefault {
-        populate(&region).map_err(refused("prefault", "; is there as much memory free?"))?;
+    if memory_options.prefault {
+        prefault(&mapping).map_err(error("prefault", "; is there as much memory free?"))?;
     }
-    Ok(GuestRegionMmap::new(region, GuestAddress(piece.range.start)).expect("a layout does not wrap around"))
+    Ok(GuestRegionMmap::new(mapping, GuestAddress(region.range.start))
+        .expect("a layout does not wrap around"))
 }
 
-fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
-    let wrong = |has| MemoryError::Short {
+fn check_file_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
+    let wrong = |has| MemoryError::FileTooShort {
         owner: backing.owner.to_string(),
         has: Bytes::new(has),
         needs: Bytes::new(needs),
@@ -334,7 +341,7 @@ fn bind(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Resul
 }
 
 /// What a guest has in its memory is not for whoever looks why its VMM crashed.
-fn leave_out_of_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+fn exclude_from_core_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
     // SAFETY: the region is mapped; the advice changes what a dump holds, and nothing that is read or written.
     let done = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxDontDump)
@@ -352,7 +359,7 @@ fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
 }
 
 /// All of a mapping is there afterwards, or the kernel says what is missing.
-fn populate(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+fn prefault(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
     // SAFETY: the region is mapped and stays as it is; pages that are missing are taken, as a write to each would do.
     let done = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxPopulateWrite)

@@ -9,8 +9,8 @@ use units::{Bytes, SLICE};
 
 use crate::{
     config::{Config, LocalNode, PoolNode},
-    layout::{HOLE_START, Local, Performance, Pool, Shape},
-    memory::{Backing, Backings, Owner, Taking, own_file},
+    layout::{Local, MMIO_HOLE_START, Performance, Pool, Shape},
+    memory::{Backing, Backings, MemoryBackendOptions, Owner, create_memfd},
 };
 
 /// Why there is no memory.
@@ -28,28 +28,28 @@ pub enum SourceError {
         error: ClientError,
     },
     /// The agent gives something else than was reserved.
-    #[error("the memory of VM {vm} is not usable: {what}")]
-    Wrong {
+    #[error("the memory of VM {vm} is not usable: {reason}")]
+    Unusable {
         /// Of which VM.
         vm: String,
         /// What is wrong.
-        what: String,
+        reason: String,
     },
     /// Sizes on the command line that do not add up.
     #[error(
-        "memory: the sizes of the nodes are {said} together, and {reserved} of local memory are reserved for VM {vm}"
+        "memory: the sizes of the nodes are {requested} together, and {reserved} of local memory are reserved for VM {vm}"
     )]
     Sizes {
         /// Of which VM.
         vm: String,
         /// What they add up to.
-        said: Bytes,
+        requested: Bytes,
         /// What is reserved.
         reserved: Bytes,
     },
     /// The operating system makes no such file.
     #[error("memory: cannot make {bytes} of {pages}{hint}")]
-    Own {
+    CreateMemfd {
         /// How much.
         bytes: Bytes,
         /// Of what.
@@ -75,10 +75,10 @@ pub struct Source {
 ///
 /// # Errors
 /// [`SourceError`]
-pub fn memory_of(config: &Config) -> Result<Source, SourceError> {
+pub fn acquire(config: &Config) -> Result<Source, SourceError> {
     match &config.agent {
         Some(socket) => from_agent(config, socket),
-        None => own(config),
+        None => from_host(config),
     }
 }
 
@@ -88,80 +88,91 @@ pub fn memory_of(config: &Config) -> Result<Source, SourceError> {
 /// # Errors
 /// [`SourceError::Agent`] if the agent does not answer, and the others if the reservation does not match the options.
 pub fn preview(config: &Config) -> Result<Shape, SourceError> {
-    let Some(socket) = &config.agent else { return Ok(assumed(config)) };
-    let looked = asked(config, socket, |agent, vm| match agent.look(vm) {
+    let Some(socket) = &config.agent else { return Ok(placeholder_shape(config)) };
+    let inspected = with_agent(config, socket, |agent, vm| match agent.look(vm) {
         Ok(memory) => Ok(Some(memory)),
         Err(ClientError::Refused { .. }) => Ok(None),
         Err(error) => Err(error),
     });
     // Some backends show a VM's memory to the agent's own user only; any other refusal comes again when attaching.
-    let Some(memory) = looked? else { return Ok(assumed(config)) };
-    let Reserved { local, pool } = Reserved::of(config, memory.regions)?;
+    let Some(memory) = inspected? else { return Ok(placeholder_shape(config)) };
+    let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let sizes = local_sizes(config, Bytes::new(local.bytes))?;
     let locals = config.local.iter().zip(sizes);
     Ok(Shape {
-        local: locals.map(|(node, memory)| local_of(node, memory)).collect(),
+        local: locals.map(|(node, memory)| local_shape(node, memory)).collect(),
         pool: pool
             .iter()
-            .map(|OfEmc { performance, slices, .. }| pool_of(*performance, slices.len()))
+            .map(|EmcSlices { performance, slices, .. }| pool_shape(*performance, slices.len()))
             .collect(),
     })
 }
 
 /// The shape of a guest whose memory is not known yet: no pool memory, and as much local memory as lies below the devices.
-fn assumed(config: &Config) -> Shape {
-    let memory = |node: &LocalNode| node.size.unwrap_or(Bytes::new(HOLE_START));
-    Shape { local: config.local.iter().map(|node| local_of(node, memory(node))).collect(), pool: Vec::new() }
+fn placeholder_shape(config: &Config) -> Shape {
+    let memory = |node: &LocalNode| node.size.unwrap_or(Bytes::new(MMIO_HOLE_START));
+    Shape {
+        local: config.local.iter().map(|node| local_shape(node, memory(node))).collect(),
+        pool: Vec::new(),
+    }
 }
 
-fn local_of(node: &LocalNode, memory: Bytes) -> Local {
+fn local_shape(node: &LocalNode, memory: Bytes) -> Local {
     Local { cpus: node.cpus, memory, performance: node.performance }
 }
 
-fn pool_of(performance: Performance, slices: usize) -> Pool {
+fn pool_shape(performance: Performance, slices: usize) -> Pool {
     Pool { slices: u32::try_from(slices).expect("limited by the agent's answer"), performance }
 }
 
-fn own(config: &Config) -> Result<Source, SourceError> {
+fn from_host(config: &Config) -> Result<Source, SourceError> {
     let mut source = Source::empty();
     for node in &config.local {
-        let bytes = node.size.expect("checked: said without an agent");
-        let backing = own_backing("local", bytes, &node.taking)?;
-        source.add_local(node, bytes, backing, node.taking.clone());
+        let bytes = node.size.expect("checked: requested without an agent");
+        let backing = host_backing("local", bytes, &node.memory_options)?;
+        source.add_local(node, bytes, backing, node.memory_options.clone());
     }
     for node in &config.pool {
-        let bytes = node.size.expect("checked: said without an agent");
-        let whole = own_backing("pool", bytes, &node.taking)?;
+        let bytes = node.size.expect("checked: requested without an agent");
+        let whole = host_backing("pool", bytes, &node.memory_options)?;
         let slices = bytes.as_slices().expect("checked: whole slices");
         let slice = |n| Backing { offset: Bytes::slices(n).get(), ..whole.clone() };
-        source.add_pool(node.performance, (0..slices).map(slice).collect(), node.taking.clone());
+        source.add_pool(node.performance, (0..slices).map(slice).collect(), node.memory_options.clone());
     }
     Ok(source)
 }
 
-fn own_backing(name: &str, bytes: Bytes, taking: &Taking) -> Result<Backing, SourceError> {
+fn host_backing(
+    name: &str,
+    bytes: Bytes,
+    memory_options: &MemoryBackendOptions,
+) -> Result<Backing, SourceError> {
     let failed = |errno| {
-        let pages = taking.hugepage_size.map_or("ordinary pages".into(), |size| format!("pages of {size}"));
-        let hint =
-            if taking.hugepage_size.is_some() { "; does this host have pages of that size?" } else { "" };
-        SourceError::Own { bytes, pages, hint, errno }
+        let pages =
+            memory_options.hugepage_size.map_or("ordinary pages".into(), |size| format!("pages of {size}"));
+        let hint = if memory_options.hugepage_size.is_some() {
+            "; does this host have pages of that size?"
+        } else {
+            ""
+        };
+        SourceError::CreateMemfd { bytes, pages, hint, errno }
     };
-    let file = own_file(name, bytes, taking.hugepage_size).map_err(failed)?;
+    let file = create_memfd(name, bytes, memory_options.hugepage_size).map_err(failed)?;
     Ok(Backing { file: Arc::new(file), offset: 0, owner: Owner::Local })
 }
 
 fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
-    let memory = asked(config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
-    let Reserved { local, pool } = Reserved::of(config, memory.regions)?;
+    let memory = with_agent(config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
+    let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let mut source = Source::empty();
     source.split_local(config, local)?;
-    for OfEmc { performance, taking, slices } in pool {
+    for EmcSlices { performance, memory_options, slices } in pool {
         let backings = slices.into_iter().map(|region| {
-            let owner = Owner::Slice { slice: number(&region), emc: region.emc.clone() };
+            let owner = Owner::Slice { slice: slice_number(&region), emc: region.emc.clone() };
             backing(region, owner)
         });
-        let backings = backings.collect::<Result<_, _>>().map_err(|what| wrong(config, what))?;
-        source.add_pool(performance, backings, taking);
+        let backings = backings.collect::<Result<_, _>>().map_err(|reason| unusable(config, reason))?;
+        source.add_pool(performance, backings, memory_options);
     }
     Ok(source)
 }
@@ -170,79 +181,86 @@ fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
 ///
 /// # Errors
 /// [`SourceError::Agent`]
-pub fn asked<T>(
+pub fn with_agent<T>(
     config: &Config,
     socket: &Path,
-    ask: impl FnOnce(Client, &str) -> Result<T, ClientError>,
+    request: impl FnOnce(Client, &str) -> Result<T, ClientError>,
 ) -> Result<T, SourceError> {
     let vm = config.vm.as_str();
-    Client::connect(socket).and_then(|agent| ask(agent, vm)).map_err(|error| SourceError::Agent {
+    Client::connect(socket).and_then(|agent| request(agent, vm)).map_err(|error| SourceError::Agent {
         vm: vm.to_owned(),
         socket: socket.display().to_string(),
         error,
     })
 }
 
-fn wrong(config: &Config, what: String) -> SourceError {
-    SourceError::Wrong { vm: config.vm.to_string(), what }
+fn unusable(config: &Config, reason: String) -> SourceError {
+    SourceError::Unusable { vm: config.vm.to_string(), reason }
 }
 
-fn number(region: &Region) -> u32 {
+fn slice_number(region: &Region) -> u32 {
     region.slice.map_or(0, |(slice, _)| slice)
 }
 
 /// What an agent tells of a VM's memory, sorted.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct ReservedMemory {
     /// Local memory.
     pub local: Region,
     /// A node for each EMC.
-    pub pool: Vec<OfEmc>,
+    pub pool: Vec<EmcSlices>,
 }
 
 /// The slices of one EMC, and how they are to be.
 #[derive(Debug)]
-pub struct OfEmc {
+pub struct EmcSlices {
     /// How fast they are.
     pub performance: Performance,
     /// How they are taken.
-    pub taking: Taking,
+    pub memory_options: MemoryBackendOptions,
     /// By their numbers.
     pub slices: Vec<Region>,
 }
 
-impl Reserved {
+impl ReservedMemory {
     /// Sorts regions as a guest is to see them.
     ///
     /// # Errors
-    /// [`SourceError::Wrong`]
-    pub fn of(config: &Config, regions: Vec<Region>) -> Result<Self, SourceError> {
+    /// [`SourceError::Unusable`]
+    pub fn from_regions(config: &Config, regions: Vec<Region>) -> Result<Self, SourceError> {
         let (slices, local): (Vec<_>, Vec<_>) =
             regions.into_iter().partition(|region| region.slice.is_some());
         let [local] = <[Region; 1]>::try_from(local)
-            .map_err(|not| wrong(config, format!("{} pieces of local memory", not.len())))?;
+            .map_err(|not| unusable(config, format!("{} pieces of local memory", not.len())))?;
         let mut by_emc: BTreeMap<String, Vec<Region>> = BTreeMap::new();
         for region in slices {
             if region.bytes != SLICE.get() {
-                let what = format!("slice {} has {} bytes", number(&region), region.bytes);
-                return Err(wrong(config, what));
+                let reason = format!("slice {} has {} bytes", slice_number(&region), region.bytes);
+                return Err(unusable(config, reason));
             }
             by_emc.entry(region.emc.clone()).or_default().push(region);
         }
-        let mut said = config.pool.iter().filter_map(|node| node.emc.as_ref());
-        if let Some(emc) = said.find(|emc| !by_emc.contains_key(*emc)) {
-            return Err(wrong(config, format!("pool: emc={emc} is said, and no slice is of that EMC")));
+        let mut requested = config.pool.iter().filter_map(|node| node.emc.as_ref());
+        if let Some(emc) = requested.find(|emc| !by_emc.contains_key(*emc)) {
+            return Err(unusable(
+                config,
+                format!("pool: emc={emc} is requested, and no slice is of that EMC"),
+            ));
         }
-        let of_emc = |(emc, slices): (String, _)| {
-            let wanted = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
-            let wanted = wanted.or_else(|| config.pool.iter().find(|node| node.emc.is_none()));
-            let (performance, taking) = wanted
-                .map_or((Performance::POOL, Taking::default()), |node: &PoolNode| {
-                    (node.performance, node.taking.clone())
+        let emc_slices = |(emc, slices): (String, _)| {
+            let options = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
+            let options = options.or_else(|| config.pool.iter().find(|node| node.emc.is_none()));
+            let (performance, memory_options) = options
+                .map_or((Performance::POOL, MemoryBackendOptions::default()), |node: &PoolNode| {
+                    (node.performance, node.memory_options.clone())
                 });
-            OfEmc { performance, taking: Taking { shared: true, hugepage_size: None, ..taking }, slices }
+            EmcSlices {
+                performance,
+                memory_options: MemoryBackendOptions { shared: true, hugepage_size: None, ..memory_options },
+                slices,
+            }
         };
-        Ok(Self { local, pool: by_emc.into_iter().map(of_emc).collect() })
+        Ok(Self { local, pool: by_emc.into_iter().map(emc_slices).collect() })
     }
 }
 
@@ -252,11 +270,11 @@ impl Reserved {
 /// [`SourceError::Sizes`]
 pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, SourceError> {
     let sizes: Vec<Bytes> = config.local.iter().map(|node| node.size.unwrap_or(reserved)).collect();
-    let said: Bytes = sizes.iter().copied().sum();
-    if said == reserved {
+    let requested: Bytes = sizes.iter().copied().sum();
+    if requested == reserved {
         Ok(sizes)
     } else {
-        Err(SourceError::Sizes { vm: config.vm.to_string(), said, reserved })
+        Err(SourceError::Sizes { vm: config.vm.to_string(), requested, reserved })
     }
 }
 
@@ -271,29 +289,40 @@ impl Source {
         Self { shape: Shape { local: Vec::new(), pool: Vec::new() }, backings: Backings::default() }
     }
 
-    fn add_local(&mut self, node: &LocalNode, memory: Bytes, backing: Backing, taking: Taking) {
-        self.shape.local.push(local_of(node, memory));
-        self.backings.local.push((backing, taking));
+    fn add_local(
+        &mut self,
+        node: &LocalNode,
+        memory: Bytes,
+        backing: Backing,
+        memory_options: MemoryBackendOptions,
+    ) {
+        self.shape.local.push(local_shape(node, memory));
+        self.backings.local.push((backing, memory_options));
     }
 
-    fn add_pool(&mut self, performance: Performance, slices: Vec<Backing>, taking: Taking) {
-        self.shape.pool.push(pool_of(performance, slices.len()));
-        self.backings.pool.push((slices, taking));
+    fn add_pool(
+        &mut self,
+        performance: Performance,
+        slices: Vec<Backing>,
+        memory_options: MemoryBackendOptions,
+    ) {
+        self.shape.pool.push(pool_shape(performance, slices.len()));
+        self.backings.pool.push((slices, memory_options));
     }
 
     /// Reserved local memory is one file; nodes with processors have parts of it. In huge pages it is this process's own, and so is
     /// private memory: the agent measures its file, which would only seem to be in use.
     fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
         let sizes = local_sizes(config, Bytes::new(region.bytes))?;
-        let whole = backing(region, Owner::Local).map_err(|what| wrong(config, what))?;
+        let whole = backing(region, Owner::Local).map_err(|reason| unusable(config, reason))?;
         let mut offset = whole.offset;
         for (node, bytes) in config.local.iter().zip(sizes) {
-            let part = if node.taking.hugepage_size.is_some() || !node.taking.shared {
-                own_backing("local", bytes, &node.taking)?
+            let part = if node.memory_options.hugepage_size.is_some() || !node.memory_options.shared {
+                host_backing("local", bytes, &node.memory_options)?
             } else {
                 Backing { offset, ..whole.clone() }
             };
-            self.add_local(node, bytes, part, node.taking.clone());
+            self.add_local(node, bytes, part, node.memory_options.clone());
             offset += bytes.get();
         }
         Ok(())

@@ -9,7 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{Bed, HostError};
+use crate::{Artifacts, HostError};
 
 /// The modules that a guest loads, in order; a kernel may have some of them built in.
 pub const GUEST_MODULES: &[&str] = &[
@@ -49,16 +49,21 @@ impl Initrd {
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn of_guest(bed: &Bed, kernel: &str, script: &str) -> Result<Self, HostError> {
-        Self::new(bed, kernel, GUEST_MODULES, script)
+    pub fn for_guest(artifacts: &Artifacts, kernel: &str, script: &str) -> Result<Self, HostError> {
+        Self::new(artifacts, kernel, GUEST_MODULES, script)
     }
 
-    pub(crate) fn new(bed: &Bed, kernel: &str, modules: &[&str], script: &str) -> Result<Self, HostError> {
-        let initrd = Self { dir: folder()?, cpio: bed.tool("cpio") };
-        initrd.copy(&bed.tool("busybox"), "bin/busybox")?;
+    pub(crate) fn new(
+        artifacts: &Artifacts,
+        kernel: &str,
+        modules: &[&str],
+        script: &str,
+    ) -> Result<Self, HostError> {
+        let initrd = Self { dir: folder()?, cpio: artifacts.tool("cpio") };
+        initrd.copy(&artifacts.tool("busybox"), "bin/busybox")?;
         let mut load = String::new();
         for module in modules {
-            if let Some(file) = bed.module(kernel, module) {
+            if let Some(file) = artifacts.module(kernel, module) {
                 initrd.copy(&file, &format!("modules/{module}.ko"))?;
                 load += &format!("insmod /modules/{module}.ko || echo \"module {module} is missing\"\n");
             }
@@ -147,7 +152,7 @@ fn run(command: &mut Command) -> Result<String, HostError> {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(HostError::Failed {
             program: program.display().to_string(),
-            said: String::from_utf8_lossy(&output.stderr).into_owned(),
+            output: String::from_utf8_lossy(&output.stderr).into_owned(),
         }),
     }
 }

@@ -4,7 +4,7 @@
 
 #![forbid(unsafe_code)]
 
-mod bed;
+mod artifacts;
 mod initrd;
 pub mod nodes;
 pub mod rack;
@@ -18,14 +18,14 @@ use std::{
 };
 
 pub use self::{
-    bed::{Bed, KERNELS, PLACE},
+    artifacts::{ARTIFACTS_ENV, Artifacts, KERNELS},
     initrd::{GUEST_MODULES, Initrd},
 };
 
 /// How long one host may take on a busy machine, from power on to power off.
-pub const PATIENCE: Duration = Duration::from_secs(1500);
+pub const HOST_RUN_TIMEOUT: Duration = Duration::from_secs(1500);
 /// How often it is asked whether a host that says nothing is still wanted.
-const ASKED_EVERY: Duration = Duration::from_millis(200);
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// An emulated processor with AMD's virtualisation. The newest features of `max` are not safe with guests inside: with
 /// protection keys and five levels of page tables, guests see exceptions that nobody raised. What is off is what QEMU does not
 /// emulate, and would warn of.
@@ -60,10 +60,10 @@ pub enum HostError {
     #[error("{} is missing: `cargo xtask test`, `demo` and `rack` fetch it", .0.display())]
     Missing(PathBuf),
     /// A file or folder cannot be used.
-    #[error("cannot {tried} {}", path.display())]
+    #[error("cannot {action} {}", path.display())]
     File {
         /// What was tried.
-        tried: &'static str,
+        action: &'static str,
         /// On what.
         path: PathBuf,
         /// Why not.
@@ -80,12 +80,12 @@ pub enum HostError {
         errno: io::Error,
     },
     /// A program failed.
-    #[error("{program} failed: {said}")]
+    #[error("{program} failed: {output}")]
     Failed {
         /// Which one.
         program: String,
-        /// What it said.
-        said: String,
+        /// Its output.
+        output: String,
     },
     /// A host of a rack cannot be switched, or is not what it should be after it was.
     #[error("host {host}: {why}")]
@@ -97,7 +97,7 @@ pub enum HostError {
     },
     /// A host of a rack did not answer: it is paused, off, or busy.
     #[error("host {host} did not answer within {within:?}")]
-    Silent {
+    NoReply {
         /// Which one.
         host: String,
         /// For how long it was waited.
@@ -105,7 +105,7 @@ pub enum HostError {
     },
     /// A rack cannot be there.
     #[error("folder {}: the names of its sockets would have more than {bytes_max} bytes", folder.display())]
-    Folder {
+    SocketPathTooLong {
         /// Where it was to be.
         folder: PathBuf,
         /// What Linux takes.
@@ -113,13 +113,13 @@ pub enum HostError {
     },
     /// The devices of a rack do not fit into memory.
     #[error(
-        "{folder} has {free_mib} MiB free, the rack's devices and drives need {wanted_mib} MiB: remove files there, or plan fewer slices"
+        "{folder} has {free_mib} MiB free, the rack's devices and drives need {needed_mib} MiB: remove files there, or plan fewer slices"
     )]
-    Room {
+    OutOfSpace {
         /// Where their bytes are kept.
         folder: &'static str,
         /// Bytes of all devices and drives, in MiB.
-        wanted_mib: u64,
+        needed_mib: u64,
         /// Free space there, in MiB.
         free_mib: u64,
     },
@@ -127,17 +127,19 @@ pub enum HostError {
     #[error("interrupted")]
     Interrupted,
     /// It did not switch itself off.
-    #[error("the emulated host did not switch itself off within {PATIENCE:?}; it said:\n{said}")]
-    Late {
+    #[error(
+        "the emulated host did not power off within {HOST_RUN_TIMEOUT:?}; its console:\n{console_text}"
+    )]
+    StillRunning {
         /// All that it said.
-        said: String,
+        console_text: String,
     },
 }
 
 impl HostError {
-    fn file(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |errno| Self::File { tried, path, errno }
+        move |errno| Self::File { action, path, errno }
     }
 
     fn start(program: &Path) -> impl FnOnce(io::Error) -> Self {
@@ -149,7 +151,7 @@ impl HostError {
 /// A host that is being prepared.
 #[derive(Debug)]
 pub struct Host<'a> {
-    bed: &'a Bed,
+    artifacts: &'a Artifacts,
     initrd: Initrd,
     memory_mib: u32,
 }
@@ -159,12 +161,12 @@ impl<'a> Host<'a> {
     ///
     /// # Errors
     /// Something is not there, or the file system cannot be made.
-    pub fn new(bed: &'a Bed, script: &str) -> Result<Self, HostError> {
-        let initrd = Initrd::new(bed, HOST_KERNEL, HOST_MODULES, script)?;
+    pub fn new(artifacts: &'a Artifacts, script: &str) -> Result<Self, HostError> {
+        let initrd = Initrd::new(artifacts, HOST_KERNEL, HOST_MODULES, script)?;
         for name in KERNELS {
-            initrd.copy(&bed.kernel(name), &format!("guest/{name}"))?;
+            initrd.copy(&artifacts.kernel(name), &format!("guest/{name}"))?;
         }
-        Ok(Self { bed, initrd, memory_mib: 4096 })
+        Ok(Self { artifacts, initrd, memory_mib: 4096 })
     }
 
     /// How much memory it has, in MiB.
@@ -218,7 +220,7 @@ impl<'a> Host<'a> {
     /// # Errors
     /// It cannot be copied.
     pub fn qemu(&self) -> Result<(), HostError> {
-        self.initrd.folder(&self.bed.qemu_folder(), "qemu")?;
+        self.initrd.folder(&self.artifacts.qemu_folder(), "qemu")?;
         let start = "#!/bin/sh\nexec /qemu/qemu-system-x86_64 \"$@\"\n";
         self.initrd.write("bin/qemu-system-x86_64", start)
     }
@@ -227,20 +229,20 @@ impl<'a> Host<'a> {
     /// asked every now and then.
     ///
     /// # Errors
-    /// QEMU does not run, the host does not switch itself off within [`PATIENCE`], or it is not wanted any more.
-    pub fn run(self, see: impl FnMut(&str), is_wanted: impl Fn() -> bool) -> Result<String, HostError> {
+    /// QEMU does not run, the host does not switch itself off within [`HOST_RUN_TIMEOUT`], or it is not wanted any more.
+    pub fn run(self, on_line: impl FnMut(&str), is_wanted: impl Fn() -> bool) -> Result<String, HostError> {
         let dir = initrd::folder()?;
         let initrd = dir.path().join("initrd");
         self.initrd.pack(&initrd)?;
         let mut qemu = self.start(&initrd)?;
-        let said = listen(&mut qemu, see, is_wanted);
+        let console_text = read_console(&mut qemu, on_line, is_wanted);
         let _ = qemu.kill(); // it is over, or was given up
         let _ = qemu.wait();
-        said
+        console_text
     }
 
     fn start(&self, initrd: &Path) -> Result<Child, HostError> {
-        let program = self.bed.qemu();
+        let program = self.artifacts.qemu();
         // A signal that ends this program ends QEMU, too.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]).arg(&program);
@@ -248,7 +250,7 @@ impl<'a> Host<'a> {
             .args(["-smp", &CPUS.to_string(), "-m"])
             .arg(format!("{}M", self.memory_mib))
             .args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel"])
-            .arg(self.bed.kernel(HOST_KERNEL))
+            .arg(self.artifacts.kernel(HOST_KERNEL))
             .arg("-initrd")
             .arg(initrd)
             .args(["-append", "console=ttyS0 quiet panic=-1"]);
@@ -257,9 +259,9 @@ impl<'a> Host<'a> {
 }
 
 /// Reads a host's console to its end, which comes when the host switches itself off.
-fn listen(
+fn read_console(
     qemu: &mut Child,
-    mut see: impl FnMut(&str),
+    mut on_line: impl FnMut(&str),
     is_wanted: impl Fn() -> bool,
 ) -> Result<String, HostError> {
     let console = qemu.stdout.take().expect("a pipe was asked for");
@@ -272,20 +274,20 @@ fn listen(
             }
         }
     });
-    let give_up = Instant::now() + PATIENCE;
-    let mut said = String::new();
+    let deadline = Instant::now() + HOST_RUN_TIMEOUT;
+    let mut console_text = String::new();
     loop {
-        match lines.recv_timeout(ASKED_EVERY) {
+        match lines.recv_timeout(CANCEL_CHECK_INTERVAL) {
             Ok(line) => {
                 let line = String::from_utf8_lossy(&line).replace('\r', "");
-                see(&line);
-                said += &line;
-                said.push('\n');
+                on_line(&line);
+                console_text += &line;
+                console_text.push('\n');
             }
-            Err(RecvTimeoutError::Disconnected) => return Ok(said),
+            Err(RecvTimeoutError::Disconnected) => return Ok(console_text),
             Err(RecvTimeoutError::Timeout) if !is_wanted() => return Err(HostError::Interrupted),
-            Err(RecvTimeoutError::Timeout) if Instant::now() > give_up => {
-                return Err(HostError::Late { said });
+            Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
+                return Err(HostError::StillRunning { console_text });
             }
             Err(RecvTimeoutError::Timeout) => {}
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Prints what a guest's kernel knows of its nodes, one line each, and of their tiers, and its own name at the end.
-pub const TELL_NODES: &str = r#"
+pub const PRINT_NODES_SCRIPT: &str = r#"
 for n in /sys/devices/system/node/node*; do
   total=$(awk '/MemTotal/{print $4}' $n/meminfo); free=$(awk '/MemFree/{print $4}' $n/meminfo)
   echo "NODE ${n##*node} cpus=$(cat $n/cpulist) total=$total free=$free distances=$(cat $n/distance | tr ' ' ',')"
@@ -31,7 +31,7 @@ pub struct Node {
 
 /// What a guest told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct NumaReport {
     /// What its kernel calls itself; empty until it has told everything.
     pub kernel: String,
     /// In the order of their numbers.
@@ -40,22 +40,22 @@ pub struct Told {
     pub tiers: BTreeMap<u32, Vec<u32>>,
 }
 
-impl Told {
-    /// Reads what [`TELL_NODES`] has printed so far; lines of anybody else are not minded, and neither is half a line.
-    pub fn of(said: &str) -> Self {
-        let mut told = Self::default();
-        let whole = said.rfind('\n').map_or("", |end| &said[..end]);
+impl NumaReport {
+    /// Reads what [`PRINT_NODES_SCRIPT`] has printed so far; lines of anybody else are not minded, and neither is half a line.
+    pub fn parse(console: &str) -> Self {
+        let mut report = Self::default();
+        let whole = console.rfind('\n').map_or("", |end| &console[..end]);
         for line in whole.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
-                ["NODE", id, ..] => told.nodes.extend(node(id, &words)),
-                ["TIER", tier, nodes] => told.tiers.extend(tier.parse().ok().zip(numbers(nodes))),
-                ["KERNEL", name] => name.clone_into(&mut told.kernel),
+                ["NODE", id, ..] => report.nodes.extend(node(id, &words)),
+                ["TIER", tier, nodes] => report.tiers.extend(tier.parse().ok().zip(numbers(nodes))),
+                ["KERNEL", name] => name.clone_into(&mut report.kernel),
                 _ => {}
             }
         }
-        told.nodes.sort_by_key(|node| node.id);
-        told
+        report.nodes.sort_by_key(|node| node.id);
+        report
     }
 
     /// The tier of a node.
@@ -90,16 +90,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_printed_is_read_whatever_else_its_console_says() {
-        let said = "[    0.1] Linux\nNODE 1 cpus= total=1048576 free=1000000 distances=18,10\n\
+    fn numa_report_parses_amid_other_console_output() {
+        let console = "[    0.1] Linux\nNODE 1 cpus= total=1048576 free=1000000 distances=18,10\n\
                     NODE 0 cpus=0-1,3 total=500000 free=400000 distances=10,18\nTIER 4 0\nTIER 22 1\nNODE half\n\
                     KERNEL 6.12.0\n";
-        assert_eq!(Told::of(&said[..said.len() - 3]).kernel, "", "half a line");
-        let told = Told::of(said);
-        assert_eq!((told.nodes.len(), told.kernel.as_str()), (2, "6.12.0"));
-        assert_eq!((&told.nodes[0].cpus[..], &told.nodes[1].cpus[..]), (&[0, 1, 3][..], &[][..]));
-        assert_eq!((told.nodes[1].id, told.nodes[1].total_kib), (1, 1_048_576));
-        assert_eq!((told.nodes[1].free_kib, &told.nodes[1].distances[..]), (1_000_000, &[18, 10][..]));
-        assert_eq!((told.tier_of(1), told.tier_of(7)), (Some(22), None));
+        assert_eq!(NumaReport::parse(&console[..console.len() - 3]).kernel, "", "half a line");
+        let report = NumaReport::parse(console);
+        assert_eq!((report.nodes.len(), report.kernel.as_str()), (2, "6.12.0"));
+        assert_eq!((&report.nodes[0].cpus[..], &report.nodes[1].cpus[..]), (&[0, 1, 3][..], &[][..]));
+        assert_eq!((report.nodes[1].id, report.nodes[1].total_kib), (1, 1_048_576));
+        assert_eq!((report.nodes[1].free_kib, &report.nodes[1].distances[..]), (1_000_000, &[18, 10][..]));
+        assert_eq!((report.tier_of(1), report.tier_of(7)), (Some(22), None));
     }
 }

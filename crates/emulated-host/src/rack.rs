@@ -7,22 +7,22 @@
 //! (the bytes of each device, by its serial) and, if it has one, `manager`.
 
 mod certificates;
+mod config_files;
 mod control;
+mod deployment;
 mod host;
 mod hosts;
-mod image;
+mod initrd;
 mod plan;
 mod power;
 mod qmp;
-mod settings;
 mod socket;
-mod whole;
 
 pub use self::{
-    control::Said,
+    control::CommandOutput,
+    deployment::{Programs, Rack, RackPlan},
     host::RackHost,
     hosts::Hosts,
-    plan::{Device, Drive, FOR_TENANTS, Plan},
+    plan::{Device, Drive, Plan, TENANT_SETUP_SCRIPT},
     power::Power,
-    whole::{Programs, Rack, RackPlan},
 };

@@ -44,9 +44,9 @@ const NODES: &str =
 fn with_guest(backend: &str) -> RealRack {
     let (bed, folder) = (bed(), tempfile::tempdir().unwrap());
     let initrd = folder.path().join("initrd");
-    Initrd::of_guest(&bed, KERNEL, SUMS).unwrap().pack(&initrd).unwrap();
+    Initrd::for_guest(&bed, KERNEL, SUMS).unwrap().pack(&initrd).unwrap();
     let mut plan = plan(2, &[2], backend);
-    plan.agents_more = format!("metrics_listen = {METRICS:?}\n");
+    plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
     plan.hosts.memory_gib = HOST_GIB;
     plan.hosts.programs.push(programs().join("vmm-plugin"));
     let files = [(bed.kernel(KERNEL), "guest/kernel"), (initrd, "guest/initrd")];

@@ -6,8 +6,8 @@ use acpi_tables::{
     srat::MemoryAffinity,
 };
 
-use super::{OEM, OEM_REVISION, OEM_TABLE, written};
-use crate::layout::{DISTANCE_OWN, Layout, Node};
+use super::{OEM, OEM_REVISION, OEM_TABLE, aml_bytes};
+use crate::layout::{DISTANCE_LOCAL, Layout, Node};
 
 /// A table's header.
 const HEADER_BYTES: u32 = 36;
@@ -27,11 +27,11 @@ pub(super) fn srat(layout: &Layout) -> Sdt {
     srat.write_u32(36, 1); // reserved, and 1 since the first version
     for (number, node) in numbered(layout) {
         for cpu in node.cpus.clone() {
-            srat.append_slice(&processor(layout.apic_id(cpu), number));
+            srat.append_slice(&x2apic_affinity(layout.apic_id(cpu), number));
         }
         for range in &node.memory {
             let memory = MemoryAffinity::new(number, range.start, range.end - range.start).enabled();
-            srat.append_slice(&written(&if node.is_pool() { memory.hotpluggable() } else { memory }));
+            srat.append_slice(&aml_bytes(&if node.is_pool() { memory.hotpluggable() } else { memory }));
         }
     }
     srat.update_checksum();
@@ -39,7 +39,7 @@ pub(super) fn srat(layout: &Layout) -> Sdt {
 }
 
 /// A processor's local x2APIC affinity (ACPI 6.5, table 5.62).
-fn processor(apic_id: u32, node: u32) -> [u8; 24] {
+fn x2apic_affinity(apic_id: u32, node: u32) -> [u8; 24] {
     const KIND: u8 = 2;
     const ENABLED: u32 = 1;
     let mut entry = [0; 24];
@@ -58,7 +58,7 @@ pub(super) fn slit(layout: &Layout) -> Vec<u8> {
     slit.write_u64(36, nodes as u64);
     let row = |from| (0..nodes).map(move |to| layout.distance(from, to));
     let matrix: Vec<u8> = (0..nodes).flat_map(row).collect();
-    debug_assert!((0..nodes).all(|node| matrix[node * nodes + node] == DISTANCE_OWN));
+    debug_assert!((0..nodes).all(|node| matrix[node * nodes + node] == DISTANCE_LOCAL));
     slit.append_slice(&matrix);
     slit.as_slice().to_vec()
 }
@@ -67,19 +67,19 @@ pub(super) fn slit(layout: &Layout) -> Vec<u8> {
 pub(super) fn hmat(layout: &Layout) -> Sdt {
     let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM, OEM_TABLE, OEM_REVISION);
     for (number, _) in numbered(layout) {
-        let near = u32::try_from(layout.nearest(number as usize)).expect("nodes are few");
-        hmat.append_slice(&written(&MemoryProximityDomain::new(near, number)));
+        let near = u32::try_from(layout.nearest_initiator(number as usize)).expect("nodes are few");
+        hmat.append_slice(&aml_bytes(&MemoryProximityDomain::new(near, number)));
     }
     let latency = |from, to| layout.latency_ns(from, to);
     let bandwidth = |from, to| layout.bandwidth_mbps(from, to).div_ceil(BANDWIDTH_UNIT);
-    hmat.append_slice(&written(&locality(layout, DataType::AccessLatency, LATENCY_UNIT, latency)));
-    hmat.append_slice(&written(&locality(layout, DataType::AccessBandwidth, BANDWIDTH_UNIT, bandwidth)));
+    hmat.append_slice(&aml_bytes(&locality(layout, DataType::AccessLatency, LATENCY_UNIT, latency)));
+    hmat.append_slice(&aml_bytes(&locality(layout, DataType::AccessBandwidth, BANDWIDTH_UNIT, bandwidth)));
     hmat
 }
 
 fn locality(
     layout: &Layout,
-    what: DataType,
+    data_type: DataType,
     unit: u64,
     value: impl Fn(usize, usize) -> u64,
 ) -> SystemLocality {
@@ -87,7 +87,7 @@ fn locality(
     let nodes = layout.nodes.len();
     let kind = LocalityType::Memory;
     let mut matrix =
-        SystemLocality::new(kind, what, MinTransferSize::SizeByteAligned, unit, with_cpus, nodes);
+        SystemLocality::new(kind, data_type, MinTransferSize::SizeByteAligned, unit, with_cpus, nodes);
     for (number, node) in numbered(layout) {
         let at = number as usize;
         if !node.is_pool() {

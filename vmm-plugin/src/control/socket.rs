@@ -30,7 +30,7 @@ const BACKLOG: i32 = 128;
 pub enum SocketError {
     /// It has one already.
     #[error("VM {vm} runs already here: process {pid} answers at {}", path.display())]
-    Taken {
+    AlreadyRunning {
         /// Whose.
         vm: Name,
         /// Of its VMM.
@@ -40,7 +40,7 @@ pub enum SocketError {
     },
     /// Addresses of sockets are short.
     #[error("run-dir: the path {} is too long for a socket: at most 107 bytes", path.display())]
-    TooLong {
+    PathTooLong {
         /// Which one.
         path: PathBuf,
     },
@@ -95,17 +95,22 @@ pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
     };
     let run_dir = std::path::absolute(run_dir).map_err(failed("find", run_dir))?;
     let path = path_of(&run_dir, vm);
-    let address = SocketAddrUnix::new(&path).map_err(|_| SocketError::TooLong { path: path.clone() })?;
+    let address = SocketAddrUnix::new(&path).map_err(|_| SocketError::PathTooLong { path: path.clone() })?;
     DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("make", &run_dir))?;
-    let folder = File::open(&run_dir).map_err(failed("open", &run_dir))?;
+    let dir_file = File::open(&run_dir).map_err(failed("open", &run_dir))?;
     // One at a time looks and takes: of two that start the same VM, one finds the other.
-    flock(&folder, FlockOperation::LockExclusive).map_err(|errno| failed("lock", &run_dir)(errno.into()))?;
-    if let Some(process) = process_at(&path).map_err(failed("look who is at", &path))? {
-        return Err(SocketError::Taken { vm: vm.clone(), pid: process.as_raw_nonzero().get(), path });
+    flock(&dir_file, FlockOperation::LockExclusive)
+        .map_err(|errno| failed("lock", &run_dir)(errno.into()))?;
+    if let Some(process) = listener_pid(&path).map_err(failed("look who is at", &path))? {
+        return Err(SocketError::AlreadyRunning {
+            vm: vm.clone(),
+            pid: process.as_raw_nonzero().get(),
+            path,
+        });
     }
     remove(&path).map_err(failed("remove the dead socket", &path))?;
-    let listener = listen_at(&address).map_err(failed("listen at", &path))?;
-    flock(&folder, FlockOperation::Unlock).map_err(|errno| failed("unlock", &run_dir)(errno.into()))?;
+    let listener = bind_and_listen(&address).map_err(failed("listen at", &path))?;
+    flock(&dir_file, FlockOperation::Unlock).map_err(|errno| failed("unlock", &run_dir)(errno.into()))?;
     Ok(ControlSocket { path, listener: Some(listener) })
 }
 
@@ -113,11 +118,11 @@ pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
 ///
 /// # Errors
 /// It may not be asked, or is too busy to be asked.
-pub fn process_at(path: &Path) -> io::Result<Option<Pid>> {
+pub fn listener_pid(path: &Path) -> io::Result<Option<Pid>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let asking = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match connect(&asking, &SocketAddrUnix::new(path)?) {
-        Ok(()) => Ok(Some(sockopt::socket_peercred(&asking)?.pid)),
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(Some(sockopt::socket_peercred(&socket)?.pid)),
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
@@ -131,7 +136,7 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// The mode is set before there is a file: nobody else can open it in between.
-fn listen_at(address: &SocketAddrUnix) -> io::Result<UnixListener> {
+fn bind_and_listen(address: &SocketAddrUnix) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -159,42 +164,42 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_and_its_folder_are_their_owners_alone() {
-        let place = tempfile::tempdir().unwrap();
-        let run_dir = place.path().join("run/vms");
+    fn socket_and_directory_are_accessible_to_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("run/vms");
         let _listener = claim(&run_dir, &name()).unwrap();
         assert_eq!((mode(&run_dir), mode(&path_of(&run_dir, &name()))), (0o700, 0o600));
     }
 
     #[test]
-    fn a_vm_that_answers_runs_already_and_one_that_does_not_is_replaced() {
-        let place = tempfile::tempdir().unwrap();
-        let first = claim(place.path(), &name()).unwrap().into_listener();
-        let refused = claim(place.path(), &name()).unwrap_err().to_string();
+    fn live_socket_is_refused_and_dead_socket_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = claim(dir.path(), &name()).unwrap().into_listener();
+        let error = claim(dir.path(), &name()).unwrap_err().to_string();
         let process = format!("VM v runs already here: process {} answers at ", std::process::id());
-        assert!(refused.starts_with(&process), "{refused}");
+        assert!(error.starts_with(&process), "{error}");
         drop(first);
-        assert!(fs::symlink_metadata(path_of(place.path(), &name())).unwrap().file_type().is_socket());
-        claim(place.path(), &name()).unwrap();
+        assert!(fs::symlink_metadata(path_of(dir.path(), &name())).unwrap().file_type().is_socket());
+        claim(dir.path(), &name()).unwrap();
     }
 
     #[test]
     fn socket_of_a_vm_that_never_ran_is_removed() {
-        let place = tempfile::tempdir().unwrap();
-        drop(claim(place.path(), &name()).unwrap());
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        let dir = tempfile::tempdir().unwrap();
+        drop(claim(dir.path(), &name()).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn of_many_that_start_the_same_vm_at_once_one_does() {
+    fn concurrent_claims_of_one_vm_have_one_winner() {
         const AT_ONCE: usize = 8;
         for _ in 0..20 {
-            let place = tempfile::tempdir().unwrap();
+            let dir = tempfile::tempdir().unwrap();
             let start = Barrier::new(AT_ONCE);
             let claimed: Vec<_> = std::thread::scope(|scope| {
                 let claim = || {
                     start.wait();
-                    claim(place.path(), &name())
+                    claim(dir.path(), &name())
                 };
                 let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(claim)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -204,11 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_no_socket_can_have_is_refused_and_nothing_is_made() {
-        let place = tempfile::tempdir().unwrap();
-        let run_dir = place.path().join("x".repeat(100));
-        let refused = claim(&run_dir, &name()).unwrap_err().to_string();
-        assert!(refused.ends_with("is too long for a socket: at most 107 bytes"), "{refused}");
+    fn too_long_socket_path_is_refused_without_creating_dir() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("x".repeat(100));
+        let error = claim(&run_dir, &name()).unwrap_err().to_string();
+        assert!(error.ends_with("is too long for a socket: at most 107 bytes"), "{error}");
         assert!(!run_dir.exists());
     }
 }

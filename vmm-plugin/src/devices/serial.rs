@@ -47,7 +47,7 @@ impl Serial {
     }
 
     /// Somebody types. Returns how much of it there was room for.
-    pub fn typed(&mut self, input: &[u8]) -> usize {
+    pub fn enqueue_input(&mut self, input: &[u8]) -> usize {
         self.0.enqueue_raw_bytes(input).unwrap_or(0)
     }
 }

@@ -3,8 +3,8 @@
 //! the driver so, and waits to be reset.
 
 pub mod block;
+mod mmio;
 pub mod net;
-mod registers;
 pub mod rng;
 mod worker;
 
@@ -12,24 +12,24 @@ use std::{io, os::fd::RawFd};
 
 use virtio_queue::{DescriptorChain, Queue, QueueT as _};
 
-use crate::{confine::threads::Work, memory::GuestMemory};
+use crate::{confine::threads::ThreadRole, memory::GuestMemory};
 
 pub use self::{
-    registers::{REGISTERS_BYTES, Registers},
+    mmio::{MMIO_WINDOW_BYTES, MmioTransport},
     worker::Worker,
 };
 
 /// Bits that every device and driver of this version has.
-const VERSION_1: u64 = 1 << 32;
+const VIRTIO_F_VERSION_1: u64 = 1 << 32;
 /// The sides tell each other when they want to be told.
-const EVENT_IDX: u64 = 1 << 29;
+const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 
 /// A run of buffers that a driver hands to a device.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemory>;
 
 /// The driver did what no driver may.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum GuestDriverError {
     /// A queue that makes no sense.
     #[error("a queue makes no sense")]
     Queue(#[from] virtio_queue::Error),
@@ -39,33 +39,38 @@ pub enum Broken {
 }
 
 /// What a device is and does. Everything around it is the same for all.
-pub trait Device: Send {
+pub trait VirtioDevice: Send {
     /// Its kind (VIRTIO 1.2, section 5).
-    fn kind(&self) -> u32;
+    fn device_type(&self) -> u32;
 
     /// The work of its thread.
-    fn work(&self) -> Work;
+    fn role(&self) -> ThreadRole;
 
     /// What it can do, beyond what all can.
-    fn features(&self) -> u64;
+    fn device_features(&self) -> u64;
 
     /// The sizes of its queues, powers of two.
-    fn queues(&self) -> &'static [u16];
+    fn queue_sizes(&self) -> &'static [u16];
 
     /// What the driver reads of it.
-    fn config(&self) -> Vec<u8>;
+    fn config_space(&self) -> Vec<u8>;
 
     /// The driver has chosen some of its features.
-    fn chosen(&mut self, _features: u64) {}
+    fn set_driver_features(&mut self, _features: u64) {}
 
     /// Does what one chain asks for. The number of bytes written into it, or `None` if it is to be kept for later.
     ///
     /// # Errors
     /// The chain makes no sense.
-    fn serve(&mut self, queue: usize, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken>;
+    fn process_chain(
+        &mut self,
+        queue: usize,
+        chain: Chain<'_>,
+        memory: &GuestMemory,
+    ) -> Result<Option<u32>, GuestDriverError>;
 
     /// What the device itself waits for, and for which of its queues.
-    fn source(&self) -> Option<(RawFd, usize)> {
+    fn event_source(&self) -> Option<(RawFd, usize)> {
         None
     }
 }
@@ -74,12 +79,12 @@ pub trait Device: Send {
 ///
 /// # Errors
 /// The driver did what no driver may.
-pub fn serve_queue(
-    device: &mut dyn Device,
+pub fn process_queue(
+    device: &mut dyn VirtioDevice,
     number: usize,
     queue: &mut Queue,
     memory: &GuestMemory,
-) -> Result<bool, Broken> {
+) -> Result<bool, GuestDriverError> {
     if !queue.ready() {
         return Ok(false);
     }
@@ -90,7 +95,7 @@ pub fn serve_queue(
         while let Some(chain) = queue.pop_descriptor_chain(memory) {
             empty_rounds = 0;
             let head = chain.head_index();
-            match device.serve(number, chain, memory)? {
+            match device.process_chain(number, chain, memory)? {
                 Some(bytes) => queue.add_used(memory, head, bytes)?,
                 None => {
                     let back = queue.next_avail().wrapping_sub(1);

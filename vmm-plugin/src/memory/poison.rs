@@ -19,7 +19,7 @@ static CAN_REPORT: AtomicBool = AtomicBool::new(false);
 static FOUND: AtomicUsize = AtomicUsize::new(NONE);
 
 /// States that the guest's processors can report errors from now on.
-pub fn allow() {
+pub fn enable_reporting() {
     CAN_REPORT.store(true, Ordering::SeqCst);
 }
 
@@ -33,7 +33,7 @@ pub fn in_guest<T>(run: impl FnOnce() -> T) -> T {
 
 /// Notes an error at an address of this process, and returns whether a processor will report it. One that the VMM's own code has
 /// consumed cannot be reported: that code cannot go on.
-pub fn note(at: usize, is_consumed: bool) -> bool {
+pub fn record(at: usize, is_consumed: bool) -> bool {
     if !CAN_REPORT.load(Ordering::SeqCst) {
         return false;
     }
@@ -68,9 +68,9 @@ mod tests {
 
     #[test]
     fn error_consumed_outside_the_guest_is_not_reported() {
-        allow();
-        assert!(!note(4096, true));
-        assert!(in_guest(|| note(8192, true)));
+        enable_reporting();
+        assert!(!record(4096, true));
+        assert!(in_guest(|| record(8192, true)));
         assert!(std::thread::spawn(take_consumed).join().unwrap().is_none(), "it is another thread's");
         assert_eq!((take_consumed(), take_consumed()), (Some(8192), None));
     }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
 use rustix::fs::{FileType, fstat};
 
-use super::{Mapped, check::Identity};
+use super::{MappedRegion, check::Identity};
 
 /// The unit of `st_blocks`, in bytes.
 const BLOCK: u64 = 512;
@@ -33,21 +33,21 @@ impl NodeFiles {
     ///
     /// # Errors
     /// The status of a file cannot be read.
-    pub(super) fn of(mapped: &[Mapped]) -> io::Result<Self> {
+    pub(super) fn new(mapped: &[MappedRegion]) -> io::Result<Self> {
         let mut nodes: BTreeMap<u32, Vec<NodeFile>> = BTreeMap::new();
-        for piece in mapped {
-            let status = fstat(&piece.file)?;
-            let identity = Identity::of(&status);
-            let files = nodes.entry(piece.node).or_default();
-            let bytes = piece.part.end - piece.part.start;
+        for region in mapped {
+            let status = fstat(&region.file)?;
+            let identity = Identity::from_stat(&status);
+            let files = nodes.entry(region.node).or_default();
+            let bytes = region.file_range.end - region.file_range.start;
             let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
             match files.iter_mut().find(|file| file.identity == identity) {
                 Some(file) => file.mapped += bytes,
                 None => files.push(NodeFile {
-                    file: Arc::clone(&piece.file),
+                    file: Arc::clone(&region.file),
                     identity,
                     mapped: bytes,
-                    is_measurable: is_file && piece.is_shared,
+                    is_measurable: is_file && region.is_shared,
                 }),
             }
         }
@@ -90,18 +90,18 @@ mod tests {
     use super::*;
     use crate::{
         layout::{Layout, Local, Performance, Pool, Shape},
-        memory::{Backing, Backings, Memory, Owner, Taking, own_file},
+        memory::{Backing, Backings, Memory, MemoryBackendOptions, Owner, create_memfd},
     };
 
     const MIB: u64 = 1 << 20;
 
-    fn local(file: &Arc<File>, offset: u64, shared: bool) -> (Backing, Taking) {
+    fn local(file: &Arc<File>, offset: u64, shared: bool) -> (Backing, MemoryBackendOptions) {
         let backing = Backing { file: Arc::clone(file), offset, owner: Owner::Local };
-        (backing, Taking { shared, ..Taking::default() })
+        (backing, MemoryBackendOptions { shared, ..MemoryBackendOptions::default() })
     }
 
     /// A guest with local nodes of 64 MiB each and one pool node of one slice.
-    fn map(local: Vec<(Backing, Taking)>, slice: File) -> Memory {
+    fn map(local: Vec<(Backing, MemoryBackendOptions)>, slice: File) -> Memory {
         let node = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
         let shape = Shape {
             local: vec![node; local.len()],
@@ -109,17 +109,17 @@ mod tests {
         };
         let owner = Owner::Slice { slice: 3, emc: "emc0".into() };
         let slice = Backing { file: Arc::new(slice), offset: 0, owner };
-        let backings = Backings { local, pool: vec![(vec![slice], Taking::default())] };
-        Memory::map(&Layout::of(&shape, 48).unwrap(), &backings).unwrap()
+        let backings = Backings { local, pool: vec![(vec![slice], MemoryBackendOptions::default())] };
+        Memory::map(&Layout::new(&shape, 48).unwrap(), &backings).unwrap()
     }
 
     fn file(mib: u64) -> Arc<File> {
-        Arc::new(own_file("local", Bytes::mib(mib), None).unwrap())
+        Arc::new(create_memfd("local", Bytes::mib(mib), None).unwrap())
     }
 
     #[test]
     fn touched_pages_are_counted_for_the_node_of_their_file() {
-        let memory = map(vec![local(&file(64), 0, true)], own_file("pool", Bytes::gib(1), None).unwrap());
+        let memory = map(vec![local(&file(64), 0, true)], create_memfd("pool", Bytes::gib(1), None).unwrap());
         let files = memory.node_files().unwrap();
         assert_eq!(files.touched().unwrap(), [(0, Some(0)), (1, Some(0))].into());
         memory.guest().write_slice(&vec![1; 3 << 20], GuestAddress(2 * MIB)).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     fn nodes_with_a_part_of_a_file_or_private_memory_are_not_measured() {
         let whole = file(128);
         let nodes = vec![local(&whole, 0, true), local(&whole, 64 * MIB, true), local(&file(64), 0, false)];
-        let memory = map(nodes, own_file("pool", Bytes::gib(1), None).unwrap());
+        let memory = map(nodes, create_memfd("pool", Bytes::gib(1), None).unwrap());
         let touched = memory.node_files().unwrap().touched().unwrap();
         assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
     }

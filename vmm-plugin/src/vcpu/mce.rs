@@ -62,7 +62,7 @@ pub(super) enum Vendor {
 
 impl Vendor {
     /// Reads the vendor from CPUID.
-    pub(super) fn of(cpuid: &CpuId) -> Self {
+    pub(super) fn from_cpuid(cpuid: &CpuId) -> Self {
         const AUTH: u32 = u32::from_le_bytes(*b"Auth");
         const HYGO: u32 = u32::from_le_bytes(*b"Hygo");
         let vendor = cpuid.as_slice().iter().find(|entry| entry.function == 0);

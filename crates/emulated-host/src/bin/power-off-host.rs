@@ -8,8 +8,8 @@ use std::{path::Path, process::ExitCode};
 use emulated_host::{HostError, rack::Power};
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, host] = &words[..] else {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, host] = &arguments[..] else {
         eprintln!("usage: power-off-host FOLDER HOST");
         return ExitCode::from(2);
     };

@@ -12,20 +12,20 @@ use std::{
 use serde_json::json;
 
 use super::{
-    control::{self, Said},
+    control::{self, CommandOutput},
     power::Power,
     qmp,
 };
 use crate::HostError;
 
 /// How long a host may take to boot on a busy machine.
-const UP_WITHIN: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a command may take unless told otherwise.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a host that boots is listened to in one piece.
-const LOOK_FOR: Duration = Duration::from_millis(500);
+const BOOT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two attempts to reach a host that has just been switched on.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A host of a rack. Dropped, it has no power; one that was only found stays as it is.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl RackHost {
         let power = Power::in_folder(folder, name);
         drop(power.claim()?);
         let host = Self { name: name.to_owned(), folder: folder.to_owned(), power, process: None };
-        let text = serde_json::to_string(start).expect("words are JSON");
+        let text = serde_json::to_string(start).expect("arguments are JSON");
         fs::write(host.file("start"), text).map_err(HostError::file("write", &host.file("start")))?;
         Ok(host)
     }
@@ -81,25 +81,25 @@ impl RackHost {
     ///
     /// # Errors
     /// As [`RackHost::power_on`].
-    pub fn power_on_and_leave(&self) -> Result<(), HostError> {
+    pub fn power_on_detached(&self) -> Result<(), HostError> {
         self.start(Command::new("env")).map(drop)
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
         let lock = self.power.claim()?; // first: a rack that ends takes away what starts its hosts, and then their power
-        qemu.args(self.words()?).current_dir(&self.folder).process_group(0);
+        qemu.args(self.arguments()?).current_dir(&self.folder).process_group(0);
         let log = self.log_file("qemu");
-        qemu.stdin(lock).stdout(appended(&log)?).stderr(appended(&log)?);
+        qemu.stdin(lock).stdout(open_log(&log)?).stderr(open_log(&log)?);
         let process = qemu.spawn().map_err(HostError::start(Path::new("QEMU")))?;
-        self.power.note(process.id())?;
+        self.power.write_pid(process.id())?;
         Ok(process)
     }
 
     /// What it is started with.
-    fn words(&self) -> Result<Vec<String>, HostError> {
+    fn arguments(&self) -> Result<Vec<String>, HostError> {
         let file = self.file("start");
-        let words = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
-        words.map_err(HostError::file("read", &file))
+        let arguments = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
+        arguments.map_err(HostError::file("read", &file))
     }
 
     /// Waits until it answers.
@@ -111,14 +111,16 @@ impl RackHost {
     }
 
     pub(super) fn wait_up_while(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
-        let give_up = Instant::now() + UP_WITHIN;
+        let deadline = Instant::now() + BOOT_TIMEOUT;
         loop {
-            match control::run(&self.file("control"), "true", LOOK_FOR) {
+            match control::run(&self.file("control"), "true", BOOT_PROBE_TIMEOUT) {
                 Ok(_) => return Ok(()),
                 Err(_) if !is_wanted() => return Err(HostError::Interrupted),
-                Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.said_of("qemu"))),
-                Err(_) if Instant::now() > give_up => return Err(self.failed("it is not up", self.console())),
-                Err(_) => std::thread::sleep(LOOK_EVERY),
+                Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.read_log("qemu"))),
+                Err(_) if Instant::now() > deadline => {
+                    return Err(self.failed("it is not up", self.console()));
+                }
+                Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
@@ -127,17 +129,17 @@ impl RackHost {
     ///
     /// # Errors
     /// It does not answer in time; the command goes on.
-    pub fn run(&self, command: &str) -> Result<Said, HostError> {
-        self.run_within(command, ANSWERS_WITHIN)
+    pub fn run(&self, command: &str) -> Result<CommandOutput, HostError> {
+        self.run_within(command, REPLY_TIMEOUT)
     }
 
     /// Runs a command of a shell in it.
     ///
     /// # Errors
     /// It does not answer in time; the command goes on.
-    pub fn run_within(&self, command: &str, within: Duration) -> Result<Said, HostError> {
+    pub fn run_within(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
         control::run(&self.file("control"), command, within).map_err(|errno| match errno.kind() {
-            io::ErrorKind::TimedOut => HostError::Silent { host: self.name.clone(), within },
+            io::ErrorKind::TimedOut => HostError::NoReply { host: self.name.clone(), within },
             _ => HostError::file("reach a host by", &self.file("control"))(errno),
         })
     }
@@ -147,7 +149,7 @@ impl RackHost {
     /// # Errors
     /// QEMU does not answer.
     pub fn pause(&self) -> Result<(), HostError> {
-        qmp::tell(&self.file("qmp"), "stop", json!({}))
+        qmp::execute(&self.file("qmp"), "stop", json!({}))
     }
 
     /// Lets its processor go on.
@@ -155,7 +157,7 @@ impl RackHost {
     /// # Errors
     /// QEMU does not answer.
     pub fn resume(&self) -> Result<(), HostError> {
-        qmp::tell(&self.file("qmp"), "cont", json!({}))
+        qmp::execute(&self.file("qmp"), "cont", json!({}))
     }
 
     /// Connects it to its network, or cuts it off.
@@ -163,7 +165,7 @@ impl RackHost {
     /// # Errors
     /// QEMU does not answer.
     pub fn set_link(&self, up: bool) -> Result<(), HostError> {
-        qmp::tell(&self.file("qmp"), "set_link", json!({"name": "net0", "up": up}))
+        qmp::execute(&self.file("qmp"), "set_link", json!({"name": "net0", "up": up}))
     }
 
     /// Cuts its power; when it returns, its process is gone.
@@ -198,12 +200,12 @@ impl RackHost {
 
     /// All that its kernel and its first process have said.
     pub fn console(&self) -> String {
-        self.said_of("console")
+        self.read_log("console")
     }
 
     /// All that was written to its fourth serial line, `/dev/ttyS3`.
     pub fn agent_log(&self) -> String {
-        self.said_of("agent")
+        self.read_log("agent")
     }
 
     /// Where its shell is, for a terminal.
@@ -211,9 +213,9 @@ impl RackHost {
         self.file("shell")
     }
 
-    fn said_of(&self, kind: &str) -> String {
+    fn read_log(&self, kind: &str) -> String {
         fs::read(self.log_file(kind))
-            .map(|said| String::from_utf8_lossy(&said).into_owned())
+            .map(|output| String::from_utf8_lossy(&output).into_owned())
             .unwrap_or_default()
     }
 
@@ -225,13 +227,13 @@ impl RackHost {
         self.folder.join("logs").join(format!("{}.{kind}", self.name))
     }
 
-    fn failed(&self, what: &str, said: String) -> HostError {
-        HostError::Power { host: self.name.clone(), why: format!("{what}:\n{said}") }
+    fn failed(&self, what: &str, output: String) -> HostError {
+        HostError::Power { host: self.name.clone(), why: format!("{what}:\n{output}") }
     }
 }
 
 /// A log to go on with.
-pub(super) fn appended(log: &Path) -> Result<File, HostError> {
+pub(super) fn open_log(log: &Path) -> Result<File, HostError> {
     File::options().create(true).append(true).open(log).map_err(HostError::file("open", log))
 }
 

@@ -38,7 +38,7 @@ pub struct Drive {
 
 /// What a host does, in [`Plan::script`], that is to have tenants: its first drive is swap, `/sys/fs/cgroup/tenants` is for cgroups whose memory, bytes and
 /// processors are counted and limited, and programs find the user root.
-pub const FOR_TENANTS: &str = "
+pub const TENANT_SETUP_SCRIPT: &str = "
 echo root:x:0:0::/:/bin/sh > /etc/passwd
 mkswap /dev/vda > /dev/null
 swapon /dev/vda
@@ -113,11 +113,11 @@ impl Plan {
         all.extend(["-kernel".to_owned(), kernel.display().to_string()]);
         all.extend(words("-initrd initrd -append"));
         all.push(format!("console=ttyS0 quiet panic=-1 HOST={name} {}", self.append));
-        all.extend(lines_out(name));
+        all.extend(character_devices(name));
         for (n, device) in self.devices.iter().enumerate() {
-            all.extend(attached(n, device, &memory(device)));
+            all.extend(device_arguments(n, device, &memory(device)));
         }
-        all.extend(self.drives.iter().enumerate().flat_map(|(n, one)| driven(n, one, &drive(n))));
+        all.extend(self.drives.iter().enumerate().flat_map(|(n, one)| drive_arguments(n, one, &drive(n))));
         if !self.devices.is_empty() {
             all.extend(["-M".to_owned(), self.windows().join(",")]); // QEMU wants them in one piece
         }
@@ -150,7 +150,7 @@ fn words(line: &str) -> Vec<String> {
 
 /// Ways into a host: console, shell, commands, its agent's log; QEMU's own; and a network that reaches nothing but this machine's
 /// loopback and what that reaches.
-fn lines_out(name: &str) -> Vec<String> {
+fn character_devices(name: &str) -> Vec<String> {
     words(&format!(
         "-chardev file,id=console,path=logs/{name}.console,append=on -serial chardev:console \
          -chardev socket,id=shell,path={name}.shell,server=on,wait=off -serial chardev:shell \
@@ -162,7 +162,7 @@ fn lines_out(name: &str) -> Vec<String> {
 }
 
 /// A device on a host bridge of its own, whose one decoder the kernel passes through.
-fn attached(n: usize, device: &Device, memory: &Path) -> Vec<String> {
+fn device_arguments(n: usize, device: &Device, memory: &Path) -> Vec<String> {
     let (bus, gib, serial) = (FIRST_BUS + n * BUSES_PER_DEVICE, device.gib, device.serial);
     let memory = memory.display().to_string().replace(',', ",,");
     let mut all = vec!["-object".to_owned()];
@@ -175,7 +175,7 @@ fn attached(n: usize, device: &Device, memory: &Path) -> Vec<String> {
 }
 
 /// A drive as fast as it is to be, whatever is behind it.
-fn driven(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
+fn drive_arguments(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
     let (bytes, speed) = (bytes.display().to_string().replace(',', ",,"), u64::from(drive.mb_s) * 1_000_000);
     vec![
         "-drive".to_owned(),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_seen_from_a_whole_gib_on_whatever_is_before_it() {
+    fn aligned_device_window_starts_at_a_whole_gib() {
         let unused = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=768M";
         let (first, second) =
             ("cxl-fmw.1.targets.0=cxl0,cxl-fmw.1.size=4G", "cxl-fmw.2.targets.0=cxl1,cxl-fmw.2.size=2G");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_to_lie_badly_does() {
+    fn unaligned_device_window_starts_off_a_whole_gib() {
         let bad = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=4G";
         assert_eq!(windows(&[device(1, 4, false)]), [bad]);
         let rest =
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_share_each_devices_bytes_and_listen_on_sockets_in_their_folder_only() {
+    fn hosts_share_device_memory_and_use_only_unix_sockets() {
         let plan = Plan::new(2, vec![device(0x1f, 4, true)]);
         let memory = |device: &Device| format!("/m,{}", device.serial).into();
         let all = plan.arguments("h1", Path::new("/k"), memory, |_| PathBuf::new());
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drive_is_as_fast_as_it_is_to_be() {
+    fn drive_bandwidth_is_throttled_as_planned() {
         let plan = Plan { drives: vec![Drive { mib: 64, mb_s: 20 }], ..Plan::new(1, Vec::new()) };
         let all = plan.arguments("h0", Path::new("/k"), |_| PathBuf::new(), |n| format!("/d{n}").into());
         let drive = all.iter().find(|word| word.starts_with("if=none")).unwrap();

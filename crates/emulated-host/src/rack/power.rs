@@ -19,13 +19,13 @@ use super::qmp;
 use crate::HostError;
 
 /// How long QEMU may take to end: it has gigabytes to give back.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is ended; from the second time on it is killed.
 const ATTEMPTS_MAX: usize = 6;
 /// How long others who look at the lock may hold it, all together.
-const LOOKS_TAKE: Duration = Duration::from_millis(500);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two looks at the lock.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The power switch of one host.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl Power {
     pub fn is_on(&self) -> Result<bool, HostError> {
         let file = File::open(&self.pid).map_err(HostError::file("open", &self.pid))?;
         // Whoever looks at the same time may do so, too.
-        Ok(!self.locked(&file, FlockOperation::NonBlockingLockShared)?)
+        Ok(!self.try_lock(&file, FlockOperation::NonBlockingLockShared)?)
     }
 
     /// Cuts it, and returns when the process is certainly gone; if it was, at once.
@@ -70,15 +70,15 @@ impl Power {
             return Ok(());
         }
         for attempt in 0..ATTEMPTS_MAX {
-            let listens = attempt == 0 && qmp::tell(&self.qmp, "quit", json!({})).is_ok();
+            let listens = attempt == 0 && qmp::execute(&self.qmp, "quit", json!({})).is_ok();
             if !listens {
                 self.kill(); // it may just be starting: then the next attempt ends it
             }
-            if self.is_off_within(ENDS_WITHIN)? {
+            if self.is_off_within(EXIT_TIMEOUT)? {
                 return Ok(());
             }
         }
-        Err(self.stuck("its process does not end"))
+        Err(self.power_error("its process does not end"))
     }
 
     /// The pid file, locked, for a process that is about to start.
@@ -90,25 +90,25 @@ impl Power {
         let mut options = File::options();
         let file =
             options.create(true).truncate(false).read(true).write(true).open(&self.pid).map_err(failed())?;
-        let give_up = Instant::now() + LOOKS_TAKE;
-        while !self.locked(&file, FlockOperation::NonBlockingLockExclusive)? {
-            if Instant::now() > give_up {
-                return Err(self.stuck("it runs already"));
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        while !self.try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
+            if Instant::now() > deadline {
+                return Err(self.power_error("it runs already"));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         file.set_len(0).map_err(failed())?;
         Ok(file)
     }
 
     /// Writes down which process it is.
-    pub(super) fn note(&self, pid: u32) -> Result<(), HostError> {
+    pub(super) fn write_pid(&self, pid: u32) -> Result<(), HostError> {
         let file = File::options().write(true).open(&self.pid);
         file.and_then(|mut file| writeln!(file, "{pid}")).map_err(HostError::file("write", &self.pid))
     }
 
-    fn locked(&self, file: &File, how: FlockOperation) -> Result<bool, HostError> {
-        match flock(file, how) {
+    fn try_lock(&self, file: &File, operation: FlockOperation) -> Result<bool, HostError> {
+        match flock(file, operation) {
             Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(errno) => Err(HostError::file("lock", &self.pid)(errno.into())),
@@ -116,12 +116,12 @@ impl Power {
     }
 
     fn is_off_within(&self, within: Duration) -> Result<bool, HostError> {
-        let give_up = Instant::now() + within;
+        let deadline = Instant::now() + within;
         while self.is_on()? {
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 return Ok(false);
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(true)
     }
@@ -141,7 +141,7 @@ impl Power {
         }
     }
 
-    fn stuck(&self, why: &str) -> HostError {
+    fn power_error(&self, why: &str) -> HostError {
         HostError::Power { host: self.host.clone(), why: why.to_owned() }
     }
 }
@@ -153,25 +153,25 @@ mod tests {
     use super::*;
 
     /// A process that has a host's lock, and no ear.
-    fn deaf(power: &Power) -> Child {
+    fn unresponsive_host(power: &Power) -> Child {
         let lock = power.claim().unwrap();
         let process = Command::new("sleep").arg("600").stdin(Stdio::from(lock)).spawn().unwrap();
-        power.note(process.id()).unwrap();
+        power.write_pid(process.id()).unwrap();
         process
     }
 
     #[test]
-    fn a_host_that_does_not_listen_is_certainly_gone_and_only_that_host() {
+    fn unresponsive_host_is_killed_and_no_other_host() {
         let folder = tempfile::tempdir().unwrap();
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
-        let mut hosts = powers.each_ref().map(deaf);
+        let mut hosts = powers.each_ref().map(unresponsive_host);
         assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "it runs already");
         let power = Power::of(folder.path(), "h0").unwrap();
         // Not the pid decides: another's in the file is not killed for it.
-        power.note(hosts[1].id()).unwrap();
+        power.write_pid(hosts[1].id()).unwrap();
         power.kill();
         assert_eq!((power.is_on().unwrap(), hosts[1].try_wait().unwrap()), (true, None));
-        power.note(hosts[0].id()).unwrap();
+        power.write_pid(hosts[0].id()).unwrap();
         power.off().unwrap();
         power.off().unwrap();
         assert!(!power.is_on().unwrap() && powers[1].is_on().unwrap());
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_never_was_is_not_said_to_be_stopped() {
+    fn unknown_host_is_an_error_and_not_off() {
         let folder = tempfile::tempdir().unwrap();
         assert!(Power::of(folder.path(), "h0").unwrap_err().to_string().contains("h0.pid"));
         assert!(Power::of(&folder.path().join("nowhere"), "h0").is_err());

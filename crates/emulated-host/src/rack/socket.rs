@@ -8,10 +8,10 @@ use rustix::net::{
 };
 
 /// Connects. Connecting, and each reading and writing, takes no longer than `patience`: it ends with `WouldBlock`.
-pub(super) fn connect(at: &Path, patience: Duration) -> io::Result<UnixStream> {
+pub(super) fn connect(at: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for what in [Timeout::Send, Timeout::Recv] {
-        set_socket_timeout(&socket, what, Some(patience))?;
+        set_socket_timeout(&socket, what, Some(timeout))?;
     }
     connect_to(&socket, &SocketAddrUnix::new(at)?)?;
     Ok(socket.into())

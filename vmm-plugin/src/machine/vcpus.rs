@@ -12,42 +12,42 @@ use vmm_sys_util::signal::{Killable, register_signal_handler};
 
 use super::{MachineError, system_error};
 use crate::{
-    bell::Bell,
-    confine::threads::{Filters, Work},
-    vcpu::{self, Ending, Gate, Surroundings, Vcpu},
+    confine::threads::{SeccompFilters, ThreadRole},
+    vcpu::{self, ExitReason, Gate, Vcpu, VcpuContext},
+    wakeup::Wakeup,
 };
 
 /// How often processors that are to stop are told again: a signal that arrives just before KVM_RUN is lost.
-const TOLD_AGAIN_EVERY: Duration = Duration::from_millis(1);
+const KICK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// All processors of a guest, each on a thread.
-pub(super) struct Processors {
+pub(super) struct VcpuThreads {
     threads: Vec<JoinHandle<()>>,
     gate: Arc<Gate>,
 }
 
-impl Processors {
+impl VcpuThreads {
     /// They run from now on. How the guest ended, and the bell, tell of the first that does not any more.
     pub(super) fn start(
         vcpus: Vec<Vcpu>,
-        (around, filters): (&Surroundings, &Filters),
-        ended: &mpsc::Sender<Ending>,
-        bell: &Arc<Bell>,
+        (context, filters): (&VcpuContext, &SeccompFilters),
+        exits: &mpsc::Sender<ExitReason>,
+        wakeup: &Arc<Wakeup>,
     ) -> Result<Self, MachineError> {
-        register_signal_handler(vcpu::kick_signal(), nothing)
+        register_signal_handler(vcpu::kick_signal(), ignore_signal)
             .map_err(|error| system_error("handle a signal")(error.into()))?;
-        let threads = vcpus.into_iter().enumerate().map(|(number, mut vcpu)| {
-            let (around, ended, bell) = (around.clone(), ended.clone(), Arc::clone(bell));
-            filters.spawn(Work::Processor, format!("vcpu{number}"), move || {
-                if let Some(ending) = vcpu.run(&around) {
-                    let _ = ended.send(ending); // somebody else was faster, if nobody listens
-                    bell.ring();
+        let threads = vcpus.into_iter().enumerate().map(|(index, mut vcpu)| {
+            let (context, exits, wakeup) = (context.clone(), exits.clone(), Arc::clone(wakeup));
+            filters.spawn(ThreadRole::Vcpu, format!("vcpu{index}"), move || {
+                if let Some(exit) = vcpu.run(&context) {
+                    let _ = exits.send(exit); // somebody else was faster, if nobody listens
+                    wakeup.notify();
                 }
             })
         });
         let threads = threads.collect::<io::Result<_>>().map_err(system_error("start a thread"))?;
-        around.gate.set_open(true); // all of them or none
-        Ok(Self { threads, gate: Arc::clone(&around.gate) })
+        context.gate.set_open(true); // all of them or none
+        Ok(Self { threads, gate: Arc::clone(&context.gate) })
     }
 
     /// Whether all stand still when this returns; if one does not, none does for long. Each is told that it stood, so that the
@@ -55,11 +55,11 @@ impl Processors {
     /// scheduled late.
     pub(super) fn pause(&self) -> bool {
         self.gate.set_open(false);
-        let stand = self.kick_until(|| self.gate.waiting() as usize + self.over() >= self.threads.len());
-        if !stand {
+        let paused = self.kick_until(|| self.gate.waiting() as usize + self.finished() >= self.threads.len());
+        if !paused {
             self.resume();
         }
-        stand
+        paused
     }
 
     /// All go on.
@@ -68,36 +68,36 @@ impl Processors {
     }
 
     /// No processor runs any more when this returns, unless one hangs in the kernel.
-    pub(super) fn end(self) {
-        self.gate.end();
-        self.kick_until(|| self.over() == self.threads.len());
+    pub(super) fn stop(self) {
+        self.gate.stop();
+        self.kick_until(|| self.finished() == self.threads.len());
     }
 
     /// Interrupts the first processor, which reports errors that were found in memory. A kick may be lost.
     pub(super) fn kick_first(&self) {
         if let Some(thread) = self.threads.first() {
-            let _ = thread.kill(vcpu::kick_signal()); // one that has ended reports nothing
+            let _ = thread.kill(vcpu::kick_signal()); // one that has exits reports ignore_signal
         }
     }
 
-    fn over(&self) -> usize {
+    fn finished(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_finished()).count()
     }
 
     /// Calls processors out of KVM until something is so. Whether it came to be.
-    fn kick_until(&self, so: impl Fn() -> bool) -> bool {
+    fn kick_until(&self, condition: impl Fn() -> bool) -> bool {
         let give_up = Instant::now() + VCPUS_STOP_WITHIN.as_duration();
-        while !so() {
+        while !condition() {
             if Instant::now() >= give_up {
                 return false;
             }
             self.threads.iter().for_each(|thread| {
-                let _ = thread.kill(vcpu::kick_signal()); // one that is over needs no telling
+                let _ = thread.kill(vcpu::kick_signal()); // one that is finished needs no telling
             });
-            std::thread::sleep(TOLD_AGAIN_EVERY);
+            std::thread::sleep(KICK_INTERVAL);
         }
         true
     }
 }
 
-extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+extern "C" fn ignore_signal(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}

@@ -18,7 +18,7 @@ struct Guest<'a> {
     agent: Option<&'a str>,
     nodes: Vec<Node<'a>>,
     disks: Vec<Disk<'a>>,
-    cards: Vec<Card<'a>>,
+    networks: Vec<Network<'a>>,
 }
 
 #[derive(Serialize)]
@@ -41,7 +41,7 @@ struct Disk<'a> {
 }
 
 #[derive(Serialize)]
-struct Card<'a> {
+struct Network<'a> {
     tap: &'a str,
     mac: &'a str,
 }
@@ -58,7 +58,11 @@ pub(super) fn json(guest: &wire::Guest) -> String {
         agent: guest.agent.as_deref(),
         nodes: guest.nodes.iter().map(node).collect(),
         disks: guest.disks.iter().map(|disk| Disk { path: &disk.path, read_only: disk.read_only }).collect(),
-        cards: guest.cards.iter().map(|card| Card { tap: &card.tap, mac: &card.mac }).collect(),
+        networks: guest
+            .cards
+            .iter()
+            .map(|network| Network { tap: &network.tap, mac: &network.mac })
+            .collect(),
     };
     serde_json::to_string_pretty(&view).expect("text and numbers") + "\n"
 }
@@ -92,7 +96,7 @@ fn state(guest: &wire::Guest) -> &'static str {
 /// For people: what it is, its nodes, and its devices.
 pub(super) fn text(guest: &wire::Guest) -> String {
     let started = UNIX_EPOCH + Duration::from_millis(guest.started_unix_ms);
-    let mut facts = bare();
+    let mut facts = borderless_table();
     facts.add_row(["VM:", &guest.vm]);
     facts.add_row(["STATE:", state(guest)]);
     facts.add_row(["PID:", &guest.pid.to_string()]);
@@ -106,25 +110,25 @@ pub(super) fn text(guest: &wire::Guest) -> String {
             &format!("{}{}", disk.path, if disk.read_only { " (read only)" } else { "" }),
         ]);
     }
-    for card in &guest.cards {
-        facts.add_row(["CARD:", &format!("{} {}", card.tap, card.mac)]);
+    for network in &guest.cards {
+        facts.add_row(["CARD:", &format!("{} {}", network.tap, network.mac)]);
     }
-    plain(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
+    strip_control_characters(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
 }
 
 fn nodes(guest: &wire::Guest) -> Table {
-    let mut table = bare();
+    let mut table = borderless_table();
     table.set_header(["NODE", "KIND", "CPUS", "MEMORY", "TOUCHED", "DISTANCES", "EMC", "SLICES"]);
     for node in &guest.nodes {
         table.add_row([
             node.node.to_string(),
             kind(node).to_owned(),
-            runs(&node.cpus),
+            ranges(&node.cpus),
             Bytes::new(node.bytes).to_string(),
             touched(node),
             node.distances.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
             node.emc.clone().unwrap_or_else(|| "-".to_owned()),
-            runs(&node.slices),
+            ranges(&node.slices),
         ]);
     }
     table
@@ -136,16 +140,16 @@ fn touched(node: &wire::GuestNode) -> String {
 }
 
 /// Numbers in the order in which they come, neighbours as a run: "0-3,7".
-fn runs(numbers: &[u32]) -> String {
-    let runs = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|run| match run {
+fn ranges(numbers: &[u32]) -> String {
+    let ranges = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|range| match range {
         [only] => only.to_string(),
-        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+        _ => format!("{}-{}", range[0], range[range.len() - 1]),
     });
-    let runs = runs.collect::<Vec<_>>().join(",");
-    if runs.is_empty() { "-".to_owned() } else { runs }
+    let ranges = ranges.collect::<Vec<_>>().join(",");
+    if ranges.is_empty() { "-".to_owned() } else { ranges }
 }
 
-fn bare() -> Table {
+fn borderless_table() -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
@@ -156,7 +160,7 @@ fn flush_left(table: &Table) -> String {
 }
 
 /// Paths are other people's words: in a terminal they must not become orders to it.
-fn plain(text: &str) -> String {
+fn strip_control_characters(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
@@ -189,7 +193,7 @@ mod tests {
             cpus: 4,
             kernel: "/boot/vmlinuz".into(),
             started_unix_ms: 1_700_000_000_000,
-            agent: Some("/run/tarn/host-memory.sock".into()),
+            agent: Some("/range/tarn/host-memory.sock".into()),
             nodes: vec![local, pool],
             disks: vec![wire::GuestDisk { path: "web-1\u{1b}[2J.raw".into(), read_only: true }],
             cards: vec![wire::GuestCard { tap: "tap0".into(), mac: "52:54:00:12:34:56".into() }],
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_a_guest_with_its_nodes_and_no_orders_to_their_terminal() {
+    fn table_shows_nodes_and_escapes_control_characters() {
         let expected = "\
 VM:         web-1
 STATE:      running
@@ -205,7 +209,7 @@ PID:        4711
 STARTED:    2023-11-14T22:13:20Z
 CPUS:       4
 KERNEL:     /boot/vmlinuz
-MEMORY OF:  /run/tarn/host-memory.sock
+MEMORY OF:  /range/tarn/host-memory.sock
 DISK:       web-1\u{fffd}[2J.raw (read only)
 CARD:       tap0 52:54:00:12:34:56
 
@@ -220,22 +224,22 @@ NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
     fn node_that_is_not_measured_is_not_shown_as_untouched() {
         let mut guest = guest();
         guest.nodes[1].touched_bytes = None;
-        let shown = text(&guest);
-        assert!(shown.contains("4GiB    not measured  18 10"), "{shown}");
-        let seen: serde_json::Value = serde_json::from_str(&json(&guest)).unwrap();
-        assert_eq!(seen["nodes"][1]["touched_bytes"], serde_json::Value::Null);
+        let text = text(&guest);
+        assert!(text.contains("4GiB    not measured  18 10"), "{text}");
+        let value: serde_json::Value = serde_json::from_str(&json(&guest)).unwrap();
+        assert_eq!(value["nodes"][1]["touched_bytes"], serde_json::Value::Null);
     }
 
     #[test]
-    fn programs_see_the_same_with_sizes_in_bytes_and_nothing_left_out() {
-        let seen: serde_json::Value = serde_json::from_str(&json(&guest())).unwrap();
-        assert_eq!((&seen["state"], &seen["pid"]), (&"running".into(), &4711.into()));
+    fn json_has_all_fields_with_sizes_in_bytes() {
+        let value: serde_json::Value = serde_json::from_str(&json(&guest())).unwrap();
+        assert_eq!((&value["state"], &value["pid"]), (&"running".into(), &4711.into()));
         let pool = serde_json::json!({
             "node": 1, "kind": "pool", "cpus": [], "bytes": 4_u64 << 30, "touched_bytes": 0, "distances": [18, 10],
             "emc": "emc0", "slices": [3, 4, 5, 9],
         });
-        assert_eq!(seen["nodes"][1], pool);
-        assert_eq!(seen["nodes"][0]["emc"], serde_json::Value::Null);
-        assert_eq!(seen["cards"][0]["mac"], "52:54:00:12:34:56");
+        assert_eq!(value["nodes"][1], pool);
+        assert_eq!(value["nodes"][0]["emc"], serde_json::Value::Null);
+        assert_eq!(value["cards"][0]["mac"], "52:54:00:12:34:56");
     }
 }

@@ -14,11 +14,11 @@ use libc::{
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-use self::Argument::{Is, IsNull, IsThisProcess, Lacks};
-use super::threads::Work;
+use self::Argument::{HasNoBits, Is, IsNull, IsThisProcess};
+use super::threads::ThreadRole;
 
 /// A system call that is allowed if all conditions on its arguments hold.
-struct Call(i64, &'static [Argument]);
+struct AllowedCall(i64, &'static [Argument]);
 
 /// A condition on the argument of this index.
 #[derive(Clone, Copy)]
@@ -26,23 +26,23 @@ enum Argument {
     /// Equals this 32-bit value.
     Is(u8, u64),
     /// Has none of these bits.
-    Lacks(u8, u64),
+    HasNoBits(u8, u64),
     /// Is a null pointer.
     IsNull(u8),
     /// Is the ID of this process.
     IsThisProcess(u8),
 }
 
-const fn any(call: i64) -> Call {
-    Call(call, &[])
+const fn any(call: i64) -> AllowedCall {
+    AllowedCall(call, &[])
 }
 
-const UNIX: u64 = AF_UNIX as u64;
+const UNIX_DOMAIN: u64 = AF_UNIX as u64;
 /// Only these: a pair of datagram sockets could send to any other socket.
-const STREAM: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
+const STREAM_TYPE: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
 /// Without an address, a socket sends to the one that it is connected to.
-const TO_ITS_PEER: Call = Call(SYS_sendto, &[IsNull(4)]);
-const EXEC: u64 = PROT_EXEC as u64;
+const SENDTO_PEER: AllowedCall = AllowedCall(SYS_sendto, &[IsNull(4)]);
+const EXEC_BITS: u64 = PROT_EXEC as u64;
 /// From linux/kvm.h.
 const KVM_RUN: u64 = 0xae80;
 const KVM_KVMCLOCK_CTRL: u64 = 0xaead;
@@ -50,26 +50,26 @@ const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_GET_MSRS: u64 = 0xc008_ae88;
 const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
 /// [`crate::vcpu::kick_signal`]: the first that glibc does not keep for itself.
-const KICK: u64 = 34;
+const KICK_SIGNAL: u64 = 34;
 /// From asm-generic/ioctls.h: as [`TCSETS`], with any speed.
 const TCSETS2: u64 = 0x402c_542b;
 
 /// Every thread.
-const EVERY: &[Call] = &[
+const COMMON: &[AllowedCall] = &[
     any(SYS_futex),
     any(SYS_write), // consoles, event descriptors, standard error
     // Allocating and giving back. Nothing of it ever holds code.
     any(SYS_brk),
-    Call(SYS_mmap, &[Lacks(2, EXEC)]),
-    Call(SYS_mprotect, &[Lacks(2, EXEC)]),
+    AllowedCall(SYS_mmap, &[HasNoBits(2, EXEC_BITS)]),
+    AllowedCall(SYS_mprotect, &[HasNoBits(2, EXEC_BITS)]),
     any(SYS_mremap),
     any(SYS_munmap),
     any(SYS_madvise),
     // Where the kernel's page with clocks knows no clock, as on some virtual machines.
     any(SYS_clock_gettime),
-    any(SYS_sched_yield),                      // a channel whose other end is just at it
-    any(SYS_close),                            // whoever goes last closes what was shared
-    Call(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // built for debugging, Rust looks whether what it closes is open
+    any(SYS_sched_yield), // a channel whose other end is just at it
+    any(SYS_close),       // whoever goes last closes what was shared
+    AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // built for debugging, Rust looks whether what it closes is open
     // Signals, and what they interrupted.
     any(SYS_rt_sigreturn),
     any(SYS_rt_sigaction), // a crash of this program's own is reported by the signal that it is
@@ -79,69 +79,69 @@ const EVERY: &[Call] = &[
     any(SYS_exit),
     // The end of everything, from wherever it is seen: whether memory is lost, and the terminal as it was.
     any(SYS_fstat),
-    Call(SYS_ioctl, &[Is(1, TCSETS)]),
-    Call(SYS_ioctl, &[Is(1, TCSETS2)]),
+    AllowedCall(SYS_ioctl, &[Is(1, TCSETS)]),
+    AllowedCall(SYS_ioctl, &[Is(1, TCSETS2)]),
     any(SYS_exit_group),
 ];
 
-const MAIN: &[Call] = &[
+const MAIN: &[AllowedCall] = &[
     any(SYS_ppoll),
     any(SYS_read),
     any(SYS_recvfrom), // signals arrive as bytes of a stream
-    TO_ITS_PEER,       // and are sent there by their handler
+    SENDTO_PEER,       // and are sent there by their handler
     any(SYS_clock_nanosleep),
     // Calls processors out of KVM.
     any(SYS_getpid),
-    Call(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK)]),
+    AllowedCall(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK_SIGNAL)]),
 ];
 
-const PROCESSOR: &[Call] = &[
-    Call(SYS_ioctl, &[Is(1, KVM_RUN)]),
-    Call(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
+const VCPU: &[AllowedCall] = &[
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_RUN)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
     // Errors in memory that are reported to the guest.
-    Call(SYS_ioctl, &[Is(1, KVM_GET_SREGS)]),
-    Call(SYS_ioctl, &[Is(1, KVM_GET_MSRS)]),
-    Call(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_SREGS)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_MSRS)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
 ];
 
 /// Every device.
-const DEVICE: &[Call] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];
+const DEVICE: &[AllowedCall] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];
 
-const DISK: &[Call] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fdatasync)];
+const BLOCK: &[AllowedCall] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fdatasync)];
 
-const RANDOM: &[Call] = &[any(SYS_getrandom)];
+const RNG: &[AllowedCall] = &[any(SYS_getrandom)];
 
-const CONTROL: &[Call] = &[
+const CONTROL: &[AllowedCall] = &[
     // What an answer needs comes up with the first caller: a runtime, its bell, and its own stream of signals.
     any(SYS_ppoll),
     any(SYS_epoll_create1),
     any(SYS_eventfd2),
-    Call(SYS_socketpair, &[Is(0, UNIX), Is(1, STREAM)]),
-    Call(SYS_fcntl, &[Is(1, F_DUPFD_CLOEXEC as u64)]),
-    Call(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
+    AllowedCall(SYS_socketpair, &[Is(0, UNIX_DOMAIN), Is(1, STREAM_TYPE)]),
+    AllowedCall(SYS_fcntl, &[Is(1, F_DUPFD_CLOEXEC as u64)]),
+    AllowedCall(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
     any(SYS_epoll_ctl),
     any(SYS_epoll_wait),
     // Callers.
     any(SYS_accept4),
     any(SYS_recvfrom),
-    TO_ITS_PEER,
+    SENDTO_PEER,
     any(SYS_shutdown),
     any(SYS_getrandom), // maps that nobody can make slow
-    any(SYS_read),      // the runtime's bell
+    any(SYS_read),      // the runtime's wakeup
 ];
 
 /// The rules of a thread: a call passes if one of them fits; a call without rules passes always.
-pub(super) fn of(work: Work) -> BTreeMap<i64, Vec<SeccompRule>> {
-    let tables: &[&[Call]] = match work {
-        Work::Main => &[EVERY, MAIN],
-        Work::Processor => &[EVERY, PROCESSOR],
-        Work::Disk => &[EVERY, DEVICE, DISK],
-        Work::Card => &[EVERY, DEVICE],
-        Work::Random => &[EVERY, DEVICE, RANDOM],
-        Work::Control => &[EVERY, CONTROL],
+pub(super) fn for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
+    let tables: &[&[AllowedCall]] = match role {
+        ThreadRole::Main => &[COMMON, MAIN],
+        ThreadRole::Vcpu => &[COMMON, VCPU],
+        ThreadRole::Block => &[COMMON, DEVICE, BLOCK],
+        ThreadRole::Net => &[COMMON, DEVICE],
+        ThreadRole::Rng => &[COMMON, DEVICE, RNG],
+        ThreadRole::Control => &[COMMON, CONTROL],
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for Call(number, conditions) in tables.iter().copied().flatten() {
+    for AllowedCall(number, conditions) in tables.iter().copied().flatten() {
         rules.entry(*number).or_default().extend((!conditions.is_empty()).then(|| rule(conditions)));
     }
     rules
@@ -152,7 +152,7 @@ fn rule(conditions: &[Argument]) -> SeccompRule {
     let condition = |argument: &Argument| {
         let (index, bytes, operator, value) = match *argument {
             Is(index, value) => (index, INT, SeccompCmpOp::Eq, value),
-            Lacks(index, bits) => (index, INT, SeccompCmpOp::MaskedEq(bits), 0),
+            HasNoBits(index, bits) => (index, INT, SeccompCmpOp::MaskedEq(bits), 0),
             IsNull(index) => (index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
             IsThisProcess(index) => (index, INT, SeccompCmpOp::Eq, u64::from(std::process::id())),
         };
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_signal_that_the_main_thread_may_send_is_the_one_it_sends() {
-        assert_eq!(u64::try_from(crate::vcpu::kick_signal()), Ok(KICK));
+    fn main_thread_may_send_the_kick_signal() {
+        assert_eq!(u64::try_from(crate::vcpu::kick_signal()), Ok(KICK_SIGNAL));
     }
 }

@@ -9,9 +9,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// A bell that is heard until it is stilled, however often it was rung.
 #[derive(Debug)]
-pub struct Bell(OwnedFd);
+pub struct Wakeup(OwnedFd);
 
-impl Bell {
+impl Wakeup {
     /// A bell that was not rung.
     ///
     /// # Errors
@@ -21,17 +21,17 @@ impl Bell {
     }
 
     /// Rings. One that was rung too often to count is heard all the same.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     /// It is heard no more until it is rung again.
-    pub fn still(&self) {
+    pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; size_of::<u64>()]); // nothing to read: it was still
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Wakeup {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

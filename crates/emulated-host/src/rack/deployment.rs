@@ -15,19 +15,19 @@ use serde_json::Value;
 
 use super::{
     certificates,
-    host::appended,
-    hosts::{Hosts, vacant},
+    config_files::{self, MANAGER, OPERATOR},
+    host::open_log,
+    hosts::{Hosts, check_not_running},
     plan::Plan,
-    settings::{self, MANAGER, OPERATOR},
 };
-use crate::{Bed, HostError};
+use crate::{Artifacts, HostError};
 
 /// How long everybody may take to have spoken, once hosts have booted.
-const UP_WITHIN: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// An agent that ends comes back. It writes to no terminal, so that its log has no colours.
-const AGENT: &str = "
+const AGENT_SCRIPT: &str = "
 while :; do
   host-agent serve --config /etc/tarn/$HOST.toml
   echo \"the agent ended: $?\"
@@ -62,11 +62,11 @@ pub struct RackPlan {
     /// Seconds of silence until a host's power is cut, once all have spoken, or never.
     pub fence_after_s: Option<f64>,
     /// Lines to add to rack.toml.
-    pub more: String,
+    pub rack_toml_extra: String,
     /// Lines to add to the section `[agent]` of every host's settings.
-    pub agents_more: String,
+    pub agent_toml_extra: String,
     /// Lines to add to the section `[backend]`.
-    pub backend_more: String,
+    pub backend_toml_extra: String,
 }
 
 impl RackPlan {
@@ -78,9 +78,9 @@ impl RackPlan {
             backend: backend.to_owned(),
             lease_ttl_s: 2.0,
             fence_after_s: None,
-            more: String::new(),
-            agents_more: String::new(),
-            backend_more: String::new(),
+            rack_toml_extra: String::new(),
+            agent_toml_extra: String::new(),
+            backend_toml_extra: String::new(),
         }
     }
 }
@@ -101,17 +101,17 @@ impl Rack {
     /// # Errors
     /// A program is missing or does not start, a host does not come up, or it is not wanted any more.
     pub fn start(
-        bed: &Bed,
+        artifacts: &Artifacts,
         plan: RackPlan,
         folder: &Path,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Self, HostError> {
         fs::create_dir_all(folder).map_err(HostError::file("make", folder))?;
         let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
-        vacant(&folder, &plan.hosts)?;
+        check_not_running(&folder, &plan.hosts)?;
         let port = free_port()?;
         let hosts = write(&plan, &folder, port)?;
-        let hosts = Hosts::prepare(bed, &hosts, &folder)?;
+        let hosts = Hosts::prepare(artifacts, &hosts, &folder)?;
         let mut rack = Self { plan, port, manager: None, hosts };
         rack.hosts.power_on()?; // it takes them a while
         rack.start_manager()?;
@@ -128,8 +128,8 @@ impl Rack {
 
     /// From now on silent hosts are fenced: one that still boots has never spoken.
     fn begin_fencing(&self) -> Result<(), HostError> {
-        let file = self.own("rack.toml");
-        let text = settings::rack_toml(&self.plan, self.port, self.hosts.folder());
+        let file = self.manager_dir("rack.toml");
+        let text = config_files::rack_toml(&self.plan, self.port, self.hosts.folder());
         fs::write(&file, text).map_err(HostError::file("write", &file))?;
         let id = self.manager.as_ref().and_then(|manager| i32::try_from(manager.id()).ok());
         let Some(manager) = id.and_then(Pid::from_raw) else { return Ok(()) };
@@ -154,19 +154,19 @@ impl Rack {
     /// The folder of certificates: `ca.pem`, and `operator.pem` and `operator.key` for whoever schedules and administers. The
     /// manager's is for `manager`.
     pub fn certificates(&self) -> PathBuf {
-        self.own("certificates")
+        self.manager_dir("certificates")
     }
 
     /// `tarn` as the operator of this rack.
     pub fn tarn(&self, words: &[&str]) -> Command {
-        let mut tarn = Command::new(self.own("tarn"));
+        let mut tarn = Command::new(self.manager_dir("tarn"));
         tarn.args(words).stdin(Stdio::null());
         tarn
     }
 
     /// Where that is, for a person.
-    pub fn tarn_file(&self) -> PathBuf {
-        self.own("tarn")
+    pub fn tarn_script(&self) -> PathBuf {
+        self.manager_dir("tarn")
     }
 
     /// Starts the manager, which must not run.
@@ -177,8 +177,8 @@ impl Rack {
         let log = self.hosts.folder().join("logs").join(MANAGER);
         let mut manager = Command::new("setpriv");
         manager.args(["--pdeathsig", "KILL"]).arg(&self.plan.programs.manager);
-        manager.args(["serve", "--config"]).arg(self.own("rack.toml")).process_group(0);
-        manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(appended(&log)?);
+        manager.args(["serve", "--config"]).arg(self.manager_dir("rack.toml")).process_group(0);
+        manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(open_log(&log)?);
         self.manager = Some(manager.spawn().map_err(HostError::start(&self.plan.programs.manager))?);
         Ok(())
     }
@@ -202,7 +202,7 @@ impl Rack {
     /// # Errors
     /// It is not in time, the manager ends, or nobody wants it any more.
     pub fn wait_hosts_up(&mut self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
-        let give_up = Instant::now() + UP_WITHIN;
+        let deadline = Instant::now() + BOOT_TIMEOUT;
         while self.hosts_up()? < self.hosts.all().len() {
             if !is_wanted() {
                 return Err(HostError::Interrupted);
@@ -210,22 +210,22 @@ impl Rack {
             if self.manager.as_mut().is_none_or(|manager| !matches!(manager.try_wait(), Ok(None))) {
                 return Err(HostError::Failed {
                     program: "pool-manager".to_owned(),
-                    said: self.manager_log(),
+                    output: self.manager_log(),
                 });
             }
-            if Instant::now() > give_up {
-                return Err(HostError::Failed { program: "an agent".to_owned(), said: self.agent_logs() });
+            if Instant::now() > deadline {
+                return Err(HostError::Failed { program: "an agent".to_owned(), output: self.agent_logs() });
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
     /// How many hosts the manager says are up; none while it says nothing.
     fn hosts_up(&self) -> Result<usize, HostError> {
-        let asked = self.tarn(&["get", "hosts", "-o", "json"]).output();
-        let told = asked.map_err(HostError::start(&self.plan.programs.tarn))?.stdout;
-        let hosts: Vec<Value> = serde_json::from_slice(&told).unwrap_or_default();
+        let tarn_output = self.tarn(&["get", "hosts", "-o", "json"]).output();
+        let json = tarn_output.map_err(HostError::start(&self.plan.programs.tarn))?.stdout;
+        let hosts: Vec<Value> = serde_json::from_slice(&json).unwrap_or_default();
         Ok(hosts.iter().filter(|host| host["state"] == "up").count())
     }
 
@@ -233,7 +233,7 @@ impl Rack {
         self.hosts.all().iter().map(|host| format!("{}:\n{}", host.name(), host.agent_log())).collect()
     }
 
-    fn own(&self, name: &str) -> PathBuf {
+    fn manager_dir(&self, name: &str) -> PathBuf {
         self.hosts.folder().join(MANAGER).join(name)
     }
 }
@@ -241,7 +241,7 @@ impl Rack {
 impl Drop for Rack {
     fn drop(&mut self) {
         self.kill_manager();
-        let _ = fs::remove_dir_all(self.own("")); // what stays is in nobody's way
+        let _ = fs::remove_dir_all(self.manager_dir("")); // what stays is in nobody's way
     }
 }
 
@@ -252,31 +252,33 @@ fn free_port() -> Result<u16, HostError> {
 
 /// Writes everybody's settings; hosts with agents, and what these need.
 fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
-    let own = folder.join(MANAGER);
-    let _ = fs::remove_dir_all(&own); // of a rack that ended badly
+    let manager_dir = folder.join(MANAGER);
+    let _ = fs::remove_dir_all(&manager_dir); // of a rack that ended badly
     let _ = fs::remove_file(folder.join("logs").join(MANAGER));
-    let certificates = own.join("certificates");
+    let certificates = manager_dir.join("certificates");
     fs::create_dir_all(&certificates).map_err(HostError::file("make", &certificates))?;
     let mut hosts = plan.hosts.clone();
     let names = hosts.names();
     let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER, OPERATOR]).collect();
     certificates::write(&certificates, &all)?;
-    let put =
-        |name: &str, text: String| fs::write(own.join(name), text).map_err(HostError::file("write", &own));
-    let patient = RackPlan { fence_after_s: None, ..plan.clone() };
-    put("rack.toml", settings::rack_toml(&patient, port, folder))?;
-    put("tarn", tarn(&plan.programs.tarn, &certificates, port))?;
+    let write_file = |name: &str, text: String| {
+        fs::write(manager_dir.join(name), text).map_err(HostError::file("write", &manager_dir))
+    };
+    let without_fencing = RackPlan { fence_after_s: None, ..plan.clone() };
+    write_file("rack.toml", config_files::rack_toml(&without_fencing, port, folder))?;
+    write_file("tarn", tarn(&plan.programs.tarn, &certificates, port))?;
     let executable = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(own.join("tarn"), executable).map_err(HostError::file("write", &own))?;
+    fs::set_permissions(manager_dir.join("tarn"), executable)
+        .map_err(HostError::file("write", &manager_dir))?;
     hosts.files.push((certificates.join("ca.pem"), "etc/tarn/ca.pem".to_owned()));
     for host in &names {
-        put(&format!("{host}.toml"), settings::host_toml(plan, port, host))?;
-        hosts.files.push((own.join(format!("{host}.toml")), format!("etc/tarn/{host}.toml")));
+        write_file(&format!("{host}.toml"), config_files::host_toml(plan, port, host))?;
+        hosts.files.push((manager_dir.join(format!("{host}.toml")), format!("etc/tarn/{host}.toml")));
         let of_host = ["pem", "key"].map(|kind| format!("{host}.{kind}"));
         hosts.files.extend(of_host.map(|name| (certificates.join(&name), format!("etc/tarn/{name}"))));
     }
     hosts.programs.push(plan.programs.agent.clone());
-    hosts.script = format!("{AGENT}{}", hosts.script);
+    hosts.script = format!("{AGENT_SCRIPT}{}", hosts.script);
     Ok(hosts)
 }
 

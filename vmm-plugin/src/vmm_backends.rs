@@ -11,11 +11,11 @@ pub mod qemu;
 use std::{io, path::PathBuf};
 
 use self::guest::Guest;
-use crate::{config::Written, layout::ShapeError, options::OptionError, source::SourceError};
+use crate::{config::GuestArgs, layout::ShapeError, options::OptionError, source::SourceError};
 
 /// A guest for another VMM, as written.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub struct PrintArgs {
     /// For which VMM
     #[arg(long)]
     pub vmm: Vmm,
@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(short, long)]
     pub output: Option<Output>,
     #[command(flatten)]
-    guest: Written,
+    guest: GuestArgs,
 }
 
 /// The other VMMs.
@@ -50,7 +50,7 @@ pub enum Output {
 
 /// Why there is no such guest under another VMM.
 #[derive(Debug, thiserror::Error)]
-pub enum OtherError {
+pub enum BackendError {
     /// An option.
     #[error(transparent)]
     Option(#[from] OptionError),
@@ -61,12 +61,12 @@ pub enum OtherError {
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// The other VMM has no words for it.
-    #[error("{vmm} cannot have this guest: {what}")]
-    Cannot {
+    #[error("{vmm} cannot have this guest: {reason}")]
+    Unsupported {
         /// Which one.
         vmm: &'static str,
         /// What it cannot, and why.
-        what: String,
+        reason: String,
     },
     /// It has no such form.
     #[error("output: {vmm:?} has no form {output:?}")]
@@ -83,10 +83,10 @@ pub enum OtherError {
         path: PathBuf,
     },
     /// A file or program that is needed cannot be used.
-    #[error("{what}: cannot use {}", path.display())]
-    Needed {
+    #[error("{role}: cannot use {}", path.display())]
+    Unusable {
         /// What it is for.
-        what: &'static str,
+        role: &'static str,
         /// Which one.
         path: PathBuf,
         /// Why not.
@@ -95,15 +95,15 @@ pub enum OtherError {
     },
     /// The reservation is another one than a moment ago.
     #[error("the memory of VM {0} has changed meanwhile: try again")]
-    Changed(String),
+    ReservationChanged(String),
 }
 
 /// Says what starts the guest under another VMM. Nobody is registered as the VM.
 ///
 /// # Errors
-/// [`OtherError`]
-pub fn written(args: Args) -> Result<String, OtherError> {
-    let guest = Guest::seen(args.guest.check()?)?;
+/// [`BackendError`]
+pub fn render(args: PrintArgs) -> Result<String, BackendError> {
+    let guest = Guest::inspect(args.guest.check()?)?;
     match (args.vmm, args.output) {
         (Vmm::Qemu, None | Some(Output::Shell)) => Ok(shell(qemu::PROGRAM, &qemu::options(&guest)?)),
         (Vmm::Qemu, Some(Output::Json)) => Ok(json(&qemu::options(&guest)?.concat().into())),
@@ -112,7 +112,7 @@ pub fn written(args: Args) -> Result<String, OtherError> {
             Ok(shell(cloud_hypervisor::PROGRAM, &cloud_hypervisor::options(&guest)?))
         }
         (Vmm::Libvirt, None | Some(Output::Xml)) => libvirt::domain(&guest),
-        (vmm, Some(output)) => Err(OtherError::Output { vmm, output }),
+        (vmm, Some(output)) => Err(BackendError::Output { vmm, output }),
     }
 }
 

@@ -7,30 +7,30 @@ use super::threads;
 use crate::exit;
 
 /// From linux/signal.h: what a SIGSYS tells begins with three numbers, padded, then comes an address, then the call.
-const CALL: usize = 6;
+const SYSCALL_INDEX: usize = 6;
 /// Longer than any line that is said.
 const LINE_BYTES: usize = 256;
 
-/// From now on such a call ends the process by [`exit::FORBIDDEN`].
+/// From now on such a call ends the process by [`exit::FORBIDDEN_SYSCALL`].
 ///
 /// # Errors
 /// The kernel takes no handler.
-pub fn watch() -> io::Result<()> {
+pub fn install_handler() -> io::Result<()> {
     vmm_sys_util::signal::register_signal_handler(libc::SIGSYS, on_forbidden_call).map_err(io::Error::from)
 }
 
 extern "C" fn on_forbidden_call(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel hands a handler that was registered with SA_SIGINFO, as vmm-sys-util does, a siginfo_t of 128 bytes
     // that is valid while the handler runs: as many numbers as this.
-    let numbers = unsafe { &*info.cast::<[libc::c_int; 32]>() };
-    let number = numbers[CALL];
-    say(number);
-    exit::at_once(exit::FORBIDDEN)
+    let words = unsafe { &*info.cast::<[libc::c_int; 32]>() };
+    let number = words[SYSCALL_INDEX];
+    report(number);
+    exit::exit_now(exit::FORBIDDEN_SYSCALL)
 }
 
 /// Allocates nothing, as it may interrupt whoever does.
-fn say(number: libc::c_int) {
-    let who = threads::work().map_or("a thread", threads::Work::name);
+fn report(number: libc::c_int) {
+    let who = threads::role().map_or("a thread", threads::ThreadRole::name);
     let call =
         usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("unknown", |call| call.name());
     let mut line = [0; LINE_BYTES];

@@ -5,39 +5,39 @@ use std::path::Path;
 use host_memory::{Region, RegionPlace, VmMemory};
 use units::{Bytes, SLICE};
 
-use super::OtherError;
+use super::BackendError;
 use crate::{
     config::{Config, Console},
     layout::{Layout, Local, Node, Performance, Pool, Shape},
-    memory::Taking,
-    source::{self, OfEmc, Reserved},
+    memory::MemoryBackendOptions,
+    source::{self, EmcSlices, ReservedMemory},
 };
 
 /// As many bits of address as any processor has: how many this one has is found by the other VMM.
 const ADDRESS_BITS: u8 = 52;
 /// Decides whether memory that a kernel finds later can be used, and what for.
-const ONLINE: &str = "memhp_default_state";
+const MEMHP_DEFAULT_STATE: &str = "memhp_default_state";
 
 /// Where a block of memory is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// The other VMM makes it.
-    Own,
+    Allocated,
     /// In a file, from an offset on.
     File(String, u64),
 }
 
 /// Memory that another VMM is to map as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct MemoryBlock {
     /// What it is called.
     pub id: String,
     /// How much.
     pub bytes: Bytes,
     /// Where it is.
-    pub place: Place,
+    pub location: Location,
     /// How it is taken.
-    pub taking: Taking,
+    pub memory_options: MemoryBackendOptions,
 }
 
 /// A guest for another VMM.
@@ -48,7 +48,7 @@ pub struct Guest {
     /// Its nodes.
     pub layout: Layout,
     /// The memory of each node, in order: one block of those with processors, a block for each slice of the others.
-    pub blocks: Vec<Vec<Block>>,
+    pub blocks: Vec<Vec<MemoryBlock>>,
     /// Which slices these are, with their epochs, for whoever wants to see that they are still the same.
     pub slices: Vec<(u32, u64)>,
 }
@@ -57,90 +57,94 @@ impl Guest {
     /// Looks at the memory that the agent has for it, if it is to come from an agent.
     ///
     /// # Errors
-    /// [`OtherError`]
-    pub fn seen(config: Config) -> Result<Self, OtherError> {
+    /// [`BackendError`]
+    pub fn inspect(config: Config) -> Result<Self, BackendError> {
         match &config.agent {
-            None => Self::own(config),
+            None => Self::standalone(config),
             Some(socket) => {
-                let memory = source::asked(&config, socket, |agent, vm| agent.look(vm))?;
-                Self::reserved(config, memory)
+                let memory = source::with_agent(&config, socket, |agent, vm| agent.look(vm))?;
+                Self::from_reservation(config, memory)
             }
         }
     }
 
     /// All of its memory is the other VMM's.
-    fn own(config: Config) -> Result<Self, OtherError> {
-        let checked = "checked: said without an agent";
+    fn standalone(config: Config) -> Result<Self, BackendError> {
+        let checked = "checked: value without an agent";
         let sizes = config.local.iter().map(|node| node.size.expect(checked)).collect();
         let pool = config.pool.iter().map(|node| {
             let slices = node.size.expect(checked).as_slices().expect("checked: whole slices");
-            let places = vec![Place::Own; slices as usize];
-            (node.performance, node.taking.clone(), places)
+            let locations = vec![Location::Allocated; slices as usize];
+            (node.performance, node.memory_options.clone(), locations)
         });
         let pool = pool.collect();
-        Self::of(config, sizes, pool, Vec::new())
+        Self::new(config, sizes, pool, Vec::new())
     }
 
     /// Its slices are those of a reservation.
-    fn reserved(config: Config, memory: VmMemory) -> Result<Self, OtherError> {
-        let slices = numbers(&memory);
-        let Reserved { local, pool } = Reserved::of(&config, memory.regions)?;
+    fn from_reservation(config: Config, memory: VmMemory) -> Result<Self, BackendError> {
+        let slices = slice_epochs(&memory);
+        let ReservedMemory { local, pool } = ReservedMemory::from_regions(&config, memory.regions)?;
         let sizes = source::local_sizes(&config, Bytes::new(local.bytes))?;
-        let pool = pool.into_iter().map(|OfEmc { performance, taking, slices }| {
-            let places = slices.into_iter().map(place).collect::<Result<_, _>>()?;
-            Ok((performance, taking, places))
+        let pool = pool.into_iter().map(|EmcSlices { performance, memory_options, slices }| {
+            let locations = slices.into_iter().map(location).collect::<Result<_, _>>()?;
+            Ok((performance, memory_options, locations))
         });
-        let pool = pool.collect::<Result<_, OtherError>>()?;
-        Self::of(config, sizes, pool, slices)
+        let pool = pool.collect::<Result<_, BackendError>>()?;
+        Self::new(config, sizes, pool, slices)
     }
 
-    pub(super) fn of(
+    pub(super) fn new(
         config: Config,
         sizes: Vec<Bytes>,
-        pool: Vec<(Performance, Taking, Vec<Place>)>,
+        pool: Vec<(Performance, MemoryBackendOptions, Vec<Location>)>,
         slices: Vec<(u32, u64)>,
-    ) -> Result<Self, OtherError> {
+    ) -> Result<Self, BackendError> {
         let locals = config.local.iter().zip(&sizes);
         let local = locals.map(|(node, memory)| Local {
             cpus: node.cpus,
             memory: *memory,
             performance: node.performance,
         });
-        let count = |places: &Vec<Place>| u32::try_from(places.len()).expect("limited by whoever told");
+        let count =
+            |locations: &Vec<Location>| u32::try_from(locations.len()).expect("limited by whoever told");
         let shape = Shape {
             local: local.collect(),
             pool: pool
                 .iter()
-                .map(|(performance, _, places)| Pool { slices: count(places), performance: *performance })
+                .map(|(performance, _, locations)| Pool {
+                    slices: count(locations),
+                    performance: *performance,
+                })
                 .collect(),
         };
-        let layout = Layout::of(&shape, ADDRESS_BITS)?;
+        let layout = Layout::new(&shape, ADDRESS_BITS)?;
         let local = config
             .local
             .iter()
             .zip(sizes)
-            .map(|(node, bytes)| vec![(bytes, Place::Own, node.taking.clone())]);
-        let pool = pool.into_iter().map(|(_, taking, places)| {
-            places.into_iter().map(|place| (SLICE, place, taking.clone())).collect()
+            .map(|(node, bytes)| vec![(bytes, Location::Allocated, node.memory_options.clone())]);
+        let pool = pool.into_iter().map(|(_, memory_options, locations)| {
+            locations.into_iter().map(|location| (SLICE, location, memory_options.clone())).collect()
         });
         let blocks = local.chain(pool).enumerate().map(|(node, parts): (usize, Vec<_>)| blocks(node, parts));
         let blocks = blocks.collect();
-        Ok(Self { config: absolute(config)?, layout, blocks, slices })
+        Ok(Self { config: with_absolute_paths(config)?, layout, blocks, slices })
     }
 
     /// Its nodes by number, each with its memory.
-    pub fn nodes(&self) -> impl Iterator<Item = (usize, &Node, &[Block])> {
+    pub fn nodes(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         let both = self.layout.nodes.iter().zip(&self.blocks);
         both.enumerate().map(|(number, (node, blocks))| (number, node, &blocks[..]))
     }
 
     /// Those with processors.
-    pub fn local(&self) -> impl Iterator<Item = (usize, &Node, &[Block])> {
+    pub fn local(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| !node.is_pool())
     }
 
     /// Those without.
-    pub fn pool(&self) -> impl Iterator<Item = (usize, &Node, &[Block])> {
+    pub fn pool(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| node.is_pool())
     }
 
@@ -165,52 +169,62 @@ impl Guest {
 
     /// What the kernel is told. One that finds pool memory as a device after it has started must be told to use it, and for
     /// nothing that cannot be moved.
-    pub fn command_line(&self, finds_devices: bool) -> String {
-        let said = &self.config.kernel.command_line;
-        let silent = !said.split_whitespace().any(|word| word.split('=').next() == Some(ONLINE));
-        if finds_devices && silent { format!("{said} {ONLINE}=online_movable") } else { said.clone() }
+    pub fn command_line(&self, has_memory_devices: bool) -> String {
+        let value = &self.config.kernel.command_line;
+        let is_unset =
+            !value.split_whitespace().any(|word| word.split('=').next() == Some(MEMHP_DEFAULT_STATE));
+        if has_memory_devices && is_unset {
+            format!("{value} {MEMHP_DEFAULT_STATE}=online_movable")
+        } else {
+            value.clone()
+        }
     }
 
     /// Without PCI a guest would not find the other VMM's disks and cards.
     ///
     /// # Errors
     /// It has some, and is told `pci=off`.
-    pub fn check_pci(&self, vmm: &'static str) -> Result<(), OtherError> {
+    pub fn check_pci(&self, vmm: &'static str) -> Result<(), BackendError> {
         let off = self.config.kernel.command_line.split_whitespace().any(|word| word == "pci=off");
         if off && self.config.disks.len() + self.config.nets.len() > 0 {
-            let what = "cmdline: pci=off hides its disks and cards, which are on PCI there".to_owned();
-            return Err(OtherError::Cannot { vmm, what });
+            let reason = "cmdline: pci=off hides its disks and cards, which are on PCI there".to_owned();
+            return Err(BackendError::Unsupported { vmm, reason });
         }
         Ok(())
     }
 }
 
 /// Which slices these are.
-pub(super) fn numbers(memory: &VmMemory) -> Vec<(u32, u64)> {
+pub(super) fn slice_epochs(memory: &VmMemory) -> Vec<(u32, u64)> {
     memory.regions.iter().filter_map(|region| region.slice).collect()
 }
 
-fn place(region: Region) -> Result<Place, OtherError> {
+fn location(region: Region) -> Result<Location, BackendError> {
     match region.place {
-        RegionPlace::Path(path) => Ok(Place::File(text(&path)?.to_owned(), region.offset)),
+        RegionPlace::Path(path) => Ok(Location::File(text(&path)?.to_owned(), region.offset)),
         RegionPlace::Descriptor(_) | RegionPlace::VmmsOwn => {
             unreachable!("slices that are looked at have paths")
         }
     }
 }
 
-fn blocks(node: usize, parts: Vec<(Bytes, Place, Taking)>) -> Vec<Block> {
-    let block = |(at, (bytes, place, taking))| Block { id: format!("node{node}-{at}"), bytes, place, taking };
+fn blocks(node: usize, parts: Vec<(Bytes, Location, MemoryBackendOptions)>) -> Vec<MemoryBlock> {
+    let block = |(at, (bytes, location, memory_options))| MemoryBlock {
+        id: format!("node{node}-{at}"),
+        bytes,
+        location,
+        memory_options,
+    };
     parts.into_iter().enumerate().map(block).collect()
 }
 
 /// A path as text.
-pub(super) fn text(path: &Path) -> Result<&str, OtherError> {
-    path.to_str().ok_or_else(|| OtherError::Path { path: path.to_owned() })
+pub(super) fn text(path: &Path) -> Result<&str, BackendError> {
+    path.to_str().ok_or_else(|| BackendError::Path { path: path.to_owned() })
 }
 
 /// Whoever starts the other VMM may be elsewhere.
-fn absolute(mut config: Config) -> Result<Config, OtherError> {
+fn with_absolute_paths(mut config: Config) -> Result<Config, BackendError> {
     let disks = config.disks.iter_mut().map(|disk| &mut disk.path);
     let console = match &mut config.console {
         Console::File(path) => Some(path),
@@ -218,7 +232,7 @@ fn absolute(mut config: Config) -> Result<Config, OtherError> {
     };
     let kernel = [&mut config.kernel.kernel].into_iter().chain(config.kernel.initrd.as_mut());
     for path in kernel.chain(disks).chain(console) {
-        let wrong = || OtherError::Path { path: path.clone() };
+        let wrong = || BackendError::Path { path: path.clone() };
         let there = std::path::absolute(&*path).map_err(|_| wrong())?;
         *path = text(&there)?.into();
     }

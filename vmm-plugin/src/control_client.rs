@@ -28,23 +28,23 @@ use units::{
     },
 };
 
-use crate::{config::RunDir, control::socket};
+use crate::{config::RunDirArg, control::socket};
 
 /// How long a command waits for an answer: a little longer than the answer may take.
-const ANSWER_WITHIN: Duration =
+const REPLY_TIMEOUT: Duration =
     CONTROL_ANSWER_WITHIN.as_duration().saturating_add(ANSWER_SLACK.as_duration());
 
 /// What a running guest is asked.
 #[derive(Debug, clap::Subcommand)]
-pub enum Ask {
+pub enum ControlCommand {
     /// Say what a VM is, how it fares, and how much of its memory it has touched
-    Info(Info),
+    Info(InfoArgs),
     /// Make a VM's processors stand still; clocks go on
     Pause(Target),
     /// Let a paused VM's processors go on
     Resume(Target),
     /// Press a VM's power button, and wait until it is gone
-    Stop(Stop),
+    Stop(StopArgs),
 }
 
 /// Which guest.
@@ -53,12 +53,12 @@ pub struct Target {
     /// The VM's name
     pub vm: Name,
     #[command(flatten)]
-    at: RunDir,
+    run_dir: RunDirArg,
 }
 
 /// What is to be said of a guest.
 #[derive(Debug, clap::Args)]
-pub struct Info {
+pub struct InfoArgs {
     #[command(flatten)]
     target: Target,
     /// For people, or for programs
@@ -78,18 +78,18 @@ pub enum Format {
 
 /// How a guest is to end.
 #[derive(Debug, clap::Args)]
-pub struct Stop {
+pub struct StopArgs {
     #[command(flatten)]
     target: Target,
     /// Without asking the guest, as if its power were cut
     #[arg(long)]
-    now: bool,
+    force: bool,
     /// How long to wait until it is gone, such as 90s [default: a little longer than a guest may take]
-    #[arg(long, value_name = "DURATION", value_parser = patience)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
     timeout: Option<Duration>,
 }
 
-fn patience(text: &str) -> Result<Duration, String> {
+fn parse_timeout(text: &str) -> Result<Duration, String> {
     let span = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let max = GUEST_GONE_WITHIN_MAX.as_duration();
     if span <= max { Ok(span) } else { Err(format!("must be at most {}", humantime::format_duration(max))) }
@@ -97,7 +97,7 @@ fn patience(text: &str) -> Result<Duration, String> {
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
-enum AskError {
+enum CommandError {
     #[error("no VM {vm} runs here: nobody is at {}", path.display())]
     NotRunning { vm: Name, path: PathBuf },
     #[error("cannot {doing}")]
@@ -113,27 +113,27 @@ enum AskError {
         error: tonic::transport::Error,
     },
     #[error("VM {vm}: {}", status.message())]
-    Said { vm: Name, status: Box<Status> },
-    #[error("VM {vm} does not answer within {ANSWER_WITHIN:?}")]
-    Silent { vm: Name },
-    #[error("VM {vm} is still there after {after:?}; --now ends it at once")]
-    StillThere { vm: Name, after: Duration },
+    Rejected { vm: Name, status: Box<Status> },
+    #[error("VM {vm} does not answer within {REPLY_TIMEOUT:?}")]
+    Timeout { vm: Name },
+    #[error("VM {vm} is still there timeout {timeout:?}; --force ends it at once")]
+    StillRunning { vm: Name, timeout: Duration },
 }
 
-impl AskError {
+impl CommandError {
     /// As `tarn` has them: 3 not found, 4 conflict, 6 unavailable, 124 timed out.
     fn exit(&self) -> u8 {
         match self {
             Self::NotRunning { .. } => 3,
-            Self::Silent { .. } | Self::StillThere { .. } => 124,
+            Self::Timeout { .. } | Self::StillRunning { .. } => 124,
             Self::Connect { .. } => 6,
-            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6, // too many ask
+            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6, // too many command
             Self::System { .. } => 1,
-            Self::Said { status, .. } => match status.code() {
+            Self::Rejected { status, .. } => match status.code() {
                 Code::FailedPrecondition => 4,
                 Code::DeadlineExceeded => 124,
                 Code::Unavailable => 6,
-                _ if broke(status) => 6,
+                _ if is_transport_error(status) => 6,
                 _ => 1,
             },
         }
@@ -141,13 +141,13 @@ impl AskError {
 }
 
 /// Whether a status is this side's word about a connection that broke.
-fn broke(status: &Status) -> bool {
+fn is_transport_error(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }
 
 /// Asks, and says how it went: on stdout, on stderr and by the exit code.
-pub fn run(ask: &Ask) -> ExitCode {
-    match follow(ask) {
+pub fn run(command: &ControlCommand) -> ExitCode {
+    match execute(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", chain(&error));
@@ -156,53 +156,53 @@ pub fn run(ask: &Ask) -> ExitCode {
     }
 }
 
-fn follow(ask: &Ask) -> Result<(), AskError> {
-    match ask {
-        Ask::Info(info) => {
-            let guest = Guest::find(&info.target)?.ask(async |vmm| vmm.info(wire::InfoRequest {}).await)?;
+fn execute(command: &ControlCommand) -> Result<(), CommandError> {
+    match command {
+        ControlCommand::Info(info) => {
+            let guest = Guest::find(&info.target)?.call(async |vmm| vmm.info(wire::InfoRequest {}).await)?;
             print(&match info.output {
                 Format::Table => view::text(&guest),
                 Format::Json => view::json(&guest),
             })
         }
-        Ask::Pause(target) => {
-            Guest::find(target)?.ask(async |vmm| vmm.pause(wire::PauseRequest {}).await).map(drop)
+        ControlCommand::Pause(target) => {
+            Guest::find(target)?.call(async |vmm| vmm.pause(wire::PauseRequest {}).await).map(drop)
         }
-        Ask::Resume(target) => {
-            Guest::find(target)?.ask(async |vmm| vmm.resume(wire::ResumeRequest {}).await).map(drop)
+        ControlCommand::Resume(target) => {
+            Guest::find(target)?.call(async |vmm| vmm.resume(wire::ResumeRequest {}).await).map(drop)
         }
-        Ask::Stop(stop) => self::stop(stop),
+        ControlCommand::Stop(stop) => self::stop(stop),
     }
 }
 
 /// A reader that has seen enough is no failure.
-fn print(text: &str) -> Result<(), AskError> {
+fn print(text: &str) -> Result<(), CommandError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(errno) if errno.kind() != io::ErrorKind::BrokenPipe => {
-            Err(AskError::System { doing: "write the answer".into(), errno })
+            Err(CommandError::System { doing: "write the answer".into(), errno })
         }
         _ => Ok(()),
     }
 }
 
 /// Answered when the process is gone, whatever became of the request's own answer on the way.
-fn stop(stop: &Stop) -> Result<(), AskError> {
-    let after = stop.timeout.unwrap_or(GUEST_GONE_WITHIN_DEFAULT.as_duration());
-    let give_up = Instant::now() + after;
+fn stop(stop: &StopArgs) -> Result<(), CommandError> {
+    let timeout = stop.timeout.unwrap_or(GUEST_GONE_WITHIN_DEFAULT.as_duration());
+    let deadline = Instant::now() + timeout;
     let guest = Guest::find(&stop.target)?;
-    let Some(process) = guest.watch()? else { return Ok(()) };
-    let now = stop.now;
-    match guest.ask(async |vmm| vmm.stop(wire::StopRequest { now }).await) {
-        Err(AskError::Said { status, .. }) if broke(&status) => {}
-        asked => drop(asked?),
+    let Some(process) = guest.pidfd()? else { return Ok(()) };
+    let force = stop.force;
+    match guest.call(async |vmm| vmm.stop(wire::StopRequest { now: force }).await) {
+        Err(CommandError::Rejected { status, .. }) if is_transport_error(&status) => {}
+        result => drop(result?),
     }
-    let gone = |errno| guest.system("wait for the process of")(errno);
-    let left = give_up.saturating_duration_since(Instant::now());
+    let wait_error = |errno| guest.system("wait for the process of")(errno);
+    let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).expect("the timeout was in range");
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left))
-        .map_err(|errno| gone(errno.into()))?
+        .map_err(|errno| wait_error(errno.into()))?
     {
-        0 => Err(AskError::StillThere { vm: guest.vm.clone(), after }),
+        0 => Err(CommandError::StillRunning { vm: guest.vm.clone(), timeout }),
         _ => Ok(()),
     }
 }
@@ -215,22 +215,22 @@ struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    fn find(Target { vm, at }: &'a Target) -> Result<Self, AskError> {
-        let path = socket::path_of(&at.run_dir, vm);
+    fn find(Target { vm, run_dir }: &'a Target) -> Result<Self, CommandError> {
+        let path = socket::path_of(&run_dir.run_dir, vm);
         let doing = || format!("look who is at {}", path.display());
-        match socket::process_at(&path).map_err(|errno| AskError::System { doing: doing(), errno })? {
+        match socket::listener_pid(&path).map_err(|errno| CommandError::System { doing: doing(), errno })? {
             Some(process) => Ok(Self { vm, path, process }),
-            None => Err(AskError::NotRunning { vm: vm.clone(), path }),
+            None => Err(CommandError::NotRunning { vm: vm.clone(), path }),
         }
     }
 
-    fn system(&self, doing: &'static str) -> impl FnOnce(io::Error) -> AskError {
+    fn system(&self, doing: &'static str) -> impl FnOnce(io::Error) -> CommandError {
         let doing = format!("{doing} VM {}", self.vm);
-        move |errno| AskError::System { doing, errno }
+        move |errno| CommandError::System { doing, errno }
     }
 
     /// A descriptor that tells when the process is gone; `None` if it is.
-    fn watch(&self) -> Result<Option<OwnedFd>, AskError> {
+    fn pidfd(&self) -> Result<Option<OwnedFd>, CommandError> {
         match pidfd_open(self.process, PidfdFlags::empty()) {
             Ok(process) => Ok(Some(process)),
             Err(rustix::io::Errno::SRCH) => Ok(None),
@@ -238,24 +238,24 @@ impl<'a> Guest<'a> {
         }
     }
 
-    fn ask<T>(
+    fn call<T>(
         &self,
-        call: impl AsyncFnOnce(&mut VmmClient<Channel>) -> Result<Response<T>, Status>,
-    ) -> Result<T, AskError> {
+        request: impl AsyncFnOnce(&mut VmmClient<Channel>) -> Result<Response<T>, Status>,
+    ) -> Result<T, CommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(self.system("make what is needed to talk to"))?;
         let vm = || self.vm.clone();
         let answer = async {
-            let connect_error = |error| AskError::Connect { vm: vm(), error };
+            let connect_error = |error| CommandError::Connect { vm: vm(), error };
             let endpoint = Endpoint::from_shared(format!("unix:{}", self.path.display()));
             let channel = endpoint.map_err(connect_error)?.connect().await.map_err(connect_error)?;
             let mut client = VmmClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-            let answer = call(&mut client).await;
+            let answer = request(&mut client).await;
             answer
                 .map(Response::into_inner)
-                .map_err(|status| AskError::Said { vm: vm(), status: Box::new(status) })
+                .map_err(|status| CommandError::Rejected { vm: vm(), status: Box::new(status) })
         };
-        let answer = async { tokio::time::timeout(ANSWER_WITHIN, answer).await };
-        runtime.block_on(answer).unwrap_or_else(|_| Err(AskError::Silent { vm: vm() }))
+        let answer = async { tokio::time::timeout(REPLY_TIMEOUT, answer).await };
+        runtime.block_on(answer).unwrap_or_else(|_| Err(CommandError::Timeout { vm: vm() }))
     }
 }

@@ -13,8 +13,8 @@
 use units::{Bytes, SLICE, limits::QEMU_MEMORY_DEVICES_MAX};
 
 use super::{
-    OtherError,
-    guest::{Block, Guest, Place, text},
+    BackendError,
+    guest::{Guest, Location, MemoryBlock, text},
 };
 use crate::config::Console;
 
@@ -30,22 +30,22 @@ const BANDWIDTH_STEP: u64 = 16;
 /// Options with their values, in the order in which they are given.
 ///
 /// # Errors
-/// [`OtherError::Cannot`]
-pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, OtherError> {
+/// [`BackendError::Unsupported`]
+pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     guest.check_pci(VMM)?;
-    let mut line = Line::default();
-    machine(guest, &mut line)?;
-    nodes(guest, &mut line);
-    devices(guest, &mut line)?;
-    payload(guest, &mut line)?;
-    Ok(line.0)
+    let mut arguments = Arguments::default();
+    machine(guest, &mut arguments)?;
+    nodes(guest, &mut arguments);
+    devices(guest, &mut arguments)?;
+    payload(guest, &mut arguments)?;
+    Ok(arguments.0)
 }
 
 /// A command line that grows.
 #[derive(Default)]
-struct Line(Vec<Vec<String>>);
+struct Arguments(Vec<Vec<String>>);
 
-impl Line {
+impl Arguments {
     fn flag(&mut self, name: &str) {
         self.0.push(vec![name.to_owned()]);
     }
@@ -56,13 +56,13 @@ impl Line {
 }
 
 /// Slices that are devices: all but the first of each node.
-fn extra(guest: &Guest) -> impl Iterator<Item = (usize, &Block)> {
+fn memory_devices(guest: &Guest) -> impl Iterator<Item = (usize, &MemoryBlock)> {
     guest.pool().flat_map(|(number, _, blocks)| blocks[1..].iter().map(move |block| (number, block)))
 }
 
-fn machine(guest: &Guest, line: &mut Line) -> Result<(), OtherError> {
+fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
     let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
-    let devices = u32::try_from(extra(guest).count()).expect("slices are few");
+    let devices = u32::try_from(memory_devices(guest).count()).expect("slices are few");
     check_devices(devices)?;
     let start = guest.nodes().map(|(_, _, blocks)| blocks[0].bytes).sum::<Bytes>();
     let has_pool = guest.pool().next().is_some();
@@ -71,62 +71,63 @@ fn machine(guest: &Guest, line: &mut Line) -> Result<(), OtherError> {
     } else {
         String::new()
     };
-    let more = if devices > 0 {
+    let hotplug = if devices > 0 {
         let most = start.checked_add(Bytes::slices(devices)).expect("checked by the layout");
         format!(",slots={devices},maxmem={}", mib(most))
     } else {
         String::new()
     };
     let (sockets, cores) = guest.packages();
-    line.option("-name", format!("guest={}", escaped(guest.config.vm.as_str())));
-    line.option("-machine", format!("q35,accel=kvm,hmat=on{low}"));
-    line.option("-cpu", "host");
-    line.option("-smp", format!("{},sockets={sockets},cores={cores},threads=1", guest.layout.cpus()));
-    line.option("-m", format!("size={}{more}", mib(start)));
+    arguments.option("-name", format!("guest={}", escaped(guest.config.vm.as_str())));
+    arguments.option("-machine", format!("q35,accel=kvm,hmat=on{low}"));
+    arguments.option("-cpu", "host");
+    arguments.option("-smp", format!("{},sockets={sockets},cores={cores},threads=1", guest.layout.cpus()));
+    arguments.option("-m", format!("size={}{hotplug}", mib(start)));
     for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
-        line.flag(flag);
+        arguments.flag(flag);
     }
-    line.option("-display", "none");
+    arguments.option("-display", "none");
     Ok(())
 }
 
 /// As many as an ACPI machine of QEMU's has slots for.
-pub(super) fn check_devices(devices: u32) -> Result<(), OtherError> {
+pub(super) fn check_devices(devices: u32) -> Result<(), BackendError> {
     if devices <= QEMU_MEMORY_DEVICES_MAX {
         return Ok(());
     }
-    let what = format!(
+    let reason = format!(
         "{devices} slices would be memory devices, and it has slots for {QEMU_MEMORY_DEVICES_MAX} at most"
     );
-    Err(OtherError::Cannot { vmm: VMM, what })
+    Err(BackendError::Unsupported { vmm: VMM, reason })
 }
 
-fn nodes(guest: &Guest, line: &mut Line) {
+fn nodes(guest: &Guest, arguments: &mut Arguments) {
     for (number, node, blocks) in guest.nodes() {
-        line.option("-object", backend(&blocks[0]));
+        arguments.option("-object", backend(&blocks[0]));
         let cpus = if node.is_pool() {
             String::new()
         } else {
             format!(",cpus={}-{}", node.cpus.start, node.cpus.end - 1)
         };
-        let (id, near) = (&blocks[0].id, guest.layout.nearest(number));
-        line.option("-numa", format!("node,nodeid={number}{cpus},memdev={id},initiator={near}"));
+        let (id, near) = (&blocks[0].id, guest.layout.nearest_initiator(number));
+        arguments.option("-numa", format!("node,nodeid={number}{cpus},memdev={id},initiator={near}"));
     }
-    for (node, block) in extra(guest) {
-        line.option("-object", backend(block));
-        line.option("-device", device(node, block));
+    for (node, block) in memory_devices(guest) {
+        arguments.option("-object", backend(block));
+        arguments.option("-device", device(node, block));
     }
-    distances(guest, line);
+    distances(guest, arguments);
 }
 
-fn distances(guest: &Guest, line: &mut Line) {
+fn distances(guest: &Guest, arguments: &mut Arguments) {
     for (from, to) in guest.pairs().filter(|(from, to)| from != to) {
-        line.option("-numa", format!("dist,src={from},dst={to},val={}", guest.layout.distance(from, to)));
+        arguments
+            .option("-numa", format!("dist,src={from},dst={to},val={}", guest.layout.distance(from, to)));
     }
     for (from, to) in guest.initiators() {
         let pair = format!("hmat-lb,initiator={from},target={to},hierarchy=memory,data-type=access");
-        line.option("-numa", format!("{pair}-latency,latency={}", guest.layout.latency_ns(from, to)));
-        line.option("-numa", format!("{pair}-bandwidth,bandwidth={}M", bandwidth_mbps(guest, from, to)));
+        arguments.option("-numa", format!("{pair}-latency,latency={}", guest.layout.latency_ns(from, to)));
+        arguments.option("-numa", format!("{pair}-bandwidth,bandwidth={}M", bandwidth_mbps(guest, from, to)));
     }
 }
 
@@ -136,53 +137,54 @@ pub(super) fn bandwidth_mbps(guest: &Guest, from: usize, to: usize) -> u64 {
 }
 
 /// Memory, as an object.
-pub(super) fn backend(block: &Block) -> String {
-    let Block { id, bytes, place, taking } = block;
-    let mut object = match place {
-        Place::Own => format!("memory-backend-memfd,id={id}"),
-        Place::File(path, offset) => {
+pub(super) fn backend(block: &MemoryBlock) -> String {
+    let MemoryBlock { id, bytes, location, memory_options } = block;
+    let mut object = match location {
+        Location::Allocated => format!("memory-backend-memfd,id={id}"),
+        Location::File(path, offset) => {
             let offset = if *offset > 0 { format!(",offset={offset}") } else { String::new() };
             // A device (DAX) is mapped nowhere but at a multiple of its pages, which are as large as a slice at most.
             let align = mib(SLICE);
             format!("memory-backend-file,id={id},mem-path={}{offset},align={align}", escaped(path))
         }
     };
-    object += &format!(",size={},share={}", mib(*bytes), if taking.shared { "on" } else { "off" });
-    if let Some(size) = taking.hugepage_size {
+    object += &format!(",size={},share={}", mib(*bytes), if memory_options.shared { "on" } else { "off" });
+    if let Some(size) = memory_options.hugepage_size {
         object += &format!(",hugetlb=on,hugetlbsize={}", size.get());
     }
-    if taking.prefault {
+    if memory_options.prefault {
         object += ",prealloc=on";
     }
-    if let Some(node) = taking.host_numa_node {
+    if let Some(node) = memory_options.host_numa_node {
         object += &format!(",host-nodes={node},policy=bind");
     }
     object
 }
 
 /// A slice as a device of a node.
-pub(super) fn device(node: usize, block: &Block) -> String {
+pub(super) fn device(node: usize, block: &MemoryBlock) -> String {
     format!("pc-dimm,id=dimm-{id},memdev={id},node={node}", id = block.id)
 }
 
-fn devices(guest: &Guest, line: &mut Line) -> Result<(), OtherError> {
-    line.option("-object", "rng-builtin,id=rng");
-    line.option("-device", "virtio-rng-pci,rng=rng");
+fn devices(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+    arguments.option("-object", "rng-builtin,id=rng");
+    arguments.option("-device", "virtio-rng-pci,rng=rng");
     for (number, disk) in guest.config.disks.iter().enumerate() {
         let (path, read_only) = (escaped(text(&disk.path)?), if disk.read_only { "on" } else { "off" });
-        line.option("-drive", format!("if=none,id=disk{number},format=raw,readonly={read_only},file={path}"));
-        line.option("-device", format!("virtio-blk-pci,drive=disk{number}"));
+        arguments
+            .option("-drive", format!("if=none,id=disk{number},format=raw,readonly={read_only},file={path}"));
+        arguments.option("-device", format!("virtio-blk-pci,drive=disk{number}"));
     }
     for (number, net) in guest.config.nets.iter().enumerate() {
         let tap = escaped(&net.tap);
-        line.option("-netdev", format!("tap,id=net{number},ifname={tap},script=no,downscript=no"));
-        line.option("-device", format!("virtio-net-pci,netdev=net{number},mac={}", net.mac));
+        arguments.option("-netdev", format!("tap,id=net{number},ifname={tap},script=no,downscript=no"));
+        arguments.option("-device", format!("virtio-net-pci,netdev=net{number},mac={}", net.mac));
     }
     Ok(())
 }
 
-fn payload(guest: &Guest, line: &mut Line) -> Result<(), OtherError> {
-    line.option(
+fn payload(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+    arguments.option(
         "-serial",
         match &guest.config.console {
             Console::Terminal => "mon:stdio".to_owned(),
@@ -190,11 +192,11 @@ fn payload(guest: &Guest, line: &mut Line) -> Result<(), OtherError> {
             Console::File(path) => format!("file:{}", text(path)?),
         },
     );
-    line.option("-kernel", text(&guest.config.kernel.kernel)?);
+    arguments.option("-kernel", text(&guest.config.kernel.kernel)?);
     if let Some(initrd) = &guest.config.kernel.initrd {
-        line.option("-initrd", text(initrd)?);
+        arguments.option("-initrd", text(initrd)?);
     }
-    line.option("-append", guest.command_line(extra(guest).next().is_some()));
+    arguments.option("-append", guest.command_line(memory_devices(guest).next().is_some()));
     Ok(())
 }
 

@@ -28,7 +28,7 @@ const BOOT_ARCHITECTURE: u16 = NO_VGA | NO_CMOS_CLOCK;
 const NO_VGA: u16 = 1 << 2;
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 /// What is said to a window of a device that was pressed.
-const PRESSED: u8 = 0x80;
+const NOTIFY_PRESSED: u8 = 0x80;
 
 /// Switching off, starting anew, and where the devices are described.
 pub(super) fn fadt(dsdt: u64) -> FADT {
@@ -94,7 +94,7 @@ fn serial(code: &mut Vec<u8>) {
             &Name::new(Path::new("_CRS"), &resources),
         ],
     )
-    .written();
+    .aml_bytes();
     in_scope(&device, code);
 }
 
@@ -104,13 +104,13 @@ fn power_button(code: &mut Vec<u8>) {
         Path::new("PWRB"),
         vec![&Name::new(Path::new("_HID"), &EISAName::new("PNP0C0C")), &Name::new(Path::new("_UID"), &0_u8)],
     )
-    .written();
+    .aml_bytes();
     in_scope(&button, code);
     let line = Interrupt::new(true, true, false, false, POWER_BUTTON_LINE);
     let resources = ResourceTemplate::new(vec![&line]);
-    let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &PRESSED).written();
-    let ours = Equal::new(&Arg(0), &POWER_BUTTON_LINE).written();
-    let if_ours = If::new(&ours, vec![&pressed]).written();
+    let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_PRESSED).aml_bytes();
+    let ours = Equal::new(&Arg(0), &POWER_BUTTON_LINE).aml_bytes();
+    let if_ours = If::new(&ours, vec![&pressed]).aml_bytes();
     let events = Device::new(
         Path::new("GED_"),
         vec![
@@ -120,7 +120,7 @@ fn power_button(code: &mut Vec<u8>) {
             &Method::new(Path::new("_EVT"), 1, true, vec![&if_ours]),
         ],
     )
-    .written();
+    .aml_bytes();
     in_scope(&events, code);
 }
 
@@ -138,26 +138,26 @@ fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
             &Name::new(Path::new("_CRS"), &resources),
         ],
     )
-    .written();
+    .aml_bytes();
     in_scope(&device, code);
 }
 
 /// Code that was already written, to be put into other code. Pieces of acpi_tables borrow from each other; what is written
 /// borrows nothing.
-struct Written(Vec<u8>);
+struct AmlBytes(Vec<u8>);
 
-impl Aml for Written {
+impl Aml for AmlBytes {
     fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
         sink.vec(&self.0);
     }
 }
 
-trait Write {
-    fn written(self) -> Written;
+trait ToAmlBytes {
+    fn aml_bytes(self) -> AmlBytes;
 }
 
-impl<T: Aml> Write for T {
-    fn written(self) -> Written {
-        Written(super::written(&self))
+impl<T: Aml> ToAmlBytes for T {
+    fn aml_bytes(self) -> AmlBytes {
+        AmlBytes(super::aml_bytes(&self))
     }
 }
