@@ -1,6 +1,6 @@
-//! A guest's ACPI tables, written from its [`Layout`]: which processor and which memory is of which node (SRAT), how far
-//! (SLIT) and how fast (HMAT) they are for each other, and what devices there are (MADT, FADT, DSDT). The platform is a
-//! hardware-reduced one (ACPI 6.5, section 4.1), as it has nothing that the reduction leaves out.
+//! ACPI tables of a guest, generated from its [`Layout`]: NUMA affinity (SRAT), distances (SLIT),
+//! latencies and bandwidths (HMAT), and the devices (MADT, FADT, DSDT). The platform is
+//! hardware-reduced (ACPI 6.5, section 4.1): it has no fixed hardware.
 
 mod hardware;
 mod numa;
@@ -12,27 +12,28 @@ use crate::{
     platform::{RESET_VECTOR, Window},
 };
 
-/// Where the tables begin: the root pointer, where kernels look for it that nobody told.
+/// Guest-physical address of the tables. The RSDP comes first, in the range that kernels scan for
+/// it.
 pub const TABLES_START: u64 = 0xe_0000;
 
 const OEM: [u8; 6] = *b"TARN  ";
 const OEM_TABLE: [u8; 8] = *b"TARNVMM ";
 const OEM_REVISION: u32 = 1;
-/// Tables begin at addresses that this divides.
+/// Alignment of tables, in bytes.
 const ALIGNMENT: usize = 16;
 
-/// More tables than there is room for.
+/// The tables exceed the space below the reset vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the guest's tables need {bytes} bytes, and there is available for {available}")]
+#[error("the guest's ACPI tables need {bytes} bytes, but only {available} are available")]
 pub struct TablesTooLarge {
     bytes: usize,
     available: usize,
 }
 
-/// All tables, as they lie from [`TABLES_START`] on.
+/// Returns all tables as one block to be placed at [`TABLES_START`].
 ///
 /// # Errors
-/// [`TablesTooLarge`], with many devices.
+/// [`TablesTooLarge`] if there are too many devices.
 pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
     let mut builder = TableBuilder { bytes: vec![0; Rsdp::len()] };
     let dsdt = builder.append(&hardware::dsdt(windows));
@@ -50,13 +51,13 @@ pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooL
     if bytes > available { Err(TablesTooLarge { bytes, available }) } else { Ok(builder.bytes) }
 }
 
-/// Tables side by side.
+/// Concatenates tables.
 struct TableBuilder {
     bytes: Vec<u8>,
 }
 
 impl TableBuilder {
-    /// Puts a table beside the others, and says where.
+    /// Appends a table and returns its guest-physical address.
     fn append(&mut self, table: &[u8]) -> u64 {
         let at = self.bytes.len().next_multiple_of(ALIGNMENT);
         self.bytes.resize(at, 0);

@@ -1,6 +1,6 @@
-//! What a kernel finds when it starts: itself, its initrd, its command line, the map of memory and the tables, in guest memory;
-//! and the state of the first processor. A bzImage is entered at its 64-bit entry (Linux's boot protocol 2.12), an ELF kernel
-//! at its PVH entry.
+//! Loads a kernel, its initrd, its command line, the memory map and the ACPI tables into guest
+//! memory, and defines the entry state of the first vCPU. A bzImage is entered at its 64-bit entry
+//! point (Linux boot protocol 2.12), an ELF kernel at its PVH entry point.
 
 mod cpu_tables;
 mod linux;
@@ -25,109 +25,110 @@ use crate::{
 
 pub use self::cpu_tables::{Segments, write_page_tables};
 
-/// The longest command line a kernel takes.
+/// Maximum length of a kernel command line, without its NUL.
 pub const COMMAND_LINE_BYTES_MAX: usize = 2047;
-/// Where the command line lies.
+/// Guest-physical address of the command line.
 const COMMAND_LINE_ADDRESS: u64 = 0x2_0000;
-/// Where what the kernel is told lies: Linux's zero page or PVH's start info.
+/// Guest-physical address of Linux's zero page or PVH's start info.
 const BOOT_PARAMS_ADDRESS: u64 = 0x7000;
-/// Where usable memory below 1 MiB ends.
+/// Start of the Extended BIOS Data Area: end of usable memory below 1 MiB.
 const EBDA_START: u64 = 0x9_fc00;
 const PAGE_BYTES: u64 = 4096;
-/// The boot protocol since which a kernel says whether it has a 64-bit entry.
+/// First boot protocol version whose header states whether there is a 64-bit entry point.
 const ENTRY64_MIN_PROTOCOL: u16 = 0x20c;
-/// What tells kernels apart lies in so much of them.
+/// Bytes of a kernel image that identify its format.
 const KERNEL_HEADER_BYTES: u64 = 0x210;
-/// Writes the reset port, and waits: `mov dx, PORT; mov al, VALUE; out dx, al; hlt; jmp $-1`.
+/// Code at the reset vector: writes the reset port and halts. `mov dx, PORT; mov al, VALUE; out dx,
+/// al; hlt; jmp $-1`.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET_PORT.to_le_bytes();
     [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 };
 
-/// What to boot.
+/// Kernel, initrd and command line of a guest.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// A bzImage or an ELF with a PVH entry.
+    /// A bzImage, or an ELF file with a PVH entry point.
     pub kernel: PathBuf,
-    /// A first file system.
+    /// Initial RAM disk.
     pub initrd: Option<PathBuf>,
-    /// What the kernel is told.
+    /// Kernel command line.
     pub command_line: String,
 }
 
-/// How the first processor begins.
+/// Entry state of the first vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryPoint {
-    /// Its first instruction.
+    /// Address of the first instruction.
     pub address: u64,
-    /// Where what it is told lies.
+    /// Address of the zero page or the start info.
     pub parameters: u64,
-    /// How it expects the processor.
+    /// Boot protocol of the kernel.
     pub protocol: Protocol,
 }
 
-/// How a kernel expects the processor.
+/// Boot protocol: the processor state that a kernel expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// In 64-bit mode, memory mapped as it is, the parameters in RSI.
+    /// 64-bit mode with identity-mapped memory; RSI points to the zero page.
     Linux64,
-    /// In 32-bit mode, paging off, the parameters in EBX.
+    /// 32-bit mode without paging; EBX points to the start info.
     Pvh,
 }
 
-/// Why a kernel cannot be booted.
+/// Error returned when a kernel cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error("{file}: cannot read {}", path.display())]
     File {
-        /// Which one.
+        /// Option that names the file.
         file: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// Something else.
+    /// The file is not a supported kernel.
     #[error("kernel: {} is {found}: must be a bzImage, or an ELF for x86-64 with a PVH entry", path.display())]
     NotAKernel {
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// What it is.
+        /// Description of the file's content.
         found: String,
     },
-    /// Too much.
+    /// A file does not fit into local memory below the MMIO hole.
     #[error("{file}: {bytes} bytes do not fit: {available} are free in the guest's local memory below 3 GiB")]
     TooLarge {
-        /// Of what.
+        /// Option that names the file.
         file: &'static str,
-        /// How much.
+        /// Required bytes.
         bytes: u64,
-        /// What there is.
+        /// Available bytes.
         available: u64,
     },
-    /// A command line that a kernel would cut.
-    #[error("cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without zeros")]
+    /// The command line is longer than a kernel reads, or contains a NUL.
+    #[error("cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without NUL bytes")]
     CommandLine {
-        /// How long it is.
+        /// Length of the command line.
         bytes: usize,
     },
-    /// More tables than there is room for.
+    /// The ACPI tables do not fit.
     #[error(transparent)]
     Tables(#[from] acpi::TablesTooLarge),
-    /// No memory to try it in.
-    #[error("cannot make memory to check the kernel in")]
+    /// The scratch memory for a check cannot be mapped.
+    #[error("cannot map scratch memory to check the kernel")]
     Scratch(#[source] vm_memory::mmap::FromRangesError),
-    /// Guest memory that cannot be written.
-    #[error("cannot write the guest's memory")]
+    /// Guest memory cannot be written.
+    #[error("cannot write guest memory")]
     Memory(#[from] vm_memory::GuestMemoryError),
 }
 
-/// Puts everything where the kernel expects it.
+/// Loads the kernel and all data that it expects into guest memory.
 ///
 /// # Errors
-/// [`BootError`]; guest memory is then of no use.
+/// [`BootError`]; the content of guest memory is then undefined.
 pub fn load(
     kernel: &Kernel,
     layout: &Layout,
@@ -152,7 +153,7 @@ pub fn load(
     }
 }
 
-/// Checks that [`load`] will succeed, in memory that is given back.
+/// Checks that [`load`] will succeed, by loading into scratch memory.
 ///
 /// # Errors
 /// Those of [`load`].
@@ -160,22 +161,22 @@ pub fn check(kernel: &Kernel, layout: &Layout, windows: &[Window]) -> Result<(),
     let low = layout.memory().into_iter().filter(|range| range.start < layout.low_memory_end());
     let low = low.map(|range| {
         let bytes = range.end.min(layout.low_memory_end()) - range.start;
-        (GuestAddress(range.start), usize::try_from(bytes).expect("less than 3 GiB"))
+        (GuestAddress(range.start), usize::try_from(bytes).expect("low memory is less than 3 GiB"))
     });
     let memory = GuestMemory::from_ranges(&low.collect::<Vec<_>>()).map_err(BootError::Scratch)?;
     load(kernel, layout, windows, &memory).map(drop)
 }
 
-/// What every kernel is told, however.
+/// Boot information that is common to both protocols.
 struct BootInfo {
-    /// Where, and how long.
+    /// Address and size.
     initrd: Option<(u64, u64)>,
-    /// Where, and how long without its zero.
+    /// Address and length without the NUL.
     command_line: (u64, u64),
     map: Vec<MapEntry>,
 }
 
-/// A stretch of the map of memory.
+/// An entry of the memory map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MapEntry {
     at: u64,
@@ -186,7 +187,7 @@ struct MapEntry {
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
-/// Usable memory by address; what is in no stretch is not memory.
+/// Returns the memory map by address. Addresses outside all entries are not memory.
 fn memory_map(layout: &Layout) -> Vec<MapEntry> {
     let low = [
         MapEntry { at: 0, bytes: EBDA_START, kind: E820_RAM },
@@ -232,24 +233,27 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     Ok(loaded)
 }
 
-/// How many segments an ELF says that it has. The loader takes each of them in, however often they are the same.
+/// Returns the number of segments in an ELF header. The loader reads every segment, even if all are
+/// the same.
 fn elf_segments(head: &[u8]) -> Option<u16> {
     const COUNT: std::ops::Range<usize> = 56..58;
-    let count = head.get(COUNT).map_or([0; 2], |bytes| bytes.try_into().expect("two"));
+    let count = head.get(COUNT).map_or([0; 2], |bytes| bytes.try_into().expect("the range has two bytes"));
     head.starts_with(b"\x7fELF").then_some(u16::from_le_bytes(count))
 }
 
-/// How long a bzImage says that it is: its setup code and the kernel proper.
+/// Returns the size of a bzImage according to its header: setup code and protected-mode kernel.
 fn bzimage_bytes(head: &[u8]) -> u64 {
     const SECTOR: u64 = 512;
     const SETUP_SECTORS: usize = 0x1f1;
     const KERNEL_PARAGRAPHS: std::ops::Range<usize> = 0x1f4..0x1f8;
-    let paragraphs = head.get(KERNEL_PARAGRAPHS).map_or([0; 4], |bytes| bytes.try_into().expect("four"));
+    let paragraphs = head
+        .get(KERNEL_PARAGRAPHS)
+        .map_or([0; 4], |bytes| bytes.try_into().expect("the range has four bytes"));
     let setup = head.get(SETUP_SECTORS).map_or(0, |sectors| u64::from(*sectors) + 1);
     setup * SECTOR + u64::from(u32::from_le_bytes(paragraphs)) * 16
 }
 
-/// As high as it may lie, so that the kernel can unpack itself below.
+/// Loads an initrd as high as the kernel allows, so that the kernel can decompress itself below it.
 fn load_initrd(
     path: &Path,
     kernel: &KernelLoaderResult,
@@ -268,14 +272,14 @@ fn load_initrd(
         return Err(BootError::TooLarge { file: "initrd", bytes, available });
     }
     let at = (end - bytes) / PAGE_BYTES * PAGE_BYTES;
-    let count = usize::try_from(bytes).expect("less than 3 GiB");
+    let count = usize::try_from(bytes).expect("low memory is less than 3 GiB");
     memory
         .read_exact_volatile_from(GuestAddress(at), &mut file, count)
         .map_err(|error| file_error(io::Error::new(io::ErrorKind::UnexpectedEof, error)))?;
     Ok((at, bytes))
 }
 
-/// Up to where a bzImage needs memory to unpack itself.
+/// Returns the end of the memory that a bzImage needs to decompress itself; 0 for an ELF kernel.
 fn unpacked_end(kernel: &KernelLoaderResult) -> u64 {
     kernel.setup_header.map_or(0, |header| {
         let at = header.pref_address.max(kernel.kernel_load.0);

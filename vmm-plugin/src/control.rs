@@ -1,5 +1,5 @@
-//! The control socket of a running guest: gRPC on a thread of its own. It decides nothing: what is asked goes to the loop that
-//! decides about the guest's life, and its answer goes back. Who is at the other end is `ask`.
+//! Control socket of a running guest: a gRPC server on a thread of its own. It forwards requests to
+//! the event loop, which decides, and returns the replies. The client is `control_client`.
 
 mod connection;
 mod describe;
@@ -37,53 +37,53 @@ use crate::{
     wakeup::Wakeup,
 };
 
-/// Where a guest stands.
+/// State of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its processors run.
+    /// Its vCPUs run.
     Running,
-    /// Its processors stand still until it is resumed.
+    /// Its vCPUs are paused.
     Paused,
-    /// It was asked to switch itself off.
-    ExitReason,
+    /// Its power button was pressed.
+    Stopping,
 }
 
-/// What is wanted of a guest.
+/// Action that a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing but to know how it is.
+    /// Return the state only.
     QueryState,
-    /// Processors stand still.
+    /// Pause the vCPUs.
     Pause,
-    /// Processors go on.
+    /// Resume the vCPUs.
     Resume,
-    /// The power button pressed.
+    /// Press the power button.
     PressPowerButton,
-    /// Its end, at once.
+    /// End the guest at once.
     Kill,
 }
 
-/// Why a guest does not do what is wanted.
+/// Error returned when an action is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ActionError {
-    /// It would not get to its end.
-    #[error("the guest was asked to switch itself off, and is not paused on its way")]
-    ExitReason,
-    /// It runs on.
-    #[error("a processor did not stand still within {VCPUS_STOP_WITHIN}; all go on")]
+    /// A paused guest would not power off.
+    #[error("the guest is powering off and cannot be paused")]
+    Stopping,
+    /// A vCPU did not pause; the guest continues to run.
+    #[error("a vCPU did not pause within {VCPUS_STOP_WITHIN}; all vCPUs were resumed")]
     Busy,
 }
 
-/// One wish, and where the answer goes.
+/// A request of a client, and the channel for its reply.
 #[derive(Debug)]
 pub struct ControlRequest {
-    /// What is wanted.
+    /// The requested action.
     pub action: Action,
-    /// Takes how the guest is afterwards.
+    /// Receives the state after the action.
     pub reply: oneshot::Sender<Result<State, ActionError>>,
 }
 
-/// Where orders are given.
+/// Sends requests to the event loop.
 #[derive(Debug)]
 pub struct RequestSender {
     sender: mpsc::Sender<ControlRequest>,
@@ -91,14 +91,14 @@ pub struct RequestSender {
 }
 
 impl RequestSender {
-    /// Orders go to whoever has the receiver, and listens to the bell.
+    /// Creates a channel to the event loop, which holds the receiver and waits for `wakeup`.
     pub fn new(wakeup: Arc<Wakeup>) -> (Self, mpsc::Receiver<ControlRequest>) {
         let (sender, receiver) = mpsc::channel();
         (Self { sender, wakeup }, receiver)
     }
 
     async fn send(&self, action: Action) -> Result<State, Status> {
-        let ended = || Status::unavailable("the guest is ended");
+        let ended = || Status::unavailable("the guest has ended");
         let (reply, answer) = oneshot::channel();
         self.sender.send(ControlRequest { action, reply }).map_err(|_| ended())?;
         self.wakeup.notify();
@@ -112,12 +112,12 @@ impl RequestSender {
 
 fn status_of(error: ActionError) -> Status {
     match error {
-        ActionError::ExitReason => Status::failed_precondition(error.to_string()),
+        ActionError::Stopping => Status::failed_precondition(error.to_string()),
         ActionError::Busy => Status::unavailable(error.to_string()),
     }
 }
 
-/// What a control socket needs, found before the guest starts.
+/// A control socket, prepared before the guest starts.
 #[derive(Debug)]
 pub struct Control {
     socket: ControlSocket,
@@ -126,7 +126,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// For a guest that is put together.
+    /// Prepares the control socket of an assembled guest.
     pub fn new(
         socket: ControlSocket,
         (config, layout, memory): (&Config, &Layout, &Memory),
@@ -135,11 +135,11 @@ impl Control {
         Self { socket, guest: describe::describe(config, layout, memory), files }
     }
 
-    /// Answers callers on a thread of its own, until the process ends. What an answer needs comes up with the first caller: a
-    /// guest that nobody asks stays small.
+    /// Serves the socket on a thread of its own until the process ends. The gRPC runtime is created
+    /// at the first connection, which saves memory in guests that are never inspected.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The error of creating the thread.
     pub fn start(self, requests: RequestSender, filters: &SeccompFilters) -> io::Result<()> {
         let serve = move || {
             if let Err(error) = self.serve(requests) {
@@ -165,7 +165,7 @@ impl Control {
     }
 }
 
-/// Answers one request after the other.
+/// Handles the requests of all clients, one at a time.
 #[derive(Debug)]
 struct VmmService {
     guest: wire::Guest,
@@ -204,12 +204,12 @@ impl Vmm for VmmService {
     }
 }
 
-/// A guest as it is now.
+/// Returns the description of a guest with its current state and touched bytes.
 fn with_current_state(mut guest: wire::Guest, state: State, touched: &TouchedByNode) -> wire::Guest {
     let state = match state {
         State::Running => wire::GuestState::Running,
         State::Paused => wire::GuestState::Paused,
-        State::ExitReason => wire::GuestState::Ending,
+        State::Stopping => wire::GuestState::Ending,
     };
     guest.set_state(state);
     for node in &mut guest.nodes {

@@ -1,5 +1,5 @@
-//! The commands about a guest that runs: what they ask at its control socket, what they print, and how a script sees that it was
-//! not to be. The other end is `control`.
+//! The commands `info`, `pause`, `resume` and `stop`: clients of a running guest's control socket.
+//! The server is `control`.
 
 mod view;
 
@@ -30,61 +30,62 @@ use units::{
 
 use crate::{config::RunDirArg, control::socket};
 
-/// How long a command waits for an answer: a little longer than the answer may take.
+/// Timeout of a request: the server's own limit plus some slack.
 const REPLY_TIMEOUT: Duration =
     CONTROL_ANSWER_WITHIN.as_duration().saturating_add(ANSWER_SLACK.as_duration());
 
-/// What a running guest is asked.
+/// Commands for a running guest.
 #[derive(Debug, clap::Subcommand)]
 pub enum ControlCommand {
-    /// Say what a VM is, how it fares, and how much of its memory it has touched
+    /// Show a VM's state, nodes, slices and devices, and how much of its memory it has touched
     Info(InfoArgs),
-    /// Make a VM's processors stand still; clocks go on
+    /// Pause a VM's vCPUs; clocks continue
     Pause(Target),
-    /// Let a paused VM's processors go on
+    /// Resume a paused VM's vCPUs
     Resume(Target),
-    /// Press a VM's power button, and wait until it is gone
+    /// Press a VM's power button and wait until the VM has ended
     Stop(StopArgs),
 }
 
-/// Which guest.
+/// The VM that a command applies to.
 #[derive(Debug, clap::Args)]
 pub struct Target {
-    /// The VM's name
+    /// Name of the VM
     pub vm: Name,
     #[command(flatten)]
     run_dir: RunDirArg,
 }
 
-/// What is to be said of a guest.
+/// Options of `info`.
 #[derive(Debug, clap::Args)]
 pub struct InfoArgs {
     #[command(flatten)]
     target: Target,
-    /// For people, or for programs
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
 
-/// How an answer is printed.
+/// Output format of `info`.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// A table for people.
     #[default]
     Table,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// How a guest is to end.
+/// Options of `stop`.
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
     #[command(flatten)]
     target: Target,
-    /// Without asking the guest, as if its power were cut
+    /// Stop the VM at once, without pressing the power button
     #[arg(long)]
     force: bool,
-    /// How long to wait until it is gone, such as 90s [default: a little longer than a guest may take]
+    /// How long to wait for the VM's end, such as 90s [default: slightly longer than a guest may
+    /// take to power off]
     #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
     timeout: Option<Duration>,
 }
@@ -95,10 +96,10 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     if span <= max { Ok(span) } else { Err(format!("must be at most {}", humantime::format_duration(max))) }
 }
 
-/// Why a command failed.
+/// Error of a control command.
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
-    #[error("no VM {vm} runs here: nobody is at {}", path.display())]
+    #[error("VM {vm} is not running: no listener on {}", path.display())]
     NotRunning { vm: Name, path: PathBuf },
     #[error("cannot {doing}")]
     System {
@@ -106,7 +107,7 @@ enum CommandError {
         #[source]
         errno: io::Error,
     },
-    #[error("cannot talk to VM {vm}")]
+    #[error("cannot connect to VM {vm}")]
     Connect {
         vm: Name,
         #[source]
@@ -114,20 +115,21 @@ enum CommandError {
     },
     #[error("VM {vm}: {}", status.message())]
     Rejected { vm: Name, status: Box<Status> },
-    #[error("VM {vm} does not answer within {REPLY_TIMEOUT:?}")]
+    #[error("VM {vm} did not answer within {REPLY_TIMEOUT:?}")]
     Timeout { vm: Name },
-    #[error("VM {vm} is still there timeout {timeout:?}; --force ends it at once")]
+    #[error("VM {vm} has not ended after {timeout:?}; use --force to stop it at once")]
     StillRunning { vm: Name, timeout: Duration },
 }
 
 impl CommandError {
-    /// As `tarn` has them: 3 not found, 4 conflict, 6 unavailable, 124 timed out.
+    /// Returns the exit code, as `tarn` defines it: 3 not found, 4 conflict, 6 unavailable, 124
+    /// timeout.
     fn exit(&self) -> u8 {
         match self {
             Self::NotRunning { .. } => 3,
             Self::Timeout { .. } | Self::StillRunning { .. } => 124,
             Self::Connect { .. } => 6,
-            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6, // too many command
+            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6, // too many clients
             Self::System { .. } => 1,
             Self::Rejected { status, .. } => match status.code() {
                 Code::FailedPrecondition => 4,
@@ -140,12 +142,12 @@ impl CommandError {
     }
 }
 
-/// Whether a status is this side's word about a connection that broke.
+/// Returns whether a status was created on this side because the connection broke.
 fn is_transport_error(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }
 
-/// Asks, and says how it went: on stdout, on stderr and by the exit code.
+/// Runs a command. Prints its output or error and returns the exit code.
 pub fn run(command: &ControlCommand) -> ExitCode {
     match execute(command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -175,17 +177,18 @@ fn execute(command: &ControlCommand) -> Result<(), CommandError> {
     }
 }
 
-/// A reader that has seen enough is no failure.
+/// Writes the output. A closed pipe is not an error.
 fn print(text: &str) -> Result<(), CommandError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(errno) if errno.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CommandError::System { doing: "write the answer".into(), errno })
+            Err(CommandError::System { doing: "write the output".into(), errno })
         }
         _ => Ok(()),
     }
 }
 
-/// Answered when the process is gone, whatever became of the request's own answer on the way.
+/// Stops a VM. Returns when its process has ended, even if the reply was lost because the process
+/// ended first.
 fn stop(stop: &StopArgs) -> Result<(), CommandError> {
     let timeout = stop.timeout.unwrap_or(GUEST_GONE_WITHIN_DEFAULT.as_duration());
     let deadline = Instant::now() + timeout;
@@ -198,7 +201,7 @@ fn stop(stop: &StopArgs) -> Result<(), CommandError> {
     }
     let wait_error = |errno| guest.system("wait for the process of")(errno);
     let left = deadline.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).expect("the timeout was in range");
+    let left = Timespec::try_from(left).expect("the timeout was range-checked");
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left))
         .map_err(|errno| wait_error(errno.into()))?
     {
@@ -207,7 +210,7 @@ fn stop(stop: &StopArgs) -> Result<(), CommandError> {
     }
 }
 
-/// A guest that runs.
+/// A running guest.
 struct Guest<'a> {
     vm: &'a Name,
     path: PathBuf,
@@ -217,7 +220,7 @@ struct Guest<'a> {
 impl<'a> Guest<'a> {
     fn find(Target { vm, run_dir }: &'a Target) -> Result<Self, CommandError> {
         let path = socket::path_of(&run_dir.run_dir, vm);
-        let doing = || format!("look who is at {}", path.display());
+        let doing = || format!("find the listener on {}", path.display());
         match socket::listener_pid(&path).map_err(|errno| CommandError::System { doing: doing(), errno })? {
             Some(process) => Ok(Self { vm, path, process }),
             None => Err(CommandError::NotRunning { vm: vm.clone(), path }),
@@ -229,7 +232,7 @@ impl<'a> Guest<'a> {
         move |errno| CommandError::System { doing, errno }
     }
 
-    /// A descriptor that tells when the process is gone; `None` if it is.
+    /// Opens a pidfd of the VM's process; `None` if the process has ended.
     fn pidfd(&self) -> Result<Option<OwnedFd>, CommandError> {
         match pidfd_open(self.process, PidfdFlags::empty()) {
             Ok(process) => Ok(Some(process)),
@@ -243,7 +246,7 @@ impl<'a> Guest<'a> {
         request: impl AsyncFnOnce(&mut VmmClient<Channel>) -> Result<Response<T>, Status>,
     ) -> Result<T, CommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(self.system("make what is needed to talk to"))?;
+        let runtime = runtime.map_err(self.system("start a runtime to connect to"))?;
         let vm = || self.vm.clone();
         let answer = async {
             let connect_error = |error| CommandError::Connect { vm: vm(), error };

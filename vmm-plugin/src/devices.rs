@@ -1,5 +1,5 @@
-//! The machine around the processors: a serial port, and the ports by which a guest switches itself off or starts anew.
-//! What a guest says to a device is hostile input: a device answers, or ignores it, and never ends the VMM.
+//! Devices of a guest: the serial port, the sleep and reset registers, and virtio. All accesses are
+//! hostile input: a device answers or ignores them, and never panics.
 
 pub mod serial;
 pub mod virtio;
@@ -9,28 +9,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use self::{serial::Serial, virtio::MmioTransport};
 use crate::platform::{RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window};
 
-/// The bits of the sleep control register (ACPI 6.5, table 4.20).
+/// Bits of the sleep control register (ACPI 6.5, table 4.20).
 const SLP_EN: u8 = 1 << 5;
 const SLP_TYP_SHIFT: u8 = 2;
 const SLP_TYP_MASK: u8 = 0b111;
-/// What a port without a device reads.
+/// Byte read from a port or an address without a device.
 const UNMAPPED_BYTE: u8 = 0xff;
 
-/// What a guest wants done with its machine.
+/// Power state change that a guest requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitRequest {
-    /// Switch it off.
+    /// Power the machine off.
     PowerOff,
-    /// Start it anew.
+    /// Reset the machine.
     Reset,
 }
 
-/// The devices whose registers are in memory.
+/// The devices with MMIO registers, by window.
 #[derive(Debug, Default)]
 pub struct MmioBus(pub Vec<(Window, Arc<MmioTransport>)>);
 
 impl MmioBus {
-    /// The device at an address, and which of its registers.
+    /// Returns the device at an address, and the register's offset.
     fn find(&self, at: u64) -> Option<(&MmioTransport, u64)> {
         self.0.iter().find_map(|(window, transport)| {
             let offset = at.checked_sub(u64::from(window.at))?;
@@ -38,7 +38,7 @@ impl MmioBus {
         })
     }
 
-    /// A guest reads a register.
+    /// Handles a guest's read of a register.
     pub fn read(&self, at: u64, data: &mut [u8]) {
         data.fill(UNMAPPED_BYTE);
         if let Some((transport, offset)) = self.find(at) {
@@ -46,7 +46,7 @@ impl MmioBus {
         }
     }
 
-    /// A guest writes a register.
+    /// Handles a guest's write of a register.
     pub fn write(&self, at: u64, data: &[u8]) {
         if let Some((transport, offset)) = self.find(at) {
             transport.write(offset, data);
@@ -54,29 +54,29 @@ impl MmioBus {
     }
 }
 
-/// What is behind the I/O ports.
+/// The devices behind I/O ports.
 #[derive(Debug)]
 pub struct PortIo {
     serial: Mutex<Serial>,
 }
 
 impl PortIo {
-    /// With a serial line.
+    /// Creates the port space with a serial port.
     pub fn new(serial: Serial) -> Self {
         Self { serial: Mutex::new(serial) }
     }
 
-    /// The serial line. Poisoned only where tests panic: in a VMM a panic is the end of the process.
+    /// Locks the serial port. Only tests can poison the lock: in a VMM, a panic ends the process.
     pub fn serial(&self) -> std::sync::MutexGuard<'_, Serial> {
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The serial line, unless a processor is at it.
+    /// Locks the serial port unless a vCPU holds the lock.
     pub fn try_serial(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
         self.serial.try_lock().ok()
     }
 
-    /// A guest reads a port.
+    /// Handles a guest's read of a port.
     pub fn read(&self, port: u16, data: &mut [u8]) {
         data.fill(UNMAPPED_BYTE);
         match (port, &mut *data) {
@@ -86,7 +86,8 @@ impl PortIo {
         }
     }
 
-    /// A guest writes a port.
+    /// Handles a guest's write of a port. Returns the request of a write to the sleep or reset
+    /// register.
     pub fn write(&self, port: u16, data: &[u8]) -> Option<ExitRequest> {
         match (port, data) {
             (SERIAL_PORT..=0x3ff, [byte]) => {

@@ -1,5 +1,5 @@
-//! A guest put together and run: everything that can be wrong is found, and everything that is needed is open, before the first
-//! thread starts.
+//! Assembles a guest from its parts and runs it. All checks are made and all files are open before
+//! the first thread starts.
 
 mod devices;
 mod run;
@@ -33,95 +33,96 @@ use crate::{
 
 pub use self::run::run;
 
-/// Three pages that KVM needs for itself on Intel's processors, in the window of the devices.
+/// Guest-physical address of the three pages that KVM reserves on Intel processors, inside the MMIO
+/// hole.
 const KVM_TSS_ADDRESS: usize = 0xfffb_d000;
-/// What KVM must be able to do.
+/// KVM capabilities that are required, with their names in messages.
 const REQUIRED_CAPABILITIES: [(Cap, &str); 3] = [
     (Cap::Irqchip, "an interrupt controller in the kernel"),
     (Cap::UserMemory, "user memory"),
     (Cap::Irqfd, "irqfd"),
 ];
 
-/// Why there is no guest.
+/// Error returned when a guest cannot be assembled or started.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// KVM cannot be used.
     #[error("/dev/kvm: cannot {doing}{hint}")]
     Kvm {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// What may help.
+        /// Advice appended to the message; may be empty.
         hint: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// KVM lacks something.
+    /// KVM lacks a required capability.
     #[error("/dev/kvm: this kernel's KVM lacks {0}")]
     MissingCapability(&'static str),
-    /// It runs already, or cannot be found when it runs.
+    /// The control socket cannot be created, or the VM runs already.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A guest cannot be like that.
+    /// The layout is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// No memory.
+    /// The memory cannot be acquired.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// No memory.
+    /// The memory cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Nothing to boot.
+    /// The kernel cannot be loaded.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// No processors.
+    /// A vCPU cannot be created.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
-    /// No such disk.
+    /// A disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// No such network device.
+    /// A tap device cannot be opened.
     #[error("net: cannot use the tap device {tap:?}{hint}")]
     Tap {
-        /// Which one.
+        /// Name of the tap device.
         tap: String,
-        /// What may help.
+        /// Advice appended to the message; may be empty.
         hint: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// The console cannot be used.
+    /// The console cannot be opened.
     #[error("serial: cannot {doing}")]
     Console {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: String,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// It cannot be confined.
+    /// The process cannot be confined.
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    /// The operating system refuses.
+    /// A system call failed.
     #[error("cannot {doing}")]
     System {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
 }
 
-/// A guest that can be started, and the confinement that it is started in.
+/// An assembled guest, and the confinement that it will run in.
 #[derive(Debug)]
 pub struct Machine {
     confinement: PreparedConfinement,
     guest: GuestParts,
 }
 
-/// The parts of a guest. Processors are dropped before the VM, and the VM before its memory.
+/// The parts of a guest. Field order is drop order: vCPUs before the VM, the VM before its memory.
 #[derive(Debug)]
 struct GuestParts {
     vcpus: Vec<Vcpu>,
@@ -130,15 +131,15 @@ struct GuestParts {
     resources: GuestResources,
 }
 
-/// What stays as long as a guest does.
+/// Resources that live until the guest ends.
 #[derive(Debug)]
 struct GuestResources {
     context: VcpuContext,
-    /// Presses the power button.
+    /// Interrupt of the power button.
     power_button: EventFd,
-    /// Held so that it goes before its memory does.
+    /// Dropped before the memory.
     _vm: VmFd,
-    /// Held as long as anybody can run the guest.
+    /// Mapped for as long as the VM exists.
     _memory: Memory,
 }
 
@@ -150,11 +151,11 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
     move |errno| MachineError::System { doing, errno }
 }
 
-/// Assembles a guest. This process attaches to its memory only after everything was checked that does not need it: once it is
-/// attached, a failure releases the reservation.
+/// Assembles a guest. The process attaches to the VM's memory last, after all checks that do not
+/// need it: once attached, a failure releases the reservation.
 ///
 /// # Errors
-/// [`MachineError`]; nothing is left behind.
+/// [`MachineError`]; all resources are released.
 pub fn build(
     config: &Config,
     run_dir: &Path,
@@ -176,7 +177,7 @@ pub fn build(
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
     memory
         .register_with(&vm)
-        .map_err(kvm_error("take the guest's memory", "; are there more regions than it has slots?"))?;
+        .map_err(kvm_error("register the guest's memory", "; are there more regions than memory slots?"))?;
     let vcpus = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
     let serial = Serial::new(irqfd(&vm, SERIAL_LINE)?, console);
     let (windows, workers) = devices::attach(opened, &vm, memory.guest())?;
@@ -186,20 +187,20 @@ pub fn build(
         windows: Arc::new(windows),
         gate: Arc::new(Gate::default()),
     };
-    fault::install_handler(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
+    fault::install_handler(&memory, config.vm.as_str()).map_err(system_error("install a SIGBUS handler"))?;
     let power_button = irqfd(&vm, POWER_BUTTON_LINE)?;
-    let files = memory.node_files().map_err(system_error("read the status of memory files"))?;
+    let files = memory.node_files().map_err(system_error("stat the memory files"))?;
     let control = Control::new(socket, (config, &layout, &memory), files);
     let resources = GuestResources { context, power_button, _vm: vm, _memory: memory };
     Ok(Machine { confinement, guest: GuestParts { vcpus, workers, control, resources } })
 }
 
-/// Makes a VM with interrupt controllers, and neither memory nor processors.
+/// Creates a VM with in-kernel interrupt controllers.
 fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
-    let vm = kvm.create_vm().map_err(kvm_error("make a VM", ""))?;
-    vm.set_tss_address(KVM_TSS_ADDRESS).map_err(kvm_error("keep pages for itself", ""))?;
-    const _: () = assert!((KVM_TSS_ADDRESS as u64) < MMIO_HOLE_END, "among the devices");
-    vm.create_irq_chip().map_err(kvm_error("make interrupt controllers", ""))?;
+    let vm = kvm.create_vm().map_err(kvm_error("create a VM", ""))?;
+    vm.set_tss_address(KVM_TSS_ADDRESS).map_err(kvm_error("set the TSS address", ""))?;
+    const _: () = assert!((KVM_TSS_ADDRESS as u64) < MMIO_HOLE_END, "the TSS is inside the MMIO hole");
+    vm.create_irq_chip().map_err(kvm_error("create interrupt controllers", ""))?;
     route_lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
     Ok(vm)
 }
@@ -219,20 +220,21 @@ fn open_kvm() -> Result<Kvm, MachineError> {
     }
 }
 
-/// How many bits of address guests have here.
+/// Returns the number of guest-physical address bits on this host.
 fn address_bits(kvm: &Kvm) -> Result<u8, MachineError> {
     const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
-    /// Every processor with 64 bits has so many.
+    /// Every x86-64 processor has at least this many.
     const ADDRESS_BITS_MIN: u8 = 36;
     let supported = kvm
         .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(kvm_error("ask what vcpus it makes", ""))?;
+        .map_err(kvm_error("get the supported CPUID", ""))?;
     let sizes = supported.as_slice().iter().find(|entry| entry.function == LEAF_ADDRESS_SIZES);
     Ok(sizes.map_or(ADDRESS_BITS_MIN, |entry| entry.eax.to_le_bytes()[0]))
 }
 
-/// A line goes to the I/O APIC and nowhere else. As KVM begins, the first sixteen also go to the controllers of a PC of old,
-/// which nobody programs on a hardware-reduced platform: they would deliver them as exceptions.
+/// Routes interrupt lines to the I/O APIC only. By default KVM also routes the first 16 to the
+/// legacy PIC, which no kernel programs on a hardware-reduced platform: it would deliver them as
+/// exceptions.
 fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let route = |line| {
         let chip = kvm_irq_routing_irqchip { irqchip: KVM_IRQCHIP_IOAPIC, pin: line };
@@ -243,9 +245,9 @@ fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit"))
 }
 
-/// An interrupt line: a write to it is an interrupt.
+/// Creates an eventfd; each write to it raises an interrupt line.
 fn irqfd(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
-    let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("make an event descriptor"))?;
-    vm.register_irqfd(&line, number).map_err(kvm_error("listen to an interrupt line", ""))?;
+    let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("create an eventfd"))?;
+    vm.register_irqfd(&line, number).map_err(kvm_error("register an irqfd", ""))?;
     Ok(line)
 }

@@ -1,4 +1,4 @@
-//! The command `vmm-plugin`: launches a guest, asks those that run, and tells other VMMs how to run the same.
+//! The command `vmm-plugin`: parses the command line and runs, controls or exports guests.
 
 use std::process::ExitCode;
 
@@ -10,12 +10,13 @@ use vmm_plugin::{
     control_client, exit, machine, vmm_backends,
 };
 
-/// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
+/// Launches Linux guests under KVM whose pool memory is a CPU-less NUMA node.
 ///
-/// Exit codes of `run`: 0 the guest switched itself off, 1 nothing was started, 2 wrong usage, 10 the guest asked for a
-/// reset, 11 it crashed, 12 it did not switch itself off and was stopped, 20 a slice was taken away under it, 21 the host
-/// had no memory left, 22 its memory is broken, 30 the VMM itself tried what it never needs. Those of the other commands: 0 done, 1 error, 2 wrong
-/// usage, 3 no such VM runs here, 4 its state does not allow this, 6 it cannot answer now, 124 timed out.
+/// Exit codes of `run`: 0 the guest powered off, 1 error before the guest started or in the VMM, 2
+/// usage error, 10 the guest requested a reset, 11 the guest crashed, 12 the guest was stopped, 20
+/// a slice was revoked, 21 host memory exhausted, 22 uncorrectable memory error, 30 forbidden
+/// system call in the VMM. Exit codes of the other commands: 0 success, 1 error, 2 usage error, 3
+/// VM not running, 4 not possible in the VM's state, 6 unavailable, 124 timeout.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -25,14 +26,15 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a guest until it ends. SIGTERM asks it to switch itself off; a second one stops it.
+    /// Run a guest until it ends. SIGTERM presses its power button; a second SIGTERM stops it
     Run(Box<config::RunArgs>),
     #[command(flatten)]
     Control(control_client::ControlCommand),
-    /// Print what starts the same guest under another VMM. Nothing is registered: whoever starts it so releases its memory
-    /// only after it has ended.
+    /// Print the arguments that start the same guest under another VMM. The guest is not registered
+    /// with the agent: release its memory only after it has ended
     Args(Box<vmm_backends::PrintArgs>),
-    /// Become another VMM that runs the same guest. Its memory goes back when it ends.
+    /// Replace this process by another VMM that runs the same guest. The guest's memory is released
+    /// when that VMM ends
     Exec(Box<vmm_backends::exec::ExecArgs>),
 }
 

@@ -1,5 +1,5 @@
-//! Where a guest's memory comes from: the rack, by way of the agent of this host, or this host's operating system. The answer
-//! is a shape and the files behind it.
+//! Acquires a guest's memory from the rack, through this host's agent, or from this host's
+//! operating system. The result is a shape and the files behind it; `memory` maps them.
 
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
@@ -13,68 +13,68 @@ use crate::{
     memory::{Backing, Backings, MemoryBackendOptions, Owner, create_memfd},
 };
 
-/// Why there is no memory.
+/// Error returned when a guest's memory cannot be acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The agent gives none.
+    /// The agent refused or did not answer.
     #[error("no memory for VM {vm} through {socket}")]
     Agent {
-        /// Of which VM.
+        /// Name of the VM.
         vm: String,
-        /// Where the agent is.
+        /// Socket of the agent.
         socket: String,
-        /// Why not.
+        /// The underlying error.
         #[source]
         error: ClientError,
     },
-    /// The agent gives something else than was reserved.
+    /// The agent's reply does not match the reservation or the options.
     #[error("the memory of VM {vm} is not usable: {reason}")]
     Unusable {
-        /// Of which VM.
+        /// Name of the VM.
         vm: String,
-        /// What is wrong.
+        /// Description of the mismatch.
         reason: String,
     },
-    /// Sizes on the command line that do not add up.
+    /// The node sizes on the command line do not add up to the reserved local memory.
     #[error(
-        "memory: the sizes of the nodes are {requested} together, and {reserved} of local memory are reserved for VM {vm}"
+        "memory: the nodes have {requested} in total, but {reserved} of local memory are reserved for VM {vm}"
     )]
     Sizes {
-        /// Of which VM.
+        /// Name of the VM.
         vm: String,
-        /// What they add up to.
+        /// Sum of the node sizes.
         requested: Bytes,
-        /// What is reserved.
+        /// Reserved local memory.
         reserved: Bytes,
     },
-    /// The operating system makes no such file.
-    #[error("memory: cannot make {bytes} of {pages}{hint}")]
+    /// The kernel cannot create a memory file.
+    #[error("memory: cannot allocate {bytes} of {pages}{hint}")]
     CreateMemfd {
-        /// How much.
+        /// Size of the file.
         bytes: Bytes,
-        /// Of what.
+        /// Kind of pages.
         pages: String,
-        /// What may help.
+        /// Advice appended to the message; may be empty.
         hint: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
 }
 
-/// What a guest is to look like, and the files behind it.
+/// Shape of a guest and its memory files.
 #[derive(Debug)]
 pub struct Source {
-    /// Nodes and sizes.
+    /// Nodes and their sizes.
     pub shape: Shape,
-    /// Their files.
+    /// Memory files of the nodes.
     pub backings: Backings,
 }
 
-/// Fetches or makes the memory of a guest. The agent then knows this process as the VM's.
+/// Acquires the memory of a guest. With an agent, this process becomes the VM's registered process.
 ///
 /// # Errors
-/// [`SourceError`]
+/// See [`SourceError`].
 pub fn acquire(config: &Config) -> Result<Source, SourceError> {
     match &config.agent {
         Some(socket) => from_agent(config, socket),
@@ -82,11 +82,12 @@ pub fn acquire(config: &Config) -> Result<Source, SourceError> {
     }
 }
 
-/// Returns the shape of a guest whose memory is to come from an agent, without attaching to it: a reservation that does not fit is
-/// not released.
+/// Returns the shape of a guest whose memory will come from an agent, without attaching to it: a
+/// reservation that does not match stays as it is.
 ///
 /// # Errors
-/// [`SourceError::Agent`] if the agent does not answer, and the others if the reservation does not match the options.
+/// [`SourceError::Agent`] if the agent does not answer, and the others if the reservation does not
+/// match the options.
 pub fn preview(config: &Config) -> Result<Shape, SourceError> {
     let Some(socket) = &config.agent else { return Ok(placeholder_shape(config)) };
     let inspected = with_agent(config, socket, |agent, vm| match agent.look(vm) {
@@ -94,7 +95,8 @@ pub fn preview(config: &Config) -> Result<Shape, SourceError> {
         Err(ClientError::Refused { .. }) => Ok(None),
         Err(error) => Err(error),
     });
-    // Some backends show a VM's memory to the agent's own user only; any other refusal comes again when attaching.
+    // Some backends show a VM's memory to the agent's own user only. Any other refusal is repeated
+    // by attach.
     let Some(memory) = inspected? else { return Ok(placeholder_shape(config)) };
     let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let sizes = local_sizes(config, Bytes::new(local.bytes))?;
@@ -108,7 +110,8 @@ pub fn preview(config: &Config) -> Result<Shape, SourceError> {
     })
 }
 
-/// The shape of a guest whose memory is not known yet: no pool memory, and as much local memory as lies below the devices.
+/// Returns the assumed shape of a guest before its memory is known: no pool memory, and local
+/// memory up to the MMIO hole.
 fn placeholder_shape(config: &Config) -> Shape {
     let memory = |node: &LocalNode| node.size.unwrap_or(Bytes::new(MMIO_HOLE_START));
     Shape {
@@ -122,18 +125,18 @@ fn local_shape(node: &LocalNode, memory: Bytes) -> Local {
 }
 
 fn pool_shape(performance: Performance, slices: usize) -> Pool {
-    Pool { slices: u32::try_from(slices).expect("limited by the agent's answer"), performance }
+    Pool { slices: u32::try_from(slices).expect("the agent's reply limits the slices"), performance }
 }
 
 fn from_host(config: &Config) -> Result<Source, SourceError> {
     let mut source = Source::empty();
     for node in &config.local {
-        let bytes = node.size.expect("checked: requested without an agent");
+        let bytes = node.size.expect("checked: size is required without an agent");
         let backing = host_backing("local", bytes, &node.memory_options)?;
         source.add_local(node, bytes, backing, node.memory_options.clone());
     }
     for node in &config.pool {
-        let bytes = node.size.expect("checked: requested without an agent");
+        let bytes = node.size.expect("checked: size is required without an agent");
         let whole = host_backing("pool", bytes, &node.memory_options)?;
         let slices = bytes.as_slices().expect("checked: whole slices");
         let slice = |n| Backing { offset: Bytes::slices(n).get(), ..whole.clone() };
@@ -151,7 +154,7 @@ fn host_backing(
         let pages =
             memory_options.hugepage_size.map_or("ordinary pages".into(), |size| format!("pages of {size}"));
         let hint = if memory_options.hugepage_size.is_some() {
-            "; does this host have pages of that size?"
+            "; does this host have huge pages of that size?"
         } else {
             ""
         };
@@ -177,10 +180,10 @@ fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
     Ok(source)
 }
 
-/// Asks the agent about the memory of the VM.
+/// Connects to the agent and sends a request about the VM's memory.
 ///
 /// # Errors
-/// [`SourceError::Agent`]
+/// See [`SourceError::Agent`].
 pub fn with_agent<T>(
     config: &Config,
     socket: &Path,
@@ -202,36 +205,36 @@ fn slice_number(region: &Region) -> u32 {
     region.slice.map_or(0, |(slice, _)| slice)
 }
 
-/// What an agent tells of a VM's memory, sorted.
+/// A VM's reserved memory, sorted by node.
 #[derive(Debug)]
 pub struct ReservedMemory {
     /// Local memory.
     pub local: Region,
-    /// A node for each EMC.
+    /// Pool memory, one entry per EMC.
     pub pool: Vec<EmcSlices>,
 }
 
-/// The slices of one EMC, and how they are to be.
+/// The slices of one EMC and their options.
 #[derive(Debug)]
 pub struct EmcSlices {
-    /// How fast they are.
+    /// Latency and bandwidth.
     pub performance: Performance,
-    /// How they are taken.
+    /// Options of the memory backend.
     pub memory_options: MemoryBackendOptions,
-    /// By their numbers.
+    /// The slices, by number.
     pub slices: Vec<Region>,
 }
 
 impl ReservedMemory {
-    /// Sorts regions as a guest is to see them.
+    /// Sorts an agent's regions by node and applies the options of `config`.
     ///
     /// # Errors
-    /// [`SourceError::Unusable`]
+    /// See [`SourceError::Unusable`].
     pub fn from_regions(config: &Config, regions: Vec<Region>) -> Result<Self, SourceError> {
         let (slices, local): (Vec<_>, Vec<_>) =
             regions.into_iter().partition(|region| region.slice.is_some());
         let [local] = <[Region; 1]>::try_from(local)
-            .map_err(|not| unusable(config, format!("{} pieces of local memory", not.len())))?;
+            .map_err(|not| unusable(config, format!("{} regions of local memory", not.len())))?;
         let mut by_emc: BTreeMap<String, Vec<Region>> = BTreeMap::new();
         for region in slices {
             if region.bytes != SLICE.get() {
@@ -242,10 +245,7 @@ impl ReservedMemory {
         }
         let mut requested = config.pool.iter().filter_map(|node| node.emc.as_ref());
         if let Some(emc) = requested.find(|emc| !by_emc.contains_key(*emc)) {
-            return Err(unusable(
-                config,
-                format!("pool: emc={emc} is requested, and no slice is of that EMC"),
-            ));
+            return Err(unusable(config, format!("pool: emc={emc}: the VM has no slice of that EMC")));
         }
         let emc_slices = |(emc, slices): (String, _)| {
             let options = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
@@ -264,10 +264,10 @@ impl ReservedMemory {
     }
 }
 
-/// How much of the reserved local memory each node with processors has.
+/// Returns the size of each node with vCPUs.
 ///
 /// # Errors
-/// [`SourceError::Sizes`]
+/// See [`SourceError::Sizes`].
 pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, SourceError> {
     let sizes: Vec<Bytes> = config.local.iter().map(|node| node.size.unwrap_or(reserved)).collect();
     let requested: Bytes = sizes.iter().copied().sum();
@@ -280,7 +280,7 @@ pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, Sourc
 
 fn backing(region: Region, owner: Owner) -> Result<Backing, String> {
     let offset = region.offset;
-    let file = region.into_file().map_err(|error| format!("it cannot be opened: {error}"))?;
+    let file = region.into_file().map_err(|error| format!("cannot open it: {error}"))?;
     Ok(Backing { file: Arc::new(file), offset, owner })
 }
 
@@ -310,8 +310,9 @@ impl Source {
         self.backings.pool.push((slices, memory_options));
     }
 
-    /// Reserved local memory is one file; nodes with processors have parts of it. In huge pages it is this process's own, and so is
-    /// private memory: the agent measures its file, which would only seem to be in use.
+    /// Splits the reserved local memory, which is one file, among the nodes with vCPUs. Nodes with
+    /// huge pages or private memory get files of this process instead: the agent measures its own
+    /// file, which would seem unused.
     fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
         let sizes = local_sizes(config, Bytes::new(region.bytes))?;
         let whole = backing(region, Owner::Local).map_err(|reason| unusable(config, reason))?;

@@ -1,4 +1,4 @@
-//! One virtual processor: what it says of itself, how it begins, and the loop in which it runs until the guest ends.
+//! One vCPU: its CPUID and registers, and the loop that runs it until the guest ends.
 
 mod cpuid;
 mod mce;
@@ -27,25 +27,25 @@ use crate::{
     },
 };
 
-/// What makes KVM_RUN return. Its handler does nothing.
+/// Signal that makes KVM_RUN return. Its handler does nothing.
 pub fn kick_signal() -> i32 {
     libc::SIGRTMIN()
 }
 
-/// Why a guest is over.
+/// Reason for a guest's end.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExitReason {
-    /// It wanted to.
+    /// The guest requested it.
     Requested(ExitRequest),
-    /// Its processor gave up.
+    /// A vCPU cannot continue.
     Crashed(String),
     /// The VMM failed.
     Failed(String),
 }
 
-/// Why there is no processor.
+/// Error returned when a vCPU cannot be created.
 #[derive(Debug, thiserror::Error)]
-#[error("processor {cpu}: cannot {doing}")]
+#[error("vCPU {cpu}: cannot {doing}")]
 pub struct VcpuError {
     cpu: u32,
     doing: &'static str,
@@ -53,12 +53,12 @@ pub struct VcpuError {
     errno: io::Error,
 }
 
-/// Says whether processors may run. At first they may not.
+/// Controls whether vCPUs may run; initially closed.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
     changed: Condvar,
-    /// How many processors wait at the gate.
+    /// Number of vCPUs that wait at the gate.
     waiting: AtomicU32,
 }
 
@@ -71,12 +71,12 @@ enum State {
 }
 
 impl Gate {
-    /// Lets nobody run, or everybody.
+    /// Opens or closes the gate.
     pub fn set_open(&self, open: bool) {
         self.set(if open { State::Open } else { State::Closed });
     }
 
-    /// Nobody runs any more.
+    /// Ends all vCPUs.
     pub fn stop(&self) {
         self.set(State::Stopped);
     }
@@ -86,12 +86,13 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// How many processors wait at the gate.
+    /// Returns the number of vCPUs that wait at the gate.
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    /// Returns when the gate is open, or `false` when nobody is to run any more.
+    /// Waits until the gate is open. Returns `false` if the vCPUs are to end. `on_pause` is called
+    /// before waiting.
     fn wait_until_open(&self, on_pause: impl FnOnce()) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *state == State::Open {
@@ -105,34 +106,34 @@ impl Gate {
     }
 }
 
-/// What a processor reaches.
+/// Parts of the guest that a vCPU accesses.
 #[derive(Clone, Debug)]
 pub struct VcpuContext {
-    /// Memory, to tell it from devices.
+    /// Guest memory, to distinguish it from MMIO.
     pub memory: GuestMemory,
     /// I/O ports.
     pub ports: Arc<PortIo>,
-    /// Registers of devices.
+    /// MMIO devices.
     pub windows: Arc<MmioBus>,
-    /// Whether it may run.
+    /// Controls whether the vCPU may run.
     pub gate: Arc<Gate>,
 }
 
-/// One processor.
+/// A vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
     cpu: u32,
     fd: VcpuFd,
-    /// How it reports errors in the guest's memory, if KVM can.
+    /// Reporting of memory errors, if KVM supports it.
     machine_checks: Option<MachineChecks>,
 }
 
 impl Vcpu {
-    /// Makes the processors of a guest; the first begins at `entry`, the others when the guest starts them. With `nested` they
-    /// have VMX or SVM.
+    /// Creates the vCPUs of a guest. The first one starts at `entry`; the guest starts the others.
+    /// With `nested` they have VMX or SVM.
     ///
     /// # Errors
-    /// KVM refuses.
+    /// [`VcpuError`] naming the vCPU and the failed operation.
     pub fn create_all(
         (kvm, vm): (&Kvm, &VmFd),
         layout: &Layout,
@@ -146,26 +147,26 @@ impl Vcpu {
             let failed =
                 |doing| move |error: kvm_ioctls::Error| VcpuError { cpu, doing, errno: error.into() };
             let id = u64::from(layout.apic_id(cpu));
-            let vendor = vendor.map_err(failed("ask KVM what it can be"))?;
-            let fd = vm.create_vcpu(id).map_err(failed("make it"))?;
+            let vendor = vendor.map_err(failed("get the supported CPUID"))?;
+            let fd = vm.create_vcpu(id).map_err(failed("create it"))?;
             let mut vcpu = Self { cpu, fd, machine_checks: None };
-            let cpuid = cpuid::build(kvm, layout, cpu, nested).map_err(failed("ask KVM what it can be"))?;
-            vcpu.fd.set_cpuid2(&cpuid).map_err(failed("say what it is"))?;
+            let cpuid = cpuid::build(kvm, layout, cpu, nested).map_err(failed("get the supported CPUID"))?;
+            vcpu.fd.set_cpuid2(&cpuid).map_err(failed("set the CPUID"))?;
             vcpu.machine_checks = MachineChecks::set_up(kvm, &vcpu.fd, (vendor, layout.cpus()), nested)
-                .map_err(failed("set up its machine checks"))?;
+                .map_err(failed("set up machine checks"))?;
             if vcpu.machine_checks.is_some() {
                 poison::enable_reporting();
             }
-            vcpu.set_msrs().map_err(failed("set its model-specific registers"))?;
+            vcpu.set_msrs().map_err(failed("set MSRs"))?;
             if cpu == 0 {
-                vcpu.set_boot_registers(entry, memory).map_err(failed("set its registers"))?;
+                vcpu.set_boot_registers(entry, memory).map_err(failed("set the boot registers"))?;
             }
             Ok(vcpu)
         };
         (0..layout.cpus()).map(make).collect()
     }
 
-    /// Memory is write-back, and strings are copied fast.
+    /// Sets write-back as the default memory type and enables fast string operations.
     fn set_msrs(&self) -> Result<(), kvm_ioctls::Error> {
         const IA32_MISC_ENABLE: u32 = 0x1a0;
         const FAST_STRINGS: u64 = 1;
@@ -175,8 +176,8 @@ impl Vcpu {
         for entry in
             [entry(IA32_MISC_ENABLE, FAST_STRINGS), entry(IA32_MTRR_DEF_TYPE, MTRR_ENABLE_WRITE_BACK)]
         {
-            let one = Msrs::from_entries(&[entry]).expect("one entry fits");
-            self.fd.set_msrs(&one)?; // one that KVM does not know is not set, and not missed
+            let one = Msrs::from_entries(&[entry]).expect("a single entry fits");
+            self.fd.set_msrs(&one)?; // an MSR that KVM does not support is skipped
         }
         Ok(())
     }
@@ -195,11 +196,11 @@ impl Vcpu {
         self.fd.set_regs(&registers)
     }
 
-    /// Runs until the guest is over; `None` if somebody else ended it.
+    /// Runs the vCPU until it exits; `None` if it was stopped.
     pub fn run(&mut self, context: &VcpuContext) -> Option<ExitReason> {
         loop {
             let on_pause = || {
-                let _ = self.fd.kvmclock_ctrl(); // a guest without a paravirtual clock needs no telling
+                let _ = self.fd.kvmclock_ctrl(); // fails if the guest has no kvmclock
             };
             if !context.gate.wait_until_open(on_pause) {
                 return None;
@@ -211,8 +212,8 @@ impl Vcpu {
         }
     }
 
-    /// Reports errors in guest memory that were noted since the last look. The process ends if one was consumed and cannot be
-    /// reported; one that was only found may wait until its page is used.
+    /// Reports recorded memory errors to the guest. The process ends if a consumed error cannot be
+    /// reported. An error that was only found may wait until its page is accessed.
     fn report_memory_errors(&self, context: &VcpuContext) {
         if let Some(at) = poison::take_consumed() {
             if self.report_memory_error(at, true, context) {
@@ -237,7 +238,7 @@ impl Vcpu {
 
     fn run_once(&mut self, context: &VcpuContext) -> Option<ExitReason> {
         let cpu = self.cpu;
-        let crashed = |reason: String| Some(ExitReason::Crashed(format!("processor {cpu}: {reason}")));
+        let crashed = |reason: String| Some(ExitReason::Crashed(format!("vCPU {cpu}: {reason}")));
         let fd = &mut self.fd;
         match poison::in_guest(move || fd.run()) {
             Ok(VcpuExit::IoIn(port, data)) => context.ports.read(port, data),
@@ -254,25 +255,26 @@ impl Vcpu {
             }
             Ok(VcpuExit::MemoryFault { .. }) => fault::exit_on(MemoryFault::Missing(None)),
             Ok(VcpuExit::Shutdown) => return crashed("triple fault".into()),
-            Ok(VcpuExit::InternalError) => return crashed("KVM cannot go on with what it does".into()),
+            Ok(VcpuExit::InternalError) => return crashed("KVM internal error".into()),
             Ok(VcpuExit::FailEntry(reason, _)) => {
-                return crashed(format!("cannot be entered: reason {reason:#x}"));
+                return crashed(format!("VM entry failed: reason {reason:#x}"));
             }
-            Ok(VcpuExit::Hlt) => return crashed("halted for good".into()),
+            Ok(VcpuExit::Hlt) => return crashed("halted".into()),
             Ok(VcpuExit::Intr) => {}
             Ok(other) => return crashed(format!("unexpected exit {other:?}")),
             Err(error) => match error.errno() {
                 libc::EINTR | libc::EAGAIN => {}
                 libc::EFAULT => fault::exit_on(MemoryFault::Missing(None)),
                 libc::EHWPOISON => fault::exit_on(MemoryFault::Poisoned(None)),
-                _ => return Some(ExitReason::Failed(format!("processor {cpu}: KVM_RUN: {error}"))),
+                _ => return Some(ExitReason::Failed(format!("vCPU {cpu}: KVM_RUN: {error}"))),
             },
         }
         None
     }
 }
 
-/// An access to a device where there is memory: a paravirtual KVM tells so of a page that it cannot reach any more.
+/// Ends the process on an MMIO exit inside RAM: KVM under a hypervisor (PVM) reports an unreachable
+/// page so.
 fn exit_if_ram(at: u64, context: &VcpuContext) {
     if context.memory.address_in_range(GuestAddress(at)) {
         fault::exit_on(MemoryFault::Missing(None));

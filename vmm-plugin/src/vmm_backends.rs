@@ -1,6 +1,7 @@
-//! The same guest under another VMM, made from the same reservation and the same layout: `guest` says what it is, the others
-//! write it in the words of one VMM each, and `exec` becomes one. Slices come from the agent as paths; local memory the other
-//! VMM makes itself.
+//! Runs the same guest under other VMMs, from the same reservation and the same layout. `guest`
+//! describes the guest, `qemu`, `cloud_hypervisor` and `libvirt` each generate one VMM's arguments,
+//! and `exec` starts a VMM. Slices are files of the agent; local memory is allocated by the other
+//! VMM.
 
 pub mod cloud_hypervisor;
 pub mod exec;
@@ -13,34 +14,35 @@ use std::{io, path::PathBuf};
 use self::guest::Guest;
 use crate::{config::GuestArgs, layout::ShapeError, options::OptionError, source::SourceError};
 
-/// A guest for another VMM, as written.
+/// Options of `args`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PrintArgs {
-    /// For which VMM
+    /// VMM to generate arguments for
     #[arg(long)]
     pub vmm: Vmm,
-    /// In which form: qemu has shell and json (an array), cloud-hypervisor json (the body of vm.create) and shell, libvirt xml
+    /// Format of the arguments: shell or json (an array) for qemu; json (the body of vm.create) or
+    /// shell for cloud-hypervisor; xml for libvirt
     #[arg(short, long)]
     pub output: Option<Output>,
     #[command(flatten)]
     guest: GuestArgs,
 }
 
-/// The other VMMs.
+/// Other VMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Vmm {
     /// QEMU.
     Qemu,
     /// Cloud Hypervisor.
     CloudHypervisor,
-    /// QEMU, by way of libvirt.
+    /// QEMU, managed by libvirt.
     Libvirt,
 }
 
-/// How a guest can be written down.
+/// Format of generated arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
-    /// A command for a shell.
+    /// A shell command.
     Shell,
     /// JSON.
     Json,
@@ -48,60 +50,61 @@ pub enum Output {
     Xml,
 }
 
-/// Why there is no such guest under another VMM.
+/// Error returned when a guest cannot run under another VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// An option.
+    /// An option is invalid.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// No memory.
+    /// The memory cannot be acquired.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A guest cannot be like that.
+    /// The layout is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The other VMM has no words for it.
-    #[error("{vmm} cannot have this guest: {reason}")]
+    /// The other VMM does not support the guest.
+    #[error("{vmm} does not support this guest: {reason}")]
     Unsupported {
-        /// Which one.
+        /// Name of the VMM.
         vmm: &'static str,
-        /// What it cannot, and why.
+        /// The unsupported property.
         reason: String,
     },
-    /// It has no such form.
-    #[error("output: {vmm:?} has no form {output:?}")]
+    /// The VMM's arguments do not have this format.
+    #[error("output: {vmm:?} does not support {output:?}")]
     Output {
-        /// Which one.
+        /// The VMM.
         vmm: Vmm,
-        /// What was asked for.
+        /// The requested format.
         output: Output,
     },
-    /// A path that no text can hold, or none at all.
+    /// A path is not UTF-8 or cannot be made absolute.
     #[error("{} cannot be written as an absolute path", path.display())]
     Path {
-        /// Which one.
+        /// The path.
         path: PathBuf,
     },
-    /// A file or program that is needed cannot be used.
+    /// A required file or program is not accessible.
     #[error("{role}: cannot use {}", path.display())]
     Unusable {
-        /// What it is for.
+        /// Option that names the file.
         role: &'static str,
-        /// Which one.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// The reservation is another one than a moment ago.
-    #[error("the memory of VM {0} has changed meanwhile: try again")]
+    /// The reservation changed between inspection and attach.
+    #[error("the memory of VM {0} changed during the start: try again")]
     ReservationChanged(String),
 }
 
-/// Says what starts the guest under another VMM. Nobody is registered as the VM.
+/// Generates the arguments that start the guest under another VMM. No process is registered as the
+/// VM.
 ///
 /// # Errors
-/// [`BackendError`]
+/// See [`BackendError`].
 pub fn render(args: PrintArgs) -> Result<String, BackendError> {
     let guest = Guest::inspect(args.guest.check()?)?;
     match (args.vmm, args.output) {
@@ -120,11 +123,12 @@ fn json(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }
 
-/// A command with one option a line.
+/// Formats a shell command with one option per line.
 fn shell(program: &str, options: &[Vec<String>]) -> String {
-    let quoted = |words: &Vec<String>| {
-        let words = words.iter().map(|word| shlex::try_quote(word).expect("arguments hold no NUL"));
-        words.collect::<Vec<_>>().join(" ")
+    let quoted = |arguments: &Vec<String>| {
+        let arguments =
+            arguments.iter().map(|word| shlex::try_quote(word).expect("arguments contain no NUL"));
+        arguments.collect::<Vec<_>>().join(" ")
     };
     let lines: Vec<String> = options.iter().map(quoted).collect();
     format!("{program} \\\n    {}\n", lines.join(" \\\n    "))

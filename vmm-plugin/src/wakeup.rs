@@ -1,4 +1,5 @@
-//! What wakes the loop that decides about a guest's life. What it is woken for lies elsewhere.
+//! An eventfd that wakes a guest's event loop. The reason for a wakeup is in the queues that the
+//! loop reads.
 
 use std::{
     io,
@@ -7,27 +8,27 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// A bell that is heard until it is stilled, however often it was rung.
+/// An eventfd that stays readable from the first notification until it is cleared.
 #[derive(Debug)]
 pub struct Wakeup(OwnedFd);
 
 impl Wakeup {
-    /// A bell that was not rung.
+    /// Creates an eventfd without a pending notification.
     ///
     /// # Errors
-    /// There is no descriptor to be had.
+    /// The error of eventfd(2).
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Rings. One that was rung too often to count is heard all the same.
+    /// Makes the eventfd readable. A full counter is ignored: the eventfd is readable then.
     pub fn notify(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// It is heard no more until it is rung again.
+    /// Resets the eventfd until the next notification.
     pub fn clear(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; size_of::<u64>()]); // nothing to read: it was still
+        let _ = rustix::io::read(&self.0, &mut [0; size_of::<u64>()]); // EAGAIN: no notification is pending
     }
 }
 

@@ -124,6 +124,6 @@ fn a_guest_on_device_dax_keeps_its_bytes_beside_slices_that_come_and_go_until_it
     others_come_and_go(&rack);
     rack.tarn("release guest --force --reason test");
     assert_eq!(code(&rack), "20", "{}", console(&rack));
-    assert!(console(&rack).contains("the rack took it back"), "{}", console(&rack));
+    assert!(console(&rack).contains("the rack revoked it"), "{}", console(&rack));
     rack.until_free();
 }

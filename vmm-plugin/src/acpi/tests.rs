@@ -1,4 +1,4 @@
-//! What the tables say, read back as a kernel reads them.
+//! Reads the generated tables as a kernel does.
 
 use units::Bytes;
 
@@ -22,14 +22,14 @@ fn sum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// A table by its address.
+/// Returns the table at an address.
 fn table(all: &[u8], at: u64) -> &[u8] {
     let at = usize::try_from(at - TABLES_START).unwrap();
     let bytes = usize::try_from(number(all, at + 4, 4)).unwrap();
     &all[at..at + bytes]
 }
 
-/// What the root points to, by signature.
+/// Returns the table of a signature that the XSDT points to.
 fn find<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
     let xsdt = table(all, number(all, 24, 8));
     let entries = xsdt[36..].chunks(8).map(|entry| table(all, number(entry, 0, 8)));
@@ -39,7 +39,7 @@ fn find<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
     table
 }
 
-/// The structures of a table, which say their kind and length first, each in so many bytes.
+/// Splits a table body into structures; type and length are `width` bytes each.
 fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
     let mut all = Vec::new();
     while !rest.is_empty() {
@@ -92,7 +92,7 @@ fn slit_and_hmat_values_match_the_layout() {
     assert_eq!(number(slit, 36, 8), 4);
     assert_eq!(slit[44..], [10, 20, 18, 18, 20, 10, 18, 18, 18, 18, 10, 36, 18, 18, 36, 10]);
     let hmat = find(&all, b"HMAT");
-    assert_eq!(hmat[8], 2, "the revision that counts in picoseconds");
+    assert_eq!(hmat[8], 2, "revision 2 has latencies in picoseconds");
     let localities: Vec<_> = structures(&hmat[40..], 2).into_iter().filter(|(kind, _)| *kind == 1).collect();
     let matrix = |s: &[u8]| s[32 + 4 * (2 + 4)..].chunks(2).map(|e| number(e, 0, 2)).collect::<Vec<_>>();
     let [(_, latency), (_, bandwidth)] = localities[..] else { panic!("{localities:?}") };
@@ -104,5 +104,5 @@ fn slit_and_hmat_values_match_the_layout() {
 #[test]
 fn tables_for_too_many_devices_are_refused() {
     let many = vec![WINDOWS[0]; 4000];
-    assert!(tables(&layout(), &many).unwrap_err().to_string().contains("there is room for 131056"));
+    assert!(tables(&layout(), &many).unwrap_err().to_string().contains("only 131056 are available"));
 }

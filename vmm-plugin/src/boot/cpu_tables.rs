@@ -1,4 +1,4 @@
-//! What a processor's own registers point to while a kernel starts: segments, and page tables that map memory as it is.
+//! Segments, GDT and identity-mapped page tables for the first vCPU at kernel entry.
 
 use kvm_bindings::{kvm_segment, kvm_sregs};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
@@ -9,7 +9,7 @@ use crate::memory::GuestMemory;
 const PML4_ADDRESS: u64 = 0x9000;
 const PDPT_ADDRESS: u64 = 0xa000;
 const PD_ADDRESS: u64 = 0xb000;
-/// Everything a kernel touches before it has tables of its own lies below 4 GiB.
+/// A kernel accesses nothing above 4 GiB before it has page tables of its own.
 const GIBIBYTES_MAPPED: u64 = 4;
 const ENTRIES_PER_TABLE: u64 = 512;
 const ENTRY_BYTES: u64 = 8;
@@ -26,16 +26,16 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME_LMA: u64 = 1 << 8 | 1 << 10;
 
-/// Linux's boot protocol wants code at 0x10 and data at 0x18.
+/// Selectors of Linux's boot protocol: __BOOT_CS and __BOOT_DS.
 const CODE_SELECTOR: u16 = 0x10;
 const DATA_SELECTOR: u16 = 0x18;
 const TSS_SELECTOR: u16 = 0x20;
 const GDT_ADDRESS: u64 = 0x500;
 
-/// Maps the first 4 GiB as they are, in large pages.
+/// Writes page tables that identity-map the first 4 GiB in 2 MiB pages.
 ///
 /// # Errors
-/// No guest memory there.
+/// The write error if guest memory does not cover the tables.
 pub fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     memory.write_obj(PDPT_ADDRESS | PRESENT_WRITABLE, GuestAddress(PML4_ADDRESS))?;
     for gib in 0..GIBIBYTES_MAPPED {
@@ -52,20 +52,20 @@ pub fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     Ok(())
 }
 
-/// A processor's segments, as the boot protocols want them.
+/// Segments of a vCPU at kernel entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments(Protocol);
 
 impl Segments {
-    /// For a protocol.
+    /// Returns the segments for a boot protocol.
     pub fn new(protocol: Protocol) -> Self {
         Self(protocol)
     }
 
-    /// Writes the table that says what the selectors mean.
+    /// Writes the GDT.
     ///
     /// # Errors
-    /// No guest memory there.
+    /// The write error if guest memory does not cover the table.
     pub fn write_gdt(self, memory: &GuestMemory) -> Result<(), GuestMemoryError> {
         let table = [(CODE_SELECTOR, self.code()), (DATA_SELECTOR, self.data()), (TSS_SELECTOR, self.tss())];
         for (selector, segment) in table {
@@ -74,7 +74,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Sets the registers.
+    /// Sets the segment, descriptor table and control registers.
     pub fn apply(self, registers: &mut kvm_sregs) {
         let data = self.data();
         registers.cs = self.code();
@@ -125,7 +125,7 @@ const FLAT: kvm_segment = kvm_segment {
     padding: 0,
 };
 
-/// A segment as its descriptor in a table (Intel's manual, volume 3, figure 3-8). Ours begin at 0.
+/// Encodes a segment with base 0 as a GDT descriptor (Intel SDM, volume 3, figure 3-8).
 fn descriptor(segment: &kvm_segment) -> u64 {
     let limit = u64::from(if segment.g == 1 { segment.limit >> 12 } else { segment.limit });
     let access = u64::from(segment.type_) | u64::from(segment.s) << 4 | u64::from(segment.present) << 7;

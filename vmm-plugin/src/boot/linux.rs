@@ -1,4 +1,4 @@
-//! Linux's own boot protocol: the zero page.
+//! Linux boot protocol: the zero page (`boot_params`).
 
 use linux_loader::loader::{
     KernelLoaderResult,
@@ -9,12 +9,12 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, EntryPoint, Protocol, write_page_tables};
 use crate::{acpi, memory::GuestMemory};
 
-/// From where a kernel is loaded to its 64-bit entry.
+/// Offset of the 64-bit entry point from the kernel's load address.
 const ENTRY64_OFFSET: u64 = 0x200;
-/// A loader that nobody gave a number.
+/// `type_of_loader` of a boot loader without an assigned ID.
 const LOADER_UNKNOWN: u8 = 0xff;
 
-/// Writes the zero page and the page tables that the 64-bit entry wants.
+/// Writes the zero page and the page tables for the 64-bit entry point.
 pub(super) fn prepare(
     mut header: setup_header,
     kernel: &KernelLoaderResult,

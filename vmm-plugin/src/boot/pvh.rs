@@ -1,4 +1,4 @@
-//! The PVH boot protocol: the start info, which names a list of modules and a map of memory.
+//! PVH boot protocol: the start info with its module list and memory map.
 
 use linux_loader::loader::elf::start_info::{
     XEN_HVM_START_MAGIC_VALUE, hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,
@@ -8,14 +8,14 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, EntryPoint, Protocol};
 use crate::{acpi, memory::GuestMemory};
 
-/// Where the list of modules lies: the initrd is one.
+/// Guest-physical address of the module list, whose only module is the initrd.
 const MODULE_LIST_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x100;
-/// Where the map of memory lies.
+/// Guest-physical address of the memory map.
 const MEMORY_MAP_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x200;
-/// The first version with a map of memory.
+/// First version of the start info with a memory map.
 const VERSION: u32 = 1;
 
-/// Writes the start info.
+/// Writes the start info, the module list and the memory map.
 pub(super) fn prepare(
     entry: GuestAddress,
     info: &BootInfo,
@@ -27,7 +27,7 @@ pub(super) fn prepare(
         cmdline_paddr: info.command_line.0,
         rsdp_paddr: acpi::TABLES_START,
         memmap_paddr: MEMORY_MAP_ADDRESS,
-        memmap_entries: u32::try_from(info.map.len()).expect("a few"),
+        memmap_entries: u32::try_from(info.map.len()).expect("the map has a few entries"),
         ..Default::default()
     };
     if let Some((paddr, size)) = info.initrd {

@@ -1,4 +1,5 @@
-//! Kernels and initrds as whoever made them wants them: what is loaded lies where it may, and what is no kernel is refused.
+//! Tests of the loaders with hostile kernels and initrds: images are loaded where allowed, or
+//! refused.
 
 use std::io::Write as _;
 
@@ -30,12 +31,12 @@ fn file(content: &[u8]) -> NamedTempFile {
     file
 }
 
-/// Sets bytes of a header.
+/// Overwrites bytes of an image.
 fn write_at(image: &mut [u8], at: usize, value: &[u8]) {
     image[at..at + value.len()].copy_from_slice(value);
 }
 
-/// A bzImage, by the fields of its header that we go by.
+/// The header fields of a bzImage that the loader reads.
 #[derive(Clone, Debug)]
 struct Header {
     setup_sectors: u8,
@@ -57,7 +58,7 @@ impl Header {
     fn image(&self) -> Vec<u8> {
         let mut image = vec![0x90; 8192];
         image[0x1f1] = self.setup_sectors;
-        write_at(&mut image, 0x1f4, &[0; 4]); // whole at any length
+        write_at(&mut image, 0x1f4, &[0; 4]); // size 0: the image is complete at any length
         image[0x211] = 1;
         write_at(&mut image, 0x202, b"HdrS\x0f\x02");
         image[0x236] = 1;
@@ -69,12 +70,12 @@ impl Header {
     }
 }
 
-/// An ELF with one segment, and its fields as they please.
+/// An ELF file with one segment of arbitrary fields.
 #[derive(Clone, Debug)]
 struct Segment {
     kind: u32,
     offset: u64,
-    place: u64,
+    address: u64,
     in_file: u64,
     in_memory: u64,
     entry: u64,
@@ -91,7 +92,9 @@ impl Segment {
         write_at(&mut image, 54, &56_u16.to_le_bytes());
         write_at(&mut image, 56, &self.count.to_le_bytes());
         write_at(&mut image, 64, &self.kind.to_le_bytes());
-        for (field, value) in (1..).zip([self.offset, self.place, self.place, self.in_file, self.in_memory]) {
+        for (field, value) in
+            (1..).zip([self.offset, self.address, self.address, self.in_file, self.in_memory])
+        {
             write_at(&mut image, 64 + 8 * field, &value.to_le_bytes());
         }
         for (at, word) in (512..).step_by(4).zip(self.note) {
@@ -102,7 +105,7 @@ impl Segment {
     }
 }
 
-/// Numbers that matter, and any.
+/// Generates boundary values and arbitrary numbers.
 fn numbers() -> impl Strategy<Value = u64> {
     let borders = [0, 1, 64, 512, 1 << 20, 3 << 30, 1 << 32, LOCAL_MIB << 20, 1 << 63, u64::MAX];
     let near = prop::sample::select(borders.to_vec());
@@ -127,17 +130,17 @@ fn headers() -> impl Strategy<Value = Header> {
 }
 
 fn segments() -> impl Strategy<Value = Segment> {
-    let place = prop_oneof![Just(1 << 20), numbers()];
+    let address = prop_oneof![Just(1 << 20), numbers()];
     let count = prop_oneof![6 => Just(1), 1 => any::<u16>()];
     let kind = prop_oneof![4 => Just(1), 4 => Just(4), 1 => any::<u32>()];
     let offset = prop_oneof![2 => Just(512), 1 => numbers()];
     let note =
         prop_oneof![1 => Just([4, 4, 18]), 1 => (short(), short()).prop_map(|(name, desc)| [name, desc, 18])];
-    (kind, offset, place, numbers(), numbers(), place_of_entry(), count, note).prop_map(
-        |(kind, offset, place, in_file, in_memory, entry, count, note)| Segment {
+    (kind, offset, address, numbers(), numbers(), entry_addresses(), count, note).prop_map(
+        |(kind, offset, address, in_file, in_memory, entry, count, note)| Segment {
             kind,
             offset,
-            place,
+            address,
             in_file,
             in_memory,
             entry,
@@ -147,11 +150,11 @@ fn segments() -> impl Strategy<Value = Segment> {
     )
 }
 
-fn place_of_entry() -> impl Strategy<Value = u64> {
+fn entry_addresses() -> impl Strategy<Value = u64> {
     prop_oneof![Just(1 << 20), numbers()]
 }
 
-/// What is loaded lies where it may, or is refused.
+/// Loads an image and an initrd and checks their placement.
 fn load_and_check(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootError> {
     let layout = layout(pool);
     let memory = memory(&layout);
@@ -183,7 +186,7 @@ fn initrd_is_placed_as_high_as_the_kernel_allows() {
     assert!(error.starts_with("initrd: 5000 bytes do not fit: 4096 are free"), "{error}");
 }
 
-/// One that says it needs all there is made the end of what it needs overflow when it was rounded to a page.
+/// Regression: rounding the end of such a kernel to a page overflowed.
 #[test]
 fn kernel_larger_than_guest_memory_is_refused() {
     let greedy = Header { preferred: u64::MAX, ..Header::LINUX };

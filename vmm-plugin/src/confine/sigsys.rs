@@ -1,34 +1,34 @@
-//! A system call that a thread may not make: it is not made, the process says which it was, and ends. A thread that has all
-//! signals blocked cannot say so: the kernel ends the process by SIGSYS.
+//! SIGSYS handler: a system call that the filter forbids is not executed; the process names the
+//! call and ends. A thread that blocks all signals is killed by the kernel without a message.
 
 use std::io::{self, Write as _};
 
 use super::threads;
 use crate::exit;
 
-/// From linux/signal.h: what a SIGSYS tells begins with three numbers, padded, then comes an address, then the call.
+/// Index of `si_syscall` in siginfo_t, in 32-bit words (linux/signal.h).
 const SYSCALL_INDEX: usize = 6;
-/// Longer than any line that is said.
+/// Maximum length of the message.
 const LINE_BYTES: usize = 256;
 
-/// From now on such a call ends the process by [`exit::FORBIDDEN_SYSCALL`].
+/// Installs the handler, which ends the process with [`exit::FORBIDDEN_SYSCALL`].
 ///
 /// # Errors
-/// The kernel takes no handler.
+/// The error of sigaction(2).
 pub fn install_handler() -> io::Result<()> {
     vmm_sys_util::signal::register_signal_handler(libc::SIGSYS, on_forbidden_call).map_err(io::Error::from)
 }
 
 extern "C" fn on_forbidden_call(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel hands a handler that was registered with SA_SIGINFO, as vmm-sys-util does, a siginfo_t of 128 bytes
-    // that is valid while the handler runs: as many numbers as this.
-    let words = unsafe { &*info.cast::<[libc::c_int; 32]>() };
-    let number = words[SYSCALL_INDEX];
+    // SAFETY: the kernel passes a valid siginfo_t of 128 bytes, that is 32 words, to a handler
+    // registered with SA_SIGINFO, as vmm-sys-util does.
+    let siginfo = unsafe { &*info.cast::<[libc::c_int; 32]>() };
+    let number = siginfo[SYSCALL_INDEX];
     report(number);
     exit::exit_now(exit::FORBIDDEN_SYSCALL)
 }
 
-/// Allocates nothing, as it may interrupt whoever does.
+/// Prints the message. Must not allocate: the signal may have interrupted the allocator.
 fn report(number: libc::c_int) {
     let who = threads::role().map_or("a thread", threads::ThreadRole::name);
     let call =
@@ -37,7 +37,7 @@ fn report(number: libc::c_int) {
     let mut rest = &mut line[..];
     let _ = writeln!(
         rest,
-        "error: {who} made the system call {call} ({number}), which it never needs: the guest may have broken out"
+        "error: {who} made the forbidden system call {call} ({number}): the guest may have escaped into the VMM"
     );
     let written = LINE_BYTES - rest.len();
     let _ = rustix::io::write(rustix::stdio::stderr(), &line[..written]);

@@ -1,5 +1,5 @@
-//! Which system calls each thread makes, as they were seen: what is not in these tables is not made. A call that a thread could
-//! do harm with is allowed with harmless arguments only.
+//! Seccomp rules: the system calls of each thread, as observed. All others are forbidden. A
+//! dangerous call is allowed with harmless arguments only.
 
 use std::collections::BTreeMap;
 
@@ -38,9 +38,9 @@ const fn any(call: i64) -> AllowedCall {
 }
 
 const UNIX_DOMAIN: u64 = AF_UNIX as u64;
-/// Only these: a pair of datagram sockets could send to any other socket.
+/// Stream sockets only: a pair of datagram sockets could send to any other socket.
 const STREAM_TYPE: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
-/// Without an address, a socket sends to the one that it is connected to.
+/// Without an address, a socket sends to its peer only.
 const SENDTO_PEER: AllowedCall = AllowedCall(SYS_sendto, &[IsNull(4)]);
 const EXEC_BITS: u64 = PROT_EXEC as u64;
 /// From linux/kvm.h.
@@ -49,35 +49,35 @@ const KVM_KVMCLOCK_CTRL: u64 = 0xaead;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_GET_MSRS: u64 = 0xc008_ae88;
 const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
-/// [`crate::vcpu::kick_signal`]: the first that glibc does not keep for itself.
+/// [`crate::vcpu::kick_signal`]: the first signal that glibc does not use itself.
 const KICK_SIGNAL: u64 = 34;
-/// From asm-generic/ioctls.h: as [`TCSETS`], with any speed.
+/// From asm-generic/ioctls.h: like [`TCSETS`], with arbitrary baud rates.
 const TCSETS2: u64 = 0x402c_542b;
 
-/// Every thread.
+/// Calls of all threads.
 const COMMON: &[AllowedCall] = &[
     any(SYS_futex),
-    any(SYS_write), // consoles, event descriptors, standard error
-    // Allocating and giving back. Nothing of it ever holds code.
+    any(SYS_write), // consoles, eventfds, standard error
+    // Memory allocation, never executable.
     any(SYS_brk),
     AllowedCall(SYS_mmap, &[HasNoBits(2, EXEC_BITS)]),
     AllowedCall(SYS_mprotect, &[HasNoBits(2, EXEC_BITS)]),
     any(SYS_mremap),
     any(SYS_munmap),
     any(SYS_madvise),
-    // Where the kernel's page with clocks knows no clock, as on some virtual machines.
+    // Clocks, where the vDSO falls back to the system call, as on some virtual machines.
     any(SYS_clock_gettime),
-    any(SYS_sched_yield), // a channel whose other end is just at it
-    any(SYS_close),       // whoever goes last closes what was shared
-    AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // built for debugging, Rust looks whether what it closes is open
-    // Signals, and what they interrupted.
+    any(SYS_sched_yield),                             // a channel whose peer holds it
+    any(SYS_close),                                   // the last owner of a shared descriptor closes it
+    AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // in debug builds, Rust checks descriptors before closing them
+    // Signal handling.
     any(SYS_rt_sigreturn),
-    any(SYS_rt_sigaction), // a crash of this program's own is reported by the signal that it is
-    any(SYS_rt_sigprocmask), // a thread blocks signals while it ends
-    any(SYS_restart_syscall), // a wait with a deadline, after the process was stopped and continued
-    any(SYS_sigaltstack),  // a thread gives its own back when it ends
+    any(SYS_rt_sigaction),    // Rust's SIGSEGV handler restores the default action
+    any(SYS_rt_sigprocmask),  // a thread blocks signals while it exits
+    any(SYS_restart_syscall), // a wait with timeout, after SIGSTOP and SIGCONT
+    any(SYS_sigaltstack),     // a thread frees its signal stack when it exits
     any(SYS_exit),
-    // The end of everything, from wherever it is seen: whether memory is lost, and the terminal as it was.
+    // Exit from any thread: check for revoked memory and restore the terminal.
     any(SYS_fstat),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS)]),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS2)]),
@@ -87,10 +87,10 @@ const COMMON: &[AllowedCall] = &[
 const MAIN: &[AllowedCall] = &[
     any(SYS_ppoll),
     any(SYS_read),
-    any(SYS_recvfrom), // signals arrive as bytes of a stream
+    any(SYS_recvfrom), // signals arrive as bytes on a socket
     SENDTO_PEER,       // and are sent there by their handler
     any(SYS_clock_nanosleep),
-    // Calls processors out of KVM.
+    // Kicking vCPUs.
     any(SYS_getpid),
     AllowedCall(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK_SIGNAL)]),
 ];
@@ -98,13 +98,13 @@ const MAIN: &[AllowedCall] = &[
 const VCPU: &[AllowedCall] = &[
     AllowedCall(SYS_ioctl, &[Is(1, KVM_RUN)]),
     AllowedCall(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
-    // Errors in memory that are reported to the guest.
+    // Reporting memory errors to the guest.
     AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_SREGS)]),
     AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_MSRS)]),
     AllowedCall(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
 ];
 
-/// Every device.
+/// Calls of all device threads.
 const DEVICE: &[AllowedCall] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];
 
 const BLOCK: &[AllowedCall] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fdatasync)];
@@ -112,7 +112,7 @@ const BLOCK: &[AllowedCall] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fda
 const RNG: &[AllowedCall] = &[any(SYS_getrandom)];
 
 const CONTROL: &[AllowedCall] = &[
-    // What an answer needs comes up with the first caller: a runtime, its bell, and its own stream of signals.
+    // The runtime is created at the first connection, with its eventfd and its own signal socket.
     any(SYS_ppoll),
     any(SYS_epoll_create1),
     any(SYS_eventfd2),
@@ -121,16 +121,17 @@ const CONTROL: &[AllowedCall] = &[
     AllowedCall(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
     any(SYS_epoll_ctl),
     any(SYS_epoll_wait),
-    // Callers.
+    // Connections.
     any(SYS_accept4),
     any(SYS_recvfrom),
     SENDTO_PEER,
     any(SYS_shutdown),
-    any(SYS_getrandom), // maps that nobody can make slow
-    any(SYS_read),      // the runtime's wakeup
+    any(SYS_getrandom), // seeds of hash maps
+    any(SYS_read),      // the runtime's eventfd
 ];
 
-/// The rules of a thread: a call passes if one of them fits; a call without rules passes always.
+/// Returns the rules of a thread. A call is allowed if one of its rules matches; a call without
+/// rules is always allowed.
 pub(super) fn for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
     let tables: &[&[AllowedCall]] = match role {
         ThreadRole::Main => &[COMMON, MAIN],
@@ -156,9 +157,9 @@ fn rule(conditions: &[Argument]) -> SeccompRule {
             IsNull(index) => (index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
             IsThisProcess(index) => (index, INT, SeccompCmpOp::Eq, u64::from(std::process::id())),
         };
-        SeccompCondition::new(index, bytes, operator, value).expect("an argument that calls have")
+        SeccompCondition::new(index, bytes, operator, value).expect("the index is below 6")
     };
-    SeccompRule::new(conditions.iter().map(condition).collect()).expect("at least one condition")
+    SeccompRule::new(conditions.iter().map(condition).collect()).expect("there is at least one condition")
 }
 
 #[cfg(test)]

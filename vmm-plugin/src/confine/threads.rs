@@ -1,5 +1,5 @@
-//! The threads that serve a guest: each makes no system calls but those its work needs. Each installs its filter before it
-//! looks at anything that the guest has written.
+//! Threads that serve a guest, each with a seccomp filter for its role. A thread installs its
+//! filter before it reads anything that the guest has written.
 
 use std::{cell::Cell, collections::BTreeMap, io, thread::JoinHandle};
 
@@ -9,41 +9,41 @@ use vmm_sys_util::signal::block_signal;
 use super::{Seccomp, sigsys, syscall_rules};
 use crate::exit;
 
-/// What a thread is there for.
+/// Role of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ThreadRole {
-    /// Decides about the guest's life; the process's first.
+    /// The process's first thread: the event loop.
     Main,
-    /// Runs a processor.
+    /// Runs a vCPU.
     Vcpu,
-    /// Serves a disk.
+    /// Serves a block device.
     Block,
-    /// Serves a network card.
+    /// Serves a network device.
     Net,
-    /// Serves random numbers.
+    /// Serves the entropy device.
     Rng,
-    /// Answers callers at the control socket.
+    /// Serves the control socket.
     Control,
 }
 
 impl ThreadRole {
-    /// All there are.
+    /// All roles.
     pub const ALL: [Self; 6] = [Self::Main, Self::Vcpu, Self::Block, Self::Net, Self::Rng, Self::Control];
 
-    /// Whether a guest is none any more without it.
+    /// Returns whether the guest cannot continue without this thread.
     pub fn is_essential(self) -> bool {
         self != Self::Control
     }
 
-    /// What people call it.
+    /// Returns the name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Main => "the main thread",
-            Self::Vcpu => "a processor's thread",
-            Self::Block => "a disk's thread",
-            Self::Net => "a network card's thread",
-            Self::Rng => "the thread of random numbers",
-            Self::Control => "the control socket's thread",
+            Self::Vcpu => "a vCPU thread",
+            Self::Block => "a disk thread",
+            Self::Net => "a network thread",
+            Self::Rng => "the RNG thread",
+            Self::Control => "the control socket thread",
         }
     }
 }
@@ -52,20 +52,20 @@ thread_local! {
     static ROLE: Cell<Option<ThreadRole>> = const { Cell::new(None) };
 }
 
-/// What this thread is there for, once it is confined. Safe in a signal handler.
+/// Returns the role of this thread once it is confined. Safe in a signal handler.
 pub fn role() -> Option<ThreadRole> {
     ROLE.get()
 }
 
-/// The filters of all threads; empty if there are to be none.
+/// Seccomp filters by role; empty if filtering is disabled.
 #[derive(Debug, Default)]
 pub struct SeccompFilters(BTreeMap<ThreadRole, BpfProgram>);
 
 impl SeccompFilters {
-    /// Makes them, and whoever says which call was not let through.
+    /// Compiles the filters and installs the SIGSYS handler.
     ///
     /// # Errors
-    /// The kernel takes no handler.
+    /// The error of sigaction(2).
     pub fn new(seccomp: Seccomp) -> io::Result<Self> {
         let violation_action = match seccomp {
             Seccomp::False => return Ok(Self::default()),
@@ -76,19 +76,19 @@ impl SeccompFilters {
         Ok(Self(ThreadRole::ALL.map(|role| (role, filter(role, violation_action.clone()))).into()))
     }
 
-    /// This thread makes no other calls from now on.
+    /// Installs the filter of a role on this thread.
     ///
     /// # Errors
-    /// The kernel takes no filter.
+    /// The error of seccomp(2).
     pub fn confine(&self, role: ThreadRole) -> io::Result<()> {
         ROLE.set(Some(role));
         self.0.get(&role).map_or(Ok(()), |filter| apply_filter(filter).map_err(io::Error::other))
     }
 
-    /// Starts a thread that makes no other calls. Signals that ask for an end are left to the main thread.
+    /// Starts a thread with the filter of its role. SIGTERM and SIGINT are left to the main thread.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The error of creating the thread.
     pub fn spawn(
         &self,
         role: ThreadRole,
@@ -98,7 +98,7 @@ impl SeccompFilters {
         let filters = Self(self.0.get(&role).map(|filter| (role, filter.clone())).into_iter().collect());
         std::thread::Builder::new().name(name).spawn(move || {
             for signal in [libc::SIGTERM, libc::SIGINT] {
-                let _ = block_signal(signal); // blocked already, if at all
+                let _ = block_signal(signal); // fails only if it is blocked already
             }
             if let Err(error) = filters.confine(role) {
                 exit::print(&format!("error: seccomp: cannot confine {}: {error}", role.name()));
@@ -118,7 +118,7 @@ fn filter(role: ThreadRole, violation_action: SeccompAction) -> BpfProgram {
         SeccompAction::Allow,
         TARGET_ARCH,
     );
-    filter.and_then(BpfProgram::try_from).expect("the tables are well-formed")
+    filter.and_then(BpfProgram::try_from).expect("the rule tables are valid")
 }
 
 #[cfg(test)]

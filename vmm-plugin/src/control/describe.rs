@@ -1,4 +1,5 @@
-//! A guest as its control socket tells of it: everything but what changes while it runs.
+//! Static description of a guest for its control socket. Values that change while the guest runs
+//! are added by `control`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +11,7 @@ use crate::{
     memory::Memory,
 };
 
-/// What a guest is.
+/// Describes a guest.
 pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wire::Guest {
     let nodes = (0..).zip(&layout.nodes).map(|(number, _)| node(number, layout, memory));
     wire::Guest {

@@ -1,4 +1,4 @@
-//! What people and programs see of a guest. Names of fields are a promise to scripts.
+//! Table and JSON output of `info`. The JSON field names are stable: scripts use them.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -18,6 +18,7 @@ struct Guest<'a> {
     agent: Option<&'a str>,
     nodes: Vec<Node<'a>>,
     disks: Vec<Disk<'a>>,
+    #[serde(rename = "cards")]
     networks: Vec<Network<'a>>,
 }
 
@@ -27,7 +28,7 @@ struct Node<'a> {
     kind: &'static str,
     cpus: &'a [u32],
     bytes: u64,
-    /// `null` where it is not measured.
+    /// `null` if the node is not measured.
     touched_bytes: Option<u64>,
     distances: &'a [u32],
     emc: Option<&'a str>,
@@ -46,7 +47,7 @@ struct Network<'a> {
     mac: &'a str,
 }
 
-/// For programs.
+/// Renders a guest as JSON.
 pub(super) fn json(guest: &wire::Guest) -> String {
     let view = Guest {
         vm: &guest.vm,
@@ -64,7 +65,7 @@ pub(super) fn json(guest: &wire::Guest) -> String {
             .map(|network| Network { tap: &network.tap, mac: &network.mac })
             .collect(),
     };
-    serde_json::to_string_pretty(&view).expect("text and numbers") + "\n"
+    serde_json::to_string_pretty(&view).expect("a view serializes to JSON") + "\n"
 }
 
 fn node(node: &wire::GuestNode) -> Node<'_> {
@@ -93,7 +94,7 @@ fn state(guest: &wire::Guest) -> &'static str {
     }
 }
 
-/// For people: what it is, its nodes, and its devices.
+/// Renders a guest as a table for people.
 pub(super) fn text(guest: &wire::Guest) -> String {
     let started = UNIX_EPOCH + Duration::from_millis(guest.started_unix_ms);
     let mut facts = borderless_table();
@@ -103,7 +104,7 @@ pub(super) fn text(guest: &wire::Guest) -> String {
     facts.add_row(["STARTED:", &humantime::format_rfc3339_seconds(started).to_string()]);
     facts.add_row(["CPUS:", &guest.cpus.to_string()]);
     facts.add_row(["KERNEL:", &guest.kernel]);
-    facts.add_row(["MEMORY OF:", guest.agent.as_deref().unwrap_or("this host's operating system")]);
+    facts.add_row(["AGENT:", guest.agent.as_deref().unwrap_or("none: memory of this host")]);
     for disk in &guest.disks {
         facts.add_row([
             "DISK:",
@@ -111,7 +112,7 @@ pub(super) fn text(guest: &wire::Guest) -> String {
         ]);
     }
     for network in &guest.cards {
-        facts.add_row(["CARD:", &format!("{} {}", network.tap, network.mac)]);
+        facts.add_row(["NET:", &format!("{} {}", network.tap, network.mac)]);
     }
     strip_control_characters(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
 }
@@ -134,12 +135,12 @@ fn nodes(guest: &wire::Guest) -> Table {
     table
 }
 
-/// Device memory, for one, is not measured: it is there whether touched or not.
+/// Formats the touched bytes of a node. Some memory is not measured, such as device memory.
 fn touched(node: &wire::GuestNode) -> String {
     node.touched_bytes.map_or_else(|| "not measured".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
 
-/// Numbers in the order in which they come, neighbours as a run: "0-3,7".
+/// Formats numbers in the given order, consecutive ones as a range: "0-3,7".
 fn ranges(numbers: &[u32]) -> String {
     let ranges = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|range| match range {
         [only] => only.to_string(),
@@ -159,7 +160,7 @@ fn flush_left(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
-/// Paths are other people's words: in a terminal they must not become orders to it.
+/// Replaces control characters: a path could otherwise contain terminal escape sequences.
 fn strip_control_characters(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
@@ -193,7 +194,7 @@ mod tests {
             cpus: 4,
             kernel: "/boot/vmlinuz".into(),
             started_unix_ms: 1_700_000_000_000,
-            agent: Some("/range/tarn/host-memory.sock".into()),
+            agent: Some("/run/tarn/host-memory.sock".into()),
             nodes: vec![local, pool],
             disks: vec![wire::GuestDisk { path: "web-1\u{1b}[2J.raw".into(), read_only: true }],
             cards: vec![wire::GuestCard { tap: "tap0".into(), mac: "52:54:00:12:34:56".into() }],
@@ -203,15 +204,15 @@ mod tests {
     #[test]
     fn table_shows_nodes_and_escapes_control_characters() {
         let expected = "\
-VM:         web-1
-STATE:      running
-PID:        4711
-STARTED:    2023-11-14T22:13:20Z
-CPUS:       4
-KERNEL:     /boot/vmlinuz
-MEMORY OF:  /range/tarn/host-memory.sock
-DISK:       web-1\u{fffd}[2J.raw (read only)
-CARD:       tap0 52:54:00:12:34:56
+VM:       web-1
+STATE:    running
+PID:      4711
+STARTED:  2023-11-14T22:13:20Z
+CPUS:     4
+KERNEL:   /boot/vmlinuz
+AGENT:    /run/tarn/host-memory.sock
+DISK:     web-1\u{fffd}[2J.raw (read only)
+NET:      tap0 52:54:00:12:34:56
 
 NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
 0     local  0-3   12GiB   300MiB   10 18      -     -

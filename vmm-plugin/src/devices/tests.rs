@@ -1,4 +1,4 @@
-//! Ports and the serial line as a guest uses and misuses them.
+//! Tests of the I/O ports under correct and arbitrary accesses.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{serial::Serial, *};
 
-/// What came out of a serial line.
+/// Collects the output of a serial port.
 #[derive(Clone, Default)]
 struct OutputBuffer(Arc<Mutex<Vec<u8>>>);
 
@@ -52,7 +52,7 @@ fn serial_output_to_a_closed_pipe_is_dropped() {
     let line = EventFd::new(EFD_NONBLOCK).unwrap();
     let mut serial = Serial::new(line, Box::new(std::fs::File::from(write)));
     serial.write(0, b'x');
-    assert_eq!(serial.read(5) & 0x20, 0x20, "there is room for the next");
+    assert_eq!(serial.read(5) & 0x20, 0x20, "the transmitter is empty");
 }
 
 #[test]

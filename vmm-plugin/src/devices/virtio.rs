@@ -1,6 +1,6 @@
-//! Virtio devices behind registers in memory (VIRTIO 1.2, section 4.2). A guest's driver and a device share queues in guest
-//! memory; what a guest writes there, and into the registers, is hostile input. A device that is told nonsense stops, tells
-//! the driver so, and waits to be reset.
+//! Virtio devices on the MMIO transport (VIRTIO 1.2, section 4.2). Registers and queue memory are
+//! hostile input: a device whose driver violates the protocol stops, reports this to the driver,
+//! and waits for a reset.
 
 pub mod block;
 mod mmio;
@@ -19,49 +19,50 @@ pub use self::{
     worker::Worker,
 };
 
-/// Bits that every device and driver of this version has.
+/// Feature of the current, non-legacy interface.
 const VIRTIO_F_VERSION_1: u64 = 1 << 32;
-/// The sides tell each other when they want to be told.
+/// Feature for suppressing notifications and interrupts by ring index.
 const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 
-/// A run of buffers that a driver hands to a device.
+/// A descriptor chain of a queue.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemory>;
 
-/// The driver did what no driver may.
+/// The driver violated the virtio protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestDriverError {
-    /// A queue that makes no sense.
-    #[error("a queue makes no sense")]
+    /// A queue is invalid.
+    #[error("invalid queue")]
     Queue(#[from] virtio_queue::Error),
-    /// Buffers that make no sense.
-    #[error("buffers make no sense")]
+    /// A descriptor chain is invalid.
+    #[error("invalid descriptor chain")]
     Buffers(#[from] io::Error),
 }
 
-/// What a device is and does. Everything around it is the same for all.
+/// A device type. The transport and the worker are the same for all types.
 pub trait VirtioDevice: Send {
-    /// Its kind (VIRTIO 1.2, section 5).
+    /// Returns the device ID (VIRTIO 1.2, section 5).
     fn device_type(&self) -> u32;
 
-    /// The work of its thread.
+    /// Returns the role of the device's thread.
     fn role(&self) -> ThreadRole;
 
-    /// What it can do, beyond what all can.
+    /// Returns the device-specific feature bits.
     fn device_features(&self) -> u64;
 
-    /// The sizes of its queues, powers of two.
+    /// Returns the maximum size of each queue, powers of two.
     fn queue_sizes(&self) -> &'static [u16];
 
-    /// What the driver reads of it.
+    /// Returns the content of the configuration space.
     fn config_space(&self) -> Vec<u8>;
 
-    /// The driver has chosen some of its features.
+    /// Applies the negotiated feature bits.
     fn set_driver_features(&mut self, _features: u64) {}
 
-    /// Does what one chain asks for. The number of bytes written into it, or `None` if it is to be kept for later.
+    /// Processes one descriptor chain. Returns the number of bytes written to it, or `None` if the
+    /// chain is to stay available.
     ///
     /// # Errors
-    /// The chain makes no sense.
+    /// [`GuestDriverError`] if the chain is invalid.
     fn process_chain(
         &mut self,
         queue: usize,
@@ -69,16 +70,16 @@ pub trait VirtioDevice: Send {
         memory: &GuestMemory,
     ) -> Result<Option<u32>, GuestDriverError>;
 
-    /// What the device itself waits for, and for which of its queues.
+    /// Returns a descriptor that the device polls, and the queue that it feeds.
     fn event_source(&self) -> Option<(RawFd, usize)> {
         None
     }
 }
 
-/// Serves what lies in a queue. Whether the driver wants to be told.
+/// Processes all available chains of a queue. Returns whether the driver requests an interrupt.
 ///
 /// # Errors
-/// The driver did what no driver may.
+/// [`GuestDriverError`] if the driver violated the protocol.
 pub fn process_queue(
     device: &mut dyn VirtioDevice,
     number: usize,
@@ -110,7 +111,7 @@ pub fn process_queue(
             return Ok(served && queue.needs_notification(memory)?);
         }
         if empty_rounds > 1 {
-            return Err(virtio_queue::Error::InvalidAvailRingIndex.into()); // more than the queue can hold is offered
+            return Err(virtio_queue::Error::InvalidAvailRingIndex.into()); // more chains are available than the queue can hold
         }
     }
 }

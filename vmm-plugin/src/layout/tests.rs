@@ -1,4 +1,4 @@
-//! What a layout promises, for any shape.
+//! Invariants of layouts for arbitrary shapes, and examples.
 
 use proptest::prelude::*;
 
@@ -41,9 +41,9 @@ proptest! {
     fn node_sizes_match_the_shape_and_their_regions(shape in shapes()) {
         let layout = Layout::new(&shape, 46).unwrap();
         let sizes: Vec<u64> = layout.nodes.iter().map(|node| node.memory.iter().map(|r| r.end - r.start).sum()).collect();
-        let wanted = shape.local.iter().map(|node| node.memory.get());
-        let wanted: Vec<u64> = wanted.chain(shape.pool.iter().map(|node| Bytes::slices(node.slices).get())).collect();
-        prop_assert_eq!(sizes, wanted);
+        let requested = shape.local.iter().map(|node| node.memory.get());
+        let requested: Vec<u64> = requested.chain(shape.pool.iter().map(|node| Bytes::slices(node.slices).get())).collect();
+        prop_assert_eq!(sizes, requested);
         for (number, node) in layout.nodes.iter().enumerate() {
             let regions = layout.regions.iter().filter(|region| region.node as usize == number);
             let inside = |region: &MemoryRegion| node.memory.iter().any(|r| r.start <= region.range.start && region.range.end <= r.end);
@@ -136,7 +136,7 @@ fn invalid_shape_error_names_value_and_rule() {
     let long = wrong(&shape(&[local(1, 256)], &[pool(100)]));
     assert_eq!(
         long,
-        "memory: the guest's ends at 0x1a00000000, past what 36 bits of address reach on this machine"
+        "memory: the guest's memory ends at 0x1a00000000, beyond the 36-bit address space of this host"
     );
     let mut slow = shape(&[local(1, 256)], &[pool(1)]);
     slow.pool[0].performance.latency_ns = 0;

@@ -1,4 +1,4 @@
-//! The devices a guest is to have: opened first, so that a wrong one is found early, and started last.
+//! Opens the guest's virtio devices before anything starts, and attaches them to the VM.
 
 use std::{io, sync::Arc};
 
@@ -20,26 +20,26 @@ use crate::{
     platform::Window,
 };
 
-/// Where the windows begin.
+/// Guest-physical address of the first MMIO window.
 const MMIO_WINDOWS_START: u64 = MMIO_HOLE_START + (256 << 20);
-/// The first interrupt line that is of no use to the platform itself.
+/// First interrupt line that the platform itself does not use.
 const FIRST_DEVICE_LINE: u32 = 8;
-/// As many as an I/O APIC has.
+/// Number of interrupt lines of an I/O APIC.
 pub(super) const IO_APIC_LINES: u32 = 24;
 
 const _: () = assert!(
     DEVICES_PER_VM_MAX < (IO_APIC_LINES - FIRST_DEVICE_LINE) as usize,
-    "a line for each, and one for the rng"
+    "one line per device, and one for the RNG"
 );
 
-/// A device that is open, and where it will be.
+/// An open device and its place on the MMIO bus.
 pub(super) struct OpenDevice {
     name: String,
     device: Box<dyn VirtioDevice>,
     pub(super) window: Window,
 }
 
-/// Opens what the guest is to have.
+/// Opens the devices of a guest.
 pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
     let mut devices: Vec<(String, Box<dyn VirtioDevice>)> = vec![("rng".into(), Box::new(VirtioRng))];
     for (number, disk) in config.disks.iter().enumerate() {
@@ -49,7 +49,7 @@ pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
         let device = VirtioNet::open(&net.tap, net.mac).map_err(|errno| {
             let hint = match errno.kind() {
                 io::ErrorKind::NotFound => "; is the module tun loaded?",
-                io::ErrorKind::PermissionDenied => "; make it with `ip tuntap add` for this user first",
+                io::ErrorKind::PermissionDenied => "; create it for this user with `ip tuntap add`",
                 _ => "",
             };
             MachineError::Tap { tap: net.tap.clone(), hint, errno }
@@ -68,7 +68,7 @@ pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
     Ok((0..).zip(devices).map(attach).collect())
 }
 
-/// Puts transport in front of devices, and somebody who will do their work.
+/// Creates the MMIO transport and the worker of each device.
 pub(super) fn attach(
     devices: Vec<OpenDevice>,
     vm: &VmFd,
@@ -78,7 +78,7 @@ pub(super) fn attach(
     for OpenDevice { name, device, window } in devices {
         let transport = MmioTransport::new(device, irqfd(vm, window.line)?, memory.clone());
         let worker = Worker::new(name, Arc::clone(&transport), u64::from(window.at), vm);
-        workers.push(worker.map_err(system_error("listen to a device"))?);
+        workers.push(worker.map_err(system_error("watch the queues of a device"))?);
         windows.0.push((window, transport));
     }
     Ok((windows, workers))

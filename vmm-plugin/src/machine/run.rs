@@ -1,5 +1,5 @@
-//! The life of a guest that was put together, and the one loop that decides about it: it listens to the terminal, to signals, to
-//! the control socket, and to how the guest ends.
+//! Event loop of a running guest. It handles terminal input, signals, control requests and vCPU
+//! exits, and decides when the guest ends.
 
 use std::{
     fs::File,
@@ -28,12 +28,12 @@ use crate::{
     wakeup::Wakeup,
 };
 
-/// How much of what is typed is taken at a time.
+/// Bytes read from the terminal at a time.
 const INPUT_CHUNK_BYTES: usize = 64;
-/// How soon a guest that had no room for what was typed is tried again.
+/// Delay before input is offered again to a guest whose UART buffer was full.
 const INPUT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Where a console's output goes.
+/// Opens the destination of the console's output.
 pub(super) fn open_output(console: &Console) -> Result<Output, MachineError> {
     match console {
         Console::Terminal => Ok(Box::new(io::stdout())),
@@ -45,10 +45,10 @@ pub(super) fn open_output(console: &Console) -> Result<Output, MachineError> {
     }
 }
 
-/// Runs a guest to its end and says how that was: an exit code, see [`exit`].
+/// Runs a guest to its end and returns its exit code, see [`exit`].
 ///
 /// # Errors
-/// Nothing was started.
+/// [`MachineError`] if the guest was not started.
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     let Machine { confinement, guest } = machine;
     let seccomp = confinement.seccomp;
@@ -58,7 +58,7 @@ pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     if reads_input {
         set_raw_mode();
     }
-    let filters = SeccompFilters::new(seccomp).map_err(system_error("handle a signal"))?;
+    let filters = SeccompFilters::new(seccomp).map_err(system_error("install a SIGSYS handler"))?;
     let mut guest = Guest::start(guest, &filters)?;
     filters.confine(ThreadRole::Main).map_err(system_error("confine the main thread"))?;
     let end = guest.run_event_loop(&signals, reads_input);
@@ -67,12 +67,12 @@ pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     Ok(code)
 }
 
-/// Says how a guest ended.
+/// Prints the reason for the guest's end and returns the exit code.
 fn report(end: &GuestEnd) -> u8 {
     match end {
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::PowerOff)) => exit::POWERED_OFF,
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::Reset)) => {
-            exit::print("the guest asked to be started anew");
+            exit::print("the guest requested a reset");
             exit::RESET
         }
         GuestEnd::Vcpu(ExitReason::Crashed(reason)) => {
@@ -84,13 +84,11 @@ fn report(end: &GuestEnd) -> u8 {
             exit::FAILED
         }
         GuestEnd::Stopped => {
-            exit::print(&format!(
-                "the guest did not switch itself off within {GUEST_STOPS_WITHIN}, and was stopped"
-            ));
+            exit::print(&format!("the guest did not power off within {GUEST_STOPS_WITHIN} and was stopped"));
             exit::STOPPED
         }
         GuestEnd::Killed => {
-            exit::print("the guest was stopped at once, as was asked");
+            exit::print("the guest was stopped at once on request");
             exit::STOPPED
         }
     }
@@ -98,32 +96,32 @@ fn report(end: &GuestEnd) -> u8 {
 
 enum GuestEnd {
     Vcpu(ExitReason),
-    /// It was asked to, and took too long or was asked again.
+    /// The guest did not power off in time, or a second SIGTERM arrived.
     Stopped,
-    /// It was not asked.
+    /// A control request ended the guest at once.
     Killed,
 }
 
-/// A guest that runs, and the one who decides about its life.
+/// A running guest and the state of its event loop.
 struct Guest {
     resources: GuestResources,
     vcpus: VcpuThreads,
     exits: mpsc::Receiver<ExitReason>,
     requests: mpsc::Receiver<ControlRequest>,
-    /// Rung for each ending and each order.
+    /// Notified for each vCPU exit and each control request.
     wakeup: Arc<Wakeup>,
     paused: bool,
-    /// When it is stopped if it has not switched itself off.
+    /// Deadline after the power button was pressed; the guest is stopped then.
     stop_at: Option<Instant>,
-    /// When its memory was last seen to be there.
+    /// Time of the last check for revoked memory.
     memory_checked_at: Instant,
-    /// What was typed and it had no room for yet.
+    /// Input that the guest's UART had no space for yet.
     pending_input: Vec<u8>,
 }
 
 impl Guest {
     fn start(assembled: GuestParts, filters: &SeccompFilters) -> Result<Self, MachineError> {
-        let wakeup = Arc::new(Wakeup::new().map_err(system_error("make an event descriptor"))?);
+        let wakeup = Arc::new(Wakeup::new().map_err(system_error("create an eventfd"))?);
         let (exit_sender, exits) = mpsc::channel();
         let (request_sender, requests) = RequestSender::new(Arc::clone(&wakeup));
         let GuestParts { resources, vcpus, workers, control } = assembled;
@@ -156,13 +154,14 @@ impl Guest {
             if reads_input && self.pending_input.is_empty() {
                 poll_fds.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
             }
-            let wait = Timespec::try_from(self.poll_timeout()).expect("seconds");
+            let wait =
+                Timespec::try_from(self.poll_timeout()).expect("a timeout is at most the check interval");
             match poll(&mut poll_fds, Some(&wait)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return GuestEnd::Vcpu(ExitReason::Failed(format!("poll: {errno}"))),
             }
             let ready: Vec<bool> = poll_fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            self.wakeup.clear(); // before looking: what comes later rings again
+            self.wakeup.clear(); // cleared before the queues are read, so that later notifications are kept
             if self.stop_at.is_some_and(|at| at <= Instant::now()) {
                 return GuestEnd::Stopped;
             }
@@ -180,7 +179,7 @@ impl Guest {
         }
     }
 
-    /// Until the next look at its memory, its end, or another attempt to hand on what was typed.
+    /// Returns the time until the next memory check, input retry or stop deadline.
     fn poll_timeout(&self) -> Duration {
         let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
         let look =
@@ -189,7 +188,7 @@ impl Guest {
         [left, pending_input].into_iter().flatten().fold(look, Duration::min)
     }
 
-    /// However often it is woken, neither always nor never.
+    /// Checks for revoked memory once per interval, however often the loop wakes up.
     fn check_memory(&mut self) {
         if self.memory_checked_at.elapsed() >= LOST_SLICES_LOOKED_FOR_EVERY.as_duration() {
             fault::exit_if_revoked();
@@ -197,19 +196,19 @@ impl Guest {
         }
     }
 
-    /// What becomes of endings, signals and orders.
+    /// Handles pending vCPU exits, signals and control requests.
     fn handle_events(&mut self, signal_count: usize) -> Option<GuestEnd> {
         if let Ok(end) = self.exits.try_recv() {
             return Some(GuestEnd::Vcpu(end));
         }
         if signal_count > 1 || signal_count > 0 && self.stop_at.is_some() {
-            return Some(GuestEnd::Stopped); // asked twice, maybe before this loop saw it once
+            return Some(GuestEnd::Stopped); // both signals may have arrived before this loop saw the first
         }
         if signal_count > 0 {
             self.press_power_button();
         }
         while let Ok(ControlRequest { action, reply }) = self.requests.try_recv() {
-            let _ = reply.send(self.execute(action)); // whoever asked may have gone
+            let _ = reply.send(self.execute(action)); // the client may have disconnected
             if action == Action::Kill {
                 return Some(GuestEnd::Killed);
             }
@@ -229,7 +228,7 @@ impl Guest {
 
     fn state(&self) -> State {
         match (self.stop_at, self.paused) {
-            (Some(_), _) => State::ExitReason,
+            (Some(_), _) => State::Stopping,
             (None, true) => State::Paused,
             (None, false) => State::Running,
         }
@@ -237,7 +236,7 @@ impl Guest {
 
     fn pause(&mut self) -> Result<(), ActionError> {
         if self.stop_at.is_some() {
-            return Err(ActionError::ExitReason);
+            return Err(ActionError::Stopping);
         }
         self.paused = self.vcpus.pause();
         if self.paused { Ok(()) } else { Err(ActionError::Busy) }
@@ -248,14 +247,14 @@ impl Guest {
         self.paused = false;
     }
 
-    /// A guest that stands still would not see it.
+    /// Presses the power button. A paused guest is resumed first: it would not see the button.
     fn press_power_button(&mut self) {
         self.resume();
         let _ = self.resources.power_button.write(1);
         self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_STOPS_WITHIN.as_duration());
     }
 
-    /// Takes what is typed; `false` at the end of input.
+    /// Reads terminal input. Returns `false` at end of input.
     fn read_input(&mut self) -> bool {
         let mut bytes = [0; INPUT_CHUNK_BYTES];
         match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
@@ -268,8 +267,8 @@ impl Guest {
         }
     }
 
-    /// What was typed goes to the guest as far as it has room. The line is not waited for: a processor may hold it for as long
-    /// as nobody takes its output.
+    /// Forwards input to the UART as far as it has space. Does not wait for the UART's lock: a vCPU
+    /// may hold it while the output blocks.
     fn forward_input(&mut self) {
         if !self.pending_input.is_empty()
             && let Some(mut serial) = self.resources.context.ports.try_serial()
@@ -280,7 +279,7 @@ impl Guest {
     }
 }
 
-/// Signals that ask for an end, as bytes of a stream.
+/// Registers SIGTERM and SIGINT. Each signal becomes one byte in the returned stream.
 fn register_signals() -> io::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
     read.set_nonblocking(true)?;
@@ -290,12 +289,12 @@ fn register_signals() -> io::Result<UnixStream> {
     Ok(read)
 }
 
-/// How many there were since the last look.
+/// Returns the number of signals since the last call.
 fn signal_count(mut signals: &UnixStream) -> usize {
     signals.read(&mut [0; 16]).unwrap_or(0)
 }
 
-/// Every key goes to the guest, also those that end programs.
+/// Sets the terminal to raw mode, so that the guest receives all keys, including Ctrl-C.
 fn set_raw_mode() {
     let stdin = rustix::stdio::stdin();
     if let Ok(before) = tcgetattr(stdin) {

@@ -1,4 +1,4 @@
-//! The threads of a guest's processors: started, made to stand still for a while, and ended.
+//! The vCPU threads of a guest: start, pause, resume and stop.
 
 use std::{
     io,
@@ -17,17 +17,19 @@ use crate::{
     wakeup::Wakeup,
 };
 
-/// How often processors that are to stop are told again: a signal that arrives just before KVM_RUN is lost.
+/// Interval between kicks of a vCPU that is to stop. A signal that arrives just before KVM_RUN is
+/// lost.
 const KICK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// All processors of a guest, each on a thread.
+/// All vCPUs of a guest, one thread each.
 pub(super) struct VcpuThreads {
     threads: Vec<JoinHandle<()>>,
     gate: Arc<Gate>,
 }
 
 impl VcpuThreads {
-    /// They run from now on. How the guest ended, and the bell, tell of the first that does not any more.
+    /// Starts the vCPUs. The first vCPU that exits sends the reason to `exits` and notifies
+    /// `wakeup`.
     pub(super) fn start(
         vcpus: Vec<Vcpu>,
         (context, filters): (&VcpuContext, &SeccompFilters),
@@ -35,24 +37,25 @@ impl VcpuThreads {
         wakeup: &Arc<Wakeup>,
     ) -> Result<Self, MachineError> {
         register_signal_handler(vcpu::kick_signal(), ignore_signal)
-            .map_err(|error| system_error("handle a signal")(error.into()))?;
+            .map_err(|error| system_error("install a handler for the kick signal")(error.into()))?;
         let threads = vcpus.into_iter().enumerate().map(|(index, mut vcpu)| {
             let (context, exits, wakeup) = (context.clone(), exits.clone(), Arc::clone(wakeup));
             filters.spawn(ThreadRole::Vcpu, format!("vcpu{index}"), move || {
                 if let Some(exit) = vcpu.run(&context) {
-                    let _ = exits.send(exit); // somebody else was faster, if nobody listens
+                    let _ = exits.send(exit); // fails only after another vCPU has ended the guest
                     wakeup.notify();
                 }
             })
         });
         let threads = threads.collect::<io::Result<_>>().map_err(system_error("start a thread"))?;
-        context.gate.set_open(true); // all of them or none
+        context.gate.set_open(true); // vCPUs run only once all threads exist
         Ok(Self { threads, gate: Arc::clone(&context.gate) })
     }
 
-    /// Whether all stand still when this returns; if one does not, none does for long. Each is told that it stood, so that the
-    /// guest's watchdogs know. Devices may finish what they have begun, and clocks go on: standing is like being
-    /// scheduled late.
+    /// Pauses all vCPUs and returns whether that succeeded; if one vCPU does not pause, all are
+    /// resumed. KVM marks the guest's clock as paused, so that soft-lockup watchdogs do not fire.
+    /// Devices finish requests in flight and clocks continue: to the guest, a pause looks like a
+    /// scheduling delay.
     pub(super) fn pause(&self) -> bool {
         self.gate.set_open(false);
         let paused = self.kick_until(|| self.gate.waiting() as usize + self.finished() >= self.threads.len());
@@ -62,21 +65,21 @@ impl VcpuThreads {
         paused
     }
 
-    /// All go on.
+    /// Resumes all vCPUs.
     pub(super) fn resume(&self) {
         self.gate.set_open(true);
     }
 
-    /// No processor runs any more when this returns, unless one hangs in the kernel.
+    /// Stops all vCPUs. Returns when no vCPU runs any more, unless one hangs in the kernel.
     pub(super) fn stop(self) {
         self.gate.stop();
         self.kick_until(|| self.finished() == self.threads.len());
     }
 
-    /// Interrupts the first processor, which reports errors that were found in memory. A kick may be lost.
+    /// Kicks the first vCPU, which reports memory errors to the guest. The kick may be lost.
     pub(super) fn kick_first(&self) {
         if let Some(thread) = self.threads.first() {
-            let _ = thread.kill(vcpu::kick_signal()); // one that has exits reports ignore_signal
+            let _ = thread.kill(vcpu::kick_signal()); // fails only if the thread has ended
         }
     }
 
@@ -84,7 +87,7 @@ impl VcpuThreads {
         self.threads.iter().filter(|thread| thread.is_finished()).count()
     }
 
-    /// Calls processors out of KVM until something is so. Whether it came to be.
+    /// Kicks vCPUs out of KVM_RUN until `condition` holds. Returns `false` on timeout.
     fn kick_until(&self, condition: impl Fn() -> bool) -> bool {
         let give_up = Instant::now() + VCPUS_STOP_WITHIN.as_duration();
         while !condition() {
@@ -92,7 +95,7 @@ impl VcpuThreads {
                 return false;
             }
             self.threads.iter().for_each(|thread| {
-                let _ = thread.kill(vcpu::kick_signal()); // one that is finished needs no telling
+                let _ = thread.kill(vcpu::kick_signal()); // fails only if the thread has ended
             });
             std::thread::sleep(KICK_INTERVAL);
         }

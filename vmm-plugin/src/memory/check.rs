@@ -1,4 +1,4 @@
-//! What must hold of a guest's memory as a whole before it is used: that it is there, and that each piece is its own.
+//! Checks of a guest's memory as a whole: enough memory is available, and no regions overlap.
 
 use rustix::fs::{FileType, Stat, fstat};
 use units::Bytes;
@@ -6,31 +6,33 @@ use units::Bytes;
 use super::{Backings, MappedRegion, MemoryError, backing_of, is_device};
 use crate::layout::Layout;
 
-/// What is to be there before the guest starts fits into what this host has, huge pages and devices aside: those are
-/// counted elsewhere, or there already.
+/// Checks that memory to be prefaulted is available. Huge pages are accounted separately and device
+/// memory exists already.
 pub(super) fn check_available_memory(layout: &Layout, backings: &Backings) -> Result<(), MemoryError> {
     let prefaulted = layout.regions.iter().filter(|region| {
         let (backing, _, memory_options) = backing_of(region, backings);
         memory_options.prefault && memory_options.hugepage_size.is_none() && !is_device(&backing.file)
     });
-    let wanted: u64 = prefaulted.map(|region| region.range.end - region.range.start).sum();
-    if wanted == 0 {
+    let requested: u64 = prefaulted.map(|region| region.range.end - region.range.start).sum();
+    if requested == 0 {
         return Ok(());
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match available(&meminfo).filter(|available| available.get() < wanted) {
-        Some(available) => Err(MemoryError::InsufficientMemory { wanted: Bytes::new(wanted), available }),
+    match available(&meminfo).filter(|available| available.get() < requested) {
+        Some(available) => {
+            Err(MemoryError::InsufficientMemory { requested: Bytes::new(requested), available })
+        }
         None => Ok(()),
     }
 }
 
-/// What Linux says of memory that can be had without swapping.
+/// Parses MemAvailable from /proc/meminfo.
 fn available(meminfo: &str) -> Option<Bytes> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(Bytes::new(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10))
 }
 
-/// Which memory a file is. A device may have several nodes.
+/// Identity of a file's memory. A device may have several inodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Identity {
     File { device: u64, inode: u64 },
@@ -47,10 +49,10 @@ impl Identity {
     }
 }
 
-/// No byte of a file is at two places of a guest.
+/// Checks that no two regions overlap in a file.
 pub(super) fn check_disjoint(mapped: &[MappedRegion]) -> Result<(), MemoryError> {
     let location = |mapped: &MappedRegion| {
-        let stat = fstat(&mapped.file).expect("it was mapped");
+        let stat = fstat(&mapped.file).expect("fstat of an open file succeeds");
         (Identity::from_stat(&stat), mapped.file_range.clone(), mapped.owner.to_string())
     };
     let mut locations: Vec<_> = mapped.iter().map(location).collect();
@@ -70,7 +72,7 @@ mod tests {
         memory::{Backing, Memory, MemoryBackendOptions, Owner, create_memfd},
     };
 
-    /// Two slices that lie in one file from these offsets on.
+    /// Maps two slices at these offsets of one file.
     fn map(offsets: [u64; 2]) -> Result<Memory, MemoryError> {
         let pool = create_memfd("pool", Bytes::gib(2), None).unwrap();
         map_file(pool, offsets, MemoryBackendOptions::default())
@@ -107,13 +109,10 @@ mod tests {
     fn overlapping_slices_of_one_file_are_refused() {
         map([0, 1 << 30]).unwrap();
         let error = map([4096, 0]).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "memory: slice 4 of EMC emc0 and slice 3 of EMC emc0 are the overlap memory: each must be its own"
-        );
+        assert_eq!(error, "memory: slice 4 of EMC emc0 and slice 3 of EMC emc0 overlap");
         assert_eq!(
             map([0, (1 << 30) + 4096]).unwrap_err().to_string(),
-            "memory: slice 4 of EMC emc0 has 2GiB, and 2097156KiB were promised"
+            "memory: slice 4 of EMC emc0 has 2GiB, expected 2097156KiB"
         );
     }
 
@@ -124,7 +123,7 @@ mod tests {
         map_file(device(), slices, MemoryBackendOptions::default()).unwrap();
         let bound = MemoryBackendOptions { host_numa_node: Some(0), ..MemoryBackendOptions::default() };
         let error = units::chain(&map_file(device(), slices, bound).unwrap_err());
-        assert!(error.ends_with(": a device's memory is where it is"), "{error}");
+        assert!(error.ends_with(": device memory cannot be bound"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Memory that goes away under a guest. A slice that is revoked shows as SIGBUS in whichever thread touches it, as EFAULT or a
-//! memory fault from KVM_RUN, or as an access to a device where there is memory; each ends the VM at once, and says what was
-//! lost. A slice that is still there and cannot be touched means that the host has no memory left to put behind it, or that the
-//! memory behind it is broken. Broken memory ends the VM only if no processor can report it to the guest.
+//! Handles guest memory that disappears or fails. A revoked slice shows as SIGBUS in any thread, as
+//! EFAULT or KVM_EXIT_MEMORY_FAULT from KVM_RUN, or as an MMIO exit inside a RAM slot. Each ends
+//! the VM with a message that names the slice. If the slice still exists, the host has run out of
+//! memory or the memory has an uncorrectable error. The latter ends the VM only if no vCPU can
+//! report it to the guest; see [`poison`].
 
 use std::{
     fs::File,
@@ -25,7 +26,7 @@ use units::limits::MACHINE_CHECKS_LOGGED_MAX;
 use super::{Memory, Owner, poison};
 use crate::exit;
 
-/// What is said about a piece of memory that is lost. Written beforehand, as there is no writing of texts in a signal handler.
+/// Messages about a region, formatted in advance: a signal handler must not allocate.
 #[derive(Debug)]
 struct RegionMessages {
     addresses: Range<usize>,
@@ -37,70 +38,71 @@ struct RegionMessages {
     reported: String,
 }
 
-/// All of a guest's memory.
+/// Messages of all regions.
 #[derive(Debug, Default)]
 struct Messages {
     regions: Vec<RegionMessages>,
-    /// What is said when nothing is lost, and nobody knows where memory is missing.
+    /// Memory is exhausted at an unknown address.
     exhausted: String,
-    /// What is said when nobody knows where it is broken.
+    /// Memory is poisoned at an unknown address.
     poisoned: String,
 }
 
 static MESSAGES: OnceLock<Messages> = OnceLock::new();
 
-/// From now on this process ends when memory of its guest goes away. For one guest in the life of a process.
+/// Installs the SIGBUS handler, which ends the process when guest memory is lost. Once per process.
 ///
 /// # Errors
-/// The kernel takes no handler.
+/// The error of sigaction(2).
 pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
-    let notices = memory.mapped.iter().map(|mapped| {
+    let regions = memory.mapped.iter().map(|mapped| {
         let revoked = match &mapped.owner {
             Owner::Slice { slice, emc } => {
-                format!("error: VM {vm} lost slice {slice} of EMC {emc}: the rack took it back\n")
+                format!("error: VM {vm} lost slice {slice} of EMC {emc}: the rack revoked it\n")
             }
-            Owner::Local => format!("error: VM {vm} lost its local memory of node {}\n", mapped.node),
+            Owner::Local => format!("error: VM {vm} lost local memory of node {}\n", mapped.node),
         };
-        let of = match &mapped.owner {
+        let memory = match &mapped.owner {
             Owner::Slice { slice, emc } => {
-                format!("slice {slice} of EMC {emc} is still granted, and there is")
+                format!("slice {slice} of EMC {emc}")
             }
-            Owner::Local => format!("there is, for local memory of node {},", mapped.node),
+            Owner::Local => format!("local memory of node {}", mapped.node),
         };
         RegionMessages {
             addresses: mapped.addresses.clone(),
             file: Arc::clone(&mapped.file),
             file_range: mapped.file_range.clone(),
             revoked,
-            exhausted: format!("error: VM {vm}: host memory exhausted: {of} nothing left to put behind it\n"),
-            poisoned: format!("error: VM {vm}: an uncorrectable memory error in {}\n", mapped.owner),
+            exhausted: format!("error: VM {vm}: host memory exhausted: no page available for {memory}\n"),
+            poisoned: format!("error: VM {vm}: uncorrectable memory error in {}\n", mapped.owner),
             reported: format!(
-                "VM {vm}: an uncorrectable memory error in {}: reported to the guest as a machine check\n",
+                "VM {vm}: uncorrectable memory error in {}: reported to the guest as a machine check\n",
                 mapped.owner
             ),
         }
     });
-    let regions = notices.collect();
+    let regions = regions.collect();
     let exhausted = format!("error: VM {vm}: host memory exhausted\n");
-    let poisoned = format!("error: VM {vm}: an uncorrectable memory error\n");
+    let poisoned = format!("error: VM {vm}: uncorrectable memory error\n");
     assert!(MESSAGES.set(Messages { regions, exhausted, poisoned }).is_ok(), "a process runs one guest");
     vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error).map_err(io::Error::from)
 }
 
-/// What somebody found where memory should be, and at which address of this process, if that is known.
+/// A fault in guest memory, and its address in this process if known.
 #[derive(Clone, Copy, Debug)]
 pub enum MemoryFault {
-    /// Nothing.
+    /// No page could be mapped.
     Missing(Option<usize>),
-    /// Memory that cannot hold what was written to it.
+    /// The page has an uncorrectable error.
     Poisoned(Option<usize>),
 }
 
-/// From asm-generic/siginfo.h: broken memory was used, or was found without being used.
+/// From asm-generic/siginfo.h: an uncorrectable error was consumed, or was found without being
+/// consumed.
 const BUS_MCEERR_AR: libc::c_int = 4;
 const BUS_MCEERR_AO: libc::c_int = 5;
 
-/// Ends the process because of what was found. Safe in a signal handler.
+/// Ends the process with the message and exit code of a fault. Safe in a signal handler.
 pub fn exit_on(found: MemoryFault) -> ! {
     let messages = messages();
     let region_at = |at: Option<usize>| {
@@ -123,8 +125,8 @@ pub fn exit_on(found: MemoryFault) -> ! {
     exit::exit_now(code)
 }
 
-/// Logs that an error at an address of this process was reported to the guest; the first ones only, as a guest can consume it as
-/// often as it likes.
+/// Logs that an error was reported to the guest. The number of messages is limited, as a guest can
+/// consume an error repeatedly.
 pub fn log_reported(at: usize) {
     static REPORTED: AtomicU32 = AtomicU32::new(0);
     let is_logged = REPORTED.fetch_add(1, Ordering::Relaxed) < MACHINE_CHECKS_LOGGED_MAX;
@@ -134,15 +136,15 @@ pub fn log_reported(at: usize) {
     }
 }
 
-/// Ends the process if memory is gone that nobody has touched since, or that KVM tries to reach again and again: a fault of a
-/// guest with interrupts enabled it hands to a worker, which nobody hears of when that fails.
+/// Ends the process if a region has been revoked. This finds revoked memory that is not accessed,
+/// and asynchronous page faults, which KVM hands to a worker that drops errors.
 pub fn exit_if_revoked() {
     if messages().regions.iter().any(RegionMessages::is_revoked) {
         exit_on(MemoryFault::Missing(None));
     }
 }
 
-/// Nothing, before there is a guest.
+/// Returns the messages; none before [`install_handler`].
 fn messages() -> &'static Messages {
     static NONE: Messages =
         Messages { regions: Vec::new(), exhausted: String::new(), poisoned: String::new() };
@@ -150,14 +152,15 @@ fn messages() -> &'static Messages {
 }
 
 impl RegionMessages {
-    /// Whether this memory is gone.
+    /// Returns whether the region has been revoked.
     fn is_revoked(&self) -> bool {
         is_revoked_file(self.file.as_fd(), self.file_range.clone())
     }
 }
 
-/// What is left of a slice after it was taken away: of a file nothing, or less than a slice; of a device (DAX) a node that no
-/// driver has, and that is not mapped any more. Safe in a signal handler, and where a guest's threads are confined.
+/// Returns whether a file no longer covers a range. A revoked regular file is truncated. A revoked
+/// device (DAX) has no driver and cannot be mapped. Safe in a signal handler and under the threads'
+/// seccomp filters.
 fn is_revoked_file(file: BorrowedFd<'_>, file_range: Range<u64>) -> bool {
     fstat(file).is_ok_and(|stat| match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => u64::try_from(stat.st_size).unwrap_or(0) < file_range.end,
@@ -166,31 +169,31 @@ fn is_revoked_file(file: BorrowedFd<'_>, file_range: Range<u64>) -> bool {
     })
 }
 
-/// Asks the kernel whether it would. It looks for no page then.
+/// Maps and unmaps a range without touching pages, to get the kernel's error.
 fn probe_mapping(file: BorrowedFd<'_>, file_range: Range<u64>) -> rustix::io::Result<()> {
-    let bytes = usize::try_from(file_range.end - file_range.start).expect("64-bit");
+    let bytes = usize::try_from(file_range.end - file_range.start).expect("usize has 64 bits");
     let (access, flags) = (ProtFlags::empty(), MapFlags::SHARED | MapFlags::NORESERVE);
-    // SAFETY: the kernel chooses a place where nothing is, and nobody may touch what is there then.
+    // SAFETY: the kernel chooses an unused address, and PROT_NONE prevents access.
     let at = unsafe { mmap(ptr::null_mut(), bytes, access, flags, file, file_range.start) }?;
-    // SAFETY: it is the mapping just made, of which nobody else knows.
+    // SAFETY: the mapping was created above and no reference to it exists.
     unsafe { munmap(at, bytes) }
 }
 
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel hands a handler that was registered with SA_SIGINFO, as vmm-sys-util does, a siginfo_t that is
-    // valid while the handler runs.
+    // SAFETY: the kernel passes a valid siginfo_t to a handler registered with SA_SIGINFO, as
+    // vmm-sys-util does.
     let info = unsafe { &*info };
-    // SAFETY: the signal is SIGBUS, for which the kernel fills in an address.
+    // SAFETY: the signal is SIGBUS, for which the kernel sets si_addr.
     let at = unsafe { info.si_addr() } as usize;
     let poisoned = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
     if messages().regions.iter().any(|region| region.addresses.contains(&at)) {
         if poisoned && poison::record(at, info.si_code == BUS_MCEERR_AR) {
-            return; // a processor reports it to the guest
+            return; // a vCPU reports the error to the guest
         }
         exit_on(if poisoned { MemoryFault::Poisoned(Some(at)) } else { MemoryFault::Missing(Some(at)) });
     }
-    // Not the guest's memory: a file of this program's own, or a bug in it.
-    let _ = rustix::io::write(rustix::stdio::stderr(), b"error: a bus error outside the guest's memory\n");
+    // Not guest memory: a file of this program, or a bug.
+    let _ = rustix::io::write(rustix::stdio::stderr(), b"error: SIGBUS outside guest memory\n");
     exit::exit_now(exit::FAILED)
 }
 

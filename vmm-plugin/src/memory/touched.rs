@@ -1,6 +1,6 @@
-//! How much of each node of a guest has pages of the host: the sizes of its files, as the file system counts them. No mapping is
-//! examined. Looking at mappings would hold the lock of this process's address space and split the 1 GiB entries by which
-//! device-dax memory is mapped.
+//! Measures how much of each node is backed by pages of the host, by the allocated size of its
+//! files. Mappings are not examined: that would hold the lock of this process's address space and
+//! split the 1 GiB page table entries of device-dax memory.
 
 use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
@@ -8,31 +8,31 @@ use rustix::fs::{FileType, fstat};
 
 use super::{MappedRegion, check::Identity};
 
-/// The unit of `st_blocks`, in bytes.
+/// Unit of `st_blocks`, in bytes.
 const BLOCK: u64 = 512;
 
-/// Bytes of each node that have pages of the host; `None` for nodes that are not measured.
+/// Bytes of each node that are backed by pages; `None` for nodes that are not measured.
 pub type TouchedByNode = BTreeMap<u32, Option<u64>>;
 
-/// The files of each node of a guest, or `None` for nodes that cannot be measured by their files: device memory, memory mapped
-/// privately, and files of which a node has only a part.
+/// Files of each node; `None` for nodes that cannot be measured by file size: device memory,
+/// private mappings, and files that several nodes share.
 #[derive(Debug)]
 pub struct NodeFiles(BTreeMap<u32, Option<Vec<Arc<File>>>>);
 
-/// One file of a node.
+/// A file of a node.
 struct NodeFile {
     file: Arc<File>,
     identity: Identity,
-    /// How much of it the node has mapped, in bytes.
+    /// Bytes of the file that the node maps.
     mapped: u64,
     is_measurable: bool,
 }
 
 impl NodeFiles {
-    /// The files of mapped memory.
+    /// Groups mapped regions by node and file.
     ///
     /// # Errors
-    /// The status of a file cannot be read.
+    /// The error of fstat(2).
     pub(super) fn new(mapped: &[MappedRegion]) -> io::Result<Self> {
         let mut nodes: BTreeMap<u32, Vec<NodeFile>> = BTreeMap::new();
         for region in mapped {
@@ -55,10 +55,10 @@ impl NodeFiles {
         measured.collect::<io::Result<_>>().map(Self)
     }
 
-    /// Bytes of each node that have pages of the host now, in memory or swapped out.
+    /// Returns the bytes of each node that are backed by pages now, in memory or swapped out.
     ///
     /// # Errors
-    /// The status of a file cannot be read.
+    /// The error of fstat(2).
     pub fn touched(&self) -> io::Result<TouchedByNode> {
         let of_node = |(node, files): (&u32, &Option<Vec<Arc<File>>>)| {
             let sum = files.as_ref().map(|files| files.iter().map(|file| allocated(file)).sum());
@@ -100,7 +100,7 @@ mod tests {
         (backing, MemoryBackendOptions { shared, ..MemoryBackendOptions::default() })
     }
 
-    /// A guest with local nodes of 64 MiB each and one pool node of one slice.
+    /// Maps a guest with local nodes of 64 MiB each and one pool node of one slice.
     fn map(local: Vec<(Backing, MemoryBackendOptions)>, slice: File) -> Memory {
         let node = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
         let shape = Shape {
@@ -144,11 +144,11 @@ mod tests {
         assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
     }
 
-    /// Huge pages need an aligned mapping that was advised before its first page.
+    /// Huge pages require an aligned mapping that is advised before its first page is allocated.
     #[test]
     fn mapped_files_are_advised_for_huge_pages_and_devices_are_not() {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
-            eprintln!("left out: this kernel has no transparent huge pages");
+            eprintln!("SKIPPED: this kernel has no transparent huge pages");
             return;
         }
         let device = File::options().read(true).write(true).open("/dev/zero").unwrap();

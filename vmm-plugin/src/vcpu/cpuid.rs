@@ -1,5 +1,5 @@
-//! What a processor says of itself: what KVM can do, with the guest's own topology in place of the host's. Each node with
-//! processors is a package; a processor is a core with one thread.
+//! CPUID of a vCPU: KVM's supported features with the guest's topology. Each node with CPUs is a
+//! package; each CPU is a core with one thread.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
@@ -20,30 +20,30 @@ const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
 
 const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
-/// Of [`LEAF_FEATURES`] in ECX.
+/// ECX of [`LEAF_FEATURES`].
 const VMX: u32 = 1 << 5;
-/// Of [`LEAF_EXTENDED_FEATURES`] in ECX.
+/// ECX of [`LEAF_EXTENDED_FEATURES`].
 const SVM: u32 = 1 << 2;
 const HTT: u32 = 1 << 28;
-/// Of [`LEAF_POWER_AND_RAS`] in EBX, as AMD has it: a guest survives an uncorrectable memory error (SUCCOR) and a second one before it
-/// has read the first (OVERFLOW_RECOV).
+/// EBX of [`LEAF_POWER_AND_RAS`] (AMD): software can recover from an uncorrectable memory error
+/// (SUCCOR) and from overwritten MCA banks (OVERFLOW_RECOV).
 const SUCCOR_OVERFLOW_RECOV: u32 = 0b11;
-/// The last level of caches is what the processors of a package share.
+/// First cache level that the CPUs of a package share.
 const SHARED_CACHE_LEVEL_MIN: u32 = 3;
 
-/// Where a processor is.
+/// Position of a vCPU in the topology.
 struct VcpuTopology {
     apic_id: u32,
-    /// Processors in its package, as a power of two.
+    /// log2 of the APIC IDs per package.
     package_shift: u32,
     package: u32,
-    /// Whether it has VMX or SVM.
+    /// Whether VMX or SVM is exposed.
     nested: bool,
     vendor: Vendor,
 }
 
-/// Returns the CPUID of a guest's processor. VMX and SVM are hidden unless `nested`: they are a large part of what a guest can
-/// attack in the host's KVM.
+/// Returns the CPUID of a vCPU. VMX and SVM are hidden unless `nested`: they are a large part of
+/// KVM's attack surface.
 pub(super) fn build(kvm: &Kvm, layout: &Layout, cpu: u32, nested: bool) -> Result<CpuId, kvm_ioctls::Error> {
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
@@ -97,7 +97,8 @@ impl VcpuTopology {
         entry
     }
 
-    /// The levels of the topology: a thread of a core, a core of a package, and no more (Intel's manual, CPUID leaf 0Bh).
+    /// Returns the topology levels: thread, core, and the terminating level (Intel SDM, CPUID leaf
+    /// 0Bh).
     fn topology_leaves(&self) -> [kvm_cpuid_entry2; 3] {
         const INDEXED: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
         const THREADS: u32 = 1;

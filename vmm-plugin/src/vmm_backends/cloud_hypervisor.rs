@@ -1,6 +1,7 @@
-//! A guest as Cloud Hypervisor takes it: the body of its API's `vm.create`, and its arguments. A slice is a memory zone, a
-//! node is a list of zones, and distances are told. It writes no HMAT, so a guest learns how far pool memory is and not how
-//! slow; it lays zones one after the other and calls none hot-pluggable, so kernels keep more of pool memory for themselves.
+//! Generates Cloud Hypervisor's configuration: the body of `vm.create`, or command-line arguments.
+//! A slice is a memory zone and a node a list of zones. Cloud Hypervisor writes no HMAT, so the
+//! guest has distances but no latencies. It marks no boot memory as hot-pluggable, so kernels keep
+//! more of the pool memory for themselves.
 
 use serde_json::{Value, json};
 
@@ -10,16 +11,16 @@ use super::{
 };
 use crate::config::Console;
 
-/// What the program is called.
+/// Name of the executable.
 pub const PROGRAM: &str = "cloud-hypervisor";
 const VMM: &str = "cloud-hypervisor";
-/// Where random numbers come from.
+/// Entropy source.
 const RNG_SOURCE: &str = "/dev/urandom";
 
-/// The body of `vm.create`.
+/// Returns the body of `vm.create`.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`]
+/// See [`BackendError::Unsupported`].
 pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
     check(guest)?;
     let zones: Vec<Value> = guest.blocks.iter().flatten().map(zone).collect();
@@ -96,10 +97,10 @@ fn serial(console: &Console) -> Result<Value, BackendError> {
     })
 }
 
-/// The same as options. Written from the body, so that the two cannot disagree.
+/// Returns the command-line options, derived from the body so that both always agree.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`]
+/// See [`BackendError::Unsupported`].
 pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     check_paths(guest)?;
     let config = vm_config(guest)?;
@@ -150,7 +151,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// `name=value,name=value`, but for what has another name, or none, on the command line.
+/// Formats an object as `name=value,name=value`, in the command line's spelling.
 fn key_values(value: &Value) -> String {
     let key_values = value.as_object().into_iter().flatten();
     let part = |(name, value): (&String, &Value)| match name.as_str() {
@@ -173,7 +174,7 @@ fn numa(node: &Value) -> String {
     text
 }
 
-/// Where a console is.
+/// Formats the console option.
 fn console_text(console: &Value) -> String {
     match console.get("file") {
         Some(path) => format!("file={}", plain(path)),
@@ -181,7 +182,7 @@ fn console_text(console: &Value) -> String {
     }
 }
 
-/// What it has no words for.
+/// Checks that Cloud Hypervisor supports the guest.
 fn check(guest: &Guest) -> Result<(), BackendError> {
     guest.check_pci(VMM)?;
     let cannot = |reason| Err(BackendError::Unsupported { vmm: VMM, reason });
@@ -189,7 +190,7 @@ fn check(guest: &Guest) -> Result<(), BackendError> {
         match &block.location {
             Location::File(path, offset @ 1..) => {
                 return cannot(format!(
-                    "slice {} begins at byte {offset} of {path}, and its memory zones begin where their file does",
+                    "slice {} is at offset {offset} of {path}, but memory zones start at offset 0 of a file",
                     block.id
                 ));
             }
@@ -199,7 +200,7 @@ fn check(guest: &Guest) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// A command line is taken apart at some letters, which no path may have there. JSON has no such limit.
+/// Checks that no path contains a character that is special in an option. JSON has no such limit.
 fn check_paths(guest: &Guest) -> Result<(), BackendError> {
     let slices = guest.blocks.iter().flatten().filter_map(|block| match &block.location {
         Location::File(path, _) => Some(path.as_str()),
@@ -212,8 +213,7 @@ fn check_paths(guest: &Guest) -> Result<(), BackendError> {
     };
     match slices.chain(disks).chain(console).find(|path| path.contains(['"', ',', '[', ']'])) {
         Some(path) => {
-            let reason =
-                format!("path {path:?}: its options have no way to say '\"', ',', '[' or ']' in a path");
+            let reason = format!("path {path:?}: its options cannot contain '\"', ',', '[' or ']' in a path");
             Err(BackendError::Unsupported { vmm: VMM, reason })
         }
         None => Ok(()),

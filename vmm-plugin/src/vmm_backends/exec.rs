@@ -1,6 +1,6 @@
-//! Becomes another VMM. The agent registers this very process as the VM's, and a process that becomes another program stays
-//! the same process: its number, its start and whoever watches it. So what it had goes back when the other VMM ends, and
-//! nobody has to stay behind to see to that.
+//! Replaces this process by another VMM. The agent registers this process as the VM's. exec(2)
+//! keeps the process ID and start time, so the agent's watch stays valid, and the memory is
+//! released when the other VMM ends.
 
 use std::{
     env,
@@ -23,20 +23,20 @@ use crate::{
     source,
 };
 
-/// Another VMM to become, as written.
+/// Options of `exec`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExecArgs {
-    /// Which VMM
+    /// VMM to run
     #[arg(long)]
     pub vmm: ExecVmm,
-    /// Where it is, if not in PATH under its usual name
+    /// Executable of the VMM [default: found in PATH]
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     #[command(flatten)]
     guest: GuestArgs,
 }
 
-/// VMMs that are one program.
+/// VMMs that are single programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExecVmm {
     /// QEMU.
@@ -61,11 +61,11 @@ impl ExecVmm {
     }
 }
 
-/// Becomes the other VMM. What can be wrong is found before this process is registered; if it still fails afterwards, its end
-/// gives everything back.
+/// Replaces this process by the other VMM. All checks precede the registration with the agent. If
+/// exec fails after that, the end of this process releases the memory.
 ///
 /// # Errors
-/// [`BackendError`]; it does not return otherwise.
+/// [`BackendError`]. Does not return on success.
 pub fn exec(args: ExecArgs) -> Result<std::convert::Infallible, BackendError> {
     let program = match args.program {
         Some(path) => path,
@@ -81,8 +81,8 @@ pub fn exec(args: ExecArgs) -> Result<std::convert::Infallible, BackendError> {
     Err(BackendError::Unusable { role: "program", path: program, errno })
 }
 
-/// As this process's memory it would come as descriptors, which close when it becomes another program: that one opens the
-/// paths.
+/// Registers this process as the VM's. The received descriptors close on exec; the other VMM opens
+/// the paths.
 fn register(guest: &Guest) -> Result<(), BackendError> {
     let Some(socket) = &guest.config.agent else { return Ok(()) };
     let memory =
@@ -94,7 +94,8 @@ fn register(guest: &Guest) -> Result<(), BackendError> {
     }
 }
 
-/// The first of this name in PATH, or the bare name, which then is found missing.
+/// Returns the first executable of this name in PATH, or the bare name, which the check then
+/// reports as missing.
 fn in_path(name: &str) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut found = env::split_paths(&path).map(|dir| dir.join(name)).filter(|path| path.is_file());

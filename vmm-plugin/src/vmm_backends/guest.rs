@@ -1,4 +1,4 @@
-//! What a guest is that another VMM is to run: nodes, blocks of memory, and the words that all forms share. It knows no VMM.
+//! VMM-independent description of a guest for another VMM: nodes, memory blocks and command line.
 
 use std::path::Path;
 
@@ -13,51 +13,51 @@ use crate::{
     source::{self, EmcSlices, ReservedMemory},
 };
 
-/// As many bits of address as any processor has: how many this one has is found by the other VMM.
+/// Maximum number of address bits of any processor; the other VMM checks the actual number.
 const ADDRESS_BITS: u8 = 52;
-/// Decides whether memory that a kernel finds later can be used, and what for.
+/// Kernel parameter: state of memory that is added after boot.
 const MEMHP_DEFAULT_STATE: &str = "memhp_default_state";
 
-/// Where a block of memory is.
+/// Location of a memory block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// The other VMM makes it.
+    /// Allocated by the other VMM.
     Allocated,
-    /// In a file, from an offset on.
+    /// In a file, at an offset in bytes.
     File(String, u64),
 }
 
-/// Memory that another VMM is to map as one.
+/// A block of memory that the other VMM maps as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBlock {
-    /// What it is called.
+    /// Name of the block.
     pub id: String,
-    /// How much.
+    /// Size of the block.
     pub bytes: Bytes,
-    /// Where it is.
+    /// Location of the block.
     pub location: Location,
-    /// How it is taken.
+    /// Options of the memory backend.
     pub memory_options: MemoryBackendOptions,
 }
 
 /// A guest for another VMM.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// As checked, with absolute paths that are text.
+    /// Checked configuration; all paths are absolute and UTF-8.
     pub config: Config,
-    /// Its nodes.
+    /// Layout of the guest.
     pub layout: Layout,
-    /// The memory of each node, in order: one block of those with processors, a block for each slice of the others.
+    /// Memory blocks of each node: one for a node with CPUs, one per slice for a pool node.
     pub blocks: Vec<Vec<MemoryBlock>>,
-    /// Which slices these are, with their epochs, for whoever wants to see that they are still the same.
+    /// Slices and their epochs, to detect a changed reservation.
     pub slices: Vec<(u32, u64)>,
 }
 
 impl Guest {
-    /// Looks at the memory that the agent has for it, if it is to come from an agent.
+    /// Inspects the memory that the agent has for the VM, if it comes from an agent.
     ///
     /// # Errors
-    /// [`BackendError`]
+    /// See [`BackendError`].
     pub fn inspect(config: Config) -> Result<Self, BackendError> {
         match &config.agent {
             None => Self::standalone(config),
@@ -68,9 +68,9 @@ impl Guest {
         }
     }
 
-    /// All of its memory is the other VMM's.
+    /// Returns a guest whose memory the other VMM allocates.
     fn standalone(config: Config) -> Result<Self, BackendError> {
-        let checked = "checked: value without an agent";
+        let checked = "checked: size is required without an agent";
         let sizes = config.local.iter().map(|node| node.size.expect(checked)).collect();
         let pool = config.pool.iter().map(|node| {
             let slices = node.size.expect(checked).as_slices().expect("checked: whole slices");
@@ -81,7 +81,7 @@ impl Guest {
         Self::new(config, sizes, pool, Vec::new())
     }
 
-    /// Its slices are those of a reservation.
+    /// Returns a guest with the slices of a reservation.
     fn from_reservation(config: Config, memory: VmMemory) -> Result<Self, BackendError> {
         let slices = slice_epochs(&memory);
         let ReservedMemory { local, pool } = ReservedMemory::from_regions(&config, memory.regions)?;
@@ -106,8 +106,9 @@ impl Guest {
             memory: *memory,
             performance: node.performance,
         });
-        let count =
-            |locations: &Vec<Location>| u32::try_from(locations.len()).expect("limited by whoever told");
+        let count = |locations: &Vec<Location>| {
+            u32::try_from(locations.len()).expect("the agent's reply limits the slices")
+        };
         let shape = Shape {
             local: local.collect(),
             pool: pool
@@ -132,34 +133,35 @@ impl Guest {
         Ok(Self { config: with_absolute_paths(config)?, layout, blocks, slices })
     }
 
-    /// Its nodes by number, each with its memory.
+    /// Returns the nodes by number, each with its memory blocks.
     pub fn nodes(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         let both = self.layout.nodes.iter().zip(&self.blocks);
         both.enumerate().map(|(number, (node, blocks))| (number, node, &blocks[..]))
     }
 
-    /// Those with processors.
+    /// Returns the nodes with CPUs.
     pub fn local(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| !node.is_pool())
     }
 
-    /// Those without.
+    /// Returns the nodes without CPUs.
     pub fn pool(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| node.is_pool())
     }
 
-    /// From and to each node.
+    /// Returns all pairs of nodes.
     pub fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let nodes = 0..self.layout.nodes.len();
         nodes.clone().flat_map(move |from| nodes.clone().map(move |to| (from, to)))
     }
 
-    /// From each node with processors to each node.
+    /// Returns all pairs of a node with CPUs and any node.
     pub fn initiators(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.pairs().filter(|(from, _)| !self.layout.nodes[*from].is_pool())
     }
 
-    /// Packages, and processors of each: a package is of one node, as kernels take its processors for neighbours.
+    /// Returns the number of packages and the CPUs per package. A package belongs to one node, as
+    /// kernels assume.
     pub fn packages(&self) -> (u32, u32) {
         let sizes: Vec<u32> = self.local().map(|(_, node, _)| node.cpus.end - node.cpus.start).collect();
         let alike = sizes.iter().all(|size| *size == sizes[0]);
@@ -167,8 +169,8 @@ impl Guest {
         if alike { (cpus / sizes[0], sizes[0]) } else { (cpus, 1) }
     }
 
-    /// What the kernel is told. One that finds pool memory as a device after it has started must be told to use it, and for
-    /// nothing that cannot be moved.
+    /// Returns the kernel command line. A kernel that finds pool memory as a memory device needs
+    /// a parameter to online it as movable memory.
     pub fn command_line(&self, has_memory_devices: bool) -> String {
         let value = &self.config.kernel.command_line;
         let is_unset =
@@ -180,21 +182,22 @@ impl Guest {
         }
     }
 
-    /// Without PCI a guest would not find the other VMM's disks and cards.
+    /// Checks that the guest does not disable PCI, where other VMMs have disks and network devices.
     ///
     /// # Errors
-    /// It has some, and is told `pci=off`.
+    /// [`BackendError::Unsupported`] if the guest has such devices and `pci=off`.
     pub fn check_pci(&self, vmm: &'static str) -> Result<(), BackendError> {
         let off = self.config.kernel.command_line.split_whitespace().any(|word| word == "pci=off");
         if off && self.config.disks.len() + self.config.nets.len() > 0 {
-            let reason = "cmdline: pci=off hides its disks and cards, which are on PCI there".to_owned();
+            let reason =
+                "cmdline: pci=off hides its disks and network devices, which are on PCI there".to_owned();
             return Err(BackendError::Unsupported { vmm, reason });
         }
         Ok(())
     }
 }
 
-/// Which slices these are.
+/// Returns the slices of a reservation with their epochs.
 pub(super) fn slice_epochs(memory: &VmMemory) -> Vec<(u32, u64)> {
     memory.regions.iter().filter_map(|region| region.slice).collect()
 }
@@ -203,7 +206,7 @@ fn location(region: Region) -> Result<Location, BackendError> {
     match region.place {
         RegionPlace::Path(path) => Ok(Location::File(text(&path)?.to_owned(), region.offset)),
         RegionPlace::Descriptor(_) | RegionPlace::VmmsOwn => {
-            unreachable!("slices that are looked at have paths")
+            unreachable!("inspected slices have paths")
         }
     }
 }
@@ -218,12 +221,12 @@ fn blocks(node: usize, parts: Vec<(Bytes, Location, MemoryBackendOptions)>) -> V
     parts.into_iter().enumerate().map(block).collect()
 }
 
-/// A path as text.
+/// Returns a path as text.
 pub(super) fn text(path: &Path) -> Result<&str, BackendError> {
     path.to_str().ok_or_else(|| BackendError::Path { path: path.to_owned() })
 }
 
-/// Whoever starts the other VMM may be elsewhere.
+/// Makes all paths absolute: the other VMM may be started in another directory.
 fn with_absolute_paths(mut config: Config) -> Result<Config, BackendError> {
     let disks = config.disks.iter_mut().map(|disk| &mut disk.path);
     let console = match &mut config.console {

@@ -1,7 +1,8 @@
-//! A guest as libvirt's domain XML, for QEMU. Nodes, distances, latencies and bandwidths have elements of their own, local
-//! memory too. The slices have none: libvirt names the file of no memory device but an NVDIMM's, which no kernel takes for
-//! memory, and of a node's own memory it chooses the file itself. So nodes without processors are empty cells, and all their
-//! slices are memory devices that are handed to QEMU past libvirt (`qemu:commandline`), which taints the domain.
+//! Generates libvirt domain XML for QEMU. Nodes, distances, latencies, bandwidths and local memory
+//! have elements. Slices have none: libvirt allows a file path only for NVDIMM devices, which
+//! kernels do not use as RAM, and chooses the file of a cell's memory itself. Pool nodes are
+//! therefore empty cells, and all slices are memory devices passed to QEMU through
+//! `qemu:commandline`, which taints the domain.
 
 use quick_xml::{
     Writer,
@@ -17,13 +18,13 @@ use super::{
 use crate::config::Console;
 
 const VMM: &str = "libvirt";
-/// What `qemu:commandline` is of.
+/// XML namespace of `qemu:commandline`.
 const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// The domain.
+/// Returns the domain XML.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`]
+/// See [`BackendError::Unsupported`].
 pub fn domain(guest: &Guest) -> Result<String, BackendError> {
     guest.check_pci(VMM)?;
     let slices = guest.pool().map(|(_, _, blocks)| blocks.len()).sum::<usize>();
@@ -51,7 +52,8 @@ pub fn domain(guest: &Guest) -> Result<String, BackendError> {
     Ok(domain.to_xml())
 }
 
-/// How local memory is taken. Page sizes are said for each node, the rest for all at once.
+/// Returns the `memoryBacking` element. Page sizes are per node, all other options for the whole
+/// domain.
 fn backing(guest: &Guest) -> Result<Element, BackendError> {
     let memory_options: Vec<_> =
         guest.local().map(|(number, _, blocks)| (number, &blocks[0].memory_options)).collect();
@@ -69,13 +71,13 @@ fn backing(guest: &Guest) -> Result<Element, BackendError> {
     if prefault == memory_options.len() {
         backing.add(element("allocation").with("mode", "immediate"));
     } else if prefault > 0 {
-        let reason = "memory: prefault=on is for all nodes with cpu there, or for none".to_owned();
+        let reason = "memory: prefault=on applies to all nodes with cpus or to none".to_owned();
         return Err(BackendError::Unsupported { vmm: VMM, reason });
     }
     Ok(backing)
 }
 
-/// Of which node of the host local memory is to be.
+/// Returns the `numatune` element: the host nodes of local memory.
 fn numa_tuning(guest: &Guest) -> Option<Element> {
     let nodes = guest.local().filter_map(|(number, _, blocks)| {
         let node = blocks[0].memory_options.host_numa_node?;
@@ -162,7 +164,7 @@ fn devices(guest: &Guest) -> Result<Element, BackendError> {
     Ok(devices)
 }
 
-/// `virsh console` is the terminal of a domain.
+/// Returns the serial console; a pty is the target of `virsh console`.
 fn serial(console: &Console) -> Result<Element, BackendError> {
     let target = element("target").with("port", 0);
     Ok(match console {
@@ -175,22 +177,22 @@ fn serial(console: &Console) -> Result<Element, BackendError> {
     })
 }
 
-/// What libvirt has no words for.
+/// Returns the QEMU arguments for slices, which libvirt has no elements for.
 fn qemu_passthrough(guest: &Guest) -> Option<Element> {
     let slices = guest.pool().flat_map(|(number, _, blocks)| blocks.iter().map(move |block| (number, block)));
-    let words = slices.flat_map(|(number, block)| {
+    let arguments = slices.flat_map(|(number, block)| {
         ["-object".to_owned(), qemu::backend(block), "-device".to_owned(), qemu::device(number, block)]
     });
-    let words: Vec<_> = words.map(|word| element("qemu:arg").with("value", word)).collect();
-    (!words.is_empty()).then(|| element("qemu:commandline").with_children(words))
+    let arguments: Vec<_> = arguments.map(|word| element("qemu:arg").with("value", word)).collect();
+    (!arguments.is_empty()).then(|| element("qemu:commandline").with_children(arguments))
 }
 
-/// Sizes of memory are whole MiB.
+/// Converts a memory size, a multiple of 1 MiB, to KiB.
 fn kib(bytes: Bytes) -> u64 {
     bytes.get() >> 10
 }
 
-/// An element of XML.
+/// An XML element.
 #[derive(Debug, Default)]
 struct Element {
     name: &'static str,
@@ -228,8 +230,8 @@ impl Element {
 
     fn to_xml(&self) -> String {
         let mut writer = Writer::new_with_indent(Vec::new(), b' ', 2);
-        self.write(&mut writer).expect("memory takes all that is to_xml to it");
-        String::from_utf8(writer.into_inner()).expect("it was made of text") + "\n"
+        self.write(&mut writer).expect("writing to memory succeeds");
+        String::from_utf8(writer.into_inner()).expect("XML made of strings is UTF-8") + "\n"
     }
 
     fn write(&self, to: &mut Writer<Vec<u8>>) -> std::io::Result<()> {

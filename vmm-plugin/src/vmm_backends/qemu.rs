@@ -1,14 +1,15 @@
-//! A guest as QEMU's arguments. It wants QEMU 6 or newer and the machine q35: microvm writes no SRAT.
+//! Generates QEMU arguments. Requires QEMU 6 or newer and the q35 machine: microvm has no SRAT.
 //!
 //! ```text
-//!   node 0, processors: a memory backend of QEMU's own
-//!   node 1, none: slice 0 is the node's own memory · slice 1, 2, … are memory devices (pc-dimm) of the node
+//!   node 0, with CPUs:    a memory backend allocated by QEMU
+//!   node 1, without CPUs: slice 0 is the node memory; slices 1, 2, … are pc-dimm devices
 //! ```
 //!
-//! A node has one backend when a guest starts, and each slice is a file, so the others must be devices. That the first is
-//! none has a reason: Linux gives a node its memory tier when it first has memory, and devices come before HMAT is read. A
-//! node that has devices alone shares a tier with local memory (seen with 6.12). Memory below 4 GiB ends with the local
-//! memory, so that slices lie above it, where no kernel looks for memory for the devices of old.
+//! A node has one memory backend at boot and each slice is a file, so further slices must be memory
+//! devices. The first slice is not a device because Linux assigns a node's memory tier when the
+//! node first has memory, and devices are added before HMAT is read: a node of devices only shares
+//! a tier with local memory (observed with 6.12). Memory below 4 GiB ends with the local memory, so
+//! that slices are above it, outside the range that kernels use for legacy devices.
 
 use units::{Bytes, SLICE, limits::QEMU_MEMORY_DEVICES_MAX};
 
@@ -18,19 +19,19 @@ use super::{
 };
 use crate::config::Console;
 
-/// What the program is called.
+/// Name of the executable.
 pub const PROGRAM: &str = "qemu-system-x86_64";
 const VMM: &str = "qemu";
-/// Where the machine has its devices, if it has more memory than fits below them.
+/// Size of low memory on q35 if the guest has more memory than fits below the PCI hole.
 const LOW_MEMORY_MAX: Bytes = Bytes::gib(2);
-/// QEMU packs all bandwidths of an HMAT into 16 bits each, as multiples of a power of two: with this one all that a layout
-/// can have fit. In MB/s.
+/// Granularity of bandwidths, in MB/s. QEMU stores the bandwidths of an HMAT as 16-bit multiples of
+/// a common power of two; with this step every bandwidth of a layout fits.
 const BANDWIDTH_STEP: u64 = 16;
 
-/// Options with their values, in the order in which they are given.
+/// Returns the options with their values, in order.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`]
+/// See [`BackendError::Unsupported`].
 pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     guest.check_pci(VMM)?;
     let mut arguments = Arguments::default();
@@ -41,7 +42,7 @@ pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     Ok(arguments.0)
 }
 
-/// A command line that grows.
+/// QEMU arguments under construction.
 #[derive(Default)]
 struct Arguments(Vec<Vec<String>>);
 
@@ -55,7 +56,7 @@ impl Arguments {
     }
 }
 
-/// Slices that are devices: all but the first of each node.
+/// Returns the slices that are memory devices: all but the first of each pool node.
 fn memory_devices(guest: &Guest) -> impl Iterator<Item = (usize, &MemoryBlock)> {
     guest.pool().flat_map(|(number, _, blocks)| blocks[1..].iter().map(move |block| (number, block)))
 }
@@ -90,14 +91,13 @@ fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError>
     Ok(())
 }
 
-/// As many as an ACPI machine of QEMU's has slots for.
+/// Checks the number of memory devices against QEMU's ACPI slots.
 pub(super) fn check_devices(devices: u32) -> Result<(), BackendError> {
     if devices <= QEMU_MEMORY_DEVICES_MAX {
         return Ok(());
     }
-    let reason = format!(
-        "{devices} slices would be memory devices, and it has slots for {QEMU_MEMORY_DEVICES_MAX} at most"
-    );
+    let reason =
+        format!("{devices} slices would be memory devices, but it has {QEMU_MEMORY_DEVICES_MAX} slots");
     Err(BackendError::Unsupported { vmm: VMM, reason })
 }
 
@@ -131,19 +131,20 @@ fn distances(guest: &Guest, arguments: &mut Arguments) {
     }
 }
 
-/// In steps that QEMU can pack. It counts in MiB/s and writes the number where a kernel reads MB/s.
+/// Returns a bandwidth rounded up to the step that QEMU can encode. QEMU parses MiB/s and writes
+/// the number into a field in MB/s.
 pub(super) fn bandwidth_mbps(guest: &Guest, from: usize, to: usize) -> u64 {
     guest.layout.bandwidth_mbps(from, to).next_multiple_of(BANDWIDTH_STEP)
 }
 
-/// Memory, as an object.
+/// Returns the memory backend object of a block.
 pub(super) fn backend(block: &MemoryBlock) -> String {
     let MemoryBlock { id, bytes, location, memory_options } = block;
     let mut object = match location {
         Location::Allocated => format!("memory-backend-memfd,id={id}"),
         Location::File(path, offset) => {
             let offset = if *offset > 0 { format!(",offset={offset}") } else { String::new() };
-            // A device (DAX) is mapped nowhere but at a multiple of its pages, which are as large as a slice at most.
+            // DAX devices require an alignment of their page size, which is at most a slice.
             let align = mib(SLICE);
             format!("memory-backend-file,id={id},mem-path={}{offset},align={align}", escaped(path))
         }
@@ -161,7 +162,7 @@ pub(super) fn backend(block: &MemoryBlock) -> String {
     object
 }
 
-/// A slice as a device of a node.
+/// Returns the pc-dimm device of a slice.
 pub(super) fn device(node: usize, block: &MemoryBlock) -> String {
     format!("pc-dimm,id=dimm-{id},memdev={id},node={node}", id = block.id)
 }
@@ -200,12 +201,12 @@ fn payload(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError>
     Ok(())
 }
 
-/// Sizes of memory are whole MiB.
+/// Formats a memory size, a multiple of 1 MiB.
 fn mib(bytes: Bytes) -> String {
     format!("{}M", bytes.get() >> 20)
 }
 
-/// In a value, commas are said twice.
+/// Doubles commas, which separate keys in an option value.
 fn escaped(value: &str) -> String {
     value.replace(',', ",,")
 }

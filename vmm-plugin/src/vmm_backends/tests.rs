@@ -1,4 +1,4 @@
-//! What the three forms promise: that they tell of the same guest as our own tables do, or say why they cannot.
+//! All generated forms describe the same guest as the ACPI tables, or are refused with a reason.
 
 use cloud_hypervisor_client::models::VmConfig;
 use proptest::prelude::*;
@@ -41,7 +41,7 @@ fn slice(n: u32) -> Location {
     Location::File(format!("/emc/{n}"), 0)
 }
 
-/// A guest whose pool nodes have so many slices each.
+/// Returns a guest whose pool nodes have these numbers of slices.
 fn guest(config: Config, pool: &[u32]) -> Guest {
     let sizes = config.local.iter().map(|node| node.size.unwrap()).collect();
     let node = |slices: &u32| (POOL, MemoryBackendOptions::default(), (0..*slices).map(slice).collect());
@@ -52,7 +52,7 @@ fn small(pool: &[u32]) -> Guest {
     guest(config(&[(2, Bytes::mib(512))]), pool)
 }
 
-/// One with a bit of everything.
+/// Returns a guest with every kind of option.
 fn full() -> Guest {
     let mut config = config(&[(2, Bytes::mib(512))]);
     config.disks = vec![
@@ -74,7 +74,7 @@ fn full() -> Guest {
 }
 
 fn lines(options: &[Vec<String>]) -> String {
-    options.iter().map(|words| words.join(" ") + "\n").collect()
+    options.iter().map(|arguments| arguments.join(" ") + "\n").collect()
 }
 
 #[test]
@@ -143,32 +143,32 @@ fn slices_are_placed_above_4g_for_any_local_size() {
 fn unsupported_guest_is_refused_with_the_reason() {
     let value = |result: Result<String, BackendError>| result.unwrap_err().to_string();
     let many = small(&[200, 59]);
-    let why = "257 slices would be memory devices, and it has slots for 256 at most";
+    let why = "257 slices would be memory devices, but it has 256 slots";
     assert!(value(qemu::options(&many).map(|_| String::new())).ends_with(why));
     assert!(qemu::options(&small(&[200, 58])).is_ok());
     assert!(value(libvirt::domain(&small(&[257]))).ends_with(why));
     let offset = value(cloud_hypervisor::vm_config(&full()).map(|_| String::new()));
-    assert!(offset.contains("slice node1-1 begins at byte 4096 of /emc/1"), "{offset}");
+    assert!(offset.contains("slice node1-1 is at offset 4096 of /emc/1"), "{offset}");
     let mut hidden = small(&[1]);
     hidden.config.kernel.command_line = "pci=off quiet".into();
-    assert!(qemu::options(&hidden).is_ok(), "there is nothing to hide");
+    assert!(qemu::options(&hidden).is_ok(), "no device is hidden");
     hidden.config.disks = vec![Disk { path: "/d".into(), read_only: false }];
     for refused in [
         qemu::options(&hidden).map(|_| String::new()),
         cloud_hypervisor::options(&hidden).map(|_| String::new()),
         libvirt::domain(&hidden),
     ] {
-        assert!(value(refused).contains("cmdline: pci=off hides its disks and cards"));
+        assert!(value(refused).contains("cmdline: pci=off hides its disks and network devices"));
     }
     let mut halves = config(&[(1, Bytes::mib(64)), (1, Bytes::mib(64))]);
     halves.local[1].memory_options.prefault = true;
-    assert!(value(libvirt::domain(&guest(halves, &[]))).contains("prefault=on is for all nodes"));
+    assert!(value(libvirt::domain(&guest(halves, &[]))).contains("prefault=on applies to all nodes"));
 }
 
 #[test]
 fn shell_command_quotes_special_characters() {
-    let words = vec![vec!["-append".to_owned(), "it's $HOME, \"so\"".to_owned()], vec!["-x".to_owned()]];
-    let command = shell("printf '%s|'", &words);
+    let arguments = vec![vec!["-append".to_owned(), "it's $HOME, \"so\"".to_owned()], vec!["-x".to_owned()]];
+    let command = shell("printf '%s|'", &arguments);
     let value = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
     assert_eq!(String::from_utf8(value.stdout).unwrap(), "-append|it's $HOME, \"so\"|-x|");
 }
@@ -194,7 +194,7 @@ fn cloud_hypervisor_options_match_the_api_body() {
     assert_eq!(lines(&cloud_hypervisor::options(&guest(config, &[1])).unwrap()), expected);
 }
 
-/// The value of `name=` among the parts of an option.
+/// Returns the value of `name=` in an option.
 fn part<'a>(option: &'a str, name: &str) -> Option<&'a str> {
     option.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
 }
@@ -203,10 +203,11 @@ fn number(text: Option<&str>) -> u64 {
     text.unwrap().trim_end_matches('M').parse().unwrap()
 }
 
-/// MiB of each node, by the options of QEMU.
+/// Returns the MiB of each node according to QEMU's options.
 fn qemu_sizes(options: &[Vec<String>], nodes: usize) -> Vec<u64> {
-    let values =
-        |name: &'static str| options.iter().filter(move |words| words[0] == name).map(|words| &words[1]);
+    let values = |name: &'static str| {
+        options.iter().filter(move |arguments| arguments[0] == name).map(|arguments| &arguments[1])
+    };
     let size = |id: &str| {
         number(part(values("-object").find(|object| part(object, "id") == Some(id)).unwrap(), "size"))
     };
@@ -245,10 +246,10 @@ proptest! {
         }
 
         let body = cloud_hypervisor::vm_config(&guest).unwrap();
-        let known: VmConfig = serde_json::from_value(body.clone()).unwrap();
-        prop_assert_eq!(&serde_json::to_value(&known).unwrap(), &body, "every word is one of the API's");
-        let zones = known.memory.unwrap().zones.unwrap();
-        for (number, node) in known.numa.unwrap().iter().enumerate() {
+        let parsed: VmConfig = serde_json::from_value(body.clone()).unwrap();
+        prop_assert_eq!(&serde_json::to_value(&parsed).unwrap(), &body, "every word is one of the API's");
+        let zones = parsed.memory.unwrap().zones.unwrap();
+        for (number, node) in parsed.numa.unwrap().iter().enumerate() {
             let ids = node.memory_zones.as_ref().unwrap();
             let bytes: i64 = zones.iter().filter(|zone| ids.contains(&zone.id)).map(|zone| zone.size).sum();
             prop_assert_eq!(u64::try_from(bytes).unwrap() >> 20, mib[number]);
@@ -275,9 +276,9 @@ proptest! {
         let mut guest = small(&[1]);
         guest.layout.nodes[0].performance.bandwidth_mbps = mbps;
         guest.layout.nodes[1].performance.bandwidth_mbps = far;
-        for (to, ours) in [(0, mbps), (1, far)] {
-            let told = qemu::bandwidth_mbps(&guest, 0, to);
-            prop_assert!(told >= u64::from(ours) && told < u64::from(ours) + 16 && told / 16 <= u64::from(u16::MAX));
+        for (to, mbps_of_layout) in [(0, mbps), (1, far)] {
+            let qemu_mbps = qemu::bandwidth_mbps(&guest, 0, to);
+            prop_assert!(qemu_mbps >= u64::from(mbps_of_layout) && qemu_mbps < u64::from(mbps_of_layout) + 16 && qemu_mbps / 16 <= u64::from(u16::MAX));
         }
     }
 }

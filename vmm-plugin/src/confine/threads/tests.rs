@@ -1,5 +1,5 @@
-//! Threads that make system calls they never need, and a confined process without filters. Each is a thread of a process of its
-//! own, which is this test once more.
+//! Threads that make forbidden system calls, and a confined process without filters. Each case runs
+//! in a child process, which is this test binary again.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -15,16 +15,16 @@ use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 use super::*;
 use crate::confine::Confinement;
 
-/// Which work, and which call, when this test is such a process.
+/// Environment variable of a child: indices of the role and the call.
 const CHILD: &str = "TARN_TEST_CONFINED";
 
-/// Says that the process is to be confined as by default, without filters.
+/// Environment variable of a child without filters.
 const UNFILTERED: &str = "TARN_TEST_UNFILTERED";
 const NOWHERE: &str = "/nowhere";
-/// A user that owns nothing.
+/// A user without files.
 const NOBODY: u32 = 65534;
 
-/// A call that no thread needs.
+/// A system call that all filters forbid.
 #[derive(Clone, Copy, Debug)]
 enum ForbiddenCall {
     Open,
@@ -67,7 +67,7 @@ impl ForbiddenCall {
             Self::Kill => "kill (62)",
             Self::Ioctl => "ioctl (16)",
             Self::ExecutableMapping => "mmap (9)",
-            Self::Thread => return None, // glibc blocks all signals meanwhile
+            Self::Thread => return None, // glibc blocks all signals during clone
         })
     }
 
@@ -102,7 +102,8 @@ fn map_executable() -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
     MmapRegionBuilder::new(4096).with_mmap_prot(protection).with_mmap_flags(flags).build()
 }
 
-/// Does what it is told, in a thread that may not; or nothing, if it is not told.
+/// Child process: makes a forbidden call on a confined thread. Does nothing without the environment
+/// variable.
 #[test]
 fn forbidden_call_child() {
     let Ok(arguments) = std::env::var(CHILD) else { return };
@@ -132,8 +133,7 @@ fn forbidden_system_call_ends_process_and_names_thread() {
                 assert_eq!(ended.status.signal(), Some(libc::SIGSYS), "{role:?} {attempt:?}: {stderr}");
                 continue;
             };
-            let expected =
-                format!("error: {} made the system call {call}, which it never needs", role.name());
+            let expected = format!("error: {} made the forbidden system call {call}", role.name());
             assert!(stderr.contains(&expected), "{role:?} {attempt:?}: {stderr}");
             assert_eq!(ended.status.code(), Some(exit::FORBIDDEN_SYSCALL.into()), "{role:?} {attempt:?}");
         }
@@ -145,7 +145,8 @@ fn default_confinement() -> Confinement {
     Confinement { uid: Some(NOBODY), gid: Some(NOBODY), chroot: None, unconfined: false, seccomp }
 }
 
-/// Becomes confined and tries to reach files and sockets, if it is asked to.
+/// Child process: enters the confinement and tries to access files and sockets. Does nothing
+/// without the environment variable.
 #[test]
 fn confined_without_filters_child() {
     let Ok(existing) = std::env::var(UNFILTERED) else { return };
@@ -168,11 +169,11 @@ fn confined_without_filters_child() {
 #[test]
 fn confined_process_reaches_no_file_and_no_socket_without_filters() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can give up being root");
+        eprintln!("SKIPPED: needs root");
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let socket = place.path().join("socket");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "confine::threads::tests::confined_without_filters_child", "--nocapture"]);
@@ -184,7 +185,7 @@ fn confined_process_reaches_no_file_and_no_socket_without_filters() {
 #[test]
 fn root_without_a_user_is_refused_unless_unconfined() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: others than root have nothing to give up");
+        eprintln!("SKIPPED: needs root");
         return;
     }
     let root_without_user = Confinement { uid: None, gid: None, ..default_confinement() };

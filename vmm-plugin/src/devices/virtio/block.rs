@@ -1,5 +1,5 @@
-//! A disk: a raw file (VIRTIO 1.2, section 5.2). What was written is on the host's disk when the guest has flushed it, or, for
-//! a driver that never flushes, when the write is answered.
+//! Block device (VIRTIO 1.2, section 5.2) on a raw image. Written data is durable on the host once
+//! the guest has flushed it, or, for a driver without FLUSH, once the write is completed.
 
 use std::{
     fs::{File, OpenOptions},
@@ -18,16 +18,16 @@ use crate::{confine::threads::ThreadRole, memory::GuestMemory};
 
 const VIRTIO_ID_BLOCK: u32 = 2;
 const QUEUE_SIZES: &[u16] = &[256];
-/// The unit of addresses, whatever the disk's own is.
+/// Unit of addresses, independent of the disk's block size.
 const SECTOR_BYTES: u64 = 512;
-/// How much is copied at a time.
+/// Bytes copied at a time.
 const CHUNK_BYTES: usize = 128 << 10;
-/// The length of what a disk says it is called.
+/// Length of the device ID string.
 const VIRTIO_BLK_ID_BYTES: usize = 20;
 
-/// A request may have several buffers, as many as are said.
+/// A request may have up to `seg_max` buffers.
 const VIRTIO_BLK_F_SEG_MAX: u64 = 1 << 2;
-/// What a queue holds, but for a request's header and status.
+/// Queue size without the request's header and status.
 const SEG_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
 const VIRTIO_BLK_F_RO: u64 = 1 << 5;
 const VIRTIO_BLK_F_FLUSH: u64 = 1 << 9;
@@ -36,50 +36,50 @@ const VIRTIO_BLK_S_OK: u8 = 0;
 const VIRTIO_BLK_S_IOERR: u8 = 1;
 const VIRTIO_BLK_S_UNSUPP: u8 = 2;
 
-/// Why a file is no disk.
+/// Error returned when a disk cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// It cannot be used.
+    /// A system call failed.
     #[error("disk: cannot {doing} {}", path.display())]
     File {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// Which one.
+        /// Path of the disk.
         path: PathBuf,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// Somebody else uses it.
+    /// Another process holds a lock on the disk.
     #[error("disk: {} is in use by another process", .0.display())]
     Locked(PathBuf),
-    /// It has no whole number of sectors, or none.
+    /// The size is 0 or not a multiple of the sector size.
     #[error("disk: {} has {bytes} bytes: must be a whole number of sectors of {SECTOR_BYTES} bytes, at least one", path.display())]
     Size {
-        /// Which one.
+        /// Path of the disk.
         path: PathBuf,
-        /// How long it is.
+        /// Size of the disk.
         bytes: u64,
     },
 }
 
-/// A disk.
+/// A block device.
 #[derive(Debug)]
 pub struct VirtioBlock {
     file: File,
     sectors: u64,
     read_only: bool,
-    /// Whether the driver says when it wants to be sure.
+    /// Whether the driver negotiated FLUSH.
     driver_flushes: bool,
     device_id: [u8; VIRTIO_BLK_ID_BYTES],
     buffer: Vec<u8>,
 }
 
 impl VirtioBlock {
-    /// Opens and locks a file.
+    /// Opens and locks a raw image or a block device.
     ///
     /// # Errors
-    /// [`DiskError`]
+    /// See [`DiskError`].
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let failed = |doing| move |errno| DiskError::File { doing, path: path.to_owned(), errno };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed("open"))?;
@@ -88,7 +88,8 @@ impl VirtioBlock {
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        // Programs lock files in either of two ways, and each sees nothing of the other: QEMU in the second.
+        // Programs use either flock or fcntl locks, which do not conflict with each other; QEMU
+        // uses fcntl locks.
         for lock in [flock, fcntl_lock] {
             match lock(&file, request_type) {
                 Err(Errno::WOULDBLOCK | Errno::ACCESS) => return Err(DiskError::Locked(path.to_owned())),
@@ -96,7 +97,7 @@ impl VirtioBlock {
             }
         }
         let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
-        let bytes = bytes.map_err(|errno| failed("measure")(errno.into()))?; // also of a block device
+        let bytes = bytes.map_err(|errno| failed("get the size of")(errno.into()))?; // works for block devices, too
         if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(DiskError::Size { path: path.to_owned(), bytes });
         }
@@ -107,7 +108,8 @@ impl VirtioBlock {
         Ok(Self { file, sectors: bytes / SECTOR_BYTES, read_only, driver_flushes: false, device_id, buffer })
     }
 
-    /// What was asked for, from and into the buffers of a chain; how many bytes were written into them.
+    /// Executes a request on the buffers of a chain. Returns the number of bytes written to them,
+    /// or the status byte.
     fn execute(
         &mut self,
         request: &Request,
@@ -135,7 +137,7 @@ impl VirtioBlock {
         }
     }
 
-    /// Where bytes lie, if the disk has them all.
+    /// Returns the byte offset of a sector range, or an error status if the range is invalid.
     fn byte_offset(&self, sector: u64, bytes: u64) -> Result<u64, u8> {
         let whole = bytes.is_multiple_of(SECTOR_BYTES);
         let end = sector.checked_add(bytes / SECTOR_BYTES).filter(|end| whole && *end <= self.sectors);
@@ -171,7 +173,7 @@ fn chunks(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// The header of a request, and how much room its buffers have beside header and status.
+/// A request's header, and the size of its data buffers.
 struct Request {
     request_type: u32,
     sector: u64,
@@ -215,7 +217,7 @@ impl VirtioDevice for VirtioBlock {
         let mut writer = chain.writer(memory)?;
         let (request_type, _reserved): (u32, u32) = (reader.read_obj()?, reader.read_obj()?);
         let sector = reader.read_obj()?;
-        let data_bytes = writer.available_bytes().checked_sub(1).ok_or_else(missing_status_byte)?; // its last byte is the status
+        let data_bytes = writer.available_bytes().checked_sub(1).ok_or_else(missing_status_byte)?; // the last byte is the status
         let mut status = writer.split_at(data_bytes)?;
         let request = Request {
             request_type,
@@ -233,5 +235,5 @@ impl VirtioDevice for VirtioBlock {
 }
 
 fn missing_status_byte() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "no data_bytes for a status")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "no byte for the status")
 }

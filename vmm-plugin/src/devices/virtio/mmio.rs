@@ -1,4 +1,5 @@
-//! The registers of one device, as a driver reads and writes them.
+//! The virtio-mmio transport of one device (VIRTIO 1.2, section 4.2): its registers, as the driver
+//! reads and writes them.
 
 use std::{
     os::fd::RawFd,
@@ -63,11 +64,11 @@ pub(super) mod status {
     pub(in super::super) const DEVICE_NEEDS_RESET: u32 = 64;
 }
 
-/// One device and the registers in front of it.
+/// A device behind virtio-mmio registers.
 #[derive(Debug)]
 pub struct MmioTransport {
     state: Mutex<DeviceState>,
-    /// Apart, so that a driver that acknowledges never waits for a device at work.
+    /// Outside the lock, so that a driver's acknowledgement does not wait for a busy device.
     interrupts: AtomicU32,
     line: EventFd,
     memory: GuestMemory,
@@ -98,7 +99,7 @@ fn queues(queue_sizes: &[u16]) -> Vec<Queue> {
 }
 
 impl MmioTransport {
-    /// Of a device that asks for attention through `line`.
+    /// Creates the transport of a device that raises interrupts through `line`.
     pub fn new(device: Box<dyn VirtioDevice>, line: EventFd, memory: GuestMemory) -> Arc<Self> {
         let (device_type, config_space, queue_sizes) =
             (device.device_type(), device.config_space(), device.queue_sizes());
@@ -125,22 +126,22 @@ impl MmioTransport {
         })
     }
 
-    /// Poisoned only where tests panic: in a VMM a panic is the end of the process.
+    /// Locks the device. Only tests can poison the lock: in a VMM, a panic ends the process.
     fn lock(&self) -> MutexGuard<'_, DeviceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The work of the device's thread.
+    /// Returns the role of the device's thread.
     pub(super) fn role(&self) -> ThreadRole {
         self.lock().device.role()
     }
 
-    /// How many queues there are.
+    /// Returns the number of queues.
     pub(super) fn queues(&self) -> usize {
         self.queue_sizes.len()
     }
 
-    /// The driver reads.
+    /// Handles a read by the driver.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if let Some(offset) = offset.checked_sub(register::CONFIG) {
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.config_space.len());
@@ -174,7 +175,7 @@ impl MmioTransport {
         }
     }
 
-    /// The driver writes.
+    /// Handles a write by the driver.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let Ok(value) = <[u8; 4]>::try_from(data).map(u32::from_le_bytes) else { return };
         match offset {
@@ -193,7 +194,7 @@ impl MmioTransport {
             return;
         }
         let (was_active, added) = (state.is_active(), status & !state.status);
-        state.status |= status; // what was said is taken back by a reset, and by nothing else
+        state.status |= status; // only a reset clears status bits
         if added & status::FEATURES_OK != 0 && !state.accepts_features() {
             state.status &= !status::FEATURES_OK;
         }
@@ -202,10 +203,10 @@ impl MmioTransport {
         }
     }
 
-    /// Serves a queue, and tells the driver if it wants to be told.
+    /// Processes a queue, and raises an interrupt if the driver requests one.
     ///
     /// # Errors
-    /// The driver did what no driver may: the device stops until it is reset.
+    /// [`GuestDriverError`] if the driver violated the protocol; the device then needs a reset.
     pub(super) fn process(&self, number: usize) -> Result<(), GuestDriverError> {
         let mut state = self.lock();
         match state.process(number, &self.memory) {
@@ -220,12 +221,13 @@ impl MmioTransport {
         Ok(())
     }
 
-    /// What the device waits for besides its queues, and for which of them.
+    /// Returns the descriptor that the device polls besides its queues, and the queue that it
+    /// feeds.
     pub(super) fn event_source(&self) -> Option<(RawFd, usize)> {
         self.lock().device.event_source()
     }
 
-    /// Whether the driver is up and has put buffers into a queue that were not used yet.
+    /// Returns whether the driver is active and a queue has available buffers.
     pub(super) fn has_buffers(&self, number: usize) -> bool {
         let state = self.lock();
         let queue = state.queues.get(number).filter(|queue| state.is_active() && queue.ready());
@@ -237,7 +239,7 @@ impl MmioTransport {
 
     fn interrupt(&self, reason: u32) {
         self.interrupts.fetch_or(reason, Ordering::SeqCst);
-        let _ = self.line.write(1); // full means that it is told anyway
+        let _ = self.line.write(1); // a full counter still raises the interrupt
     }
 }
 
@@ -247,7 +249,7 @@ impl DeviceState {
         self.status & (ACTIVE | status::DEVICE_NEEDS_RESET) == ACTIVE
     }
 
-    /// A driver of an older version would take the queues for something else.
+    /// Without VERSION_1 the driver would use the legacy queue layout.
     fn accepts_features(&self) -> bool {
         self.driver_features & !self.device_features == 0 && self.driver_features & VIRTIO_F_VERSION_1 != 0
     }
@@ -283,7 +285,7 @@ impl DeviceState {
                     self.driver_features & !(u64::from(u32::MAX) << shift) | u64::from(value) << shift;
             }
             register::QUEUE_SEL => self.queue_sel = usize::try_from(value).unwrap_or(usize::MAX),
-            _ if running => {} // what a queue is may not change any more
+            _ if running => {} // queue registers are read-only while the driver is active
             _ => {
                 if let Some(queue) = self.queues.get_mut(self.queue_sel) {
                     set_queue(queue, offset, value);

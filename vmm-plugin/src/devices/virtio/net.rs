@@ -1,4 +1,5 @@
-//! A network card behind a tap device of the host (VIRTIO 1.2, section 5.1): one pair of queues, no offloads.
+//! Network device (VIRTIO 1.2, section 5.1) on a tap device of the host: one queue pair, no
+//! offloads.
 
 use std::{
     fmt,
@@ -15,13 +16,13 @@ const RECEIVE_QUEUE: usize = 0;
 const TRANSMIT_QUEUE: usize = 1;
 const QUEUE_SIZES: &[u16] = &[256, 256];
 const VIRTIO_NET_F_MAC: u64 = 1 << 5;
-/// The longest frame, with the header that both sides put before it.
+/// Maximum frame length, including the virtio-net header.
 const FRAME_BYTES_MAX: usize = 65_562;
 const HEADER_BYTES: usize = 12;
-/// Where that header says in how many buffers a frame lies, which the host leaves to us.
+/// Position of `num_buffers` in the header, which the tap device does not fill in.
 const NUM_BUFFERS_FIELD: std::ops::Range<usize> = 10..12;
 
-/// The address of a card.
+/// A unicast MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);
 
@@ -31,9 +32,9 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// Not an address of a card.
+/// The text is not a unicast MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("six pairs of hexadecimal digits with colons between them, not a group's")]
+#[error("a unicast MAC address, such as 52:54:00:12:34:56")]
 pub struct MacAddressError;
 
 impl std::str::FromStr for MacAddress {
@@ -51,36 +52,36 @@ impl std::str::FromStr for MacAddress {
     }
 }
 
-/// A network card.
+/// A network device.
 #[derive(Debug)]
 pub struct VirtioNet {
     tap: File,
     mac: MacAddress,
-    /// The one under way.
+    /// Buffer for one frame.
     frame: Vec<u8>,
 }
 
 impl VirtioNet {
-    /// A card in front of a tap device.
+    /// Opens a tap device as the backend of a network device.
     ///
     /// # Errors
-    /// There is no such device, or no right to it.
+    /// The error of opening the tap device.
     pub fn open(tap_name: &str, mac: MacAddress) -> io::Result<Self> {
         Ok(Self::from_tap(tap::open(tap_name)?, mac))
     }
 
-    /// A card in front of a tap device that is open.
+    /// Creates a network device on an open tap device.
     pub(super) fn from_tap(tap: File, mac: MacAddress) -> Self {
         Self { tap, mac, frame: vec![0; FRAME_BYTES_MAX] }
     }
 
     fn receive(&mut self, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, GuestDriverError> {
-        let Ok(bytes) = self.tap.read(&mut self.frame) else { return Ok(None) }; // nothing has come, or the device is down
+        let Ok(bytes) = self.tap.read(&mut self.frame) else { return Ok(None) }; // no frame is available, or the tap device is down
         self.frame[NUM_BUFFERS_FIELD].copy_from_slice(&1_u16.to_le_bytes());
         let mut writer = chain.writer(memory)?;
-        let fits = bytes.min(writer.available_bytes()); // a longer one is cut: none was negotiated
+        let fits = bytes.min(writer.available_bytes()); // a longer frame is truncated: mergeable buffers are not offered
         writer.write_all(&self.frame[..fits])?;
-        Ok(Some(u32::try_from(fits).expect("less than a frame")))
+        Ok(Some(u32::try_from(fits).expect("a frame is shorter than 64 KiB + header")))
     }
 
     fn transmit(&mut self, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, GuestDriverError> {
@@ -89,8 +90,8 @@ impl VirtioNet {
         if bytes <= FRAME_BYTES_MAX {
             let frame = &mut self.frame[..bytes];
             reader.read_exact(frame)?;
-            frame[..bytes.min(HEADER_BYTES)].fill(0); // it asks the host's kernel for offloads, and none was offered
-            let _ = self.tap.write(frame); // a network may lose frames
+            frame[..bytes.min(HEADER_BYTES)].fill(0); // the header could request offloads from the host's kernel, none of which were negotiated
+            let _ = self.tap.write(frame); // frames may be lost
         }
         Ok(Some(0))
     }

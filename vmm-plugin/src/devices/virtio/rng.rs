@@ -1,4 +1,4 @@
-//! A source of random numbers (VIRTIO 1.2, section 5.4): the host kernel's.
+//! Entropy device (VIRTIO 1.2, section 5.4), backed by getrandom(2).
 
 use std::io::Write as _;
 
@@ -7,10 +7,10 @@ use crate::{confine::threads::ThreadRole, memory::GuestMemory};
 
 const VIRTIO_ID_RNG: u32 = 4;
 const QUEUE_SIZES: &[u16] = &[64];
-/// The most that is handed out for one request; a driver that wants more asks again.
+/// Maximum bytes per request; a driver that needs more sends another request.
 const REQUEST_BYTES_MAX: usize = 4096;
 
-/// Random numbers.
+/// An entropy device.
 #[derive(Debug)]
 pub struct VirtioRng;
 
@@ -47,6 +47,6 @@ impl VirtioDevice for VirtioRng {
         let count = rustix::rand::getrandom(&mut random[..requested], rustix::rand::GetRandomFlags::empty());
         let count = count.map_err(std::io::Error::from)?;
         writer.write_all(&random[..count])?;
-        Ok(Some(u32::try_from(count).expect("a few")))
+        Ok(Some(u32::try_from(count).expect("at most REQUEST_BYTES_MAX")))
     }
 }

@@ -1,4 +1,4 @@
-//! Devices as a driver sees them.
+//! Tests of the devices through a driver.
 
 mod attacks;
 
@@ -20,7 +20,7 @@ use super::{
 };
 
 const MEMORY_BYTES: usize = 1 << 20;
-/// More memory, with nothing before and behind it.
+/// A second memory region with unmapped addresses around it.
 const SECOND_REGION: u64 = 2 << 20;
 const SECOND_REGION_BYTES: usize = 64 << 10;
 const DESCRIPTOR_TABLE: u64 = 0x1000;
@@ -62,7 +62,7 @@ impl Driver {
         self.transport.write(at, &value.to_le_bytes());
     }
 
-    /// Does what Linux's driver does before it uses a device.
+    /// Initializes the device as Linux's driver does.
     fn start(self, features: u64) -> Self {
         self.start_on(0, features)
     }
@@ -78,7 +78,7 @@ impl Driver {
             );
         }
         self.write(register::STATUS, FEATURES_AGREED);
-        assert_eq!(self.read(register::STATUS), FEATURES_AGREED, "the device takes the features");
+        assert_eq!(self.read(register::STATUS), FEATURES_AGREED, "the device accepts the features");
         self.write(register::QUEUE_SEL, queue);
         self.write(register::QUEUE_NUM, 16);
         for (low, address) in [
@@ -94,14 +94,14 @@ impl Driver {
         self
     }
 
-    /// Takes everything back, and begins anew.
+    /// Resets the device and initializes it again.
     fn restart(mut self, features: u64) -> Self {
         self.memory.write_slice(&[0; 0x3000], GuestAddress(DESCRIPTOR_TABLE)).unwrap();
         self.avail_index = 0;
         self.start(features)
     }
 
-    /// Offers one chain of buffers, `(length, writable)` each, one after the other from [`BUFFERS`] on.
+    /// Adds one chain of buffers, `(length, writable)` each, contiguous from [`BUFFERS`] on.
     fn add_buffers(&mut self, buffers: &[(u32, bool)]) {
         self.add_buffers_to(0, buffers);
     }
@@ -126,7 +126,7 @@ impl Driver {
         let _ = self.transport.process(queue as usize);
     }
 
-    /// A request to a disk, and what became of it: the status, and the data.
+    /// Sends a disk request; returns its status and data.
     fn disk(&mut self, kind: u32, sector: u64, data: &[u8], wanted: u32) -> (u8, Vec<u8>) {
         let mut header = kind.to_le_bytes().to_vec();
         header.extend([0; 4]);
@@ -141,7 +141,7 @@ impl Driver {
     }
 }
 
-/// A network card's second queue.
+/// Transmit queue of a network device.
 const TRANSMIT_QUEUE: u32 = 1;
 const VIRTIO_BLK_T_IN: u32 = 0;
 const VIRTIO_BLK_T_OUT: u32 = 1;
@@ -156,7 +156,7 @@ fn disk(sectors: usize) -> (tempfile::NamedTempFile, Vec<u8>) {
     (file, content)
 }
 
-/// A network card, and the host's end of its wire.
+/// Returns a network device and the host's end of its link.
 fn net_device() -> (Driver, UnixDatagram) {
     let (tap, host) = UnixDatagram::pair().unwrap();
     tap.set_nonblocking(true).unwrap();
@@ -174,7 +174,7 @@ fn disk_reads_back_written_sectors() {
         (0x7472_6976, 2, 8)
     );
     assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 2, &[], 1024), (VIRTIO_BLK_S_OK, content[1024..2048].to_vec()));
-    assert_eq!(driver.line.read().unwrap(), 1, "an interrupt for what was used");
+    assert_eq!(driver.line.read().unwrap(), 1, "one interrupt for the used buffer");
     assert_eq!(driver.disk(VIRTIO_BLK_T_OUT, 7, &[7; 512], 0), (VIRTIO_BLK_S_OK, vec![]));
     assert_eq!(driver.disk(VIRTIO_BLK_T_FLUSH, 0, &[], 0), (VIRTIO_BLK_S_OK, vec![]));
     assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 7, &[], 512), (VIRTIO_BLK_S_OK, vec![7; 512]));
@@ -228,13 +228,13 @@ fn driver_without_version_1_gets_no_features_ok() {
 fn malformed_chain_stops_device_until_reset() {
     let (file, content) = disk(4);
     let mut driver = Driver::of(Box::new(VirtioBlock::open(file.path(), false).unwrap())).start(0);
-    driver.add_buffers(&[(4, false)]); // neither a whole header nor a status
+    driver.add_buffers(&[(4, false)]); // neither a complete header nor a status byte
     assert_eq!(
         driver.read(register::STATUS) & status::DEVICE_NEEDS_RESET,
         status::DEVICE_NEEDS_RESET,
         "NEEDS_RESET"
     );
-    assert_eq!(driver.read(register::INTERRUPT_STATUS), 2, "the interrupt says that the device has changed");
+    assert_eq!(driver.read(register::INTERRUPT_STATUS), 2, "configuration change interrupt");
     let mut driver = driver.restart(0);
     assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 0, &[], 512), (VIRTIO_BLK_S_OK, content[..512].to_vec()));
 }
@@ -249,7 +249,7 @@ fn queue_registers_are_fixed_until_reset() {
     assert_eq!(
         driver.memory.read_obj::<u16>(GuestAddress(USED_RING + 2)).unwrap(),
         1,
-        "its queue is where it was"
+        "the used ring has not moved"
     );
 }
 
@@ -264,7 +264,7 @@ fn stopped_device_ignores_driver_ok() {
         status::DEVICE_NEEDS_RESET,
         "still NEEDS_RESET"
     );
-    assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 0, &[], 512).0, 0, "nobody wrote a status");
+    assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 0, &[], 512).0, 0, "no status was written");
     assert_eq!(driver.memory.read_obj::<u16>(GuestAddress(USED_RING + 2)).unwrap(), 0);
 }
 

@@ -1,4 +1,5 @@
-//! The thread of one device: it sleeps until the driver tells it of a queue, or what it waits for itself has come.
+//! Thread of one device: sleeps until the driver notifies a queue or the device's event source is
+//! ready.
 
 use std::{
     fmt, io,
@@ -19,22 +20,22 @@ use super::{
 };
 use crate::{confine::threads::SeccompFilters, exit};
 
-/// What the device's own source is called among its queues.
+/// epoll token of the event source; queues use their index.
 const SOURCE_TOKEN: u64 = u64::MAX;
-/// How a source says that it is gone.
+/// Events that report a closed event source.
 const SOURCE_CLOSED: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
-/// How many things are seen at a time.
+/// Maximum number of epoll events per wait.
 const EVENTS_PER_WAIT: usize = 8;
 
-/// A device at work; it goes on until the process ends.
+/// A device's worker. It runs until the process ends.
 pub struct Worker {
     name: String,
     transport: Arc<MmioTransport>,
     kicks: Vec<EventFd>,
     epoll: Epoll,
-    /// What the device waits for itself, and for which queue.
+    /// Event source of the device, and the queue that it feeds.
     source: Option<(RawFd, usize)>,
-    /// How often its driver broke it.
+    /// Number of logged driver errors.
     errors_logged: u32,
 }
 
@@ -45,10 +46,11 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Of a device whose registers are at `at`: KVM wakes it when its driver tells of a queue, and no processor waits.
+    /// Creates the worker of a device whose MMIO window is at `at`. Queue notifications are
+    /// ioeventfds, so a vCPU does not wait for the device.
     ///
     /// # Errors
-    /// KVM or the operating system refuses.
+    /// The error of epoll, eventfd or KVM_IOEVENTFD.
     pub fn new(name: String, transport: Arc<MmioTransport>, at: u64, vm: &VmFd) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let mut kicks = Vec::new();
@@ -68,19 +70,20 @@ impl Worker {
         Ok(Self { name, transport, kicks, epoll, source, errors_logged: 0 })
     }
 
-    /// The device works from now on.
+    /// Starts the worker's thread.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The error of creating the thread.
     pub fn start(mut self, filters: &SeccompFilters) -> io::Result<()> {
         filters.spawn(self.transport.role(), self.name.clone(), move || self.run()).map(drop)
     }
 
-    /// A guest without its disk is none any more.
+    /// Serves the device. An I/O error is fatal to the VM: a guest cannot continue without a
+    /// device.
     fn run(&mut self) {
         loop {
             if let Err(error) = self.wait_and_serve() {
-                exit::print(&format!("error: {} stops: {error}", self.name));
+                exit::print(&format!("error: device {} failed: {error}", self.name));
                 exit::exit_now(exit::FAILED)
             }
         }
@@ -101,7 +104,7 @@ impl Worker {
                 (SOURCE_TOKEN, Some((_, queue))) => queue,
                 (queue, _) => {
                     let queue = usize::try_from(queue).expect("queues are few");
-                    let _ = self.kicks[queue].read(); // told twice is told once
+                    let _ = self.kicks[queue].read(); // notifications may be merged
                     queue
                 }
             };
@@ -112,23 +115,23 @@ impl Worker {
         Ok(())
     }
 
-    /// A driver that breaks its device again and again fills nobody's log.
+    /// Logs a protocol violation, up to a limit per device: a hostile driver could fill the log.
     fn log_driver_error(&mut self, error: &GuestDriverError) {
         if self.errors_logged < COMPLAINTS_PER_DEVICE_MAX {
             self.errors_logged += 1;
             let (name, reason) = (&self.name, units::chain(error));
-            exit::print(&format!("virtio device {name}: {reason}: it stops until it is reset"));
+            exit::print(&format!("virtio device {name}: {reason}: stopped until reset"));
         }
     }
 
-    /// A source that is gone says so without end.
+    /// Stops polling a closed event source, which would be reported as ready forever.
     fn drop_source(&mut self) -> io::Result<()> {
         let Some((descriptor, _)) = self.source.take() else { return Ok(()) };
-        exit::print(&format!("virtio device {}: what it listens to is gone from this host", self.name));
+        exit::print(&format!("virtio device {}: its host device is gone", self.name));
         self.epoll.ctl(ControlOperation::Delete, descriptor, EpollEvent::default())
     }
 
-    /// What has come is only of interest while there are buffers for it.
+    /// Polls the event source only while the queue has available buffers.
     fn update_source_interest(&self) -> io::Result<()> {
         let Some((descriptor, queue)) = self.source else { return Ok(()) };
         let interest = if self.transport.has_buffers(queue) { EventSet::IN } else { EventSet::empty() };

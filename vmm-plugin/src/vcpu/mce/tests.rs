@@ -1,4 +1,4 @@
-//! What a guest of two instructions sees of an error in its memory, on this machine's KVM.
+//! Machine checks in a guest of two instructions, on this machine's KVM.
 
 use std::sync::{Arc, mpsc};
 
@@ -41,7 +41,7 @@ fn status_bits_are_those_of_qemu() {
     assert_eq!(intel.status(false), (0xbd00_0000_0000_00c0, 13));
 }
 
-/// A guest that spins, and asks to be reset when it has a machine check.
+/// A guest that loops, and requests a reset in its machine check handler.
 struct Guest {
     vcpu: Vcpu,
     context: VcpuContext,
@@ -49,7 +49,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// `None` where there is no KVM, or one without machine checks.
+    /// Creates the guest; `None` without KVM or without machine checks.
     fn new() -> Option<Self> {
         let kvm = Kvm::new().map_err(|error| eprintln!("SKIPPED: no /dev/kvm: {error}")).ok()?;
         let local = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
@@ -85,7 +85,7 @@ impl Guest {
         Some(Self { vcpu, context, _vm: vm })
     }
 
-    /// The guest handles machine checks from now on.
+    /// Enables machine checks in the guest.
     fn handle(&self) {
         let mut special = self.vcpu.fd.get_sregs().unwrap();
         (special.idt.base, special.idt.limit) = (INTERRUPT_TABLE, 0xfff);
@@ -93,7 +93,7 @@ impl Guest {
         self.vcpu.fd.set_sregs(&special).unwrap();
     }
 
-    /// An address of this process.
+    /// Returns the address in this process of a guest-physical address.
     fn address_of(&self, guest: u64) -> usize {
         use vm_memory::GuestMemoryBackend as _;
         self.context.memory.get_host_address(GuestAddress(guest)).unwrap() as usize
@@ -107,7 +107,7 @@ impl Guest {
     }
 }
 
-/// Writes code, page tables, and the gate of the machine check's handler.
+/// Writes code, page tables and the interrupt gate of the machine check handler.
 fn write(memory: &GuestMemory) {
     write_page_tables(memory).unwrap();
     memory.write_slice(&SPIN, GuestAddress(CODE)).unwrap();
@@ -119,7 +119,7 @@ fn write(memory: &GuestMemory) {
     memory.write_obj(gate, GuestAddress(INTERRUPT_TABLE + MACHINE_CHECK * 16)).unwrap();
 }
 
-/// Runs a guest, which has consumed an error at this address, on a thread confined as a processor's is.
+/// Runs a guest that has consumed an error at an address, on a thread with a vCPU's seccomp filter.
 fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<ExitReason>) {
     rustix::thread::set_no_new_privs(true).unwrap();
     let (sender, receiver) = mpsc::channel();
@@ -152,5 +152,5 @@ fn machine_check_needs_a_guest_that_can_handle_it() {
     assert!(!checks.report(fd, 0x20_0000, true).unwrap(), "CR4.MCE is not set");
     guest.handle();
     assert!(checks.report(fd, 0x20_0000, true).unwrap());
-    assert!(!checks.report(fd, 0x20_1000, true).unwrap(), "one is in progress");
+    assert!(!checks.report(fd, 0x20_1000, true).unwrap(), "a machine check is in progress");
 }

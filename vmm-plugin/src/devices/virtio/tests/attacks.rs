@@ -1,11 +1,11 @@
-//! Devices as an attacker sees them: any register, any value, any bytes where the queues are, and chains of buffers that no
-//! driver would make.
+//! Devices under attack: arbitrary register accesses, arbitrary queue memory, and descriptor chains
+//! that no correct driver would build.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The last descriptor that the attackers' queues have.
+/// Last descriptor of the attackers' queues.
 const LAST_DESCRIPTOR: u16 = 15;
 const VIRTQ_DESC_F_INDIRECT: u16 = 4;
 
@@ -15,19 +15,20 @@ enum Attack {
     WriteUnaligned(u64, Vec<u8>),
     Read(u64, usize),
     WriteQueueMemory(u64, Vec<u8>),
-    /// Descriptors from the first on, and what is said to be on offer.
+    /// Descriptors from index 0 on, and the increment of the available index.
     Chain(Vec<Descriptor>, u16),
-    /// The driver's side of the queue is where somebody else's is.
+    /// Moves the used ring, possibly onto other queue memory.
     MoveUsedRing(u32),
     Notify(usize),
-    /// The host's network has something for it.
+    /// A frame arrives from the host's network.
     ReceiveFrame(usize),
 }
 
 /// One descriptor: address, length, flags, next.
 type Descriptor = (u64, u32, u16, u16);
 
-/// What one offers who knows where it hurts: the borders of memory, the queue itself, and numbers that overflow.
+/// Generates descriptors near memory borders, inside the queue itself, and with lengths that
+/// overflow.
 fn descriptors() -> impl Strategy<Value = Vec<Descriptor>> {
     let address = prop_oneof![
         4 => Just(BUFFERS),
@@ -54,14 +55,14 @@ fn attacks() -> impl Strategy<Value = Vec<Attack>> {
     let value = prop_oneof![any::<u32>(), 0..20_u32, Just(0x1000), Just(0x2000), Just(0x3000), Just(0xf)];
     let queues = prop_oneof![0x1000..0x1100_u64, 0x2000..0x2040_u64, 0x3000..0x3040_u64];
     let bytes = |most| prop::collection::vec(any::<u8>(), 0..most);
-    let places = vec![0x1000, 0x2000, 0x3000, 0x3004, 0x000f_fff0, 0xffff_fff0];
+    let ring_addresses = vec![0x1000, 0x2000, 0x3000, 0x3004, 0x000f_fff0, 0xffff_fff0];
     let attack = prop_oneof![
         4 => (transport.clone(), value).prop_map(|(at, value)| Attack::Write(at, value)),
         1 => (transport.clone(), bytes(9)).prop_map(|(at, bytes)| Attack::WriteUnaligned(at, bytes)),
         1 => (transport, 0..9_usize).prop_map(|(at, bytes)| Attack::Read(at, bytes)),
         2 => (queues, bytes(33)).prop_map(|(at, bytes)| Attack::WriteQueueMemory(at, bytes)),
         4 => (descriptors(), 0..20_u16).prop_map(|(chain, avail_index)| Attack::Chain(chain, avail_index)),
-        1 => prop::sample::select(places).prop_map(Attack::MoveUsedRing),
+        1 => prop::sample::select(ring_addresses).prop_map(Attack::MoveUsedRing),
         3 => (0..4_usize).prop_map(Attack::Notify),
         1 => (0..70_000_usize).prop_map(Attack::ReceiveFrame),
     ];
@@ -105,7 +106,7 @@ impl Driver {
     }
 }
 
-/// The device answers, ignores or stops, and works again for whoever resets it.
+/// Runs the attacks, and checks that the device works after a reset.
 fn attack_and_restart(driver: Driver, host: Option<&UnixDatagram>, attacks: &[Attack]) -> Driver {
     let mut driver = driver.start(VIRTIO_F_EVENT_IDX);
     attacks.iter().for_each(|attack| driver.attack(attack, host));
@@ -146,7 +147,7 @@ proptest! {
             prop_assert!(frame[..bytes.min(12)].iter().all(|byte| *byte == 0));
         }
         while host.send(&[5; 60]).is_err() {
-            driver.add_buffers(&[(2000, true)]); // what was sent before makes room
+            driver.add_buffers(&[(2000, true)]); // earlier frames fill the socket until buffers are added
         }
         for _ in 0..3 {
             driver.add_buffers(&[(2000, true)]);
