@@ -1,25 +1,26 @@
-//! Where QEMU, Debian's kernels and a few tools lie once they were fetched: which file is which, and no more.
+//! Paths of the fetched artifacts: QEMU, Debian's kernels and a few tools. `cargo xtask` fetches
+//! them.
 
 use std::path::{Path, PathBuf};
 
 use crate::HostError;
 
-/// The environment variable that names the folder to programs.
+/// Environment variable with the artifacts' directory.
 pub const ARTIFACTS_ENV: &str = "TARN_GUESTS";
-/// The kernels that guests can have.
+/// Kernel versions available to guests.
 pub const KERNELS: [&str; 2] = ["6.1", "6.12"];
 
-/// A folder with all that emulated hosts are made of.
+/// Directory of the artifacts.
 #[derive(Clone, Debug)]
 pub struct Artifacts {
     dir: PathBuf,
 }
 
 impl Artifacts {
-    /// What lies in a folder that `cargo xtask` has filled.
+    /// Opens a directory that `cargo xtask` has filled.
     ///
     /// # Errors
-    /// Something is not there.
+    /// [`HostError::Missing`] naming the first missing file.
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let artifacts = Self { dir: dir.to_owned() };
         let kernels = KERNELS.map(|name| artifacts.kernel(name));
@@ -30,37 +31,37 @@ impl Artifacts {
         }
     }
 
-    /// Where [`ARTIFACTS_ENV`] says, or where `cargo xtask` puts it.
+    /// Opens the directory in [`ARTIFACTS_ENV`], or the one that `cargo xtask` fills.
     ///
     /// # Errors
-    /// Something is not there.
+    /// As [`Artifacts::open`].
     pub fn locate() -> Result<Self, HostError> {
         let dir = std::env::var_os(ARTIFACTS_ENV).map(PathBuf::from);
         Self::open(&dir.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests")))
     }
 
-    /// A kernel that guests can have, one of [`KERNELS`].
+    /// Returns the path of a kernel, one of [`KERNELS`].
     pub fn kernel(&self, name: &str) -> PathBuf {
         self.dir.join(name).join("vmlinuz")
     }
 
-    /// A module of a kernel, if that has it not built in.
+    /// Returns the path of a kernel's module; `None` if it is built in.
     pub fn module(&self, kernel: &str, module: &str) -> Option<PathBuf> {
         let file = self.dir.join(kernel).join("modules").join(format!("{module}.ko"));
         file.exists().then_some(file)
     }
 
-    /// QEMU.
+    /// Returns the path of QEMU's executable.
     pub fn qemu(&self) -> PathBuf {
         self.qemu_folder().join("qemu-system-x86_64")
     }
 
-    /// QEMU with its libraries and firmware, which runs wherever the folder lies.
+    /// Returns QEMU's directory with libraries and firmware, which is relocatable.
     pub(crate) fn qemu_folder(&self) -> PathBuf {
         self.dir.join("qemu")
     }
 
-    /// One of `busybox`, `cpio`, `iasl`, `lz4`.
+    /// Returns the path of a tool: `busybox`, `cpio`, `iasl` or `lz4`.
     pub fn tool(&self, name: &str) -> PathBuf {
         self.dir.join("tools").join(name)
     }

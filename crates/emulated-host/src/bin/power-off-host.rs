@@ -1,5 +1,5 @@
-//! `power-off-host FOLDER HOST`: cuts the power of a host of a rack, and ends well only when its process is certainly gone. For the
-//! command of `[fence]` in rack.toml. What a rack's folder is, is the library's.
+//! `power-off-host FOLDER HOST`: powers off a host of a rack, for the command of `[fence]` in
+//! rack.toml. Exits with 0 only if the host's process has certainly ended.
 
 #![forbid(unsafe_code)]
 

@@ -1,22 +1,23 @@
-//! rack.toml for the manager outside, and each host's settings for the agents inside. What the keys mean is the programs'.
+//! Generates rack.toml for the manager and the agents' configuration files.
 
 use std::path::Path;
 
 use super::{deployment::RackPlan, plan::Device};
 
-/// The name in the manager's certificate.
+/// Name in the manager's certificate.
 pub(super) const MANAGER: &str = "manager";
-/// The name of whoever schedules and administers.
+/// Name in the certificate of the scheduler and administrator.
 pub(super) const OPERATOR: &str = "operator";
-/// This machine, as hosts see it.
+/// Address of this machine in the hosts' network.
 const MACHINE_ADDRESS: &str = "10.0.2.2";
-/// What a host has for VMs; more than there is, as tests start more than fits.
+/// Declared capacity of a host; larger than the real one, as tests start more VMs than fit.
 const CORES: u32 = 64;
 const LOCAL_MIB: u32 = 64 << 10;
-/// How long the command that cuts a host's power may take, in seconds.
+/// Timeout of the fence command, in seconds.
 const FENCE_TIMEOUT_S: u32 = 60;
 
-/// rack.toml, in a folder with `certificates`; `rack` is where the hosts' sockets are.
+/// Returns rack.toml for a directory with `certificates`; `rack` is the directory of the hosts'
+/// sockets.
 pub(super) fn rack_toml(plan: &RackPlan, port: u16, rack: &Path) -> String {
     let never = || "\"never\"".to_owned();
     let fence_after = plan.fence_after_s.map_or_else(never, |seconds| seconds.to_string());
@@ -45,7 +46,7 @@ fn emc(name: &str, device: &Device) -> String {
     )
 }
 
-/// A host's settings, beside its certificate.
+/// Returns the configuration of a host's agent, to be placed beside its certificate.
 pub(super) fn host_toml(plan: &RackPlan, port: u16, host: &str) -> String {
     format!(
         "[agent]\nhost = {host:?}\nmanager = \"https://{MACHINE_ADDRESS}:{port}\"\nruntime_dir = \"/run/tarn-agent\"\n{}\

@@ -1,6 +1,6 @@
-//! Commands for a host over its third serial line: what is asked, what is answered, and the script that answers in there. Both ways
-//! are base64, one line each, so that output may be any bytes. Each command has a name by which it may be asked for again: it is
-//! done once, and what gets lost on the way is said once more.
+//! Runs commands in a host over its third serial line; includes the server script. Requests and
+//! replies are base64, one line each, so output may be binary. Each command has an ID: a repeated
+//! request does not run the command again but returns the stored reply.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -15,11 +15,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 
 use super::socket;
 
-/// How long it is listened to a host that says nothing before it is asked again, and others may ask in between.
+/// Time without data after which the request is sent again. Other clients can connect in between.
 const RESEND_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Answers in a host, for ever. Commands run beside each other; answers do not mix. Nothing is a child of whoever reads: a child's
-/// end would cost it the line it is reading.
+/// Command server in a host. Commands run concurrently; their replies do not interleave. Commands
+/// are not children of the reading shell: SIGCHLD would make its read fail.
 pub(super) const COMMAND_SERVER_SCRIPT: &str = r#"#!/bin/sh
 stty -F /dev/ttyS2 raw -echo
 exec 3<>/dev/ttyS2
@@ -48,20 +48,20 @@ while read -r begin id command end <&3; do
 done
 "#;
 
-/// What a command said and how it ended.
+/// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOutput {
-    /// 0 if it was content.
+    /// Exit status.
     pub status: i32,
-    /// All that it said, on both its outputs; bytes that are no text are replaced.
+    /// Standard output and standard error, with invalid UTF-8 replaced.
     pub text: String,
 }
 
-/// Runs a command behind a socket.
+/// Runs a command in the host behind a socket.
 ///
 /// # Errors
-/// There is no such socket, or no answer in time: `TimedOut`. A command that is late goes on; a host that is paused begins with it
-/// when it goes on.
+/// `TimedOut` without a reply in time, or the error of the socket. The command continues after a
+/// timeout; a paused host starts it when resumed.
 pub(super) fn run(at: &Path, command: &str, within: Duration) -> io::Result<CommandOutput> {
     let deadline = Instant::now() + within;
     let id = format!("{:016x}", RandomState::new().build_hasher().finish());
@@ -78,7 +78,8 @@ pub(super) fn run(at: &Path, command: &str, within: Duration) -> io::Result<Comm
     }
 }
 
-/// Asks once, and listens as long as something is said. An answer that was heard is not wanted any more.
+/// Sends the request once and reads while data arrives. The stored reply is deleted after it was
+/// received.
 fn send_request(at: &Path, id: &str, request: &str, read_timeout: Duration) -> io::Result<CommandOutput> {
     let mut stream = socket::connect(at, read_timeout)?;
     stream.write_all(request.as_bytes())?;
@@ -98,7 +99,8 @@ fn send_request(at: &Path, id: &str, request: &str, read_timeout: Duration) -> i
     }
 }
 
-/// Waits until QEMU has read it: what is under way is lost when somebody leaves. An answer that is kept is in nobody's way.
+/// Waits until QEMU has read the deletion: closing the socket drops data in flight. A reply that is
+/// not deleted is harmless.
 fn delete_reply(mut stream: UnixStream, id: &str) {
     let sent =
         stream.write_all(request_line(id, "-").as_bytes()).and_then(|()| stream.shutdown(Shutdown::Write));
@@ -109,12 +111,13 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// It begins with the end of a line: somebody may have left in the middle of one. A line without either mark is half a line.
+/// Formats a request. It starts with a newline, as another client may have left an incomplete line;
+/// both marks are required for a complete line.
 fn request_line(id: &str, what: &str) -> String {
     format!("\n: {id} {what} .\n")
 }
 
-/// The answer to a question among all that was heard.
+/// Finds the reply to a request in received data.
 fn parse_reply(id: &str, received: &[u8]) -> Option<CommandOutput> {
     let received = String::from_utf8_lossy(received);
     let answer = received.lines().find_map(|line| line.strip_prefix(id)?.strip_prefix(' '))?;

@@ -1,4 +1,4 @@
-//! One host of a rack: switched on and off, paused, cut from the network, and told to run commands. Why it is, is the caller's.
+//! One host of a rack: power, pause, network link and commands.
 
 use std::{
     fs::{self, File},
@@ -18,16 +18,16 @@ use super::{
 };
 use crate::HostError;
 
-/// How long a host may take to boot on a busy machine.
+/// Time limit for a host to boot on a busy machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a command may take unless told otherwise.
+/// Default timeout of a command.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a host that boots is listened to in one piece.
+/// Timeout of one probe of a booting host.
 const BOOT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between two attempts to reach a host that has just been switched on.
+/// Interval between probes of a booting host.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A host of a rack. Dropped, it has no power; one that was only found stays as it is.
+/// A host of a rack. On drop it is powered off, unless another process started it.
 #[derive(Debug)]
 pub struct RackHost {
     name: String,
@@ -37,10 +37,10 @@ pub struct RackHost {
 }
 
 impl RackHost {
-    /// One that is being prepared in a folder.
+    /// Prepares a host in a rack's directory.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// [`HostError`] if a file cannot be written or the host is running.
     pub(super) fn prepare(folder: &Path, name: &str, start: &[String]) -> Result<Self, HostError> {
         let power = Power::in_folder(folder, name);
         drop(power.claim()?);
@@ -50,25 +50,25 @@ impl RackHost {
         Ok(host)
     }
 
-    /// One that somebody else has started, or prepared, in a rack's folder.
+    /// Opens a host of a rack that another process has prepared or started.
     ///
     /// # Errors
-    /// There never was such a host.
+    /// [`HostError::File`] if the directory has no such host.
     pub fn find(folder: &Path, name: &str) -> Result<Self, HostError> {
         let power = Power::of(folder, name)?;
-        let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
+        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
         Ok(Self { name: name.to_owned(), folder, power, process: None })
     }
 
-    /// What it is called.
+    /// Returns the host's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Switches it on. It ends with the thread that does so.
+    /// Powers the host on. It ends with the calling thread.
     ///
     /// # Errors
-    /// It is on, or QEMU does not start.
+    /// [`HostError`] if the host is on or QEMU cannot be started.
     pub fn power_on(&mut self) -> Result<(), HostError> {
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]);
@@ -77,7 +77,7 @@ impl RackHost {
         Ok(())
     }
 
-    /// Switches it on for whoever has its rack: it stays on when this process ends.
+    /// Powers the host on for the rack's process: it stays on when this process ends.
     ///
     /// # Errors
     /// As [`RackHost::power_on`].
@@ -86,7 +86,7 @@ impl RackHost {
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
-        let lock = self.power.claim()?; // first: a rack that ends takes away what starts its hosts, and then their power
+        let lock = self.power.claim()?; // before reading the command line: a rack that ends removes it first and then powers its hosts off
         qemu.args(self.arguments()?).current_dir(&self.folder).process_group(0);
         let log = self.log_file("qemu");
         qemu.stdin(lock).stdout(open_log(&log)?).stderr(open_log(&log)?);
@@ -95,17 +95,17 @@ impl RackHost {
         Ok(process)
     }
 
-    /// What it is started with.
+    /// Reads QEMU's command line.
     fn arguments(&self) -> Result<Vec<String>, HostError> {
         let file = self.file("start");
         let arguments = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
         arguments.map_err(HostError::file("read", &file))
     }
 
-    /// Waits until it answers.
+    /// Waits until the host runs commands.
     ///
     /// # Errors
-    /// It does not, or QEMU has ended.
+    /// [`HostError::Power`] on timeout or if QEMU has ended.
     pub fn wait_up(&self) -> Result<(), HostError> {
         self.wait_up_while(|| true)
     }
@@ -118,69 +118,69 @@ impl RackHost {
                 Err(_) if !is_wanted() => return Err(HostError::Interrupted),
                 Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.read_log("qemu"))),
                 Err(_) if Instant::now() > deadline => {
-                    return Err(self.failed("it is not up", self.console()));
+                    return Err(self.failed("it did not boot in time", self.console()));
                 }
                 Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
 
-    /// Runs a command of a shell in it, for a minute at most.
+    /// Runs a shell command in the host, for at most a minute.
     ///
     /// # Errors
-    /// It does not answer in time; the command goes on.
+    /// [`HostError::NoReply`] on timeout; the command continues.
     pub fn run(&self, command: &str) -> Result<CommandOutput, HostError> {
         self.run_within(command, REPLY_TIMEOUT)
     }
 
-    /// Runs a command of a shell in it.
+    /// Runs a shell command in the host with a timeout.
     ///
     /// # Errors
-    /// It does not answer in time; the command goes on.
+    /// [`HostError::NoReply`] on timeout; the command continues.
     pub fn run_within(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
         control::run(&self.file("control"), command, within).map_err(|errno| match errno.kind() {
             io::ErrorKind::TimedOut => HostError::NoReply { host: self.name.clone(), within },
-            _ => HostError::file("reach a host by", &self.file("control"))(errno),
+            _ => HostError::file("connect to a host at", &self.file("control"))(errno),
         })
     }
 
-    /// Stops its processor; its network, its clock and its devices stand still, too.
+    /// Pauses the host's CPU; its network, clock and devices stop, too.
     ///
     /// # Errors
-    /// QEMU does not answer.
+    /// [`HostError`] if QEMU does not answer.
     pub fn pause(&self) -> Result<(), HostError> {
         qmp::execute(&self.file("qmp"), "stop", json!({}))
     }
 
-    /// Lets its processor go on.
+    /// Resumes the host.
     ///
     /// # Errors
-    /// QEMU does not answer.
+    /// [`HostError`] if QEMU does not answer.
     pub fn resume(&self) -> Result<(), HostError> {
         qmp::execute(&self.file("qmp"), "cont", json!({}))
     }
 
-    /// Connects it to its network, or cuts it off.
+    /// Connects the host's network link, or disconnects it.
     ///
     /// # Errors
-    /// QEMU does not answer.
+    /// [`HostError`] if QEMU does not answer.
     pub fn set_link(&self, up: bool) -> Result<(), HostError> {
         qmp::execute(&self.file("qmp"), "set_link", json!({"name": "net0", "up": up}))
     }
 
-    /// Cuts its power; when it returns, its process is gone.
+    /// Powers the host off. Its process has ended on return.
     ///
     /// # Errors
-    /// The process is still there.
+    /// [`HostError::Power`] if the process does not end.
     pub fn power_off(&mut self) -> Result<(), HostError> {
         self.power.off()?;
         if let Some(mut process) = self.process.take() {
-            let _ = process.wait(); // it is gone already
+            let _ = process.wait(); // reaps a process that has ended
         }
         Ok(())
     }
 
-    /// Cuts its power, switches it on again and waits until it answers. Devices keep their bytes.
+    /// Powers the host off and on and waits until it is up. Devices keep their content.
     ///
     /// # Errors
     /// As [`RackHost::power_off`], [`RackHost::power_on`] and [`RackHost::wait_up`].
@@ -190,25 +190,25 @@ impl RackHost {
         self.wait_up()
     }
 
-    /// Whether its process is there.
+    /// Returns whether the host's process exists.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// [`HostError::File`] if its lock cannot be tested.
     pub fn is_on(&self) -> Result<bool, HostError> {
         self.power.is_on()
     }
 
-    /// All that its kernel and its first process have said.
+    /// Returns the output of its console.
     pub fn console(&self) -> String {
         self.read_log("console")
     }
 
-    /// All that was written to its fourth serial line, `/dev/ttyS3`.
+    /// Returns the output of its fourth serial line, `/dev/ttyS3`.
     pub fn agent_log(&self) -> String {
         self.read_log("agent")
     }
 
-    /// Where its shell is, for a terminal.
+    /// Returns the path of its shell's socket.
     pub fn shell(&self) -> PathBuf {
         self.file("shell")
     }
@@ -232,7 +232,7 @@ impl RackHost {
     }
 }
 
-/// A log to go on with.
+/// Opens a log for appending.
 pub(super) fn open_log(log: &Path) -> Result<File, HostError> {
     File::options().create(true).append(true).open(log).map_err(HostError::file("open", log))
 }
@@ -240,7 +240,7 @@ pub(super) fn open_log(log: &Path) -> Result<File, HostError> {
 impl Drop for RackHost {
     fn drop(&mut self) {
         if self.process.is_some() {
-            let _ = self.power_off(); // nobody is left to be told
+            let _ = self.power_off(); // errors cannot be returned from drop
         }
     }
 }

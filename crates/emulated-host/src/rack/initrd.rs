@@ -1,4 +1,5 @@
-//! The file system that all hosts of a rack begin with. Which host one is says its kernel's command line, so that there is one for all.
+//! The initrd of all hosts of a rack. Each host's name is on its kernel command line, so they share
+//! one initrd.
 
 use super::{
     control::COMMAND_SERVER_SCRIPT,
@@ -6,10 +7,11 @@ use super::{
 };
 use crate::{Artifacts, GUEST_MODULES, HostError, Initrd, RACK_MODULES};
 
-/// What is loaded when it is needed, and not before: where there is memory that nobody has divided, it takes all of it.
+/// Module that is loaded on demand: it claims all undivided dax ranges as soon as it is loaded.
 const DEFERRED_MODULE: &str = "kmem";
 
-/// What a host does before its plan's script: `modprobe` finds what is loaded later, a network, and the two lines in.
+/// Setup before the plan's script: `modprobe` for the deferred module, the network, the command
+/// server and the shell.
 const SETUP_SCRIPT: &str = r#"
 hostname $HOST
 modules=/lib/modules/$(uname -r)
@@ -25,13 +27,13 @@ stty -F /dev/ttyS3 raw
 control &
 while :; do setsid -c sh -c 'exec sh -i < /dev/ttyS1 > /dev/ttyS1 2>&1'; done &
 "#;
-/// A first process that ends takes its kernel along.
+/// The init process must not end: its kernel would panic.
 const SLEEP_FOREVER: &str = "\nwhile :; do sleep 3600; done";
 
-/// Makes it.
+/// Builds the initrd.
 ///
 /// # Errors
-/// Something is not there.
+/// [`HostError`] if a file is missing or cannot be copied.
 pub(super) fn build(artifacts: &Artifacts, plan: &Plan) -> Result<Initrd, HostError> {
     let modules: Vec<&str> =
         GUEST_MODULES.iter().chain(RACK_MODULES).copied().filter(|name| *name != DEFERRED_MODULE).collect();

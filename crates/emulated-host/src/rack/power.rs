@@ -1,5 +1,6 @@
-//! Whether a host has power, and taking it away for certain. QEMU inherits a lock on the host's pid file as its standard input, so
-//! the kernel says when the process, and with it every way to the host's memory, is gone: no pid that is used again can fool it.
+//! Power of a host: state and reliable power-off. QEMU inherits a lock on the host's pid file as
+//! its standard input. The kernel releases the lock when the process, and with it all access to the
+//! host's memory, is gone; a reused process ID cannot be mistaken for it.
 
 use std::{
     fs::{self, File},
@@ -18,16 +19,16 @@ use serde_json::json;
 use super::qmp;
 use crate::HostError;
 
-/// How long QEMU may take to end: it has gigabytes to give back.
+/// Time limit for QEMU to end; it frees gigabytes of memory.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is ended; from the second time on it is killed.
+/// Maximum number of attempts to end QEMU; it is killed from the second one on.
 const ATTEMPTS_MAX: usize = 6;
-/// How long others who look at the lock may hold it, all together.
+/// Time limit for getting the lock, which other processes hold briefly while they test it.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between two looks at the lock.
+/// Interval between tests of the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The power switch of one host.
+/// Power switch of a host.
 #[derive(Clone, Debug)]
 pub struct Power {
     host: String,
@@ -36,12 +37,12 @@ pub struct Power {
 }
 
 impl Power {
-    /// That of a host in a rack's folder.
+    /// Opens the power switch of a host in a rack's directory.
     ///
     /// # Errors
-    /// There never was such a host.
+    /// [`HostError::File`] if the directory has no such host.
     pub fn of(folder: &Path, host: &str) -> Result<Self, HostError> {
-        let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
+        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
         let power = Self::in_folder(&folder, host);
         File::open(&power.pid).map(|_| power.clone()).map_err(HostError::file("open", &power.pid))
     }
@@ -51,20 +52,20 @@ impl Power {
         Self { host: host.to_owned(), pid: file("pid"), qmp: file("qmp") }
     }
 
-    /// Whether the host's process is there.
+    /// Returns whether the host's process exists.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// [`HostError::File`] if the lock cannot be tested.
     pub fn is_on(&self) -> Result<bool, HostError> {
         let file = File::open(&self.pid).map_err(HostError::file("open", &self.pid))?;
-        // Whoever looks at the same time may do so, too.
+        // A shared lock, as several processes may test at the same time.
         Ok(!self.try_lock(&file, FlockOperation::NonBlockingLockShared)?)
     }
 
-    /// Cuts it, and returns when the process is certainly gone; if it was, at once.
+    /// Powers the host off. Its process has certainly ended on return.
     ///
     /// # Errors
-    /// The process is still there.
+    /// [`HostError::Power`] if the process does not end.
     pub fn off(&self) -> Result<(), HostError> {
         if !self.is_on()? {
             return Ok(());
@@ -72,7 +73,7 @@ impl Power {
         for attempt in 0..ATTEMPTS_MAX {
             let listens = attempt == 0 && qmp::execute(&self.qmp, "quit", json!({})).is_ok();
             if !listens {
-                self.kill(); // it may just be starting: then the next attempt ends it
+                self.kill(); // a process that is just starting is ended by the next attempt
             }
             if self.is_off_within(EXIT_TIMEOUT)? {
                 return Ok(());
@@ -81,10 +82,10 @@ impl Power {
         Err(self.power_error("its process does not end"))
     }
 
-    /// The pid file, locked, for a process that is about to start.
+    /// Locks the pid file for a process that is about to start.
     ///
     /// # Errors
-    /// The host has power.
+    /// [`HostError::Power`] if the host is on.
     pub(super) fn claim(&self) -> Result<File, HostError> {
         let failed = || HostError::file("lock", &self.pid);
         let mut options = File::options();
@@ -93,7 +94,7 @@ impl Power {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         while !self.try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
             if Instant::now() > deadline {
-                return Err(self.power_error("it runs already"));
+                return Err(self.power_error("it is already running"));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -101,7 +102,7 @@ impl Power {
         Ok(file)
     }
 
-    /// Writes down which process it is.
+    /// Writes the process ID to the pid file.
     pub(super) fn write_pid(&self, pid: u32) -> Result<(), HostError> {
         let file = File::options().write(true).open(&self.pid);
         file.and_then(|mut file| writeln!(file, "{pid}")).map_err(HostError::file("write", &self.pid))
@@ -126,10 +127,10 @@ impl Power {
         Ok(true)
     }
 
-    /// Kills the process of the pid file if it is the one with the lock.
+    /// Kills the process in the pid file if it holds the lock.
     fn kill(&self) {
         let pid = fs::read_to_string(&self.pid).ok().and_then(|pid| Pid::from_raw(pid.trim().parse().ok()?));
-        // The descriptor first: what is looked at then is this process or none.
+        // The pidfd is opened before the check, so that both refer to the same process.
         let Some((pid, process)) =
             pid.and_then(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
         else {
@@ -137,7 +138,7 @@ impl Power {
         };
         let holds = fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
         if holds.is_ok_and(|file| file == self.pid) {
-            let _ = pidfd_send_signal(&process, Signal::KILL); // it may be gone
+            let _ = pidfd_send_signal(&process, Signal::KILL); // fails only if the process has ended
         }
     }
 
@@ -152,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that has a host's lock, and no ear.
+    /// Starts a process that holds a host's lock and does not answer on QMP.
     fn unresponsive_host(power: &Power) -> Child {
         let lock = power.claim().unwrap();
         let process = Command::new("sleep").arg("600").stdin(Stdio::from(lock)).spawn().unwrap();
@@ -165,9 +166,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
         let mut hosts = powers.each_ref().map(unresponsive_host);
-        assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "it runs already");
+        assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "the host is on");
         let power = Power::of(folder.path(), "h0").unwrap();
-        // Not the pid decides: another's in the file is not killed for it.
+        // A pid file that names another host's process must not get that process killed.
         power.write_pid(hosts[1].id()).unwrap();
         power.kill();
         assert_eq!((power.is_on().unwrap(), hosts[1].try_wait().unwrap()), (true, None));

@@ -1,4 +1,5 @@
-//! QEMU's own control: one command for each connection, as QEMU talks to one at a time and others want to stop the same host.
+//! QMP client. Uses one connection per command, as QEMU serves one client at a time and several may
+//! control a host.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -11,15 +12,15 @@ use serde_json::{Value, json};
 use super::socket::connect;
 use crate::HostError;
 
-/// How long QEMU may take for a word: the machine may be busy.
+/// Timeout of each read and write; the machine may be busy.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Tells the QEMU behind a socket to do something.
+/// Executes a QMP command.
 ///
 /// # Errors
-/// It does not answer, or refuses.
+/// [`HostError`] if QEMU does not answer or rejects the command.
 pub(super) fn execute(socket: &Path, command: &str, arguments: Value) -> Result<(), HostError> {
-    let failed = || HostError::file("talk to QEMU by", socket);
+    let failed = || HostError::file("communicate with QEMU at", socket);
     let stream = connect(socket, REPLY_TIMEOUT).map_err(failed())?;
     for message in
         [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})]
@@ -31,7 +32,7 @@ pub(super) fn execute(socket: &Path, command: &str, arguments: Value) -> Result<
     error.map_or(Ok(()), |output| Err(HostError::Failed { program: format!("QEMU's {command}"), output }))
 }
 
-/// Why the second thing that was asked for is refused, if it is. Greetings and events are not answers.
+/// Returns the error of the second reply, if any. Greetings and events are skipped.
 fn read_reply(lines: impl Iterator<Item = io::Result<String>>) -> io::Result<Option<String>> {
     let mut is_negotiated = false;
     for line in lines {
