@@ -179,7 +179,7 @@ struct BootInfo {
 /// An entry of the memory map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MapEntry {
-    at: u64,
+    address: u64,
     bytes: u64,
     kind: u32,
 }
@@ -190,12 +190,12 @@ const E820_RESERVED: u32 = 2;
 /// Returns the memory map by address. Addresses outside all entries are not memory.
 fn memory_map(layout: &Layout) -> Vec<MapEntry> {
     let low = [
-        MapEntry { at: 0, bytes: EBDA_START, kind: E820_RAM },
-        MapEntry { at: EBDA_START, bytes: HIGH_MEMORY - EBDA_START, kind: E820_RESERVED },
+        MapEntry { address: 0, bytes: EBDA_START, kind: E820_RAM },
+        MapEntry { address: EBDA_START, bytes: HIGH_MEMORY - EBDA_START, kind: E820_RESERVED },
     ];
     let high = layout.memory().into_iter().map(|range| {
         let at = range.start.max(HIGH_MEMORY);
-        MapEntry { at, bytes: range.end - at, kind: E820_RAM }
+        MapEntry { address: at, bytes: range.end - at, kind: E820_RAM }
     });
     low.into_iter().chain(high).collect()
 }

@@ -33,7 +33,7 @@ impl MmioBus {
     /// Returns the device at an address, and the register's offset.
     fn find(&self, at: u64) -> Option<(&MmioTransport, u64)> {
         self.0.iter().find_map(|(window, transport)| {
-            let offset = at.checked_sub(u64::from(window.at))?;
+            let offset = at.checked_sub(u64::from(window.address))?;
             (offset < u64::from(window.bytes)).then_some((&**transport, offset))
         })
     }

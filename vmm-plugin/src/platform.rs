@@ -25,7 +25,7 @@ pub const RESET_VECTOR: u64 = 0xf_fff0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Guest-physical address of its registers, below 4 GiB.
-    pub at: u32,
+    pub address: u32,
     /// Size of the window, in bytes.
     pub bytes: u32,
     /// Interrupt line of the device.

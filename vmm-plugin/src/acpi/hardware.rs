@@ -127,7 +127,7 @@ fn power_button(code: &mut Vec<u8>) {
 }
 
 fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
-    let registers = Memory32Fixed::new(true, window.at, window.bytes);
+    let registers = Memory32Fixed::new(true, window.address, window.bytes);
     let line = Interrupt::new(true, true, false, false, window.line);
     let resources = ResourceTemplate::new(vec![&registers, &line]);
     let uid = u32::try_from(number).expect("devices are few");

@@ -11,8 +11,10 @@ fn layout() -> Layout {
     Layout::new(&Shape { local: vec![local(3), local(1)], pool: vec![pool(1), pool(4)] }, 40).unwrap()
 }
 
-const WINDOWS: [Window; 2] =
-    [Window { at: 0xd000_0000, bytes: 4096, line: 8 }, Window { at: 0xd000_1000, bytes: 4096, line: 9 }];
+const WINDOWS: [Window; 2] = [
+    Window { address: 0xd000_0000, bytes: 4096, line: 8 },
+    Window { address: 0xd000_1000, bytes: 4096, line: 9 },
+];
 
 fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     bytes[at..at + width].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))

@@ -31,7 +31,7 @@ pub(super) fn prepare(
     }
     let mut page = boot_params { hdr: header, acpi_rsdp_addr: acpi::TABLES_START, ..Default::default() };
     for (slot, entry) in page.e820_table.iter_mut().zip(&info.map) {
-        *slot = boot_e820_entry { addr: entry.at, size: entry.bytes, r#type: entry.kind };
+        *slot = boot_e820_entry { addr: entry.address, size: entry.bytes, r#type: entry.kind };
         page.e820_entries += 1;
     }
     memory.write_obj(page, GuestAddress(BOOT_PARAMS_ADDRESS))?;

@@ -41,7 +41,7 @@ pub(super) fn prepare(
     let mut at = MEMORY_MAP_ADDRESS;
     for entry in &info.map {
         let entry =
-            hvm_memmap_table_entry { addr: entry.at, size: entry.bytes, type_: entry.kind, reserved: 0 };
+            hvm_memmap_table_entry { addr: entry.address, size: entry.bytes, type_: entry.kind, reserved: 0 };
         memory.write_obj(entry, GuestAddress(at))?;
         at += size_of::<hvm_memmap_table_entry>() as u64;
     }

@@ -62,7 +62,7 @@ pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
         OpenDevice {
             name,
             device,
-            window: Window { at, bytes: MMIO_WINDOW_BYTES, line: FIRST_DEVICE_LINE + number },
+            window: Window { address: at, bytes: MMIO_WINDOW_BYTES, line: FIRST_DEVICE_LINE + number },
         }
     };
     Ok((0..).zip(devices).map(attach).collect())
@@ -77,7 +77,7 @@ pub(super) fn attach(
     let (mut windows, mut workers) = (MmioBus::default(), Vec::new());
     for OpenDevice { name, device, window } in devices {
         let transport = MmioTransport::new(device, irqfd(vm, window.line)?, memory.clone());
-        let worker = Worker::new(name, Arc::clone(&transport), u64::from(window.at), vm);
+        let worker = Worker::new(name, Arc::clone(&transport), u64::from(window.address), vm);
         workers.push(worker.map_err(system_error("watch the queues of a device"))?);
         windows.0.push((window, transport));
     }

@@ -89,9 +89,9 @@ impl VcpuThreads {
 
     /// Kicks vCPUs out of KVM_RUN until `condition` holds. Returns `false` on timeout.
     fn kick_until(&self, condition: impl Fn() -> bool) -> bool {
-        let give_up = Instant::now() + VCPUS_STOP_WITHIN.as_duration();
+        let deadline = Instant::now() + VCPUS_STOP_WITHIN.as_duration();
         while !condition() {
-            if Instant::now() >= give_up {
+            if Instant::now() >= deadline {
                 return false;
             }
             self.threads.iter().for_each(|thread| {

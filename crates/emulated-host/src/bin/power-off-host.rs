@@ -24,5 +24,5 @@ fn main() -> ExitCode {
 }
 
 fn off(folder: &Path, host: &str) -> Result<(), HostError> {
-    Power::of(folder, host)?.off()
+    Power::open(folder, host)?.off()
 }

@@ -55,7 +55,7 @@ impl RackHost {
     /// # Errors
     /// [`HostError::File`] if the directory has no such host.
     pub fn find(folder: &Path, name: &str) -> Result<Self, HostError> {
-        let power = Power::of(folder, name)?;
+        let power = Power::open(folder, name)?;
         let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
         Ok(Self { name: name.to_owned(), folder, power, process: None })
     }

@@ -150,7 +150,7 @@ fn check_free_memory(plan: &Plan) -> Result<(), HostError> {
 /// [`HostError::Power`] naming a running host.
 pub(super) fn check_not_running(folder: &Path, plan: &Plan) -> Result<(), HostError> {
     let others = plan.names().into_iter().filter(|name| folder.join(format!("{name}.pid")).exists());
-    others.map(|name| Power::of(folder, &name)).try_for_each(|power| power?.claim().map(drop))
+    others.map(|name| Power::open(folder, &name)).try_for_each(|power| power?.claim().map(drop))
 }
 
 fn check_socket_path(folder: &Path) -> Result<(), HostError> {

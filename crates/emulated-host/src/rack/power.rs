@@ -41,7 +41,7 @@ impl Power {
     ///
     /// # Errors
     /// [`HostError::File`] if the directory has no such host.
-    pub fn of(folder: &Path, host: &str) -> Result<Self, HostError> {
+    pub fn open(folder: &Path, host: &str) -> Result<Self, HostError> {
         let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
         let power = Self::in_folder(&folder, host);
         File::open(&power.pid).map(|_| power.clone()).map_err(HostError::file("open", &power.pid))
@@ -167,7 +167,7 @@ mod tests {
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
         let mut hosts = powers.each_ref().map(unresponsive_host);
         assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "the host is on");
-        let power = Power::of(folder.path(), "h0").unwrap();
+        let power = Power::open(folder.path(), "h0").unwrap();
         // A pid file that names another host's process must not get that process killed.
         power.write_pid(hosts[1].id()).unwrap();
         power.kill();
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn unknown_host_is_an_error_and_not_off() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Power::of(folder.path(), "h0").unwrap_err().to_string().contains("h0.pid"));
-        assert!(Power::of(&folder.path().join("nowhere"), "h0").is_err());
+        assert!(Power::open(folder.path(), "h0").unwrap_err().to_string().contains("h0.pid"));
+        assert!(Power::open(&folder.path().join("nowhere"), "h0").is_err());
     }
 }
