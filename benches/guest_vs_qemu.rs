@@ -19,7 +19,7 @@ use benches::{
     report::{Rounds, ratio, table, tell},
 };
 use clap::Parser;
-use emulated_host::{Bed, Host, Initrd};
+use emulated_host::{Artifacts, Host, Initrd};
 
 /// The kernel of hosts and guests.
 const KERNEL: &str = "6.12";
@@ -75,7 +75,7 @@ impl Drop for Dropped {
 
 /// Boots a host, lets it measure, and compares.
 fn outside(rounds: u32, is_wanted: impl Fn() -> bool) -> Result<String, Failure> {
-    let bed = Bed::find()?;
+    let bed = Artifacts::locate()?;
     let own = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
     let script = format!("guest_vs_qemu --inside --rounds {rounds} 2>&1");
     let host = Host::new(&bed, &script)?;
@@ -88,7 +88,7 @@ fn outside(rounds: u32, is_wanted: impl Fn() -> bool) -> Result<String, Failure>
     std::fs::write(&first, guests::says_its_first_instruction(kernel))
         .map_err(Failure::file("write", &first))?;
     host.copy(&first, guests::FIRST_INSTRUCTION)?;
-    host.guest("initrd", &Initrd::of_guest(&bed, KERNEL, guests::FIRST_PROGRAM)?)?;
+    host.guest("initrd", &Initrd::for_guest(&bed, KERNEL, guests::FIRST_PROGRAM)?)?;
     let said = host.run(|line| eprintln!("{line}"), is_wanted)?;
     let measured: Vec<Measured> =
         said.lines().filter_map(|line| Measured::read(line.strip_prefix(MEASURED)?)).collect();

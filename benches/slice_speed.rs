@@ -135,9 +135,9 @@ impl RackOfOne {
         let hosts = Plan::new(1, vec![Device { serial: 0x7a0, gib: SLICES, is_aligned: true }]);
         let mut plan = RackPlan::new(hosts, programs::of_rack()?, backend);
         plan.hosts.programs.push(plan.programs.tarn.clone());
-        plan.agents_more = format!("metrics_listen = {METRICS:?}\n");
+        plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
         eprintln!("{backend}: a host boots");
-        let rack = Rack::start(&emulated_host::Bed::find()?, plan, folder.path(), || true)?;
+        let rack = Rack::start(&emulated_host::Artifacts::locate()?, plan, folder.path(), || true)?;
         Ok(Self { rack, _folder: folder })
     }
 

@@ -1,24 +1,24 @@
 //! Stock Debian guests inside an emulated host: how a host's script launches them, and where in its words theirs are.
 
-use emulated_host::{Bed, Host, Initrd, nodes::Told};
+use emulated_host::{Artifacts, Host, Initrd, nodes::NumaReport};
 
 use crate::rack::programs;
 
 /// What emulated hosts are made of.
-pub fn bed() -> Bed {
-    Bed::find().unwrap_or_else(|missing| panic!("{missing}"))
+pub fn bed() -> Artifacts {
+    Artifacts::locate().unwrap_or_else(|missing| panic!("{missing}"))
 }
 
 /// A host that has our VMM and does what a script says.
-pub fn host<'a>(bed: &'a Bed, script: &str) -> Host<'a> {
+pub fn host<'a>(bed: &'a Artifacts, script: &str) -> Host<'a> {
     let host = Host::new(bed, script).expect("a host is made");
     host.program(&programs().join("vmm-plugin")).expect("it is built");
     host
 }
 
 /// Adds a guest's file system to a host, as `/guest/NAME`.
-pub fn add_guest(host: &Host<'_>, bed: &Bed, name: &str, kernel: &str, script: &str) {
-    let initrd = Initrd::of_guest(bed, kernel, script).expect("a file system is made");
+pub fn add_guest(host: &Host<'_>, bed: &Artifacts, name: &str, kernel: &str, script: &str) {
+    let initrd = Initrd::for_guest(bed, kernel, script).expect("a file system is made");
     host.guest(name, &initrd).expect("it is packed");
 }
 
@@ -65,7 +65,7 @@ pub fn pool_options(pools: &[u64]) -> String {
 /// Nodes are as a guest with one local node asked for them: those of the pool without cores, farther away, and free. Linux 6.1 has
 /// one tier for all memory of that kind; 6.12 takes what HMAT says is slower for a lower tier, which has a higher number.
 pub fn assert_nodes(kernel: &str, cpus: u32, pools: &[u64], guest: &str) {
-    let told = Told::of(guest);
+    let told = NumaReport::parse(guest);
     let shape = format!("{kernel}, {cpus} processors, {pools:?} GiB:\n{guest}");
     assert_eq!(told.nodes.len(), 1 + pools.len(), "{shape}");
     assert_eq!(told.nodes[0].cpus, (0..cpus).collect::<Vec<_>>(), "{shape}");

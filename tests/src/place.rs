@@ -93,7 +93,7 @@ impl Place {
         let told = self.ask(&["info", "v"]);
         let said = String::from_utf8_lossy(&told.stderr);
         assert_eq!(told.status.code(), Some(3), "{said}");
-        assert!(said.starts_with("error: no VM v runs here: nobody is at "), "{said}");
+        assert!(said.starts_with("error: VM v is not running: no listener on "), "{said}");
     }
 
     /// Whether there is a control socket, alive or dead.

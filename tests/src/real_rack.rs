@@ -360,7 +360,7 @@ fn see_one_owner(hosts: &[RackHost]) -> bool {
 
 /// Nothing else may be said than what is understood, or a check would hold for want of anything to look at.
 fn kernel_of(host: &RackHost) -> Result<BTreeMap<Which, Seen>, emulated_host::HostError> {
-    let emulated_host::rack::Said { status, text: said } = host.run(SLICES)?;
+    let emulated_host::rack::CommandOutput { status, text: said } = host.run(SLICES)?;
     assert_eq!(status, 0, "{}: {said}", host.name());
     let mut slices = BTreeMap::new();
     for line in said.lines() {

@@ -96,7 +96,7 @@ async fn a_guest_whose_slice_is_taken_away_ends_at_once_and_says_which() {
     assert_eq!(code, Some(20), "{said}");
     assert_eq!(
         said,
-        format!("error: VM v lost slice {} of EMC {}: the rack took it back\n", owned.slice, owned.emc)
+        format!("error: VM v lost slice {} of EMC {}: the rack revoked it\n", owned.slice, owned.emc)
     );
     rack.wait_all_free().await;
 }
@@ -231,8 +231,8 @@ async fn a_run_that_fails_before_it_attached_leaves_its_reservation() {
     refused(&kernel, &["--initrd", large.to_str().unwrap()], "initrd: 67108864 bytes do not fit");
     refused(&kernel, &["--disk", "path=/nowhere"], "disk: cannot open /nowhere");
     refused(&kernel, &["--serial", "file=/nowhere/console"], "serial: cannot write /nowhere/console");
-    refused(&kernel, &["--memory", "size=65MiB"], "memory: the sizes of the nodes are 65MiB together");
-    refused(&kernel, &["--pool", "emc=other"], "pool: emc=other is said, and no slice is of that EMC");
+    refused(&kernel, &["--memory", "size=65MiB"], "memory: the nodes have 65MiB in total");
+    refused(&kernel, &["--pool", "emc=other"], "pool: emc=other: the VM has no slice of that EMC");
     refused(&kernel, &["--cmdline", &"x".repeat(3000)], "cmdline: 3000 bytes are too long");
     refused(&kernel, &["--uid", "65534", "--gid", "65534", "--chroot", "/"], "chroot: / is not empty");
     assert_eq!(run_reserved(&rack, &kernel, &[]), (Some(0), String::new()), "it can be tried again");

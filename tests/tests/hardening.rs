@@ -137,8 +137,8 @@ fn root_without_a_user_to_become_is_refused_before_anything_starts() {
     let vmm = place.command(&code::hello(), &[&SMALL[..], &["--unconfined"]].concat());
     let options: Vec<_> = vmm.get_args().filter(|option| *option != "--unconfined").collect();
     let ran = Command::new(vmm.get_program()).args(options).stdin(Stdio::null()).output().unwrap();
-    let expected = "error: uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user to become, \
-                    or --unconfined be given\n";
+    let expected = "error: uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, \
+                    or --unconfined must be given\n";
     assert_eq!((ran.status.code(), said(&ran).as_str()), (Some(2), expected));
     assert!(!place.has_socket() && place.console().is_empty(), "nothing ran");
 }
@@ -222,14 +222,14 @@ fn what_cannot_be_given_up_is_said_before_the_guest_runs() {
     refused(
         &["--uid", NOBODY, "--gid", NOBODY, "--chroot", "/nowhere"],
         1,
-        "chroot: cannot look into /nowhere: No such file or directory",
+        "chroot: cannot list /nowhere: No such file or directory",
     );
     refused(
         &["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder],
         1,
-        &format!("chroot: {folder} is not empty: must be"),
+        &format!("chroot: {folder} is not empty"),
     );
-    refused(&["--uid", NOBODY, "--gid", NOBODY, "--chroot", "/"], 1, "chroot: / is not empty: must be");
+    refused(&["--uid", NOBODY, "--gid", NOBODY, "--chroot", "/"], 1, "chroot: / is not empty");
 }
 
 #[test]
@@ -249,12 +249,12 @@ fn who_is_not_root_is_told_that_it_cannot_give_that_up() {
     let user = ["--uid", NOBODY, "--gid", NOBODY];
     let refused = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
     let expected = format!(
-        "error: chroot: cannot make {} all there is; needs root with CAP_SYS_ADMIN: ",
+        "error: chroot: cannot use {} as the root directory; needs root with CAP_SYS_ADMIN: ",
         folder.display()
     );
     assert!(said(&refused).starts_with(&expected), "{}", said(&refused));
     let refused = run(&user);
-    let expected = "error: chroot: cannot make an empty file system; needs root with CAP_SYS_ADMIN: ";
+    let expected = "error: chroot: cannot create an empty file system; needs root with CAP_SYS_ADMIN: ";
     assert!(said(&refused).starts_with(expected), "{}", said(&refused));
     let ran = run(&["--unconfined"]);
     assert_eq!((ran.status.code(), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));

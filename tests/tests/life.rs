@@ -130,7 +130,7 @@ fn info_tells_of_each_node_and_how_much_of_it_the_guest_has_touched() {
     let told = place.ask(&["info", "v"]);
     let told = String::from_utf8(told.stdout).unwrap();
     assert!(told.contains("1     pool   -     1GiB    2MiB"), "{told}");
-    done(place.ask(&["stop", "v", "--now"]));
+    done(place.ask(&["stop", "v", "--force"]));
     assert_eq!(guest.process.wait().unwrap().code(), Some(12));
     place.assert_not_running();
 }
@@ -155,8 +155,8 @@ fn a_paused_guest_stands_still_and_goes_on_when_it_is_resumed() {
         guest.goes_on();
     }
     done(place.ask(&["pause", "v"]));
-    done(place.ask(&["stop", "v", "--now"]));
-    assert_eq!(guest.end(), (Some(12), "the guest was stopped at once, as was asked\n".into()));
+    done(place.ask(&["stop", "v", "--force"]));
+    assert_eq!(guest.end(), (Some(12), "the guest was stopped at once on request\n".into()));
 }
 
 #[test]
@@ -200,11 +200,11 @@ fn a_guest_that_does_not_listen_is_ending_and_not_paused_until_it_is_stopped() {
     refused(
         &place.ask(&["stop", "v", "--timeout", "10ms"]),
         124,
-        "VM v is still there after 10ms; --now ends it at once",
+        "VM v has not ended after 10ms; use --force to stop it at once",
     );
     assert_eq!(place.info()["state"], "ending");
-    refused(&place.ask(&["pause", "v"]), 4, "VM v: the guest was asked to switch itself off");
-    done(place.ask(&["stop", "v", "--now"]));
+    refused(&place.ask(&["pause", "v"]), 4, "VM v: the guest is powering off");
+    done(place.ask(&["stop", "v", "--force"]));
     assert_eq!(guest.end().0, Some(12));
 }
 
@@ -216,11 +216,11 @@ fn a_vm_runs_once() {
     let place = Place::new();
     let mut guest = Guest::touching(&place);
     let again = place.run(&code::hello(), &["--memory", "size=64MiB", "--serial", "null"]);
-    let running = format!("error: VM v runs already here: process {} answers at ", guest.process.id());
+    let running = format!("error: VM v is already running: process {} listens on ", guest.process.id());
     refused(&again, 1, &running);
     guest.goes_on();
     assert_eq!(place.info()["state"], "running", "it is still found");
-    done(place.ask(&["stop", "v", "--now"]));
+    done(place.ask(&["stop", "v", "--force"]));
     guest.end();
 }
 
@@ -260,7 +260,7 @@ fn nobody_is_not_found() {
     let place = Place::new();
     for command in ["info", "pause", "resume", "stop"] {
         let path: PathBuf = place.run_dir().join("v.sock");
-        let expected = format!("error: no VM v runs here: nobody is at {}\n", path.display());
+        let expected = format!("error: VM v is not running: no listener on {}\n", path.display());
         refused(&place.ask(&[command, "v"]), 3, &expected);
     }
     refused(&place.ask(&["stop", "v", "--timeout", "2days"]), 2, "must be at most 1day");
@@ -278,6 +278,6 @@ fn more_callers_than_there_are_places_for_wait_and_are_answered() {
             scope.spawn(|| assert_eq!(place.info()["state"], "running"));
         }
     });
-    done(place.ask(&["stop", "v", "--now"]));
+    done(place.ask(&["stop", "v", "--force"]));
     guest.end();
 }

@@ -82,7 +82,7 @@ async fn what_is_printed_names_slices_that_exist_and_registers_nobody() {
     let odd = plugin(&rack, &["args", "--vmm", "libvirt", "-o", "json"]).output().unwrap();
     assert_eq!(
         (odd.status.code(), said(&odd).as_str()),
-        (Some(1), "error: output: Libvirt has no form Json\n")
+        (Some(1), "error: output: Libvirt does not support Json\n")
     );
     assert_eq!(recorded(&rack), None, "somebody was registered");
     let mut vm = rack.start_vm(0, "v");
@@ -128,7 +128,7 @@ async fn what_is_missing_is_found_before_anybody_is_registered() {
         (vec!["--vmm=qemu", "--program", program, "--initrd=/nowhere/initrd"], "initrd: cannot use"),
         (
             vec!["--vmm=qemu", "--program", program, "--memory=size=1GiB"],
-            "and 64MiB of local memory are reserved",
+            "but 64MiB of local memory are reserved",
         ),
     ] {
         let mut command = plugin(&rack, &["exec"]);

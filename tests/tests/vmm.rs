@@ -44,10 +44,10 @@ fn a_reset_and_a_crash_have_exit_codes_of_their_own() {
     }
     let place = Place::new();
     let reset = place.run(&code::reset(), &SMALL);
-    assert_eq!((code(&reset), said(&reset).as_str()), (Some(10), "the guest asked to be started anew\n"));
+    assert_eq!((code(&reset), said(&reset).as_str()), (Some(10), "the guest requested a reset\n"));
     let crashed = place.run(&code::crash(), &SMALL);
     assert_eq!(code(&crashed), Some(11), "{}", said(&crashed));
-    assert!(said(&crashed).starts_with("error: the guest crashed: processor 0: "), "{}", said(&crashed));
+    assert!(said(&crashed).starts_with("error: the guest crashed: vCPU 0: "), "{}", said(&crashed));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
         &["--memory", "size=32MiB"],
         "memory: 32MiB for node 0 is not possible: must be whole MiB, at least 64MiB",
     );
-    refused(&hello, &["--pool", "size=1GiB"], "memory: size is missing: it must be said with --standalone");
+    refused(&hello, &["--pool", "size=1GiB"], "memory: size is missing: required with --standalone");
     let pool = |pool| ["--memory", "size=64MiB", "--pool", pool];
     refused(
         &hello,
@@ -145,12 +145,12 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
     refused(
         &hello,
         &pool("size=1GiB,host_numa_node=77"),
-        "cannot bind to a node of this host 1GiB for node 1; is there such a node",
+        "cannot bind to a host NUMA node: 1GiB of node 1; does the node exist",
     );
     refused(
         &hello,
         &["--memory", "size=900GiB,prefault=on"],
-        "memory: prefault=on for 900GiB, and this host has",
+        "memory: cannot prefault 900GiB: this host has",
     );
     refused(
         &hello,
@@ -174,8 +174,8 @@ fn what_cannot_be_a_guest_is_refused_before_anything_starts() {
     rustix::fs::fcntl_lock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     told("--disk", format!("path={}", place.path("locked").display()), "is in use by another process");
     told("--disk", format!("path={}", empty.display()), "has 0 bytes: must be a whole number of sectors");
-    told("--net", "tap=t0".into(), "net: tap and mac must be said");
-    told("--net", "tap=t0,mac=53:54:00:00:00:01".into(), "not a group's");
+    told("--net", "tap=t0".into(), "net: tap and mac are required");
+    told("--net", "tap=t0,mac=53:54:00:00:00:01".into(), "is not a unicast MAC address");
     told("--serial", "file=/nowhere/console".into(), "serial: cannot write /nowhere/console");
     told("--cmdline", "x".repeat(3000), "cmdline: 3000 bytes are too long: at most 2047");
     let many = place.run(&hello, &["--cpus", "65"]);

@@ -1,71 +1,64 @@
-//! A guest's ACPI tables, written from its [`Layout`]: which processor and which memory is of which node (SRAT), how far
-//! (SLIT) and how fast (HMAT) they are for each other, and what devices there are (MADT, FADT, DSDT). The platform is a
-//! hardware-reduced one (ACPI 6.5, section 4.1), as it has nothing that the reduction leaves out.
+//! ACPI tables of a guest, generated from its [`Layout`]: NUMA affinity (SRAT), distances (SLIT),
+//! latencies and bandwidths (HMAT), and the devices (MADT, FADT, DSDT). The platform is
+//! hardware-reduced (ACPI 6.5, section 4.1): it has no fixed hardware.
 
+mod hardware;
 mod numa;
-mod platform;
 
 use acpi_tables::{Aml, rsdp::Rsdp, xsdt::XSDT};
 
-use crate::{boot::RESET_VECTOR, layout::Layout};
+use crate::{
+    layout::Layout,
+    platform::{RESET_VECTOR, Window},
+};
 
-/// Where the tables begin: the root pointer, where kernels look for it that nobody told.
+/// Guest-physical address of the tables. The RSDP comes first, in the range that kernels scan for
+/// it.
 pub const TABLES_START: u64 = 0xe_0000;
 
 const OEM: [u8; 6] = *b"TARN  ";
 const OEM_TABLE: [u8; 8] = *b"TARNVMM ";
 const OEM_REVISION: u32 = 1;
-/// Tables begin at addresses that this divides.
+/// Alignment of tables, in bytes.
 const ALIGNMENT: usize = 16;
 
-/// A device that the guest finds by its window in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Where its registers are, below 4 GiB.
-    pub at: u32,
-    /// How many bytes of them.
-    pub bytes: u32,
-    /// The line by which it asks for attention.
-    pub line: u32,
-}
-
-/// More tables than there is room for.
+/// The tables exceed the space below the reset vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the guest's tables need {bytes} bytes, and there is room for {room}")]
-pub struct TooLong {
+#[error("the guest's ACPI tables need {bytes} bytes, but only {available} are available")]
+pub struct TablesTooLarge {
     bytes: usize,
-    room: usize,
+    available: usize,
 }
 
-/// All tables, as they lie from [`TABLES_START`] on.
+/// Returns all tables as one block to be placed at [`TABLES_START`].
 ///
 /// # Errors
-/// [`TooLong`], with many devices.
-pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TooLong> {
-    let mut shelf = Shelf { bytes: vec![0; Rsdp::len()] };
-    let dsdt = shelf.put(&platform::dsdt(windows));
-    let fadt = shelf.put(&written(&platform::fadt(dsdt)));
-    let madt = shelf.put(&written(&platform::madt(layout)));
-    let srat = shelf.put(numa::srat(layout).as_slice());
-    let slit = shelf.put(&numa::slit(layout));
-    let hmat = shelf.put(numa::hmat(layout).as_slice());
+/// [`TablesTooLarge`] if there are too many devices.
+pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
+    let mut builder = TableBuilder { bytes: vec![0; Rsdp::len()] };
+    let dsdt = builder.append(&hardware::dsdt(windows));
+    let fadt = builder.append(&aml_bytes(&hardware::fadt(dsdt)));
+    let madt = builder.append(&aml_bytes(&hardware::madt(layout)));
+    let srat = builder.append(numa::srat(layout).as_slice());
+    let slit = builder.append(&numa::slit(layout));
+    let hmat = builder.append(numa::hmat(layout).as_slice());
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
     [fadt, madt, srat, slit, hmat].into_iter().for_each(|table| xsdt.add_entry(table));
-    let xsdt = shelf.put(&written(&xsdt));
-    let rsdp = written(&Rsdp::new(OEM, xsdt));
-    shelf.bytes[..rsdp.len()].copy_from_slice(&rsdp);
-    let (bytes, room) = (shelf.bytes.len(), usize::try_from(RESET_VECTOR - TABLES_START).unwrap_or(0));
-    if bytes > room { Err(TooLong { bytes, room }) } else { Ok(shelf.bytes) }
+    let xsdt = builder.append(&aml_bytes(&xsdt));
+    let rsdp = aml_bytes(&Rsdp::new(OEM, xsdt));
+    builder.bytes[..rsdp.len()].copy_from_slice(&rsdp);
+    let (bytes, available) = (builder.bytes.len(), usize::try_from(RESET_VECTOR - TABLES_START).unwrap_or(0));
+    if bytes > available { Err(TablesTooLarge { bytes, available }) } else { Ok(builder.bytes) }
 }
 
-/// Tables side by side.
-struct Shelf {
+/// Concatenates tables.
+struct TableBuilder {
     bytes: Vec<u8>,
 }
 
-impl Shelf {
-    /// Puts a table beside the others, and says where.
-    fn put(&mut self, table: &[u8]) -> u64 {
+impl TableBuilder {
+    /// Appends a table and returns its guest-physical address.
+    fn append(&mut self, table: &[u8]) -> u64 {
         let at = self.bytes.len().next_multiple_of(ALIGNMENT);
         self.bytes.resize(at, 0);
         self.bytes.extend_from_slice(table);
@@ -73,7 +66,7 @@ impl Shelf {
     }
 }
 
-fn written(table: &dyn Aml) -> Vec<u8> {
+fn aml_bytes(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
     bytes

@@ -1,4 +1,5 @@
-//! What a guest is to be: as written on the command line, and as checked.
+//! Configuration of a guest: the command-line options and the checked result. Files and devices are
+//! opened elsewhere.
 
 use std::path::PathBuf;
 
@@ -10,52 +11,52 @@ use units::{
 use crate::{
     boot::Kernel,
     confine::Confinement,
-    devices::virtio::net::{MacAddress, NotAMacAddress},
+    devices::virtio::net::{MacAddress, MacAddressError},
     layout::Performance,
-    memory::Taking,
-    options::{OptionError, Parts},
+    memory::MemoryBackendOptions,
+    options::{OptionError, OptionParser},
 };
 
-/// Where running VMs are found.
+/// Directory of the control sockets.
 #[derive(Clone, Debug, clap::Args)]
-pub struct RunDir {
-    /// Where each running VM has its control socket
+pub struct RunDirArg {
+    /// Directory of the control sockets of running VMs
     #[arg(long, value_name = "DIR", default_value = "/run/tarn-vmm", env = "TARN_VMM_RUN_DIR")]
     pub run_dir: PathBuf,
 }
 
-/// A guest of this VMM's own, as written.
+/// Options of `run`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Own {
+pub struct RunArgs {
     #[command(flatten)]
-    guest: Written,
+    guest: GuestArgs,
     #[command(flatten)]
-    at: RunDir,
+    run_dir: RunDirArg,
     #[command(flatten)]
     confinement: Confinement,
-    /// Let the guest run guests of its own: its processors have VMX or SVM, which are hidden otherwise
+    /// Expose VMX or SVM to the guest, for nested virtualization
     #[arg(long)]
     nested: bool,
 }
 
-impl Own {
-    /// Checks what can be checked without touching anything.
+impl RunArgs {
+    /// Checks the options. Opens nothing.
     ///
     /// # Errors
-    /// The option, the value and the rule.
+    /// [`OptionError`] naming the option, its value and the rule.
     pub fn check(self) -> Result<(Config, PathBuf, Confinement), OptionError> {
         let config = Config { nested: self.nested, ..self.guest.check()? };
-        Ok((config, self.at.run_dir, self.confinement))
+        Ok((config, self.run_dir.run_dir, self.confinement))
     }
 }
 
-/// A guest, whoever runs it, as written.
+/// Options of a guest that are common to all VMMs.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Written {
-    /// The VM's name, as reserved
+pub struct GuestArgs {
+    /// Name of the VM, as reserved
     #[arg(long)]
     pub vm: Name,
-    /// Where the agent of this host hands out memory
+    /// Socket of this host's agent
     #[arg(
         long,
         value_name = "SOCKET",
@@ -63,148 +64,151 @@ pub struct Written {
         env = "TARN_HOST_MEMORY"
     )]
     pub agent: PathBuf,
-    /// Take memory from this host's operating system, and none from an agent
+    /// Take all memory from this host's operating system, without an agent
     #[arg(long)]
     pub standalone: bool,
-    /// Processors
+    /// Number of vCPUs
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(VCPUS_MAX)))]
     pub cpus: u32,
-    /// Local memory of one node: size=2GiB,cpus=2,host_numa_node=0,hugepages=on,hugepage_size=2MiB,shared=on,prefault=on,
-    /// latency_ns=85,bandwidth_mbps=200000; once for each node with processors
-    #[arg(long, value_name = "PARTS")]
+    /// Local memory of one NUMA node with vCPUs, repeatable:
+    /// size=2GiB,cpus=2,host_numa_node=0,hugepages=on,
+    /// hugepage_size=2MiB,shared=on,prefault=on,latency_ns=85,bandwidth_mbps=200000
+    #[arg(long, value_name = "KEY=VALUE,...")]
     pub memory: Vec<String>,
-    /// Pool memory of one node: size=4GiB,emc=NAME,host_numa_node=2,hugepages=on,hugepage_size=2MiB,prefault=on,
-    /// latency_ns=155,bandwidth_mbps=30000; with an agent: how that of EMC `emc`, or of all, is taken
-    #[arg(long, value_name = "PARTS")]
+    /// Pool memory of one NUMA node without vCPUs, repeatable:
+    /// size=4GiB,emc=NAME,host_numa_node=2,hugepages=on,
+    /// hugepage_size=2MiB,prefault=on,latency_ns=155,bandwidth_mbps=30000. With an agent: options
+    /// for the slices of the EMC named by emc, or of all EMCs
+    #[arg(long, value_name = "KEY=VALUE,...")]
     pub pool: Vec<String>,
-    /// A bzImage, or an ELF with a PVH entry
+    /// Kernel image: a bzImage, or an ELF file with a PVH entry point
     #[arg(long, value_name = "FILE")]
     pub kernel: PathBuf,
-    /// A first file system
+    /// Initial RAM disk
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// What the kernel is told
+    /// Kernel command line
     #[arg(long, value_name = "TEXT", default_value = "console=ttyS0")]
     pub cmdline: String,
-    /// A disk: path=FILE,readonly=on; a raw file or a block device, may be said several times
-    #[arg(long, value_name = "PARTS")]
+    /// Disk, repeatable: path=FILE,readonly=on; a raw image or a block device
+    #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<String>,
-    /// A network card: tap=NAME,mac=52:54:00:12:34:56; may be said several times
-    #[arg(long, value_name = "PARTS")]
+    /// Network device, repeatable: tap=NAME,mac=52:54:00:12:34:56
+    #[arg(long, value_name = "KEY=VALUE,...")]
     pub net: Vec<String>,
-    /// The console: tty, null, or file=PATH
-    #[arg(long, value_name = "WHERE", default_value = "tty")]
+    /// Serial console: tty, null, or file=PATH
+    #[arg(long, value_name = "MODE", default_value = "tty")]
     pub serial: String,
 }
 
-/// Where the console is.
+/// Destination of the serial console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Console {
     /// Standard input and output.
     Terminal,
-    /// Nowhere.
+    /// Output is discarded; there is no input.
     Null,
-    /// Output to a file, and no input.
+    /// Output goes to a file; there is no input.
     File(PathBuf),
 }
 
-/// One node with processors.
+/// A NUMA node with vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalNode {
-    /// How much memory; `None` means all that was reserved.
+    /// Memory size; `None` means all reserved local memory.
     pub size: Option<Bytes>,
-    /// How many processors.
+    /// Number of vCPUs.
     pub cpus: u32,
-    /// How memory is taken.
-    pub taking: Taking,
-    /// How fast it is.
+    /// Options of the memory backend.
+    pub memory_options: MemoryBackendOptions,
+    /// Latency and bandwidth of the memory.
     pub performance: Performance,
 }
 
-/// One pool node, or how pool nodes are to be.
+/// A pool node, or with an agent the options of pool nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolNode {
-    /// How much memory, without an agent.
+    /// Memory size; only without an agent.
     pub size: Option<Bytes>,
-    /// Of which EMC; `None` is any.
+    /// EMC that the options apply to; `None` means every EMC without options of its own.
     pub emc: Option<String>,
-    /// How memory is taken.
-    pub taking: Taking,
-    /// How fast it is.
+    /// Options of the memory backend.
+    pub memory_options: MemoryBackendOptions,
+    /// Latency and bandwidth of the memory.
     pub performance: Performance,
 }
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// A raw file or a block device.
+    /// A raw image or a block device.
     pub path: PathBuf,
-    /// Whether the guest may only read it.
+    /// Whether the guest may only read the disk.
     pub read_only: bool,
 }
 
-/// A network card.
+/// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Net {
-    /// The tap device of the host.
+    /// Name of the host's tap device.
     pub tap: String,
-    /// The card's address.
+    /// MAC address of the guest's device.
     pub mac: MacAddress,
 }
 
-/// A guest, as checked.
+/// Checked configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its name.
+    /// Name of the VM.
     pub vm: Name,
-    /// Who has its memory; `None` is this host's operating system.
+    /// Socket of the agent that provides the memory; `None` means this host's operating system.
     pub agent: Option<PathBuf>,
-    /// Nodes with processors, at least one.
+    /// NUMA nodes with vCPUs, at least one.
     pub local: Vec<LocalNode>,
     /// Pool nodes.
     pub pool: Vec<PoolNode>,
-    /// What to boot.
+    /// Kernel, initrd and command line.
     pub kernel: Kernel,
-    /// Disks, in the order in which the guest finds them.
+    /// Disks, in the guest's probe order.
     pub disks: Vec<Disk>,
-    /// Network cards, in the order in which the guest finds them.
+    /// Network devices, in the guest's probe order.
     pub nets: Vec<Net>,
-    /// Where the console is.
+    /// Destination of the serial console.
     pub console: Console,
-    /// Whether its processors have VMX or SVM. Other VMMs decide for themselves.
+    /// Whether vCPUs have VMX or SVM. Other VMMs use their own defaults.
     pub nested: bool,
 }
 
-impl Written {
-    /// Checks what can be checked without touching anything.
+impl GuestArgs {
+    /// Checks the options. Opens nothing.
     ///
     /// # Errors
-    /// The option, the value and the rule.
+    /// [`OptionError`] naming the option, its value and the rule.
     pub fn check(self) -> Result<Config, OptionError> {
-        let written = if self.memory.is_empty() { vec![String::new()] } else { self.memory.clone() };
-        let alone = written.len() == 1;
-        let local = written.iter().map(|text| local_node(text, alone.then_some(self.cpus)));
+        let node_texts = if self.memory.is_empty() { vec![String::new()] } else { self.memory.clone() };
+        let is_single_node = node_texts.len() == 1;
+        let local = node_texts.iter().map(|text| local_node(text, is_single_node.then_some(self.cpus)));
         let local = local.collect::<Result<Vec<_>, _>>()?;
         let pool = self.pool.iter().map(|text| pool_node(text)).collect::<Result<Vec<_>, _>>()?;
-        let rules = Parts::of("memory", "")?;
+        let parser = OptionParser::new("memory", "")?;
         let cpus: u32 = local.iter().map(|node| node.cpus).sum();
-        if !alone && cpus != self.cpus {
-            return Err(
-                rules.error(format!("its nodes have {cpus} cpus together, and --cpus says {}", self.cpus))
-            );
+        if !is_single_node && cpus != self.cpus {
+            return Err(parser.error(format!("nodes have {cpus} cpus in total, but --cpus is {}", self.cpus)));
         }
-        if (self.standalone || !alone) && local.iter().any(|node| node.size.is_none()) {
-            return Err(rules
-                .error("size is missing: it must be said with --standalone, and for each of several nodes"));
+        if (self.standalone || !is_single_node) && local.iter().any(|node| node.size.is_none()) {
+            return Err(parser.error("size is missing: required with --standalone and with several nodes"));
         }
         check_pool(&pool, self.standalone)?;
         let console = console(&self.serial)?;
         let disks = self.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
         let nets = self.net.iter().map(|text| net(text)).collect::<Result<Vec<_>, _>>()?;
         if disks.len() + nets.len() > DEVICES_PER_VM_MAX {
-            let what =
-                format!("{} disks and {} cards are more than {DEVICES_PER_VM_MAX}", disks.len(), nets.len());
-            return Err(Parts::of("disk", "")?.error(what));
+            let reason = format!(
+                "{} disks and {} network devices are more than {DEVICES_PER_VM_MAX}",
+                disks.len(),
+                nets.len()
+            );
+            return Err(OptionParser::new("disk", "")?.error(reason));
         }
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);
         Ok(Config {
@@ -221,100 +225,102 @@ impl Written {
     }
 }
 
-fn local_node(text: &str, all_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
-    let mut parts = Parts::of("memory", text)?;
+fn local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
+    let mut parts = OptionParser::new("memory", text)?;
     let size = parts.size("size")?;
-    let cpus = parts.parsed("cpus", "a number of processors")?;
-    let Some(cpus) = cpus.or(all_cpus) else {
-        return Err(parts.error("cpus is missing: it must be said for each of several nodes"));
+    let cpus = parts.parse("cpus", "a number of processors")?;
+    let Some(cpus) = cpus.or(default_cpus) else {
+        return Err(parts.error("cpus is missing: required with several nodes"));
     };
-    let taking = taking(&mut parts)?;
+    let memory_options = memory_options(&mut parts)?;
     let performance = performance(&mut parts, Performance::LOCAL)?;
-    parts.end()?;
-    Ok(LocalNode { size, cpus, taking, performance })
+    parts.finish()?;
+    Ok(LocalNode { size, cpus, memory_options, performance })
 }
 
 fn pool_node(text: &str) -> Result<PoolNode, OptionError> {
-    let mut parts = Parts::of("pool", text)?;
+    let mut parts = OptionParser::new("pool", text)?;
     let size = parts.size("size")?;
     if let Some(size) = size.filter(|size| size.as_slices().is_none_or(|slices| slices == 0)) {
         return Err(
             parts.error(format!("size={size} is not a whole number of slices of {SLICE}, at least one"))
         );
     }
-    let emc = parts.text("emc").map(str::to_owned);
-    let taking = taking(&mut parts)?;
+    let emc = parts.string("emc").map(str::to_owned);
+    let memory_options = memory_options(&mut parts)?;
     let performance = performance(&mut parts, Performance::POOL)?;
-    parts.end()?;
-    Ok(PoolNode { size, emc, taking, performance })
+    parts.finish()?;
+    Ok(PoolNode { size, emc, memory_options, performance })
 }
 
-fn taking(parts: &mut Parts<'_>) -> Result<Taking, OptionError> {
-    let huge = parts.switch("hugepages")?.unwrap_or(false);
+fn memory_options(parts: &mut OptionParser<'_>) -> Result<MemoryBackendOptions, OptionError> {
+    let has_huge_pages = parts.on_off("hugepages")?.unwrap_or(false);
     let size = parts.size("hugepage_size")?;
-    if let Some(size) = size.filter(|size| !huge || !size.get().is_power_of_two()) {
+    if let Some(size) = size.filter(|size| !has_huge_pages || !size.get().is_power_of_two()) {
         return Err(
-            parts.error(format!("hugepage_size={size} must be a power of two, and wants hugepages=on"))
+            parts.error(format!("hugepage_size={size} must be a power of two and requires hugepages=on"))
         );
     }
-    Ok(Taking {
-        shared: parts.switch("shared")?.unwrap_or(true),
-        prefault: parts.switch("prefault")?.unwrap_or(false),
-        hugepage_size: huge.then(|| size.unwrap_or(Bytes::mib(2))),
-        host_numa_node: parts.parsed("host_numa_node", "the number of a node")?,
+    Ok(MemoryBackendOptions {
+        shared: parts.on_off("shared")?.unwrap_or(true),
+        prefault: parts.on_off("prefault")?.unwrap_or(false),
+        hugepage_size: has_huge_pages.then(|| size.unwrap_or(Bytes::mib(2))),
+        host_numa_node: parts.parse("host_numa_node", "the number of a node")?,
     })
 }
 
-fn performance(parts: &mut Parts<'_>, usual: Performance) -> Result<Performance, OptionError> {
+fn performance(parts: &mut OptionParser<'_>, default: Performance) -> Result<Performance, OptionError> {
     Ok(Performance {
         latency_ns: parts
-            .parsed("latency_ns", "a number of nanoseconds up to 65535")?
-            .unwrap_or(usual.latency_ns),
-        bandwidth_mbps: parts.parsed("bandwidth_mbps", "a number of MB/s")?.unwrap_or(usual.bandwidth_mbps),
+            .parse("latency_ns", "a number of nanoseconds up to 65535")?
+            .unwrap_or(default.latency_ns),
+        bandwidth_mbps: parts.parse("bandwidth_mbps", "a number of MB/s")?.unwrap_or(default.bandwidth_mbps),
     })
 }
 
 fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
-    let rules = Parts::of("pool", "")?;
-    for (at, node) in pool.iter().enumerate() {
+    let parser = OptionParser::new("pool", "")?;
+    for (index, node) in pool.iter().enumerate() {
         match node.size {
             None if standalone => {
-                return Err(rules.error("size is missing: it must be said with --standalone"));
+                return Err(parser.error("size is missing: required with --standalone"));
             }
             Some(size) if !standalone => {
-                return Err(
-                    rules.error(format!("size={size} is not possible with an agent: it is as reserved"))
-                );
+                return Err(parser.error(format!(
+                    "size={size} is not allowed with an agent: the reservation sets the size"
+                )));
             }
             _ => {}
         }
-        if !standalone && (node.taking.hugepage_size.is_some() || !node.taking.shared) {
-            return Err(rules.error(
-                "hugepages and shared are not possible with an agent: slices are as the rack has them",
-            ));
+        if !standalone && (node.memory_options.hugepage_size.is_some() || !node.memory_options.shared) {
+            return Err(
+                parser.error("hugepages and shared=off are not allowed with an agent: the rack sets both")
+            );
         }
-        if node.emc.is_some() && pool[..at].iter().any(|other| other.emc == node.emc) {
-            return Err(rules.error(format!("emc={} is said twice", node.emc.as_deref().unwrap_or_default())));
+        if node.emc.is_some() && pool[..index].iter().any(|other| other.emc == node.emc) {
+            return Err(
+                parser.error(format!("emc={} is given twice", node.emc.as_deref().unwrap_or_default()))
+            );
         }
     }
     Ok(())
 }
 
 fn disk(text: &str) -> Result<Disk, OptionError> {
-    let mut parts = Parts::of("disk", text)?;
-    let path = parts.text("path").filter(|path| !path.is_empty());
-    let read_only = parts.switch("readonly")?.unwrap_or(false);
+    let mut parts = OptionParser::new("disk", text)?;
+    let path = parts.string("path").filter(|path| !path.is_empty());
+    let read_only = parts.on_off("readonly")?.unwrap_or(false);
     let Some(path) = path.map(PathBuf::from) else { return Err(parts.error("path is missing")) };
-    parts.end()?;
+    parts.finish()?;
     Ok(Disk { path, read_only })
 }
 
 fn net(text: &str) -> Result<Net, OptionError> {
-    let mut parts = Parts::of("net", text)?;
-    let tap = parts.text("tap").map(str::to_owned);
-    let mac = parts.parsed("mac", &NotAMacAddress.to_string())?;
-    let (Some(tap), Some(mac)) = (tap, mac) else { return Err(parts.error("tap and mac must be said")) };
-    parts.end()?;
+    let mut parts = OptionParser::new("net", text)?;
+    let tap = parts.string("tap").map(str::to_owned);
+    let mac = parts.parse("mac", &MacAddressError.to_string())?;
+    let (Some(tap), Some(mac)) = (tap, mac) else { return Err(parts.error("tap and mac are required")) };
+    parts.finish()?;
     Ok(Net { tap, mac })
 }
 
@@ -323,6 +329,6 @@ fn console(text: &str) -> Result<Console, OptionError> {
         None if text == "tty" => Ok(Console::Terminal),
         None if text == "null" => Ok(Console::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Console::File(path.into())),
-        _ => Err(Parts::of("serial", "")?.error(format!("{text:?} is not tty, null or file=PATH"))),
+        _ => Err(OptionParser::new("serial", "")?.error(format!("{text:?} is not tty, null or file=PATH"))),
     }
 }

@@ -1,10 +1,11 @@
-//! Privileges that this process gives up before its guest runs, as a guest may break out into it. As root it becomes another user
-//! in an empty read-only file system, unless it is started with `--unconfined`. All that it needs is open by then, and its
-//! threads start later: capabilities, user IDs and no_new_privs are per thread. System calls are filtered by [`threads`].
+//! Drops the privileges of this process before the guest runs, as a guest may escape into it. A
+//! process started as root becomes another user with an empty read-only root directory, unless
+//! started with `--unconfined`. All files are open by then, and no other thread exists yet:
+//! capabilities, user IDs and no_new_privs are per thread. [`threads`] filters system calls.
 
-pub mod calls;
-pub mod forbidden;
 pub mod root;
+pub mod sigsys;
+pub mod syscall_rules;
 pub mod threads;
 
 use std::{io, os::fd::OwnedFd, path::PathBuf};
@@ -19,70 +20,72 @@ use rustix::{
     },
 };
 
-/// Options for what is given up beside capabilities.
+/// Options of the confinement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Confinement {
-    /// The user that the process becomes once everything is open, by number; needs --gid. Required when started as root
-    #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = user_number())]
+    /// User ID to switch to before the guest runs; requires --gid. Required when started as root
+    #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = unprivileged_id())]
     uid: Option<u32>,
-    /// The only group of the process from then on, by number; needs --uid
-    #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = user_number())]
+    /// Group ID to switch to; supplementary groups are dropped. Requires --uid
+    #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = unprivileged_id())]
     gid: Option<u32>,
-    /// The only directory that the process sees from then on; must be empty [default as root: an empty read-only file system]
+    /// Root directory to switch to; must be empty [default as root: an empty read-only file system]
     #[arg(long, value_name = "DIR")]
     chroot: Option<PathBuf>,
-    /// Started as root, stay root and see all files; capabilities are dropped and system calls filtered all the same
+    /// When started as root, stay root and keep access to all files. Capabilities are dropped and
+    /// system calls filtered nevertheless
     #[arg(long, conflicts_with_all = ["uid", "gid", "chroot"])]
     unconfined: bool,
-    /// Action on a system call that a thread does not need: true ends the process, log writes to the audit log, false allows it
+    /// Action on a system call that the thread's filter does not allow: true ends the process, log
+    /// allows and logs it, false allows it
     #[arg(long, value_enum, hide_possible_values = true, default_value_t, value_name = "true|false|log")]
     pub seccomp: Seccomp,
 }
 
-/// All IDs but root's and the one that means "unchanged".
-fn user_number() -> clap::builder::RangedI64ValueParser<u32> {
+/// Parses a user or group ID other than root's and the reserved ID -1.
+fn unprivileged_id() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..i64::from(u32::MAX))
 }
 
-/// What becomes of a system call that a thread does not need.
+/// Action on a system call that the thread's filter does not allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Seccomp {
-    /// It ends the process.
+    /// End the process.
     #[default]
     True,
-    /// It is made, as any other.
+    /// Allow it.
     False,
-    /// It is made, and the kernel's audit log tells of it.
+    /// Allow it and write to the kernel's audit log.
     Log,
 }
 
-/// Why this process cannot be confined.
+/// Error returned when the process cannot be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
-    /// Started as root without a user to become.
+    /// Started as root without a user to switch to.
     #[error(
-        "uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user to become, or --unconfined be given"
+        "uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, or --unconfined must be given"
     )]
-    StaysRoot,
-    /// The operating system refuses.
+    MissingUser,
+    /// A system call failed.
     #[error("{option}: cannot {doing}{hint}")]
-    Refused {
-        /// Which option.
+    System {
+        /// Option that caused the call.
         option: &'static str,
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: String,
-        /// What may help.
+        /// Advice appended to the message; may be empty.
         hint: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// A folder with something in it that a guest which broke out would see.
-    #[error("chroot: {} is not empty: must be", .0.display())]
+    /// The root directory must be empty: an escaped guest could reach its files.
+    #[error("chroot: {} is not empty", .0.display())]
     NotEmpty(PathBuf),
 }
 
-fn refused<E: Into<io::Error>>(
+fn error<E: Into<io::Error>>(
     option: &'static str,
     doing: impl Into<String>,
 ) -> impl FnOnce(E) -> ConfineError {
@@ -92,95 +95,98 @@ fn refused<E: Into<io::Error>>(
             Some(Errno::PERM) => "; needs root with CAP_SYS_ADMIN",
             _ => "",
         };
-        ConfineError::Refused { option, doing, hint, errno }
+        ConfineError::System { option, doing, hint, errno }
     }
 }
 
-/// As many descriptors as this process may have: each slice is one.
+/// Raises the limit of open files to its maximum: each slice is one descriptor.
 ///
 /// # Errors
-/// None that a kernel is known for.
-pub fn open_many_files() -> io::Result<()> {
+/// The error of getrlimit(2) or setrlimit(2).
+pub fn raise_file_limit() -> io::Result<()> {
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
     Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 impl Confinement {
-    /// Checks everything that [`Prepared::enter`] needs, and changes nothing.
+    /// Checks everything that [`PreparedConfinement::enter`] needs, and changes nothing.
     ///
     /// # Errors
-    /// [`ConfineError::StaysRoot`] if root is not to be given up, or another variant if something cannot be given up.
-    pub fn prepare(self) -> Result<Prepared, ConfineError> {
+    /// [`ConfineError::MissingUser`] if the process would stay root, or another variant if a check
+    /// fails.
+    pub fn prepare(self) -> Result<PreparedConfinement, ConfineError> {
         let is_root = geteuid().is_root();
         if is_root && self.uid.is_none() && !self.unconfined {
-            return Err(ConfineError::StaysRoot);
+            return Err(ConfineError::MissingUser);
         }
         let root = match &self.chroot {
             Some(path) => Some(root::open_empty(path)?),
             None if is_root && !self.unconfined => Some(root::make_empty()?),
             None => None,
         };
-        if let Some(Root { shown, .. }) = &root {
-            require(CapabilitySet::SYS_CHROOT)
-                .map_err(refused("chroot", format!("make {shown} all there is")))?;
+        if let Some(Root { display_name, .. }) = &root {
+            require_capabilities(CapabilitySet::SYS_CHROOT)
+                .map_err(error("chroot", format!("use {display_name} as the root directory")))?;
         }
         let user = self.uid.zip(self.gid);
         if let Some((uid, gid)) = user {
-            require(CapabilitySet::SETUID | CapabilitySet::SETGID).map_err(refused_user(uid, gid))?;
+            require_capabilities(CapabilitySet::SETUID | CapabilitySet::SETGID)
+                .map_err(user_error(uid, gid))?;
         }
-        Ok(Prepared { user, root, seccomp: self.seccomp })
+        Ok(PreparedConfinement { user, root, seccomp: self.seccomp })
     }
 }
 
-fn refused_user(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
-    refused("uid", format!("become user {uid} and group {gid}"))
+fn user_error(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
+    error("uid", format!("switch to user {uid} and group {gid}"))
 }
 
-/// Fails as the kernel would without these capabilities.
-fn require(needed: CapabilitySet) -> Result<(), Errno> {
+/// Returns EPERM, as the kernel would, if capabilities are missing.
+fn require_capabilities(needed: CapabilitySet) -> Result<(), Errno> {
     if capabilities(None)?.effective.contains(needed) { Ok(()) } else { Err(Errno::PERM) }
 }
 
-/// The directory that becomes the root directory.
+/// The future root directory.
 #[derive(Debug)]
 struct Root {
     directory: OwnedFd,
     /// Its name in messages.
-    shown: String,
+    display_name: String,
 }
 
-/// A confinement that can be entered.
+/// A checked confinement.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedConfinement {
     user: Option<(u32, u32)>,
     root: Option<Root>,
     /// How system calls are filtered.
     pub seccomp: Seccomp,
 }
 
-impl Prepared {
-    /// Gives everything up, for good. This process must have no other thread yet.
+impl PreparedConfinement {
+    /// Drops all privileges irrevocably. This process must have no other thread yet.
     ///
     /// # Errors
-    /// [`ConfineError`]: then nothing may run.
+    /// [`ConfineError`]; the guest must not run then.
     pub fn enter(self) -> Result<(), ConfineError> {
-        set_no_new_privs(true).map_err(refused("capabilities", "give up getting more"))?;
+        set_no_new_privs(true).map_err(error("capabilities", "set no_new_privs"))?;
         if let Some(root) = self.root {
-            root::enter(&root).map_err(refused("chroot", format!("make {} all there is", root.shown)))?;
+            root::enter(&root)
+                .map_err(error("chroot", format!("use {} as the root directory", root.display_name)))?;
         }
-        empty_bounding_set().map_err(refused("capabilities", "give up those that are never needed"))?;
+        empty_bounding_set().map_err(error("capabilities", "clear the bounding set"))?;
         if let Some((uid, gid)) = self.user {
-            become_user(uid, gid).map_err(refused_user(uid, gid))?;
+            become_user(uid, gid).map_err(user_error(uid, gid))?;
         }
-        drop_capabilities().map_err(refused("capabilities", "give them up"))
+        drop_capabilities().map_err(error("capabilities", "drop all"))
     }
 }
 
-/// Whoever may not do so has nothing to win from the set either: there are no new privileges.
+/// Clears the capability bounding set. EPERM is ignored: with no_new_privs the set grants nothing.
 fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
-            Err(Errno::INVAL) => return Ok(()), // past the last that this kernel knows
+            Err(Errno::INVAL) => return Ok(()), // past the last capability of this kernel
             Err(Errno::PERM) => return Ok(()),
             other => other?,
         }

@@ -1,5 +1,5 @@
-//! The control socket of a running guest: gRPC on a thread of its own. It decides nothing: what is asked goes to the loop that
-//! decides about the guest's life, and its answer goes back. Who is at the other end is `ask`.
+//! Control socket of a running guest: a gRPC server on a thread of its own. It forwards requests to
+//! the event loop, which decides, and returns the replies. The client is `control_client`.
 
 mod connection;
 mod describe;
@@ -26,98 +26,98 @@ use units::limits::{
 
 use self::socket::ControlSocket;
 use crate::{
-    bell::Bell,
     config::Config,
-    confine::threads::{Filters, Work},
+    confine::threads::{SeccompFilters, ThreadRole},
     exit,
     layout::Layout,
     memory::{
         Memory,
         touched::{NodeFiles, TouchedByNode},
     },
+    wakeup::Wakeup,
 };
 
-/// Where a guest stands.
+/// State of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its processors run.
+    /// Its vCPUs run.
     Running,
-    /// Its processors stand still until it is resumed.
+    /// Its vCPUs are paused.
     Paused,
-    /// It was asked to switch itself off.
-    Ending,
+    /// Its power button was pressed.
+    Stopping,
 }
 
-/// What is wanted of a guest.
+/// Action that a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Nothing but to know how it is.
-    State,
-    /// Processors stand still.
+pub enum Action {
+    /// Return the state only.
+    QueryState,
+    /// Pause the vCPUs.
     Pause,
-    /// Processors go on.
+    /// Resume the vCPUs.
     Resume,
-    /// The power button pressed.
-    PowerButton,
-    /// Its end, at once.
-    End,
+    /// Press the power button.
+    PressPowerButton,
+    /// End the guest at once.
+    Kill,
 }
 
-/// Why a guest does not do what is wanted.
+/// Error returned when an action is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// It would not get to its end.
-    #[error("the guest was asked to switch itself off, and is not paused on its way")]
-    Ending,
-    /// It runs on.
-    #[error("a processor did not stand still within {VCPUS_STOP_TIMEOUT}; all go on")]
+pub enum ActionError {
+    /// A paused guest would not power off.
+    #[error("the guest is powering off and cannot be paused")]
+    Stopping,
+    /// A vCPU did not pause; the guest continues to run.
+    #[error("a vCPU did not pause within {VCPUS_STOP_TIMEOUT}; all vCPUs were resumed")]
     Busy,
 }
 
-/// One wish, and where the answer goes.
+/// A request of a client, and the channel for its reply.
 #[derive(Debug)]
-pub struct Order {
-    /// What is wanted.
-    pub wanted: Wanted,
-    /// Takes how the guest is afterwards.
-    pub reply: oneshot::Sender<Result<State, Refused>>,
+pub struct ControlRequest {
+    /// The requested action.
+    pub action: Action,
+    /// Receives the state after the action.
+    pub reply: oneshot::Sender<Result<State, ActionError>>,
 }
 
-/// Where orders are given.
+/// Sends requests to the event loop.
 #[derive(Debug)]
-pub struct Orders {
-    sender: mpsc::Sender<Order>,
-    bell: Arc<Bell>,
+pub struct RequestSender {
+    sender: mpsc::Sender<ControlRequest>,
+    wakeup: Arc<Wakeup>,
 }
 
-impl Orders {
-    /// Orders go to whoever has the receiver, and listens to the bell.
-    pub fn new(bell: Arc<Bell>) -> (Self, mpsc::Receiver<Order>) {
+impl RequestSender {
+    /// Creates a channel to the event loop, which holds the receiver and waits for `wakeup`.
+    pub fn new(wakeup: Arc<Wakeup>) -> (Self, mpsc::Receiver<ControlRequest>) {
         let (sender, receiver) = mpsc::channel();
-        (Self { sender, bell }, receiver)
+        (Self { sender, wakeup }, receiver)
     }
 
-    async fn give(&self, wanted: Wanted) -> Result<State, Status> {
-        let over = || Status::unavailable("the guest is over");
+    async fn send(&self, action: Action) -> Result<State, Status> {
+        let ended = || Status::unavailable("the guest has ended");
         let (reply, answer) = oneshot::channel();
-        self.sender.send(Order { wanted, reply }).map_err(|_| over())?;
-        self.bell.ring();
+        self.sender.send(ControlRequest { action, reply }).map_err(|_| ended())?;
+        self.wakeup.notify();
         match tokio::time::timeout(CONTROL_RESPONSE_TIMEOUT.as_duration(), answer).await {
-            Ok(Ok(done)) => done.map_err(refused),
-            Ok(Err(_)) => Err(over()),
+            Ok(Ok(done)) => done.map_err(status_of),
+            Ok(Err(_)) => Err(ended()),
             Err(_) => Err(Status::deadline_exceeded(format!("no answer within {CONTROL_RESPONSE_TIMEOUT}"))),
         }
     }
 }
 
-fn refused(why: Refused) -> Status {
-    match why {
-        Refused::Ending => Status::failed_precondition(why.to_string()),
-        Refused::Busy => Status::unavailable(why.to_string()),
+fn status_of(error: ActionError) -> Status {
+    match error {
+        ActionError::Stopping => Status::failed_precondition(error.to_string()),
+        ActionError::Busy => Status::unavailable(error.to_string()),
     }
 }
 
-/// What a control socket needs, found before the guest starts.
+/// A control socket, prepared before the guest starts.
 #[derive(Debug)]
 pub struct Control {
     socket: ControlSocket,
@@ -126,7 +126,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// For a guest that is put together.
+    /// Prepares the control socket of an assembled guest.
     pub fn new(
         socket: ControlSocket,
         (config, layout, memory): (&Config, &Layout, &Memory),
@@ -135,54 +135,54 @@ impl Control {
         Self { socket, guest: describe::describe(config, layout, memory), files }
     }
 
-    /// Answers callers on a thread of its own, until the process ends. What an answer needs comes up with the first caller: a
-    /// guest that nobody asks stays small.
+    /// Serves the socket on a thread of its own until the process ends. The gRPC runtime is created
+    /// at the first connection, which saves memory in guests that are never inspected.
     ///
     /// # Errors
-    /// There is no thread to be had.
-    pub fn start(self, orders: Orders, filters: &Filters) -> io::Result<()> {
+    /// The error of creating the thread.
+    pub fn start(self, requests: RequestSender, filters: &SeccompFilters) -> io::Result<()> {
         let serve = move || {
-            if let Err(error) = self.serve(orders) {
-                exit::say(&format!("error: the control socket is closed: {error}")); // the guest goes on
+            if let Err(error) = self.serve(requests) {
+                exit::print(&format!("error: the control socket is closed: {error}")); // the guest goes on
             }
         };
-        filters.spawn(Work::Control, "control".into(), serve).map(drop)
+        filters.spawn(ThreadRole::Control, "control".into(), serve).map(drop)
     }
 
-    fn serve(self, orders: Orders) -> Result<(), Box<dyn std::error::Error>> {
+    fn serve(self, requests: RequestSender) -> Result<(), Box<dyn std::error::Error>> {
         let listener = self.socket.into_listener();
-        let mut first_caller = [PollFd::new(&listener, PollFlags::IN)];
-        retry_on_intr(|| poll(&mut first_caller, None))?;
+        let mut first_connection = [PollFd::new(&listener, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut first_connection, None))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let desk = Desk { guest: self.guest, files: self.files, orders };
-        let service = VmmServer::new(desk).max_decoding_message_size(CONTROL_REQUEST_BYTES_MAX);
+        let service_impl = VmmService { guest: self.guest, files: self.files, requests };
+        let service = VmmServer::new(service_impl).max_decoding_message_size(CONTROL_REQUEST_BYTES_MAX);
         runtime.block_on(async move {
-            let callers = connection::accept(tokio::net::UnixListener::from_std(listener)?);
+            let connections = connection::accept(tokio::net::UnixListener::from_std(listener)?);
             let mut server = tonic::transport::Server::builder()
                 .concurrency_limit_per_connection(CONTROL_REQUESTS_IN_FLIGHT_MAX);
-            Ok(server.add_service(service).serve_with_incoming(callers).await?)
+            Ok(server.add_service(service).serve_with_incoming(connections).await?)
         })
     }
 }
 
-/// Answers one request after the other.
+/// Handles the requests of all clients, one at a time.
 #[derive(Debug)]
-struct Desk {
+struct VmmService {
     guest: wire::Guest,
     files: NodeFiles,
-    orders: Orders,
+    requests: RequestSender,
 }
 
 #[tonic::async_trait]
-impl Vmm for Desk {
+impl Vmm for VmmService {
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::Guest>, Status> {
-        let state = self.orders.give(Wanted::State).await?;
+        let state = self.requests.send(Action::QueryState).await?;
         let touched = self.files.touched().map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Response::new(now(self.guest.clone(), state, &touched)))
+        Ok(Response::new(with_current_state(self.guest.clone(), state, &touched)))
     }
 
     async fn pause(&self, _: Request<wire::PauseRequest>) -> Result<Response<wire::PauseResponse>, Status> {
-        self.orders.give(Wanted::Pause).await?;
+        self.requests.send(Action::Pause).await?;
         Ok(Response::new(wire::PauseResponse {}))
     }
 
@@ -190,7 +190,7 @@ impl Vmm for Desk {
         &self,
         _: Request<wire::ResumeRequest>,
     ) -> Result<Response<wire::ResumeResponse>, Status> {
-        self.orders.give(Wanted::Resume).await?;
+        self.requests.send(Action::Resume).await?;
         Ok(Response::new(wire::ResumeResponse {}))
     }
 
@@ -198,18 +198,18 @@ impl Vmm for Desk {
         &self,
         request: Request<wire::StopRequest>,
     ) -> Result<Response<wire::StopResponse>, Status> {
-        let wanted = if request.into_inner().now { Wanted::End } else { Wanted::PowerButton };
-        self.orders.give(wanted).await?;
+        let action = if request.into_inner().now { Action::Kill } else { Action::PressPowerButton };
+        self.requests.send(action).await?;
         Ok(Response::new(wire::StopResponse {}))
     }
 }
 
-/// A guest as it is now.
-fn now(mut guest: wire::Guest, state: State, touched: &TouchedByNode) -> wire::Guest {
+/// Returns the description of a guest with its current state and touched bytes.
+fn with_current_state(mut guest: wire::Guest, state: State, touched: &TouchedByNode) -> wire::Guest {
     let state = match state {
         State::Running => wire::GuestState::Running,
         State::Paused => wire::GuestState::Paused,
-        State::Ending => wire::GuestState::Ending,
+        State::Stopping => wire::GuestState::Ending,
     };
     guest.set_state(state);
     for node in &mut guest.nodes {

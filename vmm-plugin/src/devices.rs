@@ -1,99 +1,84 @@
-//! The machine around the processors: a serial port, and the ports by which a guest switches itself off or starts anew.
-//! What a guest says to a device is hostile input: a device answers, or ignores it, and never ends the VMM.
+//! Devices of a guest: the serial port, the sleep and reset registers, and virtio. All accesses are
+//! hostile input: a device answers or ignores them, and never panics.
 
 pub mod serial;
 pub mod virtio;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use self::{serial::Serial, virtio::Registers};
-use crate::acpi::Window;
+use self::{serial::Serial, virtio::MmioTransport};
+use crate::platform::{RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window};
 
-/// The first port of the serial line: COM1.
-pub const SERIAL_PORT: u16 = 0x3f8;
-/// Its interrupt.
-pub const SERIAL_LINE: u32 = 4;
-/// The interrupt by which the power button is told.
-pub const POWER_BUTTON_LINE: u32 = 5;
-/// A write of [`RESET_VALUE`] starts the machine anew.
-pub const RESET_PORT: u16 = 0x602;
-/// See [`RESET_PORT`].
-pub const RESET_VALUE: u8 = 1;
-/// A write of [`SLEEP_TYPE`] with the enabling bit switches the machine off; the next port tells of waking, and nothing wakes.
-pub const SLEEP_PORT: u16 = 0x600;
-/// The only sleep there is: off.
-pub const SLEEP_TYPE: u8 = 5;
+/// Bits of the sleep control register (ACPI 6.5, table 4.20).
+const SLP_EN: u8 = 1 << 5;
+const SLP_TYP_SHIFT: u8 = 2;
+const SLP_TYP_MASK: u8 = 0b111;
+/// Byte read from a port or an address without a device.
+const UNMAPPED_BYTE: u8 = 0xff;
 
-/// The bits of the sleep control register (ACPI 6.5, table 4.20).
-const SLEEP_ENABLE: u8 = 1 << 5;
-const SLEEP_TYPE_SHIFT: u8 = 2;
-const SLEEP_TYPE_MASK: u8 = 0b111;
-/// What a port without a device reads.
-const NOBODY: u8 = 0xff;
-
-/// What a guest wants done with its machine.
+/// Power state change that a guest requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
-    /// Switch it off.
+pub enum ExitRequest {
+    /// Power the machine off.
     PowerOff,
-    /// Start it anew.
+    /// Reset the machine.
     Reset,
 }
 
-/// The devices whose registers are in memory.
+/// The devices with MMIO registers, by window.
 #[derive(Debug, Default)]
-pub struct Windows(pub Vec<(Window, Arc<Registers>)>);
+pub struct MmioBus(pub Vec<(Window, Arc<MmioTransport>)>);
 
-impl Windows {
-    /// The device at an address, and which of its registers.
-    fn find(&self, at: u64) -> Option<(&Registers, u64)> {
-        self.0.iter().find_map(|(window, registers)| {
-            let offset = at.checked_sub(u64::from(window.at))?;
-            (offset < u64::from(window.bytes)).then_some((&**registers, offset))
+impl MmioBus {
+    /// Returns the device at an address, and the register's offset.
+    fn find(&self, at: u64) -> Option<(&MmioTransport, u64)> {
+        self.0.iter().find_map(|(window, transport)| {
+            let offset = at.checked_sub(u64::from(window.address))?;
+            (offset < u64::from(window.bytes)).then_some((&**transport, offset))
         })
     }
 
-    /// A guest reads a register.
+    /// Handles a guest's read of a register.
     pub fn read(&self, at: u64, data: &mut [u8]) {
-        data.fill(NOBODY);
-        if let Some((registers, offset)) = self.find(at) {
-            registers.read(offset, data);
+        data.fill(UNMAPPED_BYTE);
+        if let Some((transport, offset)) = self.find(at) {
+            transport.read(offset, data);
         }
     }
 
-    /// A guest writes a register.
+    /// Handles a guest's write of a register.
     pub fn write(&self, at: u64, data: &[u8]) {
-        if let Some((registers, offset)) = self.find(at) {
-            registers.write(offset, data);
+        if let Some((transport, offset)) = self.find(at) {
+            transport.write(offset, data);
         }
     }
 }
 
-/// What is behind the I/O ports.
+/// The devices behind I/O ports.
 #[derive(Debug)]
-pub struct Ports {
+pub struct PortIo {
     serial: Mutex<Serial>,
 }
 
-impl Ports {
-    /// With a serial line.
+impl PortIo {
+    /// Creates the port space with a serial port.
     pub fn new(serial: Serial) -> Self {
         Self { serial: Mutex::new(serial) }
     }
 
-    /// The serial line. Poisoned only where tests panic: in a VMM a panic is the end of the process.
+    /// Locks the serial port. Only tests can poison the lock: in a VMM, a panic ends the process.
     pub fn serial(&self) -> std::sync::MutexGuard<'_, Serial> {
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The serial line, unless a processor is at it.
-    pub fn serial_if_free(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
+    /// Locks the serial port unless a vCPU holds the lock.
+    pub fn try_serial(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
         self.serial.try_lock().ok()
     }
 
-    /// A guest reads a port.
+    /// Handles a guest's read of a port.
     pub fn read(&self, port: u16, data: &mut [u8]) {
-        data.fill(NOBODY);
+        data.fill(UNMAPPED_BYTE);
         match (port, &mut *data) {
             (SERIAL_PORT..=0x3ff, [byte]) => *byte = self.serial().read(port - SERIAL_PORT),
             (SLEEP_PORT..=RESET_PORT, _) => data.fill(0),
@@ -101,19 +86,19 @@ impl Ports {
         }
     }
 
-    /// A guest writes a port.
-    pub fn write(&self, port: u16, data: &[u8]) -> Option<Wish> {
+    /// Handles a guest's write of a port. Returns the request of a write to the sleep or reset
+    /// register.
+    pub fn write(&self, port: u16, data: &[u8]) -> Option<ExitRequest> {
         match (port, data) {
             (SERIAL_PORT..=0x3ff, [byte]) => {
                 self.serial().write(port - SERIAL_PORT, *byte);
                 None
             }
             (SLEEP_PORT, [byte]) => {
-                let off =
-                    byte & SLEEP_ENABLE != 0 && byte >> SLEEP_TYPE_SHIFT & SLEEP_TYPE_MASK == SLEEP_TYPE;
-                off.then_some(Wish::PowerOff)
+                let off = byte & SLP_EN != 0 && byte >> SLP_TYP_SHIFT & SLP_TYP_MASK == SLEEP_TYPE;
+                off.then_some(ExitRequest::PowerOff)
             }
-            (RESET_PORT, [RESET_VALUE]) => Some(Wish::Reset),
+            (RESET_PORT, [RESET_VALUE]) => Some(ExitRequest::Reset),
             _ => None,
         }
     }

@@ -1,4 +1,5 @@
-//! How the process of a guest ends. It removes no file: its control socket stays, and is replaced when the VM starts again.
+//! Exit codes and the end of a guest's process. The control socket's file is not removed: it is
+//! replaced when the VM starts again.
 
 use std::{
     io::{self, Write as _},
@@ -11,66 +12,69 @@ use std::{
 
 use rustix::termios::{OptionalActions, Termios, tcsetattr};
 
-use crate::confine::threads::{self, Work};
+use crate::confine::threads::{self, ThreadRole};
 
-/// The guest switched itself off.
+/// The guest powered off.
 pub const POWERED_OFF: u8 = 0;
-/// Nothing was started, or the VMM failed.
+/// An error before the guest started, or in the VMM.
 pub const FAILED: u8 = 1;
-/// Wrong usage.
+/// Usage error.
 pub const USAGE: u8 = 2;
-/// The guest asked to be started anew.
+/// The guest requested a reset.
 pub const RESET: u8 = 10;
-/// The guest's processor gave up: a triple fault, or an instruction that KVM does not know.
+/// The guest crashed: a triple fault, or an instruction that KVM cannot emulate.
 pub const CRASHED: u8 = 11;
-/// The guest was asked to switch itself off, did not, and was stopped.
+/// The guest was stopped, at once or because it did not power off in time.
 pub const STOPPED: u8 = 12;
-/// A slice was taken away under the guest.
+/// A slice was revoked under the guest.
 pub const SLICE_LOST: u8 = 20;
-/// The host had no memory left to put behind what the guest touched.
+/// The host had no free memory for a page that the guest touched.
 pub const MEMORY_EXHAUSTED: u8 = 21;
-/// Memory of the guest cannot hold what was written to it.
-pub const MEMORY_BROKEN: u8 = 22;
-/// A thread tried what it never needs: the guest may have broken out into it.
-pub const FORBIDDEN: u8 = 30;
+/// An uncorrectable error in the guest's memory could not be reported to the guest.
+pub const MEMORY_POISONED: u8 = 22;
+/// A thread made a system call that its filter forbids: the guest may have escaped into the VMM.
+pub const FORBIDDEN_SYSCALL: u8 = 30;
 
-static TERMINAL: OnceLock<Termios> = OnceLock::new();
-static TIDIED: AtomicBool = AtomicBool::new(false);
+static SAVED_TERMINAL: OnceLock<Termios> = OnceLock::new();
+static TERMINAL_RESTORED: AtomicBool = AtomicBool::new(false);
 
-/// Says how the terminal was before it was changed; only the first word counts.
-pub fn restore_terminal_at_end(before: Termios) {
-    let _ = TERMINAL.set(before);
+/// Saves the terminal settings that [`restore_terminal`] restores. Only the first call has an
+/// effect.
+pub fn save_terminal(before: Termios) {
+    let _ = SAVED_TERMINAL.set(before);
 }
 
-/// Restores the terminal, once. Safe in a signal handler.
-pub fn tidy() {
-    if TIDIED.swap(true, Ordering::SeqCst) {
+/// Restores the terminal settings, once. Safe in a signal handler.
+pub fn restore_terminal() {
+    if TERMINAL_RESTORED.swap(true, Ordering::SeqCst) {
         return;
     }
-    if let Some(before) = TERMINAL.get() {
+    if let Some(before) = SAVED_TERMINAL.get() {
         let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
     }
 }
 
-/// Says something on standard error, if anybody listens: a guest goes on without.
-pub fn say(text: &str) {
+/// Prints a line to standard error. A write error is ignored: the guest continues without its log.
+pub fn print(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// A panic of a thread that the guest needs ends the process, as a guest that lost a processor or a device is none any more.
-/// Its message is all that is said: a backtrace would read files, which threads that serve a guest may not.
-pub fn when_any_thread_panics() {
+/// Installs a panic hook that ends the process if the thread is essential: a guest cannot continue
+/// without one of its vCPUs or devices. No backtrace is printed, as it would read files, which
+/// confined threads may not.
+pub fn install_panic_hook() {
     panic::set_hook(Box::new(|panic| {
-        say(&format!("error: {panic}"));
-        if threads::work().is_none_or(Work::is_needed) {
-            at_once(FAILED)
+        print(&format!("error: {panic}"));
+        if threads::role().is_none_or(ThreadRole::is_essential) {
+            exit_now(FAILED)
         }
     }));
 }
 
-/// Ends the process, never to return to the guest. Safe in a signal handler.
-pub fn at_once(code: u8) -> ! {
-    tidy();
-    // SAFETY: it takes a number and does not return; nothing of this process is used any more.
+/// Ends the process without returning to the guest. Safe in a signal handler.
+pub fn exit_now(code: u8) -> ! {
+    restore_terminal();
+    // SAFETY: _exit takes an integer and does not return; no memory of this process is used
+    // afterwards.
     unsafe { libc::_exit(i32::from(code)) }
 }

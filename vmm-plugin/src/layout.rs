@@ -1,13 +1,15 @@
-//! Where everything of a guest lies: its NUMA nodes, their memory in guest-physical space, and the windows of its devices.
-//! Pure, so that the memory slots, the map the kernel boots with, SRAT, SLIT and HMAT are all written from one answer.
+//! Layout of a guest: NUMA nodes, their memory in guest-physical space, and the MMIO hole. This
+//! module is pure; memory slots, the memory map, SRAT, SLIT and HMAT are all derived from one
+//! [`Layout`].
 //!
 //! ```text
-//!   0        1 MiB             3 GiB      4 GiB            next whole GiB
-//!   | tables | local memory    | devices  | local memory   | pool node 1: slice, slice … | pool node 2 …
+//!   0        1 MiB             3 GiB       4 GiB            next multiple of 1 GiB
+//!   | tables | local memory    | MMIO hole | local memory   | pool node 1: slices … | node 2 …
 //! ```
 //!
-//! Nodes with processors come first and have the local memory; each EMC's slices are a node of their own, without any
-//! (Pond, section 4.2: zNUMA). Pool memory begins at a whole GiB, as each slice is mapped on its own.
+//! Nodes with CPUs come first and contain the local memory. The slices of each EMC form a node
+//! without CPUs (Pond, section 4.2: zNUMA). Pool memory starts at a multiple of 1 GiB, as each
+//! slice is mapped separately.
 
 use std::ops::Range;
 
@@ -16,180 +18,180 @@ use units::{
     limits::{EMCS_PER_HOST_MAX, LOCAL_NODES_PER_VM_MAX, SLICES_PER_VM_MAX, VCPUS_MAX},
 };
 
-/// Below this lie the tables a kernel boots with; kernels expect no usable memory right under it.
+/// Start of memory that kernels may use freely; boot data is below.
 pub const HIGH_MEMORY: u64 = 1 << 20;
-/// Where the devices' window begins.
-pub const HOLE_START: u64 = 3 << 30;
-/// Where it ends.
-pub const HOLE_END: u64 = 4 << 30;
+/// Start of the MMIO hole.
+pub const MMIO_HOLE_START: u64 = 3 << 30;
+/// End of the MMIO hole.
+pub const MMIO_HOLE_END: u64 = 4 << 30;
 
-/// A node's own distance in a SLIT.
-pub const DISTANCE_OWN: u8 = 10;
-/// The longest distance that a SLIT can say.
+/// SLIT distance of a node to itself.
+pub const DISTANCE_LOCAL: u8 = 10;
+/// Maximum distance in a SLIT.
 const DISTANCE_MAX: u64 = 254;
-/// The shortest one to another node.
+/// Minimum distance to another node.
 const DISTANCE_OTHER_MIN: u64 = 11;
 
-/// How fast memory is for a processor right beside it.
+/// Latency and bandwidth of memory from the nearest CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Performance {
-    /// One access, in nanoseconds; 1 to 65,534.
+    /// Latency of one access, in nanoseconds; 1 to 30,000.
     pub latency_ns: u16,
-    /// All accesses together, in MB/s (10^6).
+    /// Total bandwidth, in MB/s (10^6); 1 to 655,340.
     pub bandwidth_mbps: u32,
 }
 
 impl Performance {
     /// A DDR5 socket: 85 ns is Pond's local latency (figure 7).
     pub const LOCAL: Self = Self { latency_ns: 85, bandwidth_mbps: 200_000 };
-    /// A x8 CXL link behind an external memory controller of a rack of 8 to 16 sockets: 155 ns in Pond's figure 7.
+    /// A CXL x8 link behind an EMC of a rack of 8 to 16 sockets: 155 ns in Pond's figure 7.
     pub const POOL: Self = Self { latency_ns: 155, bandwidth_mbps: 30_000 };
 }
 
-/// A node with processors.
+/// A NUMA node with CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Local {
-    /// How many processors it has.
+    /// Number of CPUs.
     pub cpus: u32,
-    /// How much memory it has.
+    /// Size of the memory.
     pub memory: Bytes,
-    /// How fast that is.
+    /// Latency and bandwidth of the memory.
     pub performance: Performance,
 }
 
-/// A node without processors: the slices of one EMC.
+/// A NUMA node without CPUs: the slices of one EMC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// How many slices.
+    /// Number of slices.
     pub slices: u32,
-    /// How fast they are for the first node's processors.
+    /// Latency and bandwidth from the first node's CPUs.
     pub performance: Performance,
 }
 
-/// What a guest is to look like.
+/// Requested nodes of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// At least one.
+    /// Nodes with CPUs, at least one.
     pub local: Vec<Local>,
-    /// May be empty.
+    /// Pool nodes.
     pub pool: Vec<Pool>,
 }
 
-/// What lies at a place in guest-physical space.
+/// Content of a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Local memory of a node, from an offset of it on.
+pub enum RegionKind {
+    /// Part of a node's local memory.
     Local {
-        /// Which of [`Shape::local`].
+        /// Index in [`Shape::local`].
         node: usize,
-        /// From where on.
+        /// Offset in the node's memory, in bytes.
         offset: u64,
     },
     /// One slice.
     Slice {
-        /// Which of [`Shape::pool`].
+        /// Index in [`Shape::pool`].
         pool: usize,
-        /// Which of its slices.
+        /// Index of the slice in its node.
         slice: u32,
     },
 }
 
-/// A run of guest-physical memory that is backed as one.
+/// A contiguous range of guest-physical memory with one backing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Where.
+pub struct MemoryRegion {
+    /// Guest-physical address range.
     pub range: Range<u64>,
-    /// Of which node.
+    /// Node of the region.
     pub node: u32,
-    /// What.
-    pub part: Part,
+    /// Content of the region.
+    pub kind: RegionKind,
 }
 
-/// A NUMA node as the guest sees it.
+/// A NUMA node of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its processors; empty for pool memory.
+    /// Numbers of its CPUs; empty for pool memory.
     pub cpus: Range<u32>,
-    /// Its memory, at most one run below the devices and one above.
+    /// Its memory: at most one range below the MMIO hole and one above.
     pub memory: Vec<Range<u64>>,
-    /// How fast that is for a processor beside it.
+    /// Latency and bandwidth of its memory from the nearest CPUs.
     pub performance: Performance,
 }
 
 impl Node {
-    /// Whether it is pool memory.
+    /// Returns whether the node is pool memory.
     pub fn is_pool(&self) -> bool {
         self.cpus.is_empty()
     }
 
-    /// How much memory it has.
+    /// Returns the size of the node's memory.
     pub fn bytes(&self) -> Bytes {
         Bytes::new(self.memory.iter().map(|range| range.end - range.start).sum())
     }
 }
 
-/// Why a guest cannot look like that.
+/// Error returned for an impossible shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Too many or too few of something.
+    /// A count is out of range.
     #[error("{what}: {count} is not possible: must be {min} to {max}")]
     Count {
-        /// Of what.
+        /// Name of the counted items.
         what: &'static str,
-        /// How many.
+        /// The count.
         count: u64,
-        /// The fewest.
+        /// Minimum.
         min: u64,
-        /// The most.
+        /// Maximum.
         max: u64,
     },
-    /// Local memory that is too small or not whole MiB.
+    /// Local memory is too small or not a multiple of 1 MiB.
     #[error("memory: {memory} for node {node} is not possible: must be whole MiB, at least {min}")]
     Memory {
-        /// How much.
+        /// Size of the memory.
         memory: Bytes,
-        /// Where.
+        /// The node.
         node: usize,
-        /// The least.
+        /// Minimum.
         min: Bytes,
     },
-    /// More than an address can name.
-    #[error("memory: the guest's ends at {end:#x}, past what {bits} bits of address reach on this machine")]
+    /// The guest's memory exceeds the guest-physical address space.
+    #[error("memory: the guest's memory ends at {end:#x}, beyond the {bits}-bit address space of this host")]
     PastAddresses {
-        /// Where it ends.
+        /// End of the guest's memory.
         end: u64,
-        /// What the processor has.
+        /// Number of guest-physical address bits.
         bits: u8,
     },
 }
 
-/// The least local memory of the first node: a kernel and an initrd fit.
+/// Minimum local memory of the first node: space for a kernel and an initrd.
 pub const LOCAL_MEMORY_MIN: Bytes = Bytes::mib(64);
 
-/// Where everything lies.
+/// Nodes and memory regions of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The nodes in the order of their numbers, those with processors first.
+    /// Nodes by number, those with CPUs first.
     pub nodes: Vec<Node>,
-    /// All memory, by address.
-    pub pieces: Vec<Piece>,
+    /// All memory regions, by address.
+    pub regions: Vec<MemoryRegion>,
 }
 
 impl Layout {
-    /// Finds a place for everything.
+    /// Computes the layout of a shape.
     ///
     /// # Errors
-    /// [`ShapeError`]: too much or too little of something, or more than `address_bits` bits of address reach.
-    pub fn of(shape: &Shape, address_bits: u8) -> Result<Self, ShapeError> {
+    /// [`ShapeError`] if a count or a size is out of range, or memory exceeds `address_bits`.
+    pub fn new(shape: &Shape, address_bits: u8) -> Result<Self, ShapeError> {
         check(shape)?;
-        let mut layout = Self { nodes: Vec::new(), pieces: Vec::new() };
+        let mut layout = Self { nodes: Vec::new(), regions: Vec::new() };
         let mut at = 0;
         for local in &shape.local {
             at = layout.add_local(local, at);
         }
-        at = at.max(HOLE_END).next_multiple_of(SLICE.get());
-        for (pool, wanted) in shape.pool.iter().enumerate() {
-            at = layout.add_pool(pool, wanted, at);
+        at = at.max(MMIO_HOLE_END).next_multiple_of(SLICE.get());
+        for (pool, spec) in shape.pool.iter().enumerate() {
+            at = layout.add_pool(pool, spec, at);
         }
         if at > 1 << address_bits {
             return Err(ShapeError::PastAddresses { end: at, bits: address_bits });
@@ -202,11 +204,11 @@ impl Layout {
         let mut memory = Vec::new();
         let mut offset = 0;
         while offset < local.memory.get() {
-            let end = if at < HOLE_START { HOLE_START } else { u64::MAX };
+            let end = if at < MMIO_HOLE_START { MMIO_HOLE_START } else { u64::MAX };
             let range = at..end.min(at + (local.memory.get() - offset));
-            self.add_piece(range.clone(), Part::Local { node, offset });
+            self.add_region(range.clone(), RegionKind::Local { node, offset });
             offset += range.end - range.start;
-            at = if range.end == HOLE_START { HOLE_END } else { range.end };
+            at = if range.end == MMIO_HOLE_START { MMIO_HOLE_END } else { range.end };
             memory.push(range);
         }
         let first = self.cpus();
@@ -215,48 +217,48 @@ impl Layout {
         at
     }
 
-    fn add_pool(&mut self, pool: usize, wanted: &Pool, at: u64) -> u64 {
-        let place = |slice: u32| at + Bytes::slices(slice).get();
-        for slice in 0..wanted.slices {
-            self.add_piece(place(slice)..place(slice + 1), Part::Slice { pool, slice });
+    fn add_pool(&mut self, pool: usize, spec: &Pool, at: u64) -> u64 {
+        let address = |slice: u32| at + Bytes::slices(slice).get();
+        for slice in 0..spec.slices {
+            self.add_region(address(slice)..address(slice + 1), RegionKind::Slice { pool, slice });
         }
         let cpus = self.cpus()..self.cpus();
-        let range = at..place(wanted.slices);
+        let range = at..address(spec.slices);
         let end = range.end;
-        self.nodes.push(Node { cpus, memory: vec![range], performance: wanted.performance });
+        self.nodes.push(Node { cpus, memory: vec![range], performance: spec.performance });
         end
     }
 
-    fn add_piece(&mut self, range: Range<u64>, part: Part) {
+    fn add_region(&mut self, range: Range<u64>, kind: RegionKind) {
         let node = u32::try_from(self.nodes.len()).expect("nodes are few");
-        self.pieces.push(Piece { range, node, part });
+        self.regions.push(MemoryRegion { range, node, kind });
     }
 
-    /// How many processors the guest has.
+    /// Returns the number of CPUs.
     pub fn cpus(&self) -> u32 {
         self.nodes.last().map_or(0, |node| node.cpus.end)
     }
 
-    /// The number by which a processor is known to interrupt controllers. Each node's are of a package of their own, as
-    /// kernels take processors of one package for neighbours.
+    /// Returns the APIC ID of a CPU. Each node with CPUs is a package, as kernels assume that the
+    /// CPUs of a package share a node.
     pub fn apic_id(&self, cpu: u32) -> u32 {
         let node = self.node_of_cpu(cpu);
         node << self.package_shift() | (cpu - self.nodes[node as usize].cpus.start)
     }
 
-    /// How many low bits of an APIC number say which processor of a package it is.
+    /// Returns the number of low APIC ID bits that identify a CPU within its package.
     pub fn package_shift(&self) -> u32 {
         let most = self.nodes.iter().map(|node| node.cpus.end - node.cpus.start).max().unwrap_or(1);
         most.next_power_of_two().trailing_zeros()
     }
 
-    /// The node of a processor.
+    /// Returns the node of a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> u32 {
         let node = self.nodes.iter().position(|node| node.cpus.contains(&cpu));
         u32::try_from(node.unwrap_or(0)).expect("nodes are few")
     }
 
-    /// Usable memory, by address, neighbours joined: what the kernel's map of memory says but for its lowest MiB.
+    /// Returns usable memory by address, with adjacent ranges merged. The lowest MiB is included.
     pub fn memory(&self) -> Vec<Range<u64>> {
         let mut joined: Vec<Range<u64>> = Vec::new();
         for range in self.nodes.iter().flat_map(|node| &node.memory) {
@@ -268,13 +270,14 @@ impl Layout {
         joined
     }
 
-    /// Up to where local memory below the devices reaches.
+    /// Returns the end of local memory below the MMIO hole.
     pub fn low_memory_end(&self) -> u64 {
-        self.memory().first().map_or(0, |range| range.end.min(HOLE_START))
+        self.memory().first().map_or(0, |range| range.end.min(MMIO_HOLE_START))
     }
 
-    /// How long a processor of `from` waits for memory of `to`. Memory of another node with processors is as far as two
-    /// hops through it; pool memory is behind the same switch for everybody.
+    /// Returns the latency from a CPU of `from` to memory of `to`, in nanoseconds. Memory of
+    /// another node with CPUs has twice the local latency. Pool memory is behind the same switch
+    /// for all nodes.
     pub fn latency_ns(&self, from: usize, to: usize) -> u64 {
         let latency = |node: usize| u64::from(self.nodes[node].performance.latency_ns);
         match (from == to, self.nodes[from].is_pool(), self.nodes[to].is_pool()) {
@@ -286,27 +289,28 @@ impl Layout {
         }
     }
 
-    /// How much memory of `to` all processors of `from` can read together, in MB/s. Between sockets it is half.
+    /// Returns the total bandwidth from `from` to `to`, in MB/s. Between nodes with CPUs it is half
+    /// the local one.
     pub fn bandwidth_mbps(&self, from: usize, to: usize) -> u64 {
         let own = u64::from(self.nodes[to].performance.bandwidth_mbps);
         if from != to && !self.nodes[to].is_pool() { own / 2 } else { own }
     }
 
-    /// The node with processors that is nearest to a node's memory: itself, and the first for pool memory, as every EMC is
-    /// as near to it as to any other.
-    pub fn nearest(&self, node: usize) -> usize {
+    /// Returns the nearest node with CPUs: the node itself, or node 0 for pool memory, which is
+    /// equally far from all.
+    pub fn nearest_initiator(&self, node: usize) -> usize {
         if self.nodes[node].is_pool() { 0 } else { node }
     }
 
-    /// The distance from one node to another as a SLIT says it: 10 is a node's own memory, 20 twice as long a wait as for
-    /// the first node's.
+    /// Returns the SLIT distance between two nodes: 10 for a node itself, otherwise proportional to
+    /// the latency, where 10 is the local latency of node 0.
     pub fn distance(&self, from: usize, to: usize) -> u8 {
         if from == to {
-            return DISTANCE_OWN;
+            return DISTANCE_LOCAL;
         }
         let own = u64::from(self.nodes[0].performance.latency_ns);
-        let tenths = (self.latency_ns(from, to) * u64::from(DISTANCE_OWN) + own / 2) / own;
-        u8::try_from(tenths.clamp(DISTANCE_OTHER_MIN, DISTANCE_MAX)).expect("clamped to less")
+        let distance = (self.latency_ns(from, to) * u64::from(DISTANCE_LOCAL) + own / 2) / own;
+        u8::try_from(distance.clamp(DISTANCE_OTHER_MIN, DISTANCE_MAX)).expect("clamped to at most 254")
     }
 }
 
@@ -338,9 +342,9 @@ fn check(shape: &Shape) -> Result<(), ShapeError> {
     Ok(())
 }
 
-/// The longest latency: an HMAT has 16 bits for it, and two hops are to fit.
+/// Maximum latency, in nanoseconds: twice the value must fit into 16 bits of an HMAT.
 const LATENCY_NS_MAX: u16 = 30_000;
-/// The largest bandwidth: an HMAT has 16 bits for it, in tens of MB/s.
+/// Maximum bandwidth, in MB/s: an HMAT has 16 bits, in units of 10 MB/s.
 const BANDWIDTH_MBPS_MAX: u32 = 655_340;
 
 #[cfg(test)]

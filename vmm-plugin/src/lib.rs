@@ -1,20 +1,23 @@
-//! Launches Linux guests under KVM whose pool memory is a NUMA node without cores. It knows no ledger and decides no policy:
-//! it takes the memory that the agent of its host hands it, and builds a guest around it, or tells another VMM how to.
+//! Launches Linux guests under KVM whose pool memory is a CPU-less NUMA node.
+//!
+//! This crate owns no ledger and decides no policy. It takes a VM's memory from the agent of its
+//! host and either runs a guest on that memory or generates the arguments of another VMM.
 
 pub mod acpi;
-pub mod ask;
-pub mod bell;
 pub mod boot;
 pub mod config;
 pub mod confine;
 pub mod control;
+pub mod control_client;
 pub mod devices;
 pub mod exit;
 pub mod layout;
 pub mod machine;
 pub mod memory;
 pub mod options;
-pub mod other;
+pub mod platform;
 pub mod source;
 pub mod tap;
 pub mod vcpu;
+pub mod vmm_backends;
+pub mod wakeup;

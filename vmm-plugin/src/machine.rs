@@ -1,9 +1,9 @@
-//! A guest put together and run: everything that can be wrong is found, and everything that is needed is open, before the first
-//! thread starts.
+//! Assembles a guest from its parts and runs it. All checks are made and all files are open before
+//! the first thread starts.
 
 mod devices;
-mod processors;
 mod run;
+mod vcpus;
 
 use std::{io, path::Path, sync::Arc};
 
@@ -15,130 +15,131 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{
-    acpi,
     boot::{self, BootError},
     config::Config,
-    confine::{ConfineError, Prepared},
+    confine::{ConfineError, PreparedConfinement},
     control::{self, Control, socket::SocketError},
     devices::{
-        POWER_BUTTON_LINE, Ports, SERIAL_LINE,
+        PortIo,
         serial::Serial,
         virtio::{Worker, block::DiskError},
     },
-    layout::{HOLE_END, Layout, ShapeError},
-    memory::{Memory, MemoryError, lost},
+    layout::{Layout, MMIO_HOLE_END, ShapeError},
+    memory::{Memory, MemoryError, fault},
+    platform::{POWER_BUTTON_LINE, SERIAL_LINE, Window},
     source::{self, Source, SourceError},
-    vcpu::{Gate, Surroundings, Vcpu, VcpuError},
+    vcpu::{Gate, Vcpu, VcpuContext, VcpuError},
 };
 
 pub use self::run::run;
 
-/// Three pages that KVM needs for itself on Intel's processors, in the window of the devices.
-const KVM_PAGES: usize = 0xfffb_d000;
-/// What KVM must be able to do.
-const NEEDED: [(Cap, &str); 3] = [
+/// Guest-physical address of the three pages that KVM reserves on Intel processors, inside the MMIO
+/// hole.
+const KVM_TSS_ADDRESS: usize = 0xfffb_d000;
+/// KVM capabilities that are required, with their names in messages.
+const REQUIRED_CAPABILITIES: [(Cap, &str); 3] = [
     (Cap::Irqchip, "an interrupt controller in the kernel"),
     (Cap::UserMemory, "user memory"),
     (Cap::Irqfd, "irqfd"),
 ];
 
-/// Why there is no guest.
+/// Error returned when a guest cannot be assembled or started.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// KVM cannot be used.
     #[error("/dev/kvm: cannot {doing}{hint}")]
     Kvm {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// What may help.
+        /// Advice appended to the message; may be empty.
         hint: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// KVM lacks something.
+    /// KVM lacks a required capability.
     #[error("/dev/kvm: this kernel's KVM lacks {0}")]
-    Lacks(&'static str),
-    /// It runs already, or cannot be found when it runs.
+    MissingCapability(&'static str),
+    /// The control socket cannot be created, or the VM runs already.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A guest cannot be like that.
+    /// The layout is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// No memory.
+    /// The memory cannot be acquired.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// No memory.
+    /// The memory cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Nothing to boot.
+    /// The kernel cannot be loaded.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// No processors.
+    /// A vCPU cannot be created.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),
-    /// No such disk.
+    /// A disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// No such network device.
+    /// A tap device cannot be opened.
     #[error("net: cannot use the tap device {tap:?}{hint}")]
     Tap {
-        /// Which one.
+        /// Name of the tap device.
         tap: String,
-        /// What may help.
+        /// Advice appended to the message; may be empty.
         hint: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// The console cannot be used.
+    /// The console cannot be opened.
     #[error("serial: cannot {doing}")]
     Console {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: String,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// It cannot be confined.
+    /// The process cannot be confined.
     #[error(transparent)]
     Confine(#[from] ConfineError),
-    /// The operating system refuses.
+    /// A system call failed.
     #[error("cannot {doing}")]
     System {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
 }
 
-/// A guest that can be started, and the confinement that it is started in.
+/// An assembled guest, and the confinement that it will run in.
 #[derive(Debug)]
 pub struct Machine {
-    confinement: Prepared,
-    guest: Assembled,
+    confinement: PreparedConfinement,
+    guest: GuestParts,
 }
 
-/// The parts of a guest. Processors are dropped before the VM, and the VM before its memory.
+/// The parts of a guest. Field order is drop order: vCPUs before the VM, the VM before its memory.
 #[derive(Debug)]
-struct Assembled {
+struct GuestParts {
     vcpus: Vec<Vcpu>,
     workers: Vec<Worker>,
     control: Control,
-    held: Held,
+    resources: GuestResources,
 }
 
-/// What stays as long as a guest does.
+/// Resources that live until the guest ends.
 #[derive(Debug)]
-struct Held {
-    around: Surroundings,
-    /// Presses the power button.
+struct GuestResources {
+    context: VcpuContext,
+    /// Interrupt of the power button.
     power_button: EventFd,
-    /// Held so that it goes before its memory does.
+    /// Dropped before the memory.
     _vm: VmFd,
-    /// Held as long as anybody can run the guest.
+    /// Mapped for as long as the VM exists.
     _memory: Memory,
 }
 
@@ -150,53 +151,57 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
     move |errno| MachineError::System { doing, errno }
 }
 
-/// Assembles a guest. This process attaches to its memory only after everything was checked that does not need it: once it is
-/// attached, a failure releases the reservation.
+/// Assembles a guest. The process attaches to the VM's memory last, after all checks that do not
+/// need it: once attached, a failure releases the reservation.
 ///
 /// # Errors
-/// [`MachineError`]; nothing is left behind.
-pub fn build(config: &Config, run_dir: &Path, confinement: Prepared) -> Result<Machine, MachineError> {
+/// [`MachineError`]; all resources are released.
+pub fn build(
+    config: &Config,
+    run_dir: &Path,
+    confinement: PreparedConfinement,
+) -> Result<Machine, MachineError> {
     let kvm = open_kvm()?;
     let socket = control::socket::claim(run_dir, &config.vm)?;
-    let planned = devices::plan(config)?;
-    let windows: Vec<acpi::Window> = planned.iter().map(|device| device.window).collect();
-    let console = run::output(&config.console)?;
-    let vm = make_vm(&kvm)?;
+    let opened = devices::open(config)?;
+    let windows: Vec<Window> = opened.iter().map(|device| device.window).collect();
+    let console = run::open_output(&config.console)?;
+    let vm = create_vm(&kvm)?;
     let bits = address_bits(&kvm)?;
     if config.agent.is_some() {
-        boot::check(&config.kernel, &Layout::of(&source::preview(config)?, bits)?, &windows)?;
+        boot::check(&config.kernel, &Layout::new(&source::preview(config)?, bits)?, &windows)?;
     }
-    let Source { shape, backings } = source::memory_of(config)?;
-    let layout = Layout::of(&shape, bits)?;
+    let Source { shape, backings } = source::acquire(config)?;
+    let layout = Layout::new(&shape, bits)?;
     let memory = Memory::map(&layout, &backings)?;
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
     memory
-        .give_to(&vm)
-        .map_err(kvm_error("take the guest's memory", "; are there more regions than it has slots?"))?;
-    let vcpus = Vcpu::all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
-    let serial = Serial::new(line(&vm, SERIAL_LINE)?, console);
-    let (windows, workers) = devices::place(planned, &vm, memory.guest())?;
-    let around = Surroundings {
+        .register_with(&vm)
+        .map_err(kvm_error("register the guest's memory", "; are there more regions than memory slots?"))?;
+    let vcpus = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
+    let serial = Serial::new(irqfd(&vm, SERIAL_LINE)?, console);
+    let (windows, workers) = devices::attach(opened, &vm, memory.guest())?;
+    let context = VcpuContext {
         memory: memory.guest().clone(),
-        ports: Arc::new(Ports::new(serial)),
+        ports: Arc::new(PortIo::new(serial)),
         windows: Arc::new(windows),
         gate: Arc::new(Gate::default()),
     };
-    lost::watch(&memory, config.vm.as_str()).map_err(system_error("handle bus errors"))?;
-    let power_button = line(&vm, POWER_BUTTON_LINE)?;
-    let files = memory.node_files().map_err(system_error("read the status of memory files"))?;
+    fault::install_handler(&memory, config.vm.as_str()).map_err(system_error("install a SIGBUS handler"))?;
+    let power_button = irqfd(&vm, POWER_BUTTON_LINE)?;
+    let files = memory.node_files().map_err(system_error("stat the memory files"))?;
     let control = Control::new(socket, (config, &layout, &memory), files);
-    let held = Held { around, power_button, _vm: vm, _memory: memory };
-    Ok(Machine { confinement, guest: Assembled { vcpus, workers, control, held } })
+    let resources = GuestResources { context, power_button, _vm: vm, _memory: memory };
+    Ok(Machine { confinement, guest: GuestParts { vcpus, workers, control, resources } })
 }
 
-/// Makes a VM with interrupt controllers, and neither memory nor processors.
-fn make_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
-    let vm = kvm.create_vm().map_err(kvm_error("make a VM", ""))?;
-    vm.set_tss_address(KVM_PAGES).map_err(kvm_error("keep pages for itself", ""))?;
-    const _: () = assert!((KVM_PAGES as u64) < HOLE_END, "among the devices");
-    vm.create_irq_chip().map_err(kvm_error("make interrupt controllers", ""))?;
-    lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
+/// Creates a VM with in-kernel interrupt controllers.
+fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
+    let vm = kvm.create_vm().map_err(kvm_error("create a VM", ""))?;
+    vm.set_tss_address(KVM_TSS_ADDRESS).map_err(kvm_error("set the TSS address", ""))?;
+    const _: () = assert!((KVM_TSS_ADDRESS as u64) < MMIO_HOLE_END, "the TSS is inside the MMIO hole");
+    vm.create_irq_chip().map_err(kvm_error("create interrupt controllers", ""))?;
+    route_lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
     Ok(vm)
 }
 
@@ -209,39 +214,40 @@ fn open_kvm() -> Result<Kvm, MachineError> {
         };
         kvm_error("open it", hint)(error)
     })?;
-    match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-        Some((_, what)) => Err(MachineError::Lacks(what)),
+    match REQUIRED_CAPABILITIES.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
+        Some((_, what)) => Err(MachineError::MissingCapability(what)),
         None => Ok(kvm),
     }
 }
 
-/// How many bits of address guests have here.
+/// Returns the number of guest-physical address bits on this host.
 fn address_bits(kvm: &Kvm) -> Result<u8, MachineError> {
-    const SIZES: u32 = 0x8000_0008;
-    /// Every processor with 64 bits has so many.
-    const FEWEST: u8 = 36;
+    const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
+    /// Every x86-64 processor has at least this many.
+    const ADDRESS_BITS_MIN: u8 = 36;
     let supported = kvm
         .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .map_err(kvm_error("ask what processors it makes", ""))?;
-    let sizes = supported.as_slice().iter().find(|entry| entry.function == SIZES);
-    Ok(sizes.map_or(FEWEST, |entry| entry.eax.to_le_bytes()[0]))
+        .map_err(kvm_error("get the supported CPUID", ""))?;
+    let sizes = supported.as_slice().iter().find(|entry| entry.function == LEAF_ADDRESS_SIZES);
+    Ok(sizes.map_or(ADDRESS_BITS_MIN, |entry| entry.eax.to_le_bytes()[0]))
 }
 
-/// A line goes to the I/O APIC and nowhere else. As KVM begins, the first sixteen also go to the controllers of a PC of old,
-/// which nobody programs on a hardware-reduced platform: they would deliver them as exceptions.
-fn lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+/// Routes interrupt lines to the I/O APIC only. By default KVM also routes the first 16 to the
+/// legacy PIC, which no kernel programs on a hardware-reduced platform: it would deliver them as
+/// exceptions.
+fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let route = |line| {
         let chip = kvm_irq_routing_irqchip { irqchip: KVM_IRQCHIP_IOAPIC, pin: line };
         let u = kvm_irq_routing_entry__bindgen_ty_1 { irqchip: chip };
         kvm_irq_routing_entry { gsi: line, type_: KVM_IRQ_ROUTING_IRQCHIP, u, ..Default::default() }
     };
-    let routes: Vec<_> = (0..devices::LINES).map(route).collect();
+    let routes: Vec<_> = (0..devices::IO_APIC_LINES).map(route).collect();
     vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit"))
 }
 
-/// An interrupt line: a write to it is an interrupt.
-fn line(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
-    let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("make an event descriptor"))?;
-    vm.register_irqfd(&line, number).map_err(kvm_error("listen to an interrupt line", ""))?;
+/// Creates an eventfd; each write to it raises an interrupt line.
+fn irqfd(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
+    let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("create an eventfd"))?;
+    vm.register_irqfd(&line, number).map_err(kvm_error("register an irqfd", ""))?;
     Ok(line)
 }

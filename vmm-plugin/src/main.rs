@@ -1,21 +1,22 @@
-//! The command `vmm-plugin`: launches a guest, asks those that run, and tells other VMMs how to run the same.
+//! The command `vmm-plugin`: parses the command line and runs, controls or exports guests.
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use units::chain;
 use vmm_plugin::{
-    ask, config,
+    config,
     confine::{self, ConfineError},
-    exit, machine, other,
+    control_client, exit, machine, vmm_backends,
 };
 
-/// Launches Linux guests under KVM whose pool memory is a NUMA node without cores.
+/// Launches Linux guests under KVM whose pool memory is a CPU-less NUMA node.
 ///
-/// Exit codes of `run`: 0 the guest switched itself off, 1 nothing was started, 2 wrong usage, 10 the guest asked for a
-/// reset, 11 it crashed, 12 it did not switch itself off and was stopped, 20 a slice was taken away under it, 21 the host
-/// had no memory left, 22 its memory is broken, 30 the VMM itself tried what it never needs. Those of the other commands: 0 done, 1 error, 2 wrong
-/// usage, 3 no such VM runs here, 4 its state does not allow this, 6 it cannot answer now, 124 timed out.
+/// Exit codes of `run`: 0 the guest powered off, 1 error before the guest started or in the VMM, 2
+/// usage error, 10 the guest requested a reset, 11 the guest crashed, 12 the guest was stopped, 20
+/// a slice was revoked, 21 host memory exhausted, 22 uncorrectable memory error, 30 forbidden
+/// system call in the VMM. Exit codes of the other commands: 0 success, 1 error, 2 usage error, 3
+/// VM not running, 4 not possible in the VM's state, 6 unavailable, 124 timeout.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -25,26 +26,27 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a guest until it ends. SIGTERM asks it to switch itself off; a second one stops it.
-    Run(Box<config::Own>),
+    /// Run a guest until it ends. SIGTERM presses its power button; a second SIGTERM stops it
+    Run(Box<config::RunArgs>),
     #[command(flatten)]
-    Ask(ask::Ask),
-    /// Print what starts the same guest under another VMM. Nothing is registered: whoever starts it so releases its memory
-    /// only after it has ended.
-    Args(Box<other::Args>),
-    /// Become another VMM that runs the same guest. Its memory goes back when it ends.
-    Exec(Box<other::exec::Args>),
+    Control(control_client::ControlCommand),
+    /// Print the arguments that start the same guest under another VMM. The guest is not registered
+    /// with the agent: release its memory only after it has ended
+    Args(Box<vmm_backends::PrintArgs>),
+    /// Replace this process by another VMM that runs the same guest. The guest's memory is released
+    /// when that VMM ends
+    Exec(Box<vmm_backends::exec::ExecArgs>),
 }
 
 fn main() -> ExitCode {
-    let ran = match Args::parse().command {
-        Command::Run(written) => run(*written),
-        Command::Ask(ask) => return ask::run(&ask),
+    let result = match Args::parse().command {
+        Command::Run(args) => run(*args),
+        Command::Control(command) => return control_client::run(&command),
         Command::Args(args) => print(*args),
         Command::Exec(args) => exec(*args),
     };
-    exit::tidy();
-    match ran {
+    exit::restore_terminal();
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {}", chain(error.as_ref()));
@@ -53,27 +55,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(written: config::Own) -> Result<u8, Box<dyn std::error::Error>> {
-    exit::when_any_thread_panics();
-    let (config, run_dir, confinement) = written.check()?;
+fn run(args: config::RunArgs) -> Result<u8, Box<dyn std::error::Error>> {
+    exit::install_panic_hook();
+    let (config, run_dir, confinement) = args.check()?;
     let confinement = match confinement.prepare() {
-        Err(error @ ConfineError::StaysRoot) => {
+        Err(error @ ConfineError::MissingUser) => {
             eprintln!("error: {error}");
             return Ok(exit::USAGE);
         }
         prepared => prepared?,
     };
-    confine::open_many_files()?;
+    confine::raise_file_limit()?;
     let machine = machine::build(&config, &run_dir, confinement)?;
     Ok(machine::run(machine, &config.console)?)
 }
 
-fn exec(args: other::exec::Args) -> Result<u8, Box<dyn std::error::Error>> {
-    confine::open_many_files()?;
-    match other::exec::exec(args)? {}
+fn exec(args: vmm_backends::exec::ExecArgs) -> Result<u8, Box<dyn std::error::Error>> {
+    confine::raise_file_limit()?;
+    match vmm_backends::exec::exec(args)? {}
 }
 
-fn print(args: other::Args) -> Result<u8, Box<dyn std::error::Error>> {
-    print!("{}", other::written(args)?);
+fn print(args: vmm_backends::PrintArgs) -> Result<u8, Box<dyn std::error::Error>> {
+    print!("{}", vmm_backends::render(args)?);
     Ok(0)
 }

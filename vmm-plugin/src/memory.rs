@@ -1,8 +1,8 @@
-//! A guest's memory: files mapped where the [`Layout`] says, and told to KVM. Where the files come from is the business of
-//! whoever calls; what becomes of a guest whose memory goes away is [`lost`]'s, how much of it is in use [`touched`]'s.
+//! Maps a guest's memory files as the [`Layout`] defines, and registers the mappings with KVM. The
+//! files come from `source`. [`fault`] handles memory that disappears, [`touched`] measures usage.
 
 mod check;
-pub mod lost;
+pub mod fault;
 pub mod poison;
 pub mod touched;
 
@@ -18,40 +18,40 @@ use vm_memory::{
 };
 
 use self::touched::NodeFiles;
-use crate::layout::{Layout, Part, Piece};
+use crate::layout::{Layout, MemoryRegion, RegionKind};
 
-/// The memory of a guest as devices and loaders see it. Nobody ever holds a reference into it.
+/// A guest's memory, as devices and loaders access it: by copying, never by reference.
 pub type GuestMemory = GuestMemoryMmap<()>;
 
-/// How a node's memory is taken.
+/// Options of a node's memory backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taking {
-    /// Whether other processes that have the file see what the guest writes.
+pub struct MemoryBackendOptions {
+    /// Whether the mapping is shared (MAP_SHARED) or private.
     pub shared: bool,
-    /// Whether all of it is there before the guest starts.
+    /// Whether all pages are allocated before the guest starts.
     pub prefault: bool,
-    /// The size of the host's pages, if not its ordinary ones.
+    /// Size of the host's huge pages; `None` means ordinary pages.
     pub hugepage_size: Option<Bytes>,
-    /// The host's NUMA node it must be of.
+    /// NUMA node of the host that the memory is bound to.
     pub host_numa_node: Option<u32>,
 }
 
-impl Default for Taking {
+impl Default for MemoryBackendOptions {
     fn default() -> Self {
         Self { shared: true, prefault: false, hugepage_size: None, host_numa_node: None }
     }
 }
 
-/// Whose memory a file is, for whoever asks when it is gone.
+/// Origin of a memory file, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// This process's own.
+    /// Local memory of the host.
     Local,
-    /// A slice of the rack's.
+    /// A slice of the rack.
     Slice {
-        /// Its number.
+        /// Number of the slice.
         slice: u32,
-        /// The EMC it is of.
+        /// EMC of the slice.
         emc: String,
     },
 }
@@ -65,80 +65,81 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A file that is to be memory.
+/// A file, or part of a file, that backs guest memory.
 #[derive(Clone, Debug)]
 pub struct Backing {
     /// The file.
     pub file: Arc<File>,
-    /// Where in it the memory begins.
+    /// Offset of the memory in the file, in bytes.
     pub offset: u64,
-    /// Whose it is.
+    /// Origin of the file.
     pub owner: Owner,
 }
 
-/// All files of a guest.
+/// All memory files of a guest.
 #[derive(Clone, Debug, Default)]
 pub struct Backings {
-    /// Of each node with processors.
-    pub local: Vec<(Backing, Taking)>,
-    /// Of each pool node: its slices, in order.
-    pub pool: Vec<(Vec<Backing>, Taking)>,
+    /// One file per node with CPUs.
+    pub local: Vec<(Backing, MemoryBackendOptions)>,
+    /// The slices of each pool node, in order.
+    pub pool: Vec<(Vec<Backing>, MemoryBackendOptions)>,
 }
 
-/// Why there is no memory.
+/// Error returned when guest memory cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The operating system has none, or not like that.
-    #[error("memory: cannot {doing} {bytes} for node {node}{hint}")]
-    Refused {
-        /// What was tried.
+    /// A system call failed.
+    #[error("memory: cannot {doing}: {bytes} of node {node}{hint}")]
+    System {
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// How much.
+        /// Size of the mapping.
         bytes: Bytes,
-        /// For which node of the guest.
+        /// Node of the guest.
         node: u32,
-        /// What may help.
+        /// Advice appended to the message; may be empty.
         hint: &'static str,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// A file that is shorter than the memory it is to be.
-    #[error("memory: {owner} has {has}, and {needs} were promised")]
-    Short {
-        /// Whose.
+    /// A file is shorter than its mapping.
+    #[error("memory: {owner} has {has}, expected {needs}")]
+    FileTooShort {
+        /// Origin of the file.
         owner: String,
-        /// How long it is.
+        /// Length of the file.
         has: Bytes,
-        /// How long it should be.
+        /// Required length.
         needs: Bytes,
     },
-    /// More is to be there before the guest starts than this host has. Asking for it would have the kernel end some process.
-    #[error("memory: prefault=on for {wanted}, and this host has {available} available")]
-    Unavailable {
-        /// How much is to be there.
-        wanted: Bytes,
-        /// How much there is.
+    /// More memory is to be prefaulted than the host has available; the OOM killer would end some
+    /// process.
+    #[error("memory: cannot prefault {requested}: this host has {available} available")]
+    InsufficientMemory {
+        /// Memory to be prefaulted.
+        requested: Bytes,
+        /// Available memory (MemAvailable).
         available: Bytes,
     },
-    /// Two pieces of a guest that are the same bytes of a file.
-    #[error("memory: {one} and {other} are the same memory: each must be its own")]
+    /// Two regions of the guest overlap in one file.
+    #[error("memory: {one} and {other} overlap")]
     Overlap {
-        /// Whose.
+        /// Origin of the first region.
         one: String,
-        /// And whose.
+        /// Origin of the second region.
         other: String,
     },
-    /// vm-memory does not take it.
-    #[error("memory: regions that do not fit beside each other")]
+    /// vm-memory rejected the regions.
+    #[error("memory: invalid regions")]
     Regions(#[from] vm_memory::GuestRegionCollectionError),
 }
 
-/// Memory of this process's own, for a guest without an agent.
+/// Creates a sealed memfd, optionally of huge pages.
 ///
 /// # Errors
-/// The kernel makes no such file.
-pub fn own_file(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::Result<File> {
+/// The error of the failed system call.
+pub fn create_memfd(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::Result<File> {
     let huge = hugepage_size.map_or(MemfdFlags::empty(), |size| {
         let log2 = size.get().trailing_zeros();
         MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(log2 << libc::MFD_HUGE_SHIFT)
@@ -149,59 +150,59 @@ pub fn own_file(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::R
     Ok(File::from(file))
 }
 
-/// One mapped piece, for whoever wants to know what became of it.
+/// A mapped region and its file.
 #[derive(Debug)]
-struct Mapped {
-    /// In this process.
+struct MappedRegion {
+    /// Address range in this process.
     addresses: Range<usize>,
     file: Arc<File>,
-    /// Where in the file it is.
-    part: Range<u64>,
+    /// Range in the file.
+    file_range: Range<u64>,
     owner: Owner,
     node: u32,
     is_shared: bool,
 }
 
-/// A guest's memory, mapped.
+/// The mapped memory of a guest.
 #[derive(Debug)]
 pub struct Memory {
     guest: GuestMemory,
-    mapped: Vec<Mapped>,
+    mapped: Vec<MappedRegion>,
 }
 
 impl Memory {
-    /// Maps all pieces of a layout.
+    /// Maps all regions of a layout.
     ///
     /// # Errors
-    /// [`MemoryError`]. Nothing stays mapped.
+    /// [`MemoryError`]; all mappings are removed.
     pub fn map(layout: &Layout, backings: &Backings) -> Result<Self, MemoryError> {
-        check::available_memory(layout, backings)?;
-        let mut regions = Vec::with_capacity(layout.pieces.len());
-        let mut mapped = Vec::with_capacity(layout.pieces.len());
-        for piece in &layout.pieces {
-            let (backing, offset, taking) = backing_of(piece, backings);
-            let region = map_piece(piece, backing, offset, taking)?;
-            let start = region.get_mmap().as_ptr() as usize;
-            mapped.push(Mapped {
-                addresses: start..start + usize::try_from(region.len()).expect("it is mapped"),
+        check::check_available_memory(layout, backings)?;
+        let mut regions = Vec::with_capacity(layout.regions.len());
+        let mut mapped = Vec::with_capacity(layout.regions.len());
+        for region in &layout.regions {
+            let (backing, offset, memory_options) = backing_of(region, backings);
+            let mapping = map_region(region, backing, offset, memory_options)?;
+            let start = mapping.get_mmap().as_ptr() as usize;
+            mapped.push(MappedRegion {
+                addresses: start..start + usize::try_from(mapping.len()).expect("a mapping fits into usize"),
                 file: Arc::clone(&backing.file),
-                part: offset..offset + region.len(),
+                file_range: offset..offset + mapping.len(),
                 owner: backing.owner.clone(),
-                node: piece.node,
-                is_shared: taking.shared,
+                node: region.node,
+                is_shared: memory_options.shared,
             });
-            regions.push(region);
+            regions.push(mapping);
         }
-        check::apart(&mapped)?;
+        check::check_disjoint(&mapped)?;
         Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped })
     }
 
-    /// As devices and loaders see it.
+    /// Returns the memory as devices and loaders access it.
     pub fn guest(&self) -> &GuestMemory {
         &self.guest
     }
 
-    /// The slices of a node in the order in which they lie, each with its EMC.
+    /// Returns the slices of a node in address order, each with its EMC.
     pub fn slices(&self, node: u32) -> impl Iterator<Item = (u32, &str)> {
         let mapped = self.mapped.iter().filter(move |mapped| mapped.node == node);
         mapped.filter_map(|mapped| match &mapped.owner {
@@ -210,19 +211,19 @@ impl Memory {
         })
     }
 
-    /// The files of each node, by which it is measured how much of it was touched.
+    /// Returns the files of each node, for measuring touched memory.
     ///
     /// # Errors
-    /// The status of a file cannot be read.
+    /// The error of fstat(2).
     pub fn node_files(&self) -> io::Result<NodeFiles> {
-        NodeFiles::of(&self.mapped)
+        NodeFiles::new(&self.mapped)
     }
 
-    /// Tells KVM about all of it.
+    /// Registers all regions with KVM.
     ///
     /// # Errors
-    /// KVM takes no more of it.
-    pub fn give_to(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+    /// The error of KVM_SET_USER_MEMORY_REGION.
+    pub fn register_with(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         for (slot, region) in (0..).zip(self.guest.iter()) {
             let slot = kvm_userspace_memory_region {
                 slot,
@@ -231,8 +232,9 @@ impl Memory {
                 memory_size: region.len(),
                 userspace_addr: region.get_mmap().as_ptr() as u64,
             };
-            // SAFETY: the region is mapped and overlaps no other, as vm-memory has checked. It stays mapped for as long
-            // as anybody can run the guest: a `Machine` holds the `Memory` and the `VmFd` both, and drops the VM first.
+            // SAFETY: the region is mapped and overlaps no other, as vm-memory has checked. It
+            // stays mapped while the guest can run: a `Machine` holds both the `Memory` and the
+            // `VmFd`, and drops the VM first.
             unsafe { vm.set_user_memory_region(slot) }?;
         }
         Ok(())
@@ -247,60 +249,66 @@ pub fn guest_address(memory: &GuestMemory, at: usize) -> Option<u64> {
     })
 }
 
-/// Which file a piece is of, and from where on.
-fn backing_of<'a>(piece: &Piece, backings: &'a Backings) -> (&'a Backing, u64, &'a Taking) {
-    match piece.part {
-        Part::Local { node, offset } => {
-            let (backing, taking) = &backings.local[node];
-            (backing, backing.offset + offset, taking)
+/// Returns the backing of a region, its offset in the file, and its options.
+fn backing_of<'a>(
+    region: &MemoryRegion,
+    backings: &'a Backings,
+) -> (&'a Backing, u64, &'a MemoryBackendOptions) {
+    match region.kind {
+        RegionKind::Local { node, offset } => {
+            let (backing, memory_options) = &backings.local[node];
+            (backing, backing.offset + offset, memory_options)
         }
-        Part::Slice { pool, slice } => {
-            let (slices, taking) = &backings.pool[pool];
+        RegionKind::Slice { pool, slice } => {
+            let (slices, memory_options) = &backings.pool[pool];
             let backing = &slices[slice as usize];
-            (backing, backing.offset, taking)
+            (backing, backing.offset, memory_options)
         }
     }
 }
 
-fn map_piece(
-    piece: &Piece,
+fn map_region(
+    region: &MemoryRegion,
     backing: &Backing,
     offset: u64,
-    taking: &Taking,
+    memory_options: &MemoryBackendOptions,
 ) -> Result<GuestRegionMmap<()>, MemoryError> {
-    let bytes = piece.range.end - piece.range.start;
-    check_length(backing, offset + bytes)?;
-    let refused = |doing, hint| {
-        move |errno| MemoryError::Refused { doing, bytes: Bytes::new(bytes), node: piece.node, hint, errno }
+    let bytes = region.range.end - region.range.start;
+    check_file_length(backing, offset + bytes)?;
+    let error = |doing, hint| {
+        move |errno| MemoryError::System { doing, bytes: Bytes::new(bytes), node: region.node, hint, errno }
     };
-    let kind = if taking.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
-    // Huge pages are few, so they are set aside here rather than found missing later.
-    let reserve = if taking.hugepage_size.is_some() { 0 } else { libc::MAP_NORESERVE };
-    let map_hint =
-        if taking.hugepage_size.is_some() { "; are there enough free huge pages of that size?" } else { "" };
-    let region = MmapRegionBuilder::new(usize::try_from(bytes).expect("64-bit"))
+    let kind = if memory_options.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+    // Huge pages are scarce, so they are reserved here rather than allocated at the first access.
+    let reserve = if memory_options.hugepage_size.is_some() { 0 } else { libc::MAP_NORESERVE };
+    let map_hint = if memory_options.hugepage_size.is_some() {
+        "; are there enough free huge pages of that size?"
+    } else {
+        ""
+    };
+    let mapping = MmapRegionBuilder::new(usize::try_from(bytes).expect("usize has 64 bits"))
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(kind | reserve)
         .with_file_offset(FileOffset::from_arc(Arc::clone(&backing.file), offset))
         .build()
         .map_err(io::Error::other)
-        .map_err(refused("map", map_hint))?;
-    leave_out_of_dumps(&region).map_err(refused("leave out of core dumps", ""))?;
-    if taking.hugepage_size.is_none() && !is_device(&backing.file) {
-        advise_huge_pages(&region);
+        .map_err(error("map", map_hint))?;
+    exclude_from_core_dumps(&mapping).map_err(error("exclude from core dumps", ""))?;
+    if memory_options.hugepage_size.is_none() && !is_device(&backing.file) {
+        advise_huge_pages(&mapping);
     }
-    if let Some(node) = taking.host_numa_node {
-        bind(&region, node, &backing.file)
-            .map_err(refused("bind to a node of this host", "; is there such a node, with memory?"))?;
+    if let Some(node) = memory_options.host_numa_node {
+        bind(&mapping, node, &backing.file)
+            .map_err(error("bind to a host NUMA node", "; does the node exist and have memory?"))?;
     }
-    if taking.prefault {
-        populate(&region).map_err(refused("prefault", "; is there as much memory free?"))?;
+    if memory_options.prefault {
+        prefault(&mapping).map_err(error("prefault", "; is enough memory free?"))?;
     }
-    Ok(GuestRegionMmap::new(region, GuestAddress(piece.range.start)).expect("a layout does not wrap around"))
+    Ok(GuestRegionMmap::new(mapping, GuestAddress(region.range.start)).expect("a layout ends below 2^64"))
 }
 
-fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
-    let wrong = |has| MemoryError::Short {
+fn check_file_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
+    let wrong = |has| MemoryError::FileTooShort {
         owner: backing.owner.to_string(),
         has: Bytes::new(has),
         needs: Bytes::new(needs),
@@ -309,15 +317,15 @@ fn check_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
     if metadata.is_file() && metadata.len() < needs { Err(wrong(metadata.len())) } else { Ok(()) }
 }
 
-/// Memory of a mapping comes from one node of the host and from no other.
+/// Binds a mapping to one NUMA node of the host.
 fn bind(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Result<()> {
     const WORD: u32 = u64::BITS;
-    /// From linux/mempolicy.h: pages that are elsewhere are an error.
+    /// From linux/mempolicy.h: fail if existing pages are on other nodes.
     const MPOL_MF_STRICT: u32 = 1;
-    /// One more than the highest node that Linux can be built for.
+    /// Linux's maximum number of nodes.
     const NODES_MAX: u32 = 1024;
     if is_device(file) {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "a device's memory is where it is"));
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "device memory cannot be bound"));
     }
     if node >= NODES_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -325,42 +333,44 @@ fn bind(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Resul
     let mut mask = [0_u64; (NODES_MAX / WORD) as usize];
     mask[(node / WORD) as usize] = 1 << (node % WORD);
     let (start, bytes, bits) = (region.as_ptr(), region.size(), u64::from(NODES_MAX) + 1);
-    // SAFETY: the region is mapped, and the mask is as long as is said; the call changes from where pages are taken, and no
-    // byte of memory.
+    // SAFETY: the region is mapped and the mask has `bits` - 1 bits; the call changes the
+    // allocation policy, not the content of memory.
     let done = unsafe {
         libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_BIND, mask.as_ptr(), bits, MPOL_MF_STRICT)
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What a guest has in its memory is not for whoever looks why its VMM crashed.
-fn leave_out_of_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
-    // SAFETY: the region is mapped; the advice changes what a dump holds, and nothing that is read or written.
+/// Excludes guest memory from core dumps: it contains the guest's secrets.
+fn exclude_from_core_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+    // SAFETY: the region is mapped; the advice does not change its content.
     let done = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxDontDump)
     };
     Ok(done?)
 }
 
-/// Requests huge pages for a mapping, which cost a guest fewer TLB misses. The kernel follows the advice where shmem_enabled is
-/// `advise`, `within_size` or `always`, and ignores it elsewhere; one without huge pages refuses it, and nothing is lost.
+/// Requests huge pages for a mapping, which reduce TLB misses. The kernel follows the advice if
+/// shmem_enabled is `advise`, `within_size` or `always`. A kernel without huge pages rejects it,
+/// which is harmless.
 fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
-    // SAFETY: the region is mapped; the advice changes the size of pages that are taken later, and nothing that is read or written.
+    // SAFETY: the region is mapped; the advice affects the size of future pages, not the content.
     let _ = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxHugepage)
     };
 }
 
-/// All of a mapping is there afterwards, or the kernel says what is missing.
-fn populate(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
-    // SAFETY: the region is mapped and stays as it is; pages that are missing are taken, as a write to each would do.
+/// Allocates all pages of a mapping.
+fn prefault(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+    // SAFETY: the region is mapped; missing pages are allocated as by a write, and no content
+    // changes.
     let done = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxPopulateWrite)
     };
     Ok(done?)
 }
 
-/// Whether it is a device (DAX), whose memory is where it is and has no length to look at.
+/// Returns whether a file is a device (DAX), whose length is unknown.
 fn is_device(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device())
 }

@@ -1,4 +1,5 @@
-//! A tap device of the host: what is written to it the host receives, and what the host sends there is read.
+//! Opens tap devices of the host, with a virtio-net header before each frame. Frames are handled by
+//! the network device.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,13 +14,13 @@ const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-/// The header that virtio puts before a frame.
+/// Size of `virtio_net_hdr_mrg_rxbuf`, which precedes each frame.
 const HEADER_BYTES: libc::c_int = 12;
 
-/// Opens a tap device, or makes one that goes when it is closed.
+/// Opens a tap device, creating one that vanishes on close if none of this name exists.
 ///
 /// # Errors
-/// No right to it, not a tap device, or a name that is none.
+/// The error of the failed call, or `InvalidInput` if `name` cannot name a device.
 pub fn open(name: &str) -> io::Result<File> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
@@ -28,21 +29,25 @@ pub fn open(name: &str) -> io::Result<File> {
         },
     };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "must be 1 to 15 letters"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "must be 1 to 15 printable ASCII characters",
+        ));
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::try_from(from).expect("ASCII");
     }
     let tap =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
-    // SAFETY: TUNSETIFF reads an ifreq and writes it back, which `request` is and nobody else has.
+    // SAFETY: TUNSETIFF reads and writes an ifreq, which `request` is; no other reference to it
+    // exists.
     let named = unsafe { ioctl_with_mut_ref(&tap, TUNSETIFF, &mut request) };
     checked(named)?;
     // SAFETY: TUNSETVNETHDRSZ reads an int.
     let sized = unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &HEADER_BYTES) };
     checked(sized)?;
-    // What the device's last user wanted of it outlives him: the host would send frames larger than ours.
-    // SAFETY: TUNSETOFFLOAD takes a number.
+    // A persistent tap device keeps the offloads of its previous user: the host would send larger
+    // frames than this device accepts. SAFETY: TUNSETOFFLOAD takes an integer.
     let plain = unsafe { ioctl_with_val(&tap, TUNSETOFFLOAD, 0) };
     checked(plain)?;
     Ok(tap)

@@ -1,4 +1,4 @@
-//! One virtual processor: what it says of itself, how it begins, and the loop in which it runs until the guest ends.
+//! One vCPU: its CPUID and registers, and the loop that runs it until the guest ends.
 
 mod cpuid;
 mod mce;
@@ -17,35 +17,35 @@ use vm_memory::{GuestAddress, GuestMemoryBackend as _};
 
 use self::mce::{MachineChecks, Vendor};
 use crate::{
-    boot::{Entry, Protocol, Segments},
-    devices::{Ports, Windows, Wish},
+    boot::{EntryPoint, Protocol, Segments},
+    devices::{ExitRequest, MmioBus, PortIo},
     layout::Layout,
     memory::{
-        GuestMemory, guest_address,
-        lost::{self, Found},
-        poison,
+        GuestMemory,
+        fault::{self, MemoryFault},
+        guest_address, poison,
     },
 };
 
-/// What makes KVM_RUN return. Its handler does nothing.
+/// Signal that makes KVM_RUN return. Its handler does nothing.
 pub fn kick_signal() -> i32 {
     libc::SIGRTMIN()
 }
 
-/// Why a guest is over.
+/// Reason for a guest's end.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// It wanted to.
-    Wish(Wish),
-    /// Its processor gave up.
+pub enum ExitReason {
+    /// The guest requested it.
+    Requested(ExitRequest),
+    /// A vCPU cannot continue.
     Crashed(String),
     /// The VMM failed.
     Failed(String),
 }
 
-/// Why there is no processor.
+/// Error returned when a vCPU cannot be created.
 #[derive(Debug, thiserror::Error)]
-#[error("processor {cpu}: cannot {doing}")]
+#[error("vCPU {cpu}: cannot {doing}")]
 pub struct VcpuError {
     cpu: u32,
     doing: &'static str,
@@ -53,12 +53,12 @@ pub struct VcpuError {
     errno: io::Error,
 }
 
-/// Says whether processors may run. At first they may not.
+/// Controls whether vCPUs may run; initially closed.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
     changed: Condvar,
-    /// How many processors wait at the gate.
+    /// Number of vCPUs that wait at the gate.
     waiting: AtomicU32,
 }
 
@@ -67,18 +67,18 @@ enum State {
     Open,
     #[default]
     Closed,
-    Over,
+    Stopped,
 }
 
 impl Gate {
-    /// Lets nobody run, or everybody.
+    /// Opens or closes the gate.
     pub fn set_open(&self, open: bool) {
         self.set(if open { State::Open } else { State::Closed });
     }
 
-    /// Nobody runs any more.
-    pub fn end(&self) {
-        self.set(State::Over);
+    /// Ends all vCPUs.
+    pub fn stop(&self) {
+        self.set(State::Stopped);
     }
 
     fn set(&self, state: State) {
@@ -86,18 +86,19 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// How many processors wait at the gate.
+    /// Returns the number of vCPUs that wait at the gate.
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    /// Returns when the gate is open, or `false` when nobody is to run any more.
-    fn pass(&self, stopped: impl FnOnce()) -> bool {
+    /// Waits until the gate is open. Returns `false` if the vCPUs are to end. `on_pause` is called
+    /// before waiting.
+    fn wait_until_open(&self, on_pause: impl FnOnce()) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *state == State::Open {
             return true;
         }
-        stopped();
+        on_pause();
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let state = self.changed.wait_while(state, |state| *state == State::Closed);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -105,82 +106,85 @@ impl Gate {
     }
 }
 
-/// What a processor reaches.
+/// Parts of the guest that a vCPU accesses.
 #[derive(Clone, Debug)]
-pub struct Surroundings {
-    /// Memory, to tell it from devices.
+pub struct VcpuContext {
+    /// Guest memory, to distinguish it from MMIO.
     pub memory: GuestMemory,
     /// I/O ports.
-    pub ports: Arc<Ports>,
-    /// Registers of devices.
-    pub windows: Arc<Windows>,
-    /// Whether it may run.
+    pub ports: Arc<PortIo>,
+    /// MMIO devices.
+    pub windows: Arc<MmioBus>,
+    /// Controls whether the vCPU may run.
     pub gate: Arc<Gate>,
 }
 
-/// One processor.
+/// A vCPU.
 #[derive(Debug)]
 pub struct Vcpu {
     cpu: u32,
     fd: VcpuFd,
-    /// How it reports errors in the guest's memory, if KVM can.
+    /// Reporting of memory errors, if KVM supports it.
     machine_checks: Option<MachineChecks>,
 }
 
 impl Vcpu {
-    /// Makes the processors of a guest; the first begins at `entry`, the others when the guest starts them. With `nested` they
-    /// have VMX or SVM.
+    /// Creates the vCPUs of a guest. The first one starts at `entry`; the guest starts the others.
+    /// With `nested` they have VMX or SVM.
     ///
     /// # Errors
-    /// KVM refuses.
-    pub fn all(
+    /// [`VcpuError`] naming the vCPU and the failed operation.
+    pub fn create_all(
         (kvm, vm): (&Kvm, &VmFd),
         layout: &Layout,
-        entry: Entry,
+        entry: EntryPoint,
         memory: &GuestMemory,
         nested: bool,
     ) -> Result<Vec<Self>, VcpuError> {
-        let vendor = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map(|supported| Vendor::of(&supported));
+        let vendor =
+            kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map(|supported| Vendor::from_cpuid(&supported));
         let make = |cpu| {
             let failed =
                 |doing| move |error: kvm_ioctls::Error| VcpuError { cpu, doing, errno: error.into() };
             let id = u64::from(layout.apic_id(cpu));
-            let vendor = vendor.map_err(failed("ask KVM what it can be"))?;
-            let fd = vm.create_vcpu(id).map_err(failed("make it"))?;
+            let vendor = vendor.map_err(failed("get the supported CPUID"))?;
+            let fd = vm.create_vcpu(id).map_err(failed("create it"))?;
             let mut vcpu = Self { cpu, fd, machine_checks: None };
-            let told = cpuid::of(kvm, layout, cpu, nested).map_err(failed("ask KVM what it can be"))?;
-            vcpu.fd.set_cpuid2(&told).map_err(failed("say what it is"))?;
+            let cpuid = cpuid::build(kvm, layout, cpu, nested).map_err(failed("get the supported CPUID"))?;
+            vcpu.fd.set_cpuid2(&cpuid).map_err(failed("set the CPUID"))?;
             vcpu.machine_checks = MachineChecks::set_up(kvm, &vcpu.fd, (vendor, layout.cpus()), nested)
-                .map_err(failed("set up its machine checks"))?;
+                .map_err(failed("set up machine checks"))?;
             if vcpu.machine_checks.is_some() {
-                poison::allow();
+                poison::enable_reporting();
             }
-            vcpu.set_model_registers().map_err(failed("set its model-specific registers"))?;
+            vcpu.set_msrs().map_err(failed("set MSRs"))?;
             if cpu == 0 {
-                vcpu.begin(entry, memory).map_err(failed("set its registers"))?;
+                vcpu.set_boot_registers(entry, memory).map_err(failed("set the boot registers"))?;
             }
             Ok(vcpu)
         };
         (0..layout.cpus()).map(make).collect()
     }
 
-    /// Memory is write-back, and strings are copied fast.
-    fn set_model_registers(&self) -> Result<(), kvm_ioctls::Error> {
-        const MISC_ENABLE: u32 = 0x1a0;
+    /// Sets write-back as the default memory type and enables fast string operations.
+    fn set_msrs(&self) -> Result<(), kvm_ioctls::Error> {
+        const IA32_MISC_ENABLE: u32 = 0x1a0;
         const FAST_STRINGS: u64 = 1;
-        const MEMORY_TYPES: u32 = 0x2ff;
-        const ENABLED_WRITE_BACK: u64 = 1 << 11 | 6;
+        const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
+        const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
         let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-        for entry in [entry(MISC_ENABLE, FAST_STRINGS), entry(MEMORY_TYPES, ENABLED_WRITE_BACK)] {
-            let one = Msrs::from_entries(&[entry]).expect("one entry fits");
-            self.fd.set_msrs(&one)?; // one that KVM does not know is not set, and not missed
+        for entry in
+            [entry(IA32_MISC_ENABLE, FAST_STRINGS), entry(IA32_MTRR_DEF_TYPE, MTRR_ENABLE_WRITE_BACK)]
+        {
+            let one = Msrs::from_entries(&[entry]).expect("a single entry fits");
+            self.fd.set_msrs(&one)?; // an MSR that KVM does not support is skipped
         }
         Ok(())
     }
 
-    fn begin(&self, entry: Entry, memory: &GuestMemory) -> Result<(), kvm_ioctls::Error> {
-        let segments = Segments::of(entry.protocol);
-        segments.write_table(memory).map_err(|_| kvm_ioctls::Error::new(libc::EFAULT))?;
+    fn set_boot_registers(&self, entry: EntryPoint, memory: &GuestMemory) -> Result<(), kvm_ioctls::Error> {
+        let segments = Segments::new(entry.protocol);
+        segments.write_gdt(memory).map_err(|_| kvm_ioctls::Error::new(libc::EFAULT))?;
         let mut special = self.fd.get_sregs()?;
         segments.apply(&mut special);
         self.fd.set_sregs(&special)?;
@@ -192,83 +196,87 @@ impl Vcpu {
         self.fd.set_regs(&registers)
     }
 
-    /// Runs until the guest is over; `None` if somebody else ended it.
-    pub fn run(&mut self, around: &Surroundings) -> Option<Ending> {
+    /// Runs the vCPU until it exits; `None` if it was stopped.
+    pub fn run(&mut self, context: &VcpuContext) -> Option<ExitReason> {
         loop {
-            let stopped = || {
-                let _ = self.fd.kvmclock_ctrl(); // a guest without a paravirtual clock needs no telling
+            let on_pause = || {
+                let _ = self.fd.kvmclock_ctrl(); // fails if the guest has no kvmclock
             };
-            if !around.gate.pass(stopped) {
+            if !context.gate.wait_until_open(on_pause) {
                 return None;
             }
-            self.report_memory_errors(around);
-            if let Some(ending) = self.run_once(around) {
-                return Some(ending);
+            self.report_memory_errors(context);
+            if let Some(exit) = self.run_once(context) {
+                return Some(exit);
             }
         }
     }
 
-    /// Reports errors in guest memory that were noted since the last look. The process ends if one was consumed and cannot be
-    /// reported; one that was only found may wait until its page is used.
-    fn report_memory_errors(&self, around: &Surroundings) {
+    /// Reports recorded memory errors to the guest. The process ends if a consumed error cannot be
+    /// reported. An error that was only found may wait until its page is accessed.
+    fn report_memory_errors(&self, context: &VcpuContext) {
         if let Some(at) = poison::take_consumed() {
-            if self.report_memory_error(at, true, around) {
-                lost::log_reported(at);
+            if self.report_memory_error(at, true, context) {
+                fault::log_reported(at);
             } else {
-                lost::end(Found::Broken(Some(at)));
+                fault::exit_on(MemoryFault::Poisoned(Some(at)));
             }
         }
         if self.cpu == 0
             && let Some(at) = poison::take_found()
-            && self.report_memory_error(at, false, around)
+            && self.report_memory_error(at, false, context)
         {
-            lost::log_reported(at);
+            fault::log_reported(at);
         }
     }
 
-    fn report_memory_error(&self, at: usize, is_consumed: bool, around: &Surroundings) -> bool {
-        let known = self.machine_checks.zip(guest_address(&around.memory, at));
-        known.is_some_and(|(checks, address)| checks.report(&self.fd, address, is_consumed) == Ok(true))
+    fn report_memory_error(&self, at: usize, is_consumed: bool, context: &VcpuContext) -> bool {
+        let checks_and_address = self.machine_checks.zip(guest_address(&context.memory, at));
+        checks_and_address
+            .is_some_and(|(checks, address)| checks.report(&self.fd, address, is_consumed) == Ok(true))
     }
 
-    fn run_once(&mut self, around: &Surroundings) -> Option<Ending> {
+    fn run_once(&mut self, context: &VcpuContext) -> Option<ExitReason> {
         let cpu = self.cpu;
-        let crashed = |why: String| Some(Ending::Crashed(format!("processor {cpu}: {why}")));
+        let crashed = |reason: String| Some(ExitReason::Crashed(format!("vCPU {cpu}: {reason}")));
         let fd = &mut self.fd;
         match poison::in_guest(move || fd.run()) {
-            Ok(VcpuExit::IoIn(port, data)) => around.ports.read(port, data),
-            Ok(VcpuExit::IoOut(port, data)) => return around.ports.write(port, data).map(Ending::Wish),
+            Ok(VcpuExit::IoIn(port, data)) => context.ports.read(port, data),
+            Ok(VcpuExit::IoOut(port, data)) => {
+                return context.ports.write(port, data).map(ExitReason::Requested);
+            }
             Ok(VcpuExit::MmioRead(at, data)) => {
-                end_if_memory(at, around);
-                around.windows.read(at, data);
+                exit_if_ram(at, context);
+                context.windows.read(at, data);
             }
             Ok(VcpuExit::MmioWrite(at, data)) => {
-                end_if_memory(at, around);
-                around.windows.write(at, data);
+                exit_if_ram(at, context);
+                context.windows.write(at, data);
             }
-            Ok(VcpuExit::MemoryFault { .. }) => lost::end(Found::Missing(None)),
+            Ok(VcpuExit::MemoryFault { .. }) => fault::exit_on(MemoryFault::Missing(None)),
             Ok(VcpuExit::Shutdown) => return crashed("triple fault".into()),
-            Ok(VcpuExit::InternalError) => return crashed("KVM cannot go on with what it does".into()),
+            Ok(VcpuExit::InternalError) => return crashed("KVM internal error".into()),
             Ok(VcpuExit::FailEntry(reason, _)) => {
-                return crashed(format!("cannot be entered: reason {reason:#x}"));
+                return crashed(format!("VM entry failed: reason {reason:#x}"));
             }
-            Ok(VcpuExit::Hlt) => return crashed("halted for good".into()),
+            Ok(VcpuExit::Hlt) => return crashed("halted".into()),
             Ok(VcpuExit::Intr) => {}
             Ok(other) => return crashed(format!("unexpected exit {other:?}")),
             Err(error) => match error.errno() {
                 libc::EINTR | libc::EAGAIN => {}
-                libc::EFAULT => lost::end(Found::Missing(None)),
-                libc::EHWPOISON => lost::end(Found::Broken(None)),
-                _ => return Some(Ending::Failed(format!("processor {cpu}: KVM_RUN: {error}"))),
+                libc::EFAULT => fault::exit_on(MemoryFault::Missing(None)),
+                libc::EHWPOISON => fault::exit_on(MemoryFault::Poisoned(None)),
+                _ => return Some(ExitReason::Failed(format!("vCPU {cpu}: KVM_RUN: {error}"))),
             },
         }
         None
     }
 }
 
-/// An access to a device where there is memory: a paravirtual KVM tells so of a page that it cannot reach any more.
-fn end_if_memory(at: u64, around: &Surroundings) {
-    if around.memory.address_in_range(GuestAddress(at)) {
-        lost::end(Found::Missing(None));
+/// Ends the process on an MMIO exit inside RAM: KVM under a hypervisor (PVM) reports an unreachable
+/// page so.
+fn exit_if_ram(at: u64, context: &VcpuContext) {
+    if context.memory.address_in_range(GuestAddress(at)) {
+        fault::exit_on(MemoryFault::Missing(None));
     }
 }

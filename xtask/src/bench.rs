@@ -16,7 +16,9 @@ pub fn run() -> Result<(), Failure> {
     let mut ratios = Vec::new();
     step_read(
         "benchmarks",
-        cargo(&["bench", "--package", "benches"]).env(emulated_host::PLACE, bed).env(lightgbm::PLACE, python),
+        cargo(&["bench", "--package", "benches"])
+            .env(emulated_host::ARTIFACTS_ENV, bed)
+            .env(lightgbm::PLACE, python),
         |line| {
             println!("{line}");
             ratios.extend(line.starts_with(RATIO).then(|| line.to_owned()));

@@ -15,7 +15,7 @@ mod verdict;
 use std::{env, fs, path::PathBuf, time::Duration};
 
 use ask::{Ask, Host};
-use emulated_host::Bed;
+use emulated_host::Artifacts;
 use life::Lives;
 use rack::{Plan, Rack};
 use replay::{Replay, Trace};
@@ -73,7 +73,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(5);
 /// A program fails, the story takes too long, somebody interrupts it, or the audit found something.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let programs = programs()?;
-    let bed = Bed::at(&bed::ensure()?)?;
+    let bed = Artifacts::open(&bed::ensure()?)?;
     let patience = Patience::new()?;
     let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
     let scratch = Scratch::new()?;

@@ -8,7 +8,7 @@ use std::{path::PathBuf, process, time::Duration};
 
 use clap::{Subcommand, ValueEnum};
 use emulated_host::{
-    Bed, HostError,
+    Artifacts, HostError,
     rack::{Device, Plan, Programs, Rack, RackHost, RackPlan},
 };
 
@@ -110,7 +110,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 /// The rack's own process switches it off at the end.
 fn on(host: &RackHost) -> Result<(), Failure> {
-    host.power_on_and_leave()?;
+    host.power_on_detached()?;
     Ok(host.wait_up()?)
 }
 
@@ -121,7 +121,7 @@ fn command_in(host: &RackHost, command: &str) -> Result<(), Failure> {
 }
 
 fn stay(args: &Args, folder: &std::path::Path) -> Result<(), Failure> {
-    let bed = Bed::at(&bed::ensure()?)?;
+    let bed = Artifacts::open(&bed::ensure()?)?;
     let patience = Patience::new()?;
     let plan = plan(args, &bed)?;
     eprintln!("── {} hosts boot; logs are in {}", args.hosts, folder.join("logs").display());
@@ -136,7 +136,7 @@ fn stay(args: &Args, folder: &std::path::Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn plan(args: &Args, bed: &Bed) -> Result<RackPlan, Failure> {
+fn plan(args: &Args, bed: &Artifacts) -> Result<RackPlan, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "power-off-host", "vmm-plugin"];
     let [manager, agent, tarn, power_off, vmm] = build(names)?;
     let device = |n| Device { serial: u64::from(n), gib: args.slices, is_aligned: true };
@@ -148,7 +148,7 @@ fn plan(args: &Args, bed: &Bed) -> Result<RackPlan, Failure> {
 
 /// What one can do now.
 fn invitation(rack: &Rack) -> String {
-    let tarn = rack.tarn_file();
+    let tarn = rack.tarn_script();
     let folder = rack.hosts().folder().display();
     let usual = root().join(FOLDER);
     let dir = if rack.hosts().folder() == usual { String::new() } else { format!(" --dir {folder}") };

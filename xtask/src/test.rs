@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
     step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    tests.env(emulated_host::PLACE, bed).env(libvirt::LIBVIRT, libvirt);
+    tests.env(emulated_host::ARTIFACTS_ENV, bed).env(libvirt::LIBVIRT, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
         tests.env(BIN_DIR, programs); // they were built beside this one
     }

@@ -1,4 +1,4 @@
-//! A file system in memory: busybox, modules of a kernel, and one script that is all there is to do.
+//! Builds an initrd: busybox, kernel modules, and an init that runs one script.
 
 use std::{
     fs::{self, File},
@@ -9,9 +9,9 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{Bed, HostError};
+use crate::{Artifacts, HostError};
 
-/// The modules that a guest loads, in order; a kernel may have some of them built in.
+/// Kernel modules of a guest, in load order. A kernel may have some built in.
 pub const GUEST_MODULES: &[&str] = &[
     "virtio_ring",
     "virtio",
@@ -28,16 +28,16 @@ pub const GUEST_MODULES: &[&str] = &[
     "evdev",
 ];
 
-/// Where programs look for libraries.
+/// Library directory of the dynamic linker.
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// A folder whose name says whose it is.
+/// Creates a temporary directory with this project's prefix.
 pub(crate) fn folder() -> Result<TempDir, HostError> {
     let made = tempfile::Builder::new().prefix("tarn-host-").tempdir();
-    made.map_err(HostError::file("make a folder in", &std::env::temp_dir()))
+    made.map_err(HostError::file("create a directory in", &std::env::temp_dir()))
 }
 
-/// A file system, under way.
+/// An initrd under construction.
 #[derive(Debug)]
 pub struct Initrd {
     dir: TempDir,
@@ -45,20 +45,25 @@ pub struct Initrd {
 }
 
 impl Initrd {
-    /// Of a guest that does what a script says, and switches itself off.
+    /// Creates the initrd of a guest that runs a script and powers off.
     ///
     /// # Errors
-    /// It cannot be made.
-    pub fn of_guest(bed: &Bed, kernel: &str, script: &str) -> Result<Self, HostError> {
-        Self::new(bed, kernel, GUEST_MODULES, script)
+    /// [`HostError`] naming the failed file or program.
+    pub fn for_guest(artifacts: &Artifacts, kernel: &str, script: &str) -> Result<Self, HostError> {
+        Self::new(artifacts, kernel, GUEST_MODULES, script)
     }
 
-    pub(crate) fn new(bed: &Bed, kernel: &str, modules: &[&str], script: &str) -> Result<Self, HostError> {
-        let initrd = Self { dir: folder()?, cpio: bed.tool("cpio") };
-        initrd.copy(&bed.tool("busybox"), "bin/busybox")?;
+    pub(crate) fn new(
+        artifacts: &Artifacts,
+        kernel: &str,
+        modules: &[&str],
+        script: &str,
+    ) -> Result<Self, HostError> {
+        let initrd = Self { dir: folder()?, cpio: artifacts.tool("cpio") };
+        initrd.copy(&artifacts.tool("busybox"), "bin/busybox")?;
         let mut load = String::new();
         for module in modules {
-            if let Some(file) = bed.module(kernel, module) {
+            if let Some(file) = artifacts.module(kernel, module) {
                 initrd.copy(&file, &format!("modules/{module}.ko"))?;
                 load += &format!("insmod /modules/{module}.ko || echo \"module {module} is missing\"\n");
             }
@@ -72,58 +77,59 @@ impl Initrd {
         Ok(initrd)
     }
 
-    pub(crate) fn place(&self, name: &str) -> Result<PathBuf, HostError> {
-        let place = self.dir.path().join(name);
-        let folder = place.parent().unwrap_or(self.dir.path());
-        fs::create_dir_all(folder).map_err(HostError::file("make", folder))?;
-        Ok(place)
+    pub(crate) fn path(&self, name: &str) -> Result<PathBuf, HostError> {
+        let path = self.dir.path().join(name);
+        let folder = path.parent().unwrap_or(self.dir.path());
+        fs::create_dir_all(folder).map_err(HostError::file("create", folder))?;
+        Ok(path)
     }
 
-    /// Adds a text, which may be run.
+    /// Adds an executable file with this content.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// [`HostError::File`] if it cannot be written.
     pub fn write(&self, name: &str, content: &str) -> Result<(), HostError> {
-        let place = self.place(name)?;
-        fs::write(&place, content).map_err(HostError::file("write", &place))?;
+        let path = self.path(name)?;
+        fs::write(&path, content).map_err(HostError::file("write", &path))?;
         let executable = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(&place, executable).map_err(HostError::file("write", &place))
+        fs::set_permissions(&path, executable).map_err(HostError::file("write", &path))
     }
 
-    /// Adds a file.
+    /// Adds a copy of a file.
     ///
     /// # Errors
-    /// It cannot be copied.
+    /// [`HostError::File`] if it cannot be copied.
     pub fn copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        fs::copy(from, self.place(name)?).map(drop).map_err(HostError::file("copy", from))
+        fs::copy(from, self.path(name)?).map(drop).map_err(HostError::file("copy", from))
     }
 
-    /// Adds a folder with all that is in it.
+    /// Adds a copy of a directory.
     ///
     /// # Errors
-    /// It cannot be copied.
+    /// [`HostError::Failed`] if it cannot be copied.
     pub(crate) fn folder(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        run(Command::new("cp").arg("--recursive").arg("--dereference").arg(from).arg(self.place(name)?))
+        run(Command::new("cp").arg("--recursive").arg("--dereference").arg(from).arg(self.path(name)?))
             .map(drop)
     }
 
-    /// Adds a program, without what only a debugger reads, and the libraries it wants; those in a folder `lib` beside it first.
+    /// Adds a program without debug information, and its libraries. Libraries in `lib` beside the
+    /// program take precedence.
     ///
     /// # Errors
-    /// There is no such program.
+    /// [`HostError`] if the program or a library cannot be copied.
     pub fn program(&self, from: &Path, name: &str) -> Result<(), HostError> {
         self.copy(from, name)?;
-        let _ = run(Command::new("strip").arg("--strip-debug").arg(self.place(name)?)); // without, it is larger
+        let _ = run(Command::new("strip").arg("--strip-debug").arg(self.path(name)?)); // if strip fails, the file is only larger
         let beside = from.parent().unwrap_or(Path::new("")).join("lib");
         let libraries = run(Command::new("ldd").arg(from).env("LD_LIBRARY_PATH", &beside))?;
         let mut libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
-        libraries.try_for_each(|library| self.copy(library, &place_of(library, &beside)))
+        libraries.try_for_each(|library| self.copy(library, &library_path(library, &beside)))
     }
 
-    /// Packs it.
+    /// Packs the initrd as a cpio archive.
     ///
     /// # Errors
-    /// It cannot be packed.
+    /// [`HostError`] if the archive cannot be written.
     pub fn pack(&self, into: &Path) -> Result<(), HostError> {
         let file = File::create(into).map_err(HostError::file("write", into))?;
         let pack = "find . | \"$0\" --create --format=newc --quiet";
@@ -133,13 +139,14 @@ impl Initrd {
     }
 }
 
-/// Where a library is looked for: where it is here, or where all are, for one that came beside its program.
-fn place_of(library: &Path, beside: &Path) -> String {
+/// Returns a library's path in the initrd: the same path, or the library directory if it comes from
+/// beside the program.
+fn library_path(library: &Path, beside: &Path) -> String {
     let own = library.strip_prefix(beside).map(|name| Path::new(LIBRARIES).join(name));
     own.unwrap_or_else(|_| library.to_owned()).display().to_string().trim_start_matches('/').to_owned()
 }
 
-/// Runs a program to its end; what it said, unless that goes elsewhere.
+/// Runs a program to its end and returns its standard output.
 fn run(command: &mut Command) -> Result<String, HostError> {
     let program = PathBuf::from(command.get_program());
     let output = command.stdin(Stdio::null()).output().map_err(HostError::start(&program))?;
@@ -147,7 +154,7 @@ fn run(command: &mut Command) -> Result<String, HostError> {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(HostError::Failed {
             program: program.display().to_string(),
-            said: String::from_utf8_lossy(&output.stderr).into_owned(),
+            output: String::from_utf8_lossy(&output.stderr).into_owned(),
         }),
     }
 }

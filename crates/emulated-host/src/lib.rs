@@ -1,10 +1,12 @@
-//! A host of a rack as a QEMU guest, for tests, benchmarks and the demo: every instruction is emulated, so it runs anywhere, and
-//! it has a KVM of its own in which Linux guests boot. It has a kernel of Debian's, a file system in memory, and does what one
-//! shell script says. Fetching QEMU and kernels is `cargo xtask`'s business; what a script's output means is the caller's.
+//! Emulated hosts of a rack as QEMU guests, for tests, benchmarks and the demo.
+//!
+//! QEMU emulates every instruction, so a host runs anywhere, and it has nested KVM in which Linux
+//! guests boot. A host has a Debian kernel and an initrd, and runs one shell script. `cargo xtask`
+//! fetches QEMU and the kernels; callers interpret the script's output.
 
 #![forbid(unsafe_code)]
 
-mod bed;
+mod artifacts;
 mod initrd;
 pub mod nodes;
 pub mod rack;
@@ -18,26 +20,27 @@ use std::{
 };
 
 pub use self::{
-    bed::{Bed, KERNELS, PLACE},
+    artifacts::{ARTIFACTS_ENV, Artifacts, KERNELS},
     initrd::{GUEST_MODULES, Initrd},
 };
 
-/// How long one host may take on a busy machine, from power on to power off.
-pub const PATIENCE: Duration = Duration::from_secs(1500);
-/// How often it is asked whether a host that says nothing is still wanted.
-const ASKED_EVERY: Duration = Duration::from_millis(200);
-/// An emulated processor with AMD's virtualisation. The newest features of `max` are not safe with guests inside: with
-/// protection keys and five levels of page tables, guests see exceptions that nobody raised. What is off is what QEMU does not
-/// emulate, and would warn of.
+/// Time limit of one host on a busy machine, from power-on to power-off.
+pub const HOST_RUN_TIMEOUT: Duration = Duration::from_secs(1500);
+/// Interval at which `is_wanted` is called while a host prints nothing.
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// CPU model with AMD's virtualization. Newer features of `max` do not work with nested guests:
+/// with protection keys and 5-level paging, guests receive spurious exceptions. The disabled
+/// features are those that QEMU does not emulate and warns about.
 const CPU: &str = "EPYC,fxsr-opt=off,misalignsse=off,osvw=off,topoext=off,nrip-save=off,xsavec=off";
-/// One processor: with two, QEMU emulates them at the same time, and now and then a guest crashes or hangs for it.
+/// With two CPUs QEMU emulates them in parallel, and guests crash or hang occasionally.
 const CPUS: u32 = 1;
-/// The kernel that hosts have.
+/// Kernel version of hosts.
 const HOST_KERNEL: &str = "6.1";
-/// The modules that a host loads, in order; a kernel may have some of them built in.
+/// Kernel modules of a host, in load order. A kernel may have some built in.
 pub const HOST_MODULES: &[&str] = &["irqbypass", "kvm", "kvm-amd", "tun"];
-/// The modules that a host of a rack loads beside those of a guest, in order: KVM, and CXL memory as far as device-dax. `kmem` is
-/// the agent's to load: as soon as it is there it takes every range that nobody has divided.
+/// Kernel modules of a rack's host besides those of a guest, in load order: KVM, and CXL memory up
+/// to device-dax. `kmem` is loaded by the agent: it claims every undivided dax range as soon as it
+/// is loaded.
 pub const RACK_MODULES: &[&str] = &[
     "irqbypass",
     "kvm",
@@ -53,91 +56,91 @@ pub const RACK_MODULES: &[&str] = &[
     "kmem",
 ];
 
-/// Why there is no host, or no answer of it.
+/// Error of an emulated host.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// Something is not there.
+    /// An artifact is missing.
     #[error("{} is missing: `cargo xtask test`, `demo` and `rack` fetch it", .0.display())]
     Missing(PathBuf),
-    /// A file or folder cannot be used.
-    #[error("cannot {tried} {}", path.display())]
+    /// A system call on a file or directory failed.
+    #[error("cannot {action} {}", path.display())]
     File {
-        /// What was tried.
-        tried: &'static str,
-        /// On what.
+        /// The failed operation, completing "cannot …".
+        action: &'static str,
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// A program does not start.
+    /// A program cannot be started.
     #[error("cannot run {program}")]
     Start {
-        /// Which one.
+        /// Name of the program.
         program: String,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
     /// A program failed.
-    #[error("{program} failed: {said}")]
+    #[error("{program} failed: {output}")]
     Failed {
-        /// Which one.
+        /// Name of the program.
         program: String,
-        /// What it said.
-        said: String,
+        /// Its output.
+        output: String,
     },
-    /// A host of a rack cannot be switched, or is not what it should be after it was.
+    /// A host's power cannot be switched, or the host is not up afterwards.
     #[error("host {host}: {why}")]
     Power {
-        /// Which one.
+        /// Name of the host.
         host: String,
-        /// What is wrong.
+        /// Description of the failure.
         why: String,
     },
-    /// A host of a rack did not answer: it is paused, off, or busy.
+    /// A host did not answer: it is paused, off or busy.
     #[error("host {host} did not answer within {within:?}")]
-    Silent {
-        /// Which one.
+    NoReply {
+        /// Name of the host.
         host: String,
-        /// For how long it was waited.
+        /// The timeout.
         within: Duration,
     },
-    /// A rack cannot be there.
-    #[error("folder {}: the names of its sockets would have more than {bytes_max} bytes", folder.display())]
-    Folder {
-        /// Where it was to be.
+    /// The rack's directory has too long a path for sockets in it.
+    #[error("directory {}: its socket paths would exceed {bytes_max} bytes", folder.display())]
+    SocketPathTooLong {
+        /// The directory.
         folder: PathBuf,
-        /// What Linux takes.
+        /// Limit of a socket path.
         bytes_max: usize,
     },
-    /// The devices of a rack do not fit into memory.
+    /// The devices and drives do not fit into the memory file system.
     #[error(
-        "{folder} has {free_mib} MiB free, the rack's devices and drives need {wanted_mib} MiB: remove files there, or plan fewer slices"
+        "{folder} has {free_mib} MiB free, but the rack's devices and drives need {needed_mib} MiB: remove files there, or plan fewer slices"
     )]
-    Room {
-        /// Where their bytes are kept.
+    OutOfSpace {
+        /// Mount point of the file system.
         folder: &'static str,
         /// Bytes of all devices and drives, in MiB.
-        wanted_mib: u64,
+        needed_mib: u64,
         /// Free space there, in MiB.
         free_mib: u64,
     },
-    /// Whoever waited for it wants it no more.
+    /// The caller cancelled the operation.
     #[error("interrupted")]
     Interrupted,
-    /// It did not switch itself off.
-    #[error("the emulated host did not switch itself off within {PATIENCE:?}; it said:\n{said}")]
-    Late {
-        /// All that it said.
-        said: String,
+    /// The host did not power off in time.
+    #[error("the emulated host did not power off within {HOST_RUN_TIMEOUT:?}; its console:\n{console_text}")]
+    StillRunning {
+        /// Complete console output.
+        console_text: String,
     },
 }
 
 impl HostError {
-    fn file(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |errno| Self::File { tried, path, errno }
+        move |errno| Self::File { action, path, errno }
     }
 
     fn start(program: &Path) -> impl FnOnce(io::Error) -> Self {
@@ -146,109 +149,111 @@ impl HostError {
     }
 }
 
-/// A host that is being prepared.
+/// A host that has not been started.
 #[derive(Debug)]
 pub struct Host<'a> {
-    bed: &'a Bed,
+    artifacts: &'a Artifacts,
     initrd: Initrd,
     memory_mib: u32,
 }
 
 impl<'a> Host<'a> {
-    /// A host with 4 GiB that does what a script says. Its kernels for guests are `/guest/6.1` and `/guest/6.12`.
+    /// Creates a host with 4 GiB of memory that runs a script. Guest kernels are `/guest/6.1` and
+    /// `/guest/6.12`.
     ///
     /// # Errors
-    /// Something is not there, or the file system cannot be made.
-    pub fn new(bed: &'a Bed, script: &str) -> Result<Self, HostError> {
-        let initrd = Initrd::new(bed, HOST_KERNEL, HOST_MODULES, script)?;
+    /// [`HostError`] if a file is missing or the initrd cannot be built.
+    pub fn new(artifacts: &'a Artifacts, script: &str) -> Result<Self, HostError> {
+        let initrd = Initrd::new(artifacts, HOST_KERNEL, HOST_MODULES, script)?;
         for name in KERNELS {
-            initrd.copy(&bed.kernel(name), &format!("guest/{name}"))?;
+            initrd.copy(&artifacts.kernel(name), &format!("guest/{name}"))?;
         }
-        Ok(Self { bed, initrd, memory_mib: 4096 })
+        Ok(Self { artifacts, initrd, memory_mib: 4096 })
     }
 
-    /// How much memory it has, in MiB.
+    /// Sets the memory size, in MiB.
     #[must_use]
     pub fn with_memory_mib(self, memory_mib: u32) -> Self {
         Self { memory_mib, ..self }
     }
 
-    /// Adds one of our programs as `/bin/NAME`, without what only a debugger reads.
+    /// Adds a program as `/bin/NAME`, without debug information.
     ///
     /// # Errors
-    /// There is no such program.
+    /// As [`Initrd::program`].
     pub fn program(&self, program: &Path) -> Result<(), HostError> {
         self.program_as(program, &program.file_name().unwrap_or_default().to_string_lossy())
     }
 
-    /// Adds one of our programs as `/bin/` and this name.
+    /// Adds a program as `/bin/` and the given name.
     ///
     /// # Errors
-    /// There is no such program.
+    /// As [`Initrd::program`].
     pub fn program_as(&self, program: &Path, name: &str) -> Result<(), HostError> {
         self.initrd.program(program, &format!("bin/{name}"))
     }
 
-    /// Adds a file of this content.
+    /// Adds a file with this content.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// As [`Initrd::write`].
     pub fn file(&self, name: &str, content: &str) -> Result<(), HostError> {
         self.initrd.write(name, content)
     }
 
-    /// Adds a file.
+    /// Adds a copy of a file.
     ///
     /// # Errors
-    /// It cannot be copied.
+    /// As [`Initrd::copy`].
     pub fn copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
         self.initrd.copy(from, name)
     }
 
-    /// Adds a guest's file system as `/guest/NAME`.
+    /// Adds a guest's initrd as `/guest/NAME`.
     ///
     /// # Errors
-    /// It cannot be packed.
+    /// As [`Initrd::pack`].
     pub fn guest(&self, name: &str, initrd: &Initrd) -> Result<(), HostError> {
-        initrd.pack(&self.initrd.place(&format!("guest/{name}"))?)
+        initrd.pack(&self.initrd.path(&format!("guest/{name}"))?)
     }
 
-    /// Adds QEMU as `/bin/qemu-system-x86_64`, for guests that it runs on the host's KVM.
+    /// Adds QEMU as `/bin/qemu-system-x86_64`, to run guests on the host's KVM.
     ///
     /// # Errors
-    /// It cannot be copied.
+    /// [`HostError`] if it cannot be copied.
     pub fn qemu(&self) -> Result<(), HostError> {
-        self.initrd.folder(&self.bed.qemu_folder(), "qemu")?;
+        self.initrd.folder(&self.artifacts.qemu_folder(), "qemu")?;
         let start = "#!/bin/sh\nexec /qemu/qemu-system-x86_64 \"$@\"\n";
         self.initrd.write("bin/qemu-system-x86_64", start)
     }
 
-    /// Boots it, lets it do what its script says, hands each line of its console to `see`, and returns them all. `is_wanted` is
-    /// asked every now and then.
+    /// Boots the host and runs its script. Passes each line of the console to `on_line` and returns
+    /// all lines. `is_wanted` is called regularly; `false` cancels the run.
     ///
     /// # Errors
-    /// QEMU does not run, the host does not switch itself off within [`PATIENCE`], or it is not wanted any more.
-    pub fn run(self, see: impl FnMut(&str), is_wanted: impl Fn() -> bool) -> Result<String, HostError> {
+    /// [`HostError::Start`] if QEMU cannot be started, [`HostError::StillRunning`] if the host does
+    /// not power off within [`HOST_RUN_TIMEOUT`], or [`HostError::Interrupted`].
+    pub fn run(self, on_line: impl FnMut(&str), is_wanted: impl Fn() -> bool) -> Result<String, HostError> {
         let dir = initrd::folder()?;
         let initrd = dir.path().join("initrd");
         self.initrd.pack(&initrd)?;
         let mut qemu = self.start(&initrd)?;
-        let said = listen(&mut qemu, see, is_wanted);
-        let _ = qemu.kill(); // it is over, or was given up
+        let console_text = read_console(&mut qemu, on_line, is_wanted);
+        let _ = qemu.kill(); // fails only if QEMU has ended
         let _ = qemu.wait();
-        said
+        console_text
     }
 
     fn start(&self, initrd: &Path) -> Result<Child, HostError> {
-        let program = self.bed.qemu();
-        // A signal that ends this program ends QEMU, too.
+        let program = self.artifacts.qemu();
+        // QEMU must end with this program, even if that is killed.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]).arg(&program);
         qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU])
             .args(["-smp", &CPUS.to_string(), "-m"])
             .arg(format!("{}M", self.memory_mib))
             .args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel"])
-            .arg(self.bed.kernel(HOST_KERNEL))
+            .arg(self.artifacts.kernel(HOST_KERNEL))
             .arg("-initrd")
             .arg(initrd)
             .args(["-append", "console=ttyS0 quiet panic=-1"]);
@@ -256,36 +261,36 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Reads a host's console to its end, which comes when the host switches itself off.
-fn listen(
+/// Reads a host's console until it is closed at power-off.
+fn read_console(
     qemu: &mut Child,
-    mut see: impl FnMut(&str),
+    mut on_line: impl FnMut(&str),
     is_wanted: impl Fn() -> bool,
 ) -> Result<String, HostError> {
-    let console = qemu.stdout.take().expect("a pipe was asked for");
+    let console = qemu.stdout.take().expect("stdout is piped");
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
-        // What was said until it broke is still worth reading.
+        // Output before a read error is kept.
         for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
             if sender.send(line).is_err() {
                 break;
             }
         }
     });
-    let give_up = Instant::now() + PATIENCE;
-    let mut said = String::new();
+    let deadline = Instant::now() + HOST_RUN_TIMEOUT;
+    let mut console_text = String::new();
     loop {
-        match lines.recv_timeout(ASKED_EVERY) {
+        match lines.recv_timeout(CANCEL_CHECK_INTERVAL) {
             Ok(line) => {
                 let line = String::from_utf8_lossy(&line).replace('\r', "");
-                see(&line);
-                said += &line;
-                said.push('\n');
+                on_line(&line);
+                console_text += &line;
+                console_text.push('\n');
             }
-            Err(RecvTimeoutError::Disconnected) => return Ok(said),
+            Err(RecvTimeoutError::Disconnected) => return Ok(console_text),
             Err(RecvTimeoutError::Timeout) if !is_wanted() => return Err(HostError::Interrupted),
-            Err(RecvTimeoutError::Timeout) if Instant::now() > give_up => {
-                return Err(HostError::Late { said });
+            Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
+                return Err(HostError::StillRunning { console_text });
             }
             Err(RecvTimeoutError::Timeout) => {}
         }

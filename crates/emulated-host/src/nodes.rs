@@ -1,9 +1,10 @@
-//! What a Linux guest's kernel knows of its memory: a script for a guest that prints it, and the reading of what it printed.
+//! NUMA nodes as a Linux guest's kernel reports them: a script that prints them, and a parser for
+//! its output.
 
 use std::collections::BTreeMap;
 
-/// Prints what a guest's kernel knows of its nodes, one line each, and of their tiers, and its own name at the end.
-pub const TELL_NODES: &str = r#"
+/// Prints a guest's NUMA nodes, one per line, its memory tiers, and finally its kernel release.
+pub const PRINT_NODES_SCRIPT: &str = r#"
 for n in /sys/devices/system/node/node*; do
   total=$(awk '/MemTotal/{print $4}' $n/meminfo); free=$(awk '/MemFree/{print $4}' $n/meminfo)
   echo "NODE ${n##*node} cpus=$(cat $n/cpulist) total=$total free=$free distances=$(cat $n/distance | tr ' ' ',')"
@@ -14,58 +15,59 @@ done
 echo "KERNEL $(uname -r)"
 "#;
 
-/// A node as a guest tells of it.
+/// A NUMA node of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its number.
+    /// Number of the node.
     pub id: u32,
-    /// Its processors; empty for pool memory.
+    /// CPUs of the node; empty for pool memory.
     pub cpus: Vec<u32>,
-    /// Its memory, in KiB.
+    /// Total memory, in KiB.
     pub total_kib: u64,
-    /// What of it is free, in KiB.
+    /// Free memory, in KiB.
     pub free_kib: u64,
-    /// How far each node's memory is, by their numbers.
+    /// Distances to all nodes, by node number.
     pub distances: Vec<u32>,
 }
 
-/// What a guest told.
+/// Parsed output of [`PRINT_NODES_SCRIPT`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// What its kernel calls itself; empty until it has told everything.
+pub struct NumaReport {
+    /// Kernel release; empty while the output is incomplete.
     pub kernel: String,
-    /// In the order of their numbers.
+    /// NUMA nodes, by number.
     pub nodes: Vec<Node>,
-    /// The nodes of each tier: a higher number is a lower tier. Linux before 6.3 has one tier for all.
+    /// Nodes of each memory tier; a higher number is a lower tier. Linux before 6.3 has one tier.
     pub tiers: BTreeMap<u32, Vec<u32>>,
 }
 
-impl Told {
-    /// Reads what [`TELL_NODES`] has printed so far; lines of anybody else are not minded, and neither is half a line.
-    pub fn of(said: &str) -> Self {
-        let mut told = Self::default();
-        let whole = said.rfind('\n').map_or("", |end| &said[..end]);
-        for line in whole.lines() {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            match words[..] {
-                ["NODE", id, ..] => told.nodes.extend(node(id, &words)),
-                ["TIER", tier, nodes] => told.tiers.extend(tier.parse().ok().zip(numbers(nodes))),
-                ["KERNEL", name] => name.clone_into(&mut told.kernel),
+impl NumaReport {
+    /// Parses the output of [`PRINT_NODES_SCRIPT`] in a console log. Ignores other lines and an
+    /// incomplete last line.
+    pub fn parse(console: &str) -> Self {
+        let mut report = Self::default();
+        let complete_lines = console.rfind('\n').map_or("", |end| &console[..end]);
+        for line in complete_lines.lines() {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            match fields[..] {
+                ["NODE", id, ..] => report.nodes.extend(node(id, &fields)),
+                ["TIER", tier, nodes] => report.tiers.extend(tier.parse().ok().zip(numbers(nodes))),
+                ["KERNEL", name] => name.clone_into(&mut report.kernel),
                 _ => {}
             }
         }
-        told.nodes.sort_by_key(|node| node.id);
-        told
+        report.nodes.sort_by_key(|node| node.id);
+        report
     }
 
-    /// The tier of a node.
+    /// Returns the memory tier of a node.
     pub fn tier_of(&self, node: u32) -> Option<u32> {
         self.tiers.iter().find(|(_, nodes)| nodes.contains(&node)).map(|(tier, _)| *tier)
     }
 }
 
-fn node(id: &str, words: &[&str]) -> Option<Node> {
-    let part = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+fn node(id: &str, fields: &[&str]) -> Option<Node> {
+    let part = |name: &str| fields.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     Some(Node {
         id: id.parse().ok()?,
         cpus: numbers(part("cpus")?)?,
@@ -75,7 +77,7 @@ fn node(id: &str, words: &[&str]) -> Option<Node> {
     })
 }
 
-/// "0-2,5" as numbers.
+/// Parses a list such as "0-2,5".
 fn numbers(list: &str) -> Option<Vec<u32>> {
     let mut all = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {
@@ -90,16 +92,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_printed_is_read_whatever_else_its_console_says() {
-        let said = "[    0.1] Linux\nNODE 1 cpus= total=1048576 free=1000000 distances=18,10\n\
+    fn numa_report_parses_amid_other_console_output() {
+        let console = "[    0.1] Linux\nNODE 1 cpus= total=1048576 free=1000000 distances=18,10\n\
                     NODE 0 cpus=0-1,3 total=500000 free=400000 distances=10,18\nTIER 4 0\nTIER 22 1\nNODE half\n\
                     KERNEL 6.12.0\n";
-        assert_eq!(Told::of(&said[..said.len() - 3]).kernel, "", "half a line");
-        let told = Told::of(said);
-        assert_eq!((told.nodes.len(), told.kernel.as_str()), (2, "6.12.0"));
-        assert_eq!((&told.nodes[0].cpus[..], &told.nodes[1].cpus[..]), (&[0, 1, 3][..], &[][..]));
-        assert_eq!((told.nodes[1].id, told.nodes[1].total_kib), (1, 1_048_576));
-        assert_eq!((told.nodes[1].free_kib, &told.nodes[1].distances[..]), (1_000_000, &[18, 10][..]));
-        assert_eq!((told.tier_of(1), told.tier_of(7)), (Some(22), None));
+        assert_eq!(
+            NumaReport::parse(&console[..console.len() - 3]).kernel,
+            "",
+            "the last line is incomplete"
+        );
+        let report = NumaReport::parse(console);
+        assert_eq!((report.nodes.len(), report.kernel.as_str()), (2, "6.12.0"));
+        assert_eq!((&report.nodes[0].cpus[..], &report.nodes[1].cpus[..]), (&[0, 1, 3][..], &[][..]));
+        assert_eq!((report.nodes[1].id, report.nodes[1].total_kib), (1, 1_048_576));
+        assert_eq!((report.nodes[1].free_kib, &report.nodes[1].distances[..]), (1_000_000, &[18, 10][..]));
+        assert_eq!((report.tier_of(1), report.tier_of(7)), (Some(22), None));
     }
 }

@@ -19,7 +19,7 @@ const LEASE_S: f64 = 3.0;
 const STILL: Duration = Duration::from_secs(4);
 
 fn faulty(backend: &str) -> RackPlan {
-    RackPlan { backend_more: SCRUB.to_owned(), lease_ttl_s: LEASE_S, ..plan(2, &[2], backend) }
+    RackPlan { backend_toml_extra: SCRUB.to_owned(), lease_ttl_s: LEASE_S, ..plan(2, &[2], backend) }
 }
 
 /// The state and the host of each slice.

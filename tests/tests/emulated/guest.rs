@@ -44,9 +44,9 @@ const NODES: &str =
 fn with_guest(backend: &str) -> RealRack {
     let (bed, folder) = (bed(), tempfile::tempdir().unwrap());
     let initrd = folder.path().join("initrd");
-    Initrd::of_guest(&bed, KERNEL, SUMS).unwrap().pack(&initrd).unwrap();
+    Initrd::for_guest(&bed, KERNEL, SUMS).unwrap().pack(&initrd).unwrap();
     let mut plan = plan(2, &[2], backend);
-    plan.agents_more = format!("metrics_listen = {METRICS:?}\n");
+    plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
     plan.hosts.memory_gib = HOST_GIB;
     plan.hosts.programs.push(programs().join("vmm-plugin"));
     let files = [(bed.kernel(KERNEL), "guest/kernel"), (initrd, "guest/initrd")];
@@ -124,6 +124,6 @@ fn a_guest_on_device_dax_keeps_its_bytes_beside_slices_that_come_and_go_until_it
     others_come_and_go(&rack);
     rack.tarn("release guest --force --reason test");
     assert_eq!(code(&rack), "20", "{}", console(&rack));
-    assert!(console(&rack).contains("the rack took it back"), "{}", console(&rack));
+    assert!(console(&rack).contains("the rack revoked it"), "{}", console(&rack));
     rack.until_free();
 }

@@ -24,7 +24,7 @@ fn said(host: &RackHost, command: &str) -> String {
 }
 
 fn is_silent(host: &RackHost) -> bool {
-    matches!(host.run_within("true", SILENCE), Err(HostError::Silent { .. }))
+    matches!(host.run_within("true", SILENCE), Err(HostError::NoReply { .. }))
 }
 
 /// Processes that name a folder.

@@ -7,8 +7,8 @@ use std::{
 };
 
 use emulated_host::{
-    Bed, KERNELS,
-    nodes::{TELL_NODES, Told},
+    Artifacts, KERNELS,
+    nodes::{NumaReport, PRINT_NODES_SCRIPT},
 };
 use tests::linux_guests::{
     add_guest, assert_nodes, bed, command, host, launch, part, pool_options, run, words,
@@ -41,7 +41,7 @@ fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
     let bed = bed();
     let host = host(&bed, &script);
     for kernel in KERNELS {
-        add_guest(&host, &bed, kernel_initrd(kernel), kernel, TELL_NODES);
+        add_guest(&host, &bed, kernel_initrd(kernel), kernel, PRINT_NODES_SCRIPT);
     }
     let said = run(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
@@ -203,14 +203,14 @@ fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_ar
     let dir = tempfile::tempdir().unwrap();
     let elf = vmlinux(&bed, dir.path());
     host.copy(&elf, "guest/vmlinux").unwrap();
-    add_guest(&host, &bed, "nodes-6.1", "6.1", TELL_NODES);
-    add_guest(&host, &bed, "nodes", "6.12", TELL_NODES);
+    add_guest(&host, &bed, "nodes-6.1", "6.1", PRINT_NODES_SCRIPT);
+    add_guest(&host, &bed, "nodes", "6.12", PRINT_NODES_SCRIPT);
     add_guest(&host, &bed, "button", "6.12", WAIT_FOR_BUTTON);
     let said = run(host);
     let told = |name| {
         let (guest, code) = part(&said, name);
         assert_eq!(code, "0", "{guest}");
-        Told::of(guest)
+        NumaReport::parse(guest)
     };
     let elf = told("elf");
     assert_eq!((elf.nodes.len(), elf.nodes[1].cpus.len()), (2, 0), "{elf:?}");
@@ -229,7 +229,7 @@ fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_ar
 
 /// The ELF file inside Debian 12's kernel, which has a PVH entry. Where it lies in there is said in the kernel's header, as
 /// Linux's x86 boot protocol has it; the last four bytes are its length.
-fn vmlinux(bed: &Bed, into: &Path) -> PathBuf {
+fn vmlinux(bed: &Artifacts, into: &Path) -> PathBuf {
     let kernel = std::fs::read(bed.kernel("6.1")).unwrap();
     let number = |at: usize| u32::from_le_bytes(kernel[at..at + 4].try_into().unwrap()) as usize;
     let setup = (usize::from(kernel[0x1f1]) + 1) * 512;

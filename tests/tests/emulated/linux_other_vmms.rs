@@ -1,7 +1,7 @@
 //! Stock Debian guests under QEMU, which `vmm-plugin` has become inside an emulated host: they see the nodes that they see under
 //! our own VMM.
 
-use emulated_host::nodes::TELL_NODES;
+use emulated_host::nodes::PRINT_NODES_SCRIPT;
 use tests::linux_guests::{add_guest, assert_nodes, bed, host, part, pool_options, run, words};
 
 /// Kernel, processors, and GiB of each pool node. A node of several slices has some as devices.
@@ -25,7 +25,13 @@ fn qemu_boots_the_same_nodes() {
     let host = host(&bed, &script);
     host.qemu().unwrap();
     for kernel in emulated_host::KERNELS {
-        add_guest(&host, &bed, &format!("initrd-{kernel}"), kernel, &format!("{TELL_NODES}\n{TELL_DISK}"));
+        add_guest(
+            &host,
+            &bed,
+            &format!("initrd-{kernel}"),
+            kernel,
+            &format!("{PRINT_NODES_SCRIPT}\n{TELL_DISK}"),
+        );
     }
     let said = run(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {

@@ -140,7 +140,7 @@ cat /run/stays.console
     );
     let said = rack_with(&script);
     assert_eq!(words(&said, "LOST"), ["20"], "{said}");
-    assert!(said.contains(" lost slice ") && said.contains(" of EMC emc0: the rack took it back"), "{said}");
+    assert!(said.contains(" lost slice ") && said.contains(" of EMC emc0: the rack revoked it"), "{said}");
     assert_eq!(words(&said, "STARVED"), ["21"], "{said}");
     assert!(said.contains("host memory exhausted"), "{said}");
     assert_eq!(words(&said, "STAYED"), ["0"], "{said}");

@@ -1,7 +1,7 @@
 //! Tenants of a real host, with real cgroups, swap and DAMON: who has how much follows what they do, at any time no more is dealt out than there is, and
 //! nothing that happens to one of them or to the agent changes what the others have.
 
-use emulated_host::rack::{Drive, FOR_TENANTS};
+use emulated_host::rack::{Drive, TENANT_SETUP_SCRIPT};
 use serde_json::Value;
 use tests::{
     linux_guests::bed,
@@ -16,8 +16,8 @@ const METRICS: &str = "127.0.0.1:9751";
 
 fn rack() -> RealRack {
     let mut plan = plan(1, &[1], "dax");
-    plan.agents_more = format!("metrics_listen = {METRICS:?}\n");
-    plan.backend_more = format!(
+    plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
+    plan.backend_toml_extra = format!(
         "[symbiosis]\ncgroups = \"/sys/fs/cgroup/tenants\"\nmemory_mib = {MEMORY_MIB}\nbandwidth_mb_s = {LINK_MB_S}\n\
          epoch_s = 5\nenforce = \"swap\"\nremote = \"/dev/vda\"\n"
     );
@@ -25,7 +25,7 @@ fn rack() -> RealRack {
     plan.hosts.append += " psi=1";
     plan.hosts.drives = vec![Drive { mib: 1024, mb_s: 40 }];
     plan.hosts.programs.extend([bed().tool("mbw"), bed().tool("memcached"), programs().join("zipf-load")]);
-    plan.hosts.script = FOR_TENANTS.to_owned();
+    plan.hosts.script = TENANT_SETUP_SCRIPT.to_owned();
     RealRack::start(plan)
 }
 

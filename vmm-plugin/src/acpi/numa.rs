@@ -1,4 +1,4 @@
-//! The tables that say what is near and what is far.
+//! SRAT, SLIT and HMAT: NUMA affinity, distances, latencies and bandwidths.
 
 use acpi_tables::{
     hmat::{DataType, LocalityType, MemoryProximityDomain, MinTransferSize, SystemLocality},
@@ -6,40 +6,43 @@ use acpi_tables::{
     srat::MemoryAffinity,
 };
 
-use super::{OEM, OEM_REVISION, OEM_TABLE, written};
-use crate::layout::{DISTANCE_OWN, Layout, Node};
+use super::{OEM, OEM_REVISION, OEM_TABLE, aml_bytes};
+use crate::layout::{DISTANCE_LOCAL, Layout, Node};
 
-/// A table's header.
+/// Size of a table header.
 const HEADER_BYTES: u32 = 36;
-/// An HMAT's second revision counts latencies in picoseconds and bandwidths in MB/s (ACPI 6.5, section 5.2.28); Linux
-/// reads the first one's numbers ten times smaller.
+/// HMAT revision 2 has latencies in picoseconds and bandwidths in MB/s (ACPI 6.5, section 5.2.28).
+/// Linux reads revision 1 values ten times smaller.
 const HMAT_REVISION: u8 = 2;
-/// One nanosecond, in picoseconds.
+/// Latency unit: 1 ns, in picoseconds.
 const LATENCY_UNIT: u64 = 1000;
-/// In MB/s: 16 bits then say up to 655 GB/s.
+/// Bandwidth unit in MB/s: 16-bit entries then reach 655 GB/s.
 const BANDWIDTH_UNIT: u64 = 10;
 
-/// Which processor and which memory is of which node. Pool memory is hot-pluggable boot memory: of 1 GiB that is, Linux 6.1 leaves
-/// 98 % to its users and 6.12 97 %, and all of it with `movable_node` on its command line; of 1 GiB that is not, 94 % and 97 %, with
-/// or without. As ACPI memory devices, 6.12 would take it for local memory's tier, and 6.1 would leave it offline.
+/// Returns the SRAT: the node of each CPU and of each memory range.
+///
+/// Pool memory is hot-pluggable boot memory. Of 1 GiB of it, Linux 6.1 leaves 98 % to users and
+/// 6.12 97 %, and both leave 100 % with `movable_node`. Of 1 GiB that is not hot-pluggable they
+/// leave 94 % and 97 %, with or without `movable_node`. As an ACPI memory device, 6.12 would put it
+/// into local memory's tier and 6.1 would leave it offline.
 pub(super) fn srat(layout: &Layout) -> Sdt {
     let mut srat = Sdt::new(*b"SRAT", HEADER_BYTES + 12, 3, OEM, OEM_TABLE, OEM_REVISION);
-    srat.write_u32(36, 1); // reserved, and 1 since the first version
+    srat.write_u32(36, 1); // reserved; must be 1 for compatibility
     for (number, node) in numbered(layout) {
         for cpu in node.cpus.clone() {
-            srat.append_slice(&processor(layout.apic_id(cpu), number));
+            srat.append_slice(&x2apic_affinity(layout.apic_id(cpu), number));
         }
         for range in &node.memory {
             let memory = MemoryAffinity::new(number, range.start, range.end - range.start).enabled();
-            srat.append_slice(&written(&if node.is_pool() { memory.hotpluggable() } else { memory }));
+            srat.append_slice(&aml_bytes(&if node.is_pool() { memory.hotpluggable() } else { memory }));
         }
     }
     srat.update_checksum();
     srat
 }
 
-/// A processor's local x2APIC affinity (ACPI 6.5, table 5.62).
-fn processor(apic_id: u32, node: u32) -> [u8; 24] {
+/// Returns a Processor Local x2APIC Affinity structure (ACPI 6.5, table 5.62).
+fn x2apic_affinity(apic_id: u32, node: u32) -> [u8; 24] {
     const KIND: u8 = 2;
     const ENABLED: u32 = 1;
     let mut entry = [0; 24];
@@ -51,35 +54,35 @@ fn processor(apic_id: u32, node: u32) -> [u8; 24] {
     entry
 }
 
-/// How far nodes are from each other.
+/// Returns the SLIT: relative distances between all nodes.
 pub(super) fn slit(layout: &Layout) -> Vec<u8> {
     let nodes = layout.nodes.len();
     let mut slit = Sdt::new(*b"SLIT", HEADER_BYTES + 8, 1, OEM, OEM_TABLE, OEM_REVISION);
     slit.write_u64(36, nodes as u64);
     let row = |from| (0..nodes).map(move |to| layout.distance(from, to));
     let matrix: Vec<u8> = (0..nodes).flat_map(row).collect();
-    debug_assert!((0..nodes).all(|node| matrix[node * nodes + node] == DISTANCE_OWN));
+    debug_assert!((0..nodes).all(|node| matrix[node * nodes + node] == DISTANCE_LOCAL));
     slit.append_slice(&matrix);
     slit.as_slice().to_vec()
 }
 
-/// How fast the memory of each node is for the processors of each node that has some.
+/// Returns the HMAT: latency and bandwidth from each node with CPUs to each node's memory.
 pub(super) fn hmat(layout: &Layout) -> Sdt {
     let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM, OEM_TABLE, OEM_REVISION);
     for (number, _) in numbered(layout) {
-        let near = u32::try_from(layout.nearest(number as usize)).expect("nodes are few");
-        hmat.append_slice(&written(&MemoryProximityDomain::new(near, number)));
+        let near = u32::try_from(layout.nearest_initiator(number as usize)).expect("nodes are few");
+        hmat.append_slice(&aml_bytes(&MemoryProximityDomain::new(near, number)));
     }
     let latency = |from, to| layout.latency_ns(from, to);
     let bandwidth = |from, to| layout.bandwidth_mbps(from, to).div_ceil(BANDWIDTH_UNIT);
-    hmat.append_slice(&written(&locality(layout, DataType::AccessLatency, LATENCY_UNIT, latency)));
-    hmat.append_slice(&written(&locality(layout, DataType::AccessBandwidth, BANDWIDTH_UNIT, bandwidth)));
+    hmat.append_slice(&aml_bytes(&locality(layout, DataType::AccessLatency, LATENCY_UNIT, latency)));
+    hmat.append_slice(&aml_bytes(&locality(layout, DataType::AccessBandwidth, BANDWIDTH_UNIT, bandwidth)));
     hmat
 }
 
 fn locality(
     layout: &Layout,
-    what: DataType,
+    data_type: DataType,
     unit: u64,
     value: impl Fn(usize, usize) -> u64,
 ) -> SystemLocality {
@@ -87,7 +90,7 @@ fn locality(
     let nodes = layout.nodes.len();
     let kind = LocalityType::Memory;
     let mut matrix =
-        SystemLocality::new(kind, what, MinTransferSize::SizeByteAligned, unit, with_cpus, nodes);
+        SystemLocality::new(kind, data_type, MinTransferSize::SizeByteAligned, unit, with_cpus, nodes);
     for (number, node) in numbered(layout) {
         let at = number as usize;
         if !node.is_pool() {
@@ -97,7 +100,8 @@ fn locality(
     }
     for (from, to) in (0..with_cpus).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
         let value = u16::try_from(value(from, to)).unwrap_or(u16::MAX - 1);
-        // acpi_tables multiplies the row by the number of rows instead of the length of one; in row 0 a column is a place.
+        // acpi_tables computes an entry's index as row * rows + column, which is wrong for a matrix
+        // that is not square. In row 0 the column is the index.
         matrix.set_entry_value(0, from * nodes + to, value);
     }
     matrix

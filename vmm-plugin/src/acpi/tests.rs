@@ -1,4 +1,4 @@
-//! What the tables say, read back as a kernel reads them.
+//! Reads the generated tables as a kernel does.
 
 use units::Bytes;
 
@@ -8,11 +8,13 @@ use crate::layout::{Local, Performance, Pool, Shape};
 fn layout() -> Layout {
     let local = |cpus| Local { cpus, memory: Bytes::gib(2), performance: Performance::LOCAL };
     let pool = |slices| Pool { slices, performance: Performance::POOL };
-    Layout::of(&Shape { local: vec![local(3), local(1)], pool: vec![pool(1), pool(4)] }, 40).unwrap()
+    Layout::new(&Shape { local: vec![local(3), local(1)], pool: vec![pool(1), pool(4)] }, 40).unwrap()
 }
 
-const WINDOWS: [Window; 2] =
-    [Window { at: 0xd000_0000, bytes: 4096, line: 8 }, Window { at: 0xd000_1000, bytes: 4096, line: 9 }];
+const WINDOWS: [Window; 2] = [
+    Window { address: 0xd000_0000, bytes: 4096, line: 8 },
+    Window { address: 0xd000_1000, bytes: 4096, line: 9 },
+];
 
 fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     bytes[at..at + width].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
@@ -22,15 +24,15 @@ fn sum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// A table by its address.
+/// Returns the table at an address.
 fn table(all: &[u8], at: u64) -> &[u8] {
     let at = usize::try_from(at - TABLES_START).unwrap();
     let bytes = usize::try_from(number(all, at + 4, 4)).unwrap();
     &all[at..at + bytes]
 }
 
-/// What the root points to, by signature.
-fn found<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
+/// Returns the table of a signature that the XSDT points to.
+fn find<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
     let xsdt = table(all, number(all, 24, 8));
     let entries = xsdt[36..].chunks(8).map(|entry| table(all, number(entry, 0, 8)));
     let mut found = entries.filter(|table| &table[..4] == signature);
@@ -39,7 +41,7 @@ fn found<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
     table
 }
 
-/// The structures of a table, which say their kind and length first, each in so many bytes.
+/// Splits a table body into structures; type and length are `width` bytes each.
 fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
     let mut all = Vec::new();
     while !rest.is_empty() {
@@ -52,22 +54,22 @@ fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
 }
 
 #[test]
-fn every_table_is_reached_from_the_root_and_adds_up_to_zero() {
+fn every_table_is_linked_from_rsdp_with_valid_checksum() {
     let all = tables(&layout(), &WINDOWS).unwrap();
     assert_eq!(&all[..8], b"RSD PTR ");
     assert_eq!((sum(&all[..20]), sum(&all[..36])), (0, 0));
     assert_eq!(sum(table(&all, number(&all, 24, 8))), 0);
     for signature in [b"FACP", b"APIC", b"SRAT", b"SLIT", b"HMAT"] {
-        assert_eq!(sum(found(&all, signature)), 0, "{signature:?}");
+        assert_eq!(sum(find(&all, signature)), 0, "{signature:?}");
     }
-    let dsdt = table(&all, number(found(&all, b"FACP"), 140, 8));
+    let dsdt = table(&all, number(find(&all, b"FACP"), 140, 8));
     assert_eq!((&dsdt[..4], sum(dsdt)), (&b"DSDT"[..], 0));
 }
 
 #[test]
-fn processors_are_of_the_first_nodes_and_pool_memory_of_the_others() {
+fn srat_assigns_cpus_to_local_nodes_and_slices_to_pool_nodes() {
     let all = tables(&layout(), &[]).unwrap();
-    let srat = structures(&found(&all, b"SRAT")[48..], 1);
+    let srat = structures(&find(&all, b"SRAT")[48..], 1);
     let processors: Vec<_> =
         srat.iter().filter(|(kind, _)| *kind == 2).map(|(_, s)| (number(s, 8, 4), number(s, 4, 4))).collect();
     assert_eq!(processors, [(0, 0), (1, 0), (2, 0), (4, 1)], "APIC number, node");
@@ -79,20 +81,20 @@ fn processors_are_of_the_first_nodes_and_pool_memory_of_the_others() {
     let expected =
         [(0, 0, 2048, 1), (1, 2048, 1024, 1), (1, 4096, 1024, 1), (2, 5120, 1024, 3), (3, 6144, 4096, 3)];
     assert_eq!(memory, expected, "node, MiB, MiB, enabled and hot-pluggable");
-    let madt = structures(&found(&all, b"APIC")[44..], 1);
-    let known: Vec<_> = madt.iter().filter(|(kind, _)| *kind == 0).map(|(_, s)| u64::from(s[3])).collect();
-    assert_eq!(known, [0, 1, 2, 4]);
+    let madt = structures(&find(&all, b"APIC")[44..], 1);
+    let apic_ids: Vec<_> = madt.iter().filter(|(kind, _)| *kind == 0).map(|(_, s)| u64::from(s[3])).collect();
+    assert_eq!(apic_ids, [0, 1, 2, 4]);
 }
 
 #[test]
-fn distances_and_speeds_are_the_layouts() {
+fn slit_and_hmat_values_match_the_layout() {
     let layout = layout();
     let all = tables(&layout, &[]).unwrap();
-    let slit = found(&all, b"SLIT");
+    let slit = find(&all, b"SLIT");
     assert_eq!(number(slit, 36, 8), 4);
     assert_eq!(slit[44..], [10, 20, 18, 18, 20, 10, 18, 18, 18, 18, 10, 36, 18, 18, 36, 10]);
-    let hmat = found(&all, b"HMAT");
-    assert_eq!(hmat[8], 2, "the revision that counts in picoseconds");
+    let hmat = find(&all, b"HMAT");
+    assert_eq!(hmat[8], 2, "revision 2 has latencies in picoseconds");
     let localities: Vec<_> = structures(&hmat[40..], 2).into_iter().filter(|(kind, _)| *kind == 1).collect();
     let matrix = |s: &[u8]| s[32 + 4 * (2 + 4)..].chunks(2).map(|e| number(e, 0, 2)).collect::<Vec<_>>();
     let [(_, latency), (_, bandwidth)] = localities[..] else { panic!("{localities:?}") };
@@ -102,7 +104,7 @@ fn distances_and_speeds_are_the_layouts() {
 }
 
 #[test]
-fn more_devices_than_there_is_room_for_are_refused() {
+fn tables_for_too_many_devices_are_refused() {
     let many = vec![WINDOWS[0]; 4000];
-    assert!(tables(&layout(), &many).unwrap_err().to_string().contains("there is room for 131056"));
+    assert!(tables(&layout(), &many).unwrap_err().to_string().contains("only 131056 are available"));
 }

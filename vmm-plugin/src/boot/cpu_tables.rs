@@ -1,4 +1,4 @@
-//! What a processor's own registers point to while a kernel starts: segments, and page tables that map memory as it is.
+//! Segments, GDT and identity-mapped page tables for the first vCPU at kernel entry.
 
 use kvm_bindings::{kvm_segment, kvm_sregs};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
@@ -6,107 +6,106 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
 use super::Protocol;
 use crate::memory::GuestMemory;
 
-const PAGE_MAPS: u64 = 0x9000;
-const PAGE_DIRECTORY_POINTERS: u64 = 0xa000;
-const PAGE_DIRECTORIES: u64 = 0xb000;
-/// Everything a kernel touches before it has tables of its own lies below 4 GiB.
+const PML4_ADDRESS: u64 = 0x9000;
+const PDPT_ADDRESS: u64 = 0xa000;
+const PD_ADDRESS: u64 = 0xb000;
+/// A kernel accesses nothing above 4 GiB before it has page tables of its own.
 const GIBIBYTES_MAPPED: u64 = 4;
-const ENTRIES: u64 = 512;
+const ENTRIES_PER_TABLE: u64 = 512;
 const ENTRY_BYTES: u64 = 8;
 const TABLE_BYTES: u64 = 4096;
 const LARGE_PAGE_SHIFT: u64 = 21;
 
 const PRESENT_WRITABLE: u64 = 0b11;
-const LARGE: u64 = 1 << 7;
+const PAGE_SIZE: u64 = 1 << 7;
 
-const CR0_PROTECTED: u64 = 1;
-const CR0_NUMERIC_ERROR: u64 = 1 << 5;
-const CR0_EXTENSION_TYPE: u64 = 1 << 4;
-const CR0_PAGING: u64 = 1 << 31;
-const CR4_PHYSICAL_ADDRESS_EXTENSION: u64 = 1 << 5;
-const EFER_LONG_MODE: u64 = 1 << 8 | 1 << 10;
+const CR0_PE: u64 = 1;
+const CR0_NE: u64 = 1 << 5;
+const CR0_ET: u64 = 1 << 4;
+const CR0_PG: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
+const EFER_LME_LMA: u64 = 1 << 8 | 1 << 10;
 
-/// Linux's boot protocol wants code at 0x10 and data at 0x18.
-const CODE: u16 = 0x10;
-const DATA: u16 = 0x18;
-const TASK: u16 = 0x20;
-const GLOBAL_TABLE: u64 = 0x500;
+/// Selectors of Linux's boot protocol: __BOOT_CS and __BOOT_DS.
+const CODE_SELECTOR: u16 = 0x10;
+const DATA_SELECTOR: u16 = 0x18;
+const TSS_SELECTOR: u16 = 0x20;
+const GDT_ADDRESS: u64 = 0x500;
 
-/// Maps the first 4 GiB as they are, in large pages.
+/// Writes page tables that identity-map the first 4 GiB in 2 MiB pages.
 ///
 /// # Errors
-/// No guest memory there.
+/// The write error if guest memory does not cover the tables.
 pub fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
-    memory.write_obj(PAGE_DIRECTORY_POINTERS | PRESENT_WRITABLE, GuestAddress(PAGE_MAPS))?;
+    memory.write_obj(PDPT_ADDRESS | PRESENT_WRITABLE, GuestAddress(PML4_ADDRESS))?;
     for gib in 0..GIBIBYTES_MAPPED {
-        let directory = PAGE_DIRECTORIES + gib * TABLE_BYTES;
-        memory.write_obj(
-            directory | PRESENT_WRITABLE,
-            GuestAddress(PAGE_DIRECTORY_POINTERS + gib * ENTRY_BYTES),
-        )?;
-        for entry in 0..ENTRIES {
-            let page = (gib * ENTRIES + entry) << LARGE_PAGE_SHIFT;
-            memory
-                .write_obj(page | PRESENT_WRITABLE | LARGE, GuestAddress(directory + entry * ENTRY_BYTES))?;
+        let directory = PD_ADDRESS + gib * TABLE_BYTES;
+        memory.write_obj(directory | PRESENT_WRITABLE, GuestAddress(PDPT_ADDRESS + gib * ENTRY_BYTES))?;
+        for entry in 0..ENTRIES_PER_TABLE {
+            let page = (gib * ENTRIES_PER_TABLE + entry) << LARGE_PAGE_SHIFT;
+            memory.write_obj(
+                page | PRESENT_WRITABLE | PAGE_SIZE,
+                GuestAddress(directory + entry * ENTRY_BYTES),
+            )?;
         }
     }
     Ok(())
 }
 
-/// A processor's segments, as the boot protocols want them.
+/// Segments of a vCPU at kernel entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments(Protocol);
 
 impl Segments {
-    /// For a protocol.
-    pub fn of(protocol: Protocol) -> Self {
+    /// Returns the segments for a boot protocol.
+    pub fn new(protocol: Protocol) -> Self {
         Self(protocol)
     }
 
-    /// Writes the table that says what the selectors mean.
+    /// Writes the GDT.
     ///
     /// # Errors
-    /// No guest memory there.
-    pub fn write_table(self, memory: &GuestMemory) -> Result<(), GuestMemoryError> {
-        let table = [(CODE, self.code()), (DATA, self.data()), (TASK, self.task())];
+    /// The write error if guest memory does not cover the table.
+    pub fn write_gdt(self, memory: &GuestMemory) -> Result<(), GuestMemoryError> {
+        let table = [(CODE_SELECTOR, self.code()), (DATA_SELECTOR, self.data()), (TSS_SELECTOR, self.tss())];
         for (selector, segment) in table {
-            memory.write_obj(descriptor(&segment), GuestAddress(GLOBAL_TABLE + u64::from(selector)))?;
+            memory.write_obj(descriptor(&segment), GuestAddress(GDT_ADDRESS + u64::from(selector)))?;
         }
         Ok(())
     }
 
-    /// Sets the registers.
+    /// Sets the segment, descriptor table and control registers.
     pub fn apply(self, registers: &mut kvm_sregs) {
         let data = self.data();
         registers.cs = self.code();
         (registers.ds, registers.es, registers.fs, registers.gs, registers.ss) =
             (data, data, data, data, data);
-        registers.tr = self.task();
-        registers.gdt.base = GLOBAL_TABLE;
-        registers.gdt.limit = TASK + 7;
+        registers.tr = self.tss();
+        registers.gdt.base = GDT_ADDRESS;
+        registers.gdt.limit = TSS_SELECTOR + 7;
         registers.idt.base = 0;
         registers.idt.limit = 0;
-        registers.cr0 = CR0_PROTECTED | CR0_EXTENSION_TYPE | CR0_NUMERIC_ERROR;
+        registers.cr0 = CR0_PE | CR0_ET | CR0_NE;
         registers.cr4 = 0;
         if self.0 == Protocol::Linux64 {
-            registers.cr0 |= CR0_PAGING;
-            registers.cr3 = PAGE_MAPS;
-            registers.cr4 = CR4_PHYSICAL_ADDRESS_EXTENSION;
-            registers.efer = EFER_LONG_MODE;
+            registers.cr0 |= CR0_PG;
+            registers.cr3 = PML4_ADDRESS;
+            registers.cr4 = CR4_PAE;
+            registers.efer = EFER_LME_LMA;
         }
     }
 
     fn code(self) -> kvm_segment {
         let long = u8::from(self.0 == Protocol::Linux64);
-        kvm_segment { selector: CODE, type_: 0b1011, l: long, db: 1 - long, ..FLAT }
+        kvm_segment { selector: CODE_SELECTOR, type_: 0b1011, l: long, db: 1 - long, ..FLAT }
     }
 
     fn data(self) -> kvm_segment {
-        kvm_segment { selector: DATA, type_: 0b0011, db: 1, ..FLAT }
+        kvm_segment { selector: DATA_SELECTOR, type_: 0b0011, db: 1, ..FLAT }
     }
 
-    fn task(self) -> kvm_segment {
-        kvm_segment { selector: TASK, type_: 0b1011, limit: 0x67, s: 0, g: 0, ..FLAT }
+    fn tss(self) -> kvm_segment {
+        kvm_segment { selector: TSS_SELECTOR, type_: 0b1011, limit: 0x67, s: 0, g: 0, ..FLAT }
     }
 }
 
@@ -126,7 +125,7 @@ const FLAT: kvm_segment = kvm_segment {
     padding: 0,
 };
 
-/// A segment as its descriptor in a table (Intel's manual, volume 3, figure 3-8). Ours begin at 0.
+/// Encodes a segment with base 0 as a GDT descriptor (Intel SDM, volume 3, figure 3-8).
 fn descriptor(segment: &kvm_segment) -> u64 {
     let limit = u64::from(if segment.g == 1 { segment.limit >> 12 } else { segment.limit });
     let access = u64::from(segment.type_) | u64::from(segment.s) << 4 | u64::from(segment.present) << 7;
@@ -139,11 +138,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_the_ones_every_kernel_knows() {
-        let linux = Segments::of(Protocol::Linux64);
+    fn gdt_descriptors_have_the_expected_encoding() {
+        let linux = Segments::new(Protocol::Linux64);
         assert_eq!(descriptor(&linux.code()), 0x00af_9b00_0000_ffff);
         assert_eq!(descriptor(&linux.data()), 0x00cf_9300_0000_ffff);
-        assert_eq!(descriptor(&Segments::of(Protocol::Pvh).code()), 0x00cf_9b00_0000_ffff);
-        assert_eq!(descriptor(&linux.task()), 0x0000_8b00_0000_0067);
+        assert_eq!(descriptor(&Segments::new(Protocol::Pvh).code()), 0x00cf_9b00_0000_ffff);
+        assert_eq!(descriptor(&linux.tss()), 0x0000_8b00_0000_0067);
     }
 }

@@ -1,47 +1,50 @@
-//! The PVH boot protocol: the start info, which names a list of modules and a map of memory.
+//! PVH boot protocol: the start info with its module list and memory map.
 
 use linux_loader::loader::elf::start_info::{
     XEN_HVM_START_MAGIC_VALUE, hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,
 };
 use vm_memory::{Bytes as _, GuestAddress};
 
-use super::{BOOT_PARAMETERS, BootError, Entry, Protocol, Told};
+use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, EntryPoint, Protocol};
 use crate::{acpi, memory::GuestMemory};
 
-/// Where the list of modules lies: the initrd is one.
-const MODULES: u64 = BOOT_PARAMETERS + 0x100;
-/// Where the map of memory lies.
-const MAP: u64 = BOOT_PARAMETERS + 0x200;
-/// The first version with a map of memory.
+/// Guest-physical address of the module list, whose only module is the initrd.
+const MODULE_LIST_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x100;
+/// Guest-physical address of the memory map.
+const MEMORY_MAP_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x200;
+/// First version of the start info with a memory map.
 const VERSION: u32 = 1;
 
-/// Writes the start info.
-pub(super) fn prepare(entry: GuestAddress, told: &Told, memory: &GuestMemory) -> Result<Entry, BootError> {
-    let mut info = hvm_start_info {
+/// Writes the start info, the module list and the memory map.
+pub(super) fn prepare(
+    entry: GuestAddress,
+    info: &BootInfo,
+    memory: &GuestMemory,
+) -> Result<EntryPoint, BootError> {
+    let mut start_info = hvm_start_info {
         magic: XEN_HVM_START_MAGIC_VALUE,
         version: VERSION,
-        cmdline_paddr: told.command_line.0,
+        cmdline_paddr: info.command_line.0,
         rsdp_paddr: acpi::TABLES_START,
-        memmap_paddr: MAP,
-        memmap_entries: u32::try_from(told.map.len()).expect("a few"),
+        memmap_paddr: MEMORY_MAP_ADDRESS,
+        memmap_entries: u32::try_from(info.map.len()).expect("the map has a few entries"),
         ..Default::default()
     };
-    if let Some((paddr, size)) = told.initrd {
-        info.nr_modules = 1;
-        info.modlist_paddr = MODULES;
-        memory.write_obj(hvm_modlist_entry { paddr, size, ..Default::default() }, GuestAddress(MODULES))?;
+    if let Some((paddr, size)) = info.initrd {
+        start_info.nr_modules = 1;
+        start_info.modlist_paddr = MODULE_LIST_ADDRESS;
+        memory.write_obj(
+            hvm_modlist_entry { paddr, size, ..Default::default() },
+            GuestAddress(MODULE_LIST_ADDRESS),
+        )?;
     }
-    let mut at = MAP;
-    for stretch in &told.map {
-        let entry = hvm_memmap_table_entry {
-            addr: stretch.at,
-            size: stretch.bytes,
-            type_: stretch.kind,
-            reserved: 0,
-        };
+    let mut at = MEMORY_MAP_ADDRESS;
+    for entry in &info.map {
+        let entry =
+            hvm_memmap_table_entry { addr: entry.address, size: entry.bytes, type_: entry.kind, reserved: 0 };
         memory.write_obj(entry, GuestAddress(at))?;
         at += size_of::<hvm_memmap_table_entry>() as u64;
     }
-    memory.write_obj(info, GuestAddress(BOOT_PARAMETERS))?;
-    Ok(Entry { address: entry.0, parameters: BOOT_PARAMETERS, protocol: Protocol::Pvh })
+    memory.write_obj(start_info, GuestAddress(BOOT_PARAMS_ADDRESS))?;
+    Ok(EntryPoint { address: entry.0, parameters: BOOT_PARAMS_ADDRESS, protocol: Protocol::Pvh })
 }

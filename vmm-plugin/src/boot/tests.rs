@@ -1,4 +1,5 @@
-//! Kernels and initrds as whoever made them wants them: what is loaded lies where it may, and what is no kernel is refused.
+//! Tests of the loaders with hostile kernels and initrds: images are loaded where allowed, or
+//! refused.
 
 use std::io::Write as _;
 
@@ -14,13 +15,13 @@ const LOCAL_MIB: u64 = 64;
 fn layout(pool: u32) -> Layout {
     let local = Local { cpus: 1, memory: Bytes::mib(LOCAL_MIB), performance: Performance::LOCAL };
     let pool = (pool > 0).then_some(Pool { slices: pool, performance: Performance::POOL });
-    Layout::of(&Shape { local: vec![local], pool: pool.into_iter().collect() }, 48).unwrap()
+    Layout::new(&Shape { local: vec![local], pool: pool.into_iter().collect() }, 48).unwrap()
 }
 
 fn memory(layout: &Layout) -> GuestMemory {
     let bytes = |range: &std::ops::Range<u64>| usize::try_from(range.end - range.start).unwrap();
     let ranges: Vec<_> =
-        layout.pieces.iter().map(|p| (GuestAddress(p.range.start), bytes(&p.range))).collect();
+        layout.regions.iter().map(|p| (GuestAddress(p.range.start), bytes(&p.range))).collect();
     GuestMemory::from_ranges(&ranges).unwrap()
 }
 
@@ -30,12 +31,12 @@ fn file(content: &[u8]) -> NamedTempFile {
     file
 }
 
-/// Sets bytes of a header.
-fn put(image: &mut [u8], at: usize, value: &[u8]) {
+/// Overwrites bytes of an image.
+fn write_at(image: &mut [u8], at: usize, value: &[u8]) {
     image[at..at + value.len()].copy_from_slice(value);
 }
 
-/// A bzImage, by the fields of its header that we go by.
+/// The header fields of a bzImage that the loader reads.
 #[derive(Clone, Debug)]
 struct Header {
     setup_sectors: u8,
@@ -57,24 +58,24 @@ impl Header {
     fn image(&self) -> Vec<u8> {
         let mut image = vec![0x90; 8192];
         image[0x1f1] = self.setup_sectors;
-        put(&mut image, 0x1f4, &[0; 4]); // whole at any length
+        write_at(&mut image, 0x1f4, &[0; 4]); // size 0: the image is complete at any length
         image[0x211] = 1;
-        put(&mut image, 0x202, b"HdrS\x0f\x02");
+        write_at(&mut image, 0x202, b"HdrS\x0f\x02");
         image[0x236] = 1;
-        put(&mut image, 0x214, &self.start.to_le_bytes());
-        put(&mut image, 0x22c, &self.initrd_max.to_le_bytes());
-        put(&mut image, 0x258, &self.preferred.to_le_bytes());
-        put(&mut image, 0x260, &self.needs.to_le_bytes());
+        write_at(&mut image, 0x214, &self.start.to_le_bytes());
+        write_at(&mut image, 0x22c, &self.initrd_max.to_le_bytes());
+        write_at(&mut image, 0x258, &self.preferred.to_le_bytes());
+        write_at(&mut image, 0x260, &self.needs.to_le_bytes());
         image
     }
 }
 
-/// An ELF with one segment, and its fields as they please.
+/// An ELF file with one segment of arbitrary fields.
 #[derive(Clone, Debug)]
 struct Segment {
     kind: u32,
     offset: u64,
-    place: u64,
+    address: u64,
     in_file: u64,
     in_memory: u64,
     entry: u64,
@@ -85,24 +86,26 @@ struct Segment {
 impl Segment {
     fn image(&self) -> Vec<u8> {
         let mut image = vec![0; 1024];
-        put(&mut image, 0, b"\x7fELF\x02\x01\x01");
-        put(&mut image, 24, &self.entry.to_le_bytes());
-        put(&mut image, 32, &64_u64.to_le_bytes());
-        put(&mut image, 54, &56_u16.to_le_bytes());
-        put(&mut image, 56, &self.count.to_le_bytes());
-        put(&mut image, 64, &self.kind.to_le_bytes());
-        for (field, value) in (1..).zip([self.offset, self.place, self.place, self.in_file, self.in_memory]) {
-            put(&mut image, 64 + 8 * field, &value.to_le_bytes());
+        write_at(&mut image, 0, b"\x7fELF\x02\x01\x01");
+        write_at(&mut image, 24, &self.entry.to_le_bytes());
+        write_at(&mut image, 32, &64_u64.to_le_bytes());
+        write_at(&mut image, 54, &56_u16.to_le_bytes());
+        write_at(&mut image, 56, &self.count.to_le_bytes());
+        write_at(&mut image, 64, &self.kind.to_le_bytes());
+        for (field, value) in
+            (1..).zip([self.offset, self.address, self.address, self.in_file, self.in_memory])
+        {
+            write_at(&mut image, 64 + 8 * field, &value.to_le_bytes());
         }
         for (at, word) in (512..).step_by(4).zip(self.note) {
-            put(&mut image, at, &word.to_le_bytes());
+            write_at(&mut image, at, &word.to_le_bytes());
         }
-        put(&mut image, 524, b"Xen\0\x00\x00\x10\x00");
+        write_at(&mut image, 524, b"Xen\0\x00\x00\x10\x00");
         image
     }
 }
 
-/// Numbers that matter, and any.
+/// Generates boundary values and arbitrary numbers.
 fn numbers() -> impl Strategy<Value = u64> {
     let borders = [0, 1, 64, 512, 1 << 20, 3 << 30, 1 << 32, LOCAL_MIB << 20, 1 << 63, u64::MAX];
     let near = prop::sample::select(borders.to_vec());
@@ -127,17 +130,17 @@ fn headers() -> impl Strategy<Value = Header> {
 }
 
 fn segments() -> impl Strategy<Value = Segment> {
-    let place = prop_oneof![Just(1 << 20), numbers()];
+    let address = prop_oneof![Just(1 << 20), numbers()];
     let count = prop_oneof![6 => Just(1), 1 => any::<u16>()];
     let kind = prop_oneof![4 => Just(1), 4 => Just(4), 1 => any::<u32>()];
     let offset = prop_oneof![2 => Just(512), 1 => numbers()];
     let note =
         prop_oneof![1 => Just([4, 4, 18]), 1 => (short(), short()).prop_map(|(name, desc)| [name, desc, 18])];
-    (kind, offset, place, numbers(), numbers(), place_of_entry(), count, note).prop_map(
-        |(kind, offset, place, in_file, in_memory, entry, count, note)| Segment {
+    (kind, offset, address, numbers(), numbers(), entry_addresses(), count, note).prop_map(
+        |(kind, offset, address, in_file, in_memory, entry, count, note)| Segment {
             kind,
             offset,
-            place,
+            address,
             in_file,
             in_memory,
             entry,
@@ -147,18 +150,18 @@ fn segments() -> impl Strategy<Value = Segment> {
     )
 }
 
-fn place_of_entry() -> impl Strategy<Value = u64> {
+fn entry_addresses() -> impl Strategy<Value = u64> {
     prop_oneof![Just(1 << 20), numbers()]
 }
 
-/// What is loaded lies where it may, or is refused.
-fn endure(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootError> {
+/// Loads an image and an initrd and checks their placement.
+fn load_and_check(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootError> {
     let layout = layout(pool);
     let memory = memory(&layout);
     let (image, initrd) = (file(image), file(initrd));
     let kernel = load_kernel(image.path(), &layout, &memory)?;
     if let Ok((at, bytes)) = load_initrd(initrd.path(), &kernel, &layout, &memory) {
-        assert!(at % PAGE == 0 && at >= HIGH_MEMORY && at >= kernel.kernel_end, "{at:#x}");
+        assert!(at % PAGE_BYTES == 0 && at >= HIGH_MEMORY && at >= kernel.kernel_end, "{at:#x}");
         assert!(at + bytes <= layout.low_memory_end(), "{at:#x}");
     }
     let kernel = Kernel {
@@ -170,7 +173,7 @@ fn endure(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootError> {
 }
 
 #[test]
-fn an_initrd_lies_as_high_as_the_kernel_lets_it() {
+fn initrd_is_placed_as_high_as_the_kernel_allows() {
     let layout = layout(0);
     let memory = memory(&layout);
     let image = |header: Header| load_kernel(file(&header.image()).path(), &layout, &memory).unwrap();
@@ -179,29 +182,29 @@ fn an_initrd_lies_as_high_as_the_kernel_lets_it() {
     assert_eq!(load(image(Header::LINUX)).unwrap(), ((LOCAL_MIB << 20) - 8192, 5000));
     let low = Header { initrd_max: 0x1ff_ffff, ..Header::LINUX };
     assert_eq!(load(image(low)).unwrap(), (0x200_0000 - 8192, 5000));
-    let refused = load(image(Header { initrd_max: 0x110_0fff, ..Header::LINUX })).unwrap_err().to_string();
-    assert!(refused.starts_with("initrd: 5000 bytes do not fit: 4096 are free"), "{refused}");
+    let error = load(image(Header { initrd_max: 0x110_0fff, ..Header::LINUX })).unwrap_err().to_string();
+    assert!(error.starts_with("initrd: 5000 bytes do not fit: 4096 are free"), "{error}");
 }
 
-/// One that says it needs all there is made the end of what it needs overflow when it was rounded to a page.
+/// Regression: rounding the end of such a kernel to a page overflowed.
 #[test]
-fn a_kernel_that_needs_more_memory_than_there_is_is_refused() {
+fn kernel_larger_than_guest_memory_is_refused() {
     let greedy = Header { preferred: u64::MAX, ..Header::LINUX };
-    let refused = endure(&greedy.image(), &[1; 509], 0).unwrap_err().to_string();
-    assert!(refused.starts_with(&format!("kernel: {} bytes do not fit", u64::MAX)), "{refused}");
+    let error = load_and_check(&greedy.image(), &[1; 509], 0).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("kernel: {} bytes do not fit", u64::MAX)), "{error}");
 }
 
 #[test]
-fn a_kernel_of_endless_segments_is_refused() {
+fn elf_with_too_many_segments_is_refused() {
     let mut image = vec![0; 1 << 20];
-    put(&mut image, 0, b"\x7fELF");
-    put(&mut image, 56, &u16::MAX.to_le_bytes());
-    let refused = endure(&image, &[], 0).unwrap_err().to_string();
-    assert!(refused.contains("an ELF of 65535 segments"), "{refused}");
+    write_at(&mut image, 0, b"\x7fELF");
+    write_at(&mut image, 56, &u16::MAX.to_le_bytes());
+    let error = load_and_check(&image, &[], 0).unwrap_err().to_string();
+    assert!(error.contains("an ELF of 65535 segments"), "{error}");
 }
 
 #[test]
-fn the_longest_command_line_fits_and_a_longer_one_or_one_with_zeros_does_not() {
+fn command_line_too_long_or_with_nul_is_refused() {
     let memory = memory(&layout(0));
     assert!(write_command_line(&"x".repeat(COMMAND_LINE_BYTES_MAX), &memory).is_ok());
     assert!(write_command_line(&"x".repeat(COMMAND_LINE_BYTES_MAX + 1), &memory).is_err());
@@ -210,18 +213,18 @@ fn the_longest_command_line_fits_and_a_longer_one_or_one_with_zeros_does_not() {
 
 proptest! {
     #[test]
-    fn no_bzimage_brings_its_loader_down(header in headers(), initrd in 0..20_000_usize, bytes in 0..8192_usize) {
-        let _ = endure(&header.image()[..bytes.max(0x300)], &vec![1; initrd], 1);
+    fn arbitrary_bzimage_does_not_panic_the_loader(header in headers(), initrd in 0..20_000_usize, bytes in 0..8192_usize) {
+        let _ = load_and_check(&header.image()[..bytes.max(0x300)], &vec![1; initrd], 1);
     }
 
     #[test]
-    fn no_elf_brings_its_loader_down(segment in segments(), initrd in 0..20_000_usize) {
-        let _ = endure(&segment.image(), &vec![1; initrd], 1);
+    fn arbitrary_elf_does_not_panic_the_loader(segment in segments(), initrd in 0..20_000_usize) {
+        let _ = load_and_check(&segment.image(), &vec![1; initrd], 1);
     }
 
     #[test]
-    fn nothing_that_is_no_kernel_brings_its_loader_down(magic in any::<bool>(), rest in prop::collection::vec(any::<u8>(), 0..800)) {
+    fn arbitrary_file_does_not_panic_the_loader(magic in any::<bool>(), rest in prop::collection::vec(any::<u8>(), 0..800)) {
         let image = [if magic { b"\x7fELF" } else { b"\x7f\0\0\0" }, &rest[..]].concat();
-        let _ = endure(&image, &[1], 0);
+        let _ = load_and_check(&image, &[1], 0);
     }
 }

@@ -1,5 +1,5 @@
-//! The root directory of a confined process: an empty directory that the user names, or an empty file system that is mounted
-//! nowhere and read-only, and is gone with the process.
+//! Root directory of a confined process: an empty directory given by the user, or an empty
+//! read-only tmpfs that is not mounted anywhere and vanishes with the process.
 
 use std::{fs, path::Path};
 
@@ -9,21 +9,21 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
 
-use super::{ConfineError, Root, refused};
+use super::{ConfineError, Root, error};
 
-/// Opens a directory that must be empty.
+/// Opens a directory, which must be empty.
 pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
-    let shown = path.display().to_string();
-    let mut content = fs::read_dir(path).map_err(refused("chroot", format!("look into {shown}")))?;
+    let display_name = path.display().to_string();
+    let mut content = fs::read_dir(path).map_err(error("chroot", format!("list {display_name}")))?;
     if content.next().is_some() {
         return Err(ConfineError::NotEmpty(path.to_owned()));
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty());
-    Ok(Root { directory: directory.map_err(refused("chroot", format!("open {shown}")))?, shown })
+    Ok(Root { directory: directory.map_err(error("chroot", format!("open {display_name}")))?, display_name })
 }
 
-/// Makes a tmpfs that is attached to no directory, so no other process can put anything into it.
+/// Creates a tmpfs that is not attached to any directory, so that no other process can add files.
 pub(super) fn make_empty() -> Result<Root, ConfineError> {
     let mounted = || {
         let file_system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -34,11 +34,11 @@ pub(super) fn make_empty() -> Result<Root, ConfineError> {
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         fsmount(&file_system, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     };
-    let directory = mounted().map_err(refused("chroot", "make an empty file system"))?;
-    Ok(Root { directory, shown: "an empty file system".into() })
+    let directory = mounted().map_err(error("chroot", "create an empty file system"))?;
+    Ok(Root { directory, display_name: "an empty file system".into() })
 }
 
-/// Makes it the root and the working directory of this process.
+/// Makes a directory the root and the working directory of this process.
 pub(super) fn enter(root: &Root) -> Result<(), Errno> {
     rustix::process::fchdir(&root.directory)?;
     rustix::process::chroot(".")

@@ -1,109 +1,108 @@
-//! The threads that serve a guest: each makes no system calls but those its work needs. Each installs its filter before it
-//! looks at anything that the guest has written.
+//! Threads that serve a guest, each with a seccomp filter for its role. A thread installs its
+//! filter before it reads anything that the guest has written.
 
 use std::{cell::Cell, collections::BTreeMap, io, thread::JoinHandle};
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
 use vmm_sys_util::signal::block_signal;
 
-use super::{Seccomp, calls, forbidden};
+use super::{Seccomp, sigsys, syscall_rules};
 use crate::exit;
 
-/// What a thread is there for.
+/// Role of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Work {
-    /// Decides about the guest's life; the process's first.
+pub enum ThreadRole {
+    /// The process's first thread: the event loop.
     Main,
-    /// Runs a processor.
-    Processor,
-    /// Serves a disk.
-    Disk,
-    /// Serves a network card.
-    Card,
-    /// Serves random numbers.
-    Random,
-    /// Answers callers at the control socket.
+    /// Runs a vCPU.
+    Vcpu,
+    /// Serves a block device.
+    Block,
+    /// Serves a network device.
+    Net,
+    /// Serves the entropy device.
+    Rng,
+    /// Serves the control socket.
     Control,
 }
 
-impl Work {
-    /// All there are.
-    pub const ALL: [Self; 6] =
-        [Self::Main, Self::Processor, Self::Disk, Self::Card, Self::Random, Self::Control];
+impl ThreadRole {
+    /// All roles.
+    pub const ALL: [Self; 6] = [Self::Main, Self::Vcpu, Self::Block, Self::Net, Self::Rng, Self::Control];
 
-    /// Whether a guest is none any more without it.
-    pub fn is_needed(self) -> bool {
+    /// Returns whether the guest cannot continue without this thread.
+    pub fn is_essential(self) -> bool {
         self != Self::Control
     }
 
-    /// What people call it.
+    /// Returns the name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Main => "the main thread",
-            Self::Processor => "a processor's thread",
-            Self::Disk => "a disk's thread",
-            Self::Card => "a network card's thread",
-            Self::Random => "the thread of random numbers",
-            Self::Control => "the control socket's thread",
+            Self::Vcpu => "a vCPU thread",
+            Self::Block => "a disk thread",
+            Self::Net => "a network thread",
+            Self::Rng => "the RNG thread",
+            Self::Control => "the control socket thread",
         }
     }
 }
 
 thread_local! {
-    static WORK: Cell<Option<Work>> = const { Cell::new(None) };
+    static ROLE: Cell<Option<ThreadRole>> = const { Cell::new(None) };
 }
 
-/// What this thread is there for, once it is confined. Safe in a signal handler.
-pub fn work() -> Option<Work> {
-    WORK.get()
+/// Returns the role of this thread once it is confined. Safe in a signal handler.
+pub fn role() -> Option<ThreadRole> {
+    ROLE.get()
 }
 
-/// The filters of all threads; empty if there are to be none.
+/// Seccomp filters by role; empty if filtering is disabled.
 #[derive(Debug, Default)]
-pub struct Filters(BTreeMap<Work, BpfProgram>);
+pub struct SeccompFilters(BTreeMap<ThreadRole, BpfProgram>);
 
-impl Filters {
-    /// Makes them, and whoever says which call was not let through.
+impl SeccompFilters {
+    /// Compiles the filters and installs the SIGSYS handler.
     ///
     /// # Errors
-    /// The kernel takes no handler.
+    /// The error of sigaction(2).
     pub fn new(seccomp: Seccomp) -> io::Result<Self> {
-        let otherwise = match seccomp {
+        let violation_action = match seccomp {
             Seccomp::False => return Ok(Self::default()),
             Seccomp::Log => SeccompAction::Log,
             Seccomp::True => SeccompAction::Trap,
         };
-        forbidden::watch()?;
-        Ok(Self(Work::ALL.map(|work| (work, filter(work, otherwise.clone()))).into()))
+        sigsys::install_handler()?;
+        Ok(Self(ThreadRole::ALL.map(|role| (role, filter(role, violation_action.clone()))).into()))
     }
 
-    /// This thread makes no other calls from now on.
+    /// Installs the filter of a role on this thread.
     ///
     /// # Errors
-    /// The kernel takes no filter.
-    pub fn confine(&self, work: Work) -> io::Result<()> {
-        WORK.set(Some(work));
-        self.0.get(&work).map_or(Ok(()), |filter| apply_filter(filter).map_err(io::Error::other))
+    /// The error of seccomp(2).
+    pub fn confine(&self, role: ThreadRole) -> io::Result<()> {
+        ROLE.set(Some(role));
+        self.0.get(&role).map_or(Ok(()), |filter| apply_filter(filter).map_err(io::Error::other))
     }
 
-    /// Starts a thread that makes no other calls. Signals that ask for an end are left to the main thread.
+    /// Starts a thread with the filter of its role. SIGTERM and SIGINT are left to the main thread.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The error of creating the thread.
     pub fn spawn(
         &self,
-        work: Work,
+        role: ThreadRole,
         name: String,
         run: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
-        let filters = Self(self.0.get(&work).map(|filter| (work, filter.clone())).into_iter().collect());
+        let filters = Self(self.0.get(&role).map(|filter| (role, filter.clone())).into_iter().collect());
         std::thread::Builder::new().name(name).spawn(move || {
             for signal in [libc::SIGTERM, libc::SIGINT] {
-                let _ = block_signal(signal); // blocked already, if at all
+                let _ = block_signal(signal); // fails only if it is blocked already
             }
-            if let Err(error) = filters.confine(work) {
-                exit::say(&format!("error: seccomp: cannot confine {}: {error}", work.name()));
-                exit::at_once(exit::FAILED);
+            if let Err(error) = filters.confine(role) {
+                exit::print(&format!("error: seccomp: cannot confine {}: {error}", role.name()));
+                exit::exit_now(exit::FAILED);
             }
             drop(filters);
             run();
@@ -111,10 +110,15 @@ impl Filters {
     }
 }
 
-fn filter(work: Work, otherwise: SeccompAction) -> BpfProgram {
-    const HERE: TargetArch = TargetArch::x86_64;
-    let filter = SeccompFilter::new(calls::of(work), otherwise, SeccompAction::Allow, HERE);
-    filter.and_then(BpfProgram::try_from).expect("the tables are well-formed")
+fn filter(role: ThreadRole, violation_action: SeccompAction) -> BpfProgram {
+    const TARGET_ARCH: TargetArch = TargetArch::x86_64;
+    let filter = SeccompFilter::new(
+        syscall_rules::for_role(role),
+        violation_action,
+        SeccompAction::Allow,
+        TARGET_ARCH,
+    );
+    filter.and_then(BpfProgram::try_from).expect("the rule tables are valid")
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Callers at a control socket, a limited number at a time: each connection holds a place until it is closed.
+//! Accepts connections to a control socket, up to a limit. Each connection holds a permit until it
+//! is closed.
 
 use std::{
     io,
@@ -17,30 +18,30 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use units::limits::CONTROL_CONNECTIONS_MAX;
 
-/// How long nobody is let in after that failed: descriptors may come back.
-const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept: descriptors may become available again.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A connection that has a place.
+/// A connection with a permit.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// Lets callers in as places become free. More wait at the socket.
+/// Accepts connections as permits become free. Further clients wait in the socket's backlog.
 pub(super) fn accept(listener: UnixListener) -> ReceiverStream<io::Result<Connection>> {
     let (sender, receiver) = mpsc::channel(1);
-    let places = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
     tokio::spawn(async move {
         loop {
-            let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");
+            let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    if sender.send(Ok(Connection { stream, _place: place })).await.is_err() {
-                        return; // nobody serves any more
+                    if sender.send(Ok(Connection { stream, _permit: permit })).await.is_err() {
+                        return; // the server has stopped
                     }
                 }
-                Err(_) => tokio::time::sleep(PAUSE_AFTER_FAILURE).await,
+                Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
             }
         }
     });

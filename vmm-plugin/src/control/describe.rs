@@ -1,4 +1,5 @@
-//! A guest as its control socket tells of it: everything but what changes while it runs.
+//! Static description of a guest for its control socket. Values that change while the guest runs
+//! are added by `control`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +11,7 @@ use crate::{
     memory::Memory,
 };
 
-/// What a guest is.
+/// Describes a guest.
 pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wire::Guest {
     let nodes = (0..).zip(&layout.nodes).map(|(number, _)| node(number, layout, memory));
     wire::Guest {
@@ -23,20 +24,20 @@ pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wir
         agent: config.agent.as_ref().map(|socket| socket.display().to_string()),
         nodes: nodes.collect(),
         disks: config.disks.iter().map(disk).collect(),
-        cards: config.nets.iter().map(card).collect(),
+        cards: config.nets.iter().map(net).collect(),
     }
 }
 
 fn node(number: u32, layout: &Layout, memory: &Memory) -> wire::GuestNode {
-    let at = number as usize;
-    let node = &layout.nodes[at];
+    let index = number as usize;
+    let node = &layout.nodes[index];
     wire::GuestNode {
         node: number,
         pool: node.is_pool(),
         cpus: node.cpus.clone().collect(),
         bytes: node.memory.iter().map(|range| range.end - range.start).sum(),
         touched_bytes: None,
-        distances: (0..layout.nodes.len()).map(|to| u32::from(layout.distance(at, to))).collect(),
+        distances: (0..layout.nodes.len()).map(|to| u32::from(layout.distance(index, to))).collect(),
         emc: memory.slices(number).next().map(|(_, emc)| emc.to_owned()),
         slices: memory.slices(number).map(|(slice, _)| slice).collect(),
     }
@@ -46,7 +47,7 @@ fn disk(disk: &Disk) -> wire::GuestDisk {
     wire::GuestDisk { path: disk.path.display().to_string(), read_only: disk.read_only }
 }
 
-fn card(net: &Net) -> wire::GuestCard {
+fn net(net: &Net) -> wire::GuestCard {
     wire::GuestCard { tap: net.tap.clone(), mac: net.mac.to_string() }
 }
 

@@ -1,6 +1,6 @@
-//! The name under which a running VM is found: one socket for each, in a directory of sockets. The process that makes it runs the
-//! VM, and no other does. A confined process can remove no file, so the socket of a VM that ran stays; it is dead when no process
-//! listens to it, and is replaced when the VM starts again.
+//! Control socket files: one per VM, in one directory. The process that listens on a VM's socket
+//! runs that VM, so a VM runs at most once. A confined process cannot remove files, so the socket
+//! of an ended VM remains. It has no listener and is replaced when the VM starts again.
 
 use std::{
     fs::{DirBuilder, File},
@@ -22,47 +22,47 @@ use rustix::{
 };
 use units::Name;
 
-/// Callers the kernel holds while all places are taken.
+/// Connections that the kernel queues while no permit is free.
 const BACKLOG: i32 = 128;
 
-/// Why a VM cannot have its socket.
+/// Error returned when a VM cannot have a control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// It has one already.
-    #[error("VM {vm} runs already here: process {pid} answers at {}", path.display())]
-    Taken {
-        /// Whose.
+    /// The VM is already running.
+    #[error("VM {vm} is already running: process {pid} listens on {}", path.display())]
+    AlreadyRunning {
+        /// Name of the VM.
         vm: Name,
-        /// Of its VMM.
+        /// Process ID of its VMM.
         pid: i32,
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// Addresses of sockets are short.
+    /// The path exceeds the limit of a socket address.
     #[error("run-dir: the path {} is too long for a socket: at most 107 bytes", path.display())]
-    TooLong {
-        /// Which one.
+    PathTooLong {
+        /// The path.
         path: PathBuf,
     },
-    /// The operating system refuses.
+    /// A system call failed.
     #[error("run-dir: cannot {doing} {}", path.display())]
     System {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// With what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
 }
 
-/// Where a VM's socket is.
+/// Returns the path of a VM's control socket.
 pub fn path_of(run_dir: &Path, vm: &Name) -> PathBuf {
     run_dir.join(format!("{vm}.sock"))
 }
 
-/// The socket of a VM that is not running yet: its file is removed on drop.
+/// The listening socket of a VM that does not run yet. The file is removed on drop.
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
@@ -70,54 +70,61 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Returns the listening socket of a VM that runs from now on; the file stays.
+    /// Returns the listener for a VM that runs from now on. The file is kept.
     pub fn into_listener(mut self) -> UnixListener {
-        self.listener.take().expect("it is taken once, as self is")
+        self.listener.take().expect("the listener is taken once, as self is consumed")
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         if self.listener.is_some() {
-            let _ = remove(&self.path); // one that stays is replaced
+            let _ = remove(&self.path); // a file that cannot be removed is replaced later
         }
     }
 }
 
-/// Makes the socket of a VM, and the directory if need be, for this process's user alone, or replaces a dead one.
+/// Creates the socket of a VM, and its directory if missing, accessible to this process's user
+/// only. Replaces a socket without a listener.
 ///
 /// # Errors
-/// [`SocketError`]: among others, the VM runs already.
+/// [`SocketError::AlreadyRunning`] if another process runs the VM, or another variant if the socket
+/// cannot be created.
 pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
         move |errno: io::Error| SocketError::System { doing, path, errno }
     };
-    let run_dir = std::path::absolute(run_dir).map_err(failed("find", run_dir))?;
+    let run_dir = std::path::absolute(run_dir).map_err(failed("resolve", run_dir))?;
     let path = path_of(&run_dir, vm);
-    let address = SocketAddrUnix::new(&path).map_err(|_| SocketError::TooLong { path: path.clone() })?;
-    DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("make", &run_dir))?;
-    let folder = File::open(&run_dir).map_err(failed("open", &run_dir))?;
-    // One at a time looks and takes: of two that start the same VM, one finds the other.
-    flock(&folder, FlockOperation::LockExclusive).map_err(|errno| failed("lock", &run_dir)(errno.into()))?;
-    if let Some(process) = process_at(&path).map_err(failed("look who is at", &path))? {
-        return Err(SocketError::Taken { vm: vm.clone(), pid: process.as_raw_nonzero().get(), path });
+    let address = SocketAddrUnix::new(&path).map_err(|_| SocketError::PathTooLong { path: path.clone() })?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("create", &run_dir))?;
+    let dir_file = File::open(&run_dir).map_err(failed("open", &run_dir))?;
+    // The directory lock makes check and creation atomic between processes that start the same VM.
+    flock(&dir_file, FlockOperation::LockExclusive)
+        .map_err(|errno| failed("lock", &run_dir)(errno.into()))?;
+    if let Some(process) = listener_pid(&path).map_err(failed("find the listener on", &path))? {
+        return Err(SocketError::AlreadyRunning {
+            vm: vm.clone(),
+            pid: process.as_raw_nonzero().get(),
+            path,
+        });
     }
-    remove(&path).map_err(failed("remove the dead socket", &path))?;
-    let listener = listen_at(&address).map_err(failed("listen at", &path))?;
-    flock(&folder, FlockOperation::Unlock).map_err(|errno| failed("unlock", &run_dir)(errno.into()))?;
+    remove(&path).map_err(failed("remove the stale socket", &path))?;
+    let listener = bind_and_listen(&address).map_err(failed("listen at", &path))?;
+    flock(&dir_file, FlockOperation::Unlock).map_err(|errno| failed("unlock", &run_dir)(errno.into()))?;
     Ok(ControlSocket { path, listener: Some(listener) })
 }
 
-/// The process that listens at a path; `None` if nobody does, or there is nothing.
+/// Returns the process that listens on a path, or `None` if there is no file or no listener.
 ///
 /// # Errors
-/// It may not be asked, or is too busy to be asked.
-pub fn process_at(path: &Path) -> io::Result<Option<Pid>> {
+/// The error of connect(2), such as `WouldBlock` if the backlog is full.
+pub fn listener_pid(path: &Path) -> io::Result<Option<Pid>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let asking = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match connect(&asking, &SocketAddrUnix::new(path)?) {
-        Ok(()) => Ok(Some(sockopt::socket_peercred(&asking)?.pid)),
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(Some(sockopt::socket_peercred(&socket)?.pid)),
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
@@ -130,8 +137,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The mode is set before there is a file: nobody else can open it in between.
-fn listen_at(address: &SocketAddrUnix) -> io::Result<UnixListener> {
+/// The mode is set before bind creates the file, so that no other user can connect in between.
+fn bind_and_listen(address: &SocketAddrUnix) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -159,42 +166,42 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_and_its_folder_are_their_owners_alone() {
-        let place = tempfile::tempdir().unwrap();
-        let run_dir = place.path().join("run/vms");
+    fn socket_and_directory_are_accessible_to_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("run/vms");
         let _listener = claim(&run_dir, &name()).unwrap();
         assert_eq!((mode(&run_dir), mode(&path_of(&run_dir, &name()))), (0o700, 0o600));
     }
 
     #[test]
-    fn a_vm_that_answers_runs_already_and_one_that_does_not_is_replaced() {
-        let place = tempfile::tempdir().unwrap();
-        let first = claim(place.path(), &name()).unwrap().into_listener();
-        let refused = claim(place.path(), &name()).unwrap_err().to_string();
-        let process = format!("VM v runs already here: process {} answers at ", std::process::id());
-        assert!(refused.starts_with(&process), "{refused}");
+    fn live_socket_is_refused_and_dead_socket_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = claim(dir.path(), &name()).unwrap().into_listener();
+        let error = claim(dir.path(), &name()).unwrap_err().to_string();
+        let process = format!("VM v is already running: process {} listens on ", std::process::id());
+        assert!(error.starts_with(&process), "{error}");
         drop(first);
-        assert!(fs::symlink_metadata(path_of(place.path(), &name())).unwrap().file_type().is_socket());
-        claim(place.path(), &name()).unwrap();
+        assert!(fs::symlink_metadata(path_of(dir.path(), &name())).unwrap().file_type().is_socket());
+        claim(dir.path(), &name()).unwrap();
     }
 
     #[test]
     fn socket_of_a_vm_that_never_ran_is_removed() {
-        let place = tempfile::tempdir().unwrap();
-        drop(claim(place.path(), &name()).unwrap());
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        let dir = tempfile::tempdir().unwrap();
+        drop(claim(dir.path(), &name()).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn of_many_that_start_the_same_vm_at_once_one_does() {
+    fn concurrent_claims_of_one_vm_have_one_winner() {
         const AT_ONCE: usize = 8;
         for _ in 0..20 {
-            let place = tempfile::tempdir().unwrap();
+            let dir = tempfile::tempdir().unwrap();
             let start = Barrier::new(AT_ONCE);
             let claimed: Vec<_> = std::thread::scope(|scope| {
                 let claim = || {
                     start.wait();
-                    claim(place.path(), &name())
+                    claim(dir.path(), &name())
                 };
                 let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(claim)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -204,11 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_no_socket_can_have_is_refused_and_nothing_is_made() {
-        let place = tempfile::tempdir().unwrap();
-        let run_dir = place.path().join("x".repeat(100));
-        let refused = claim(&run_dir, &name()).unwrap_err().to_string();
-        assert!(refused.ends_with("is too long for a socket: at most 107 bytes"), "{refused}");
+    fn too_long_socket_path_is_refused_without_creating_dir() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("x".repeat(100));
+        let error = claim(&run_dir, &name()).unwrap_err().to_string();
+        assert!(error.ends_with("is too long for a socket: at most 107 bytes"), "{error}");
         assert!(!run_dir.exists());
     }
 }

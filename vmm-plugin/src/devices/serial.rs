@@ -1,14 +1,14 @@
-//! The guest's serial console: vm-superio's 16550A, its interrupt and where its output goes.
+//! Serial console: vm-superio's 16550A with its interrupt and its output.
 
 use std::{fmt, io};
 
 use vm_superio::{Serial as Uart, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Where a console's output goes.
+/// Destination of a console's output.
 pub type Output = Box<dyn io::Write + Send>;
 
-/// One serial line.
+/// A serial port.
 pub struct Serial(Uart<Line, NoEvents, Output>);
 
 impl fmt::Debug for Serial {
@@ -17,7 +17,7 @@ impl fmt::Debug for Serial {
     }
 }
 
-/// An interrupt line that KVM listens to.
+/// An interrupt line, as an irqfd.
 struct Line(EventFd);
 
 impl Trigger for Line {
@@ -29,25 +29,25 @@ impl Trigger for Line {
 }
 
 impl Serial {
-    /// A line whose interrupt is told through `line`.
+    /// Creates a serial port that raises interrupts through `line`.
     pub fn new(line: EventFd, output: Output) -> Self {
         Self(Uart::new(Line(line), output))
     }
 
-    /// The guest reads a register, 0 to 7.
+    /// Handles a read of register 0 to 7.
     pub fn read(&mut self, register: u16) -> u8 {
         u8::try_from(register).map_or(0, |register| self.0.read(register))
     }
 
-    /// The guest writes a register, 0 to 7. Output that cannot be written is lost, as on a line with nobody at its end.
+    /// Handles a write of register 0 to 7. Output that cannot be written is dropped.
     pub fn write(&mut self, register: u16, value: u8) {
         if let Ok(register) = u8::try_from(register) {
             let _ = self.0.write(register, value);
         }
     }
 
-    /// Somebody types. Returns how much of it there was room for.
-    pub fn typed(&mut self, input: &[u8]) -> usize {
+    /// Adds terminal input to the receive buffer and returns how many bytes it had space for.
+    pub fn enqueue_input(&mut self, input: &[u8]) -> usize {
         self.0.enqueue_raw_bytes(input).unwrap_or(0)
     }
 }

@@ -1,4 +1,4 @@
-//! Ports and the serial line as a guest uses and misuses them.
+//! Tests of the I/O ports under correct and arbitrary accesses.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,11 +7,11 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{serial::Serial, *};
 
-/// What came out of a serial line.
+/// Collects the output of a serial port.
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct OutputBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl std::io::Write for Paper {
+impl std::io::Write for OutputBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().write(bytes)
     }
@@ -21,17 +21,17 @@ impl std::io::Write for Paper {
     }
 }
 
-fn ports() -> (Ports, Paper, EventFd) {
-    let (paper, line) = (Paper::default(), EventFd::new(EFD_NONBLOCK).unwrap());
-    let serial = Serial::new(line.try_clone().unwrap(), Box::new(paper.clone()));
-    (Ports::new(serial), paper, line)
+fn ports() -> (PortIo, OutputBuffer, EventFd) {
+    let (output, line) = (OutputBuffer::default(), EventFd::new(EFD_NONBLOCK).unwrap());
+    let serial = Serial::new(line.try_clone().unwrap(), Box::new(output.clone()));
+    (PortIo::new(serial), output, line)
 }
 
 #[derive(Clone, Debug)]
 enum Attack {
     Write(u16, Vec<u8>),
     Read(u16, usize),
-    Typed(Vec<u8>),
+    Input(Vec<u8>),
 }
 
 fn attacks() -> impl Strategy<Value = Vec<Attack>> {
@@ -40,34 +40,34 @@ fn attacks() -> impl Strategy<Value = Vec<Attack>> {
     let attack = prop_oneof![
         6 => (port(), data).prop_map(|(port, data)| Attack::Write(port, data)),
         2 => (port(), prop_oneof![4 => Just(1), 1 => 0..9_usize]).prop_map(|(port, bytes)| Attack::Read(port, bytes)),
-        1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Attack::Typed),
+        1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Attack::Input),
     ];
     prop::collection::vec(attack, 0..400)
 }
 
 #[test]
-fn a_line_whose_other_end_is_gone_loses_what_is_written_and_goes_on() {
+fn serial_output_to_a_closed_pipe_is_dropped() {
     let (read, write) = rustix::pipe::pipe().unwrap();
     drop(read);
     let line = EventFd::new(EFD_NONBLOCK).unwrap();
     let mut serial = Serial::new(line, Box::new(std::fs::File::from(write)));
     serial.write(0, b'x');
-    assert_eq!(serial.read(5) & 0x20, 0x20, "there is room for the next");
+    assert_eq!(serial.read(5) & 0x20, 0x20, "the transmitter is empty");
 }
 
 #[test]
-fn more_interrupts_than_anybody_takes_are_one() {
-    let (ports, paper, line) = ports();
+fn serial_works_with_a_full_interrupt_eventfd() {
+    let (ports, output, line) = ports();
     line.write(u64::MAX - 1).unwrap();
     ports.write(SERIAL_PORT + 1, &[2]);
     ports.write(SERIAL_PORT, b"x");
-    assert_eq!(*paper.0.lock().unwrap(), b"x");
+    assert_eq!(*output.0.lock().unwrap(), b"x");
 }
 
 proptest! {
     #[test]
-    fn no_guest_brings_the_ports_down_or_says_more_than_it_wrote(attacks in attacks()) {
-        let (ports, paper, _line) = ports();
+    fn arbitrary_port_accesses_do_not_panic_or_invent_output(attacks in attacks()) {
+        let (ports, output, _line) = ports();
         let mut written = 0;
         for attack in &attacks {
             match attack {
@@ -76,9 +76,9 @@ proptest! {
                     ports.write(*port, data);
                 }
                 Attack::Read(port, bytes) => ports.read(*port, &mut vec![0; *bytes]),
-                Attack::Typed(bytes) => prop_assert!(ports.serial().typed(bytes) <= bytes.len()),
+                Attack::Input(bytes) => prop_assert!(ports.serial().enqueue_input(bytes) <= bytes.len()),
             }
         }
-        prop_assert!(paper.0.lock().unwrap().len() <= written);
+        prop_assert!(output.0.lock().unwrap().len() <= written);
     }
 }

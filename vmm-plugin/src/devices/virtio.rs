@@ -1,10 +1,10 @@
-//! Virtio devices behind registers in memory (VIRTIO 1.2, section 4.2). A guest's driver and a device share queues in guest
-//! memory; what a guest writes there, and into the registers, is hostile input. A device that is told nonsense stops, tells
-//! the driver so, and waits to be reset.
+//! Virtio devices on the MMIO transport (VIRTIO 1.2, section 4.2). Registers and queue memory are
+//! hostile input: a device whose driver violates the protocol stops, reports this to the driver,
+//! and waits for a reset.
 
 pub mod block;
+mod mmio;
 pub mod net;
-mod registers;
 pub mod rng;
 mod worker;
 
@@ -12,74 +12,80 @@ use std::{io, os::fd::RawFd};
 
 use virtio_queue::{DescriptorChain, Queue, QueueT as _};
 
-use crate::{confine::threads::Work, memory::GuestMemory};
+use crate::{confine::threads::ThreadRole, memory::GuestMemory};
 
 pub use self::{
-    registers::{REGISTERS_BYTES, Registers},
+    mmio::{MMIO_WINDOW_BYTES, MmioTransport},
     worker::Worker,
 };
 
-/// Bits that every device and driver of this version has.
-const VERSION_1: u64 = 1 << 32;
-/// The sides tell each other when they want to be told.
-const EVENT_IDX: u64 = 1 << 29;
+/// Feature of the current, non-legacy interface.
+const VIRTIO_F_VERSION_1: u64 = 1 << 32;
+/// Feature for suppressing notifications and interrupts by ring index.
+const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 
-/// A run of buffers that a driver hands to a device.
+/// A descriptor chain of a queue.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemory>;
 
-/// The driver did what no driver may.
+/// The driver violated the virtio protocol.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
-    /// A queue that makes no sense.
-    #[error("a queue makes no sense")]
+pub enum GuestDriverError {
+    /// A queue is invalid.
+    #[error("invalid queue")]
     Queue(#[from] virtio_queue::Error),
-    /// Buffers that make no sense.
-    #[error("buffers make no sense")]
+    /// A descriptor chain is invalid.
+    #[error("invalid descriptor chain")]
     Buffers(#[from] io::Error),
 }
 
-/// What a device is and does. Everything around it is the same for all.
-pub trait Device: Send {
-    /// Its kind (VIRTIO 1.2, section 5).
-    fn kind(&self) -> u32;
+/// A device type. The transport and the worker are the same for all types.
+pub trait VirtioDevice: Send {
+    /// Returns the device ID (VIRTIO 1.2, section 5).
+    fn device_type(&self) -> u32;
 
-    /// The work of its thread.
-    fn work(&self) -> Work;
+    /// Returns the role of the device's thread.
+    fn role(&self) -> ThreadRole;
 
-    /// What it can do, beyond what all can.
-    fn features(&self) -> u64;
+    /// Returns the device-specific feature bits.
+    fn device_features(&self) -> u64;
 
-    /// The sizes of its queues, powers of two.
-    fn queues(&self) -> &'static [u16];
+    /// Returns the maximum size of each queue, powers of two.
+    fn queue_sizes(&self) -> &'static [u16];
 
-    /// What the driver reads of it.
-    fn config(&self) -> Vec<u8>;
+    /// Returns the content of the configuration space.
+    fn config_space(&self) -> Vec<u8>;
 
-    /// The driver has chosen some of its features.
-    fn chosen(&mut self, _features: u64) {}
+    /// Applies the negotiated feature bits.
+    fn set_driver_features(&mut self, _features: u64) {}
 
-    /// Does what one chain asks for. The number of bytes written into it, or `None` if it is to be kept for later.
+    /// Processes one descriptor chain. Returns the number of bytes written to it, or `None` if the
+    /// chain is to stay available.
     ///
     /// # Errors
-    /// The chain makes no sense.
-    fn serve(&mut self, queue: usize, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken>;
+    /// [`GuestDriverError`] if the chain is invalid.
+    fn process_chain(
+        &mut self,
+        queue: usize,
+        chain: Chain<'_>,
+        memory: &GuestMemory,
+    ) -> Result<Option<u32>, GuestDriverError>;
 
-    /// What the device itself waits for, and for which of its queues.
-    fn source(&self) -> Option<(RawFd, usize)> {
+    /// Returns a descriptor that the device polls, and the queue that it feeds.
+    fn event_source(&self) -> Option<(RawFd, usize)> {
         None
     }
 }
 
-/// Serves what lies in a queue. Whether the driver wants to be told.
+/// Processes all available chains of a queue. Returns whether the driver requests an interrupt.
 ///
 /// # Errors
-/// The driver did what no driver may.
-pub fn serve_queue(
-    device: &mut dyn Device,
+/// [`GuestDriverError`] if the driver violated the protocol.
+pub fn process_queue(
+    device: &mut dyn VirtioDevice,
     number: usize,
     queue: &mut Queue,
     memory: &GuestMemory,
-) -> Result<bool, Broken> {
+) -> Result<bool, GuestDriverError> {
     if !queue.ready() {
         return Ok(false);
     }
@@ -90,7 +96,7 @@ pub fn serve_queue(
         while let Some(chain) = queue.pop_descriptor_chain(memory) {
             empty_rounds = 0;
             let head = chain.head_index();
-            match device.serve(number, chain, memory)? {
+            match device.process_chain(number, chain, memory)? {
                 Some(bytes) => queue.add_used(memory, head, bytes)?,
                 None => {
                     let back = queue.next_avail().wrapping_sub(1);
@@ -105,7 +111,7 @@ pub fn serve_queue(
             return Ok(served && queue.needs_notification(memory)?);
         }
         if empty_rounds > 1 {
-            return Err(virtio_queue::Error::InvalidAvailRingIndex.into()); // more than the queue can hold is offered
+            return Err(virtio_queue::Error::InvalidAvailRingIndex.into()); // more chains are available than the queue can hold
         }
     }
 }

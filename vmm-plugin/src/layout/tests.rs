@@ -1,4 +1,4 @@
-//! What a layout promises, for any shape.
+//! Invariants of layouts for arbitrary shapes, and examples.
 
 use proptest::prelude::*;
 
@@ -27,46 +27,46 @@ fn shapes() -> impl Strategy<Value = Shape> {
 
 proptest! {
     #[test]
-    fn pieces_are_in_order_and_leave_the_devices_their_window(shape in shapes()) {
-        let layout = Layout::of(&shape, 46).unwrap();
+    fn regions_are_ordered_and_avoid_the_mmio_hole(shape in shapes()) {
+        let layout = Layout::new(&shape, 46).unwrap();
         let mut end = 0;
-        for piece in &layout.pieces {
-            prop_assert!(piece.range.start >= end && piece.range.end > piece.range.start);
-            prop_assert!(piece.range.end <= HOLE_START || piece.range.start >= HOLE_END);
-            end = piece.range.end;
+        for region in &layout.regions {
+            prop_assert!(region.range.start >= end && region.range.end > region.range.start);
+            prop_assert!(region.range.end <= MMIO_HOLE_START || region.range.start >= MMIO_HOLE_END);
+            end = region.range.end;
         }
     }
 
     #[test]
-    fn every_node_has_what_it_was_to_have_and_its_pieces_are_its_memory(shape in shapes()) {
-        let layout = Layout::of(&shape, 46).unwrap();
+    fn node_sizes_match_the_shape_and_their_regions(shape in shapes()) {
+        let layout = Layout::new(&shape, 46).unwrap();
         let sizes: Vec<u64> = layout.nodes.iter().map(|node| node.memory.iter().map(|r| r.end - r.start).sum()).collect();
-        let wanted = shape.local.iter().map(|node| node.memory.get());
-        let wanted: Vec<u64> = wanted.chain(shape.pool.iter().map(|node| Bytes::slices(node.slices).get())).collect();
-        prop_assert_eq!(sizes, wanted);
+        let requested = shape.local.iter().map(|node| node.memory.get());
+        let requested: Vec<u64> = requested.chain(shape.pool.iter().map(|node| Bytes::slices(node.slices).get())).collect();
+        prop_assert_eq!(sizes, requested);
         for (number, node) in layout.nodes.iter().enumerate() {
-            let pieces = layout.pieces.iter().filter(|piece| piece.node as usize == number);
-            let inside = |piece: &Piece| node.memory.iter().any(|r| r.start <= piece.range.start && piece.range.end <= r.end);
-            prop_assert_eq!(pieces.clone().map(|p| p.range.end - p.range.start).sum::<u64>(),
+            let regions = layout.regions.iter().filter(|region| region.node as usize == number);
+            let inside = |region: &MemoryRegion| node.memory.iter().any(|r| r.start <= region.range.start && region.range.end <= r.end);
+            prop_assert_eq!(regions.clone().map(|p| p.range.end - p.range.start).sum::<u64>(),
                 node.memory.iter().map(|r| r.end - r.start).sum::<u64>());
-            prop_assert!(pieces.clone().all(inside));
+            prop_assert!(regions.clone().all(inside));
         }
     }
 
     #[test]
-    fn slices_lie_at_whole_gibibytes_above_local_memory(shape in shapes()) {
-        let layout = Layout::of(&shape, 46).unwrap();
-        let locals = layout.pieces.iter().filter(|piece| matches!(piece.part, Part::Local { .. }));
-        let local_end = locals.map(|piece| piece.range.end).max().unwrap();
-        for piece in layout.pieces.iter().filter(|piece| matches!(piece.part, Part::Slice { .. })) {
-            prop_assert!(piece.range.start.is_multiple_of(SLICE.get()) && piece.range.start >= local_end);
-            prop_assert_eq!(piece.range.end - piece.range.start, SLICE.get());
+    fn slices_are_gib_aligned_and_above_local_memory(shape in shapes()) {
+        let layout = Layout::new(&shape, 46).unwrap();
+        let locals = layout.regions.iter().filter(|region| matches!(region.kind, RegionKind::Local { .. }));
+        let local_end = locals.map(|region| region.range.end).max().unwrap();
+        for region in layout.regions.iter().filter(|region| matches!(region.kind, RegionKind::Slice { .. })) {
+            prop_assert!(region.range.start.is_multiple_of(SLICE.get()) && region.range.start >= local_end);
+            prop_assert_eq!(region.range.end - region.range.start, SLICE.get());
         }
     }
 
     #[test]
-    fn each_processor_has_one_node_and_pool_nodes_have_none(shape in shapes()) {
-        let layout = Layout::of(&shape, 46).unwrap();
+    fn each_cpu_has_one_node_and_pool_nodes_have_no_cpus(shape in shapes()) {
+        let layout = Layout::new(&shape, 46).unwrap();
         let cpus: u32 = shape.local.iter().map(|node| node.cpus).sum();
         prop_assert_eq!(layout.cpus(), cpus);
         for cpu in 0..cpus {
@@ -81,12 +81,12 @@ proptest! {
     }
 
     #[test]
-    fn distances_are_the_same_both_ways_and_shortest_to_oneself(shape in shapes()) {
-        let layout = Layout::of(&shape, 46).unwrap();
+    fn distances_are_symmetric_and_smallest_to_self(shape in shapes()) {
+        let layout = Layout::new(&shape, 46).unwrap();
         for from in 0..layout.nodes.len() {
             for to in 0..layout.nodes.len() {
                 prop_assert_eq!(layout.distance(from, to), layout.distance(to, from));
-                prop_assert_eq!(layout.distance(from, to) == DISTANCE_OWN, from == to);
+                prop_assert_eq!(layout.distance(from, to) == DISTANCE_LOCAL, from == to);
             }
         }
     }
@@ -98,31 +98,31 @@ fn pool_range(layout: &Layout, node: usize) -> Range<u64> {
 }
 
 #[test]
-fn local_memory_goes_on_behind_the_devices() {
-    let layout = Layout::of(&shape(&[local(2, 5 * 1024)], &[pool(1)]), 40).unwrap();
-    assert_eq!(layout.nodes[0].memory, [0..HOLE_START, HOLE_END..6 << 30]);
+fn local_memory_continues_above_the_mmio_hole() {
+    let layout = Layout::new(&shape(&[local(2, 5 * 1024)], &[pool(1)]), 40).unwrap();
+    assert_eq!(layout.nodes[0].memory, [0..MMIO_HOLE_START, MMIO_HOLE_END..6 << 30]);
     assert_eq!(pool_range(&layout, 1), 6 << 30..7 << 30);
-    assert_eq!(layout.memory(), [0..HOLE_START, HOLE_END..7 << 30]);
-    assert_eq!(layout.pieces[1].part, Part::Local { node: 0, offset: HOLE_START });
+    assert_eq!(layout.memory(), [0..MMIO_HOLE_START, MMIO_HOLE_END..7 << 30]);
+    assert_eq!(layout.regions[1].kind, RegionKind::Local { node: 0, offset: MMIO_HOLE_START });
 }
 
 #[test]
-fn a_small_guest_has_its_pool_above_the_devices_too() {
-    let layout = Layout::of(&shape(&[local(1, 256)], &[pool(1), pool(2)]), 40).unwrap();
+fn pool_of_a_small_guest_starts_above_the_mmio_hole() {
+    let layout = Layout::new(&shape(&[local(1, 256)], &[pool(1), pool(2)]), 40).unwrap();
     assert_eq!(pool_range(&layout, 1), 4 << 30..5 << 30);
     assert_eq!(pool_range(&layout, 2), 5 << 30..7 << 30);
 }
 
 #[test]
 fn distances_follow_latencies() {
-    let layout = Layout::of(&shape(&[local(1, 256), local(1, 256)], &[pool(1)]), 40).unwrap();
+    let layout = Layout::new(&shape(&[local(1, 256), local(1, 256)], &[pool(1)]), 40).unwrap();
     let row = |from| (0..3).map(|to| layout.distance(from, to)).collect::<Vec<_>>();
     assert_eq!((row(0), row(1), row(2)), (vec![10, 20, 18], vec![20, 10, 18], vec![18, 18, 10]));
 }
 
 #[test]
-fn what_is_not_possible_is_said_with_name_value_and_rule() {
-    let wrong = |shape: &Shape| Layout::of(shape, 36).unwrap_err().to_string();
+fn invalid_shape_error_names_value_and_rule() {
+    let wrong = |shape: &Shape| Layout::new(shape, 36).unwrap_err().to_string();
     assert_eq!(wrong(&shape(&[], &[])), "nodes with processors: 0 is not possible: must be 1 to 4");
     assert_eq!(wrong(&shape(&[local(65, 256)], &[])), "cpus: 65 is not possible: must be 1 to 64");
     assert_eq!(
@@ -136,7 +136,7 @@ fn what_is_not_possible_is_said_with_name_value_and_rule() {
     let long = wrong(&shape(&[local(1, 256)], &[pool(100)]));
     assert_eq!(
         long,
-        "memory: the guest's ends at 0x1a00000000, past what 36 bits of address reach on this machine"
+        "memory: the guest's memory ends at 0x1a00000000, beyond the 36-bit address space of this host"
     );
     let mut slow = shape(&[local(1, 256)], &[pool(1)]);
     slow.pool[0].performance.latency_ns = 0;

@@ -1,76 +1,85 @@
-//! The devices a guest is to have: opened first, so that a wrong one is found early, and started last.
+//! Opens the guest's virtio devices before anything starts, and attaches them to the VM.
 
 use std::{io, sync::Arc};
 
 use kvm_ioctls::VmFd;
 use units::limits::DEVICES_PER_VM_MAX;
 
-use super::{MachineError, line, system_error};
+use super::{MachineError, irqfd, system_error};
 use crate::{
-    acpi::Window,
     config::Config,
     devices::{
-        Windows,
-        virtio::{Device, REGISTERS_BYTES, Registers, Worker, block::Block, net::Net, rng::Rng},
+        MmioBus,
+        virtio::{
+            MMIO_WINDOW_BYTES, MmioTransport, VirtioDevice, Worker, block::VirtioBlock, net::VirtioNet,
+            rng::VirtioRng,
+        },
     },
-    layout::HOLE_START,
+    layout::MMIO_HOLE_START,
     memory::GuestMemory,
+    platform::Window,
 };
 
-/// Where the windows begin.
-const WINDOWS_START: u64 = HOLE_START + (256 << 20);
-/// The first interrupt line that is of no use to the platform itself.
-const FIRST_LINE: u32 = 8;
-/// As many as an I/O APIC has.
-pub(super) const LINES: u32 = 24;
+/// Guest-physical address of the first MMIO window.
+const MMIO_WINDOWS_START: u64 = MMIO_HOLE_START + (256 << 20);
+/// First interrupt line that the platform itself does not use.
+const FIRST_DEVICE_LINE: u32 = 8;
+/// Number of interrupt lines of an I/O APIC.
+pub(super) const IO_APIC_LINES: u32 = 24;
 
-const _: () =
-    assert!(DEVICES_PER_VM_MAX < (LINES - FIRST_LINE) as usize, "a line for each, and one for the rng");
+const _: () = assert!(
+    DEVICES_PER_VM_MAX < (IO_APIC_LINES - FIRST_DEVICE_LINE) as usize,
+    "one line per device, and one for the RNG"
+);
 
-/// A device that is open, and where it will be.
-pub(super) struct Planned {
+/// An open device and its place on the MMIO bus.
+pub(super) struct OpenDevice {
     name: String,
-    device: Box<dyn Device>,
+    device: Box<dyn VirtioDevice>,
     pub(super) window: Window,
 }
 
-/// Opens what the guest is to have.
-pub(super) fn plan(config: &Config) -> Result<Vec<Planned>, MachineError> {
-    let mut devices: Vec<(String, Box<dyn Device>)> = vec![("rng".into(), Box::new(Rng))];
+/// Opens the devices of a guest.
+pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
+    let mut devices: Vec<(String, Box<dyn VirtioDevice>)> = vec![("rng".into(), Box::new(VirtioRng))];
     for (number, disk) in config.disks.iter().enumerate() {
-        devices.push((format!("disk{number}"), Box::new(Block::open(&disk.path, disk.read_only)?)));
+        devices.push((format!("disk{number}"), Box::new(VirtioBlock::open(&disk.path, disk.read_only)?)));
     }
     for (number, net) in config.nets.iter().enumerate() {
-        let card = Net::open(&net.tap, net.mac).map_err(|errno| {
+        let device = VirtioNet::open(&net.tap, net.mac).map_err(|errno| {
             let hint = match errno.kind() {
                 io::ErrorKind::NotFound => "; is the module tun loaded?",
-                io::ErrorKind::PermissionDenied => "; make it with `ip tuntap add` for this user first",
+                io::ErrorKind::PermissionDenied => "; create it for this user with `ip tuntap add`",
                 _ => "",
             };
             MachineError::Tap { tap: net.tap.clone(), hint, errno }
         })?;
-        devices.push((format!("net{number}"), Box::new(card)));
+        devices.push((format!("net{number}"), Box::new(device)));
     }
-    let place = |(number, (name, device)): (u32, (String, Box<dyn Device>))| {
-        let at = WINDOWS_START + u64::from(number) * u64::from(REGISTERS_BYTES);
+    let attach = |(number, (name, device)): (u32, (String, Box<dyn VirtioDevice>))| {
+        let at = MMIO_WINDOWS_START + u64::from(number) * u64::from(MMIO_WINDOW_BYTES);
         let at = u32::try_from(at).expect("below 4 GiB");
-        Planned { name, device, window: Window { at, bytes: REGISTERS_BYTES, line: FIRST_LINE + number } }
+        OpenDevice {
+            name,
+            device,
+            window: Window { address: at, bytes: MMIO_WINDOW_BYTES, line: FIRST_DEVICE_LINE + number },
+        }
     };
-    Ok((0..).zip(devices).map(place).collect())
+    Ok((0..).zip(devices).map(attach).collect())
 }
 
-/// Puts registers in front of devices, and somebody who will do their work.
-pub(super) fn place(
-    planned: Vec<Planned>,
+/// Creates the MMIO transport and the worker of each device.
+pub(super) fn attach(
+    devices: Vec<OpenDevice>,
     vm: &VmFd,
     memory: &GuestMemory,
-) -> Result<(Windows, Vec<Worker>), MachineError> {
-    let (mut windows, mut workers) = (Windows::default(), Vec::new());
-    for Planned { name, device, window } in planned {
-        let registers = Registers::new(device, line(vm, window.line)?, memory.clone());
-        let worker = Worker::new(name, Arc::clone(&registers), u64::from(window.at), vm);
-        workers.push(worker.map_err(system_error("listen to a device"))?);
-        windows.0.push((window, registers));
+) -> Result<(MmioBus, Vec<Worker>), MachineError> {
+    let (mut windows, mut workers) = (MmioBus::default(), Vec::new());
+    for OpenDevice { name, device, window } in devices {
+        let transport = MmioTransport::new(device, irqfd(vm, window.line)?, memory.clone());
+        let worker = Worker::new(name, Arc::clone(&transport), u64::from(window.address), vm);
+        workers.push(worker.map_err(system_error("watch the queues of a device"))?);
+        windows.0.push((window, transport));
     }
     Ok((windows, workers))
 }

@@ -1,5 +1,5 @@
-//! The life of a guest that was put together, and the one loop that decides about it: it listens to the terminal, to signals, to
-//! the control socket, and to how the guest ends.
+//! Event loop of a running guest. It handles terminal input, signals, control requests and vCPU
+//! exits, and decides when the guest ends.
 
 use std::{
     fs::File,
@@ -16,25 +16,25 @@ use rustix::{
 };
 use units::limits::{GUEST_SHUTDOWN_TIMEOUT, LOST_SLICE_CHECK_INTERVAL};
 
-use super::{Assembled, Held, Machine, MachineError, processors::Processors, system_error};
+use super::{GuestParts, GuestResources, Machine, MachineError, system_error, vcpus::VcpuThreads};
 use crate::{
-    bell::Bell,
     config::Console,
-    confine::threads::{Filters, Work},
-    control::{Order, Orders, Refused, State, Wanted},
-    devices::{Wish, serial::Output},
+    confine::threads::{SeccompFilters, ThreadRole},
+    control::{Action, ActionError, ControlRequest, RequestSender, State},
+    devices::{ExitRequest, serial::Output},
     exit,
-    memory::{lost, poison},
-    vcpu::Ending,
+    memory::{fault, poison},
+    vcpu::ExitReason,
+    wakeup::Wakeup,
 };
 
-/// How much of what is typed is taken at a time.
-const TYPED_BYTES: usize = 64;
-/// How soon a guest that had no room for what was typed is tried again.
-const TYPED_AGAIN_EVERY: Duration = Duration::from_millis(20);
+/// Bytes read from the terminal at a time.
+const INPUT_CHUNK_BYTES: usize = 64;
+/// Delay before input is offered again to a guest whose UART buffer was full.
+const INPUT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Where a console's output goes.
-pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
+/// Opens the destination of the console's output.
+pub(super) fn open_output(console: &Console) -> Result<Output, MachineError> {
     match console {
         Console::Terminal => Ok(Box::new(io::stdout())),
         Console::Null => Ok(Box::new(io::sink())),
@@ -45,242 +45,243 @@ pub(super) fn output(console: &Console) -> Result<Output, MachineError> {
     }
 }
 
-/// Runs a guest to its end and says how that was: an exit code, see [`exit`].
+/// Runs a guest to its end and returns its exit code, see [`exit`].
 ///
 /// # Errors
-/// Nothing was started.
+/// [`MachineError`] if the guest was not started.
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     let Machine { confinement, guest } = machine;
     let seccomp = confinement.seccomp;
     confinement.enter()?;
-    let signals = signals().map_err(system_error("listen to signals"))?;
-    let typing = *console == Console::Terminal;
-    if typing {
-        prepare_terminal();
+    let signals = register_signals().map_err(system_error("register handlers for SIGTERM and SIGINT"))?;
+    let reads_input = *console == Console::Terminal;
+    if reads_input {
+        set_raw_mode();
     }
-    let filters = Filters::new(seccomp).map_err(system_error("handle a signal"))?;
+    let filters = SeccompFilters::new(seccomp).map_err(system_error("install a SIGSYS handler"))?;
     let mut guest = Guest::start(guest, &filters)?;
-    filters.confine(Work::Main).map_err(system_error("confine the main thread"))?;
-    let ending = guest.listen(&signals, typing);
-    let code = told(&ending);
-    guest.processors.end();
+    filters.confine(ThreadRole::Main).map_err(system_error("confine the main thread"))?;
+    let end = guest.run_event_loop(&signals, reads_input);
+    let code = report(&end);
+    guest.vcpus.stop();
     Ok(code)
 }
 
-/// Says how a guest ended.
-fn told(ending: &Ended) -> u8 {
-    match ending {
-        Ended::Itself(Ending::Wish(Wish::PowerOff)) => exit::POWERED_OFF,
-        Ended::Itself(Ending::Wish(Wish::Reset)) => {
-            exit::say("the guest asked to be started anew");
+/// Prints the reason for the guest's end and returns the exit code.
+fn report(end: &GuestEnd) -> u8 {
+    match end {
+        GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::PowerOff)) => exit::POWERED_OFF,
+        GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::Reset)) => {
+            exit::print("the guest requested a reset");
             exit::RESET
         }
-        Ended::Itself(Ending::Crashed(why)) => {
-            exit::say(&format!("error: the guest crashed: {why}"));
+        GuestEnd::Vcpu(ExitReason::Crashed(reason)) => {
+            exit::print(&format!("error: the guest crashed: {reason}"));
             exit::CRASHED
         }
-        Ended::Itself(Ending::Failed(why)) => {
-            exit::say(&format!("error: {why}"));
+        GuestEnd::Vcpu(ExitReason::Failed(reason)) => {
+            exit::print(&format!("error: {reason}"));
             exit::FAILED
         }
-        Ended::Stopped => {
-            exit::say(&format!(
-                "the guest did not switch itself off within {GUEST_SHUTDOWN_TIMEOUT}, and was stopped"
+        GuestEnd::Stopped => {
+            exit::print(&format!(
+                "the guest did not power off within {GUEST_SHUTDOWN_TIMEOUT} and was stopped"
             ));
             exit::STOPPED
         }
-        Ended::Cut => {
-            exit::say("the guest was stopped at once, as was asked");
+        GuestEnd::Killed => {
+            exit::print("the guest was stopped at once on request");
             exit::STOPPED
         }
     }
 }
 
-enum Ended {
-    Itself(Ending),
-    /// It was asked to, and took too long or was asked again.
+enum GuestEnd {
+    Vcpu(ExitReason),
+    /// The guest did not power off in time, or a second SIGTERM arrived.
     Stopped,
-    /// It was not asked.
-    Cut,
+    /// A control request ended the guest at once.
+    Killed,
 }
 
-/// A guest that runs, and the one who decides about its life.
+/// A running guest and the state of its event loop.
 struct Guest {
-    held: Held,
-    processors: Processors,
-    endings: mpsc::Receiver<Ending>,
-    orders: mpsc::Receiver<Order>,
-    /// Rung for each ending and each order.
-    bell: Arc<Bell>,
+    resources: GuestResources,
+    vcpus: VcpuThreads,
+    exits: mpsc::Receiver<ExitReason>,
+    requests: mpsc::Receiver<ControlRequest>,
+    /// Notified for each vCPU exit and each control request.
+    wakeup: Arc<Wakeup>,
     paused: bool,
-    /// When it is stopped if it has not switched itself off.
+    /// Deadline after the power button was pressed; the guest is stopped then.
     stop_at: Option<Instant>,
-    /// When its memory was last seen to be there.
-    looked_at: Instant,
-    /// What was typed and it had no room for yet.
-    typed: Vec<u8>,
+    /// Time of the last check for revoked memory.
+    memory_checked_at: Instant,
+    /// Input that the guest's UART had no space for yet.
+    pending_input: Vec<u8>,
 }
 
 impl Guest {
-    fn start(assembled: Assembled, filters: &Filters) -> Result<Self, MachineError> {
-        let bell = Arc::new(Bell::new().map_err(system_error("make an event descriptor"))?);
-        let (ended, endings) = mpsc::channel();
-        let (orders_given, orders) = Orders::new(Arc::clone(&bell));
-        let Assembled { held, vcpus, workers, control } = assembled;
-        control.start(orders_given, filters).map_err(system_error("start a thread"))?;
+    fn start(assembled: GuestParts, filters: &SeccompFilters) -> Result<Self, MachineError> {
+        let wakeup = Arc::new(Wakeup::new().map_err(system_error("create an eventfd"))?);
+        let (exit_sender, exits) = mpsc::channel();
+        let (request_sender, requests) = RequestSender::new(Arc::clone(&wakeup));
+        let GuestParts { resources, vcpus, workers, control } = assembled;
+        control.start(request_sender, filters).map_err(system_error("start a thread"))?;
         for worker in workers {
             worker.start(filters).map_err(system_error("start a thread"))?;
         }
-        let processors = Processors::start(vcpus, (&held.around, filters), &ended, &bell)?;
-        let looked_at = Instant::now();
+        let vcpus = VcpuThreads::start(vcpus, (&resources.context, filters), &exit_sender, &wakeup)?;
+        let memory_checked_at = Instant::now();
         Ok(Self {
-            held,
-            processors,
-            endings,
-            orders,
-            bell,
+            resources,
+            vcpus,
+            exits,
+            requests,
+            wakeup,
             paused: false,
             stop_at: None,
-            looked_at,
-            typed: Vec::new(),
+            memory_checked_at,
+            pending_input: Vec::new(),
         })
     }
 
-    fn listen(&mut self, signals: &UnixStream, mut typing: bool) -> Ended {
+    fn run_event_loop(&mut self, signals: &UnixStream, mut reads_input: bool) -> GuestEnd {
         loop {
             let stdin = rustix::stdio::stdin();
-            let mut watched = vec![
-                PollFd::new(&*self.bell, PollFlags::IN),
+            let mut poll_fds = vec![
+                PollFd::new(&*self.wakeup, PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];
-            if typing && self.typed.is_empty() {
-                watched.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
+            if reads_input && self.pending_input.is_empty() {
+                poll_fds.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
             }
-            let wait = Timespec::try_from(self.may_wait()).expect("seconds");
-            match poll(&mut watched, Some(&wait)) {
+            let wait =
+                Timespec::try_from(self.poll_timeout()).expect("a timeout is at most the check interval");
+            match poll(&mut poll_fds, Some(&wait)) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Ended::Itself(Ending::Failed(format!("poll: {errno}"))),
+                Err(errno) => return GuestEnd::Vcpu(ExitReason::Failed(format!("poll: {errno}"))),
             }
-            let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
-            self.bell.still(); // before looking: what comes later rings again
+            let ready: Vec<bool> = poll_fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            self.wakeup.clear(); // cleared before the queues are read, so that later notifications are kept
             if self.stop_at.is_some_and(|at| at <= Instant::now()) {
-                return Ended::Stopped;
+                return GuestEnd::Stopped;
             }
-            self.look_at_memory();
+            self.check_memory();
             if poison::is_found() {
-                self.processors.kick_first();
+                self.vcpus.kick_first();
             }
-            if let Some(ended) = self.decide(if ready[1] { signalled(signals) } else { 0 }) {
-                return ended;
+            if let Some(exits) = self.handle_events(if ready[1] { signal_count(signals) } else { 0 }) {
+                return exits;
             }
             if ready.get(2) == Some(&true) {
-                typing = self.hear();
+                reads_input = self.read_input();
             }
-            self.hand_on();
+            self.forward_input();
         }
     }
 
-    /// Until the next look at its memory, its end, or another attempt to hand on what was typed.
-    fn may_wait(&self) -> Duration {
+    /// Returns the time until the next memory check, input retry or stop deadline.
+    fn poll_timeout(&self) -> Duration {
         let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let look = LOST_SLICE_CHECK_INTERVAL.as_duration().saturating_sub(self.looked_at.elapsed());
-        let typed = (!self.typed.is_empty()).then_some(TYPED_AGAIN_EVERY);
-        [left, typed].into_iter().flatten().fold(look, Duration::min)
+        let look = LOST_SLICE_CHECK_INTERVAL.as_duration().saturating_sub(self.memory_checked_at.elapsed());
+        let pending_input = (!self.pending_input.is_empty()).then_some(INPUT_RETRY_INTERVAL);
+        [left, pending_input].into_iter().flatten().fold(look, Duration::min)
     }
 
-    /// However often it is woken, neither always nor never.
-    fn look_at_memory(&mut self) {
-        if self.looked_at.elapsed() >= LOST_SLICE_CHECK_INTERVAL.as_duration() {
-            lost::end_if_gone();
-            self.looked_at = Instant::now();
+    /// Checks for revoked memory once per interval, however often the loop wakes up.
+    fn check_memory(&mut self) {
+        if self.memory_checked_at.elapsed() >= LOST_SLICE_CHECK_INTERVAL.as_duration() {
+            fault::exit_if_revoked();
+            self.memory_checked_at = Instant::now();
         }
     }
 
-    /// What becomes of endings, signals and orders.
-    fn decide(&mut self, signalled: usize) -> Option<Ended> {
-        if let Ok(ending) = self.endings.try_recv() {
-            return Some(Ended::Itself(ending));
+    /// Handles pending vCPU exits, signals and control requests.
+    fn handle_events(&mut self, signal_count: usize) -> Option<GuestEnd> {
+        if let Ok(end) = self.exits.try_recv() {
+            return Some(GuestEnd::Vcpu(end));
         }
-        if signalled > 1 || signalled > 0 && self.stop_at.is_some() {
-            return Some(Ended::Stopped); // asked twice, maybe before this loop saw it once
+        if signal_count > 1 || signal_count > 0 && self.stop_at.is_some() {
+            return Some(GuestEnd::Stopped); // both signals may have arrived before this loop saw the first
         }
-        if signalled > 0 {
+        if signal_count > 0 {
             self.press_power_button();
         }
-        while let Ok(Order { wanted, reply }) = self.orders.try_recv() {
-            let _ = reply.send(self.follow(wanted)); // whoever asked may have gone
-            if wanted == Wanted::End {
-                return Some(Ended::Cut);
+        while let Ok(ControlRequest { action, reply }) = self.requests.try_recv() {
+            let _ = reply.send(self.execute(action)); // the client may have disconnected
+            if action == Action::Kill {
+                return Some(GuestEnd::Killed);
             }
         }
         None
     }
 
-    fn follow(&mut self, wanted: Wanted) -> Result<State, Refused> {
-        match wanted {
-            Wanted::State | Wanted::End => {}
-            Wanted::Pause => self.pause()?,
-            Wanted::Resume => self.resume(),
-            Wanted::PowerButton => self.press_power_button(),
+    fn execute(&mut self, action: Action) -> Result<State, ActionError> {
+        match action {
+            Action::QueryState | Action::Kill => {}
+            Action::Pause => self.pause()?,
+            Action::Resume => self.resume(),
+            Action::PressPowerButton => self.press_power_button(),
         }
         Ok(self.state())
     }
 
     fn state(&self) -> State {
         match (self.stop_at, self.paused) {
-            (Some(_), _) => State::Ending,
+            (Some(_), _) => State::Stopping,
             (None, true) => State::Paused,
             (None, false) => State::Running,
         }
     }
 
-    fn pause(&mut self) -> Result<(), Refused> {
+    fn pause(&mut self) -> Result<(), ActionError> {
         if self.stop_at.is_some() {
-            return Err(Refused::Ending);
+            return Err(ActionError::Stopping);
         }
-        self.paused = self.processors.pause();
-        if self.paused { Ok(()) } else { Err(Refused::Busy) }
+        self.paused = self.vcpus.pause();
+        if self.paused { Ok(()) } else { Err(ActionError::Busy) }
     }
 
     fn resume(&mut self) {
-        self.processors.resume();
+        self.vcpus.resume();
         self.paused = false;
     }
 
-    /// A guest that stands still would not see it.
+    /// Presses the power button. A paused guest is resumed first: it would not see the button.
     fn press_power_button(&mut self) {
         self.resume();
-        let _ = self.held.power_button.write(1);
+        let _ = self.resources.power_button.write(1);
         self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_SHUTDOWN_TIMEOUT.as_duration());
     }
 
-    /// Takes what is typed; `false` at the end of input.
-    fn hear(&mut self) -> bool {
-        let mut bytes = [0; TYPED_BYTES];
+    /// Reads terminal input. Returns `false` at end of input.
+    fn read_input(&mut self) -> bool {
+        let mut bytes = [0; INPUT_CHUNK_BYTES];
         match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
             Err(Errno::INTR | Errno::AGAIN) => true,
             Ok(0) | Err(_) => false,
             Ok(count) => {
-                self.typed.extend_from_slice(&bytes[..count]);
+                self.pending_input.extend_from_slice(&bytes[..count]);
                 true
             }
         }
     }
 
-    /// What was typed goes to the guest as far as it has room. The line is not waited for: a processor may hold it for as long
-    /// as nobody takes its output.
-    fn hand_on(&mut self) {
-        if !self.typed.is_empty()
-            && let Some(mut serial) = self.held.around.ports.serial_if_free()
+    /// Forwards input to the UART as far as it has space. Does not wait for the UART's lock: a vCPU
+    /// may hold it while the output blocks.
+    fn forward_input(&mut self) {
+        if !self.pending_input.is_empty()
+            && let Some(mut serial) = self.resources.context.ports.try_serial()
         {
-            let taken = serial.typed(&self.typed);
-            self.typed.drain(..taken);
+            let taken = serial.enqueue_input(&self.pending_input);
+            self.pending_input.drain(..taken);
         }
     }
 }
 
-/// Signals that ask for an end, as bytes of a stream.
-fn signals() -> io::Result<UnixStream> {
+/// Registers SIGTERM and SIGINT. Each signal becomes one byte in the returned stream.
+fn register_signals() -> io::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
     read.set_nonblocking(true)?;
     for signal in [libc::SIGTERM, libc::SIGINT] {
@@ -289,20 +290,20 @@ fn signals() -> io::Result<UnixStream> {
     Ok(read)
 }
 
-/// How many there were since the last look.
-fn signalled(mut signals: &UnixStream) -> usize {
+/// Returns the number of signals since the last call.
+fn signal_count(mut signals: &UnixStream) -> usize {
     signals.read(&mut [0; 16]).unwrap_or(0)
 }
 
-/// Every key goes to the guest, also those that end programs.
-fn prepare_terminal() {
+/// Sets the terminal to raw mode, so that the guest receives all keys, including Ctrl-C.
+fn set_raw_mode() {
     let stdin = rustix::stdio::stdin();
     if let Ok(before) = tcgetattr(stdin) {
         let mut raw = before.clone();
         raw.make_raw();
         raw.output_modes = before.output_modes;
         if tcsetattr(stdin, OptionalActions::Now, &raw).is_ok() {
-            exit::restore_terminal_at_end(before);
+            exit::save_terminal(before);
         }
     }
 }

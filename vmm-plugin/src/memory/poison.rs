@@ -1,12 +1,12 @@
-//! Uncorrectable errors in guest memory, between the SIGBUS handler that notes them and the processor that reports them to its
-//! guest. Everything here is safe in a signal handler.
+//! Uncorrectable errors in guest memory: the SIGBUS handler records them, a vCPU reports them to
+//! the guest. All functions are safe in a signal handler.
 
 use std::{
     cell::Cell,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// No address of guest memory.
+/// Not an address of guest memory.
 const NONE: usize = 0;
 
 thread_local! {
@@ -15,15 +15,16 @@ thread_local! {
 }
 
 static CAN_REPORT: AtomicBool = AtomicBool::new(false);
-/// The last error that was found before it was consumed. An earlier one that it replaces is seen when its page is used.
+/// The last error that was found before it was consumed. An error that it replaces is found again
+/// when its page is accessed.
 static FOUND: AtomicUsize = AtomicUsize::new(NONE);
 
-/// States that the guest's processors can report errors from now on.
-pub fn allow() {
+/// Allows reporting: the guest's vCPUs have machine checks.
+pub fn enable_reporting() {
     CAN_REPORT.store(true, Ordering::SeqCst);
 }
 
-/// Runs the guest on this thread: an error that this thread consumes meanwhile is the guest's.
+/// Runs the guest on this thread. An error that the thread consumes meanwhile is the guest's.
 pub fn in_guest<T>(run: impl FnOnce() -> T) -> T {
     IS_IN_GUEST.set(true);
     let exit = run();
@@ -31,9 +32,9 @@ pub fn in_guest<T>(run: impl FnOnce() -> T) -> T {
     exit
 }
 
-/// Notes an error at an address of this process, and returns whether a processor will report it. One that the VMM's own code has
-/// consumed cannot be reported: that code cannot go on.
-pub fn note(at: usize, is_consumed: bool) -> bool {
+/// Records an error at an address of this process. Returns whether a vCPU will report it. An error
+/// that the VMM's own code has consumed cannot be reported, as that code cannot continue.
+pub fn record(at: usize, is_consumed: bool) -> bool {
     if !CAN_REPORT.load(Ordering::SeqCst) {
         return false;
     }
@@ -47,17 +48,17 @@ pub fn note(at: usize, is_consumed: bool) -> bool {
     IS_IN_GUEST.get()
 }
 
-/// Takes the error that the guest has consumed on this thread.
+/// Takes the error that the guest consumed on this thread.
 pub fn take_consumed() -> Option<usize> {
     Some(CONSUMED.replace(NONE)).filter(|at| *at != NONE)
 }
 
-/// Takes the error that was found and not consumed.
+/// Takes the error that was found without being consumed.
 pub fn take_found() -> Option<usize> {
     Some(FOUND.swap(NONE, Ordering::SeqCst)).filter(|at| *at != NONE)
 }
 
-/// Whether an error was found that is not taken yet.
+/// Returns whether a found error is pending.
 pub fn is_found() -> bool {
     FOUND.load(Ordering::SeqCst) != NONE
 }
@@ -68,10 +69,10 @@ mod tests {
 
     #[test]
     fn error_consumed_outside_the_guest_is_not_reported() {
-        allow();
-        assert!(!note(4096, true));
-        assert!(in_guest(|| note(8192, true)));
-        assert!(std::thread::spawn(take_consumed).join().unwrap().is_none(), "it is another thread's");
+        enable_reporting();
+        assert!(!record(4096, true));
+        assert!(in_guest(|| record(8192, true)));
+        assert!(std::thread::spawn(take_consumed).join().unwrap().is_none(), "errors are per thread");
         assert_eq!((take_consumed(), take_consumed()), (Some(8192), None));
     }
 }

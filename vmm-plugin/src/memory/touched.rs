@@ -1,53 +1,53 @@
-//! How much of each node of a guest has pages of the host: the sizes of its files, as the file system counts them. No mapping is
-//! examined. Looking at mappings would hold the lock of this process's address space and split the 1 GiB entries by which
-//! device-dax memory is mapped.
+//! Measures how much of each node is backed by pages of the host, by the allocated size of its
+//! files. Mappings are not examined: that would hold the lock of this process's address space and
+//! split the 1 GiB page table entries of device-dax memory.
 
 use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
 use rustix::fs::{FileType, fstat};
 
-use super::{Mapped, check::Identity};
+use super::{MappedRegion, check::Identity};
 
-/// The unit of `st_blocks`, in bytes.
+/// Unit of `st_blocks`, in bytes.
 const BLOCK: u64 = 512;
 
-/// Bytes of each node that have pages of the host; `None` for nodes that are not measured.
+/// Bytes of each node that are backed by pages; `None` for nodes that are not measured.
 pub type TouchedByNode = BTreeMap<u32, Option<u64>>;
 
-/// The files of each node of a guest, or `None` for nodes that cannot be measured by their files: device memory, memory mapped
-/// privately, and files of which a node has only a part.
+/// Files of each node; `None` for nodes that cannot be measured by file size: device memory,
+/// private mappings, and files that several nodes share.
 #[derive(Debug)]
 pub struct NodeFiles(BTreeMap<u32, Option<Vec<Arc<File>>>>);
 
-/// One file of a node.
+/// A file of a node.
 struct NodeFile {
     file: Arc<File>,
     identity: Identity,
-    /// How much of it the node has mapped, in bytes.
+    /// Bytes of the file that the node maps.
     mapped: u64,
     is_measurable: bool,
 }
 
 impl NodeFiles {
-    /// The files of mapped memory.
+    /// Groups mapped regions by node and file.
     ///
     /// # Errors
-    /// The status of a file cannot be read.
-    pub(super) fn of(mapped: &[Mapped]) -> io::Result<Self> {
+    /// The error of fstat(2).
+    pub(super) fn new(mapped: &[MappedRegion]) -> io::Result<Self> {
         let mut nodes: BTreeMap<u32, Vec<NodeFile>> = BTreeMap::new();
-        for piece in mapped {
-            let status = fstat(&piece.file)?;
-            let identity = Identity::of(&status);
-            let files = nodes.entry(piece.node).or_default();
-            let bytes = piece.part.end - piece.part.start;
+        for region in mapped {
+            let status = fstat(&region.file)?;
+            let identity = Identity::from_stat(&status);
+            let files = nodes.entry(region.node).or_default();
+            let bytes = region.file_range.end - region.file_range.start;
             let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
             match files.iter_mut().find(|file| file.identity == identity) {
                 Some(file) => file.mapped += bytes,
                 None => files.push(NodeFile {
-                    file: Arc::clone(&piece.file),
+                    file: Arc::clone(&region.file),
                     identity,
                     mapped: bytes,
-                    is_measurable: is_file && piece.is_shared,
+                    is_measurable: is_file && region.is_shared,
                 }),
             }
         }
@@ -55,10 +55,10 @@ impl NodeFiles {
         measured.collect::<io::Result<_>>().map(Self)
     }
 
-    /// Bytes of each node that have pages of the host now, in memory or swapped out.
+    /// Returns the bytes of each node that are backed by pages now, in memory or swapped out.
     ///
     /// # Errors
-    /// The status of a file cannot be read.
+    /// The error of fstat(2).
     pub fn touched(&self) -> io::Result<TouchedByNode> {
         let of_node = |(node, files): (&u32, &Option<Vec<Arc<File>>>)| {
             let sum = files.as_ref().map(|files| files.iter().map(|file| allocated(file)).sum());
@@ -90,18 +90,18 @@ mod tests {
     use super::*;
     use crate::{
         layout::{Layout, Local, Performance, Pool, Shape},
-        memory::{Backing, Backings, Memory, Owner, Taking, own_file},
+        memory::{Backing, Backings, Memory, MemoryBackendOptions, Owner, create_memfd},
     };
 
     const MIB: u64 = 1 << 20;
 
-    fn local(file: &Arc<File>, offset: u64, shared: bool) -> (Backing, Taking) {
+    fn local(file: &Arc<File>, offset: u64, shared: bool) -> (Backing, MemoryBackendOptions) {
         let backing = Backing { file: Arc::clone(file), offset, owner: Owner::Local };
-        (backing, Taking { shared, ..Taking::default() })
+        (backing, MemoryBackendOptions { shared, ..MemoryBackendOptions::default() })
     }
 
-    /// A guest with local nodes of 64 MiB each and one pool node of one slice.
-    fn map(local: Vec<(Backing, Taking)>, slice: File) -> Memory {
+    /// Maps a guest with local nodes of 64 MiB each and one pool node of one slice.
+    fn map(local: Vec<(Backing, MemoryBackendOptions)>, slice: File) -> Memory {
         let node = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
         let shape = Shape {
             local: vec![node; local.len()],
@@ -109,17 +109,17 @@ mod tests {
         };
         let owner = Owner::Slice { slice: 3, emc: "emc0".into() };
         let slice = Backing { file: Arc::new(slice), offset: 0, owner };
-        let backings = Backings { local, pool: vec![(vec![slice], Taking::default())] };
-        Memory::map(&Layout::of(&shape, 48).unwrap(), &backings).unwrap()
+        let backings = Backings { local, pool: vec![(vec![slice], MemoryBackendOptions::default())] };
+        Memory::map(&Layout::new(&shape, 48).unwrap(), &backings).unwrap()
     }
 
     fn file(mib: u64) -> Arc<File> {
-        Arc::new(own_file("local", Bytes::mib(mib), None).unwrap())
+        Arc::new(create_memfd("local", Bytes::mib(mib), None).unwrap())
     }
 
     #[test]
     fn touched_pages_are_counted_for_the_node_of_their_file() {
-        let memory = map(vec![local(&file(64), 0, true)], own_file("pool", Bytes::gib(1), None).unwrap());
+        let memory = map(vec![local(&file(64), 0, true)], create_memfd("pool", Bytes::gib(1), None).unwrap());
         let files = memory.node_files().unwrap();
         assert_eq!(files.touched().unwrap(), [(0, Some(0)), (1, Some(0))].into());
         memory.guest().write_slice(&vec![1; 3 << 20], GuestAddress(2 * MIB)).unwrap();
@@ -139,16 +139,16 @@ mod tests {
     fn nodes_with_a_part_of_a_file_or_private_memory_are_not_measured() {
         let whole = file(128);
         let nodes = vec![local(&whole, 0, true), local(&whole, 64 * MIB, true), local(&file(64), 0, false)];
-        let memory = map(nodes, own_file("pool", Bytes::gib(1), None).unwrap());
+        let memory = map(nodes, create_memfd("pool", Bytes::gib(1), None).unwrap());
         let touched = memory.node_files().unwrap().touched().unwrap();
         assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
     }
 
-    /// Huge pages need an aligned mapping that was advised before its first page.
+    /// Huge pages require an aligned mapping that is advised before its first page is allocated.
     #[test]
     fn mapped_files_are_advised_for_huge_pages_and_devices_are_not() {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
-            eprintln!("left out: this kernel has no transparent huge pages");
+            eprintln!("SKIPPED: this kernel has no transparent huge pages");
             return;
         }
         let device = File::options().read(true).write(true).open("/dev/zero").unwrap();

@@ -1,5 +1,5 @@
-//! What a processor says of itself: what KVM can do, with the guest's own topology in place of the host's. Each node with
-//! processors is a package; a processor is a core with one thread.
+//! CPUID of a vCPU: KVM's supported features with the guest's topology. Each node with CPUs is a
+//! package; each CPU is a core with one thread.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
@@ -7,86 +7,87 @@ use kvm_ioctls::{Cap, Kvm};
 use super::mce::Vendor;
 use crate::layout::Layout;
 
-const FEATURES: u32 = 1;
-const CACHES: u32 = 4;
-const TOPOLOGY: u32 = 0xb;
-const TOPOLOGY_OF_DIES: u32 = 0x1f;
-const AMD_FEATURES: u32 = 0x8000_0001;
-const AMD_SVM: u32 = 0x8000_000a;
-const POWER_AND_RAS: u32 = 0x8000_0007;
-const AMD_SIZES: u32 = 0x8000_0008;
-const AMD_CACHES: u32 = 0x8000_001d;
-const AMD_TOPOLOGY: u32 = 0x8000_001e;
+const LEAF_FEATURES: u32 = 1;
+const LEAF_CACHES: u32 = 4;
+const LEAF_TOPOLOGY: u32 = 0xb;
+const LEAF_TOPOLOGY_V2: u32 = 0x1f;
+const LEAF_EXTENDED_FEATURES: u32 = 0x8000_0001;
+const LEAF_SVM: u32 = 0x8000_000a;
+const LEAF_POWER_AND_RAS: u32 = 0x8000_0007;
+const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
+const LEAF_AMD_CACHES: u32 = 0x8000_001d;
+const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
 
 const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
-/// Of [`FEATURES`] in ECX.
+/// ECX of [`LEAF_FEATURES`].
 const VMX: u32 = 1 << 5;
-/// Of [`AMD_FEATURES`] in ECX.
+/// ECX of [`LEAF_EXTENDED_FEATURES`].
 const SVM: u32 = 1 << 2;
-const HYPERTHREADING: u32 = 1 << 28;
-/// Of [`POWER_AND_RAS`] in EBX, as AMD has it: a guest survives an uncorrectable memory error (SUCCOR) and a second one before it
-/// has read the first (OVERFLOW_RECOV).
+const HTT: u32 = 1 << 28;
+/// EBX of [`LEAF_POWER_AND_RAS`] (AMD): software can recover from an uncorrectable memory error
+/// (SUCCOR) and from overwritten MCA banks (OVERFLOW_RECOV).
 const SUCCOR_OVERFLOW_RECOV: u32 = 0b11;
-/// The last level of caches is what the processors of a package share.
-const SHARED_LEVEL: u32 = 3;
+/// First cache level that the CPUs of a package share.
+const SHARED_CACHE_LEVEL_MIN: u32 = 3;
 
-/// Where a processor is.
-struct Place {
+/// Position of a vCPU in the topology.
+struct VcpuTopology {
     apic_id: u32,
-    /// Processors in its package, as a power of two.
-    shift: u32,
+    /// log2 of the APIC IDs per package.
+    package_shift: u32,
     package: u32,
-    /// Whether it has VMX or SVM.
+    /// Whether VMX or SVM is exposed.
     nested: bool,
     vendor: Vendor,
 }
 
-/// Returns the CPUID of a guest's processor. VMX and SVM are hidden unless `nested`: they are a large part of what a guest can
-/// attack in the host's KVM.
-pub(super) fn of(kvm: &Kvm, layout: &Layout, cpu: u32, nested: bool) -> Result<CpuId, kvm_ioctls::Error> {
+/// Returns the CPUID of a vCPU. VMX and SVM are hidden unless `nested`: they are a large part of
+/// KVM's attack surface.
+pub(super) fn build(kvm: &Kvm, layout: &Layout, cpu: u32, nested: bool) -> Result<CpuId, kvm_ioctls::Error> {
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
-    let place = Place {
+    let topology = VcpuTopology {
         apic_id: layout.apic_id(cpu),
-        shift: layout.package_shift(),
+        package_shift: layout.package_shift(),
         package: layout.node_of_cpu(cpu),
         nested,
-        vendor: Vendor::of(&supported),
+        vendor: Vendor::from_cpuid(&supported),
     };
-    let known = supported.as_slice().iter().filter(|e| ![TOPOLOGY, TOPOLOGY_OF_DIES].contains(&e.function));
-    let mut entries: Vec<_> = known.map(|entry| place.adapted(*entry, deadline)).collect();
-    entries.extend(place.levels());
+    let kept =
+        supported.as_slice().iter().filter(|e| ![LEAF_TOPOLOGY, LEAF_TOPOLOGY_V2].contains(&e.function));
+    let mut entries: Vec<_> = kept.map(|entry| topology.patch(*entry, deadline)).collect();
+    entries.extend(topology.topology_leaves());
     CpuId::from_entries(&entries).map_err(|_| kvm_ioctls::Error::new(libc::E2BIG))
 }
 
-impl Place {
-    fn in_package(&self) -> u32 {
-        1 << self.shift
+impl VcpuTopology {
+    fn vcpus_per_package(&self) -> u32 {
+        1 << self.package_shift
     }
 
-    fn adapted(&self, mut entry: kvm_cpuid_entry2, deadline: bool) -> kvm_cpuid_entry2 {
-        let others = self.in_package() - 1;
+    fn patch(&self, mut entry: kvm_cpuid_entry2, deadline: bool) -> kvm_cpuid_entry2 {
+        let others = self.vcpus_per_package() - 1;
         match entry.function {
-            FEATURES => {
-                entry.ebx = entry.ebx & 0xffff | self.in_package() << 16 | self.apic_id << 24;
+            LEAF_FEATURES => {
+                entry.ebx = entry.ebx & 0xffff | self.vcpus_per_package() << 16 | self.apic_id << 24;
                 entry.ecx |= HYPERVISOR | if deadline { TSC_DEADLINE } else { 0 };
                 entry.ecx &= if self.nested { u32::MAX } else { !VMX };
-                entry.edx = entry.edx & !HYPERTHREADING | if others > 0 { HYPERTHREADING } else { 0 };
+                entry.edx = entry.edx & !HTT | if others > 0 { HTT } else { 0 };
             }
-            CACHES if entry.eax & 0x1f != 0 => {
-                let sharing = if entry.eax >> 5 & 7 >= SHARED_LEVEL { others } else { 0 };
+            LEAF_CACHES if entry.eax & 0x1f != 0 => {
+                let sharing = if entry.eax >> 5 & 7 >= SHARED_CACHE_LEVEL_MIN { others } else { 0 };
                 entry.eax = entry.eax & 0x3fff | sharing << 14 | others << 26;
             }
-            AMD_CACHES if entry.eax & 0x1f != 0 => {
-                let sharing = if entry.eax >> 5 & 7 >= SHARED_LEVEL { others } else { 0 };
+            LEAF_AMD_CACHES if entry.eax & 0x1f != 0 => {
+                let sharing = if entry.eax >> 5 & 7 >= SHARED_CACHE_LEVEL_MIN { others } else { 0 };
                 entry.eax = entry.eax & 0x3fff | sharing << 14;
             }
-            AMD_FEATURES if !self.nested => entry.ecx &= !SVM,
-            AMD_SVM if !self.nested => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
-            POWER_AND_RAS if self.vendor == Vendor::Amd => entry.ebx |= SUCCOR_OVERFLOW_RECOV,
-            AMD_SIZES => entry.ecx = self.shift << 12 | others,
-            AMD_TOPOLOGY => {
+            LEAF_EXTENDED_FEATURES if !self.nested => entry.ecx &= !SVM,
+            LEAF_SVM if !self.nested => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+            LEAF_POWER_AND_RAS if self.vendor == Vendor::Amd => entry.ebx |= SUCCOR_OVERFLOW_RECOV,
+            LEAF_ADDRESS_SIZES => entry.ecx = self.package_shift << 12 | others,
+            LEAF_AMD_TOPOLOGY => {
                 entry.eax = self.apic_id;
                 entry.ebx = self.apic_id & others;
                 entry.ecx = self.package;
@@ -96,22 +97,27 @@ impl Place {
         entry
     }
 
-    /// The levels of the topology: a thread of a core, a core of a package, and no more (Intel's manual, CPUID leaf 0Bh).
-    fn levels(&self) -> [kvm_cpuid_entry2; 3] {
+    /// Returns the topology levels: thread, core, and the terminating level (Intel SDM, CPUID leaf
+    /// 0Bh).
+    fn topology_leaves(&self) -> [kvm_cpuid_entry2; 3] {
         const INDEXED: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
         const THREADS: u32 = 1;
         const CORES: u32 = 2;
-        let level = |index: u32, shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
-            function: TOPOLOGY,
+        let level = |index: u32, package_shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
+            function: LEAF_TOPOLOGY,
             index,
             flags: INDEXED,
-            eax: shift,
+            eax: package_shift,
             ebx: count,
             ecx: index | kind << 8,
             edx: self.apic_id,
             ..Default::default()
         };
-        [level(0, 0, 1, THREADS), level(1, self.shift, self.in_package(), CORES), level(2, 0, 0, 0)]
+        [
+            level(0, 0, 1, THREADS),
+            level(1, self.package_shift, self.vcpus_per_package(), CORES),
+            level(2, 0, 0, 0),
+        ]
     }
 }
 
@@ -126,16 +132,17 @@ mod tests {
 
     #[test]
     fn vmx_and_svm_are_hidden_unless_nested() {
-        let adapted = |function, nested| {
-            let place = Place { apic_id: 0, shift: 0, package: 0, nested, vendor: Vendor::Amd };
-            place.adapted(entry(function), true)
+        let patch = |function, nested| {
+            let topology =
+                VcpuTopology { apic_id: 0, package_shift: 0, package: 0, nested, vendor: Vendor::Amd };
+            topology.patch(entry(function), true)
         };
-        assert_eq!(adapted(FEATURES, false).ecx, !VMX);
-        assert_eq!(adapted(FEATURES, true).ecx, u32::MAX);
-        assert_eq!(adapted(AMD_FEATURES, false).ecx, !SVM);
-        assert_eq!(adapted(AMD_FEATURES, true).ecx, u32::MAX);
-        let hidden = adapted(AMD_SVM, false);
+        assert_eq!(patch(LEAF_FEATURES, false).ecx, !VMX);
+        assert_eq!(patch(LEAF_FEATURES, true).ecx, u32::MAX);
+        assert_eq!(patch(LEAF_EXTENDED_FEATURES, false).ecx, !SVM);
+        assert_eq!(patch(LEAF_EXTENDED_FEATURES, true).ecx, u32::MAX);
+        let hidden = patch(LEAF_SVM, false);
         assert_eq!((hidden.eax, hidden.ebx, hidden.ecx, hidden.edx), (0, 0, 0, 0));
-        assert_eq!(adapted(AMD_SVM, true).edx, u32::MAX);
+        assert_eq!(patch(LEAF_SVM, true).edx, u32::MAX);
     }
 }

@@ -1,6 +1,6 @@
-//! Machine checks: an uncorrectable error in guest memory, as the guest's processor reports it. The guest then gives up one page
-//! instead of the VM ending. Status bits are those that QEMU sets (Intel's manual, volume 3, chapter 17; AMD's, volume 2,
-//! chapter 9).
+//! Machine checks: reports an uncorrectable memory error to the guest, which then gives up one page
+//! instead of the VM ending. Status bits are those of QEMU (Intel SDM, volume 3, chapter 17; AMD
+//! APM, volume 2, chapter 9).
 
 use std::io;
 
@@ -13,7 +13,7 @@ const KVM_X86_SETUP_MCE: libc::c_ulong = 0x4008_ae9c;
 const KVM_X86_GET_MCE_CAP_SUPPORTED: libc::c_ulong = 0x8008_ae9d;
 const KVM_X86_SET_MCE: libc::c_ulong = 0x4040_ae9e;
 
-/// Banks of a processor, and the one that memory errors are in, as QEMU has them.
+/// Number of MCA banks, and the bank for memory errors, as in QEMU.
 const BANKS: u8 = 10;
 const BANK: u8 = 9;
 
@@ -35,10 +35,10 @@ const MCI_STATUS_S: u64 = 1 << 56;
 const MCI_STATUS_AR: u64 = 1 << 55;
 const MCI_STATUS_DEFERRED: u64 = 1 << 44;
 const MCI_STATUS_POISON: u64 = 1 << 43;
-/// Intel's codes of a data load and of memory scrubbing.
+/// Intel's MCA error codes of a data load and of memory scrubbing.
 const DATA_LOAD: u64 = 0x134;
 const SCRUBBING: u64 = 0xc0;
-/// The address is a physical one, of a page of 4096 bytes.
+/// The address is physical, with 4 KiB granularity.
 const MISC_PHYSICAL_PAGE: u64 = 2 << 6 | 0xc;
 const PAGE: u64 = 4096;
 
@@ -53,7 +53,7 @@ const IA32_MCG_EXT_CTL: u32 = 0x4d0;
 const LMCE_ENABLED: u64 = 1;
 const CR4_MCE: u64 = 1 << 6;
 
-/// Whose machine check architecture a processor has.
+/// Vendor of a processor's machine check architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Intel,
@@ -61,8 +61,8 @@ pub(super) enum Vendor {
 }
 
 impl Vendor {
-    /// Reads the vendor from CPUID.
-    pub(super) fn of(cpuid: &CpuId) -> Self {
+    /// Reads the vendor from CPUID. Hygon counts as AMD.
+    pub(super) fn from_cpuid(cpuid: &CpuId) -> Self {
         const AUTH: u32 = u32::from_le_bytes(*b"Auth");
         const HYGO: u32 = u32::from_le_bytes(*b"Hygo");
         let vendor = cpuid.as_slice().iter().find(|entry| entry.function == 0);
@@ -70,18 +70,20 @@ impl Vendor {
     }
 }
 
-/// How a processor reports machine checks.
+/// Machine check support of a vCPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MachineChecks {
     vendor: Vendor,
-    /// Whether it reports to itself alone (LMCE). Otherwise Intel's processors all report at once, or the guest panics.
+    /// Whether local machine checks (LMCE) are supported. Without LMCE, Intel broadcasts a machine
+    /// check to all CPUs, and the guest panics.
     is_local: bool,
-    /// Whether the guest has other processors.
+    /// Whether the guest has other vCPUs.
     has_others: bool,
 }
 
 impl MachineChecks {
-    /// Gives a processor that has its CPUID its banks, unless KVM has none.
+    /// Sets up the MCA banks of a vCPU, whose CPUID must be set. Returns `None` if KVM does not
+    /// support them.
     pub(super) fn set_up(
         kvm: &Kvm,
         fd: &VcpuFd,
@@ -92,7 +94,7 @@ impl MachineChecks {
             return Ok(None);
         }
         let mut supported = 0_u64;
-        // SAFETY: it writes a number of 64 bits, which `supported` is.
+        // SAFETY: the ioctl writes a u64, which `supported` is.
         let done = unsafe { ioctl_with_mut_ref(kvm, KVM_X86_GET_MCE_CAP_SUPPORTED, &mut supported) };
         checked(done)?;
         let needed = MCG_CTL_P | MCG_SER_P;
@@ -101,19 +103,20 @@ impl MachineChecks {
         }
         let is_local = vendor == Vendor::Intel && supported & MCG_LMCE_P != 0;
         let capabilities = needed | if is_local { MCG_LMCE_P } else { 0 } | u64::from(BANKS);
-        // SAFETY: it reads a number of 64 bits, which `capabilities` is.
+        // SAFETY: the ioctl reads a u64, which `capabilities` is.
         let done = unsafe { ioctl_with_ref(fd, KVM_X86_SETUP_MCE, &capabilities) };
         checked(done)?;
         if is_local {
             let data = FEAT_CTL_LOCKED | FEAT_CTL_LMCE | if nested { FEAT_CTL_VMX } else { 0 };
             let entry = kvm_msr_entry { index: IA32_FEAT_CTL, data, ..Default::default() };
-            fd.set_msrs(&Msrs::from_entries(&[entry]).expect("one entry fits"))?;
+            fd.set_msrs(&Msrs::from_entries(&[entry]).expect("a single entry fits"))?;
         }
         Ok(Some(Self { vendor, is_local, has_others: cpus > 1 }))
     }
 
-    /// Reports an error in the page of a guest-physical address, and returns whether the guest will see it. It was consumed by
-    /// the instruction that the processor is at, or found before it was used.
+    /// Reports an error in the page of a guest-physical address. Returns whether the guest receives
+    /// it. `is_consumed` means that the current instruction consumed the error; otherwise it was
+    /// found before use.
     pub(super) fn report(
         self,
         fd: &VcpuFd,
@@ -133,12 +136,13 @@ impl MachineChecks {
             bank: BANK,
             ..Default::default()
         };
-        // SAFETY: it reads a kvm_x86_mce, which `check` is.
+        // SAFETY: the ioctl reads a kvm_x86_mce, which `check` is.
         let done = unsafe { ioctl_with_ref(fd, KVM_X86_SET_MCE, &check) };
         checked(done).map(|()| true)
     }
 
-    /// Whether the guest handles machine checks and none is being handled: KVM drops others, or ends the guest.
+    /// Returns whether the guest can take a machine check now: enabled, and none in progress.
+    /// Otherwise KVM drops it or ends the guest.
     fn is_handled(self, fd: &VcpuFd) -> Result<bool, kvm_ioctls::Error> {
         if fd.get_sregs()?.cr4 & CR4_MCE == 0 {
             return Ok(false);
@@ -147,7 +151,7 @@ impl MachineChecks {
         read.extend(self.is_local.then_some(IA32_MCG_EXT_CTL));
         let entries: Vec<_> =
             read.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
-        let mut values = Msrs::from_entries(&entries).expect("a few entries fit");
+        let mut values = Msrs::from_entries(&entries).expect("four entries fit");
         if fd.get_msrs(&mut values)? < entries.len() {
             return Ok(false);
         }
@@ -161,7 +165,7 @@ impl MachineChecks {
         Ok(is_idle && is_enabled && is_alone)
     }
 
-    /// The bank's status and the processor's.
+    /// Returns the values of MCi_STATUS and MCG_STATUS.
     fn status(self, is_consumed: bool) -> (u64, u64) {
         let valid = MCI_STATUS_VAL | MCI_STATUS_EN | MCI_STATUS_MISCV | MCI_STATUS_ADDRV;
         let status = valid

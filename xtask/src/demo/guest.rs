@@ -12,8 +12,8 @@ use std::{
 };
 
 use emulated_host::{
-    Bed, Initrd,
-    nodes::{TELL_NODES, Told},
+    Artifacts, Initrd,
+    nodes::{NumaReport, PRINT_NODES_SCRIPT},
 };
 
 use super::{
@@ -60,7 +60,7 @@ const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 const KERNEL: &str = "6.12";
 /// What the guest does: it tells of its nodes, and waits for somebody to press its power button.
 fn guest_script() -> String {
-    format!("exec 3< /dev/input/event0\n{TELL_NODES}\nhead -c 1 <&3 > /dev/null")
+    format!("exec 3< /dev/input/event0\n{PRINT_NODES_SCRIPT}\nhead -c 1 <&3 > /dev/null")
 }
 
 /// How long this machine's KVM may take to bring a guest to its first words before it is taken for one that runs no Linux.
@@ -87,10 +87,10 @@ pub fn play(
     programs: &Programs,
     patience: &Patience,
     scratch: &Scratch,
-    bed: &Bed,
+    bed: &Artifacts,
 ) -> Result<GuestTold, Failure> {
     say("a Linux guest whose pool memory is a node without processors");
-    let initrd = Initrd::of_guest(bed, KERNEL, &guest_script())?;
+    let initrd = Initrd::for_guest(bed, KERNEL, &guest_script())?;
     let boot = Boot { kernel: bed.kernel(KERNEL), initrd: scratch.file("guest.initrd") };
     initrd.pack(&boot.initrd)?;
     match boots_here(programs, patience, scratch, &boot)? {
@@ -234,8 +234,8 @@ fn launch(
     Service::start(&mut run, scratch.file("vmm.log"))
 }
 
-fn told(console: &Path) -> Told {
-    Told::of(&said(console))
+fn told(console: &Path) -> NumaReport {
+    NumaReport::parse(&said(console))
 }
 
 /// Nothing, until there is something.

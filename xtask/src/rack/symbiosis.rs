@@ -8,8 +8,8 @@ use std::{
 };
 
 use emulated_host::{
-    Bed, HostError,
-    rack::{Device, Drive, FOR_TENANTS, Plan, Programs, Rack, RackHost, RackPlan},
+    Artifacts, HostError,
+    rack::{Device, Drive, Plan, Programs, Rack, RackHost, RackPlan, TENANT_SETUP_SCRIPT},
 };
 
 use crate::{bed, failure::Failure, step::build, wait::Patience};
@@ -57,7 +57,7 @@ struct Did {
 fn prepare() -> String {
     let (half_bytes, half_rate) = ((MEMORY_MIB / 2) << 20, u64::from(LINK_MB_S) / 2 * 1_000_000);
     format!(
-        "{FOR_TENANTS}
+        "{TENANT_SETUP_SCRIPT}
 for tenant in stream cache; do
   mkdir /sys/fs/cgroup/tenants/$tenant
   echo {half_bytes} > /sys/fs/cgroup/tenants/$tenant/memory.high
@@ -80,7 +80,7 @@ fn settings(epoch_s: u64) -> String {
 /// # Errors
 /// Something is missing, or a program in the host does not do what it should.
 pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
-    let bed = Bed::at(&bed::ensure()?)?;
+    let bed = Artifacts::open(&bed::ensure()?)?;
     let patience = Patience::new()?;
     let plan = plan(&bed)?;
     eprintln!("── a host boots; logs are in {}", folder.join("logs").display());
@@ -103,7 +103,7 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     say(host, &rack, before, after)
 }
 
-fn plan(bed: &Bed) -> Result<RackPlan, Failure> {
+fn plan(bed: &Artifacts) -> Result<RackPlan, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "power-off-host", "zipf-load"];
     let [manager, agent, tarn, power_off, load] = build(names)?;
     let mut hosts = Plan::new(1, vec![Device { serial: 1, gib: 1, is_aligned: true }]);

@@ -21,10 +21,10 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "host-agent/src/readiness.rs",
         "tokio must be promised that a descriptor stays open while it is watched",
     ),
-    ("vmm-plugin/src/confine/forbidden.rs", "a signal handler is handed its facts by pointer"),
+    ("vmm-plugin/src/confine/sigsys.rs", "a signal handler is handed its facts by pointer"),
     ("vmm-plugin/src/exit.rs", "a signal handler may only end the process with _exit"),
     ("vmm-plugin/src/memory.rs", "KVM and the kernel are told about mappings by address"),
-    ("vmm-plugin/src/memory/lost.rs", "a signal handler is handed its facts by pointer"),
+    ("vmm-plugin/src/memory/fault.rs", "a signal handler is handed its facts by pointer"),
     ("vmm-plugin/src/vcpu/mce.rs", "KVM's machine checks are ioctls that kvm-ioctls lacks"),
     ("vmm-plugin/src/tap.rs", "a tap device is named by an ioctl"),
 ];

@@ -1,5 +1,5 @@
-//! `power-off-host FOLDER HOST`: cuts the power of a host of a rack, and ends well only when its process is certainly gone. For the
-//! command of `[fence]` in rack.toml. What a rack's folder is, is the library's.
+//! `power-off-host FOLDER HOST`: powers off a host of a rack, for the command of `[fence]` in
+//! rack.toml. Exits with 0 only if the host's process has certainly ended.
 
 #![forbid(unsafe_code)]
 
@@ -8,8 +8,8 @@ use std::{path::Path, process::ExitCode};
 use emulated_host::{HostError, rack::Power};
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, host] = &words[..] else {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, host] = &arguments[..] else {
         eprintln!("usage: power-off-host FOLDER HOST");
         return ExitCode::from(2);
     };
@@ -24,5 +24,5 @@ fn main() -> ExitCode {
 }
 
 fn off(folder: &Path, host: &str) -> Result<(), HostError> {
-    Power::of(folder, host)?.off()
+    Power::open(folder, host)?.off()
 }

@@ -1,5 +1,4 @@
-//! Certificates for a rack whose parts are on different machines: one authority, and one key for each name. Who may do what by a
-//! name is rack.toml's.
+//! Certificates of a rack: one CA and one key pair per name. rack.toml assigns roles to names.
 
 use std::{
     fs::OpenOptions,
@@ -12,13 +11,13 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 
 use crate::HostError;
 
-/// Writes `ca.pem`, and `NAME.pem` and `NAME.key` for each name, for their owner alone.
+/// Writes `ca.pem`, and `NAME.pem` and `NAME.key` for each name, readable by the owner only.
 ///
 /// # Errors
-/// A file cannot be written.
+/// [`HostError::File`] if a file cannot be written.
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<(), HostError> {
     let made = make(names)
-        .map_err(|wrong| HostError::file("make certificates in", folder)(io::Error::other(wrong)))?;
+        .map_err(|wrong| HostError::file("create certificates in", folder)(io::Error::other(wrong)))?;
     made.iter().try_for_each(|(name, pem)| {
         let file = folder.join(name);
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);

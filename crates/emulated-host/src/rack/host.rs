@@ -1,4 +1,4 @@
-//! One host of a rack: switched on and off, paused, cut from the network, and told to run commands. Why it is, is the caller's.
+//! One host of a rack: power, pause, network link and commands.
 
 use std::{
     fs::{self, File},
@@ -12,22 +12,22 @@ use std::{
 use serde_json::json;
 
 use super::{
-    control::{self, Said},
+    control::{self, CommandOutput},
     power::Power,
     qmp,
 };
 use crate::HostError;
 
-/// How long a host may take to boot on a busy machine.
-const UP_WITHIN: Duration = Duration::from_secs(120);
-/// How long a command may take unless told otherwise.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a host that boots is listened to in one piece.
-const LOOK_FOR: Duration = Duration::from_millis(500);
-/// Between two attempts to reach a host that has just been switched on.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Time limit for a host to boot on a busy machine.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Default timeout of a command.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of one probe of a booting host.
+const BOOT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Interval between probes of a booting host.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A host of a rack. Dropped, it has no power; one that was only found stays as it is.
+/// A host of a rack. On drop it is powered off, unless another process started it.
 #[derive(Debug)]
 pub struct RackHost {
     name: String,
@@ -37,38 +37,38 @@ pub struct RackHost {
 }
 
 impl RackHost {
-    /// One that is being prepared in a folder.
+    /// Prepares a host in a rack's directory.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// [`HostError`] if a file cannot be written or the host is running.
     pub(super) fn prepare(folder: &Path, name: &str, start: &[String]) -> Result<Self, HostError> {
         let power = Power::in_folder(folder, name);
         drop(power.claim()?);
         let host = Self { name: name.to_owned(), folder: folder.to_owned(), power, process: None };
-        let text = serde_json::to_string(start).expect("words are JSON");
+        let text = serde_json::to_string(start).expect("arguments are JSON");
         fs::write(host.file("start"), text).map_err(HostError::file("write", &host.file("start")))?;
         Ok(host)
     }
 
-    /// One that somebody else has started, or prepared, in a rack's folder.
+    /// Opens a host of a rack that another process has prepared or started.
     ///
     /// # Errors
-    /// There never was such a host.
+    /// [`HostError::File`] if the directory has no such host.
     pub fn find(folder: &Path, name: &str) -> Result<Self, HostError> {
-        let power = Power::of(folder, name)?;
-        let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
+        let power = Power::open(folder, name)?;
+        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
         Ok(Self { name: name.to_owned(), folder, power, process: None })
     }
 
-    /// What it is called.
+    /// Returns the host's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Switches it on. It ends with the thread that does so.
+    /// Powers the host on. It ends with the calling thread.
     ///
     /// # Errors
-    /// It is on, or QEMU does not start.
+    /// [`HostError`] if the host is on or QEMU cannot be started.
     pub fn power_on(&mut self) -> Result<(), HostError> {
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]);
@@ -77,108 +77,110 @@ impl RackHost {
         Ok(())
     }
 
-    /// Switches it on for whoever has its rack: it stays on when this process ends.
+    /// Powers the host on for the rack's process: it stays on when this process ends.
     ///
     /// # Errors
     /// As [`RackHost::power_on`].
-    pub fn power_on_and_leave(&self) -> Result<(), HostError> {
+    pub fn power_on_detached(&self) -> Result<(), HostError> {
         self.start(Command::new("env")).map(drop)
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
-        let lock = self.power.claim()?; // first: a rack that ends takes away what starts its hosts, and then their power
-        qemu.args(self.words()?).current_dir(&self.folder).process_group(0);
+        let lock = self.power.claim()?; // before reading the command line: a rack that ends removes it first and then powers its hosts off
+        qemu.args(self.arguments()?).current_dir(&self.folder).process_group(0);
         let log = self.log_file("qemu");
-        qemu.stdin(lock).stdout(appended(&log)?).stderr(appended(&log)?);
+        qemu.stdin(lock).stdout(open_log(&log)?).stderr(open_log(&log)?);
         let process = qemu.spawn().map_err(HostError::start(Path::new("QEMU")))?;
-        self.power.note(process.id())?;
+        self.power.write_pid(process.id())?;
         Ok(process)
     }
 
-    /// What it is started with.
-    fn words(&self) -> Result<Vec<String>, HostError> {
+    /// Reads QEMU's command line.
+    fn arguments(&self) -> Result<Vec<String>, HostError> {
         let file = self.file("start");
-        let words = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
-        words.map_err(HostError::file("read", &file))
+        let arguments = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
+        arguments.map_err(HostError::file("read", &file))
     }
 
-    /// Waits until it answers.
+    /// Waits until the host runs commands.
     ///
     /// # Errors
-    /// It does not, or QEMU has ended.
+    /// [`HostError::Power`] on timeout or if QEMU has ended.
     pub fn wait_up(&self) -> Result<(), HostError> {
         self.wait_up_while(|| true)
     }
 
     pub(super) fn wait_up_while(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
-        let give_up = Instant::now() + UP_WITHIN;
+        let deadline = Instant::now() + BOOT_TIMEOUT;
         loop {
-            match control::run(&self.file("control"), "true", LOOK_FOR) {
+            match control::run(&self.file("control"), "true", BOOT_PROBE_TIMEOUT) {
                 Ok(_) => return Ok(()),
                 Err(_) if !is_wanted() => return Err(HostError::Interrupted),
-                Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.said_of("qemu"))),
-                Err(_) if Instant::now() > give_up => return Err(self.failed("it is not up", self.console())),
-                Err(_) => std::thread::sleep(LOOK_EVERY),
+                Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.read_log("qemu"))),
+                Err(_) if Instant::now() > deadline => {
+                    return Err(self.failed("it did not boot in time", self.console()));
+                }
+                Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
 
-    /// Runs a command of a shell in it, for a minute at most.
+    /// Runs a shell command in the host, for at most a minute.
     ///
     /// # Errors
-    /// It does not answer in time; the command goes on.
-    pub fn run(&self, command: &str) -> Result<Said, HostError> {
-        self.run_within(command, ANSWERS_WITHIN)
+    /// [`HostError::NoReply`] on timeout; the command continues.
+    pub fn run(&self, command: &str) -> Result<CommandOutput, HostError> {
+        self.run_within(command, REPLY_TIMEOUT)
     }
 
-    /// Runs a command of a shell in it.
+    /// Runs a shell command in the host with a timeout.
     ///
     /// # Errors
-    /// It does not answer in time; the command goes on.
-    pub fn run_within(&self, command: &str, within: Duration) -> Result<Said, HostError> {
+    /// [`HostError::NoReply`] on timeout; the command continues.
+    pub fn run_within(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
         control::run(&self.file("control"), command, within).map_err(|errno| match errno.kind() {
-            io::ErrorKind::TimedOut => HostError::Silent { host: self.name.clone(), within },
-            _ => HostError::file("reach a host by", &self.file("control"))(errno),
+            io::ErrorKind::TimedOut => HostError::NoReply { host: self.name.clone(), within },
+            _ => HostError::file("connect to a host at", &self.file("control"))(errno),
         })
     }
 
-    /// Stops its processor; its network, its clock and its devices stand still, too.
+    /// Pauses the host's CPU; its network, clock and devices stop, too.
     ///
     /// # Errors
-    /// QEMU does not answer.
+    /// [`HostError`] if QEMU does not answer.
     pub fn pause(&self) -> Result<(), HostError> {
-        qmp::tell(&self.file("qmp"), "stop", json!({}))
+        qmp::execute(&self.file("qmp"), "stop", json!({}))
     }
 
-    /// Lets its processor go on.
+    /// Resumes the host.
     ///
     /// # Errors
-    /// QEMU does not answer.
+    /// [`HostError`] if QEMU does not answer.
     pub fn resume(&self) -> Result<(), HostError> {
-        qmp::tell(&self.file("qmp"), "cont", json!({}))
+        qmp::execute(&self.file("qmp"), "cont", json!({}))
     }
 
-    /// Connects it to its network, or cuts it off.
+    /// Connects the host's network link, or disconnects it.
     ///
     /// # Errors
-    /// QEMU does not answer.
+    /// [`HostError`] if QEMU does not answer.
     pub fn set_link(&self, up: bool) -> Result<(), HostError> {
-        qmp::tell(&self.file("qmp"), "set_link", json!({"name": "net0", "up": up}))
+        qmp::execute(&self.file("qmp"), "set_link", json!({"name": "net0", "up": up}))
     }
 
-    /// Cuts its power; when it returns, its process is gone.
+    /// Powers the host off. Its process has ended on return.
     ///
     /// # Errors
-    /// The process is still there.
+    /// [`HostError::Power`] if the process does not end.
     pub fn power_off(&mut self) -> Result<(), HostError> {
         self.power.off()?;
         if let Some(mut process) = self.process.take() {
-            let _ = process.wait(); // it is gone already
+            let _ = process.wait(); // reaps a process that has ended
         }
         Ok(())
     }
 
-    /// Cuts its power, switches it on again and waits until it answers. Devices keep their bytes.
+    /// Powers the host off and on and waits until it is up. Devices keep their content.
     ///
     /// # Errors
     /// As [`RackHost::power_off`], [`RackHost::power_on`] and [`RackHost::wait_up`].
@@ -188,32 +190,32 @@ impl RackHost {
         self.wait_up()
     }
 
-    /// Whether its process is there.
+    /// Returns whether the host's process exists.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// [`HostError::File`] if its lock cannot be tested.
     pub fn is_on(&self) -> Result<bool, HostError> {
         self.power.is_on()
     }
 
-    /// All that its kernel and its first process have said.
+    /// Returns the output of its console.
     pub fn console(&self) -> String {
-        self.said_of("console")
+        self.read_log("console")
     }
 
-    /// All that was written to its fourth serial line, `/dev/ttyS3`.
+    /// Returns the output of its fourth serial line, `/dev/ttyS3`.
     pub fn agent_log(&self) -> String {
-        self.said_of("agent")
+        self.read_log("agent")
     }
 
-    /// Where its shell is, for a terminal.
+    /// Returns the path of its shell's socket.
     pub fn shell(&self) -> PathBuf {
         self.file("shell")
     }
 
-    fn said_of(&self, kind: &str) -> String {
+    fn read_log(&self, kind: &str) -> String {
         fs::read(self.log_file(kind))
-            .map(|said| String::from_utf8_lossy(&said).into_owned())
+            .map(|output| String::from_utf8_lossy(&output).into_owned())
             .unwrap_or_default()
     }
 
@@ -225,20 +227,20 @@ impl RackHost {
         self.folder.join("logs").join(format!("{}.{kind}", self.name))
     }
 
-    fn failed(&self, what: &str, said: String) -> HostError {
-        HostError::Power { host: self.name.clone(), why: format!("{what}:\n{said}") }
+    fn failed(&self, what: &str, output: String) -> HostError {
+        HostError::Power { host: self.name.clone(), why: format!("{what}:\n{output}") }
     }
 }
 
-/// A log to go on with.
-pub(super) fn appended(log: &Path) -> Result<File, HostError> {
+/// Opens a log for appending.
+pub(super) fn open_log(log: &Path) -> Result<File, HostError> {
     File::options().create(true).append(true).open(log).map_err(HostError::file("open", log))
 }
 
 impl Drop for RackHost {
     fn drop(&mut self) {
         if self.process.is_some() {
-            let _ = self.power_off(); // nobody is left to be told
+            let _ = self.power_off(); // errors cannot be returned from drop
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All hosts of a rack, with the memory that they share. What runs on them is the caller's.
+//! All hosts of a rack, with the memory that they share. A [`Plan`] defines what they run.
 
 use std::{
     fs::{self, File},
@@ -10,39 +10,40 @@ use rustix::fs::statvfs;
 
 use super::{
     host::RackHost,
-    image,
+    initrd,
     plan::{Device, KERNEL, Plan},
     power::Power,
 };
-use crate::{Bed, HostError};
+use crate::{Artifacts, HostError};
 
-/// Where memory is a file system.
-const MEMORY: &str = "/dev/shm";
-/// The folder in a rack's folder with a link to the bytes of each device and drive.
-const LINKS: &str = "memory";
-/// What is removed of a host with its rack.
-const OF_A_HOST: &[&str] = &["qmp", "shell", "control", "pid"];
-/// What is left of it.
-const LOGS: &[&str] = &["console", "agent", "qemu"];
-/// How long the name of a socket may be, for Linux.
+/// Memory file system for the bytes of devices and drives.
+const SHM_DIR: &str = "/dev/shm";
+/// Directory with a link to the bytes of each device and drive.
+const LINKS_DIR: &str = "memory";
+/// Files of a host that are removed with the rack.
+const HOST_FILES: &[&str] = &["qmp", "shell", "control", "pid"];
+/// Log files of a host, which are kept.
+const HOST_LOGS: &[&str] = &["console", "agent", "qemu"];
+/// Linux's limit of a socket path, in bytes.
 const SOCKET_BYTES_MAX: usize = 107;
 
-/// Hosts that run. Dropped, they have no power, and nothing but their logs is left.
+/// Running hosts. On drop they are powered off and everything but the logs is removed.
 #[derive(Debug)]
 pub struct Hosts {
     all: Vec<RackHost>,
     folder: PathBuf,
-    /// The bytes of devices and drives: files without names, so that none outlives this process, however it ends.
+    /// Bytes of devices and drives: unnamed files, so that they do not outlive this process.
     memory: Vec<File>,
 }
 
 impl Hosts {
-    /// Prepares them in a folder, switches them on, and waits until all answer. They end with the thread that does so.
+    /// Prepares the hosts in a directory, powers them on and waits until all are up. They end with
+    /// the calling thread.
     ///
     /// # Errors
-    /// Something is not there, or a host does not come up.
-    pub fn start(bed: &Bed, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
-        let mut hosts = Self::prepare(bed, plan, folder)?;
+    /// [`HostError`] if a file is missing or a host does not come up.
+    pub fn start(artifacts: &Artifacts, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
+        let mut hosts = Self::prepare(artifacts, plan, folder)?;
         hosts.power_on()?;
         hosts.wait_up(|| true)?;
         Ok(hosts)
@@ -56,18 +57,18 @@ impl Hosts {
         self.all.iter().try_for_each(|host| host.wait_up_while(&is_wanted))
     }
 
-    pub(super) fn prepare(bed: &Bed, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
+    pub(super) fn prepare(artifacts: &Artifacts, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
         let logs = folder.join("logs");
-        fs::create_dir_all(&logs).map_err(HostError::file("make", &logs))?;
-        let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
-        fits(&folder)?;
-        vacant(&folder, plan)?;
-        has_room(plan)?;
-        let links = folder.join(LINKS);
-        let _ = fs::remove_dir_all(&links); // of a rack that ended badly
-        fs::create_dir(&links).map_err(HostError::file("make", &links))?;
-        let mut hosts = Self { all: Vec::new(), folder, memory: Vec::new() }; // from here on it clears up behind itself
-        image::of(bed, plan)?.pack(&hosts.folder.join("initrd"))?;
+        fs::create_dir_all(&logs).map_err(HostError::file("create", &logs))?;
+        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
+        check_socket_path(&folder)?;
+        check_not_running(&folder, plan)?;
+        check_free_memory(plan)?;
+        let links = folder.join(LINKS_DIR);
+        let _ = fs::remove_dir_all(&links); // left by a rack that was killed
+        fs::create_dir(&links).map_err(HostError::file("create", &links))?;
+        let mut hosts = Self { all: Vec::new(), folder, memory: Vec::new() }; // cleans up on drop from here on
+        initrd::build(artifacts, plan)?.pack(&hosts.folder.join("initrd"))?;
         for device in &plan.devices {
             hosts.add_memory(&hosts.memory_of(device), u64::from(device.gib) << 30)?;
         }
@@ -75,102 +76,104 @@ impl Hosts {
             for (n, drive) in plan.drives.iter().enumerate() {
                 hosts.add_memory(&hosts.drive_of(&name, n), u64::from(drive.mib) << 20)?;
             }
-            for kind in LOGS {
+            for kind in HOST_LOGS {
                 let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // of an earlier rack
             }
-            let start = hosts.start_of(bed, plan, &name)?;
+            let start = hosts.start_of(artifacts, plan, &name)?;
             hosts.all.push(RackHost::prepare(&hosts.folder, &name, &start)?);
         }
         Ok(hosts)
     }
 
-    fn start_of(&self, bed: &Bed, plan: &Plan, name: &str) -> Result<Vec<String>, HostError> {
-        let whole = |path: PathBuf| path.canonicalize().map_err(HostError::file("find", &path));
-        let mut start = vec![whole(bed.qemu())?.display().to_string()];
+    fn start_of(&self, artifacts: &Artifacts, plan: &Plan, name: &str) -> Result<Vec<String>, HostError> {
+        let resolve = |path: PathBuf| path.canonicalize().map_err(HostError::file("resolve", &path));
+        let mut start = vec![resolve(artifacts.qemu())?.display().to_string()];
         let (memory, drive) = (|device: &Device| self.memory_of(device), |n| self.drive_of(name, n));
-        start.extend(plan.arguments(name, &whole(bed.kernel(KERNEL))?, memory, drive));
+        start.extend(plan.arguments(name, &resolve(artifacts.kernel(KERNEL))?, memory, drive));
         Ok(start)
     }
 
-    /// Makes the bytes that `link` is to show: none are there yet, all read as zeros.
+    /// Creates zero-filled memory, sparse, and a link to it.
     fn add_memory(&mut self, link: &Path, bytes: u64) -> Result<(), HostError> {
-        let made = tempfile::tempfile_in(MEMORY).and_then(|file| file.set_len(bytes).map(|()| file));
-        let file = made.map_err(HostError::file("make a file in", Path::new(MEMORY)))?;
-        let shown = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        symlink(shown, link).map_err(HostError::file("make", link))?;
+        let made = tempfile::tempfile_in(SHM_DIR).and_then(|file| file.set_len(bytes).map(|()| file));
+        let file = made.map_err(HostError::file("create a file in", Path::new(SHM_DIR)))?;
+        let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        symlink(target, link).map_err(HostError::file("create", link))?;
         self.memory.push(file);
         Ok(())
     }
 
-    /// A link to the bytes of a host's own drive.
+    /// Returns the link to the bytes of a host's drive.
     fn drive_of(&self, host: &str, n: usize) -> PathBuf {
-        self.folder.join(LINKS).join(format!("{host}.drive{n}"))
+        self.folder.join(LINKS_DIR).join(format!("{host}.drive{n}"))
     }
 
-    /// A link to a device's bytes, which all hosts share.
+    /// Returns the link to the bytes of a device.
     pub fn memory_of(&self, device: &Device) -> PathBuf {
-        self.folder.join(LINKS).join(format!("{:#x}", device.serial))
+        self.folder.join(LINKS_DIR).join(format!("{:#x}", device.serial))
     }
 
-    /// Where their sockets are, and their logs in `logs`.
+    /// Returns the directory of the hosts' sockets; logs are in `logs`.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// All of them, in the order of their names.
+    /// Returns the hosts, by number.
     pub fn all(&self) -> &[RackHost] {
         &self.all
     }
 
-    /// All of them, to be switched on and off.
+    /// Returns the hosts, by number, for switching their power.
     pub fn all_mut(&mut self) -> &mut [RackHost] {
         &mut self.all
     }
 }
 
-/// The memory file system can hold every byte of the devices and drives: a host whose device has no room for a byte ends at once.
-fn has_room(plan: &Plan) -> Result<(), HostError> {
+/// Checks that the memory file system can hold all devices and drives: QEMU is killed by SIGBUS if
+/// it fills up.
+fn check_free_memory(plan: &Plan) -> Result<(), HostError> {
     let devices: u64 = plan.devices.iter().map(|device| u64::from(device.gib) << 10).sum();
     let drives: u64 = plan.drives.iter().map(|drive| u64::from(drive.mib)).sum();
-    let wanted_mib = devices + drives * u64::try_from(plan.names().len()).unwrap_or(u64::MAX);
-    let found = statvfs(MEMORY)
-        .map_err(|errno| HostError::file("ask for the free bytes of", Path::new(MEMORY))(errno.into()))?;
+    let needed_mib = devices + drives * u64::try_from(plan.names().len()).unwrap_or(u64::MAX);
+    let found = statvfs(SHM_DIR)
+        .map_err(|errno| HostError::file("get the free space of", Path::new(SHM_DIR))(errno.into()))?;
     let free_mib = found.f_bavail.saturating_mul(found.f_frsize) >> 20;
-    match wanted_mib <= free_mib {
+    match needed_mib <= free_mib {
         true => Ok(()),
-        false => Err(HostError::Room { folder: MEMORY, wanted_mib, free_mib }),
+        false => Err(HostError::OutOfSpace { folder: SHM_DIR, needed_mib, free_mib }),
     }
 }
 
-/// Nobody else's hosts run in a folder.
+/// Checks that no hosts run in a directory.
 ///
 /// # Errors
-/// One of them does.
-pub(super) fn vacant(folder: &Path, plan: &Plan) -> Result<(), HostError> {
+/// [`HostError::Power`] naming a running host.
+pub(super) fn check_not_running(folder: &Path, plan: &Plan) -> Result<(), HostError> {
     let others = plan.names().into_iter().filter(|name| folder.join(format!("{name}.pid")).exists());
-    others.map(|name| Power::of(folder, &name)).try_for_each(|power| power?.claim().map(drop))
+    others.map(|name| Power::open(folder, &name)).try_for_each(|power| power?.claim().map(drop))
 }
 
-fn fits(folder: &Path) -> Result<(), HostError> {
+fn check_socket_path(folder: &Path) -> Result<(), HostError> {
     let longest = folder.join("h999.control");
     match longest.as_os_str().len() <= SOCKET_BYTES_MAX {
         true => Ok(()),
-        false => Err(HostError::Folder { folder: folder.to_owned(), bytes_max: SOCKET_BYTES_MAX }),
+        false => Err(HostError::SocketPathTooLong { folder: folder.to_owned(), bytes_max: SOCKET_BYTES_MAX }),
     }
 }
 
 impl Drop for Hosts {
     fn drop(&mut self) {
         for host in &mut self.all {
-            // From now on nobody else can switch it on. What cannot be removed is in nobody's way.
+            // Without this file no other process can power the host on. Files that cannot be
+            // removed are harmless.
             let _ = fs::remove_file(self.folder.join(format!("{}.start", host.name())));
             let _ = host.power_off();
-            for kind in OF_A_HOST {
+            for kind in HOST_FILES {
                 let _ = fs::remove_file(self.folder.join(format!("{}.{kind}", host.name())));
             }
         }
         let _ = fs::remove_file(self.folder.join("initrd"));
-        let _ = fs::remove_dir_all(self.folder.join(LINKS));
+        let _ = fs::remove_dir_all(self.folder.join(LINKS_DIR));
     }
 }
 
@@ -179,10 +182,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_that_do_not_fit_into_memory_are_refused_with_both_sizes() {
+    fn devices_larger_than_shm_are_refused_with_both_sizes() {
         let device = |gib| Device { serial: 1, gib, is_aligned: true };
-        has_room(&Plan::new(2, vec![device(0)])).unwrap();
-        let refused = has_room(&Plan::new(2, vec![device(1 << 30)])).unwrap_err().to_string();
+        check_free_memory(&Plan::new(2, vec![device(0)])).unwrap();
+        let refused = check_free_memory(&Plan::new(2, vec![device(1 << 30)])).unwrap_err().to_string();
         assert!(
             refused.starts_with("/dev/shm has ") && refused.contains("need 1099511627776 MiB"),
             "{refused}"

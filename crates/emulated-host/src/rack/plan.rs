@@ -1,44 +1,46 @@
-//! What hosts a rack has, and the command line of QEMU that follows from it. Nothing is started or written here.
+//! Plan of a rack's hosts and the resulting QEMU command line. Pure: nothing is started or written.
 
 use std::path::{Path, PathBuf};
 
 use crate::{CPU, CPUS};
 
-/// The kernel that hosts of a rack have: the first of Debian's that divides CXL memory by device-dax.
+/// Kernel version of a rack's hosts: the first of Debian's that can divide CXL memory in
+/// device-dax.
 pub(super) const KERNEL: &str = "6.12";
-/// Memory of a host unless it is said otherwise, in GiB.
+/// Default memory size of a host, in GiB.
 const MEMORY_GIB_DEFAULT: u32 = 2;
-/// Where QEMU's first window begins within a GiB, in MiB: memory ends at a whole GiB, then there are the host bridges' registers, and
-/// windows begin at multiples of 256 MiB.
+/// Offset of QEMU's first CXL window within a GiB, in MiB: memory ends at a multiple of 1 GiB, the
+/// host bridges' registers follow, and windows are aligned to 256 MiB.
 const FIRST_WINDOW_AT_MIB: u32 = 256;
 const GIB_IN_MIB: u32 = 1024;
-/// The number of the first device's bus, and how far the next one's is from it.
+/// Bus number of the first device, and its distance to the next.
 const FIRST_BUS: usize = 32;
 const BUSES_PER_DEVICE: usize = 16;
 
-/// A CXL device of type 3 that all hosts of a rack share.
+/// A CXL Type 3 device that all hosts of a rack share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// What it is called: `/sys/bus/cxl/devices/memN/serial` shows it.
+    /// Serial number, as in `/sys/bus/cxl/devices/memN/serial`.
     pub serial: u64,
-    /// Its memory, in GiB.
+    /// Size of its memory, in GiB.
     pub gib: u32,
-    /// Whether hosts see it from a whole GiB on. Kernels accept mappings of 1 GiB where it is not, and reach other memory by them.
+    /// Whether its memory starts at a multiple of 1 GiB. Otherwise kernels accept 1 GiB mappings
+    /// but map wrong memory.
     pub is_aligned: bool,
 }
 
-/// A drive that each host has for itself: `/dev/vda`, and so on.
+/// A private drive of each host: `/dev/vda` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drive {
-    /// How much fits on it, in MiB.
+    /// Size, in MiB.
     pub mib: u32,
-    /// How many MB it reads a second, and how many it writes.
+    /// Read and write bandwidth, each in MB/s.
     pub mb_s: u32,
 }
 
-/// What a host does, in [`Plan::script`], that is to have tenants: its first drive is swap, `/sys/fs/cgroup/tenants` is for cgroups whose memory, bytes and
-/// processors are counted and limited, and programs find the user root.
-pub const FOR_TENANTS: &str = "
+/// Prepares a host for tenants, as part of [`Plan::script`]: the first drive is swap,
+/// `/sys/fs/cgroup/tenants` has the memory, io and cpu controllers, and the user root exists.
+pub const TENANT_SETUP_SCRIPT: &str = "
 echo root:x:0:0::/:/bin/sh > /etc/passwd
 mkswap /dev/vda > /dev/null
 swapon /dev/vda
@@ -47,31 +49,32 @@ mkdir /sys/fs/cgroup/tenants
 echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
 ";
 
-/// What hosts a rack has.
+/// Plan of a rack's hosts.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// How many hosts there are: `h0`, `h1` and so on.
+    /// Number of hosts: `h0`, `h1` and so on.
     pub hosts: usize,
-    /// What they share.
+    /// Shared CXL devices.
     pub devices: Vec<Device>,
-    /// Memory of each of them, in GiB.
+    /// Memory size of each host, in GiB.
     pub memory_gib: u32,
-    /// Processors of each of them; with more than one, guests inside crash now and then.
+    /// CPUs of each host. With more than one, nested guests crash occasionally.
     pub cpus: u32,
-    /// What each of them has for itself.
+    /// Private drives of each host.
     pub drives: Vec<Drive>,
-    /// Programs they have in `/bin`, with the libraries these want.
+    /// Programs in `/bin`, copied with their libraries.
     pub programs: Vec<PathBuf>,
-    /// Files they have, and where: "guest/6.12". All have the same ones; `$HOST` in a script says which host it is.
+    /// Files and their paths in the hosts, such as "guest/6.12". All hosts have the same files;
+    /// `$HOST` is the host's name.
     pub files: Vec<(PathBuf, String)>,
-    /// What is added to their kernel's command line.
+    /// Text appended to the kernel command line.
     pub append: String,
-    /// What they do once everything is there, a script for a shell; it may end.
+    /// Shell script that runs after the setup; it may end.
     pub script: String,
 }
 
 impl Plan {
-    /// Hosts with 2 GiB that do nothing by themselves, and bring no memory online.
+    /// Returns hosts with 2 GiB that run nothing and online no memory.
     pub fn new(hosts: usize, devices: Vec<Device>) -> Self {
         Self {
             hosts,
@@ -86,12 +89,13 @@ impl Plan {
         }
     }
 
-    /// What its hosts are called.
+    /// Returns the hosts' names.
     pub fn names(&self) -> Vec<String> {
         (0..self.hosts).map(|n| format!("h{n}")).collect()
     }
 
-    /// What QEMU is told to be one of the hosts, when it runs in the rack's folder. `memory` says where a device's bytes are.
+    /// Returns QEMU's arguments for a host, relative to the rack's directory. `memory` returns the
+    /// path of a device's bytes, `drive` that of a drive.
     pub(super) fn arguments(
         &self,
         name: &str,
@@ -107,24 +111,25 @@ impl Plan {
             self.cpus.to_string(),
         ]);
         all.extend(words(&format!("-m {}G -nodefaults -display none -no-reboot", self.memory_gib)));
-        // Only where local memory is a node are windows nodes of their own.
+        // CXL windows are NUMA nodes of their own only if local memory is a node.
         all.extend(words(&format!("-object memory-backend-ram,id=local,size={}G", self.memory_gib)));
         all.extend(words("-numa node,memdev=local"));
         all.extend(["-kernel".to_owned(), kernel.display().to_string()]);
         all.extend(words("-initrd initrd -append"));
         all.push(format!("console=ttyS0 quiet panic=-1 HOST={name} {}", self.append));
-        all.extend(lines_out(name));
+        all.extend(character_devices(name));
         for (n, device) in self.devices.iter().enumerate() {
-            all.extend(attached(n, device, &memory(device)));
+            all.extend(device_arguments(n, device, &memory(device)));
         }
-        all.extend(self.drives.iter().enumerate().flat_map(|(n, one)| driven(n, one, &drive(n))));
+        all.extend(self.drives.iter().enumerate().flat_map(|(n, one)| drive_arguments(n, one, &drive(n))));
         if !self.devices.is_empty() {
-            all.extend(["-M".to_owned(), self.windows().join(",")]); // QEMU wants them in one piece
+            all.extend(["-M".to_owned(), self.windows().join(",")]); // QEMU requires all windows in one option
         }
         all
     }
 
-    /// Where in a host's memory the devices are seen: windows follow each other, so one that nobody uses moves the next.
+    /// Returns the CXL fixed memory windows. They are contiguous, so an unused window aligns the
+    /// next one.
     fn windows(&self) -> Vec<String> {
         let mut at_mib = FIRST_WINDOW_AT_MIB;
         let mut windows = Vec::new();
@@ -148,9 +153,9 @@ fn words(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
-/// Ways into a host: console, shell, commands, its agent's log; QEMU's own; and a network that reaches nothing but this machine's
-/// loopback and what that reaches.
-fn lines_out(name: &str) -> Vec<String> {
+/// Returns the character devices: console, shell, command interface, agent log and QMP; and a user
+/// network that reaches this machine only.
+fn character_devices(name: &str) -> Vec<String> {
     words(&format!(
         "-chardev file,id=console,path=logs/{name}.console,append=on -serial chardev:console \
          -chardev socket,id=shell,path={name}.shell,server=on,wait=off -serial chardev:shell \
@@ -161,8 +166,8 @@ fn lines_out(name: &str) -> Vec<String> {
     ))
 }
 
-/// A device on a host bridge of its own, whose one decoder the kernel passes through.
-fn attached(n: usize, device: &Device, memory: &Path) -> Vec<String> {
+/// Returns a device on a host bridge of its own, whose single decoder is in passthrough mode.
+fn device_arguments(n: usize, device: &Device, memory: &Path) -> Vec<String> {
     let (bus, gib, serial) = (FIRST_BUS + n * BUSES_PER_DEVICE, device.gib, device.serial);
     let memory = memory.display().to_string().replace(',', ",,");
     let mut all = vec!["-object".to_owned()];
@@ -174,8 +179,8 @@ fn attached(n: usize, device: &Device, memory: &Path) -> Vec<String> {
     all
 }
 
-/// A drive as fast as it is to be, whatever is behind it.
-fn driven(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
+/// Returns a drive throttled to its planned bandwidth.
+fn drive_arguments(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
     let (bytes, speed) = (bytes.display().to_string().replace(',', ",,"), u64::from(drive.mb_s) * 1_000_000);
     vec![
         "-drive".to_owned(),
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_seen_from_a_whole_gib_on_whatever_is_before_it() {
+    fn aligned_device_window_starts_at_a_whole_gib() {
         let unused = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=768M";
         let (first, second) =
             ("cxl-fmw.1.targets.0=cxl0,cxl-fmw.1.size=4G", "cxl-fmw.2.targets.0=cxl1,cxl-fmw.2.size=2G");
@@ -208,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_to_lie_badly_does() {
+    fn unaligned_device_window_starts_off_a_whole_gib() {
         let bad = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=4G";
         assert_eq!(windows(&[device(1, 4, false)]), [bad]);
         let rest =
@@ -219,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_share_each_devices_bytes_and_listen_on_sockets_in_their_folder_only() {
+    fn hosts_share_device_memory_and_use_only_unix_sockets() {
         let plan = Plan::new(2, vec![device(0x1f, 4, true)]);
         let memory = |device: &Device| format!("/m,{}", device.serial).into();
         let all = plan.arguments("h1", Path::new("/k"), memory, |_| PathBuf::new());
@@ -232,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drive_is_as_fast_as_it_is_to_be() {
+    fn drive_bandwidth_is_throttled_as_planned() {
         let plan = Plan { drives: vec![Drive { mib: 64, mb_s: 20 }], ..Plan::new(1, Vec::new()) };
         let all = plan.arguments("h0", Path::new("/k"), |_| PathBuf::new(), |n| format!("/d{n}").into());
         let drive = all.iter().find(|word| word.starts_with("if=none")).unwrap();

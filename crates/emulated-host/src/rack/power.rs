@@ -1,5 +1,6 @@
-//! Whether a host has power, and taking it away for certain. QEMU inherits a lock on the host's pid file as its standard input, so
-//! the kernel says when the process, and with it every way to the host's memory, is gone: no pid that is used again can fool it.
+//! Power of a host: state and reliable power-off. QEMU inherits a lock on the host's pid file as
+//! its standard input. The kernel releases the lock when the process, and with it all access to the
+//! host's memory, is gone; a reused process ID cannot be mistaken for it.
 
 use std::{
     fs::{self, File},
@@ -18,16 +19,16 @@ use serde_json::json;
 use super::qmp;
 use crate::HostError;
 
-/// How long QEMU may take to end: it has gigabytes to give back.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// How often it is ended; from the second time on it is killed.
+/// Time limit for QEMU to end; it frees gigabytes of memory.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of attempts to end QEMU; it is killed from the second one on.
 const ATTEMPTS_MAX: usize = 6;
-/// How long others who look at the lock may hold it, all together.
-const LOOKS_TAKE: Duration = Duration::from_millis(500);
-/// Between two looks at the lock.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Time limit for getting the lock, which other processes hold briefly while they test it.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// Interval between tests of the lock.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The power switch of one host.
+/// Power switch of a host.
 #[derive(Clone, Debug)]
 pub struct Power {
     host: String,
@@ -36,12 +37,12 @@ pub struct Power {
 }
 
 impl Power {
-    /// That of a host in a rack's folder.
+    /// Opens the power switch of a host in a rack's directory.
     ///
     /// # Errors
-    /// There never was such a host.
-    pub fn of(folder: &Path, host: &str) -> Result<Self, HostError> {
-        let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
+    /// [`HostError::File`] if the directory has no such host.
+    pub fn open(folder: &Path, host: &str) -> Result<Self, HostError> {
+        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
         let power = Self::in_folder(&folder, host);
         File::open(&power.pid).map(|_| power.clone()).map_err(HostError::file("open", &power.pid))
     }
@@ -51,64 +52,64 @@ impl Power {
         Self { host: host.to_owned(), pid: file("pid"), qmp: file("qmp") }
     }
 
-    /// Whether the host's process is there.
+    /// Returns whether the host's process exists.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// [`HostError::File`] if the lock cannot be tested.
     pub fn is_on(&self) -> Result<bool, HostError> {
         let file = File::open(&self.pid).map_err(HostError::file("open", &self.pid))?;
-        // Whoever looks at the same time may do so, too.
-        Ok(!self.locked(&file, FlockOperation::NonBlockingLockShared)?)
+        // A shared lock, as several processes may test at the same time.
+        Ok(!self.try_lock(&file, FlockOperation::NonBlockingLockShared)?)
     }
 
-    /// Cuts it, and returns when the process is certainly gone; if it was, at once.
+    /// Powers the host off. Its process has certainly ended on return.
     ///
     /// # Errors
-    /// The process is still there.
+    /// [`HostError::Power`] if the process does not end.
     pub fn off(&self) -> Result<(), HostError> {
         if !self.is_on()? {
             return Ok(());
         }
         for attempt in 0..ATTEMPTS_MAX {
-            let listens = attempt == 0 && qmp::tell(&self.qmp, "quit", json!({})).is_ok();
+            let listens = attempt == 0 && qmp::execute(&self.qmp, "quit", json!({})).is_ok();
             if !listens {
-                self.kill(); // it may just be starting: then the next attempt ends it
+                self.kill(); // a process that is just starting is ended by the next attempt
             }
-            if self.is_off_within(ENDS_WITHIN)? {
+            if self.is_off_within(EXIT_TIMEOUT)? {
                 return Ok(());
             }
         }
-        Err(self.stuck("its process does not end"))
+        Err(self.power_error("its process does not end"))
     }
 
-    /// The pid file, locked, for a process that is about to start.
+    /// Locks the pid file for a process that is about to start.
     ///
     /// # Errors
-    /// The host has power.
+    /// [`HostError::Power`] if the host is on.
     pub(super) fn claim(&self) -> Result<File, HostError> {
         let failed = || HostError::file("lock", &self.pid);
         let mut options = File::options();
         let file =
             options.create(true).truncate(false).read(true).write(true).open(&self.pid).map_err(failed())?;
-        let give_up = Instant::now() + LOOKS_TAKE;
-        while !self.locked(&file, FlockOperation::NonBlockingLockExclusive)? {
-            if Instant::now() > give_up {
-                return Err(self.stuck("it runs already"));
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        while !self.try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
+            if Instant::now() > deadline {
+                return Err(self.power_error("it is already running"));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         file.set_len(0).map_err(failed())?;
         Ok(file)
     }
 
-    /// Writes down which process it is.
-    pub(super) fn note(&self, pid: u32) -> Result<(), HostError> {
+    /// Writes the process ID to the pid file.
+    pub(super) fn write_pid(&self, pid: u32) -> Result<(), HostError> {
         let file = File::options().write(true).open(&self.pid);
         file.and_then(|mut file| writeln!(file, "{pid}")).map_err(HostError::file("write", &self.pid))
     }
 
-    fn locked(&self, file: &File, how: FlockOperation) -> Result<bool, HostError> {
-        match flock(file, how) {
+    fn try_lock(&self, file: &File, operation: FlockOperation) -> Result<bool, HostError> {
+        match flock(file, operation) {
             Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(errno) => Err(HostError::file("lock", &self.pid)(errno.into())),
@@ -116,20 +117,20 @@ impl Power {
     }
 
     fn is_off_within(&self, within: Duration) -> Result<bool, HostError> {
-        let give_up = Instant::now() + within;
+        let deadline = Instant::now() + within;
         while self.is_on()? {
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 return Ok(false);
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(true)
     }
 
-    /// Kills the process of the pid file if it is the one with the lock.
+    /// Kills the process in the pid file if it holds the lock.
     fn kill(&self) {
         let pid = fs::read_to_string(&self.pid).ok().and_then(|pid| Pid::from_raw(pid.trim().parse().ok()?));
-        // The descriptor first: what is looked at then is this process or none.
+        // The pidfd is opened before the check, so that both refer to the same process.
         let Some((pid, process)) =
             pid.and_then(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
         else {
@@ -137,11 +138,11 @@ impl Power {
         };
         let holds = fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
         if holds.is_ok_and(|file| file == self.pid) {
-            let _ = pidfd_send_signal(&process, Signal::KILL); // it may be gone
+            let _ = pidfd_send_signal(&process, Signal::KILL); // fails only if the process has ended
         }
     }
 
-    fn stuck(&self, why: &str) -> HostError {
+    fn power_error(&self, why: &str) -> HostError {
         HostError::Power { host: self.host.clone(), why: why.to_owned() }
     }
 }
@@ -152,26 +153,26 @@ mod tests {
 
     use super::*;
 
-    /// A process that has a host's lock, and no ear.
-    fn deaf(power: &Power) -> Child {
+    /// Starts a process that holds a host's lock and does not answer on QMP.
+    fn unresponsive_host(power: &Power) -> Child {
         let lock = power.claim().unwrap();
         let process = Command::new("sleep").arg("600").stdin(Stdio::from(lock)).spawn().unwrap();
-        power.note(process.id()).unwrap();
+        power.write_pid(process.id()).unwrap();
         process
     }
 
     #[test]
-    fn a_host_that_does_not_listen_is_certainly_gone_and_only_that_host() {
+    fn unresponsive_host_is_killed_and_no_other_host() {
         let folder = tempfile::tempdir().unwrap();
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
-        let mut hosts = powers.each_ref().map(deaf);
-        assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "it runs already");
-        let power = Power::of(folder.path(), "h0").unwrap();
-        // Not the pid decides: another's in the file is not killed for it.
-        power.note(hosts[1].id()).unwrap();
+        let mut hosts = powers.each_ref().map(unresponsive_host);
+        assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "the host is on");
+        let power = Power::open(folder.path(), "h0").unwrap();
+        // A pid file that names another host's process must not get that process killed.
+        power.write_pid(hosts[1].id()).unwrap();
         power.kill();
         assert_eq!((power.is_on().unwrap(), hosts[1].try_wait().unwrap()), (true, None));
-        power.note(hosts[0].id()).unwrap();
+        power.write_pid(hosts[0].id()).unwrap();
         power.off().unwrap();
         power.off().unwrap();
         assert!(!power.is_on().unwrap() && powers[1].is_on().unwrap());
@@ -183,9 +184,9 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_never_was_is_not_said_to_be_stopped() {
+    fn unknown_host_is_an_error_and_not_off() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Power::of(folder.path(), "h0").unwrap_err().to_string().contains("h0.pid"));
-        assert!(Power::of(&folder.path().join("nowhere"), "h0").is_err());
+        assert!(Power::open(folder.path(), "h0").unwrap_err().to_string().contains("h0.pid"));
+        assert!(Power::open(&folder.path().join("nowhere"), "h0").is_err());
     }
 }

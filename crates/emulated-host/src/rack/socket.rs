@@ -1,4 +1,4 @@
-//! Connections to QEMU's sockets, which take one caller at a time: whoever waits does not wait for ever.
+//! Connections to QEMU's sockets with timeouts, as QEMU serves one client at a time.
 
 use std::{io, os::unix::net::UnixStream, path::Path, time::Duration};
 
@@ -7,11 +7,12 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 
-/// Connects. Connecting, and each reading and writing, takes no longer than `patience`: it ends with `WouldBlock`.
-pub(super) fn connect(at: &Path, patience: Duration) -> io::Result<UnixStream> {
+/// Connects to a socket. Connecting, and each read and write, fails with `WouldBlock` after
+/// `timeout`.
+pub(super) fn connect(at: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for what in [Timeout::Send, Timeout::Recv] {
-        set_socket_timeout(&socket, what, Some(patience))?;
+        set_socket_timeout(&socket, what, Some(timeout))?;
     }
     connect_to(&socket, &SocketAddrUnix::new(at)?)?;
     Ok(socket.into())

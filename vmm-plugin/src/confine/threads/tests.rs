@@ -1,5 +1,5 @@
-//! Threads that make system calls they never need, and a confined process without filters. Each is a thread of a process of its
-//! own, which is this test once more.
+//! Threads that make forbidden system calls, and a confined process without filters. Each case runs
+//! in a child process, which is this test binary again.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -15,18 +15,18 @@ use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 use super::*;
 use crate::confine::Confinement;
 
-/// Which work, and which call, when this test is such a process.
+/// Environment variable of a child: indices of the role and the call.
 const CHILD: &str = "TARN_TEST_CONFINED";
 
-/// Says that the process is to be confined as by default, without filters.
+/// Environment variable of a child without filters.
 const UNFILTERED: &str = "TARN_TEST_UNFILTERED";
 const NOWHERE: &str = "/nowhere";
-/// A user that owns nothing.
+/// A user without files.
 const NOBODY: u32 = 65534;
 
-/// A call that no thread needs.
+/// A system call that all filters forbid.
 #[derive(Clone, Copy, Debug)]
-enum Tries {
+enum ForbiddenCall {
     Open,
     Socket,
     Connect,
@@ -36,11 +36,11 @@ enum Tries {
     Remove,
     Kill,
     Thread,
-    Tap,
-    Code,
+    Ioctl,
+    ExecutableMapping,
 }
 
-impl Tries {
+impl ForbiddenCall {
     const ALL: [Self; 11] = [
         Self::Open,
         Self::Socket,
@@ -50,8 +50,8 @@ impl Tries {
         Self::Bind,
         Self::Remove,
         Self::Kill,
-        Self::Tap,
-        Self::Code,
+        Self::Ioctl,
+        Self::ExecutableMapping,
         Self::Thread,
     ];
 
@@ -65,13 +65,13 @@ impl Tries {
             Self::Bind => "bind (49)",
             Self::Remove => "unlinkat (263)",
             Self::Kill => "kill (62)",
-            Self::Tap => "ioctl (16)",
-            Self::Code => "mmap (9)",
-            Self::Thread => return None, // glibc blocks all signals meanwhile
+            Self::Ioctl => "ioctl (16)",
+            Self::ExecutableMapping => "mmap (9)",
+            Self::Thread => return None, // glibc blocks all signals during clone
         })
     }
 
-    fn now(self) {
+    fn perform(self) {
         let stdin = rustix::stdio::stdin();
         let nowhere = SocketAddrUnix::new(NOWHERE).unwrap();
         match self {
@@ -91,63 +91,66 @@ impl Tries {
             Self::Remove => drop(rustix::fs::unlinkat(rustix::fs::CWD, NOWHERE, AtFlags::empty())),
             Self::Kill => drop(rustix::process::test_kill_process(rustix::process::Pid::INIT)),
             Self::Thread => drop(std::thread::spawn(|| {})),
-            Self::Tap => drop(rustix::termios::tcgetwinsize(rustix::stdio::stdin())),
-            Self::Code => drop(memory_for_code()),
+            Self::Ioctl => drop(rustix::termios::tcgetwinsize(rustix::stdio::stdin())),
+            Self::ExecutableMapping => drop(map_executable()),
         }
     }
 }
 
-fn memory_for_code() -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
+fn map_executable() -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     MmapRegionBuilder::new(4096).with_mmap_prot(protection).with_mmap_flags(flags).build()
 }
 
-/// Does what it is told, in a thread that may not; or nothing, if it is not told.
+/// Child process: makes a forbidden call on a confined thread. Does nothing without the environment
+/// variable.
 #[test]
-fn child() {
-    let Ok(told) = std::env::var(CHILD) else { return };
-    let (work, tries) = told.split_once(' ').unwrap();
-    let (work, tries) =
-        (Work::ALL[work.parse::<usize>().unwrap()], Tries::ALL[tries.parse::<usize>().unwrap()]);
+fn forbidden_call_child() {
+    let Ok(arguments) = std::env::var(CHILD) else { return };
+    let (role, attempt) = arguments.split_once(' ').unwrap();
+    let (role, attempt) = (
+        ThreadRole::ALL[role.parse::<usize>().unwrap()],
+        ForbiddenCall::ALL[attempt.parse::<usize>().unwrap()],
+    );
     rustix::thread::set_no_new_privs(true).unwrap();
-    let filters = Filters::new(Seccomp::True).unwrap();
-    let _ = filters.spawn(work, "confined".into(), move || tries.now()).unwrap().join();
+    let filters = SeccompFilters::new(Seccomp::True).unwrap();
+    let _ = filters.spawn(role, "confined".into(), move || attempt.perform()).unwrap().join();
 }
 
-fn run(work: usize, tries: usize) -> Output {
+fn run(role: usize, attempt: usize) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "confine::threads::tests::child", "--nocapture"]);
-    command.env(CHILD, format!("{work} {tries}")).output().unwrap()
+    command.args(["--exact", "confine::threads::tests::forbidden_call_child", "--nocapture"]);
+    command.env(CHILD, format!("{role} {attempt}")).output().unwrap()
 }
 
 #[test]
-fn a_thread_that_does_what_it_never_needs_ends_the_process_and_is_named_with_the_call() {
-    for (at, work) in Work::ALL.into_iter().enumerate() {
-        for (which, tries) in Tries::ALL.into_iter().enumerate() {
+fn forbidden_system_call_ends_process_and_names_thread() {
+    for (at, role) in ThreadRole::ALL.into_iter().enumerate() {
+        for (which, attempt) in ForbiddenCall::ALL.into_iter().enumerate() {
             let ended = run(at, which);
-            let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-            let Some(call) = tries.call() else {
-                assert_eq!(ended.status.signal(), Some(libc::SIGSYS), "{work:?} {tries:?}: {said}");
+            let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+            let Some(call) = attempt.call() else {
+                assert_eq!(ended.status.signal(), Some(libc::SIGSYS), "{role:?} {attempt:?}: {stderr}");
                 continue;
             };
-            let expected =
-                format!("error: {} made the system call {call}, which it never needs", work.name());
-            assert!(said.contains(&expected), "{work:?} {tries:?}: {said}");
-            assert_eq!(ended.status.code(), Some(exit::FORBIDDEN.into()), "{work:?} {tries:?}");
+            let expected = format!("error: {} made the forbidden system call {call}", role.name());
+            assert!(stderr.contains(&expected), "{role:?} {attempt:?}: {stderr}");
+            assert_eq!(ended.status.code(), Some(exit::FORBIDDEN_SYSCALL.into()), "{role:?} {attempt:?}");
         }
     }
 }
 
-fn by_default() -> Confinement {
+fn default_confinement() -> Confinement {
     let seccomp = Seccomp::False;
     Confinement { uid: Some(NOBODY), gid: Some(NOBODY), chroot: None, unconfined: false, seccomp }
 }
 
-/// Becomes confined and tries to reach files and sockets, if it is asked to.
+/// Child process: enters the confinement and tries to access files and sockets. Does nothing
+/// without the environment variable.
 #[test]
-fn unfiltered_child() {
+fn confined_without_filters_child() {
     let Ok(existing) = std::env::var(UNFILTERED) else { return };
-    by_default().prepare().unwrap().enter().unwrap();
+    default_confinement().prepare().unwrap().enter().unwrap();
     let kind = |result: io::Result<()>| result.unwrap_err().kind();
     let path = std::path::Path::new(&existing);
     assert_eq!(kind(std::fs::read(path).map(drop)), io::ErrorKind::NotFound);
@@ -166,14 +169,14 @@ fn unfiltered_child() {
 #[test]
 fn confined_process_reaches_no_file_and_no_socket_without_filters() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can give up being root");
+        eprintln!("SKIPPED: needs root");
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let socket = place.path().join("socket");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "confine::threads::tests::unfiltered_child", "--nocapture"]);
+    command.args(["--exact", "confine::threads::tests::confined_without_filters_child", "--nocapture"]);
     let ran = command.env(UNFILTERED, &socket).output().unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     assert!(socket.exists());
@@ -182,11 +185,11 @@ fn confined_process_reaches_no_file_and_no_socket_without_filters() {
 #[test]
 fn root_without_a_user_is_refused_unless_unconfined() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: others than root have nothing to give up");
+        eprintln!("SKIPPED: needs root");
         return;
     }
-    let stays = Confinement { uid: None, gid: None, ..by_default() };
-    let refused = stays.clone().prepare().unwrap_err().to_string();
-    assert!(refused.starts_with("uid: missing: as root, --uid NUMBER and --gid NUMBER must"), "{refused}");
-    Confinement { unconfined: true, ..stays }.prepare().unwrap();
+    let root_without_user = Confinement { uid: None, gid: None, ..default_confinement() };
+    let error = root_without_user.clone().prepare().unwrap_err().to_string();
+    assert!(error.starts_with("uid: missing: as root, --uid NUMBER and --gid NUMBER must"), "{error}");
+    Confinement { unconfined: true, ..root_without_user }.prepare().unwrap();
 }

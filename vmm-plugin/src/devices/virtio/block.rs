@@ -1,5 +1,5 @@
-//! A disk: a raw file (VIRTIO 1.2, section 5.2). What was written is on the host's disk when the guest has flushed it, or, for
-//! a driver that never flushes, when the write is answered.
+//! Block device (VIRTIO 1.2, section 5.2) on a raw image. Written data is durable on the host once
+//! the guest has flushed it, or, for a driver without FLUSH, once the write is completed.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,133 +13,142 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Broken, Chain, Device};
-use crate::{confine::threads::Work, memory::GuestMemory};
+use super::{Chain, GuestDriverError, VirtioDevice};
+use crate::{confine::threads::ThreadRole, memory::GuestMemory};
 
-const KIND: u32 = 2;
-const QUEUES: &[u16] = &[256];
-/// The unit of addresses, whatever the disk's own is.
-const SECTOR: u64 = 512;
-/// How much is copied at a time.
-const CHUNK: usize = 128 << 10;
-/// The length of what a disk says it is called.
-const NAME_BYTES: usize = 20;
+const VIRTIO_ID_BLOCK: u32 = 2;
+const QUEUE_SIZES: &[u16] = &[256];
+/// Unit of addresses, independent of the disk's block size.
+const SECTOR_BYTES: u64 = 512;
+/// Bytes copied at a time.
+const CHUNK_BYTES: usize = 128 << 10;
+/// Length of the device ID string.
+const VIRTIO_BLK_ID_BYTES: usize = 20;
 
-/// A request may have several buffers, as many as are said.
-const SEGMENTS: u64 = 1 << 2;
-/// What a queue holds, but for a request's header and status.
-const SEGMENTS_MAX: u32 = QUEUES[0] as u32 - 2;
-const READ_ONLY: u64 = 1 << 5;
-const FLUSH: u64 = 1 << 9;
+/// A request may have up to `seg_max` buffers.
+const VIRTIO_BLK_F_SEG_MAX: u64 = 1 << 2;
+/// Queue size without the request's header and status.
+const SEG_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
+const VIRTIO_BLK_F_RO: u64 = 1 << 5;
+const VIRTIO_BLK_F_FLUSH: u64 = 1 << 9;
 
-const STATUS_OK: u8 = 0;
-const STATUS_FAILED: u8 = 1;
-const STATUS_UNSUPPORTED: u8 = 2;
+const VIRTIO_BLK_S_OK: u8 = 0;
+const VIRTIO_BLK_S_IOERR: u8 = 1;
+const VIRTIO_BLK_S_UNSUPP: u8 = 2;
 
-/// Why a file is no disk.
+/// Error returned when a disk cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// It cannot be used.
+    /// A system call failed.
     #[error("disk: cannot {doing} {}", path.display())]
     File {
-        /// What was tried.
+        /// The failed operation, completing "cannot …".
         doing: &'static str,
-        /// Which one.
+        /// Path of the disk.
         path: PathBuf,
-        /// Why not.
+        /// The underlying error.
         #[source]
         errno: io::Error,
     },
-    /// Somebody else uses it.
+    /// Another process holds a lock on the disk.
     #[error("disk: {} is in use by another process", .0.display())]
     Locked(PathBuf),
-    /// It has no whole number of sectors, or none.
-    #[error("disk: {} has {bytes} bytes: must be a whole number of sectors of {SECTOR} bytes, at least one", path.display())]
+    /// The size is 0 or not a multiple of the sector size.
+    #[error("disk: {} has {bytes} bytes: must be a whole number of sectors of {SECTOR_BYTES} bytes, at least one", path.display())]
     Size {
-        /// Which one.
+        /// Path of the disk.
         path: PathBuf,
-        /// How long it is.
+        /// Size of the disk.
         bytes: u64,
     },
 }
 
-/// A disk.
+/// A block device.
 #[derive(Debug)]
-pub struct Block {
+pub struct VirtioBlock {
     file: File,
     sectors: u64,
     read_only: bool,
-    /// Whether the driver says when it wants to be sure.
-    flushes: bool,
-    name: [u8; NAME_BYTES],
+    /// Whether the driver negotiated FLUSH.
+    driver_flushes: bool,
+    device_id: [u8; VIRTIO_BLK_ID_BYTES],
     buffer: Vec<u8>,
 }
 
-impl Block {
-    /// Opens and locks a file.
+impl VirtioBlock {
+    /// Opens and locks a raw image or a block device.
     ///
     /// # Errors
-    /// [`DiskError`]
+    /// See [`DiskError`].
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let failed = |doing| move |errno| DiskError::File { doing, path: path.to_owned(), errno };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed("open"))?;
-        let kind = if read_only {
+        let request_type = if read_only {
             FlockOperation::NonBlockingLockShared
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        // Programs lock files in either of two ways, and each sees nothing of the other: QEMU in the second.
+        // Programs use either flock or fcntl locks, which do not conflict with each other; QEMU
+        // uses fcntl locks.
         for lock in [flock, fcntl_lock] {
-            match lock(&file, kind) {
+            match lock(&file, request_type) {
                 Err(Errno::WOULDBLOCK | Errno::ACCESS) => return Err(DiskError::Locked(path.to_owned())),
                 other => other.map_err(|errno| failed("lock")(errno.into()))?,
             }
         }
         let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
-        let bytes = bytes.map_err(|errno| failed("measure")(errno.into()))?; // also of a block device
-        if bytes == 0 || !bytes.is_multiple_of(SECTOR) {
+        let bytes = bytes.map_err(|errno| failed("get the size of")(errno.into()))?; // works for block devices, too
+        if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(DiskError::Size { path: path.to_owned(), bytes });
         }
-        let mut name = [0; NAME_BYTES];
+        let mut device_id = [0; VIRTIO_BLK_ID_BYTES];
         let text = path.file_name().unwrap_or_default().as_encoded_bytes();
-        name.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
-        let buffer = vec![0; CHUNK];
-        Ok(Self { file, sectors: bytes / SECTOR, read_only, flushes: false, name, buffer })
+        device_id.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
+        let buffer = vec![0; CHUNK_BYTES];
+        Ok(Self { file, sectors: bytes / SECTOR_BYTES, read_only, driver_flushes: false, device_id, buffer })
     }
 
-    /// What was asked for, from and into the buffers of a chain; how many bytes were written into them.
-    fn perform(
+    /// Executes a request on the buffers of a chain. Returns the number of bytes written to them,
+    /// or the status byte.
+    fn execute(
         &mut self,
         request: &Request,
         reader: &mut dyn io::Read,
         writer: &mut dyn io::Write,
     ) -> Result<u64, u8> {
-        const IN: u32 = 0;
-        const OUT: u32 = 1;
-        const FLUSH: u32 = 4;
-        const NAME: u32 = 8;
-        match request.kind {
-            IN => self.read(self.place(request.sector, request.writable)?, request.writable, writer),
-            OUT if self.read_only => Err(STATUS_FAILED),
-            OUT => self.write(self.place(request.sector, request.readable)?, request.readable, reader),
-            FLUSH => self.file.sync_data().map(|()| 0).map_err(|_| STATUS_FAILED),
-            NAME => writer.write_all(&self.name).map(|()| NAME_BYTES as u64).map_err(|_| STATUS_FAILED),
-            _ => Err(STATUS_UNSUPPORTED),
+        const VIRTIO_BLK_T_IN: u32 = 0;
+        const VIRTIO_BLK_T_OUT: u32 = 1;
+        const VIRTIO_BLK_T_FLUSH: u32 = 4;
+        const VIRTIO_BLK_T_GET_ID: u32 = 8;
+        match request.request_type {
+            VIRTIO_BLK_T_IN => {
+                self.read(self.byte_offset(request.sector, request.writable)?, request.writable, writer)
+            }
+            VIRTIO_BLK_T_OUT if self.read_only => Err(VIRTIO_BLK_S_IOERR),
+            VIRTIO_BLK_T_OUT => {
+                self.write(self.byte_offset(request.sector, request.readable)?, request.readable, reader)
+            }
+            VIRTIO_BLK_T_FLUSH => self.file.sync_data().map(|()| 0).map_err(|_| VIRTIO_BLK_S_IOERR),
+            VIRTIO_BLK_T_GET_ID => writer
+                .write_all(&self.device_id)
+                .map(|()| VIRTIO_BLK_ID_BYTES as u64)
+                .map_err(|_| VIRTIO_BLK_S_IOERR),
+            _ => Err(VIRTIO_BLK_S_UNSUPP),
         }
     }
 
-    /// Where bytes lie, if the disk has them all.
-    fn place(&self, sector: u64, bytes: u64) -> Result<u64, u8> {
-        let whole = bytes.is_multiple_of(SECTOR);
-        let end = sector.checked_add(bytes / SECTOR).filter(|end| whole && *end <= self.sectors);
-        end.map(|_| sector * SECTOR).ok_or(STATUS_FAILED)
+    /// Returns the byte offset of a sector range, or an error status if the range is invalid.
+    fn byte_offset(&self, sector: u64, bytes: u64) -> Result<u64, u8> {
+        let whole = bytes.is_multiple_of(SECTOR_BYTES);
+        let end = sector.checked_add(bytes / SECTOR_BYTES).filter(|end| whole && *end <= self.sectors);
+        end.map(|_| sector * SECTOR_BYTES).ok_or(VIRTIO_BLK_S_IOERR)
     }
 
     fn read(&mut self, at: u64, bytes: u64, writer: &mut dyn io::Write) -> Result<u64, u8> {
         for (at, count) in chunks(at, bytes) {
             let buffer = &mut self.buffer[..count];
-            self.file.read_exact_at(buffer, at).map_err(|_| STATUS_FAILED)?;
-            writer.write_all(buffer).map_err(|_| STATUS_FAILED)?;
+            self.file.read_exact_at(buffer, at).map_err(|_| VIRTIO_BLK_S_IOERR)?;
+            writer.write_all(buffer).map_err(|_| VIRTIO_BLK_S_IOERR)?;
         }
         Ok(bytes)
     }
@@ -147,66 +156,77 @@ impl Block {
     fn write(&mut self, at: u64, bytes: u64, reader: &mut dyn io::Read) -> Result<u64, u8> {
         for (at, count) in chunks(at, bytes) {
             let buffer = &mut self.buffer[..count];
-            reader.read_exact(buffer).map_err(|_| STATUS_FAILED)?;
-            self.file.write_all_at(buffer, at).map_err(|_| STATUS_FAILED)?;
+            reader.read_exact(buffer).map_err(|_| VIRTIO_BLK_S_IOERR)?;
+            self.file.write_all_at(buffer, at).map_err(|_| VIRTIO_BLK_S_IOERR)?;
         }
-        if !self.flushes {
-            self.file.sync_data().map_err(|_| STATUS_FAILED)?;
+        if !self.driver_flushes {
+            self.file.sync_data().map_err(|_| VIRTIO_BLK_S_IOERR)?;
         }
         Ok(0)
     }
 }
 
 fn chunks(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
-    let starts = (0..bytes).step_by(CHUNK);
-    starts.map(move |done| (at + done, usize::try_from(bytes - done).unwrap_or(CHUNK).min(CHUNK)))
+    let offsets = (0..bytes).step_by(CHUNK_BYTES);
+    offsets.map(move |offset| {
+        (at + offset, usize::try_from(bytes - offset).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES))
+    })
 }
 
-/// The header of a request, and how much room its buffers have beside header and status.
+/// A request's header, and the size of its data buffers.
 struct Request {
-    kind: u32,
+    request_type: u32,
     sector: u64,
     readable: u64,
     writable: u64,
 }
 
-impl Device for Block {
-    fn kind(&self) -> u32 {
-        KIND
+impl VirtioDevice for VirtioBlock {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_BLOCK
     }
 
-    fn work(&self) -> Work {
-        Work::Disk
+    fn role(&self) -> ThreadRole {
+        ThreadRole::Block
     }
 
-    fn features(&self) -> u64 {
-        SEGMENTS | FLUSH | if self.read_only { READ_ONLY } else { 0 }
+    fn device_features(&self) -> u64 {
+        VIRTIO_BLK_F_SEG_MAX | VIRTIO_BLK_F_FLUSH | if self.read_only { VIRTIO_BLK_F_RO } else { 0 }
     }
 
-    fn queues(&self) -> &'static [u16] {
-        QUEUES
+    fn queue_sizes(&self) -> &'static [u16] {
+        QUEUE_SIZES
     }
 
-    fn config(&self) -> Vec<u8> {
+    fn config_space(&self) -> Vec<u8> {
         let no_size_max = [0; 4];
-        [&self.sectors.to_le_bytes()[..], &no_size_max, &SEGMENTS_MAX.to_le_bytes()].concat()
+        [&self.sectors.to_le_bytes()[..], &no_size_max, &SEG_MAX.to_le_bytes()].concat()
     }
 
-    fn chosen(&mut self, features: u64) {
-        self.flushes = features & FLUSH != 0;
+    fn set_driver_features(&mut self, features: u64) {
+        self.driver_flushes = features & VIRTIO_BLK_F_FLUSH != 0;
     }
 
-    fn serve(&mut self, _: usize, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken> {
+    fn process_chain(
+        &mut self,
+        _: usize,
+        chain: Chain<'_>,
+        memory: &GuestMemory,
+    ) -> Result<Option<u32>, GuestDriverError> {
         let mut reader = chain.clone().reader(memory)?;
         let mut writer = chain.writer(memory)?;
-        let (kind, _reserved): (u32, u32) = (reader.read_obj()?, reader.read_obj()?);
+        let (request_type, _reserved): (u32, u32) = (reader.read_obj()?, reader.read_obj()?);
         let sector = reader.read_obj()?;
-        let room = writer.available_bytes().checked_sub(1).ok_or_else(too_short)?; // its last byte is the status
-        let mut status = writer.split_at(room)?;
-        let request =
-            Request { kind, sector, readable: reader.available_bytes() as u64, writable: room as u64 };
-        let (code, written) = match self.perform(&request, &mut reader, &mut writer) {
-            Ok(written) => (STATUS_OK, written),
+        let data_bytes = writer.available_bytes().checked_sub(1).ok_or_else(missing_status_byte)?; // the last byte is the status
+        let mut status = writer.split_at(data_bytes)?;
+        let request = Request {
+            request_type,
+            sector,
+            readable: reader.available_bytes() as u64,
+            writable: data_bytes as u64,
+        };
+        let (code, written) = match self.execute(&request, &mut reader, &mut writer) {
+            Ok(written) => (VIRTIO_BLK_S_OK, written),
             Err(code) => (code, 0),
         };
         status.write_all(&[code])?;
@@ -214,6 +234,6 @@ impl Device for Block {
     }
 }
 
-fn too_short() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "no room for a status")
+fn missing_status_byte() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "no byte for the status")
 }

@@ -1,47 +1,52 @@
-//! A source of random numbers (VIRTIO 1.2, section 5.4): the host kernel's.
+//! Entropy device (VIRTIO 1.2, section 5.4), backed by getrandom(2).
 
 use std::io::Write as _;
 
-use super::{Broken, Chain, Device};
-use crate::{confine::threads::Work, memory::GuestMemory};
+use super::{Chain, GuestDriverError, VirtioDevice};
+use crate::{confine::threads::ThreadRole, memory::GuestMemory};
 
-const KIND: u32 = 4;
-const QUEUES: &[u16] = &[64];
-/// The most that is handed out for one request; a driver that wants more asks again.
-const BYTES_MAX: usize = 4096;
+const VIRTIO_ID_RNG: u32 = 4;
+const QUEUE_SIZES: &[u16] = &[64];
+/// Maximum bytes per request; a driver that needs more sends another request.
+const REQUEST_BYTES_MAX: usize = 4096;
 
-/// Random numbers.
+/// An entropy device.
 #[derive(Debug)]
-pub struct Rng;
+pub struct VirtioRng;
 
-impl Device for Rng {
-    fn kind(&self) -> u32 {
-        KIND
+impl VirtioDevice for VirtioRng {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_RNG
     }
 
-    fn work(&self) -> Work {
-        Work::Random
+    fn role(&self) -> ThreadRole {
+        ThreadRole::Rng
     }
 
-    fn features(&self) -> u64 {
+    fn device_features(&self) -> u64 {
         0
     }
 
-    fn queues(&self) -> &'static [u16] {
-        QUEUES
+    fn queue_sizes(&self) -> &'static [u16] {
+        QUEUE_SIZES
     }
 
-    fn config(&self) -> Vec<u8> {
+    fn config_space(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    fn serve(&mut self, _: usize, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, Broken> {
+    fn process_chain(
+        &mut self,
+        _: usize,
+        chain: Chain<'_>,
+        memory: &GuestMemory,
+    ) -> Result<Option<u32>, GuestDriverError> {
         let mut writer = chain.writer(memory)?;
-        let mut random = [0; BYTES_MAX];
-        let wanted = writer.available_bytes().min(BYTES_MAX);
-        let got = rustix::rand::getrandom(&mut random[..wanted], rustix::rand::GetRandomFlags::empty());
-        let got = got.map_err(std::io::Error::from)?;
-        writer.write_all(&random[..got])?;
-        Ok(Some(u32::try_from(got).expect("a few")))
+        let mut random = [0; REQUEST_BYTES_MAX];
+        let requested = writer.available_bytes().min(REQUEST_BYTES_MAX);
+        let count = rustix::rand::getrandom(&mut random[..requested], rustix::rand::GetRandomFlags::empty());
+        let count = count.map_err(std::io::Error::from)?;
+        writer.write_all(&random[..count])?;
+        Ok(Some(u32::try_from(count).expect("at most REQUEST_BYTES_MAX")))
     }
 }

@@ -1,4 +1,5 @@
-//! The thread of one device: it sleeps until the driver tells it of a queue, or what it waits for itself has come.
+//! Thread of one device: sleeps until the driver notifies a queue or the device's event source is
+//! ready.
 
 use std::{
     fmt, io,
@@ -14,28 +15,28 @@ use vmm_sys_util::{
 };
 
 use super::{
-    Broken,
-    registers::{QUEUE_NOTIFY, Registers},
+    GuestDriverError,
+    mmio::{MmioTransport, register::QUEUE_NOTIFY},
 };
-use crate::{confine::threads::Filters, exit};
+use crate::{confine::threads::SeccompFilters, exit};
 
-/// What the device's own source is called among its queues.
-const SOURCE: u64 = u64::MAX;
-/// How a source says that it is gone.
-const GONE: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
-/// How many things are seen at a time.
-const SEEN_AT_ONCE: usize = 8;
+/// epoll token of the event source; queues use their index.
+const SOURCE_TOKEN: u64 = u64::MAX;
+/// Events that report a closed event source.
+const SOURCE_CLOSED: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
+/// Maximum number of epoll events per wait.
+const EVENTS_PER_WAIT: usize = 8;
 
-/// A device at work; it goes on until the process ends.
+/// A device's worker. It runs until the process ends.
 pub struct Worker {
     name: String,
-    registers: Arc<Registers>,
+    transport: Arc<MmioTransport>,
     kicks: Vec<EventFd>,
     epoll: Epoll,
-    /// What the device waits for itself, and for which queue.
+    /// Event source of the device, and the queue that it feeds.
     source: Option<(RawFd, usize)>,
-    /// How often its driver broke it.
-    complaints: u32,
+    /// Number of logged driver errors.
+    errors_logged: u32,
 }
 
 impl fmt::Debug for Worker {
@@ -45,14 +46,15 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Of a device whose registers are at `at`: KVM wakes it when its driver tells of a queue, and no processor waits.
+    /// Creates the worker of a device whose MMIO window is at `at`. Queue notifications are
+    /// ioeventfds, so a vCPU does not wait for the device.
     ///
     /// # Errors
-    /// KVM or the operating system refuses.
-    pub fn new(name: String, registers: Arc<Registers>, at: u64, vm: &VmFd) -> io::Result<Self> {
+    /// The error of epoll, eventfd or KVM_IOEVENTFD.
+    pub fn new(name: String, transport: Arc<MmioTransport>, at: u64, vm: &VmFd) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let mut kicks = Vec::new();
-        for queue in 0..u32::try_from(registers.queues()).expect("queues are few") {
+        for queue in 0..u32::try_from(transport.queues()).expect("queues are few") {
             let kick = EventFd::new(EFD_NONBLOCK)?;
             vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
                 .map_err(io::Error::from)?;
@@ -60,76 +62,79 @@ impl Worker {
             epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)?;
             kicks.push(kick);
         }
-        let source = registers.source();
+        let source = transport.event_source();
         if let Some((descriptor, _)) = source {
-            let event = EpollEvent::new(EventSet::empty(), SOURCE);
+            let event = EpollEvent::new(EventSet::empty(), SOURCE_TOKEN);
             epoll.ctl(ControlOperation::Add, descriptor, event)?;
         }
-        Ok(Self { name, registers, kicks, epoll, source, complaints: 0 })
+        Ok(Self { name, transport, kicks, epoll, source, errors_logged: 0 })
     }
 
-    /// The device works from now on.
+    /// Starts the worker's thread.
     ///
     /// # Errors
-    /// There is no thread to be had.
-    pub fn start(mut self, filters: &Filters) -> io::Result<()> {
-        filters.spawn(self.registers.work(), self.name.clone(), move || self.run()).map(drop)
+    /// The error of creating the thread.
+    pub fn start(mut self, filters: &SeccompFilters) -> io::Result<()> {
+        filters.spawn(self.transport.role(), self.name.clone(), move || self.run()).map(drop)
     }
 
-    /// A guest without its disk is none any more.
+    /// Serves the device. An I/O error is fatal to the VM: a guest cannot continue without a
+    /// device.
     fn run(&mut self) {
         loop {
             if let Err(error) = self.wait_and_serve() {
-                exit::say(&format!("error: {} stops: {error}", self.name));
-                exit::at_once(exit::FAILED)
+                exit::print(&format!("error: device {} failed: {error}", self.name));
+                exit::exit_now(exit::FAILED)
             }
         }
     }
 
     fn wait_and_serve(&mut self) -> io::Result<()> {
-        self.listen_to_source()?;
-        let mut seen = [EpollEvent::default(); SEEN_AT_ONCE];
-        let count = match self.epoll.wait(-1, &mut seen) {
+        self.update_source_interest()?;
+        let mut events = [EpollEvent::default(); EVENTS_PER_WAIT];
+        let count = match self.epoll.wait(-1, &mut events) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             other => other?,
         };
-        for event in &seen[..count] {
+        for event in &events[..count] {
             let queue = match (event.data(), self.source) {
-                (SOURCE, Some(_)) if event.event_set().intersects(GONE) => return self.lose_source(),
-                (SOURCE, Some((_, queue))) => queue,
+                (SOURCE_TOKEN, Some(_)) if event.event_set().intersects(SOURCE_CLOSED) => {
+                    return self.drop_source();
+                }
+                (SOURCE_TOKEN, Some((_, queue))) => queue,
                 (queue, _) => {
                     let queue = usize::try_from(queue).expect("queues are few");
-                    let _ = self.kicks[queue].read(); // told twice is told once
+                    let _ = self.kicks[queue].read(); // notifications may be merged
                     queue
                 }
             };
-            if let Err(broken) = self.registers.serve(queue) {
-                self.complain(&broken);
+            if let Err(error) = self.transport.process(queue) {
+                self.log_driver_error(&error);
             }
         }
         Ok(())
     }
 
-    /// A driver that breaks its device again and again fills nobody's log.
-    fn complain(&mut self, broken: &Broken) {
-        if self.complaints < DRIVER_ERRORS_LOGGED_PER_DEVICE_MAX {
-            self.complaints += 1;
-            let (name, why) = (&self.name, units::chain(broken));
-            exit::say(&format!("virtio device {name}: {why}: it stops until it is reset"));
+    /// Logs a protocol violation, up to a limit per device: a hostile driver could fill the log.
+    fn log_driver_error(&mut self, error: &GuestDriverError) {
+        if self.errors_logged < DRIVER_ERRORS_LOGGED_PER_DEVICE_MAX {
+            self.errors_logged += 1;
+            let (name, reason) = (&self.name, units::chain(error));
+            exit::print(&format!("virtio device {name}: {reason}: stopped until reset"));
         }
     }
 
-    /// A source that is gone says so without end.
-    fn lose_source(&mut self) -> io::Result<()> {
+    /// Stops polling a closed event source, which would be reported as ready forever.
+    fn drop_source(&mut self) -> io::Result<()> {
         let Some((descriptor, _)) = self.source.take() else { return Ok(()) };
-        exit::say(&format!("virtio device {}: what it listens to is gone from this host", self.name));
+        exit::print(&format!("virtio device {}: its host device is gone", self.name));
         self.epoll.ctl(ControlOperation::Delete, descriptor, EpollEvent::default())
     }
 
-    /// What has come is only of interest while there are buffers for it.
-    fn listen_to_source(&self) -> io::Result<()> {
+    /// Polls the event source only while the queue has available buffers.
+    fn update_source_interest(&self) -> io::Result<()> {
         let Some((descriptor, queue)) = self.source else { return Ok(()) };
-        let wanted = if self.registers.has_buffers(queue) { EventSet::IN } else { EventSet::empty() };
-        self.epoll.ctl(ControlOperation::Modify, descriptor, EpollEvent::new(wanted, SOURCE))
+        let interest = if self.transport.has_buffers(queue) { EventSet::IN } else { EventSet::empty() };
+        self.epoll.ctl(ControlOperation::Modify, descriptor, EpollEvent::new(interest, SOURCE_TOKEN))
     }
 }

@@ -1,4 +1,4 @@
-//! What a guest of two instructions sees of an error in its memory, on this machine's KVM.
+//! Machine checks in a guest of two instructions, on this machine's KVM.
 
 use std::sync::{Arc, mpsc};
 
@@ -7,15 +7,16 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 use crate::{
-    boot::{Entry, Protocol, write_page_tables},
+    boot::{EntryPoint, Protocol, write_page_tables},
     confine::{
         Seccomp,
-        threads::{Filters, Work},
+        threads::{SeccompFilters, ThreadRole},
     },
-    devices::{Ports, RESET_PORT, RESET_VALUE, Windows, Wish, serial::Serial},
+    devices::{ExitRequest, MmioBus, PortIo, serial::Serial},
     layout::{Layout, Local, Performance, Shape},
     memory::{GuestMemory, poison},
-    vcpu::{Ending, Gate, Surroundings, Vcpu},
+    platform::{RESET_PORT, RESET_VALUE},
+    vcpu::{ExitReason, Gate, Vcpu, VcpuContext},
 };
 
 const CODE: u64 = 0x10_0000;
@@ -40,51 +41,51 @@ fn status_bits_are_those_of_qemu() {
     assert_eq!(intel.status(false), (0xbd00_0000_0000_00c0, 13));
 }
 
-/// A guest that spins, and asks to be reset when it has a machine check.
+/// A guest that loops, and requests a reset in its machine check handler.
 struct Guest {
     vcpu: Vcpu,
-    around: Surroundings,
+    context: VcpuContext,
     _vm: kvm_ioctls::VmFd,
 }
 
 impl Guest {
-    /// `None` where there is no KVM, or one without machine checks.
+    /// Creates the guest; `None` without KVM or without machine checks.
     fn new() -> Option<Self> {
         let kvm = Kvm::new().map_err(|error| eprintln!("SKIPPED: no /dev/kvm: {error}")).ok()?;
         let local = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
-        let layout = Layout::of(&Shape { local: vec![local], pool: Vec::new() }, 48).unwrap();
+        let layout = Layout::new(&Shape { local: vec![local], pool: Vec::new() }, 48).unwrap();
         let backing = crate::memory::Backing {
-            file: Arc::new(crate::memory::own_file("local", Bytes::mib(64), None).unwrap()),
+            file: Arc::new(crate::memory::create_memfd("local", Bytes::mib(64), None).unwrap()),
             offset: 0,
             owner: crate::memory::Owner::Local,
         };
-        let local = vec![(backing, crate::memory::Taking::default())];
+        let local = vec![(backing, crate::memory::MemoryBackendOptions::default())];
         let backings = crate::memory::Backings { local, pool: Vec::new() };
         let memory = crate::memory::Memory::map(&layout, &backings).unwrap();
         let vm = kvm.create_vm().unwrap();
         vm.set_tss_address(0xfffb_d000).unwrap();
         vm.create_irq_chip().unwrap();
-        memory.give_to(&vm).unwrap();
+        memory.register_with(&vm).unwrap();
         write(memory.guest());
-        let entry = Entry { address: CODE, parameters: 0, protocol: Protocol::Linux64 };
-        let vcpu = Vcpu::all((&kvm, &vm), &layout, entry, memory.guest(), false).unwrap().remove(0);
+        let entry = EntryPoint { address: CODE, parameters: 0, protocol: Protocol::Linux64 };
+        let vcpu = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), false).unwrap().remove(0);
         if vcpu.machine_checks.is_none() {
             eprintln!("SKIPPED: this KVM has no machine checks");
             return None;
         }
         let line = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
         let serial = Serial::new(line, Box::new(std::io::sink()));
-        let around = Surroundings {
+        let context = VcpuContext {
             memory: memory.guest().clone(),
-            ports: Arc::new(Ports::new(serial)),
-            windows: Arc::new(Windows::default()),
+            ports: Arc::new(PortIo::new(serial)),
+            windows: Arc::new(MmioBus::default()),
             gate: Arc::new(Gate::default()),
         };
-        around.gate.set_open(true);
-        Some(Self { vcpu, around, _vm: vm })
+        context.gate.set_open(true);
+        Some(Self { vcpu, context, _vm: vm })
     }
 
-    /// The guest handles machine checks from now on.
+    /// Enables machine checks in the guest.
     fn handle(&self) {
         let mut special = self.vcpu.fd.get_sregs().unwrap();
         (special.idt.base, special.idt.limit) = (INTERRUPT_TABLE, 0xfff);
@@ -92,10 +93,10 @@ impl Guest {
         self.vcpu.fd.set_sregs(&special).unwrap();
     }
 
-    /// An address of this process.
+    /// Returns the address in this process of a guest-physical address.
     fn address_of(&self, guest: u64) -> usize {
         use vm_memory::GuestMemoryBackend as _;
-        self.around.memory.get_host_address(GuestAddress(guest)).unwrap() as usize
+        self.context.memory.get_host_address(GuestAddress(guest)).unwrap() as usize
     }
 
     fn register(&self, index: u32) -> u64 {
@@ -106,7 +107,7 @@ impl Guest {
     }
 }
 
-/// Writes code, page tables, and the gate of the machine check's handler.
+/// Writes code, page tables and the interrupt gate of the machine check handler.
 fn write(memory: &GuestMemory) {
     write_page_tables(memory).unwrap();
     memory.write_slice(&SPIN, GuestAddress(CODE)).unwrap();
@@ -118,26 +119,26 @@ fn write(memory: &GuestMemory) {
     memory.write_obj(gate, GuestAddress(INTERRUPT_TABLE + MACHINE_CHECK * 16)).unwrap();
 }
 
-/// Runs a guest, which has consumed an error at this address, on a thread confined as a processor's is.
-fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<Ending>) {
+/// Runs a guest that has consumed an error at an address, on a thread with a vCPU's seccomp filter.
+fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<ExitReason>) {
     rustix::thread::set_no_new_privs(true).unwrap();
     let (sender, receiver) = mpsc::channel();
     let run = move || {
-        assert!(poison::in_guest(|| poison::note(at, true)));
-        let ending = guest.vcpu.run(&guest.around);
-        let _ = sender.send((guest, ending)); // fails only if the test has failed
+        assert!(poison::in_guest(|| poison::record(at, true)));
+        let exit = guest.vcpu.run(&guest.context);
+        let _ = sender.send((guest, exit)); // fails only if the test has failed
     };
-    Filters::new(Seccomp::True).unwrap().spawn(Work::Processor, "vcpu0".into(), run).unwrap();
+    SeccompFilters::new(Seccomp::True).unwrap().spawn(ThreadRole::Vcpu, "vcpu0".into(), run).unwrap();
     receiver.recv().unwrap()
 }
 
 #[test]
-fn guest_with_machine_checks_sees_which_page_is_broken() {
+fn machine_check_reports_the_poisoned_page() {
     let Some(guest) = Guest::new() else { return };
     guest.handle();
     let at = guest.address_of(0x20_0123);
-    let (guest, ending) = run_confined(guest, at);
-    assert_eq!(ending, Some(Ending::Wish(Wish::Reset)));
+    let (guest, exit) = run_confined(guest, at);
+    assert_eq!(exit, Some(ExitReason::Requested(ExitRequest::Reset)));
     let expected = guest.vcpu.machine_checks.unwrap().status(true);
     assert_eq!((guest.register(MC_STATUS), guest.register(IA32_MCG_STATUS)), expected);
     assert_eq!(guest.register(MC_STATUS + 1), 0x20_0000);
@@ -145,11 +146,11 @@ fn guest_with_machine_checks_sees_which_page_is_broken() {
 }
 
 #[test]
-fn guest_without_machine_checks_or_in_one_gets_none() {
+fn machine_check_needs_a_guest_that_can_handle_it() {
     let Some(guest) = Guest::new() else { return };
     let (fd, checks) = (&guest.vcpu.fd, guest.vcpu.machine_checks.unwrap());
     assert!(!checks.report(fd, 0x20_0000, true).unwrap(), "CR4.MCE is not set");
     guest.handle();
     assert!(checks.report(fd, 0x20_0000, true).unwrap());
-    assert!(!checks.report(fd, 0x20_1000, true).unwrap(), "one is in progress");
+    assert!(!checks.report(fd, 0x20_1000, true).unwrap(), "a machine check is in progress");
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use emulated_host::{Bed, Host, HostError, Initrd};
+use emulated_host::{Artifacts, Host, HostError, Initrd};
 
 use super::{Boot, GuestTold, KERNEL, Patience, Programs, act};
 use crate::failure::Failure;
@@ -25,7 +25,7 @@ pub struct Inside {
 pub(super) fn play(
     programs: &Programs,
     patience: &Patience,
-    bed: &Bed,
+    bed: &Artifacts,
     guest: &Initrd,
 ) -> Result<GuestTold, Failure> {
     let script = format!(

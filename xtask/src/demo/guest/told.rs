@@ -1,6 +1,6 @@
 //! What the guest told of itself, for people and for programs.
 
-use emulated_host::nodes::{Node, Told};
+use emulated_host::nodes::{Node, NumaReport};
 use serde::{Deserialize, Serialize};
 
 /// A guest, as its own kernel sees it.
@@ -28,7 +28,7 @@ pub struct GuestNode {
 
 impl GuestTold {
     /// Of what was read from its console.
-    pub fn of(told: &Told) -> Self {
+    pub fn of(told: &NumaReport) -> Self {
         let node = |node: &Node| GuestNode {
             id: node.id,
             cpus: node.cpus.clone(),

@@ -1,4 +1,4 @@
-//! What people and programs see of a guest. Names of fields are a promise to scripts.
+//! Table and JSON output of `info`. The JSON field names are stable: scripts use them.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -18,7 +18,8 @@ struct Guest<'a> {
     agent: Option<&'a str>,
     nodes: Vec<Node<'a>>,
     disks: Vec<Disk<'a>>,
-    cards: Vec<Card<'a>>,
+    #[serde(rename = "cards")]
+    networks: Vec<Network<'a>>,
 }
 
 #[derive(Serialize)]
@@ -27,7 +28,7 @@ struct Node<'a> {
     kind: &'static str,
     cpus: &'a [u32],
     bytes: u64,
-    /// `null` where it is not measured.
+    /// `null` if the node is not measured.
     touched_bytes: Option<u64>,
     distances: &'a [u32],
     emc: Option<&'a str>,
@@ -41,12 +42,12 @@ struct Disk<'a> {
 }
 
 #[derive(Serialize)]
-struct Card<'a> {
+struct Network<'a> {
     tap: &'a str,
     mac: &'a str,
 }
 
-/// For programs.
+/// Renders a guest as JSON.
 pub(super) fn json(guest: &wire::Guest) -> String {
     let view = Guest {
         vm: &guest.vm,
@@ -58,9 +59,13 @@ pub(super) fn json(guest: &wire::Guest) -> String {
         agent: guest.agent.as_deref(),
         nodes: guest.nodes.iter().map(node).collect(),
         disks: guest.disks.iter().map(|disk| Disk { path: &disk.path, read_only: disk.read_only }).collect(),
-        cards: guest.cards.iter().map(|card| Card { tap: &card.tap, mac: &card.mac }).collect(),
+        networks: guest
+            .cards
+            .iter()
+            .map(|network| Network { tap: &network.tap, mac: &network.mac })
+            .collect(),
     };
-    serde_json::to_string_pretty(&view).expect("text and numbers") + "\n"
+    serde_json::to_string_pretty(&view).expect("a view serializes to JSON") + "\n"
 }
 
 fn node(node: &wire::GuestNode) -> Node<'_> {
@@ -89,63 +94,63 @@ fn state(guest: &wire::Guest) -> &'static str {
     }
 }
 
-/// For people: what it is, its nodes, and its devices.
+/// Renders a guest as a table for people.
 pub(super) fn text(guest: &wire::Guest) -> String {
     let started = UNIX_EPOCH + Duration::from_millis(guest.started_unix_ms);
-    let mut facts = bare();
+    let mut facts = borderless_table();
     facts.add_row(["VM:", &guest.vm]);
     facts.add_row(["STATE:", state(guest)]);
     facts.add_row(["PID:", &guest.pid.to_string()]);
     facts.add_row(["STARTED:", &humantime::format_rfc3339_seconds(started).to_string()]);
     facts.add_row(["CPUS:", &guest.cpus.to_string()]);
     facts.add_row(["KERNEL:", &guest.kernel]);
-    facts.add_row(["MEMORY OF:", guest.agent.as_deref().unwrap_or("this host's operating system")]);
+    facts.add_row(["AGENT:", guest.agent.as_deref().unwrap_or("none: memory of this host")]);
     for disk in &guest.disks {
         facts.add_row([
             "DISK:",
             &format!("{}{}", disk.path, if disk.read_only { " (read only)" } else { "" }),
         ]);
     }
-    for card in &guest.cards {
-        facts.add_row(["CARD:", &format!("{} {}", card.tap, card.mac)]);
+    for network in &guest.cards {
+        facts.add_row(["NET:", &format!("{} {}", network.tap, network.mac)]);
     }
-    plain(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
+    strip_control_characters(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
 }
 
 fn nodes(guest: &wire::Guest) -> Table {
-    let mut table = bare();
+    let mut table = borderless_table();
     table.set_header(["NODE", "KIND", "CPUS", "MEMORY", "TOUCHED", "DISTANCES", "EMC", "SLICES"]);
     for node in &guest.nodes {
         table.add_row([
             node.node.to_string(),
             kind(node).to_owned(),
-            runs(&node.cpus),
+            ranges(&node.cpus),
             Bytes::new(node.bytes).to_string(),
             touched(node),
             node.distances.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
             node.emc.clone().unwrap_or_else(|| "-".to_owned()),
-            runs(&node.slices),
+            ranges(&node.slices),
         ]);
     }
     table
 }
 
-/// Device memory, for one, is not measured: it is there whether touched or not.
+/// Formats the touched bytes of a node. Some memory is not measured, such as device memory.
 fn touched(node: &wire::GuestNode) -> String {
     node.touched_bytes.map_or_else(|| "not measured".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
 
-/// Numbers in the order in which they come, neighbours as a run: "0-3,7".
-fn runs(numbers: &[u32]) -> String {
-    let runs = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|run| match run {
+/// Formats numbers in the given order, consecutive ones as a range: "0-3,7".
+fn ranges(numbers: &[u32]) -> String {
+    let ranges = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|range| match range {
         [only] => only.to_string(),
-        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+        _ => format!("{}-{}", range[0], range[range.len() - 1]),
     });
-    let runs = runs.collect::<Vec<_>>().join(",");
-    if runs.is_empty() { "-".to_owned() } else { runs }
+    let ranges = ranges.collect::<Vec<_>>().join(",");
+    if ranges.is_empty() { "-".to_owned() } else { ranges }
 }
 
-fn bare() -> Table {
+fn borderless_table() -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
@@ -155,8 +160,8 @@ fn flush_left(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
-/// Paths are other people's words: in a terminal they must not become orders to it.
-fn plain(text: &str) -> String {
+/// Replaces control characters: a path could otherwise contain terminal escape sequences.
+fn strip_control_characters(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
@@ -197,17 +202,17 @@ mod tests {
     }
 
     #[test]
-    fn people_see_a_guest_with_its_nodes_and_no_orders_to_their_terminal() {
+    fn table_shows_nodes_and_escapes_control_characters() {
         let expected = "\
-VM:         web-1
-STATE:      running
-PID:        4711
-STARTED:    2023-11-14T22:13:20Z
-CPUS:       4
-KERNEL:     /boot/vmlinuz
-MEMORY OF:  /run/tarn/host-memory.sock
-DISK:       web-1\u{fffd}[2J.raw (read only)
-CARD:       tap0 52:54:00:12:34:56
+VM:       web-1
+STATE:    running
+PID:      4711
+STARTED:  2023-11-14T22:13:20Z
+CPUS:     4
+KERNEL:   /boot/vmlinuz
+AGENT:    /run/tarn/host-memory.sock
+DISK:     web-1\u{fffd}[2J.raw (read only)
+NET:      tap0 52:54:00:12:34:56
 
 NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
 0     local  0-3   12GiB   300MiB   10 18      -     -
@@ -220,22 +225,22 @@ NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
     fn node_that_is_not_measured_is_not_shown_as_untouched() {
         let mut guest = guest();
         guest.nodes[1].touched_bytes = None;
-        let shown = text(&guest);
-        assert!(shown.contains("4GiB    not measured  18 10"), "{shown}");
-        let seen: serde_json::Value = serde_json::from_str(&json(&guest)).unwrap();
-        assert_eq!(seen["nodes"][1]["touched_bytes"], serde_json::Value::Null);
+        let text = text(&guest);
+        assert!(text.contains("4GiB    not measured  18 10"), "{text}");
+        let value: serde_json::Value = serde_json::from_str(&json(&guest)).unwrap();
+        assert_eq!(value["nodes"][1]["touched_bytes"], serde_json::Value::Null);
     }
 
     #[test]
-    fn programs_see_the_same_with_sizes_in_bytes_and_nothing_left_out() {
-        let seen: serde_json::Value = serde_json::from_str(&json(&guest())).unwrap();
-        assert_eq!((&seen["state"], &seen["pid"]), (&"running".into(), &4711.into()));
+    fn json_has_all_fields_with_sizes_in_bytes() {
+        let value: serde_json::Value = serde_json::from_str(&json(&guest())).unwrap();
+        assert_eq!((&value["state"], &value["pid"]), (&"running".into(), &4711.into()));
         let pool = serde_json::json!({
             "node": 1, "kind": "pool", "cpus": [], "bytes": 4_u64 << 30, "touched_bytes": 0, "distances": [18, 10],
             "emc": "emc0", "slices": [3, 4, 5, 9],
         });
-        assert_eq!(seen["nodes"][1], pool);
-        assert_eq!(seen["nodes"][0]["emc"], serde_json::Value::Null);
-        assert_eq!(seen["cards"][0]["mac"], "52:54:00:12:34:56");
+        assert_eq!(value["nodes"][1], pool);
+        assert_eq!(value["nodes"][0]["emc"], serde_json::Value::Null);
+        assert_eq!(value["cards"][0]["mac"], "52:54:00:12:34:56");
     }
 }

@@ -1,16 +1,16 @@
-//! What the three forms promise: that they tell of the same guest as our own tables do, or say why they cannot.
+//! All generated forms describe the same guest as the ACPI tables, or are refused with a reason.
 
 use cloud_hypervisor_client::models::VmConfig;
 use proptest::prelude::*;
 use serde_json::Value;
 use units::Bytes;
 
-use super::{guest::Place, *};
+use super::{guest::Location, *};
 use crate::{
     boot::Kernel,
     config::{Config, Console, Disk, LocalNode, Net},
     layout::Performance,
-    memory::Taking,
+    memory::MemoryBackendOptions,
 };
 
 const POOL: Performance = Performance::POOL;
@@ -19,7 +19,7 @@ fn config(local: &[(u32, Bytes)]) -> Config {
     let node = |(cpus, size): &(u32, Bytes)| LocalNode {
         size: Some(*size),
         cpus: *cpus,
-        taking: Taking::default(),
+        memory_options: MemoryBackendOptions::default(),
         performance: Performance::LOCAL,
     };
     let kernel =
@@ -37,22 +37,22 @@ fn config(local: &[(u32, Bytes)]) -> Config {
     }
 }
 
-fn slice(n: u32) -> Place {
-    Place::File(format!("/emc/{n}"), 0)
+fn slice(n: u32) -> Location {
+    Location::File(format!("/emc/{n}"), 0)
 }
 
-/// A guest whose pool nodes have so many slices each.
+/// Returns a guest whose pool nodes have these numbers of slices.
 fn guest(config: Config, pool: &[u32]) -> Guest {
     let sizes = config.local.iter().map(|node| node.size.unwrap()).collect();
-    let node = |slices: &u32| (POOL, Taking::default(), (0..*slices).map(slice).collect());
-    Guest::of(config, sizes, pool.iter().map(node).collect(), Vec::new()).unwrap()
+    let node = |slices: &u32| (POOL, MemoryBackendOptions::default(), (0..*slices).map(slice).collect());
+    Guest::new(config, sizes, pool.iter().map(node).collect(), Vec::new()).unwrap()
 }
 
 fn small(pool: &[u32]) -> Guest {
     guest(config(&[(2, Bytes::mib(512))]), pool)
 }
 
-/// One with a bit of everything.
+/// Returns a guest with every kind of option.
 fn full() -> Guest {
     let mut config = config(&[(2, Bytes::mib(512))]);
     config.disks = vec![
@@ -60,20 +60,25 @@ fn full() -> Guest {
         Disk { path: "/fixed".into(), read_only: true },
     ];
     config.nets = vec![Net { tap: "tap0".into(), mac: "52:54:00:12:34:56".parse().unwrap() }];
-    config.local[0].taking =
-        Taking { shared: false, prefault: true, hugepage_size: Some(Bytes::mib(2)), host_numa_node: Some(1) };
+    config.local[0].memory_options = MemoryBackendOptions {
+        shared: false,
+        prefault: true,
+        hugepage_size: Some(Bytes::mib(2)),
+        host_numa_node: Some(1),
+    };
     let sizes = vec![Bytes::mib(512)];
-    let taking = Taking { prefault: true, host_numa_node: Some(3), ..Taking::default() };
-    let pool = vec![(POOL, taking, vec![slice(0), Place::File("/emc/1".into(), 4096)])];
-    Guest::of(config, sizes, pool, Vec::new()).unwrap()
+    let memory_options =
+        MemoryBackendOptions { prefault: true, host_numa_node: Some(3), ..MemoryBackendOptions::default() };
+    let pool = vec![(POOL, memory_options, vec![slice(0), Location::File("/emc/1".into(), 4096)])];
+    Guest::new(config, sizes, pool, Vec::new()).unwrap()
 }
 
 fn lines(options: &[Vec<String>]) -> String {
-    options.iter().map(|words| words.join(" ") + "\n").collect()
+    options.iter().map(|arguments| arguments.join(" ") + "\n").collect()
 }
 
 #[test]
-fn qemu_is_told_of_all_that_a_guest_has() {
+fn qemu_arguments_cover_the_whole_guest() {
     let expected = "\
 -name guest=web-1
 -machine q35,accel=kvm,hmat=on,max-ram-below-4g=512M
@@ -113,18 +118,18 @@ fn qemu_is_told_of_all_that_a_guest_has() {
 }
 
 #[test]
-fn a_kernel_is_told_to_use_devices_only_when_there_are_some_and_nobody_has_said_what_to_do() {
+fn memhp_default_state_is_added_only_for_memory_devices() {
     let appended = |guest: &Guest| qemu::options(guest).unwrap().concat().pop().unwrap();
     assert_eq!(appended(&small(&[])), "console=ttyS0");
     assert_eq!(appended(&small(&[1, 1])), "console=ttyS0");
     assert_eq!(appended(&small(&[2])), "console=ttyS0 memhp_default_state=online_movable");
-    let mut said = small(&[2]);
-    said.config.kernel.command_line = "memhp_default_state=offline".into();
-    assert_eq!(appended(&said), "memhp_default_state=offline");
+    let mut value = small(&[2]);
+    value.config.kernel.command_line = "memhp_default_state=offline".into();
+    assert_eq!(appended(&value), "memhp_default_state=offline");
 }
 
 #[test]
-fn slices_lie_above_the_devices_of_old_whatever_the_local_memory() {
+fn slices_are_placed_above_4g_for_any_local_size() {
     let machine = |local, pool: &[u32]| {
         let guest = guest(config(&[(1, local)]), pool);
         qemu::options(&guest).unwrap()[1][1].clone()
@@ -135,41 +140,41 @@ fn slices_lie_above_the_devices_of_old_whatever_the_local_memory() {
 }
 
 #[test]
-fn what_a_vmm_has_no_words_for_is_refused_with_the_reason() {
-    let said = |result: Result<String, OtherError>| result.unwrap_err().to_string();
+fn unsupported_guest_is_refused_with_the_reason() {
+    let value = |result: Result<String, BackendError>| result.unwrap_err().to_string();
     let many = small(&[200, 59]);
-    let why = "257 slices would be memory devices, and it has slots for 256 at most";
-    assert!(said(qemu::options(&many).map(|_| String::new())).ends_with(why));
+    let why = "257 slices would be memory devices, but it has 256 slots";
+    assert!(value(qemu::options(&many).map(|_| String::new())).ends_with(why));
     assert!(qemu::options(&small(&[200, 58])).is_ok());
-    assert!(said(libvirt::domain(&small(&[257]))).ends_with(why));
-    let offset = said(cloud_hypervisor::vm_config(&full()).map(|_| String::new()));
-    assert!(offset.contains("slice node1-1 begins at byte 4096 of /emc/1"), "{offset}");
+    assert!(value(libvirt::domain(&small(&[257]))).ends_with(why));
+    let offset = value(cloud_hypervisor::vm_config(&full()).map(|_| String::new()));
+    assert!(offset.contains("slice node1-1 is at offset 4096 of /emc/1"), "{offset}");
     let mut hidden = small(&[1]);
     hidden.config.kernel.command_line = "pci=off quiet".into();
-    assert!(qemu::options(&hidden).is_ok(), "there is nothing to hide");
+    assert!(qemu::options(&hidden).is_ok(), "no device is hidden");
     hidden.config.disks = vec![Disk { path: "/d".into(), read_only: false }];
     for refused in [
         qemu::options(&hidden).map(|_| String::new()),
         cloud_hypervisor::options(&hidden).map(|_| String::new()),
         libvirt::domain(&hidden),
     ] {
-        assert!(said(refused).contains("cmdline: pci=off hides its disks and cards"));
+        assert!(value(refused).contains("cmdline: pci=off hides its disks and network devices"));
     }
     let mut halves = config(&[(1, Bytes::mib(64)), (1, Bytes::mib(64))]);
-    halves.local[1].taking.prefault = true;
-    assert!(said(libvirt::domain(&guest(halves, &[]))).contains("prefault=on is for all nodes"));
+    halves.local[1].memory_options.prefault = true;
+    assert!(value(libvirt::domain(&guest(halves, &[]))).contains("prefault=on applies to all nodes"));
 }
 
 #[test]
-fn a_command_for_a_shell_says_what_was_meant_whatever_the_letters() {
-    let words = vec![vec!["-append".to_owned(), "it's $HOME, \"so\"".to_owned()], vec!["-x".to_owned()]];
-    let command = shell("printf '%s|'", &words);
-    let said = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
-    assert_eq!(String::from_utf8(said.stdout).unwrap(), "-append|it's $HOME, \"so\"|-x|");
+fn shell_command_quotes_special_characters() {
+    let arguments = vec![vec!["-append".to_owned(), "it's $HOME, \"so\"".to_owned()], vec!["-x".to_owned()]];
+    let command = shell("printf '%s|'", &arguments);
+    let value = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert_eq!(String::from_utf8(value.stdout).unwrap(), "-append|it's $HOME, \"so\"|-x|");
 }
 
 #[test]
-fn cloud_hypervisors_options_say_what_its_body_says() {
+fn cloud_hypervisor_options_match_the_api_body() {
     let mut config = config(&[(2, Bytes::mib(512))]);
     config.disks = vec![Disk { path: "/d".into(), read_only: true }];
     config.console = Console::File("/c".into());
@@ -189,7 +194,7 @@ fn cloud_hypervisors_options_say_what_its_body_says() {
     assert_eq!(lines(&cloud_hypervisor::options(&guest(config, &[1])).unwrap()), expected);
 }
 
-/// The value of `name=` among the parts of an option.
+/// Returns the value of `name=` in an option.
 fn part<'a>(option: &'a str, name: &str) -> Option<&'a str> {
     option.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
 }
@@ -198,10 +203,11 @@ fn number(text: Option<&str>) -> u64 {
     text.unwrap().trim_end_matches('M').parse().unwrap()
 }
 
-/// MiB of each node, by the options of QEMU.
+/// Returns the MiB of each node according to QEMU's options.
 fn qemu_sizes(options: &[Vec<String>], nodes: usize) -> Vec<u64> {
-    let values =
-        |name: &'static str| options.iter().filter(move |words| words[0] == name).map(|words| &words[1]);
+    let values = |name: &'static str| {
+        options.iter().filter(move |arguments| arguments[0] == name).map(|arguments| &arguments[1])
+    };
     let size = |id: &str| {
         number(part(values("-object").find(|object| part(object, "id") == Some(id)).unwrap(), "size"))
     };
@@ -226,7 +232,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_form_has_every_node_with_its_size_and_distances((local, pool) in shapes()) {
+    fn every_vmm_gets_all_nodes_sizes_and_distances((local, pool) in shapes()) {
         let local: Vec<_> = local.into_iter().map(|(cpus, mib)| (cpus, Bytes::mib(mib))).collect();
         let guest = guest(config(&local), &pool);
         let layout = &guest.layout;
@@ -235,15 +241,15 @@ proptest! {
         let options = qemu::options(&guest).unwrap();
         prop_assert_eq!(&qemu_sizes(&options, mib.len()), &mib);
         for (from, to) in guest.pairs().filter(|(from, to)| from != to) {
-            let said = ["-numa".to_owned(), format!("dist,src={from},dst={to},val={}", layout.distance(from, to))];
-            prop_assert!(options.iter().any(|option| *option == said));
+            let value = ["-numa".to_owned(), format!("dist,src={from},dst={to},val={}", layout.distance(from, to))];
+            prop_assert!(options.iter().any(|option| *option == value));
         }
 
         let body = cloud_hypervisor::vm_config(&guest).unwrap();
-        let known: VmConfig = serde_json::from_value(body.clone()).unwrap();
-        prop_assert_eq!(&serde_json::to_value(&known).unwrap(), &body, "every word is one of the API's");
-        let zones = known.memory.unwrap().zones.unwrap();
-        for (number, node) in known.numa.unwrap().iter().enumerate() {
+        let parsed: VmConfig = serde_json::from_value(body.clone()).unwrap();
+        prop_assert_eq!(&serde_json::to_value(&parsed).unwrap(), &body, "every word is one of the API's");
+        let zones = parsed.memory.unwrap().zones.unwrap();
+        for (number, node) in parsed.numa.unwrap().iter().enumerate() {
             let ids = node.memory_zones.as_ref().unwrap();
             let bytes: i64 = zones.iter().filter(|zone| ids.contains(&zone.id)).map(|zone| zone.size).sum();
             prop_assert_eq!(u64::try_from(bytes).unwrap() >> 20, mib[number]);
@@ -260,25 +266,25 @@ proptest! {
         prop_assert_eq!(domain.matches("pc-dimm,").count(), pool.iter().map(|slices| *slices as usize).sum::<usize>());
         for (from, to) in guest.initiators() {
             let latency = layout.latency_ns(from, to);
-            let said = format!(r#"<latency initiator="{from}" target="{to}" type="access" value="{latency}"/>"#);
-            prop_assert!(domain.contains(&said));
+            let value = format!(r#"<latency initiator="{from}" target="{to}" type="access" value="{latency}"/>"#);
+            prop_assert!(domain.contains(&value));
         }
     }
 
     #[test]
-    fn bandwidths_that_qemu_packs_are_those_of_our_tables_but_for_a_step(mbps in 1..=655_340_u32, far in 1..=655_340_u32) {
+    fn qemu_bandwidth_is_rounded_up_to_one_step(mbps in 1..=655_340_u32, far in 1..=655_340_u32) {
         let mut guest = small(&[1]);
         guest.layout.nodes[0].performance.bandwidth_mbps = mbps;
         guest.layout.nodes[1].performance.bandwidth_mbps = far;
-        for (to, ours) in [(0, mbps), (1, far)] {
-            let told = qemu::bandwidth_mbps(&guest, 0, to);
-            prop_assert!(told >= u64::from(ours) && told < u64::from(ours) + 16 && told / 16 <= u64::from(u16::MAX));
+        for (to, mbps_of_layout) in [(0, mbps), (1, far)] {
+            let qemu_mbps = qemu::bandwidth_mbps(&guest, 0, to);
+            prop_assert!(qemu_mbps >= u64::from(mbps_of_layout) && qemu_mbps < u64::from(mbps_of_layout) + 16 && qemu_mbps / 16 <= u64::from(u16::MAX));
         }
     }
 }
 
 #[test]
-fn arguments_as_an_array_are_words() {
+fn json_arguments_are_strings() {
     let array: Value =
         serde_json::from_str(&json(&qemu::options(&small(&[1])).unwrap().concat().into())).unwrap();
     assert_eq!(array[0], "-name");

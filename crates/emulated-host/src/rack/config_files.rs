@@ -1,32 +1,33 @@
-//! rack.toml for the manager outside, and each host's settings for the agents inside. What the keys mean is the programs'.
+//! Generates rack.toml for the manager and the agents' configuration files.
 
 use std::path::Path;
 
-use super::{plan::Device, whole::RackPlan};
+use super::{deployment::RackPlan, plan::Device};
 
-/// The name in the manager's certificate.
+/// Name in the manager's certificate.
 pub(super) const MANAGER: &str = "manager";
-/// The name of whoever schedules and administers.
+/// Name in the certificate of the scheduler and administrator.
 pub(super) const OPERATOR: &str = "operator";
-/// This machine, as hosts see it.
-const MACHINE: &str = "10.0.2.2";
-/// What a host has for VMs; more than there is, as tests start more than fits.
+/// Address of this machine in the hosts' network.
+const MACHINE_ADDRESS: &str = "10.0.2.2";
+/// Declared capacity of a host; larger than the real one, as tests start more VMs than fit.
 const CORES: u32 = 64;
 const LOCAL_MIB: u32 = 64 << 10;
-/// How long the command that cuts a host's power may take, in seconds.
-const FENCE_WITHIN_S: u32 = 60;
+/// Timeout of the fence command, in seconds.
+const FENCE_TIMEOUT_S: u32 = 60;
 
-/// rack.toml, in a folder with `certificates`; `rack` is where the hosts' sockets are.
+/// Returns rack.toml for a directory with `certificates`; `rack` is the directory of the hosts'
+/// sockets.
 pub(super) fn rack_toml(plan: &RackPlan, port: u16, rack: &Path) -> String {
     let never = || "\"never\"".to_owned();
     let fence_after = plan.fence_after_s.map_or_else(never, |seconds| seconds.to_string());
     let mut text = format!(
         "[manager]\nlisten = \"127.0.0.1:{port}\"\nstore = \"store\"\n\
          [lease]\nttl_s = {}\nfence_after_s = {fence_after}\n\
-         [fence]\ncommand = [{:?}, {rack:?}, \"{{host}}\"]\nwithin_s = {FENCE_WITHIN_S}\n\
+         [fence]\ncommand = [{:?}, {rack:?}, \"{{host}}\"]\nwithin_s = {FENCE_TIMEOUT_S}\n\
          [tls]\ncertificate = \"certificates/{MANAGER}.pem\"\nkey = \"certificates/{MANAGER}.key\"\n\
          client_ca = \"certificates/ca.pem\"\nschedulers = [\"{OPERATOR}\"]\nadmins = [\"{OPERATOR}\"]\n{}",
-        plan.lease_ttl_s, plan.programs.power_off, plan.more,
+        plan.lease_ttl_s, plan.programs.power_off, plan.rack_toml_extra,
     );
     let names: Vec<String> = (0..plan.hosts.devices.len()).map(|n| format!("emc{n}")).collect();
     let devices = names.iter().zip(&plan.hosts.devices).map(|(name, device)| emc(name, device));
@@ -45,13 +46,13 @@ fn emc(name: &str, device: &Device) -> String {
     )
 }
 
-/// A host's settings, beside its certificate.
+/// Returns the configuration of a host's agent, to be placed beside its certificate.
 pub(super) fn host_toml(plan: &RackPlan, port: u16, host: &str) -> String {
     format!(
-        "[agent]\nhost = {host:?}\nmanager = \"https://{MACHINE}:{port}\"\nruntime_dir = \"/run/tarn-agent\"\n{}\
+        "[agent]\nhost = {host:?}\nmanager = \"https://{MACHINE_ADDRESS}:{port}\"\nruntime_dir = \"/run/tarn-agent\"\n{}\
          [tls]\nca = \"ca.pem\"\ncertificate = \"{host}.pem\"\nkey = \"{host}.key\"\nserver_name = \"{MANAGER}\"\n\
          [backend]\nkind = \"{}\"\n{}",
-        plan.agents_more, plan.backend, plan.backend_more
+        plan.agent_toml_extra, plan.backend, plan.backend_toml_extra
     )
 }
 
@@ -75,25 +76,29 @@ mod tests {
     }
 
     #[test]
-    fn the_manager_is_told_of_each_device_each_host_and_how_to_stop_one() {
-        let told: Table = rack_toml(&plan(), 9750, Path::new("/the rack")).parse().unwrap();
-        let fence: Vec<_> =
-            told["fence"]["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    fn rack_toml_lists_emcs_hosts_and_fence_command() {
+        let parsed: Table = rack_toml(&plan(), 9750, Path::new("/the rack")).parse().unwrap();
+        let fence: Vec<_> = parsed["fence"]["command"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|word| word.as_str().unwrap())
+            .collect();
         assert_eq!(fence, ["/bin/off", "/the rack", "{host}"]);
-        assert_eq!(told["lease"]["fence_after_s"].as_str(), Some("never"));
-        let emcs = told["emc"].as_array().unwrap();
+        assert_eq!(parsed["lease"]["fence_after_s"].as_str(), Some("never"));
+        let emcs = parsed["emc"].as_array().unwrap();
         assert_eq!((emcs[1]["serial"].as_str(), emcs[1]["slices"].as_integer()), (Some("0x2f"), Some(4)));
-        assert_eq!(told["host"].as_array().unwrap()[1]["emcs"].as_array().unwrap().len(), 2);
+        assert_eq!(parsed["host"].as_array().unwrap()[1]["emcs"].as_array().unwrap().len(), 2);
     }
 
     #[test]
-    fn a_host_is_told_who_it_is_and_where_the_manager_is_as_it_sees_it() {
-        let told: Table = host_toml(&plan(), 9750, "h1").parse().unwrap();
+    fn host_toml_names_host_and_manager_address() {
+        let parsed: Table = host_toml(&plan(), 9750, "h1").parse().unwrap();
         assert_eq!(
-            (told["agent"]["host"].as_str(), told["tls"]["key"].as_str()),
+            (parsed["agent"]["host"].as_str(), parsed["tls"]["key"].as_str()),
             (Some("h1"), Some("h1.key"))
         );
-        assert_eq!(told["agent"]["manager"].as_str(), Some("https://10.0.2.2:9750"));
-        assert_eq!(told["backend"]["kind"].as_str(), Some("memory_block"));
+        assert_eq!(parsed["agent"]["manager"].as_str(), Some("https://10.0.2.2:9750"));
+        assert_eq!(parsed["backend"]["kind"].as_str(), Some("memory_block"));
     }
 }

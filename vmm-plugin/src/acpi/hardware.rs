@@ -1,4 +1,5 @@
-//! The tables that say what there is: processors, interrupt controllers, devices, and how to switch the machine off.
+//! FADT, MADT and DSDT: processors, interrupt controllers, devices, and the sleep and reset
+//! registers.
 
 use acpi_tables::{
     Aml,
@@ -12,23 +13,25 @@ use acpi_tables::{
     sdt::Sdt,
 };
 
-use super::{OEM, OEM_REVISION, OEM_TABLE, Window};
+use super::{OEM, OEM_REVISION, OEM_TABLE};
 use crate::{
-    devices::{POWER_BUTTON_LINE, RESET_PORT, RESET_VALUE, SERIAL_LINE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE},
     layout::Layout,
+    platform::{
+        POWER_BUTTON_LINE, RESET_PORT, RESET_VALUE, SERIAL_LINE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window,
+    },
 };
 
-/// Where KVM's interrupt controllers are.
+/// Addresses of KVM's interrupt controllers.
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
-/// There is no keyboard controller, VGA adapter or CMOS clock to look for (ACPI 6.5, table 5.10).
+/// No keyboard controller, VGA adapter or CMOS RTC (ACPI 6.5, table 5.10).
 const BOOT_ARCHITECTURE: u16 = NO_VGA | NO_CMOS_CLOCK;
 const NO_VGA: u16 = 1 << 2;
 const NO_CMOS_CLOCK: u16 = 1 << 5;
-/// What is said to a window of a device that was pressed.
-const PRESSED: u8 = 0x80;
+/// Notification value of a power button press (ACPI 6.5, section 5.6.6).
+const NOTIFY_PRESSED: u8 = 0x80;
 
-/// Switching off, starting anew, and where the devices are described.
+/// Returns the FADT: sleep and reset registers, and the address of the DSDT.
 pub(super) fn fadt(dsdt: u64) -> FADT {
     let port = |port: u16| GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port));
     let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
@@ -46,11 +49,11 @@ pub(super) fn fadt(dsdt: u64) -> FADT {
     fadt.finalize()
 }
 
-/// Processors and interrupt controllers.
+/// Returns the MADT: local APICs and the I/O APIC.
 pub(super) fn madt(layout: &Layout) -> MADT {
     let mut madt = MADT::new(OEM, OEM_TABLE, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
     for cpu in 0..layout.cpus() {
-        let byte = |number| u8::try_from(number).expect("processors are few, and so are nodes with some");
+        let byte = |number| u8::try_from(number).expect("CPUs and APIC IDs are below 256");
         madt.add_structure(ProcessorLocalApic::new(
             byte(cpu),
             byte(layout.apic_id(cpu)),
@@ -61,7 +64,7 @@ pub(super) fn madt(layout: &Layout) -> MADT {
     madt
 }
 
-/// The devices.
+/// Returns the DSDT: the serial line, the power button and the virtio devices.
 pub(super) fn dsdt(windows: &[Window]) -> Vec<u8> {
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
     let mut code = Vec::new();
@@ -92,41 +95,42 @@ fn serial(code: &mut Vec<u8>) {
             &Name::new(Path::new("_CRS"), &resources),
         ],
     )
-    .written();
+    .aml_bytes();
     in_scope(&device, code);
 }
 
-/// A button, and the event device through which its press is told on a hardware-reduced platform.
+/// Writes the power button and the Generic Event Device that reports its press on a
+/// hardware-reduced platform.
 fn power_button(code: &mut Vec<u8>) {
     let button = Device::new(
         Path::new("PWRB"),
         vec![&Name::new(Path::new("_HID"), &EISAName::new("PNP0C0C")), &Name::new(Path::new("_UID"), &0_u8)],
     )
-    .written();
+    .aml_bytes();
     in_scope(&button, code);
     let line = Interrupt::new(true, true, false, false, POWER_BUTTON_LINE);
     let resources = ResourceTemplate::new(vec![&line]);
-    let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &PRESSED).written();
-    let ours = Equal::new(&Arg(0), &POWER_BUTTON_LINE).written();
-    let if_ours = If::new(&ours, vec![&pressed]).written();
+    let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_PRESSED).aml_bytes();
+    let is_power_button = Equal::new(&Arg(0), &POWER_BUTTON_LINE).aml_bytes();
+    let notify_if_power_button = If::new(&is_power_button, vec![&pressed]).aml_bytes();
     let events = Device::new(
         Path::new("GED_"),
         vec![
             &Name::new(Path::new("_HID"), &"ACPI0013"),
             &Name::new(Path::new("_UID"), &0_u8),
             &Name::new(Path::new("_CRS"), &resources),
-            &Method::new(Path::new("_EVT"), 1, true, vec![&if_ours]),
+            &Method::new(Path::new("_EVT"), 1, true, vec![&notify_if_power_button]),
         ],
     )
-    .written();
+    .aml_bytes();
     in_scope(&events, code);
 }
 
 fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
-    let registers = Memory32Fixed::new(true, window.at, window.bytes);
+    let registers = Memory32Fixed::new(true, window.address, window.bytes);
     let line = Interrupt::new(true, true, false, false, window.line);
     let resources = ResourceTemplate::new(vec![&registers, &line]);
-    let uid = u32::try_from(number).expect("windows are few");
+    let uid = u32::try_from(number).expect("devices are few");
     let device = Device::new(
         Path::new(&format!("V{number:03X}")),
         vec![
@@ -136,26 +140,26 @@ fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
             &Name::new(Path::new("_CRS"), &resources),
         ],
     )
-    .written();
+    .aml_bytes();
     in_scope(&device, code);
 }
 
-/// Code that was already written, to be put into other code. Pieces of acpi_tables borrow from each other; what is written
-/// borrows nothing.
-struct Written(Vec<u8>);
+/// Encoded AML that can be embedded in other AML. Objects of acpi_tables borrow from each other;
+/// encoded bytes do not.
+struct AmlBytes(Vec<u8>);
 
-impl Aml for Written {
+impl Aml for AmlBytes {
     fn to_aml_bytes(&self, sink: &mut dyn acpi_tables::AmlSink) {
         sink.vec(&self.0);
     }
 }
 
-trait Write {
-    fn written(self) -> Written;
+trait ToAmlBytes {
+    fn aml_bytes(self) -> AmlBytes;
 }
 
-impl<T: Aml> Write for T {
-    fn written(self) -> Written {
-        Written(super::written(&self))
+impl<T: Aml> ToAmlBytes for T {
+    fn aml_bytes(self) -> AmlBytes {
+        AmlBytes(super::aml_bytes(&self))
     }
 }

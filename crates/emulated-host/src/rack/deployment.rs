@@ -1,5 +1,5 @@
-//! A whole rack: hosts with agents in them, and the pool manager outside, all strangers who show each other certificates. What is
-//! done with it is the caller's, through `tarn`.
+//! A complete rack: hosts with agents, and a pool manager outside, all with mTLS certificates.
+//! Callers control it through `tarn`.
 
 use std::{
     fs,
@@ -15,19 +15,20 @@ use serde_json::Value;
 
 use super::{
     certificates,
-    host::appended,
-    hosts::{Hosts, vacant},
+    config_files::{self, MANAGER, OPERATOR},
+    host::open_log,
+    hosts::{Hosts, check_not_running},
     plan::Plan,
-    settings::{self, MANAGER, OPERATOR},
 };
-use crate::{Bed, HostError};
+use crate::{Artifacts, HostError};
 
-/// How long everybody may take to have spoken, once hosts have booted.
-const UP_WITHIN: Duration = Duration::from_secs(120);
-/// Between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// An agent that ends comes back. It writes to no terminal, so that its log has no colours.
-const AGENT: &str = "
+/// Time limit for all agents to connect after the hosts have booted.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Interval between polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Restarts the agent when it ends. The agent does not write to a terminal, so its log has no
+/// colors.
+const AGENT_SCRIPT: &str = "
 while :; do
   host-agent serve --config /etc/tarn/$HOST.toml
   echo \"the agent ended: $?\"
@@ -35,7 +36,7 @@ while :; do
 done 2>&1 | cat > /dev/ttyS3 &
 ";
 
-/// The programs of a rack.
+/// Executables of a rack.
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// `pool-manager`.
@@ -48,29 +49,30 @@ pub struct Programs {
     pub power_off: PathBuf,
 }
 
-/// What a rack is like.
+/// Configuration of a rack.
 #[derive(Clone, Debug)]
 pub struct RackPlan {
-    /// Its hosts and devices: a GiB is a slice. Its script comes after the agent is started.
+    /// Hosts and devices: 1 GiB is a slice. Their script runs after the agent has started.
     pub hosts: Plan,
-    /// What it is made of.
+    /// Executables.
     pub programs: Programs,
-    /// How agents take slices: `dax` or `memory_block`.
+    /// Backend of the agents: `dax` or `memory_block`.
     pub backend: String,
-    /// Seconds of a lease.
+    /// Lease duration, in seconds.
     pub lease_ttl_s: f64,
-    /// Seconds of silence until a host's power is cut, once all have spoken, or never.
+    /// Silence before a host is fenced, in seconds, once all hosts have connected; `None` means
+    /// never.
     pub fence_after_s: Option<f64>,
-    /// Lines to add to rack.toml.
-    pub more: String,
-    /// Lines to add to the section `[agent]` of every host's settings.
-    pub agents_more: String,
-    /// Lines to add to the section `[backend]`.
-    pub backend_more: String,
+    /// Text appended to rack.toml.
+    pub rack_toml_extra: String,
+    /// Text appended to the section `[agent]` of each agent's configuration.
+    pub agent_toml_extra: String,
+    /// Text appended to the section `[backend]`.
+    pub backend_toml_extra: String,
 }
 
 impl RackPlan {
-    /// A rack whose hosts are missed after two seconds, and never fenced by themselves.
+    /// Returns a plan with leases of two seconds and without automatic fencing.
     pub fn new(hosts: Plan, programs: Programs, backend: &str) -> Self {
         Self {
             hosts,
@@ -78,14 +80,14 @@ impl RackPlan {
             backend: backend.to_owned(),
             lease_ttl_s: 2.0,
             fence_after_s: None,
-            more: String::new(),
-            agents_more: String::new(),
-            backend_more: String::new(),
+            rack_toml_extra: String::new(),
+            agent_toml_extra: String::new(),
+            backend_toml_extra: String::new(),
         }
     }
 }
 
-/// A rack that runs. Dropped, nothing but its logs is left.
+/// A running rack. On drop everything but the logs is removed.
 #[derive(Debug)]
 pub struct Rack {
     plan: RackPlan,
@@ -95,25 +97,26 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Starts it in a folder, and waits until all hosts are up. It ends with the thread that does so. `is_wanted` is asked every now
-    /// and then.
+    /// Starts a rack in a directory and waits until all hosts are up. The rack ends with the
+    /// calling thread. `is_wanted` is called regularly; `false` cancels the start.
     ///
     /// # Errors
-    /// A program is missing or does not start, a host does not come up, or it is not wanted any more.
+    /// [`HostError`] if a program is missing or fails, a host does not come up, or the start is
+    /// cancelled.
     pub fn start(
-        bed: &Bed,
+        artifacts: &Artifacts,
         plan: RackPlan,
         folder: &Path,
         is_wanted: impl Fn() -> bool,
     ) -> Result<Self, HostError> {
-        fs::create_dir_all(folder).map_err(HostError::file("make", folder))?;
-        let folder = folder.canonicalize().map_err(HostError::file("find", folder))?;
-        vacant(&folder, &plan.hosts)?;
+        fs::create_dir_all(folder).map_err(HostError::file("create", folder))?;
+        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
+        check_not_running(&folder, &plan.hosts)?;
         let port = free_port()?;
         let hosts = write(&plan, &folder, port)?;
-        let hosts = Hosts::prepare(bed, &hosts, &folder)?;
+        let hosts = Hosts::prepare(artifacts, &hosts, &folder)?;
         let mut rack = Self { plan, port, manager: None, hosts };
-        rack.hosts.power_on()?; // it takes them a while
+        rack.hosts.power_on()?; // hosts boot while the manager starts
         rack.start_manager()?;
         rack.hosts.wait_up(&is_wanted)?;
         rack.wait_hosts_up(&is_wanted)?;
@@ -121,88 +124,88 @@ impl Rack {
         Ok(rack)
     }
 
-    /// What it is like.
+    /// Returns the rack's configuration.
     pub fn plan(&self) -> &RackPlan {
         &self.plan
     }
 
-    /// From now on silent hosts are fenced: one that still boots has never spoken.
+    /// Enables fencing. It is disabled during boot, when hosts have not connected yet.
     fn begin_fencing(&self) -> Result<(), HostError> {
-        let file = self.own("rack.toml");
-        let text = settings::rack_toml(&self.plan, self.port, self.hosts.folder());
+        let file = self.manager_dir("rack.toml");
+        let text = config_files::rack_toml(&self.plan, self.port, self.hosts.folder());
         fs::write(&file, text).map_err(HostError::file("write", &file))?;
         let id = self.manager.as_ref().and_then(|manager| i32::try_from(manager.id()).ok());
         let Some(manager) = id.and_then(Pid::from_raw) else { return Ok(()) };
         kill_process(manager, Signal::HUP).map_err(|errno| HostError::file("signal", &file)(errno.into()))
     }
 
-    /// Its hosts.
+    /// Returns the hosts.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// Its hosts, to be switched on and off.
+    /// Returns the hosts for switching their power.
     pub fn hosts_mut(&mut self) -> &mut Hosts {
         &mut self.hosts
     }
 
-    /// Where its manager answers.
+    /// Returns the manager's endpoint.
     pub fn endpoint(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// The folder of certificates: `ca.pem`, and `operator.pem` and `operator.key` for whoever schedules and administers. The
-    /// manager's is for `manager`.
+    /// Returns the directory of certificates: `ca.pem`, and `operator.pem` with `operator.key`,
+    /// which has the scheduler and admin roles. The manager's server name is `manager`.
     pub fn certificates(&self) -> PathBuf {
-        self.own("certificates")
+        self.manager_dir("certificates")
     }
 
-    /// `tarn` as the operator of this rack.
+    /// Returns a `tarn` command with the operator's credentials.
     pub fn tarn(&self, words: &[&str]) -> Command {
-        let mut tarn = Command::new(self.own("tarn"));
+        let mut tarn = Command::new(self.manager_dir("tarn"));
         tarn.args(words).stdin(Stdio::null());
         tarn
     }
 
-    /// Where that is, for a person.
-    pub fn tarn_file(&self) -> PathBuf {
-        self.own("tarn")
+    /// Returns the path of the `tarn` script with the operator's credentials.
+    pub fn tarn_script(&self) -> PathBuf {
+        self.manager_dir("tarn")
     }
 
-    /// Starts the manager, which must not run.
+    /// Starts the manager, which must not be running.
     ///
     /// # Errors
-    /// It does not start.
+    /// [`HostError::Start`] if it cannot be started.
     pub fn start_manager(&mut self) -> Result<(), HostError> {
         let log = self.hosts.folder().join("logs").join(MANAGER);
         let mut manager = Command::new("setpriv");
         manager.args(["--pdeathsig", "KILL"]).arg(&self.plan.programs.manager);
-        manager.args(["serve", "--config"]).arg(self.own("rack.toml")).process_group(0);
-        manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(appended(&log)?);
+        manager.args(["serve", "--config"]).arg(self.manager_dir("rack.toml")).process_group(0);
+        manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(open_log(&log)?);
         self.manager = Some(manager.spawn().map_err(HostError::start(&self.plan.programs.manager))?);
         Ok(())
     }
 
-    /// Ends the manager at once, as a crash does.
+    /// Kills the manager.
     pub fn kill_manager(&mut self) {
         if let Some(mut manager) = self.manager.take() {
-            // Both fail only if it has ended and was waited for.
+            // Both fail only if the manager has ended.
             let _ = manager.kill();
             let _ = manager.wait();
         }
     }
 
-    /// What the manager has logged.
+    /// Returns the manager's log.
     pub fn manager_log(&self) -> String {
         fs::read_to_string(self.hosts.folder().join("logs").join(MANAGER)).unwrap_or_default()
     }
 
-    /// Waits until every host is up in the manager's eyes.
+    /// Waits until the manager reports every host as up.
     ///
     /// # Errors
-    /// It is not in time, the manager ends, or nobody wants it any more.
+    /// [`HostError::Failed`] on timeout or if the manager ends, or [`HostError::Interrupted`].
     pub fn wait_hosts_up(&mut self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
-        let give_up = Instant::now() + UP_WITHIN;
+        let deadline = Instant::now() + BOOT_TIMEOUT;
         while self.hosts_up()? < self.hosts.all().len() {
             if !is_wanted() {
                 return Err(HostError::Interrupted);
@@ -210,22 +213,22 @@ impl Rack {
             if self.manager.as_mut().is_none_or(|manager| !matches!(manager.try_wait(), Ok(None))) {
                 return Err(HostError::Failed {
                     program: "pool-manager".to_owned(),
-                    said: self.manager_log(),
+                    output: self.manager_log(),
                 });
             }
-            if Instant::now() > give_up {
-                return Err(HostError::Failed { program: "an agent".to_owned(), said: self.agent_logs() });
+            if Instant::now() > deadline {
+                return Err(HostError::Failed { program: "an agent".to_owned(), output: self.agent_logs() });
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// How many hosts the manager says are up; none while it says nothing.
+    /// Returns the number of hosts that are up; 0 while the manager does not answer.
     fn hosts_up(&self) -> Result<usize, HostError> {
-        let asked = self.tarn(&["get", "hosts", "-o", "json"]).output();
-        let told = asked.map_err(HostError::start(&self.plan.programs.tarn))?.stdout;
-        let hosts: Vec<Value> = serde_json::from_slice(&told).unwrap_or_default();
+        let tarn_output = self.tarn(&["get", "hosts", "-o", "json"]).output();
+        let json = tarn_output.map_err(HostError::start(&self.plan.programs.tarn))?.stdout;
+        let hosts: Vec<Value> = serde_json::from_slice(&json).unwrap_or_default();
         Ok(hosts.iter().filter(|host| host["state"] == "up").count())
     }
 
@@ -233,7 +236,7 @@ impl Rack {
         self.hosts.all().iter().map(|host| format!("{}:\n{}", host.name(), host.agent_log())).collect()
     }
 
-    fn own(&self, name: &str) -> PathBuf {
+    fn manager_dir(&self, name: &str) -> PathBuf {
         self.hosts.folder().join(MANAGER).join(name)
     }
 }
@@ -241,7 +244,7 @@ impl Rack {
 impl Drop for Rack {
     fn drop(&mut self) {
         self.kill_manager();
-        let _ = fs::remove_dir_all(self.own("")); // what stays is in nobody's way
+        let _ = fs::remove_dir_all(self.manager_dir("")); // files that remain are harmless
     }
 }
 
@@ -250,37 +253,39 @@ fn free_port() -> Result<u16, HostError> {
     Ok(free.map_err(HostError::file("find a free port on", Path::new("127.0.0.1")))?.port())
 }
 
-/// Writes everybody's settings; hosts with agents, and what these need.
+/// Writes all certificates and configuration files. Returns the hosts' plan with agents.
 fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
-    let own = folder.join(MANAGER);
-    let _ = fs::remove_dir_all(&own); // of a rack that ended badly
+    let manager_dir = folder.join(MANAGER);
+    let _ = fs::remove_dir_all(&manager_dir); // left by a rack that was killed
     let _ = fs::remove_file(folder.join("logs").join(MANAGER));
-    let certificates = own.join("certificates");
-    fs::create_dir_all(&certificates).map_err(HostError::file("make", &certificates))?;
+    let certificates = manager_dir.join("certificates");
+    fs::create_dir_all(&certificates).map_err(HostError::file("create", &certificates))?;
     let mut hosts = plan.hosts.clone();
     let names = hosts.names();
     let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER, OPERATOR]).collect();
     certificates::write(&certificates, &all)?;
-    let put =
-        |name: &str, text: String| fs::write(own.join(name), text).map_err(HostError::file("write", &own));
-    let patient = RackPlan { fence_after_s: None, ..plan.clone() };
-    put("rack.toml", settings::rack_toml(&patient, port, folder))?;
-    put("tarn", tarn(&plan.programs.tarn, &certificates, port))?;
+    let write_file = |name: &str, text: String| {
+        fs::write(manager_dir.join(name), text).map_err(HostError::file("write", &manager_dir))
+    };
+    let without_fencing = RackPlan { fence_after_s: None, ..plan.clone() };
+    write_file("rack.toml", config_files::rack_toml(&without_fencing, port, folder))?;
+    write_file("tarn", tarn(&plan.programs.tarn, &certificates, port))?;
     let executable = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(own.join("tarn"), executable).map_err(HostError::file("write", &own))?;
+    fs::set_permissions(manager_dir.join("tarn"), executable)
+        .map_err(HostError::file("write", &manager_dir))?;
     hosts.files.push((certificates.join("ca.pem"), "etc/tarn/ca.pem".to_owned()));
     for host in &names {
-        put(&format!("{host}.toml"), settings::host_toml(plan, port, host))?;
-        hosts.files.push((own.join(format!("{host}.toml")), format!("etc/tarn/{host}.toml")));
+        write_file(&format!("{host}.toml"), config_files::host_toml(plan, port, host))?;
+        hosts.files.push((manager_dir.join(format!("{host}.toml")), format!("etc/tarn/{host}.toml")));
         let of_host = ["pem", "key"].map(|kind| format!("{host}.{kind}"));
         hosts.files.extend(of_host.map(|name| (certificates.join(&name), format!("etc/tarn/{name}"))));
     }
     hosts.programs.push(plan.programs.agent.clone());
-    hosts.script = format!("{AGENT}{}", hosts.script);
+    hosts.script = format!("{AGENT_SCRIPT}{}", hosts.script);
     Ok(hosts)
 }
 
-/// `tarn` that knows its rack.
+/// Returns a script that runs `tarn` with this rack's endpoint and credentials.
 fn tarn(program: &Path, certificates: &Path, port: u16) -> String {
     format!(
         "#!/bin/sh\nexport TARN_ENDPOINT=https://127.0.0.1:{port} TARN_SERVER_NAME={MANAGER}\n\

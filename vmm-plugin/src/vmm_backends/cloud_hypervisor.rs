@@ -1,26 +1,27 @@
-//! A guest as Cloud Hypervisor takes it: the body of its API's `vm.create`, and its arguments. A slice is a memory zone, a
-//! node is a list of zones, and distances are told. It writes no HMAT, so a guest learns how far pool memory is and not how
-//! slow; it lays zones one after the other and calls none hot-pluggable, so kernels keep more of pool memory for themselves.
+//! Generates Cloud Hypervisor's configuration: the body of `vm.create`, or command-line arguments.
+//! A slice is a memory zone and a node a list of zones. Cloud Hypervisor writes no HMAT, so the
+//! guest has distances but no latencies. It marks no boot memory as hot-pluggable, so kernels keep
+//! more of the pool memory for themselves.
 
 use serde_json::{Value, json};
 
 use super::{
-    OtherError,
-    guest::{Block, Guest, Place, text},
+    BackendError,
+    guest::{Guest, Location, MemoryBlock, text},
 };
 use crate::config::Console;
 
-/// What the program is called.
+/// Name of the executable.
 pub const PROGRAM: &str = "cloud-hypervisor";
 const VMM: &str = "cloud-hypervisor";
-/// Where random numbers come from.
-const RANDOM: &str = "/dev/urandom";
+/// Entropy source.
+const RNG_SOURCE: &str = "/dev/urandom";
 
-/// The body of `vm.create`.
+/// Returns the body of `vm.create`.
 ///
 /// # Errors
-/// [`OtherError::Cannot`]
-pub fn vm_config(guest: &Guest) -> Result<Value, OtherError> {
+/// See [`BackendError::Unsupported`].
+pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
     check(guest)?;
     let zones: Vec<Value> = guest.blocks.iter().flatten().map(zone).collect();
     let (packages, cores) = guest.packages();
@@ -36,7 +37,7 @@ pub fn vm_config(guest: &Guest) -> Result<Value, OtherError> {
             "kernel": text(&guest.config.kernel.kernel)?,
             "cmdline": guest.command_line(false),
         },
-        "rng": { "src": RANDOM },
+        "rng": { "src": RNG_SOURCE },
         "serial": serial(&guest.config.console)?,
         "console": { "mode": "Off" },
     });
@@ -47,27 +48,27 @@ pub fn vm_config(guest: &Guest) -> Result<Value, OtherError> {
     let disks = disks.map(|disk| {
         Ok(json!({ "path": text(&disk.path)?, "readonly": disk.read_only, "image_type": "Raw" }))
     });
-    config["disks"] = disks.collect::<Result<Vec<_>, OtherError>>()?.into();
+    config["disks"] = disks.collect::<Result<Vec<_>, BackendError>>()?.into();
     let nets = guest.config.nets.iter().map(|net| json!({ "tap": net.tap, "mac": net.mac.to_string() }));
     config["net"] = nets.collect::<Vec<_>>().into();
     Ok(config)
 }
 
-fn zone(block: &Block) -> Value {
+fn zone(block: &MemoryBlock) -> Value {
     let mut zone = json!({
         "id": block.id,
         "size": block.bytes.get(),
-        "shared": block.taking.shared,
-        "prefault": block.taking.prefault,
+        "shared": block.memory_options.shared,
+        "prefault": block.memory_options.prefault,
     });
-    if let Place::File(path, _) = &block.place {
+    if let Location::File(path, _) = &block.location {
         zone["file"] = path.as_str().into();
     }
-    if let Some(size) = block.taking.hugepage_size {
+    if let Some(size) = block.memory_options.hugepage_size {
         zone["hugepages"] = true.into();
         zone["hugepage_size"] = size.get().into();
     }
-    if let Some(node) = block.taking.host_numa_node {
+    if let Some(node) = block.memory_options.host_numa_node {
         zone["host_numa_node"] = node.into();
     }
     zone
@@ -88,7 +89,7 @@ fn node(guest: &Guest, number: usize) -> Value {
     node
 }
 
-fn serial(console: &Console) -> Result<Value, OtherError> {
+fn serial(console: &Console) -> Result<Value, BackendError> {
     Ok(match console {
         Console::Terminal => json!({ "mode": "Tty" }),
         Console::Null => json!({ "mode": "Null" }),
@@ -96,12 +97,12 @@ fn serial(console: &Console) -> Result<Value, OtherError> {
     })
 }
 
-/// The same as options. Written from the body, so that the two cannot disagree.
+/// Returns the command-line options, derived from the body so that both always agree.
 ///
 /// # Errors
-/// [`OtherError::Cannot`]
-pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, OtherError> {
-    check_letters(guest)?;
+/// See [`BackendError::Unsupported`].
+pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
+    check_paths(guest)?;
     let config = vm_config(guest)?;
     let (cpus, topology) = (&config["cpus"], &config["cpus"]["topology"]);
     let cpus = format!(
@@ -115,20 +116,20 @@ pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, OtherError> {
     let mut options = vec![
         option("--cpus", [cpus]),
         option("--memory", ["size=0".to_owned()]),
-        option("--memory-zone", all(&config["memory"]["zones"], parts)),
+        option("--memory-zone", all(&config["memory"]["zones"], key_values)),
         option("--numa", all(&config["numa"], numa)),
         option("--kernel", [plain(&config["payload"]["kernel"])]),
         option("--cmdline", [plain(&config["payload"]["cmdline"])]),
-        option("--rng", [parts(&config["rng"])]),
-        option("--serial", [told(&config["serial"])]),
-        option("--console", [told(&config["console"])]),
+        option("--rng", [key_values(&config["rng"])]),
+        option("--serial", [console_text(&config["serial"])]),
+        option("--console", [console_text(&config["console"])]),
     ];
     if let Some(initrd) = config["payload"].get("initramfs") {
         options.push(option("--initramfs", [plain(initrd)]));
     }
     for (name, values) in [("--disk", &config["disks"]), ("--net", &config["net"])] {
         if values.as_array().is_some_and(|values| !values.is_empty()) {
-            options.push(option(name, all(values, parts)));
+            options.push(option(name, all(values, key_values)));
         }
     }
     Ok(options)
@@ -150,14 +151,14 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// `name=value,name=value`, but for what has another name, or none, on the command line.
-fn parts(value: &Value) -> String {
-    let parts = value.as_object().into_iter().flatten();
+/// Formats an object as `name=value,name=value`, in the command line's spelling.
+fn key_values(value: &Value) -> String {
+    let key_values = value.as_object().into_iter().flatten();
     let part = |(name, value): (&String, &Value)| match name.as_str() {
         "image_type" => "image_type=raw".to_owned(),
         name => format!("{name}={}", plain(value)),
     };
-    parts.map(part).collect::<Vec<_>>().join(",")
+    key_values.map(part).collect::<Vec<_>>().join(",")
 }
 
 fn numa(node: &Value) -> String {
@@ -173,37 +174,37 @@ fn numa(node: &Value) -> String {
     text
 }
 
-/// Where a console is.
-fn told(console: &Value) -> String {
+/// Formats the console option.
+fn console_text(console: &Value) -> String {
     match console.get("file") {
         Some(path) => format!("file={}", plain(path)),
         None => plain(&console["mode"]).to_lowercase(),
     }
 }
 
-/// What it has no words for.
-fn check(guest: &Guest) -> Result<(), OtherError> {
+/// Checks that Cloud Hypervisor supports the guest.
+fn check(guest: &Guest) -> Result<(), BackendError> {
     guest.check_pci(VMM)?;
-    let cannot = |what| Err(OtherError::Cannot { vmm: VMM, what });
+    let cannot = |reason| Err(BackendError::Unsupported { vmm: VMM, reason });
     for block in guest.blocks.iter().flatten() {
-        match &block.place {
-            Place::File(path, offset @ 1..) => {
+        match &block.location {
+            Location::File(path, offset @ 1..) => {
                 return cannot(format!(
-                    "slice {} begins at byte {offset} of {path}, and its memory zones begin where their file does",
+                    "slice {} is at offset {offset} of {path}, but memory zones start at offset 0 of a file",
                     block.id
                 ));
             }
-            Place::File(..) | Place::Own => {}
+            Location::File(..) | Location::Allocated => {}
         }
     }
     Ok(())
 }
 
-/// A command line is taken apart at some letters, which no path may have there. JSON has no such limit.
-fn check_letters(guest: &Guest) -> Result<(), OtherError> {
-    let slices = guest.blocks.iter().flatten().filter_map(|block| match &block.place {
-        Place::File(path, _) => Some(path.as_str()),
-        Place::Own => None,
+/// Checks that no path contains a character that is special in an option. JSON has no such limit.
+fn check_paths(guest: &Guest) -> Result<(), BackendError> {
+    let slices = guest.blocks.iter().flatten().filter_map(|block| match &block.location {
+        Location::File(path, _) => Some(path.as_str()),
+        Location::Allocated => None,
     });
     let disks = guest.config.disks.iter().filter_map(|disk| disk.path.to_str());
     let console = match &guest.config.console {
@@ -212,9 +213,8 @@ fn check_letters(guest: &Guest) -> Result<(), OtherError> {
     };
     match slices.chain(disks).chain(console).find(|path| path.contains(['"', ',', '[', ']'])) {
         Some(path) => {
-            let what =
-                format!("path {path:?}: its options have no way to say '\"', ',', '[' or ']' in a path");
-            Err(OtherError::Cannot { vmm: VMM, what })
+            let reason = format!("path {path:?}: its options cannot contain '\"', ',', '[' or ']' in a path");
+            Err(BackendError::Unsupported { vmm: VMM, reason })
         }
         None => Ok(()),
     }

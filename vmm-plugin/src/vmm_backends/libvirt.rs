@@ -1,7 +1,8 @@
-//! A guest as libvirt's domain XML, for QEMU. Nodes, distances, latencies and bandwidths have elements of their own, local
-//! memory too. The slices have none: libvirt names the file of no memory device but an NVDIMM's, which no kernel takes for
-//! memory, and of a node's own memory it chooses the file itself. So nodes without processors are empty cells, and all their
-//! slices are memory devices that are handed to QEMU past libvirt (`qemu:commandline`), which taints the domain.
+//! Generates libvirt domain XML for QEMU. Nodes, distances, latencies, bandwidths and local memory
+//! have elements. Slices have none: libvirt allows a file path only for NVDIMM devices, which
+//! kernels do not use as RAM, and chooses the file of a cell's memory itself. Pool nodes are
+//! therefore empty cells, and all slices are memory devices passed to QEMU through
+//! `qemu:commandline`, which taints the domain.
 
 use quick_xml::{
     Writer,
@@ -10,97 +11,99 @@ use quick_xml::{
 use units::Bytes;
 
 use super::{
-    OtherError,
+    BackendError,
     guest::{Guest, text},
     qemu,
 };
 use crate::config::Console;
 
 const VMM: &str = "libvirt";
-/// What `qemu:commandline` is of.
+/// XML namespace of `qemu:commandline`.
 const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// The domain.
+/// Returns the domain XML.
 ///
 /// # Errors
-/// [`OtherError::Cannot`]
-pub fn domain(guest: &Guest) -> Result<String, OtherError> {
+/// See [`BackendError::Unsupported`].
+pub fn domain(guest: &Guest) -> Result<String, BackendError> {
     guest.check_pci(VMM)?;
     let slices = guest.pool().map(|(_, _, blocks)| blocks.len()).sum::<usize>();
     let slices = u32::try_from(slices).expect("slices are few");
     qemu::check_devices(slices)?;
     let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
     let mut domain = element("domain").with("type", "kvm").with("xmlns:qemu", QEMU_NAMESPACE);
-    domain.add(element("name").saying(&guest.config.vm));
+    domain.add(element("name").with_text(&guest.config.vm));
     if slices > 0 {
         let most = local.checked_add(Bytes::slices(slices)).expect("checked by the layout");
-        domain.add(element("maxMemory").with("slots", slices).with("unit", "KiB").saying(kib(most)));
+        domain.add(element("maxMemory").with("slots", slices).with("unit", "KiB").with_text(kib(most)));
     }
-    domain.add(element("memory").with("unit", "KiB").saying(kib(local)));
+    domain.add(element("memory").with("unit", "KiB").with_text(kib(local)));
     domain.add(backing(guest)?);
-    domain.add(element("vcpu").saying(guest.layout.cpus()));
-    domain.add_some(tuning(guest));
+    domain.add(element("vcpu").with_text(guest.layout.cpus()));
+    domain.add_optional(numa_tuning(guest));
     domain.add(boot(guest)?);
-    domain.add(element("features").holding([element("acpi")]));
-    domain.add(processors(guest));
+    domain.add(element("features").with_children([element("acpi")]));
+    domain.add(cpu(guest));
     for event in ["on_poweroff", "on_reboot", "on_crash"] {
-        domain.add(element(event).saying("destroy"));
+        domain.add(element(event).with_text("destroy"));
     }
     domain.add(devices(guest)?);
-    domain.add_some(past_libvirt(guest));
-    Ok(domain.written())
+    domain.add_optional(qemu_passthrough(guest));
+    Ok(domain.to_xml())
 }
 
-/// How local memory is taken. Page sizes are said for each node, the rest for all at once.
-fn backing(guest: &Guest) -> Result<Element, OtherError> {
-    let takings: Vec<_> = guest.local().map(|(number, _, blocks)| (number, &blocks[0].taking)).collect();
+/// Returns the `memoryBacking` element. Page sizes are per node, all other options for the whole
+/// domain.
+fn backing(guest: &Guest) -> Result<Element, BackendError> {
+    let memory_options: Vec<_> =
+        guest.local().map(|(number, _, blocks)| (number, &blocks[0].memory_options)).collect();
     let mut backing = element("memoryBacking");
-    let pages = takings.iter().filter_map(|(number, taking)| {
-        let size = Bytes::get(taking.hugepage_size?) >> 10;
+    let pages = memory_options.iter().filter_map(|(number, memory_options)| {
+        let size = Bytes::get(memory_options.hugepage_size?) >> 10;
         Some(element("page").with("size", size).with("unit", "KiB").with("nodeset", number))
     });
     let pages: Vec<_> = pages.collect();
     if !pages.is_empty() {
-        backing.add(element("hugepages").holding(pages));
+        backing.add(element("hugepages").with_children(pages));
     }
     backing.add(element("source").with("type", "memfd"));
-    let prefault = takings.iter().filter(|(_, taking)| taking.prefault).count();
-    if prefault == takings.len() {
+    let prefault = memory_options.iter().filter(|(_, memory_options)| memory_options.prefault).count();
+    if prefault == memory_options.len() {
         backing.add(element("allocation").with("mode", "immediate"));
     } else if prefault > 0 {
-        let what = "memory: prefault=on is for all nodes with processors there, or for none".to_owned();
-        return Err(OtherError::Cannot { vmm: VMM, what });
+        let reason = "memory: prefault=on applies to all nodes with cpus or to none".to_owned();
+        return Err(BackendError::Unsupported { vmm: VMM, reason });
     }
     Ok(backing)
 }
 
-/// Of which node of the host local memory is to be.
-fn tuning(guest: &Guest) -> Option<Element> {
+/// Returns the `numatune` element: the host nodes of local memory.
+fn numa_tuning(guest: &Guest) -> Option<Element> {
     let nodes = guest.local().filter_map(|(number, _, blocks)| {
-        let node = blocks[0].taking.host_numa_node?;
+        let node = blocks[0].memory_options.host_numa_node?;
         Some(element("memnode").with("cellid", number).with("mode", "strict").with("nodeset", node))
     });
     let nodes: Vec<_> = nodes.collect();
-    (!nodes.is_empty()).then(|| element("numatune").holding(nodes))
+    (!nodes.is_empty()).then(|| element("numatune").with_children(nodes))
 }
 
-fn boot(guest: &Guest) -> Result<Element, OtherError> {
+fn boot(guest: &Guest) -> Result<Element, BackendError> {
     let kernel = &guest.config.kernel;
-    let machine = element("type").with("arch", "x86_64").with("machine", "q35").saying("hvm");
-    let mut boot = element("os").holding([machine, element("kernel").saying(text(&kernel.kernel)?)]);
+    let machine = element("type").with("arch", "x86_64").with("machine", "q35").with_text("hvm");
+    let mut boot = element("os").with_children([machine, element("kernel").with_text(text(&kernel.kernel)?)]);
     if let Some(initrd) = &kernel.initrd {
-        boot.add(element("initrd").saying(text(initrd)?));
+        boot.add(element("initrd").with_text(text(initrd)?));
     }
-    boot.add(element("cmdline").saying(guest.command_line(guest.pool().next().is_some())));
+    boot.add(element("cmdline").with_text(guest.command_line(guest.pool().next().is_some())));
     Ok(boot)
 }
 
-fn processors(guest: &Guest) -> Element {
+fn cpu(guest: &Guest) -> Element {
     let (sockets, cores) = guest.packages();
     let topology = element("topology").with("sockets", sockets).with("cores", cores).with("threads", 1);
-    let mut numa = element("numa").holding(guest.nodes().map(|(number, ..)| cell(guest, number)));
+    let mut numa = element("numa").with_children(guest.nodes().map(|(number, ..)| cell(guest, number)));
     numa.add(interconnects(guest));
-    element("cpu").with("mode", "host-passthrough").holding([topology, numa])
+    element("cpu").with("mode", "host-passthrough").with_children([topology, numa])
 }
 
 fn cell(guest: &Guest, number: usize) -> Element {
@@ -109,7 +112,7 @@ fn cell(guest: &Guest, number: usize) -> Element {
     cell = if node.is_pool() {
         cell.with("memory", 0).with("unit", "KiB")
     } else {
-        let shared = if guest.blocks[number][0].taking.shared { "shared" } else { "private" };
+        let shared = if guest.blocks[number][0].memory_options.shared { "shared" } else { "private" };
         cell.with("cpus", format!("{}-{}", node.cpus.start, node.cpus.end - 1))
             .with("memory", kib(node.bytes()))
             .with("unit", "KiB")
@@ -117,7 +120,7 @@ fn cell(guest: &Guest, number: usize) -> Element {
     };
     let sibling = |to| element("sibling").with("id", to).with("value", guest.layout.distance(number, to));
     let siblings = (0..guest.layout.nodes.len()).map(sibling);
-    cell.holding([element("distances").holding(siblings)])
+    cell.with_children([element("distances").with_children(siblings)])
 }
 
 fn interconnects(guest: &Guest) -> Element {
@@ -128,19 +131,19 @@ fn interconnects(guest: &Guest) -> Element {
     let bandwidth =
         |(from, to)| pair("bandwidth", (from, to), qemu::bandwidth_mbps(guest, from, to)).with("unit", "MiB");
     let all = guest.initiators().map(latency).chain(guest.initiators().map(bandwidth));
-    element("interconnects").holding(all)
+    element("interconnects").with_children(all)
 }
 
-fn devices(guest: &Guest) -> Result<Element, OtherError> {
+fn devices(guest: &Guest) -> Result<Element, BackendError> {
     let mut devices = element("devices");
-    for (disk, letters) in guest.config.disks.iter().zip('a'..) {
+    for (disk, letter) in guest.config.disks.iter().zip('a'..) {
         let mut one =
             element("disk").with("type", if disk.path.starts_with("/dev") { "block" } else { "file" });
-        one = one.with("device", "disk").holding([
+        one = one.with("device", "disk").with_children([
             element("driver").with("name", "qemu").with("type", "raw"),
             element("source")
                 .with(if disk.path.starts_with("/dev") { "dev" } else { "file" }, text(&disk.path)?),
-            element("target").with("dev", format!("vd{letters}")).with("bus", "virtio"),
+            element("target").with("dev", format!("vd{letter}")).with("bus", "virtio"),
         ]);
         if disk.read_only {
             one.add(element("readonly"));
@@ -148,7 +151,7 @@ fn devices(guest: &Guest) -> Result<Element, OtherError> {
         devices.add(one);
     }
     for net in &guest.config.nets {
-        devices.add(element("interface").with("type", "ethernet").holding([
+        devices.add(element("interface").with("type", "ethernet").with_children([
             element("mac").with("address", net.mac),
             element("target").with("dev", &net.tap).with("managed", "no"),
             element("model").with("type", "virtio"),
@@ -156,46 +159,46 @@ fn devices(guest: &Guest) -> Result<Element, OtherError> {
     }
     devices.add(serial(&guest.config.console)?);
     let random = element("backend").with("model", "builtin");
-    devices.add(element("rng").with("model", "virtio").holding([random]));
+    devices.add(element("rng").with("model", "virtio").with_children([random]));
     devices.add(element("memballoon").with("model", "none"));
     Ok(devices)
 }
 
-/// `virsh console` is the terminal of a domain.
-fn serial(console: &Console) -> Result<Element, OtherError> {
+/// Returns the serial console; a pty is the target of `virsh console`.
+fn serial(console: &Console) -> Result<Element, BackendError> {
     let target = element("target").with("port", 0);
     Ok(match console {
-        Console::Terminal => element("serial").with("type", "pty").holding([target]),
-        Console::Null => element("serial").with("type", "null").holding([target]),
+        Console::Terminal => element("serial").with("type", "pty").with_children([target]),
+        Console::Null => element("serial").with("type", "null").with_children([target]),
         Console::File(path) => {
             let source = element("source").with("path", text(path)?);
-            element("serial").with("type", "file").holding([source, target])
+            element("serial").with("type", "file").with_children([source, target])
         }
     })
 }
 
-/// What libvirt has no words for.
-fn past_libvirt(guest: &Guest) -> Option<Element> {
+/// Returns the QEMU arguments for slices, which libvirt has no elements for.
+fn qemu_passthrough(guest: &Guest) -> Option<Element> {
     let slices = guest.pool().flat_map(|(number, _, blocks)| blocks.iter().map(move |block| (number, block)));
-    let words = slices.flat_map(|(number, block)| {
+    let arguments = slices.flat_map(|(number, block)| {
         ["-object".to_owned(), qemu::backend(block), "-device".to_owned(), qemu::device(number, block)]
     });
-    let words: Vec<_> = words.map(|word| element("qemu:arg").with("value", word)).collect();
-    (!words.is_empty()).then(|| element("qemu:commandline").holding(words))
+    let arguments: Vec<_> = arguments.map(|word| element("qemu:arg").with("value", word)).collect();
+    (!arguments.is_empty()).then(|| element("qemu:commandline").with_children(arguments))
 }
 
-/// Sizes of memory are whole MiB.
+/// Converts a memory size, a multiple of 1 MiB, to KiB.
 fn kib(bytes: Bytes) -> u64 {
     bytes.get() >> 10
 }
 
-/// An element of XML.
+/// An XML element.
 #[derive(Debug, Default)]
 struct Element {
     name: &'static str,
     attributes: Vec<(&'static str, String)>,
     text: String,
-    inside: Vec<Element>,
+    children: Vec<Element>,
 }
 
 fn element(name: &'static str) -> Element {
@@ -208,40 +211,40 @@ impl Element {
         self
     }
 
-    fn saying(self, text: impl ToString) -> Self {
+    fn with_text(self, text: impl ToString) -> Self {
         Self { text: text.to_string(), ..self }
     }
 
-    fn holding(mut self, elements: impl IntoIterator<Item = Self>) -> Self {
-        self.inside.extend(elements);
+    fn with_children(mut self, elements: impl IntoIterator<Item = Self>) -> Self {
+        self.children.extend(elements);
         self
     }
 
     fn add(&mut self, element: Self) {
-        self.inside.push(element);
+        self.children.push(element);
     }
 
-    fn add_some(&mut self, element: Option<Self>) {
-        self.inside.extend(element);
+    fn add_optional(&mut self, element: Option<Self>) {
+        self.children.extend(element);
     }
 
-    fn written(&self) -> String {
+    fn to_xml(&self) -> String {
         let mut writer = Writer::new_with_indent(Vec::new(), b' ', 2);
-        self.write(&mut writer).expect("memory takes all that is written to it");
-        String::from_utf8(writer.into_inner()).expect("it was made of text") + "\n"
+        self.write(&mut writer).expect("writing to memory succeeds");
+        String::from_utf8(writer.into_inner()).expect("XML made of strings is UTF-8") + "\n"
     }
 
     fn write(&self, to: &mut Writer<Vec<u8>>) -> std::io::Result<()> {
         let attributes = self.attributes.iter().map(|(name, value)| (*name, value.as_str()));
         let start = BytesStart::new(self.name).with_attributes(attributes);
-        if self.text.is_empty() && self.inside.is_empty() {
+        if self.text.is_empty() && self.children.is_empty() {
             return to.write_event(Event::Empty(start));
         }
         to.write_event(Event::Start(start))?;
         if !self.text.is_empty() {
             to.write_event(Event::Text(BytesText::new(&self.text)))?;
         }
-        self.inside.iter().try_for_each(|element| element.write(to))?;
+        self.children.iter().try_for_each(|element| element.write(to))?;
         to.write_event(Event::End(BytesEnd::new(self.name)))
     }
 }

@@ -1,0 +1,53 @@
+//! The initrd of all hosts of a rack. Each host's name is on its kernel command line, so they share
+//! one initrd.
+
+use super::{
+    control::COMMAND_SERVER_SCRIPT,
+    plan::{KERNEL, Plan},
+};
+use crate::{Artifacts, GUEST_MODULES, HostError, Initrd, RACK_MODULES};
+
+/// Module that is loaded on demand: it claims all undivided dax ranges as soon as it is loaded.
+const DEFERRED_MODULE: &str = "kmem";
+
+/// Setup before the plan's script: `modprobe` for the deferred module, the network, the command
+/// server and the shell.
+const SETUP_SCRIPT: &str = r#"
+hostname $HOST
+modules=/lib/modules/$(uname -r)
+mkdir -p $modules
+ln -s /modules/kmem.ko $modules/kmem.ko
+echo "kmem.ko:" > $modules/modules.dep
+mkdir -p /dev/pts
+mount -t devpts devpts /dev/pts
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+ifconfig eth0 10.0.2.15 netmask 255.255.255.0
+route add default gw 10.0.2.2
+stty -F /dev/ttyS3 raw
+control &
+while :; do setsid -c sh -c 'exec sh -i < /dev/ttyS1 > /dev/ttyS1 2>&1'; done &
+"#;
+/// The init process must not end: its kernel would panic.
+const SLEEP_FOREVER: &str = "\nwhile :; do sleep 3600; done";
+
+/// Builds the initrd.
+///
+/// # Errors
+/// [`HostError`] if a file is missing or cannot be copied.
+pub(super) fn build(artifacts: &Artifacts, plan: &Plan) -> Result<Initrd, HostError> {
+    let modules: Vec<&str> =
+        GUEST_MODULES.iter().chain(RACK_MODULES).copied().filter(|name| *name != DEFERRED_MODULE).collect();
+    let initrd =
+        Initrd::new(artifacts, KERNEL, &modules, &format!("{SETUP_SCRIPT}{}{SLEEP_FOREVER}", plan.script))?;
+    let deferred = artifacts
+        .module(KERNEL, DEFERRED_MODULE)
+        .ok_or_else(|| HostError::Missing(DEFERRED_MODULE.into()))?;
+    initrd.copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
+    initrd.write("bin/control", COMMAND_SERVER_SCRIPT)?;
+    for program in &plan.programs {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        initrd.program(program, &format!("bin/{name}"))?;
+    }
+    plan.files.iter().try_for_each(|(from, name)| initrd.copy(from, name))?;
+    Ok(initrd)
+}

@@ -1,0 +1,173 @@
+//! Seccomp rules: the system calls of each thread, as observed. All others are forbidden. A
+//! dangerous call is allowed with harmless arguments only.
+
+use std::collections::BTreeMap;
+
+use libc::{
+    AF_UNIX, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, PROT_EXEC, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM,
+    SYS_accept4, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_epoll_create1,
+    SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync,
+    SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_ioctl, SYS_madvise, SYS_mmap, SYS_mprotect,
+    SYS_mremap, SYS_munmap, SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom,
+    SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendto,
+    SYS_shutdown, SYS_sigaltstack, SYS_socketpair, SYS_tgkill, SYS_write, TCSETS,
+};
+use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
+
+use self::Argument::{HasNoBits, Is, IsNull, IsThisProcess};
+use super::threads::ThreadRole;
+
+/// A system call that is allowed if all conditions on its arguments hold.
+struct AllowedCall(i64, &'static [Argument]);
+
+/// A condition on the argument of this index.
+#[derive(Clone, Copy)]
+enum Argument {
+    /// Equals this 32-bit value.
+    Is(u8, u64),
+    /// Has none of these bits.
+    HasNoBits(u8, u64),
+    /// Is a null pointer.
+    IsNull(u8),
+    /// Is the ID of this process.
+    IsThisProcess(u8),
+}
+
+const fn any(call: i64) -> AllowedCall {
+    AllowedCall(call, &[])
+}
+
+const UNIX_DOMAIN: u64 = AF_UNIX as u64;
+/// Stream sockets only: a pair of datagram sockets could send to any other socket.
+const STREAM_TYPE: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
+/// Without an address, a socket sends to its peer only.
+const SENDTO_PEER: AllowedCall = AllowedCall(SYS_sendto, &[IsNull(4)]);
+const EXEC_BITS: u64 = PROT_EXEC as u64;
+/// From linux/kvm.h.
+const KVM_RUN: u64 = 0xae80;
+const KVM_KVMCLOCK_CTRL: u64 = 0xaead;
+const KVM_GET_SREGS: u64 = 0x8138_ae83;
+const KVM_GET_MSRS: u64 = 0xc008_ae88;
+const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
+/// [`crate::vcpu::kick_signal`]: the first signal that glibc does not use itself.
+const KICK_SIGNAL: u64 = 34;
+/// From asm-generic/ioctls.h: like [`TCSETS`], with arbitrary baud rates.
+const TCSETS2: u64 = 0x402c_542b;
+
+/// Calls of all threads.
+const COMMON: &[AllowedCall] = &[
+    any(SYS_futex),
+    any(SYS_write), // consoles, eventfds, standard error
+    // Memory allocation, never executable.
+    any(SYS_brk),
+    AllowedCall(SYS_mmap, &[HasNoBits(2, EXEC_BITS)]),
+    AllowedCall(SYS_mprotect, &[HasNoBits(2, EXEC_BITS)]),
+    any(SYS_mremap),
+    any(SYS_munmap),
+    any(SYS_madvise),
+    // Clocks, where the vDSO falls back to the system call, as on some virtual machines.
+    any(SYS_clock_gettime),
+    any(SYS_sched_yield),                             // a channel whose peer holds it
+    any(SYS_close),                                   // the last owner of a shared descriptor closes it
+    AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // in debug builds, Rust checks descriptors before closing them
+    // Signal handling.
+    any(SYS_rt_sigreturn),
+    any(SYS_rt_sigaction),    // Rust's SIGSEGV handler restores the default action
+    any(SYS_rt_sigprocmask),  // a thread blocks signals while it exits
+    any(SYS_restart_syscall), // a wait with timeout, after SIGSTOP and SIGCONT
+    any(SYS_sigaltstack),     // a thread frees its signal stack when it exits
+    any(SYS_exit),
+    // Exit from any thread: check for revoked memory and restore the terminal.
+    any(SYS_fstat),
+    AllowedCall(SYS_ioctl, &[Is(1, TCSETS)]),
+    AllowedCall(SYS_ioctl, &[Is(1, TCSETS2)]),
+    any(SYS_exit_group),
+];
+
+const MAIN: &[AllowedCall] = &[
+    any(SYS_ppoll),
+    any(SYS_read),
+    any(SYS_recvfrom), // signals arrive as bytes on a socket
+    SENDTO_PEER,       // and are sent there by their handler
+    any(SYS_clock_nanosleep),
+    // Kicking vCPUs.
+    any(SYS_getpid),
+    AllowedCall(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK_SIGNAL)]),
+];
+
+const VCPU: &[AllowedCall] = &[
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_RUN)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
+    // Reporting memory errors to the guest.
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_SREGS)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_MSRS)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
+];
+
+/// Calls of all device threads.
+const DEVICE: &[AllowedCall] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];
+
+const BLOCK: &[AllowedCall] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fdatasync)];
+
+const RNG: &[AllowedCall] = &[any(SYS_getrandom)];
+
+const CONTROL: &[AllowedCall] = &[
+    // The runtime is created at the first connection, with its eventfd and its own signal socket.
+    any(SYS_ppoll),
+    any(SYS_epoll_create1),
+    any(SYS_eventfd2),
+    AllowedCall(SYS_socketpair, &[Is(0, UNIX_DOMAIN), Is(1, STREAM_TYPE)]),
+    AllowedCall(SYS_fcntl, &[Is(1, F_DUPFD_CLOEXEC as u64)]),
+    AllowedCall(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
+    any(SYS_epoll_ctl),
+    any(SYS_epoll_wait),
+    // Connections.
+    any(SYS_accept4),
+    any(SYS_recvfrom),
+    SENDTO_PEER,
+    any(SYS_shutdown),
+    any(SYS_getrandom), // seeds of hash maps
+    any(SYS_read),      // the runtime's eventfd
+];
+
+/// Returns the rules of a thread. A call is allowed if one of its rules matches; a call without
+/// rules is always allowed.
+pub(super) fn for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
+    let tables: &[&[AllowedCall]] = match role {
+        ThreadRole::Main => &[COMMON, MAIN],
+        ThreadRole::Vcpu => &[COMMON, VCPU],
+        ThreadRole::Block => &[COMMON, DEVICE, BLOCK],
+        ThreadRole::Net => &[COMMON, DEVICE],
+        ThreadRole::Rng => &[COMMON, DEVICE, RNG],
+        ThreadRole::Control => &[COMMON, CONTROL],
+    };
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for AllowedCall(number, conditions) in tables.iter().copied().flatten() {
+        rules.entry(*number).or_default().extend((!conditions.is_empty()).then(|| rule(conditions)));
+    }
+    rules
+}
+
+fn rule(conditions: &[Argument]) -> SeccompRule {
+    const INT: SeccompCmpArgLen = SeccompCmpArgLen::Dword;
+    let condition = |argument: &Argument| {
+        let (index, bytes, operator, value) = match *argument {
+            Is(index, value) => (index, INT, SeccompCmpOp::Eq, value),
+            HasNoBits(index, bits) => (index, INT, SeccompCmpOp::MaskedEq(bits), 0),
+            IsNull(index) => (index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0),
+            IsThisProcess(index) => (index, INT, SeccompCmpOp::Eq, u64::from(std::process::id())),
+        };
+        SeccompCondition::new(index, bytes, operator, value).expect("the index is below 6")
+    };
+    SeccompRule::new(conditions.iter().map(condition).collect()).expect("there is at least one condition")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn main_thread_may_send_the_kick_signal() {
+        assert_eq!(u64::try_from(crate::vcpu::kick_signal()), Ok(KICK_SIGNAL));
+    }
+}

@@ -1,0 +1,264 @@
+//! The commands `info`, `pause`, `resume` and `stop`: clients of a running guest's control socket.
+//! The server is `control`.
+
+mod view;
+
+use std::{
+    io::{self, Write as _},
+    os::fd::OwnedFd,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use proto::v1::{self as wire, vmm_client::VmmClient};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+use tonic::{
+    Code, Response, Status,
+    transport::{Channel, Endpoint},
+};
+use units::{
+    Name, chain,
+    limits::{
+        CONTROL_RESPONSE_TIMEOUT, GUEST_STOP_WAIT_DEFAULT, GUEST_STOP_WAIT_MAX, MESSAGE_BYTES_MAX,
+        RESPONSE_TIMEOUT_SLACK,
+    },
+};
+
+use crate::{config::RunDirArg, control::socket};
+
+/// Timeout of a request: the server's own limit plus some slack.
+const REPLY_TIMEOUT: Duration =
+    CONTROL_RESPONSE_TIMEOUT.as_duration().saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
+
+/// Commands for a running guest.
+#[derive(Debug, clap::Subcommand)]
+pub enum ControlCommand {
+    /// Show a VM's state, nodes, slices and devices, and how much of its memory it has touched
+    Info(InfoArgs),
+    /// Pause a VM's vCPUs; clocks continue
+    Pause(Target),
+    /// Resume a paused VM's vCPUs
+    Resume(Target),
+    /// Press a VM's power button and wait until the VM has ended
+    Stop(StopArgs),
+}
+
+/// The VM that a command applies to.
+#[derive(Debug, clap::Args)]
+pub struct Target {
+    /// Name of the VM
+    pub vm: Name,
+    #[command(flatten)]
+    run_dir: RunDirArg,
+}
+
+/// Options of `info`.
+#[derive(Debug, clap::Args)]
+pub struct InfoArgs {
+    #[command(flatten)]
+    target: Target,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// Output format of `info`.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+pub enum Format {
+    /// A table for people.
+    #[default]
+    Table,
+    /// JSON for programs.
+    Json,
+}
+
+/// Options of `stop`.
+#[derive(Debug, clap::Args)]
+pub struct StopArgs {
+    #[command(flatten)]
+    target: Target,
+    /// Stop the VM at once, without pressing the power button
+    #[arg(long)]
+    force: bool,
+    /// How long to wait for the VM's end, such as 90s [default: slightly longer than a guest may
+    /// take to power off]
+    #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
+    timeout: Option<Duration>,
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let span = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let max = GUEST_STOP_WAIT_MAX.as_duration();
+    if span <= max { Ok(span) } else { Err(format!("must be at most {}", humantime::format_duration(max))) }
+}
+
+/// Error of a control command.
+#[derive(Debug, thiserror::Error)]
+enum CommandError {
+    #[error("VM {vm} is not running: no listener on {}", path.display())]
+    NotRunning { vm: Name, path: PathBuf },
+    #[error("cannot {doing}")]
+    System {
+        doing: String,
+        #[source]
+        errno: io::Error,
+    },
+    #[error("cannot connect to VM {vm}")]
+    Connect {
+        vm: Name,
+        #[source]
+        error: tonic::transport::Error,
+    },
+    #[error("VM {vm}: {}", status.message())]
+    Rejected { vm: Name, status: Box<Status> },
+    #[error("VM {vm} did not answer within {REPLY_TIMEOUT:?}")]
+    Timeout { vm: Name },
+    #[error("VM {vm} has not ended after {timeout:?}; use --force to stop it at once")]
+    StillRunning { vm: Name, timeout: Duration },
+}
+
+impl CommandError {
+    /// Returns the exit code, as `tarn` defines it: 3 not found, 4 conflict, 6 unavailable, 124
+    /// timeout.
+    fn exit(&self) -> u8 {
+        match self {
+            Self::NotRunning { .. } => 3,
+            Self::Timeout { .. } | Self::StillRunning { .. } => 124,
+            Self::Connect { .. } => 6,
+            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6, // too many clients
+            Self::System { .. } => 1,
+            Self::Rejected { status, .. } => match status.code() {
+                Code::FailedPrecondition => 4,
+                Code::DeadlineExceeded => 124,
+                Code::Unavailable => 6,
+                _ if is_transport_error(status) => 6,
+                _ => 1,
+            },
+        }
+    }
+}
+
+/// Returns whether a status was created on this side because the connection broke.
+fn is_transport_error(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
+}
+
+/// Runs a command. Prints its output or error and returns the exit code.
+pub fn run(command: &ControlCommand) -> ExitCode {
+    match execute(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", chain(&error));
+            ExitCode::from(error.exit())
+        }
+    }
+}
+
+fn execute(command: &ControlCommand) -> Result<(), CommandError> {
+    match command {
+        ControlCommand::Info(info) => {
+            let guest = Guest::find(&info.target)?.call(async |vmm| vmm.info(wire::InfoRequest {}).await)?;
+            print(&match info.output {
+                Format::Table => view::text(&guest),
+                Format::Json => view::json(&guest),
+            })
+        }
+        ControlCommand::Pause(target) => {
+            Guest::find(target)?.call(async |vmm| vmm.pause(wire::PauseRequest {}).await).map(drop)
+        }
+        ControlCommand::Resume(target) => {
+            Guest::find(target)?.call(async |vmm| vmm.resume(wire::ResumeRequest {}).await).map(drop)
+        }
+        ControlCommand::Stop(stop) => self::stop(stop),
+    }
+}
+
+/// Writes the output. A closed pipe is not an error.
+fn print(text: &str) -> Result<(), CommandError> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(errno) if errno.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CommandError::System { doing: "write the output".into(), errno })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Stops a VM. Returns when its process has ended, even if the reply was lost because the process
+/// ended first.
+fn stop(stop: &StopArgs) -> Result<(), CommandError> {
+    let timeout = stop.timeout.unwrap_or(GUEST_STOP_WAIT_DEFAULT.as_duration());
+    let deadline = Instant::now() + timeout;
+    let guest = Guest::find(&stop.target)?;
+    let Some(process) = guest.pidfd()? else { return Ok(()) };
+    let force = stop.force;
+    match guest.call(async |vmm| vmm.stop(wire::StopRequest { now: force }).await) {
+        Err(CommandError::Rejected { status, .. }) if is_transport_error(&status) => {}
+        result => drop(result?),
+    }
+    let wait_error = |errno| guest.system("wait for the process of")(errno);
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).expect("the timeout was range-checked");
+    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left))
+        .map_err(|errno| wait_error(errno.into()))?
+    {
+        0 => Err(CommandError::StillRunning { vm: guest.vm.clone(), timeout }),
+        _ => Ok(()),
+    }
+}
+
+/// A running guest.
+struct Guest<'a> {
+    vm: &'a Name,
+    path: PathBuf,
+    process: Pid,
+}
+
+impl<'a> Guest<'a> {
+    fn find(Target { vm, run_dir }: &'a Target) -> Result<Self, CommandError> {
+        let path = socket::path_of(&run_dir.run_dir, vm);
+        let doing = || format!("find the listener on {}", path.display());
+        match socket::listener_pid(&path).map_err(|errno| CommandError::System { doing: doing(), errno })? {
+            Some(process) => Ok(Self { vm, path, process }),
+            None => Err(CommandError::NotRunning { vm: vm.clone(), path }),
+        }
+    }
+
+    fn system(&self, doing: &'static str) -> impl FnOnce(io::Error) -> CommandError {
+        let doing = format!("{doing} VM {}", self.vm);
+        move |errno| CommandError::System { doing, errno }
+    }
+
+    /// Opens a pidfd of the VM's process; `None` if the process has ended.
+    fn pidfd(&self) -> Result<Option<OwnedFd>, CommandError> {
+        match pidfd_open(self.process, PidfdFlags::empty()) {
+            Ok(process) => Ok(Some(process)),
+            Err(rustix::io::Errno::SRCH) => Ok(None),
+            Err(errno) => Err(self.system("watch the process of")(errno.into())),
+        }
+    }
+
+    fn call<T>(
+        &self,
+        request: impl AsyncFnOnce(&mut VmmClient<Channel>) -> Result<Response<T>, Status>,
+    ) -> Result<T, CommandError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(self.system("start a runtime to connect to"))?;
+        let vm = || self.vm.clone();
+        let answer = async {
+            let connect_error = |error| CommandError::Connect { vm: vm(), error };
+            let endpoint = Endpoint::from_shared(format!("unix:{}", self.path.display()));
+            let channel = endpoint.map_err(connect_error)?.connect().await.map_err(connect_error)?;
+            let mut client = VmmClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let answer = request(&mut client).await;
+            answer
+                .map(Response::into_inner)
+                .map_err(|status| CommandError::Rejected { vm: vm(), status: Box::new(status) })
+        };
+        let answer = async { tokio::time::timeout(REPLY_TIMEOUT, answer).await };
+        runtime.block_on(answer).unwrap_or_else(|_| Err(CommandError::Timeout { vm: vm() }))
+    }
+}

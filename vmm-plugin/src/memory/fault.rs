@@ -1,0 +1,222 @@
+//! Handles guest memory that disappears or fails. A revoked slice shows as SIGBUS in any thread, as
+//! EFAULT or KVM_EXIT_MEMORY_FAULT from KVM_RUN, or as an MMIO exit inside a RAM slot. Each ends
+//! the VM with a message that names the slice. If the slice still exists, the host has run out of
+//! memory or the memory has an uncorrectable error. The latter ends the VM only if no vCPU can
+//! report it to the guest; see [`poison`].
+
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::fd::{AsFd as _, BorrowedFd},
+    ptr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use rustix::{
+    fs::{FileType, fstat},
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+use units::limits::MACHINE_CHECKS_LOGGED_MAX;
+
+use super::{Memory, Owner, poison};
+use crate::exit;
+
+/// Messages about a region, formatted in advance: a signal handler must not allocate.
+#[derive(Debug)]
+struct RegionMessages {
+    addresses: Range<usize>,
+    file: Arc<File>,
+    file_range: Range<u64>,
+    revoked: String,
+    exhausted: String,
+    poisoned: String,
+    reported: String,
+}
+
+/// Messages of all regions.
+#[derive(Debug, Default)]
+struct Messages {
+    regions: Vec<RegionMessages>,
+    /// Memory is exhausted at an unknown address.
+    exhausted: String,
+    /// Memory is poisoned at an unknown address.
+    poisoned: String,
+}
+
+static MESSAGES: OnceLock<Messages> = OnceLock::new();
+
+/// Installs the SIGBUS handler, which ends the process when guest memory is lost. Once per process.
+///
+/// # Errors
+/// The error of sigaction(2).
+pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
+    let regions = memory.mapped.iter().map(|mapped| {
+        let revoked = match &mapped.owner {
+            Owner::Slice { slice, emc } => {
+                format!("error: VM {vm} lost slice {slice} of EMC {emc}: the rack revoked it\n")
+            }
+            Owner::Local => format!("error: VM {vm} lost local memory of node {}\n", mapped.node),
+        };
+        let memory = match &mapped.owner {
+            Owner::Slice { slice, emc } => {
+                format!("slice {slice} of EMC {emc}")
+            }
+            Owner::Local => format!("local memory of node {}", mapped.node),
+        };
+        RegionMessages {
+            addresses: mapped.addresses.clone(),
+            file: Arc::clone(&mapped.file),
+            file_range: mapped.file_range.clone(),
+            revoked,
+            exhausted: format!("error: VM {vm}: host memory exhausted: no page available for {memory}\n"),
+            poisoned: format!("error: VM {vm}: uncorrectable memory error in {}\n", mapped.owner),
+            reported: format!(
+                "VM {vm}: uncorrectable memory error in {}: reported to the guest as a machine check\n",
+                mapped.owner
+            ),
+        }
+    });
+    let regions = regions.collect();
+    let exhausted = format!("error: VM {vm}: host memory exhausted\n");
+    let poisoned = format!("error: VM {vm}: uncorrectable memory error\n");
+    assert!(MESSAGES.set(Messages { regions, exhausted, poisoned }).is_ok(), "a process runs one guest");
+    vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error).map_err(io::Error::from)
+}
+
+/// A fault in guest memory, and its address in this process if known.
+#[derive(Clone, Copy, Debug)]
+pub enum MemoryFault {
+    /// No page could be mapped.
+    Missing(Option<usize>),
+    /// The page has an uncorrectable error.
+    Poisoned(Option<usize>),
+}
+
+/// From asm-generic/siginfo.h: an uncorrectable error was consumed, or was found without being
+/// consumed.
+const BUS_MCEERR_AR: libc::c_int = 4;
+const BUS_MCEERR_AO: libc::c_int = 5;
+
+/// Ends the process with the message and exit code of a fault. Safe in a signal handler.
+pub fn exit_on(found: MemoryFault) -> ! {
+    let messages = messages();
+    let region_at = |at: Option<usize>| {
+        at.and_then(|at| messages.regions.iter().find(|region| region.addresses.contains(&at)))
+    };
+    let revoked = messages.regions.iter().find(|region| region.is_revoked());
+    let (text, code) = match found {
+        MemoryFault::Poisoned(at) => {
+            (region_at(at).map_or(&messages.poisoned, |region| &region.poisoned), exit::MEMORY_POISONED)
+        }
+        MemoryFault::Missing(at) => {
+            match (region_at(at).filter(|region| region.is_revoked()).or(revoked), region_at(at)) {
+                (Some(region), _) => (&region.revoked, exit::SLICE_LOST),
+                (None, Some(region)) => (&region.exhausted, exit::MEMORY_EXHAUSTED),
+                (None, None) => (&messages.exhausted, exit::MEMORY_EXHAUSTED),
+            }
+        }
+    };
+    let _ = rustix::io::write(rustix::stdio::stderr(), text.as_bytes());
+    exit::exit_now(code)
+}
+
+/// Logs that an error was reported to the guest. The number of messages is limited, as a guest can
+/// consume an error repeatedly.
+pub fn log_reported(at: usize) {
+    static REPORTED: AtomicU32 = AtomicU32::new(0);
+    let is_logged = REPORTED.fetch_add(1, Ordering::Relaxed) < MACHINE_CHECKS_LOGGED_MAX;
+    if let Some(region) = messages().regions.iter().find(|region| is_logged && region.addresses.contains(&at))
+    {
+        let _ = rustix::io::write(rustix::stdio::stderr(), region.reported.as_bytes());
+    }
+}
+
+/// Ends the process if a region has been revoked. This finds revoked memory that is not accessed,
+/// and asynchronous page faults, which KVM hands to a worker that drops errors.
+pub fn exit_if_revoked() {
+    if messages().regions.iter().any(RegionMessages::is_revoked) {
+        exit_on(MemoryFault::Missing(None));
+    }
+}
+
+/// Returns the messages; none before [`install_handler`].
+fn messages() -> &'static Messages {
+    static NONE: Messages =
+        Messages { regions: Vec::new(), exhausted: String::new(), poisoned: String::new() };
+    MESSAGES.get().unwrap_or(&NONE)
+}
+
+impl RegionMessages {
+    /// Returns whether the region has been revoked.
+    fn is_revoked(&self) -> bool {
+        is_revoked_file(self.file.as_fd(), self.file_range.clone())
+    }
+}
+
+/// Returns whether a file no longer covers a range. A revoked regular file is truncated. A revoked
+/// device (DAX) has no driver and cannot be mapped. Safe in a signal handler and under the threads'
+/// seccomp filters.
+fn is_revoked_file(file: BorrowedFd<'_>, file_range: Range<u64>) -> bool {
+    fstat(file).is_ok_and(|stat| match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => u64::try_from(stat.st_size).unwrap_or(0) < file_range.end,
+        FileType::CharacterDevice => probe_mapping(file, file_range) == Err(Errno::NXIO),
+        _ => false,
+    })
+}
+
+/// Maps and unmaps a range without touching pages, to get the kernel's error.
+fn probe_mapping(file: BorrowedFd<'_>, file_range: Range<u64>) -> rustix::io::Result<()> {
+    let bytes = usize::try_from(file_range.end - file_range.start).expect("usize has 64 bits");
+    let (access, flags) = (ProtFlags::empty(), MapFlags::SHARED | MapFlags::NORESERVE);
+    // SAFETY: the kernel chooses an unused address, and PROT_NONE prevents access.
+    let at = unsafe { mmap(ptr::null_mut(), bytes, access, flags, file, file_range.start) }?;
+    // SAFETY: the mapping was created above and no reference to it exists.
+    unsafe { munmap(at, bytes) }
+}
+
+extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo_t to a handler registered with SA_SIGINFO, as
+    // vmm-sys-util does.
+    let info = unsafe { &*info };
+    // SAFETY: the signal is SIGBUS, for which the kernel sets si_addr.
+    let at = unsafe { info.si_addr() } as usize;
+    let poisoned = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
+    if messages().regions.iter().any(|region| region.addresses.contains(&at)) {
+        if poisoned && poison::record(at, info.si_code == BUS_MCEERR_AR) {
+            return; // a vCPU reports the error to the guest
+        }
+        exit_on(if poisoned { MemoryFault::Poisoned(Some(at)) } else { MemoryFault::Missing(Some(at)) });
+    }
+    // Not guest memory: a file of this program, or a bug.
+    let _ = rustix::io::write(rustix::stdio::stderr(), b"error: SIGBUS outside guest memory\n");
+    exit::exit_now(exit::FAILED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_revoked_file(path: &str, file_range: Range<u64>) -> bool {
+        super::is_revoked_file(File::options().read(true).write(true).open(path).unwrap().as_fd(), file_range)
+    }
+
+    #[test]
+    fn truncated_file_is_revoked() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let path = file.path().to_str().unwrap();
+        assert!(!is_revoked_file(path, 4096..8192));
+        assert!(is_revoked_file(path, 4096..8193));
+    }
+
+    #[test]
+    fn character_device_is_not_taken_for_revoked() {
+        assert!(!is_revoked_file("/dev/zero", 0..1 << 30));
+        assert!(!is_revoked_file("/dev/null", 0..1 << 30));
+    }
+}

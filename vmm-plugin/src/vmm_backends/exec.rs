@@ -1,0 +1,121 @@
+//! Replaces this process by another VMM. The agent registers this process as the VM's. exec(2)
+//! keeps the process ID and start time, so the agent's watch stays valid, and the memory is
+//! released when the other VMM ends.
+
+use std::{
+    env,
+    fs::File,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use proto::v1::MemoryForm;
+use rustix::fs::Access;
+
+use super::{
+    BackendError, cloud_hypervisor,
+    guest::{Guest, slice_epochs},
+    qemu,
+};
+use crate::{
+    config::{Config, GuestArgs},
+    source,
+};
+
+/// Options of `exec`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ExecArgs {
+    /// VMM to run
+    #[arg(long)]
+    pub vmm: ExecVmm,
+    /// Executable of the VMM [default: found in PATH]
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    #[command(flatten)]
+    guest: GuestArgs,
+}
+
+/// VMMs that are single programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExecVmm {
+    /// QEMU.
+    Qemu,
+    /// Cloud Hypervisor.
+    CloudHypervisor,
+}
+
+impl ExecVmm {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => qemu::PROGRAM,
+            Self::CloudHypervisor => cloud_hypervisor::PROGRAM,
+        }
+    }
+
+    fn options(self, guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
+        match self {
+            Self::Qemu => qemu::options(guest),
+            Self::CloudHypervisor => cloud_hypervisor::options(guest),
+        }
+    }
+}
+
+/// Replaces this process by the other VMM. All checks precede the registration with the agent. If
+/// exec fails after that, the end of this process releases the memory.
+///
+/// # Errors
+/// [`BackendError`]. Does not return on success.
+pub fn exec(args: ExecArgs) -> Result<std::convert::Infallible, BackendError> {
+    let program = match args.program {
+        Some(path) => path,
+        None => in_path(args.vmm.name()),
+    };
+    check_program(&program)?;
+    let config = args.guest.check()?;
+    check_files(&config)?;
+    let guest = Guest::inspect(config)?;
+    let options = args.vmm.options(&guest)?;
+    register(&guest)?;
+    let errno = Command::new(&program).args(options.concat()).exec();
+    Err(BackendError::Unusable { role: "program", path: program, errno })
+}
+
+/// Registers this process as the VM's. The received descriptors close on exec; the other VMM opens
+/// the paths.
+fn register(guest: &Guest) -> Result<(), BackendError> {
+    let Some(socket) = &guest.config.agent else { return Ok(()) };
+    let memory =
+        source::with_agent(&guest.config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
+    if slice_epochs(&memory) == guest.slices {
+        Ok(())
+    } else {
+        Err(BackendError::ReservationChanged(guest.config.vm.to_string()))
+    }
+}
+
+/// Returns the first executable of this name in PATH, or the bare name, which the check then
+/// reports as missing.
+fn in_path(name: &str) -> PathBuf {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut found = env::split_paths(&path).map(|dir| dir.join(name)).filter(|path| path.is_file());
+    found.next().unwrap_or_else(|| name.into())
+}
+
+fn check_program(program: &Path) -> Result<(), BackendError> {
+    rustix::fs::access(program, Access::EXEC_OK).map_err(|errno| BackendError::Unusable {
+        role: "program",
+        path: program.to_owned(),
+        errno: errno.into(),
+    })
+}
+
+fn check_files(config: &Config) -> Result<(), BackendError> {
+    let kernel = [("kernel", &config.kernel.kernel)].into_iter();
+    let initrd = config.kernel.initrd.iter().map(|path| ("initrd", path));
+    let disks = config.disks.iter().map(|disk| ("disk", &disk.path));
+    kernel.chain(initrd).chain(disks).try_for_each(|(role, path)| match File::open(path) {
+        Ok(_) => Ok(()),
+        Err(errno) => Err(BackendError::Unusable { role, path: path.clone(), errno }),
+    })
+}

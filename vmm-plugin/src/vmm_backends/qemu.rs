@@ -1,0 +1,212 @@
+//! Generates QEMU arguments. Requires QEMU 6 or newer and the q35 machine: microvm has no SRAT.
+//!
+//! ```text
+//!   node 0, with CPUs:    a memory backend allocated by QEMU
+//!   node 1, without CPUs: slice 0 is the node memory; slices 1, 2, … are pc-dimm devices
+//! ```
+//!
+//! A node has one memory backend at boot and each slice is a file, so further slices must be memory
+//! devices. The first slice is not a device because Linux assigns a node's memory tier when the
+//! node first has memory, and devices are added before HMAT is read: a node of devices only shares
+//! a tier with local memory (observed with 6.12). Memory below 4 GiB ends with the local memory, so
+//! that slices are above it, outside the range that kernels use for legacy devices.
+
+use units::{Bytes, SLICE, limits::QEMU_MEMORY_DEVICES_MAX};
+
+use super::{
+    BackendError,
+    guest::{Guest, Location, MemoryBlock, text},
+};
+use crate::config::Console;
+
+/// Name of the executable.
+pub const PROGRAM: &str = "qemu-system-x86_64";
+const VMM: &str = "qemu";
+/// Size of low memory on q35 if the guest has more memory than fits below the PCI hole.
+const LOW_MEMORY_MAX: Bytes = Bytes::gib(2);
+/// Granularity of bandwidths, in MB/s. QEMU stores the bandwidths of an HMAT as 16-bit multiples of
+/// a common power of two; with this step every bandwidth of a layout fits.
+const BANDWIDTH_STEP: u64 = 16;
+
+/// Returns the options with their values, in order.
+///
+/// # Errors
+/// See [`BackendError::Unsupported`].
+pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
+    guest.check_pci(VMM)?;
+    let mut arguments = Arguments::default();
+    machine(guest, &mut arguments)?;
+    nodes(guest, &mut arguments);
+    devices(guest, &mut arguments)?;
+    payload(guest, &mut arguments)?;
+    Ok(arguments.0)
+}
+
+/// QEMU arguments under construction.
+#[derive(Default)]
+struct Arguments(Vec<Vec<String>>);
+
+impl Arguments {
+    fn flag(&mut self, name: &str) {
+        self.0.push(vec![name.to_owned()]);
+    }
+
+    fn option(&mut self, name: &str, value: impl Into<String>) {
+        self.0.push(vec![name.to_owned(), value.into()]);
+    }
+}
+
+/// Returns the slices that are memory devices: all but the first of each pool node.
+fn memory_devices(guest: &Guest) -> impl Iterator<Item = (usize, &MemoryBlock)> {
+    guest.pool().flat_map(|(number, _, blocks)| blocks[1..].iter().map(move |block| (number, block)))
+}
+
+fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+    let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
+    let devices = u32::try_from(memory_devices(guest).count()).expect("slices are few");
+    check_devices(devices)?;
+    let start = guest.nodes().map(|(_, _, blocks)| blocks[0].bytes).sum::<Bytes>();
+    let has_pool = guest.pool().next().is_some();
+    let low = if has_pool && local < LOW_MEMORY_MAX {
+        format!(",max-ram-below-4g={}", mib(local))
+    } else {
+        String::new()
+    };
+    let hotplug = if devices > 0 {
+        let most = start.checked_add(Bytes::slices(devices)).expect("checked by the layout");
+        format!(",slots={devices},maxmem={}", mib(most))
+    } else {
+        String::new()
+    };
+    let (sockets, cores) = guest.packages();
+    arguments.option("-name", format!("guest={}", escaped(guest.config.vm.as_str())));
+    arguments.option("-machine", format!("q35,accel=kvm,hmat=on{low}"));
+    arguments.option("-cpu", "host");
+    arguments.option("-smp", format!("{},sockets={sockets},cores={cores},threads=1", guest.layout.cpus()));
+    arguments.option("-m", format!("size={}{hotplug}", mib(start)));
+    for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
+        arguments.flag(flag);
+    }
+    arguments.option("-display", "none");
+    Ok(())
+}
+
+/// Checks the number of memory devices against QEMU's ACPI slots.
+pub(super) fn check_devices(devices: u32) -> Result<(), BackendError> {
+    if devices <= QEMU_MEMORY_DEVICES_MAX {
+        return Ok(());
+    }
+    let reason =
+        format!("{devices} slices would be memory devices, but it has {QEMU_MEMORY_DEVICES_MAX} slots");
+    Err(BackendError::Unsupported { vmm: VMM, reason })
+}
+
+fn nodes(guest: &Guest, arguments: &mut Arguments) {
+    for (number, node, blocks) in guest.nodes() {
+        arguments.option("-object", backend(&blocks[0]));
+        let cpus = if node.is_pool() {
+            String::new()
+        } else {
+            format!(",cpus={}-{}", node.cpus.start, node.cpus.end - 1)
+        };
+        let (id, near) = (&blocks[0].id, guest.layout.nearest_initiator(number));
+        arguments.option("-numa", format!("node,nodeid={number}{cpus},memdev={id},initiator={near}"));
+    }
+    for (node, block) in memory_devices(guest) {
+        arguments.option("-object", backend(block));
+        arguments.option("-device", device(node, block));
+    }
+    distances(guest, arguments);
+}
+
+fn distances(guest: &Guest, arguments: &mut Arguments) {
+    for (from, to) in guest.pairs().filter(|(from, to)| from != to) {
+        arguments
+            .option("-numa", format!("dist,src={from},dst={to},val={}", guest.layout.distance(from, to)));
+    }
+    for (from, to) in guest.initiators() {
+        let pair = format!("hmat-lb,initiator={from},target={to},hierarchy=memory,data-type=access");
+        arguments.option("-numa", format!("{pair}-latency,latency={}", guest.layout.latency_ns(from, to)));
+        arguments.option("-numa", format!("{pair}-bandwidth,bandwidth={}M", bandwidth_mbps(guest, from, to)));
+    }
+}
+
+/// Returns a bandwidth rounded up to the step that QEMU can encode. QEMU parses MiB/s and writes
+/// the number into a field in MB/s.
+pub(super) fn bandwidth_mbps(guest: &Guest, from: usize, to: usize) -> u64 {
+    guest.layout.bandwidth_mbps(from, to).next_multiple_of(BANDWIDTH_STEP)
+}
+
+/// Returns the memory backend object of a block.
+pub(super) fn backend(block: &MemoryBlock) -> String {
+    let MemoryBlock { id, bytes, location, memory_options } = block;
+    let mut object = match location {
+        Location::Allocated => format!("memory-backend-memfd,id={id}"),
+        Location::File(path, offset) => {
+            let offset = if *offset > 0 { format!(",offset={offset}") } else { String::new() };
+            // DAX devices require an alignment of their page size, which is at most a slice.
+            let align = mib(SLICE);
+            format!("memory-backend-file,id={id},mem-path={}{offset},align={align}", escaped(path))
+        }
+    };
+    object += &format!(",size={},share={}", mib(*bytes), if memory_options.shared { "on" } else { "off" });
+    if let Some(size) = memory_options.hugepage_size {
+        object += &format!(",hugetlb=on,hugetlbsize={}", size.get());
+    }
+    if memory_options.prefault {
+        object += ",prealloc=on";
+    }
+    if let Some(node) = memory_options.host_numa_node {
+        object += &format!(",host-nodes={node},policy=bind");
+    }
+    object
+}
+
+/// Returns the pc-dimm device of a slice.
+pub(super) fn device(node: usize, block: &MemoryBlock) -> String {
+    format!("pc-dimm,id=dimm-{id},memdev={id},node={node}", id = block.id)
+}
+
+fn devices(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+    arguments.option("-object", "rng-builtin,id=rng");
+    arguments.option("-device", "virtio-rng-pci,rng=rng");
+    for (number, disk) in guest.config.disks.iter().enumerate() {
+        let (path, read_only) = (escaped(text(&disk.path)?), if disk.read_only { "on" } else { "off" });
+        arguments
+            .option("-drive", format!("if=none,id=disk{number},format=raw,readonly={read_only},file={path}"));
+        arguments.option("-device", format!("virtio-blk-pci,drive=disk{number}"));
+    }
+    for (number, net) in guest.config.nets.iter().enumerate() {
+        let tap = escaped(&net.tap);
+        arguments.option("-netdev", format!("tap,id=net{number},ifname={tap},script=no,downscript=no"));
+        arguments.option("-device", format!("virtio-net-pci,netdev=net{number},mac={}", net.mac));
+    }
+    Ok(())
+}
+
+fn payload(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+    arguments.option(
+        "-serial",
+        match &guest.config.console {
+            Console::Terminal => "mon:stdio".to_owned(),
+            Console::Null => "null".to_owned(),
+            Console::File(path) => format!("file:{}", text(path)?),
+        },
+    );
+    arguments.option("-kernel", text(&guest.config.kernel.kernel)?);
+    if let Some(initrd) = &guest.config.kernel.initrd {
+        arguments.option("-initrd", text(initrd)?);
+    }
+    arguments.option("-append", guest.command_line(memory_devices(guest).next().is_some()));
+    Ok(())
+}
+
+/// Formats a memory size, a multiple of 1 MiB.
+fn mib(bytes: Bytes) -> String {
+    format!("{}M", bytes.get() >> 20)
+}
+
+/// Doubles commas, which separate keys in an option value.
+fn escaped(value: &str) -> String {
+    value.replace(',', ",,")
+}
