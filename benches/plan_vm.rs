@@ -199,7 +199,7 @@ fn outcome(stay: &VmSample) -> wire::Outcome {
         profile: profile(&ask.groups),
         requested_bytes: ask.requested.get(),
         cores: ask.cores.unwrap_or_default(),
-        began_unix_ms: ask.begins.0,
+        started_unix_ms: ask.begins.0,
         ended_unix_ms: outcome.ended.0,
         peak_bytes: outcome.peak(ask.requested).get(),
         ..Default::default()

@@ -33,12 +33,12 @@ fn holding(slice: u32, epoch: u64) -> Holding {
 ///
 /// # Errors
 /// A name or a reservation's number that is none.
-pub fn want(w: wire::Want) -> Result<Want, Invalid> {
+pub fn want(w: wire::DesiredState) -> Result<Want, Invalid> {
     let vms = w.vms.into_iter().map(want_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
     let number = |generation, revision| DesiredVersion { generation, revision: Revision(revision) };
     let no_more = NoMore {
-        vms: w.no_more_vms.iter().map(|id| reservation("no_more_vms", id)).collect::<Result<_, _>>()?,
-        slices: w.no_more_slices.into_iter().map(SliceId).collect(),
+        vms: w.removed_vms.iter().map(|id| reservation("removed_vms", id)).collect::<Result<_, _>>()?,
+        slices: w.removed_slices.into_iter().map(SliceId).collect(),
     };
     Ok(Want {
         number: number(w.generation, w.revision),
@@ -56,11 +56,11 @@ fn reservation(field: &'static str, text: &str) -> Result<ReservationId, Invalid
     text.parse().map_err(|problem| Invalid { field, problem })
 }
 
-fn want_release(r: wire::WantRelease) -> (Holding, WantRelease) {
+fn want_release(r: wire::DesiredRelease) -> (Holding, WantRelease) {
     (holding(r.slice, r.epoch), WantRelease { force: r.force, handle: Handle::new("", r.handle) })
 }
 
-fn want_vm(vm: wire::WantVm) -> Result<(ReservationId, WantVm), Invalid> {
+fn want_vm(vm: wire::DesiredVm) -> Result<(ReservationId, WantVm), Invalid> {
     let name = Name::new(&vm.vm).map_err(|error| Invalid { field: "vms.vm", problem: error.to_string() })?;
     let reservation = reservation("vms.reservation", &vm.reservation)?;
     let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new(s.emc, s.handle)));
@@ -88,8 +88,8 @@ pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, Invalid> {
     w.weights.into_iter().map(weight).collect()
 }
 
-fn shown(h: Holding) -> wire::Holding {
-    wire::Holding { slice: h.slice.0, epoch: h.epoch.0 }
+fn shown(h: Holding) -> wire::SliceEpoch {
+    wire::SliceEpoch { slice: h.slice.0, epoch: h.epoch.0 }
 }
 
 /// A pool device that this machine sees.
@@ -98,13 +98,13 @@ pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
 }
 
 /// A report.
-pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)>) -> wire::Have {
+pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)>) -> wire::ObservedState {
     let told = |(reservation, touched): (ReservationId, Touched)| wire::VmTouched {
         reservation: reservation.to_string(),
         local_bytes: touched.local.get(),
         pool_bytes: touched.pool.get(),
     };
-    let vm = |(reservation, vm): (ReservationId, pool::protocol::HaveVm)| wire::HaveVm {
+    let vm = |(reservation, vm): (ReservationId, pool::protocol::HaveVm)| wire::ObservedVm {
         vm: vm.vm.to_string(),
         pid: vm.pid,
         slices: vm.slices.into_iter().map(shown).collect(),
@@ -113,11 +113,11 @@ pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)
         pinned: vm.pinned,
         uid: vm.uid.map(u32::from),
     };
-    wire::Have {
+    wire::ObservedState {
         instance: instance.0,
         generation: h.number.generation,
         revision: h.number.revision.0,
-        whole: h.whole,
+        complete: h.whole,
         online: h.online.into_iter().map(shown).collect(),
         released: h.released.into_iter().map(shown).collect(),
         scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
@@ -129,8 +129,8 @@ pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)
     }
 }
 
-fn scrubbed(s: Scrubbed) -> wire::Scrubbed {
-    wire::Scrubbed {
+fn scrubbed(s: Scrubbed) -> wire::ScrubResult {
+    wire::ScrubResult {
         slice: s.holding.slice.0,
         epoch: s.holding.epoch.0,
         started_unix_ms: s.started.0,
@@ -139,12 +139,12 @@ fn scrubbed(s: Scrubbed) -> wire::Scrubbed {
     }
 }
 
-fn failed(f: pool::protocol::Failed) -> wire::Failed {
+fn failed(f: pool::protocol::Failed) -> wire::SliceFailure {
     let reason = match f.reason {
-        FailedReason::NotZero => wire::FailedReason::NotZero,
-        FailedReason::Host => wire::FailedReason::Host,
+        FailedReason::NotZero => wire::SliceFailureReason::NotZero,
+        FailedReason::Host => wire::SliceFailureReason::Host,
     };
-    wire::Failed {
+    wire::SliceFailure {
         slice: f.holding.slice.0,
         epoch: f.holding.epoch.0,
         reason: reason.into(),
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn user_of_a_vm_is_read_from_orders_and_written_in_reports() {
-        let order = |uid| wire::WantVm {
+        let order = |uid| wire::DesiredVm {
             vm: "a".into(),
             reservation: "r-1".into(),
             local_bytes: 1 << 20,

@@ -32,13 +32,13 @@ use crate::{
 const EVENTS_AT_ONCE_MAX: usize = 256;
 
 /// A question about what is known now.
-type Look = Box<dyn FnOnce(&Agent) + Send>;
+type InspectFn = Box<dyn FnOnce(&Agent) + Send>;
 
 /// What other tasks ask of the driver.
 enum Request {
     Attach { vm: Name, caller: Caller, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
     Show { vm: Name, caller: Caller, reply: oneshot::Sender<Result<Handed, Asked>> },
-    Look(Look),
+    Inspect(InspectFn),
 }
 
 /// A VM's memory.
@@ -100,7 +100,7 @@ impl Handle {
         question: impl FnOnce(&Agent) -> T + Send + 'static,
     ) -> Result<T, Asked> {
         self.ask(|reply| {
-            Request::Look(Box::new(move |agent| {
+            Request::Inspect(Box::new(move |agent| {
                 let _ = reply.send(question(agent)); // whoever asked may have gone
             }))
         })
@@ -314,7 +314,7 @@ impl Driver {
                 }
                 let _ = reply.send(shown.and_then(|record| self.memory(&record, Form::Shown))); // as above
             }
-            Request::Look(question) => question(&self.agent),
+            Request::Inspect(question) => question(&self.agent),
         }
     }
 

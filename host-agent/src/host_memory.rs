@@ -245,7 +245,7 @@ impl Connection {
             Err(error) => refused("BAD_MESSAGE", error.to_string()),
             Ok(None) => refused("BAD_MESSAGE", "request: must be attach or look".to_owned()),
             Ok(Some(host_memory_request::Request::Attach(attach))) => self.attach(process, attach).await,
-            Ok(Some(host_memory_request::Request::Look(look))) => self.look(process, look).await,
+            Ok(Some(host_memory_request::Request::Inspect(look))) => self.look(process, look).await,
         }
     }
 
@@ -272,7 +272,7 @@ impl Connection {
         answer::memory(handed)
     }
 
-    async fn look(&self, process: Process, look: wire::Look) -> Answer {
+    async fn look(&self, process: Process, look: wire::Inspect) -> Answer {
         match self.own_vm("look.vm", &look.vm) {
             Err(refused) => refused,
             Ok(vm) => answer::memory(self.driver.show(vm, self.caller(process)).await),

@@ -150,7 +150,7 @@ impl Metrics {
             "1 while a manager of this host's rack listens",
             self.connected.clone(),
         );
-        r.register("agent_orders_bounced", "Orders that were not followed", self.bounced.clone());
+        r.register("agent_commands_rejected", "Orders that were not followed", self.bounced.clone());
         let help = "Time of a call that opens, closes or zeroes a slice";
         r.register_with_unit("agent_host_call", help, Unit::Seconds, self.call_seconds.clone());
         r.register("agent_host_calls_failed", "Host calls that failed", self.calls_failed.clone());
@@ -170,9 +170,9 @@ impl Metrics {
         r.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
         let help =
             "Pages of VMs that the kernel had put on local memory and that are on the pool's node again";
-        r.register("agent_pages_brought_back", help, self.pages_brought_back.clone());
+        r.register("agent_pages_migrated", help, self.pages_brought_back.clone());
         let help = "Pages of VMs that the kernel had put on local memory and that could not be brought back";
-        r.register("agent_pages_astray", help, self.pages_astray.clone());
+        r.register("agent_page_migration_failures", help, self.pages_astray.clone());
         let help =
             "Slices whose devices are being changed; for longer than 20 s they are stuck in the kernel";
         r.register("agent_slices_changing", help, self.slices_changing.clone());
@@ -187,7 +187,7 @@ impl Metrics {
         let help = "Bytes per second that a tenant may move over the link, each way";
         r.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
         let help = "Part of its time that some of a tenant waited for pages or devices in the last epoch";
-        r.register("tenant_waited_ratio", help, self.tenant_waited.clone());
+        r.register("tenant_stalled_ratio", help, self.tenant_waited.clone());
         let help = "Pages per second that came back to a tenant after they had been taken away";
         r.register("tenant_refaults_per_second", help, self.tenant_refaults.clone());
         let help = "Throughput of a tenant against that of an equal split, as estimated";
@@ -198,8 +198,8 @@ impl Metrics {
     pub fn observe_shares(&self, report: &Report) {
         let state = match report.state {
             State::Set => "set",
-            State::Held => "held",
-            State::Kept => "kept",
+            State::Held => "unchanged",
+            State::Kept => "blocked",
         };
         self.epochs.get_or_create(&StateLabel { state }).inc();
         if report.state == State::Kept {

@@ -214,7 +214,7 @@ async fn session(
         tokio::select! {
             order = orders.message() => {
                 match order?.ok_or(Ended::Closed)?.message {
-                    Some(to_agent::Message::Want(want)) => {
+                    Some(to_agent::Message::Desired(want)) => {
                         let rack = want.rack_uuid.clone();
                         let heard_want = Heard::Want(rack, convert::want(want)?);
                         heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
@@ -228,7 +228,7 @@ async fn session(
                 sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| Ended::Closed)?;
             }
             have = reports.have.next() => {
-                let have = from_agent::Message::Have(convert::have(caller.instance, have, reports.usage.take_news()));
+                let have = from_agent::Message::Observed(convert::have(caller.instance, have, reports.usage.take_news()));
                 sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| Ended::Closed)?;
             }
             () = reports.hang_up.notified() => return Err(Ended::OtherRack),

@@ -60,7 +60,7 @@ fn a_slice_with_somebody_elses_bytes_is_never_handed_out() {
     let file = OpenOptions::new().write(true).open(rig.slice_path(1, 1)).unwrap();
     file.write_all_at(b"secret", GIB / 2).unwrap();
     let have = rig.order(want_vm(vec![slice]), |have| !have.failed.is_empty());
-    assert_eq!(have.failed[0].reason(), wire::FailedReason::NotZero);
+    assert_eq!(have.failed[0].reason(), wire::SliceFailureReason::NotZero);
     assert!(have.failed[0].message.contains("00001.1.h0 is not zero"), "{}", have.failed[0].message);
     let answer = rig.vmm().say("attach a descriptors");
     assert!(answer.starts_with("refused VM_NOT_READY 0 of 1 slices of VM a are online"), "{answer}");
@@ -71,7 +71,7 @@ fn a_slice_that_is_not_there_is_told_with_the_reason_of_the_machine() {
     let mut rig = Rig::new();
     let slice = rig.want_slice(1, 1);
     let have = rig.order(want_vm(vec![slice]), |have| !have.failed.is_empty());
-    assert_eq!(have.failed[0].reason(), wire::FailedReason::Host);
+    assert_eq!(have.failed[0].reason(), wire::SliceFailureReason::Host);
     assert!(have.failed[0].message.contains("No such file"), "{}", have.failed[0].message);
     rig.grant(1, 1);
     rig.wait(|have| pairs(&have.online) == [(1, 1)]);
@@ -271,7 +271,7 @@ fn guest_that_broke_out_of_its_vmm_reaches_no_other_vm() {
             rig.start_agent();
             let vms = (1..).zip([Some(one), Some(two), None]);
             let vms = vms.map(|(slice, uid)| (rig.want_slice(slice, 1), uid)).collect::<Vec<_>>();
-            let have = rig.order(want_vms_of(vms), |have| have.whole && have.online.len() == 3);
+            let have = rig.order(want_vms_of(vms), |have| have.complete && have.online.len() == 3);
             let users: Vec<_> = have.vms.iter().map(|vm| (vm.vm.as_str(), vm.uid)).collect();
             assert_eq!(users, [("a", Some(one)), ("c", None)], "the agent has forgotten a user");
         }
@@ -325,8 +325,8 @@ fn a_scrubbed_slice_is_zero_and_has_a_receipt() {
     let slice = rig.grant(7, 3);
     let file = OpenOptions::new().read(true).write(true).open(rig.slice_path(7, 3)).unwrap();
     file.write_all_at(b"secret", GIB - 6).unwrap();
-    let wire::WantSlice { slice, epoch, handle, .. } = slice;
-    let scrub = wire::Want { scrub: vec![wire::WantScrub { slice, epoch, handle }], ..want() };
+    let wire::DesiredSlice { slice, epoch, handle, .. } = slice;
+    let scrub = wire::DesiredState { scrub: vec![wire::DesiredScrub { slice, epoch, handle }], ..want() };
     let have = rig.order(scrub, |have| !have.scrubbed.is_empty());
     let receipt = &have.scrubbed[0];
     assert_eq!((receipt.slice, receipt.epoch, receipt.bytes_verified), (7, 3, GIB));
@@ -338,7 +338,7 @@ fn a_scrubbed_slice_is_zero_and_has_a_receipt() {
 #[test]
 fn a_fenced_host_ends_its_vms_and_is_clean() {
     let (mut rig, mut vmm) = running();
-    let have = rig.order(wire::Want { fenced: true, ..want() }, |have| have.clean);
+    let have = rig.order(wire::DesiredState { fenced: true, ..want() }, |have| have.clean);
     assert_eq!(have.ended, ["r-1"]);
     assert!(have.online.is_empty());
     assert!(vmm.has_ended());
@@ -347,7 +347,7 @@ fn a_fenced_host_ends_its_vms_and_is_clean() {
 #[test]
 fn force_takes_a_slice_from_a_vm_that_still_runs() {
     let (mut rig, mut vmm) = running();
-    let have = rig.order(release(1, 1, true), |have| have.whole && pairs(&have.released) == [(1, 1)]);
+    let have = rig.order(release(1, 1, true), |have| have.complete && pairs(&have.released) == [(1, 1)]);
     assert_eq!(have.vms.len(), 1);
     assert!(!vmm.has_ended());
 }

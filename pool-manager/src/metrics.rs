@@ -161,7 +161,7 @@ impl Metrics {
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
         let help = "VMs that ended: within what was local; overpredicted: they touched memory of the pool; or placed there whole";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
-        r.register("outcomes_kept", "Outcomes of VMs that are kept", self.outcomes.clone());
+        r.register("outcomes_stored", "Outcomes of VMs that are kept", self.outcomes.clone());
         r.register("model_version", "Version of the model that serves, 0 for none", self.models.clone());
         let help = "Where forecasts are operated: shares of VMs and of memory, 0 to 1";
         r.register("operating_point", help, self.operating_point.clone());
@@ -184,7 +184,7 @@ impl Metrics {
     pub fn outcome(&self, past: &Past, pool: Bytes) {
         let untouched = past.outcome.untouched.of(past.begun.ask.requested);
         let result = match pool > untouched {
-            _ if past.begun.whole => "whole",
+            _ if past.begun.whole => "pool_only",
             true => "overpredicted",
             false => "within",
         };

@@ -214,7 +214,7 @@ fn shown(Fit { offer, fits }: Fit) -> wire::HostFit {
         free_cores: offer.free_cores,
         free_local_bytes: offer.free_local.get(),
         emc: offer.emc.map(String::from).unwrap_or_default(),
-        why_not: fits.err().unwrap_or_default(),
+        reason: fits.err().unwrap_or_default(),
     }
 }
 

@@ -98,12 +98,13 @@ impl Drop for Obedient {
 }
 
 async fn obey(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) {
-    let (mut beat, mut have) = (interval(HEARTBEAT), wire::Have { instance: u64::MAX, ..Default::default() });
+    let (mut beat, mut have) =
+        (interval(HEARTBEAT), wire::ObservedState { instance: u64::MAX, ..Default::default() });
     loop {
         tokio::select! {
             _ = beat.tick() => {}
             heard = session.hears.message() => match heard {
-                Ok(Some(wire::ToAgent { message: Some(Down::Want(want)) })) => {
+                Ok(Some(wire::ToAgent { message: Some(Down::Desired(want)) })) => {
                     let places = want.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
                     handles.lock().expect("nobody panics with it").extend(places);
                     have = answer(want);
@@ -112,28 +113,28 @@ async fn obey(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) {
                 Ok(None) | Err(_) => return,
             }
         }
-        let said = wire::FromAgent { message: Some(Up::Have(have.clone())) };
+        let said = wire::FromAgent { message: Some(Up::Observed(have.clone())) };
         if session.says.send(said).await.is_err() {
             return;
         }
     }
 }
 
-fn answer(want: wire::Want) -> wire::Have {
+fn answer(want: wire::DesiredState) -> wire::ObservedState {
     let slices = want.vms.iter().flat_map(|vm| &vm.slices);
-    let scrubbed = want.scrub.iter().map(|s| wire::Scrubbed {
+    let scrubbed = want.scrub.iter().map(|s| wire::ScrubResult {
         slice: s.slice,
         epoch: s.epoch,
         bytes_verified: 1 << 30,
         ..Default::default()
     });
     let released = want.release.iter();
-    wire::Have {
+    wire::ObservedState {
         instance: want.instance,
         generation: want.generation,
         revision: want.revision,
-        online: slices.map(|s| wire::Holding { slice: s.slice, epoch: s.epoch }).collect(),
-        released: released.map(|r| wire::Holding { slice: r.slice, epoch: r.epoch }).collect(),
+        online: slices.map(|s| wire::SliceEpoch { slice: s.slice, epoch: s.epoch }).collect(),
+        released: released.map(|r| wire::SliceEpoch { slice: r.slice, epoch: r.epoch }).collect(),
         scrubbed: scrubbed.collect(),
         clean: want.fenced,
         ..Default::default()

@@ -20,12 +20,12 @@ async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<Imposto
 
 impl Impostor {
     async fn claims(&mut self, slice: u32, epoch: u64) -> Status {
-        let have = wire::Have {
+        let have = wire::ObservedState {
             instance: u64::MAX,
-            online: vec![wire::Holding { slice, epoch }],
+            online: vec![wire::SliceEpoch { slice, epoch }],
             ..Default::default()
         };
-        self.0.says.send(wire::FromAgent { message: Some(Up::Have(have)) }).await.unwrap();
+        self.0.says.send(wire::FromAgent { message: Some(Up::Observed(have)) }).await.unwrap();
         loop {
             match self.0.hears.message().await {
                 Ok(Some(_)) => {}

@@ -350,7 +350,7 @@ async fn outcomes_go_out_as_they_came_in_and_absurd_ones_not_at_all() {
     for (wrong, field) in [
         (wire::Outcome { requested_bytes: 0, ..good.clone() }, "requested_bytes"),
         (wire::Outcome { peak_bytes: u64::MAX, ..good.clone() }, "peak_bytes"),
-        (wire::Outcome { began_unix_ms: 6, ..good.clone() }, "ended_unix_ms"),
+        (wire::Outcome { started_unix_ms: 6, ..good.clone() }, "ended_unix_ms"),
         (wire::Outcome { cores: f64::NAN, ..good.clone() }, "cores"),
         (wire::Outcome { cores: -1.0, ..good.clone() }, "cores"),
         (wire::Outcome { ended_unix_ms: u64::MAX, ..good.clone() }, "ended_unix_ms"),

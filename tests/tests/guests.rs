@@ -164,7 +164,7 @@ async fn what_a_guest_touched_is_what_forecasts_learn_of_its_vm() {
     assert_eq!((outcome.vm.as_str(), outcome.profile.as_ref().unwrap().key.as_str()), ("v", "customer"));
     assert!(outcome.requested_bytes > 1 << 30, "its slice and its local memory");
     assert!((1..1 << 30).contains(&outcome.peak_bytes), "it touched some: {outcome:?}");
-    assert!(outcome.began_unix_ms > 0 && outcome.ended_unix_ms > outcome.began_unix_ms);
+    assert!(outcome.started_unix_ms > 0 && outcome.ended_unix_ms > outcome.started_unix_ms);
 }
 
 #[tokio::test]

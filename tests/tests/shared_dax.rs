@@ -54,10 +54,10 @@ async fn h0(rack: &Rack) -> wire::Host {
 }
 
 async fn wait_not_fenced(rack: &Rack, why: &str) {
-    rack.wait_for("an attempt to fence h0", async |rack| h0(rack).await.not_fenced.is_some()).await;
+    rack.wait_for("an attempt to fence h0", async |rack| h0(rack).await.fence_error.is_some()).await;
     let host = h0(rack).await;
     assert_eq!((host.state(), host.slices), (HostState::Fencing, 1));
-    assert!(host.not_fenced().contains(why), "{host:?}");
+    assert!(host.fence_error().contains(why), "{host:?}");
     let slices = rack.slices().await;
     assert_eq!(slices[0].host.as_deref(), Some("h0"), "{slices:?}");
     assert_eq!(slices[0].reason(), "its host is to be cut off, and may still reach it");

@@ -77,9 +77,9 @@ fn shares(epoch: u64) -> wire::Shares {
         fair: share(1024, 500),
         share: share(2048, 250),
         memory_used_mib: 1000,
-        waited: 0.25,
+        stalled: 0.25,
         gain: 1.1,
-        learnt_from: "damon".into(),
+        access_source: "damon".into(),
         error: 0.05,
         ..Default::default()
     };
@@ -148,19 +148,19 @@ async fn weights_that_make_no_sense_are_refused_by_name_and_change_nothing() {
 async fn what_an_agent_told_last_of_its_shares_is_shown_until_the_manager_ends() {
     let mut rack = rack().await;
     let none = get(&rack, "h0").await;
-    refused(none, Code::NotFound, "SHARES_NOT_TOLD", &["h0", "since the manager started"]);
+    refused(none, Code::NotFound, "SHARES_NOT_REPORTED", &["h0", "since the manager started"]);
     refused(get(&rack, "h9").await, Code::NotFound, "HOST_NOT_FOUND", &["h9"]);
     let session = agent(&rack, "h0").await;
     tell(&session, wire::Shares { host: "h1".into(), ..shares(1) }).await;
     tell(&session, shares(2)).await;
     rack.wait_for("the second epoch", async |rack| get(rack, "h0").await.is_ok_and(|s| s.epoch == 2)).await;
     assert_eq!(get(&rack, "h0").await.unwrap(), wire::Shares { host: "h0".into(), ..shares(2) });
-    refused(get(&rack, "h1").await, Code::NotFound, "SHARES_NOT_TOLD", &["h1"]);
+    refused(get(&rack, "h1").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h1"]);
     drop(session);
     assert_eq!(get(&rack, "h0").await.unwrap().epoch, 2, "it is the last that was heard");
     rack.kill_manager();
     rack.start_manager().await;
-    refused(get(&rack, "h0").await, Code::NotFound, "SHARES_NOT_TOLD", &["h0"]);
+    refused(get(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn an_operator_weighs_tenants_and_sees_their_shares_by_the_command_line() 
     let (code, _, said) = tarn("weigh h0 web=-1");
     assert!(code == Some(2) && said.contains("weights.weight: -1 must be from 0.01 to 10000"), "{said}");
     let (code, _, said) = tarn("get shares h0");
-    assert!(code == Some(3) && said.contains("SHARES_NOT_TOLD"), "{said}");
+    assert!(code == Some(3) && said.contains("SHARES_NOT_REPORTED"), "{said}");
     let session = agent(&rack, "h0").await;
     tell(&session, shares(1)).await;
     rack.wait_for("the epoch", async |rack| get(rack, "h0").await.is_ok()).await;
@@ -204,5 +204,5 @@ async fn an_agent_that_tells_nonsense_of_its_shares_is_cut_off_and_not_believed(
     };
     let says = ["shares.tenants.gain", "NaN", "web"];
     refused::<()>(Err(status), Code::InvalidArgument, "BAD_VALUE", &says);
-    refused(get(&rack, "h0").await, Code::NotFound, "SHARES_NOT_TOLD", &["h0"]);
+    refused(get(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);
 }

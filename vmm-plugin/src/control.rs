@@ -198,7 +198,7 @@ impl Vmm for VmmService {
         &self,
         request: Request<wire::StopRequest>,
     ) -> Result<Response<wire::StopResponse>, Status> {
-        let action = if request.into_inner().now { Action::Kill } else { Action::PressPowerButton };
+        let action = if request.into_inner().force { Action::Kill } else { Action::PressPowerButton };
         self.requests.send(action).await?;
         Ok(Response::new(wire::StopResponse {}))
     }
@@ -209,7 +209,7 @@ fn with_current_state(mut guest: wire::Guest, state: State, touched: &TouchedByN
     let state = match state {
         State::Running => wire::GuestState::Running,
         State::Paused => wire::GuestState::Paused,
-        State::Stopping => wire::GuestState::Ending,
+        State::Stopping => wire::GuestState::Stopping,
     };
     guest.set_state(state);
     for node in &mut guest.nodes {

@@ -46,7 +46,7 @@ pub struct Args {
 
 /// Where to look next.
 const NEXT: &str = "
-  README.md, \"On a real rack\": the same with your own hosts
+  docs/install.md: the same with your own hosts
   cargo run --bin tarn -- --help: what an operator can ask
   cargo xtask test: how it is known to hold
 

@@ -21,7 +21,7 @@ const BY_REASON: &[(&str, &str)] = &[
     ("RESERVATION_NOT_FOUND", "`tarn get reservations --ended` lists reservations, and those that ended"),
     ("MIGRATION_NOT_FOUND", "`tarn get migrations` lists the requests there are"),
     (
-        "SHARES_NOT_TOLD",
+        "SHARES_NOT_REPORTED",
         "an agent tells after each epoch, if it shares its host among tenants at all; `tarn get hosts` shows whether it is up",
     ),
     ("REQUEST_ID_REUSED", "a request id belongs to one request for ever: choose a new one"),
@@ -57,7 +57,7 @@ const BY_REASON: &[(&str, &str)] = &[
     ("TOO_MANY_WATCHERS", "end a watch that nobody reads; `tarn get rack` needs none"),
     ("OVERLOADED", "too much at once: try again in a moment"),
     ("STOPPING", "the manager is restarting or being stopped: try again in a moment"),
-    ("NOT_READY_IN_TIME", "nothing was lost: `tarn wait-ready` again, or `tarn explain vm {vm}`"),
+    ("NOT_READY_BEFORE_TIMEOUT", "nothing was lost: `tarn wait-ready` again, or `tarn explain vm {vm}`"),
 ];
 
 /// What a question was about, for the commands in its advice.

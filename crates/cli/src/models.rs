@@ -171,7 +171,7 @@ pub(crate) async fn export(args: Export, to: &Connection) -> Result<(), Failure>
 }
 
 fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
-    let labelled = |workload: Workload| v1::Labelled {
+    let labelled = |workload: Workload| v1::LabelledWorkload {
         program: workload.program,
         counters: measured_counters(&workload.counters)
             .map(|(name, counter)| (name.to_owned(), counter))
@@ -259,19 +259,19 @@ impl From<v1::Model> for Model {
     fn from(m: v1::Model) -> Self {
         let kind = if m.kind() == v1::ModelKind::Sensitivity { Kind::Sensitivity } else { Kind::Frigid };
         let metric = |m: v1::Metric| Metric {
-            rate_asked: m.rate_asked,
-            rate_actual: m.rate_actual,
+            rate_asked: m.target_rate,
+            rate_actual: m.actual_rate,
             share: m.share,
-            of: m.of,
+            of: m.samples,
         };
         Self {
             kind: kind.name(),
             version: m.version,
-            serves: m.serves,
+            serves: m.serving,
             trained_by: m.trained_by,
-            made_unix_ms: m.made_unix_ms,
+            made_unix_ms: m.created_unix_ms,
             rows: m.rows,
-            window_unix_ms: m.window_begins_unix_ms.zip(m.window_ends_unix_ms),
+            window_unix_ms: m.window_start_unix_ms.zip(m.window_end_unix_ms),
             bytes: m.bytes,
             modelled: m.modelled,
             metrics: m.metrics.into_iter().map(metric).collect(),

@@ -177,10 +177,10 @@ impl From<v1::TenantShare> for Tenant {
             share: t.share.map(Share::from),
             memory_used_mib: t.memory_used_mib,
             bandwidth_used_mb_s: t.bandwidth_used_mb_s,
-            waited: t.waited,
-            bandwidth_wanted_mb_s: t.bandwidth_wanted_mb_s,
+            waited: t.stalled,
+            bandwidth_wanted_mb_s: t.bandwidth_demand_mb_s,
             gain: t.gain,
-            learnt_from: t.learnt_from,
+            learnt_from: t.access_source,
             error: t.error,
             problem: some(t.problem),
         }
@@ -195,10 +195,10 @@ impl From<v1::ShareCertificate> for Certificate {
             dividend: c.dividend,
             rounds: c.rounds,
             refinements: c.refinements,
-            way: c.way,
-            memory_left_over: c.memory_left_over,
-            bandwidth_left_over: c.bandwidth_left_over,
-            overspent: c.overspent,
+            way: c.step,
+            memory_left_over: c.memory_excess,
+            bandwidth_left_over: c.bandwidth_excess,
+            overspent: c.budget_excess,
             sharing_incentive: c.sharing_incentive,
             worst_off: some(c.worst_off),
             envy: c.envy,
@@ -210,8 +210,8 @@ impl From<v1::Shares> for Shares {
     fn from(s: v1::Shares) -> Self {
         let state = match v1::ShareState::try_from(s.state) {
             Ok(v1::ShareState::Set) => SET.to_owned(),
-            Ok(v1::ShareState::Held) => "held".to_owned(),
-            Ok(v1::ShareState::Kept) => KEPT.to_owned(),
+            Ok(v1::ShareState::Unchanged) => "held".to_owned(),
+            Ok(v1::ShareState::Blocked) => KEPT.to_owned(),
             Ok(v1::ShareState::Unspecified) | Err(_) => format!("number-{}", s.state),
         };
         Self {
@@ -220,7 +220,7 @@ impl From<v1::Shares> for Shares {
             at_unix_ms: s.at_unix_ms,
             supply: s.supply.map(Share::from),
             state,
-            why: some(s.why),
+            why: some(s.reason),
             tenants: s.tenants.into_iter().map(Tenant::from).collect(),
             certificate: s.certificate.map(Certificate::from),
         }

@@ -95,7 +95,7 @@ async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Fai
             );
         })?;
         sum.added += u64::from(done.added);
-        sum.known += u64::from(done.known);
+        sum.known += u64::from(done.duplicates);
         sum.too_old += u64::from(done.too_old);
     }
     print::one(format, &sum)
@@ -128,12 +128,12 @@ fn outcome(stay: &VmSample) -> v1::Outcome {
         profile: Some(v1::VmProfile { key, kind, place, ..Default::default() }),
         requested_bytes: requested.get(),
         cores: cores.unwrap_or_default(),
-        began_unix_ms: begins.0,
+        started_unix_ms: begins.0,
         ended_unix_ms: ended.0,
         peak_bytes: stay.outcome.peak(requested).get(),
         p99_bytes: usage.p99.map(Bytes::get),
         mean_bytes: usage.mean.map(Bytes::get),
-        busy_percent: usage.busy_percent,
+        cpu_utilization_percent: usage.busy_percent,
     }
 }
 
@@ -158,7 +158,7 @@ fn stay(o: v1::Outcome) -> VmSample {
         groups: Groups { vm: o.vm, key, kind, place },
         requested,
         cores: (o.cores > 0.0).then_some(o.cores),
-        begins: UnixMs(o.began_unix_ms),
+        begins: UnixMs(o.started_unix_ms),
     };
     let outcome = Outcome {
         ended: UnixMs(o.ended_unix_ms),
@@ -166,7 +166,7 @@ fn stay(o: v1::Outcome) -> VmSample {
         usage: Usage {
             p99: o.p99_bytes.map(Bytes::new),
             mean: o.mean_bytes.map(Bytes::new),
-            busy_percent: o.busy_percent,
+            busy_percent: o.cpu_utilization_percent,
         },
     };
     VmSample { request: ask, outcome, is_trusted: true }

@@ -333,9 +333,9 @@ impl From<v1::Host> for Host {
             slices: h.slices,
             reservations: h.reservations,
             boot_id: some(h.boot_id),
-            last_heard_unix_ms: h.last_heard_unix_ms,
+            last_heard_unix_ms: h.last_heartbeat_unix_ms,
             host_memory_socket: some(h.host_memory_socket),
-            not_fenced: h.not_fenced,
+            not_fenced: h.fence_error,
         }
     }
 }
@@ -390,7 +390,7 @@ impl From<v1::Decision> for Decision {
             actor: d.actor,
             action: d.action,
             subject: d.subject,
-            why: d.why,
+            why: d.reason,
             model: some(d.model),
             facts: d.facts.into_iter().collect(),
             alternatives: d.alternatives,
@@ -413,7 +413,7 @@ impl From<v1::HostFit> for HostFit {
             free_cores: f.free_cores,
             free_local_bytes: f.free_local_bytes,
             emc: some(f.emc),
-            why_not: some(f.why_not),
+            why_not: some(f.reason),
         }
     }
 }
@@ -450,8 +450,8 @@ impl From<v1::Migration> for Migration {
             reservation: m.reservation,
             host: m.host,
             state,
-            why: m.why,
-            asked_unix_ms: m.asked_unix_ms,
+            why: m.reason,
+            asked_unix_ms: m.requested_unix_ms,
             answer: some(m.answer),
         }
     }
@@ -459,14 +459,14 @@ impl From<v1::Migration> for Migration {
 
 impl From<v1::Event> for Event {
     fn from(e: v1::Event) -> Self {
-        use v1::event::What as W;
-        let what = match e.what {
+        use v1::event::Change as W;
+        let what = match e.change {
             Some(W::Slice(s)) => What::Slice(s.into()),
             Some(W::Reservation(r)) => What::Reservation(r.into()),
             Some(W::Host(h)) => What::Host(h.into()),
             Some(W::Emc(c)) => What::Emc(c.into()),
             Some(W::Alarm(a)) => What::Alarm(a.into()),
-            Some(W::Missed(m)) => What::Missed { events: m.events },
+            Some(W::EventsDropped(m)) => What::Missed { events: m.batches },
             None => What::Other {},
         };
         Self { revision: e.revision, at_unix_ms: e.at_unix_ms, what }

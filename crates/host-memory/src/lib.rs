@@ -176,7 +176,7 @@ impl Client {
     /// # Errors
     /// Any [`ClientError`], under the same conditions as [`Client::attach`].
     pub fn inspect(&self, vm: &str) -> Result<VmMemory, ClientError> {
-        self.send(Request::Look(wire::Look { vm: vm.to_owned() }))?;
+        self.send(Request::Inspect(wire::Inspect { vm: vm.to_owned() }))?;
         self.memory(VmMemory::add_inspected)
     }
 
@@ -220,7 +220,7 @@ impl Client {
         let reply = wire::HostMemoryReply::decode(&buffer[..bytes])
             .map_err(|error| invalid_reply(error.to_string()))?;
         match reply.reply {
-            Some(Reply::Refused(wire::Refused { reason, message })) => {
+            Some(Reply::Rejection(wire::Rejection { reason, message })) => {
                 Err(ClientError::Rejected { reason, message })
             }
             Some(reply) => Ok((reply, descriptors)),

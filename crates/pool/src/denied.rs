@@ -221,7 +221,7 @@ impl Denied {
             Self::TooMany { .. } => "LIMIT_EXCEEDED",
             Self::StoreFailed => "STORE_FAILED",
             Self::Starting(_) => "STARTING",
-            Self::NotReadyInTime { .. } => "NOT_READY_IN_TIME",
+            Self::NotReadyInTime { .. } => "NOT_READY_BEFORE_TIMEOUT",
         }
     }
 }

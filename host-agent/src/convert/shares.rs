@@ -13,8 +13,8 @@ use crate::{
 pub fn shares(report: Report) -> wire::Shares {
     let state = match report.state {
         State::Set => wire::ShareState::Set,
-        State::Held => wire::ShareState::Held,
-        State::Kept => wire::ShareState::Kept,
+        State::Held => wire::ShareState::Unchanged,
+        State::Kept => wire::ShareState::Blocked,
     };
     wire::Shares {
         host: String::new(), // the session's
@@ -22,7 +22,7 @@ pub fn shares(report: Report) -> wire::Shares {
         at_unix_ms: report.at.0,
         supply: Some(share(report.supply.all())),
         state: state.into(),
-        why: shortened(report.why),
+        reason: shortened(report.why),
         tenants: report.tenants.into_iter().map(tenant).collect(),
         certificate: report.certified.map(certificate),
     }
@@ -57,10 +57,10 @@ fn tenant(one: TenantReport) -> wire::TenantShare {
         share: Some(share(one.share)),
         memory_used_mib: measured.map_or(0, |measured| mib(measured.memory)),
         bandwidth_used_mb_s: told(measured.map_or(0.0, |measured| measured.used)),
-        waited: measured.map_or(0.0, |measured| measured.waited),
-        bandwidth_wanted_mb_s: told(one.wanted),
+        stalled: measured.map_or(0.0, |measured| measured.waited),
+        bandwidth_demand_mb_s: told(one.wanted),
         gain: told(one.gain),
-        learnt_from: learnt_from.to_owned(),
+        access_source: learnt_from.to_owned(),
         error: one.error.clamp(0.0, 1.0),
         problem: shortened(one.problem),
     }
@@ -74,10 +74,10 @@ fn certificate(certified: Certified) -> wire::ShareCertificate {
         dividend: told(certificate.dividend),
         rounds: certificate.rounds,
         refinements: certificate.refinements,
-        way,
-        memory_left_over: certificate.left_over.memory,
-        bandwidth_left_over: certificate.left_over.bandwidth,
-        overspent: told(certificate.overspent),
+        step: way,
+        memory_excess: certificate.left_over.memory,
+        bandwidth_excess: certificate.left_over.bandwidth,
+        budget_excess: told(certificate.overspent),
         sharing_incentive: told(certificate.sharing_incentive),
         worst_off: worst_off.to_string(),
         envy: certificate.envy.map(told),

@@ -24,8 +24,8 @@ fn message(reply: Reply) -> wire::HostMemoryReply {
 
 /// A no.
 pub(super) fn refused(reason: &str, why: String) -> Answer {
-    let refused = wire::Refused { reason: reason.to_owned(), message: why };
-    vec![(message(Reply::Refused(refused)), Vec::new())]
+    let refused = wire::Rejection { reason: reason.to_owned(), message: why };
+    vec![(message(Reply::Rejection(refused)), Vec::new())]
 }
 
 fn refusal(asked: &Asked) -> Answer {
@@ -147,7 +147,7 @@ mod tests {
             (Asked::Refused(Refusal::NotReady { vm, online: 1, slices: 2 }), "VM_NOT_READY"),
         ] {
             let answer = memory(Err(asked));
-            let Some(Reply::Refused(refused)) = &answer[0].0.reply else { panic!("it is a no") };
+            let Some(Reply::Rejection(refused)) = &answer[0].0.reply else { panic!("it is a no") };
             assert_eq!(refused.reason, reason);
             assert!(refused.message.contains("VM a"), "{}", refused.message);
         }

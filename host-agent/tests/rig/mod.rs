@@ -35,9 +35,9 @@ const SLICE: u64 = 1 << 30;
 #[derive(Debug)]
 pub enum Mail {
     /// An agent connected: its hello, its credentials and the way back to it.
-    Hello(wire::Hello, Option<String>, UnboundedSender<wire::Want>),
+    Hello(wire::Hello, Option<String>, UnboundedSender<wire::DesiredState>),
     /// A report.
-    Have(wire::Have),
+    Have(wire::ObservedState),
 }
 
 #[derive(Clone)]
@@ -57,7 +57,7 @@ impl agent_server::Agent for Mailbox {
         else {
             return Err(Status::invalid_argument("no hello"));
         };
-        let (orders, mut ordered) = unbounded_channel::<wire::Want>();
+        let (orders, mut ordered) = unbounded_channel::<wire::DesiredState>();
         let (out, stream) = unbounded_channel();
         let welcome = wire::Welcome { protocol_version: 1, rack_uuid: RACK.to_owned(), lease_ttl_ms: 2000 };
         let down = |message| Ok(wire::ToAgent { message: Some(message) });
@@ -68,11 +68,11 @@ impl agent_server::Agent for Mailbox {
             loop {
                 tokio::select! {
                     want = ordered.recv() => match want {
-                        Some(want) => drop(out.send(down(to_agent::Message::Want(want)))),
+                        Some(want) => drop(out.send(down(to_agent::Message::Desired(want)))),
                         None => return, // the manager hangs up
                     },
                     message = messages.message() => match message {
-                        Ok(Some(wire::FromAgent { message: Some(from_agent::Message::Have(have)) })) => {
+                        Ok(Some(wire::FromAgent { message: Some(from_agent::Message::Observed(have)) })) => {
                             let _ = mail.send(Mail::Have(have)); // the test may be over
                         }
                         _ => return,
@@ -90,7 +90,7 @@ pub struct Rig {
     runtime: Runtime,
     mail: UnboundedReceiver<Mail>,
     agent: Option<Child>,
-    orders: Option<UnboundedSender<wire::Want>>,
+    orders: Option<UnboundedSender<wire::DesiredState>>,
     /// The hello of the running agent.
     pub hello: wire::Hello,
     /// What it presented.
@@ -183,15 +183,19 @@ impl Rig {
 
     /// Sends an order and waits until a report that reflects it is as it ought to be.
     #[track_caller]
-    pub fn order(&mut self, want: wire::Want, is_right: impl Fn(&wire::Have) -> bool) -> wire::Have {
+    pub fn order(
+        &mut self,
+        want: wire::DesiredState,
+        is_right: impl Fn(&wire::ObservedState) -> bool,
+    ) -> wire::ObservedState {
         self.order_unanswered(want);
         self.wait(is_right)
     }
 
     /// Sends an order.
-    pub fn order_unanswered(&mut self, want: wire::Want) {
+    pub fn order_unanswered(&mut self, want: wire::DesiredState) {
         self.revision += 1;
-        let want = wire::Want {
+        let want = wire::DesiredState {
             rack_uuid: RACK.to_owned(),
             generation: 1,
             revision: self.revision,
@@ -203,7 +207,7 @@ impl Rig {
 
     /// Waits for a report that reflects the newest order and is as it ought to be.
     #[track_caller]
-    pub fn wait(&mut self, is_right: impl Fn(&wire::Have) -> bool) -> wire::Have {
+    pub fn wait(&mut self, is_right: impl Fn(&wire::ObservedState) -> bool) -> wire::ObservedState {
         let until = Instant::now() + WITHIN;
         let mut last = None;
         while Instant::now() < until {
@@ -219,28 +223,28 @@ impl Rig {
     }
 
     /// A report with the slices that were named as online before.
-    fn with_what_was_told(&mut self, mut have: wire::Have) -> wire::Have {
-        if have.whole || have.clean {
+    fn with_what_was_told(&mut self, mut have: wire::ObservedState) -> wire::ObservedState {
+        if have.complete || have.clean {
             self.online.clear();
         }
         self.online.extend(pairs(&have.online));
         for gone in &have.released {
             self.online.remove(&(gone.slice, gone.epoch));
         }
-        have.online = self.online.iter().map(|&(slice, epoch)| wire::Holding { slice, epoch }).collect();
+        have.online = self.online.iter().map(|&(slice, epoch)| wire::SliceEpoch { slice, epoch }).collect();
         have
     }
 
     /// A slice as the EMC grants it: 1 GiB of nothing.
-    pub fn grant(&self, slice: u32, epoch: u64) -> wire::WantSlice {
+    pub fn grant(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
         let path = self.slice_path(slice, epoch);
         fs::File::create_new(&path).unwrap().set_len(SLICE).unwrap();
         self.want_slice(slice, epoch)
     }
 
-    pub fn want_slice(&self, slice: u32, epoch: u64) -> wire::WantSlice {
+    pub fn want_slice(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
         let handle = self.slice_path(slice, epoch).to_str().unwrap().to_owned();
-        wire::WantSlice { slice, epoch, handle, emc: "emc0".into() }
+        wire::DesiredSlice { slice, epoch, handle, emc: "emc0".into() }
     }
 
     pub fn slice_path(&self, slice: u32, epoch: u64) -> PathBuf {
@@ -289,13 +293,13 @@ fn write_config(dir: &Path, agent: &str) {
     fs::write(dir.join("host.toml"), text).unwrap();
 }
 
-pub fn want() -> wire::Want {
-    wire::Want::default()
+pub fn want() -> wire::DesiredState {
+    wire::DesiredState::default()
 }
 
 /// An order for one VM, `a`, of reservation r-1.
-pub fn want_vm(slices: Vec<wire::WantSlice>) -> wire::Want {
-    let vm = wire::WantVm {
+pub fn want_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
+    let vm = wire::DesiredVm {
         vm: "a".to_owned(),
         reservation: "r-1".to_owned(),
         local_bytes: 16 << 20,
@@ -303,12 +307,12 @@ pub fn want_vm(slices: Vec<wire::WantSlice>) -> wire::Want {
         pinned: false,
         uid: None,
     };
-    wire::Want { vms: vec![vm], ..want() }
+    wire::DesiredState { vms: vec![vm], ..want() }
 }
 
 /// An order for VMs `a`, `b`, ... of reservations r-1, r-2, ..., each with its slice and its user.
-pub fn want_vms_of(vms: impl IntoIterator<Item = (wire::WantSlice, Option<u32>)>) -> wire::Want {
-    let vms = ('a'..).zip(1..).zip(vms).map(|((vm, number), (slice, uid))| wire::WantVm {
+pub fn want_vms_of(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32>)>) -> wire::DesiredState {
+    let vms = ('a'..).zip(1..).zip(vms).map(|((vm, number), (slice, uid))| wire::DesiredVm {
         vm: vm.to_string(),
         reservation: format!("r-{number}"),
         local_bytes: 16 << 20,
@@ -316,14 +320,17 @@ pub fn want_vms_of(vms: impl IntoIterator<Item = (wire::WantSlice, Option<u32>)>
         pinned: false,
         uid,
     });
-    wire::Want { vms: vms.collect(), ..want() }
+    wire::DesiredState { vms: vms.collect(), ..want() }
 }
 
-pub fn release(slice: u32, epoch: u64, force: bool) -> wire::Want {
-    wire::Want { release: vec![wire::WantRelease { slice, epoch, force, handle: String::new() }], ..want() }
+pub fn release(slice: u32, epoch: u64, force: bool) -> wire::DesiredState {
+    wire::DesiredState {
+        release: vec![wire::DesiredRelease { slice, epoch, force, handle: String::new() }],
+        ..want()
+    }
 }
 
-pub fn pairs(holdings: &[wire::Holding]) -> Vec<(u32, u64)> {
+pub fn pairs(holdings: &[wire::SliceEpoch]) -> Vec<(u32, u64)> {
     holdings.iter().map(|holding| (holding.slice, holding.epoch)).collect()
 }
 

@@ -50,7 +50,7 @@ fn seen_device(d: wire::SeenDevice) -> Result<SeenDevice, Invalid> {
     Ok(SeenDevice { serial: d.serial, slices: d.slices, problem })
 }
 
-fn holding(h: wire::Holding) -> Holding {
+fn holding(h: wire::SliceEpoch) -> Holding {
     Holding { slice: SliceId(h.slice), epoch: Epoch(h.epoch) }
 }
 
@@ -62,14 +62,14 @@ fn reservation(text: &str) -> Result<ReservationId, Invalid> {
 ///
 /// # Errors
 /// Something not well formed, or more VMs than a host may have reservations.
-pub fn have(h: wire::Have) -> Result<Have, Invalid> {
+pub fn have(h: wire::ObservedState) -> Result<Have, Invalid> {
     if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
         let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
         return Err(Invalid::new("vms", h.vms.len(), &rule));
     }
     Ok(Have {
         number: DesiredVersion { generation: h.generation, revision: Revision(h.revision) },
-        whole: h.whole,
+        whole: h.complete,
         online: h.online.into_iter().map(holding).collect(),
         released: h.released.into_iter().map(holding).collect(),
         scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
@@ -92,7 +92,7 @@ pub fn touched(told: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Bytes)>
     told.into_iter().map(both).collect()
 }
 
-fn scrubbed(s: wire::Scrubbed) -> Scrubbed {
+fn scrubbed(s: wire::ScrubResult) -> Scrubbed {
     Scrubbed {
         holding: Holding { slice: SliceId(s.slice), epoch: Epoch(s.epoch) },
         started: UnixMs(s.started_unix_ms),
@@ -101,11 +101,11 @@ fn scrubbed(s: wire::Scrubbed) -> Scrubbed {
     }
 }
 
-fn failed(f: wire::Failed) -> Result<Failed, Invalid> {
+fn failed(f: wire::SliceFailure) -> Result<Failed, Invalid> {
     let reason = match f.reason() {
-        wire::FailedReason::NotZero => FailedReason::NotZero,
-        wire::FailedReason::Host => FailedReason::Host,
-        wire::FailedReason::Unspecified => {
+        wire::SliceFailureReason::NotZero => FailedReason::NotZero,
+        wire::SliceFailureReason::Host => FailedReason::Host,
+        wire::SliceFailureReason::Unspecified => {
             return Err(Invalid::new("failed.reason", f.reason, "is not a reason"));
         }
     };
@@ -113,7 +113,7 @@ fn failed(f: wire::Failed) -> Result<Failed, Invalid> {
     Ok(Failed { holding, reason, message: f.message.chars().take(units::limits::REASON_BYTES_MAX).collect() })
 }
 
-fn have_vm(vm: wire::HaveVm) -> Result<(ReservationId, HaveVm), Invalid> {
+fn have_vm(vm: wire::ObservedVm) -> Result<(ReservationId, HaveVm), Invalid> {
     let slices = vm.slices.into_iter().map(holding).collect();
     let (name, local) = (named("vm", &vm.vm)?, local(vm.local_bytes)?);
     let (pinned, uid) = (vm.pinned, vm.uid.map(user).transpose()?);
@@ -121,9 +121,9 @@ fn have_vm(vm: wire::HaveVm) -> Result<(ReservationId, HaveVm), Invalid> {
 }
 
 /// An order.
-pub fn want(rack_uuid: String, w: Want) -> wire::Want {
+pub fn want(rack_uuid: String, w: Want) -> wire::DesiredState {
     let slices = |slices: BTreeMap<Holding, _>| {
-        let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantSlice {
+        let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::DesiredSlice {
             slice: h.slice.0,
             epoch: h.epoch.0,
             handle: handle.place.to_string(),
@@ -131,7 +131,7 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         };
         slices.into_iter().map(slice).collect()
     };
-    let vm = |(reservation, v): (ReservationId, pool::protocol::WantVm)| wire::WantVm {
+    let vm = |(reservation, v): (ReservationId, pool::protocol::WantVm)| wire::DesiredVm {
         vm: v.vm.to_string(),
         reservation: reservation.to_string(),
         local_bytes: v.local.get(),
@@ -139,18 +139,18 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         pinned: v.pinned,
         uid: v.uid.map(u32::from),
     };
-    let release = |(h, release): (Holding, WantRelease)| wire::WantRelease {
+    let release = |(h, release): (Holding, WantRelease)| wire::DesiredRelease {
         slice: h.slice.0,
         epoch: h.epoch.0,
         force: release.force,
         handle: release.handle.place.to_string(),
     };
-    let scrub = |(h, handle): (Holding, pool::protocol::Handle)| wire::WantScrub {
+    let scrub = |(h, handle): (Holding, pool::protocol::Handle)| wire::DesiredScrub {
         slice: h.slice.0,
         epoch: h.epoch.0,
         handle: handle.place.to_string(),
     };
-    wire::Want {
+    wire::DesiredState {
         rack_uuid,
         generation: w.number.generation,
         revision: w.number.revision.0,
@@ -159,9 +159,11 @@ pub fn want(rack_uuid: String, w: Want) -> wire::Want {
         release: w.release.into_iter().map(release).collect(),
         scrub: w.scrub.into_iter().map(scrub).collect(),
         fenced: w.fenced,
-        base: w.base.map(|base| wire::OrderNumber { generation: base.generation, revision: base.revision.0 }),
-        no_more_vms: w.no_more.vms.iter().map(ToString::to_string).collect(),
-        no_more_slices: w.no_more.slices.iter().map(|slice| slice.0).collect(),
+        base: w
+            .base
+            .map(|base| wire::DesiredVersion { generation: base.generation, revision: base.revision.0 }),
+        removed_vms: w.no_more.vms.iter().map(ToString::to_string).collect(),
+        removed_slices: w.no_more.slices.iter().map(|slice| slice.0).collect(),
     }
 }
 
@@ -173,7 +175,10 @@ mod tests {
 
     #[test]
     fn report_of_too_many_vms_is_refused_with_the_limit() {
-        let report = |count| wire::Have { vms: vec![wire::HaveVm::default(); count], ..Default::default() };
+        let report = |count| wire::ObservedState {
+            vms: vec![wire::ObservedVm::default(); count],
+            ..Default::default()
+        };
         let Invalid { field, problem } = have(report(4097)).expect_err("it is over the limit");
         assert_eq!(field, "vms");
         assert!(problem.contains("4097") && problem.contains("at most 4096"), "{problem}");
@@ -182,7 +187,7 @@ mod tests {
 
     #[test]
     fn local_memory_of_a_reported_vm_is_whole_mib_within_the_limit() {
-        let vm = |local_bytes| wire::HaveVm {
+        let vm = |local_bytes| wire::ObservedVm {
             vm: "web".into(),
             pid: 7,
             slices: Vec::new(),
@@ -203,7 +208,7 @@ mod tests {
     #[test]
     fn user_of_a_vm_is_read_from_reports_and_written_in_orders() {
         let vm =
-            |uid| wire::HaveVm { vm: "web".into(), reservation: "r-1".into(), uid, ..Default::default() };
+            |uid| wire::ObservedVm { vm: "web".into(), reservation: "r-1".into(), uid, ..Default::default() };
         let (id, kept) = have_vm(vm(Some(2001))).expect("it is well formed");
         let uid = UserId::new(2001).ok();
         assert_eq!((kept.uid, have_vm(vm(None)).expect("it is well formed").1.uid), (uid, None));

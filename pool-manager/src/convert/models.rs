@@ -98,7 +98,7 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
     let requested = memory("requested_bytes", o.requested_bytes, 1)?;
     let peak = memory("peak_bytes", o.peak_bytes, 0)?;
     let measured = |field, bytes: Option<u64>| bytes.map(|bytes| memory(field, bytes, 0)).transpose();
-    if o.ended_unix_ms < o.began_unix_ms {
+    if o.ended_unix_ms < o.started_unix_ms {
         return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be before began_unix_ms"));
     }
     if o.ended_unix_ms > now.0 + CLOCK_SKEW_MAX.as_ms() {
@@ -109,14 +109,14 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
         (0.0..=most).contains(&number).then_some(number).ok_or_else(wrong)
     };
     let cores = number("cores", o.cores, CORES_PER_HOST_MAX.into())?;
-    let busy_percent = o.busy_percent.map(|busy| number("busy_percent", busy, 1e5)).transpose()?;
+    let busy_percent = o.cpu_utilization_percent.map(|busy| number("busy_percent", busy, 1e5)).transpose()?;
     let usage = Usage {
         p99: measured("p99_bytes", o.p99_bytes)?,
         mean: measured("mean_bytes", o.mean_bytes)?,
         busy_percent,
     };
     let (groups, counters) = profile(o.vm, o.profile)?;
-    let begins = UnixMs(o.began_unix_ms);
+    let begins = UnixMs(o.started_unix_ms);
     let ask = VmRequest { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
     let begun = Begun { ask, counters, remark: None, whole: false };
     Ok(past(begun, peak, UnixMs(o.ended_unix_ms), usage).expect("it asked for memory"))
@@ -135,12 +135,12 @@ pub fn outcome_view(past: Past) -> wire::Outcome {
         profile: Some(wire::VmProfile { key, kind, place, counters }),
         requested_bytes: ask.requested.get(),
         cores: ask.cores.unwrap_or_default(),
-        began_unix_ms: ask.begins.0,
+        started_unix_ms: ask.begins.0,
         ended_unix_ms: ended.0,
         peak_bytes,
         p99_bytes: usage.p99.map(Bytes::get),
         mean_bytes: usage.mean.map(Bytes::get),
-        busy_percent: usage.busy_percent,
+        cpu_utilization_percent: usage.busy_percent,
     }
 }
 
@@ -191,7 +191,7 @@ pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
     }
     let wrong = || Invalid::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
     let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(wrong)?;
-    let workload = |one: wire::Labelled| {
+    let workload = |one: wire::LabelledWorkload| {
         if !SLOWDOWN_RANGE.contains(&one.slowdown) {
             return Err(Invalid::new("labels.workloads.slowdown", one.slowdown, SLOWDOWN_RULE));
         }
@@ -211,26 +211,26 @@ pub fn model_view(shown: Shown) -> wire::Model {
         Kind::Sensitivity => wire::ModelKind::Sensitivity,
     };
     let told = about.metrics.iter().map(|verdict| wire::Metric {
-        rate_asked: verdict.rate_target,
-        rate_actual: verdict.rate_actual,
+        target_rate: verdict.rate_target,
+        actual_rate: verdict.rate_actual,
         share: verdict.frigid_share,
-        of: verdict.vms.into(),
+        samples: verdict.vms.into(),
     });
     let cut = |cut: &prediction::sensitivity::Cutoff| wire::Metric {
-        rate_asked: cut.fp,
-        rate_actual: cut.fp,
+        target_rate: cut.fp,
+        actual_rate: cut.fp,
         share: cut.placed,
-        of: about.rows,
+        samples: about.rows,
     };
     wire::Model {
         kind: kind.into(),
         version: shown.version,
-        serves: shown.serves,
+        serving: shown.serves,
         trained_by: about.trained_by,
-        made_unix_ms: about.made.0,
+        created_unix_ms: about.made.0,
         rows: about.rows,
-        window_begins_unix_ms: about.window.map(|(begins, _)| begins.0),
-        window_ends_unix_ms: about.window.map(|(_, ends)| ends.0),
+        window_start_unix_ms: about.window.map(|(begins, _)| begins.0),
+        window_end_unix_ms: about.window.map(|(_, ends)| ends.0),
         bytes: shown.bytes as u64,
         modelled: about.modelled,
         metrics: told.chain(shown.cuts.iter().map(cut)).collect(),

@@ -119,7 +119,7 @@ pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
         actor: decision.actor.to_string(),
         action: words.action.into(),
         subject: decision.subject.to_string(),
-        why: words.why,
+        reason: words.why,
         model: words.model,
         facts: words.facts.into_iter().collect(),
         alternatives: words.alternatives,
@@ -163,9 +163,9 @@ pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
         slices: count(slices),
         reservations: count(reservations),
         boot_id: h.boot_id.clone(),
-        last_heard_unix_ms: heard.map(|at| at.0),
+        last_heartbeat_unix_ms: heard.map(|at| at.0),
         host_memory_socket: hello.map(|hello| hello.host_memory_socket.clone()).unwrap_or_default(),
-        not_fenced: manager.not_fenced(id).map(str::to_owned),
+        fence_error: manager.not_fenced(id).map(str::to_owned),
     })
 }
 
@@ -291,8 +291,8 @@ pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Mig
         vm: m.vm.to_string(),
         host: host_name(ledger, m.host),
         state: state.into(),
-        why: m.why.clone(),
-        asked_unix_ms: m.asked.0,
+        reason: m.why.clone(),
+        requested_unix_ms: m.asked.0,
         answer: m.words.clone(),
         reservation: id.to_string(),
     }
@@ -310,19 +310,19 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
 
 /// What became durable, as a watcher sees it: things as they are now.
 pub fn events(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
-    use wire::event::What;
+    use wire::event::Change;
     let ledger = manager.durable();
     let shown = chunk.records().iter().filter_map(|record| match record.key() {
-        Key::Slice(id) => Some(What::Slice(slice(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?))),
-        Key::Reservation(id) => Some(What::Reservation(reservation(ledger.view(id)?))),
-        Key::Host(id) => Some(What::Host(host(manager, id)?)),
-        Key::Emc(id) => Some(What::Emc(emc(manager, id)?)),
+        Key::Slice(id) => Some(Change::Slice(slice(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?))),
+        Key::Reservation(id) => Some(Change::Reservation(reservation(ledger.view(id)?))),
+        Key::Host(id) => Some(Change::Host(host(manager, id)?)),
+        Key::Emc(id) => Some(Change::Emc(emc(manager, id)?)),
         Key::Meta | Key::Migration(_) | Key::Decision(_) => None,
     });
     let events = shown.map(|what| wire::Event {
         revision: chunk.revision().0,
         at_unix_ms: chunk.when().wall.0.min(when.wall.0),
-        what: Some(what),
+        change: Some(what),
     });
     events.collect()
 }

@@ -239,7 +239,7 @@ impl admin_server::Admin for Admin {
         .await?;
         let told = self.0.shares.told(&host).ok_or_else(|| {
             let message = format!("host: {host} has told no shares since the manager started");
-            coded(Code::NotFound, "SHARES_NOT_TOLD", message)
+            coded(Code::NotFound, "SHARES_NOT_REPORTED", message)
         })?;
         Ok(Response::new(told.shown()))
     }
@@ -318,6 +318,6 @@ async fn pass_on_events(
 }
 
 fn missed(chunks: u64) -> wire::Event {
-    let what = Some(wire::event::What::Missed(wire::Missed { events: chunks }));
-    wire::Event { revision: 0, at_unix_ms: 0, what }
+    let what = Some(wire::event::Change::EventsDropped(wire::EventsDropped { batches: chunks }));
+    wire::Event { revision: 0, at_unix_ms: 0, change: what }
 }

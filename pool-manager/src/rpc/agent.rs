@@ -122,7 +122,7 @@ async fn hear(
             Err(status) => return (status.code() == tonic::Code::OutOfRange).then_some(status),
         };
         let heard = match message.message {
-            Some(from_agent::Message::Have(have)) => hear_have(shared, host.id, session, have),
+            Some(from_agent::Message::Observed(have)) => hear_have(shared, host.id, session, have),
             Some(from_agent::Message::Shares(told)) => hear_shares(shared, &host.name, told),
             Some(from_agent::Message::Hello(_)) | None => {
                 let rule = "must be a have or shares after the hello";
@@ -135,7 +135,12 @@ async fn hear(
     }
 }
 
-fn hear_have(shared: &Shared, host: HostId, session: SessionId, mut have: wire::Have) -> Result<(), Status> {
+fn hear_have(
+    shared: &Shared,
+    host: HostId,
+    session: SessionId,
+    mut have: wire::ObservedState,
+) -> Result<(), Status> {
     let touched = convert::agent::touched(std::mem::take(&mut have.touched)).map_err(invalid)?;
     let have = convert::agent::have(have).map_err(invalid)?;
     shared.forecasts.touched(host, &touched).map_err(refused)?; // before it is heard that a VM has ended
@@ -165,7 +170,7 @@ async fn tell(
                 None => return Some(stopping()),
                 Some(ToSession::Close(why)) => return Some(closed(why)),
                 Some(ToSession::Order(want)) => {
-                    to_agent::Message::Want(convert::agent::want(rack_uuid.clone(), want))
+                    to_agent::Message::Desired(convert::agent::want(rack_uuid.clone(), want))
                 }
             },
             weights = weights.next() => weights_message(&weights),

@@ -42,7 +42,11 @@ impl models_server::Models for Models {
         let young = count(&outcomes);
         let forecasts = Arc::clone(&self.0.forecasts);
         let added = to_its_end(async move { forecasts.add(outcomes).await }).await?.map_err(refused)?;
-        Ok(Response::new(wire::AddOutcomesResponse { added, known: young - added, too_old: told - young }))
+        Ok(Response::new(wire::AddOutcomesResponse {
+            added,
+            duplicates: young - added,
+            too_old: told - young,
+        }))
     }
 
     async fn list_outcomes(
@@ -141,8 +145,8 @@ fn show(made: forecasts::Shown) -> Reply<wire::Model> {
 fn status(error: ModelError) -> Status {
     let (code, reason) = match &error {
         ModelError::NoSuchModel { .. } => (Code::NotFound, "MODEL_NOT_FOUND"),
-        ModelError::NoneServes(_) => (Code::FailedPrecondition, "NO_MODEL_SERVES"),
-        ModelError::Serves { .. } => (Code::FailedPrecondition, "MODEL_SERVES"),
+        ModelError::NoneServes(_) => (Code::FailedPrecondition, "NO_SERVING_MODEL"),
+        ModelError::Serves { .. } => (Code::FailedPrecondition, "MODEL_SERVING"),
         ModelError::Busy => (Code::Unavailable, "TRAINING"),
         ModelError::TooFew(_) => (Code::FailedPrecondition, "TOO_FEW_OUTCOMES"),
         ModelError::Untold(_)

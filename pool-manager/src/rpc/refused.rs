@@ -96,14 +96,14 @@ pub fn closed(why: Closed) -> Status {
             status(Code::Aborted, "SUPERSEDED", "a newer agent speaks for this host".into())
         }
         Closed::FalseClaim(slice, epoch) => forbidden(
-            "FALSE_CLAIM",
+            "INVALID_REPORT",
             format!(
                 "online: slice {slice} epoch {epoch} was never given to this host: must be one of its orders"
             ),
         ),
         Closed::LeaseOver => status(
             Code::Aborted,
-            "LEASE_OVER",
+            "LEASE_EXPIRED",
             "nothing was heard for longer than the lease: connect again".into(),
         ),
         Closed::HostGone => forbidden("HOST_NOT_FOUND", "this host is not in the rack any more".into()),

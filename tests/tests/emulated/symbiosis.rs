@@ -58,7 +58,7 @@ fn metric(rack: &RealRack, name: &str) -> f64 {
 
 /// Waits for epochs to end, of whatever kind.
 fn epochs(rack: &RealRack, count: u32) {
-    let all = || ["set", "held", "kept"].iter().map(|state| ended(rack, state)).sum::<f64>();
+    let all = || ["set", "unchanged", "blocked"].iter().map(|state| ended(rack, state)).sum::<f64>();
     let before = all();
     rack.until("epochs end", |_| all() >= before + f64::from(count));
 }
@@ -126,6 +126,6 @@ fn an_agent_that_is_killed_changes_nothing(rack: &RealRack) {
     rack.run(0, "kill -9 $(pidof host-agent)");
     rack.until("another agent has begun", |rack| rack.run(0, "pidof host-agent; true").trim() != "");
     // Its first epoch is measured only.
-    rack.until("an epoch is over", |rack| ended(rack, "kept") >= 1.0);
+    rack.until("an epoch is over", |rack| ended(rack, "blocked") >= 1.0);
     assert_eq!((limits(rack, "cache"), limits(rack, "stream")), before);
 }

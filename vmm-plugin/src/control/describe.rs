@@ -24,7 +24,7 @@ pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wir
         agent: config.agent.as_ref().map(|socket| socket.display().to_string()),
         nodes: nodes.collect(),
         disks: config.disks.iter().map(disk).collect(),
-        cards: config.nets.iter().map(net).collect(),
+        networks: config.nets.iter().map(net).collect(),
     }
 }
 
@@ -47,8 +47,8 @@ fn disk(disk: &Disk) -> wire::GuestDisk {
     wire::GuestDisk { path: disk.path.display().to_string(), read_only: disk.read_only }
 }
 
-fn net(net: &Net) -> wire::GuestCard {
-    wire::GuestCard { tap: net.tap.clone(), mac: net.mac.to_string() }
+fn net(net: &Net) -> wire::GuestNetwork {
+    wire::GuestNetwork { tap: net.tap.clone(), mac: net.mac.to_string() }
 }
 
 fn now_unix_ms() -> u64 {

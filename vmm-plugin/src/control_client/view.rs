@@ -60,7 +60,7 @@ pub(super) fn json(guest: &wire::Guest) -> String {
         nodes: guest.nodes.iter().map(node).collect(),
         disks: guest.disks.iter().map(|disk| Disk { path: &disk.path, read_only: disk.read_only }).collect(),
         networks: guest
-            .cards
+            .networks
             .iter()
             .map(|network| Network { tap: &network.tap, mac: &network.mac })
             .collect(),
@@ -89,7 +89,7 @@ fn state(guest: &wire::Guest) -> &'static str {
     match guest.state() {
         wire::GuestState::Running => "running",
         wire::GuestState::Paused => "paused",
-        wire::GuestState::Ending => "ending",
+        wire::GuestState::Stopping => "ending",
         wire::GuestState::Unspecified => "unknown",
     }
 }
@@ -111,7 +111,7 @@ pub(super) fn text(guest: &wire::Guest) -> String {
             &format!("{}{}", disk.path, if disk.read_only { " (read only)" } else { "" }),
         ]);
     }
-    for network in &guest.cards {
+    for network in &guest.networks {
         facts.add_row(["NET:", &format!("{} {}", network.tap, network.mac)]);
     }
     strip_control_characters(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
@@ -197,7 +197,7 @@ mod tests {
             agent: Some("/run/tarn/host-memory.sock".into()),
             nodes: vec![local, pool],
             disks: vec![wire::GuestDisk { path: "web-1\u{1b}[2J.raw".into(), read_only: true }],
-            cards: vec![wire::GuestCard { tap: "tap0".into(), mac: "52:54:00:12:34:56".into() }],
+            networks: vec![wire::GuestNetwork { tap: "tap0".into(), mac: "52:54:00:12:34:56".into() }],
         }
     }
 

@@ -197,7 +197,7 @@ fn host(name: &str, state: v1::HostState) -> v1::Host {
         free_local_bytes: 63 << 30,
         slices: 2,
         reservations: 1,
-        last_heard_unix_ms: Some(1_700_000_000_000),
+        last_heartbeat_unix_ms: Some(1_700_000_000_000),
         ..Default::default()
     }
 }
@@ -226,7 +226,7 @@ fn decision() -> v1::Decision {
         actor: "nova".into(),
         action: "reserve".into(),
         subject: "vm web".into(),
-        why: "e0 alone has enough free slices".into(),
+        reason: "e0 alone has enough free slices".into(),
         model: "fewest-emcs 1".into(),
         facts: [("free_on_e0".to_owned(), "4".to_owned())].into(),
         alternatives: vec!["e1: 2 free slices".into()],
@@ -250,8 +250,8 @@ fn migration(state: i32) -> v1::Migration {
         vm: "web".into(),
         host: "h1".into(),
         state,
-        why: "h1 is draining".into(),
-        asked_unix_ms: 1_700_000_000_000,
+        reason: "h1 is draining".into(),
+        requested_unix_ms: 1_700_000_000_000,
         answer: String::new(),
         reservation: "r-1".into(),
     }
@@ -268,10 +268,10 @@ fn shares() -> v1::Shares {
         share: share(40 << 10, 2500),
         memory_used_mib: 39 << 10,
         bandwidth_used_mb_s: 1234.5,
-        waited: 0.125,
-        bandwidth_wanted_mb_s: 3000.0,
+        stalled: 0.125,
+        bandwidth_demand_mb_s: 3000.0,
         gain: 1.0731,
-        learnt_from: "damon".into(),
+        access_source: "damon".into(),
         error: 0.05,
         problem: String::new(),
     };
@@ -282,7 +282,7 @@ fn shares() -> v1::Shares {
         fair: share(16 << 10, 4000),
         share: share(8 << 10, 9500),
         gain: 0.99999,
-        learnt_from: "none".into(),
+        access_source: "none".into(),
         problem: "it is no cgroup".into(),
         ..Default::default()
     };
@@ -292,7 +292,7 @@ fn shares() -> v1::Shares {
         at_unix_ms: 1_700_000_000_000,
         supply: share(48 << 10, 12000),
         state: v1::ShareState::Set.into(),
-        why: String::new(),
+        reason: String::new(),
         tenants: vec![web, db],
         certificate: Some(v1::ShareCertificate {
             status: "exact".into(),
@@ -300,10 +300,10 @@ fn shares() -> v1::Shares {
             dividend: 1.05,
             rounds: 23,
             refinements: 0,
-            way: 0.5,
-            memory_left_over: 0.0,
-            bandwidth_left_over: 0.012,
-            overspent: 0.0001,
+            step: 0.5,
+            memory_excess: 0.0,
+            bandwidth_excess: 0.012,
+            budget_excess: 0.0001,
             sharing_incentive: 1.0,
             worst_off: "db".into(),
             envy: Some(0.034),
@@ -328,7 +328,7 @@ impl Scheduler for Rack {
             free_cores: 30,
             free_local_bytes: 63 << 30,
             emc: emc.into(),
-            why_not: why_not.into(),
+            reason: why_not.into(),
         };
         let hosts = vec![fit("h1", true, "e0", ""), fit("h2", false, "", "too few cores")];
         let decision = Some(decision());
@@ -505,11 +505,11 @@ impl Admin for Rack {
         let sick = matches!(self.mood, Mood::Sick);
         match host.as_str() {
             "h1" if sick => {
-                let (state, why) = (v1::ShareState::Kept.into(), "no link is known".into());
-                Ok(Response::new(v1::Shares { state, why, certificate: None, ..shares() }))
+                let (state, why) = (v1::ShareState::Blocked.into(), "no link is known".into());
+                Ok(Response::new(v1::Shares { state, reason: why, certificate: None, ..shares() }))
             }
             "h1" => Ok(Response::new(shares())),
-            _ => Err(unknown("SHARES_NOT_TOLD", format!("host: {host} has told no shares"))),
+            _ => Err(unknown("SHARES_NOT_REPORTED", format!("host: {host} has told no shares"))),
         }
     }
 
@@ -543,11 +543,14 @@ impl Admin for Rack {
     }
 
     async fn watch(&self, r: Request<v1::WatchRequest>) -> Answer<Stream<v1::Event>> {
-        use v1::event::What;
+        use v1::event::Change;
         self.hear("Watch", r).await?;
-        let happened =
-            [What::Slice(slice(7)), What::Reservation(reservation()), What::Missed(v1::Missed { events: 3 })];
-        let event = |(n, what)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, what: Some(what) };
+        let happened = [
+            Change::Slice(slice(7)),
+            Change::Reservation(reservation()),
+            Change::EventsDropped(v1::EventsDropped { batches: 3 }),
+        ];
+        let event = |(n, what)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, change: Some(what) };
         let events: Vec<_> = (1..).zip(happened).map(event).collect();
         if matches!(self.mood, Mood::Quiet) {
             let events = tokio_stream::iter(events.into_iter().map(Ok)).chain(tokio_stream::pending());

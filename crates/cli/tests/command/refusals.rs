@@ -90,7 +90,7 @@ async fn an_unknown_name_is_answered_with_those_that_exist() {
     assert_eq!(ran.code, 3, "{}", ran.stderr);
     let ran = Rack::default().tarn("get shares h2").await;
     assert!(
-        ran.code == 3 && ran.stderr.contains("(SHARES_NOT_TOLD)\nhint: an agent tells"),
+        ran.code == 3 && ran.stderr.contains("(SHARES_NOT_REPORTED)\nhint: an agent tells"),
         "{}",
         ran.stderr
     );

@@ -48,8 +48,8 @@ fn answer(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
     let request = v1::HostMemoryRequest::decode(&bytes[..got]).unwrap();
     let Some(v1::host_memory_request::Request::Attach(attach)) = request.request else { panic!() };
     if fault == Fault::Refuses {
-        let refused = v1::Refused { reason: "VM_NOT_READY".into(), message: "not yet".into() };
-        return send(peer, v1::host_memory_reply::Reply::Refused(refused), Vec::new());
+        let refused = v1::Rejection { reason: "VM_NOT_READY".into(), message: "not yet".into() };
+        return send(peer, v1::host_memory_reply::Reply::Rejection(refused), Vec::new());
     }
     let files: Vec<(v1::Region, File)> = grants(rack, &attach.vm, fault)
         .map(|(slice, epoch)| (region(slice, epoch), file(slices, slice, epoch, fault)))

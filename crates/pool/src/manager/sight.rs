@@ -33,7 +33,7 @@ impl Manager {
             entry.unseen().iter().filter_map(move |(emc, why)| {
                 let (host, emc) = (&entry.host.name, &self.durable.emc(*emc)?.emc.name);
                 Some(Alarm {
-                    reason: "DEVICE_NOT_SEEN",
+                    reason: "DEVICE_NOT_FOUND",
                     subject: Subject::Host(host.clone()),
                     message: format!("host {host} is given no slices of {emc}: {why}"),
                     since: self.unseen_since.get(&id).copied().unwrap_or(self.loaded_at),

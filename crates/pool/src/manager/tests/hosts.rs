@@ -480,11 +480,11 @@ fn a_host_removed_from_the_rack_is_sent_away() {
 fn a_host_gets_nothing_of_a_device_that_it_does_not_see_whole_until_it_does() {
     let mut rig = Rig::of("e1=4! h1:e1 h2:e1");
     rig.run("sees:h1=0 up:h1 sees:h2=3 up:h2 go");
-    rig.tells("alarms | DEVICE_NOT_SEEN DEVICE_NOT_SEEN");
+    rig.tells("alarms | DEVICE_NOT_FOUND DEVICE_NOT_FOUND");
     assert!(rig.run("reserve:a@h1=1 go").ends_with("reserve:a->OUT_OF_SLICES"));
     assert!(rig.run("reserve:a@h2=1 go").ends_with("reserve:a->OUT_OF_SLICES"));
     rig.run("sees:h1=4 down:h1 up:h1 go");
-    rig.tells("alarms | DEVICE_NOT_SEEN");
+    rig.tells("alarms | DEVICE_NOT_FOUND");
     rig.run("reserve:b@h1=1 go");
     rig.tells("slices | 0.1:online@h1");
     rig.run("reserve:z@h1=1 lost reload go");

@@ -168,7 +168,7 @@ fn who_waits_too_long_hears_how_far_it_came() {
         "reserve:a@h1=2 stored
          wait:a |
          tick:999 |
-         tick:1 | wait:a->NOT_READY_IN_TIME",
+         tick:1 | wait:a->NOT_READY_BEFORE_TIMEOUT",
     );
 }
 
