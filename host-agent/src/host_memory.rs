@@ -273,7 +273,7 @@ impl Connection {
     }
 
     async fn look(&self, process: Process, look: wire::Inspect) -> Answer {
-        match self.own_vm("look.vm", &look.vm) {
+        match self.own_vm("inspect.vm", &look.vm) {
             Err(refused) => refused,
             Ok(vm) => answer::memory(self.driver.show(vm, self.caller(process)).await),
         }

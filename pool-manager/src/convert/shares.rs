@@ -76,7 +76,7 @@ pub fn told(host: &Name, shares: wire::Shares) -> Result<Told, Invalid> {
     if shares.state() == wire::ShareState::Unspecified {
         return Err(Invalid::new("shares.state", shares.state, "must be SET, HELD or KEPT"));
     }
-    text("shares.why", &shares.reason)?;
+    text("shares.reason", &shares.reason)?;
     share("shares.supply", shares.supply.as_ref())?;
     at_most_tenants("shares.tenants", shares.tenants.len())?;
     let mut names = BTreeSet::new();
@@ -102,10 +102,10 @@ fn tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
     share("shares.tenants.share", t.share.as_ref())?;
     mib("shares.tenants.memory_used_mib", t.memory_used_mib)?;
     number("shares.tenants.bandwidth_used_mb_s", t.bandwidth_used_mb_s, NUMBER)?;
-    number("shares.tenants.waited", t.stalled, PART)?;
-    number("shares.tenants.bandwidth_wanted_mb_s", t.bandwidth_demand_mb_s, NUMBER)?;
+    number("shares.tenants.stalled", t.stalled, PART)?;
+    number("shares.tenants.bandwidth_demand_mb_s", t.bandwidth_demand_mb_s, NUMBER)?;
     number("shares.tenants.gain", t.gain, NUMBER)?;
-    one_of("shares.tenants.learnt_from", &t.access_source, &LEARNT_FROM)?;
+    one_of("shares.tenants.access_source", &t.access_source, &LEARNT_FROM)?;
     number("shares.tenants.error", t.error, PART)?;
     text("shares.tenants.problem", &t.problem)
 }
@@ -114,10 +114,10 @@ fn certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
     text("shares.certificate.status", &c.status)?;
     number("shares.certificate.memory_price", c.memory_price, PART)?;
     number("shares.certificate.dividend", c.dividend, 1.0..=SHARES_NUMBER_MAX)?;
-    number("shares.certificate.way", c.step, PART)?;
-    number("shares.certificate.memory_left_over", c.memory_excess, PART)?;
-    number("shares.certificate.bandwidth_left_over", c.bandwidth_excess, PART)?;
-    number("shares.certificate.overspent", c.budget_excess, NUMBER)?;
+    number("shares.certificate.step", c.step, PART)?;
+    number("shares.certificate.memory_excess", c.memory_excess, PART)?;
+    number("shares.certificate.bandwidth_excess", c.bandwidth_excess, PART)?;
+    number("shares.certificate.budget_excess", c.budget_excess, NUMBER)?;
     number("shares.certificate.sharing_incentive", c.sharing_incentive, NUMBER)?;
     if !c.worst_off.is_empty() {
         named("shares.certificate.worst_off", &c.worst_off)?;
@@ -273,7 +273,7 @@ mod tests {
         refuses_told(|s| s.epoch = 0, "epoch", &["0", "1 or more"]);
         refuses_told(|s| s.state = 0, "state", &["0", "SET"]);
         refuses_told(|s| s.state = 99, "state", &["99"]);
-        refuses_told(|s| s.reason = "x".repeat(401), "why", &["401 bytes", "at most 400"]);
+        refuses_told(|s| s.reason = "x".repeat(401), "reason", &["401 bytes", "at most 400"]);
         refuses_told(|s| s.supply.as_mut().unwrap().memory_mib = u64::MAX, "supply", &["at most 67108864"]);
         refuses_told(|s| s.supply.as_mut().unwrap().bandwidth_mb_s = u64::MAX, "supply", &["1000000000000"]);
         refuses_told(|s| s.tenants.push(s.tenants[0].clone()), "tenants.tenant", &["\"web\"", "once"]);
@@ -290,19 +290,19 @@ mod tests {
         refuses_tenant(|t| t.share.as_mut().unwrap().memory_mib = u64::MAX, "share", &["at most"]);
         refuses_tenant(|t| t.memory_used_mib = u64::MAX, "memory_used_mib", &["at most"]);
         refuses_tenant(|t| t.bandwidth_used_mb_s = f64::INFINITY, "bandwidth_used_mb_s", &["inf"]);
-        refuses_tenant(|t| t.stalled = 1.1, "waited", &["1.1", "from 0 to 1"]);
-        refuses_tenant(|t| t.bandwidth_demand_mb_s = -1.0, "bandwidth_wanted_mb_s", &["-1"]);
+        refuses_tenant(|t| t.stalled = 1.1, "stalled", &["1.1", "from 0 to 1"]);
+        refuses_tenant(|t| t.bandwidth_demand_mb_s = -1.0, "bandwidth_demand_mb_s", &["-1"]);
         refuses_tenant(|t| t.gain = f64::NAN, "gain", &["NaN", "of web"]);
-        refuses_tenant(|t| t.access_source = String::new(), "learnt_from", &["damon, pebs, ibs, none"]);
+        refuses_tenant(|t| t.access_source = String::new(), "access_source", &["damon, pebs, ibs, none"]);
         refuses_tenant(|t| t.error = 2.0, "error", &["2", "from 0 to 1"]);
         refuses_tenant(|t| t.problem = "x".repeat(401), "problem", &["401"]);
         refuses_certificate(|c| c.status = "x".repeat(401), "status", &["401"]);
         refuses_certificate(|c| c.memory_price = 1.5, "memory_price", &["1.5"]);
         refuses_certificate(|c| c.dividend = 0.5, "dividend", &["0.5", "from 1 to"]);
-        refuses_certificate(|c| c.step = -0.1, "way", &["-0.1"]);
-        refuses_certificate(|c| c.memory_excess = 2.0, "memory_left_over", &["2"]);
-        refuses_certificate(|c| c.bandwidth_excess = 2.0, "bandwidth_left_over", &["2"]);
-        refuses_certificate(|c| c.budget_excess = f64::NAN, "overspent", &["NaN"]);
+        refuses_certificate(|c| c.step = -0.1, "step", &["-0.1"]);
+        refuses_certificate(|c| c.memory_excess = 2.0, "memory_excess", &["2"]);
+        refuses_certificate(|c| c.bandwidth_excess = 2.0, "bandwidth_excess", &["2"]);
+        refuses_certificate(|c| c.budget_excess = f64::NAN, "budget_excess", &["NaN"]);
         refuses_certificate(|c| c.sharing_incentive = f64::INFINITY, "sharing_incentive", &["inf"]);
         refuses_certificate(|c| c.worst_off = "a b".into(), "worst_off", &["a b"]);
         refuses_certificate(|c| c.envy = Some(-1.0), "envy", &["-1"]);
