@@ -30,7 +30,9 @@ use pool::{
     record::Meta,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
-use units::limits::{EXPLAINS_AT_ONCE_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX};
+use units::limits::{
+    EXPLAINS_AT_ONCE_MAX, REPORT_PART_FACTS_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX,
+};
 use units::{EmcId, HostId, Ns, UnixMs};
 
 pub use self::chunk::WriteChunk;
@@ -49,6 +51,8 @@ use crate::{
 pub enum ToSession {
     /// An order to pass on.
     Order(Want),
+    /// A whole report is requested.
+    RequestReport,
     /// The connection is over.
     Close(Closed),
 }
@@ -326,12 +330,20 @@ impl Handle {
         session
     }
 
-    /// An agent reports.
+    /// An agent reports. Other requests take their turn between the parts of a long report. Cancelled between two parts, it
+    /// leaves a report without an end, which the manager requests again.
     ///
     /// # Errors
     /// The manager stops.
-    pub fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
-        self.0.event(Event::AgentHave(session, have))
+    pub async fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
+        for part in have.into_parts(REPORT_PART_FACTS_MAX) {
+            let is_continued = part.is_continued;
+            self.0.event(Event::AgentHave(session, part))?;
+            if is_continued {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
     }
 
     /// An agent's connection is gone.

@@ -547,6 +547,11 @@ impl Ledger {
         self.hosts.iter().map(|(id, entry)| (*id, entry))
     }
 
+    /// All hosts, in order of their numbers, from one on.
+    pub fn hosts_from(&self, from: HostId) -> impl Iterator<Item = (HostId, &HostEntry)> {
+        self.hosts.range(from..).map(|(id, entry)| (*id, entry))
+    }
+
     /// One host.
     pub fn host(&self, id: HostId) -> Option<&HostEntry> {
         self.hosts.get(&id)

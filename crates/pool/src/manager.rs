@@ -20,6 +20,7 @@ mod faults;
 mod fencing;
 mod hosts;
 mod links;
+mod reports;
 mod restore;
 mod sight;
 mod stop_attempts;
@@ -127,6 +128,8 @@ pub enum Effect {
     Device(EmcId, DeviceCall),
     /// Send an order to an agent.
     Send(SessionId, Want),
+    /// Request a whole report from an agent.
+    RequestReport(SessionId),
     /// End an agent's connection.
     Close(SessionId, Closed),
     /// This has become durable: for watchers, metrics and traces.
@@ -227,6 +230,11 @@ pub struct Manager {
     /// When hosts were first found not to see a device that they are wired to.
     unseen_since: BTreeMap<HostId, UnixMs>,
     leases_expired: u64,
+    /// Events that may change whether the VMs of a report can be adopted: the ledger was loaded, an EMC was compared, a slice
+    /// was quarantined. A host that has not sent a whole report since the latest of them is asked for one.
+    doubts: u64,
+    /// How often the ledger was loaded.
+    loads: u64,
     /// A fact came in since the last upkeep; a request alone makes none due.
     upkeep_due: bool,
     forget_at: Ns,
@@ -269,6 +277,8 @@ impl Manager {
             quarantined_at: BTreeMap::new(),
             unseen_since: BTreeMap::new(),
             leases_expired: 0,
+            doubts: 0,
+            loads: 0,
             upkeep_due: false,
             forget_at: Ns::ZERO,
             changed: false,
@@ -373,6 +383,7 @@ impl Manager {
         hosts.iter().for_each(|host| self.expect_host(when, *host));
         hosts.iter().for_each(|host| self.complete_fence(when, *host)); // its completion may not be on disk
         hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
+        (self.loads, self.doubts) = (self.loads + 1, self.doubts + 1);
         self.hear_boots(when);
         self.count_silence_anew(when);
         self.note_found(when);

@@ -104,6 +104,15 @@ pub const LIST_PAGES_MAX: u32 = 4096;
 /// Reservations in one page of a list: one may name thousands of slices.
 pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
+/// Hosts that a list copies from the ledger at once, under its lock.
+pub const HOSTS_PIECE_MAX: usize = 64;
+/// Slices that a list copies from the ledger at once.
+pub const SLICES_PIECE_MAX: usize = 512;
+/// Slices and reservations together that a list of reservations copies from the ledger at once.
+pub const RESERVATIONS_PIECE_MAX: usize = 4096;
+/// Reservations, ended ones included, that a list looks through at once.
+pub const RESERVATIONS_SCANNED_MAX: usize = 1024;
+
 /// Connections to the manager at a time: one for each agent, others for schedulers and operators.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Connections to the manager of which no request has been admitted yet, at a time.
@@ -264,6 +273,8 @@ pub const MIGRATION_ASKED_AGAIN_AFTER: Ns = Ns::secs(600);
 
 /// Parts of a lease after which an agent speaks again if it had nothing to say.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
+/// Facts of a report that the manager applies at once: more come in parts, so that no other request waits for long.
+pub const REPORT_PART_FACTS_MAX: usize = 256;
 /// Answers of a device that are taken in together.
 pub const DEVICE_ANSWERS_AT_ONCE_MAX: usize = 64;
 /// The least time between two orders to one host while somebody waits for what the next one will bring.
@@ -292,6 +303,10 @@ pub const SLICE_RETRY_MAX: Ns = Ns::secs(2);
 pub const SLICE_ALARMS_MAX: usize = 256;
 /// Broken reservations with an alarm of their own; the others share one.
 pub const RESERVATION_ALARMS_MAX: usize = 256;
+/// Running VMs that could not be adopted with an alarm of their own; the others share one.
+pub const UNADOPTED_ALARMS_MAX: usize = 256;
+/// Hosts and devices that they cannot use with an alarm of their own; the others share one.
+pub const SIGHT_ALARMS_MAX: usize = 256;
 /// Device calls of one slice that may fail in a row; the last one quarantines it.
 pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Between two attempts to have a machine stopped whose agent is silent and that no device cuts off.

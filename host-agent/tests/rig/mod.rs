@@ -59,7 +59,11 @@ impl agent_server::Agent for Mailbox {
         };
         let (orders, mut ordered) = unbounded_channel::<wire::Want>();
         let (out, stream) = unbounded_channel();
-        let welcome = wire::Welcome { protocol_version: 1, rack_uuid: RACK.to_owned(), lease_ttl_ms: 2000 };
+        let welcome = wire::Welcome {
+            protocol_version: proto::PROTOCOL_VERSION,
+            rack_uuid: RACK.to_owned(),
+            lease_ttl_ms: 2000,
+        };
         let down = |message| Ok(wire::ToAgent { message: Some(message) });
         out.send(down(to_agent::Message::Welcome(welcome))).expect("it was just made");
         let mail = self.0.clone();

@@ -68,6 +68,10 @@ pub fn have(h: wire::Have) -> Result<Have, Invalid> {
         return Err(Invalid::new("vms", h.vms.len(), &rule));
     }
     Ok(Have {
+        sequence: h.sequence,
+        after: h.after,
+        part: 0,
+        is_continued: false,
         number: OrderNumber { generation: h.generation, revision: Revision(h.revision) },
         whole: h.whole,
         online: h.online.into_iter().map(holding).collect(),

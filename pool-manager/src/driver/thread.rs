@@ -112,7 +112,7 @@ impl Driving {
 
     fn perform(&mut self, act: Act) {
         match act {
-            Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost order is repeated
+            Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost order or request is repeated
             Act::Do(Effect::Store { batch, records }) => self.store(batch, &records),
             Act::Do(Effect::Reload) => self.reload(),
             Act::Do(Effect::Device(emc, call)) => self.call_device(emc, call),
@@ -124,7 +124,9 @@ impl Driving {
                 }
                 self.shared.note_change();
             }
-            Act::Reply(..) | Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::Close(..)) => {} // done elsewhere
+            Act::Reply(..)
+            | Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::RequestReport(_) | Effect::Close(..)) => {
+            } // done elsewhere
         }
     }
 
@@ -300,6 +302,9 @@ fn collect(core: &mut Core, acts: &mut Vec<Act>) {
             }
             Effect::Send(session, want) => {
                 core.sessions.get(&session).map(|to| Act::Tell(to.outbox.clone(), ToSession::Order(want)))
+            }
+            Effect::RequestReport(session) => {
+                core.sessions.get(&session).map(|to| Act::Tell(to.outbox.clone(), ToSession::RequestReport))
             }
             Effect::Close(session, why) => close(core, session, why),
             other => Some(Act::Do(other)),

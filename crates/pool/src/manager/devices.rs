@@ -408,6 +408,7 @@ impl Manager {
         let handles = &self.handles;
         self.found.extend(named.filter(|(slice, named)| handles.get(slice) != Some(named)));
         self.note_found(when);
+        self.doubts += 1; // VMs that could not be adopted may be now
         self.devices.insert(emc, DeviceLink { condition: Condition::Up, asked: false, compared: true });
         self.set_emc_up(emc, true);
         self.drive_emc(when, emc);
@@ -500,6 +501,7 @@ impl Manager {
 
     pub(super) fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
         if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
+            self.doubts += 1;
             self.change(when, change);
         }
     }

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use units::limits::{HOST_UNANSWERED_ORDERS_FOR, NEWS_PER_HOST_MAX, WANT_GAP, WANT_LINGER};
 use units::{Epoch, HostId, InstanceId, Ns, OrderNumber, ReservationId, SliceId, UnixMs};
 
-use super::{Closed, Effect, Manager, SessionId, links::Due};
+use super::{Closed, Effect, Manager, SessionId, links::Due, reports::ReportLog};
 use crate::{
     audit::Actor,
     ledger::{HostEntry, Ledger, When},
-    protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantRelease, WantVm},
-    record::{EndedBy, Fence, Reservation, Stage},
+    protocol::{Handle, Hello, Holding, NoMore, Want, WantRelease, WantVm},
+    record::{Fence, Reservation, Stage},
     slice::{Drain, Event, Scrub, Slot, State},
 };
 
@@ -37,8 +37,7 @@ pub(super) struct Link {
     /// What this session was told to scrub.
     told_to_scrub: BTreeSet<Holding>,
     rejected: Option<RejectedAgent>,
-    /// Whether this session has reported all VMs of the host.
-    has_reported: bool,
+    pub(super) reports: ReportLog,
 }
 
 /// An older agent of the same boot, rejected while a newer instance speaks for the host. It shows that the host runs.
@@ -112,18 +111,26 @@ impl Link {
             told_fenced: None,
             told_to_scrub: BTreeSet::new(),
             rejected: None,
-            has_reported: false,
+            reports: ReportLog::default(),
         }
-    }
-
-    /// Notes a complete report of the present session.
-    pub(super) fn note_report(&mut self) {
-        self.has_reported = true;
     }
 
     /// Whether the present or latest session has reported all VMs of the host.
     pub(super) fn has_reported(&self) -> bool {
-        self.has_reported
+        self.reports.has_reported()
+    }
+
+    /// Notes that its agent spoke, and returns whether it reflects an older order than an earlier report did.
+    pub(super) fn note_heard(&mut self, when: When, reflected: OrderNumber) -> bool {
+        (self.heard, self.heard_wall) = (when.now, Some(when.wall));
+        let overtaken = reflected < self.reflected;
+        self.reflected = self.reflected.max(reflected);
+        overtaken
+    }
+
+    /// The first order of this session that told it that it was fenced.
+    pub(super) fn told_fenced(&self) -> Option<OrderNumber> {
+        self.told_fenced
     }
 
     /// Whether its agent has spoken to this manager.
@@ -226,7 +233,7 @@ impl Manager {
         }
     }
 
-    fn close(&mut self, session: SessionId, why: Closed) {
+    pub(super) fn close(&mut self, session: SessionId, why: Closed) {
         self.disconnect(session);
         self.effects.push_back(Effect::Close(session, why));
     }
@@ -330,113 +337,6 @@ impl Manager {
 
     pub(super) fn on_agent_down(&mut self, session: SessionId) {
         self.disconnect(session);
-    }
-
-    /// A host reports. Each fact is taken as an event of its slice; late and repeated ones change nothing. Only the newest
-    /// report of a connection is checked for false claims: slices that an older one names may have been forgotten since.
-    pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
-        let Some(host) = self.sessions.get(&session).copied() else { return };
-        let Some(mut link) = self.links.get_mut(&host) else { return };
-        link.heard = when.now;
-        link.heard_wall = Some(when.wall);
-        let overtaken = have.number < link.reflected;
-        link.reflected = link.reflected.max(have.number);
-        drop(link);
-        if !self.loaded {
-            return;
-        }
-        self.hear_lost_slices(when, host, have);
-        if let Some(claim) = self.false_claim(host, have).filter(|_| !overtaken) {
-            return self.close(session, Closed::FalseClaim(claim.slice, claim.epoch));
-        }
-        self.hear_slices(when, host, have);
-        self.hear_vms(when, host, have);
-        self.hear_clean(when, host, have);
-        self.hear_report(when, host, have);
-    }
-
-    /// A slice that this host cannot have had: never there, another's, or of an epoch that never was.
-    fn false_claim(&self, host: HostId, have: &Have) -> Option<Holding> {
-        let entry = self.head.host(host)?;
-        have.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
-    }
-
-    fn is_false(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
-        if self.head.is_held(host, claim.slice, claim.epoch) {
-            return false;
-        }
-        let removed = claim.epoch > Epoch(0) && claim.slice < self.head.meta().next_slice;
-        let Some(slot) = self.head.slot(claim.slice) else { return !removed };
-        let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
-            || entry.host.may_know_more();
-        let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
-        // After a restore, or on an EMC with a foreign record, ledger or device may know less than the host.
-        let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
-        let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
-        // A report of a past grant may come after the wire was removed: it counts for nothing.
-        (never || others) && !(wired && in_doubt)
-    }
-
-    fn hear_slices(&mut self, when: When, host: HostId, have: &Have) {
-        let news = have.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
-        for holding in news.copied().collect::<Vec<_>>() {
-            self.slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
-        }
-        for holding in &have.released {
-            self.slice_event(when, holding.slice, Event::Released(host, holding.epoch));
-        }
-        for scrubbed in &have.scrubbed {
-            if scrubbed.verified >= units::SLICE {
-                self.slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
-            }
-        }
-        for failed in &have.failed {
-            let Holding { slice, epoch } = failed.holding;
-            let Some(slot) = self.head.slot(slice).filter(|slot| slot.epoch == epoch) else { continue };
-            let event = match (failed.reason, slot.state) {
-                (_, State::Scrubbing(Scrub::Working(_))) => Event::ScrubFailed(host, epoch),
-                (FailedReason::NotZero, _) => Event::FoundDirty(host, epoch),
-                (FailedReason::Host, _) => {
-                    self.break_reservation(when, host, slice, &failed.message);
-                    continue;
-                }
-            };
-            if let Some(change) = self.head.decide_quarantine(when, slice, event, &failed.message) {
-                self.change(when, change);
-            }
-        }
-    }
-
-    fn break_reservation(&mut self, when: When, host: HostId, slice: SliceId, message: &str) {
-        let slot = self.head.slot(slice).filter(|slot| slot.holder() == Some(host));
-        if let Some(id) = slot.and_then(crate::slice::Slot::reservation) {
-            let change =
-                self.head.decide_break(when, id, format!("slice {slice} did not come online: {message}"));
-            self.change(when, change);
-        }
-    }
-
-    /// A VM whose process is gone gives its memory back.
-    fn hear_vms(&mut self, when: When, host: HostId, have: &Have) {
-        let name = self.head.host(host).map(|entry| entry.host.name.clone());
-        let Some(name) = name else { return };
-        for id in &have.ended {
-            if self.head.reservation(*id).is_some_and(|r| r.host == host && r.is_active()) {
-                let ended = self.head.decide_end(when, *id, EndedBy::ProcessGone, Actor::Agent(name.clone()));
-                ended.into_iter().for_each(|change| self.change(when, change));
-            }
-        }
-    }
-
-    /// A fenced host proves itself clean only in answer to an order that told it.
-    fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
-        let told = self.links.get(&host).and_then(|link| link.told_fenced);
-        if have.clean && told.is_some_and(|told| have.number >= told) {
-            let hello = self.links.get(&host).and_then(Link::hello);
-            let boot_id = hello.map_or("", |hello| &hello.boot_id).to_owned();
-            let change = self.head.decide_report(when, host, &boot_id, true);
-            self.change(when, change);
-        }
     }
 
     pub(super) fn slice_event(&mut self, when: When, slice: SliceId, event: Event) {

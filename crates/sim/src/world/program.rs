@@ -244,6 +244,7 @@ impl World {
             Effect::Reply(token, answer) => self.on_reply(token, *answer),
             Effect::Device(emc, call) => self.begin_call(emc, call),
             Effect::Send(session, want) => self.send_want(session, want),
+            Effect::RequestReport(session) => self.request_report(session),
             Effect::Close(session, why) => self.manager_closes(session, &why),
             Effect::Durable(_) => {}
         }
