@@ -3,6 +3,10 @@
 //!
 //! Prints `time NAME VALUE us` (processor time) per size and `growth NAME EXPONENT`, the power of the size with which the time grows.
 
+#[path = "manager_upkeep/lists.rs"]
+mod lists;
+#[path = "manager_upkeep/reports.rs"]
+mod reports;
 #[path = "manager_upkeep/world.rs"]
 mod world;
 
@@ -16,8 +20,8 @@ use pool::{
     slice::{Drain, Owner, Quarantine, Scrub, State},
 };
 use pool_manager::plan::{self, Split};
-use units::{Bytes, Name, Ns};
-use world::{Shape, Start, World, request};
+use units::{Bytes, Ns};
+use world::{Shape, Start, World, name, request};
 
 /// As in pool-manager.
 #[global_allocator]
@@ -51,6 +55,8 @@ fn main() {
     sweep("choose_scrubbers_none_free_emcs", EMCS, |emcs| tick(&mut scrubbing(emcs)));
     sweep("release_restored_slices", SLICES, release_restored);
     sweep("ready_vm_slices", VM_SLICES, ready_vm);
+    reports::measure();
+    lists::measure();
     sweep("reserve_until_ready_held_slices", FILLED, reserve_until_ready);
     sweep("reserve_longest_event_held_slices", FILLED, reserve_longest_event);
 }
@@ -262,7 +268,6 @@ fn reserve_longest_event(slices: u32) -> f64 {
 }
 
 fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Ask {
-    let name = |text: &str| Name::new(text).expect("letters, digits and a dash");
     let reserve = Reserve {
         request: request(vm),
         host: name(&format!("h{host}")),
