@@ -289,6 +289,7 @@ impl World {
                     agent.is_answered = false;
                 }
                 None => {
+                    assert!(want.base.is_none(), "the first order is complete");
                     let agent = Agent { order: want, is_answered: false, reported: BTreeSet::new() };
                     self.agents.insert(session, agent);
                 }
@@ -353,9 +354,15 @@ impl World {
         ids.filter_map(|id| Some(ledger.reservation(id)?.vm.clone())).collect()
     }
 
-    /// Connects the agent of a host again; the event that sends it its order.
+    /// Connects the agent of a host again; it has no order then.
     pub fn reconnect(&mut self, host: u32) -> Duration {
+        self.agents.remove(&session(host));
         self.event(Event::AgentUp(session(host), HostId(host), hello()))
+    }
+
+    /// Whether the agent of a host has been sent an order.
+    pub fn has_order(&self, host: u32) -> bool {
+        self.agents.contains_key(&session(host))
     }
 
     /// The contents of a device that agrees with the durable ledger.

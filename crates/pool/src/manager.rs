@@ -15,11 +15,13 @@
 
 mod asks;
 mod buffer;
+mod comparison;
 mod devices;
 mod faults;
 mod fencing;
 mod hosts;
 mod links;
+mod orders;
 mod reports;
 mod restore;
 mod sight;
@@ -31,7 +33,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use units::limits::{
-    AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER, SLICES_LOST_MAX,
+    AUDIT_ENTRIES_FORGOTTEN, AUDIT_ENTRIES_MAX, BATCH_CHANGES_MAX, BATCH_LINGER, LEDGER_PIECE_MAX,
+    SLICES_LOST_MAX,
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
@@ -42,7 +45,8 @@ pub use self::{
     view::{Alarm, EmcState, HostState},
 };
 use self::{
-    devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm, stop_attempts::StopAttempts,
+    comparison::Comparison, devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm,
+    stop_attempts::StopAttempts,
 };
 use crate::{
     audit::Decision,
@@ -233,6 +237,10 @@ pub struct Manager {
     /// Events that may change whether the VMs of a report can be adopted: the ledger was loaded, an EMC was compared, a slice
     /// was quarantined. A host that has not sent a whole report since the latest of them is asked for one.
     doubts: u64,
+    /// Devices whose contents are being compared.
+    comparisons: BTreeMap<EmcId, Comparison>,
+    /// How many slices one event passes through.
+    piece: usize,
     /// How often the ledger was loaded.
     loads: u64,
     /// A fact came in since the last upkeep; a request alone makes none due.
@@ -278,12 +286,19 @@ impl Manager {
             unseen_since: BTreeMap::new(),
             leases_expired: 0,
             doubts: 0,
+            comparisons: BTreeMap::new(),
+            piece: LEDGER_PIECE_MAX,
             loads: 0,
             upkeep_due: false,
             forget_at: Ns::ZERO,
             changed: false,
             effects: VecDeque::new(),
         }
+    }
+
+    /// Sets how many slices one event passes through when an EMC is compared or a complete order is made.
+    pub fn set_piece(&mut self, slices: usize) {
+        self.piece = slices.max(1);
     }
 
     /// What is durable: the only thing anybody outside may see.
@@ -357,7 +372,16 @@ impl Manager {
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
         let links = self.links.next_wakeup(self.settings.lease_ttl, self.settings.fence_after);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
-        let others = [batch, waiter, links, self.next_upkeep(), self.next_fence(), self.faults.next_retry()];
+        let comparison = (!self.comparisons.is_empty()).then_some(Ns::ZERO);
+        let others = [
+            comparison,
+            batch,
+            waiter,
+            links,
+            self.next_upkeep(),
+            self.next_fence(),
+            self.faults.next_retry(),
+        ];
         others.into_iter().flatten().chain(devices).min()
     }
 

@@ -273,8 +273,10 @@ pub const MIGRATION_ASKED_AGAIN_AFTER: Ns = Ns::secs(600);
 
 /// Parts of a lease after which an agent speaks again if it had nothing to say.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
+/// Slices that one event passes through when an EMC is compared with the ledger or a complete order is made.
+pub const LEDGER_PIECE_MAX: usize = 512;
 /// Facts of a report that the manager applies at once: more come in parts, so that no other request waits for long.
-pub const REPORT_PART_FACTS_MAX: usize = 256;
+pub const REPORT_PART_FACTS_MAX: usize = 128;
 /// Answers of a device that are taken in together.
 pub const DEVICE_ANSWERS_AT_ONCE_MAX: usize = 64;
 /// The least time between two orders to one host while somebody waits for what the next one will bring.

@@ -121,10 +121,11 @@ impl Manager {
         if let Some(mut link) = self.links.get_mut(&host) {
             link.reports.complete(have);
         }
-        if have.whole && self.hear_whole(when, host, have, partial) {
-            if let Some(mut link) = self.links.get_mut(&host) {
-                link.reports.whole_since = Some(doubts);
-            }
+        if have.whole
+            && self.hear_whole(when, host, have, partial)
+            && let Some(mut link) = self.links.get_mut(&host)
+        {
+            link.reports.whole_since = Some(doubts);
         }
     }
 
