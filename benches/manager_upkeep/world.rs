@@ -331,8 +331,16 @@ impl World {
         }
     }
 
+    /// Answers all calls that ask devices for their contents, and lets the manager compare them.
+    pub fn compare_devices(&mut self) {
+        while self.compare_device() {}
+        while !self.manager.durable().emcs().all(|(_, emc)| emc.up) {
+            self.event(Event::Tick);
+        }
+    }
+
     /// Answers the next call that asks a device for its contents.
-    pub fn compare_device(&mut self) -> bool {
+    fn compare_device(&mut self) -> bool {
         let Some(at) = self.calls.iter().position(|(_, call)| *call == DeviceCall::Contents) else {
             return false;
         };
