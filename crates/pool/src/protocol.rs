@@ -1,6 +1,6 @@
-//! What manager and agent say to each other, as values: [`Want`] flows down, [`Have`] flows up. At the start of a session,
-//! and whenever it is in doubt, each tells the whole truth about one host, so a lost one costs time and never correctness.
-//! How they travel is the services' business.
+//! Messages between manager and agent, as values: [`Want`] flows down, [`Have`] flows up. At the start of a session, and
+//! whenever it is in doubt, each side sends its complete state of one host, so a lost message costs time and never
+//! correctness. The services transport them.
 //!
 //! The whole truth about thousands of slices is long, and most of it is old. So a `Want` may say only what has changed
 //! since the order before, which it names: an agent that did not follow that one ignores it, and is soon told everything.

@@ -2,7 +2,7 @@
 //! may have thousands of slices, and is not used before all of them are compared.
 //!
 //! No call of the device is made meanwhile, so its contents stay as they were reported, and each slice is compared with its
-//! state at that moment. What the device does all the same, such as a fence that was on its way, begins the comparison anew.
+//! state at that moment. A fence that was under way begins the comparison again.
 
 use units::{EmcId, Epoch, SliceId, limits::OWNER_EPOCH_MAX};
 

@@ -1,7 +1,8 @@
-//! Orders to hosts: what has changed since the last one, or everything. One unanswered order at a time to each host.
+//! Orders to hosts: changes since the last one, or a complete order. One unanswered order at a time to each host.
 //!
-//! A complete order is made in pieces of bounded size, so that no other request waits for long. Each slice and reservation of the host is added as it is when its piece is made. What changes meanwhile is noted as for any
-//! order, and added anew at the end: then the order is what the durable ledger says at that moment.
+//! A complete order is made in pieces of bounded size, so that no other request waits for long. Each slice and reservation of
+//! the host is added as it is when its piece is made. Changes meanwhile are noted as for any order, and added again at the
+//! end: then the order matches the durable ledger at that moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 

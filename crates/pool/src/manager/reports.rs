@@ -31,7 +31,7 @@ pub(super) struct ReportLog {
     partial: Option<PartialReport>,
 }
 
-/// What the parts of a report have shown so far.
+/// State of a report between two of its parts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartialReport {
     sequence: u64,
@@ -224,7 +224,7 @@ impl Manager {
         }
     }
 
-    /// A fenced host proves itself clean only in answer to an order that told it.
+    /// A fenced host proves itself clean only in answer to an order that names the fence.
     fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
         let told = self.links.get(&host).and_then(|link| link.told_fenced());
         if have.clean && told.is_some_and(|told| have.number >= told) {
