@@ -3,6 +3,10 @@
 //!
 //! Prints `time NAME VALUE us` (processor time) per size and `growth NAME EXPONENT`, the power of the size with which the time grows.
 
+#[path = "manager_upkeep/lists.rs"]
+mod lists;
+#[path = "manager_upkeep/reports.rs"]
+mod reports;
 #[path = "manager_upkeep/world.rs"]
 mod world;
 
@@ -16,8 +20,8 @@ use pool::{
     slice::{Drain, Owner, Quarantine, Scrub, State},
 };
 use pool_manager::plan::{self, Split};
-use units::{Bytes, Name, Ns};
-use world::{Shape, Start, World, request};
+use units::{Bytes, Ns};
+use world::{Shape, Start, World, name, request};
 
 /// As in pool-manager.
 #[global_allocator]
@@ -51,6 +55,8 @@ fn main() {
     sweep("choose_scrubbers_none_free_emcs", EMCS, |emcs| tick(&mut scrubbing(emcs)));
     sweep("release_restored_slices", SLICES, release_restored);
     sweep("ready_vm_slices", VM_SLICES, ready_vm);
+    reports::measure();
+    lists::measure();
     sweep("reserve_until_ready_held_slices", FILLED, reserve_until_ready);
     sweep("reserve_longest_event_held_slices", FILLED, reserve_longest_event);
 }
@@ -166,12 +172,12 @@ fn quarantined(slices: u32) -> World {
     World::new(Start { state, ..Start::held(FULL, slices, 0) }).ready()
 }
 
-/// One comparison of an EMC's contents with the ledger, of 1,024 slices.
+/// The longest event while 64 EMCs of 1,024 slices are compared with the ledger.
 fn compare_emc(held: u32) -> f64 {
     let mut world = World::new(Start::held(FULL, held, 8));
     world.take_times();
-    while world.answer_devices() {}
-    median_us(world.take_times())
+    world.compare_devices();
+    longest_us(world.take_times())
 }
 
 /// A round of upkeep while slices of all EMCs wait for scrubbers and all hosts are idle.
@@ -212,9 +218,8 @@ fn waiting(emcs: u32) -> World {
     let state = |_| State::Scrubbing(Scrub::Waiting);
     let shape = Shape { emcs, ..FULL };
     let mut world = World::new(Start { state, ..Start::held(shape, shape.slices, 0) });
-    while world.answer_devices() {
-        world.take_times();
-    }
+    world.compare_devices();
+    world.take_times();
     world
 }
 
@@ -222,7 +227,7 @@ fn waiting(emcs: u32) -> World {
 fn release_restored(slices: u32) -> f64 {
     let state = |_: Owner| State::Quarantined(Quarantine::Restored { host: None });
     let mut world = World::new(Start { state, ..Start::held(FULL, slices, 4) });
-    while world.answer_devices() {}
+    world.compare_devices();
     round(&mut world)
 }
 
@@ -262,7 +267,6 @@ fn reserve_longest_event(slices: u32) -> f64 {
 }
 
 fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Ask {
-    let name = |text: &str| Name::new(text).expect("letters, digits and a dash");
     let reserve = Reserve {
         request: request(vm),
         host: name(&format!("h{host}")),

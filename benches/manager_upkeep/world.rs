@@ -96,7 +96,29 @@ impl Shape {
     }
 }
 
-fn name(text: &str) -> Name {
+pub fn session(host: u32) -> SessionId {
+    SessionId(u64::from(host))
+}
+
+fn hello() -> Hello {
+    Hello {
+        instance: InstanceId(1),
+        boot_id: "boot".to_owned(),
+        host_memory_socket: String::new(),
+        devices: Vec::new(),
+    }
+}
+
+pub fn release(vm: Name) -> pool::manager::Ask {
+    pool::manager::Ask::Release {
+        target: pool::ledger::Target::Vm(vm),
+        force: true,
+        reason: "bench".to_owned(),
+        actor: pool::audit::Actor::Manager,
+    }
+}
+
+pub fn name(text: &str) -> Name {
     Name::new(text).expect("letters, digits and a dash")
 }
 
@@ -195,13 +217,7 @@ impl World {
     /// Connects the agents of all hosts.
     pub fn connect(&mut self) {
         for host in 0..self.shape.hosts {
-            let hello = Hello {
-                instance: InstanceId(1),
-                boot_id: "boot".to_owned(),
-                host_memory_socket: String::new(),
-                devices: Vec::new(),
-            };
-            self.event(Event::AgentUp(SessionId(u64::from(host)), HostId(host), hello));
+            self.event(Event::AgentUp(session(host), HostId(host), hello()));
         }
     }
 
@@ -218,6 +234,13 @@ impl World {
         let began = processor_time();
         std::hint::black_box(question(&self.manager));
         processor_time() - began
+    }
+
+    /// As [`World::look`], with the answer.
+    pub fn look_at<T>(&self, question: impl FnOnce(&Manager) -> T) -> (T, Duration) {
+        let began = processor_time();
+        let answer = std::hint::black_box(question(&self.manager));
+        (answer, processor_time() - began)
     }
 
     /// Times one event with its effects, and the computation of the next wakeup.
@@ -259,18 +282,21 @@ impl World {
                 self.replies += 1;
             }
             Effect::Device(emc, call) => self.calls.push_back((emc, call)),
+            Effect::RequestReport(_) => {}
             Effect::Send(session, want) => match self.agents.get_mut(&session) {
                 Some(agent) => {
                     agent.order.amend(want);
                     agent.is_answered = false;
                 }
                 None => {
+                    assert!(want.base.is_none(), "the first order is complete");
                     let agent = Agent { order: want, is_answered: false, reported: BTreeSet::new() };
                     self.agents.insert(session, agent);
                 }
             },
             Effect::Durable(_) => {}
-            Effect::Reload | Effect::Close(..) => unreachable!("nothing fails here"),
+            Effect::Close(..) => {} // the earlier connection of an agent that connects again
+            Effect::Reload => unreachable!("nothing fails here"),
         }
     }
 
@@ -303,6 +329,48 @@ impl World {
                 DeviceDone::Failed { call, failure: DeviceFailure::NotFenced("no command".to_owned()) }
             }
         }
+    }
+
+    /// Answers all calls that ask devices for their contents, and lets the manager compare them.
+    pub fn compare_devices(&mut self) {
+        while self.compare_device() {}
+        while !self.manager.durable().emcs().all(|(_, emc)| emc.up) {
+            self.event(Event::Tick);
+        }
+    }
+
+    /// Answers the next call that asks a device for its contents.
+    fn compare_device(&mut self) -> bool {
+        let Some(at) = self.calls.iter().position(|(_, call)| *call == DeviceCall::Contents) else {
+            return false;
+        };
+        let (emc, call) = self.calls.remove(at).expect("it was just there");
+        let done = self.done(emc, call);
+        self.event(Event::Device(emc, done));
+        true
+    }
+
+    /// The device calls that wait.
+    pub fn take_calls(&mut self) -> Vec<DeviceCall> {
+        self.calls.drain(..).map(|(_, call)| call).collect()
+    }
+
+    /// The VMs of a host.
+    pub fn vms_of(&self, host: HostId) -> Vec<Name> {
+        let ledger = self.manager.durable();
+        let ids = ledger.host(host).into_iter().flat_map(|entry| entry.reservations());
+        ids.filter_map(|id| Some(ledger.reservation(id)?.vm.clone())).collect()
+    }
+
+    /// Connects the agent of a host again; it has no order then.
+    pub fn reconnect(&mut self, host: u32) -> Duration {
+        self.agents.remove(&session(host));
+        self.event(Event::AgentUp(session(host), HostId(host), hello()))
+    }
+
+    /// Whether the agent of a host has been sent an order.
+    pub fn has_order(&self, host: u32) -> bool {
+        self.agents.contains_key(&session(host))
     }
 
     /// The contents of a device that agrees with the durable ledger.
@@ -342,7 +410,7 @@ impl World {
 
     /// Heartbeat of an agent without news.
     pub fn heartbeat(&mut self, host: u32) -> Duration {
-        let session = SessionId(u64::from(host));
+        let session = session(host);
         let number = self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.order.number);
         self.event(Event::AgentHave(session, Have { number, ..Have::default() }))
     }

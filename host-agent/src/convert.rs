@@ -118,6 +118,8 @@ pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)
         generation: h.number.generation,
         revision: h.number.revision.0,
         complete: h.whole,
+        sequence: h.sequence,
+        after: h.after,
         online: h.online.into_iter().map(shown).collect(),
         released: h.released.into_iter().map(shown).collect(),
         scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),

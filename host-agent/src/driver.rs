@@ -264,6 +264,7 @@ impl Driver {
                 Event::SessionUp { rack, lease_ttl }
             }
             Heard::Want(rack, want) => Event::Want { rack, want },
+            Heard::ReportRequested => Event::ReportRequested,
             Heard::Down => Event::SessionDown,
         });
         self.metrics.connected.set(i64::from(self.agent.is_heard()));

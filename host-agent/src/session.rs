@@ -104,6 +104,8 @@ pub enum Heard {
     },
     /// An order of the rack it named.
     Want(String, Want),
+    /// The manager requests a whole report.
+    ReportRequested,
     /// The connection is gone.
     Down,
 }
@@ -218,6 +220,9 @@ async fn session(
                         let rack = want.rack_uuid.clone();
                         let heard_want = Heard::Want(rack, convert::want(want)?);
                         heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
+                    }
+                    Some(to_agent::Message::ReportRequest(_)) => {
+                        heard.send(Heard::ReportRequested).await.map_err(|_| Ended::Stopping)?;
                     }
                     Some(to_agent::Message::Weights(weights)) => shares.set_weights(convert::weights(weights)?),
                     Some(to_agent::Message::Welcome(_)) | None => return Err(Ended::Closed),

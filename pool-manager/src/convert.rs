@@ -3,6 +3,7 @@
 //! [`shares`], as nothing is decided by it.)
 
 pub mod agent;
+pub mod lists;
 pub mod models;
 mod requests;
 pub mod shares;
@@ -10,6 +11,6 @@ mod views;
 
 pub use requests::{Invalid, named, place, plan, reason, reserve, target, timeout};
 pub use views::{
-    alarm, capacity, decision, emc, emc_views, events, host, host_name, host_views, migration, reservation,
+    alarm, capacity, decision, emc, emc_views, events, host, host_name, migration, reservation,
     reservation_state, slice,
 };

@@ -184,6 +184,12 @@ pub enum DeviceError {
         /// In what way it differs.
         what: &'static str,
     },
+    /// A refusal: the call is of before it was opened. It may be another device than the one that was meant.
+    #[error("EMC {} was opened again: must be compared with the ledger before it is used", path.display())]
+    NotCompared {
+        /// Where it is.
+        path: PathBuf,
+    },
     /// A refusal: it has no such slice.
     #[error("no slice {slice} on this EMC: must be below {slices}")]
     NoSuchSlice {

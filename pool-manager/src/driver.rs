@@ -31,7 +31,8 @@ use pool::{
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use units::limits::{
-    EXPLAIN_CALLS_IN_FLIGHT_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX,
+    EXPLAIN_CALLS_IN_FLIGHT_MAX, REPORT_PART_FACTS_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX,
+    WATCHERS_MAX,
 };
 use units::{EmcId, HostId, Ns, UnixMs};
 
@@ -51,6 +52,8 @@ use crate::{
 pub enum ToSession {
     /// An order to pass on.
     Order(Want),
+    /// A whole report is requested.
+    RequestReport,
     /// The connection is over.
     Close(Closed),
 }
@@ -328,12 +331,20 @@ impl Handle {
         session
     }
 
-    /// An agent reports.
+    /// An agent reports. Other requests take their turn between the parts of a long report. Cancelled between two parts, it
+    /// leaves a report without an end, which the manager requests again.
     ///
     /// # Errors
     /// The manager stops.
-    pub fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
-        self.0.event(Event::AgentHave(session, have))
+    pub async fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
+        for part in have.into_parts(REPORT_PART_FACTS_MAX) {
+            let is_continued = part.is_continued;
+            self.0.event(Event::AgentHave(session, part))?;
+            if is_continued {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
     }
 
     /// An agent's connection is gone.

@@ -1,5 +1,9 @@
 //! One thread per EMC: it opens the device, makes its calls in order and reports. Slices are the rack's numbers outside
 //! and the device's own inside; this is where they are translated.
+//!
+//! A device that vanished may be replaced by another one with other grants. Only a comparison ([`DeviceCall::Contents`])
+//! opens a device, and calls name the comparison that they rest on: on a device that was opened later they are refused, so
+//! that the manager compares it first.
 
 use std::{
     path::PathBuf,
@@ -48,7 +52,7 @@ pub struct EmcPlace {
 pub fn start(
     place: EmcPlace,
     report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
-) -> std::io::Result<mpsc::Sender<DeviceCall>> {
+) -> std::io::Result<EmcCalls> {
     start_probing(place, DEVICE_PROBE_INTERVAL.as_duration(), report)
 }
 
@@ -57,8 +61,8 @@ fn start_probing(
     place: EmcPlace,
     every: Duration,
     report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
-) -> std::io::Result<mpsc::Sender<DeviceCall>> {
-    let (calls, received) = mpsc::channel();
+) -> std::io::Result<EmcCalls> {
+    let (sender, received) = mpsc::channel();
     thread::Builder::new().name(format!("emc-{}", place.id.0)).spawn(move || {
         let mut link = Link::default();
         loop {
@@ -75,23 +79,58 @@ fn start_probing(
             report(place.id, perform_all(&place, &mut link, calls.collect()));
         }
     })?;
-    Ok(calls)
+    Ok(EmcCalls { sender, comparison: 0 })
+}
+
+/// The way to the thread of an EMC. A clone keeps the comparison that its owner's calls rest on.
+#[derive(Clone, Debug)]
+pub struct EmcCalls {
+    sender: mpsc::Sender<EmcCall>,
+    /// Comparisons asked for so far.
+    comparison: u64,
+}
+
+/// A call with the number of the comparison that it rests on or, if it is one itself, that it has.
+#[derive(Clone, Debug)]
+struct EmcCall {
+    call: DeviceCall,
+    comparison: u64,
+}
+
+impl EmcCalls {
+    /// Queues a call. The thread ends only with this and all its clones.
+    pub fn send(&mut self, call: DeviceCall) {
+        self.comparison += u64::from(call == DeviceCall::Contents);
+        let _ = self.sender.send(EmcCall { call, comparison: self.comparison });
+    }
 }
 
 /// The device as its thread has it.
 #[derive(Default)]
 struct Link {
     open: Option<(Box<dyn Device>, Presence)>,
+    /// The comparison that opened it.
+    opened_for: u64,
     /// It was open before: it is not begun again where its directory is missing.
     was_open: bool,
 }
 
 impl Link {
-    fn open(&mut self, place: &EmcPlace) -> Result<&mut dyn Device, DeviceError> {
+    /// The device for a call: open, and not replaced since the comparison that the call rests on.
+    fn device(&mut self, place: &EmcPlace, call: &EmcCall) -> Result<&mut dyn Device, DeviceError> {
+        if call.call != DeviceCall::Contents && (self.open.is_none() || call.comparison < self.opened_for) {
+            Presence::of(place.driver, &place.path)?; // a missing directory is the better reason
+            return Err(DeviceError::NotCompared { path: place.path.clone() });
+        }
+        self.open(place, call.comparison)
+    }
+
+    fn open(&mut self, place: &EmcPlace, comparison: u64) -> Result<&mut dyn Device, DeviceError> {
         if self.open.is_none() {
             if self.was_open {
                 Presence::of(place.driver, &place.path)?;
             }
+            self.opened_for = comparison;
             let device = place.driver.open(&place.path, place.slices, &place.serial, &place.rack)?;
             self.open = Some((device, Presence::of(place.driver, &place.path)?));
             self.was_open = true;
@@ -116,25 +155,27 @@ impl Link {
 
 /// Returns no answer that is not durable. Calls whose effects could not be made durable are asked again of a device that
 /// was opened again.
-fn perform_all(place: &EmcPlace, link: &mut Link, calls: Vec<DeviceCall>) -> Vec<DeviceDone> {
+fn perform_all(place: &EmcPlace, link: &mut Link, calls: Vec<EmcCall>) -> Vec<DeviceDone> {
     if let Err(error) = link.check() {
         return fail_all(place, calls, &error, "device vanished");
     }
-    let done = calls.iter().map(|call| perform(place, link, call.clone())).collect();
+    let done = calls.iter().map(|call| perform(place, link, call)).collect();
     let Some(Err(error)) = link.open.as_mut().map(|(device, _)| device.commit()) else { return done };
     link.open = None;
     fail_all(place, calls, &error, "device calls not durable")
 }
 
-fn fail_all(place: &EmcPlace, calls: Vec<DeviceCall>, error: &DeviceError, what: &str) -> Vec<DeviceDone> {
+fn fail_all(place: &EmcPlace, calls: Vec<EmcCall>, error: &DeviceError, what: &str) -> Vec<DeviceDone> {
     let message = units::chain(error);
     tracing::warn!(emc = %place.name, calls = calls.len(), error = message, "{what}");
-    let failed = |call| DeviceDone::Failed { call, failure: DeviceFailure::Error(message.clone()) };
+    let failed =
+        |EmcCall { call, .. }| DeviceDone::Failed { call, failure: DeviceFailure::Error(message.clone()) };
     calls.into_iter().map(failed).collect()
 }
 
-fn perform(place: &EmcPlace, link: &mut Link, call: DeviceCall) -> DeviceDone {
-    let result = link.open(place).and_then(|device| place.make(device, &call));
+fn perform(place: &EmcPlace, link: &mut Link, wanted: &EmcCall) -> DeviceDone {
+    let result = link.device(place, wanted).and_then(|device| place.make(device, &wanted.call));
+    let call = wanted.call.clone();
     result.unwrap_or_else(|error| {
         let failure = match error {
             DeviceError::StaleEpoch { highest, .. } => DeviceFailure::StaleEpoch { highest },
@@ -237,16 +278,25 @@ mod tests {
         DeviceCall::Grant { slice: SliceId(slice), epoch: Epoch(1), host: HostId(0) }
     }
 
+    /// Makes calls that rest on the latest comparison; the first of all is one.
+    fn make_all(place: &EmcPlace, link: &mut Link, calls: Vec<DeviceCall>) -> Vec<DeviceDone> {
+        if !link.was_open && calls[0] != DeviceCall::Contents {
+            make_all(place, link, vec![DeviceCall::Contents]);
+        }
+        let call = |call| EmcCall { call, comparison: u64::MAX };
+        perform_all(place, link, calls.into_iter().map(call).collect())
+    }
+
     /// A directory where a slice's file is to be stops root, too, unlike permissions.
     #[test]
     fn slice_whose_file_cannot_be_opened_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
         let (place, mut device) = (place(directory.path()), Link::default());
-        perform_all(&place, &mut device, vec![DeviceCall::Contents]);
+        make_all(&place, &mut device, vec![DeviceCall::Contents]);
         let file = directory.path().join("slices/00007.1.h0");
         std::fs::create_dir(&file).unwrap();
         let mut failed = Vec::new();
-        for done in perform_all(&place, &mut device, (100..160).map(grant).collect()) {
+        for done in make_all(&place, &mut device, (100..160).map(grant).collect()) {
             match done {
                 DeviceDone::Granted { .. } => {}
                 DeviceDone::Failed { call, failure: DeviceFailure::Slice(error) } => {
@@ -258,10 +308,10 @@ mod tests {
         let [(call, error)] = &failed[..] else { panic!("{failed:?}") };
         assert_eq!((call, error.errno), (&grant(107), Some(rustix::io::Errno::ISDIR.raw_os_error())));
         assert!(error.message.contains("slices/00007.1.h0: "), "{}", error.message);
-        let again = perform_all(&place, &mut device, vec![grant(107)]);
+        let again = make_all(&place, &mut device, vec![grant(107)]);
         assert!(matches!(again[..], [DeviceDone::Failed { failure: DeviceFailure::Slice(_), .. }]));
         std::fs::remove_dir(&file).unwrap();
-        let repaired = perform_all(&place, &mut device, vec![grant(107)]);
+        let repaired = make_all(&place, &mut device, vec![grant(107)]);
         assert!(matches!(repaired[..], [DeviceDone::Granted { .. }]), "{repaired:?}");
     }
 
@@ -269,20 +319,23 @@ mod tests {
     fn device_of_another_rack_is_refused_and_left_as_it_is() {
         let directory = tempfile::tempdir().unwrap();
         let (place, mut device) = (place(directory.path()), Link::default());
-        perform_all(&place, &mut device, vec![grant(107)]);
+        make_all(&place, &mut device, vec![grant(107)]);
         drop(device);
         let other = EmcPlace { rack: "other".to_owned(), ..place.clone() };
         let stale = directory.path().join("slices/00007.0.h0"); // a revocation that its own rack would finish
         std::fs::write(&stale, "").unwrap();
-        let refused = perform_all(&other, &mut Link::default(), vec![DeviceCall::Contents, grant(108)]);
-        for done in refused {
-            let DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } = done else {
-                panic!("{done:?}")
-            };
-            assert!(error.contains("an EMC of rack r, this is rack other"), "{error}");
-        }
+        let refused = make_all(&other, &mut Link::default(), vec![DeviceCall::Contents, grant(108)]);
+        let errors = refused.iter().map(|done| match done {
+            DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } => error.as_str(),
+            _ => panic!("{done:?}"),
+        });
+        let errors: Vec<_> = errors.collect();
+        assert!(
+            errors.len() == 2 && errors[0].contains("an EMC of rack r, this is rack other"),
+            "{errors:?}"
+        );
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
-        let again = perform_all(&place, &mut Link::default(), vec![grant(107)]);
+        let again = make_all(&place, &mut Link::default(), vec![grant(107)]);
         assert!(matches!(again[..], [DeviceDone::Granted { .. }]), "{again:?}");
     }
 
@@ -290,9 +343,9 @@ mod tests {
     fn device_without_its_directory_fails_as_a_whole() {
         let directory = tempfile::tempdir().unwrap();
         let (place, mut device) = (place(directory.path()), Link::default());
-        perform_all(&place, &mut device, vec![DeviceCall::Contents]);
+        make_all(&place, &mut device, vec![DeviceCall::Contents]);
         std::fs::remove_dir(directory.path().join("slices")).unwrap();
-        let done = perform_all(&place, &mut device, vec![grant(107)]);
+        let done = make_all(&place, &mut device, vec![grant(107)]);
         assert!(
             matches!(done[..], [DeviceDone::Failed { failure: DeviceFailure::Error(_), .. }]),
             "{done:?}"
@@ -303,11 +356,38 @@ mod tests {
     fn slice_that_another_host_has_is_reported_with_its_owner() {
         let directory = tempfile::tempdir().unwrap();
         let (place, mut device) = (place(directory.path()), Link::default());
-        perform_all(&place, &mut device, vec![grant(100)]);
+        make_all(&place, &mut device, vec![grant(100)]);
         let (slice, epoch, host) = (SliceId(100), Epoch(2), HostId(1));
-        let done = perform_all(&place, &mut device, vec![DeviceCall::Grant { slice, epoch, host }]);
+        let done = make_all(&place, &mut device, vec![DeviceCall::Grant { slice, epoch, host }]);
         let [DeviceDone::Failed { failure, .. }] = &done[..] else { panic!("{done:?}") };
         assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
+    }
+
+    /// Calls that the manager made before it learned that the device vanished are not made on the one in its place, which may
+    /// have other grants.
+    #[test]
+    fn queued_call_of_a_vanished_device_is_refused_by_its_replacement() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("emc");
+        let (place, mut device) = (place(&path), Link::default());
+        make_all(&place, &mut device, vec![DeviceCall::Contents, grant(107)]);
+        std::fs::rename(&path, parent.path().join("away")).unwrap();
+        drop(place.driver.open(&path, place.slices, &place.serial, &place.rack).unwrap());
+        for slice in [108, 109] {
+            let done = make_all(&place, &mut device, vec![grant(slice)]);
+            let failed = |done: &DeviceDone| {
+                matches!(done, DeviceDone::Failed { failure: DeviceFailure::Error(_), .. })
+            };
+            assert!(done.iter().all(failed), "{done:?}");
+        }
+        assert_eq!(std::fs::read_dir(path.join("slices")).unwrap().count(), 0);
+        let done = make_all(&place, &mut device, vec![DeviceCall::Contents]);
+        assert!(
+            matches!(&done[..], [DeviceDone::Contents(contents)] if contents.grants.is_empty()),
+            "{done:?}"
+        );
+        let done = make_all(&place, &mut device, vec![grant(108)]);
+        assert!(matches!(done[..], [DeviceDone::Granted { .. }]), "{done:?}");
     }
 
     fn is_vanished(done: &[DeviceDone]) -> bool {
@@ -331,16 +411,17 @@ mod tests {
         let (path, away) = (parent.path().join("emc"), parent.path().join("away"));
         let (report, reports) = mpsc::channel();
         let report = move |_, done| drop(report.send(done));
-        let calls = start_probing(place(&path), Duration::from_millis(1), report).unwrap();
-        calls.send(grant(107)).unwrap();
-        await_report(&reports, |done| matches!(done, [DeviceDone::Granted { .. }]));
+        let mut calls = start_probing(place(&path), Duration::from_millis(1), report).unwrap();
+        calls.send(DeviceCall::Contents);
+        calls.send(grant(107));
+        await_report(&reports, |done| matches!(done.last(), Some(DeviceDone::Granted { .. })));
         std::fs::rename(&path, &away).unwrap();
         await_report(&reports, is_vanished);
-        calls.send(DeviceCall::Contents).unwrap();
+        calls.send(DeviceCall::Contents);
         await_report(&reports, is_vanished);
         assert!(!path.exists(), "an empty device was begun in the place of the missing one");
         std::fs::rename(&away, &path).unwrap();
-        calls.send(DeviceCall::Contents).unwrap();
+        calls.send(DeviceCall::Contents);
         let has_grant = |done: &[DeviceDone]| matches!(done, [DeviceDone::Contents(contents)] if contents.grants.len() == 1);
         await_report(&reports, has_grant);
     }
@@ -351,17 +432,17 @@ mod tests {
             let parent = tempfile::tempdir().unwrap();
             let path = parent.path().join("emc");
             let (place, mut device) = (place(&path), Link::default());
-            perform_all(&place, &mut device, vec![grant(107)]);
+            make_all(&place, &mut device, vec![grant(107)]);
             let (from, to) = (path.join(vanished), parent.path().join("away"));
             std::fs::rename(&from, &to).unwrap();
             let revoke = DeviceCall::Revoke { slice: SliceId(107), epoch: Epoch(1) };
             for _ in 0..2 {
-                let done = perform_all(&place, &mut device, vec![revoke.clone(), grant(108)]);
+                let done = make_all(&place, &mut device, vec![revoke.clone(), grant(108)]);
                 assert!(done.len() == 2 && is_vanished(&done), "{vanished}: {done:?}");
             }
             std::fs::rename(&to, &from).unwrap();
-            let done = perform_all(&place, &mut device, vec![revoke.clone()]);
-            assert!(matches!(done[..], [DeviceDone::Revoked { .. }]), "{vanished}: {done:?}");
+            let done = make_all(&place, &mut device, vec![DeviceCall::Contents, revoke.clone()]);
+            assert!(matches!(done[..], [_, DeviceDone::Revoked { .. }]), "{vanished}: {done:?}");
         }
     }
 }

@@ -8,7 +8,8 @@ use std::{
 };
 
 use pool::{
-    manager::{EmcState, HostState, Manager, Published},
+    ledger::{EmcEntry, HostEntry},
+    manager::{Alarm, EmcState, HostState, Manager, Published},
     record::{Key, Record},
 };
 use prometheus_client::{
@@ -21,7 +22,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use units::{Bytes, SliceId};
+use units::{Bytes, EmcId, HostId, Name, Ns, Revision, SliceId};
 
 use crate::{
     forecasts::{Past, Point},
@@ -113,6 +114,58 @@ struct PointLabel {
 
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
+}
+
+/// What the gauges show, in a form that is quick to copy from the ledger under its lock.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    leases_expired: u64,
+    emcs: Vec<EmcSnapshot>,
+    hosts: Vec<HostSnapshot>,
+    alarms: Vec<Alarm>,
+    buffer_target: u32,
+    drain_time: Ns,
+    revision: Revision,
+}
+
+#[derive(Clone, Debug)]
+struct EmcSnapshot {
+    name: Name,
+    is_up: bool,
+    states: Vec<(&'static str, u32)>,
+}
+
+#[derive(Clone, Debug)]
+struct HostSnapshot {
+    name: Name,
+    is_up: bool,
+    slices: usize,
+}
+
+impl Snapshot {
+    /// Copies what is known now.
+    pub fn of(manager: &Manager) -> Self {
+        let ledger = manager.durable();
+        let emc = |(id, entry): (EmcId, &EmcEntry)| EmcSnapshot {
+            name: entry.emc.name.clone(),
+            is_up: manager.emc_state(id) == EmcState::Up,
+            states: entry.states().collect(),
+        };
+        let host = |(id, entry): (HostId, &HostEntry)| HostSnapshot {
+            name: entry.host.name.clone(),
+            is_up: matches!(manager.host_state(id), HostState::Up | HostState::Silent),
+            slices: entry.held().len(),
+        };
+        Self {
+            leases_expired: manager.leases_expired(),
+            emcs: ledger.emcs().map(emc).collect(),
+            hosts: ledger.hosts().map(host).collect(),
+            alarms: manager.alarms(),
+            buffer_target: manager.buffer_target(),
+            drain_time: manager.drain_time(),
+            revision: ledger.meta().revision,
+        }
+    }
 }
 
 impl Default for Metrics {
@@ -233,47 +286,44 @@ impl Metrics {
         }
     }
 
-    /// Sets the gauges to what is known now.
+    /// Sets the gauges to what a snapshot has.
     #[expect(clippy::cast_possible_wrap, reason = "counts of slices and revisions are far below i64::MAX")]
-    pub fn observe(&self, manager: &Manager) {
-        let ledger = manager.durable();
-        self.lease_expired.inc_by(manager.leases_expired() - self.lease_expired.get());
+    fn observe(&self, snapshot: &Snapshot) {
+        self.lease_expired.inc_by(snapshot.leases_expired.saturating_sub(self.lease_expired.get()));
         self.slices.clear();
-        for (_, entry) in ledger.emcs() {
-            for (state, slices) in entry.states().filter(|(_, slices)| *slices > 0) {
-                let label = EmcInState { emc: entry.emc.name.to_string(), state };
-                self.slices.get_or_create(&label).set(slices.into());
+        self.emc_up.clear();
+        for emc in &snapshot.emcs {
+            let name = emc.name.to_string();
+            for (state, slices) in emc.states.iter().filter(|(_, slices)| *slices > 0) {
+                let label = EmcInState { emc: name.clone(), state };
+                self.slices.get_or_create(&label).set((*slices).into());
             }
+            self.emc_up.get_or_create(&EmcLabel { emc: name }).set(i64::from(emc.is_up));
         }
         self.hosts_up.clear();
         self.host_slices.clear();
-        self.emc_up.clear();
-        for (id, entry) in ledger.hosts() {
-            let label = HostLabel { host: entry.host.name.to_string() };
-            let up = matches!(manager.host_state(id), HostState::Up | HostState::Silent);
-            self.hosts_up.get_or_create(&label).set(i64::from(up));
-            self.host_slices.get_or_create(&label).set(entry.held().len() as i64);
-        }
-        for (id, entry) in ledger.emcs() {
-            let label = EmcLabel { emc: entry.emc.name.to_string() };
-            self.emc_up.get_or_create(&label).set(i64::from(manager.emc_state(id) == EmcState::Up));
+        for host in &snapshot.hosts {
+            let label = HostLabel { host: host.name.to_string() };
+            self.hosts_up.get_or_create(&label).set(i64::from(host.is_up));
+            self.host_slices.get_or_create(&label).set(host.slices as i64);
         }
         self.alarms.clear();
-        for alarm in manager.alarms() {
+        for alarm in &snapshot.alarms {
             let label = AlarmLabel { reason: alarm.reason, subject: alarm.subject.to_string() };
             self.alarms.get_or_create(&label).set(1);
         }
-        self.buffer_target.set(i64::from(manager.buffer_target()));
-        self.drain_seconds.set(manager.drain_time().as_duration().as_secs_f64());
-        self.revision.set(ledger.meta().revision.0 as i64);
+        self.buffer_target.set(i64::from(snapshot.buffer_target));
+        self.drain_seconds.set(snapshot.drain_time.as_duration().as_secs_f64());
+        self.revision.set(snapshot.revision.0 as i64);
     }
 
-    /// The page that Prometheus reads, see [`exposition`].
+    /// The page that Prometheus reads, see [`exposition`], with the gauges of a snapshot. Pages are made one at a time.
     ///
     /// # Errors
     /// Formatting failed.
-    pub fn text(&self) -> Result<String, std::fmt::Error> {
+    pub fn text(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
         let registry = self.registry.lock().expect("nobody panics while reading");
+        self.observe(snapshot);
         self.rpc.with_registry(|rpc| {
             exposition::page(&[&registry, rpc], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
         })
@@ -322,12 +372,8 @@ mod tests {
         happens(9, Event::Tick);
         let metrics = Metrics::default();
         for _ in 0..2 {
-            metrics.observe(&manager);
-            assert!(
-                metrics.text().unwrap().contains("tarn_lease_expired_total 1\n"),
-                "{}",
-                metrics.text().unwrap()
-            );
+            let page = metrics.text(&Snapshot::of(&manager)).unwrap();
+            assert!(page.contains("tarn_lease_expired_total 1\n"), "{page}");
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::{
     driver::{self, Asked, Handle, Start},
     forecasts::{self, Forecasts},
     founding::{self, FoundingError, Opened},
-    metrics::Metrics,
+    metrics::{Metrics, Snapshot},
     records::LoadError,
     rpc::{
         Policy, Shared,
@@ -405,9 +405,9 @@ async fn export(
         let shared = shared.clone();
         async move {
             let metrics = Arc::clone(&shared.metrics);
-            let observed = shared.driver.look(|manager, _| metrics.observe(manager));
-            observed.map_err(|error| error.to_string())?;
-            let page = shared.metrics.text().map_err(|error| error.to_string())?;
+            let snapshot = shared.driver.look(|manager, _| Snapshot::of(manager));
+            let snapshot = snapshot.map_err(|error| error.to_string())?;
+            let page = metrics.text(&snapshot).map_err(|error| error.to_string())?;
             Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], page))
         }
     };

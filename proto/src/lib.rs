@@ -5,7 +5,7 @@
 pub mod bearer;
 
 /// Version of the protocol between manager and agent; both refuse another.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Package `tarn.v1`.
 #[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]

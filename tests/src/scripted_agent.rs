@@ -31,7 +31,7 @@ pub struct Session {
 /// As the newest instance of a host's agent would introduce itself.
 pub fn hello(host: &str) -> wire::Hello {
     wire::Hello {
-        protocol_version: 1,
+        protocol_version: proto::PROTOCOL_VERSION,
         host: host.into(),
         boot_id: "boot".into(),
         instance: u64::MAX,

@@ -130,6 +130,8 @@ pub enum Event {
         /// What it says.
         want: Want,
     },
+    /// The manager requests a whole report.
+    ReportRequested,
     /// The host finished what it was told to do with a slice.
     Done {
         /// Which one.
@@ -364,7 +366,8 @@ pub struct Agent {
     /// How often to speak, while there is somebody to speak to.
     heartbeat: Option<Ns>,
     spoke: Ns,
-    told_all: Ns,
+    /// The number of the latest report of this session.
+    sequence: u64,
     /// Something is to be told, and whether that is everything.
     dirty: bool,
     tell_all: bool,
@@ -411,7 +414,7 @@ impl Agent {
             now,
             heartbeat: None,
             spoke: now,
-            told_all: now,
+            sequence: 0,
             dirty: false,
             tell_all: true,
             untold: BTreeSet::new(),
@@ -453,6 +456,7 @@ impl Agent {
             Event::SessionUp { rack, lease_ttl } => self.on_session_up(rack, lease_ttl),
             Event::SessionDown => self.heartbeat = None,
             Event::Want { rack, want } => self.on_want(&rack, want),
+            Event::ReportRequested => (self.dirty, self.tell_all) = (true, true),
             Event::Done { holding, result } => self.on_done(holding, result),
             Event::Cleared { place, result } => self.on_cleared(&place, result),
             Event::Attach { ticket, vm, caller } => self.on_attach(ticket, &vm, caller),
@@ -463,8 +467,8 @@ impl Agent {
         self.retry();
         self.clear_leftovers();
         self.forget_ended();
-        if self.heartbeat.is_some_and(|every| self.now >= self.told_all.after(every)) {
-            (self.dirty, self.tell_all) = (true, true);
+        if self.heartbeat.is_some_and(|every| self.now >= self.spoke.after(every)) {
+            self.dirty = true;
         }
     }
 
@@ -481,21 +485,24 @@ impl Agent {
         (self.heartbeat.is_some() && self.dirty).then_some(due)
     }
 
-    /// Everything now and then and when asked; else what is new, as the manager has heard the rest.
+    /// Returns a whole report at the start of a session and on request, else what is new: the manager has received the rest.
     fn report(&mut self) -> Have {
         (self.dirty, self.spoke) = (false, self.now);
         let untold = std::mem::take(&mut self.untold);
-        if std::mem::take(&mut self.tell_all) {
-            self.told_all = self.now;
-            return self.have();
-        }
-        let online = untold.into_iter().filter(|holding| self.is_online(*holding)).collect();
-        self.have_with(false, online)
+        let have = if std::mem::take(&mut self.tell_all) {
+            self.have()
+        } else {
+            let online = untold.into_iter().filter(|holding| self.is_online(*holding)).collect();
+            self.have_with(false, online)
+        };
+        let after = self.sequence;
+        self.sequence += 1;
+        Have { sequence: self.sequence, after, ..have }
     }
 
     /// When to call [`Agent::handle`] with [`Event::Tick`], if nothing else happens first.
     pub fn next_wakeup(&self) -> Option<Ns> {
-        let heartbeat = self.heartbeat.map(|every| self.told_all.after(every));
+        let heartbeat = self.heartbeat.map(|every| self.spoke.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
         let report = self.report_due().filter(|due| *due > self.now); // one that is due is an effect
         let wakeups = [heartbeat, retry, self.next_forget(), self.leftovers.next_wakeup(), report];
@@ -515,6 +522,10 @@ impl Agent {
             Some(Failed { holding: *holding, reason, message })
         });
         Have {
+            sequence: 0,
+            after: 0,
+            part: 0,
+            is_continued: false,
             number: self.newest,
             whole,
             online,
@@ -554,6 +565,7 @@ impl Agent {
             }
         }
         self.heartbeat = Some(Ns(lease_ttl.max(LEASE_TTL_MIN).0 / HEARTBEATS_PER_LEASE));
+        self.sequence = 0;
         (self.dirty, self.tell_all) = (true, true);
     }
 

@@ -154,6 +154,16 @@ impl HostEntry {
         self.held.iter().copied()
     }
 
+    /// Slices that the host may still reach, ascending, from one on.
+    pub(crate) fn held_from(&self, from: SliceId) -> impl Iterator<Item = SliceId> {
+        self.held.range(from..).copied()
+    }
+
+    /// Its active reservations, ascending, from one on.
+    pub(crate) fn reservations_from(&self, from: ReservationId) -> impl Iterator<Item = ReservationId> {
+        self.reservations.range(from..).copied()
+    }
+
     /// The lowest slice of an EMC that the host may still reach there.
     pub fn held_on(&self, emc: &Emc) -> Option<SliceId> {
         self.held.range(emc.first..emc.end()).next().copied()
@@ -545,6 +555,11 @@ impl Ledger {
     /// All hosts.
     pub fn hosts(&self) -> impl ExactSizeIterator<Item = (HostId, &HostEntry)> {
         self.hosts.iter().map(|(id, entry)| (*id, entry))
+    }
+
+    /// All hosts, in order of their numbers, from one on.
+    pub fn hosts_from(&self, from: HostId) -> impl Iterator<Item = (HostId, &HostEntry)> {
+        self.hosts.range(from..).map(|(id, entry)| (*id, entry))
     }
 
     /// One host.

@@ -15,11 +15,14 @@
 
 mod asks;
 mod buffer;
+mod comparison;
 mod devices;
 mod faults;
 mod fencing;
 mod hosts;
 mod links;
+mod orders;
+mod reports;
 mod restore;
 mod sight;
 mod stop_attempts;
@@ -30,7 +33,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use units::limits::{
-    AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_CHANGES_MAX, BATCH_LINGER, SLICES_LOST_MAX,
+    AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_CHANGES_MAX, BATCH_LINGER, LEDGER_PIECE_MAX,
+    SLICES_LOST_MAX,
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
@@ -41,7 +45,8 @@ pub use self::{
     view::{Alarm, EmcState, HostState},
 };
 use self::{
-    devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm, stop_attempts::StopAttempts,
+    comparison::Comparison, devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm,
+    stop_attempts::StopAttempts,
 };
 use crate::{
     audit::Decision,
@@ -127,6 +132,8 @@ pub enum Effect {
     Device(EmcId, DeviceCall),
     /// Send an order to an agent.
     Send(SessionId, Want),
+    /// Request a whole report from an agent.
+    RequestReport(SessionId),
     /// End an agent's connection.
     Close(SessionId, Closed),
     /// This has become durable: for watchers, metrics and traces.
@@ -227,6 +234,15 @@ pub struct Manager {
     /// When hosts were first found not to see a device that they are wired to.
     unseen_since: BTreeMap<HostId, UnixMs>,
     leases_expired: u64,
+    /// Events that may change whether the VMs of a report can be adopted: the ledger was loaded, an EMC was compared, a slice
+    /// was quarantined. A host that has not sent a whole report since the latest of them is asked for one.
+    doubts: u64,
+    /// Devices whose contents are being compared.
+    comparisons: BTreeMap<EmcId, Comparison>,
+    /// How many slices one event passes through.
+    piece: usize,
+    /// How often the ledger was loaded.
+    loads: u64,
     /// A fact came in since the last upkeep; a request alone makes none due.
     upkeep_due: bool,
     forget_at: Ns,
@@ -269,11 +285,20 @@ impl Manager {
             quarantined_at: BTreeMap::new(),
             unseen_since: BTreeMap::new(),
             leases_expired: 0,
+            doubts: 0,
+            comparisons: BTreeMap::new(),
+            piece: LEDGER_PIECE_MAX,
+            loads: 0,
             upkeep_due: false,
             forget_at: Ns::ZERO,
             changed: false,
             effects: VecDeque::new(),
         }
+    }
+
+    /// Sets how many slices one event passes through when an EMC is compared or a complete order is made.
+    pub fn set_piece(&mut self, slices: usize) {
+        self.piece = slices.max(1);
     }
 
     /// What is durable: the only thing anybody outside may see.
@@ -347,7 +372,16 @@ impl Manager {
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
         let links = self.links.next_wakeup(self.settings.lease_ttl, self.settings.fence_after);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
-        let others = [batch, waiter, links, self.next_upkeep(), self.next_fence(), self.faults.next_retry()];
+        let comparison = (!self.comparisons.is_empty()).then_some(Ns::ZERO);
+        let others = [
+            comparison,
+            batch,
+            waiter,
+            links,
+            self.next_upkeep(),
+            self.next_fence(),
+            self.faults.next_retry(),
+        ];
         others.into_iter().flatten().chain(devices).min()
     }
 
@@ -373,6 +407,7 @@ impl Manager {
         hosts.iter().for_each(|host| self.expect_host(when, *host));
         hosts.iter().for_each(|host| self.complete_fence(when, *host)); // its completion may not be on disk
         hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
+        (self.loads, self.doubts) = (self.loads + 1, self.doubts + 1);
         self.hear_boots(when);
         self.count_silence_anew(when);
         self.note_found(when);

@@ -1,10 +1,12 @@
-//! What manager and agent say to each other, as values: [`Want`] flows down, [`Have`] flows up. Now and then, and whenever
-//! it is in doubt, each tells the whole truth about one host, so a lost one costs time and never correctness. How they
-//! travel is the services' business.
+//! Messages between manager and agent, as values: [`Want`] flows down, [`Have`] flows up. At the start of a session, and
+//! whenever it is in doubt, each side sends its complete state of one host, so a lost message costs time and never
+//! correctness. The services transport them.
 //!
 //! The whole truth about thousands of slices is long, and most of it is old. So a `Want` may say only what has changed
 //! since the order before, which it names: an agent that did not follow that one ignores it, and is soon told everything.
-//! A `Have` may leave out slices it named before, and VMs: facts are never taken back by silence.
+//! A `Have` may leave out slices it named before, and VMs: facts are never taken back by silence. Reports are numbered in
+//! each session, so the manager detects a missing one in constant time and requests a whole report. A heartbeat is a report
+//! without news.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -136,6 +138,14 @@ pub struct WantVm {
 /// Facts about one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Have {
+    /// The number of this report in its session, from 1 on.
+    pub sequence: u64,
+    /// The number of the last report before this one. It is lower than `sequence - 1` if this one replaces others.
+    pub after: u64,
+    /// Which part of the report this is, from 0 on, and whether another follows; see [`Have::into_parts`].
+    pub part: usize,
+    /// Another part of the same report follows.
+    pub is_continued: bool,
     /// The order this answers; zero before the first.
     pub number: DesiredVersion,
     /// Whether `online` and `vms` are all of it; else slices that have been told before are left out, and all VMs.
@@ -175,7 +185,53 @@ impl Have {
         online.retain(|holding| !released.contains(holding));
         online.extend(newer.online.iter().copied());
         vms.retain(|id, _| !ended.contains(id));
-        Self { whole: self.whole, online, vms, ..newer }
+        Self { after: self.after, whole: self.whole, online, vms, ..newer }
+    }
+
+    /// Splits a report into parts of at most `most` facts each, so that applying one takes bounded time. A VM counts as
+    /// many facts as it has slices, and is never split.
+    pub fn into_parts(mut self, most: usize) -> Vec<Self> {
+        let (online, vms) = (std::mem::take(&mut self.online), std::mem::take(&mut self.vms));
+        let (released, scrubbed) = (std::mem::take(&mut self.released), std::mem::take(&mut self.scrubbed));
+        let (failed, ended) = (std::mem::take(&mut self.failed), std::mem::take(&mut self.ended));
+        let mut parts = Parts { most, room: most, parts: vec![self] };
+        online.into_iter().for_each(|holding| parts.next(1).online.push(holding));
+        released.into_iter().for_each(|holding| parts.next(1).released.push(holding));
+        scrubbed.into_iter().for_each(|scrubbed| parts.next(1).scrubbed.push(scrubbed));
+        failed.into_iter().for_each(|failed| parts.next(1).failed.push(failed));
+        ended.into_iter().for_each(|id| parts.next(1).ended.push(id));
+        vms.into_iter().for_each(|(id, vm)| drop(parts.next(1 + vm.slices.len()).vms.insert(id, vm)));
+        let last = parts.parts.len() - 1;
+        for (n, part) in parts.parts.iter_mut().enumerate() {
+            (part.part, part.is_continued) = (n, n < last);
+        }
+        parts.parts
+    }
+
+    /// The same report without facts.
+    fn without_facts(&self) -> Self {
+        let Self { sequence, after, number, whole, clean, .. } = *self;
+        Self { sequence, after, number, whole, clean, ..Self::default() }
+    }
+}
+
+/// The parts of a report, while it is split.
+struct Parts {
+    most: usize,
+    /// Facts for which the last part has room.
+    room: usize,
+    parts: Vec<Have>,
+}
+
+impl Parts {
+    /// The part that the next fact goes to, which counts as `size` facts.
+    fn next(&mut self, size: usize) -> &mut Have {
+        if size > self.room && self.room < self.most {
+            self.parts.push(self.parts[0].without_facts());
+            self.room = self.most;
+        }
+        self.room = self.room.saturating_sub(size);
+        self.parts.last_mut().expect("there is a first part")
     }
 }
 
@@ -271,6 +327,47 @@ mod tests {
             uid: None,
         };
         (ReservationId(id), vm)
+    }
+
+    #[test]
+    fn parts_of_a_report_have_all_its_facts_and_bounded_size() {
+        let whole = Have {
+            sequence: 4,
+            after: 2,
+            whole: true,
+            clean: true,
+            online: (0..5).map(holding).collect(),
+            released: (5..8).map(holding).collect(),
+            vms: [running(1), running(2)].into(),
+            ended: vec![ReservationId(3)],
+            ..Have::default()
+        };
+        for most in 1..20 {
+            let parts = whole.clone().into_parts(most);
+            let facts =
+                |part: &Have| part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len();
+            assert!(parts.iter().all(|part| facts(part) <= most.max(2)), "{most}: {parts:?}");
+            assert!(parts.len() <= 13usize.div_ceil(most) * 2, "{most}: {} parts", parts.len());
+            let (last, before) = parts.split_last().unwrap();
+            assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{most}");
+            assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{most}");
+            let sum = parts.iter().cloned().reduce(|mut sum, part| {
+                sum.online.extend(part.online);
+                sum.released.extend(part.released);
+                sum.ended.extend(part.ended);
+                sum.vms.extend(part.vms);
+                Have { is_continued: part.is_continued, ..sum }
+            });
+            assert_eq!(sum.as_ref(), Some(&whole), "{most}");
+        }
+        assert_eq!(Have::default().into_parts(1), [Have::default()]);
+    }
+
+    #[test]
+    fn merged_reports_follow_on_the_report_before_the_first() {
+        let report = |sequence| Have { sequence, after: sequence - 1, ..Have::default() };
+        let both = report(3).followed_by(report(4));
+        assert_eq!((both.sequence, both.after), (4, 2));
     }
 
     #[test]

@@ -109,6 +109,15 @@ pub const LIST_PAGES_MAX: u32 = 4096;
 /// Reservations in a page of a list. A reservation may name thousands of slices.
 pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
+/// Hosts that a list copies from the ledger per hold of its lock.
+pub const HOSTS_PIECE_MAX: usize = 64;
+/// Slices that a list copies from the ledger per hold of its lock.
+pub const SLICES_PIECE_MAX: usize = 512;
+/// Slices and reservations, in sum, that a list of reservations copies per hold of the lock.
+pub const RESERVATIONS_PIECE_MAX: usize = 4096;
+/// Reservations, ended ones included, that a list examines per hold of the lock.
+pub const RESERVATIONS_SCANNED_MAX: usize = 1024;
+
 /// Concurrent connections to the manager: one per agent, others for schedulers and operators.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Concurrent connections to the manager without an admitted request.
@@ -282,6 +291,12 @@ pub const MIGRATION_REQUEST_RETRY_AFTER: Ns = Ns::secs(600);
 
 /// Heartbeats per lease of an agent without other messages.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
+/// Slices that one event examines while an EMC is compared with the ledger or a complete desired state
+/// is built.
+pub const LEDGER_PIECE_MAX: usize = 512;
+/// Entries of a report that the manager applies per event. Longer reports are applied in parts, so that
+/// other requests do not wait for them.
+pub const REPORT_PART_FACTS_MAX: usize = 128;
 /// Results of a device that are processed together.
 pub const DEVICE_RESULTS_PER_BATCH_MAX: usize = 64;
 /// Shortest interval between desired states sent to a host while a caller waits for the next one.
@@ -311,6 +326,10 @@ pub const SLICE_RETRY_MAX: Ns = Ns::secs(2);
 pub const SLICE_ALARMS_MAX: usize = 256;
 /// Failed reservations with an alarm of their own; further ones share one.
 pub const RESERVATION_ALARMS_MAX: usize = 256;
+/// Running VMs that could not be adopted with an alarm of their own; further ones share one.
+pub const UNADOPTED_ALARMS_MAX: usize = 256;
+/// Pairs of host and invisible device with an alarm of their own; further ones share one.
+pub const SIGHT_ALARMS_MAX: usize = 256;
 /// Consecutive failures of a slice's device calls after which it is quarantined.
 pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Delay between attempts to fence a silent host by its fence command.

@@ -35,7 +35,7 @@ const SLICE: u64 = 1 << 30;
 #[derive(Debug)]
 pub enum Mail {
     /// An agent connected: its hello, its credentials and the way back to it.
-    Hello(wire::Hello, Option<String>, UnboundedSender<wire::DesiredState>),
+    Hello(wire::Hello, Option<String>, UnboundedSender<to_agent::Message>),
     /// A report.
     Have(wire::ObservedState),
 }
@@ -57,9 +57,13 @@ impl agent_server::Agent for Mailbox {
         else {
             return Err(Status::invalid_argument("no hello"));
         };
-        let (orders, mut ordered) = unbounded_channel::<wire::DesiredState>();
+        let (orders, mut ordered) = unbounded_channel::<to_agent::Message>();
         let (out, stream) = unbounded_channel();
-        let welcome = wire::Welcome { protocol_version: 1, rack_uuid: RACK.to_owned(), lease_ttl_ms: 2000 };
+        let welcome = wire::Welcome {
+            protocol_version: proto::PROTOCOL_VERSION,
+            rack_uuid: RACK.to_owned(),
+            lease_ttl_ms: 2000,
+        };
         let down = |message| Ok(wire::ToAgent { message: Some(message) });
         out.send(down(to_agent::Message::Welcome(welcome))).expect("it was just made");
         let mail = self.0.clone();
@@ -67,8 +71,8 @@ impl agent_server::Agent for Mailbox {
         tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    want = ordered.recv() => match want {
-                        Some(want) => drop(out.send(down(to_agent::Message::Desired(want)))),
+                    message = ordered.recv() => match message {
+                        Some(message) => drop(out.send(down(message))),
                         None => return, // the manager hangs up
                     },
                     message = messages.message() => match message {
@@ -90,7 +94,7 @@ pub struct Rig {
     runtime: Runtime,
     mail: UnboundedReceiver<Mail>,
     agent: Option<Child>,
-    orders: Option<UnboundedSender<wire::DesiredState>>,
+    orders: Option<UnboundedSender<to_agent::Message>>,
     /// The hello of the running agent.
     pub hello: wire::Hello,
     /// What it presented.
@@ -202,10 +206,15 @@ impl Rig {
             instance: self.hello.instance,
             ..want
         };
-        self.orders.as_ref().expect("an agent has connected").send(want).expect("the session lives");
+        self.send(to_agent::Message::Desired(want));
     }
 
-    /// Waits for a report that reflects the newest order and is as it ought to be.
+    fn send(&self, message: to_agent::Message) {
+        self.orders.as_ref().expect("an agent has connected").send(message).expect("the session lives");
+    }
+
+    /// Waits for a report that reflects the newest order and is as it ought to be. Requests a whole report after each that is
+    /// not.
     #[track_caller]
     pub fn wait(&mut self, is_right: impl Fn(&wire::ObservedState) -> bool) -> wire::ObservedState {
         let until = Instant::now() + WITHIN;
@@ -215,6 +224,9 @@ impl Rig {
                 let have = self.with_what_was_told(have);
                 if have.revision >= self.revision && is_right(&have) {
                     return have;
+                }
+                if !have.complete {
+                    self.send(to_agent::Message::ReportRequest(wire::ReportRequest {}));
                 }
                 last = Some(have);
             }

@@ -68,6 +68,10 @@ pub fn have(h: wire::ObservedState) -> Result<Have, Invalid> {
         return Err(Invalid::new("vms", h.vms.len(), &rule));
     }
     Ok(Have {
+        sequence: h.sequence,
+        after: h.after,
+        part: 0,
+        is_continued: false,
         number: DesiredVersion { generation: h.generation, revision: Revision(h.revision) },
         whole: h.complete,
         online: h.online.into_iter().map(holding).collect(),

@@ -109,7 +109,8 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
         (0.0..=most).contains(&number).then_some(number).ok_or_else(wrong)
     };
     let cores = number("cores", o.cores, CORES_PER_HOST_MAX.into())?;
-    let busy_percent = o.cpu_utilization_percent.map(|busy| number("cpu_utilization_percent", busy, 1e5)).transpose()?;
+    let busy_percent =
+        o.cpu_utilization_percent.map(|busy| number("cpu_utilization_percent", busy, 1e5)).transpose()?;
     let usage = Usage {
         p99: measured("p99_bytes", o.p99_bytes)?,
         mean: measured("mean_bytes", o.mean_bytes)?,

@@ -173,11 +173,6 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// All hosts.
-pub fn host_views(manager: &Manager) -> Vec<wire::Host> {
-    manager.durable().hosts().filter_map(|(id, _)| host(manager, id)).collect()
-}
-
 /// One EMC.
 pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
     let entry = manager.durable().emc(id)?;

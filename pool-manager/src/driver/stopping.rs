@@ -1,7 +1,7 @@
 //! Machines that are to be stopped by the operator's command, as their EMCs cannot cut them off. The command runs beside
 //! the threads of the EMCs, so that others' grants do not wait for it, and once for all EMCs that ask meanwhile.
 
-use std::sync::{Arc, mpsc::Sender};
+use std::sync::Arc;
 
 use pool::{
     manager::{DeviceCall, DeviceDone, DeviceFailure},
@@ -11,10 +11,10 @@ use tokio::runtime::Handle as Runtime;
 use units::{EmcId, HostId, UnixMs};
 
 use super::{Core, Shared};
-use crate::{convert, power_off};
+use crate::{convert, emc::EmcCalls, power_off};
 
 /// An EMC that waits for a machine to be stopped, and the way to its thread.
-pub(super) type Waiting = (EmcId, Sender<DeviceCall>);
+pub(super) type Waiting = (EmcId, EmcCalls);
 
 /// Has a machine stopped, and its EMC told of it.
 pub(super) fn stop(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: Waiting) {
@@ -47,7 +47,7 @@ fn tell(shared: &Shared, host: HostId, since: Option<UnixMs>, stopped: Result<()
         stopped.and_then(|()| is_same.then_some(()).ok_or("it returned before it was stopped".to_owned()));
     let Err(why) = stopped else {
         let call = DeviceCall::Fence { host, powered_off: true };
-        return waiting.into_iter().for_each(|(_, calls)| drop(calls.send(call.clone()))); // ends with the driver
+        return waiting.into_iter().for_each(|(_, mut calls)| calls.send(call.clone()));
     };
     drop(core);
     for (emc, _) in waiting {

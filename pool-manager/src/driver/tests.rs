@@ -197,8 +197,8 @@ impl Rig {
         self.until(|manager| slot(manager, slice).is_some_and(&holds)).await;
     }
 
-    fn report(&self, have: Have) {
-        self.handle.agent_have(self.session, have).unwrap();
+    async fn report(&self, have: Have) {
+        self.handle.agent_have(self.session, have).await.unwrap();
     }
 
     async fn until_scrubbed(&self, slice: u32, epoch: u64) {
@@ -208,7 +208,7 @@ impl Rig {
         })
         .await;
         let scrubbed = Scrubbed { holding, started: at, ended: at, verified: units::SLICE };
-        self.report(Have { scrubbed: vec![scrubbed], ..Have::default() });
+        self.report(Have { scrubbed: vec![scrubbed], ..Have::default() }).await;
         self.until_slot(slice, |slot| slot.state == State::Free).await;
     }
 }
@@ -222,7 +222,7 @@ async fn readded_device_continues_its_epochs() {
     rig.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
     rig.handle.ask(release("v")).await.unwrap();
     let released = vec![Holding { slice: SliceId(0), epoch: Epoch(1) }];
-    rig.report(Have { released, ..Have::default() });
+    rig.report(Have { released, ..Have::default() }).await;
     rig.until_scrubbed(0, 2).await;
     rig.handle.ask(Ask::Configure(rack(rig.directory.path(), "f", 3))).await.unwrap();
     rig.until_scrubbed(3, 3).await;

@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, MutexGuard, atomic::Ordering, mpsc as blocking},
+    sync::{Arc, MutexGuard, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -19,7 +19,7 @@ use units::{EmcId, Ns};
 use super::{Core, Errand, Replied, Session, Shared, ToSession, WriteChunk, stopping};
 use crate::{
     device::Driver,
-    emc::{self, EmcPlace},
+    emc::{self, EmcCalls, EmcPlace},
     keeper::Keeper,
     metrics::Metrics,
     store::{StoreError, Write},
@@ -41,7 +41,7 @@ enum Act {
 pub(super) struct Driving {
     shared: Arc<Shared>,
     keeper: Keeper,
-    emcs: HashMap<EmcId, blocking::Sender<DeviceCall>>,
+    emcs: HashMap<EmcId, EmcCalls>,
     metrics: Arc<Metrics>,
     /// Replies of one batch, handed to the connections in one go. Bounded by the requests that may wait.
     replies: mpsc::UnboundedSender<Vec<Reply>>,
@@ -112,7 +112,7 @@ impl Driving {
 
     fn perform(&mut self, act: Act) {
         match act {
-            Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost order is repeated
+            Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost order or request is repeated
             Act::Do(Effect::Store { batch, records }) => self.store(batch, &records),
             Act::Do(Effect::Reload) => self.reload(),
             Act::Do(Effect::Device(emc, call)) => self.call_device(emc, call),
@@ -124,7 +124,9 @@ impl Driving {
                 }
                 self.shared.note_change();
             }
-            Act::Reply(..) | Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::Close(..)) => {} // done elsewhere
+            Act::Reply(..)
+            | Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::RequestReport(_) | Effect::Close(..)) => {
+            } // done elsewhere
         }
     }
 
@@ -200,11 +202,12 @@ impl Driving {
         {
             self.emcs.insert(id, calls);
         }
-        match (self.emcs.get(&id), &call) {
-            (Some(calls), DeviceCall::Fence { host, powered_off: false }) if !self.cuts_off(id) => {
+        let must_stop = matches!(call, DeviceCall::Fence { powered_off: false, .. }) && !self.cuts_off(id);
+        match (self.emcs.get_mut(&id), &call) {
+            (Some(calls), DeviceCall::Fence { host, powered_off: false }) if must_stop => {
                 stopping::stop(&self.shared, &self.runtime, *host, (id, calls.clone()));
             }
-            (Some(calls), _) => drop(calls.send(call)), // its thread ends with this one
+            (Some(calls), _) => calls.send(call),
             (None, _) => {
                 let failure = DeviceFailure::Error("no thread for its driver".into());
                 self.event(Event::Device(id, DeviceDone::Failed { call, failure }));
@@ -232,7 +235,7 @@ impl Driving {
         self.shared.lock().manager.durable().emc(id).is_some_and(|entry| entry.emc.cuts_off())
     }
 
-    fn open_emc(&self, id: EmcId) -> Option<blocking::Sender<DeviceCall>> {
+    fn open_emc(&self, id: EmcId) -> Option<EmcCalls> {
         let place = {
             let core = self.shared.lock();
             let emc = &core.manager.durable().emc(id)?.emc;
@@ -300,6 +303,9 @@ fn collect(core: &mut Core, acts: &mut Vec<Act>) {
             }
             Effect::Send(session, want) => {
                 core.sessions.get(&session).map(|to| Act::Tell(to.outbox.clone(), ToSession::Order(want)))
+            }
+            Effect::RequestReport(session) => {
+                core.sessions.get(&session).map(|to| Act::Tell(to.outbox.clone(), ToSession::RequestReport))
             }
             Effect::Close(session, why) => close(core, session, why),
             other => Some(Act::Do(other)),

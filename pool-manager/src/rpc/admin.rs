@@ -11,7 +11,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status};
 use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX};
-use units::{ReservationId, SliceId};
+use units::{HostId, ReservationId, SliceId};
 
 use super::{
     Shared, backup,
@@ -19,7 +19,10 @@ use super::{
     scheduler::unexpected,
 };
 use crate::{
-    convert::{self, Invalid},
+    convert::{
+        self, Invalid,
+        lists::{self, Piece},
+    },
     driver::{Asked, WriteChunk},
 };
 
@@ -84,6 +87,31 @@ fn after(text: &str) -> Result<ReservationId, Status> {
     }
 }
 
+impl Admin {
+    /// Gathers a list piece by piece, each under the ledger's lock on its own. `piece` is given where it begins and how many
+    /// entries are missing, and returns nothing more once there are enough. Returns where the next page begins, too.
+    async fn gather<T, K: Copy>(
+        &self,
+        from: K,
+        most: usize,
+        piece: impl Fn(&Manager, K, usize) -> Piece<T, K>,
+    ) -> Result<Piece<T, K>, Status> {
+        let mut all = Piece { entries: Vec::new(), next: Some(from) };
+        while let Some(from) = all.next.filter(|_| all.entries.len() < most) {
+            let missing = most - all.entries.len();
+            let found = self.0.driver.look(|manager, _| piece(manager, from, missing)).map_err(refused)?;
+            all.entries.extend(found.entries);
+            all.next = found.next;
+            tokio::task::yield_now().await;
+        }
+        Ok(all)
+    }
+
+    fn revision(&self) -> Result<u64, Status> {
+        self.0.driver.look(|manager, _| manager.durable().meta().revision.0).map_err(refused)
+    }
+}
+
 /// One page, and after whom the next begins if there is more.
 fn paged<T>(
     mut wanted: impl Iterator<Item = (ReservationId, T)>,
@@ -118,7 +146,9 @@ impl admin_server::Admin for Admin {
 
     async fn list_hosts(&self, request: Request<wire::ListHostsRequest>) -> Reply<wire::ListHostsResponse> {
         self.0.admit_operator(&request)?;
-        Ok(Response::new(wire::ListHostsResponse { hosts: self.look(convert::host_views).await? }))
+        let hosts =
+            self.gather(HostId(0), usize::MAX, |manager, from, _| lists::hosts(manager, from)).await?;
+        Ok(Response::new(wire::ListHostsResponse { hosts: hosts.entries }))
     }
 
     async fn get_host(&self, request: Request<wire::GetHostRequest>) -> Reply<wire::Host> {
@@ -153,16 +183,9 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let page = page(request.limit);
-        let listed = self.look(move |manager| {
-            let ledger = manager.durable();
-            let mut slices = ledger.slots_from(SliceId(request.from));
-            let shown =
-                slices.by_ref().take(page).map(|(id, emc, slot)| convert::slice(ledger, id, emc, slot));
-            let shown = shown.collect();
-            let next = slices.next().map(|(id, ..)| id.0);
-            wire::ListSlicesResponse { slices: shown, next, revision: ledger.meta().revision.0 }
-        });
-        Ok(Response::new(listed.await?))
+        let revision = self.revision()?;
+        let Piece { entries: slices, next } = self.gather(SliceId(request.from), page, lists::slices).await?;
+        Ok(Response::new(wire::ListSlicesResponse { slices, next: next.map(|id| id.0), revision }))
     }
 
     async fn get_slice(&self, request: Request<wire::GetSliceRequest>) -> Reply<wire::Slice> {
@@ -186,16 +209,12 @@ impl admin_server::Admin for Admin {
         let request = request.into_inner();
         let after = after(&request.after)?;
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
-        let listed = self.look(move |manager| {
-            let ledger = manager.durable();
-            let wanted = ledger.reservations_after(after).filter(|(_, r)| request.ended || r.is_active());
-            let (shown, next_after) = paged(wanted, page);
-            let views = shown.into_iter().filter_map(|(id, _)| ledger.view(id));
-            let reservations = views.map(convert::reservation).collect();
-            let revision = ledger.meta().revision.0;
-            wire::ListReservationsResponse { reservations, next_after, revision }
-        });
-        Ok(Response::new(listed.await?))
+        let revision = self.revision()?;
+        let piece = |manager: &Manager, after, most| lists::reservations(manager, after, request.ended, most);
+        let Piece { entries, next } = self.gather(after, page, piece).await?;
+        let reservations = entries.into_iter().map(convert::reservation).collect();
+        let next_after = next.map(|id| id.to_string()).unwrap_or_default();
+        Ok(Response::new(wire::ListReservationsResponse { reservations, next_after, revision }))
     }
 
     async fn get_reservation(

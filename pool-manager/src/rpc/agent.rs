@@ -122,7 +122,7 @@ async fn hear(
             Err(status) => return (status.code() == tonic::Code::OutOfRange).then_some(status),
         };
         let heard = match message.message {
-            Some(from_agent::Message::Observed(have)) => hear_have(shared, host.id, session, have),
+            Some(from_agent::Message::Observed(have)) => hear_have(shared, host.id, session, have).await,
             Some(from_agent::Message::Shares(told)) => hear_shares(shared, &host.name, told),
             Some(from_agent::Message::Hello(_)) | None => {
                 let rule = "must be a have or shares after the hello";
@@ -135,7 +135,7 @@ async fn hear(
     }
 }
 
-fn hear_have(
+async fn hear_have(
     shared: &Shared,
     host: HostId,
     session: SessionId,
@@ -144,7 +144,7 @@ fn hear_have(
     let touched = convert::agent::touched(std::mem::take(&mut have.touched)).map_err(invalid)?;
     let have = convert::agent::have(have).map_err(invalid)?;
     shared.forecasts.touched(host, &touched).map_err(refused)?; // before it is heard that a VM has ended
-    shared.driver.agent_have(session, have).map_err(refused)
+    shared.driver.agent_have(session, have).await.map_err(refused)
 }
 
 fn hear_shares(shared: &Shared, host: &Name, told: wire::Shares) -> Result<(), Status> {
@@ -172,6 +172,7 @@ async fn tell(
                 Some(ToSession::Order(want)) => {
                     to_agent::Message::Desired(convert::agent::want(rack_uuid.clone(), want))
                 }
+                Some(ToSession::RequestReport) => to_agent::Message::ReportRequest(wire::ReportRequest {}),
             },
             weights = weights.next() => weights_message(&weights),
         };

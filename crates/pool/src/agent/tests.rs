@@ -1,6 +1,6 @@
 //! The agent's promises: scenarios as lines of words, and properties over stories of random orders, failures and deaths.
 //!
-//! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `want:N:PARTS`, `ok:S.E`, `half:S.E` (a scrub that verified
+//! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `report` (a whole report is requested), `want:N:PARTS`, `ok:S.E`, `half:S.E` (a scrub that verified
 //! a part), `fail:S.E`, `dirty:S.E`,
 //! `cleared:S.E`, `unclear:S.E`, `attach:VM@PID` (by root), `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
 //! and 2, each of its first owner), `a/UID=...` (the same, for a user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
@@ -159,6 +159,7 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
         "recorded" => Event::Recorded { reservation: reservation(rest), result: Ok(()) },
         "unrecorded" => Event::Recorded { reservation: reservation(rest), result: Err("full".to_owned()) },
         "gone" => Event::ProcessGone { reservation: reservation(rest) },
+        "report" => Event::ReportRequested,
         "tick" => Event::Tick,
         _ => panic!("no word {word}"),
     }
@@ -301,10 +302,33 @@ fn a_change_is_followed_on_top_of_the_order_it_names_and_of_no_other() {
 }
 
 #[test]
-fn everything_is_told_with_every_heartbeat_and_what_is_new_between() {
+fn heartbeat_has_no_facts_and_requested_report_has_all() {
     let ms = 4000 / HEARTBEATS_PER_LEASE;
-    check(&format!("up want:1:a=1.1+2.1 ok:1.1 ok:2.1 tick:{}", ms - 1), "");
-    check(&format!("up want:1:a=1.1+2.1 ok:1.1 ok:2.1 tick:{ms}"), "have:1:online=1.1+2.1");
+    let online = "up want:1:a=1.1+2.1 ok:1.1 ok:2.1";
+    check(&format!("{online} tick:{}", ms - 1), "");
+    check(&format!("{online} tick:{ms}"), "news:1");
+    check(&format!("{online} report"), "have:1:online=1.1+2.1");
+    check(&format!("{online} report tick:{ms}"), "news:1");
+    check(&format!("{online} down up"), "have:1:online=1.1+2.1");
+}
+
+#[test]
+fn reports_are_numbered_in_each_session() {
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), left(""));
+    let mut sequences = |word: &str| {
+        let event = event(&agent, &mut 0, word);
+        agent.handle(Ns::ZERO, event);
+        let effects = std::iter::from_fn(|| agent.poll_effect());
+        let reports = effects.filter_map(|effect| match effect {
+            Effect::SendHave(have) => Some((have.after, have.sequence)),
+            _ => None,
+        });
+        reports.collect::<Vec<_>>()
+    };
+    assert_eq!(sequences("up"), [(0, 1)]);
+    assert_eq!(sequences("want:1"), [(1, 2)]);
+    assert_eq!(sequences("report"), [(2, 3)]);
+    assert_eq!([sequences("down"), sequences("up")], [vec![], vec![(0, 1)]]);
 }
 
 #[test]
@@ -313,7 +337,7 @@ fn a_slice_that_is_not_zero_is_reported_once_nothing_of_it_is_left_and_never_han
     check("up want:1:a=1.1 dirty:1.1 unclear:1.1", "news:1");
     let cleared = |more: &str| format!("up want:1:a=1.1 dirty:1.1 cleared:1.1 {more}");
     check(&cleared(""), "news:1:failed=1.1:clean");
-    check(&cleared("tick:60000"), "have:1:failed=1.1:clean");
+    check(&cleared("tick:60000"), "news:1:failed=1.1:clean");
     check(&cleared("want:2:a=1.1"), "have:2:failed=1.1:clean");
     check(&cleared("attach:a@100"), "refuse:1:0 of 1 slices of VM a are online");
     check(&cleared("want:2"), "have:2:clean");
@@ -340,7 +364,7 @@ fn what_a_predecessor_left_is_closed_unless_the_first_order_wants_it_or_a_vm_has
         assert_eq!(run(Vec::new(), "1.1+2.1", script).1, expected, "after {script}");
     };
     check("up", "remember:R have:0");
-    check("up tick:60000", "have:0");
+    check("up tick:60000", "news:0");
     check("up want:1", "clear:/emc/1.1 clear:/emc/2.1 have:1");
     check("up want:1 cleared:1.1", "news:1");
     check("up want:1 cleared:1.1 cleared:2.1", "news:1:clean");
@@ -467,7 +491,7 @@ fn a_slice_never_seen_is_closed_and_then_said_to_be_given_back_until_nobody_asks
     check("up want:1:release=9.3 ok:9.3", "have:1:released=9.3:clean");
     check("up want:1:release=9.3 fail:9.3", "have:1:online=9.3");
     check("up want:1:release=9.3 ok:9.3 want:2:release=9.3", "have:2:released=9.3:clean");
-    check("up want:1:release=9.3 ok:9.3 tick:1000", "have:1:released=9.3:clean");
+    check("up want:1:release=9.3 ok:9.3 tick:1000", "news:1:released=9.3:clean");
     check("up want:1:release=9.3 ok:9.3 want:2", "have:2:clean");
 }
 
@@ -549,11 +573,11 @@ fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
     let ended = attached("gone:a");
     check(&ended, "free:a news:1:ended=a");
     let later = ENDED_VM_REPORTED_FOR.as_ms();
-    check(&format!("{ended} tick:{later}"), "have:1:online=1.1:ended=a");
+    check(&format!("{ended} tick:{later}"), "news:1:ended=a");
     let unnamed = format!("{ended} want:2:release=1.1 ok:1.1 want:3");
     check(&unnamed, "have:3:ended=a:clean");
-    check(&format!("{unnamed} tick:{later}"), "forget:a have:3:clean");
-    check(&format!("{ended} want:2 tick:{later}"), "have:2:online=1.1:ended=a");
+    check(&format!("{unnamed} tick:{later}"), "forget:a news:3:clean");
+    check(&format!("{ended} want:2 tick:{later}"), "news:2:ended=a");
 }
 
 #[test]
@@ -615,7 +639,7 @@ fn a_name_reserved_again_is_another_vm() {
 #[test]
 fn it_speaks_a_few_times_in_every_lease_and_only_while_somebody_listens() {
     check("up tick:999", "");
-    check("up tick:1000", "have:0:clean");
+    check("up tick:1000", "news:0:clean");
     check("up down tick:5000", "");
     let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
     assert_eq!(agent.next_wakeup(), None);

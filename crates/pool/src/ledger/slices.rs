@@ -1,6 +1,6 @@
 //! What happens to slices outside requests: devices and hosts report, scrubbers are chosen, something is not right.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use units::limits::{HOSTS_LOST_MAX, RESERVATIONS_LOST_MAX, SLICES_LOST_MAX};
 use units::{EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
@@ -114,19 +114,11 @@ impl Ledger {
         unreported.filter(may_reach).map(|entry| &entry.host)
     }
 
-    /// The first slice of a VM on an EMC, with its epoch, of which the device does not know the highest epoch that it has
-    /// granted: the device is another one, or was emptied. Slices on their way back do not count, so that an EMC whose record is
-    /// lost for good works again when its VMs have ended.
-    pub fn first_unknown_epoch(
-        &self,
-        emc: EmcId,
-        highest: &BTreeMap<SliceId, Epoch>,
-    ) -> Option<(SliceId, Epoch)> {
-        let mut granted = self.emcs.get(&emc)?.emc.range().filter_map(|slice| {
-            let slot = self.slot(slice)?;
-            matches!(slot.state, State::Onlining(_) | State::Online(_)).then_some((slice, slot.epoch))
-        });
-        granted.find(|(slice, epoch)| highest.get(slice).is_none_or(|known| known < epoch))
+    /// The epoch under which the device granted a slice to a VM. A device that does not know it is another one, or was emptied.
+    /// Slices on their way back have none, so that an EMC whose record is lost for good works again when its VMs have ended.
+    pub fn granted_epoch(&self, slice: SliceId) -> Option<Epoch> {
+        let slot = self.slot(slice)?;
+        matches!(slot.state, State::Onlining(_) | State::Online(_)).then_some(slot.epoch)
     }
 
     /// Whether the device of a slice can cut a host off.

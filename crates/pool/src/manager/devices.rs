@@ -1,14 +1,11 @@
 //! Devices: every durable intent is driven until the device confirms it. Calls are idempotent on (slice, epoch), so
 //! after a restart, a failure or a doubt they are simply made again.
 
-use std::collections::BTreeMap;
-
-use units::limits::{DEVICE_RETRY, OWNER_EPOCH_MAX};
-use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs};
+use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs, limits::DEVICE_RETRY};
 
 use super::{Effect, Manager};
 use crate::{
-    ledger::{Change, EmcEntry, Ledger, When},
+    ledger::{Change, Ledger, When},
     protocol::Handle,
     record::{Fence, Key},
     slice::{Call, Event, Quarantine, Scrub, Slot, State},
@@ -157,6 +154,11 @@ pub(super) enum Condition {
 }
 
 impl DeviceLink {
+    /// Of a device that has been compared and works.
+    pub(super) fn up() -> Self {
+        Self { condition: Condition::Up, asked: false, compared: true }
+    }
+
     pub(super) fn is_up(&self) -> bool {
         self.condition == Condition::Up
     }
@@ -185,6 +187,7 @@ impl Manager {
     /// the store was read again, too: what an earlier comparison found may not be on disk, and an answer that came
     /// meanwhile was not looked at.
     pub(super) fn compare_emc(&mut self, emc: EmcId) {
+        self.drop_comparison(emc);
         let link = self.devices.remove(&emc);
         let failed = link.map(|link| link.condition).filter(|c| matches!(c, Condition::Failed { .. }));
         let condition = failed.unwrap_or(Condition::Starting);
@@ -194,6 +197,7 @@ impl Manager {
     }
 
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
+        self.drop_comparison(emc);
         self.devices.remove(&emc);
         self.fencing.retain(|(of, _), _| *of != emc);
         self.stop_attempts.remove_emc(emc);
@@ -208,7 +212,7 @@ impl Manager {
         self.places.remove(&slice);
     }
 
-    fn set_emc_up(&mut self, emc: EmcId, up: bool) {
+    pub(super) fn set_emc_up(&mut self, emc: EmcId, up: bool) {
         self.changed = true;
         self.head.set_emc_up(emc, up);
         self.durable.set_emc_up(emc, up);
@@ -238,13 +242,6 @@ impl Manager {
     /// Whether a slice is on an EMC whose contents have not been compared with the ledger.
     pub(super) fn is_uncompared(&self, slice: SliceId) -> bool {
         self.head.emc_of(slice).is_some_and(|emc| !self.is_compared(emc))
-    }
-
-    fn drive_emc(&mut self, when: When, emc: EmcId) {
-        let slices: Vec<SliceId> =
-            self.durable.emc(emc).map(|entry| entry.emc.range().collect()).unwrap_or_default();
-        slices.into_iter().for_each(|slice| self.drive_slice(slice));
-        self.drive_fences_of_emc(when, emc);
     }
 
     /// Makes the device call that a durable slot owes, unless a newer decision has overtaken it or one is under way.
@@ -297,7 +294,7 @@ impl Manager {
             return; // once the store is read again the device is asked what it holds
         }
         match done {
-            DeviceDone::Contents(contents) => self.on_contents(when, emc, contents),
+            DeviceDone::Contents(contents) => self.begin_comparison(when, emc, contents),
             DeviceDone::Granted { slice, epoch, handle } => {
                 self.handles.insert(slice, (epoch, handle));
                 self.slice_event(when, slice, Event::Granted(epoch));
@@ -308,7 +305,10 @@ impl Manager {
                 self.slice_event(when, slice, Event::Revoked(epoch));
                 self.drive_slice(slice);
             }
-            DeviceDone::Fenced { host } => self.on_fenced(when, emc, host),
+            DeviceDone::Fenced { host } => {
+                self.on_fenced(when, emc, host);
+                self.repeat_comparison(emc);
+            }
             DeviceDone::Failed { call, failure } => self.on_failed(when, emc, &call, failure),
         }
     }
@@ -355,7 +355,8 @@ impl Manager {
         }
     }
 
-    fn fail_emc(&mut self, when: When, emc: EmcId, error: String) {
+    pub(super) fn fail_emc(&mut self, when: When, emc: EmcId, error: String) {
+        self.drop_comparison(emc);
         let since = match &self.devices[&emc].condition {
             Condition::Failed { since, .. } => *since,
             Condition::Starting | Condition::Up => when.wall,
@@ -374,43 +375,6 @@ impl Manager {
                 self.effects.push_back(Effect::Device(*emc, DeviceCall::Contents));
             }
         }
-    }
-
-    /// Compares the contents of a device with the ledger, and quarantines slices on which they differ. A device that lacks the
-    /// epoch of a VM's slice is another device, or was emptied: it counts as failed, and no slice changes.
-    fn on_contents(&mut self, when: When, emc: EmcId, contents: Contents) {
-        let Some(range) = self.head.emc(emc).map(|entry: &EmcEntry| entry.emc.range()) else { return };
-        let highest: BTreeMap<SliceId, Epoch> = contents.highest.into_iter().collect();
-        if let Some((slice, epoch)) = self.head.first_unknown_epoch(emc, &highest) {
-            let error = format!(
-                "the device does not know epoch {epoch} of slice {slice}: it is another device or was emptied; restore its \
-                 directory, or release the VMs that have slices of it"
-            );
-            return self.fail_emc(when, emc, error);
-        }
-        if let Some((slice, epoch)) = highest.iter().find(|(_, epoch)| epoch.0 > OWNER_EPOCH_MAX) {
-            let error = format!("the device's record is damaged: it has epoch {epoch} of slice {slice}");
-            return self.fail_emc(when, emc, error);
-        }
-        let grants: BTreeMap<SliceId, Grant> =
-            contents.grants.into_iter().map(|grant| (grant.slice, grant)).collect();
-        let change = self.head.decide_hosts_named(grants.values().map(|grant| grant.host));
-        self.change(when, change);
-        for slice in range {
-            let slot = self.head.slot(slice).unwrap_or_default();
-            let high = highest.get(&slice).copied().unwrap_or_default();
-            self.compare(when, slice, slot, high, grants.get(&slice));
-        }
-        let places = &self.places;
-        let unknown = contents.places.into_iter().filter(|(slice, place)| places.get(slice) != Some(place));
-        self.found_places.extend(unknown);
-        let named = grants.into_values().map(|grant| (grant.slice, (grant.epoch, grant.handle)));
-        let handles = &self.handles;
-        self.found.extend(named.filter(|(slice, named)| handles.get(slice) != Some(named)));
-        self.note_found(when);
-        self.devices.insert(emc, DeviceLink { condition: Condition::Up, asked: false, compared: true });
-        self.set_emc_up(emc, true);
-        self.drive_emc(when, emc);
     }
 
     /// Handles that a device named are shown to hosts with the next durable revision: two orders of one number are equal,
@@ -444,7 +408,14 @@ impl Manager {
         }
     }
 
-    fn compare(&mut self, when: When, slice: SliceId, slot: Slot, high: Epoch, grant: Option<&Grant>) {
+    pub(super) fn compare(
+        &mut self,
+        when: When,
+        slice: SliceId,
+        slot: Slot,
+        high: Epoch,
+        grant: Option<&Grant>,
+    ) {
         if high > slot.epoch {
             self.slice_event(when, slice, Event::Raise(high));
         }
@@ -500,6 +471,7 @@ impl Manager {
 
     pub(super) fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
         if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
+            self.doubts += 1;
             self.change(when, change);
         }
     }

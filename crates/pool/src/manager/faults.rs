@@ -72,6 +72,10 @@ impl SliceFaults {
         Some(slice)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.faults.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (SliceId, &SliceFault)> {
         self.faults.iter().map(|(slice, fault)| (*slice, fault))
     }

@@ -3,44 +3,44 @@
 //! Silence frees nothing. A host whose lease is over is `unknown`: it gets nothing new and keeps what it has, until it
 //! speaks again or is fenced.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use units::limits::{
     DELTA_CHANGES_PER_HOST_MAX, DESIRED_STATE_INTERVAL_MIN, DESIRED_STATE_LINGER, DESIRED_STATE_RESEND_AFTER,
 };
 use units::{DesiredVersion, Epoch, HostId, InstanceId, Ns, ReservationId, SliceId, UnixMs};
 
-use super::{Closed, Effect, Manager, SessionId, links::Due};
+use super::{Closed, Effect, Manager, SessionId, links::Due, orders::Draft, reports::ReportLog};
 use crate::{
     audit::Actor,
-    ledger::{HostEntry, Ledger, When},
-    protocol::{FailedReason, Handle, Have, Hello, Holding, NoMore, Want, WantRelease, WantVm},
-    record::{EndedBy, Fence, Reservation, Stage},
+    ledger::When,
+    protocol::{Hello, Holding},
     slice::{Drain, Event, Scrub, Slot, State},
 };
 
 /// What the manager knows of a host beside the ledger. Not durable: after a restart every host gets a full fresh lease.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
-    session: Option<SessionId>,
+    pub(super) session: Option<SessionId>,
     hello: Option<Hello>,
     /// Last heard on the clock of decisions; the start of the manager before the first word.
     heard: Ns,
     pub(super) heard_wall: Option<UnixMs>,
     unknown_since: Option<(Ns, UnixMs)>,
-    order: Option<SentOrder>,
+    pub(super) order: Option<SentOrder>,
     /// There is news that the next order is to carry.
-    order_due: bool,
-    news: News,
+    pub(super) order_due: bool,
+    pub(super) news: News,
     /// The newest order that its agent has reflected.
-    reflected: DesiredVersion,
+    pub(super) reflected: DesiredVersion,
     /// The first order of this session that told it that it was fenced.
-    told_fenced: Option<DesiredVersion>,
+    pub(super) told_fenced: Option<DesiredVersion>,
     /// What this session was told to scrub.
-    told_to_scrub: BTreeSet<Holding>,
+    pub(super) told_to_scrub: BTreeSet<Holding>,
     rejected: Option<RejectedAgent>,
-    /// Whether this session has reported all VMs of the host.
-    has_reported: bool,
+    pub(super) reports: ReportLog,
+    /// The complete order that is being made.
+    pub(super) draft: Option<Draft>,
 }
 
 /// An older agent of the same boot, rejected while a newer instance speaks for the host. It shows that the host runs.
@@ -52,20 +52,20 @@ pub(super) struct RejectedAgent {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct SentOrder {
-    number: DesiredVersion,
-    at: Ns,
+pub(super) struct SentOrder {
+    pub(super) number: DesiredVersion,
+    pub(super) at: Ns,
 }
 
 /// What has changed for a host since its last order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct News {
-    reservations: BTreeSet<ReservationId>,
-    slices: BTreeSet<SliceId>,
+    pub(super) reservations: BTreeSet<ReservationId>,
+    pub(super) slices: BTreeSet<SliceId>,
     /// More than can be said so.
-    all: bool,
+    pub(super) all: bool,
     /// Somebody waits for what the next order will bring.
-    awaited: bool,
+    pub(super) awaited: bool,
 }
 
 impl News {
@@ -114,18 +114,33 @@ impl Link {
             told_fenced: None,
             told_to_scrub: BTreeSet::new(),
             rejected: None,
-            has_reported: false,
+            reports: ReportLog::default(),
+            draft: None,
         }
-    }
-
-    /// Notes a complete report of the present session.
-    pub(super) fn note_report(&mut self) {
-        self.has_reported = true;
     }
 
     /// Whether the present or latest session has reported all VMs of the host.
     pub(super) fn has_reported(&self) -> bool {
-        self.has_reported
+        self.reports.has_reported()
+    }
+
+    /// Notes that its agent spoke, and returns whether it reflects an older order than an earlier report did.
+    pub(super) fn note_heard(&mut self, when: When, reflected: DesiredVersion) -> bool {
+        (self.heard, self.heard_wall) = (when.now, Some(when.wall));
+        let overtaken = reflected < self.reflected;
+        self.reflected = self.reflected.max(reflected);
+        overtaken
+    }
+
+    /// The first order of this session that told it that it was fenced.
+    pub(super) fn told_fenced(&self) -> Option<DesiredVersion> {
+        self.told_fenced
+    }
+
+    /// Keeps a complete order whose next piece is due at once.
+    pub(super) fn keep_draft(&mut self, draft: Draft) {
+        self.draft = Some(draft);
+        self.order_due = true;
     }
 
     /// Whether its agent has spoken to this manager.
@@ -193,7 +208,7 @@ impl Link {
     /// When it may be sent an order that is due.
     fn next_order(&self) -> Option<Ns> {
         self.session?;
-        let Some(sent) = self.order else { return Some(Ns::ZERO) };
+        let Some(sent) = self.order.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
         Some(sent.at.after(match self.news.awaited {
             _ if !answered => DESIRED_STATE_RESEND_AFTER,
@@ -204,7 +219,8 @@ impl Link {
 
     /// When an order that was not answered is sent again.
     fn repeat_at(&self) -> Option<Ns> {
-        let sent = self.order.filter(|sent| self.is_connected() && self.reflected < sent.number)?;
+        let unanswered = |sent: &SentOrder| self.is_connected() && self.reflected < sent.number;
+        let sent = self.order.filter(|sent| unanswered(sent) && self.draft.is_none())?;
         Some(sent.at.after(DESIRED_STATE_RESEND_AFTER))
     }
 }
@@ -228,7 +244,7 @@ impl Manager {
         }
     }
 
-    fn close(&mut self, session: SessionId, why: Closed) {
+    pub(super) fn close(&mut self, session: SessionId, why: Closed) {
         self.disconnect(session);
         self.effects.push_back(Effect::Close(session, why));
     }
@@ -238,6 +254,7 @@ impl Manager {
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.session == Some(session)) {
             link.session = None;
             link.order = None;
+            link.draft = None;
         }
         self.note_live(host);
     }
@@ -334,113 +351,6 @@ impl Manager {
         self.disconnect(session);
     }
 
-    /// A host reports. Each fact is taken as an event of its slice; late and repeated ones change nothing. Only the newest
-    /// report of a connection is checked for false claims: slices that an older one names may have been forgotten since.
-    pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
-        let Some(host) = self.sessions.get(&session).copied() else { return };
-        let Some(mut link) = self.links.get_mut(&host) else { return };
-        link.heard = when.now;
-        link.heard_wall = Some(when.wall);
-        let overtaken = have.number < link.reflected;
-        link.reflected = link.reflected.max(have.number);
-        drop(link);
-        if !self.loaded {
-            return;
-        }
-        self.hear_lost_slices(when, host, have);
-        if let Some(claim) = self.false_claim(host, have).filter(|_| !overtaken) {
-            return self.close(session, Closed::FalseClaim(claim.slice, claim.epoch));
-        }
-        self.hear_slices(when, host, have);
-        self.hear_vms(when, host, have);
-        self.hear_clean(when, host, have);
-        self.hear_report(when, host, have);
-    }
-
-    /// A slice that this host cannot have had: never there, another's, or of an epoch that never was.
-    fn false_claim(&self, host: HostId, have: &Have) -> Option<Holding> {
-        let entry = self.head.host(host)?;
-        have.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
-    }
-
-    fn is_false(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
-        if self.head.is_held(host, claim.slice, claim.epoch) {
-            return false;
-        }
-        let removed = claim.epoch > Epoch(0) && claim.slice < self.head.meta().next_slice;
-        let Some(slot) = self.head.slot(claim.slice) else { return !removed };
-        let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
-            || entry.host.may_know_more();
-        let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
-        // After a restore, or on an EMC with a foreign record, ledger or device may know less than the host.
-        let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
-        let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
-        // A report of a past grant may come after the wire was removed: it counts for nothing.
-        (never || others) && !(wired && in_doubt)
-    }
-
-    fn hear_slices(&mut self, when: When, host: HostId, have: &Have) {
-        let news = have.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
-        for holding in news.copied().collect::<Vec<_>>() {
-            self.slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
-        }
-        for holding in &have.released {
-            self.slice_event(when, holding.slice, Event::Released(host, holding.epoch));
-        }
-        for scrubbed in &have.scrubbed {
-            if scrubbed.verified >= units::SLICE {
-                self.slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
-            }
-        }
-        for failed in &have.failed {
-            let Holding { slice, epoch } = failed.holding;
-            let Some(slot) = self.head.slot(slice).filter(|slot| slot.epoch == epoch) else { continue };
-            let event = match (failed.reason, slot.state) {
-                (_, State::Scrubbing(Scrub::Working(_))) => Event::ScrubFailed(host, epoch),
-                (FailedReason::NotZero, _) => Event::FoundDirty(host, epoch),
-                (FailedReason::Host, _) => {
-                    self.break_reservation(when, host, slice, &failed.message);
-                    continue;
-                }
-            };
-            if let Some(change) = self.head.decide_quarantine(when, slice, event, &failed.message) {
-                self.change(when, change);
-            }
-        }
-    }
-
-    fn break_reservation(&mut self, when: When, host: HostId, slice: SliceId, message: &str) {
-        let slot = self.head.slot(slice).filter(|slot| slot.holder() == Some(host));
-        if let Some(id) = slot.and_then(crate::slice::Slot::reservation) {
-            let change =
-                self.head.decide_break(when, id, format!("slice {slice} did not come online: {message}"));
-            self.change(when, change);
-        }
-    }
-
-    /// A VM whose process is gone gives its memory back.
-    fn hear_vms(&mut self, when: When, host: HostId, have: &Have) {
-        let name = self.head.host(host).map(|entry| entry.host.name.clone());
-        let Some(name) = name else { return };
-        for id in &have.ended {
-            if self.head.reservation(*id).is_some_and(|r| r.host == host && r.is_active()) {
-                let ended = self.head.decide_end(when, *id, EndedBy::ProcessGone, Actor::Agent(name.clone()));
-                ended.into_iter().for_each(|change| self.change(when, change));
-            }
-        }
-    }
-
-    /// A fenced host proves itself clean only in answer to an order that told it.
-    fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
-        let told = self.links.get(&host).and_then(|link| link.told_fenced);
-        if have.clean && told.is_some_and(|told| have.number >= told) {
-            let hello = self.links.get(&host).and_then(Link::hello);
-            let boot_id = hello.map_or("", |hello| &hello.boot_id).to_owned();
-            let change = self.head.decide_report(when, host, &boot_id, true);
-            self.change(when, change);
-        }
-    }
-
     pub(super) fn slice_event(&mut self, when: When, slice: SliceId, event: Event) {
         if let Some(change) = self.head.decide_slice(slice, event) {
             self.change(when, change);
@@ -497,236 +407,6 @@ impl Manager {
         if let Some(session) = session {
             self.close(session, Closed::LeaseOver);
         }
-    }
-
-    /// The next order to a reservation's host is not to linger: somebody waits for its slices.
-    pub(super) fn hurry_order(&mut self, id: ReservationId) {
-        let host = self.durable.reservation(id).map(|reservation| reservation.host);
-        if let Some(mut link) = host.and_then(|host| self.links.get_mut(&host)) {
-            link.news.awaited = true;
-        }
-    }
-
-    /// A host is to be told of a slice, and of the reservations that have or had it.
-    pub(super) fn tell_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
-        if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
-            link.news.note(Some(slice), of.into_iter().flatten());
-            link.order_due = true;
-        }
-    }
-
-    /// A reservation's host is to be told of it; of one whose slices are still to be granted it has not heard.
-    pub(super) fn tell_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
-        let waits = matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
-        if waits {
-            return;
-        }
-        if let Some(mut link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected()) {
-            link.news.note(None, [id]);
-            link.order_due = true;
-        }
-    }
-
-    /// A host is to be told everything.
-    pub(super) fn tell_host(&mut self, host: HostId) {
-        if let Some(mut link) = self.links.get_mut(&host) {
-            link.news.all = true;
-            link.order_due = true;
-        }
-    }
-
-    /// Sends the orders that are due, one unanswered order at a time to each host.
-    pub(super) fn send_orders(&mut self, when: When) {
-        for host in self.links.orders_due(when.now) {
-            if let Some(mut link) = self.links.get_mut(&host) {
-                link.order_due = false;
-            }
-            // When that is durable, or lost, there is news for the host.
-            if self.decides_against(host) {
-                self.put_off_repeating(when, host);
-            } else {
-                self.send_order(when, host);
-            }
-        }
-    }
-
-    /// Whether what is durable is not to be told a host any more.
-    fn decides_against(&self, host: HostId) -> bool {
-        self.decides_a_fence_of(host) || self.decides_a_scrub_of(host) || self.decides_an_end_at(host)
-    }
-
-    /// Whether a host is known to have started again, and it is not durable yet. What is durable would have it open slices for
-    /// VMs that have ended, with their bytes in them.
-    fn decides_an_end_at(&self, host: HostId) -> bool {
-        let (Some(before), Some(after)) = (self.durable.host(host), self.head.host(host)) else {
-            return false;
-        };
-        let (before, after) = (&before.host, &after.host);
-        before.fence == Fence::None && !before.boot_id.is_empty() && after.boot_id != before.boot_id
-    }
-
-    /// Whether a host is decided to be cut off, and it is not durable yet. It was not connected then: what it were told now
-    /// it would take for its own after somebody vouched that it is off.
-    fn decides_a_fence_of(&self, host: HostId) -> bool {
-        let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
-        fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
-    }
-
-    /// Whether a scrub of a host is decided to be over, and it is not durable yet. What is durable would tell the host to
-    /// scrub: an agent that has not been told so before, in this session, would do it on a slice that is somebody else's by
-    /// then.
-    fn decides_a_scrub_of(&self, host: HostId) -> bool {
-        let told = self.links.get(&host).map(|link| &link.told_to_scrub);
-        let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
-        scrubs.any(|slice| {
-            let slot = self.durable.slot(slice).unwrap_or_default();
-            let told = told.is_some_and(|told| told.contains(&Holding { slice, epoch: slot.epoch }));
-            slot.state == State::Scrubbing(Scrub::Working(host)) && !told && self.is_overtaken(slice)
-        })
-    }
-
-    fn put_off_repeating(&mut self, when: When, host: HostId) {
-        if let Some(mut link) = self.links.get_mut(&host)
-            && let Some(sent) = &mut link.order
-        {
-            sent.at = when.now;
-        }
-    }
-
-    /// Orders that were not answered in time are sent again.
-    pub(super) fn repeat_orders(&mut self, when: When) {
-        for host in self.links.repeats_due(when.now) {
-            self.tell_host(host);
-        }
-    }
-
-    fn send_order(&mut self, when: When, host: HostId) {
-        let Some(mut link) = self.links.get_mut(&host) else { return };
-        let Some(session) = link.session else { return };
-        let news = std::mem::take(&mut link.news);
-        let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
-        drop(link);
-        let changed = last.and_then(|last| self.changed_want(host, last, &news));
-        let Some(want) = changed.or_else(|| self.want(host)) else { return };
-        let held = |told: &Holding| self.durable.is_held(host, told.slice, told.epoch);
-        let mut link = self.links.get_mut(&host).expect("it was just there");
-        link.told_to_scrub.retain(held);
-        link.told_to_scrub.extend(want.scrub.keys());
-        link.order = Some(SentOrder { number: want.number, at: when.now });
-        if want.fenced && link.told_fenced.is_none() {
-            link.told_fenced = Some(want.number);
-        }
-        drop(link);
-        self.effects.push_back(Effect::Send(session, want));
-    }
-
-    /// What has changed since an order, if that can be said.
-    fn changed_want(&self, host: HostId, base: DesiredVersion, news: &News) -> Option<Want> {
-        let mut want = self.empty_want(host)?;
-        if news.all || want.fenced || want.number <= base {
-            return None;
-        }
-        want.base = Some(base);
-        for id in &news.reservations {
-            if !self.want_vm(host, *id, &mut want) {
-                want.no_more.vms.insert(*id);
-            }
-        }
-        let named: BTreeSet<SliceId> = want.slices().collect();
-        for slice in news.slices.difference(&named) {
-            if !self.want_slice(host, *slice, &mut want) {
-                want.no_more.slices.insert(*slice);
-            }
-        }
-        Some(want)
-    }
-
-    /// The whole truth about one host, from what is durable.
-    pub fn want(&self, host: HostId) -> Option<Want> {
-        let mut want = self.empty_want(host)?;
-        if want.fenced {
-            return Some(want);
-        }
-        let entry = self.durable.host(host)?;
-        for slice in entry.held() {
-            self.want_slice(host, slice, &mut want);
-        }
-        for id in entry.reservations() {
-            self.want_vm(host, id, &mut want);
-        }
-        Some(want)
-    }
-
-    fn empty_want(&self, host: HostId) -> Option<Want> {
-        let meta = self.durable.meta();
-        Some(Want {
-            number: DesiredVersion { generation: meta.generation, revision: meta.revision },
-            base: None,
-            instance: self.links.get(&host)?.instance()?,
-            vms: BTreeMap::new(),
-            release: BTreeMap::new(),
-            scrub: BTreeMap::new(),
-            no_more: NoMore::default(),
-            fenced: self.durable.host(host)?.host.fence != Fence::None,
-        })
-    }
-
-    /// Adds what a host is to do with a slice that is no VM's, if anything.
-    fn want_slice(&self, host: HostId, slice: SliceId, want: &mut Want) -> bool {
-        let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
-            return false;
-        };
-        let holding = Holding { slice, epoch: slot.epoch };
-        let Some(handle) = self.handle_of(holding) else { return false }; // it is known once its device is compared
-        match slot.state {
-            State::Draining(_, Drain::Host { force }) => {
-                drop(want.release.insert(holding, WantRelease { force, handle }));
-            }
-            State::Scrubbing(Scrub::Leaving(_)) => {
-                drop(want.release.insert(holding, WantRelease { force: false, handle }));
-            }
-            State::Scrubbing(Scrub::Working(_)) => drop(want.scrub.insert(holding, handle)),
-            _ => return false,
-        }
-        true
-    }
-
-    /// Adds a VM that its host is to have ready, if it is one.
-    fn want_vm(&self, host: HostId, id: ReservationId, want: &mut Want) -> bool {
-        let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
-        let Some(slices) = self.usable(id, reservation) else { return false };
-        let Reservation { vm, local, pinned, uid, .. } = reservation;
-        want.vms.insert(id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices });
-        true
-    }
-
-    /// Whether every slice of a VM is granted, and the handles of all of them are stored.
-    fn is_usable(&self, id: ReservationId, reservation: &Reservation) -> bool {
-        let holdings = |slice: &SliceId| {
-            self.durable.slot(*slice).map(|slot| Holding { slice: *slice, epoch: slot.epoch })
-        };
-        let has_handle = |slice| holdings(slice).is_some_and(|holding| self.handle_of(holding).is_some());
-        self.durable.is_granted(id, reservation) && reservation.slices.iter().all(has_handle)
-    }
-
-    /// A VM's slices, once every one of them is granted to it: an order never names a part of a VM's memory, nor a slice that
-    /// another VM was found on after a restore.
-    fn usable(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
-        let ended = matches!(reservation.stage, Stage::Broken { .. } | Stage::Ended { .. });
-        if ended || !self.durable.is_granted(id, reservation) {
-            return None;
-        }
-        let handle = |slice: &SliceId| {
-            let slot = self.durable.slot(*slice)?;
-            let holding = Holding { slice: *slice, epoch: slot.epoch };
-            Some((holding, self.handle_of(holding)?))
-        };
-        reservation.slices.iter().map(handle).collect()
-    }
-
-    fn handle_of(&self, holding: Holding) -> Option<Handle> {
-        let granted = self.handles.get(&holding.slice).filter(|(epoch, _)| *epoch == holding.epoch);
-        granted.map(|(_, handle)| handle).or_else(|| self.places.get(&holding.slice)).cloned()
     }
 }
 

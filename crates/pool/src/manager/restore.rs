@@ -8,10 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::{EPOCHS_LOST_MAX, RESERVATIONS_LOST_MAX, RESERVATIONS_PER_HOST_MAX};
+use units::limits::{
+    EPOCHS_LOST_MAX, RESERVATIONS_LOST_MAX, RESERVATIONS_PER_HOST_MAX, UNADOPTED_ALARMS_MAX,
+};
 use units::{EmcId, HostId, Name, ReservationId, SliceId, UnixMs};
 
-use super::{Alarm, Manager, hosts::Link};
+use super::{Alarm, Manager, hosts::Link, reports::PartialReport};
 use crate::{
     audit::Subject,
     denied::Denied,
@@ -30,25 +32,45 @@ pub(super) struct UnadoptedVm {
 }
 
 impl Manager {
-    /// Adopts the VMs of a report, and notes whether the host has reported all it has since a restore. A fenced host, or
-    /// one that is being fenced, adopts nothing: its orders end all that is left.
-    pub(super) fn hear_report(&mut self, when: When, host: HostId, have: &Have) {
+    /// Adopts the VMs of one part of a report. A fenced host, or one that is being fenced, adopts nothing: its orders end all
+    /// that is left.
+    pub(super) fn hear_report(&mut self, when: When, host: HostId, have: &Have, partial: &mut PartialReport) {
         self.claim_slices(when, host, have);
-        if self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None) {
+        if self.is_cut_off_host(host) {
             return self.forget_unadopted(host);
         }
-        let unadopted = self.adopt_vms(when, host, have);
-        if !have.whole {
-            return;
+        partial.unadopted.extend(self.adopt_vms(when, host, have));
+        if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
+            partial.is_uncompared |= have.holdings().any(|holding| self.is_uncompared(holding.slice));
         }
-        if let Some(mut link) = self.links.get_mut(&host) {
-            link.note_report();
+    }
+
+    fn is_cut_off_host(&self, host: HostId) -> bool {
+        self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None)
+    }
+
+    pub(super) fn has_unadopted(&self, host: HostId) -> bool {
+        self.unadopted.contains_key(&host)
+    }
+
+    /// Notes whether the host has reported all it has since a restore, at the end of a whole report. Returns whether the report
+    /// counts, which that of a fenced host does not.
+    pub(super) fn hear_whole(
+        &mut self,
+        when: When,
+        host: HostId,
+        have: &Have,
+        partial: PartialReport,
+    ) -> bool {
+        if self.is_cut_off_host(host) {
+            return false;
         }
+        let PartialReport { unadopted, is_uncompared, .. } = partial;
         if !self.head.host(host).is_some_and(|entry| entry.host.must_report) {
-            return self.note_unadopted(host, unadopted);
+            self.note_unadopted(host, unadopted);
+            return true;
         }
-        let uncompared =
-            self.has_uncompared_emc(host) || have.holdings().any(|holding| self.is_uncompared(holding.slice));
+        let uncompared = is_uncompared || self.has_uncompared_emc(host);
         let reported = !uncompared && have.number.generation == self.head.meta().generation;
         let all_adopted = unadopted.is_empty();
         self.note_unadopted(host, unadopted);
@@ -59,6 +81,7 @@ impl Manager {
             let change = self.head.decide_reported(when, host);
             self.change(when, change);
         }
+        true
     }
 
     /// Reserves the numbers of slices that only a host knows of since a restore. It may have been fenced since.
@@ -210,8 +233,11 @@ impl Manager {
             ),
             since: self.loaded_at,
         });
+        let count = self.unadopted.values().map(Vec::len).sum();
+        let rest =
+            self.rest_alarm("VM_NOT_ADOPTED", count, UNADOPTED_ALARMS_MAX, "VMs run and are not adopted");
         let unadopted = self.unadopted.iter().flat_map(|(host, vms)| vms.iter().map(|vm| (*host, vm)));
-        pending.chain(unadopted.filter_map(|(host, vm)| {
+        let listed = unadopted.take(UNADOPTED_ALARMS_MAX).filter_map(|(host, vm)| {
             let host = &self.durable.host(host)?.host.name;
             Some(Alarm {
                 reason: "VM_NOT_ADOPTED",
@@ -223,7 +249,8 @@ impl Manager {
                 ),
                 since: vm.since,
             })
-        }))
+        });
+        pending.chain(listed).chain(rest)
     }
 
     fn why_unreported(&self, host: HostId) -> String {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use units::{EmcId, HostId};
+use units::{EmcId, HostId, limits::SIGHT_ALARMS_MAX};
 
 use super::{Alarm, Manager};
 use crate::{
@@ -29,7 +29,10 @@ impl Manager {
     }
 
     pub(super) fn sight_alarms(&self) -> impl Iterator<Item = Alarm> {
-        self.durable.hosts().flat_map(move |(id, entry)| {
+        let count = self.durable.hosts().map(|(_, entry)| entry.unseen().len()).sum();
+        let what = "devices are not seen by hosts that rack.toml wires to them";
+        let rest = self.rest_alarm("DEVICE_NOT_FOUND", count, SIGHT_ALARMS_MAX, what);
+        let unseen = self.durable.hosts().flat_map(move |(id, entry)| {
             entry.unseen().iter().filter_map(move |(emc, why)| {
                 let (host, emc) = (&entry.host.name, &self.durable.emc(*emc)?.emc.name);
                 Some(Alarm {
@@ -39,7 +42,8 @@ impl Manager {
                     since: self.unseen_since.get(&id).copied().unwrap_or(self.loaded_at),
                 })
             })
-        })
+        });
+        unseen.take(SIGHT_ALARMS_MAX).chain(rest)
     }
 }
 

@@ -9,6 +9,7 @@ mod devices;
 mod driver;
 mod guards;
 mod hosts;
+mod pieces;
 mod reports;
 mod requests;
 mod restore;

@@ -22,6 +22,7 @@ impl Manager {
     pub(super) fn keep_up(&mut self, when: When) {
         self.watch_leases(when);
         self.retry_devices(when);
+        self.continue_comparisons(when);
         self.retry_slices(when);
         self.retry_fences(when);
         self.repeat_orders(when);

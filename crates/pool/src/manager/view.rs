@@ -306,8 +306,10 @@ impl Manager {
         listed.chain(rest)
     }
 
+    /// Slices whose device calls fail: the first by name, all others as one number.
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
-        self.faults.iter().map(|(slice, fault)| Alarm {
+        let rest = self.rest_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices fail");
+        let listed = self.faults.iter().take(SLICE_ALARMS_MAX).map(|(slice, fault)| Alarm {
             reason: "SLICE_FAILING",
             subject: Subject::Slice(slice),
             message: format!(
@@ -317,7 +319,21 @@ impl Manager {
                 fault.failures
             ),
             since: fault.since,
-        })
+        });
+        listed.chain(rest)
+    }
+
+    /// The alarm for all of `count` conditions beyond the first `most`.
+    pub(super) fn rest_alarm(
+        &self,
+        reason: &'static str,
+        count: usize,
+        most: usize,
+        what: &str,
+    ) -> Option<Alarm> {
+        let more = count.checked_sub(most).filter(|more| *more > 0)?;
+        let message = format!("{more} more {what}");
+        Some(Alarm { reason, subject: Subject::Rack, message, since: self.loaded_at })
     }
 
     fn slice_name(&self, slice: SliceId) -> String {

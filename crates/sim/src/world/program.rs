@@ -8,6 +8,7 @@ use pool::{
     manager::{Ask, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Manager, Token},
     record::{Fence, Meta, Record},
 };
+use rand::Rng as _;
 use units::{EmcId, HostId, Ns, limits::STORE_RETRY};
 
 use super::{Happening, Records, World, store::Store};
@@ -16,6 +17,8 @@ use super::{Happening, Records, World, store::Store};
 const IDLE_TICKS_MAX: u32 = 100;
 /// How soon a machine that wants to be woken in the past is woken.
 const AT_ONCE: Ns = Ns(20_000);
+/// Slices that one event of the manager passes through: few, so that comparisons and orders have several pieces.
+const PIECE_MAX: usize = 4;
 /// How long a device takes.
 const DEVICE_TAKES: Ns = Ns(300_000);
 
@@ -112,9 +115,11 @@ impl World {
         let meta = meta.unwrap_or_else(|| Meta::new("rack".into()));
         self.program.life += 1;
         let ready = self.program.token();
+        let mut manager = Manager::new(self.weather.settings.clone());
+        manager.set_piece(self.rng.random_range(1..=PIECE_MAX));
         let (life, base) = (self.program.life, meta.rack_time);
         self.program.running = Some(Running {
-            manager: Manager::new(self.weather.settings.clone()),
+            manager,
             life,
             base,
             started: self.now,
@@ -244,6 +249,7 @@ impl World {
             Effect::Reply(token, answer) => self.on_reply(token, *answer),
             Effect::Device(emc, call) => self.begin_call(emc, call),
             Effect::Send(session, want) => self.send_want(session, want),
+            Effect::RequestReport(session) => self.request_report(session),
             Effect::Close(session, why) => self.manager_closes(session, &why),
             Effect::Durable(_) => {}
         }

@@ -8,6 +8,7 @@ use pool::{
     manager::{Closed, Event, SessionId},
     protocol::{Have, Hello, Holding, SeenDevice, Want},
 };
+use rand::Rng as _;
 use units::limits::{RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN};
 use units::{HostId, InstanceId, Ns};
 
@@ -15,6 +16,10 @@ use super::{Happening, World, check::Orders};
 
 /// How long a message takes.
 const WIRE_TAKES: Ns = Ns(150_000);
+/// How long the manager takes for one part of a report.
+const PART_TAKES: Ns = Ns(20_000);
+/// Facts in one part of a report: few, so that most reports have several.
+const REPORT_PART_MAX: usize = 8;
 /// How late the latest of them are.
 const LATE_MAX: Ns = Ns::ms(600);
 
@@ -148,6 +153,26 @@ impl World {
         }
     }
 
+    pub(super) fn request_report(&mut self, id: SessionId) {
+        let Some(session) = self.wire.sessions.get(&id) else { return };
+        let host = session.host;
+        self.say(|| format!("manager -> {host}: report all"));
+        for at in self.arrivals(id, false) {
+            self.at(at, Happening::AsksReport(id));
+        }
+    }
+
+    pub(super) fn agent_is_asked(&mut self, id: SessionId) {
+        let Some(session) = self.wire.sessions.get(&id).filter(|session| session.agent) else { return };
+        let (host, instance) = (session.host, session.instance);
+        if self.held_back(host, |()| Happening::AsksReport(id), ())
+            || self.postpone(host, || Happening::AsksReport(id))
+        {
+            return;
+        }
+        self.agent(host, instance, Told::ReportRequested);
+    }
+
     pub(super) fn send_have(&mut self, host: HostId, id: SessionId, have: Have) {
         self.note_have(host, &have);
         self.say(|| format!("{host} -> manager: {}", brief_have(&have)));
@@ -189,8 +214,18 @@ impl World {
             return;
         }
         self.heard(host);
-        self.note_report(host, &have);
-        self.manager(Event::AgentHave(id, have));
+        let most = self.rng.random_range(1..=REPORT_PART_MAX);
+        let mut at = self.now;
+        for part in have.into_parts(most) {
+            self.at(at, Happening::ToManagerPart(id, Box::new(part)));
+            at = at.after(PART_TAKES);
+        }
+    }
+
+    pub(super) fn manager_hears_part(&mut self, id: SessionId, part: Have) {
+        let Some(session) = self.wire.sessions.get(&id).filter(|session| session.manager) else { return };
+        self.note_report(session.host, &part);
+        self.manager(Event::AgentHave(id, part));
     }
 
     pub(super) fn agent_hears(&mut self, id: SessionId, want: Want) {

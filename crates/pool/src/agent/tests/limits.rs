@@ -68,7 +68,7 @@ fn ended_vms_beyond_their_limit_are_forgotten_longest_unnamed_first() {
 fn ended_vm_that_an_order_names_is_reported_however_long_it_takes() {
     let later = ENDED_VM_REPORTED_FOR.as_ms();
     let ended = "up want:1:a= attach:a@100 recorded:a gone:a";
-    check(&format!("{ended} tick:{later} tick:{later}"), "have:1:ended=a:clean");
+    check(&format!("{ended} tick:{later} tick:{later}"), "news:1:ended=a:clean");
 }
 
 #[test]

@@ -155,3 +155,72 @@ fn restored_slice_that_a_host_may_still_reach_stays_that_hosts() {
     let slices = rig.run("slices");
     assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
 }
+
+#[test]
+fn missing_report_is_replaced_by_a_whole_one() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "have:h1:part:after=0>1 |
+         have:h1:part:after=2>3 | h1<report
+         have:h1:part:after=3>4 |
+         have:h2 have:h3 tick:2000 have:h1:part:after=4>5 | h1<report
+         have:h1:after=5>6 |
+         have:h2 have:h3 tick:2000 have:h1:part:after=6>7 |",
+    );
+}
+
+#[test]
+fn whole_report_older_than_the_gap_does_not_close_it() {
+    let mut rig = Rig::up();
+    rig.tells(
+        "have:h1:part:after=3>4 | h1<report
+         have:h1:after=1>2 |
+         have:h2 have:h3 tick:2000 have:h1:part:after=4>5 | h1<report",
+    );
+}
+
+#[test]
+fn first_report_of_a_session_must_be_whole() {
+    let mut rig = Rig::up();
+    rig.run("up:h1");
+    rig.tells("have:h1:part:after=1>2 | h1<report");
+}
+
+/// The facts of its first part went with the failed write, so its last part proves nothing.
+#[test]
+fn report_with_a_reload_between_its_parts_does_not_count_as_whole() {
+    for is_reloaded in [false, true] {
+        let mut rig = Rig::up();
+        rig.run("reserve:a@h1=1 go commit:a go down:h1 up:h1");
+        rig.run("have:h1:more:after=0>1:vm1a=0.1");
+        if is_reloaded {
+            rig.run("reserve:b@h2=1 lost reload device");
+            rig.write_all();
+        }
+        rig.run("have:h1:nth=1:after=0>1");
+        let requested = rig.run("have:h1:part:after=1>2").contains("h1<report");
+        assert_eq!(requested, is_reloaded);
+    }
+}
+
+#[test]
+fn report_without_its_first_part_does_not_count_as_whole() {
+    let mut rig = Rig::up();
+    rig.run("up:h1");
+    rig.tells(
+        "have:h1:nth=1:after=0>1 |
+         have:h1:part:after=1>2 | h1<report",
+    );
+}
+
+/// Without it the VM would be adopted only when its agent connects again.
+#[test]
+fn host_of_an_emc_that_was_compared_is_asked_which_vms_run() {
+    let mut rig = Rig::up();
+    rig.run("have:h1:after=0>1 have:h1:part:after=1>2 break:e1 reserve:a@h1=1 stored device");
+    rig.run("mend:e1 tick:1000 device tick:10 stored");
+    let said = rig.run("have:h1:part:after=2>3");
+    assert!(said.contains("h1<report"), "{said}");
+    rig.run("have:h1:after=3>4 have:h2 have:h3 tick:2000");
+    rig.tells("have:h1:part:after=4>5 |");
+}

@@ -311,6 +311,10 @@ impl Rig {
             Effect::Reply(Token(token), answer) => self.reply(token, &answer),
             Effect::Device(emc, call) => self.device_call(emc, call),
             Effect::Send(session, want) => self.order(session, want),
+            Effect::RequestReport(session) => {
+                let host = self.sessions[&session];
+                self.said.push(format!("{}<report", self.host_name(host)));
+            }
             Effect::Close(session, why) => {
                 let host = self.sessions.remove(&session).expect("a session that is there");
                 let agent = self.agents.get_mut(&host).unwrap();
@@ -615,6 +619,12 @@ impl Rig {
                 None if part == "clean" => have.clean = true,
                 None if part == "early" => early = true,
                 None if part == "part" => have.whole = false,
+                None if part == "more" => have.is_continued = true,
+                Some(("nth", nth)) => have.part = nth.parse().unwrap(),
+                Some(("after", numbers)) => {
+                    let (after, sequence) = numbers.split_once('>').unwrap();
+                    (have.after, have.sequence) = (after.parse().unwrap(), sequence.parse().unwrap());
+                }
                 Some(("online", list)) => have.online = holdings(list),
                 Some(("released", list)) => have.released = holdings(list),
                 Some(("scrubbed", list)) => {

@@ -1,0 +1,237 @@
+//! Reports of hosts. Each fact is an event of its slice or VM; late and repeated ones change nothing. A report comes in parts
+//! of bounded size, and its end counts once the last part is applied.
+//!
+//! An agent sends a whole report at the start of its session and on request, and between them only what is new. The manager
+//! requests one when a report is missing, which their numbers show, and while the host is in doubt: it has VMs that could
+//! not be adopted, it has yet to report since a restore, or something has changed that decides which VMs can be adopted.
+
+use units::limits::DESIRED_STATE_RESEND_AFTER;
+use units::{Epoch, HostId, Ns, SliceId};
+
+use super::{Closed, Effect, Manager, SessionId, hosts::Link, restore::UnadoptedVm};
+use crate::{
+    audit::Actor,
+    ledger::{HostEntry, When},
+    protocol::{FailedReason, Have, Holding},
+    record::{EndedBy, Fence},
+    slice::{Event, Scrub, State},
+};
+
+/// The reports of one session.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReportLog {
+    /// All reports up to this number are applied, or a whole one replaced them.
+    complete: u64,
+    /// The highest number received.
+    latest: u64,
+    /// [`Manager::doubts`] when the latest whole report began; `None` before the first.
+    whole_since: Option<u64>,
+    /// When a whole report was last requested.
+    requested: Option<Ns>,
+    partial: Option<PartialReport>,
+}
+
+/// State of a report between two of its parts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartialReport {
+    sequence: u64,
+    /// Parts so far; `None` if one is missing.
+    parts: Option<usize>,
+    /// [`Manager::loads`] and [`Manager::doubts`] when its first part came.
+    loads: u64,
+    doubts: u64,
+    pub(super) unadopted: Vec<UnadoptedVm>,
+    /// It names a slice of an EMC that has not been compared with the ledger.
+    pub(super) is_uncompared: bool,
+}
+
+impl ReportLog {
+    /// Whether a whole report of this session has been applied.
+    pub(super) fn has_reported(&self) -> bool {
+        self.whole_since.is_some()
+    }
+
+    /// The parts of this report so far.
+    fn begin(&mut self, have: &Have, loads: u64, doubts: u64) -> PartialReport {
+        self.latest = self.latest.max(have.sequence);
+        let before = self.partial.take();
+        if have.part == 0 {
+            let sequence = have.sequence;
+            return PartialReport { sequence, parts: Some(1), loads, doubts, ..PartialReport::default() };
+        }
+        let next = |begun: &PartialReport| begun.sequence == have.sequence && begun.parts == Some(have.part);
+        let begun = before.filter(next).unwrap_or_default();
+        PartialReport { sequence: have.sequence, parts: begun.parts.map(|parts| parts + 1), ..begun }
+    }
+
+    /// Notes that all parts of a report are applied.
+    fn complete(&mut self, have: &Have) {
+        if have.whole || have.after <= self.complete {
+            self.complete = self.complete.max(have.sequence);
+        }
+    }
+
+    fn has_gap(&self) -> bool {
+        self.complete < self.latest
+    }
+}
+
+impl Manager {
+    /// Applies a report, or a part of one. Only the newest report of a connection is checked for false claims: slices that an
+    /// older one names may have been forgotten since.
+    pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
+        let Some(host) = self.sessions.get(&session).copied() else { return };
+        let (loads, doubts) = (self.loads, self.doubts);
+        let Some(mut link) = self.links.get_mut(&host) else { return };
+        let overtaken = link.note_heard(when, have.number);
+        let mut partial = link.reports.begin(have, loads, doubts);
+        if !self.loaded {
+            link.reports.partial = have.is_continued.then_some(partial);
+            return;
+        }
+        drop(link);
+        self.hear_lost_slices(when, host, have);
+        if let Some(claim) = self.false_claim(host, have).filter(|_| !overtaken) {
+            return self.close(session, Closed::FalseClaim(claim.slice, claim.epoch));
+        }
+        self.hear_slices(when, host, have);
+        self.hear_vms(when, host, have);
+        self.hear_report(when, host, have, &mut partial);
+        if have.is_continued {
+            return self.keep_partial(host, partial);
+        }
+        self.hear_clean(when, host, have);
+        if partial.parts.is_some() && partial.loads == self.loads {
+            self.end_report(when, host, have, partial); // else facts of earlier parts may be lost
+        }
+        if !have.whole {
+            self.request_report(when, host, session);
+        }
+    }
+
+    fn keep_partial(&mut self, host: HostId, partial: PartialReport) {
+        if let Some(mut link) = self.links.get_mut(&host) {
+            link.reports.partial = Some(partial);
+        }
+    }
+
+    /// All parts of a report are applied.
+    fn end_report(&mut self, when: When, host: HostId, have: &Have, partial: PartialReport) {
+        let doubts = partial.doubts;
+        if let Some(mut link) = self.links.get_mut(&host) {
+            link.reports.complete(have);
+        }
+        if have.whole
+            && self.hear_whole(when, host, have, partial)
+            && let Some(mut link) = self.links.get_mut(&host)
+        {
+            link.reports.whole_since = Some(doubts);
+        }
+    }
+
+    /// Requests a whole report of a host that needs one, at most once in [`DESIRED_STATE_RESEND_AFTER`].
+    fn request_report(&mut self, when: When, host: HostId, session: SessionId) {
+        if !self.needs_report(host) {
+            return;
+        }
+        let Some(mut link) = self.links.get_mut(&host) else { return };
+        if link.reports.requested.is_some_and(|at| when.now < at.after(DESIRED_STATE_RESEND_AFTER)) {
+            return;
+        }
+        link.reports.requested = Some(when.now);
+        self.effects.push_back(Effect::RequestReport(session));
+    }
+
+    /// Whether a host should send a whole report. One that is cut off has nothing to report but its orders' completion.
+    fn needs_report(&self, host: HostId) -> bool {
+        let Some((link, entry)) = self.links.get(&host).zip(self.head.host(host)) else { return false };
+        let (log, host_record) = (&link.reports, &entry.host);
+        let in_doubt = || host_record.must_report || self.has_unadopted(host);
+        let outdated = || log.whole_since.is_none_or(|since| since < self.doubts);
+        host_record.fence == Fence::None && (log.has_gap() || in_doubt() || outdated())
+    }
+
+    /// A slice that this host cannot have had: never there, another's, or of an epoch that never was.
+    fn false_claim(&self, host: HostId, have: &Have) -> Option<Holding> {
+        let entry = self.head.host(host)?;
+        have.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
+    }
+
+    fn is_false(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
+        if self.head.is_held(host, claim.slice, claim.epoch) {
+            return false;
+        }
+        let removed = claim.epoch > Epoch(0) && claim.slice < self.head.meta().next_slice;
+        let Some(slot) = self.head.slot(claim.slice) else { return !removed };
+        let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
+            || entry.host.may_know_more();
+        let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
+        // After a restore, or on an EMC with a foreign record, ledger or device may know less than the host.
+        let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
+        let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
+        // A report of a past grant may come after the wire was removed: it counts for nothing.
+        (never || others) && !(wired && in_doubt)
+    }
+
+    fn hear_slices(&mut self, when: When, host: HostId, have: &Have) {
+        let news = have.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
+        for holding in news.copied().collect::<Vec<_>>() {
+            self.slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
+        }
+        for holding in &have.released {
+            self.slice_event(when, holding.slice, Event::Released(host, holding.epoch));
+        }
+        for scrubbed in &have.scrubbed {
+            if scrubbed.verified >= units::SLICE {
+                self.slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
+            }
+        }
+        for failed in &have.failed {
+            let Holding { slice, epoch } = failed.holding;
+            let Some(slot) = self.head.slot(slice).filter(|slot| slot.epoch == epoch) else { continue };
+            let event = match (failed.reason, slot.state) {
+                (_, State::Scrubbing(Scrub::Working(_))) => Event::ScrubFailed(host, epoch),
+                (FailedReason::NotZero, _) => Event::FoundDirty(host, epoch),
+                (FailedReason::Host, _) => {
+                    self.break_reservation(when, host, slice, &failed.message);
+                    continue;
+                }
+            };
+            if let Some(change) = self.head.decide_quarantine(when, slice, event, &failed.message) {
+                self.change(when, change);
+            }
+        }
+    }
+
+    fn break_reservation(&mut self, when: When, host: HostId, slice: SliceId, message: &str) {
+        let slot = self.head.slot(slice).filter(|slot| slot.holder() == Some(host));
+        if let Some(id) = slot.and_then(crate::slice::Slot::reservation) {
+            let change =
+                self.head.decide_break(when, id, format!("slice {slice} did not come online: {message}"));
+            self.change(when, change);
+        }
+    }
+
+    /// A VM whose process is gone gives its memory back.
+    fn hear_vms(&mut self, when: When, host: HostId, have: &Have) {
+        let name = self.head.host(host).map(|entry| entry.host.name.clone());
+        let Some(name) = name else { return };
+        for id in &have.ended {
+            if self.head.reservation(*id).is_some_and(|r| r.host == host && r.is_active()) {
+                let ended = self.head.decide_end(when, *id, EndedBy::ProcessGone, Actor::Agent(name.clone()));
+                ended.into_iter().for_each(|change| self.change(when, change));
+            }
+        }
+    }
+
+    /// A fenced host proves itself clean only in answer to an order that names the fence.
+    fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
+        let told = self.links.get(&host).and_then(|link| link.told_fenced());
+        if have.clean && told.is_some_and(|told| have.number >= told) {
+            let hello = self.links.get(&host).and_then(Link::hello);
+            let boot_id = hello.map_or("", |hello| &hello.boot_id).to_owned();
+            let change = self.head.decide_report(when, host, &boot_id, true);
+            self.change(when, change);
+        }
+    }
+}

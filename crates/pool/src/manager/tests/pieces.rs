@@ -1,0 +1,41 @@
+//! Work that is done in pieces: the rest follows although other events come between them.
+
+use super::rig::Rig;
+
+/// The rig compares each order with the desired state of its host.
+#[test]
+fn complete_order_in_pieces_has_what_changes_meanwhile() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=3 reserve:b@h1=2 go");
+    rig.manager.set_piece(1);
+    let said = rig.run("up:h1");
+    assert!(!said.contains("h1<"), "{said}");
+    let said = rig.run("reserve:c@h1=1 stored device release:a tick:10 stored");
+    assert!(!said.contains("h1<"), "{said}");
+    rig.run("go");
+    rig.tells("slices | 4.1:online@h1 5.1:online@h1 6.1:online@h1");
+}
+
+#[test]
+fn draft_of_a_host_that_is_fenced_is_given_up() {
+    let mut rig = Rig::up();
+    rig.run("reserve:a@h1=3 go");
+    rig.manager.set_piece(1);
+    rig.run("up:h1 down:h1 fence:h1 go");
+    rig.tells("state:h1 | Fenced");
+}
+
+#[test]
+fn emc_works_only_when_its_last_piece_is_compared() {
+    let mut rig = Rig::of("e1=4 h1:e1");
+    rig.meddle(3, Some((1, "h1")));
+    rig.run("restart");
+    rig.manager.set_piece(1);
+    rig.run("device tick:0");
+    let works = |rig: &Rig| rig.manager.durable().emcs().all(|(_, emc)| emc.up);
+    assert!(!works(&rig));
+    rig.run("tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:10");
+    rig.write_all();
+    assert!(works(&rig));
+    rig.tells("alarms | SLICE_QUARANTINED");
+}
