@@ -1,4 +1,4 @@
-//! How things look to people: the columns of each kind of thing, and rows of text under them. It prints nothing.
+//! Layout of tables: columns of each resource and formatting of rows. Printing is left to `print.rs`.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -6,38 +6,38 @@ use comfy_table::{ContentArrangement, Table, presets};
 use units::Bytes;
 
 use crate::view::{
-    Alarm, Decision, Done, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
-    SliceDetail, Validated,
+    Alarm, Decision, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
+    SliceDetail, TargetResult, Validated,
 };
 
-/// One column of a table about things of kind `T`.
+/// Column of a table with rows of type `T`.
 pub(crate) struct Column<T> {
     head: &'static str,
-    /// Only where there is room.
+    /// Shown only in wide tables.
     wide: bool,
     cell: fn(&T) -> String,
 }
 
-/// A column that is always shown.
+/// Returns a column that is always shown.
 pub(crate) const fn col<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
     Column { head, wide: false, cell }
 }
 
-/// A column for wide tables and descriptions.
+/// Returns a column for wide tables and descriptions.
 pub(crate) const fn wide<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
     Column { head, wide: true, cell }
 }
 
-/// Things that are shown as rows.
+/// Types that are shown as rows of a table.
 pub(crate) trait Row: Sized + 'static {
-    /// From left to right.
+    /// Columns from left to right.
     const COLUMNS: &'static [Column<Self>];
 }
 
-/// A table without frames, as other tools can cut it; ends with a newline.
+/// Formats a table without borders, so that scripts can split its lines; ends with a newline.
 pub(crate) fn rows<T: Row>(things: &[T], all_columns: bool) -> String {
     let columns: Vec<_> = T::COLUMNS.iter().filter(|c| all_columns || !c.wide).collect();
-    let mut table = bare();
+    let mut table = borderless();
     table.set_header(columns.iter().map(|c| c.head));
     for thing in things {
         table.add_row(columns.iter().map(|c| (c.cell)(thing)));
@@ -45,16 +45,16 @@ pub(crate) fn rows<T: Row>(things: &[T], all_columns: bool) -> String {
     flush_left(&table)
 }
 
-/// Every column of one thing, one to a line.
-pub(crate) fn facts<T: Row>(thing: &T) -> String {
-    let mut table = bare();
+/// Formats every column of one item, one per line.
+pub(crate) fn details<T: Row>(thing: &T) -> String {
+    let mut table = borderless();
     for column in T::COLUMNS {
         table.add_row([format!("{}:", column.head), (column.cell)(thing)]);
     }
     flush_left(&table)
 }
 
-fn bare() -> Table {
+fn borderless() -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
@@ -64,7 +64,7 @@ fn flush_left(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
-/// A moment people can compare with a log; what is no moment shows as its number.
+/// Formats a time as RFC 3339; a value beyond the year 9999 as its number.
 pub(crate) fn moment(unix_ms: u64) -> String {
     const YEAR_10000_MS: u64 = 253_402_300_800_000;
     if unix_ms >= YEAR_10000_MS {
@@ -93,8 +93,8 @@ fn yes(truth: bool) -> String {
     if truth { "yes" } else { "no" }.to_owned()
 }
 
-/// Runs of numbers as people write them: `0-3,7`.
-pub(crate) fn runs(numbers: &[u32]) -> String {
+/// Formats numbers as ranges: `0-3,7`.
+pub(crate) fn ranges(numbers: &[u32]) -> String {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
     let runs = sorted.chunk_by(|a, b| a.checked_add(1) == Some(*b));
@@ -106,14 +106,14 @@ pub(crate) fn runs(numbers: &[u32]) -> String {
     joined(&text.collect::<Vec<_>>())
 }
 
-/// A sentence about a reservation that would be possible.
+/// Describes a reservation that would be possible.
 pub(crate) fn validated(v: &Validated) -> String {
     format!(
-        "valid, nothing reserved: vm {} on host {} would get {} of the pool (slices {}), {} local and {} cores\n",
+        "valid, nothing reserved: vm {} on host {} would get {} of pool memory (slices {}), {} of local memory and {} cores\n",
         v.vm,
         v.host,
         size(v.pool_bytes),
-        runs(&v.would_take_slices),
+        ranges(&v.would_take_slices),
         size(v.local_bytes),
         v.cores
     )
@@ -148,7 +148,7 @@ fn last_scrub(s: &SliceDetail) -> String {
         || "-".to_owned(),
         |r| {
             format!(
-                "{} by {} as epoch {}, {} zero",
+                "{} by {}, epoch {}, {} verified",
                 moment(r.ended_unix_ms),
                 r.scrubber,
                 r.epoch,
@@ -170,7 +170,7 @@ impl Row for Reservation {
         wide("CORES", |r| r.cores.to_string()),
         wide("PINNED", |r| yes(r.pinned)),
         wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
-        wide("SLICES", |r| runs(&r.slices)),
+        wide("SLICES", |r| ranges(&r.slices)),
         wide("CREATED", |r| moment(r.created_unix_ms)),
         wide("COMMIT BY", |r| moment_or_dash(r.commit_deadline_unix_ms)),
         wide("REQUEST ID", |r| r.request_id.clone()),
@@ -188,10 +188,10 @@ impl Row for Host {
         col("SLICES", |h| h.slices.to_string()),
         col("VMS", |h| h.reservations.to_string()),
         wide("EMCS", |h| joined(&h.emcs)),
-        wide("LAST HEARD", |h| moment_or_dash(h.last_heard_unix_ms)),
+        wide("LAST HEARTBEAT", |h| moment_or_dash(h.last_heartbeat_unix_ms)),
         wide("BOOT ID", |h| or_dash(h.boot_id.as_ref())),
         wide("SOCKET", |h| or_dash(h.host_memory_socket.as_ref())),
-        wide("NOT FENCED", |h| or_dash(h.not_fenced.as_ref())),
+        wide("FENCE ERROR", |h| or_dash(h.fence_error.as_ref())),
     ];
 }
 
@@ -242,14 +242,14 @@ impl Row for HostFit {
         col("FREE CORES", |f| f.free_cores.to_string()),
         col("FREE LOCAL", |f| size(f.free_local_bytes)),
         col("EMC", |f| or_dash(f.emc.as_ref())),
-        col("WHY NOT", |f| or_dash(f.why_not.as_ref())),
+        col("REASON", |f| or_dash(f.reason.as_ref())),
     ];
 }
 
 impl Row for HostCapacity {
     const COLUMNS: &'static [Column<Self>] = &[
         col("HOST", |h| h.host.clone()),
-        col("ACCEPTS", |h| yes(h.schedulable)),
+        col("SCHEDULABLE", |h| yes(h.schedulable)),
         col("FREE CORES", |h| h.free_cores.to_string()),
         col("FREE LOCAL", |h| size(h.free_local_bytes)),
         col("FREE SLICES", free_slices),
@@ -262,35 +262,36 @@ fn free_slices(host: &HostCapacity) -> String {
 
 impl Row for Migration {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("ASKED", |m| moment(m.asked_unix_ms)),
+        col("REQUESTED", |m| moment(m.requested_unix_ms)),
         col("VM", |m| m.vm.clone()),
         col("HOST", |m| m.host.clone()),
         col("STATE", |m| m.state.clone()),
-        col("WHY", |m| m.why.clone()),
-        wide("ANSWER", |m| or_dash(m.answer.as_ref())),
+        col("REASON", |m| m.reason.clone()),
+        wide("RESOLUTION REASON", |m| or_dash(m.answer.as_ref())),
         wide("RESERVATION", |m| m.reservation.clone()),
     ];
 }
 
-impl Row for Done {
+impl Row for TargetResult {
     const COLUMNS: &'static [Column<Self>] =
         &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| joined(&d.waiting_for))];
 }
 
-/// One decision as a paragraph.
+/// Formats one decision as a paragraph.
 pub(crate) fn decision(d: &Decision) -> String {
     let model = d.model.iter().map(|m| format!("  model: {m}\n")).collect::<String>();
     let facts = d.facts.iter().map(|(name, value)| format!("  {name} = {value}\n")).collect::<String>();
-    let others = d.alternatives.iter().map(|other| format!("  instead: {other}\n")).collect::<String>();
+    let others = d.alternatives.iter().map(|other| format!("  alternative: {other}\n")).collect::<String>();
     let head = format!("{}  #{} {} {} (by {})", moment(d.at_unix_ms), d.seq, d.action, d.subject, d.actor);
-    let why = Some(&d.why).filter(|why| !why.is_empty()).map(|why| format!("  {why}\n")).unwrap_or_default();
-    format!("{head}\n{why}{model}{facts}{others}")
+    let reason = Some(&d.reason).filter(|reason| !reason.is_empty());
+    let reason = reason.map(|reason| format!("  {reason}\n")).unwrap_or_default();
+    format!("{head}\n{reason}{model}{facts}{others}")
 }
 
-/// A plan: the split, then the hosts.
+/// Formats a plan: the split, then the hosts.
 pub(crate) fn plan(p: &Plan) -> String {
-    let why = p.decision.iter().map(|d| format!("why: {}\n", d.why)).collect::<String>();
-    format!("local {}, pool {}\n{why}\n{}", size(p.local_bytes), size(p.pool_bytes), rows(&p.hosts, true))
+    let reason = p.decision.iter().map(|d| format!("reason: {}\n", d.reason)).collect::<String>();
+    format!("local {}, pool {}\n{reason}\n{}", size(p.local_bytes), size(p.pool_bytes), rows(&p.hosts, true))
 }
 
 #[cfg(test)]
@@ -298,13 +299,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_next_to_each_other_read_as_a_run() {
-        assert_eq!(runs(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
-        assert_eq!(runs(&[]), "-");
+    fn adjacent_slices_are_a_range() {
+        assert_eq!(ranges(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
+        assert_eq!(ranges(&[]), "-");
     }
 
     #[test]
-    fn any_moment_can_be_printed() {
+    fn any_timestamp_is_formatted() {
         assert_eq!(moment(1_700_000_000_999), "2023-11-14T22:13:20Z");
         assert_eq!(moment(u64::MAX), "18446744073709551615ms");
     }

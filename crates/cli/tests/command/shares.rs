@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::{
     evaluate::{is_said, texts},
-    rack::{Ran, tarn},
+    rack::{CommandOutput, tarn},
 };
 
 /// A loop, and keys of which the first are touched most.
@@ -31,7 +31,7 @@ fn traces() -> TempDir {
     folder
 }
 
-async fn evaluate(traces: &Path, words: &str) -> Ran {
+async fn evaluate(traces: &Path, words: &str) -> CommandOutput {
     tarn(&format!("evaluate symbiosis --traces {} {words}", traces.display())).await
 }
 

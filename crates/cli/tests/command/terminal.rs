@@ -1,4 +1,4 @@
-//! The live view on a terminal of its own.
+//! `tarn top` on a pseudo-terminal.
 
 use std::{
     fs::File,

@@ -1,12 +1,12 @@
-//! What failures look like to people and to scripts.
+//! Errors, hints and exit codes.
 
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::rack::{Mood, Rack, tarn};
+use crate::rack::{Behavior, Rack, tarn};
 
-/// The exit codes that `tarn --help` promises, one for each way a manager can refuse.
-const PROMISED: [(Code, i32); 16] = [
+/// Documented exit code of each gRPC status.
+const EXIT_CODES: [(Code, i32); 16] = [
     (Code::Cancelled, 1),
     (Code::Unknown, 1),
     (Code::InvalidArgument, 2),
@@ -26,17 +26,17 @@ const PROMISED: [(Code, i32); 16] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_refusal_has_the_exit_code_that_help_promises() {
-    for (code, exit) in PROMISED {
-        let ran = Rack::new(Mood::Refusing(code, "SOME_REASON", "no")).tarn("get rack").await;
+async fn every_status_has_its_documented_exit_code() {
+    for (code, exit) in EXIT_CODES {
+        let ran = Rack::new(Behavior::Rejecting(code, "SOME_REASON", "no")).tarn("get rack").await;
         assert_eq!((ran.code, ran.stdout.as_str()), (exit, ""), "{code:?}: {}", ran.stderr);
         assert!(ran.stderr.starts_with("error: no (SOME_REASON)\n"), "{code:?}: {}", ran.stderr);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_says_why_and_what_to_do_next() {
-    let mood = Mood::Refusing(
+async fn rejection_has_a_reason_and_a_hint() {
+    let mood = Behavior::Rejecting(
         Code::ResourceExhausted,
         "OUT_OF_SLICES",
         "host h1 can reach 3 free slices, 4 are needed",
@@ -45,7 +45,7 @@ async fn a_refusal_says_why_and_what_to_do_next() {
     let ran = Rack::new(mood.clone()).tarn(words).await;
     let said = "\
 error: host h1 can reach 3 free slices, 4 are needed (OUT_OF_SLICES)
-hint: `tarn watch capacity` shows where slices are free; draining ones come back by themselves
+hint: show free slices with `tarn watch capacity`; draining slices become free without intervention
 ";
     assert_eq!((ran.stderr.as_str(), ran.code), (said, 5));
     let ran = Rack::new(mood).tarn(&format!("{words} -o json")).await;
@@ -55,31 +55,31 @@ hint: `tarn watch capacity` shows where slices are free; draining ones come back
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_name_is_answered_with_those_that_exist() {
+async fn unknown_name_is_answered_with_existing_names() {
     let cases = [
         (
             "describe host h11",
-            "error: host h11 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? hosts here: h1, h2\n",
+            "error: host h11 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? available hosts: h1, h2\n",
         ),
         (
             "get emcs far-away",
-            "error: emc far-away is not in this rack (EMC_NOT_FOUND)\nhint: EMCs here: e0, e1\n",
+            "error: emc far-away is not in this rack (EMC_NOT_FOUND)\nhint: available EMCs: e0, e1\n",
         ),
         (
-            "weigh h3 web=2",
-            "error: host h3 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? hosts here: h1, h2\n",
+            "set weights h3 web=2",
+            "error: host h3 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? available hosts: h1, h2\n",
         ),
         (
             "get shares far-away",
-            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: hosts here: h1, h2\n",
+            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: available hosts: h1, h2\n",
         ),
         (
             "explain shares far-away",
-            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: hosts here: h1, h2\n",
+            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: available hosts: h1, h2\n",
         ),
         (
             "describe vm wbe",
-            "error: vm wbe has no reservation (VM_NOT_FOUND)\nhint: did you mean web? VMs here: web\n",
+            "error: vm wbe has no reservation (VM_NOT_FOUND)\nhint: did you mean web? available VMs: web\n",
         ),
     ];
     for (words, said) in cases {
@@ -90,14 +90,14 @@ async fn an_unknown_name_is_answered_with_those_that_exist() {
     assert_eq!(ran.code, 3, "{}", ran.stderr);
     let ran = Rack::default().tarn("get shares h2").await;
     assert!(
-        ran.code == 3 && ran.stderr.contains("(SHARES_NOT_TOLD)\nhint: an agent tells"),
+        ran.code == 3 && ran.stderr.contains("(SHARES_NOT_TOLD)\nhint: the host's agent reports shares"),
         "{}",
         ran.stderr
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_is_not_there_is_unavailable() {
+async fn missing_manager_is_unavailable() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let nowhere = listener.local_addr().unwrap();
     drop(listener);
@@ -106,14 +106,14 @@ async fn a_manager_that_is_not_there_is_unavailable() {
     assert!(
         ran.stderr.contains(&format!("cannot reach a pool manager at http://{nowhere}: Connection refused"))
     );
-    assert!(ran.stderr.contains("hint: is pool-manager running"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("hint: check that pool-manager is running"), "{}", ran.stderr);
     let ran = tarn(&format!("--endpoint http://{nowhere} doctor")).await;
     assert_eq!(ran.code, 1, "the doctor finds that, too: {}", ran.stderr);
     assert!(ran.stdout.contains("cannot reach a pool manager"), "{}", ran.stdout);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_goes_away_in_the_middle_is_unavailable() {
+async fn manager_that_closes_the_connection_is_unavailable() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -127,30 +127,30 @@ async fn a_manager_that_goes_away_in_the_middle_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_that_does_not_answer_is_given_up() {
+async fn unresponsive_manager_times_out() {
     for words in [
         "get rack",
         "commit web",
         "reserve --host h1 --vm v --pool 1GiB --request-id q --wait-ready",
         "watch",
     ] {
-        let ran = Rack::new(Mood::Deaf).tarn(&format!("--timeout 100ms {words}")).await;
+        let ran = Rack::new(Behavior::Unresponsive).tarn(&format!("--timeout 100ms {words}")).await;
         assert_eq!(ran.code, 124, "tarn {words}: {}", ran.stderr);
         assert!(ran.stderr.contains("within 100ms"), "{}", ran.stderr);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_never_ends_is_not_followed_for_ever() {
+async fn endless_list_is_an_error() {
     for words in ["get slices", "get reservations"] {
-        let ran = Rack::new(Mood::Circling).tarn(words).await;
+        let ran = Rack::new(Behavior::EndlessLists).tarn(words).await;
         assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "tarn {words}: {}", ran.stderr);
-        assert!(ran.stderr.contains("does not come to an end"), "tarn {words}: {}", ran.stderr);
+        assert!(ran.stderr.contains("endless list of"), "tarn {words}: {}", ran.stderr);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn words_that_make_no_sense_never_reach_the_manager() {
+async fn invalid_arguments_are_not_sent_to_the_manager() {
     let wrong = [
         "release web --force",
         "reserve --host h1 --pool 1GiB",
@@ -162,10 +162,11 @@ async fn words_that_make_no_sense_never_reach_the_manager() {
         "get nothing",
         "get shares",
         "describe shares h1",
-        "weigh h1 web",
-        "weigh h1 web=much",
-        "weigh h1 =2",
-        "weigh h1 a/b=2",
+        "set weights h1",
+        "set weights h1 web",
+        "set weights h1 web=much",
+        "set weights h1 =2",
+        "set weights h1 a/b=2",
         "--timeout 0s get rack",
         "--timeout soon get rack",
         "top",
@@ -175,12 +176,12 @@ async fn words_that_make_no_sense_never_reach_the_manager() {
         let ran = rack.tarn(words).await;
         assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "tarn {words}: {}", ran.stderr);
         assert!(ran.stderr.starts_with("error: "), "tarn {words}: {}", ran.stderr);
-        assert_eq!(rack.heard(), Vec::<String>::new(), "tarn {words}");
+        assert_eq!(rack.requests(), Vec::<String>::new(), "tarn {words}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_reads_its_own_mistakes_as_json() {
+async fn usage_error_is_printed_as_json_on_request() {
     for words in ["release web --force -o json", "get --output=json nothing", "-ojson reserve --pool 1gb"] {
         let ran = tarn(words).await;
         let said: serde_json::Value = serde_json::from_str(&ran.stderr).expect("JSON on stderr");
@@ -189,7 +190,7 @@ async fn a_program_reads_its_own_mistakes_as_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_endpoint_that_makes_no_sense_is_a_usage_error() {
+async fn invalid_endpoint_is_a_usage_error() {
     for words in [
         "--endpoint 127.0.0.1:9750",
         "--endpoint ftp://x",
@@ -201,17 +202,25 @@ async fn an_endpoint_that_makes_no_sense_is_a_usage_error() {
     }
     let ran = tarn("--endpoint https://h --ca /no/such/file get rack").await;
     assert_eq!(ran.code, 1);
-    assert!(ran.stderr.starts_with("error: read /no/such/file: No such file or directory"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.starts_with("error: cannot read /no/such/file: No such file or directory"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusal_names_what_was_asked_about_and_the_option() {
-    let taken = Mood::Refusing(Code::AlreadyExists, "VM_ALREADY_RESERVED", "vm web has memory");
+async fn rejection_names_the_subject_and_the_option() {
+    let taken = Behavior::Rejecting(Code::AlreadyExists, "VM_ALREADY_RESERVED", "vm web has memory");
     let ran = Rack::new(taken).tarn("reserve --host h1 --vm web --pool 1GiB --request-id q1").await;
-    let hint = "hint: `tarn describe vm web` shows what it has; `tarn release web` gives it back\n";
+    let hint =
+        "hint: show its reservation with `tarn describe vm web`, or release it with `tarn release web`\n";
     assert!(ran.stderr.ends_with(hint), "{}", ran.stderr);
-    let bad =
-        Mood::Refusing(Code::InvalidArgument, "BAD_VALUE", "pool_bytes: 1610612736 must be whole slices");
+    let bad = Behavior::Rejecting(
+        Code::InvalidArgument,
+        "BAD_VALUE",
+        "pool_bytes: 1610612736 must be whole slices",
+    );
     let ran = Rack::new(bad).tarn("reserve --host h1 --vm web --pool 1536MiB --request-id q1").await;
     assert_eq!(ran.stderr, "error: --pool: 1536MiB must be whole slices (BAD_VALUE)\n");
 }
