@@ -1,4 +1,5 @@
-//! Operator commands: `tarn cordon`, `uncordon`, `drain` and `fence`. The manager decides whether they are allowed.
+//! Operator commands: `tarn cordon`, `uncordon`, `drain` and `fence`. The manager decides whether
+//! they are allowed.
 
 use proto::v1;
 

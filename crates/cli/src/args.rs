@@ -1,4 +1,5 @@
-//! Command-line arguments of `tarn`, parsed and checked without a manager. The effect of a command is in the file of its name.
+//! Command-line arguments of `tarn`, parsed and checked without a manager. The effect of a command
+//! is in the file of its name.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -67,8 +68,8 @@ pub struct Global {
     /// unix:/run/tarn/manager.sock]
     #[arg(long, env = "TARN_ENDPOINT", global = true, value_name = "URI")]
     pub endpoint: Option<String>,
-    /// File with the token of this client's role, for a manager on a loopback address or unix socket:
-    /// STORE/roles/admin.token or scheduler.token
+    /// File with the token of this client's role, for a manager on a loopback address or unix
+    /// socket: STORE/roles/admin.token or scheduler.token
     #[arg(long, env = "TARN_TOKEN_FILE", global = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Certificate authority that signed the manager's certificate (PEM)
@@ -83,8 +84,8 @@ pub struct Global {
     /// Name expected in the manager's certificate [default: the host in --endpoint]
     #[arg(long, env = "TARN_SERVER_NAME", global = true, value_name = "NAME")]
     pub server_name: Option<String>,
-    /// Time limit of a request, or of a whole watch, such as 500ms, 30s or 5m [default: 30s; 5m when waiting for slices
-    /// or models; none for a watch]
+    /// Time limit of a request, or of a whole watch, such as 500ms, 30s or 5m [default: 30s; 5m
+    /// when waiting for slices or models; none for a watch]
     #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<Duration>,
     /// Output format
@@ -144,7 +145,8 @@ pub enum ManagerCommand {
     /// Show every recorded decision about one resource with its inputs, oldest first
     #[command(subcommand)]
     Explain(ExplainSubject),
-    /// Show how a VM's memory would be split between local memory and pool, and the hosts that fit; reserves nothing
+    /// Show how a VM's memory would be split between local memory and pool, and the hosts that fit;
+    /// reserves nothing
     #[command(after_help = COUNTERS)]
     PlanVm(PlanVm),
     /// Reserve memory on a host for a VM
@@ -166,7 +168,8 @@ pub enum ManagerCommand {
     Drain(CordonTarget),
     /// Revoke a silent host's access to its slices
     Fence(Fence),
-    /// Save a copy of the manager's store while the manager runs; `pool-manager restore` restores it
+    /// Save a copy of the manager's store while the manager runs; `pool-manager restore` restores
+    /// it
     Backup(Backup),
     /// Print changes as they happen
     Watch(Watch),
@@ -180,7 +183,8 @@ pub enum ManagerCommand {
     Promote(models::Promote),
     /// Return to the model that served before the last promotion
     Rollback(models::Rollback),
-    /// Import a model exported by Tarn or trained with LightGBM or scikit-learn; it is not used until it is promoted
+    /// Import a model exported by Tarn or trained with LightGBM or scikit-learn; it is not used
+    /// until it is promoted
     #[command(after_help = evaluate::LABEL_COLUMNS)]
     ImportModel(models::Import),
     /// Export a model to stdout
@@ -215,7 +219,8 @@ pub enum Resource {
     /// List models and the ones that serve
     #[command(visible_alias = "model")]
     Models,
-    /// List the tenants of a host with their shares of local memory and of the link to remote memory
+    /// List the tenants of a host with their shares of local memory and of the link to remote
+    /// memory
     #[command(visible_alias = "share")]
     Shares(shares::HostArg),
     /// List the weights set for tenants of a host
@@ -336,7 +341,8 @@ pub struct PlanVm {
     /// Location, guest operating system, or both, such as eu-1/linux
     #[arg(long, value_name = "NAME", default_value = "")]
     pub location: String,
-    /// Performance counter of the workload, measured on local memory; may be repeated or comma-separated
+    /// Performance counter of the workload, measured on local memory; may be repeated or
+    /// comma-separated
     #[arg(long, value_name = "NAME=NUMBER", value_parser = counter, value_delimiter = ',')]
     pub counter: Vec<(String, f64)>,
 }
@@ -368,7 +374,8 @@ pub struct Reserve {
     /// The VM's pages cannot be migrated (device assignment, SR-IOV)
     #[arg(long)]
     pub pinned: bool,
-    /// User ID on the host that may attach the VM's memory, besides root [default: the user of the host's agent]
+    /// User ID on the host that may attach the VM's memory, besides root [default: the user of the
+    /// host's agent]
     #[arg(long, value_name = "UID", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
     pub uid: Option<u32>,
     /// Check whether the reservation is possible without making it
@@ -380,7 +387,8 @@ pub struct Reserve {
     /// Time until the reservation expires unless committed, such as 5m [default: set in rack.toml]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub commit_within: Option<Duration>,
-    /// Idempotency key: requests with the same ID are executed once [default: a random ID, printed on stderr]
+    /// Idempotency key: requests with the same ID are executed once [default: a random ID, printed
+    /// on stderr]
     #[arg(long, value_name = "ID")]
     pub request_id: Option<RequestId>,
     /// Scheduler that makes the request; request IDs are unique per client
@@ -518,8 +526,8 @@ pub enum Resolution {
 /// Options of `tarn doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct Doctor {
-    /// Also check this machine as the host configured in FILE, using the `host-agent` next to tarn or in PATH [default:
-    /// /etc/tarn/host.toml, if it exists]
+    /// Also check this machine as the host configured in FILE, using the `host-agent` next to tarn
+    /// or in PATH [default: /etc/tarn/host.toml, if it exists]
     #[arg(long, env = "TARN_HOST_CONFIG", value_name = "FILE")]
     pub host_config: Option<PathBuf>,
 }
@@ -539,7 +547,8 @@ pub struct Man {
     pub dir: PathBuf,
 }
 
-/// A reservation, given by its ID or by its VM: `r-7` is reservation 7, any other text the name of a VM.
+/// A reservation, given by its ID or by its VM: `r-7` is reservation 7, any other text the name of
+/// a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmOrReservation {
     /// Reservation with this ID.
@@ -574,8 +583,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Returns whether arguments that could not be parsed request JSON output, so that the parse error can be
-/// printed as JSON.
+/// Returns whether arguments that could not be parsed request JSON output, so that the parse error
+/// can be printed as JSON.
 pub(crate) fn requests_json(arguments: &[OsString]) -> bool {
     let joined = ["-ojson", "-o=json", "--output=json"];
     let separate = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";

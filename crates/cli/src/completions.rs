@@ -13,7 +13,8 @@ pub(crate) fn print(shell: Shell) -> Result<(), Failure> {
     print::out(&String::from_utf8_lossy(&text))
 }
 
-/// Writes one page for `tarn` and one for each command into a directory, which is created if missing.
+/// Writes one page for `tarn` and one for each command into a directory, which is created if
+/// missing.
 pub(crate) fn write_man_pages(args: &Man) -> Result<(), Failure> {
     let failed = |errno| Failure::File { operation: "write manual pages to", path: args.dir.clone(), errno };
     fs::create_dir_all(&args.dir).map_err(failed)?;

@@ -1,5 +1,5 @@
-//! Connection to a pool manager over a unix socket, a loopback address or mutual TLS. The requests themselves are in the files
-//! of the commands.
+//! Connection to a pool manager over a unix socket, a loopback address or mutual TLS. The requests
+//! themselves are in the files of the commands.
 
 use std::{fs, net::IpAddr, path::Path, time::Duration};
 
@@ -16,7 +16,8 @@ use crate::{Failure, Global};
 /// Default listen address of a manager.
 const ENDPOINT_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 
-/// Connection to one manager. It recovers by itself: after a restart of the manager the next call reconnects.
+/// Connection to one manager. It recovers by itself: after a restart of the manager the next call
+/// reconnects.
 #[derive(Clone, Debug)]
 pub struct Connection {
     uri: String,
@@ -30,8 +31,9 @@ impl Connection {
     /// Opens a connection according to the global options.
     ///
     /// # Errors
-    /// [`Failure::InvalidValue`] or [`Failure::Usage`] for a malformed endpoint or inconsistent options, [`Failure::File`] for an unreadable
-    /// PEM file, [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if it takes too long.
+    /// [`Failure::InvalidValue`] or [`Failure::Usage`] for a malformed endpoint or inconsistent
+    /// options, [`Failure::File`] for an unreadable PEM file, [`Failure::Connect`] if the
+    /// connection fails, [`Failure::TimedOut`] if it takes too long.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
         let uri = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
         let endpoint = endpoint(&uri, global)?;
@@ -79,11 +81,12 @@ impl Connection {
         self.timeout.unwrap_or(WAIT_READY_MAX.as_duration())
     }
 
-    /// Awaits a call for at most [`Self::timeout`] and returns its response. A call that times out is
-    /// cancelled at the manager.
+    /// Awaits a call for at most [`Self::timeout`] and returns its response. A call that times out
+    /// is cancelled at the manager.
     ///
     /// # Errors
-    /// [`Failure::Rejected`] with the manager's status, [`Failure::TimedOut`] without a response in time.
+    /// [`Failure::Rejected`] with the manager's status, [`Failure::TimedOut`] without a response in
+    /// time.
     pub async fn call<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
@@ -162,7 +165,8 @@ fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
     }
 }
 
-/// Reads the token of this client's role. The token is a secret and is sent only to local addresses.
+/// Reads the token of this client's role. The token is a secret and is sent only to local
+/// addresses.
 fn bearer(uri: &str, global: &Global) -> Result<Bearer, Failure> {
     let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
     if !is_local(uri) {

@@ -1,4 +1,5 @@
-//! `tarn describe` and `tarn explain`: all details of one resource, and the recorded decisions about it.
+//! `tarn describe` and `tarn explain`: all details of one resource, and the recorded decisions
+//! about it.
 
 use proto::v1;
 use serde::Serialize;
@@ -64,9 +65,11 @@ async fn vm(target: VmOrReservation, manager: &Connection, format: Format) -> Re
     print::value(format, &vm, |_| table::details(&vm.reservation) + &section("SLICES", &vm.slice_details))
 }
 
-/// Returns the slices that still belong to the VM of a reservation; a slice granted to another VM since is omitted.
+/// Returns the slices that still belong to the VM of a reservation; a slice granted to another VM
+/// since is omitted.
 ///
-/// A VM's slices are mostly adjacent, so the pages from its first to its last slice contain few others.
+/// A VM's slices are mostly adjacent, so the pages from its first to its last slice contain few
+/// others.
 async fn slices_of(of: &view::Reservation, manager: &Connection) -> Result<Vec<view::SliceDetail>, Failure> {
     let (Some(first), Some(last)) = (of.slices.iter().min(), of.slices.iter().max()) else {
         return Ok(Vec::new());
@@ -113,7 +116,8 @@ pub(crate) async fn explain(subject: Subject, manager: &Connection, format: Form
     })
 }
 
-/// Describes a resource without recorded decisions: its state, its alarms and the commands that explain its VMs.
+/// Describes a resource without recorded decisions: its state, its alarms and the commands that
+/// explain its VMs.
 ///
 /// # Errors
 /// `NOT_FOUND` if the resource does not exist.
@@ -166,8 +170,8 @@ fn explain_hints(vms: impl IntoIterator<Item = String>) -> String {
     }
 }
 
-/// Returns the name under which the manager records decisions about a resource. Decisions about a reservation are recorded
-/// under its VM.
+/// Returns the name under which the manager records decisions about a resource. Decisions about a
+/// reservation are recorded under its VM.
 async fn decision_subject(subject: Subject, manager: &Connection) -> Result<String, Failure> {
     Ok(match subject {
         Subject::Rack => "rack".to_owned(),

@@ -1,5 +1,5 @@
-//! `tarn doctor`: checks a rack and shows a fix for each problem. It changes nothing. Checks of the local machine are in
-//! `local_host.rs`.
+//! `tarn doctor`: checks a rack and shows a fix for each problem. It changes nothing. Checks of the
+//! local machine are in `local_host.rs`.
 
 mod local_host;
 
@@ -42,7 +42,8 @@ impl Finding {
         Self { check: check.into(), ok: false, subject, message, fix: Some(fix.into()) }
     }
 
-    /// Returns whether an alarm repeats this finding. Quarantined slices are one finding per cause, but one alarm each.
+    /// Returns whether an alarm repeats this finding. Quarantined slices are one finding per cause,
+    /// but one alarm each.
     fn covers(&self, alarm: &Alarm) -> bool {
         let is_quarantine = self.check == "slices" && alarm.reason == "SLICE_QUARANTINED";
         !self.ok && (is_quarantine || self.subject == alarm.subject)
@@ -66,7 +67,8 @@ struct RackState {
     hosts: Vec<Host>,
     emcs: Vec<Emc>,
     quarantined: Vec<SliceDetail>,
-    /// Manager's clock (in whole seconds, if the response contains it) and the local clock when the response arrived.
+    /// Manager's clock (in whole seconds, if the response contains it) and the local clock when the
+    /// response arrived.
     clocks: (Option<SystemTime>, SystemTime),
 }
 
@@ -83,7 +85,8 @@ pub(crate) async fn run(args: args::Doctor, global: &Global) -> Result<(), Failu
     }
 }
 
-/// Returns the findings about the rack. Invalid options are errors; an unreachable manager is a finding.
+/// Returns the findings about the rack. Invalid options are errors; an unreachable manager is a
+/// finding.
 async fn findings(global: &Global) -> Result<Vec<Finding>, Failure> {
     let manager = match Connection::open(global).await {
         Ok(manager) => manager,
@@ -218,7 +221,8 @@ fn host(host: &Host) -> Option<Finding> {
     Some(Finding::problem("hosts", format!("host {name}"), message, fix))
 }
 
-/// Returns message and fix for a host in state `fencing`, which holds its slices until its access is revoked for certain.
+/// Returns message and fix for a host in state `fencing`, which holds its slices until its access
+/// is revoked for certain.
 fn fencing(host: &Host) -> (String, String) {
     let (name, slices) = (&host.host, host.slices);
     let Some(error) = &host.fence_error else {
@@ -272,7 +276,8 @@ fn buffer(rack: &Rack) -> Finding {
     Finding::problem("buffer", "pool".to_owned(), message, fix)
 }
 
-/// Returns one finding per EMC and reason, as fencing a host can quarantine thousands of slices for one reason.
+/// Returns one finding per EMC and reason, as fencing a host can quarantine thousands of slices for
+/// one reason.
 fn quarantine(slices: &[SliceDetail]) -> Vec<Finding> {
     let mut causes: BTreeMap<(&str, &str), Vec<&Slice>> = BTreeMap::new();
     for s in slices {

@@ -1,5 +1,5 @@
-//! Errors of commands, their exit codes, and their output as text with a hint, as JSON or as YAML. The hints are in
-//! `hint.rs`.
+//! Errors of commands, their exit codes, and their output as text with a hint, as JSON or as YAML.
+//! The hints are in `hint.rs`.
 
 use std::{
     error::Error,
@@ -118,7 +118,8 @@ pub enum Exit {
     TimedOut = 124,
 }
 
-/// Maps a gRPC status code to an exit code. The match is exhaustive so that a new code is a compile error.
+/// Maps a gRPC status code to an exit code. The match is exhaustive so that a new code is a compile
+/// error.
 fn exit(code: Code) -> Exit {
     match code {
         Code::InvalidArgument => Exit::Usage,
@@ -199,7 +200,8 @@ impl Failure {
         }
     }
 
-    /// Returns the error and its root cause. Intermediate causes repeat one of them and are omitted.
+    /// Returns the error and its root cause. Intermediate causes repeat one of them and are
+    /// omitted.
     pub(crate) fn message(&self) -> String {
         match self.source() {
             Some(cause) => format!("{self}: {}", root_cause(cause)),
@@ -240,13 +242,14 @@ fn root_cause<'a>(cause: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static)
     cause.source().map_or(cause, root_cause)
 }
 
-/// Returns whether a status was made by the client library from a transport error, and not sent by the manager.
+/// Returns whether a status was made by the client library from a transport error, and not sent by
+/// the manager.
 pub(crate) fn is_transport_error(status: &Status) -> bool {
     status.source().is_some() && matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal)
 }
 
-/// Returns the code of a status. Transport errors during a call have various codes and are mapped to
-/// `UNAVAILABLE`, as all can be retried.
+/// Returns the code of a status. Transport errors during a call have various codes and are mapped
+/// to `UNAVAILABLE`, as all can be retried.
 pub(crate) fn code(status: &Status) -> Code {
     if is_transport_error(status) { Code::Unavailable } else { status.code() }
 }
@@ -275,7 +278,8 @@ const OPTIONS: &[(&str, &str)] = &[
     ("wait_ready", "--wait-ready"),
 ];
 
-/// Replaces the name of a request field at the start of a message by its option, and a number of bytes by a size.
+/// Replaces the name of a request field at the start of a message by its option, and a number of
+/// bytes by a size.
 fn with_option_name(text: &str) -> String {
     let option = OPTIONS
         .iter()

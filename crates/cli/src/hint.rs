@@ -1,4 +1,5 @@
-//! Hints for the next step after an error, by the manager's reason or, without a specific one, by gRPC code.
+//! Hints for the next step after an error, by the manager's reason or, without a specific one, by
+//! gRPC code.
 
 use tonic::Code;
 
@@ -11,7 +12,8 @@ pub(crate) const CONNECTION_BROKEN: &str =
 /// Hint after a request timed out.
 pub(crate) const NO_RESPONSE: &str = "the request may still be executed: retry it (a reservation with the same --request-id) or use a longer --timeout";
 
-/// Hints by the manager's reason. `{host}`, `{vm}` and `{slice}` are replaced by the subjects of the request.
+/// Hints by the manager's reason. `{host}`, `{vm}` and `{slice}` are replaced by the subjects of
+/// the request.
 const BY_REASON: &[(&str, &str)] = &[
     ("HOST_NOT_FOUND", "list the hosts with `tarn get hosts`; new hosts are added in rack.toml"),
     ("EMC_NOT_FOUND", "list the EMCs with `tarn get emcs`; new EMCs are added in rack.toml"),

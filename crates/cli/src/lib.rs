@@ -1,5 +1,5 @@
-//! Command-line client `tarn`, as a library for tests and packaging: it parses arguments, calls the pool manager and prints
-//! answers and errors. Decisions are left to the services.
+//! Command-line client `tarn`, as a library for tests and packaging: it parses arguments, calls the
+//! pool manager and prints answers and errors. Decisions are left to the services.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -41,8 +41,8 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Runs the command in `arguments` (the first is the program name), prints its result on stdout or its
-/// error on stderr, and returns the exit code.
+/// Runs the command in `arguments` (the first is the program name), prints its result on stdout or
+/// its error on stderr, and returns the exit code.
 pub async fn run(arguments: Vec<OsString>) -> ExitCode {
     let parsed = args::hide_global_options(Cli::command()).try_get_matches_from(&arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {

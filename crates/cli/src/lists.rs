@@ -1,4 +1,5 @@
-//! Complete lists from the manager, which returns long lists in pages. Printing is left to the callers.
+//! Complete lists from the manager, which returns long lists in pages. Printing is left to the
+//! callers.
 
 use proto::v1;
 use units::limits::LIST_PAGES_MAX;

@@ -1,5 +1,5 @@
-//! `tarn train`, `promote`, `rollback`, `import-model` and `export-model`: training and selection of prediction models. The
-//! manager trains and evaluates models.
+//! `tarn train`, `promote`, `rollback`, `import-model` and `export-model`: training and selection
+//! of prediction models. The manager trains and evaluates models.
 
 use std::{io::Write as _, path::PathBuf};
 
@@ -28,10 +28,12 @@ pub enum Kind {
 /// Models that can be trained.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Train {
-    /// Train a model of frigid (untouched) memory on the outcomes stored by the manager (see `tarn telemetry`)
+    /// Train a model of frigid (untouched) memory on the outcomes stored by the manager (see `tarn
+    /// telemetry`)
     #[command(after_help = METRICS_HELP)]
     Frigid,
-    /// Train a model of latency sensitivity on labelled workloads; without --labels, on synthetic ones
+    /// Train a model of latency sensitivity on labelled workloads; without --labels, on synthetic
+    /// ones
     #[command(after_help = LABEL_COLUMNS)]
     Sensitivity(Workloads),
 }
@@ -77,7 +79,8 @@ pub struct Import {
     pub format: ModelFileFormat,
     /// File with the model
     pub file: PathBuf,
-    /// Workloads to select thresholds with, for a sensitivity model trained elsewhere; must differ from its training data
+    /// Workloads to select thresholds with, for a sensitivity model trained elsewhere; must differ
+    /// from its training data
     #[command(flatten)]
     pub workloads: Workloads,
 }
@@ -87,7 +90,7 @@ pub struct Import {
 pub struct Export {
     /// Kind of the model
     pub kind: Kind,
-    /// Its version [default: the serving version]
+    /// Version of the model [default: the serving version]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub version: Option<u32>,
 }
@@ -104,8 +107,8 @@ pub enum ModelFileFormat {
 }
 
 /// Trains a model, which does not serve before its promotion.
-pub(crate) async fn train(what: Train, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let (kind, labels) = match what {
+pub(crate) async fn train(command: Train, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let (kind, labels) = match command {
         Train::Frigid => (Kind::Frigid, None),
         Train::Sensitivity(workloads) => (Kind::Sensitivity, Some(labels(&workloads, format)?)),
     };

@@ -1,5 +1,5 @@
-//! Output on stdout and stderr in the requested format. The layout of tables is in `table.rs`, the structure of JSON in
-//! `view.rs`.
+//! Output on stdout and stderr in the requested format. The layout of tables is in `table.rs`, the
+//! structure of JSON in `view.rs`.
 
 use std::io::{self, Write as _};
 
@@ -20,8 +20,8 @@ pub(crate) fn one<T: Row + Serialize>(format: Format, item: &T) -> Result<(), Fa
     value(format, item, |all_columns| table::rows(std::slice::from_ref(item), all_columns))
 }
 
-/// Prints a value: serialized as JSON or YAML, otherwise as `text`, whose argument is whether all columns are
-/// requested.
+/// Prints a value: serialized as JSON or YAML, otherwise as `text`, whose argument is whether all
+/// columns are requested.
 pub(crate) fn value<T: Serialize>(
     format: Format,
     item: &T,
@@ -65,13 +65,14 @@ fn format_note(format: Format, text: &str) -> String {
     }
 }
 
-/// Replaces control characters, so that text from other hosts cannot send escape sequences to the terminal.
+/// Replaces control characters, so that text from other hosts cannot send escape sequences to the
+/// terminal.
 pub(crate) fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// Prints text unchanged. All output on stdout passes through this function, which reports a closed pipe as
-/// [`Failure::Output`].
+/// Prints text unchanged. All output on stdout passes through this function, which reports a closed
+/// pipe as [`Failure::Output`].
 pub(crate) fn out(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::Output)

@@ -1,5 +1,5 @@
-//! Commands for the requests that a scheduler makes: `tarn plan-vm`, `reserve`, `wait-ready`, `commit`, `release` and
-//! `migration`.
+//! Commands for the requests that a scheduler makes: `tarn plan-vm`, `reserve`, `wait-ready`,
+//! `commit`, `release` and `migration`.
 
 use std::{
     io::{self, Write as _},
@@ -68,7 +68,8 @@ fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
     }
 }
 
-/// Returns a new request ID. The ID is printed before its use, so that the request can be repeated if the response is lost.
+/// Returns a new request ID. The ID is printed before its use, so that the request can be repeated
+/// if the response is lost.
 fn new_request_id(format: Format) -> Result<RequestId, Failure> {
     let id = random_id()?;
     let line = match format {
@@ -87,8 +88,8 @@ fn random_id() -> Result<RequestId, Failure> {
         .expect("32 hex digits are a valid request ID"))
 }
 
-/// Waits until every slice is online. The manager enforces the time limit; the client waits slightly longer for its
-/// response.
+/// Waits until every slice is online. The manager enforces the time limit; the client waits
+/// slightly longer for its response.
 pub(crate) async fn wait_ready(
     target: VmOrReservation,
     manager: &Connection,

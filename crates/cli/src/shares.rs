@@ -1,5 +1,5 @@
-//! `tarn get shares`, `get weights`, `set weights` and `explain shares`: shares of a host's tenants and their weights. The host's
-//! agent computes the shares.
+//! `tarn get shares`, `get weights`, `set weights` and `explain shares`: shares of a host's tenants
+//! and their weights. The host's agent computes the shares.
 
 mod text;
 
@@ -27,7 +27,8 @@ pub struct HostArg {
 pub struct SetWeights {
     /// Name of the host
     pub host: Name,
-    /// Tenant (name of its cgroup) and weight from 0.01 to 10000; 0 removes a weight. Other tenants keep their weights
+    /// Tenant (name of its cgroup) and weight from 0.01 to 10000; 0 removes a weight. Other tenants
+    /// keep their weights
     #[arg(required = true, value_name = "TENANT=WEIGHT", value_parser = weight)]
     pub weights: Vec<(Name, f64)>,
 }

@@ -1,4 +1,5 @@
-//! Suggestions for misspelled names: extends the hint of a rejected request by similar names and by the existing ones.
+//! Suggestions for misspelled names: extends the hint of a rejected request by similar names and by
+//! the existing ones.
 
 use crate::{
     Connection, Failure, ManagerCommand,
@@ -117,7 +118,8 @@ impl Names {
         }
     }
 
-    /// Adds a hint to an error: existing names if a name was not found, otherwise the hint for its reason.
+    /// Adds a hint to an error: existing names if a name was not found, otherwise the hint for its
+    /// reason.
     pub(crate) async fn add_hint(self, failure: Failure, manager: &Connection) -> Failure {
         let suggestion = match failure.reason().as_deref() {
             Some("HOST_NOT_FOUND") => suggest("hosts", self.host.clone(), hosts(manager).await),
@@ -147,7 +149,8 @@ async fn vms(manager: &Connection) -> Vec<String> {
     page.map(|page| page.reservations.into_iter().map(|r| r.vm).collect()).unwrap_or_default()
 }
 
-/// Formats a hint such as "did you mean h1? available hosts: h1, h2"; `None` without existing names.
+/// Formats a hint such as "did you mean h1? available hosts: h1, h2"; `None` without existing
+/// names.
 fn suggest(kind: &str, requested: Option<String>, existing: Vec<String>) -> Option<String> {
     let requested = requested.filter(|_| !existing.is_empty())?;
     let nearest = nearest(&requested, &existing);

@@ -1,4 +1,5 @@
-//! Layout of tables: columns of each resource and formatting of rows. Printing is left to `print.rs`.
+//! Layout of tables: columns of each resource and formatting of rows. Printing is left to
+//! `print.rs`.
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -1,4 +1,5 @@
-//! `tarn telemetry`: import of outcomes of VMs into the manager, and their export as CSV for training elsewhere.
+//! `tarn telemetry`: import of outcomes of VMs into the manager, and their export as CSV for
+//! training elsewhere.
 
 use std::{
     fs,
@@ -43,8 +44,8 @@ pub struct Import {
     format: TableFormat,
     /// File with the table, plain or gzip-compressed
     file: PathBuf,
-    /// Keep timestamps, which are seconds since 1970; by default, they are shifted so that the last VM ends at the
-    /// modification time of the file
+    /// Keep timestamps, which are seconds since 1970; by default, they are shifted so that the last
+    /// VM ends at the modification time of the file
     #[arg(long)]
     keep_timestamps: bool,
 }
@@ -52,8 +53,8 @@ pub struct Import {
 /// Options of the export.
 #[derive(Clone, Debug, Args)]
 pub struct Export {
-    /// Export training features instead: numeric columns known at the start of each VM, and the label `untouched`, the
-    /// untouched fraction of its memory. Unknown values are empty
+    /// Export training features instead: numeric columns known at the start of each VM, and the
+    /// label `untouched`, the untouched fraction of its memory. Unknown values are empty
     #[arg(long)]
     features: bool,
 }
@@ -68,8 +69,8 @@ struct ImportResult {
 }
 
 /// Runs the command.
-pub(crate) async fn run(what: Telemetry, manager: &Connection, format: Format) -> Result<(), Failure> {
-    match what {
+pub(crate) async fn run(command: Telemetry, manager: &Connection, format: Format) -> Result<(), Failure> {
+    match command {
         Telemetry::Import(args) => import(args, manager, format).await,
         Telemetry::Export(args) => export(&args, manager).await,
     }
@@ -103,7 +104,8 @@ async fn import(args: Import, manager: &Connection, format: Format) -> Result<()
     print::one(format, &sum)
 }
 
-/// Returns the modification time of the file. It is the same for each import, so that duplicates are detected.
+/// Returns the modification time of the file. It is the same for each import, so that duplicates
+/// are detected.
 fn modification_time(path: &Path) -> Result<UnixMs, Failure> {
     let looked = fs::metadata(path).and_then(|file| file.modified());
     let at = looked.map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })?;

@@ -20,7 +20,8 @@ use units::limits::{TOP_EVERY, TOP_NEWS_AHEAD_MAX};
 use crate::{Connection, Failure, lists, view};
 use screen::{Selection, Snapshot};
 
-/// Changes of the view. All pass through one queue, so that an unresponsive manager does not delay keys.
+/// Changes of the view. All pass through one queue, so that an unresponsive manager does not delay
+/// keys.
 enum Update {
     Key(KeyEvent),
     Snapshot(Box<Snapshot>),

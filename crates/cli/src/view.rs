@@ -1,5 +1,6 @@
-//! Output structures: one struct per resource, converted from its wire message and serialized as JSON or YAML. Field names are
-//! a stable interface for scripts. The layout of tables is in `table.rs`.
+//! Output structures: one struct per resource, converted from its wire message and serialized as
+//! JSON or YAML. Field names are a stable interface for scripts. The layout of tables is in
+//! `table.rs`.
 
 use std::collections::BTreeMap;
 
@@ -255,8 +256,8 @@ fn some(text: String) -> Option<String> {
     if text.is_empty() { None } else { Some(text) }
 }
 
-/// Returns the name of an enum value in lower case without its prefix: "free" for `SLICE_STATE_FREE`. A value of a newer
-/// manager is shown as its number.
+/// Returns the name of an enum value in lower case without its prefix: "free" for
+/// `SLICE_STATE_FREE`. A value of a newer manager is shown as its number.
 fn enum_name<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'static str) -> String {
     match E::try_from(number) {
         Ok(known) => name(&known).trim_start_matches(prefix).to_lowercase(),

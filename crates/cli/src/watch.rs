@@ -1,4 +1,5 @@
-//! `tarn watch`: prints changes as they happen, one per line, and reconnects after a restart of the manager.
+//! `tarn watch`: prints changes as they happen, one per line, and reconnects after a restart of the
+//! manager.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,8 @@ async fn endless(stream: WatchStream, manager: &Connection, format: Format) -> R
     }
 }
 
-/// Prints the messages of a stream. A broken stream is reopened; a stream ended by the manager is an error.
+/// Prints the messages of a stream. A broken stream is reopened; a stream ended by the manager is
+/// an error.
 async fn follow<A, B: From<A> + Serialize>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,

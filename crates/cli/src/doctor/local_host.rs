@@ -1,5 +1,5 @@
-//! Checks of the machine that `tarn doctor` runs on, if it is a host. `host-agent doctor` performs them; they do not need the
-//! manager.
+//! Checks of the machine that `tarn doctor` runs on, if it is a host. `host-agent doctor` performs
+//! them; they do not need the manager.
 
 use std::{
     path::{Path, PathBuf},

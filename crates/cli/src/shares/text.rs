@@ -1,4 +1,5 @@
-//! Text of `tarn explain shares`: result of the last epoch, the market's numbers with their meaning, and each tenant.
+//! Text of `tarn explain shares`: result of the last epoch, the market's numbers with their
+//! meaning, and each tenant.
 
 use super::{Certificate, Shares, Tenant, link, memory, mib, rate};
 use crate::{evaluate::percent, table::moment};
@@ -94,7 +95,8 @@ impl Certificate {
         format!("budget of each tenant: {:.3} times its fraction of all weights{why}", self.dividend)
     }
 
-    /// Describes how far budgets are exceeded. Budgets apply only to shares bought at the market's prices.
+    /// Describes how far budgets are exceeded. Budgets apply only to shares bought at the market's
+    /// prices.
     fn spent(&self) -> String {
         if self.status == "one fixed" {
             "budgets do not apply: one tenant was exempt from these prices".to_owned()

@@ -1,4 +1,5 @@
-//! Drawing of the live view: hosts, EMCs with every slice as a coloured letter, and alarms. A pure function of a snapshot.
+//! Drawing of the live view: hosts, EMCs with every slice as a coloured letter, and alarms. A pure
+//! function of a snapshot.
 
 use ratatui::{
     Frame,
@@ -112,7 +113,8 @@ fn state_colour(state: &str) -> Color {
     }
 }
 
-/// Draws the EMCs from the selected one on: a line of counts, then the slices. Slices of the selected host are underlined.
+/// Draws the EMCs from the selected one on: a line of counts, then the slices. Slices of the
+/// selected host are underlined.
 fn draw_emcs(frame: &mut Frame<'_>, area: Rect, snapshot: &Snapshot, selection: &Selection) {
     let block = Block::bordered().title(format!("EMCs ({}), left/right", snapshot.emcs.len()));
     let inside = block.inner(area);

@@ -41,17 +41,17 @@ async fn rejection_has_a_reason_and_a_hint() {
         "OUT_OF_SLICES",
         "host h1 can reach 3 free slices, 4 are needed",
     );
-    let words = "reserve --host h1 --vm web --pool 4GiB --request-id q1";
-    let ran = Rack::new(mood.clone()).tarn(words).await;
-    let said = "\
+    let arguments = "reserve --host h1 --vm web --pool 4GiB --request-id q1";
+    let ran = Rack::new(mood.clone()).tarn(arguments).await;
+    let output = "\
 error: host h1 can reach 3 free slices, 4 are needed (OUT_OF_SLICES)
 hint: show free slices with `tarn watch capacity`; draining slices become free without intervention
 ";
-    assert_eq!((ran.stderr.as_str(), ran.code), (said, 5));
-    let ran = Rack::new(mood).tarn(&format!("{words} -o json")).await;
-    let said: serde_json::Value = serde_json::from_str(&ran.stderr).unwrap();
-    assert_eq!((&said["reason"], &said["exit_code"]), (&"OUT_OF_SLICES".into(), &5.into()));
-    assert!(said["hint"].as_str().unwrap().contains("watch capacity") && said["error"].is_string());
+    assert_eq!((ran.stderr.as_str(), ran.code), (output, 5));
+    let ran = Rack::new(mood).tarn(&format!("{arguments} -o json")).await;
+    let output: serde_json::Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!((&output["reason"], &output["exit_code"]), (&"OUT_OF_SLICES".into(), &5.into()));
+    assert!(output["hint"].as_str().unwrap().contains("watch capacity") && output["error"].is_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,9 +82,9 @@ async fn unknown_name_is_answered_with_existing_names() {
             "error: vm wbe has no reservation (VM_NOT_FOUND)\nhint: did you mean web? available VMs: web\n",
         ),
     ];
-    for (words, said) in cases {
-        let ran = Rack::default().tarn(words).await;
-        assert_eq!((ran.stderr.as_str(), ran.code), (said, 3), "tarn {words}");
+    for (arguments, output) in cases {
+        let ran = Rack::default().tarn(arguments).await;
+        assert_eq!((ran.stderr.as_str(), ran.code), (output, 3), "tarn {arguments}");
     }
     let ran = Rack::default().tarn("describe slice 99").await;
     assert_eq!(ran.code, 3, "{}", ran.stderr);
@@ -128,24 +128,24 @@ async fn manager_that_closes_the_connection_is_unavailable() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unresponsive_manager_times_out() {
-    for words in [
+    for arguments in [
         "get rack",
         "commit web",
         "reserve --host h1 --vm v --pool 1GiB --request-id q --wait-ready",
         "watch",
     ] {
-        let ran = Rack::new(Behavior::Unresponsive).tarn(&format!("--timeout 100ms {words}")).await;
-        assert_eq!(ran.code, 124, "tarn {words}: {}", ran.stderr);
+        let ran = Rack::new(Behavior::Unresponsive).tarn(&format!("--timeout 100ms {arguments}")).await;
+        assert_eq!(ran.code, 124, "tarn {arguments}: {}", ran.stderr);
         assert!(ran.stderr.contains("within 100ms"), "{}", ran.stderr);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn endless_list_is_an_error() {
-    for words in ["get slices", "get reservations"] {
-        let ran = Rack::new(Behavior::EndlessLists).tarn(words).await;
-        assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "tarn {words}: {}", ran.stderr);
-        assert!(ran.stderr.contains("endless list of"), "tarn {words}: {}", ran.stderr);
+    for arguments in ["get slices", "get reservations"] {
+        let ran = Rack::new(Behavior::EndlessLists).tarn(arguments).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "tarn {arguments}: {}", ran.stderr);
+        assert!(ran.stderr.contains("endless list of"), "tarn {arguments}: {}", ran.stderr);
     }
 }
 
@@ -171,34 +171,38 @@ async fn invalid_arguments_are_not_sent_to_the_manager() {
         "--timeout soon get rack",
         "top",
     ];
-    for words in wrong {
+    for arguments in wrong {
         let rack = Rack::default();
-        let ran = rack.tarn(words).await;
-        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "tarn {words}: {}", ran.stderr);
-        assert!(ran.stderr.starts_with("error: "), "tarn {words}: {}", ran.stderr);
-        assert_eq!(rack.requests(), Vec::<String>::new(), "tarn {words}");
+        let ran = rack.tarn(arguments).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "tarn {arguments}: {}", ran.stderr);
+        assert!(ran.stderr.starts_with("error: "), "tarn {arguments}: {}", ran.stderr);
+        assert_eq!(rack.requests(), Vec::<String>::new(), "tarn {arguments}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn usage_error_is_printed_as_json_on_request() {
-    for words in ["release web --force -o json", "get --output=json nothing", "-ojson reserve --pool 1gb"] {
-        let ran = tarn(words).await;
-        let said: serde_json::Value = serde_json::from_str(&ran.stderr).expect("JSON on stderr");
-        assert!(ran.code == 2 && said["exit_code"] == 2 && said["error"].is_string(), "tarn {words}: {said}");
+    for arguments in ["release web --force -o json", "get --output=json nothing", "-ojson reserve --pool 1gb"]
+    {
+        let ran = tarn(arguments).await;
+        let output: serde_json::Value = serde_json::from_str(&ran.stderr).expect("JSON on stderr");
+        assert!(
+            ran.code == 2 && output["exit_code"] == 2 && output["error"].is_string(),
+            "tarn {arguments}: {output}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_endpoint_is_a_usage_error() {
-    for words in [
+    for arguments in [
         "--endpoint 127.0.0.1:9750",
         "--endpoint ftp://x",
         "--ca /x --endpoint http://127.0.0.1:1",
         "--endpoint https://h",
     ] {
-        let ran = tarn(&format!("{words} get rack")).await;
-        assert_eq!(ran.code, 2, "{words}: {}", ran.stderr);
+        let ran = tarn(&format!("{arguments} get rack")).await;
+        assert_eq!(ran.code, 2, "{arguments}: {}", ran.stderr);
     }
     let ran = tarn("--endpoint https://h --ca /no/such/file get rack").await;
     assert_eq!(ran.code, 1);

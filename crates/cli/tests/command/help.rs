@@ -6,8 +6,8 @@ use tempfile::TempDir;
 
 use crate::rack::tarn;
 
-fn parsed(words: &str) -> Cli {
-    Cli::try_parse_from(["tarn"].into_iter().chain(words.split_whitespace()))
+fn parsed(arguments: &str) -> Cli {
+    Cli::try_parse_from(["tarn"].into_iter().chain(arguments.split_whitespace()))
         .unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 
@@ -18,16 +18,16 @@ fn command_line_definition_is_consistent() {
 
 #[test]
 fn global_options_are_accepted_anywhere() {
-    for words in ["-o json get slices", "get -o json slices", "get slices --output json"] {
-        let cli = parsed(words);
-        assert_eq!(cli.global.output, Format::Json, "{words}");
-        assert!(matches!(cli.command, Command::Manager(ManagerCommand::Get(_))), "{words}");
+    for arguments in ["-o json get slices", "get -o json slices", "get slices --output json"] {
+        let cli = parsed(arguments);
+        assert_eq!(cli.global.output, Format::Json, "{arguments}");
+        assert!(matches!(cli.command, Command::Manager(ManagerCommand::Get(_))), "{arguments}");
     }
 }
 
 #[test]
 fn resources_have_singular_and_plural_names() {
-    for words in [
+    for arguments in [
         "get host h1",
         "get hosts h1",
         "get emc",
@@ -36,7 +36,7 @@ fn resources_have_singular_and_plural_names() {
         "get alarm",
         "get share h1",
     ] {
-        assert!(matches!(parsed(words).command, Command::Manager(ManagerCommand::Get(_))), "{words}");
+        assert!(matches!(parsed(arguments).command, Command::Manager(ManagerCommand::Get(_))), "{arguments}");
     }
 }
 
@@ -69,9 +69,9 @@ async fn help_lists_the_exit_codes() {
 async fn global_options_are_only_in_the_main_help() {
     let help = tarn("--help").await.stdout;
     assert!(help.contains("--endpoint <URI>") && help.contains("--output <OUTPUT>"), "{help}");
-    for words in ["commit --help", "commit -h", "get slices --help", "cordon host --help", "plan-vm -h"] {
-        let help = tarn(words).await.stdout;
-        assert!(!help.contains("--endpoint <URI>") && !help.contains("--server-name"), "{words}: {help}");
+    for arguments in ["commit --help", "commit -h", "get slices --help", "cordon host --help", "plan-vm -h"] {
+        let help = tarn(arguments).await.stdout;
+        assert!(!help.contains("--endpoint <URI>") && !help.contains("--server-name"), "{arguments}: {help}");
     }
     let help = tarn("commit --help").await.stdout;
     assert!(help.contains("`tarn --help`") && help.lines().count() < 15, "{help}");

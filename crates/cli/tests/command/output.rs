@@ -3,13 +3,13 @@
 use crate::rack::{Behavior, Rack, command};
 
 /// Expects success with exactly this text on stdout and nothing on stderr.
-async fn prints(words: &str, expected: &str) {
-    let ran = Rack::default().tarn(words).await;
-    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), (expected, "", 0), "tarn {words}");
+async fn prints(arguments: &str, expected: &str) {
+    let ran = Rack::default().tarn(arguments).await;
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), (expected, "", 0), "tarn {arguments}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_are_tables_without_frames() {
+async fn lists_are_tables_without_borders() {
     prints(
         "get slices",
         "\
@@ -69,7 +69,7 @@ e1   up     enabled     4       1     2       1         0            4      emul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slices_are_a_json_array_with_promised_keys() {
+async fn slices_as_json_have_the_documented_keys() {
     let ran = Rack::default().tarn("get slices -o json").await;
     let slices: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(slices.as_array().unwrap().len(), 8);
@@ -80,19 +80,19 @@ async fn slices_are_a_json_array_with_promised_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_thing_by_name_is_one_object() {
-    for words in
+async fn one_resource_is_one_json_object() {
+    for arguments in
         ["get slices 1", "get hosts h1", "get emcs e0", "get reservations web", "get reservations r-1"]
     {
-        let ran = Rack::default().tarn(&format!("{words} -o json")).await;
+        let ran = Rack::default().tarn(&format!("{arguments} -o json")).await;
         let one: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-        assert!(one.is_object(), "tarn {words}: {one}");
+        assert!(one.is_object(), "tarn {arguments}: {one}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn yaml_has_the_structure_of_json() {
-    for words in [
+    for arguments in [
         "get slices",
         "get hosts",
         "describe vm web",
@@ -101,16 +101,16 @@ async fn yaml_has_the_structure_of_json() {
         "explain shares h1",
     ] {
         let rack = Rack::default();
-        let json = rack.tarn(&format!("{words} -o json")).await.stdout;
-        let yaml = rack.tarn(&format!("{words} -o yaml")).await.stdout;
+        let json = rack.tarn(&format!("{arguments} -o json")).await.stdout;
+        let yaml = rack.tarn(&format!("{arguments} -o yaml")).await.stdout;
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         let yaml: serde_json::Value = serde_norway::from_str(&yaml).unwrap();
-        assert_eq!(json, yaml, "tarn {words}");
+        assert_eq!(json, yaml, "tarn {arguments}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vm_is_described_down_to_its_slices() {
+async fn vm_is_described_with_its_slices() {
     prints(
         "describe vm web",
         "\
@@ -140,7 +140,7 @@ SLICE  EMC  STATE   HOST  VM   EPOCH
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slices_that_went_on_to_another_owner_are_not_shown_as_the_vms() {
+async fn slices_of_a_later_owner_are_not_shown() {
     let ran = Rack::default().tarn("describe vm r-0 -o json").await;
     let vm: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let details = vm["slice_details"].as_array().unwrap().iter();
@@ -149,7 +149,7 @@ async fn slices_that_went_on_to_another_owner_are_not_shown_as_the_vms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slice_is_described_with_its_receipt() {
+async fn slice_is_described_with_its_last_scrub() {
     prints(
         "describe slice 6",
         "\
@@ -167,7 +167,7 @@ LAST SCRUB:  2023-11-14T22:13:21Z by h2, epoch 4, 1GiB verified
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hosts_emcs_and_the_rack_are_described_with_their_alarms() {
+async fn descriptions_include_alarms() {
     let sick = Rack::new(Behavior::Degraded);
     let described = sick.tarn("describe rack").await.stdout;
     assert!(described.contains("BUFFER:    2\n") && described.contains("\nALARMS\nSINCE"), "{described}");
@@ -182,7 +182,7 @@ async fn hosts_emcs_and_the_rack_are_described_with_their_alarms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decision_is_explained_with_what_it_was_made_from() {
+async fn decision_is_explained_with_its_inputs() {
     let explained = "\
 2023-11-14T22:13:20Z  #7 reserve vm web (by nova)
   e0 alone has enough free slices
@@ -198,7 +198,7 @@ async fn a_decision_is_explained_with_what_it_was_made_from() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_names_the_hosts_that_fit_and_why_others_do_not() {
+async fn plan_lists_hosts_with_reasons() {
     prints(
         "plan-vm --vm new --cores 4 --memory 8GiB",
         "\
@@ -214,9 +214,9 @@ h2    no    30          63GiB       -    too few cores
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reservation_answers_with_what_scripts_need() {
-    let words = "reserve --host h1 --vm web --pool 2GiB --request-id q1 -o json";
-    let ran = Rack::default().tarn(words).await;
+async fn reservation_as_json_is_complete() {
+    let arguments = "reserve --host h1 --vm web --pool 2GiB --request-id q1 -o json";
+    let ran = Rack::default().tarn(arguments).await;
     let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let expected = serde_json::json!({
         "reservation": "r-1", "vm": "web", "host": "h1", "state": "ready", "slices": [0, 1], "slices_online": 2,
@@ -229,7 +229,7 @@ async fn a_reservation_answers_with_what_scripts_need() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watching_prints_a_line_for_each_change_until_the_manager_stops() {
+async fn watch_prints_a_line_per_change() {
     let ran = Rack::default().tarn("watch").await;
     let lines = "\
 2023-11-14T22:13:20Z  1        slice       7                quarantined  e1 epoch 8 host h1: not zero after a scrub
@@ -248,7 +248,7 @@ async fn watching_prints_a_line_for_each_change_until_the_manager_stops() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_to_move_a_vm_are_listed() {
+async fn migration_requests_are_listed() {
     let listed = "\
 REQUESTED             VM   HOST  STATE  REASON
 2023-11-14T22:13:20Z  web  h1    open   h1 is draining
@@ -259,7 +259,7 @@ REQUESTED             VM   HOST  STATE  REASON
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenants_of_a_host_are_listed_with_their_shares() {
+async fn tenants_are_listed_with_their_shares() {
     let listed = "\
 TENANT  WEIGHT  ENFORCER  MEMORY/FAIR  LINK      STALLED  GAIN
 web     2       swap      40GiB/32GiB  2500MB/s  12.5 %   7.3 %
@@ -267,10 +267,10 @@ db      1       advise    8GiB/16GiB   9500MB/s  0.0 %    0.0 %
 ";
     let at = "note: reported by host h1 at 2023-11-14T22:13:20Z\n";
     let way = "note: shares move gradually, 50.0 % of the distance in this epoch: gains refer to the current shares\n";
-    for words in ["get shares h1", "get share h1"] {
-        let said = Rack::default().tarn(words).await;
+    for arguments in ["get shares h1", "get share h1"] {
+        let output = Rack::default().tarn(arguments).await;
         let notes = format!("{way}{at}");
-        assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), (listed, &*notes, 0));
+        assert_eq!((output.stdout.as_str(), output.stderr.as_str(), output.code), (listed, &*notes, 0));
     }
     let wide = Rack::default().tarn("get shares h1 -o wide").await.stdout;
     let head = "GAIN   MEMORY USED  LINK USED  LINK DEMAND  ACCESS SOURCE  ERROR  PROBLEM\n";
@@ -295,7 +295,7 @@ db      1       advise    8GiB/16GiB   9500MB/s  0.0 %    0.0 %
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shares_are_explained_number_by_number() {
+async fn shares_are_explained_with_all_numbers() {
     prints(
         "explain shares h1",
         "\
@@ -332,7 +332,7 @@ async fn shares_are_explained_number_by_number() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn weights_are_answered_with_all_that_are_set() {
+async fn set_weights_prints_all_weights() {
     prints("set weights h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
     let ran = Rack::default().tarn("set weights h1 web=2 -o json").await;
     let set: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
@@ -340,7 +340,7 @@ async fn weights_are_answered_with_all_that_are_set() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watching_in_json_is_one_object_a_line() {
+async fn watch_as_json_is_one_object_per_line() {
     let ran = Rack::default().tarn("watch events -o json").await;
     let events: Vec<serde_json::Value> =
         ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -350,7 +350,7 @@ async fn watching_in_json_is_one_object_a_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_finds_nothing_wrong_with_a_healthy_rack() {
+async fn doctor_finds_no_problem_in_a_healthy_rack() {
     let ran = Rack::default().tarn("doctor -o json").await;
     let findings: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
     assert!(findings.len() >= 8 && findings.iter().all(|f| f["ok"] == true), "{findings:#?}");
@@ -358,7 +358,7 @@ async fn the_doctor_finds_nothing_wrong_with_a_healthy_rack() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_says_what_is_wrong_and_what_mends_it() {
+async fn doctor_shows_problems_and_fixes() {
     let ran = Rack::new(Behavior::Degraded).tarn("doctor").await;
     assert_eq!((ran.stderr.as_str(), ran.code), ("error: 2 problems found\n", 1), "{}", ran.stdout);
     for part in ["host h2", "`tarn fence h2`", "not zero after a scrub", "`tarn uncordon slice 7`"] {
@@ -371,26 +371,28 @@ async fn the_doctor_says_what_is_wrong_and_what_mends_it() {
     );
 }
 
-/// Puts programs into a folder: the first one, and a script if there is one.
+/// Installs `tarn` and, if its script is not empty, `host-agent` into a directory.
 const INSTALL: &str = r#"cp "$1" "$0/tarn"; [ -z "$2" ] || { printf '#!/bin/sh\n%s\n' "$2" > "$0/host-agent"; chmod 755 "$0/host-agent"; }"#;
 
-/// A host without a manager in reach: what its doctor finds there, with this program beside it as `host-agent`.
+/// Returns the finding of `tarn doctor` about the local host, with the given script as `host-agent`
+/// and no manager.
 async fn host_findings(agent: &str) -> (serde_json::Value, Option<i32>) {
     let folder = tempfile::tempdir().unwrap();
-    // A process of its own writes them: what another test's child has open for writing cannot be run.
+    // A separate process writes the programs, as a file open for writing in a child of another test
+    // cannot be executed.
     let mut install = tokio::process::Command::new("sh");
     install.args(["-c", INSTALL]).arg(folder.path()).args([env!("CARGO_BIN_EXE_tarn"), agent]);
     assert!(install.status().await.unwrap().success());
     let tarn = folder.path().join("tarn");
-    let words = ["doctor", "--host-config", "/host.toml", "--endpoint", "unix:/nowhere", "-o", "json"];
-    let output = tokio::process::Command::new(tarn).args(words).env_clear().output().await.unwrap();
+    let arguments = ["doctor", "--host-config", "/host.toml", "--endpoint", "unix:/nowhere", "-o", "json"];
+    let output = tokio::process::Command::new(tarn).args(arguments).env_clear().output().await.unwrap();
     let mut findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((findings.len(), &findings[0]["check"]), (2, &"endpoint".into()), "{findings:#?}");
     (findings.remove(1), output.status.code())
 }
 
 #[tokio::test]
-async fn a_host_without_its_manager_is_still_looked_at_by_the_agents_doctor() {
+async fn host_is_checked_without_its_manager() {
     let finding = r#"{"check":"kvm","ok":true,"subject":"this host","message":"'"$*"'","fix":null}"#;
     let (found, code) = host_findings(&format!("echo '[{finding}]'; exit 1")).await;
     assert_eq!((found["check"].as_str(), code), (Some("kvm"), Some(1)));
@@ -398,7 +400,7 @@ async fn a_host_without_its_manager_is_still_looked_at_by_the_agents_doctor() {
 }
 
 #[tokio::test]
-async fn a_host_whose_agent_cannot_look_at_it_is_told_so() {
+async fn failed_host_check_is_a_finding() {
     let (found, _) = host_findings("echo 'error: too old' >&2; exit 2").await;
     assert!(found["message"].as_str().unwrap().ends_with("doctor` failed: error: too old"), "{found}");
     let (found, _) = host_findings("").await;
@@ -407,7 +409,7 @@ async fn a_host_whose_agent_cannot_look_at_it_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_has_seen_enough_ends_it_quietly() {
+async fn closed_pipe_is_no_error() {
     let rack = Rack::default();
     let address = rack.listen().await;
     let (reader, writer) = std::io::pipe().unwrap();
@@ -418,7 +420,7 @@ async fn a_reader_that_has_seen_enough_ends_it_quietly() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn validation_does_not_look_like_a_reservation() {
+async fn validation_result_differs_from_a_reservation() {
     let rack = Rack::default();
     let ran = rack.tarn("reserve --host h1 --vm web --pool 2GiB --validate-only").await;
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "no request id, as nothing is done");
@@ -439,7 +441,7 @@ async fn watch_ends_after_its_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn explaining_without_decisions_shows_the_state_and_where_to_look() {
+async fn explain_without_decisions_shows_the_state() {
     let ran = Rack::default().tarn("explain slice 1").await;
     assert_eq!(
         ran.stdout,

@@ -1,4 +1,5 @@
-//! Fake manager of a rack with two hosts and two EMCs. It returns fixed responses, can reject requests and records them.
+//! Fake manager of a rack with two hosts and two EMCs. It returns fixed responses, can reject
+//! requests and records them.
 
 use std::{
     fmt::Debug,
@@ -86,10 +87,10 @@ impl Rack {
         address
     }
 
-    /// Runs `tarn` against this rack; words are split at spaces.
-    pub async fn tarn(&self, words: &str) -> CommandOutput {
+    /// Runs `tarn` against this rack; arguments are separated by spaces.
+    pub async fn tarn(&self, arguments: &str) -> CommandOutput {
         let address = self.listen().await;
-        tarn(&format!("--endpoint http://{address} {words}")).await
+        tarn(&format!("--endpoint http://{address} {arguments}")).await
     }
 
     async fn record<T: Debug>(&self, call: &str, request: Request<T>) -> Result<T, Status> {
@@ -108,15 +109,15 @@ impl Rack {
 }
 
 /// Returns a command without the environment of the caller.
-pub fn command(words: &str) -> Command {
+pub fn command(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tarn"));
-    command.args(words.split_whitespace()).env_clear().stdin(Stdio::null());
+    command.args(arguments.split_whitespace()).env_clear().stdin(Stdio::null());
     command
 }
 
-/// Runs `tarn`; words are split at spaces.
-pub async fn tarn(words: &str) -> CommandOutput {
-    let output = command(words).output().await.unwrap();
+/// Runs `tarn`; arguments are separated by spaces.
+pub async fn tarn(arguments: &str) -> CommandOutput {
+    let output = command(arguments).output().await.unwrap();
     CommandOutput {
         code: output.status.code().expect("not killed"),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -497,7 +498,7 @@ impl Admin for Rack {
             ("r-1", "") | ("", "web") => Ok(Response::new(reservation())),
             ("r-0", "") => Ok(Response::new(v1::Reservation { slices: vec![1, 2], ..reservation() })),
             ("", vm) => Err(unknown("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
-            (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} is not known"))),
+            (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} does not exist"))),
         }
     }
 

@@ -5,19 +5,19 @@ use std::{fs, os::unix::fs::MetadataExt as _};
 use crate::rack::{Behavior, Rack};
 
 /// Expects that the last request to the manager contains each of `parts`.
-async fn says(words: &str, parts: &[&str]) {
+async fn says(arguments: &str, parts: &[&str]) {
     let rack = Rack::default();
-    let ran = rack.tarn(words).await;
-    assert_eq!(ran.code, 0, "tarn {words}: {}", ran.stderr);
+    let ran = rack.tarn(arguments).await;
+    assert_eq!(ran.code, 0, "tarn {arguments}: {}", ran.stderr);
     let heard = rack.requests().pop().unwrap();
     for part in parts {
-        assert!(heard.contains(part), "tarn {words}: {part} is missing in {heard}");
+        assert!(heard.contains(part), "tarn {arguments}: {part} is missing in {heard}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_option_of_reserve_is_sent() {
-    let words = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
+    let arguments = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
                  --commit-within 5m --request-id q9 --client nova --uid 2001";
     let parts = [
         "Reserve ReserveRequest",
@@ -34,7 +34,7 @@ async fn every_option_of_reserve_is_sent() {
         "client: \"nova\"",
         "uid: Some(2001)",
     ];
-    says(words, &parts).await;
+    says(arguments, &parts).await;
     let parts = ["validate_only: true", "commit_within_ms: 0", "pool_bytes: 0", "uid: None"];
     says("reserve --host h1 --vm web --cores 1 --validate-only --request-id q9", &parts).await;
 }
@@ -57,8 +57,8 @@ async fn missing_request_id_is_generated_and_printed() {
     let id = first.stderr.trim_end().strip_prefix("request_id: ").expect("the id is on stderr").to_owned();
     assert!(id.len() == 32 && rack.requests()[0].contains(&format!("request_id: \"{id}\"")), "{id}");
     let second = rack.tarn("reserve --host h1 --vm web --pool 1GiB -o json").await;
-    let said: serde_json::Value = serde_json::from_str(&second.stderr).unwrap();
-    assert_ne!(said["request_id"], id.as_str(), "ids are random");
+    let output: serde_json::Value = serde_json::from_str(&second.stderr).unwrap();
+    assert_ne!(output["request_id"], id.as_str(), "ids are random");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,23 +115,23 @@ async fn list_is_read_to_its_last_page() {
 async fn backup_is_complete_and_private() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rack.backup");
-    let words = format!("backup --to {}", file.display());
-    let ran = Rack::default().tarn(&words).await;
+    let arguments = format!("backup --to {}", file.display());
+    let ran = Rack::default().tarn(&arguments).await;
     assert_eq!((ran.code, fs::read(&file).unwrap().as_slice()), (0, &b"first chunk"[..]), "{}", ran.stderr);
     assert!(ran.stdout.contains("11 bytes"), "{}", ran.stdout);
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
-    let again = Rack::default().tarn(&words).await;
+    let again = Rack::default().tarn(&arguments).await;
     assert_eq!(again.code, 2, "an existing file was replaced: {}", again.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_backup_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
-    let words = format!("backup --to {}/rack.backup", folder.path().display());
-    let ran = Rack::new(Behavior::Degraded).tarn(&words).await;
+    let arguments = format!("backup --to {}/rack.backup", folder.path().display());
+    let ran = Rack::new(Behavior::Degraded).tarn(&arguments).await;
     assert!(ran.code == 1 && ran.stderr.contains("I/O error"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-    let ran = Rack::new(Behavior::EndlessLists).tarn(&words).await;
+    let ran = Rack::new(Behavior::EndlessLists).tarn(&arguments).await;
     assert!(ran.code == 1 && ran.stderr.contains("without its last part"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     let ran = Rack::default().tarn("backup --to /no/such/folder/rack.backup").await;

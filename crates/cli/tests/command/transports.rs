@@ -90,8 +90,8 @@ async fn start(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<(
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_survives_a_restart_of_the_manager() {
     let (at, stop, stopped) = start("127.0.0.1:0".parse().unwrap()).await;
-    let words = ["tarn".to_owned(), "--endpoint".to_owned(), format!("http://{at}"), "doctor".to_owned()];
-    let manager = Connection::open(&Cli::parse_from(words).global).await.unwrap();
+    let arguments = ["tarn".to_owned(), "--endpoint".to_owned(), format!("http://{at}"), "doctor".to_owned()];
+    let manager = Connection::open(&Cli::parse_from(arguments).global).await.unwrap();
     manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap();
     stop.send(()).unwrap();
     stopped.await.unwrap();
