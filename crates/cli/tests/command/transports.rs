@@ -100,7 +100,7 @@ async fn connection_survives_a_restart_of_the_manager() {
     let (_, stop, stopped) = start(at).await;
     manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap();
     let another = manager.open_another().await.unwrap();
-    another.ask(another.admin().get_rack(GetRackRequest {})).await.unwrap();
+    another.call(another.admin().get_rack(GetRackRequest {})).await.unwrap();
     drop((manager, another));
     stop.send(()).unwrap();
     stopped.await.unwrap();
