@@ -181,11 +181,11 @@ async fn an_operator_weighs_tenants_and_sees_their_shares_by_the_command_line() 
     tell(&session, shares(1)).await;
     rack.wait_for("the epoch", async |rack| get(rack, "h0").await.is_ok()).await;
     let (_, listed, _) = tarn("get shares h0");
-    assert!(listed.contains("web     2       swap      2GiB/1GiB    250MB/s  25.0 %  10.0 %\n"), "{listed}");
+    assert!(listed.contains("web     2       swap      2GiB/1GiB    250MB/s  25.0 %   10.0 %\n"), "{listed}");
     let (_, explained, _) = tarn("explain shares h0");
     assert!(explained.contains("  epoch 1 of host h0: shares updated\n"), "{explained}");
     let (_, explained, _) = tarn("explain host h0");
-    assert!(explained.contains("set weights host h0 (by scheduler)\n  set now: web=2\n"), "{explained}");
+    assert!(explained.contains("weigh host h0 (by scheduler)\n  set now: web=2\n"), "{explained}");
 }
 
 #[tokio::test]
