@@ -80,10 +80,10 @@ impl Place {
     fn learn(&self) {
         self.file("vms.csv", vms(600));
         let added = self.tarn("telemetry import --format csv DIR/vms.csv");
-        assert_eq!((&added["added"], &added["known"]), (&600.into(), &0.into()));
+        assert_eq!((&added["added"], &added["duplicates"]), (&600.into(), &0.into()));
         let model = self.tarn("train frigid");
         assert_eq!(
-            (&model["version"], &model["serves"], &model["rows"]),
+            (&model["version"], &model["serving"], &model["rows"]),
             (&1.into(), &false.into(), &600.into())
         );
     }
@@ -101,7 +101,7 @@ async fn a_model_serves_from_its_promotion_to_its_rollback_and_through_a_restart
     place.0.stop_manager();
     place.0.start_manager().await;
     assert_eq!(place.plan("c", "idle"), (12, "frigid/1".to_owned()), "what was promoted is durable");
-    assert_eq!(place.tarn("get models")[0]["serves"], true);
+    assert_eq!(place.tarn("get models")[0]["serving"], true);
     assert_eq!(place.tarn("rollback frigid"), Value::Null);
     assert_eq!(place.plan("d", "idle").1, "fixed-share/1");
     let (code, _, said) = place.ran("rollback frigid");
@@ -140,7 +140,7 @@ async fn a_newer_model_is_compared_with_the_one_that_serves_on_vms_that_neither_
     let place = Place::new().await;
     let month_ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() - 30 * 24 * 3600;
     place.file("earlier.csv", vms_since(month_ago, 600));
-    place.tarn("telemetry import --format csv --unix-times DIR/earlier.csv");
+    place.tarn("telemetry import --format csv --keep-timestamps DIR/earlier.csv");
     place.tarn("train frigid");
     place.tarn("promote frigid 1");
     let same = place.tarn("train frigid");
@@ -148,12 +148,12 @@ async fn a_newer_model_is_compared_with_the_one_that_serves_on_vms_that_neither_
     place.file("later.csv", vms(1400));
     let added = place.tarn("telemetry import --format csv DIR/later.csv");
     assert_eq!(
-        (&added["added"], &added["known"]),
+        (&added["added"], &added["duplicates"]),
         (&1400.into(), &0.into()),
         "they ended now, not a month ago"
     );
     let again = place.tarn("telemetry import --format csv DIR/later.csv");
-    assert_eq!((&again["added"], &again["known"]), (&0.into(), &1400.into()), "the same table is known");
+    assert_eq!((&again["added"], &again["duplicates"]), (&0.into(), &1400.into()), "the same table is known");
     let newer = place.tarn("train frigid");
     let compared = &newer["comparison"];
     assert_eq!(compared["version"], 1);
@@ -162,7 +162,7 @@ async fn a_newer_model_is_compared_with_the_one_that_serves_on_vms_that_neither_
         assert!((0.3..=0.5).contains(&share), "most of half of the memory: {newer}");
     }
     let said = place.tarn("promote frigid 3 --validate-only");
-    assert_eq!((&said["serves"], &said["comparison"]["vms"]), (&false.into(), &compared["vms"]));
+    assert_eq!((&said["serving"], &said["comparison"]["vms"]), (&false.into(), &compared["vms"]));
     assert_eq!(place.plan("a", "idle").1, "frigid/1", "nothing was changed");
 }
 
@@ -309,7 +309,7 @@ async fn workloads_that_do_not_mind_latency_are_placed_whole() {
 async fn what_ended_too_long_ago_is_not_kept_and_that_is_said() {
     let place = Place::new().await;
     place.file("vms.csv", vms(60));
-    let added = place.tarn("telemetry import --format csv --unix-times DIR/vms.csv");
+    let added = place.tarn("telemetry import --format csv --keep-timestamps DIR/vms.csv");
     assert_eq!((&added["added"], &added["too_old"]), (&0.into(), &60.into()), "they ended in 1970");
 }
 
@@ -333,8 +333,8 @@ async fn outcomes_go_out_as_they_came_in_and_absurd_ones_not_at_all() {
     let (_, exported, _) = place.ran("telemetry export");
     assert_eq!(exported.lines().count(), 601);
     place.file("exported.csv", &exported);
-    let again = place.tarn("telemetry import --format csv --unix-times DIR/exported.csv");
-    assert_eq!((&again["added"], &again["known"]), (&0.into(), &600.into()));
+    let again = place.tarn("telemetry import --format csv --keep-timestamps DIR/exported.csv");
+    assert_eq!((&again["added"], &again["duplicates"]), (&0.into(), &600.into()));
     let (_, features, _) = place.ran("telemetry export --features");
     let rows: Vec<&str> = features.lines().collect();
     assert!(rows[0].starts_with("requested_gib,cores,") && rows[0].ends_with(",untouched"));

@@ -172,8 +172,8 @@ async fn an_operator_weighs_tenants_and_sees_their_shares_by_the_command_line() 
         (ran.status.code(), stdout, stderr)
     };
     let set = "TENANT  WEIGHT\nweb     2\n".to_owned();
-    assert_eq!(tarn("weigh h0 web=2 db=0"), (Some(0), set, String::new()));
-    let (code, _, said) = tarn("weigh h0 web=-1");
+    assert_eq!(tarn("set weights h0 web=2 db=0"), (Some(0), set, String::new()));
+    let (code, _, said) = tarn("set weights h0 web=-1");
     assert!(code == Some(2) && said.contains("weights.weight: -1 must be from 0.01 to 10000"), "{said}");
     let (code, _, said) = tarn("get shares h0");
     assert!(code == Some(3) && said.contains("SHARES_NOT_REPORTED"), "{said}");
@@ -181,9 +181,9 @@ async fn an_operator_weighs_tenants_and_sees_their_shares_by_the_command_line() 
     tell(&session, shares(1)).await;
     rack.wait_for("the epoch", async |rack| get(rack, "h0").await.is_ok()).await;
     let (_, listed, _) = tarn("get shares h0");
-    assert!(listed.contains("web     2       swap      2GiB/1GiB    250MB/s  25.0 %  10.0 %\n"), "{listed}");
+    assert!(listed.contains("web     2       swap      2GiB/1GiB    250MB/s  25.0 %   10.0 %\n"), "{listed}");
     let (_, explained, _) = tarn("explain shares h0");
-    assert!(explained.contains("  epoch 1 of host h0: shares were set anew\n"), "{explained}");
+    assert!(explained.contains("  epoch 1 of host h0: shares updated\n"), "{explained}");
     let (_, explained, _) = tarn("explain host h0");
     assert!(explained.contains("weigh host h0 (by scheduler)\n  set now: web=2\n"), "{explained}");
 }

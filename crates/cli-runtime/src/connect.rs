@@ -1,5 +1,5 @@
-//! Connections to a pool manager: a unix socket, a loopback address, or TLS with a certificate on both sides. No command is
-//! known here.
+//! Connection to a pool manager over a unix socket, a loopback address or mutual TLS. The requests
+//! themselves are in the files of the commands.
 
 use std::{fs, net::IpAddr, path::Path, time::Duration};
 
@@ -13,10 +13,11 @@ use units::limits::{MESSAGE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, WAIT_READY_MAX}
 
 use crate::{Failure, Global};
 
-/// Where a manager listens unless rack.toml says otherwise.
+/// Default listen address of a manager.
 const ENDPOINT_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 
-/// An open connection to one manager. It mends itself: after a restart of the manager the next call connects again.
+/// Connection to one manager. It recovers by itself: after a restart of the manager the next call
+/// reconnects.
 #[derive(Clone, Debug)]
 pub struct Connection {
     uri: String,
@@ -27,11 +28,12 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects as the options say.
+    /// Opens a connection according to the global options.
     ///
     /// # Errors
-    /// [`Failure::Value`] for options that make no sense together, [`Failure::File`] for an unreadable PEM file,
-    /// [`Failure::Connect`] or [`Failure::TimedOut`] if nobody answers.
+    /// [`Failure::InvalidValue`] or [`Failure::Usage`] for a malformed endpoint or inconsistent
+    /// options, [`Failure::File`] for an unreadable PEM file, [`Failure::Connect`] if the
+    /// connection fails, [`Failure::TimedOut`] if it takes too long.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
         let uri = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
         let endpoint = endpoint(&uri, global)?;
@@ -40,90 +42,92 @@ impl Connection {
         Ok(Self { uri, endpoint, bearer, channel, timeout: global.timeout })
     }
 
-    /// One more connection to the same manager, for programs that keep many calls going.
+    /// Opens another connection to the same manager, for programs with many concurrent calls.
     ///
     /// # Errors
-    /// [`Failure::Connect`] or [`Failure::TimedOut`] if nobody answers.
-    pub async fn another(&self) -> Result<Self, Failure> {
+    /// [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if it takes too long.
+    pub async fn open_another(&self) -> Result<Self, Failure> {
         let channel = connect(&self.uri, &self.endpoint, self.bearer.clone(), self.timeout).await?;
         Ok(Self { channel, ..self.clone() })
     }
 
-    /// Where it leads.
+    /// Returns the address of the manager.
     pub fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// What a scheduler may ask.
+    /// Returns a client of the Scheduler service.
     pub fn scheduler(&self) -> SchedulerClient<ClientChannel> {
         SchedulerClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// What an operator may ask.
+    /// Returns a client of the Admin service.
     pub fn admin(&self) -> AdminClient<ClientChannel> {
         AdminClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// What may be asked of forecasts.
+    /// Returns a client of the Models service.
     pub fn models(&self) -> ModelsClient<ClientChannel> {
         ModelsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// How long a call waits for its answer.
+    /// Returns the time limit of a call.
     pub fn timeout(&self) -> Duration {
         self.timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration())
     }
 
-    /// How long a call waits for slices to come online, or for a model.
-    pub fn patience(&self) -> Duration {
+    /// Returns the time limit of a call that waits for slices to come online or for a model.
+    pub fn wait_timeout(&self) -> Duration {
         self.timeout.unwrap_or(WAIT_READY_MAX.as_duration())
     }
 
-    /// What one call answers, or why it does not; dropped calls are cancelled at the manager.
+    /// Awaits a call for at most [`Self::timeout`] and returns its response. A call that times out
+    /// is cancelled at the manager.
     ///
     /// # Errors
-    /// [`Failure::Said`] with what the manager said, [`Failure::TimedOut`] if it said nothing in time.
-    pub async fn ask<T>(
+    /// [`Failure::Rejected`] with the manager's status, [`Failure::TimedOut`] without a response in
+    /// time.
+    pub async fn call<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
-        self.ask_within(self.timeout(), call).await
+        self.call_within(self.timeout(), call).await
     }
 
-    /// As [`Self::ask`], with another time to wait.
+    /// As [`Self::call`], with another time limit.
     ///
     /// # Errors
-    /// As [`Self::ask`].
-    pub async fn ask_within<T>(
+    /// As [`Self::call`].
+    pub async fn call_within<T>(
         &self,
-        span: Duration,
+        timeout: Duration,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
-        self.within(span, call).await.map(Response::into_inner)
+        self.within(timeout, call).await.map(Response::into_inner)
     }
 
-    /// As [`Self::ask`], with the headers of the answer.
+    /// As [`Self::call`], but returns the response with its metadata.
     ///
     /// # Errors
-    /// As [`Self::ask`].
-    pub async fn answer<T>(
+    /// As [`Self::call`].
+    pub async fn call_with_metadata<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<Response<T>, Failure> {
         self.within(self.timeout(), call).await
     }
 
-    /// Waits for an answer, or for the next message of a stream.
+    /// Waits for a response or for the next message of a stream, for at most `after`.
     ///
     /// # Errors
-    /// As [`Self::ask`].
+    /// As [`Self::call`].
     pub async fn within<T>(
         &self,
         after: Duration,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Failure> {
         match tokio::time::timeout(after, call).await {
-            Ok(answer) => Ok(answer?),
+            Ok(response) => Ok(response?),
             Err(_) => Err(Failure::TimedOut { endpoint: self.uri.clone(), after }),
         }
     }
@@ -145,9 +149,9 @@ async fn connect(
 }
 
 fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
-    let known = ["http://", "https://", "unix:"].iter().any(|scheme| uri.starts_with(scheme));
-    let endpoint = if known { Endpoint::from_shared(uri.to_owned()).ok() } else { None };
-    let endpoint = endpoint.ok_or_else(|| Failure::Value {
+    let has_scheme = ["http://", "https://", "unix:"].iter().any(|scheme| uri.starts_with(scheme));
+    let endpoint = if has_scheme { Endpoint::from_shared(uri.to_owned()).ok() } else { None };
+    let endpoint = endpoint.ok_or_else(|| Failure::InvalidValue {
         field: "--endpoint",
         value: uri.to_owned(),
         rule: "must be http://HOST:PORT, https://HOST:PORT or unix:/PATH",
@@ -161,19 +165,20 @@ fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
     }
 }
 
-/// Reads the token of this client's role. It is a secret, so it only goes to this machine.
+/// Reads the token of this client's role. The token is a secret and is sent only to local
+/// addresses.
 fn bearer(uri: &str, global: &Global) -> Result<Bearer, Failure> {
     let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
     if !is_local(uri) {
-        let rule = "must be unix:/PATH or http:// and a loopback address with --token-file";
-        return Err(Failure::Value { field: "--endpoint", value: uri.to_owned(), rule });
+        let rule = "must be unix:/PATH or http:// with a loopback address when --token-file is given";
+        return Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule });
     }
     let text = String::from_utf8(read(path)?).ok();
     let bearer = text.and_then(|text| Bearer::new(text.trim()).ok());
-    bearer.ok_or_else(|| Failure::Value {
+    bearer.ok_or_else(|| Failure::InvalidValue {
         field: "--token-file",
         value: path.display().to_string(),
-        rule: "must hold a token as pool-manager writes it",
+        rule: "must contain a token written by pool-manager",
     })
 }
 
@@ -186,22 +191,21 @@ fn is_local(uri: &str) -> bool {
             && (host == "localhost" || address.is_ok_and(|address| address.is_loopback()))
 }
 
-/// What TLS needs, or `None` without TLS. Half a set of options is a mistake worth a word.
+/// Returns the TLS configuration, or `None` without TLS. Incomplete TLS options are an error.
 fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
-    let given = [&global.ca, &global.cert, &global.key].into_iter().any(Option::is_some);
+    let has_tls_options = [&global.ca, &global.cert, &global.key].into_iter().any(Option::is_some);
     if !uri.starts_with("https://") {
         let rule = "must begin with https:// when --ca, --cert or --key is given";
-        return if given {
-            Err(Failure::Value { field: "--endpoint", value: uri.to_owned(), rule })
+        return if has_tls_options {
+            Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule })
         } else {
             Ok(None)
         };
     }
-    let ca = global.ca.as_deref().ok_or_else(|| Failure::Value {
-        field: "--ca",
-        value: String::new(),
-        rule: "must name the certificate authority of an https:// manager",
-    })?;
+    let ca = global
+        .ca
+        .as_deref()
+        .ok_or_else(|| Failure::Usage("--ca is required for an https:// endpoint".to_owned()))?;
     let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?));
     if let Some(identity) = identity(global)? {
         tls = tls.identity(identity);
@@ -216,15 +220,15 @@ fn identity(global: &Global) -> Result<Option<Identity>, Failure> {
     match (&global.cert, &global.key) {
         (None, None) => Ok(None),
         (Some(cert), Some(key)) => Ok(Some(Identity::from_pem(read(cert)?, read(key)?))),
-        (Some(lone), None) => Err(half("--cert", lone, "must come with --key")),
-        (None, Some(lone)) => Err(half("--key", lone, "must come with --cert")),
+        (Some(cert), None) => Err(incomplete("--cert", cert, "requires --key")),
+        (None, Some(key)) => Err(incomplete("--key", key, "requires --cert")),
     }
 }
 
-fn half(field: &'static str, lone: &Path, rule: &'static str) -> Failure {
-    Failure::Value { field, value: lone.display().to_string(), rule }
+fn incomplete(field: &'static str, path: &Path, rule: &'static str) -> Failure {
+    Failure::InvalidValue { field, value: path.display().to_string(), rule }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|errno| Failure::File { tried: "read", path: path.to_owned(), errno })
+    fs::read(path).map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })
 }

@@ -1,4 +1,5 @@
-//! Why a command failed: said to people with what to do next, to programs as JSON, to scripts as an exit code.
+//! Errors of commands, their exit codes, and their output as text with a hint, as JSON or as YAML.
+//! The hints are in `hint.rs`.
 
 use std::{
     error::Error,
@@ -19,105 +20,106 @@ use crate::{
     print,
 };
 
-/// Why a command failed.
+/// Error of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The manager refused.
-    #[error("{}", said(.0))]
-    Said(Box<Status>),
-    /// The manager does not know a name; here are those it knows.
-    #[error("{}", said(.status))]
-    Unknown {
-        /// What the manager said.
+    /// The manager rejected the request, or the connection broke during it.
+    #[error("{}", status_message(.0))]
+    Rejected(Box<Status>),
+    /// The manager rejected the request, and a hint specific to this request is available.
+    #[error("{}", status_message(.status))]
+    RejectedWithHint {
+        /// Status returned by the manager.
         status: Box<Status>,
-        /// "did you mean ...".
+        /// Hint, such as "did you mean ...".
         hint: String,
     },
-    /// Nobody there, or not one we understand or trust.
+    /// The connection failed, or TLS verification did.
     #[error("cannot reach a pool manager at {endpoint}")]
     Connect {
-        /// Where.
+        /// Address of the manager.
         endpoint: String,
-        /// What the network said.
+        /// Error of the transport.
         #[source]
         source: tonic::transport::Error,
     },
-    /// No answer in time. Whether anything was done is not known.
-    #[error("no answer from {endpoint} within {after:?}")]
+    /// No response in time. The request may have been executed.
+    #[error("no response from {endpoint} within {after:?}")]
     TimedOut {
-        /// Where.
+        /// Address of the manager.
         endpoint: String,
-        /// How long was waited.
+        /// Time limit that expired.
         after: Duration,
     },
-    /// A watch ended because of --timeout.
-    #[error("the watch ended after {}, as --timeout says", humantime::format_duration(*.after))]
-    WatchOver {
-        /// The value of --timeout.
+    /// A watch reached --timeout.
+    #[error("watch ended by --timeout after {}", humantime::format_duration(*.after))]
+    WatchTimedOut {
+        /// Value of --timeout.
         after: Duration,
     },
-    /// Words that are no command.
+    /// The arguments are not a valid command.
     #[error("{0}")]
-    Words(String),
-    /// An option's value breaks its rule.
+    Usage(String),
+    /// The value of an option is invalid.
     #[error("{field}: {value:?} {rule}")]
-    Value {
-        /// Which option.
+    InvalidValue {
+        /// Option, such as `--endpoint`.
         field: &'static str,
-        /// As given.
+        /// Value as given.
         value: String,
-        /// "must be ...".
+        /// Violated rule, such as "must be ...".
         rule: &'static str,
     },
-    /// The manager broke a promise of its protocol.
-    #[error("the manager answered out of turn: {0}")]
+    /// The manager violated its protocol.
+    #[error("invalid response from the manager: {0}")]
     Protocol(String),
-    /// A file could not be used.
-    #[error("{tried} {}", path.display())]
+    /// An operation on a file failed.
+    #[error("cannot {operation} {}", path.display())]
     File {
-        /// "read", "write".
-        tried: &'static str,
-        /// Which file.
+        /// Operation, such as "read" or "write".
+        operation: &'static str,
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
-    /// Printing failed.
-    #[error("write the answer")]
+    /// Output failed.
+    #[error("cannot write the output")]
     Output(#[source] io::Error),
-    /// The command did its work and found something wrong; it has said what.
+    /// The command ran and found problems, which it has printed.
     #[error("{0}")]
-    Found(String),
+    Problem(String),
 }
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        Self::Said(Box::new(status))
+        Self::Rejected(Box::new(status))
     }
 }
 
-/// How `tarn` ends when it fails; the numbers are promised in `tarn --help`.
+/// Exit codes of failed commands, documented in `tarn --help` and stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Something else.
+    /// Any other error.
     Error = 1,
-    /// The words make no sense.
+    /// Invalid arguments or values.
     Usage = 2,
-    /// No such thing.
+    /// The resource does not exist.
     NotFound = 3,
-    /// It exists already, or its state does not allow this.
+    /// The resource exists already, or its state does not allow the request.
     Conflict = 4,
-    /// Out of slices, memory or cores.
+    /// No free slices, memory or cores.
     Exhausted = 5,
-    /// No manager, or one that is not ready: try again.
+    /// The manager cannot be reached or is not ready; the request can be retried.
     Unavailable = 6,
-    /// Out of time.
+    /// A time limit expired.
     TimedOut = 124,
 }
 
-/// What a refusal of the manager means to a script. Every code has its line, so that a new one cannot slip by.
+/// Maps a gRPC status code to an exit code. The match is exhaustive so that a new code is a compile
+/// error.
 fn exit(code: Code) -> Exit {
     match code {
         Code::InvalidArgument => Exit::Usage,
@@ -139,21 +141,21 @@ fn exit(code: Code) -> Exit {
 }
 
 impl Failure {
-    /// What it means to a script.
+    /// Returns the exit code of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Said(status) | Self::Unknown { status, .. } => exit(code(status)),
+            Self::Rejected(status) | Self::RejectedWithHint { status, .. } => exit(code(status)),
             Self::Connect { .. } => Exit::Unavailable,
-            Self::TimedOut { .. } | Self::WatchOver { .. } => Exit::TimedOut,
-            Self::Words(_) | Self::Value { .. } => Exit::Usage,
-            Self::Protocol(_) | Self::File { .. } | Self::Output(_) | Self::Found(_) => Exit::Error,
+            Self::TimedOut { .. } | Self::WatchTimedOut { .. } => Exit::TimedOut,
+            Self::Usage(_) | Self::InvalidValue { .. } => Exit::Usage,
+            Self::Protocol(_) | Self::File { .. } | Self::Output(_) | Self::Problem(_) => Exit::Error,
         }
     }
 
-    /// The manager's machine-readable reason, in UPPER_SNAKE_CASE.
+    /// Returns the manager's machine-readable reason, in UPPER_SNAKE_CASE.
     pub fn reason(&self) -> Option<String> {
         match self {
-            Self::Said(status) | Self::Unknown { status, .. } => {
+            Self::Rejected(status) | Self::RejectedWithHint { status, .. } => {
                 status.get_details_error_info().map(|info| info.reason)
             }
             _ => None,
@@ -161,7 +163,7 @@ impl Failure {
     }
 }
 
-/// A failure as programs read it.
+/// An error as printed.
 #[derive(Debug, Serialize)]
 struct Report {
     error: String,
@@ -171,20 +173,20 @@ struct Report {
 }
 
 impl Failure {
-    /// Prints the failure on stderr in the given format and turns it into an exit code. A reader that has seen enough
-    /// (`tarn get slices | head`) is no failure, and nothing is printed.
+    /// Prints the error on stderr in the given format and returns its exit code. A closed pipe
+    /// (`tarn get slices | head`) counts as success and prints nothing.
     pub fn report(&self, format: Format) -> ExitCode {
         if matches!(self, Self::Output(errno) if errno.kind() == io::ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
         }
-        // With stderr gone there is nobody left to tell; the exit code still says it.
+        // The exit code reports the error even if stderr is closed.
         let _ = io::stderr().lock().write_all(self.text(format).as_bytes());
         ExitCode::from(self.exit() as u8)
     }
 
     fn text(&self, format: Format) -> String {
         let report = Report {
-            error: self.sentence(),
+            error: self.message(),
             reason: self.reason(),
             hint: self.hint(),
             exit_code: self.exit() as u8,
@@ -198,31 +200,32 @@ impl Failure {
         }
     }
 
-    /// What failed and the cause at the bottom of it; what lies between repeats one or the other.
-    pub fn sentence(&self) -> String {
+    /// Returns the error and its root cause. Intermediate causes repeat one of them and are
+    /// omitted.
+    pub fn message(&self) -> String {
         match self.source() {
-            Some(cause) => format!("{self}: {}", root(cause)),
+            Some(cause) => format!("{self}: {}", root_cause(cause)),
             None => self.to_string(),
         }
     }
 
-    /// What to do next.
+    /// Returns a hint for the next step, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Unknown { hint, .. } => Some(hint.clone()),
-            Self::Said(status) if broke(status) => Some(hint::BROKEN.to_owned()),
-            Self::Said(status) => {
-                hint::for_refusal(code(status), self.reason().as_deref(), &Subjects::default())
+            Self::RejectedWithHint { hint, .. } => Some(hint.clone()),
+            Self::Rejected(status) if is_transport_error(status) => Some(hint::CONNECTION_BROKEN.to_owned()),
+            Self::Rejected(status) => {
+                hint::for_rejection(code(status), self.reason().as_deref(), &Subjects::default())
             }
-            Self::Connect { .. } => Some(hint::NOBODY_THERE.to_owned()),
-            Self::TimedOut { .. } => Some(hint::NO_ANSWER.to_owned()),
-            Self::Words(_) => Some("`tarn --help`, or --help after any command".to_owned()),
-            Self::Value { .. }
-            | Self::WatchOver { .. }
+            Self::Connect { .. } => Some(hint::CONNECT_FAILED.to_owned()),
+            Self::TimedOut { .. } => Some(hint::NO_RESPONSE.to_owned()),
+            Self::Usage(_) => Some("see `tarn --help`, or --help after any command".to_owned()),
+            Self::InvalidValue { .. }
+            | Self::WatchTimedOut { .. }
             | Self::Protocol(_)
             | Self::File { .. }
             | Self::Output(_)
-            | Self::Found(_) => None,
+            | Self::Problem(_) => None,
         }
     }
 }
@@ -231,34 +234,39 @@ impl Report {
     fn lines(&self) -> String {
         let reason = self.reason.iter().map(|reason| format!(" ({reason})")).collect::<String>();
         let hint = self.hint.iter().map(|hint| format!("hint: {hint}\n")).collect::<String>();
-        print::plain(&format!("error: {}{reason}\n{hint}", self.error))
+        print::sanitize(&format!("error: {}{reason}\n{hint}", self.error))
     }
 }
 
-fn root<'a>(cause: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
-    cause.source().map_or(cause, root)
+fn root_cause<'a>(cause: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    cause.source().map_or(cause, root_cause)
 }
 
-/// Whether a status is the network's word instead of the manager's: made on this side, from what the transport said.
-pub fn broke(status: &Status) -> bool {
+/// Returns whether a status was made by the client library from a transport error, and not sent by
+/// the manager.
+pub fn is_transport_error(status: &Status) -> bool {
     status.source().is_some() && matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal)
 }
 
-/// A connection that breaks in the middle of a call has many names in the transport; all mean "try again".
+/// Returns the code of a status. Transport errors during a call have various codes and are mapped
+/// to `UNAVAILABLE`, as all can be retried.
 pub fn code(status: &Status) -> Code {
-    if broke(status) { Code::Unavailable } else { status.code() }
+    if is_transport_error(status) { Code::Unavailable } else { status.code() }
 }
 
-fn said(status: &Status) -> String {
+/// Returns the message of a status, with names of request fields replaced by options.
+fn status_message(status: &Status) -> String {
     match (status.message(), status.source()) {
-        (_, Some(cause)) if broke(status) => format!("the connection to the manager broke: {}", root(cause)),
+        (_, Some(cause)) if is_transport_error(status) => {
+            format!("connection to the manager broke: {}", root_cause(cause))
+        }
         ("", _) => status.code().description().to_owned(),
-        (text, _) if status.code() == Code::InvalidArgument => as_typed(text),
+        (text, _) if status.code() == Code::InvalidArgument => with_option_name(text),
         (text, _) => text.to_owned(),
     }
 }
 
-/// Options by the field of a request that they become; a field of another name is an argument or is called like its option.
+/// Request fields whose option has another name.
 const OPTIONS: &[(&str, &str)] = &[
     ("pool_bytes", "--pool"),
     ("local_bytes", "--local"),
@@ -270,8 +278,9 @@ const OPTIONS: &[(&str, &str)] = &[
     ("wait_ready", "--wait-ready"),
 ];
 
-/// Replaces a request's field by the option that was typed, and bytes by a size.
-fn as_typed(text: &str) -> String {
+/// Replaces the name of a request field at the start of a message by its option, and a number of
+/// bytes by a size.
+fn with_option_name(text: &str) -> String {
     let option = OPTIONS
         .iter()
         .find_map(|(field, option)| Some((*field, *option, text.strip_prefix(field)?.strip_prefix(": ")?)));
@@ -288,15 +297,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_value_names_the_option() {
-        let refusals = [
+    fn rejected_value_names_the_option() {
+        let rejections = [
             ("pool_bytes: 1610612736 must be whole slices", "--pool: 1536MiB must be whole slices"),
             ("local_bytes: 5 must be whole MiB", "--local: 5B must be whole MiB"),
             ("commit_within_ms: 7 must be at most 5", "--commit-within: 7 must be at most 5"),
             ("vm: \"r-1\" must not be r- and a number", "vm: \"r-1\" must not be r- and a number"),
         ];
-        for (text, typed) in refusals {
-            assert_eq!(said(&Status::invalid_argument(text)), typed);
+        for (text, message) in rejections {
+            assert_eq!(status_message(&Status::invalid_argument(text)), message);
         }
     }
 }

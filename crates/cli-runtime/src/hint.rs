@@ -1,109 +1,122 @@
-//! What to do next after a refusal: one table, by reason first and by gRPC code where a reason says no more. It advises;
-//! it does nothing.
+//! Hints for the next step after an error, by the manager's reason or, without a specific one, by
+//! gRPC code.
 
 use tonic::Code;
 
-/// After a connection that could not be made.
-pub const NOBODY_THERE: &str =
-    "is pool-manager running, and is --endpoint (TARN_ENDPOINT) where it listens? https:// needs --ca";
-/// After a connection that broke.
-pub const BROKEN: &str =
-    "the manager stopped, or does not accept this client's certificate: see its log, try again";
-/// After an answer that did not come.
-pub const NO_ANSWER: &str = "what was asked may still be done: ask again (a reservation with the same --request-id), or with a longer --timeout";
+/// Hint after a failed connection attempt.
+pub const CONNECT_FAILED: &str =
+    "check that pool-manager is running and listens on --endpoint (TARN_ENDPOINT); https:// also needs --ca";
+/// Hint after a connection broke during a request.
+pub const CONNECTION_BROKEN: &str =
+    "the manager stopped or rejected this client's certificate: check its log and retry";
+/// Hint after a request timed out.
+pub const NO_RESPONSE: &str = "the request may still be executed: retry it (a reservation with the same --request-id) or use a longer --timeout";
 
-/// Advice by the manager's reason.
+/// Hints by the manager's reason. `{host}`, `{vm}` and `{slice}` are replaced by the subjects of
+/// the request.
 const BY_REASON: &[(&str, &str)] = &[
-    ("HOST_NOT_FOUND", "`tarn get hosts` lists the hosts of this rack; new ones go into rack.toml"),
-    ("EMC_NOT_FOUND", "`tarn get emcs` lists the EMCs of this rack; new ones go into rack.toml"),
-    ("SLICE_NOT_FOUND", "`tarn get slices` lists every slice"),
-    ("VM_NOT_FOUND", "`tarn get reservations --ended` lists VMs with memory, and those that had some"),
-    ("RESERVATION_NOT_FOUND", "`tarn get reservations --ended` lists reservations, and those that ended"),
-    ("MIGRATION_NOT_FOUND", "`tarn get migrations` lists the requests there are"),
+    ("HOST_NOT_FOUND", "list the hosts with `tarn get hosts`; new hosts are added in rack.toml"),
+    ("EMC_NOT_FOUND", "list the EMCs with `tarn get emcs`; new EMCs are added in rack.toml"),
+    ("SLICE_NOT_FOUND", "list the slices with `tarn get slices`"),
+    ("VM_NOT_FOUND", "list current and ended reservations with `tarn get reservations --include-ended`"),
+    (
+        "RESERVATION_NOT_FOUND",
+        "list current and ended reservations with `tarn get reservations --include-ended`",
+    ),
+    ("MIGRATION_NOT_FOUND", "list the migration requests with `tarn get migrations`"),
     (
         "SHARES_NOT_REPORTED",
-        "an agent tells after each epoch, if it shares its host among tenants at all; `tarn get hosts` shows whether it is up",
+        "the host's agent reports shares after each epoch if [symbiosis] is configured; check its state with `tarn get hosts`",
     ),
-    ("REQUEST_ID_REUSED", "a request id belongs to one request for ever: choose a new one"),
-    ("VM_ALREADY_RESERVED", "`tarn describe vm {vm}` shows what it has; `tarn release {vm}` gives it back"),
+    ("REQUEST_ID_REUSED", "each request needs a request ID of its own: choose a new --request-id"),
+    (
+        "VM_ALREADY_RESERVED",
+        "show its reservation with `tarn describe vm {vm}`, or release it with `tarn release {vm}`",
+    ),
     (
         "HOST_NOT_SCHEDULABLE",
-        "`tarn describe host {host}` says why: a cordon or drain is taken back with `tarn uncordon host {host}`, a silent host \
-         needs its agent (`tarn doctor`)",
+        "check `tarn describe host {host}`: end a cordon or drain with `tarn uncordon host {host}`, or start the agent of a \
+         silent host (see `tarn doctor`)",
     ),
     (
         "HOST_EXPECTED",
-        "its agent connects within seconds of a start: try again; `tarn doctor` if it does not",
+        "the agent connects within seconds of a manager start: retry, or run `tarn doctor` if this persists",
     ),
     (
         "OUT_OF_SLICES",
-        "`tarn watch capacity` shows where slices are free; draining ones come back by themselves",
+        "show free slices with `tarn watch capacity`; draining slices become free without intervention",
     ),
-    ("OUT_OF_LOCAL_MEMORY", "`tarn plan-vm` names the hosts that fit"),
-    ("OUT_OF_CORES", "`tarn plan-vm` names the hosts that fit"),
-    ("STORE_LOW_SPACE", "make room on the disk of the manager's store; releases work meanwhile"),
+    ("OUT_OF_LOCAL_MEMORY", "find hosts that fit with `tarn plan-vm`"),
+    ("OUT_OF_CORES", "find hosts that fit with `tarn plan-vm`"),
+    ("STORE_LOW_SPACE", "free space on the disk of the manager's store; releases still work in the meantime"),
     (
         "RESERVATION_WRONG_STATE",
-        "`tarn describe vm {vm}` shows its state, `tarn explain vm {vm}` how it got there",
+        "show its state with `tarn describe vm {vm}` and its history with `tarn explain vm {vm}`",
     ),
-    ("SLICE_WRONG_STATE", "`tarn explain slice {slice}` shows how it got there"),
-    ("HOST_CONNECTED", "drain a host that answers: `tarn drain host {host}`"),
-    ("STORE_FAILED", "repeat the request with the same --request-id: it finds out whether it was done"),
-    ("STARTING", "try again in a moment"),
+    ("SLICE_WRONG_STATE", "show its history with `tarn explain slice {slice}`"),
+    ("HOST_CONNECTED", "drain a connected host instead: `tarn drain host {host}`"),
+    (
+        "STORE_FAILED",
+        "retry with the same --request-id, which also finds out whether the request was executed",
+    ),
+    ("STARTING", "retry in a moment"),
     (
         "ROLE_MISSING",
-        "run it as a user with this role, or with --token-file (unix socket, loopback address), or --cert (https://)",
+        "run as a user with this role, or use --token-file (unix socket, loopback address) or --cert (https://)",
     ),
-    ("TOO_MANY_WATCHERS", "end a watch that nobody reads; `tarn get rack` needs none"),
-    ("OVERLOADED", "too much at once: try again in a moment"),
-    ("STOPPING", "the manager is restarting or being stopped: try again in a moment"),
-    ("NOT_READY_BEFORE_TIMEOUT", "nothing was lost: `tarn wait-ready` again, or `tarn explain vm {vm}`"),
+    ("TOO_MANY_WATCHERS", "end unused watches; `tarn get rack` works without a watch"),
+    ("OVERLOADED", "too many requests: retry in a moment"),
+    ("STOPPING", "the manager is stopping or restarting: retry in a moment"),
+    (
+        "NOT_READY_BEFORE_TIMEOUT",
+        "the reservation is unchanged: run `tarn wait-ready {vm}` again, or see `tarn explain vm {vm}`",
+    ),
 ];
 
-/// What a question was about, for the commands in its advice.
+/// Subjects of a request, inserted into hints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subjects {
-    /// The host.
+    /// Name of the host.
     pub host: Option<String>,
-    /// The VM, or its reservation as r-N.
+    /// Name of the VM, or its reservation as r-N.
     pub vm: Option<String>,
-    /// The slice.
+    /// Number of the slice.
     pub slice: Option<u32>,
 }
 
 impl Subjects {
-    /// Fills in what is known; the rest stays a placeholder such as `<vm>`.
-    fn fill(&self, advice: &str) -> String {
+    /// Replaces the placeholders of a hint. An unknown subject is shown as `<vm>`.
+    fn fill(&self, hint: &str) -> String {
         let slice = self.slice.map(|slice| slice.to_string());
         let subjects = [("host", &self.host), ("vm", &self.vm), ("slice", &slice)];
-        subjects.into_iter().fold(advice.to_owned(), |advice, (kind, name)| {
+        subjects.into_iter().fold(hint.to_owned(), |hint, (kind, name)| {
             let shown = name.clone().unwrap_or_else(|| format!("<{kind}>"));
-            advice.replace(&format!("{{{kind}}}"), &shown)
+            hint.replace(&format!("{{{kind}}}"), &shown)
         })
     }
 }
 
-/// What to do after the manager refused, if there is advice.
-pub fn for_refusal(code: Code, reason: Option<&str>, subjects: &Subjects) -> Option<String> {
-    let known = BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
-    known.map(|(_, advice)| *advice).or_else(|| by_code(code)).map(|advice| subjects.fill(advice))
+/// Returns the hint for a request that the manager rejected, if there is one.
+pub fn for_rejection(code: Code, reason: Option<&str>, subjects: &Subjects) -> Option<String> {
+    let entry = BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
+    entry.map(|(_, hint)| *hint).or_else(|| by_code(code)).map(|hint| subjects.fill(hint))
 }
 
 fn by_code(code: Code) -> Option<&'static str> {
     match code {
         Code::Unavailable => Some(
-            "try again in a moment (a reservation with the same --request-id); `tarn doctor` if it stays so",
+            "retry in a moment (a reservation with the same --request-id), or run `tarn doctor` if this persists",
         ),
         Code::PermissionDenied => {
-            Some("this client's certificate does not hold that role: ask with --cert of one that does")
+            Some("this client's certificate lacks the required role: use --cert with one that has it")
         }
-        Code::Unauthenticated => Some("this manager wants to know who asks: --cert and --key"),
-        Code::ResourceExhausted => Some("`tarn watch capacity` shows what is free"),
-        Code::DeadlineExceeded => Some(NO_ANSWER),
+        Code::Unauthenticated => Some("this manager requires a client certificate: use --cert and --key"),
+        Code::ResourceExhausted => Some("show free capacity with `tarn watch capacity`"),
+        Code::DeadlineExceeded => Some(NO_RESPONSE),
         Code::Unimplemented => {
-            Some("the manager is older than this command: `tarn doctor` compares versions")
+            Some("the manager is older than this tarn: compare their versions with `tarn doctor`")
         }
-        Code::Internal | Code::Unknown | Code::DataLoss => Some("the manager's log says more"),
+        Code::Internal | Code::Unknown | Code::DataLoss => Some("see the manager's log for details"),
         Code::Ok
         | Code::Cancelled
         | Code::InvalidArgument
@@ -120,14 +133,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_names_what_was_asked_about() {
+    fn hint_names_the_subjects_of_the_request() {
         let subjects = Subjects { vm: Some("web".to_owned()), ..Subjects::default() };
-        let advice = for_refusal(Code::AlreadyExists, Some("VM_ALREADY_RESERVED"), &subjects);
-        let says = "`tarn describe vm web` shows what it has; `tarn release web` gives it back";
-        assert_eq!(advice.as_deref(), Some(says));
-        for (reason, advice) in BY_REASON {
-            assert!(!advice.contains("NAME") && !advice.contains("NUMBER"), "{reason}: {advice}");
-            let filled = for_refusal(Code::Unknown, Some(reason), &Subjects::default()).unwrap();
+        let hint = for_rejection(Code::AlreadyExists, Some("VM_ALREADY_RESERVED"), &subjects);
+        let expected =
+            "show its reservation with `tarn describe vm web`, or release it with `tarn release web`";
+        assert_eq!(hint.as_deref(), Some(expected));
+        for (reason, hint) in BY_REASON {
+            assert!(!hint.contains("NAME") && !hint.contains("NUMBER"), "{reason}: {hint}");
+            let filled = for_rejection(Code::Unknown, Some(reason), &Subjects::default()).unwrap();
             assert!(!filled.contains('{'), "{reason}: {filled}");
         }
     }

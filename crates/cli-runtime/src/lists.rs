@@ -1,92 +1,97 @@
-//! Whole lists from a manager that hands them out in pages. It shows nothing.
+//! Complete lists from the manager, which returns long lists in pages. Printing is left to the
+//! callers.
 
 use proto::v1;
 use units::limits::LIST_PAGES_MAX;
 
 use crate::{Connection, Failure};
 
-/// Every host.
-pub async fn hosts(to: &Connection) -> Result<Vec<v1::Host>, Failure> {
-    Ok(to.ask(to.admin().list_hosts(v1::ListHostsRequest {})).await?.hosts)
+/// Returns all hosts.
+pub async fn hosts(manager: &Connection) -> Result<Vec<v1::Host>, Failure> {
+    Ok(manager.call(manager.admin().list_hosts(v1::ListHostsRequest {})).await?.hosts)
 }
 
-/// Every EMC.
-pub async fn emcs(to: &Connection) -> Result<Vec<v1::Emc>, Failure> {
-    Ok(to.ask(to.admin().list_emcs(v1::ListEmcsRequest {})).await?.emcs)
+/// Returns all EMCs.
+pub async fn emcs(manager: &Connection) -> Result<Vec<v1::Emc>, Failure> {
+    Ok(manager.call(manager.admin().list_emcs(v1::ListEmcsRequest {})).await?.emcs)
 }
 
-/// The rack as a whole.
-pub async fn rack(to: &Connection) -> Result<v1::Rack, Failure> {
-    to.ask(to.admin().get_rack(v1::GetRackRequest {})).await
+/// Returns the summary of the rack.
+pub async fn rack(manager: &Connection) -> Result<v1::Rack, Failure> {
+    manager.call(manager.admin().get_rack(v1::GetRackRequest {})).await
 }
 
-/// Every slice from `first` on, by whole pages until `last` is among them.
-pub async fn slices(to: &Connection, first: u32, last: u32) -> Result<Vec<v1::Slice>, Failure> {
+/// Returns the slices from `first` on, in whole pages up to the page that contains `last`.
+pub async fn slices(manager: &Connection, first: u32, last: u32) -> Result<Vec<v1::Slice>, Failure> {
     let (mut slices, mut from) = (Vec::new(), first);
     for _ in 0..LIST_PAGES_MAX {
-        let page = to.ask(to.admin().list_slices(v1::ListSlicesRequest { from, limit: 0 })).await?;
+        let page =
+            manager.call(manager.admin().list_slices(v1::ListSlicesRequest { from, limit: 0 })).await?;
         slices.extend(page.slices);
         match page.next {
-            Some(next) if next <= from => return Err(stuck("slices")),
+            Some(next) if next <= from => return Err(endless_list("slices")),
             Some(next) if next <= last => from = next,
             _ => return Ok(slices),
         }
     }
-    Err(stuck("slices"))
+    Err(endless_list("slices"))
 }
 
-/// Every reservation; also those that ended, if asked.
-pub async fn reservations(to: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
-    let (mut reservations, mut pages) = (Vec::new(), Pages::of("reservations"));
+/// Returns all reservations, with `ended` including ended ones.
+pub async fn reservations(manager: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
+    let (mut reservations, mut pages) = (Vec::new(), Pages::new("reservations"));
     loop {
         let request = v1::ListReservationsRequest { ended, after: pages.after.clone(), limit: 0 };
-        let page = to.ask(to.admin().list_reservations(request)).await?;
+        let page = manager.call(manager.admin().list_reservations(request)).await?;
         reservations.extend(page.reservations);
-        if !pages.go_on(page.next_after)? {
+        if !pages.advance(page.next_after)? {
             return Ok(reservations);
         }
     }
 }
 
-/// Every request to move a VM.
-pub async fn migrations(to: &Connection) -> Result<Vec<v1::Migration>, Failure> {
-    let (mut migrations, mut pages) = (Vec::new(), Pages::of("migrations"));
+/// Returns all migration requests.
+pub async fn migrations(manager: &Connection) -> Result<Vec<v1::Migration>, Failure> {
+    let (mut migrations, mut pages) = (Vec::new(), Pages::new("migrations"));
     loop {
         let request = v1::ListMigrationsRequest { after: pages.after.clone(), limit: 0 };
-        let page = to.ask(to.admin().list_migrations(request)).await?;
+        let page = manager.call(manager.admin().list_migrations(request)).await?;
         migrations.extend(page.migrations);
-        if !pages.go_on(page.next_after)? {
+        if !pages.advance(page.next_after)? {
             return Ok(migrations);
         }
     }
 }
 
-/// Pages that each begin after the last thing of the one before.
+/// Position in a list whose pages each start after the last entry of the previous page.
 struct Pages {
-    of: &'static str,
+    resource: &'static str,
     after: String,
     left: u32,
 }
 
 impl Pages {
-    fn of(of: &'static str) -> Self {
-        Self { of, after: String::new(), left: LIST_PAGES_MAX }
+    fn new(resource: &'static str) -> Self {
+        Self { resource, after: String::new(), left: LIST_PAGES_MAX }
     }
 
-    /// Whether there is another page. A list that does not come to an end is a manager's fault.
-    fn go_on(&mut self, next: String) -> Result<bool, Failure> {
+    /// Moves to the next page and returns whether there is one.
+    ///
+    /// # Errors
+    /// [`Failure::Protocol`] for a list without an end.
+    fn advance(&mut self, next: String) -> Result<bool, Failure> {
         self.left -= 1;
         if next.is_empty() {
             return Ok(false);
         }
         if next == self.after || self.left == 0 {
-            return Err(stuck(self.of));
+            return Err(endless_list(self.resource));
         }
         self.after = next;
         Ok(true)
     }
 }
 
-fn stuck(of: &str) -> Failure {
-    Failure::Protocol(format!("its list of {of} does not come to an end"))
+fn endless_list(resource: &str) -> Failure {
+    Failure::Protocol(format!("endless list of {resource}"))
 }

@@ -1,4 +1,4 @@
-//! Files that people give: plain or gzipped, whichever they are.
+//! Input files given on the command line, plain or gzip-compressed.
 
 use std::{
     fs::File,
@@ -10,28 +10,34 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::Failure;
 
-/// How every gzip file begins.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// First bytes of a gzip file.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// All bytes of a file that may not have more than so many.
-pub fn bytes(path: &Path, most: usize) -> Result<Vec<u8>, Failure> {
+/// Reads a file of at most `max` bytes (after decompression).
+///
+/// # Errors
+/// [`Failure::File`] if the file cannot be read or is longer.
+pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
     read(path, |input| {
         let mut bytes = Vec::new();
-        input.take(most as u64 + 1).read_to_end(&mut bytes)?;
-        let too_many = || io::Error::other(format!("it has more than {most} bytes"));
-        if bytes.len() <= most { Ok(bytes) } else { Err(too_many()) }
+        input.take(max as u64 + 1).read_to_end(&mut bytes)?;
+        let too_long = || io::Error::other(format!("longer than {max} bytes"));
+        if bytes.len() <= max { Ok(bytes) } else { Err(too_long()) }
     })
 }
 
-/// Opens a file and reads it; both ways to fail name it.
+/// Opens a file, decompresses it if necessary and passes it to `read`.
+///
+/// # Errors
+/// [`Failure::File`] with the path if the file cannot be opened or `read` fails.
 pub fn read<T, E>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>) -> Result<T, Failure>
 where
     E: std::error::Error + Send + Sync + 'static,
 {
-    let failed = |errno| Failure::File { tried: "read", path: path.to_owned(), errno };
+    let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
     let mut file = BufReader::new(File::open(path).map_err(failed)?);
-    let packed = file.fill_buf().map_err(failed)?.starts_with(&GZIP);
+    let is_gzip = file.fill_buf().map_err(failed)?.starts_with(&GZIP_MAGIC);
     let bytes: Box<dyn BufRead> =
-        if packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
-    read(bytes).map_err(|wrong| failed(io::Error::new(io::ErrorKind::InvalidData, wrong)))
+        if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
+    read(bytes).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))
 }

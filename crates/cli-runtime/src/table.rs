@@ -42,7 +42,7 @@ pub fn rows<T: Row>(things: &[T], all_columns: bool) -> String {
 }
 
 /// Returns every column of `thing`, one per line.
-pub fn facts<T: Row>(thing: &T) -> String {
+pub fn details<T: Row>(thing: &T) -> String {
     let mut table = bare();
     for column in T::COLUMNS {
         table.add_row([format!("{}:", column.head), (column.cell)(thing)]);

@@ -1,72 +1,81 @@
-//! What an operator orders: cordon, uncordon, drain, fence. Whether it may be done is the manager's to say.
+//! Operator commands: `tarn cordon`, `uncordon`, `drain` and `fence`. The manager decides whether
+//! they are allowed.
 
 use proto::v1;
 
 use crate::{
     Connection, Failure, Format,
-    args::{Fence, Mended, NamedWhy, Place},
+    args::{CordonTarget, Fence, NameAndReason, UncordonTarget},
     print, view,
 };
 
-/// No new reservations there.
-pub(crate) async fn cordon(place: Place, to: &Connection, format: Format) -> Result<(), Failure> {
-    show(format, to.ask(to.admin().cordon(v1::TargetRequest::from(place))).await?)
+/// Closes a host or EMC to new reservations.
+pub(crate) async fn cordon(
+    target: CordonTarget,
+    manager: &Connection,
+    format: Format,
+) -> Result<(), Failure> {
+    show(format, manager.call(manager.admin().cordon(v1::TargetRequest::from(target))).await?)
 }
 
-/// Takes a cordon or drain back.
-pub(crate) async fn uncordon(mended: Mended, to: &Connection, format: Format) -> Result<(), Failure> {
-    show(format, to.ask(to.admin().uncordon(v1::TargetRequest::from(mended))).await?)
+/// Ends a cordon or drain, or returns a quarantined slice to service.
+pub(crate) async fn uncordon(
+    target: UncordonTarget,
+    manager: &Connection,
+    format: Format,
+) -> Result<(), Failure> {
+    show(format, manager.call(manager.admin().uncordon(v1::TargetRequest::from(target))).await?)
 }
 
-/// Cordon, and have every VM moved away.
-pub(crate) async fn drain(place: Place, to: &Connection, format: Format) -> Result<(), Failure> {
-    show(format, to.ask(to.admin().drain(v1::TargetRequest::from(place))).await?)
+/// Cordons a host or EMC and requests the migration of its VMs.
+pub(crate) async fn drain(target: CordonTarget, manager: &Connection, format: Format) -> Result<(), Failure> {
+    show(format, manager.call(manager.admin().drain(v1::TargetRequest::from(target))).await?)
 }
 
-/// Cuts a silent host off its slices.
-pub(crate) async fn fence(args: Fence, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Revokes a silent host's access to its slices.
+pub(crate) async fn fence(args: Fence, manager: &Connection, format: Format) -> Result<(), Failure> {
     let request = v1::FenceRequest {
         host: args.host.into(),
         confirm_powered_off: args.confirm_powered_off,
         reason: args.reason.unwrap_or_default(),
     };
-    show(format, to.ask(to.admin().fence(request)).await?)?;
+    show(format, manager.call(manager.admin().fence(request)).await?)?;
     print::note(
         format,
-        "it is cut off when `tarn get hosts` says `fenced`; until then its slices stay with it",
+        "fencing is complete when `tarn get hosts` shows `fenced`; until then the host keeps its slices",
     );
     Ok(())
 }
 
-fn show(format: Format, done: v1::TargetResponse) -> Result<(), Failure> {
-    print::one(format, &view::Done::from(done))
+fn show(format: Format, response: v1::TargetResponse) -> Result<(), Failure> {
+    print::one(format, &view::TargetResult::from(response))
 }
 
-fn host(named: NamedWhy) -> v1::TargetRequest {
-    let target = v1::Target { host: named.name.into(), emc: String::new(), slice: None };
-    v1::TargetRequest { target: Some(target), reason: named.reason.unwrap_or_default() }
+fn host(args: NameAndReason) -> v1::TargetRequest {
+    let target = v1::Target { host: args.name.into(), emc: String::new(), slice: None };
+    v1::TargetRequest { target: Some(target), reason: args.reason.unwrap_or_default() }
 }
 
-fn emc(named: NamedWhy) -> v1::TargetRequest {
-    let target = v1::Target { host: String::new(), emc: named.name.into(), slice: None };
-    v1::TargetRequest { target: Some(target), reason: named.reason.unwrap_or_default() }
+fn emc(args: NameAndReason) -> v1::TargetRequest {
+    let target = v1::Target { host: String::new(), emc: args.name.into(), slice: None };
+    v1::TargetRequest { target: Some(target), reason: args.reason.unwrap_or_default() }
 }
 
-impl From<Place> for v1::TargetRequest {
-    fn from(place: Place) -> Self {
-        match place {
-            Place::Host(named) => host(named),
-            Place::Emc(named) => emc(named),
+impl From<CordonTarget> for v1::TargetRequest {
+    fn from(target: CordonTarget) -> Self {
+        match target {
+            CordonTarget::Host(args) => host(args),
+            CordonTarget::Emc(args) => emc(args),
         }
     }
 }
 
-impl From<Mended> for v1::TargetRequest {
-    fn from(mended: Mended) -> Self {
-        match mended {
-            Mended::Host(named) => host(named),
-            Mended::Emc(named) => emc(named),
-            Mended::Slice { slice, reason } => {
+impl From<UncordonTarget> for v1::TargetRequest {
+    fn from(target: UncordonTarget) -> Self {
+        match target {
+            UncordonTarget::Host(args) => host(args),
+            UncordonTarget::Emc(args) => emc(args),
+            UncordonTarget::Slice { slice, reason } => {
                 let target = v1::Target { host: String::new(), emc: String::new(), slice: Some(slice) };
                 Self { target: Some(target), reason: reason.unwrap_or_default() }
             }

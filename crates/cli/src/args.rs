@@ -1,4 +1,5 @@
-//! The words people type, checked as far as words can be. What they do is in the file named like the command.
+//! Command-line arguments of `tarn`, parsed and checked without a manager. The effect of a command
+//! is in the file of its name.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -6,492 +7,513 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
 use units::{Bytes, Name, RequestId, ReservationId};
 
-use cli_runtime::options::span;
+use cli_runtime::options::duration;
 use evaluate::replay;
 
 use crate::{Global, models, shares, telemetry};
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0    done
-  1    error, or something is wrong (doctor)
-  2    usage, or a value the manager does not accept
+  0    success
+  1    error, or doctor found a problem
+  2    usage error, or the manager rejected a value
   3    not found
-  4    conflict: it exists already, or its state does not allow this
-  5    exhausted: out of slices, memory or cores
+  4    conflict: already exists, or not allowed in its current state
+  5    exhausted: no free slices, memory or cores
   6    unavailable: the manager cannot be reached or is not ready
   124  timed out
   130  interrupted by Ctrl-C (SIGINT, as shells report it)";
 
-const GLOBAL_OPTIONS: &str = "Global options such as --endpoint, --timeout and --output: `tarn --help`";
+const GLOBAL_OPTIONS_HINT: &str = "Global options such as --endpoint, --timeout and --output: `tarn --help`";
 
 const COUNTERS: &str = "\
-Counters of --counter, after Intel's top-down method, any of them:
+Counters for --counter, named after Intel's top-down method (any subset):
   retiring frontend_bound bad_speculation core_bound memory_bound l1_bound l2_bound l3_bound
   dram_latency_bound dram_bandwidth_bound store_bound dram_bound
-                             shares of slots or cycles, 0 to 1
-  ipc l1_mpki l2_mpki l3_mpki memory_level_parallelism
-                             instructions a cycle; misses of a thousand instructions; misses at a time";
+                             fraction of pipeline slots or cycles, 0 to 1
+  ipc                        instructions per cycle
+  l1_mpki l2_mpki l3_mpki    cache misses per 1000 instructions
+  memory_level_parallelism   outstanding cache misses";
 
-/// Looks at a rack that lends memory, and asks things of its pool manager
+/// Command-line client for the pool manager of a rack with pooled CXL memory
 #[derive(Debug, Parser)]
 #[command(name = "tarn", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
-    /// Where to ask and how to answer.
+    /// Options that every command takes.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Returns the commands with global options in the help of `tarn` alone. Every other command takes them, too.
-pub(crate) fn brief(command: clap::Command) -> clap::Command {
+/// Returns the command line with the global options shown only in the help of `tarn` itself. Every
+/// subcommand still accepts them.
+pub(crate) fn hide_global_options(command: clap::Command) -> clap::Command {
     let global: Vec<_> = command.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
     command.mut_subcommands(|sub| {
         let hidden = global.iter().map(|arg| arg.clone().hide(true));
-        with_pointer(sub.args(hidden))
+        with_global_options_hint(sub.args(hidden))
     })
 }
 
-/// Adds where global options are explained, unless a command has another text there.
-fn with_pointer(command: clap::Command) -> clap::Command {
-    let command = command.mut_subcommands(with_pointer);
-    if command.get_after_help().is_some() { command } else { command.after_help(GLOBAL_OPTIONS) }
+/// Adds a pointer to the global options to every subcommand without an after-help text of its own.
+fn with_global_options_hint(command: clap::Command) -> clap::Command {
+    let command = command.mut_subcommands(with_global_options_hint);
+    if command.get_after_help().is_some() { command } else { command.after_help(GLOBAL_OPTIONS_HINT) }
 }
 
-/// What `tarn` can do.
+/// Commands of `tarn`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Over a connection to a manager.
+    /// Commands that need a connection to a manager.
     #[command(flatten)]
-    Ask(Ask),
-    /// Play a trace of VMs on the rack, and report what came of it
+    Manager(ManagerCommand),
+    /// Replay a trace of VM arrivals on the rack and report the results
     Replay(replay::Args),
-    /// Do with a VM's slices what a VMM would; started by replay
+    /// Act as the VMM of one VM; started by `tarn replay`
     #[command(hide = true)]
     StandInVm(replay::StandIn),
-    /// How good forecasts would have been for VMs that have ended; needs no manager
+    /// Evaluate predictions and fair shares offline, from recorded data; needs no manager
     #[command(subcommand)]
     Evaluate(evaluate::Subject),
-    /// What is wrong, and the command that mends it: with the rack, and with this machine if it is a host
+    /// Diagnose the rack, and this machine if it is a host, and show a fix for each problem
     Doctor(Doctor),
-    /// Completions for a shell, on stdout
+    /// Print shell completions
     Completions(Completions),
-    /// Manual pages, into a folder
+    /// Write manual pages into a directory
     #[command(hide = true)]
     Man(Man),
 }
 
-/// What is asked of a manager.
+/// Commands that need a connection to a manager.
 #[derive(Debug, Subcommand)]
-pub enum Ask {
-    /// List things, or one of them
+pub enum ManagerCommand {
+    /// List resources, or show one of them
     #[command(subcommand)]
-    Get(Kind),
-    /// Everything about one thing
+    Get(Resource),
+    /// Set properties of resources
+    #[command(subcommand)]
+    Set(Set),
+    /// Show all details of one resource
     #[command(subcommand)]
     Describe(Subject),
-    /// Why things are as they are: every decision about one thing, newest last
+    /// Show every recorded decision about one resource with its inputs, oldest first
     #[command(subcommand)]
-    Explain(Explained),
-    /// How a VM's memory would be split and which hosts fit; reserves nothing
+    Explain(ExplainSubject),
+    /// Show how a VM's memory would be split between local memory and pool, and the hosts that fit;
+    /// reserves nothing
     #[command(after_help = COUNTERS)]
     PlanVm(PlanVm),
-    /// Make a host the owner of memory for a VM
+    /// Reserve memory on a host for a VM
     Reserve(Reserve),
     /// Wait until every slice of a reservation is online
-    WaitReady(Which),
-    /// The VM was started: keep its memory until it ends
-    Commit(Which),
-    /// Give a VM's memory back
+    WaitReady(Target),
+    /// Confirm that the VM has started, so that its reservation does not expire
+    Commit(Target),
+    /// Release the memory of a VM
     Release(Release),
-    /// Accept no new reservations on a host or from an EMC
+    /// Mark a host or EMC as unschedulable: it accepts no new reservations
     #[command(subcommand)]
-    Cordon(Place),
-    /// Take a cordon or drain back, or clean a quarantined slice
+    Cordon(CordonTarget),
+    /// Mark a host or EMC as schedulable again, or return a quarantined slice to service
     #[command(subcommand)]
-    Uncordon(Mended),
-    /// Cordon, and ask the scheduler to move every VM away
+    Uncordon(UncordonTarget),
+    /// Cordon a host or EMC and request the migration of its VMs
     #[command(subcommand)]
-    Drain(Place),
-    /// Cut a silent host off its slices
+    Drain(CordonTarget),
+    /// Revoke a silent host's access to its slices
     Fence(Fence),
-    /// Copy the manager's store into a file, while the manager goes on; `pool-manager restore` makes a store of it
+    /// Save a copy of the manager's store while the manager runs; `pool-manager restore` restores
+    /// it
     Backup(Backup),
-    /// Changes as they happen
+    /// Print changes as they happen
     Watch(Watch),
-    /// Answer requests to move a VM
+    /// Manage migration requests
     #[command(subcommand)]
     Migration(Migration),
-    /// Say how much tenants of a host may have of it relative to each other
-    Weigh(shares::Weigh),
-    /// Make a model of what VMs did; it serves once it is promoted
+    /// Train a model; it is not used until it is promoted
     #[command(subcommand)]
     Train(models::Train),
-    /// Have a model serve from now on, shown against the one that does
+    /// Make a model the serving one, and compare it with the one it replaces
     Promote(models::Promote),
-    /// Have the model serve again that served before
-    Rollback(models::OfKind),
-    /// Take in a model: one that was exported, or one that LightGBM or scikit-learn trained; it serves once it is promoted
+    /// Return to the model that served before the last promotion
+    Rollback(models::Rollback),
+    /// Import a model exported by Tarn or trained with LightGBM or scikit-learn; it is not used
+    /// until it is promoted
     #[command(after_help = evaluate::LABEL_COLUMNS)]
     ImportModel(models::Import),
-    /// A model as a file, on stdout
+    /// Export a model to stdout
     ExportModel(models::Export),
-    /// Outcomes of VMs, which models learn from: into the manager and out of it
+    /// Import or export the recorded outcomes of VMs, the training data of models
     #[command(subcommand)]
     Telemetry(telemetry::Telemetry),
-    /// The rack, live: hosts, EMCs and every slice
+    /// Show a live view of hosts, EMCs, slices and alarms
     Top,
 }
 
-/// Kinds of things that can be listed.
+/// Resources that can be listed.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Kind {
-    /// The rack as a whole
+pub enum Resource {
+    /// Show a summary of the rack
     Rack,
-    /// EMCs, the pool devices
+    /// List EMCs (external memory controllers, the pool devices)
     #[command(visible_alias = "emc")]
-    Emcs(Named),
-    /// Hosts
+    Emcs(NameFilter),
+    /// List hosts
     #[command(visible_alias = "host")]
-    Hosts(Named),
-    /// Slices, 1 GiB each
+    Hosts(NameFilter),
+    /// List slices of 1 GiB
     #[command(visible_alias = "slice")]
-    Slices(Numbered),
-    /// Reservations, the memory of VMs
+    Slices(SliceFilter),
+    /// List reservations, the memory of VMs
     #[command(visible_alias = "reservation")]
-    Reservations(Reservations),
-    /// Requests to move a VM, and what the scheduler said
+    Reservations(ReservationFilter),
+    /// List migration requests and their states
     #[command(visible_alias = "migration")]
-    Migrations(OfVm),
-    /// Models, and which of them serve
+    Migrations(VmFilter),
+    /// List models and the ones that serve
     #[command(visible_alias = "model")]
     Models,
-    /// How the tenants of a host share its memory and its link to remote memory
+    /// List the tenants of a host with their shares of local memory and of the link to remote
+    /// memory
     #[command(visible_alias = "share")]
-    Shares(shares::OfHost),
-    /// What the manager warns of
+    Shares(shares::HostArg),
+    /// List the weights set for tenants of a host
+    #[command(visible_alias = "weight")]
+    Weights(shares::HostArg),
+    /// List active alarms
     #[command(visible_alias = "alarm")]
-    Alarms(About),
+    Alarms(AlarmFilter),
 }
 
-/// Perhaps one of them, by name.
+/// Properties that can be set.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Set {
+    /// Set the weights of tenants of a host, and print all weights set there
+    Weights(shares::SetWeights),
+}
+
+/// Optional name of one resource.
 #[derive(Clone, Debug, Args)]
-pub struct Named {
-    /// Only this one
+pub struct NameFilter {
+    /// Show only this one
     pub name: Option<Name>,
 }
 
-/// Perhaps one of them, by number.
+/// Optional number of one slice.
 #[derive(Clone, Debug, Args)]
-pub struct Numbered {
-    /// Only this one
+pub struct SliceFilter {
+    /// Show only this slice
     #[arg(value_name = "NUMBER")]
     pub slice: Option<u32>,
 }
 
-/// Which reservations.
+/// Selection of reservations.
 #[derive(Clone, Debug, Args)]
-pub struct Reservations {
-    /// Only this one, by its VM or as r-N
+pub struct ReservationFilter {
+    /// Show only this reservation, given by its VM or as r-N
     #[arg(value_name = "VM|r-N")]
-    pub which: Option<Ref>,
-    /// Also those that ended and are still remembered
-    #[arg(long, conflicts_with = "which")]
-    pub ended: bool,
+    pub target: Option<VmOrReservation>,
+    /// Include ended reservations that the manager still stores
+    #[arg(long, conflicts_with = "target")]
+    pub include_ended: bool,
 }
 
-/// Perhaps of one VM.
+/// Optional name of one VM.
 #[derive(Clone, Debug, Args)]
-pub struct OfVm {
-    /// Only this VM's
+pub struct VmFilter {
+    /// Show only this VM's
     pub vm: Option<Name>,
 }
 
-/// Which alarms.
+/// Selection of alarms.
 #[derive(Clone, Debug, Args)]
-pub struct About {
-    /// Only those about this subject
+pub struct AlarmFilter {
+    /// Show only alarms about this subject, such as h1 or "host h1"
     pub subject: Option<String>,
 }
 
-/// One thing.
+/// A resource with details.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Subject {
     /// The rack as a whole
     Rack,
-    /// A VM's memory
+    /// The memory of a VM
     Vm {
-        /// The VM, or its reservation as r-N
+        /// VM, or its reservation as r-N
         #[arg(value_name = "VM|r-N")]
-        which: Ref,
+        target: VmOrReservation,
     },
     /// A host
     Host {
-        /// Its name
+        /// Name of the host
         name: Name,
     },
     /// An EMC
     Emc {
-        /// Its name
+        /// Name of the EMC
         name: Name,
     },
     /// A slice
     Slice {
-        /// Its number
+        /// Number of the slice
         #[arg(value_name = "NUMBER")]
         slice: u32,
     },
 }
 
-/// What can be explained.
+/// A subject of decisions.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Explained {
-    /// One thing, by the decisions about it.
+pub enum ExplainSubject {
+    /// A resource, explained by the recorded decisions about it.
     #[command(flatten)]
-    Subject(Subject),
-    /// How the tenants of a host share it, by its last epoch
-    Shares(shares::OfHost),
+    Resource(Subject),
+    /// The shares of a host's tenants, as computed in its last epoch
+    Shares(shares::HostArg),
 }
 
 /// A VM to plan for.
 #[derive(Clone, Debug, Args)]
 pub struct PlanVm {
-    /// Its name
+    /// Name of the VM
     #[arg(long)]
     pub vm: Name,
-    /// Its cores
+    /// Number of cores
     #[arg(long)]
     pub cores: u32,
-    /// Its memory, such as 16GiB
+    /// Memory, such as 16GiB
     #[arg(long, value_name = "SIZE")]
     pub memory: Bytes,
-    /// Its pages must stay where they are (device assignment, SR-IOV)
+    /// The VM's pages cannot be migrated (device assignment, SR-IOV)
     #[arg(long)]
     pub pinned: bool,
-    /// Its customer or application: what came of their VMs tells most
+    /// Customer or application; the strongest predictor of untouched memory
     #[arg(long, value_name = "NAME", default_value = "")]
     pub customer: String,
-    /// Its type
+    /// VM type, such as m5.large
     #[arg(long, value_name = "NAME", default_value = "")]
-    pub kind: String,
-    /// Its location, operating system, or both
+    pub vm_type: String,
+    /// Location, guest operating system, or both, such as eu-1/linux
     #[arg(long, value_name = "NAME", default_value = "")]
-    pub place: String,
-    /// A counter of its workload with local memory; may be repeated, or several parted by commas
+    pub location: String,
+    /// Performance counter of the workload, measured on local memory; may be repeated or
+    /// comma-separated
     #[arg(long, value_name = "NAME=NUMBER", value_parser = counter, value_delimiter = ',')]
     pub counter: Vec<(String, f64)>,
 }
 
-/// A counter and what it said; which counters there are is the manager's to say.
+/// Parses a counter; the manager checks its name.
 fn counter(text: &str) -> Result<(String, f64), String> {
-    let said = text.split_once('=').and_then(|(name, number)| Some((name.to_owned(), number.parse().ok()?)));
-    said.ok_or_else(|| "must be NAME=NUMBER, such as dram_bound=0.12".to_owned())
+    let pair = text.split_once('=').and_then(|(name, number)| Some((name.to_owned(), number.parse().ok()?)));
+    pair.ok_or_else(|| "must be NAME=NUMBER, such as dram_bound=0.12".to_owned())
 }
 
-/// Memory for a VM.
+/// A request for the memory of a VM.
 #[derive(Clone, Debug, Args)]
 pub struct Reserve {
-    /// The host that runs the VM
+    /// Host that will run the VM
     #[arg(long)]
     pub host: Name,
-    /// The VM
+    /// Name of the VM
     #[arg(long)]
     pub vm: Name,
-    /// Memory from the pool in whole slices of 1GiB, such as 4GiB
+    /// Pool memory, a multiple of 1GiB, such as 4GiB
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub pool: Bytes,
-    /// Memory of the host itself in whole MiB, such as 8GiB
+    /// Local memory of the host, a multiple of 1MiB, such as 8GiB
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub local: Bytes,
-    /// Cores
+    /// Number of cores
     #[arg(long, default_value_t = 0)]
     pub cores: u32,
-    /// Its pages must stay where they are (device assignment, SR-IOV)
+    /// The VM's pages cannot be migrated (device assignment, SR-IOV)
     #[arg(long)]
     pub pinned: bool,
-    /// The user of the host that may use the VM's memory beside root, by number [default: the user of the host's agent]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
+    /// User ID on the host that may attach the VM's memory, besides root [default: the user of the
+    /// host's agent]
+    #[arg(long, value_name = "UID", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
     pub uid: Option<u32>,
-    /// Answer what would happen, change nothing
+    /// Check whether the reservation is possible without making it
     #[arg(long, conflicts_with = "wait_ready")]
     pub validate_only: bool,
-    /// Answer when every slice is online
+    /// Wait until every slice is online
     #[arg(long)]
     pub wait_ready: bool,
-    /// It ends by itself unless committed within this time [default: the rack's]
-    #[arg(long, value_name = "TIME", value_parser = span)]
+    /// Time until the reservation expires unless committed, such as 5m [default: set in rack.toml]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub commit_within: Option<Duration>,
-    /// Repeat a request with the same id and it is done once [default: a random one, printed on stderr]
+    /// Idempotency key: requests with the same ID are executed once [default: a random ID, printed
+    /// on stderr]
     #[arg(long, value_name = "ID")]
     pub request_id: Option<RequestId>,
-    /// The scheduler on whose behalf; request ids are remembered for each
+    /// Scheduler that makes the request; request IDs are unique per client
     #[arg(long, value_name = "NAME", default_value = "tarn")]
     pub client: Name,
 }
 
 /// One reservation.
 #[derive(Clone, Debug, Args)]
-pub struct Which {
-    /// The VM, or its reservation as r-N
+pub struct Target {
+    /// VM, or its reservation as r-N
     #[arg(value_name = "VM|r-N")]
-    pub which: Ref,
+    pub target: VmOrReservation,
 }
 
-/// A reservation that ends.
+/// A reservation to release.
 #[derive(Clone, Debug, Args)]
 pub struct Release {
-    /// The VM, or its reservation as r-N
+    /// VM, or its reservation as r-N
     #[arg(value_name = "VM|r-N")]
-    pub which: Ref,
-    /// Take the memory away even if the VM's process still runs: it dies of it. Needs --reason
+    pub target: VmOrReservation,
+    /// Release the memory even if the VM still runs, which kills the VM; requires --reason
     #[arg(long, requires = "reason")]
     pub force: bool,
-    /// Why, for the record
+    /// Reason, stored with the decision
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
 }
 
-/// What can be closed to new reservations.
+/// A resource that can be closed to new reservations.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Place {
+pub enum CordonTarget {
     /// A host
-    Host(NamedWhy),
+    Host(NameAndReason),
     /// An EMC
-    Emc(NamedWhy),
+    Emc(NameAndReason),
 }
 
-/// What can be opened again.
+/// A resource that can be returned to service.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Mended {
+pub enum UncordonTarget {
     /// A host
-    Host(NamedWhy),
+    Host(NameAndReason),
     /// An EMC
-    Emc(NamedWhy),
-    /// A quarantined slice: it is revoked, scrubbed, verified, then free
+    Emc(NameAndReason),
+    /// A quarantined slice: it is revoked, scrubbed, verified and then free
     Slice {
-        /// Its number
+        /// Number of the slice
         #[arg(value_name = "NUMBER")]
         slice: u32,
-        /// Why, for the record
+        /// Reason, stored with the decision
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,
     },
 }
 
-/// A name, and why.
+/// Name of a host or EMC, and a reason.
 #[derive(Clone, Debug, Args)]
-pub struct NamedWhy {
-    /// Its name
+pub struct NameAndReason {
+    /// Name of the host or EMC
     pub name: Name,
-    /// Why, for the record
+    /// Reason, stored with the decision
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
 }
 
-/// A host to cut off.
+/// A host to fence.
 #[derive(Clone, Debug, Args)]
 pub struct Fence {
-    /// The host
+    /// Host to fence
     pub host: Name,
-    /// You vouch that the machine is off
+    /// Confirm that the machine is powered off; its slices are then scrubbed and reused
     #[arg(long)]
     pub confirm_powered_off: bool,
-    /// Why, for the record
+    /// Reason, stored with the decision
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
 }
 
-/// Where a backup goes.
+/// Destination of a backup.
 #[derive(Clone, Debug, Args)]
 pub struct Backup {
-    /// The file; must not exist
+    /// Destination file; must not exist
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
 }
 
-/// What to watch.
+/// Selection of a stream.
 #[derive(Clone, Debug, Args)]
 pub struct Watch {
-    /// Of what
+    /// Stream to print
     #[arg(value_enum, default_value_t)]
-    pub stream: Stream,
+    pub stream: WatchStream,
 }
 
-/// What can be watched.
+/// Streams that can be watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Stream {
-    /// Free cores, memory and slices.
+pub enum WatchStream {
+    /// Free cores, local memory and slices of each host
     Capacity,
-    /// Every durable change.
+    /// Every durable change of a slice, reservation, host, EMC or alarm
     #[default]
     Events,
-    /// VMs that ought to move.
+    /// Migration requests
     Migrations,
 }
 
-/// What can be said about migrations.
+/// Commands for migration requests.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Migration {
-    /// Answer a request to move a VM
+    /// Set the state of a migration request
     Resolve {
-        /// The VM
+        /// Name of the VM
         vm: Name,
-        /// The answer
+        /// New state of the request
         #[arg(value_enum)]
         state: Resolution,
-        /// Why, for the record
+        /// Reason, stored with the decision
         #[arg(long, value_name = "TEXT")]
-        answer: Option<String>,
+        reason: Option<String>,
     },
 }
 
-/// Answers to a request to move a VM.
+/// States in which a scheduler can put a migration request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Resolution {
-    /// It will be moved.
+    /// The VM will be migrated
     Accepted,
-    /// It will not; the rack asks again after a while.
+    /// The VM will not be migrated; the manager repeats the request after ten minutes
     Declined,
-    /// It was moved, or has ended.
+    /// The VM has been migrated or has ended
     Done,
 }
 
-/// What else a doctor looks at.
+/// Options of `tarn doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct Doctor {
-    /// This machine is the host of this host.toml: look at it, too, by the `host-agent` beside tarn or in PATH [default:
-    /// /etc/tarn/host.toml, if it is there]
+    /// Also check this machine as the host configured in FILE, using the `host-agent` next to tarn
+    /// or in PATH [default: /etc/tarn/host.toml, if it exists]
     #[arg(long, env = "TARN_HOST_CONFIG", value_name = "FILE")]
     pub host_config: Option<PathBuf>,
 }
 
-/// For which shell.
+/// Selection of a shell.
 #[derive(Clone, Debug, Args)]
 pub struct Completions {
-    /// The shell
+    /// Shell to generate completions for
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }
 
-/// Where manual pages go.
+/// Destination of manual pages.
 #[derive(Clone, Debug, Args)]
 pub struct Man {
-    /// The folder
+    /// Destination directory; created if missing
     pub dir: PathBuf,
 }
 
-/// Names a reservation: `r-7` is the reservation of that number, anything else a VM.
+/// A reservation, given by its ID or by its VM: `r-7` is reservation 7, any other text the name of
+/// a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ref {
-    /// By its own number.
+pub enum VmOrReservation {
+    /// Reservation with this ID.
     Reservation(ReservationId),
-    /// By the VM it is for.
+    /// Reservation of this VM.
     Vm(Name),
 }
 
-impl std::str::FromStr for Ref {
+impl std::str::FromStr for VmOrReservation {
     type Err = units::NameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -499,18 +521,20 @@ impl std::str::FromStr for Ref {
     }
 }
 
-impl From<Ref> for v1::ReservationRef {
-    fn from(which: Ref) -> Self {
-        match which {
-            Ref::Reservation(id) => Self { reservation: id.to_string(), vm: String::new() },
-            Ref::Vm(name) => Self { reservation: String::new(), vm: name.into() },
+impl From<VmOrReservation> for v1::ReservationRef {
+    fn from(target: VmOrReservation) -> Self {
+        match target {
+            VmOrReservation::Reservation(id) => Self { reservation: id.to_string(), vm: String::new() },
+            VmOrReservation::Vm(name) => Self { reservation: String::new(), vm: name.into() },
         }
     }
 }
 
-/// Whether words that are no command ask for JSON all the same, so that a program can read what is wrong with them.
-pub(crate) fn asks_for_json(words: &[OsString]) -> bool {
+/// Returns whether arguments that could not be parsed request JSON output, so that the parse error
+/// can be printed as JSON.
+pub(crate) fn requests_json(arguments: &[OsString]) -> bool {
     let joined = ["-ojson", "-o=json", "--output=json"];
-    let apart = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";
-    words.iter().any(|word| joined.iter().any(|j| word == j)) || words.windows(2).any(apart)
+    let separate = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";
+    arguments.iter().any(|argument| joined.iter().any(|j| argument == j))
+        || arguments.windows(2).any(separate)
 }

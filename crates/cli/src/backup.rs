@@ -1,4 +1,4 @@
-//! `tarn backup`: copies the manager's store into a file, whole or not at all.
+//! `tarn backup`: saves a copy of the manager's store as a file that is either complete or absent.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -17,47 +17,49 @@ use serde::Serialize;
 use crate::{Connection, Failure, Format, args::Backup, print};
 
 #[derive(Serialize)]
-struct Done {
+struct Summary {
     file: String,
     bytes: u64,
 }
 
-/// Receives the backup into `FILE.PID.partial`, which gets its name once it is complete and durable.
-pub(crate) async fn run(args: &Backup, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Receives the backup into `FILE.PID.partial`, which is renamed once it is complete and durable.
+pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> Result<(), Failure> {
     if args.to.exists() {
-        return Err(Failure::Value {
+        return Err(Failure::InvalidValue {
             field: "--to",
             value: args.to.display().to_string(),
-            rule: "must not exist: choose another name",
+            rule: "must not exist",
         });
     }
     let partial = partial(&args.to);
     let mut file = OpenOptions::new();
     let file =
-        file.write(true).create_new(true).mode(0o600).open(&partial).map_err(failed("make", &partial))?;
-    let received = receive(file, &partial, to).await;
+        file.write(true).create_new(true).mode(0o600).open(&partial).map_err(failed("create", &partial))?;
+    let received = receive(file, &partial, manager).await;
     let bytes = match received.and_then(|bytes| publish(&partial, &args.to).map(|()| bytes)) {
         Ok(bytes) => bytes,
         Err(failure) => {
-            let _ = fs::remove_file(&partial); // the first failure is the one to report
+            let _ = fs::remove_file(&partial); // report the first error
             return Err(failure);
         }
     };
-    let done = Done { file: args.to.display().to_string(), bytes };
-    print::say(format, &done, |_| format!("{}: {} bytes\n", done.file, done.bytes))
+    let summary = Summary { file: args.to.display().to_string(), bytes };
+    print::value(format, &summary, |_| format!("{}: {} bytes\n", summary.file, summary.bytes))
 }
 
-async fn receive(mut file: File, partial: &Path, to: &Connection) -> Result<u64, Failure> {
-    let mut chunks = to.ask(to.admin().backup(v1::BackupRequest {})).await?;
+async fn receive(mut file: File, partial: &Path, manager: &Connection) -> Result<u64, Failure> {
+    let mut chunks = manager.call(manager.admin().backup(v1::BackupRequest {})).await?;
     let (mut bytes, mut total_bytes) = (0, None);
-    // The first message comes when the manager has copied its store.
-    while let Some(chunk) = to.within(to.patience(), chunks.message()).await? {
+    // The first message arrives after the manager has copied its store, which may take long.
+    while let Some(chunk) = manager.within(manager.wait_timeout(), chunks.message()).await? {
         file.write_all(&chunk.data).map_err(failed("write", partial))?;
         bytes += chunk.data.len() as u64;
         total_bytes = chunk.total_bytes.or(total_bytes);
     }
     if total_bytes != Some(bytes) {
-        return Err(Failure::Protocol(format!("the backup ends after {bytes} bytes, without its last part")));
+        return Err(Failure::Protocol(format!(
+            "backup is incomplete: stream ended after {bytes} bytes without its last part"
+        )));
     }
     file.sync_all().map_err(failed("sync", partial))?;
     Ok(bytes)
@@ -65,15 +67,18 @@ async fn receive(mut file: File, partial: &Path, to: &Connection) -> Result<u64,
 
 fn publish(partial: &Path, path: &Path) -> Result<(), Failure> {
     match rustix::fs::renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE) {
-        // NFS cannot rename without replacing.
+        // NFS does not support RENAME_NOREPLACE.
         Err(Errno::INVAL | Errno::NOSYS) => {
             fs::hard_link(partial, path).and_then(|()| fs::remove_file(partial))
         }
-        named => named.map_err(Into::into),
+        renamed => renamed.map_err(Into::into),
     }
-    .map_err(failed("name", path))?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("sync the folder of", path))
+    .map_err(failed("create", path))?;
+    let directory =
+        path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(failed("sync the directory of", path))
 }
 
 fn partial(path: &Path) -> PathBuf {
@@ -82,7 +87,7 @@ fn partial(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
     let path = path.to_owned();
-    move |errno| Failure::File { tried, path, errno }
+    move |errno| Failure::File { operation, path, errno }
 }

@@ -1,4 +1,5 @@
-//! `tarn describe` and `tarn explain`: everything about one thing, and why it is so.
+//! `tarn describe` and `tarn explain`: all details of one resource, and the recorded decisions
+//! about it.
 
 use proto::v1;
 use serde::Serialize;
@@ -6,16 +7,16 @@ use tonic::Status;
 
 use crate::{
     Connection, Failure, Format,
-    args::{Ref, Subject},
+    args::{Subject, VmOrReservation},
     get, lists, print,
     table::{self, Row},
     view,
 };
 
-/// VMs of a host that `tarn explain host` names.
-const VMS_SHOWN: usize = 8;
+/// Maximum number of VMs that `tarn explain host` lists.
+const VMS_SHOWN_MAX: usize = 8;
 
-/// A VM's memory, slice by slice.
+/// A VM's reservation with its slices.
 #[derive(Debug, Serialize)]
 struct Vm {
     #[serde(flatten)]
@@ -23,7 +24,7 @@ struct Vm {
     slice_details: Vec<view::SliceDetail>,
 }
 
-/// A host with what runs there.
+/// A host with its VMs and alarms.
 #[derive(Debug, Serialize)]
 struct Host {
     #[serde(flatten)]
@@ -32,7 +33,7 @@ struct Host {
     alarms: Vec<view::Alarm>,
 }
 
-/// An EMC with what is wrong with it.
+/// An EMC with its alarms.
 #[derive(Debug, Serialize)]
 struct Emc {
     #[serde(flatten)]
@@ -40,103 +41,116 @@ struct Emc {
     alarms: Vec<view::Alarm>,
 }
 
-/// Prints everything about one thing.
-pub(crate) async fn run(subject: Subject, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Prints all details of one resource.
+pub(crate) async fn run(subject: Subject, manager: &Connection, format: Format) -> Result<(), Failure> {
     match subject {
         Subject::Rack => {
-            let rack = view::Rack::from(lists::rack(to).await?);
-            print::say(format, &rack, |_| table::facts(&rack) + &section("ALARMS", &rack.alarms))
+            let rack = view::Rack::from(lists::rack(manager).await?);
+            print::value(format, &rack, |_| table::details(&rack) + &section("ALARMS", &rack.alarms))
         }
-        Subject::Vm { which } => vm(which, to, format).await,
-        Subject::Host { name } => host(name.into(), to, format).await,
-        Subject::Emc { name } => emc(name.into(), to, format).await,
+        Subject::Vm { target } => vm(target, manager, format).await,
+        Subject::Host { name } => host(name.into(), manager, format).await,
+        Subject::Emc { name } => emc(name.into(), manager, format).await,
         Subject::Slice { slice } => {
-            let slice = view::SliceDetail::from(get::slice(to, slice).await?);
-            print::say(format, &slice, |_| table::facts(&slice))
+            let slice = view::SliceDetail::from(get::slice(manager, slice).await?);
+            print::value(format, &slice, |_| table::details(&slice))
         }
     }
 }
 
-async fn vm(which: Ref, to: &Connection, format: Format) -> Result<(), Failure> {
-    let reservation = get::reservation(to, which).await?;
-    let slice_details = slices_of(&reservation, to).await?;
+async fn vm(target: VmOrReservation, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let reservation = get::reservation(manager, target).await?;
+    let slice_details = slices_of(&reservation, manager).await?;
     let vm = Vm { reservation, slice_details };
-    print::say(format, &vm, |_| table::facts(&vm.reservation) + &section("SLICES", &vm.slice_details))
+    print::value(format, &vm, |_| table::details(&vm.reservation) + &section("SLICES", &vm.slice_details))
 }
 
-/// Slices of one VM are mostly neighbours: the pages between its first and its last hold few others. Those that have
-/// gone on to another owner are no longer this VM's.
-async fn slices_of(of: &view::Reservation, to: &Connection) -> Result<Vec<view::SliceDetail>, Failure> {
+/// Returns the slices that still belong to the VM of a reservation; a slice granted to another VM
+/// since is omitted.
+///
+/// A VM's slices are mostly adjacent, so the pages from its first to its last slice contain few
+/// others.
+async fn slices_of(of: &view::Reservation, manager: &Connection) -> Result<Vec<view::SliceDetail>, Failure> {
     let (Some(first), Some(last)) = (of.slices.iter().min(), of.slices.iter().max()) else {
         return Ok(Vec::new());
     };
-    let between = lists::slices(to, *first, *last).await?;
+    let range = lists::slices(manager, *first, *last).await?;
     let its = |s: &v1::Slice| of.slices.contains(&s.slice) && s.vm.as_ref() == Some(&of.vm);
-    Ok(between.into_iter().filter(its).map(view::SliceDetail::from).collect())
+    Ok(range.into_iter().filter(its).map(view::SliceDetail::from).collect())
 }
 
-async fn host(name: String, to: &Connection, format: Format) -> Result<(), Failure> {
-    let host = get::host(to, name.clone()).await?;
-    let vms = lists::reservations(to, false).await?.into_iter().filter(|r| r.host == name);
+async fn host(name: String, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let host = get::host(manager, name.clone()).await?;
+    let vms = lists::reservations(manager, false).await?.into_iter().filter(|r| r.host == name);
     let vms = vms.map(view::Reservation::from).collect();
-    let alarms = get::alarms(to, Some(&format!("host {name}"))).await?;
+    let alarms = get::alarms(manager, Some(&format!("host {name}"))).await?;
     let host = Host { host, vms, alarms };
-    let text =
-        |_| table::facts(&host.host) + &section("RESERVATIONS", &host.vms) + &section("ALARMS", &host.alarms);
-    print::say(format, &host, text)
+    let text = |_| {
+        table::details(&host.host) + &section("RESERVATIONS", &host.vms) + &section("ALARMS", &host.alarms)
+    };
+    print::value(format, &host, text)
 }
 
-async fn emc(name: String, to: &Connection, format: Format) -> Result<(), Failure> {
-    let alarms = get::alarms(to, Some(&format!("emc {name}"))).await?;
-    let emc = Emc { emc: get::emc(to, name).await?, alarms };
-    print::say(format, &emc, |_| table::facts(&emc.emc) + &section("ALARMS", &emc.alarms))
+async fn emc(name: String, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let alarms = get::alarms(manager, Some(&format!("emc {name}"))).await?;
+    let emc = Emc { emc: get::emc(manager, name).await?, alarms };
+    print::value(format, &emc, |_| table::details(&emc.emc) + &section("ALARMS", &emc.alarms))
 }
 
-/// A headed table, or nothing if there is nothing.
-fn section<T: Row>(head: &str, things: &[T]) -> String {
-    if things.is_empty() { String::new() } else { format!("\n{head}\n{}", table::rows(things, false)) }
+/// Formats a table with a heading, or an empty string for an empty list.
+fn section<T: Row>(heading: &str, items: &[T]) -> String {
+    if items.is_empty() { String::new() } else { format!("\n{heading}\n{}", table::rows(items, false)) }
 }
 
-/// Prints every decision about one thing.
-pub(crate) async fn explain(subject: Subject, to: &Connection, format: Format) -> Result<(), Failure> {
-    let words = asked(subject.clone(), to).await?;
-    let answer = to.ask(to.admin().explain(v1::ExplainRequest { subject: words.clone() })).await?;
-    let decisions: Vec<_> = answer.decisions.into_iter().map(view::Decision::from).collect();
-    let without = if decisions.is_empty() { unexplained(subject, &words, to).await? } else { String::new() };
-    print::say(format, &decisions, |_| match decisions.as_slice() {
-        [] => without,
-        some => some.iter().map(table::decision).collect(),
+/// Prints every recorded decision about one resource.
+pub(crate) async fn explain(subject: Subject, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let name = decision_subject(subject.clone(), manager).await?;
+    let response =
+        manager.call(manager.admin().explain(v1::ExplainRequest { subject: name.clone() })).await?;
+    let decisions: Vec<_> = response.decisions.into_iter().map(view::Decision::from).collect();
+    let fallback =
+        if decisions.is_empty() { without_decisions(subject, &name, manager).await? } else { String::new() };
+    print::value(format, &decisions, |_| match decisions.as_slice() {
+        [] => fallback,
+        decisions => decisions.iter().map(table::decision).collect(),
     })
 }
 
-/// The state of something about which no decision is remembered, and where decisions that concern it are; a refusal if it
-/// does not exist.
-async fn unexplained(subject: Subject, words: &str, to: &Connection) -> Result<String, Failure> {
-    let nothing = format!("no decision about {words} is remembered");
+/// Describes a resource without recorded decisions: its state, its alarms and the commands that
+/// explain its VMs.
+///
+/// # Errors
+/// `NOT_FOUND` if the resource does not exist.
+async fn without_decisions(
+    subject: Subject,
+    name_in_ledger: &str,
+    manager: &Connection,
+) -> Result<String, Failure> {
+    let nothing = format!("no decisions recorded for {name_in_ledger}");
     match subject {
         Subject::Rack => Ok(format!("{nothing}\n")),
         Subject::Vm { .. } => Err(Status::not_found(nothing).into()),
         Subject::Host { name } => {
-            let host = get::host(to, name.clone().into()).await?;
-            let vms = lists::reservations(to, false).await?.into_iter();
+            let host = get::host(manager, name.clone().into()).await?;
+            let vms = lists::reservations(manager, false).await?.into_iter();
             let vms = vms.filter(|r| r.host == name.as_str()).map(|r| r.vm);
-            let alarms = get::alarms(to, Some(words)).await?;
-            let state = format!("{nothing}; it is {}, scheduling {}\n", host.state, host.scheduling);
-            Ok(state + &alarm_lines(&alarms) + &pointers(vms))
+            let alarms = get::alarms(manager, Some(name_in_ledger)).await?;
+            let state = format!("{nothing}; state {}, scheduling {}\n", host.state, host.scheduling);
+            Ok(state + &alarm_lines(&alarms) + &explain_hints(vms))
         }
         Subject::Emc { name } => {
-            let emc = get::emc(to, name.into()).await?;
-            let alarms = get::alarms(to, Some(words)).await?;
-            let state = format!("{nothing}; it is {}, scheduling {}\n", emc.state, emc.scheduling);
+            let emc = get::emc(manager, name.into()).await?;
+            let alarms = get::alarms(manager, Some(name_in_ledger)).await?;
+            let state = format!("{nothing}; state {}, scheduling {}\n", emc.state, emc.scheduling);
             Ok(state + &alarm_lines(&alarms))
         }
         Subject::Slice { slice } => {
-            let slice = view::SliceDetail::from(get::slice(to, slice).await?);
-            let host = slice.slice.host.iter().map(|host| format!(" of host {host}")).collect::<String>();
+            let slice = view::SliceDetail::from(get::slice(manager, slice).await?);
+            let host = slice.slice.host.iter().map(|host| format!(", host {host}")).collect::<String>();
             let reason = slice.reason.iter().map(|reason| format!(": {reason}")).collect::<String>();
             let (state, epoch) = (&slice.slice.state, slice.slice.epoch);
-            let state = format!("{nothing}; it is {state}{host}, epoch {epoch}{reason}\n");
-            Ok(state + &pointers(slice.slice.vm))
+            let state = format!("{nothing}; state {state}{host}, epoch {epoch}{reason}\n");
+            Ok(state + &explain_hints(slice.slice.vm))
         }
     }
 }
@@ -145,23 +159,24 @@ fn alarm_lines(alarms: &[view::Alarm]) -> String {
     alarms.iter().map(|alarm| format!("{}: {}\n", alarm.reason, alarm.message)).collect()
 }
 
-/// The commands that show the decisions about VMs, a line each.
-fn pointers(vms: impl IntoIterator<Item = String>) -> String {
+/// Returns one line per VM with the command that explains it.
+fn explain_hints(vms: impl IntoIterator<Item = String>) -> String {
     let mut vms = vms.into_iter();
-    let shown = vms.by_ref().take(VMS_SHOWN).map(|vm| format!("its VM: `tarn explain vm {vm}`\n"));
+    let shown = vms.by_ref().take(VMS_SHOWN_MAX).map(|vm| format!("see also: `tarn explain vm {vm}`\n"));
     let shown: String = shown.collect();
     match vms.count() {
         0 => shown,
-        more => format!("{shown}and {more} more VMs: `tarn get reservations`\n"),
+        more => format!("{shown}{more} more VMs: `tarn get reservations`\n"),
     }
 }
 
-/// The subject in the manager's words: decisions are filed under VMs, so a reservation is looked up first.
-async fn asked(subject: Subject, to: &Connection) -> Result<String, Failure> {
+/// Returns the name under which the manager records decisions about a resource. Decisions about a
+/// reservation are recorded under its VM.
+async fn decision_subject(subject: Subject, manager: &Connection) -> Result<String, Failure> {
     Ok(match subject {
         Subject::Rack => "rack".to_owned(),
-        Subject::Vm { which: Ref::Vm(name) } => format!("vm {name}"),
-        Subject::Vm { which } => format!("vm {}", get::reservation(to, which).await?.vm),
+        Subject::Vm { target: VmOrReservation::Vm(name) } => format!("vm {name}"),
+        Subject::Vm { target } => format!("vm {}", get::reservation(manager, target).await?.vm),
         Subject::Host { name } => format!("host {name}"),
         Subject::Emc { name } => format!("emc {name}"),
         Subject::Slice { slice } => format!("slice {slice}"),

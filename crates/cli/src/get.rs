@@ -1,78 +1,85 @@
-//! `tarn get`: lists of things, or one of them. Everything about one thing is `describe`'s.
+//! `tarn get`: lists of resources, or one of them. Details are left to `describe.rs`.
 
 use proto::v1;
 
 use crate::{
     Connection, Failure, Format,
-    args::{Kind, Ref},
+    args::{Resource, VmOrReservation},
     lists, models, print, shares, view,
 };
 
-/// Prints what was asked for.
-pub(crate) async fn run(kind: Kind, to: &Connection, format: Format) -> Result<(), Failure> {
-    match kind {
-        Kind::Rack => print::one(format, &view::Rack::from(lists::rack(to).await?)),
-        Kind::Emcs(named) => match named.name {
-            Some(name) => print::one(format, &emc(to, name.into()).await?),
-            None => list::<_, view::Emc>(format, lists::emcs(to).await?),
+/// Prints the requested list or resource.
+pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format) -> Result<(), Failure> {
+    match resource {
+        Resource::Rack => print::one(format, &view::Rack::from(lists::rack(manager).await?)),
+        Resource::Emcs(filter) => match filter.name {
+            Some(name) => print::one(format, &emc(manager, name.into()).await?),
+            None => list::<_, view::Emc>(format, lists::emcs(manager).await?),
         },
-        Kind::Hosts(named) => match named.name {
-            Some(name) => print::one(format, &host(to, name.into()).await?),
-            None => list::<_, view::Host>(format, lists::hosts(to).await?),
+        Resource::Hosts(filter) => match filter.name {
+            Some(name) => print::one(format, &host(manager, name.into()).await?),
+            None => list::<_, view::Host>(format, lists::hosts(manager).await?),
         },
-        Kind::Slices(numbered) => match numbered.slice {
-            Some(slice) => print::one(format, &view::Slice::from(self::slice(to, slice).await?)),
-            None => list::<_, view::Slice>(format, lists::slices(to, 0, u32::MAX).await?),
+        Resource::Slices(filter) => match filter.slice {
+            Some(slice) => print::one(format, &view::Slice::from(self::slice(manager, slice).await?)),
+            None => list::<_, view::Slice>(format, lists::slices(manager, 0, u32::MAX).await?),
         },
-        Kind::Reservations(asked) => match asked.which {
-            Some(which) => print::one(format, &reservation(to, which).await?),
-            None => list::<_, view::Reservation>(format, lists::reservations(to, asked.ended).await?),
+        Resource::Reservations(filter) => match filter.target {
+            Some(target) => print::one(format, &reservation(manager, target).await?),
+            None => list::<_, view::Reservation>(
+                format,
+                lists::reservations(manager, filter.include_ended).await?,
+            ),
         },
-        Kind::Migrations(of) => {
-            let mut asked = lists::migrations(to).await?;
-            asked.retain(|m| of.vm.as_ref().is_none_or(|vm| m.vm == vm.as_str()));
-            list::<_, view::Migration>(format, asked)
+        Resource::Migrations(filter) => {
+            let mut migrations = lists::migrations(manager).await?;
+            migrations.retain(|m| filter.vm.as_ref().is_none_or(|vm| m.vm == vm.as_str()));
+            list::<_, view::Migration>(format, migrations)
         }
-        Kind::Models => models::list(to, format).await,
-        Kind::Shares(of) => shares::list(of, to, format).await,
-        Kind::Alarms(about) => print::list(format, &alarms(to, about.subject.as_deref()).await?),
+        Resource::Models => models::list(manager, format).await,
+        Resource::Shares(args) => shares::list(args, manager, format).await,
+        Resource::Weights(args) => shares::list_weights(args, manager, format).await,
+        Resource::Alarms(filter) => print::list(format, &alarms(manager, filter.subject.as_deref()).await?),
     }
 }
 
 fn list<A, B: From<A> + crate::table::Row + serde::Serialize>(
     format: Format,
-    things: Vec<A>,
+    items: Vec<A>,
 ) -> Result<(), Failure> {
-    print::list(format, &things.into_iter().map(B::from).collect::<Vec<_>>())
+    print::list(format, &items.into_iter().map(B::from).collect::<Vec<_>>())
 }
 
-/// One EMC.
-pub(crate) async fn emc(to: &Connection, emc: String) -> Result<view::Emc, Failure> {
-    Ok(to.ask(to.admin().get_emc(v1::GetEmcRequest { emc })).await?.into())
+/// Returns one EMC.
+pub(crate) async fn emc(manager: &Connection, emc: String) -> Result<view::Emc, Failure> {
+    Ok(manager.call(manager.admin().get_emc(v1::GetEmcRequest { emc })).await?.into())
 }
 
-/// One host.
-pub(crate) async fn host(to: &Connection, host: String) -> Result<view::Host, Failure> {
-    Ok(to.ask(to.admin().get_host(v1::GetHostRequest { host })).await?.into())
+/// Returns one host.
+pub(crate) async fn host(manager: &Connection, host: String) -> Result<view::Host, Failure> {
+    Ok(manager.call(manager.admin().get_host(v1::GetHostRequest { host })).await?.into())
 }
 
-/// One slice.
-pub(crate) async fn slice(to: &Connection, slice: u32) -> Result<v1::Slice, Failure> {
-    to.ask(to.admin().get_slice(v1::GetSliceRequest { slice })).await
+/// Returns one slice.
+pub(crate) async fn slice(manager: &Connection, slice: u32) -> Result<v1::Slice, Failure> {
+    manager.call(manager.admin().get_slice(v1::GetSliceRequest { slice })).await
 }
 
-/// One reservation.
-pub(crate) async fn reservation(to: &Connection, which: Ref) -> Result<view::Reservation, Failure> {
-    let target = Some(which.into());
-    Ok(to.ask(to.admin().get_reservation(v1::GetReservationRequest { target })).await?.into())
+/// Returns one reservation.
+pub(crate) async fn reservation(
+    manager: &Connection,
+    target: VmOrReservation,
+) -> Result<view::Reservation, Failure> {
+    let target = Some(target.into());
+    Ok(manager.call(manager.admin().get_reservation(v1::GetReservationRequest { target })).await?.into())
 }
 
-/// Alarms, all or those about one subject: "host h1", or just "h1".
-pub(crate) async fn alarms(to: &Connection, about: Option<&str>) -> Result<Vec<view::Alarm>, Failure> {
-    let wanted = |alarm: &v1::Alarm| about.is_none_or(|subject| concerns(&alarm.subject, subject));
-    Ok(lists::rack(to).await?.alarms.into_iter().filter(wanted).map(view::Alarm::from).collect())
+/// Returns all alarms, or those about one subject, given as "host h1" or "h1".
+pub(crate) async fn alarms(manager: &Connection, subject: Option<&str>) -> Result<Vec<view::Alarm>, Failure> {
+    let matches = |alarm: &v1::Alarm| subject.is_none_or(|subject| is_about(&alarm.subject, subject));
+    Ok(lists::rack(manager).await?.alarms.into_iter().filter(matches).map(view::Alarm::from).collect())
 }
 
-fn concerns(subject: &str, asked: &str) -> bool {
-    subject == asked || subject.split_once(' ').is_some_and(|(_, name)| name == asked)
+fn is_about(subject: &str, requested: &str) -> bool {
+    subject == requested || subject.split_once(' ').is_some_and(|(_, name)| name == requested)
 }

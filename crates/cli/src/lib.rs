@@ -1,45 +1,46 @@
-//! The command line of Tarn, as a library so that tests and packaging can hold it: the words people type, the calls they
-//! become, and how answers and refusals are printed. It decides nothing that a service decides.
+//! Command-line client `tarn`, as a library for tests and packaging: it parses arguments, calls the
+//! pool manager and prints answers and errors. Decisions are left to the services.
 #![forbid(unsafe_code)]
 
 mod admin;
 mod args;
 mod backup;
+mod completions;
 mod describe;
 mod doctor;
 mod get;
-mod known;
 mod models;
 mod scheduler;
 mod shares;
+mod suggestions;
 mod table;
 mod telemetry;
 mod top;
 mod view;
 mod watch;
-mod words;
 
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 
-use args::Explained;
-pub use args::{Ask, Cli, Command};
+pub use args::{Cli, Command, ManagerCommand};
+use args::{ExplainSubject, Set};
 pub use cli_runtime::{Connection, Exit, Failure, Format, Global};
 use cli_runtime::{failure, hint, lists, open, print};
 use evaluate::replay;
 
-/// Every word that `tarn` understands, for manual pages and completions.
+/// Returns the definition of the command line, for manual pages and completions.
 pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Does what the words ask and says how it went, on stdout and stderr and as the exit code.
-pub async fn run(words: Vec<OsString>) -> ExitCode {
-    let parsed = args::brief(Cli::command()).try_get_matches_from(&words);
+/// Runs the command in `arguments` (the first is the program name), prints its result on stdout or
+/// its error on stderr, and returns the exit code.
+pub async fn run(arguments: Vec<OsString>) -> ExitCode {
+    let parsed = args::hide_global_options(Cli::command()).try_get_matches_from(&arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(misread) => return misunderstood(&misread, &words),
+        Err(error) => return report_parse_error(&error, &arguments),
     };
     let format = cli.global.output;
     match dispatch(cli).await {
@@ -48,65 +49,72 @@ pub async fn run(words: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Help and version are no failures; people get clap's own words, programs that asked for JSON get JSON.
-fn misunderstood(misread: &clap::Error, words: &[OsString]) -> ExitCode {
-    if misread.use_stderr() && args::asks_for_json(words) {
-        let said = misread.to_string();
-        let said = said.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
-        return Failure::Words(said.to_owned()).report(Format::Json);
+/// Prints a parse error in clap's format, or as JSON if JSON was requested. Help and version are
+/// successes.
+fn report_parse_error(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    if error.use_stderr() && args::requests_json(arguments) {
+        let message = error.to_string();
+        let message = message.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
+        return Failure::Usage(message.to_owned()).report(Format::Json);
     }
-    // With the terminal gone there is nobody left to tell; the exit code still says it.
-    let _ = misread.print();
-    if misread.use_stderr() { ExitCode::from(Exit::Usage as u8) } else { ExitCode::SUCCESS }
+    // The exit code reports the error even if stderr is closed.
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::from(Exit::Usage as u8) } else { ExitCode::SUCCESS }
 }
 
 async fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
-        Command::Ask(ask) => asked(ask, &cli.global).await,
+        Command::Manager(command) => run_with_manager(command, &cli.global).await,
         Command::Replay(args) => replay::run(args, &cli.global).await,
         Command::StandInVm(args) => replay::stand_in(&args),
         Command::Evaluate(subject) => evaluate::run(subject, cli.global.output),
         Command::Doctor(args) => doctor::run(args, &cli.global).await,
-        Command::Completions(asked) => words::completions(asked.shell),
-        Command::Man(asked) => words::man(&asked),
+        Command::Completions(args) => completions::print(args.shell),
+        Command::Man(args) => completions::write_man_pages(&args),
     }
 }
 
-async fn asked(ask: Ask, global: &Global) -> Result<(), Failure> {
-    let to = Connection::open(global).await?;
-    let names = known::Names::of(&ask);
-    match answered(ask, &to, global).await {
-        Err(refused) => Err(names.explain(refused, &to).await),
+/// Connects, runs a command and adds a hint to its error.
+async fn run_with_manager(command: ManagerCommand, global: &Global) -> Result<(), Failure> {
+    let manager = Connection::open(global).await?;
+    let names = suggestions::Names::of(&command);
+    match dispatch_to_manager(command, &manager, global).await {
+        Err(failure) => Err(names.add_hint(failure, &manager).await),
         done => done,
     }
 }
 
-async fn answered(ask: Ask, to: &Connection, global: &Global) -> Result<(), Failure> {
+async fn dispatch_to_manager(
+    command: ManagerCommand,
+    manager: &Connection,
+    global: &Global,
+) -> Result<(), Failure> {
+    use ManagerCommand as C;
     let format = global.output;
-    match ask {
-        Ask::Get(kind) => get::run(kind, to, format).await,
-        Ask::Describe(subject) => describe::run(subject, to, format).await,
-        Ask::Explain(Explained::Subject(subject)) => describe::explain(subject, to, format).await,
-        Ask::Explain(Explained::Shares(of)) => shares::explain(of, to, format).await,
-        Ask::PlanVm(args) => scheduler::plan_vm(args, to, format).await,
-        Ask::Reserve(args) => scheduler::reserve(args, to, format).await,
-        Ask::WaitReady(args) => scheduler::wait_ready(args.which, to, format).await,
-        Ask::Commit(args) => scheduler::commit(args.which, to, format).await,
-        Ask::Release(args) => scheduler::release(args, to, format).await,
-        Ask::Cordon(place) => admin::cordon(place, to, format).await,
-        Ask::Uncordon(mended) => admin::uncordon(mended, to, format).await,
-        Ask::Drain(place) => admin::drain(place, to, format).await,
-        Ask::Fence(args) => admin::fence(args, to, format).await,
-        Ask::Backup(args) => backup::run(&args, to, format).await,
-        Ask::Watch(args) => watch::run(args.stream, to, global.timeout, format).await,
-        Ask::Migration(asked) => scheduler::migration(asked, to, format).await,
-        Ask::Weigh(args) => shares::weigh(args, to, format).await,
-        Ask::Train(what) => models::train(what, to, format).await,
-        Ask::Promote(args) => models::promote(args, to, format).await,
-        Ask::Rollback(of) => models::roll_back(of, to, format).await,
-        Ask::ImportModel(args) => models::import(args, to, format).await,
-        Ask::ExportModel(args) => models::export(args, to).await,
-        Ask::Telemetry(what) => telemetry::run(what, to, format).await,
-        Ask::Top => top::run(to).await,
+    match command {
+        C::Get(resource) => get::run(resource, manager, format).await,
+        C::Set(Set::Weights(args)) => shares::set_weights(args, manager, format).await,
+        C::Describe(subject) => describe::run(subject, manager, format).await,
+        C::Explain(ExplainSubject::Resource(subject)) => describe::explain(subject, manager, format).await,
+        C::Explain(ExplainSubject::Shares(host)) => shares::explain(host, manager, format).await,
+        C::PlanVm(args) => scheduler::plan_vm(args, manager, format).await,
+        C::Reserve(args) => scheduler::reserve(args, manager, format).await,
+        C::WaitReady(args) => scheduler::wait_ready(args.target, manager, format).await,
+        C::Commit(args) => scheduler::commit(args.target, manager, format).await,
+        C::Release(args) => scheduler::release(args, manager, format).await,
+        C::Cordon(target) => admin::cordon(target, manager, format).await,
+        C::Uncordon(target) => admin::uncordon(target, manager, format).await,
+        C::Drain(target) => admin::drain(target, manager, format).await,
+        C::Fence(args) => admin::fence(args, manager, format).await,
+        C::Backup(args) => backup::run(&args, manager, format).await,
+        C::Watch(args) => watch::run(args.stream, manager, global.timeout, format).await,
+        C::Migration(command) => scheduler::migration(command, manager, format).await,
+        C::Train(args) => models::train(args, manager, format).await,
+        C::Promote(args) => models::promote(args, manager, format).await,
+        C::Rollback(args) => models::roll_back(args, manager, format).await,
+        C::ImportModel(args) => models::import(args, manager, format).await,
+        C::ExportModel(args) => models::export(args, manager).await,
+        C::Telemetry(command) => telemetry::run(command, manager, format).await,
+        C::Top => top::run(manager).await,
     }
 }

@@ -1,4 +1,4 @@
-//! The command `tarn`: words in, exit code out. Everything between is in the library beside it.
+//! Entry point of the command `tarn`; everything else is in the library `cli`.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! `tarn train`, `promote`, `rollback`, `import-model` and `export-model`: what forecasts learn from and which model serves. What a model
-//! is worth is the manager's to say.
+//! `tarn train`, `promote`, `rollback`, `import-model` and `export-model`: training and selection
+//! of prediction models. The manager trains and evaluates models.
 
 use std::{io::Write as _, path::PathBuf};
 
@@ -18,101 +18,110 @@ use crate::{
 /// Kinds of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// Frigid memory: what VMs never touch
+    /// Frigid memory: memory that a VM never touches
     Frigid,
-    /// Latency sensitivity: whom pool memory slows down
+    /// Latency sensitivity: workloads that pool memory slows down
     Sensitivity,
 }
 
-/// What is trained.
+/// Models that can be trained.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Train {
-    /// Frigid memory, from the outcomes that the manager keeps (see `tarn telemetry`)
-    #[command(after_help = PRINTED)]
+    /// Train a model of frigid (untouched) memory on the outcomes stored by the manager (see `tarn
+    /// telemetry`)
+    #[command(after_help = METRICS_HELP)]
     Frigid,
-    /// Latency sensitivity, from labelled workloads; without --labels they are modelled
+    /// Train a model of latency sensitivity on labelled workloads; without --labels, on synthetic
+    /// ones
     #[command(after_help = LABEL_COLUMNS)]
     Sensitivity(Workloads),
 }
 
-/// What is printed of a model.
-pub const PRINTED: &str = "\
-Of frigid memory: of the OF VMS latest VMs, each forecast by a model made the same way of VMs that had ended before, too much was forecast of
-OVER of them where OVER, ASKED was allowed, and FRIGID of all their memory was forecast to stay untouched.
-Of sensitivity: what share of the labelled workloads would be placed whole, at cuts by which so many of all are placed wrongly.
-A comparison is on VMs that began after the model that serves had been made.";
+/// Explanation of the printed metrics.
+pub const METRICS_HELP: &str = "\
+Metrics of frigid memory come from a backtest on the latest VMs, each predicted by a model trained on VMs that ended before:
+  TARGET RATE    allowed rate of overpredictions
+  ACTUAL RATE    measured rate of overpredictions
+  FRIGID         memory predicted as untouched, of all memory of these VMs
+  VMS            number of VMs in the backtest
+Metrics of sensitivity are the labelled workloads placed entirely on the pool, at thresholds with the given rate of errors.
+The comparison with the serving model uses only VMs that started after that model was created.";
 
-/// One model.
+/// A model to promote.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = PRINTED)]
+#[command(after_help = METRICS_HELP)]
 pub struct Promote {
-    /// Its kind
+    /// Kind of the model
     pub kind: Kind,
-    /// Its version
+    /// Version of the model
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub version: u32,
-    /// Say how it compares with the one that serves, change nothing
+    /// Compare the model with the serving one without promoting it
     #[arg(long)]
     pub validate_only: bool,
 }
 
-/// A kind of model.
+/// Models to roll back.
 #[derive(Clone, Debug, Args)]
-pub struct OfKind {
-    /// Of which models
+pub struct Rollback {
+    /// Kind of the model
     pub kind: Kind,
 }
 
-/// A model that is taken in.
+/// A model to import.
 #[derive(Clone, Debug, Args)]
 pub struct Import {
-    /// Its kind
+    /// Kind of the model
     pub kind: Kind,
-    /// How it is written
-    #[arg(long, value_enum, default_value_t = Written::Tarn)]
-    pub format: Written,
-    /// The model
+    /// Format of the file
+    #[arg(long, value_enum, default_value_t = ModelFileFormat::Tarn)]
+    pub format: ModelFileFormat,
+    /// File with the model
     pub file: PathBuf,
-    /// Workloads to choose cuts by, for a model of sensitivity that was trained elsewhere; not those that it was trained on
+    /// Workloads to select thresholds with, for a sensitivity model trained elsewhere; must differ
+    /// from its training data
     #[command(flatten)]
     pub workloads: Workloads,
 }
 
-/// A model that is written out.
+/// A model to export.
 #[derive(Clone, Debug, Args)]
 pub struct Export {
-    /// Its kind
+    /// Kind of the model
     pub kind: Kind,
-    /// Its version [default: the one that serves]
+    /// Version of the model [default: the serving version]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub version: Option<u32>,
 }
 
-/// How a model is written.
+/// File formats of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Written {
-    /// What `tarn export-model` writes
+pub enum ModelFileFormat {
+    /// Format of `tarn export-model`
     Tarn,
-    /// LightGBM's text (`save_model`), one output
+    /// LightGBM text file (`save_model`) with one output
     Lightgbm,
-    /// ONNX, one ensemble of trees, as skl2onnx makes it of scikit-learn's
+    /// ONNX file with one tree ensemble, as converted from scikit-learn by skl2onnx
     Onnx,
 }
 
-/// Makes a model; it does not serve before it is promoted.
-pub(crate) async fn train(what: Train, to: &Connection, format: Format) -> Result<(), Failure> {
-    let (kind, labels) = match what {
+/// Trains a model, which does not serve before its promotion.
+pub(crate) async fn train(command: Train, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let (kind, labels) = match command {
         Train::Frigid => (Kind::Frigid, None),
         Train::Sensitivity(workloads) => (Kind::Sensitivity, Some(labels(&workloads, format)?)),
     };
     let request = v1::TrainModelRequest { kind: v1::ModelKind::from(kind).into(), labels };
-    made(to.ask_within(to.patience(), to.models().train_model(request)).await?, format)
+    print_created(
+        manager.call_within(manager.wait_timeout(), manager.models().train_model(request)).await?,
+        format,
+    )
 }
 
-/// Takes in a model; it does not serve before it is promoted.
-pub(crate) async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Imports a model, which does not serve before its promotion.
+pub(crate) async fn import(args: Import, manager: &Connection, format: Format) -> Result<(), Failure> {
     let content = open::bytes(&args.file, MODEL_BYTES_MAX)?;
-    let needs_labels = args.kind == Kind::Sensitivity && args.format != Written::Tarn;
+    let needs_labels = args.kind == Kind::Sensitivity && args.format != ModelFileFormat::Tarn;
     let labels = needs_labels.then(|| labels(&args.workloads, format)).transpose()?;
     let request = v1::ImportModelRequest {
         kind: v1::ModelKind::from(args.kind).into(),
@@ -120,52 +129,56 @@ pub(crate) async fn import(args: Import, to: &Connection, format: Format) -> Res
         content,
         labels,
     };
-    made(to.ask_within(to.patience(), to.models().import_model(request)).await?, format)
+    print_created(
+        manager.call_within(manager.wait_timeout(), manager.models().import_model(request)).await?,
+        format,
+    )
 }
 
-fn made(model: v1::Model, format: Format) -> Result<(), Failure> {
+fn print_created(model: v1::Model, format: Format) -> Result<(), Failure> {
     let model = Model::from(model);
-    let next = format!("it serves after `tarn promote {} {}`", model.kind, model.version);
-    print::say(format, &model, |_| model.text())?;
+    let next = format!("to use this model, run `tarn promote {} {}`", model.kind, model.version);
+    print::value(format, &model, |_| model.text())?;
     print::note(format, &next);
     Ok(())
 }
 
-/// A model serves, or is compared with the one that does.
-pub(crate) async fn promote(args: Promote, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Promotes a model, or only compares it with the serving one.
+pub(crate) async fn promote(args: Promote, manager: &Connection, format: Format) -> Result<(), Failure> {
     let request = v1::PromoteModelRequest {
         kind: v1::ModelKind::from(args.kind).into(),
         version: args.version,
         validate_only: args.validate_only,
     };
-    let promoted = to.ask_within(to.patience(), to.models().promote_model(request)).await?;
+    let promoted =
+        manager.call_within(manager.wait_timeout(), manager.models().promote_model(request)).await?;
     let model = Model::from(promoted);
-    print::say(format, &model, |_| model.text())
+    print::value(format, &model, |_| model.text())
 }
 
-/// The model before serves again.
-pub(crate) async fn roll_back(of: OfKind, to: &Connection, format: Format) -> Result<(), Failure> {
-    let request = v1::RollbackModelRequest { kind: v1::ModelKind::from(of.kind).into() };
-    let serves = to.ask(to.models().rollback_model(request)).await?.model.map(Model::from);
-    print::say(format, &serves, |_| match &serves {
+/// Returns to the previously serving model.
+pub(crate) async fn roll_back(args: Rollback, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let request = v1::RollbackModelRequest { kind: v1::ModelKind::from(args.kind).into() };
+    let serves = manager.call(manager.models().rollback_model(request)).await?.model.map(Model::from);
+    print::value(format, &serves, |_| match &serves {
         Some(model) => model.text(),
-        None => format!("no model of {} serves any more: {}\n", of.kind.name(), of.kind.without()),
+        None => format!("no {} model serves: {}\n", args.kind.name(), args.kind.without()),
     })
 }
 
-/// Lists models.
-pub(crate) async fn list(to: &Connection, format: Format) -> Result<(), Failure> {
-    let models = to.ask(to.models().list_models(v1::ListModelsRequest {})).await?.models;
+/// Prints all models.
+pub(crate) async fn list(manager: &Connection, format: Format) -> Result<(), Failure> {
+    let models = manager.call(manager.models().list_models(v1::ListModelsRequest {})).await?.models;
     print::list(format, &models.into_iter().map(Model::from).collect::<Vec<_>>())
 }
 
-/// Writes a model's file to stdout.
-pub(crate) async fn export(args: Export, to: &Connection) -> Result<(), Failure> {
+/// Writes the file of a model to stdout.
+pub(crate) async fn export(args: Export, manager: &Connection) -> Result<(), Failure> {
     let request = v1::GetModelRequest {
         kind: v1::ModelKind::from(args.kind).into(),
         version: args.version.unwrap_or_default(),
     };
-    let content = to.ask(to.models().get_model(request)).await?.content;
+    let content = manager.call(manager.models().get_model(request)).await?.content;
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(&content).and_then(|()| stdout.flush()).map_err(Failure::Output)
 }
@@ -185,11 +198,11 @@ fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> 
 }
 
 impl Kind {
-    /// What becomes of VMs when no model of this kind serves.
+    /// Describes placement without a serving model of this kind.
     const fn without(self) -> &'static str {
         match self {
-            Self::Frigid => "plans put [policy] pool_share of every VM on the pool, whatever it is",
-            Self::Sensitivity => "no VM is placed on the pool whole",
+            Self::Frigid => "plans place a fixed share of each VM on the pool ([policy] pool_share)",
+            Self::Sensitivity => "no VM is placed entirely on the pool",
         }
     }
 
@@ -210,24 +223,24 @@ impl From<Kind> for v1::ModelKind {
     }
 }
 
-impl From<Written> for v1::ModelFormat {
-    fn from(written: Written) -> Self {
+impl From<ModelFileFormat> for v1::ModelFormat {
+    fn from(written: ModelFileFormat) -> Self {
         match written {
-            Written::Tarn => Self::Tarn,
-            Written::Lightgbm => Self::Lightgbm,
-            Written::Onnx => Self::Onnx,
+            ModelFileFormat::Tarn => Self::Tarn,
+            ModelFileFormat::Lightgbm => Self::Lightgbm,
+            ModelFileFormat::Onnx => Self::Onnx,
         }
     }
 }
 
-/// A model as it is shown.
+/// A model, as printed.
 #[derive(Clone, Debug, Serialize)]
 struct Model {
     kind: &'static str,
     version: u32,
-    serves: bool,
+    serving: bool,
     trained_by: String,
-    made_unix_ms: u64,
+    created_unix_ms: u64,
     rows: u64,
     window_unix_ms: Option<(u64, u64)>,
     bytes: u64,
@@ -236,16 +249,16 @@ struct Model {
     comparison: Option<Comparison>,
 }
 
-/// What a rate bought.
+/// Metrics at one error rate.
 #[derive(Clone, Debug, Serialize)]
 struct Metric {
-    rate_asked: f64,
-    rate_actual: f64,
+    target_rate: f64,
+    actual_rate: f64,
     share: f64,
-    of: u64,
+    samples: u64,
 }
 
-/// Against the one that serves.
+/// Comparison with the serving model.
 #[derive(Clone, Debug, Serialize)]
 struct Comparison {
     version: u32,
@@ -259,17 +272,17 @@ impl From<v1::Model> for Model {
     fn from(m: v1::Model) -> Self {
         let kind = if m.kind() == v1::ModelKind::Sensitivity { Kind::Sensitivity } else { Kind::Frigid };
         let metric = |m: v1::Metric| Metric {
-            rate_asked: m.target_rate,
-            rate_actual: m.actual_rate,
+            target_rate: m.target_rate,
+            actual_rate: m.actual_rate,
             share: m.share,
-            of: m.samples,
+            samples: m.samples,
         };
         Self {
             kind: kind.name(),
             version: m.version,
-            serves: m.serving,
+            serving: m.serving,
             trained_by: m.trained_by,
-            made_unix_ms: m.created_unix_ms,
+            created_unix_ms: m.created_unix_ms,
             rows: m.rows,
             window_unix_ms: m.window_start_unix_ms.zip(m.window_end_unix_ms),
             bytes: m.bytes,
@@ -287,15 +300,15 @@ impl From<v1::Model> for Model {
 }
 
 impl Model {
-    /// For people: the model, what its like did, and how it compares.
+    /// Formats the model, its metrics and the comparison as text.
     fn text(&self) -> String {
         let of_vms = self.kind == Kind::Frigid.name();
-        let metrics = if of_vms { table::rows(&self.metrics, false) } else { self.cuts() };
+        let metrics = if of_vms { table::rows(&self.metrics, false) } else { self.thresholds() };
         let compared = self.comparison.as_ref().map(|c| {
             let newer = format!("{}/{} {}", self.kind, self.version, percent(c.share));
             let serving = format!("{}/{} {}", self.kind, c.version, percent(c.share_of_serving));
             format!(
-                "\nof {} later VMs, with {} overpredicted at most: {newer}, {serving}\n",
+                "\nfrigid memory of {} later VMs at an overprediction rate of at most {}: {newer}, {serving}\n",
                 c.vms,
                 percent(c.rate)
             )
@@ -307,22 +320,26 @@ impl Model {
         )
     }
 
-    /// Silence would be taken for consent.
+    /// Explains why there is no comparison, as its absence could be mistaken for a good result.
     fn not_compared(&self) -> String {
         let why = match self.kind {
-            _ if self.serves => return String::new(),
-            "frigid" => "none serves, or too few VMs have begun since the one that does was made",
-            _ => "models of sensitivity are compared by their cuts",
+            _ if self.serving => return String::new(),
+            "frigid" => "no model serves, or too few VMs have started since it was created",
+            _ => "sensitivity models are compared by their thresholds",
         };
-        format!("\nnot compared with the one that serves: {why}\n")
+        format!("\nnot compared with the serving model: {why}\n")
     }
 
-    /// The cuts that come nearest to some rates, of many.
-    fn cuts(&self) -> String {
-        let up_to = |rate: f64| self.metrics.iter().rfind(|cut| cut.rate_actual <= rate);
+    /// Lists the thresholds nearest to some error rates.
+    fn thresholds(&self) -> String {
+        let up_to = |rate: f64| self.metrics.iter().rfind(|cut| cut.actual_rate <= rate);
         let line = |rate: f64| {
             let cut = up_to(rate)?;
-            Some(format!("{} placed, {} of all wrongly\n", percent(cut.share), percent(cut.rate_actual)))
+            Some(format!(
+                "{} placed on the pool, error rate {}\n",
+                percent(cut.share),
+                percent(cut.actual_rate)
+            ))
         };
         let mut lines: Vec<String> = [0.01, 0.02, 0.04, 0.1].into_iter().filter_map(line).collect();
         lines.dedup();
@@ -334,21 +351,21 @@ impl Row for Model {
     const COLUMNS: &'static [Column<Self>] = &[
         col("KIND", |m| m.kind.to_owned()),
         col("VERSION", |m| m.version.to_string()),
-        col("SERVES", |m| if m.serves { "yes".to_owned() } else { "-".to_owned() }),
-        col("TRAINED BY", |m| m.trained_by.clone() + if m.modelled { " (modelled workloads)" } else { "" }),
-        col("MADE", |m| moment(m.made_unix_ms)),
+        col("SERVING", |m| if m.serving { "yes".to_owned() } else { "-".to_owned() }),
+        col("TRAINED BY", |m| m.trained_by.clone() + if m.modelled { " (synthetic workloads)" } else { "" }),
+        col("CREATED", |m| moment(m.created_unix_ms)),
         col("ROWS", |m| m.rows.to_string()),
-        col("FROM", |m| m.window_unix_ms.map_or_else(|| "-".to_owned(), |(begins, _)| moment(begins))),
-        col("TO", |m| m.window_unix_ms.map_or_else(|| "-".to_owned(), |(_, ends)| moment(ends))),
+        col("DATA FROM", |m| m.window_unix_ms.map_or_else(|| "-".to_owned(), |(begins, _)| moment(begins))),
+        col("DATA TO", |m| m.window_unix_ms.map_or_else(|| "-".to_owned(), |(_, ends)| moment(ends))),
         wide("BYTES", |m| m.bytes.to_string()),
     ];
 }
 
 impl Row for Metric {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("OVER, ASKED", |m| percent(m.rate_asked)),
-        col("OVER", |m| percent(m.rate_actual)),
+        col("TARGET RATE", |m| percent(m.target_rate)),
+        col("ACTUAL RATE", |m| percent(m.actual_rate)),
         col("FRIGID", |m| percent(m.share)),
-        col("OF VMS", |m| m.of.to_string()),
+        col("VMS", |m| m.samples.to_string()),
     ];
 }

@@ -1,4 +1,5 @@
-//! What a cloud's scheduler asks, typed by hand: plan, reserve, wait, commit, release, and answers to migrations.
+//! Commands for the requests that a scheduler makes: `tarn plan-vm`, `reserve`, `wait-ready`,
+//! `commit`, `release` and `migration`.
 
 use std::{
     io::{self, Write as _},
@@ -10,12 +11,12 @@ use units::{RequestId, limits::RESPONSE_TIMEOUT_SLACK};
 
 use crate::{
     Connection, Failure, Format,
-    args::{Migration, PlanVm, Ref, Release, Reserve, Resolution},
+    args::{Migration, PlanVm, Release, Reserve, Resolution, VmOrReservation},
     print, table, view,
 };
 
-/// How a VM's memory would be split.
-pub(crate) async fn plan_vm(args: PlanVm, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Prints how the memory of a VM would be split, and the hosts that fit.
+pub(crate) async fn plan_vm(args: PlanVm, manager: &Connection, format: Format) -> Result<(), Failure> {
     let request = v1::PlanVmRequest {
         vm: args.vm.into(),
         cores: args.cores,
@@ -23,30 +24,31 @@ pub(crate) async fn plan_vm(args: PlanVm, to: &Connection, format: Format) -> Re
         pinned: args.pinned,
         profile: Some(v1::VmProfile {
             key: args.customer,
-            kind: args.kind,
-            place: args.place,
+            kind: args.vm_type,
+            place: args.location,
             counters: args.counter.into_iter().collect(),
         }),
     };
-    let plan = view::Plan::from(to.ask(to.scheduler().plan_vm(request)).await?);
-    print::say(format, &plan, |_| table::plan(&plan))
+    let plan = view::Plan::from(manager.call(manager.scheduler().plan_vm(request)).await?);
+    print::value(format, &plan, |_| table::plan(&plan))
 }
 
-/// Makes a host the owner of memory for a VM.
-pub(crate) async fn reserve(args: Reserve, to: &Connection, format: Format) -> Result<(), Failure> {
-    let span = if args.wait_ready { to.patience() } else { to.timeout() };
+/// Reserves memory on a host for a VM.
+pub(crate) async fn reserve(args: Reserve, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let timeout = if args.wait_ready { manager.wait_timeout() } else { manager.timeout() };
     let validate_only = args.validate_only;
     let request_id = match &args.request_id {
         Some(id) => id.clone(),
-        None if validate_only => random_id()?, // nothing is done that could be repeated
-        None => announced(format)?,
+        None if validate_only => random_id()?, // never repeated, as it has no effect
+        None => new_request_id(format)?,
     };
     let request = request(args, request_id);
     if validate_only {
-        let valid = view::Validated::from(to.ask_within(span, to.scheduler().reserve(request)).await?);
-        return print::say(format, &valid, |_| table::validated(&valid));
+        let valid =
+            view::Validated::from(manager.call_within(timeout, manager.scheduler().reserve(request)).await?);
+        return print::value(format, &valid, |_| table::validated(&valid));
     }
-    show(format, to.ask_within(span, to.scheduler().reserve(request)).await?)
+    show(format, manager.call_within(timeout, manager.scheduler().reserve(request)).await?)
 }
 
 fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
@@ -66,8 +68,9 @@ fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
     }
 }
 
-/// A new request id, said before it is used: whoever loses the answer can repeat the question.
-fn announced(format: Format) -> Result<RequestId, Failure> {
+/// Returns a new request ID. The ID is printed before its use, so that the request can be repeated
+/// if the response is lost.
+fn new_request_id(format: Format) -> Result<RequestId, Failure> {
     let id = random_id()?;
     let line = match format {
         Format::Json => format!("{{\"request_id\":\"{id}\"}}\n"),
@@ -80,41 +83,57 @@ fn announced(format: Format) -> Result<RequestId, Failure> {
 fn random_id() -> Result<RequestId, Failure> {
     let mut random = [0_u8; 16];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| Failure::Protocol(format!("no random numbers from the system: {errno}")))?;
+        .map_err(|errno| Failure::Protocol(format!("cannot read random numbers: {errno}")))?;
     Ok(RequestId::new(&format!("{:032x}", u128::from_be_bytes(random)))
-        .expect("32 hex digits are a request id"))
+        .expect("32 hex digits are a valid request ID"))
 }
 
-/// Answers when every slice is online. The manager keeps the time; this side only waits a little longer for its word.
-pub(crate) async fn wait_ready(which: Ref, to: &Connection, format: Format) -> Result<(), Failure> {
-    let patience = to.patience();
-    let request = v1::WaitReadyRequest { target: Some(which.into()), timeout_ms: whole_ms(patience) };
-    let span = patience.saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
-    show(format, to.ask_within(span, to.scheduler().wait_ready(request)).await?)
+/// Waits until every slice is online. The manager enforces the time limit; the client waits
+/// slightly longer for its response.
+pub(crate) async fn wait_ready(
+    target: VmOrReservation,
+    manager: &Connection,
+    format: Format,
+) -> Result<(), Failure> {
+    let timeout = manager.wait_timeout();
+    let request = v1::WaitReadyRequest { target: Some(target.into()), timeout_ms: whole_ms(timeout) };
+    let timeout = timeout.saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
+    show(format, manager.call_within(timeout, manager.scheduler().wait_ready(request)).await?)
 }
 
-/// The VM was started.
-pub(crate) async fn commit(which: Ref, to: &Connection, format: Format) -> Result<(), Failure> {
-    let request = v1::CommitRequest { target: Some(which.into()) };
-    show(format, to.ask(to.scheduler().commit(request)).await?)
+/// Confirms that a VM has started.
+pub(crate) async fn commit(
+    target: VmOrReservation,
+    manager: &Connection,
+    format: Format,
+) -> Result<(), Failure> {
+    let request = v1::CommitRequest { target: Some(target.into()) };
+    show(format, manager.call(manager.scheduler().commit(request)).await?)
 }
 
-/// The VM ended.
-pub(crate) async fn release(args: Release, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Releases the memory of a VM.
+pub(crate) async fn release(args: Release, manager: &Connection, format: Format) -> Result<(), Failure> {
     let reason = args.reason.unwrap_or_default();
-    let request = v1::ReleaseRequest { target: Some(args.which.into()), force: args.force, reason };
-    show(format, to.ask(to.scheduler().release(request)).await?)
+    let request = v1::ReleaseRequest { target: Some(args.target.into()), force: args.force, reason };
+    show(format, manager.call(manager.scheduler().release(request)).await?)
 }
 
-/// Answers a request to move a VM.
-pub(crate) async fn migration(asked: Migration, to: &Connection, format: Format) -> Result<(), Failure> {
-    let Migration::Resolve { vm, state, answer } = asked;
+/// Sets the state of a migration request.
+pub(crate) async fn migration(
+    command: Migration,
+    manager: &Connection,
+    format: Format,
+) -> Result<(), Failure> {
+    let Migration::Resolve { vm, state, reason } = command;
     let request = v1::ResolveMigrationRequest {
         vm: vm.into(),
         state: v1::MigrationState::from(state).into(),
-        answer: answer.unwrap_or_default(),
+        answer: reason.unwrap_or_default(),
     };
-    print::one(format, &view::Migration::from(to.ask(to.scheduler().resolve_migration(request)).await?))
+    print::one(
+        format,
+        &view::Migration::from(manager.call(manager.scheduler().resolve_migration(request)).await?),
+    )
 }
 
 impl From<Resolution> for v1::MigrationState {
@@ -131,7 +150,7 @@ fn show(format: Format, reservation: v1::Reservation) -> Result<(), Failure> {
     print::one(format, &view::Reservation::from(reservation))
 }
 
-/// In whole milliseconds, at least one: zero would mean "as you like".
-fn whole_ms(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX).max(1)
+/// Returns a duration in whole milliseconds, at least 1 as 0 means "default" in requests.
+fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
 }

@@ -1,5 +1,5 @@
-//! `tarn get shares`, `tarn explain shares` and `tarn weigh`: how the tenants of a host share it, why so, and how much they may have relative to
-//! each other. Who gets how much is decided on the host.
+//! `tarn get shares`, `get weights`, `set weights` and `explain shares`: shares of a host's tenants
+//! and their weights. The host's agent computes the shares.
 
 mod text;
 
@@ -13,93 +13,104 @@ use crate::{
     table::{Column, Row, col, moment, percent, size, wide},
 };
 
-/// A host whose tenants share it.
+/// A host.
 #[derive(Clone, Debug, Args)]
-pub struct OfHost {
-    /// The host
+pub struct HostArg {
+    /// Name of the host
     pub host: Name,
 }
 
-/// Tenants to weigh.
+/// Weights to set.
 #[derive(Clone, Debug, Args)]
-pub struct Weigh {
-    /// The host
+pub struct SetWeights {
+    /// Name of the host
     pub host: Name,
-    /// A tenant, as its cgroup is called, and its weight: 0.01 to 10000; 0 takes back what was set. Others stay; with none, those that are set are shown
-    #[arg(value_name = "TENANT=WEIGHT", value_parser = weight)]
+    /// Tenant (name of its cgroup) and weight from 0.01 to 10000; 0 removes a weight. Other tenants
+    /// keep their weights
+    #[arg(required = true, value_name = "TENANT=WEIGHT", value_parser = weight)]
     pub weights: Vec<(Name, f64)>,
 }
 
-/// A tenant and its weight; which weights there are is the manager's to say.
+/// Parses a tenant and its weight; the manager checks the range.
 fn weight(text: &str) -> Result<(Name, f64), String> {
     let (tenant, number) = text.split_once('=').ok_or("must be TENANT=WEIGHT, such as web=2")?;
     let weight = number.parse().map_err(|_| format!("{number:?} is not a number: must be TENANT=WEIGHT"))?;
     Ok((Name::new(tenant).map_err(|error| error.to_string())?, weight))
 }
 
-/// One tenant a row.
-pub(crate) async fn list(of: OfHost, to: &Connection, format: Format) -> Result<(), Failure> {
-    let shares = told(of, to).await?;
+/// Prints the tenants of a host, one per row.
+pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let shares = load(args, manager).await?;
     print::list(format, &shares.tenants)?;
-    if shares.state == KEPT {
-        let why = shares.why.map(|why| format!(": {why}")).unwrap_or_default();
+    if shares.state == BLOCKED {
+        let reason = shares.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         print::note(
             format,
-            &format!("shares, and all that is told of them, are as they were before the last epoch{why}"),
+            &format!("shares and estimates are unchanged since before the last epoch{reason}"),
         );
     }
-    let way = shares.certificate.as_ref().map(|certificate| certificate.way);
-    if let Some(way) = way.filter(|way| shares.state == SET && *way < ALL) {
+    let step = shares.certificate.as_ref().map(|certificate| certificate.step);
+    if let Some(step) = step.filter(|step| shares.state == SET && *step < FULL_STEP) {
         print::note(
             format,
             &format!(
-                "shares are on their way, {} of it gone in this epoch: gains are of where they are now",
-                percent(way)
+                "shares move gradually, {} of the distance in this epoch: gains refer to the current shares",
+                percent(step)
             ),
         );
     }
     let (host, at) = (&shares.host, moment(shares.at_unix_ms));
-    let none =
-        if shares.tenants.is_empty() { ": it has no tenants, or has not measured them yet" } else { "" };
-    print::note(format, &format!("as host {host} told at {at}{none}"));
+    let none = if shares.tenants.is_empty() { ": no tenants, or not measured yet" } else { "" };
+    print::note(format, &format!("reported by host {host} at {at}{none}"));
     Ok(())
 }
 
-/// Everything about the last epoch, in words.
-pub(crate) async fn explain(of: OfHost, to: &Connection, format: Format) -> Result<(), Failure> {
-    let shares = told(of, to).await?;
-    print::say(format, &shares, |_| shares.text())
+/// Explains the shares of the last epoch as text.
+pub(crate) async fn explain(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let shares = load(args, manager).await?;
+    print::value(format, &shares, |_| shares.text())
 }
 
-async fn told(of: OfHost, to: &Connection) -> Result<Shares, Failure> {
-    let request = v1::GetSharesRequest { host: of.host.into() };
-    Ok(to.ask(to.admin().get_shares(request)).await?.into())
+async fn load(args: HostArg, manager: &Connection) -> Result<Shares, Failure> {
+    let request = v1::GetSharesRequest { host: args.host.into() };
+    Ok(manager.call(manager.admin().get_shares(request)).await?.into())
 }
 
-/// Sets weights, and shows all that are set then.
-pub(crate) async fn weigh(args: Weigh, to: &Connection, format: Format) -> Result<(), Failure> {
+/// Prints all weights set on a host.
+pub(crate) async fn list_weights(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
+    // A request without weights changes nothing and returns those set.
+    set_weights(SetWeights { host: args.host, weights: Vec::new() }, manager, format).await
+}
+
+/// Sets weights and prints all weights set on the host.
+pub(crate) async fn set_weights(
+    args: SetWeights,
+    manager: &Connection,
+    format: Format,
+) -> Result<(), Failure> {
     let weight = |(tenant, weight): (Name, f64)| v1::Weight { tenant: tenant.into(), weight };
     let weights = args.weights.into_iter().map(weight).collect();
     let request = v1::SetWeightsRequest { host: args.host.into(), weights };
-    let set = to.ask(to.scheduler().set_weights(request)).await?.weights;
+    let set = manager.call(manager.scheduler().set_weights(request)).await?.weights;
     let weight = |w: v1::Weight| Weight { tenant: w.tenant, weight: w.weight };
     print::list(format, &set.into_iter().map(weight).collect::<Vec<_>>())
 }
 
-/// From here on, what would be printed as all.
-const ALL: f64 = 0.9995;
-/// What an epoch did that set shares anew, and one that changed nothing, as something was missing.
+/// Smallest step that is printed as 100.0 %.
+const FULL_STEP: f64 = 0.9995;
+/// State of shares after an epoch that updated them.
 const SET: &str = "set";
-const KEPT: &str = "kept";
+/// State of shares after an epoch that could not update them.
+const BLOCKED: &str = "blocked";
 
-/// What is set of one tenant.
+/// Weight of one tenant.
 #[derive(Clone, Debug, Serialize)]
 struct Weight {
     tenant: String,
     weight: f64,
 }
 
-/// What one tenant gets, or might.
+/// Share of memory and link bandwidth.
 #[derive(Clone, Debug, Serialize)]
 struct Share {
     memory_mib: u64,
@@ -116,18 +127,18 @@ struct Tenant {
     share: Option<Share>,
     memory_used_mib: u64,
     bandwidth_used_mb_s: f64,
-    /// Part of its time, 0 to 1.
-    waited: f64,
-    bandwidth_wanted_mb_s: f64,
-    /// Throughput against that with an equal split.
+    /// Fraction of time stalled on memory or I/O, 0 to 1.
+    stalled: f64,
+    bandwidth_demand_mb_s: f64,
+    /// Throughput relative to an equal split.
     gain: f64,
-    learnt_from: String,
-    /// How far the estimate may be off, 0 to 1.
+    access_source: String,
+    /// Relative error of the estimated gain, 0 to 1.
     error: f64,
     problem: Option<String>,
 }
 
-/// What anybody can check of how shares came about.
+/// Verifiable properties of the computed shares.
 #[derive(Clone, Debug, Serialize)]
 struct Certificate {
     status: String,
@@ -135,16 +146,16 @@ struct Certificate {
     dividend: f64,
     rounds: u32,
     refinements: u32,
-    way: f64,
-    memory_left_over: f64,
-    bandwidth_left_over: f64,
-    overspent: f64,
+    step: f64,
+    memory_excess: f64,
+    bandwidth_excess: f64,
+    budget_excess: f64,
     sharing_incentive: f64,
     worst_off: Option<String>,
     envy: Option<f64>,
 }
 
-/// What came of a host's last epoch.
+/// Result of a host's last epoch.
 #[derive(Clone, Debug, Serialize)]
 struct Shares {
     host: String,
@@ -152,7 +163,7 @@ struct Shares {
     at_unix_ms: u64,
     supply: Option<Share>,
     state: String,
-    why: Option<String>,
+    reason: Option<String>,
     tenants: Vec<Tenant>,
     certificate: Option<Certificate>,
 }
@@ -177,10 +188,10 @@ impl From<v1::TenantShare> for Tenant {
             share: t.share.map(Share::from),
             memory_used_mib: t.memory_used_mib,
             bandwidth_used_mb_s: t.bandwidth_used_mb_s,
-            waited: t.stalled,
-            bandwidth_wanted_mb_s: t.bandwidth_demand_mb_s,
+            stalled: t.stalled,
+            bandwidth_demand_mb_s: t.bandwidth_demand_mb_s,
             gain: t.gain,
-            learnt_from: t.access_source,
+            access_source: t.access_source,
             error: t.error,
             problem: some(t.problem),
         }
@@ -195,10 +206,10 @@ impl From<v1::ShareCertificate> for Certificate {
             dividend: c.dividend,
             rounds: c.rounds,
             refinements: c.refinements,
-            way: c.step,
-            memory_left_over: c.memory_excess,
-            bandwidth_left_over: c.bandwidth_excess,
-            overspent: c.budget_excess,
+            step: c.step,
+            memory_excess: c.memory_excess,
+            bandwidth_excess: c.bandwidth_excess,
+            budget_excess: c.budget_excess,
             sharing_incentive: c.sharing_incentive,
             worst_off: some(c.worst_off),
             envy: c.envy,
@@ -210,8 +221,8 @@ impl From<v1::Shares> for Shares {
     fn from(s: v1::Shares) -> Self {
         let state = match v1::ShareState::try_from(s.state) {
             Ok(v1::ShareState::Set) => SET.to_owned(),
-            Ok(v1::ShareState::Unchanged) => "held".to_owned(),
-            Ok(v1::ShareState::Blocked) => KEPT.to_owned(),
+            Ok(v1::ShareState::Unchanged) => "unchanged".to_owned(),
+            Ok(v1::ShareState::Blocked) => BLOCKED.to_owned(),
             Ok(v1::ShareState::Unspecified) | Err(_) => format!("number-{}", s.state),
         };
         Self {
@@ -220,7 +231,7 @@ impl From<v1::Shares> for Shares {
             at_unix_ms: s.at_unix_ms,
             supply: s.supply.map(Share::from),
             state,
-            why: some(s.reason),
+            reason: some(s.reason),
             tenants: s.tenants.into_iter().map(Tenant::from).collect(),
             certificate: s.certificate.map(Certificate::from),
         }
@@ -243,7 +254,7 @@ fn rate(mb_s: f64) -> String {
     format!("{mb_s:.0}MB/s")
 }
 
-/// How much more throughput, with no minus before nothing.
+/// Formats a gain in throughput, without a sign for zero.
 fn gained(gain: f64) -> String {
     let tenths = ((gain - 1.0) * 1000.0).round() + 0.0;
     percent(tenths / 1000.0)
@@ -258,15 +269,15 @@ impl Row for Tenant {
     const COLUMNS: &'static [Column<Self>] = &[
         col("TENANT", |t| t.tenant.clone()),
         col("WEIGHT", |t| t.weight.to_string()),
-        col("ENFORCED", |t| t.enforcer.clone()),
+        col("ENFORCER", |t| t.enforcer.clone()),
         col("MEMORY/FAIR", |t| format!("{}/{}", memory(t.share.as_ref()), memory(t.fair.as_ref()))),
         col("LINK", |t| link(t.share.as_ref())),
-        col("WAITS", |t| percent(t.waited)),
+        col("STALLED", |t| percent(t.stalled)),
         col("GAIN", |t| gained(t.gain)),
         wide("MEMORY USED", |t| mib(t.memory_used_mib)),
         wide("LINK USED", |t| rate(t.bandwidth_used_mb_s)),
-        wide("LINK WANTED", |t| rate(t.bandwidth_wanted_mb_s)),
-        wide("LEARNT FROM", |t| t.learnt_from.clone()),
+        wide("LINK DEMAND", |t| rate(t.bandwidth_demand_mb_s)),
+        wide("ACCESS SOURCE", |t| t.access_source.clone()),
         wide("ERROR", |t| percent(t.error)),
         wide("PROBLEM", |t| t.problem.clone().unwrap_or_else(|| "-".to_owned())),
     ];

@@ -1,10 +1,11 @@
-//! How things look to people: the columns of each kind of thing, and rows of text under them. It prints nothing.
+//! Layout of tables: columns of each resource and formatting of rows. Printing is left to
+//! `print.rs`.
 
-pub(crate) use cli_runtime::table::{Column, Row, col, facts, moment, percent, rows, size, wide};
+pub(crate) use cli_runtime::table::{Column, Row, col, details, moment, percent, rows, size, wide};
 
 use crate::view::{
-    Alarm, Decision, Done, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
-    SliceDetail, Validated,
+    Alarm, Decision, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
+    SliceDetail, TargetResult, Validated,
 };
 
 fn or_dash(text: Option<&String>) -> String {
@@ -23,8 +24,8 @@ fn yes(truth: bool) -> String {
     if truth { "yes" } else { "no" }.to_owned()
 }
 
-/// Runs of numbers as people write them: `0-3,7`.
-pub(crate) fn runs(numbers: &[u32]) -> String {
+/// Formats numbers as ranges: `0-3,7`.
+pub(crate) fn ranges(numbers: &[u32]) -> String {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
     let runs = sorted.chunk_by(|a, b| a.checked_add(1) == Some(*b));
@@ -36,14 +37,14 @@ pub(crate) fn runs(numbers: &[u32]) -> String {
     joined(&text.collect::<Vec<_>>())
 }
 
-/// A sentence about a reservation that would be possible.
+/// Describes a reservation that would be possible.
 pub(crate) fn validated(v: &Validated) -> String {
     format!(
-        "valid, nothing reserved: vm {} on host {} would get {} of the pool (slices {}), {} local and {} cores\n",
+        "valid, nothing reserved: vm {} on host {} would get {} of pool memory (slices {}), {} of local memory and {} cores\n",
         v.vm,
         v.host,
         size(v.pool_bytes),
-        runs(&v.would_take_slices),
+        ranges(&v.would_take_slices),
         size(v.local_bytes),
         v.cores
     )
@@ -78,7 +79,7 @@ fn last_scrub(s: &SliceDetail) -> String {
         || "-".to_owned(),
         |r| {
             format!(
-                "{} by {} as epoch {}, {} zero",
+                "{} by {}, epoch {}, {} verified",
                 moment(r.ended_unix_ms),
                 r.scrubber,
                 r.epoch,
@@ -100,7 +101,7 @@ impl Row for Reservation {
         wide("CORES", |r| r.cores.to_string()),
         wide("PINNED", |r| yes(r.pinned)),
         wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
-        wide("SLICES", |r| runs(&r.slices)),
+        wide("SLICES", |r| ranges(&r.slices)),
         wide("CREATED", |r| moment(r.created_unix_ms)),
         wide("COMMIT BY", |r| moment_or_dash(r.commit_deadline_unix_ms)),
         wide("REQUEST ID", |r| r.request_id.clone()),
@@ -118,10 +119,10 @@ impl Row for Host {
         col("SLICES", |h| h.slices.to_string()),
         col("VMS", |h| h.reservations.to_string()),
         wide("EMCS", |h| joined(&h.emcs)),
-        wide("LAST HEARD", |h| moment_or_dash(h.last_heard_unix_ms)),
+        wide("LAST HEARTBEAT", |h| moment_or_dash(h.last_heartbeat_unix_ms)),
         wide("BOOT ID", |h| or_dash(h.boot_id.as_ref())),
         wide("SOCKET", |h| or_dash(h.host_memory_socket.as_ref())),
-        wide("NOT FENCED", |h| or_dash(h.not_fenced.as_ref())),
+        wide("FENCE ERROR", |h| or_dash(h.fence_error.as_ref())),
     ];
 }
 
@@ -172,14 +173,14 @@ impl Row for HostFit {
         col("FREE CORES", |f| f.free_cores.to_string()),
         col("FREE LOCAL", |f| size(f.free_local_bytes)),
         col("EMC", |f| or_dash(f.emc.as_ref())),
-        col("WHY NOT", |f| or_dash(f.why_not.as_ref())),
+        col("REASON", |f| or_dash(f.reason.as_ref())),
     ];
 }
 
 impl Row for HostCapacity {
     const COLUMNS: &'static [Column<Self>] = &[
         col("HOST", |h| h.host.clone()),
-        col("ACCEPTS", |h| yes(h.schedulable)),
+        col("SCHEDULABLE", |h| yes(h.schedulable)),
         col("FREE CORES", |h| h.free_cores.to_string()),
         col("FREE LOCAL", |h| size(h.free_local_bytes)),
         col("FREE SLICES", free_slices),
@@ -192,35 +193,36 @@ fn free_slices(host: &HostCapacity) -> String {
 
 impl Row for Migration {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("ASKED", |m| moment(m.asked_unix_ms)),
+        col("REQUESTED", |m| moment(m.requested_unix_ms)),
         col("VM", |m| m.vm.clone()),
         col("HOST", |m| m.host.clone()),
         col("STATE", |m| m.state.clone()),
-        col("WHY", |m| m.why.clone()),
-        wide("ANSWER", |m| or_dash(m.answer.as_ref())),
+        col("REASON", |m| m.reason.clone()),
+        wide("RESOLUTION REASON", |m| or_dash(m.answer.as_ref())),
         wide("RESERVATION", |m| m.reservation.clone()),
     ];
 }
 
-impl Row for Done {
+impl Row for TargetResult {
     const COLUMNS: &'static [Column<Self>] =
         &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| joined(&d.waiting_for))];
 }
 
-/// One decision as a paragraph.
+/// Formats one decision as a paragraph.
 pub(crate) fn decision(d: &Decision) -> String {
     let model = d.model.iter().map(|m| format!("  model: {m}\n")).collect::<String>();
     let facts = d.facts.iter().map(|(name, value)| format!("  {name} = {value}\n")).collect::<String>();
-    let others = d.alternatives.iter().map(|other| format!("  instead: {other}\n")).collect::<String>();
+    let others = d.alternatives.iter().map(|other| format!("  alternative: {other}\n")).collect::<String>();
     let head = format!("{}  #{} {} {} (by {})", moment(d.at_unix_ms), d.seq, d.action, d.subject, d.actor);
-    let why = Some(&d.why).filter(|why| !why.is_empty()).map(|why| format!("  {why}\n")).unwrap_or_default();
-    format!("{head}\n{why}{model}{facts}{others}")
+    let reason = Some(&d.reason).filter(|reason| !reason.is_empty());
+    let reason = reason.map(|reason| format!("  {reason}\n")).unwrap_or_default();
+    format!("{head}\n{reason}{model}{facts}{others}")
 }
 
-/// A plan: the split, then the hosts.
+/// Formats a plan: the split, then the hosts.
 pub(crate) fn plan(p: &Plan) -> String {
-    let why = p.decision.iter().map(|d| format!("why: {}\n", d.why)).collect::<String>();
-    format!("local {}, pool {}\n{why}\n{}", size(p.local_bytes), size(p.pool_bytes), rows(&p.hosts, true))
+    let reason = p.decision.iter().map(|d| format!("reason: {}\n", d.reason)).collect::<String>();
+    format!("local {}, pool {}\n{reason}\n{}", size(p.local_bytes), size(p.pool_bytes), rows(&p.hosts, true))
 }
 
 #[cfg(test)]
@@ -228,8 +230,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_next_to_each_other_read_as_a_run() {
-        assert_eq!(runs(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
-        assert_eq!(runs(&[]), "-");
+    fn adjacent_slices_are_a_range() {
+        assert_eq!(ranges(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
+        assert_eq!(ranges(&[]), "-");
     }
 }

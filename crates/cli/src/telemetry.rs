@@ -1,5 +1,5 @@
-//! `tarn telemetry`: outcomes of VMs into the manager, from tables of VMs that ended elsewhere or before, and out of it, as a table that
-//! other programs can learn from.
+//! `tarn telemetry`: import of outcomes of VMs into the manager, and their export as CSV for
+//! training elsewhere.
 
 use std::{
     fs,
@@ -26,90 +26,94 @@ use crate::{
     table::{Column, Row, col},
 };
 
-/// What is done with outcomes.
+/// Commands for outcomes.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Telemetry {
-    /// Add VMs that ended elsewhere or before; those that are known already are left out
+    /// Import outcomes of ended VMs from a table; VMs already stored are skipped
     #[command(after_help = evaluate::own_columns())]
     Import(Import),
-    /// All of them as CSV on stdout, in the columns that import takes
+    /// Export all outcomes as CSV to stdout, in the columns of import
     Export(Export),
 }
 
-/// A table of VMs that ended.
+/// A table of ended VMs.
 #[derive(Clone, Debug, Args)]
 pub struct Import {
-    /// What the file is
+    /// Format of the table
     #[arg(long, value_enum)]
     format: TableFormat,
-    /// The table, plain or gzipped
+    /// File with the table, plain or gzip-compressed
     file: PathBuf,
-    /// Its moments are seconds since 1970; else they are moved so that its last VM ended when the file was last written
+    /// Keep timestamps, which are seconds since 1970; by default, they are shifted so that the last
+    /// VM ends at the modification time of the file
     #[arg(long)]
-    unix_times: bool,
+    keep_timestamps: bool,
 }
 
-/// How outcomes are written.
+/// Options of the export.
 #[derive(Clone, Debug, Args)]
 pub struct Export {
-    /// For training elsewhere: what was known of each VM when it began, as numbers by name, and `untouched`, the share to forecast.
-    /// What is not known is empty
+    /// Export training features instead: numeric columns known at the start of each VM, and the
+    /// label `untouched`, the untouched fraction of its memory. Unknown values are empty
     #[arg(long)]
     features: bool,
 }
 
-/// What became of a table.
+/// Result of an import.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Added {
+struct ImportResult {
     added: u64,
-    known: u64,
+    duplicates: u64,
     too_old: u64,
-    suspect: u64,
+    invalid: u64,
 }
 
-/// Does it.
-pub(crate) async fn run(what: Telemetry, to: &Connection, format: Format) -> Result<(), Failure> {
-    match what {
-        Telemetry::Import(args) => import(args, to, format).await,
-        Telemetry::Export(args) => export(&args, to).await,
+/// Runs the command.
+pub(crate) async fn run(command: Telemetry, manager: &Connection, format: Format) -> Result<(), Failure> {
+    match command {
+        Telemetry::Import(args) => import(args, manager, format).await,
+        Telemetry::Export(args) => export(&args, manager).await,
     }
 }
 
-async fn import(args: Import, to: &Connection, format: Format) -> Result<(), Failure> {
+async fn import(args: Import, manager: &Connection, format: Format) -> Result<(), Failure> {
     let read = open::read(&args.file, |bytes| table::read(bytes, args.format.into()))?;
     let rows = read.len() as u64;
     let mut sound: Vec<VmSample> = read.into_iter().filter(|stay| stay.is_trusted).collect();
-    let mut sum = Added { suspect: rows - sound.len() as u64, ..Added::default() };
-    if !args.unix_times {
-        end_with(&mut sound, written(&args.file)?);
+    let mut sum = ImportResult { invalid: rows - sound.len() as u64, ..ImportResult::default() };
+    if !args.keep_timestamps {
+        end_with(&mut sound, modification_time(&args.file)?);
     }
-    sound.sort_by_key(|stay| stay.outcome.ended); // the manager takes the latest for the last
+    sound.sort_by_key(|stay| stay.outcome.ended); // the manager treats the last outcome as the latest
     for page in sound.chunks(OUTCOMES_PER_REQUEST_MAX) {
         let outcomes = page.iter().map(outcome).collect();
-        let done = to.ask(to.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await;
+        let done = manager.call(manager.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await;
         let done = done.inspect_err(|_| {
-            let done = sum.added + sum.known + sum.too_old;
+            let done = sum.added + sum.duplicates + sum.too_old;
             print::note(
                 format,
-                &format!("the {done} that ended first are in; once it is mended, import the file again"),
+                &format!(
+                    "the first {done} outcomes are stored; import the file again after fixing the error"
+                ),
             );
         })?;
         sum.added += u64::from(done.added);
-        sum.known += u64::from(done.duplicates);
+        sum.duplicates += u64::from(done.duplicates);
         sum.too_old += u64::from(done.too_old);
     }
     print::one(format, &sum)
 }
 
-/// When the file was last written: the same whenever it is imported, so that what is known is found again.
-fn written(path: &Path) -> Result<UnixMs, Failure> {
+/// Returns the modification time of the file. It is the same for each import, so that duplicates
+/// are detected.
+fn modification_time(path: &Path) -> Result<UnixMs, Failure> {
     let looked = fs::metadata(path).and_then(|file| file.modified());
-    let at = looked.map_err(|errno| Failure::File { tried: "read", path: path.to_owned(), errno })?;
+    let at = looked.map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })?;
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// Moves all moments so that the last VM ends at this one.
+/// Shifts all timestamps so that the last VM ends at `end`.
 fn end_with(stays: &mut [VmSample], end: UnixMs) {
     let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(end.0);
     let moved = |at: UnixMs| UnixMs((at.0 + end.0).saturating_sub(last));
@@ -137,12 +141,12 @@ fn outcome(stay: &VmSample) -> v1::Outcome {
     }
 }
 
-async fn export(args: &Export, to: &Connection) -> Result<(), Failure> {
+async fn export(args: &Export, manager: &Connection) -> Result<(), Failure> {
     let mut stays = Vec::new();
     let mut after = Some(0);
     while let Some(from) = after {
         let request = v1::ListOutcomesRequest { after: from, limit: 0 };
-        let page = to.ask(to.models().list_outcomes(request)).await?;
+        let page = manager.call(manager.models().list_outcomes(request)).await?;
         stays.extend(page.outcomes.into_iter().map(stay));
         after = page.next_after.filter(|next| *next > from);
     }
@@ -172,7 +176,7 @@ fn stay(o: v1::Outcome) -> VmSample {
     VmSample { request: ask, outcome, is_trusted: true }
 }
 
-/// The columns of an operator's own table, as import takes them.
+/// Prints the outcomes in the columns of `--format csv`.
 fn as_imported(stays: &[VmSample]) -> Result<(), Failure> {
     print::out(
         "began_s,ended_s,requested_gib,peak_gib,vm,key,kind,place,cores,p99_gib,mean_gib,busy_percent\n",
@@ -202,12 +206,12 @@ fn as_imported(stays: &[VmSample]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A text as a value of CSV.
+/// Quotes a CSV value if necessary.
 fn quoted(text: &str) -> String {
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 
-/// What was known of each VM when it began.
+/// Prints the training features and the label of each VM.
 fn with_features(stays: &[VmSample]) -> Result<(), Failure> {
     print::out(&(feature_names().chain(["untouched".to_owned()]).collect::<Vec<_>>().join(",") + "\n"))?;
     for (known, untouched) in backtest::features_at_start(stays) {
@@ -217,11 +221,11 @@ fn with_features(stays: &[VmSample]) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Row for Added {
+impl Row for ImportResult {
     const COLUMNS: &'static [Column<Self>] = &[
         col("ADDED", |a| a.added.to_string()),
-        col("KNOWN BEFORE", |a| a.known.to_string()),
+        col("DUPLICATES", |a| a.duplicates.to_string()),
         col("TOO OLD", |a| a.too_old.to_string()),
-        col("SUSPECT, LEFT OUT", |a| a.suspect.to_string()),
+        col("INVALID", |a| a.invalid.to_string()),
     ];
 }

@@ -1,12 +1,13 @@
-//! What people and programs see, as values: one struct for each thing, made from its wire message, printed as JSON and
-//! YAML as it stands here. Names of fields are a promise to scripts. How tables look is `table.rs`'s.
+//! Output structures: one struct per resource, converted from its wire message and serialized as
+//! JSON or YAML. Field names are a stable interface for scripts. The layout of tables is in
+//! `table.rs`.
 
 use std::collections::BTreeMap;
 
 use proto::v1;
 use serde::Serialize;
 
-/// One slice in a list.
+/// A slice in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Slice {
     pub(crate) slice: u32,
@@ -17,7 +18,7 @@ pub(crate) struct Slice {
     pub(crate) epoch: u64,
 }
 
-/// One slice with its past.
+/// A slice with its last scrub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct SliceDetail {
     #[serde(flatten)]
@@ -26,7 +27,7 @@ pub(crate) struct SliceDetail {
     pub(crate) receipt: Option<Receipt>,
 }
 
-/// Proof of a scrub.
+/// Receipt of a scrub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Receipt {
     pub(crate) scrubber: String,
@@ -36,7 +37,7 @@ pub(crate) struct Receipt {
     pub(crate) bytes_verified: u64,
 }
 
-/// A VM's memory.
+/// Memory reserved for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Reservation {
     pub(crate) reservation: String,
@@ -56,7 +57,7 @@ pub(crate) struct Reservation {
     pub(crate) reason: Option<String>,
 }
 
-/// A reservation that would be possible; nothing was reserved.
+/// Result of a validated reservation that was not made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Validated {
     pub(crate) valid: bool,
@@ -98,9 +99,9 @@ pub(crate) struct Host {
     pub(crate) slices: u32,
     pub(crate) reservations: u32,
     pub(crate) boot_id: Option<String>,
-    pub(crate) last_heard_unix_ms: Option<u64>,
+    pub(crate) last_heartbeat_unix_ms: Option<u64>,
     pub(crate) host_memory_socket: Option<String>,
-    pub(crate) not_fenced: Option<String>,
+    pub(crate) fence_error: Option<String>,
 }
 
 /// A pool device.
@@ -121,7 +122,7 @@ pub(crate) struct Emc {
     pub(crate) serial: Option<String>,
 }
 
-/// What the manager warns of.
+/// An active alarm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Alarm {
     pub(crate) reason: String,
@@ -130,7 +131,7 @@ pub(crate) struct Alarm {
     pub(crate) since_unix_ms: u64,
 }
 
-/// The rack as a whole.
+/// Summary of the rack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Rack {
     pub(crate) rack_uuid: String,
@@ -144,7 +145,7 @@ pub(crate) struct Rack {
     pub(crate) alarms: Vec<Alarm>,
 }
 
-/// One decision with everything it was made from.
+/// A recorded decision with its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Decision {
     pub(crate) seq: u64,
@@ -152,13 +153,13 @@ pub(crate) struct Decision {
     pub(crate) actor: String,
     pub(crate) action: String,
     pub(crate) subject: String,
-    pub(crate) why: String,
+    pub(crate) reason: String,
     pub(crate) model: Option<String>,
     pub(crate) facts: BTreeMap<String, String>,
     pub(crate) alternatives: Vec<String>,
 }
 
-/// How a VM's memory would be split.
+/// Split of a VM's memory, and the hosts that fit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Plan {
     pub(crate) local_bytes: u64,
@@ -167,7 +168,7 @@ pub(crate) struct Plan {
     pub(crate) decision: Option<Decision>,
 }
 
-/// Whether a host fits.
+/// Result of checking one host for a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct HostFit {
     pub(crate) host: String,
@@ -175,10 +176,10 @@ pub(crate) struct HostFit {
     pub(crate) free_cores: u32,
     pub(crate) free_local_bytes: u64,
     pub(crate) emc: Option<String>,
-    pub(crate) why_not: Option<String>,
+    pub(crate) reason: Option<String>,
 }
 
-/// What is free, at one revision.
+/// Free capacity at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Capacity {
     pub(crate) revision: u64,
@@ -186,7 +187,7 @@ pub(crate) struct Capacity {
     pub(crate) emcs: Vec<EmcCapacity>,
 }
 
-/// What is free on and for a host.
+/// Free capacity of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct HostCapacity {
     pub(crate) host: String,
@@ -196,7 +197,7 @@ pub(crate) struct HostCapacity {
     pub(crate) emcs: Vec<EmcCapacity>,
 }
 
-/// What is free on an EMC.
+/// Free capacity of an EMC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct EmcCapacity {
     pub(crate) emc: String,
@@ -204,59 +205,60 @@ pub(crate) struct EmcCapacity {
     pub(crate) slices: u32,
 }
 
-/// A VM that ought to move.
+/// A migration request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Migration {
     pub(crate) vm: String,
     pub(crate) reservation: String,
     pub(crate) host: String,
     pub(crate) state: String,
-    pub(crate) why: String,
-    pub(crate) asked_unix_ms: u64,
+    pub(crate) reason: String,
+    pub(crate) requested_unix_ms: u64,
     pub(crate) answer: Option<String>,
 }
 
-/// One durable change: `{revision, at_unix_ms, slice: {...}}`, with the kind of thing as the last key.
+/// A durable change: `{revision, at_unix_ms, slice: {...}}`; the last key is the kind of resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Event {
     pub(crate) revision: u64,
     pub(crate) at_unix_ms: u64,
     #[serde(flatten)]
-    pub(crate) what: What,
+    pub(crate) change: Change,
 }
 
-/// What changed.
+/// Changed resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum What {
+pub(crate) enum Change {
     Slice(SliceDetail),
     Reservation(Reservation),
     Host(Host),
     Emc(Emc),
     Alarm(Alarm),
-    /// The watcher was too slow.
-    Missed {
-        /// Dropped parts of durable writes; each has up to 64 events.
-        events: u64,
+    /// Events were dropped because the watcher was too slow.
+    EventsDropped {
+        /// Number of dropped batches of up to 64 events.
+        batches: u64,
     },
-    /// A kind that a newer manager knows.
+    /// A kind of event introduced by a newer manager.
     Other {},
 }
 
-/// What an operator's order did.
+/// Result of an operator command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Done {
+pub(crate) struct TargetResult {
     pub(crate) revision: u64,
     pub(crate) waiting_for: Vec<String>,
 }
 
-/// The protocol says "absent" with an empty string where a word cannot be empty.
+/// Converts an empty string, which means "absent" on the wire, to `None`.
 fn some(text: String) -> Option<String> {
     if text.is_empty() { None } else { Some(text) }
 }
 
-/// `SLICE_STATE_FREE` is "free" here. A number that a newer manager sends shows as what it is.
-fn word<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'static str) -> String {
+/// Returns the name of an enum value in lower case without its prefix: "free" for
+/// `SLICE_STATE_FREE`. A value of a newer manager is shown as its number.
+fn enum_name<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'static str) -> String {
     match E::try_from(number) {
         Ok(known) => name(&known).trim_start_matches(prefix).to_lowercase(),
         Err(_) => format!("number-{number}"),
@@ -264,7 +266,7 @@ fn word<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'stati
 }
 
 fn scheduling(number: i32) -> String {
-    word(number, "SCHEDULING_", v1::Scheduling::as_str_name)
+    enum_name(number, "SCHEDULING_", v1::Scheduling::as_str_name)
 }
 
 fn all<A, B: From<A>>(things: Vec<A>) -> Vec<B> {
@@ -273,7 +275,7 @@ fn all<A, B: From<A>>(things: Vec<A>) -> Vec<B> {
 
 impl From<v1::Slice> for Slice {
     fn from(s: v1::Slice) -> Self {
-        let state = word(s.state, "SLICE_STATE_", v1::SliceState::as_str_name);
+        let state = enum_name(s.state, "SLICE_STATE_", v1::SliceState::as_str_name);
         Self { slice: s.slice, emc: s.emc, state, host: s.host, vm: s.vm, epoch: s.epoch }
     }
 }
@@ -300,7 +302,7 @@ impl From<v1::ScrubReceipt> for Receipt {
 impl From<v1::Reservation> for Reservation {
     fn from(r: v1::Reservation) -> Self {
         Self {
-            state: word(r.state, "RESERVATION_STATE_", v1::ReservationState::as_str_name),
+            state: enum_name(r.state, "RESERVATION_STATE_", v1::ReservationState::as_str_name),
             reservation: r.reservation,
             vm: r.vm,
             host: r.host,
@@ -322,7 +324,7 @@ impl From<v1::Reservation> for Reservation {
 impl From<v1::Host> for Host {
     fn from(h: v1::Host) -> Self {
         Self {
-            state: word(h.state, "HOST_STATE_", v1::HostState::as_str_name),
+            state: enum_name(h.state, "HOST_STATE_", v1::HostState::as_str_name),
             scheduling: scheduling(h.scheduling),
             host: h.host,
             emcs: h.emcs,
@@ -333,9 +335,9 @@ impl From<v1::Host> for Host {
             slices: h.slices,
             reservations: h.reservations,
             boot_id: some(h.boot_id),
-            last_heard_unix_ms: h.last_heartbeat_unix_ms,
+            last_heartbeat_unix_ms: h.last_heartbeat_unix_ms,
             host_memory_socket: some(h.host_memory_socket),
-            not_fenced: h.fence_error,
+            fence_error: h.fence_error,
         }
     }
 }
@@ -343,7 +345,7 @@ impl From<v1::Host> for Host {
 impl From<v1::Emc> for Emc {
     fn from(e: v1::Emc) -> Self {
         Self {
-            state: word(e.state, "EMC_STATE_", v1::EmcState::as_str_name),
+            state: enum_name(e.state, "EMC_STATE_", v1::EmcState::as_str_name),
             scheduling: scheduling(e.scheduling),
             emc: e.emc,
             driver: e.driver,
@@ -390,7 +392,7 @@ impl From<v1::Decision> for Decision {
             actor: d.actor,
             action: d.action,
             subject: d.subject,
-            why: d.reason,
+            reason: d.reason,
             model: some(d.model),
             facts: d.facts.into_iter().collect(),
             alternatives: d.alternatives,
@@ -413,7 +415,7 @@ impl From<v1::HostFit> for HostFit {
             free_cores: f.free_cores,
             free_local_bytes: f.free_local_bytes,
             emc: some(f.emc),
-            why_not: some(f.reason),
+            reason: some(f.reason),
         }
     }
 }
@@ -444,14 +446,14 @@ impl From<v1::EmcCapacity> for EmcCapacity {
 
 impl From<v1::Migration> for Migration {
     fn from(m: v1::Migration) -> Self {
-        let state = word(m.state, "MIGRATION_STATE_", v1::MigrationState::as_str_name);
+        let state = enum_name(m.state, "MIGRATION_STATE_", v1::MigrationState::as_str_name);
         Self {
             vm: m.vm,
             reservation: m.reservation,
             host: m.host,
             state,
-            why: m.reason,
-            asked_unix_ms: m.requested_unix_ms,
+            reason: m.reason,
+            requested_unix_ms: m.requested_unix_ms,
             answer: some(m.answer),
         }
     }
@@ -460,20 +462,20 @@ impl From<v1::Migration> for Migration {
 impl From<v1::Event> for Event {
     fn from(e: v1::Event) -> Self {
         use v1::event::Change as W;
-        let what = match e.change {
-            Some(W::Slice(s)) => What::Slice(s.into()),
-            Some(W::Reservation(r)) => What::Reservation(r.into()),
-            Some(W::Host(h)) => What::Host(h.into()),
-            Some(W::Emc(c)) => What::Emc(c.into()),
-            Some(W::Alarm(a)) => What::Alarm(a.into()),
-            Some(W::EventsDropped(m)) => What::Missed { events: m.batches },
-            None => What::Other {},
+        let change = match e.change {
+            Some(W::Slice(s)) => Change::Slice(s.into()),
+            Some(W::Reservation(r)) => Change::Reservation(r.into()),
+            Some(W::Host(h)) => Change::Host(h.into()),
+            Some(W::Emc(c)) => Change::Emc(c.into()),
+            Some(W::Alarm(a)) => Change::Alarm(a.into()),
+            Some(W::EventsDropped(m)) => Change::EventsDropped { batches: m.batches },
+            None => Change::Other {},
         };
-        Self { revision: e.revision, at_unix_ms: e.at_unix_ms, what }
+        Self { revision: e.revision, at_unix_ms: e.at_unix_ms, change }
     }
 }
 
-impl From<v1::TargetResponse> for Done {
+impl From<v1::TargetResponse> for TargetResult {
     fn from(t: v1::TargetResponse) -> Self {
         Self { revision: t.revision, waiting_for: t.waiting_for }
     }

@@ -1,4 +1,5 @@
-//! `tarn watch`: changes as they happen, a line each, until the reader ends it. A manager that is restarted is waited for.
+//! `tarn watch`: prints changes as they happen, one per line, and reconnects after a restart of the
+//! manager.
 
 use std::time::{Duration, Instant};
 
@@ -9,50 +10,54 @@ use units::limits::{WATCH_RETRY_INTERVAL, WATCH_TIMEOUT_SLACK};
 
 use crate::{
     Connection, Failure, Format,
-    args::Stream,
+    args::WatchStream,
     failure::Exit,
     print,
     table::{moment, size},
-    view::{Alarm, Capacity, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail, What},
+    view::{Alarm, Capacity, Change, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail},
 };
 
-/// Prints one stream, for so long if that is limited.
+/// Prints one stream, for at most `limit`.
 pub(crate) async fn run(
-    stream: Stream,
-    to: &Connection,
+    stream: WatchStream,
+    manager: &Connection,
     limit: Option<Duration>,
     format: Format,
 ) -> Result<(), Failure> {
-    let Some(after) = limit else { return endless(stream, to, format).await };
-    // Polled first: the manager's own failure is reported where both are due.
+    let Some(after) = limit else { return endless(stream, manager, format).await };
+    // The stream is polled first, so that its error takes precedence over the time limit.
     tokio::select! {
         biased;
-        failed = endless(stream, to, format) => failed,
+        failed = endless(stream, manager, format) => failed,
         () = tokio::time::sleep(after.saturating_add(WATCH_TIMEOUT_SLACK.as_duration())) => {
-            Err(Failure::WatchOver { after })
+            Err(Failure::WatchTimedOut { after })
         }
     }
 }
 
-async fn endless(stream: Stream, to: &Connection, format: Format) -> Result<(), Failure> {
-    let within = to.timeout();
+async fn endless(stream: WatchStream, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let within = manager.timeout();
     match stream {
-        Stream::Capacity => {
-            let open = async || to.ask(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await;
+        WatchStream::Capacity => {
+            let open =
+                async || manager.call(manager.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await;
             follow::<_, Capacity>(open, within, format, capacity_lines).await
         }
-        Stream::Events => {
-            let open = async || to.ask(to.admin().watch(v1::WatchRequest {})).await;
+        WatchStream::Events => {
+            let open = async || manager.call(manager.admin().watch(v1::WatchRequest {})).await;
             follow::<_, Event>(open, within, format, event_line).await
         }
-        Stream::Migrations => {
-            let open = async || to.ask(to.scheduler().watch_migrations(v1::WatchMigrationsRequest {})).await;
+        WatchStream::Migrations => {
+            let open = async || {
+                manager.call(manager.scheduler().watch_migrations(v1::WatchMigrationsRequest {})).await
+            };
             follow::<_, Migration>(open, within, format, migration_line).await
         }
     }
 }
 
-/// A stream that breaks is opened again; one that just ends was ended on purpose, and whoever watches wants to know.
+/// Prints the messages of a stream. A broken stream is reopened; a stream ended by the manager is
+/// an error.
 async fn follow<A, B: From<A> + Serialize>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
@@ -64,7 +69,7 @@ async fn follow<A, B: From<A> + Serialize>(
         match stream.message().await {
             Ok(Some(message)) => {
                 let thing = B::from(message);
-                print::next(format, &thing, || text(&thing))?;
+                print::stream_item(format, &thing, || text(&thing))?;
             }
             Ok(None) => return Err(Status::unavailable("the manager ended the watch").into()),
             Err(broke) => stream = again(&open, within, format, broke.into()).await?,
@@ -72,7 +77,7 @@ async fn follow<A, B: From<A> + Serialize>(
     }
 }
 
-/// Waits for the manager to be back.
+/// Reopens a stream once the manager is reachable again.
 async fn again<A>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
@@ -81,13 +86,16 @@ async fn again<A>(
 ) -> Result<Streaming<A>, Failure> {
     let since = Instant::now();
     let mut failure = broke;
-    let patience = humantime::format_duration(within);
-    print::note(format, &format!("the manager is gone: waiting for it, at most {patience}"));
+    let limit = humantime::format_duration(within);
+    print::note(format, &format!("connection to the manager lost: reconnecting for at most {limit}"));
     while failure.exit() == Exit::Unavailable && since.elapsed() < within {
         tokio::time::sleep(WATCH_RETRY_INTERVAL.as_duration()).await;
         match open().await {
             Ok(stream) => {
-                print::note(format, "the manager is back: what changed meanwhile is not shown, list again");
+                print::note(
+                    format,
+                    "reconnected to the manager: changes in the meantime are not shown, list again",
+                );
                 return Ok(stream);
             }
             Err(not_yet) => failure = not_yet,
@@ -103,7 +111,7 @@ fn capacity_lines(capacity: &Capacity) -> String {
 fn host_line(revision: u64, host: &HostCapacity) -> String {
     let emcs: String =
         host.emcs.iter().map(|e| format!("  {} {}/{}", e.emc, e.free_slices, e.slices)).collect();
-    let accepts = if host.schedulable { "accepts" } else { "closed" };
+    let accepts = if host.schedulable { "enabled" } else { "disabled" };
     let local = size(host.free_local_bytes);
     format!(
         "{revision:<8} {:<16} {accepts:<8} cores {:<5} local {local:<9}{emcs}\n",
@@ -112,20 +120,22 @@ fn host_line(revision: u64, host: &HostCapacity) -> String {
 }
 
 fn migration_line(m: &Migration) -> String {
-    format!("{}  {:<16} on {:<16} {:<9} {}\n", moment(m.asked_unix_ms), m.vm, m.host, m.state, m.why)
+    format!("{}  {:<16} on {:<16} {:<9} {}\n", moment(m.requested_unix_ms), m.vm, m.host, m.state, m.reason)
 }
 
 fn event_line(event: &Event) -> String {
-    let (kind, name, state, more) = match &event.what {
-        What::Slice(slice) => slice_words(slice),
-        What::Reservation(reservation) => reservation_words(reservation),
-        What::Host(host) => host_words(host),
-        What::Emc(emc) => emc_words(emc),
-        What::Alarm(alarm) => alarm_words(alarm),
-        What::Missed { events } => {
-            ("missed", events.to_string(), "changes".to_owned(), "list again".to_owned())
+    let (kind, name, state, more) = match &event.change {
+        Change::Slice(slice) => slice_fields(slice),
+        Change::Reservation(reservation) => reservation_fields(reservation),
+        Change::Host(host) => host_fields(host),
+        Change::Emc(emc) => emc_fields(emc),
+        Change::Alarm(alarm) => alarm_fields(alarm),
+        Change::EventsDropped { batches } => {
+            ("dropped", batches.to_string(), "batches".to_owned(), "list again".to_owned())
         }
-        What::Other {} => ("other", "-".to_owned(), "-".to_owned(), "a newer manager's event".to_owned()),
+        Change::Other {} => {
+            ("other", "-".to_owned(), "-".to_owned(), "unknown event of a newer manager".to_owned())
+        }
     };
     let line = format!(
         "{}  {:<8} {kind:<11} {name:<16} {state:<12} {more}",
@@ -135,10 +145,10 @@ fn event_line(event: &Event) -> String {
     format!("{}\n", line.trim_end())
 }
 
-/// Kind, name, state, and what else there is to say.
-type Words = (&'static str, String, String, String);
+/// Kind, name, state and details of an event.
+type EventFields = (&'static str, String, String, String);
 
-fn slice_words(s: &SliceDetail) -> Words {
+fn slice_fields(s: &SliceDetail) -> EventFields {
     let host = s.slice.host.iter().map(|host| format!(" host {host}"));
     let vm = s.slice.vm.iter().map(|vm| format!(" vm {vm}"));
     let reason = s.reason.iter().map(|reason| format!(": {reason}"));
@@ -147,21 +157,21 @@ fn slice_words(s: &SliceDetail) -> Words {
     ("slice", s.slice.slice.to_string(), s.slice.state.clone(), more)
 }
 
-fn reservation_words(r: &Reservation) -> Words {
+fn reservation_fields(r: &Reservation) -> EventFields {
     let reason: String = r.reason.iter().map(|reason| format!(": {reason}")).collect();
     let more = format!("{} host {} {}/{} online{reason}", r.vm, r.host, r.slices_online, r.slices.len());
     ("reservation", r.reservation.clone(), r.state.clone(), more)
 }
 
-fn host_words(h: &Host) -> Words {
+fn host_fields(h: &Host) -> EventFields {
     ("host", h.host.clone(), h.state.clone(), h.scheduling.clone())
 }
 
-fn emc_words(e: &Emc) -> Words {
+fn emc_fields(e: &Emc) -> EventFields {
     let error: String = e.error.iter().map(|error| format!(": {error}")).collect();
     ("emc", e.emc.clone(), e.state.clone(), format!("{} {}/{} free{error}", e.scheduling, e.free, e.slices))
 }
 
-fn alarm_words(a: &Alarm) -> Words {
+fn alarm_fields(a: &Alarm) -> EventFields {
     ("alarm", a.subject.clone(), a.reason.clone(), a.message.clone())
 }

@@ -68,7 +68,7 @@ pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
     let (_, lines) = args.vms.compare(format)?;
     let points = Points::new(&told, &lines);
     let combined = Combined::new(args, &points);
-    print::say(format, &combined, |_| combined.text())?;
+    print::value(format, &combined, |_| combined.text())?;
     args.figure.as_ref().map_or(Ok(()), |path| figure::write(path, &combined.drawing(&points)))
 }
 

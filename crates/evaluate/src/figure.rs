@@ -117,7 +117,7 @@ type Px = (i32, i32);
 /// The file cannot be written.
 pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
     let failed =
-        |wrong| Failure::File { tried: "write", path: path.to_owned(), errno: io::Error::other(wrong) };
+        |wrong| Failure::File { operation: "write", path: path.to_owned(), errno: io::Error::other(wrong) };
     write_whole(path, draw(figure).map_err(failed)?.as_bytes())
 }
 
@@ -128,7 +128,7 @@ pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
 pub(super) fn check_place(path: &Path) -> Result<(), Failure> {
     let partial = partial(path);
     let made = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
-    made.map_err(|errno| Failure::File { tried: "write", path: path.to_owned(), errno })
+    made.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
 /// What a file is called until it is whole.
@@ -149,7 +149,7 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         // What matters is why it could not be written; a file that was not made cannot be removed.
         let _ = fs::remove_file(&partial);
     }
-    written.map_err(|errno| Failure::File { tried: "write", path: path.to_owned(), errno })
+    written.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
 fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {

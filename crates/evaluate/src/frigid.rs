@@ -114,7 +114,7 @@ impl Vms {
         let train = self.train.as_ref().map(read).transpose()?.unwrap_or_default();
         let test = read(&self.test)?;
         let said = trial(&train, &test).map_err(|nothing| Failure::File {
-            tried: "test forecasts by",
+            operation: "test forecasts by",
             path: self.test.clone(),
             errno: io::Error::new(io::ErrorKind::InvalidData, nothing),
         })?;

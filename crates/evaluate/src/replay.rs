@@ -133,7 +133,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     watching.abort();
     Report::new(&rack, &emcs, &hosts, &found).tell(&args, global.output)?;
     if interrupted {
-        Err(Failure::Found("interrupted: the report is about a part".to_owned()))
+        Err(Failure::Problem("interrupted: the report is about a part".to_owned()))
     } else {
         Ok(())
     }

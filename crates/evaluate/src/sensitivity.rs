@@ -160,7 +160,7 @@ impl Parted {
     fn told(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<BacktestResult>, Failure> {
         let told = backtest::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
         told.map_err(|untold| Failure::File {
-            tried: "tell slowdowns of",
+            operation: "tell slowdowns of",
             path: self.workloads.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
             errno: io::Error::new(io::ErrorKind::InvalidData, untold),
         })

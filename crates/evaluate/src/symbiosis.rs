@@ -119,7 +119,7 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     let compared: Vec<Compared> =
         mixes(&tenants).into_iter().map(|mix| Compared::of(mix, args.memory)).collect();
     let lines: Vec<Line> = compared.iter().flat_map(lines).collect();
-    print::say(format, &lines, |is_wide| rows(&lines, is_wide))?;
+    print::value(format, &lines, |is_wide| rows(&lines, is_wide))?;
     if let Some(path) = &args.json {
         figure::write_whole(path, &json(path, &lines)?)?;
     }
@@ -130,7 +130,7 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
 /// Numbers for programs that are to be in this file.
 fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let failed = |wrong| Failure::File {
-        tried: "write",
+        operation: "write",
         path: path.to_owned(),
         errno: io::Error::other::<serde_json::Error>(wrong),
     };
@@ -145,7 +145,7 @@ struct Trace {
 }
 
 fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
-    let failed = |errno| Failure::File { tried: "read", path: folder.to_owned(), errno };
+    let failed = |errno| Failure::File { operation: "read", path: folder.to_owned(), errno };
     let entries: io::Result<Vec<PathBuf>> =
         fs::read_dir(folder).map_err(failed)?.map(|entry| Ok(entry?.path())).collect();
     let mut paths: Vec<(String, PathBuf)> =

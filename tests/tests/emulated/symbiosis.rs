@@ -100,14 +100,14 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
     let tenants = told.as_array().unwrap_or_else(|| panic!("{told}"));
     assert_eq!(tenants.len(), 2, "{told}");
     for tenant in tenants {
-        assert_eq!(tenant["learnt_from"], "damon", "{told}");
+        assert_eq!(tenant["access_source"], "damon", "{told}");
         let name = tenant["tenant"].as_str().unwrap();
         assert_eq!(tenant["share"]["memory_mib"].as_u64(), Some(limits(&rack, name).0), "{told}");
     }
 
     an_agent_that_is_killed_changes_nothing(&rack);
 
-    rack.tarn("weigh h0 cache=3");
+    rack.tarn("set weights h0 cache=3");
     rack.until("the weight counts", |rack| {
         let told = shares(rack);
         let cache = told.as_array().and_then(|all| all.iter().find(|one| one["tenant"] == "cache").cloned());

@@ -1,57 +1,60 @@
-//! What came of a host's epoch, in words for people: what was done, what there is, what the market's numbers mean, and each tenant. It prints
-//! nothing.
+//! Text of `tarn explain shares`: result of the last epoch, the market's numbers with their
+//! meaning, and each tenant.
 
 use super::{Certificate, Shares, Tenant, link, memory, mib, rate};
 use crate::table::{moment, percent};
 
-/// How shares come about, by the market's word for it.
+/// Meaning of each status of the market.
 const STATUS: &[(&str, &str)] = &[
-    ("exact", "everybody has what it asks for at one price"),
-    ("mixed", "everybody has a mix of what it asks for just below and just above the price"),
+    ("exact", "every tenant has its demand at one price"),
+    ("mixed", "every tenant has a mix of its demand just below and just above the price"),
     (
         "whole",
-        "who would lose by a mix has what it asks for just below or just above the price, whole; the others have a mix",
+        "tenants that would lose by a mix have their demand just below or just above the price; the others have a mix",
     ),
-    ("one marginal", "one tenant has what remained; the others have what they ask for"),
+    ("one marginal", "one tenant has the remainder; the others have their demand"),
     (
         "one fixed",
-        "one tenant has what it asked for; the others bought the rest in a market of their own, at prices of its own",
+        "one tenant has its demand; the rest was sold to the others in a second market with its own prices",
     ),
-    ("fair shares", "there is no price at which nobody loses: everybody has its equal split"),
+    ("fair shares", "no price exists at which no tenant loses: every tenant has its equal split"),
 ];
 
-/// What is less would be printed as none.
-const NOTHING: f64 = 5e-4;
+/// Smallest value that is not printed as zero.
+const ROUNDING: f64 = 5e-4;
 
 impl Shares {
-    /// All of it.
+    /// Formats the result of the epoch.
     pub(super) fn text(&self) -> String {
         let (at, epoch, host) = (moment(self.at_unix_ms), self.epoch, &self.host);
-        let why = self.why.iter().map(|why| format!("  {why}\n")).collect::<String>();
+        let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
         let supply = self.supply.as_ref();
         let supply = format!(
-            "  to share: {} of local memory, {} of the link to remote memory, each way\n",
+            "  capacity: {} of local memory, {} of link bandwidth in each direction\n",
             memory(supply),
             link(supply)
         );
         let certificate = self.certificate.as_ref().map(Certificate::text).unwrap_or_default();
         let tenants = self.tenants.iter().map(Tenant::text).collect::<String>();
-        format!("{at}  epoch {epoch} of host {host}: {}\n{why}{supply}{certificate}{tenants}", self.did())
+        format!(
+            "{at}  epoch {epoch} of host {host}: {}\n{reason}{supply}{certificate}{tenants}",
+            self.outcome()
+        )
     }
 
-    /// What the epoch did.
-    fn did(&self) -> &str {
+    /// Describes the outcome of the epoch.
+    fn outcome(&self) -> &str {
         match self.state.as_str() {
-            super::SET => "shares were set anew",
-            "held" => "new shares would have differed too little, so that none was set",
-            super::KEPT => "shares are as they were, as something was missing or went wrong",
+            super::SET => "shares updated",
+            "unchanged" => "shares unchanged: the difference was too small",
+            super::BLOCKED => "shares unchanged: they could not be computed or enforced",
             other => other,
         }
     }
 }
 
 impl Certificate {
-    /// A number a line, and what it means.
+    /// Formats one number per line with its meaning.
     fn text(&self) -> String {
         let meaning = STATUS.iter().find(|(status, _)| *status == self.status);
         let status =
@@ -60,13 +63,13 @@ impl Certificate {
             status,
             self.prices(),
             self.budgets(),
-            format!("{} prices were tried", self.rounds),
+            format!("{} prices tried", self.rounds),
             self.refined(),
-            self.gone(),
+            self.step(),
             format!(
-                "{} of memory and {} of the link nobody wanted: handed out all the same",
-                percent(self.memory_left_over),
-                percent(self.bandwidth_left_over)
+                "{} of memory and {} of link bandwidth exceeded the demand and were distributed anyway",
+                percent(self.memory_excess),
+                percent(self.bandwidth_excess)
             ),
             self.spent(),
             self.worst(),
@@ -79,104 +82,114 @@ impl Certificate {
     fn prices(&self) -> String {
         let (memory, link) = (self.memory_price, 1.0 - self.memory_price);
         format!(
-            "all memory costs {memory:.3}, all of the link {link:.3}: together 1, which is what tenants have to spend"
+            "price of all memory {memory:.3}, of all link bandwidth {link:.3}; the sum of 1 equals the sum of budgets"
         )
     }
 
     fn budgets(&self) -> String {
-        let why =
-            if self.dividend > 1.0 + NOTHING { ": some do not want to spend all of theirs" } else { "" };
-        format!("each may spend {:.3} times its part of all weights{why}", self.dividend)
+        let why = if self.dividend > 1.0 + ROUNDING {
+            ": some tenants do not spend their whole budget"
+        } else {
+            ""
+        };
+        format!("budget of each tenant: {:.3} times its fraction of all weights{why}", self.dividend)
     }
 
-    /// Only what was bought at these prices, and kept so, can be held against them.
+    /// Describes how far budgets are exceeded. Budgets apply only to shares bought at the market's
+    /// prices.
     fn spent(&self) -> String {
         if self.status == "one fixed" {
-            "one tenant was not held to these prices, nor the others: budgets do not bound them".to_owned()
+            "budgets do not apply: one tenant was exempt from these prices".to_owned()
         } else if self.refinements > 0 {
-            "deals are made at prices of their own: budgets do not bound them".to_owned()
+            "budgets do not apply: trades after the market have prices of their own".to_owned()
         } else {
-            format!("no purchase exceeds its budget by more than {}", percent(self.overspent))
+            format!("no purchase exceeds its budget by more than {}", percent(self.budget_excess))
         }
     }
 
     fn refined(&self) -> String {
         match self.refinements {
             0 => {
-                "no deal beyond the market makes the geometric mean of throughputs larger, or none was sought"
+                "no trade after the market increases the geometric mean of throughputs, or none was searched for"
                     .to_owned()
             }
-            1 => "1 deal beyond the market makes the geometric mean of throughputs larger".to_owned(),
-            deals => format!("{deals} deals beyond the market make the geometric mean of throughputs larger"),
+            1 => "1 trade after the market increases the geometric mean of throughputs".to_owned(),
+            trades => format!("{trades} trades after the market increase the geometric mean of throughputs"),
         }
     }
 
-    fn gone(&self) -> String {
-        let way = if self.way < 1.0 { percent(self.way) } else { "all".to_owned() };
-        format!("{way} of the way from the shares before was gone")
+    fn step(&self) -> String {
+        let step = if self.step < 1.0 { percent(self.step) } else { "100 %".to_owned() };
+        format!("shares moved {step} of the distance to the new ones")
     }
 
     fn worst(&self) -> String {
-        let who = self.worst_off.as_deref().unwrap_or("the worst-off");
+        let tenant = self.worst_off.as_deref().unwrap_or("the worst-off tenant");
         let times = self.sharing_incentive;
-        let means = if times >= 1.0 - NOTHING { "nobody loses by sharing" } else { "it loses by sharing" };
+        let means =
+            if times >= 1.0 - ROUNDING { "no tenant loses by sharing" } else { "it loses by sharing" };
         format!(
-            "{who}, the worst-off, has {times:.3} of its throughput with an equal split, as estimated: {means}"
+            "{tenant}, the worst-off tenant, has an estimated {times:.3} of its throughput with an equal split: {means}"
         )
     }
 
     fn envied(&self) -> String {
         match self.envy {
-            None => "whether anybody would rather have another's share was not looked at: there are too many tenants".to_owned(),
-            Some(envy) if envy < NOTHING => "nobody would have more throughput with another's share".to_owned(),
-            Some(envy) => format!("somebody would have {} more throughput with another's share", percent(envy)),
+            None => "envy not computed: too many tenants".to_owned(),
+            Some(envy) if envy < ROUNDING => {
+                "no tenant would have more throughput with another tenant's share".to_owned()
+            }
+            Some(envy) => format!(
+                "envy: a tenant would have {} more throughput with another tenant's share",
+                percent(envy)
+            ),
         }
     }
 }
 
 impl Tenant {
-    /// What it has, what it might have, and from what that is known.
+    /// Formats the shares of the tenant and the estimate of its gain.
     fn text(&self) -> String {
         let (share, fair) = (self.share.as_ref(), self.fair.as_ref());
-        let does = match self.enforcer.as_str() {
-            "swap" => "what exceeds its share is swapped out",
-            "tiered" => "nothing moves its pages yet, this is what it ought to have",
-            "advise" => "nobody enforces it, this is what it ought to have",
+        let enforcement = match self.enforcer.as_str() {
+            "swap" => "memory beyond its share is swapped out",
+            "tiered" => "not enforced yet (advisory)",
+            "advise" => "not enforced (advisory)",
             other => other,
         };
         let lines = [
             format!(
-                "memory: {}, {} by weight alone; it has {}",
+                "memory: share {}, fair share by weight {}, used {}",
                 memory(share),
                 memory(fair),
                 mib(self.memory_used_mib)
             ),
             format!(
-                "link: {}, {} by weight alone; it used {} and could use {}",
+                "link: share {}, fair share by weight {}, used {}, demand {}",
                 link(share),
                 link(fair),
                 rate(self.bandwidth_used_mb_s),
-                rate(self.bandwidth_wanted_mb_s)
+                rate(self.bandwidth_demand_mb_s)
             ),
-            format!("it waited for pages or devices {} of its time", percent(self.waited)),
-            self.worth(),
+            format!("stalled on memory or I/O {} of the time", percent(self.stalled)),
+            self.gain(),
         ];
-        let problem = self.problem.iter().map(|problem| format!("kept from its share: {problem}"));
+        let problem = self.problem.iter().map(|problem| format!("share not enforced: {problem}"));
         let lines = lines.into_iter().chain(problem).map(|line| format!("    {line}\n")).collect::<String>();
-        format!("  tenant {}, weight {}, {}: {does}\n{lines}", self.tenant, self.weight, self.enforcer)
+        format!("  tenant {}, weight {}, {}: {enforcement}\n{lines}", self.tenant, self.weight, self.enforcer)
     }
 
-    fn worth(&self) -> String {
-        if self.learnt_from == "none" {
+    fn gain(&self) -> String {
+        if self.access_source == "none" {
             return format!(
-                "nobody saw which pages it touches: by how long it waited its share is worth about {:.2} of its throughput with an equal split",
+                "throughput: about {:.2} of that with an equal split, estimated from stall time without page accesses",
                 self.gain
             );
         }
         format!(
-            "its share is worth {:.3} of its throughput with an equal split, as learnt from {}; that may be {} off",
+            "throughput: {:.3} of that with an equal split, estimated from {}, error {}",
             self.gain,
-            self.learnt_from,
+            self.access_source,
             percent(self.error)
         )
     }

@@ -13,7 +13,7 @@ use quick_xml::{Reader, events::Event};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::rack::{Ran, tarn};
+use crate::rack::{CommandOutput, tarn};
 
 /// Files of VMs that run for most of an hour, one after the other, and leave half of 8 GiB.
 struct Files(TempDir);
@@ -29,7 +29,7 @@ impl Files {
         path
     }
 
-    async fn evaluate(&self, words: &str) -> Ran {
+    async fn evaluate(&self, words: &str) -> CommandOutput {
         let words = words.replace("DIR", self.0.path().to_str().unwrap());
         tarn(&format!("evaluate frigid --format csv {words}")).await
     }
@@ -281,7 +281,7 @@ async fn slowdowns_and_who_is_told_apart_are_drawn_and_what_is_modelled_is_calle
 }
 
 impl Files {
-    async fn combine(&self, words: &str) -> Ran {
+    async fn combine(&self, words: &str) -> CommandOutput {
         self.file("vms.csv", vms(0..400).as_bytes());
         self.file("labels.csv", labels().as_bytes());
         let words = format!("--format csv --test DIR/vms.csv --labels DIR/labels.csv --splits 9 {words}");

@@ -1,12 +1,12 @@
-//! The command `tarn` as people and scripts meet it: the real binary against a rack that answers from a card.
-#![allow(missing_docs, clippy::unwrap_used, reason = "this crate is a test through and through")]
+//! Tests of the command `tarn`: the binary against a fake rack with fixed responses.
+#![allow(missing_docs, clippy::unwrap_used, reason = "test crate")]
 
-mod answers;
+mod errors;
 mod evaluate;
-mod orders;
+mod help;
+mod output;
 mod rack;
-mod refusals;
+mod requests;
 mod shares;
 mod terminal;
-mod ways;
-mod words;
+mod transports;

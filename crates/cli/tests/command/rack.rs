@@ -1,4 +1,5 @@
-//! A rack of two hosts and two EMCs that answers the same every time, refuses when told to, and remembers what it heard.
+//! Fake manager of a rack with two hosts and two EMCs. It returns fixed responses, can reject
+//! requests and records them.
 
 use std::{
     fmt::Debug,
@@ -21,57 +22,57 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 type Answer<T> = Result<Response<T>, Status>;
 type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
 
-/// Slices in one page of this rack: few, so that every list has several pages.
+/// Slices per page; small, so that every list has several pages.
 const PAGE: u32 = 3;
 
-/// What the rack does with every call.
+/// Behaviour of the fake manager.
 #[derive(Clone, Debug, Default)]
-pub enum Mood {
+pub enum Behavior {
     #[default]
-    Willing,
-    /// Refuses, with a machine-readable reason.
-    Refusing(Code, &'static str, &'static str),
-    /// Never answers.
-    Deaf,
-    /// Willing, and in need of a doctor.
-    Sick,
-    /// Willing; its watches do not end.
-    Quiet,
-    /// Its lists never come to an end.
-    Circling,
+    Normal,
+    /// Rejects every request with this status, reason and message.
+    Rejecting(Code, &'static str, &'static str),
+    /// Never responds.
+    Unresponsive,
+    /// Works, but reports problems.
+    Degraded,
+    /// Works; its watches do not end.
+    OpenWatch,
+    /// Returns endless lists.
+    EndlessLists,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Rack {
-    mood: Mood,
-    heard: Arc<Mutex<Vec<String>>>,
+    behavior: Behavior,
+    requests: Arc<Mutex<Vec<String>>>,
     tokens: Arc<Mutex<Vec<String>>>,
 }
 
-/// What a command did.
+/// Output and exit code of a command.
 #[derive(Debug)]
-pub struct Ran {
+pub struct CommandOutput {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
 }
 
 impl Rack {
-    pub fn new(mood: Mood) -> Self {
-        Self { mood, ..Self::default() }
+    pub fn new(behavior: Behavior) -> Self {
+        Self { behavior, ..Self::default() }
     }
 
-    /// Everything that was asked, as `Debug` prints it.
-    pub fn heard(&self) -> Vec<String> {
-        self.heard.lock().unwrap().clone()
+    /// Returns all requests in `Debug` format.
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
     }
 
-    /// The header `authorization` of each call that had one.
+    /// Returns the `authorization` headers of all requests.
     pub fn tokens(&self) -> Vec<String> {
         self.tokens.lock().unwrap().clone()
     }
 
-    /// The services of this rack, ready to be served over any transport.
+    /// Returns the services, to be served over any transport.
     pub fn services(&self) -> (SchedulerServer<Self>, AdminServer<Self>) {
         (SchedulerServer::new(self.clone()), AdminServer::new(self.clone()))
     }
@@ -86,36 +87,38 @@ impl Rack {
         address
     }
 
-    /// Runs `tarn` against this rack; words are split at spaces.
-    pub async fn tarn(&self, words: &str) -> Ran {
+    /// Runs `tarn` against this rack; arguments are separated by spaces.
+    pub async fn tarn(&self, arguments: &str) -> CommandOutput {
         let address = self.listen().await;
-        tarn(&format!("--endpoint http://{address} {words}")).await
+        tarn(&format!("--endpoint http://{address} {arguments}")).await
     }
 
-    async fn hear<T: Debug>(&self, call: &str, request: Request<T>) -> Result<T, Status> {
+    async fn record<T: Debug>(&self, call: &str, request: Request<T>) -> Result<T, Status> {
         let token = request.metadata().get("authorization").map(|token| token.to_str().unwrap().to_owned());
         self.tokens.lock().unwrap().extend(token);
         let request = request.into_inner();
-        self.heard.lock().unwrap().push(format!("{call} {request:?}"));
-        match &self.mood {
-            Mood::Willing | Mood::Sick | Mood::Quiet | Mood::Circling => Ok(request),
-            Mood::Refusing(code, reason, message) => Err(refusal(*code, reason, message)),
-            Mood::Deaf => std::future::pending().await,
+        self.requests.lock().unwrap().push(format!("{call} {request:?}"));
+        match &self.behavior {
+            Behavior::Normal | Behavior::Degraded | Behavior::OpenWatch | Behavior::EndlessLists => {
+                Ok(request)
+            }
+            Behavior::Rejecting(code, reason, message) => Err(refusal(*code, reason, message)),
+            Behavior::Unresponsive => std::future::pending().await,
         }
     }
 }
 
-/// A command with nothing of the caller's settings.
-pub fn command(words: &str) -> Command {
+/// Returns a command without the environment of the caller.
+pub fn command(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tarn"));
-    command.args(words.split_whitespace()).env_clear().stdin(Stdio::null());
+    command.args(arguments.split_whitespace()).env_clear().stdin(Stdio::null());
     command
 }
 
-/// Runs `tarn`; words are split at spaces.
-pub async fn tarn(words: &str) -> Ran {
-    let output = command(words).output().await.unwrap();
-    Ran {
+/// Runs `tarn`; arguments are separated by spaces.
+pub async fn tarn(arguments: &str) -> CommandOutput {
+    let output = command(arguments).output().await.unwrap();
+    CommandOutput {
         code: output.status.code().expect("not killed"),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
@@ -257,7 +260,7 @@ fn migration(state: i32) -> v1::Migration {
     }
 }
 
-/// What came of an epoch in which shares were set.
+/// Result of an epoch that updated shares.
 fn shares() -> v1::Shares {
     let share = |memory_mib, bandwidth_mb_s| Some(v1::Share { memory_mib, bandwidth_mb_s });
     let web = v1::TenantShare {
@@ -321,7 +324,7 @@ impl Scheduler for Rack {
     type WatchMigrationsStream = Stream<v1::Migration>;
 
     async fn plan_vm(&self, r: Request<v1::PlanVmRequest>) -> Answer<v1::PlanVmResponse> {
-        self.hear("PlanVm", r).await?;
+        self.record("PlanVm", r).await?;
         let fit = |host: &str, fits, emc: &str, why_not: &str| v1::HostFit {
             host: host.into(),
             fits,
@@ -336,27 +339,27 @@ impl Scheduler for Rack {
     }
 
     async fn reserve(&self, r: Request<v1::ReserveRequest>) -> Answer<v1::Reservation> {
-        self.hear("Reserve", r).await?;
+        self.record("Reserve", r).await?;
         Ok(Response::new(reservation()))
     }
 
     async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> Answer<v1::Reservation> {
-        self.hear("WaitReady", r).await?;
+        self.record("WaitReady", r).await?;
         Ok(Response::new(reservation()))
     }
 
     async fn commit(&self, r: Request<v1::CommitRequest>) -> Answer<v1::Reservation> {
-        self.hear("Commit", r).await?;
+        self.record("Commit", r).await?;
         Ok(Response::new(reservation()))
     }
 
     async fn release(&self, r: Request<v1::ReleaseRequest>) -> Answer<v1::Reservation> {
-        self.hear("Release", r).await?;
+        self.record("Release", r).await?;
         Ok(Response::new(reservation()))
     }
 
     async fn watch_capacity(&self, r: Request<v1::WatchCapacityRequest>) -> Answer<Stream<v1::Capacity>> {
-        self.hear("WatchCapacity", r).await?;
+        self.record("WatchCapacity", r).await?;
         stream(vec![capacity()])
     }
 
@@ -364,17 +367,17 @@ impl Scheduler for Rack {
         &self,
         r: Request<v1::WatchMigrationsRequest>,
     ) -> Answer<Stream<v1::Migration>> {
-        self.hear("WatchMigrations", r).await?;
+        self.record("WatchMigrations", r).await?;
         stream(vec![migration(1)])
     }
 
     async fn resolve_migration(&self, r: Request<v1::ResolveMigrationRequest>) -> Answer<v1::Migration> {
-        let asked = self.hear("ResolveMigration", r).await?;
+        let asked = self.record("ResolveMigration", r).await?;
         Ok(Response::new(migration(asked.state)))
     }
 
     async fn set_weights(&self, r: Request<v1::SetWeightsRequest>) -> Answer<v1::SetWeightsResponse> {
-        let asked = self.hear("SetWeights", r).await?;
+        let asked = self.record("SetWeights", r).await?;
         known_host(&asked.host)?;
         let weights = asked.weights.into_iter().filter(|one| one.weight > 0.0).collect();
         Ok(Response::new(v1::SetWeightsResponse { weights }))
@@ -392,19 +395,19 @@ impl Admin for Rack {
     type BackupStream = Stream<v1::BackupChunk>;
 
     async fn backup(&self, r: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
-        self.hear("Backup", r).await?;
+        self.record("Backup", r).await?;
         let chunk = |data: &[u8]| Ok(v1::BackupChunk { data: data.to_vec(), total_bytes: None });
         let broken = || Err(Status::internal("backup: read the copy: I/O error"));
-        let rest = if matches!(self.mood, Mood::Sick) { broken() } else { chunk(b"chunk") };
+        let rest = if matches!(self.behavior, Behavior::Degraded) { broken() } else { chunk(b"chunk") };
         let last = v1::BackupChunk { data: Vec::new(), total_bytes: Some(11) };
         let chunks = [chunk(b"first "), rest, Ok(last)];
-        let sent = if matches!(self.mood, Mood::Circling) { 2 } else { 3 };
+        let sent = if matches!(self.behavior, Behavior::EndlessLists) { 2 } else { 3 };
         Ok(Response::new(Box::pin(tokio_stream::iter(chunks.into_iter().take(sent)))))
     }
 
     async fn get_rack(&self, r: Request<v1::GetRackRequest>) -> Answer<v1::Rack> {
-        self.hear("GetRack", r).await?;
-        let sick = matches!(self.mood, Mood::Sick);
+        self.record("GetRack", r).await?;
+        let sick = matches!(self.behavior, Behavior::Degraded);
         let alarm = v1::Alarm {
             reason: "HOST_UNKNOWN".into(),
             subject: "host h2".into(),
@@ -425,15 +428,15 @@ impl Admin for Rack {
     }
 
     async fn list_hosts(&self, r: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
-        self.hear("ListHosts", r).await?;
-        let sick = matches!(self.mood, Mood::Sick);
+        self.record("ListHosts", r).await?;
+        let sick = matches!(self.behavior, Behavior::Degraded);
         let second = if sick { v1::HostState::Unknown } else { v1::HostState::Up };
         let hosts = vec![host("h1", v1::HostState::Up), host("h2", second)];
         Ok(Response::new(v1::ListHostsResponse { hosts }))
     }
 
     async fn get_host(&self, r: Request<v1::GetHostRequest>) -> Answer<v1::Host> {
-        let asked = self.hear("GetHost", r).await?.host;
+        let asked = self.record("GetHost", r).await?.host;
         match asked.as_str() {
             "h1" | "h2" => Ok(Response::new(host(&asked, v1::HostState::Up))),
             _ => Err(unknown("HOST_NOT_FOUND", format!("host {asked} is not in this rack"))),
@@ -441,13 +444,13 @@ impl Admin for Rack {
     }
 
     async fn list_emcs(&self, r: Request<v1::ListEmcsRequest>) -> Answer<v1::ListEmcsResponse> {
-        self.hear("ListEmcs", r).await?;
-        let sick = matches!(self.mood, Mood::Sick);
+        self.record("ListEmcs", r).await?;
+        let sick = matches!(self.behavior, Behavior::Degraded);
         Ok(Response::new(v1::ListEmcsResponse { emcs: vec![emc("e0", 0, 0), emc("e1", 4, u32::from(sick))] }))
     }
 
     async fn get_emc(&self, r: Request<v1::GetEmcRequest>) -> Answer<v1::Emc> {
-        let asked = self.hear("GetEmc", r).await?.emc;
+        let asked = self.record("GetEmc", r).await?.emc;
         match asked.as_str() {
             "e0" | "e1" => Ok(Response::new(emc(&asked, 0, 0))),
             _ => Err(unknown("EMC_NOT_FOUND", format!("emc {asked} is not in this rack"))),
@@ -455,14 +458,14 @@ impl Admin for Rack {
     }
 
     async fn list_slices(&self, r: Request<v1::ListSlicesRequest>) -> Answer<v1::ListSlicesResponse> {
-        let from = self.hear("ListSlices", r).await?.from;
-        let next = if matches!(self.mood, Mood::Circling) { from } else { from + PAGE };
+        let from = self.record("ListSlices", r).await?.from;
+        let next = if matches!(self.behavior, Behavior::EndlessLists) { from } else { from + PAGE };
         let slices = (from..next.min(8)).map(slice).collect();
         Ok(Response::new(v1::ListSlicesResponse { slices, next: (next < 8).then_some(next), revision: 11 }))
     }
 
     async fn get_slice(&self, r: Request<v1::GetSliceRequest>) -> Answer<v1::Slice> {
-        let asked = self.hear("GetSlice", r).await?.slice;
+        let asked = self.record("GetSlice", r).await?.slice;
         if asked < 8 {
             return Ok(Response::new(slice(asked)));
         }
@@ -473,8 +476,8 @@ impl Admin for Rack {
         &self,
         r: Request<v1::ListReservationsRequest>,
     ) -> Answer<v1::ListReservationsResponse> {
-        let after = self.hear("ListReservations", r).await?.after;
-        let circling = matches!(self.mood, Mood::Circling);
+        let after = self.record("ListReservations", r).await?.after;
+        let circling = matches!(self.behavior, Behavior::EndlessLists);
         let second = v1::Reservation {
             reservation: "r-2".into(),
             vm: "db".into(),
@@ -490,46 +493,46 @@ impl Admin for Rack {
     }
 
     async fn get_reservation(&self, r: Request<v1::GetReservationRequest>) -> Answer<v1::Reservation> {
-        let target = self.hear("GetReservation", r).await?.target.unwrap();
+        let target = self.record("GetReservation", r).await?.target.unwrap();
         match (target.reservation.as_str(), target.vm.as_str()) {
             ("r-1", "") | ("", "web") => Ok(Response::new(reservation())),
             ("r-0", "") => Ok(Response::new(v1::Reservation { slices: vec![1, 2], ..reservation() })),
             ("", vm) => Err(unknown("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
-            (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} is not known"))),
+            (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} does not exist"))),
         }
     }
 
     async fn get_shares(&self, r: Request<v1::GetSharesRequest>) -> Answer<v1::Shares> {
-        let host = self.hear("GetShares", r).await?.host;
+        let host = self.record("GetShares", r).await?.host;
         known_host(&host)?;
-        let sick = matches!(self.mood, Mood::Sick);
+        let sick = matches!(self.behavior, Behavior::Degraded);
         match host.as_str() {
             "h1" if sick => {
                 let (state, why) = (v1::ShareState::Blocked.into(), "no link is known".into());
                 Ok(Response::new(v1::Shares { state, reason: why, certificate: None, ..shares() }))
             }
             "h1" => Ok(Response::new(shares())),
-            _ => Err(unknown("SHARES_NOT_REPORTED", format!("host: {host} has told no shares"))),
+            _ => Err(unknown("SHARES_NOT_REPORTED", format!("host: {host} has reported no shares"))),
         }
     }
 
     async fn cordon(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
-        self.hear("Cordon", r).await?;
+        self.record("Cordon", r).await?;
         Ok(done())
     }
 
     async fn uncordon(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
-        self.hear("Uncordon", r).await?;
+        self.record("Uncordon", r).await?;
         Ok(done())
     }
 
     async fn drain(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
-        self.hear("Drain", r).await?;
+        self.record("Drain", r).await?;
         Ok(done())
     }
 
     async fn fence(&self, r: Request<v1::FenceRequest>) -> Answer<v1::TargetResponse> {
-        self.hear("Fence", r).await?;
+        self.record("Fence", r).await?;
         Ok(done())
     }
 
@@ -537,14 +540,14 @@ impl Admin for Rack {
         &self,
         r: Request<v1::ListMigrationsRequest>,
     ) -> Answer<v1::ListMigrationsResponse> {
-        self.hear("ListMigrations", r).await?;
+        self.record("ListMigrations", r).await?;
         let migrations = vec![migration(1)];
         Ok(Response::new(v1::ListMigrationsResponse { migrations, next_after: String::new(), revision: 9 }))
     }
 
     async fn watch(&self, r: Request<v1::WatchRequest>) -> Answer<Stream<v1::Event>> {
         use v1::event::Change;
-        self.hear("Watch", r).await?;
+        self.record("Watch", r).await?;
         let happened = [
             Change::Slice(slice(7)),
             Change::Reservation(reservation()),
@@ -552,7 +555,7 @@ impl Admin for Rack {
         ];
         let event = |(n, what)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, change: Some(what) };
         let events: Vec<_> = (1..).zip(happened).map(event).collect();
-        if matches!(self.mood, Mood::Quiet) {
+        if matches!(self.behavior, Behavior::OpenWatch) {
             let events = tokio_stream::iter(events.into_iter().map(Ok)).chain(tokio_stream::pending());
             return Ok(Response::new(Box::pin(events)));
         }
@@ -560,7 +563,7 @@ impl Admin for Rack {
     }
 
     async fn explain(&self, r: Request<v1::ExplainRequest>) -> Answer<v1::ExplainResponse> {
-        let subject = self.hear("Explain", r).await?.subject;
+        let subject = self.record("Explain", r).await?.subject;
         let decisions = if subject == "vm web" { vec![decision()] } else { Vec::new() };
         Ok(Response::new(v1::ExplainResponse { decisions }))
     }

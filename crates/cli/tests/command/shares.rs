@@ -1,4 +1,4 @@
-//! `tarn evaluate symbiosis`: traces in, what shares are worth out, and all that is drawn of it.
+//! `tarn evaluate symbiosis`: results and figures from traces.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
 
@@ -7,10 +7,10 @@ use tempfile::TempDir;
 
 use crate::{
     evaluate::{is_said, texts},
-    rack::{Ran, tarn},
+    rack::{CommandOutput, tarn},
 };
 
-/// A loop, and keys of which the first are touched most.
+/// Returns a trace of 12,000 accesses with the given keys.
 fn trace(key: impl Fn(u64) -> u64) -> String {
     (0..12_000).fold("key\n".to_owned(), |mut text, at| {
         writeln!(text, "{}", key(at)).unwrap();
@@ -18,7 +18,7 @@ fn trace(key: impl Fn(u64) -> u64) -> String {
     })
 }
 
-/// A table that somebody made of traces, and that is none.
+/// A table derived from traces, which is not a trace itself.
 const DERIVED: &str = "trace,miss_ratio\nstream,0.5\n";
 
 fn traces() -> TempDir {
@@ -31,7 +31,7 @@ fn traces() -> TempDir {
     folder
 }
 
-async fn evaluate(traces: &Path, words: &str) -> Ran {
+async fn evaluate(traces: &Path, words: &str) -> CommandOutput {
     tarn(&format!("evaluate symbiosis --traces {} {words}", traces.display())).await
 }
 
@@ -40,7 +40,7 @@ fn numbers(folder: &Path, name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_folder_without_any_trace_is_an_error() {
+async fn directory_without_traces_is_an_error() {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
     fs::write(folder.path().join("short.csv"), "key\n1\n2\n").unwrap();
@@ -52,14 +52,14 @@ async fn a_folder_without_any_trace_is_an_error() {
 }
 
 #[tokio::test]
-async fn numbers_that_could_not_be_written_are_not_reckoned_first() {
+async fn unwritable_output_fails_before_the_computation() {
     let ran = evaluate(traces().path(), "--json /nowhere/numbers.json").await;
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
     assert!(ran.stderr.contains("/nowhere/numbers.json"), "{}", ran.stderr);
 }
 
 #[tokio::test]
-async fn what_is_a_trace_but_a_broken_one_is_an_error() {
+async fn malformed_trace_is_an_error() {
     let folder = traces();
     fs::write(folder.path().join("torn.csv"), "key\n1\nx\n").unwrap();
     let ran = evaluate(folder.path(), "").await;
@@ -67,7 +67,7 @@ async fn what_is_a_trace_but_a_broken_one_is_an_error() {
     assert!(ran.stderr.contains("torn.csv") && ran.stderr.contains("line 3"), "{}", ran.stderr);
 }
 
-/// What each drawing says.
+/// Expected texts of each figure.
 const DRAWN: [(&str, &[&str]); 6] = [
     ("figure-1", &["Local memory (equal shares)", "Bandwidth (equal shares)", "bound by bandwidth: stream"]),
     ("figure-3", &["Price of all memory", "Round by round", "all there is", "where the market ended"]),
@@ -81,7 +81,7 @@ const DRAWN: [(&str, &[&str]); 6] = [
 ];
 
 #[tokio::test]
-async fn all_is_drawn_whole_with_its_numbers_beside_it_and_what_is_no_trace_is_left_out_aloud() {
+async fn all_figures_are_written_with_their_data() {
     let folder = traces();
     fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
     let into = folder.path().join("some/where");
@@ -119,7 +119,7 @@ async fn all_is_drawn_whole_with_its_numbers_beside_it_and_what_is_no_trace_is_l
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
+async fn unwritable_directory_is_named_in_the_error() {
     let folder = traces();
     let ran = evaluate(folder.path(), &format!("--figures {}/stream.csv", folder.path().display())).await;
     assert_eq!(ran.code, 1);

@@ -1,4 +1,4 @@
-//! The live view on a terminal of its own.
+//! `tarn top` on a pseudo-terminal.
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use rustix::{
 
 use crate::rack::{Rack, command};
 
-/// A terminal of 100 by 30: the side of the person, and the side of the program.
+/// Opens a pseudo-terminal of 100 by 30: the user side and the program side.
 fn terminal() -> (File, OwnedFd) {
     let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&person).unwrap();
@@ -28,10 +28,10 @@ fn terminal() -> (File, OwnedFd) {
     (File::from(person), program)
 }
 
-/// Reads what the program draws until `wanted` is on the screen; once it is, presses `key`. Ends with the program.
+/// Returns all output of the program; sends `key` once `wanted` is on the screen.
 fn watch(mut person: File, wanted: &str, key: u8) -> String {
     let (mut seen, mut chunk, mut pressed) = (String::new(), [0; 4096], false);
-    // A terminal whose program is gone answers with EIO.
+    // Reading fails with EIO once the program has exited.
     while let Ok(n) = person.read(&mut chunk) {
         seen.push_str(&String::from_utf8_lossy(&chunk[..n]));
         if !pressed && seen.contains(wanted) {
@@ -43,13 +43,13 @@ fn watch(mut person: File, wanted: &str, key: u8) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn top_shows_the_rack_until_q_and_leaves_the_terminal_as_it_was() {
+async fn top_shows_the_rack_and_restores_the_terminal() {
     let (person, program) = terminal();
     let address = Rack::default().listen().await;
     let mut tarn = command(&format!("--endpoint http://{address} top"));
     let stdio = || Stdio::from(program.try_clone().unwrap());
     let mut running = tarn.stdin(stdio()).stdout(stdio()).stderr(stdio()).kill_on_drop(true).spawn().unwrap();
-    // Only the program holds its side now: when it ends, the person's reads end, too.
+    // Only the program has its side open now, so that reads end when it exits.
     drop((tarn, program));
     let watching = tokio::task::spawn_blocking(move || watch(person, "quarantined", b'q'));
     let ended = tokio::time::timeout(Duration::from_secs(30), running.wait()).await;

@@ -45,7 +45,7 @@ fn is_away(failure: &Failure) -> bool {
 
 /// Whether a failure is the manager's no to this VM on this host, which another host may take.
 pub(super) fn is_refusal(failure: &Failure) -> bool {
-    let Failure::Said(status) = failure else { return false };
+    let Failure::Rejected(status) = failure else { return false };
     matches!(
         status.code(),
         Code::ResourceExhausted | Code::FailedPrecondition | Code::NotFound | Code::DeadlineExceeded
@@ -78,7 +78,7 @@ impl Rack {
         };
         let call = || async {
             let began = Instant::now();
-            let answer = self.to.ask(self.to.scheduler().reserve(request.clone())).await?;
+            let answer = self.to.call(self.to.scheduler().reserve(request.clone())).await?;
             Ok((answer, began.elapsed()))
         };
         let (reservation, took) = patiently(call).await?;
@@ -93,7 +93,7 @@ impl Rack {
         let request = v1::WaitReadyRequest { target: by_id(reservation), timeout_ms };
         let span = REPLAY_READY_TIMEOUT.after(RESPONSE_TIMEOUT_SLACK).as_duration();
         let call =
-            || async { self.to.ask_within(span, self.to.scheduler().wait_ready(request.clone())).await };
+            || async { self.to.call_within(span, self.to.scheduler().wait_ready(request.clone())).await };
         let ready = patiently(call).await?;
         self.journal().became(Action::Ready, &ready)
     }
@@ -101,7 +101,7 @@ impl Rack {
     /// The VM runs.
     pub(super) async fn commit(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         let request = v1::CommitRequest { target: by_id(reservation) };
-        let call = || async { self.to.ask(self.to.scheduler().commit(request.clone())).await };
+        let call = || async { self.to.call(self.to.scheduler().commit(request.clone())).await };
         let committed = patiently(call).await?;
         self.journal().became(Action::Commit, &committed)
     }
@@ -110,9 +110,9 @@ impl Rack {
     pub(super) async fn release(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         self.journal().giving_back(reservation);
         let request = v1::ReleaseRequest { target: by_id(reservation), ..Default::default() };
-        let call = || async { self.to.ask(self.to.scheduler().release(request.clone())).await };
+        let call = || async { self.to.call(self.to.scheduler().release(request.clone())).await };
         match patiently(call).await {
-            Err(Failure::Said(status)) if status.code() == Code::NotFound => {
+            Err(Failure::Rejected(status)) if status.code() == Code::NotFound => {
                 self.journal().released(reservation)
             }
             answered => self.journal().released(&answered?),

@@ -80,7 +80,7 @@ pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, F
 
 /// Where the manager of a rack.toml listens. The rest of the file is the manager's to check.
 fn listen(path: &Path) -> Result<String, Failure> {
-    let failed = |errno| Failure::File { tried: "read", path: path.to_owned(), errno };
+    let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
     let wrong = |what: String| failed(io::Error::new(io::ErrorKind::InvalidData, what));
     let text = fs::read_to_string(path).map_err(failed)?;
     let rack: toml::Table = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;

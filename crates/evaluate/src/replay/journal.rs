@@ -78,7 +78,7 @@ impl Journal {
     pub(super) fn open(log: Option<&Path>) -> Result<Self, Failure> {
         let open = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_owned(), file)),
-            Err(errno) => Err(Failure::File { tried: "make", path: path.to_owned(), errno }),
+            Err(errno) => Err(Failure::File { operation: "make", path: path.to_owned(), errno }),
         };
         Ok(Self { log: log.map(open).transpose()?, ..Self::default() })
     }
@@ -146,7 +146,7 @@ impl Journal {
         let line = Line { action, request_id, reservation, vm, host, slices };
         let mut text = serde_json::to_vec(&line).expect("texts and numbers are JSON");
         text.push(b'\n');
-        file.write_all(&text).map_err(|errno| Failure::File { tried: "write", path: path.clone(), errno })
+        file.write_all(&text).map_err(|errno| Failure::File { operation: "write", path: path.clone(), errno })
     }
 }
 

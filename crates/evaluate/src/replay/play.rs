@@ -250,7 +250,7 @@ fn need(arrival: &Arrival) -> VmShape {
 }
 
 fn flat<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Failure> {
-    ended.unwrap_or_else(|error| Err(Failure::Found(format!("a part of the replay broke: {error}"))))
+    ended.unwrap_or_else(|error| Err(Failure::Problem(format!("a part of the replay broke: {error}"))))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "means of sizes and times need no more than 52 bits")]

@@ -121,15 +121,15 @@ impl Report {
         if let Some(path) = &args.json {
             let text = serde_json::to_string_pretty(self).expect("texts and numbers are JSON") + "\n";
             fs::write(path, text).map_err(|errno| Failure::File {
-                tried: "write",
+                operation: "write",
                 path: path.clone(),
                 errno,
             })?;
         }
-        print::say(format, self, |_| table::facts(self))?;
+        print::value(format, self, |_| table::details(self))?;
         match self.broken() {
             0 => Ok(()),
-            broken => Err(Failure::Found(format!("{broken} promises were seen broken: see the audit"))),
+            broken => Err(Failure::Problem(format!("{broken} promises were seen broken: see the audit"))),
         }
     }
 

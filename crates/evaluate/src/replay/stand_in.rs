@@ -78,7 +78,7 @@ struct Slice {
 /// # Errors
 /// No memory from the agent, or memory that cannot be read, mapped or written.
 pub fn run(args: &StandIn) -> Result<(), Failure> {
-    let failed = |tried| move |errno| Failure::File { tried, path: args.socket.clone(), errno };
+    let failed = |tried| move |errno| Failure::File { operation: tried, path: args.socket.clone(), errno };
     let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
     let dirty = dirty(&slices, args.look).map_err(failed("read slices of"))?;
     let numbers = slices.iter().map(|piece| piece.slice).collect();

@@ -55,7 +55,7 @@ impl StandIns {
     pub(super) fn new(hosts: &[v1::Host], touch_mib: u64) -> Result<Self, Failure> {
         let program = std::env::current_exe();
         let program = program.map_err(|errno| Failure::File {
-            tried: "find the program of",
+            operation: "find the program of",
             path: "/proc/self/exe".into(),
             errno,
         })?;

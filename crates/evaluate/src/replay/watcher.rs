@@ -81,7 +81,7 @@ fn lock(free: &Mutex<Free>) -> MutexGuard<'_, Free> {
 }
 
 async fn open(to: &Connection) -> Result<Streaming<v1::Capacity>, Failure> {
-    to.ask(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await
+    to.call(to.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await
 }
 
 async fn first(

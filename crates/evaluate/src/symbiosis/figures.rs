@@ -38,7 +38,7 @@ impl Shown {
 /// # Errors
 /// It cannot be made.
 pub(super) fn make_folder(folder: &Path) -> Result<(), Failure> {
-    let failed = |errno| Failure::File { tried: "make the folder", path: folder.to_owned(), errno };
+    let failed = |errno| Failure::File { operation: "make the folder", path: folder.to_owned(), errno };
     fs::create_dir_all(folder).map_err(failed)
 }
 

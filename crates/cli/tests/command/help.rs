@@ -1,33 +1,33 @@
-//! The words themselves: help, completions, manual pages.
+//! Arguments, help, completions and manual pages.
 
 use clap::Parser as _;
-use cli::{Ask, Cli, Command, Format};
+use cli::{Cli, Command, Format, ManagerCommand};
 use tempfile::TempDir;
 
 use crate::rack::tarn;
 
-fn parsed(words: &str) -> Cli {
-    Cli::try_parse_from(["tarn"].into_iter().chain(words.split_whitespace()))
+fn parsed(arguments: &str) -> Cli {
+    Cli::try_parse_from(["tarn"].into_iter().chain(arguments.split_whitespace()))
         .unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 
 #[test]
-fn the_words_do_not_contradict_each_other() {
+fn command_line_definition_is_consistent() {
     cli::command().debug_assert();
 }
 
 #[test]
-fn options_may_stand_before_and_after_the_command() {
-    for words in ["-o json get slices", "get -o json slices", "get slices --output json"] {
-        let cli = parsed(words);
-        assert_eq!(cli.global.output, Format::Json, "{words}");
-        assert!(matches!(cli.command, Command::Ask(Ask::Get(_))), "{words}");
+fn global_options_are_accepted_anywhere() {
+    for arguments in ["-o json get slices", "get -o json slices", "get slices --output json"] {
+        let cli = parsed(arguments);
+        assert_eq!(cli.global.output, Format::Json, "{arguments}");
+        assert!(matches!(cli.command, Command::Manager(ManagerCommand::Get(_))), "{arguments}");
     }
 }
 
 #[test]
-fn things_have_one_name_or_many() {
-    for words in [
+fn resources_have_singular_and_plural_names() {
+    for arguments in [
         "get host h1",
         "get hosts h1",
         "get emc",
@@ -36,12 +36,12 @@ fn things_have_one_name_or_many() {
         "get alarm",
         "get share h1",
     ] {
-        assert!(matches!(parsed(words).command, Command::Ask(Ask::Get(_))), "{words}");
+        assert!(matches!(parsed(arguments).command, Command::Manager(ManagerCommand::Get(_))), "{arguments}");
     }
 }
 
 #[test]
-fn every_command_says_what_it_does() {
+fn every_command_and_argument_has_help() {
     fn check(command: &clap::Command) {
         assert!(command.get_about().is_some(), "{} has no help", command.get_name());
         for argument in command.get_arguments() {
@@ -58,7 +58,7 @@ fn every_command_says_what_it_does() {
 }
 
 #[tokio::test]
-async fn help_names_the_exit_codes() {
+async fn help_lists_the_exit_codes() {
     let help = tarn("--help").await.stdout;
     for line in ["3    not found", "5    exhausted", "124  timed out", "130  interrupted"] {
         assert!(help.contains(line), "{help}");
@@ -66,12 +66,12 @@ async fn help_names_the_exit_codes() {
 }
 
 #[tokio::test]
-async fn global_options_are_in_the_help_of_tarn_alone() {
+async fn global_options_are_only_in_the_main_help() {
     let help = tarn("--help").await.stdout;
     assert!(help.contains("--endpoint <URI>") && help.contains("--output <OUTPUT>"), "{help}");
-    for words in ["commit --help", "commit -h", "get slices --help", "cordon host --help", "plan-vm -h"] {
-        let help = tarn(words).await.stdout;
-        assert!(!help.contains("--endpoint <URI>") && !help.contains("--server-name"), "{words}: {help}");
+    for arguments in ["commit --help", "commit -h", "get slices --help", "cordon host --help", "plan-vm -h"] {
+        let help = tarn(arguments).await.stdout;
+        assert!(!help.contains("--endpoint <URI>") && !help.contains("--server-name"), "{arguments}: {help}");
     }
     let help = tarn("commit --help").await.stdout;
     assert!(help.contains("`tarn --help`") && help.lines().count() < 15, "{help}");
@@ -84,7 +84,7 @@ async fn global_options_are_in_the_help_of_tarn_alone() {
 }
 
 #[tokio::test]
-async fn completions_are_made_for_every_shell() {
+async fn completions_exist_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = tarn(&format!("completions {shell}")).await;
         assert!(ran.code == 0 && ran.stdout.contains("wait-ready"), "{shell}: {}", ran.stderr);
@@ -92,7 +92,7 @@ async fn completions_are_made_for_every_shell() {
 }
 
 #[tokio::test]
-async fn manual_pages_are_written_for_every_command() {
+async fn manual_pages_exist_for_every_command() {
     let folder = TempDir::new().unwrap();
     let ran = tarn(&format!("man {}/pages", folder.path().display())).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
@@ -101,7 +101,7 @@ async fn manual_pages_are_written_for_every_command() {
         "tarn-reserve.1",
         "tarn-get-slices.1",
         "tarn-explain-shares.1",
-        "tarn-weigh.1",
+        "tarn-set-weights.1",
         "tarn-doctor.1",
     ] {
         let text = std::fs::read_to_string(folder.path().join("pages").join(page)).unwrap();

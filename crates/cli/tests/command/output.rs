@@ -1,15 +1,15 @@
-//! What is printed, to the letter.
+//! Exact output of commands.
 
-use crate::rack::{Mood, Rack, command};
+use crate::rack::{Behavior, Rack, command};
 
-/// Runs and expects success, exactly this on stdout and nothing on stderr.
-async fn prints(words: &str, expected: &str) {
-    let ran = Rack::default().tarn(words).await;
-    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), (expected, "", 0), "tarn {words}");
+/// Expects success with exactly this text on stdout and nothing on stderr.
+async fn prints(arguments: &str, expected: &str) {
+    let ran = Rack::default().tarn(arguments).await;
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), (expected, "", 0), "tarn {arguments}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_are_tables_without_frames() {
+async fn lists_are_tables_without_borders() {
     prints(
         "get slices",
         "\
@@ -69,7 +69,7 @@ e1   up     enabled     4       1     2       1         0            4      emul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slices_are_a_json_array_with_promised_keys() {
+async fn slices_as_json_have_the_documented_keys() {
     let ran = Rack::default().tarn("get slices -o json").await;
     let slices: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(slices.as_array().unwrap().len(), 8);
@@ -80,19 +80,19 @@ async fn slices_are_a_json_array_with_promised_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_thing_by_name_is_one_object() {
-    for words in
+async fn one_resource_is_one_json_object() {
+    for arguments in
         ["get slices 1", "get hosts h1", "get emcs e0", "get reservations web", "get reservations r-1"]
     {
-        let ran = Rack::default().tarn(&format!("{words} -o json")).await;
+        let ran = Rack::default().tarn(&format!("{arguments} -o json")).await;
         let one: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-        assert!(one.is_object(), "tarn {words}: {one}");
+        assert!(one.is_object(), "tarn {arguments}: {one}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn yaml_has_the_structure_of_json() {
-    for words in [
+    for arguments in [
         "get slices",
         "get hosts",
         "describe vm web",
@@ -101,16 +101,16 @@ async fn yaml_has_the_structure_of_json() {
         "explain shares h1",
     ] {
         let rack = Rack::default();
-        let json = rack.tarn(&format!("{words} -o json")).await.stdout;
-        let yaml = rack.tarn(&format!("{words} -o yaml")).await.stdout;
+        let json = rack.tarn(&format!("{arguments} -o json")).await.stdout;
+        let yaml = rack.tarn(&format!("{arguments} -o yaml")).await.stdout;
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         let yaml: serde_json::Value = serde_norway::from_str(&yaml).unwrap();
-        assert_eq!(json, yaml, "tarn {words}");
+        assert_eq!(json, yaml, "tarn {arguments}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vm_is_described_down_to_its_slices() {
+async fn vm_is_described_with_its_slices() {
     prints(
         "describe vm web",
         "\
@@ -140,7 +140,7 @@ SLICE  EMC  STATE   HOST  VM   EPOCH
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slices_that_went_on_to_another_owner_are_not_shown_as_the_vms() {
+async fn slices_of_a_later_owner_are_not_shown() {
     let ran = Rack::default().tarn("describe vm r-0 -o json").await;
     let vm: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let details = vm["slice_details"].as_array().unwrap().iter();
@@ -149,7 +149,7 @@ async fn slices_that_went_on_to_another_owner_are_not_shown_as_the_vms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slice_is_described_with_its_receipt() {
+async fn slice_is_described_with_its_last_scrub() {
     prints(
         "describe slice 6",
         "\
@@ -160,15 +160,15 @@ HOST:        -
 VM:          -
 EPOCH:       7
 REASON:      -
-LAST SCRUB:  2023-11-14T22:13:21Z by h2 as epoch 4, 1GiB zero
+LAST SCRUB:  2023-11-14T22:13:21Z by h2, epoch 4, 1GiB verified
 ",
     )
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hosts_emcs_and_the_rack_are_described_with_their_alarms() {
-    let sick = Rack::new(Mood::Sick);
+async fn descriptions_include_alarms() {
+    let sick = Rack::new(Behavior::Degraded);
     let described = sick.tarn("describe rack").await.stdout;
     assert!(described.contains("BUFFER:    2\n") && described.contains("\nALARMS\nSINCE"), "{described}");
     let described = sick.tarn("describe host h2").await.stdout;
@@ -182,30 +182,30 @@ async fn hosts_emcs_and_the_rack_are_described_with_their_alarms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decision_is_explained_with_what_it_was_made_from() {
+async fn decision_is_explained_with_its_inputs() {
     let explained = "\
 2023-11-14T22:13:20Z  #7 reserve vm web (by nova)
   e0 alone has enough free slices
   model: fewest-emcs 1
   free_on_e0 = 4
-  instead: e1: 2 free slices
+  alternative: e1: 2 free slices
 ";
     prints("explain vm web", explained).await;
     prints("explain vm r-1", explained).await;
-    prints("explain rack", "no decision about rack is remembered\n").await;
+    prints("explain rack", "no decisions recorded for rack\n").await;
     let unknown = Rack::default().tarn("explain vm nope").await;
     assert_eq!((unknown.code, unknown.stdout.as_str()), (3, ""), "{}", unknown.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plan_names_the_hosts_that_fit_and_why_others_do_not() {
+async fn plan_lists_hosts_with_reasons() {
     prints(
         "plan-vm --vm new --cores 4 --memory 8GiB",
         "\
 local 6GiB, pool 2GiB
-why: e0 alone has enough free slices
+reason: e0 alone has enough free slices
 
-HOST  FITS  FREE CORES  FREE LOCAL  EMC  WHY NOT
+HOST  FITS  FREE CORES  FREE LOCAL  EMC  REASON
 h1    yes   30          63GiB       e0   -
 h2    no    30          63GiB       -    too few cores
 ",
@@ -214,9 +214,9 @@ h2    no    30          63GiB       -    too few cores
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reservation_answers_with_what_scripts_need() {
-    let words = "reserve --host h1 --vm web --pool 2GiB --request-id q1 -o json";
-    let ran = Rack::default().tarn(words).await;
+async fn reservation_as_json_is_complete() {
+    let arguments = "reserve --host h1 --vm web --pool 2GiB --request-id q1 -o json";
+    let ran = Rack::default().tarn(arguments).await;
     let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let expected = serde_json::json!({
         "reservation": "r-1", "vm": "web", "host": "h1", "state": "ready", "slices": [0, 1], "slices_online": 2,
@@ -229,17 +229,17 @@ async fn a_reservation_answers_with_what_scripts_need() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watching_prints_a_line_for_each_change_until_the_manager_stops() {
+async fn watch_prints_a_line_per_change() {
     let ran = Rack::default().tarn("watch").await;
     let lines = "\
 2023-11-14T22:13:20Z  1        slice       7                quarantined  e1 epoch 8 host h1: not zero after a scrub
 2023-11-14T22:13:20Z  2        reservation r-1              ready        web host h1 2/2 online
-2023-11-14T22:13:20Z  3        missed      3                changes      list again
+2023-11-14T22:13:20Z  3        dropped     3                batches      list again
 ";
     assert_eq!((ran.stdout.as_str(), ran.code), (lines, 6));
     assert!(ran.stderr.contains("the manager ended the watch"), "{}", ran.stderr);
     let capacity = Rack::default().tarn("watch capacity").await.stdout;
-    assert_eq!(capacity, "9        h1               accepts  cores 30    local 63GiB      e0 1/4  e1 1/4\n");
+    assert_eq!(capacity, "9        h1               enabled  cores 30    local 63GiB      e0 1/4  e1 1/4\n");
     let migrations = Rack::default().tarn("watch migrations").await.stdout;
     assert_eq!(
         migrations,
@@ -248,35 +248,34 @@ async fn watching_prints_a_line_for_each_change_until_the_manager_stops() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_to_move_a_vm_are_listed() {
+async fn migration_requests_are_listed() {
     let listed = "\
-ASKED                 VM   HOST  STATE  WHY
+REQUESTED             VM   HOST  STATE  REASON
 2023-11-14T22:13:20Z  web  h1    open   h1 is draining
 ";
     prints("get migrations", listed).await;
     prints("get migrations web", listed).await;
-    prints("get migrations other", "ASKED  VM  HOST  STATE  WHY\n").await;
+    prints("get migrations other", "REQUESTED  VM  HOST  STATE  REASON\n").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenants_of_a_host_are_listed_with_their_shares() {
+async fn tenants_are_listed_with_their_shares() {
     let listed = "\
-TENANT  WEIGHT  ENFORCED  MEMORY/FAIR  LINK      WAITS   GAIN
-web     2       swap      40GiB/32GiB  2500MB/s  12.5 %  7.3 %
-db      1       advise    8GiB/16GiB   9500MB/s  0.0 %   0.0 %
+TENANT  WEIGHT  ENFORCER  MEMORY/FAIR  LINK      STALLED  GAIN
+web     2       swap      40GiB/32GiB  2500MB/s  12.5 %   7.3 %
+db      1       advise    8GiB/16GiB   9500MB/s  0.0 %    0.0 %
 ";
-    let at = "note: as host h1 told at 2023-11-14T22:13:20Z\n";
-    let way =
-        "note: shares are on their way, 50.0 % of it gone in this epoch: gains are of where they are now\n";
-    for words in ["get shares h1", "get share h1"] {
-        let said = Rack::default().tarn(words).await;
+    let at = "note: reported by host h1 at 2023-11-14T22:13:20Z\n";
+    let way = "note: shares move gradually, 50.0 % of the distance in this epoch: gains refer to the current shares\n";
+    for arguments in ["get shares h1", "get share h1"] {
+        let output = Rack::default().tarn(arguments).await;
         let notes = format!("{way}{at}");
-        assert_eq!((said.stdout.as_str(), said.stderr.as_str(), said.code), (listed, &*notes, 0));
+        assert_eq!((output.stdout.as_str(), output.stderr.as_str(), output.code), (listed, &*notes, 0));
     }
     let wide = Rack::default().tarn("get shares h1 -o wide").await.stdout;
-    let head = "GAIN   MEMORY USED  LINK USED  LINK WANTED  LEARNT FROM  ERROR  PROBLEM\n";
+    let head = "GAIN   MEMORY USED  LINK USED  LINK DEMAND  ACCESS SOURCE  ERROR  PROBLEM\n";
     assert!(wide.contains(head), "{wide}");
-    assert!(wide.contains("39GiB        1234MB/s   3000MB/s     damon        5.0 %  -\n"), "{wide}");
+    assert!(wide.contains("39GiB        1234MB/s   3000MB/s     damon          5.0 %  -\n"), "{wide}");
     let json = Rack::default().tarn("get shares h1 -o json").await.stdout;
     let tenants: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(
@@ -284,75 +283,74 @@ db      1       advise    8GiB/16GiB   9500MB/s  0.0 %   0.0 %
         serde_json::json!({
             "tenant": "db", "weight": 1.0, "enforcer": "advise",
             "fair": {"memory_mib": 16384, "bandwidth_mb_s": 4000}, "share": {"memory_mib": 8192, "bandwidth_mb_s": 9500},
-            "memory_used_mib": 0, "bandwidth_used_mb_s": 0.0, "waited": 0.0, "bandwidth_wanted_mb_s": 0.0,
-            "gain": 0.99999, "learnt_from": "none", "error": 0.0, "problem": "it is no cgroup",
+            "memory_used_mib": 0, "bandwidth_used_mb_s": 0.0, "stalled": 0.0, "bandwidth_demand_mb_s": 0.0,
+            "gain": 0.99999, "access_source": "none", "error": 0.0, "problem": "it is no cgroup",
         })
     );
-    let kept = Rack::new(Mood::Sick).tarn("get shares h1").await;
+    let kept = Rack::new(Behavior::Degraded).tarn("get shares h1").await;
     let note = format!(
-        "note: shares, and all that is told of them, are as they were before the last epoch: no link is known\n{at}"
+        "note: shares and estimates are unchanged since before the last epoch: no link is known\n{at}"
     );
     assert_eq!((kept.stdout.as_str(), kept.stderr.as_str(), kept.code), (listed, &*note, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shares_are_explained_number_by_number() {
+async fn shares_are_explained_with_all_numbers() {
     prints(
         "explain shares h1",
         "\
-2023-11-14T22:13:20Z  epoch 7 of host h1: shares were set anew
-  to share: 48GiB of local memory, 12000MB/s of the link to remote memory, each way
+2023-11-14T22:13:20Z  epoch 7 of host h1: shares updated
+  capacity: 48GiB of local memory, 12000MB/s of link bandwidth in each direction
   market:
-    exact: everybody has what it asks for at one price
-    all memory costs 0.620, all of the link 0.380: together 1, which is what tenants have to spend
-    each may spend 1.050 times its part of all weights: some do not want to spend all of theirs
-    23 prices were tried
-    no deal beyond the market makes the geometric mean of throughputs larger, or none was sought
-    50.0 % of the way from the shares before was gone
-    0.0 % of memory and 1.2 % of the link nobody wanted: handed out all the same
+    exact: every tenant has its demand at one price
+    price of all memory 0.620, of all link bandwidth 0.380; the sum of 1 equals the sum of budgets
+    budget of each tenant: 1.050 times its fraction of all weights: some tenants do not spend their whole budget
+    23 prices tried
+    no trade after the market increases the geometric mean of throughputs, or none was searched for
+    shares moved 50.0 % of the distance to the new ones
+    0.0 % of memory and 1.2 % of link bandwidth exceeded the demand and were distributed anyway
     no purchase exceeds its budget by more than 0.0 %
-    db, the worst-off, has 1.000 of its throughput with an equal split, as estimated: nobody loses by sharing
-    somebody would have 3.4 % more throughput with another's share
-  tenant web, weight 2, swap: what exceeds its share is swapped out
-    memory: 40GiB, 32GiB by weight alone; it has 39GiB
-    link: 2500MB/s, 8000MB/s by weight alone; it used 1234MB/s and could use 3000MB/s
-    it waited for pages or devices 12.5 % of its time
-    its share is worth 1.073 of its throughput with an equal split, as learnt from damon; that may be 5.0 % off
-  tenant db, weight 1, advise: nobody enforces it, this is what it ought to have
-    memory: 8GiB, 16GiB by weight alone; it has 0B
-    link: 9500MB/s, 4000MB/s by weight alone; it used 0MB/s and could use 0MB/s
-    it waited for pages or devices 0.0 % of its time
-    nobody saw which pages it touches: by how long it waited its share is worth about 1.00 of its throughput with an equal split
-    kept from its share: it is no cgroup
+    db, the worst-off tenant, has an estimated 1.000 of its throughput with an equal split: no tenant loses by sharing
+    envy: a tenant would have 3.4 % more throughput with another tenant's share
+  tenant web, weight 2, swap: memory beyond its share is swapped out
+    memory: share 40GiB, fair share by weight 32GiB, used 39GiB
+    link: share 2500MB/s, fair share by weight 8000MB/s, used 1234MB/s, demand 3000MB/s
+    stalled on memory or I/O 12.5 % of the time
+    throughput: 1.073 of that with an equal split, estimated from damon, error 5.0 %
+  tenant db, weight 1, advise: not enforced (advisory)
+    memory: share 8GiB, fair share by weight 16GiB, used 0B
+    link: share 9500MB/s, fair share by weight 4000MB/s, used 0MB/s, demand 0MB/s
+    stalled on memory or I/O 0.0 % of the time
+    throughput: about 1.00 of that with an equal split, estimated from stall time without page accesses
+    share not enforced: it is no cgroup
 ",
     )
     .await;
-    let kept = Rack::new(Mood::Sick).tarn("explain shares h1").await.stdout;
-    let says =
-        "shares are as they were, as something was missing or went wrong\n  no link is known\n  to share";
+    let kept = Rack::new(Behavior::Degraded).tarn("explain shares h1").await.stdout;
+    let says = "shares unchanged: they could not be computed or enforced\n  no link is known\n  capacity";
     assert!(kept.contains(says) && !kept.contains("market:"), "{kept}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn weights_are_answered_with_all_that_are_set() {
-    prints("weigh h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
-    let ran = Rack::default().tarn("weigh h1 web=2 -o json").await;
+async fn set_weights_prints_all_weights() {
+    prints("set weights h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
+    let ran = Rack::default().tarn("set weights h1 web=2 -o json").await;
     let set: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(set, serde_json::json!([{"tenant": "web", "weight": 2.0}]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watching_in_json_is_one_object_a_line() {
+async fn watch_as_json_is_one_object_per_line() {
     let ran = Rack::default().tarn("watch events -o json").await;
     let events: Vec<serde_json::Value> =
         ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(events.len(), 3);
     assert_eq!((&events[0]["slice"]["state"], &events[0]["revision"]), (&"quarantined".into(), &1.into()));
-    assert_eq!(events[2]["missed"]["events"], 3);
+    assert_eq!(events[2]["events_dropped"]["batches"], 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_finds_nothing_wrong_with_a_healthy_rack() {
+async fn doctor_finds_no_problem_in_a_healthy_rack() {
     let ran = Rack::default().tarn("doctor -o json").await;
     let findings: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
     assert!(findings.len() >= 8 && findings.iter().all(|f| f["ok"] == true), "{findings:#?}");
@@ -360,56 +358,58 @@ async fn the_doctor_finds_nothing_wrong_with_a_healthy_rack() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_doctor_says_what_is_wrong_and_what_mends_it() {
-    let ran = Rack::new(Mood::Sick).tarn("doctor").await;
-    assert_eq!((ran.stderr.as_str(), ran.code), ("error: 2 things are wrong\n", 1), "{}", ran.stdout);
+async fn doctor_shows_problems_and_fixes() {
+    let ran = Rack::new(Behavior::Degraded).tarn("doctor").await;
+    assert_eq!((ran.stderr.as_str(), ran.code), ("error: 2 problems found\n", 1), "{}", ran.stdout);
     for part in ["host h2", "`tarn fence h2`", "not zero after a scrub", "`tarn uncordon slice 7`"] {
         assert!(ran.stdout.contains(part), "{part} is missing in\n{}", ran.stdout);
     }
-    let alarms = Rack::new(Mood::Sick).tarn("get alarms h2").await.stdout;
+    let alarms = Rack::new(Behavior::Degraded).tarn("get alarms h2").await.stdout;
     assert!(
         alarms.contains("2023-11-14T22:13:20Z  HOST_UNKNOWN  host h2  silent past its lease"),
         "{alarms}"
     );
 }
 
-/// Puts programs into a folder: the first one, and a script if there is one.
+/// Installs `tarn` and, if its script is not empty, `host-agent` into a directory.
 const INSTALL: &str = r#"cp "$1" "$0/tarn"; [ -z "$2" ] || { printf '#!/bin/sh\n%s\n' "$2" > "$0/host-agent"; chmod 755 "$0/host-agent"; }"#;
 
-/// A host without a manager in reach: what its doctor finds there, with this program beside it as `host-agent`.
+/// Returns the finding of `tarn doctor` about the local host, with the given script as `host-agent`
+/// and no manager.
 async fn host_findings(agent: &str) -> (serde_json::Value, Option<i32>) {
     let folder = tempfile::tempdir().unwrap();
-    // A process of its own writes them: what another test's child has open for writing cannot be run.
+    // A separate process writes the programs, as a file open for writing in a child of another test
+    // cannot be executed.
     let mut install = tokio::process::Command::new("sh");
     install.args(["-c", INSTALL]).arg(folder.path()).args([env!("CARGO_BIN_EXE_tarn"), agent]);
     assert!(install.status().await.unwrap().success());
     let tarn = folder.path().join("tarn");
-    let words = ["doctor", "--host-config", "/host.toml", "--endpoint", "unix:/nowhere", "-o", "json"];
-    let output = tokio::process::Command::new(tarn).args(words).env_clear().output().await.unwrap();
+    let arguments = ["doctor", "--host-config", "/host.toml", "--endpoint", "unix:/nowhere", "-o", "json"];
+    let output = tokio::process::Command::new(tarn).args(arguments).env_clear().output().await.unwrap();
     let mut findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((findings.len(), &findings[0]["check"]), (2, &"endpoint".into()), "{findings:#?}");
     (findings.remove(1), output.status.code())
 }
 
 #[tokio::test]
-async fn a_host_without_its_manager_is_still_looked_at_by_the_agents_doctor() {
-    let finding = r#"{"check":"kvm","ok":true,"subject":"this host","what":"'"$*"'","mend":null}"#;
+async fn host_is_checked_without_its_manager() {
+    let finding = r#"{"check":"kvm","ok":true,"subject":"this host","message":"'"$*"'","fix":null}"#;
     let (found, code) = host_findings(&format!("echo '[{finding}]'; exit 1")).await;
     assert_eq!((found["check"].as_str(), code), (Some("kvm"), Some(1)));
-    assert_eq!(found["what"], "doctor --output json --config /host.toml");
+    assert_eq!(found["message"], "doctor --output json --config /host.toml");
 }
 
 #[tokio::test]
-async fn a_host_whose_agent_cannot_look_at_it_is_told_so() {
+async fn failed_host_check_is_a_finding() {
     let (found, _) = host_findings("echo 'error: too old' >&2; exit 2").await;
-    assert!(found["what"].as_str().unwrap().ends_with("does not look at it: error: too old"), "{found}");
+    assert!(found["message"].as_str().unwrap().ends_with("doctor` failed: error: too old"), "{found}");
     let (found, _) = host_findings("").await;
-    assert!(found["what"].as_str().unwrap().starts_with("`host-agent doctor` does not look"), "{found}");
+    assert!(found["message"].as_str().unwrap().starts_with("`host-agent doctor` failed: "), "{found}");
     assert_eq!((found["ok"].as_bool(), found["check"].as_str()), (Some(false), Some("host")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_has_seen_enough_ends_it_quietly() {
+async fn closed_pipe_is_no_error() {
     let rack = Rack::default();
     let address = rack.listen().await;
     let (reader, writer) = std::io::pipe().unwrap();
@@ -420,11 +420,11 @@ async fn a_reader_that_has_seen_enough_ends_it_quietly() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn validation_does_not_look_like_a_reservation() {
+async fn validation_result_differs_from_a_reservation() {
     let rack = Rack::default();
     let ran = rack.tarn("reserve --host h1 --vm web --pool 2GiB --validate-only").await;
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "no request id, as nothing is done");
-    let says = "valid, nothing reserved: vm web on host h1 would get 2GiB of the pool (slices 0-1), 512MiB local and 2 cores\n";
+    let says = "valid, nothing reserved: vm web on host h1 would get 2GiB of pool memory (slices 0-1), 512MiB of local memory and 2 cores\n";
     assert_eq!(ran.stdout, says);
     let ran = rack.tarn("reserve --host h1 --vm web --pool 2GiB --validate-only -o json").await;
     let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
@@ -434,28 +434,28 @@ async fn validation_does_not_look_like_a_reservation() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_ends_after_its_timeout() {
-    let ran = Rack::new(Mood::Quiet).tarn("watch --timeout 300ms").await;
+    let ran = Rack::new(Behavior::OpenWatch).tarn("watch --timeout 300ms").await;
     assert_eq!(ran.code, 124, "{}", ran.stderr);
-    assert_eq!(ran.stderr, "error: the watch ended after 300ms, as --timeout says\n");
+    assert_eq!(ran.stderr, "error: watch ended by --timeout after 300ms\n");
     assert_eq!(ran.stdout.lines().count(), 3, "{}", ran.stdout);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn explaining_without_decisions_shows_the_state_and_where_to_look() {
+async fn explain_without_decisions_shows_the_state() {
     let ran = Rack::default().tarn("explain slice 1").await;
     assert_eq!(
         ran.stdout,
-        "no decision about slice 1 is remembered; it is online of host h1, epoch 2\nits VM: `tarn explain vm web`\n"
+        "no decisions recorded for slice 1; state online, host h1, epoch 2\nsee also: `tarn explain vm web`\n"
     );
     let ran = Rack::default().tarn("explain slice 7").await;
     assert!(
-        ran.stdout.contains("it is quarantined of host h1, epoch 8: not zero after a scrub"),
+        ran.stdout.contains("state quarantined, host h1, epoch 8: not zero after a scrub"),
         "{}",
         ran.stdout
     );
-    let ran = Rack::new(Mood::Sick).tarn("explain host h2").await;
+    let ran = Rack::new(Behavior::Degraded).tarn("explain host h2").await;
     for text in
-        ["it is up, scheduling enabled", "HOST_UNKNOWN: silent past its lease", "`tarn explain vm db`"]
+        ["state up, scheduling enabled", "HOST_UNKNOWN: silent past its lease", "`tarn explain vm db`"]
     {
         assert!(ran.stdout.contains(text), "{text}: {}", ran.stdout);
     }

@@ -1,23 +1,23 @@
-//! What the manager hears for what was typed.
+//! Requests that commands send to the manager.
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
-use crate::rack::{Mood, Rack};
+use crate::rack::{Behavior, Rack};
 
-/// Runs and expects that the manager heard each of `parts` in its last call.
-async fn says(words: &str, parts: &[&str]) {
+/// Expects that the last request to the manager contains each of `parts`.
+async fn says(arguments: &str, parts: &[&str]) {
     let rack = Rack::default();
-    let ran = rack.tarn(words).await;
-    assert_eq!(ran.code, 0, "tarn {words}: {}", ran.stderr);
-    let heard = rack.heard().pop().unwrap();
+    let ran = rack.tarn(arguments).await;
+    assert_eq!(ran.code, 0, "tarn {arguments}: {}", ran.stderr);
+    let heard = rack.requests().pop().unwrap();
     for part in parts {
-        assert!(heard.contains(part), "tarn {words}: {part} is missing in {heard}");
+        assert!(heard.contains(part), "tarn {arguments}: {part} is missing in {heard}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_option_of_a_reservation_reaches_the_manager() {
-    let words = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
+async fn every_option_of_reserve_is_sent() {
+    let arguments = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
                  --commit-within 5m --request-id q9 --client nova --uid 2001";
     let parts = [
         "Reserve ReserveRequest",
@@ -34,35 +34,35 @@ async fn every_option_of_a_reservation_reaches_the_manager() {
         "client: \"nova\"",
         "uid: Some(2001)",
     ];
-    says(words, &parts).await;
+    says(arguments, &parts).await;
     let parts = ["validate_only: true", "commit_within_ms: 0", "pool_bytes: 0", "uid: None"];
     says("reserve --host h1 --vm web --cores 1 --validate-only --request-id q9", &parts).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn user_of_a_reservation_is_a_number_below_the_highest() {
+async fn uid_must_be_below_the_maximum() {
     for uid in ["4294967295", "-1", "root"] {
         let rack = Rack::default();
         let ran = rack.tarn(&format!("reserve --host h1 --vm web --cores 1 --uid={uid}")).await;
-        assert_eq!((ran.code, rack.heard().len()), (2, 0), "{}", ran.stderr);
+        assert_eq!((ran.code, rack.requests().len()), (2, 0), "{}", ran.stderr);
         assert!(ran.stderr.contains("--uid") && ran.stderr.contains(uid), "{}", ran.stderr);
     }
     says("reserve --host h1 --vm web --cores 1 --uid 0 --request-id q9", &["uid: Some(0)"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_request_id_is_made_up_and_said_aloud() {
+async fn missing_request_id_is_generated_and_printed() {
     let rack = Rack::default();
     let first = rack.tarn("reserve --host h1 --vm web --pool 1GiB").await;
     let id = first.stderr.trim_end().strip_prefix("request_id: ").expect("the id is on stderr").to_owned();
-    assert!(id.len() == 32 && rack.heard()[0].contains(&format!("request_id: \"{id}\"")), "{id}");
+    assert!(id.len() == 32 && rack.requests()[0].contains(&format!("request_id: \"{id}\"")), "{id}");
     let second = rack.tarn("reserve --host h1 --vm web --pool 1GiB -o json").await;
-    let said: serde_json::Value = serde_json::from_str(&second.stderr).unwrap();
-    assert_ne!(said["request_id"], id.as_str(), "ids are random");
+    let output: serde_json::Value = serde_json::from_str(&second.stderr).unwrap();
+    assert_ne!(output["request_id"], id.as_str(), "ids are random");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reservation_is_named_by_its_number_or_its_vm() {
+async fn reservation_is_given_by_id_or_vm() {
     says("commit r-1", &["Commit", "reservation: \"r-1\", vm: \"\""]).await;
     says("commit web", &["Commit", "reservation: \"\", vm: \"web\""]).await;
     says("wait-ready web --timeout 3s", &["WaitReady", "vm: \"web\"", "timeout_ms: 3000"]).await;
@@ -72,7 +72,7 @@ async fn a_reservation_is_named_by_its_number_or_its_vm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operators_orders_name_exactly_one_target() {
+async fn operator_command_has_exactly_one_target() {
     says("cordon host h1 --reason fans", &["Cordon", "host: \"h1\", emc: \"\", slice: None", "\"fans\""])
         .await;
     says("drain emc e0", &["Drain", "host: \"\", emc: \"e0\", slice: None"]).await;
@@ -83,54 +83,55 @@ async fn operators_orders_name_exactly_one_target() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn migrations_are_answered_in_one_word() {
+async fn migration_is_resolved_with_a_state() {
     says("migration resolve web accepted", &["ResolveMigration", "vm: \"web\"", "state: Accepted"]).await;
-    says("migration resolve web declined --answer later", &["state: Declined", "answer: \"later\""]).await;
+    says("migration resolve web declined --reason later", &["state: Declined", "answer: \"later\""]).await;
     says("migration resolve web done", &["state: Done"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn weights_are_set_for_tenants_of_one_host() {
     let web = "Weight { tenant: \"web\", weight: 2.5 }";
-    says("weigh h1 web=2.5 db=0", &["SetWeights", "host: \"h1\"", web, "tenant: \"db\", weight: 0.0"]).await;
-    says("weigh h1", &["SetWeights", "host: \"h1\"", "weights: []"]).await;
-    says("weigh h1 a.slice:b=-1", &["tenant: \"a.slice:b\", weight: -1.0"]).await; // which there are, the manager says
+    says("set weights h1 web=2.5 db=0", &["SetWeights", "host: \"h1\"", web, "tenant: \"db\", weight: 0.0"])
+        .await;
+    says("get weights h1", &["SetWeights", "host: \"h1\"", "weights: []"]).await;
+    says("set weights h1 a.slice:b=-1", &["tenant: \"a.slice:b\", weight: -1.0"]).await; // the manager checks the range
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_are_followed_to_their_last_page() {
+async fn list_is_read_to_its_last_page() {
     let rack = Rack::default();
     rack.tarn("get slices").await;
-    let from: Vec<_> = rack.heard().iter().map(|call| call.contains("from: ")).collect();
+    let from: Vec<_> = rack.requests().iter().map(|call| call.contains("from: ")).collect();
     assert_eq!(from, [true; 3], "8 slices in pages of 3");
     let rack = Rack::default();
-    rack.tarn("get reservations --ended").await;
-    let heard = rack.heard();
+    rack.tarn("get reservations --include-ended").await;
+    let heard = rack.requests();
     assert!(heard[0].contains("after: \"\"") && heard[1].contains("after: \"r-1\""), "{heard:?}");
     assert!(heard.iter().all(|call| call.contains("ended: true")), "{heard:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn backup_is_written_whole_for_its_owner_alone() {
+async fn backup_is_complete_and_private() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rack.backup");
-    let words = format!("backup --to {}", file.display());
-    let ran = Rack::default().tarn(&words).await;
+    let arguments = format!("backup --to {}", file.display());
+    let ran = Rack::default().tarn(&arguments).await;
     assert_eq!((ran.code, fs::read(&file).unwrap().as_slice()), (0, &b"first chunk"[..]), "{}", ran.stderr);
     assert!(ran.stdout.contains("11 bytes"), "{}", ran.stdout);
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
-    let again = Rack::default().tarn(&words).await;
+    let again = Rack::default().tarn(&arguments).await;
     assert_eq!(again.code, 2, "an existing file was replaced: {}", again.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn backup_that_breaks_leaves_no_file() {
+async fn failed_backup_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
-    let words = format!("backup --to {}/rack.backup", folder.path().display());
-    let ran = Rack::new(Mood::Sick).tarn(&words).await;
+    let arguments = format!("backup --to {}/rack.backup", folder.path().display());
+    let ran = Rack::new(Behavior::Degraded).tarn(&arguments).await;
     assert!(ran.code == 1 && ran.stderr.contains("I/O error"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-    let ran = Rack::new(Mood::Circling).tarn(&words).await;
+    let ran = Rack::new(Behavior::EndlessLists).tarn(&arguments).await;
     assert!(ran.code == 1 && ran.stderr.contains("without its last part"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     let ran = Rack::default().tarn("backup --to /no/such/folder/rack.backup").await;
@@ -138,7 +139,7 @@ async fn backup_that_breaks_leaves_no_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn token_is_sent_to_this_machine_only() {
+async fn token_is_sent_to_local_addresses_only() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("admin.token");
     fs::write(&file, "5ec2e7\n").unwrap();

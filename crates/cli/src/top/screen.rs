@@ -1,4 +1,5 @@
-//! One picture of a rack: hosts, EMCs with every slice as one coloured letter, alarms. A pure function of what was seen.
+//! Drawing of the live view: hosts, EMCs with every slice as a coloured letter, and alarms. A pure
+//! function of a snapshot.
 
 use ratatui::{
     Frame,
@@ -10,26 +11,26 @@ use ratatui::{
 
 use crate::{table, view};
 
-/// What there is to see.
+/// State of the rack at one time.
 #[derive(Clone, Debug)]
-pub(super) struct Picture {
+pub(super) struct Snapshot {
     pub(super) rack: view::Rack,
     pub(super) hosts: Vec<view::Host>,
     pub(super) emcs: Vec<view::Emc>,
     pub(super) slices: Vec<view::Slice>,
     pub(super) free: view::Capacity,
-    /// Why this picture is an old one.
-    pub(super) trouble: Option<String>,
+    /// Error of the last poll, if the snapshot is stale.
+    pub(super) error: Option<String>,
 }
 
-/// Where the watcher looks: at which host and at which EMC, counted from the top.
+/// Indexes of the selected host and EMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct Selection {
     pub(super) host: usize,
     pub(super) emc: usize,
 }
 
-/// How each state of a slice looks, in the order of a slice's life.
+/// Letter and colour of each slice state, in the order of a slice's life cycle.
 const STATES: &[(&str, char, Color)] = &[
     ("free", '.', Color::DarkGray),
     ("assigned", 'a', Color::Blue),
@@ -40,13 +41,13 @@ const STATES: &[(&str, char, Color)] = &[
     ("quarantined", 'Q', Color::Red),
 ];
 
-/// Alarms shown; the title counts them all.
-const ALARMS_SHOWN: u16 = 5;
+/// Maximum number of alarms shown; the title has the total.
+const ALARMS_SHOWN_MAX: u16 = 5;
 
-/// Draws it all, from top to bottom: the rack in one line, hosts, EMCs, alarms, keys.
-pub(super) fn draw(frame: &mut Frame<'_>, picture: &Picture, seat: &Seat) {
-    let alarms = u16::try_from(picture.rack.alarms.len()).unwrap_or(u16::MAX).clamp(1, ALARMS_SHOWN) + 2;
-    let hosts = u16::try_from(picture.hosts.len()).unwrap_or(u16::MAX).min(frame.area().height / 3) + 3;
+/// Draws, from top to bottom, a summary of the rack, hosts, EMCs, alarms and a legend.
+pub(super) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, selection: &Selection) {
+    let alarms = u16::try_from(snapshot.rack.alarms.len()).unwrap_or(u16::MAX).clamp(1, ALARMS_SHOWN_MAX) + 2;
+    let hosts = u16::try_from(snapshot.hosts.len()).unwrap_or(u16::MAX).min(frame.area().height / 3) + 3;
     let rows = [
         Constraint::Length(1),
         Constraint::Length(hosts),
@@ -55,34 +56,34 @@ pub(super) fn draw(frame: &mut Frame<'_>, picture: &Picture, seat: &Seat) {
         Constraint::Length(1),
     ];
     let [top, hosts, emcs, alarms, bottom] = Layout::vertical(rows).areas(frame.area());
-    frame.render_widget(headline(picture), top);
-    draw_hosts(frame, hosts, picture, seat);
-    draw_emcs(frame, emcs, picture, seat);
-    draw_alarms(frame, alarms, &picture.rack.alarms);
+    frame.render_widget(headline(snapshot), top);
+    draw_hosts(frame, hosts, snapshot, selection);
+    draw_emcs(frame, emcs, snapshot, selection);
+    draw_alarms(frame, alarms, &snapshot.rack.alarms);
     frame.render_widget(legend(), bottom);
 }
 
-fn headline(picture: &Picture) -> Line<'_> {
-    if let Some(trouble) = &picture.trouble {
-        return Line::from(format!("old picture: {trouble}")).style(Style::new().fg(Color::Red).bold());
+fn headline(snapshot: &Snapshot) -> Line<'_> {
+    if let Some(error) = &snapshot.error {
+        return Line::from(format!("stale: {error}")).style(Style::new().fg(Color::Red).bold());
     }
-    let r = &picture.rack;
+    let r = &snapshot.rack;
     let text = format!(
-        "rack {}  {} of {} slices free, {} wanted  revision {}.{}",
+        "rack {}  {} of {} slices free, target {}  revision {}.{}",
         r.rack_uuid, r.slices_free, r.slices, r.buffer_target, r.generation, r.revision
     );
     Line::from(text).bold()
 }
 
-fn draw_hosts(frame: &mut Frame<'_>, area: Rect, picture: &Picture, seat: &Seat) {
-    let heads = ["HOST", "LEASE", "SCHEDULING", "CORES", "LOCAL", "SLICES", "VMS", "CAN GET"];
-    let widths = [16, 9, 11, 9, 17, 7, 5, 8].map(Constraint::Length);
-    let rows = picture.hosts.iter().map(|host| host_row(host, &picture.free));
+fn draw_hosts(frame: &mut Frame<'_>, area: Rect, snapshot: &Snapshot, selection: &Selection) {
+    let heads = ["HOST", "STATE", "SCHEDULING", "CORES", "LOCAL", "SLICES", "VMS", "POOL FREE"];
+    let widths = [16, 9, 11, 9, 17, 7, 5, 9].map(Constraint::Length);
+    let rows = snapshot.hosts.iter().map(|host| host_row(host, &snapshot.free));
     let table = Table::new(rows, widths)
         .header(Row::new(heads).bold())
         .row_highlight_style(Modifier::REVERSED)
-        .block(Block::bordered().title(format!("hosts ({}), up and down", picture.hosts.len())));
-    let mut state = TableState::new().with_selected(seat.host);
+        .block(Block::bordered().title(format!("hosts ({}), up/down", snapshot.hosts.len())));
+    let mut state = TableState::new().with_selected(selection.host);
     frame.render_stateful_widget(table, area, &mut state);
 }
 
@@ -90,21 +91,21 @@ fn host_row<'a>(host: &'a view::Host, free: &view::Capacity) -> Row<'a> {
     let now = free.hosts.iter().find(|h| h.host == host.host);
     let cores = now.map_or(host.free_cores, |h| h.free_cores);
     let local = now.map_or(host.free_local_bytes, |h| h.free_local_bytes);
-    let can_get =
+    let pool_free =
         now.map_or_else(|| "-".to_owned(), |h| h.emcs.iter().map(|e| e.free_slices).sum::<u32>().to_string());
     Row::new([
         Cell::from(host.host.as_str()),
-        Cell::from(host.state.as_str()).style(Style::new().fg(lease(&host.state))),
+        Cell::from(host.state.as_str()).style(Style::new().fg(state_colour(&host.state))),
         Cell::from(host.scheduling.as_str()),
         Cell::from(format!("{cores}/{}", host.cores)),
         Cell::from(format!("{}/{}", table::size(local), table::size(host.local_bytes))),
         Cell::from(host.slices.to_string()),
         Cell::from(host.reservations.to_string()),
-        Cell::from(can_get),
+        Cell::from(pool_free),
     ])
 }
 
-fn lease(state: &str) -> Color {
+fn state_colour(state: &str) -> Color {
     match state {
         "up" => Color::Green,
         "silent" | "expected" => Color::Yellow,
@@ -112,19 +113,25 @@ fn lease(state: &str) -> Color {
     }
 }
 
-/// EMCs from the chosen one on; each a line of counts and then its slices. Those of the chosen host are underlined.
-fn draw_emcs(frame: &mut Frame<'_>, area: Rect, picture: &Picture, seat: &Seat) {
-    let block = Block::bordered().title(format!("EMCs ({}), left and right", picture.emcs.len()));
+/// Draws the EMCs from the selected one on: a line of counts, then the slices. Slices of the
+/// selected host are underlined.
+fn draw_emcs(frame: &mut Frame<'_>, area: Rect, snapshot: &Snapshot, selection: &Selection) {
+    let block = Block::bordered().title(format!("EMCs ({}), left/right", snapshot.emcs.len()));
     let inside = block.inner(area);
-    let host = picture.hosts.get(seat.host).map(|h| h.host.as_str());
+    let host = snapshot.hosts.get(selection.host).map(|h| h.host.as_str());
     let lines =
-        picture.emcs.iter().skip(seat.emc).flat_map(|emc| emc_lines(emc, picture, host, inside.width));
+        snapshot.emcs.iter().skip(selection.emc).flat_map(|emc| emc_lines(emc, snapshot, host, inside.width));
     let lines: Vec<_> = lines.take(usize::from(inside.height)).collect();
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-fn emc_lines<'a>(emc: &'a view::Emc, picture: &'a Picture, host: Option<&str>, width: u16) -> Vec<Line<'a>> {
-    let letters: Vec<_> = picture
+fn emc_lines<'a>(
+    emc: &'a view::Emc,
+    snapshot: &'a Snapshot,
+    host: Option<&str>,
+    width: u16,
+) -> Vec<Line<'a>> {
+    let letters: Vec<_> = snapshot
         .slices
         .iter()
         .filter(|s| s.emc == emc.emc)
@@ -155,7 +162,7 @@ fn draw_alarms(frame: &mut Frame<'_>, area: Rect, alarms: &[view::Alarm]) {
     let lines: Vec<_> = if alarms.is_empty() {
         vec![Line::from("none").fg(Color::Green)]
     } else {
-        alarms.iter().take(usize::from(ALARMS_SHOWN)).map(alarm_line).collect()
+        alarms.iter().take(usize::from(ALARMS_SHOWN_MAX)).map(alarm_line).collect()
     };
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
@@ -175,7 +182,7 @@ fn legend() -> Line<'static> {
     let states = STATES.iter().flat_map(|(state, letter, colour)| {
         [Span::styled(letter.to_string(), Style::new().fg(*colour)), Span::raw(format!(" {state}  "))]
     });
-    Line::from_iter([Span::raw("q leave | ")].into_iter().chain(states))
+    Line::from_iter([Span::raw("q quit | ")].into_iter().chain(states))
 }
 
 #[cfg(test)]
@@ -185,8 +192,8 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Two hosts, two EMCs, a slice in each state.
-    pub(in crate::top) fn rack() -> Picture {
+    /// Two hosts and two EMCs with a slice in each state.
+    pub(in crate::top) fn rack() -> Snapshot {
         let host = |name: &str, state| v1::Host {
             host: name.into(),
             state,
@@ -213,7 +220,7 @@ pub(super) mod tests {
         };
         let mut slices: Vec<view::Slice> = (1..=7).map(|state| slice(0, "e0", state).into()).collect();
         slices.push(slice(7, "e1", 1).into());
-        Picture {
+        Snapshot {
             rack: v1::Rack {
                 rack_uuid: "u-1".into(),
                 slices: 8,
@@ -226,13 +233,13 @@ pub(super) mod tests {
             emcs: vec![emc("e0", 1).into(), emc("e1", 2).into()],
             slices,
             free: v1::Capacity::default().into(),
-            trouble: None,
+            error: None,
         }
     }
 
-    fn drawn(picture: &Picture, seat: &Seat) -> Buffer {
+    fn drawn(snapshot: &Snapshot, selection: &Selection) -> Buffer {
         let mut terminal = Terminal::new(TestBackend::new(100, 24)).unwrap();
-        terminal.draw(|frame| draw(frame, picture, seat)).unwrap();
+        terminal.draw(|frame| draw(frame, snapshot, selection)).unwrap();
         terminal.backend().buffer().clone()
     }
 
@@ -244,27 +251,27 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_rack_is_one_picture() {
+    fn rack_is_drawn_as_expected() {
         assert_eq!(
-            text(&drawn(&rack(), &Seat::default())),
-            include_str!("picture.txt").trim_end_matches('\n')
+            text(&drawn(&rack(), &Selection::default())),
+            include_str!("screen.txt").trim_end_matches('\n')
         );
     }
 
     #[test]
-    fn every_state_of_a_slice_has_a_letter_and_a_colour_of_its_own() {
+    fn every_slice_state_has_a_unique_letter() {
         let mut states: Vec<_> = (1..=7).filter_map(|n| v1::SliceState::try_from(n).ok()).collect();
         states.dedup();
         assert_eq!(states.len(), STATES.len());
         let letters: std::collections::BTreeSet<_> = STATES.iter().map(|(_, letter, _)| letter).collect();
         assert_eq!(letters.len(), STATES.len());
-        let shown = text(&drawn(&rack(), &Seat::default()));
+        let shown = text(&drawn(&rack(), &Selection::default()));
         assert!(shown.contains(".aoOdsQ") && !shown.contains('?'), "{shown}");
     }
 
     #[test]
-    fn a_silent_host_and_a_quarantined_slice_are_red() {
-        let buffer = drawn(&rack(), &Seat { host: 1, emc: 0 });
+    fn unknown_host_and_quarantined_slice_are_red() {
+        let buffer = drawn(&rack(), &Selection { host: 1, emc: 0 });
         let at = |wanted: &str| {
             let lines = text(&buffer);
             let (y, line) = lines.lines().enumerate().find(|(_, line)| line.contains(wanted)).unwrap();
@@ -277,16 +284,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_old_picture_says_that_it_is_old() {
-        let picture = Picture { trouble: Some("no answer".into()), ..rack() };
-        assert!(text(&drawn(&picture, &Seat::default())).starts_with("old picture: no answer"));
+    fn stale_snapshot_is_marked() {
+        let snapshot = Snapshot { error: Some("no answer".into()), ..rack() };
+        assert!(text(&drawn(&snapshot, &Selection::default())).starts_with("stale: no answer"));
     }
 
     #[test]
-    fn a_picture_fits_into_any_terminal() {
+    fn drawing_fits_any_terminal_size() {
         for (width, height) in [(1, 1), (20, 3), (80, 10), (300, 100)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-            terminal.draw(|frame| draw(frame, &rack(), &Seat { host: 9, emc: 9 })).unwrap();
+            terminal.draw(|frame| draw(frame, &rack(), &Selection { host: 9, emc: 9 })).unwrap();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ways to a manager: a unix socket, TLS with certificates on both sides, and one that was restarted.
+//! Connections over a unix socket and mutual TLS, and reconnection after a restart of the manager.
 
 use std::{fs, net::SocketAddr, path::Path};
 
@@ -18,7 +18,7 @@ use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use crate::rack::{Rack, command, tarn};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_on_a_unix_socket_is_reached() {
+async fn unix_socket_is_reached() {
     let folder = TempDir::new().unwrap();
     let socket = folder.path().join("tarn.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
@@ -48,7 +48,7 @@ fn certify(folder: &Path, names: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_behind_mutual_tls_lets_in_only_whom_it_knows() {
+async fn mutual_tls_admits_only_known_certificates() {
     let folder = TempDir::new().unwrap();
     certify(folder.path(), &["manager", "operator"]);
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
@@ -74,7 +74,7 @@ async fn a_manager_behind_mutual_tls_lets_in_only_whom_it_knows() {
     assert_eq!(ran.code, 2, "half an identity: {}", ran.stderr);
 }
 
-/// A manager that stops when told to.
+/// Starts a manager that stops on request.
 async fn start(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<()>) {
     let listener = TcpListener::bind(at).await.unwrap();
     let at = listener.local_addr().unwrap();
@@ -88,20 +88,20 @@ async fn start(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_outlives_a_restart_of_its_manager() {
+async fn connection_survives_a_restart_of_the_manager() {
     let (at, stop, stopped) = start("127.0.0.1:0".parse().unwrap()).await;
-    let words = ["tarn".to_owned(), "--endpoint".to_owned(), format!("http://{at}"), "doctor".to_owned()];
-    let to = Connection::open(&Cli::parse_from(words).global).await.unwrap();
-    to.ask(to.admin().get_rack(GetRackRequest {})).await.unwrap();
+    let arguments = ["tarn".to_owned(), "--endpoint".to_owned(), format!("http://{at}"), "doctor".to_owned()];
+    let manager = Connection::open(&Cli::parse_from(arguments).global).await.unwrap();
+    manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap();
     stop.send(()).unwrap();
     stopped.await.unwrap();
-    let refused = to.ask(to.admin().get_rack(GetRackRequest {})).await.unwrap_err();
+    let refused = manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap_err();
     assert_eq!(refused.exit(), Exit::Unavailable, "{refused}");
     let (_, stop, stopped) = start(at).await;
-    to.ask(to.admin().get_rack(GetRackRequest {})).await.unwrap();
-    let another = to.another().await.unwrap();
-    another.ask(another.admin().get_rack(GetRackRequest {})).await.unwrap();
-    drop((to, another));
+    manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap();
+    let another = manager.open_another().await.unwrap();
+    another.call(another.admin().get_rack(GetRackRequest {})).await.unwrap();
+    drop((manager, another));
     stop.send(()).unwrap();
     stopped.await.unwrap();
 }

@@ -1,0 +1,22 @@
+//! Shell completions and manual pages, generated from the definition of the command line.
+
+use std::fs;
+
+use clap_complete::Shell;
+
+use crate::{Failure, args::Man, command, print};
+
+/// Prints the completions for one shell on stdout.
+pub(crate) fn print(shell: Shell) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut command(), "tarn", &mut text);
+    print::out(&String::from_utf8_lossy(&text))
+}
+
+/// Writes one page for `tarn` and one for each command into a directory, which is created if
+/// missing.
+pub(crate) fn write_man_pages(args: &Man) -> Result<(), Failure> {
+    let failed = |errno| Failure::File { operation: "write manual pages to", path: args.dir.clone(), errno };
+    fs::create_dir_all(&args.dir).map_err(failed)?;
+    clap_mangen::generate_to(command(), &args.dir).map_err(failed)
+}

@@ -1,0 +1,52 @@
+//! Checks of the machine that `tarn doctor` runs on, if it is a host. `host-agent doctor` performs
+//! them; they do not need the manager.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use tokio::{process::Command, time};
+use units::limits::RESPONSE_TIMEOUT_DEFAULT;
+
+use super::Finding;
+
+/// Default configuration file of a host agent.
+const CONFIG_DEFAULT: &str = "/etc/tarn/host.toml";
+const AGENT: &str = "host-agent";
+
+/// Returns the findings of `host-agent doctor`, or none if this machine is not a host.
+pub(super) async fn findings(config: Option<PathBuf>, timeout: Option<Duration>) -> Vec<Finding> {
+    let default = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|path| path.exists());
+    let Some(config) = config.or_else(default) else { return Vec::new() };
+    let (program, timeout) = (program(), timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration()));
+    match run(&program, &config, timeout).await {
+        Ok(findings) => findings,
+        Err(error) => {
+            let message = format!("`{} doctor` failed: {error}", program.display());
+            let fix = format!("install the {AGENT} of this version next to tarn");
+            vec![Finding::problem("host", "this host".to_owned(), message, fix)]
+        }
+    }
+}
+
+/// Returns the agent next to this program if it exists, otherwise its name for a search in PATH.
+fn program() -> PathBuf {
+    let tarn = std::env::current_exe().ok();
+    let sibling = tarn.and_then(|tarn| Some(tarn.parent()?.join(AGENT)));
+    sibling.filter(|sibling| sibling.exists()).unwrap_or_else(|| AGENT.into())
+}
+
+/// Runs `host-agent doctor`. Its exit code is ignored, as it is not 0 when there are problems.
+async fn run(program: &Path, config: &Path, limit: Duration) -> Result<Vec<Finding>, String> {
+    let mut command = Command::new(program);
+    command.args(["doctor", "--output", "json", "--config"]).arg(config);
+    let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = time::timeout(limit, output).await.map_err(|_| format!("timed out after {limit:?}"))?;
+    let output = output.map_err(|errno| errno.to_string())?;
+    serde_json::from_slice(&output.stdout).map_err(|_| match output.stderr.is_empty() {
+        true => "no output".to_owned(),
+        false => String::from_utf8_lossy(&output.stderr).trim_end().to_owned(),
+    })
+}

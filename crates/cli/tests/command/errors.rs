@@ -1,0 +1,230 @@
+//! Errors, hints and exit codes.
+
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::rack::{Behavior, Rack, tarn};
+
+/// Documented exit code of each gRPC status.
+const EXIT_CODES: [(Code, i32); 16] = [
+    (Code::Cancelled, 1),
+    (Code::Unknown, 1),
+    (Code::InvalidArgument, 2),
+    (Code::DeadlineExceeded, 124),
+    (Code::NotFound, 3),
+    (Code::AlreadyExists, 4),
+    (Code::PermissionDenied, 1),
+    (Code::ResourceExhausted, 5),
+    (Code::FailedPrecondition, 4),
+    (Code::Aborted, 4),
+    (Code::OutOfRange, 1),
+    (Code::Unimplemented, 1),
+    (Code::Internal, 1),
+    (Code::Unavailable, 6),
+    (Code::DataLoss, 1),
+    (Code::Unauthenticated, 1),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_status_has_its_documented_exit_code() {
+    for (code, exit) in EXIT_CODES {
+        let ran = Rack::new(Behavior::Rejecting(code, "SOME_REASON", "no")).tarn("get rack").await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (exit, ""), "{code:?}: {}", ran.stderr);
+        assert!(ran.stderr.starts_with("error: no (SOME_REASON)\n"), "{code:?}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejection_has_a_reason_and_a_hint() {
+    let mood = Behavior::Rejecting(
+        Code::ResourceExhausted,
+        "OUT_OF_SLICES",
+        "host h1 can reach 3 free slices, 4 are needed",
+    );
+    let arguments = "reserve --host h1 --vm web --pool 4GiB --request-id q1";
+    let ran = Rack::new(mood.clone()).tarn(arguments).await;
+    let output = "\
+error: host h1 can reach 3 free slices, 4 are needed (OUT_OF_SLICES)
+hint: show free slices with `tarn watch capacity`; draining slices become free without intervention
+";
+    assert_eq!((ran.stderr.as_str(), ran.code), (output, 5));
+    let ran = Rack::new(mood).tarn(&format!("{arguments} -o json")).await;
+    let output: serde_json::Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!((&output["reason"], &output["exit_code"]), (&"OUT_OF_SLICES".into(), &5.into()));
+    assert!(output["hint"].as_str().unwrap().contains("watch capacity") && output["error"].is_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_name_is_answered_with_existing_names() {
+    let cases = [
+        (
+            "describe host h11",
+            "error: host h11 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? available hosts: h1, h2\n",
+        ),
+        (
+            "get emcs far-away",
+            "error: emc far-away is not in this rack (EMC_NOT_FOUND)\nhint: available EMCs: e0, e1\n",
+        ),
+        (
+            "set weights h3 web=2",
+            "error: host h3 is not in this rack (HOST_NOT_FOUND)\nhint: did you mean h1? available hosts: h1, h2\n",
+        ),
+        (
+            "get shares far-away",
+            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: available hosts: h1, h2\n",
+        ),
+        (
+            "explain shares far-away",
+            "error: host far-away is not in this rack (HOST_NOT_FOUND)\nhint: available hosts: h1, h2\n",
+        ),
+        (
+            "describe vm wbe",
+            "error: vm wbe has no reservation (VM_NOT_FOUND)\nhint: did you mean web? available VMs: web\n",
+        ),
+    ];
+    for (arguments, output) in cases {
+        let ran = Rack::default().tarn(arguments).await;
+        assert_eq!((ran.stderr.as_str(), ran.code), (output, 3), "tarn {arguments}");
+    }
+    let ran = Rack::default().tarn("describe slice 99").await;
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
+    let ran = Rack::default().tarn("get shares h2").await;
+    assert!(
+        ran.code == 3 && ran.stderr.contains("(SHARES_NOT_REPORTED)\nhint: the host's agent reports shares"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_manager_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nowhere = listener.local_addr().unwrap();
+    drop(listener);
+    let ran = tarn(&format!("--endpoint http://{nowhere} get rack")).await;
+    assert_eq!(ran.code, 6, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains(&format!("cannot reach a pool manager at http://{nowhere}: Connection refused"))
+    );
+    assert!(ran.stderr.contains("hint: check that pool-manager is running"), "{}", ran.stderr);
+    let ran = tarn(&format!("--endpoint http://{nowhere} doctor")).await;
+    assert_eq!(ran.code, 1, "the doctor finds that, too: {}", ran.stderr);
+    assert!(ran.stdout.contains("cannot reach a pool manager"), "{}", ran.stdout);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn manager_that_closes_the_connection_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((connection, _)) = listener.accept().await {
+            connection.readable().await.unwrap();
+            drop(connection);
+        }
+    });
+    let ran = tarn(&format!("--endpoint http://{address} get rack")).await;
+    assert_eq!(ran.code, 6, "{}", ran.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unresponsive_manager_times_out() {
+    for arguments in [
+        "get rack",
+        "commit web",
+        "reserve --host h1 --vm v --pool 1GiB --request-id q --wait-ready",
+        "watch",
+    ] {
+        let ran = Rack::new(Behavior::Unresponsive).tarn(&format!("--timeout 100ms {arguments}")).await;
+        assert_eq!(ran.code, 124, "tarn {arguments}: {}", ran.stderr);
+        assert!(ran.stderr.contains("within 100ms"), "{}", ran.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endless_list_is_an_error() {
+    for arguments in ["get slices", "get reservations"] {
+        let ran = Rack::new(Behavior::EndlessLists).tarn(arguments).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "tarn {arguments}: {}", ran.stderr);
+        assert!(ran.stderr.contains("endless list of"), "tarn {arguments}: {}", ran.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_arguments_are_not_sent_to_the_manager() {
+    let wrong = [
+        "release web --force",
+        "reserve --host h1 --pool 1GiB",
+        "reserve --host h1 --vm web --pool 1gb",
+        "reserve --host h1 --vm web --pool 1GiB --validate-only --wait-ready",
+        "reserve --host ../h1 --vm web --pool 1GiB",
+        "cordon slice 3",
+        "get slices seven",
+        "get nothing",
+        "get shares",
+        "describe shares h1",
+        "set weights h1",
+        "set weights h1 web",
+        "set weights h1 web=much",
+        "set weights h1 =2",
+        "set weights h1 a/b=2",
+        "--timeout 0s get rack",
+        "--timeout soon get rack",
+        "top",
+    ];
+    for arguments in wrong {
+        let rack = Rack::default();
+        let ran = rack.tarn(arguments).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "tarn {arguments}: {}", ran.stderr);
+        assert!(ran.stderr.starts_with("error: "), "tarn {arguments}: {}", ran.stderr);
+        assert_eq!(rack.requests(), Vec::<String>::new(), "tarn {arguments}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn usage_error_is_printed_as_json_on_request() {
+    for arguments in ["release web --force -o json", "get --output=json nothing", "-ojson reserve --pool 1gb"]
+    {
+        let ran = tarn(arguments).await;
+        let output: serde_json::Value = serde_json::from_str(&ran.stderr).expect("JSON on stderr");
+        assert!(
+            ran.code == 2 && output["exit_code"] == 2 && output["error"].is_string(),
+            "tarn {arguments}: {output}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_endpoint_is_a_usage_error() {
+    for arguments in [
+        "--endpoint 127.0.0.1:9750",
+        "--endpoint ftp://x",
+        "--ca /x --endpoint http://127.0.0.1:1",
+        "--endpoint https://h",
+    ] {
+        let ran = tarn(&format!("{arguments} get rack")).await;
+        assert_eq!(ran.code, 2, "{arguments}: {}", ran.stderr);
+    }
+    let ran = tarn("--endpoint https://h --ca /no/such/file get rack").await;
+    assert_eq!(ran.code, 1);
+    assert!(
+        ran.stderr.starts_with("error: cannot read /no/such/file: No such file or directory"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejection_names_the_subject_and_the_option() {
+    let taken = Behavior::Rejecting(Code::AlreadyExists, "VM_ALREADY_RESERVED", "vm web has memory");
+    let ran = Rack::new(taken).tarn("reserve --host h1 --vm web --pool 1GiB --request-id q1").await;
+    let hint =
+        "hint: show its reservation with `tarn describe vm web`, or release it with `tarn release web`\n";
+    assert!(ran.stderr.ends_with(hint), "{}", ran.stderr);
+    let bad = Behavior::Rejecting(
+        Code::InvalidArgument,
+        "BAD_VALUE",
+        "pool_bytes: 1610612736 must be whole slices",
+    );
+    let ran = Rack::new(bad).tarn("reserve --host h1 --vm web --pool 1536MiB --request-id q1").await;
+    assert_eq!(ran.stderr, "error: --pool: 1536MiB must be whole slices (BAD_VALUE)\n");
+}
