@@ -10,6 +10,7 @@ mod clock;
 mod device;
 mod hosts;
 mod machine;
+mod migrations;
 mod past;
 mod people;
 mod program;
@@ -30,7 +31,7 @@ use rand_pcg::Pcg64;
 use units::{EmcId, HostId, Ns, ReservationId};
 
 use self::{
-    check::Truth,
+    check::{Truth, has_ended},
     clock::WallClock,
     device::Device,
     machine::{Job, Machine, Pid},
@@ -43,7 +44,7 @@ use self::{
     wire::Wire,
 };
 pub use self::{
-    store::{MemoryStore, Store},
+    store::{BACKUPS_MAX, MemoryStore, Store},
     story::{Failure, Summary},
 };
 
@@ -76,6 +77,8 @@ enum Happening {
     ToAgent(SessionId, Box<Want>),
     ManagerHearsEnd(SessionId),
     AgentHearsEnd(SessionId),
+    /// An agent that was to be rejected gives up.
+    IntruderLeaves(SessionId),
     PeopleAct,
     TroubleComes,
     TroubleEnds(Trouble),
@@ -207,6 +210,7 @@ impl World {
             Happening::ToAgent(session, want) => self.agent_hears(session, *want),
             Happening::ManagerHearsEnd(session) => self.manager_hears_end(session),
             Happening::AgentHearsEnd(session) => self.agent_hears_end(session),
+            Happening::IntruderLeaves(session) => self.intruder_leaves(session),
             Happening::PeopleAct => self.people_act(),
             Happening::TroubleComes => self.trouble_comes(),
             Happening::TroubleEnds(trouble) => self.trouble_ends(trouble),

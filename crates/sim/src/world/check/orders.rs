@@ -9,7 +9,7 @@ use pool::{
     record::{Fence, Host, Key, Record, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
-use units::{Epoch, HostId, InstanceId, OrderNumber, ReservationId, SliceId};
+use units::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, SliceId};
 
 use super::Truth;
 use crate::world::World;
@@ -159,8 +159,14 @@ impl Truth {
 }
 
 impl World {
-    /// A device has answered the present manager.
-    pub(in crate::world) fn note_answer(&mut self, done: &DeviceDone) {
+    /// A device has answered the present manager. The contents of one whose record lacks an epoch of a VM's slice count for
+    /// nothing.
+    pub(in crate::world) fn note_answer(&mut self, emc: EmcId, done: &DeviceDone) {
+        let device = &self.devices[emc.0 as usize];
+        let lacks_record = self.truth.slices_unknown_to(&self.devices).any(|(slice, _)| device.has(slice));
+        if lacks_record && matches!(done, DeviceDone::Contents(_)) {
+            return;
+        }
         self.truth.named.answered(done);
     }
 
