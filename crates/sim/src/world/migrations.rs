@@ -57,20 +57,35 @@ impl World {
                 self.story.counts.moves_unknown += 1;
                 let now = self.truth.migration_of(&asked.vm).map(|(id, request)| (id, request.clone()));
                 if is_alone && asked.request.is_some() && asked.request == now {
-                    self.blame("a request to move takes answers until it ends", format!("{asked:?} is refused"));
+                    self.blame(
+                        "a request to move takes answers until it ends",
+                        format!("{asked:?} is refused"),
+                    );
                 }
             }
             Err(Denied::StoreFailed | Denied::Starting(_) | Denied::NoSuchReservation(_)) => {}
             other => {
-                self.blame("a request to move takes answers until it ends", format!("{asked:?} gets {other:?}"));
+                self.blame(
+                    "a request to move takes answers until it ends",
+                    format!("{asked:?} gets {other:?}"),
+                );
             }
         }
     }
 
-    fn check_acknowledged(&mut self, asked: &AskedMove, id: ReservationId, shown: &Migration, is_alone: bool) {
+    fn check_acknowledged(
+        &mut self,
+        asked: &AskedMove,
+        id: ReservationId,
+        shown: &Migration,
+        is_alone: bool,
+    ) {
         let ended = self.truth.reservation(id).is_none_or(has_ended);
         if ended || self.truth.migration(id) != Some(shown) {
-            self.blame("durable before done", format!("{id} is said to have {shown:?}, which is not on disk"));
+            self.blame(
+                "durable before done",
+                format!("{id} is said to have {shown:?}, which is not on disk"),
+            );
         }
         let taken = (shown.answer, &shown.words) == (asked.answer, &asked.words);
         if shown.vm != asked.vm || (is_alone && !taken) {

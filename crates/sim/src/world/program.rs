@@ -362,8 +362,12 @@ impl World {
         let Some(running) = self.program.alive(life) else { return };
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.make_call(emc, &call);
-        self.note_answer(emc, &done);
         self.say(|| format!("{emc} answers {done:?}"));
+        if let DeviceDone::Contents(_) = done {
+            self.manager(Event::Device(emc, done.clone()));
+            return self.note_contents(emc, &done);
+        }
+        self.note_answer(&done);
         self.manager(Event::Device(emc, done));
     }
 

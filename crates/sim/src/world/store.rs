@@ -117,7 +117,9 @@ impl Store for MemoryStore {
 
     fn restore(&mut self, age: usize) -> bool {
         let newest = self.backups.len().checked_sub(1);
-        let Some(mut records) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else { return false };
+        let Some(mut records) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else {
+            return false;
+        };
         self.generation += 1;
         if let Some(Record::Meta(meta)) = records.get_mut(&Key::Meta) {
             meta.generation = self.generation;

@@ -96,7 +96,8 @@ pub struct Summary {
 impl Summary {
     /// The counts with their names.
     pub fn counts(&self) -> [(&'static str, u64); SUMMARY_COUNTS] {
-        [("steps", self.steps),
+        [
+            ("steps", self.steps),
             ("reserved", self.reserved),
             ("started", self.started),
             ("scrubbed", self.scrubbed),

@@ -147,7 +147,8 @@ impl World {
         };
         self.lose_manager();
         let copies = self.devices[emc].snapshots();
-        let version = (copies > 0).then(|| self.rng.random_range(0..copies)).filter(|_| self.rng.random_bool(0.8));
+        let version =
+            (copies > 0).then(|| self.rng.random_range(0..copies)).filter(|_| self.rng.random_bool(0.8));
         self.say(|| format!("emc {emc} has record {version:?} of {copies}"));
         self.devices[emc].roll_back(version);
         self.story.counts.records_rolled_back += 1;

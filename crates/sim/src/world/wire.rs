@@ -244,7 +244,10 @@ impl World {
 
     pub(super) fn intruder_leaves(&mut self, id: SessionId) {
         if let Some(host) = self.wire.intruders.remove(&id) {
-            self.blame("a host has one agent", format!("{host}: another agent is accepted in session {}", id.0));
+            self.blame(
+                "a host has one agent",
+                format!("{host}: another agent is accepted in session {}", id.0),
+            );
         }
     }
 

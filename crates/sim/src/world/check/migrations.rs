@@ -66,7 +66,9 @@ impl Truth {
 }
 
 fn changes_scheduling(batch: &[Record]) -> bool {
-    batch.iter().any(|record| matches!(record, Record::Host(..) | Record::Emc(..) | Record::Gone(Key::Emc(_))))
+    batch
+        .iter()
+        .any(|record| matches!(record, Record::Host(..) | Record::Emc(..) | Record::Gone(Key::Emc(_))))
 }
 
 impl World {
@@ -85,7 +87,9 @@ impl World {
                 self.story.counts.moves_asked_again += u64::from(changed && made_again);
                 new.again.is_none() && (old.is_none() || !changed || made_again || changes_scheduling(batch))
             }
-            MigrationAnswer::Accepted | MigrationAnswer::Done => new.again.is_none() && (!changed || demanded),
+            MigrationAnswer::Accepted | MigrationAnswer::Done => {
+                new.again.is_none() && (!changed || demanded)
+            }
             MigrationAnswer::Declined if changed => {
                 demanded && new.again.is_some_and(|at| self.is_due_in_time(at))
             }

@@ -63,7 +63,8 @@ impl Truth {
     ) -> impl Iterator<Item = (SliceId, ReservationId)> + 'a {
         let slots = self.records.range(Key::Slice(SliceId(0))..=Key::Slice(SliceId(u32::MAX)));
         slots.filter_map(|(_, record)| {
-            let Record::Slice(slice, Slot { epoch, state: State::Onlining(o) | State::Online(o), .. }) = record
+            let Record::Slice(slice, Slot { epoch, state: State::Onlining(o) | State::Online(o), .. }) =
+                record
             else {
                 return None;
             };
@@ -88,7 +89,8 @@ impl World {
 
     pub(super) fn check_fences_advance(&mut self) {
         let now = self.now;
-        let lacking: Vec<SliceId> = self.truth.slices_unknown_to(&self.devices).map(|(slice, _)| slice).collect();
+        let lacking: Vec<SliceId> =
+            self.truth.slices_unknown_to(&self.devices).map(|(slice, _)| slice).collect();
         let is_out = |device: &Device| device.failed || lacking.iter().any(|slice| device.has(*slice));
         for (emc, _) in (0..).map(EmcId).zip(&self.devices).filter(|(_, device)| is_out(device)) {
             self.truth.unhindered.devices.insert(emc, now.after(DEVICE_RETRY));
