@@ -151,7 +151,10 @@ impl Store for DiskStore {
                 self.plan_full();
             }
             let opened = RedbStore::open(self.disk.clone());
-            assert!(opened.is_ok() || self.full, "a disk with power and room gives its store back: {opened:?}");
+            assert!(
+                opened.is_ok() || self.full,
+                "a disk with power and room gives its store back: {opened:?}"
+            );
             self.store = opened.ok();
         }
         let loaded = records::load(self.store.as_mut()?).expect("a store that opens can be read");
@@ -180,7 +183,9 @@ impl Store for DiskStore {
     /// On a disk of its own, as `pool-manager restore` makes a new file.
     fn restore(&mut self, age: usize) -> bool {
         let newest = self.backups.len().checked_sub(1);
-        let Some(mut entries) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else { return false };
+        let Some(mut entries) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else {
+            return false;
+        };
         self.full = false; // a new disk has room
         self.generation += 1;
         entries.push(Write::number(Table::Meta, meta::RESTORED, 1));

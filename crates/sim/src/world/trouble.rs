@@ -55,7 +55,11 @@ impl World {
     }
 
     /// The store is lost, and its backup takes its place: often while a device is down.
+    /// Epochs never repeat as long as the store or the record of the device has them: a world loses one of both.
     fn restore_backup(&mut self) {
+        if self.weather.devices_forget {
+            return self.lose_manager();
+        }
         self.kill_manager();
         let age = self.backup_age();
         let restored = self.program.store.restore(age);
