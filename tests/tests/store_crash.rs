@@ -18,7 +18,7 @@ use pool_manager::{
 };
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
-use sim::world::{Store, Summary, World};
+use sim::world::{BACKUPS_MAX, Store, Summary, World};
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 3000;
@@ -28,7 +28,10 @@ const EVENTS_TOLD: usize = 100;
 const FAULT_EVERY: u32 = 12;
 /// Operations of the disk in which a commit's fault may strike.
 const OPERATIONS_AHEAD: u64 = 12;
+/// Operations of the disk that fail while it is full, before anybody looks for room again.
+const OPERATIONS_FULL: u64 = 200;
 const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
 
 #[derive(Debug)]
 struct DiskStore {
@@ -37,8 +40,9 @@ struct DiskStore {
     rng: Pcg64,
     calm: bool,
     power_cuts: Arc<AtomicU64>,
-    /// Every entry of the store, when it was last copied.
-    backup: Option<Vec<Write>>,
+    full: bool,
+    /// Every entry of the store at earlier times, oldest first.
+    backups: Vec<Vec<Write>>,
     generation: u64,
     restored: bool,
     torn_writes: Arc<AtomicU64>,
@@ -62,7 +66,8 @@ impl DiskStore {
             calm: false,
             power_cuts,
             torn_writes,
-            backup: None,
+            full: false,
+            backups: Vec::new(),
             generation: 1,
             restored: false,
         }
@@ -97,6 +102,12 @@ impl DiskStore {
         self.disk.fail_at(self.disk.operations() + ahead, fault);
     }
 
+    /// From one of the next operations on, every write, sync and change of length fails for lack of room.
+    fn plan_full(&mut self) {
+        let first = self.disk.operations() + self.rng.random_range(0..OPERATIONS_AHEAD);
+        (first..first + OPERATIONS_FULL).for_each(|n| self.disk.fail_at(n, Fault::Errno(ENOSPC)));
+    }
+
     /// Whoever used the disk is gone; the machine has power again.
     fn restart(&mut self) {
         self.disk.power_off();
@@ -109,7 +120,9 @@ impl DiskStore {
 
 impl Store for DiskStore {
     fn commit(&mut self, batch: &[Record]) -> bool {
-        if !self.calm && self.rng.random_ratio(1, FAULT_EVERY) {
+        if self.full {
+            self.plan_full();
+        } else if !self.calm && self.rng.random_ratio(1, FAULT_EVERY) {
             let fault = if self.rng.random_bool(0.5) { Fault::PowerCut } else { Fault::Errno(EIO) };
             self.plan(fault);
         }
@@ -134,8 +147,15 @@ impl Store for DiskStore {
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
         if self.store.as_mut().is_none_or(|store| store.reopen().is_err()) {
             self.restart();
-            self.store =
-                Some(RedbStore::open(self.disk.clone()).expect("a disk with power gives its store back"));
+            if self.full {
+                self.plan_full();
+            }
+            let opened = RedbStore::open(self.disk.clone());
+            assert!(
+                opened.is_ok() || self.full,
+                "a disk with power and room gives its store back: {opened:?}"
+            );
+            self.store = opened.ok();
         }
         let loaded = records::load(self.store.as_mut()?).expect("a store that opens can be read");
         self.restored = loaded.restored;
@@ -143,18 +163,30 @@ impl Store for DiskStore {
     }
 
     fn calm(&mut self) {
-        self.calm = true;
+        (self.calm, self.full) = (true, false);
         self.disk.fail_no_more();
     }
 
     fn backup(&mut self) {
-        let entries = self.entries().filter(|entries| !entries.is_empty());
-        self.backup = entries.or(self.backup.take());
+        let Some(entries) = self.entries().filter(|entries| !entries.is_empty()) else { return };
+        if self.backups.len() == BACKUPS_MAX {
+            self.backups.remove(0);
+        }
+        self.backups.push(entries);
+    }
+
+    fn set_full(&mut self, full: bool) {
+        self.full = full;
+        self.disk.fail_no_more();
     }
 
     /// On a disk of its own, as `pool-manager restore` makes a new file.
-    fn restore(&mut self) -> bool {
-        let Some(mut entries) = self.backup.clone() else { return false };
+    fn restore(&mut self, age: usize) -> bool {
+        let newest = self.backups.len().checked_sub(1);
+        let Some(mut entries) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else {
+            return false;
+        };
+        self.full = false; // a new disk has room
         self.generation += 1;
         entries.push(Write::number(Table::Meta, meta::RESTORED, 1));
         entries.push(Write::number(Table::Meta, meta::GENERATION, self.generation));

@@ -1,6 +1,8 @@
 //! When nothing goes wrong any more, everything comes to rest: what lives becomes ready, what was released becomes free,
 //! everybody who waits is answered, and a restart would find what the manager knows.
 
+use std::collections::BTreeSet;
+
 use pool::{
     ledger::{Place, Target},
     record::{Fence, Record, Scheduling, Stage},
@@ -40,7 +42,8 @@ impl World {
         self.say(|| "all trouble is over".into());
         self.calm = true;
         self.program.store.calm();
-        self.empty_disk();
+        self.program.set_disk_full(false);
+        self.set_store_low(false);
         self.after(Ns::ms(1), Happening::ManagerStarts);
         for device in &mut self.devices {
             device.failed = false;
@@ -88,12 +91,23 @@ impl World {
         if !self.program.is_open() {
             return Some("the manager does not start".into());
         }
+        self.release_lost_vms();
         let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(_));
         let live = self.truth.reservations().filter(|(_, r)| !has_ended(r));
         let mut live = live.filter(|(_, r)| !matches!(r.stage, Stage::Broken { .. }));
         let (id, reservation) = live.find(|(_, r)| !r.slices.iter().all(online))?;
         let slots: Vec<_> = reservation.slices.iter().map(|s| (*s, self.truth.slot(*s).state)).collect();
         Some(format!("{id} is not ready: {slots:?}"))
+    }
+
+    /// Releases the VMs with slices on a device that lost its record for good, as its alarm asks the operator to do.
+    fn release_lost_vms(&mut self) {
+        let lost: BTreeSet<_> = self.truth.slices_unknown_to(&self.devices).map(|(_, id)| id).collect();
+        for id in lost {
+            if let Some(vm) = self.truth.reservation(id).filter(|r| !has_ended(r)).map(|r| r.vm.clone()) {
+                self.release(vm, Target::Reservation(id), false);
+            }
+        }
     }
 
     /// Which slice is not free and should be. People go on releasing what is left.

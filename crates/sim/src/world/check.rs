@@ -5,6 +5,7 @@ mod calls;
 mod counts;
 mod demands;
 mod forgotten;
+mod migrations;
 mod orders;
 mod progress;
 mod rack;
@@ -171,9 +172,12 @@ impl World {
                 Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
                 Record::Host(id, host) => self.check_fencing(*id, host, records),
                 Record::Gone(Key::Reservation(id)) => self.check_forgotten(*id, records),
+                Record::Migration(id, migration) => self.check_migration(*id, migration, records),
+                Record::Gone(Key::Migration(id)) => self.check_migration_gone(*id, records),
                 _ => {}
             }
         }
+        self.check_answers_counted(records);
     }
 
     fn check_slot(&mut self, slice: SliceId, slot: Slot, batch: &[Record]) {
@@ -380,6 +384,12 @@ impl World {
         let Some(fence_after) = self.weather.settings.fence_after else { return false };
         let heard = self.truth.heard.get(&host).copied().unwrap_or_default();
         self.now >= heard.after(self.weather.settings.lease_ttl).after(fence_after)
+    }
+
+    /// Whether the manager has heard a host within its lease.
+    pub(super) fn is_lease_fresh(&self, host: HostId) -> bool {
+        let heard = self.truth.heard.get(&host).copied().unwrap_or_default();
+        self.now < heard.after(self.weather.settings.lease_ttl)
     }
 
     /// A manager that starts gives everybody a fresh lease.

@@ -41,6 +41,7 @@ impl World {
     pub(super) fn jump_wall_clock(&mut self) {
         let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
         let forwards = self.chance(0.5);
+        self.story.counts.clock_jumps += 1;
         if self.wall_clock.is_steady {
             return;
         }
@@ -54,6 +55,7 @@ impl World {
     pub(super) fn pass_a_day(&mut self) {
         let span = REQUEST_ID_RETENTION.after(Ns::secs(1));
         self.say(|| "a day passes".into());
+        self.story.counts.days += 1;
         self.now = self.now.after(span);
         let queue = std::mem::take(&mut self.queue);
         self.queue = queue.into_iter().map(|((at, n), event)| ((at.after(span), n), event)).collect();

@@ -43,7 +43,12 @@ pub(super) struct Device {
     pub(super) failed: bool,
     /// Slices whose grants and revocations fail.
     pub(super) bad: BTreeSet<SliceId>,
+    /// Earlier versions of its record, oldest first.
+    snapshots: Vec<Vec<Cell>>,
 }
+
+/// Versions of its record that a device keeps for a later rollback.
+const SNAPSHOTS_MAX: usize = 3;
 
 impl Device {
     pub(super) fn new(physics: Physics, first: SliceId, slices: u32) -> Self {
@@ -53,7 +58,36 @@ impl Device {
             cells: vec![Cell::default(); slices as usize],
             failed: false,
             bad: BTreeSet::new(),
+            snapshots: Vec::new(),
         }
+    }
+
+    /// Copies the record, as a backup of its folder does.
+    pub(super) fn take_snapshot(&mut self) {
+        if self.snapshots.len() == SNAPSHOTS_MAX {
+            self.snapshots.remove(0);
+        }
+        self.snapshots.push(self.cells.clone());
+    }
+
+    /// How many versions [`Device::roll_back`] can choose from.
+    pub(super) fn snapshots(&self) -> usize {
+        self.snapshots.len()
+    }
+
+    /// Replaces the record by an earlier version, or by an empty one. The memory itself keeps its bytes, and mappings of
+    /// hosts stay, as on a device that cannot revoke access.
+    pub(super) fn roll_back(&mut self, version: Option<usize>) {
+        let empty = vec![Cell::default(); self.cells.len()];
+        let earlier = version.and_then(|n| self.snapshots.get(n).cloned()).unwrap_or(empty);
+        for (cell, earlier) in self.cells.iter_mut().zip(earlier) {
+            *cell = Cell { holds: cell.holds, ..earlier };
+        }
+    }
+
+    /// Whether the record has this epoch of a slice, or a later one.
+    pub(super) fn has_seen(&self, holding: Holding) -> bool {
+        self.cells[(holding.slice.0 - self.first.0) as usize].highest >= holding.epoch
     }
 
     /// Whether it cannot cut a host off.
@@ -164,11 +198,12 @@ impl Device {
         works.into_iter().filter_map(|(slice, epoch, _)| self.revoke(slice, epoch)).collect()
     }
 
-    /// Its power fails for a moment: what it held and whom it served is gone, the numbers it has seen are not.
-    pub(super) fn lose_power(&mut self) -> Vec<Holding> {
+    /// Loses its bytes and grants in a power failure. Unless its record is `emptied`, as on a tmpfs, the highest epochs stay.
+    pub(super) fn lose_power(&mut self, emptied: bool) -> Vec<Holding> {
         let lost = self.grants();
         for cell in &mut self.cells {
-            *cell = Cell { highest: cell.highest, revoked: cell.revoked, ..Cell::default() };
+            let (highest, revoked) = if emptied { Default::default() } else { (cell.highest, cell.revoked) };
+            *cell = Cell { highest, revoked, ..Cell::default() };
         }
         lost.into_iter().map(|(slice, epoch, _)| Holding { slice, epoch }).collect()
     }

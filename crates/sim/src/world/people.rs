@@ -17,6 +17,8 @@ use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId, UserId};
 use super::{
     Happening, World,
     check::{Acked, Demand, holder},
+    device::Device,
+    migrations::AskedMove,
     weather::name,
 };
 
@@ -58,7 +60,8 @@ pub(super) enum Asked {
         connected: bool,
     },
     Configure,
-    Other,
+    Schedule(Place),
+    Move(AskedMove),
 }
 
 impl World {
@@ -69,23 +72,30 @@ impl World {
         let pause = self.about(self.weather.act_every);
         self.after(pause, Happening::PeopleAct);
         match self.rng.random_range(0..100) {
-            0..26 => self.reserve_anew(),
-            26..36 => self.reserve_again(false),
-            36..39 => self.reserve_again(true),
-            39..46 => self.wait_ready(),
-            46..54 => self.commit(),
-            54..68 => self.release_some(),
-            68..88 => self.launch_some(),
-            88..91 => self.schedule_some(),
-            91..92 if self.weather.rack_changes => self.change_rack(),
-            91..93 => self.fence_some(),
-            93..96 => self.let_back_some(),
-            96..97 => self.stop_waiting(),
-            97..98 => self.fill_disk(),
-            98..99 if self.weather.old_backups && self.chance(0.9) => self.change_rack(),
-            98..99 => self.program.store.backup(),
+            0..24 => self.reserve_anew(),
+            24..32 => self.reserve_again(false),
+            32..34 => self.reserve_again(true),
+            34..40 => self.wait_ready(),
+            40..47 => self.commit(),
+            47..59 => self.release_some(),
+            59..77 => self.launch_some(),
+            77..82 => self.schedule_some(),
+            82..88 => self.answer_move(),
+            88..90 if self.weather.rack_changes => self.change_rack(),
+            88..92 => self.fence_some(),
+            92..95 => self.let_back_some(),
+            95..96 => self.stop_waiting(),
+            96..97 => self.set_store_low(!self.people.store_low),
+            97..99 if self.weather.old_backups && self.chance(0.8) => self.change_rack(),
+            97..99 => self.back_up(),
             _ => self.kill_some(),
         }
+    }
+
+    fn back_up(&mut self) {
+        self.program.store.backup();
+        let devices = self.devices.iter_mut().filter(|_| self.rng.random_bool(0.5));
+        devices.for_each(Device::take_snapshot);
     }
 
     /// Asks, if somebody is there to hear it.
@@ -94,7 +104,7 @@ impl World {
     }
 
     /// Sends a request, with the demand on memory that it makes.
-    fn demand(&mut self, ask: Ask, asked: Asked, demand: Option<Demand>) {
+    pub(super) fn demand(&mut self, ask: Ask, asked: Asked, demand: Option<Demand>) {
         if self.program.is_open() {
             let token = self.program.token();
             self.say(|| format!("{} asks {}", token.0, brief(&ask)));
@@ -129,6 +139,11 @@ impl World {
     fn some_tenant(&mut self) -> Option<usize> {
         let count = self.people.tenants.len();
         (count > 0).then(|| self.rng.random_range(count.saturating_sub(TENANTS_ACTIVE)..count))
+    }
+
+    /// The VM of one of the latest requests.
+    pub(super) fn some_vm(&mut self) -> Option<Name> {
+        self.some_tenant().map(|tenant| self.people.tenants[tenant].reserve.vm.clone())
     }
 
     fn reserve_again(&mut self, altered: bool) {
@@ -208,8 +223,9 @@ impl World {
             Place::Slice(slice) => Some(Demand::LetBack(slice)),
             Place::Host(_) | Place::Emc(_) => None,
         };
+        let asked = Asked::Schedule(place.clone());
         let ask = Ask::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
-        self.demand(ask, Asked::Other, demand);
+        self.demand(ask, asked, demand);
     }
 
     /// Nobody vouches for a machine that runs.
@@ -260,21 +276,18 @@ impl World {
     }
 
     fn stop_waiting(&mut self) {
-        let waiting: Vec<Token> = self.people.asked.keys().copied().collect();
+        let leaves = |asked: &Asked| !matches!(asked, Asked::Move(_));
+        let waiting = self.people.asked.iter().filter(|(_, asked)| leaves(asked)).map(|(token, _)| *token);
+        let waiting: Vec<Token> = waiting.collect();
         if let Some(token) = self.any(&waiting) {
             self.people.asked.remove(&token);
             self.manager(Event::Gone(token));
         }
     }
 
-    fn fill_disk(&mut self) {
-        self.people.store_low = !self.people.store_low;
-        self.report_store_space();
-    }
-
-    /// The disk has room again.
-    pub(super) fn empty_disk(&mut self) {
-        self.people.store_low = false;
+    /// The free space of the store's disk falls below the limit for new reservations, or rises above it.
+    pub(super) fn set_store_low(&mut self, low: bool) {
+        self.people.store_low = low;
         self.report_store_space();
     }
 
@@ -319,7 +332,13 @@ impl World {
             }
             (Asked::Wait, Ok(Answer::Reservation(view))) => self.check_ready(&view),
             (Asked::Commit, Ok(Answer::Reservation(view))) => self.note_stage(&view, false),
-            (Asked::Release, Ok(Answer::Reservation(view))) => self.note_stage(&view, true),
+            (Asked::Release, Ok(Answer::Reservation(view))) => {
+                self.story.counts.releases_without_room += u64::from(self.people.store_low);
+                self.note_stage(&view, true);
+            }
+            (Asked::Schedule(Place::Host(_)), Ok(_)) => self.story.counts.hosts_scheduled += 1,
+            (Asked::Schedule(Place::Emc(_)), Ok(_)) => self.story.counts.emcs_scheduled += 1,
+            (Asked::Move(asked), answer) => self.move_answered(&asked, &answer),
             (Asked::Fence { connected: true }, Ok(_)) => {
                 self.blame("guests outlive us", "a host that speaks to the manager is fenced".into());
             }

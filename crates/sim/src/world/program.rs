@@ -26,6 +26,7 @@ const DEVICE_TAKES: Ns = Ns(300_000);
 pub(super) struct Program {
     pub(super) running: Option<Running>,
     pub(super) store: Box<dyn Store>,
+    disk_full: bool,
     life: u64,
     tokens: u64,
 }
@@ -56,7 +57,7 @@ pub(super) struct Running {
 
 impl Program {
     pub(super) fn new(store: Box<dyn Store>) -> Self {
-        Self { running: None, store, life: 0, tokens: 0 }
+        Self { running: None, store, disk_full: false, life: 0, tokens: 0 }
     }
 
     pub(super) fn token(&mut self) -> Token {
@@ -84,6 +85,17 @@ impl Program {
     /// Since when the latest batch was decided, in rack time.
     pub(super) fn decided_since(&self) -> Option<Ns> {
         self.running.as_ref().map(|running| running.decided_since)
+    }
+
+    /// Fills the store's disk, or makes room again.
+    pub(super) fn set_disk_full(&mut self, full: bool) {
+        self.disk_full = full;
+        self.store.set_full(full);
+    }
+
+    /// Whether it takes connections, and has done all that follows from the events so far.
+    pub(super) fn is_settled(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.open && !running.bursting)
     }
 
     /// Whether it takes connections and requests.
@@ -273,6 +285,7 @@ impl World {
         if ok {
             self.note_durable(&records);
         }
+        self.story.counts.writes_without_room += u64::from(!ok && self.program.disk_full);
         self.note_stored(ok);
         self.say(|| format!("batch {batch} ok={ok}: {}", brief(&records)));
         self.manager(Event::Stored { batch, ok });
@@ -355,8 +368,12 @@ impl World {
         let Some(running) = self.program.alive(life) else { return };
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.make_call(emc, &call);
-        self.note_answer(&done);
         self.say(|| format!("{emc} answers {done:?}"));
+        if let DeviceDone::Contents(_) = done {
+            self.manager(Event::Device(emc, done.clone()));
+            return self.note_contents(emc, &done);
+        }
+        self.note_answer(&done);
         self.manager(Event::Device(emc, done));
     }
 

@@ -73,6 +73,8 @@ impl World {
     pub(super) fn rack_answered(&mut self, answer: &Result<Answer, Denied>) {
         match answer {
             Ok(_) => {
+                self.story.counts.rack_changes +=
+                    u64::from(self.rack.before.is_some() && self.program.is_open());
                 self.rack.before = None;
                 if self.calm {
                     // An agent reports the devices of its machine when it connects.
@@ -81,6 +83,7 @@ impl World {
             }
             Err(Denied::StoreFailed | Denied::Starting(_)) => return,
             Err(_) => {
+                self.story.counts.rack_refusals += 1;
                 if let Some(before) = self.rack.before.take() {
                     self.rack.spec = before;
                 }

@@ -35,10 +35,12 @@ impl World {
             return Err(failed(FailedReason::Host, "no such grant"));
         }
         // A host that saw zeros in a part only: the rest is as it was.
-        let partial = !self.calm && self.chance(self.weather.host_fails / 10.0);
+        let partial = !self.calm && self.chance(self.weather.partial_scrubs);
         if !partial {
             self.device(holding.slice).write(holding.slice, Mark::ZERO);
             self.story.counts.scrubbed += 1;
+        } else {
+            self.story.counts.partial_scrubs += 1;
         }
         self.machine(host).kernel.retain(|had| had.slice != holding.slice);
         let verified = if partial { units::Bytes::mib(1023) } else { units::SLICE };

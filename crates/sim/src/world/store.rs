@@ -7,6 +7,9 @@ use pool::record::{Key, Meta, Record};
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 
+/// Backups that a store keeps.
+pub const BACKUPS_MAX: usize = 4;
+
 /// What keeps the manager's records.
 pub trait Store: std::fmt::Debug {
     /// Makes all of these durable (`true`), or nobody knows (`false`): then all or none of them are.
@@ -17,10 +20,13 @@ pub trait Store: std::fmt::Debug {
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)>;
     /// From now on nothing goes wrong by itself.
     fn calm(&mut self);
-    /// Keeps a copy of the present content as the backup.
+    /// Keeps a copy of the present content as the latest of [`BACKUPS_MAX`] backups.
     fn backup(&mut self);
-    /// Replaces the content by the backup, under a generation above all before. `false` if there is no backup.
-    fn restore(&mut self) -> bool;
+    /// Replaces the content by a backup, under a generation above all before: by the latest, or by one that many backups
+    /// older if it is kept. `false` if there is no backup.
+    fn restore(&mut self, age: usize) -> bool;
+    /// From now on the disk has no room at all, or has room again.
+    fn set_full(&mut self, full: bool);
     /// Whether the content was restored and has not been written to since.
     fn is_restored(&self) -> bool;
 }
@@ -31,9 +37,11 @@ pub struct MemoryStore {
     records: BTreeMap<Key, Record>,
     rng: Pcg64,
     failing: f64,
-    backup: Option<BTreeMap<Key, Record>>,
+    /// Copies of the content, oldest first.
+    backups: Vec<BTreeMap<Key, Record>>,
     generation: u64,
     restored: bool,
+    full: bool,
 }
 
 impl MemoryStore {
@@ -43,9 +51,10 @@ impl MemoryStore {
             records: BTreeMap::new(),
             rng: Pcg64::seed_from_u64(seed),
             failing,
-            backup: None,
+            backups: Vec::new(),
             generation: 1,
             restored: false,
+            full: false,
         }
     }
 
@@ -63,7 +72,7 @@ impl MemoryStore {
 
 impl Store for MemoryStore {
     fn commit(&mut self, records: &[Record]) -> bool {
-        let ok = !self.rng.random_bool(self.failing);
+        let ok = !self.rng.random_bool(self.failing) && !self.full;
         if ok || self.rng.random_bool(0.5) {
             self.put(records);
         }
@@ -77,7 +86,8 @@ impl Store for MemoryStore {
     }
 
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
-        if self.rng.random_bool(self.failing) {
+        // Opening it again may have to repair it, which needs room.
+        if self.rng.random_bool(self.failing) || (self.full && self.rng.random_bool(0.5)) {
             return None;
         }
         let meta = self.records.get(&Key::Meta).and_then(|record| match record {
@@ -89,17 +99,27 @@ impl Store for MemoryStore {
     }
 
     fn calm(&mut self) {
-        self.failing = 0.0;
+        (self.failing, self.full) = (0.0, false);
     }
 
     fn backup(&mut self) {
         if self.records.contains_key(&Key::Meta) {
-            self.backup = Some(self.records.clone());
+            if self.backups.len() == BACKUPS_MAX {
+                self.backups.remove(0);
+            }
+            self.backups.push(self.records.clone());
         }
     }
 
-    fn restore(&mut self) -> bool {
-        let Some(mut records) = self.backup.clone() else { return false };
+    fn set_full(&mut self, full: bool) {
+        self.full = full;
+    }
+
+    fn restore(&mut self, age: usize) -> bool {
+        let newest = self.backups.len().checked_sub(1);
+        let Some(mut records) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else {
+            return false;
+        };
         self.generation += 1;
         if let Some(Record::Meta(meta)) = records.get_mut(&Key::Meta) {
             meta.generation = self.generation;

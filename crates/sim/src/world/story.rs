@@ -28,6 +28,8 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+const SUMMARY_COUNTS: usize = 29;
+
 /// What a world that kept every promise went through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
@@ -41,10 +43,91 @@ pub struct Summary {
     pub scrubbed: u64,
     /// Slices handed to another host than the last.
     pub moved: u64,
-    /// Troubles that came.
+    /// Faults injected.
     pub troubles: u64,
     /// Stores replaced by a backup.
     pub restored: u64,
+    /// Stores that began with a client's ended reservations.
+    pub long_pasts: u64,
+    /// Power failures of emulated devices.
+    pub devices_off: u64,
+    /// Those that emptied the device's directory.
+    pub devices_emptied: u64,
+    /// Records of shared devices lost or replaced by an older copy.
+    pub records_rolled_back: u64,
+    /// Times that the store's disk was full.
+    pub full_disks: u64,
+    /// Durable writes that failed on a full disk.
+    pub writes_without_room: u64,
+    /// Releases acknowledged while the disk had too little room for new reservations.
+    pub releases_without_room: u64,
+    /// Failures of single slices.
+    pub slice_faults: u64,
+    /// Scrubs that verified only a part of the slice.
+    pub partial_scrubs: u64,
+    /// Jumps of the wall clock.
+    pub clock_jumps: u64,
+    /// Whole days that passed at once.
+    pub days: u64,
+    /// Cordons, drains and uncordons of hosts that were acknowledged.
+    pub hosts_scheduled: u64,
+    /// Those of EMCs.
+    pub emcs_scheduled: u64,
+    /// Changes of rack.toml that were accepted.
+    pub rack_changes: u64,
+    /// Changes of rack.toml that were refused.
+    pub rack_refusals: u64,
+    /// Agents rejected because another speaks for the host.
+    pub contested: u64,
+    /// Requests to move a VM that the scheduler accepted.
+    pub moves_accepted: u64,
+    /// Those that it declined.
+    pub moves_declined: u64,
+    /// Those that it reported done.
+    pub moves_done: u64,
+    /// Answers to such a request that had the same answer already.
+    pub moves_repeated: u64,
+    /// Answers refused because no such request exists, for ended VMs among them.
+    pub moves_unknown: u64,
+    /// Declined requests that were made again.
+    pub moves_asked_again: u64,
+}
+
+impl Summary {
+    /// The counts with their names.
+    pub fn counts(&self) -> [(&'static str, u64); SUMMARY_COUNTS] {
+        [
+            ("steps", self.steps),
+            ("reserved", self.reserved),
+            ("started", self.started),
+            ("scrubbed", self.scrubbed),
+            ("moved", self.moved),
+            ("troubles", self.troubles),
+            ("restored", self.restored),
+            ("long_pasts", self.long_pasts),
+            ("devices_off", self.devices_off),
+            ("devices_emptied", self.devices_emptied),
+            ("records_rolled_back", self.records_rolled_back),
+            ("full_disks", self.full_disks),
+            ("writes_without_room", self.writes_without_room),
+            ("releases_without_room", self.releases_without_room),
+            ("slice_faults", self.slice_faults),
+            ("partial_scrubs", self.partial_scrubs),
+            ("clock_jumps", self.clock_jumps),
+            ("days", self.days),
+            ("hosts_scheduled", self.hosts_scheduled),
+            ("emcs_scheduled", self.emcs_scheduled),
+            ("rack_changes", self.rack_changes),
+            ("rack_refusals", self.rack_refusals),
+            ("contested", self.contested),
+            ("moves_accepted", self.moves_accepted),
+            ("moves_declined", self.moves_declined),
+            ("moves_done", self.moves_done),
+            ("moves_repeated", self.moves_repeated),
+            ("moves_unknown", self.moves_unknown),
+            ("moves_asked_again", self.moves_asked_again),
+        ]
+    }
 }
 
 impl std::ops::AddAssign for Summary {
@@ -56,6 +139,28 @@ impl std::ops::AddAssign for Summary {
         self.moved += more.moved;
         self.troubles += more.troubles;
         self.restored += more.restored;
+        self.long_pasts += more.long_pasts;
+        self.devices_off += more.devices_off;
+        self.devices_emptied += more.devices_emptied;
+        self.records_rolled_back += more.records_rolled_back;
+        self.full_disks += more.full_disks;
+        self.writes_without_room += more.writes_without_room;
+        self.releases_without_room += more.releases_without_room;
+        self.slice_faults += more.slice_faults;
+        self.partial_scrubs += more.partial_scrubs;
+        self.clock_jumps += more.clock_jumps;
+        self.days += more.days;
+        self.hosts_scheduled += more.hosts_scheduled;
+        self.emcs_scheduled += more.emcs_scheduled;
+        self.rack_changes += more.rack_changes;
+        self.rack_refusals += more.rack_refusals;
+        self.contested += more.contested;
+        self.moves_accepted += more.moves_accepted;
+        self.moves_declined += more.moves_declined;
+        self.moves_done += more.moves_done;
+        self.moves_repeated += more.moves_repeated;
+        self.moves_unknown += more.moves_unknown;
+        self.moves_asked_again += more.moves_asked_again;
     }
 }
 

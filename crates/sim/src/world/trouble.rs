@@ -3,7 +3,7 @@
 use rand::Rng as _;
 use units::{HostId, Ns, SliceId};
 
-use super::{Happening, World};
+use super::{Happening, World, device::Device, store::BACKUPS_MAX};
 
 /// Something that will be over.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +11,7 @@ pub(super) enum Trouble {
     Network(HostId),
     Device(usize),
     Slice(usize, SliceId),
+    FullDisk,
 }
 
 impl World {
@@ -23,18 +24,20 @@ impl World {
         self.story.counts.troubles += 1;
         let Some(host) = self.any(&self.hosts()) else { return };
         match self.rng.random_range(0..100) {
-            0..25 => self.lose_manager(),
-            25..43 => self.lose_agent(host),
-            43..55 => self.lose_host(host),
-            55..68 => self.freeze_agent(host),
-            68..80 => self.lose_network(host),
-            80..86 => self.break_session(host),
-            86..88 => self.jump_wall_clock(),
-            88..92 => self.fail_device(),
-            92..95 => self.fail_slice(),
-            95..96 if self.weather.days_pass => self.pass_a_day(),
-            95..96 => self.fail_device(),
-            96..97 => self.power_device_off(),
+            0..17 => self.lose_manager(),
+            17..29 => self.lose_agent(host),
+            29..38 => self.lose_host(host),
+            38..48 => self.freeze_agent(host),
+            48..56 => self.lose_network(host),
+            56..61 => self.break_session(host),
+            61..66 => self.jump_wall_clock(),
+            66..69 => self.fail_device(),
+            69..76 => self.fail_slice(),
+            76..77 if self.weather.days_pass => self.pass_a_day(),
+            76..80 => self.power_device_off(),
+            80..84 => self.roll_device_back(),
+            84..89 => self.run_out_of_disk(),
+            89..94 => self.contest_host(host),
             _ => self.restore_backup(),
         }
     }
@@ -52,9 +55,14 @@ impl World {
     }
 
     /// The store is lost, and its backup takes its place: often while a device is down.
+    /// Epochs never repeat as long as the store or the record of the device has them: a world loses one of both.
     fn restore_backup(&mut self) {
+        if self.weather.devices_forget {
+            return self.lose_manager();
+        }
         self.kill_manager();
-        let restored = self.program.store.restore();
+        let age = self.backup_age();
+        let restored = self.program.store.restore(age);
         self.story.counts.restored += u64::from(restored);
         self.say(|| format!("store is restored: {restored}"));
         if self.chance(0.5) {
@@ -62,6 +70,13 @@ impl World {
         }
         let span = self.a_while();
         self.after(span, Happening::ManagerStarts);
+    }
+
+    /// How many backups are newer than the one that is restored. Where no backup may lack a change of rack.toml, the latest
+    /// is.
+    fn backup_age(&mut self) -> usize {
+        let any = self.weather.old_backups && self.chance(0.5);
+        if any { self.rng.random_range(0..BACKUPS_MAX) } else { 0 }
     }
 
     fn lose_agent(&mut self, host: HostId) {
@@ -103,22 +118,61 @@ impl World {
         let slices = self.devices[emc].slices();
         let Some(slice) = self.any(&slices) else { return };
         self.say(|| format!("slice {slice} fails"));
+        self.story.counts.slice_faults += 1;
         self.devices[emc].bad.insert(slice);
         let span = if self.chance(0.4) { self.between(Ns::secs(1), Ns::secs(15)) } else { self.a_while() };
         self.after(span, Happening::TroubleEnds(Trouble::Slice(emc, slice)));
     }
 
-    /// Only a device that cuts off by itself has grants to lose: those of the other kind are the ledger's alone.
+    /// The power of an emulated device fails, and with it that of its machine. What survives is its directory, unless that is on a
+    /// tmpfs. A shared device keeps its record beside the store of the manager.
     fn power_device_off(&mut self) {
-        let emc = self.rng.random_range(0..self.devices.len());
-        if self.devices[emc].is_shared() {
-            return;
+        let Some(emc) = self.some_device(|device| !device.is_shared()) else { return };
+        let emptied = self.weather.devices_forget && self.chance(0.5);
+        self.say(|| format!("emc {emc} loses its power, its record too: {emptied}"));
+        self.story.counts.devices_off += 1;
+        self.story.counts.devices_emptied += u64::from(emptied);
+        if emptied {
+            self.lose_manager(); // one that runs keeps the old directory open
+            let of_machine = self.hosts().into_iter().filter(|_| self.rng.random_bool(0.5));
+            of_machine.collect::<Vec<_>>().into_iter().for_each(|host| self.lose_host(host));
         }
-        self.say(|| format!("emc {emc} loses its power"));
-        for holding in self.devices[emc].lose_power() {
+        for holding in self.devices[emc].lose_power(emptied) {
             self.lost_with_power(holding);
             self.cut_off(holding, "power");
         }
+    }
+
+    /// The folder with the record of a shared device is lost, or an older copy of it is put back. The manager is stopped for it:
+    /// the record is locked while it runs.
+    fn roll_device_back(&mut self) {
+        let Some(emc) = self.some_device(Device::is_shared).filter(|_| self.weather.devices_forget) else {
+            return;
+        };
+        self.lose_manager();
+        let copies = self.devices[emc].snapshots();
+        let version =
+            (copies > 0).then(|| self.rng.random_range(0..copies)).filter(|_| self.rng.random_bool(0.8));
+        self.say(|| format!("emc {emc} has record {version:?} of {copies}"));
+        self.devices[emc].roll_back(version);
+        self.story.counts.records_rolled_back += 1;
+    }
+
+    fn some_device(&mut self, fits: fn(&Device) -> bool) -> Option<usize> {
+        let fitting = (0..self.devices.len()).filter(|emc| fits(&self.devices[*emc]));
+        self.any(&fitting.collect::<Vec<_>>())
+    }
+
+    /// The disk of the store runs full: mostly the manager has noticed before that room is short.
+    fn run_out_of_disk(&mut self) {
+        self.say(|| "the store's disk is full".into());
+        self.story.counts.full_disks += 1;
+        if self.chance(0.8) {
+            self.set_store_low(true);
+        }
+        self.program.set_disk_full(true);
+        let span = self.a_while();
+        self.after(span, Happening::TroubleEnds(Trouble::FullDisk));
     }
 
     pub(super) fn trouble_ends(&mut self, trouble: Trouble) {
@@ -126,6 +180,7 @@ impl World {
             Trouble::Network(host) => self.machine(host).is_cut_off = false,
             Trouble::Device(emc) => self.devices[emc].failed = false,
             Trouble::Slice(emc, slice) => drop(self.devices[emc].bad.remove(&slice)),
+            Trouble::FullDisk => self.program.set_disk_full(false),
         }
         self.say(|| format!("over: {trouble:?}"));
     }

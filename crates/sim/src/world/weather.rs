@@ -39,6 +39,10 @@ pub(super) struct Weather {
     pub(super) rack_changes: bool,
     /// Whether a backup may be older than the latest change of rack.toml.
     pub(super) old_backups: bool,
+    /// Whether the record of a device may be lost or replaced by an older copy.
+    pub(super) devices_forget: bool,
+    /// The part of all scrubs that verify only a part of the slice.
+    pub(super) partial_scrubs: f64,
     /// Whether a client has as many ended reservations as may be remembered.
     pub(super) long_past: bool,
 }
@@ -64,9 +68,11 @@ impl Weather {
             act_every: Ns::ms(rng.random_range(5..60)),
             trouble_every: Ns::ms(rng.random_range(100..1000)),
             days_pass: rng.random_bool(0.2),
-            rack_changes: rng.random_bool(0.4),
+            rack_changes: rng.random_bool(0.8),
             long_past: rng.random_bool(0.002),
             old_backups: rng.random_bool(0.3),
+            devices_forget: rng.random_bool(0.4),
+            partial_scrubs: some(rng, 0.3),
         }
     }
 

@@ -27,6 +27,8 @@ const LATE_MAX: Ns = Ns::ms(600);
 pub(super) struct Wire {
     sessions: BTreeMap<SessionId, Session>,
     made: u64,
+    /// Connections of agents that are to be rejected, with the host they claim.
+    intruders: BTreeMap<SessionId, HostId>,
 }
 
 #[derive(Debug)]
@@ -251,8 +253,45 @@ impl World {
         true
     }
 
+    /// While the agent of a host is connected and was heard within its lease, another one connects in its name: an older one of
+    /// the same boot, or one of another machine. It must be rejected.
+    pub(super) fn contest_host(&mut self, host: HostId) {
+        let led = self.wire.sessions.values().find(|session| session.host == host && session.manager);
+        let Some((instance, boot)) = led.map(|session| (session.instance, session.boot)) else { return };
+        if !self.program.is_settled() || !self.is_lease_fresh(host) {
+            return;
+        }
+        let older = self.chance(0.5);
+        let (instance, boot) = if older { (instance - 1, boot) } else { (instance, boot + 1000) };
+        self.wire.made += 1;
+        let id = SessionId(self.wire.made);
+        self.say(|| format!("another agent connects as {host}, instance {instance}, session {}", id.0));
+        self.wire.intruders.insert(id, host);
+        let hello = Hello {
+            instance: InstanceId(instance),
+            boot_id: boot_id(boot),
+            host_memory_socket: "/run/host-memory".into(),
+            devices: self.seen_devices(),
+        };
+        self.after(Ns::ms(1), Happening::IntruderLeaves(id));
+        self.manager(Event::AgentUp(id, host, hello));
+    }
+
+    pub(super) fn intruder_leaves(&mut self, id: SessionId) {
+        if let Some(host) = self.wire.intruders.remove(&id) {
+            self.blame(
+                "a host has one agent",
+                format!("{host}: another agent is accepted in session {}", id.0),
+            );
+        }
+    }
+
     /// The manager ends a connection.
     pub(super) fn manager_closes(&mut self, id: SessionId, why: &Closed) {
+        if self.wire.intruders.remove(&id).is_some() {
+            self.story.counts.contested += u64::from(*why == Closed::Superseded);
+            return;
+        }
         let Some(session) = self.wire.sessions.get_mut(&id) else { return };
         session.manager = false;
         let host = session.host;
@@ -285,6 +324,7 @@ impl World {
 
     /// The manager's ends are gone with its process.
     pub(super) fn break_connections(&mut self) {
+        self.wire.intruders.clear();
         let open: Vec<SessionId> = self.wire.sessions.keys().copied().collect();
         for id in open {
             self.wire.sessions.entry(id).and_modify(|session| session.manager = false);

@@ -47,6 +47,7 @@ struct Counts {
     online: BTreeMap<ReservationId, u32>,
     next_expiry: Option<Ns>,
     next_forgetting: Option<Ns>,
+    next_asking_again: Option<Ns>,
 }
 
 /// The reservation that owns a slice.
@@ -79,7 +80,7 @@ pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
 
 impl Truth {
     fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
+        let mut counts = Counts { next_asking_again: self.next_asking_again(), ..Counts::default() };
         for record in self.records.values() {
             match record {
                 Record::Emc(id, emc) => drop(counts.emcs.insert(*id, self.emc_slices(emc))),
@@ -219,6 +220,7 @@ impl Counts {
             online: online.collect(),
             next_expiry: ledger.next_expiry(),
             next_forgetting: ledger.next_forgetting(),
+            next_asking_again: ledger.next_asking_again(),
         }
     }
 }
@@ -243,7 +245,7 @@ impl World {
         let wrong = other
             .or_else(|| self.wrong_name(shown))
             .or_else(|| (counts != of_manager).then(|| format!("{counts:?} on disk, {of_manager:?} shown")));
-        if let Some(what) = wrong.or_else(|| self.wrong_capacity()) {
+        if let Some(what) = wrong.or_else(|| self.wrong_capacity()).or_else(|| self.truth.wrong_migration()) {
             self.blame("the manager shows what is on disk", what);
         }
     }

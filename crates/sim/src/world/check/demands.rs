@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use pool::{
     denied::Denied,
     manager::{Answer, Token},
-    record::Record,
+    record::{MigrationAnswer, Record},
     slice::{Slot, State},
 };
 use units::{Name, SliceId};
@@ -22,6 +22,8 @@ pub(in crate::world) enum Demand {
     Fence(Name),
     /// To let a quarantined slice back.
     LetBack(SliceId),
+    /// To record an answer to a request to move a VM.
+    Move(Name, MigrationAnswer),
 }
 
 #[derive(Debug, Default)]
@@ -33,7 +35,16 @@ pub(super) struct Demands {
 
 impl Demands {
     pub(super) fn justify(&self, demand: &Demand) -> bool {
-        self.unanswered.values().chain(&self.unknown).any(|open| open == demand)
+        self.open().any(|open| open == demand)
+    }
+
+    fn open(&self) -> impl Iterator<Item = &Demand> {
+        self.unanswered.values().chain(&self.unknown)
+    }
+
+    /// Answers to requests to move a VM that may not be on disk yet.
+    pub(super) fn moves(&self) -> usize {
+        self.open().filter(|open| matches!(open, Demand::Move(..))).count()
     }
 }
 

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
-    manager::DeviceDone,
+    manager::{DeviceDone, EmcState},
     protocol::{Handle, Have, Holding, NoMore, Want, WantRelease, WantVm},
     record::{Fence, Host, Key, Record, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
-use units::{DesiredVersion, Epoch, HostId, InstanceId, ReservationId, SliceId};
+use units::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, SliceId};
 
 use super::Truth;
 use crate::world::World;
@@ -162,6 +162,18 @@ impl World {
     /// A device has answered the present manager.
     pub(in crate::world) fn note_answer(&mut self, done: &DeviceDone) {
         self.truth.named.answered(done);
+    }
+
+    /// The present manager has compared the contents of a device. If the record lacks an epoch of a VM's slice, they count for
+    /// nothing, unless the end of that VM is decided and not durable yet: then the device works.
+    pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: &DeviceDone) {
+        let device = &self.devices[emc.0 as usize];
+        let lacks_record = self.truth.slices_unknown_to(&self.devices).any(|(slice, _)| device.has(slice));
+        let running = self.program.running.as_ref();
+        let works = running.is_some_and(|running| running.manager.emc_state(emc) == EmcState::Up);
+        if works || !lacks_record {
+            self.truth.named.answered(contents);
+        }
     }
 
     /// The present manager learns whether its batch is durable.

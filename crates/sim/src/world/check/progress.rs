@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use pool::{
+    protocol::Holding,
     record::{Emc, Fence, Host, Key, Record},
-    slice::{Drain, Scrub, State},
+    slice::{Drain, Scrub, Slot, State},
 };
-use units::{EmcId, HostId, Ns, SliceId, limits::DEVICE_RETRY};
+use units::{EmcId, HostId, Ns, ReservationId, SliceId, limits::DEVICE_RETRY};
 
 use super::Truth;
-use crate::world::World;
+use crate::world::{World, device::Device};
 
 /// The longest that nothing in the way may take.
 const FENCED_WITHIN: Ns = Ns::ms(500);
@@ -54,6 +55,25 @@ impl Truth {
         fencing.flat_map(by).filter(|(emc, _)| self.emc(*emc).is_some_and(cuts_off)).collect()
     }
 
+    /// Slices of VMs, granted under an epoch that the record of their device lacks, with the reservation: such a device counts as
+    /// failed.
+    pub(in crate::world) fn slices_unknown_to<'a>(
+        &'a self,
+        devices: &'a [Device],
+    ) -> impl Iterator<Item = (SliceId, ReservationId)> + 'a {
+        let slots = self.records.range(Key::Slice(SliceId(0))..=Key::Slice(SliceId(u32::MAX)));
+        slots.filter_map(|(_, record)| {
+            let Record::Slice(slice, Slot { epoch, state: State::Onlining(o) | State::Online(o), .. }) =
+                record
+            else {
+                return None;
+            };
+            let device = devices.iter().find(|device| device.has(*slice))?;
+            let seen = device.has_seen(Holding { slice: *slice, epoch: *epoch });
+            (!seen).then_some((*slice, o.reservation))
+        })
+    }
+
     fn stuck(&self, emc: EmcId, host: HostId) -> Option<SliceId> {
         let emc = self.emc(emc)?;
         let mut slices = (emc.first.0..emc.first.0 + emc.slices).map(SliceId);
@@ -69,7 +89,10 @@ impl World {
 
     pub(super) fn check_fences_advance(&mut self) {
         let now = self.now;
-        for (emc, _) in (0..).map(EmcId).zip(&self.devices).filter(|(_, device)| device.failed) {
+        let lacking: Vec<SliceId> =
+            self.truth.slices_unknown_to(&self.devices).map(|(slice, _)| slice).collect();
+        let is_out = |device: &Device| device.failed || lacking.iter().any(|slice| device.has(*slice));
+        for (emc, _) in (0..).map(EmcId).zip(&self.devices).filter(|(_, device)| is_out(device)) {
             self.truth.unhindered.devices.insert(emc, now.after(DEVICE_RETRY));
         }
         let pairs = self.truth.to_fence();

@@ -1,0 +1,128 @@
+//! Requests to move VMs: there is one for each VM under a draining place, and its answer is the scheduler's latest.
+
+use pool::{
+    audit::What,
+    record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
+};
+use units::limits::MIGRATION_ASKED_AGAIN_AFTER;
+use units::{Name, Ns, ReservationId, SliceId};
+
+use super::{Demand, Truth, counts::owner, has_ended};
+use crate::world::World;
+
+const PROMISE: &str = "a request to move has the scheduler's latest answer";
+
+impl Truth {
+    /// The requests on disk.
+    pub(in crate::world) fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
+        let from = Key::Migration(ReservationId(0))..=Key::Migration(ReservationId(u64::MAX));
+        self.records.range(from).filter_map(|(_, record)| match record {
+            Record::Migration(id, migration) => Some((*id, migration)),
+            _ => None,
+        })
+    }
+
+    /// The request on disk for a reservation.
+    pub(in crate::world) fn migration(&self, id: ReservationId) -> Option<&Migration> {
+        match self.records.get(&Key::Migration(id)) {
+            Some(Record::Migration(_, migration)) => Some(migration),
+            _ => None,
+        }
+    }
+
+    /// The request on disk for a VM that has not ended.
+    pub(in crate::world) fn migration_of(&self, vm: &Name) -> Option<(ReservationId, &Migration)> {
+        let active = |id| self.reservation(id).is_some_and(|reservation| !has_ended(reservation));
+        self.migrations().find(|(id, migration)| migration.vm == *vm && active(*id))
+    }
+
+    /// When the next declined request is due to be made again.
+    pub(super) fn next_asking_again(&self) -> Option<Ns> {
+        self.migrations().filter_map(|(_, migration)| migration.again).min()
+    }
+
+    fn drains(&self, reservation: &Reservation, has: impl Fn(SliceId) -> bool) -> bool {
+        let host = self.host(reservation.host).is_some_and(|host| host.scheduling == Scheduling::Draining);
+        let under = |slice: &SliceId| {
+            let emc = self.emc_of(*slice).and_then(|emc| self.emc(emc));
+            has(*slice) && emc.is_some_and(|emc| emc.scheduling == Scheduling::Draining)
+        };
+        host || reservation.slices.iter().any(under)
+    }
+
+    /// A request on disk for a VM that has ended or that no draining place holds, or a VM under one without a request.
+    pub(super) fn wrong_migration(&self) -> Option<String> {
+        let stray = self.migrations().find(|(id, _)| {
+            let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
+            !active.is_some_and(|reservation| self.drains(reservation, |_| true))
+        });
+        let owned = |id| move |slice| owner(&self.slot(slice)) == Some(id);
+        let mut active = self.reservations().filter(|(_, reservation)| !has_ended(reservation));
+        let missing = active.find(|(id, r)| self.migration(*id).is_none() && self.drains(r, owned(*id)));
+        stray
+            .map(|(id, request)| format!("{id} has {request:?} and need not move"))
+            .or_else(|| missing.map(|(id, r)| format!("{id} is to move and has no request: {r:?}")))
+    }
+}
+
+fn changes_scheduling(batch: &[Record]) -> bool {
+    batch
+        .iter()
+        .any(|record| matches!(record, Record::Host(..) | Record::Emc(..) | Record::Gone(Key::Emc(_))))
+}
+
+impl World {
+    /// A request is about to be written: a new answer needs the scheduler's, and a declined one has the time at which the request
+    /// is made again.
+    pub(super) fn check_migration(&mut self, id: ReservationId, new: &Migration, batch: &[Record]) {
+        let now = self.when().now;
+        let old = self.truth.migration(id).cloned();
+        let ended = self.truth.after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
+        let said = |m: &Migration| (m.answer, m.words.clone());
+        let changed = old.as_ref().map(said) != Some(said(new));
+        let demanded = self.truth.demands.justify(&Demand::Move(new.vm.clone(), new.answer));
+        let made_again = old.as_ref().is_some_and(|old| old.again.is_some_and(|at| now >= at));
+        let fits = match new.answer {
+            MigrationAnswer::Open => {
+                self.story.counts.moves_asked_again += u64::from(changed && made_again);
+                new.again.is_none() && (old.is_none() || !changed || made_again || changes_scheduling(batch))
+            }
+            MigrationAnswer::Accepted | MigrationAnswer::Done => {
+                new.again.is_none() && (!changed || demanded)
+            }
+            MigrationAnswer::Declined if changed => {
+                demanded && new.again.is_some_and(|at| self.is_due_in_time(at))
+            }
+            MigrationAnswer::Declined => new.again == old.as_ref().and_then(|old| old.again),
+        };
+        if ended || !fits {
+            self.blame(PROMISE, format!("{id} had {old:?} and gets {new:?}, ended: {ended}"));
+        }
+    }
+
+    /// Whether a request that was declined since the batch before is made again at the documented time.
+    fn is_due_in_time(&self, at: Ns) -> bool {
+        let (first, last) = (self.program.decided_since().unwrap_or_default(), self.when().now);
+        let due = first.after(MIGRATION_ASKED_AGAIN_AFTER)..=last.after(MIGRATION_ASKED_AGAIN_AFTER);
+        due.contains(&at)
+    }
+
+    /// A request is about to be dropped: its reservation ends, or nothing under the VM drains any more.
+    pub(super) fn check_migration_gone(&mut self, id: ReservationId, batch: &[Record]) {
+        let ended = self.truth.after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
+        if !ended && !changes_scheduling(batch) {
+            self.blame(PROMISE, format!("{id} lives and loses {:?}", self.truth.migration(id)));
+        }
+    }
+
+    /// No answer is recorded twice.
+    pub(super) fn check_answers_counted(&mut self, batch: &[Record]) {
+        let recorded = batch.iter().filter(|record| {
+            matches!(record, Record::Decision(_, decision) if matches!(decision.what, What::MigrationAnswered { .. }))
+        });
+        let (recorded, sent) = (recorded.count(), self.truth.demands.moves());
+        if recorded > sent {
+            self.blame(PROMISE, format!("{recorded} answers are recorded, {sent} were sent"));
+        }
+    }
+}
