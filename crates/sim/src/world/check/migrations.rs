@@ -4,7 +4,7 @@ use pool::{
     audit::What,
     record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
 };
-use units::limits::MIGRATION_ASKED_AGAIN_AFTER;
+use units::limits::MIGRATION_REQUEST_RETRY_AFTER;
 use units::{Name, Ns, ReservationId, SliceId};
 
 use super::{Demand, Truth, counts::owner, has_ended};
@@ -103,7 +103,7 @@ impl World {
     /// Whether a request that was declined since the batch before is made again at the documented time.
     fn is_due_in_time(&self, at: Ns) -> bool {
         let (first, last) = (self.program.decided_since().unwrap_or_default(), self.when().now);
-        let due = first.after(MIGRATION_ASKED_AGAIN_AFTER)..=last.after(MIGRATION_ASKED_AGAIN_AFTER);
+        let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);
         due.contains(&at)
     }
 

@@ -9,7 +9,7 @@ use pool::{
     record::{Fence, Host, Key, Record, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
-use units::{EmcId, Epoch, HostId, InstanceId, OrderNumber, ReservationId, SliceId};
+use units::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, SliceId};
 
 use super::Truth;
 use crate::world::World;
