@@ -3,6 +3,7 @@
 
 mod headers;
 mod limits;
+mod links;
 mod map;
 mod metrics;
 mod names;
@@ -59,6 +60,7 @@ const RULES: &[(&str, Rule)] = &[
     ("no test is left out or succeeds by failing", tests_run::all),
     ("files have names of our domain", names::files),
     ("nothing is left for later, nothing points outside", words::none_forbidden),
+    ("links between pages lead somewhere", links::resolve),
     ("the code map in ARCHITECTURE.md lists every folder", map::matches),
 ];
 

@@ -47,7 +47,7 @@ async fn directory_without_traces_is_an_error() {
     let ran = evaluate(folder.path(), "").await;
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
     assert!(ran.stderr.contains("derived.csv is left out"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("short.csv is left out: 2 touches"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("short.csv is left out: 2 accesses"), "{}", ran.stderr);
     assert!(ran.stderr.contains("there is no trace in it"), "{}", ran.stderr);
 }
 

@@ -1,0 +1,170 @@
+//! Commands and configuration in README and docs: every command line is parsed by its program, and
+//! every configuration snippet is checked by its service. Links between pages are checked by
+//! `cargo xtask tidy`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use tests::rack::programs;
+
+/// Programs that are not part of the repository and appear in the documentation.
+const FOREIGN: &[&str] = &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl"];
+/// Commands of xtask that take no options from the documentation.
+const XTASK: &str = "xtask";
+
+struct Snippet {
+    place: String,
+    language: String,
+    text: String,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in the repository").to_owned()
+}
+
+fn pages() -> Vec<PathBuf> {
+    let docs = fs::read_dir(root().join("docs")).expect("docs/ exists");
+    let docs = docs.map(|entry| entry.expect("docs/ is readable").path());
+    let docs = docs.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let top =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name));
+    docs.chain(top).collect()
+}
+
+fn snippets() -> Vec<Snippet> {
+    pages().iter().flat_map(|page| snippets_of(page)).collect()
+}
+
+fn snippets_of(page: &Path) -> Vec<Snippet> {
+    let text = fs::read_to_string(page).expect("the page is readable");
+    let mut found: Vec<Snippet> = Vec::new();
+    let mut is_inside = false;
+    for (number, line) in text.lines().enumerate() {
+        match (is_inside, line.strip_prefix("```")) {
+            (false, Some(language)) => {
+                let place = format!("{}:{}", page.display(), number + 1);
+                found.push(Snippet { place, language: language.to_owned(), text: String::new() });
+                is_inside = true;
+            }
+            (true, Some(_)) => is_inside = false,
+            (true, None) => {
+                let snippet = found.last_mut().expect("a snippet is open");
+                snippet.text.push_str(line);
+                snippet.text.push('\n');
+            }
+            (false, None) => {}
+        }
+    }
+    found
+}
+
+/// Returns the words of each command, without comments, variables, and `sudo`.
+fn commands(snippet: &Snippet) -> Vec<Vec<String>> {
+    let joined = snippet.text.replace("\\\n", " ");
+    let lines = joined.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(words).filter(|words| !words.is_empty()).collect()
+}
+
+fn words(line: &str) -> Vec<String> {
+    let line = line.trim_end_matches('&').split(" > ").next().unwrap_or_default();
+    let mut words: Vec<String> = Vec::new();
+    let mut quoted = false;
+    let mut word = String::new();
+    for c in line.chars() {
+        match c {
+            '\'' => quoted = !quoted,
+            ' ' if !quoted => words.extend(Some(std::mem::take(&mut word)).filter(|word| !word.is_empty())),
+            _ => word.push(c),
+        }
+    }
+    words.extend(Some(word).filter(|word| !word.is_empty()));
+    let is_prefix = |word: &String| word == "sudo" || (word.contains('=') && !word.starts_with('-'));
+    words.into_iter().skip_while(is_prefix).collect()
+}
+
+/// Runs a program with the words of a command and `--help`, which parses them without executing it.
+fn parse(program: &Path, words: &[String]) -> Output {
+    let words = words.iter().take_while(|word| *word != "--");
+    Command::new(program).args(words).arg("--help").output().expect("the program runs")
+}
+
+fn check_command(place: &str, command: &[String]) {
+    let (name, arguments) = command.split_first().expect("a command has words");
+    let name = Path::new(name).file_name().expect("a command has a name").to_string_lossy().into_owned();
+    let output = match name.as_str() {
+        "tarn" | "pool-manager" | "host-agent" | "vmm-plugin" => parse(&programs().join(&name), arguments),
+        "cargo" if arguments.first().is_some_and(|word| word == XTASK) => {
+            parse(&programs().join(XTASK), &arguments[1..])
+        }
+        "cargo" | ".ci/run" | "run" => return,
+        foreign => {
+            assert!(FOREIGN.contains(&foreign), "{place}: {foreign} is no program of the documentation");
+            return;
+        }
+    };
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{place}: {}: {error}", command.join(" "));
+}
+
+#[test]
+fn every_command_is_parsed_by_its_program() {
+    let shell = snippets().into_iter().filter(|snippet| snippet.language == "sh").collect::<Vec<_>>();
+    let mut checked = 0;
+    for snippet in &shell {
+        for command in commands(snippet) {
+            check_command(&snippet.place, &command);
+            checked += 1;
+        }
+    }
+    assert!(checked > 50, "only {checked} commands were found");
+}
+
+/// What a rack's configuration needs beside a snippet.
+const RACK: [(&str, &str); 3] = [
+    ("[manager]", "[manager]\nlisten = \"unix:/run/tarn/manager.sock\"\nstore = \"store\"\n"),
+    ("[[emc]]", "[[emc]]\nname = \"emc0\"\nslices = 4\ndriver = \"emulated\"\npath = \"emc0\"\n"),
+    ("[[host]]", "[[host]]\nname = \"h0\"\ncores = 4\nlocal_mib = 1024\nemcs = [\"emc0\"]\n"),
+];
+/// What a host's configuration needs beside a snippet.
+const HOST: [(&str, &str); 2] = [
+    (
+        "[agent]",
+        "[agent]\nhost = \"h0\"\nmanager = \"unix:/run/tarn/manager.sock\"\nruntime_dir = \"run\"\ntoken_file = \"h0.token\"\n",
+    ),
+    ("[backend]", "[backend]\nkind = \"emulated\"\n"),
+];
+
+fn completed(snippet: &str, needed: &[(&str, &str)]) -> String {
+    let missing = needed.iter().filter(|(head, _)| !snippet.lines().any(|line| line.starts_with(head)));
+    missing.fold(snippet.to_owned(), |text, (_, section)| format!("{text}\n{section}"))
+}
+
+#[test]
+fn every_configuration_snippet_is_accepted() {
+    let mut checked = 0;
+    for snippet in snippets().iter().filter(|snippet| snippet.language == "toml") {
+        let is_host = ["[agent]", "[backend]", "[symbiosis]"].iter().any(|head| snippet.text.contains(head));
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("config.toml");
+        let (program, text) = match is_host {
+            true => ("host-agent", completed(&snippet.text, &HOST)),
+            false => ("pool-manager", completed(&snippet.text, &RACK)),
+        };
+        fs::write(&path, &text).expect("the folder is writable");
+        let check = Command::new(programs().join(program))
+            .args(["serve", "--check-config", "--config"])
+            .arg(&path)
+            .output();
+        let output = check.expect("the program runs");
+        let error = String::from_utf8_lossy(&output.stderr);
+        let unknown =
+            ["unknown", "expected", "missing", "invalid", "must"].iter().any(|word| error.contains(word));
+        assert!(output.status.success() || !unknown, "{}: {error}\n{text}", snippet.place);
+        checked += 1;
+    }
+    assert!(checked >= 5, "only {checked} snippets were found");
+}
