@@ -161,9 +161,9 @@ fn every_configuration_snippet_is_accepted() {
             .output();
         let output = check.expect("the program runs");
         let error = String::from_utf8_lossy(&output.stderr);
-        let unknown =
-            ["unknown", "expected", "missing", "invalid", "must"].iter().any(|word| error.contains(word));
-        assert!(output.status.success() || !unknown, "{}: {error}\n{text}", snippet.place);
+        // The certificates and keys of the examples do not exist here.
+        let is_file_missing = error.lines().all(|line| line.contains("cannot read /etc/tarn/"));
+        assert!(output.status.success() || is_file_missing, "{}: {error}\n{text}", snippet.place);
         checked += 1;
     }
     assert!(checked >= 5, "only {checked} snippets were found");
