@@ -5,6 +5,7 @@
 mod apt;
 mod bed;
 mod bench;
+mod book;
 mod debian;
 mod demo;
 mod failure;
@@ -21,6 +22,7 @@ mod sim;
 mod step;
 mod test;
 mod tidy;
+mod tools;
 mod wait;
 
 use std::process::ExitCode;
@@ -52,6 +54,8 @@ enum Task {
     Install(install::Args),
     /// The manual pages of `tarn`, into target/man
     Man,
+    /// Build the documentation as a site with search, into target/book
+    Book,
     /// Small changes of the ownership code, each of which a test must notice
     Mutants(mutants::Args),
 }
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
         Task::Sim(args) => sim::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Man => man::run(),
+        Task::Book => book::run(),
         Task::Mutants(args) => mutants::run(&args),
     };
     match done {

@@ -2,21 +2,12 @@
 //! testing). A change that no test notices survives; the task fails if too many do. The places and the tests are
 //! in `.cargo/mutants.toml`; changing and running is the work of cargo-mutants, installed into `target/tools`.
 
-use std::{
-    collections::BTreeMap,
-    fmt, fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 
-use crate::{
-    failure::Failure,
-    repository::{cargo, root},
-    step::step,
-};
+use crate::{failure::Failure, repository::root, step::step, tools};
 
 /// Version of cargo-mutants.
 const VERSION: &str = "27.1.0";
@@ -53,7 +44,7 @@ pub struct Args {
 /// # Errors
 /// cargo-mutants cannot be installed or does not complete, or too many mutants survive.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let tool = ensure()?;
+    let tool = tools::installed("cargo-mutants", VERSION)?;
     let results = root().join("target/mutants");
     fs::create_dir_all(&results).map_err(Failure::file("create", &results))?;
     limit_address_space();
@@ -66,17 +57,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let tally = Tally::parse(&text)?;
     print!("\n{tally}");
     tally.verdict()
-}
-
-/// Installs cargo-mutants unless it is there, and returns its path.
-fn ensure() -> Result<PathBuf, Failure> {
-    let place = root().join("target/tools").join(format!("cargo-mutants-{VERSION}"));
-    let program = place.join("bin/cargo-mutants");
-    if !program.is_file() {
-        let mut install = cargo(&["install", "--locked", "cargo-mutants", "--version", VERSION, "--root"]);
-        step(&format!("install cargo-mutants {VERSION}"), install.arg(&place))?;
-    }
-    Ok(program)
 }
 
 fn command(args: &Args, tool: &Path, results: &Path) -> Command {
