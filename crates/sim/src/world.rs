@@ -1,8 +1,8 @@
-//! A rack in one thread, grown from a number: the manager's and the agents' real machines, exactly as the programs run
-//! them, between a wire, disks, devices and people that do all that may happen to them. The machines decide; this is
-//! everything around them, and after every step it looks whether the promises still hold ([`check`](World::step)).
+//! Deterministic simulation of a rack in one thread: the real state machines of manager and agents, with
+//! simulated connections, disks, devices, hosts and clients that inject faults. After every step the
+//! invariants are checked ([`check`](World::step)).
 //!
-//! Nothing here is concurrent and nothing is left to chance: the same seed is the same story.
+//! The same seed gives the same run.
 
 mod calm;
 mod check;
@@ -48,28 +48,28 @@ pub use self::{
     story::{Failure, Summary},
 };
 
-/// Something that will happen.
+/// Scheduled event.
 #[derive(Debug)]
 enum Happening {
     ManagerStarts,
     ManagerWakes,
     ManagerSettles(u64),
-    /// The store is done with a batch of this life of the manager.
+    /// The store has completed a batch of this run of the manager.
     StoreDone(u64),
     StoreRead(u64),
-    /// The first of the calls of this life that wait for this device is made.
+    /// The first queued call of this run to this device is made.
     DeviceTurn(u64, EmcId),
-    /// The operator's command to stop a machine, run for this device by this life of the manager, is done.
+    /// The operator's fence command, started for this device by this run of the manager, has ended.
     CommandEnds(u64, EmcId, HostId),
     Boots(HostId),
     AgentStarts(HostId, u64),
     AgentWakes(HostId, u64),
-    /// The host is done with something that this start of the agent asked for.
+    /// The host has completed a call of this run of the agent.
     HostDone(HostId, u64, Box<Job>),
     ProcessGone(HostId, u64, ReservationId),
-    /// A process of this boot asks its agent for memory, again perhaps.
+    /// A process of this boot tries to attach memory.
     Asks(HostId, u64, Pid),
-    /// A process does something with its memory, or ends.
+    /// A process uses its memory or ends.
     Lives(HostId, u64, Pid),
     Connects(HostId, u64),
     Welcome(SessionId),
@@ -80,14 +80,14 @@ enum Happening {
     AsksReport(SessionId),
     ManagerHearsEnd(SessionId),
     AgentHearsEnd(SessionId),
-    /// An agent that was to be rejected gives up.
+    /// An agent that was to be rejected disconnects.
     IntruderLeaves(SessionId),
     PeopleAct,
     TroubleComes,
     TroubleEnds(Trouble),
 }
 
-/// A rack, its people and its bad luck.
+/// A simulated rack with its clients and faults.
 #[derive(Debug)]
 pub struct World {
     seed: u64,
@@ -106,12 +106,12 @@ pub struct World {
     people: People,
     truth: Truth,
     story: Story,
-    /// Nothing goes wrong any more.
+    /// No further faults are injected.
     calm: bool,
 }
 
 impl World {
-    /// The world of this seed, with a store in memory.
+    /// Creates the world of a seed, with a store in memory.
     pub fn new(seed: u64) -> Self {
         let mut rng = Pcg64::seed_from_u64(seed);
         let weather = Weather::of(&mut rng);
@@ -119,7 +119,7 @@ impl World {
         Self::grow(seed, rng, weather, store)
     }
 
-    /// The world of this seed, with another store.
+    /// Creates the world of a seed, with another store.
     pub fn with_store(seed: u64, store: Box<dyn Store>) -> Self {
         let mut rng = Pcg64::seed_from_u64(seed);
         let weather = Weather::of(&mut rng);
@@ -158,17 +158,17 @@ impl World {
         world
     }
 
-    /// Keeps the latest events in words, to be printed with a failure.
+    /// Logs the latest events, to be printed with a failure.
     #[must_use]
     pub fn told(mut self, events: usize) -> Self {
         self.story.tell(events);
         self
     }
 
-    /// Lives through so many steps, then lets everything come to rest.
+    /// Runs a number of steps, then until the world is quiescent.
     ///
     /// # Errors
-    /// A promise was broken.
+    /// An invariant was violated.
     pub fn run(mut self, steps: u64) -> Result<Summary, Box<Failure>> {
         for _ in 0..steps {
             self.step()?;
@@ -177,10 +177,10 @@ impl World {
         Ok(self.story.summary(self.steps))
     }
 
-    /// The next thing happens; then every promise is looked at.
+    /// Processes the next event and checks the invariants.
     ///
     /// # Errors
-    /// A promise was broken.
+    /// An invariant was violated.
     pub fn step(&mut self) -> Result<(), Box<Failure>> {
         if let Some(((at, _), happening)) = self.queue.pop_first() {
             self.now = at;
@@ -223,7 +223,7 @@ impl World {
     }
 
     fn at(&mut self, at: Ns, happening: Happening) {
-        self.queued += 1; // what is due at the same time happens in the order it was foreseen
+        self.queued += 1; // events due at the same time occur in the order in which they were scheduled
         self.queue.insert((at.max(self.now), self.queued), happening);
     }
 
@@ -231,7 +231,7 @@ impl World {
         self.at(self.now.after(span), happening);
     }
 
-    /// Most things take about so long, some ten times that.
+    /// Draws a duration around `span`; one in twenty is ten times longer.
     fn about(&mut self, span: Ns) -> Ns {
         let usual = self.rng.random_range(span.0 / 2..=span.0 * 3 / 2);
         Ns(if self.rng.random_bool(0.05) { usual * 10 } else { usual })
@@ -265,13 +265,13 @@ impl World {
         self.story.say(self.now, words);
     }
 
-    /// A promise is broken: the first one counts.
+    /// Records a violated invariant; only the first one is kept.
     fn blame(&mut self, promise: &'static str, what: String) {
         self.story.blame(promise, what);
     }
 }
 
-/// As the manager hands its batches over.
+/// Batch of records of the manager.
 type Records = Arc<Vec<pool::record::Record>>;
 
 #[cfg(test)]
@@ -280,10 +280,10 @@ mod tests {
 
     const SEEDS: u64 = 150;
     const STEPS: u64 = 1500;
-    /// Events of rare worlds alone: too seldom for so few seeds.
+    /// Events of rare worlds, which so few seeds may not contain.
     const RARE: [&str; 2] = ["long_pasts", "moves_asked_again"];
 
-    /// A generator that produces nothing any more would weaken every promise unnoticed.
+    /// A generator without output would weaken every check unnoticed.
     #[test]
     fn every_kind_of_event_occurs_within_a_few_seeds() {
         let mut sum = Summary::default();

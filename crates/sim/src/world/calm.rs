@@ -1,5 +1,5 @@
-//! When nothing goes wrong any more, everything comes to rest: what lives becomes ready, what was released becomes free,
-//! everybody who waits is answered, and a restart would find what the manager knows.
+//! Liveness: without further faults, live reservations become ready, released slices become free,
+//! waiting callers get replies, and the store contains the state of the manager.
 
 use std::collections::BTreeSet;
 
@@ -12,19 +12,19 @@ use units::{Ns, SliceId};
 
 use super::{Failure, Happening, World, check::has_ended};
 
-/// How long everything may take to become ready, and then to become free.
+/// Time limit for reservations to become ready, and for slices to become free.
 const READY_WITHIN: Ns = Ns::secs(60);
 const FREE_WITHIN: Ns = Ns::secs(120);
-/// How long it may take until all that is too old is forgotten.
+/// Time limit for the expiry of old records.
 const FORGOTTEN_WITHIN: Ns = Ns::secs(60);
-/// How often people look and ask again.
+/// Interval between the retries of clients.
 const LOOK_EVERY: Ns = Ns::ms(500);
 
 impl World {
-    /// Lets everything come to rest.
+    /// Runs without further faults until the world is quiescent.
     ///
     /// # Errors
-    /// A promise was broken, the last one among them: that it does.
+    /// An invariant was violated, or the world did not become quiescent.
     pub fn settle(&mut self) -> Result<(), Box<Failure>> {
         self.end_all_trouble();
         self.live_until(READY_WITHIN, Self::not_ready)?;
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// Lives on until nothing is missing any more.
+    /// Runs until `missing` returns nothing.
     fn live_until(
         &mut self,
         within: Ns,
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Which reservation is not ready and should be.
+    /// Returns a live reservation that is not ready.
     fn not_ready(&mut self) -> Option<String> {
         if !self.program.is_open() {
             return Some("the manager does not start".into());
@@ -100,7 +100,7 @@ impl World {
         Some(format!("{id} is not ready: {slots:?}"))
     }
 
-    /// Releases the VMs with slices on a device that lost its record for good, as its alarm asks the operator to do.
+    /// Releases VMs with slices on a device that lost its record, as the alarm EMC_FAILED requests.
     fn release_lost_vms(&mut self) {
         let lost: BTreeSet<_> = self.truth.slices_unknown_to(&self.devices).map(|(_, id)| id).collect();
         for id in lost {
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// Which slice is not free and should be. People go on releasing what is left.
+    /// Returns a slice that is not free although it should be. Clients keep releasing reservations.
     fn not_free(&mut self) -> Option<String> {
         self.wire_everything();
         let active: Vec<_> = self
@@ -146,7 +146,8 @@ impl World {
         })
     }
 
-    /// Whether a slice can go on: one that waits for a scrubber does not, if no host is wired to its EMC.
+    /// Returns whether a slice can make progress. A slice that waits for a scrubber cannot if no host is
+    /// attached to its EMC.
     fn has_scrubber(&self, slice: SliceId, slot: Slot) -> bool {
         let emc = self.truth.emc_of(slice);
         let wired = |record: &Record| matches!(record, Record::Host(_, host) if host.emcs.iter().any(|of| Some(*of) == emc));

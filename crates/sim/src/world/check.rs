@@ -1,5 +1,5 @@
-//! The promises, looked at from outside after every step: what processes can really reach, what the store really has,
-//! what hosts and devices really said. The ledger's own opinion is never asked.
+//! Invariants, checked after every step against the truth of the world: the slices that processes can
+//! reach, the contents of the store, and the reports of hosts and devices. The ledger is not consulted.
 
 mod calls;
 mod counts;
@@ -26,37 +26,37 @@ use units::{EmcId, Epoch, HostId, Ns, ReservationId, SliceId};
 
 use super::{World, device::Mark, machine::Guest};
 
-/// What is so, as far as somebody outside can know.
+/// Facts that an observer outside the manager knows.
 #[derive(Debug, Default)]
 pub(super) struct Truth {
-    /// What the store has, decisions aside.
+    /// Contents of the store, without decisions.
     records: BTreeMap<Key, Record>,
-    /// What clients were told.
+    /// Replies that clients received.
     pub(super) acked: BTreeMap<RequestKey, Acked>,
-    /// Who was granted each slice last.
+    /// Latest grant of each slice.
     hands: BTreeMap<SliceId, Hand>,
     demands: demands::Demands,
-    /// Reservations whose slices are taken by force.
+    /// Reservations released by force.
     forced: BTreeSet<ReservationId>,
-    /// Grants that went with the power of their device, or when it fenced their host.
+    /// Grants that ended with a power failure of their device or a fence of their host.
     lost: BTreeSet<Holding>,
-    /// Grants that a fence of their host was to end, on slices that could not be revoked then.
+    /// Grants on slices that could not be revoked during the fence of their host.
     unrevoked: BTreeSet<Holding>,
-    /// Requests that were made at least once while the store's disk had room.
+    /// Requests made at least once while the store's disk had space.
     pub(super) had_room: BTreeSet<RequestKey>,
-    /// Which devices have cut off which hosts since these were last to be fenced.
+    /// Devices that have revoked the access of each host since its latest fence began.
     cut: BTreeSet<(EmcId, HostId)>,
     named: orders::Named,
     returns: returns::Returns,
     unhindered: progress::Unhindered,
-    /// Durable writes so far.
+    /// Number of durable writes.
     writes: u64,
-    /// When the present manager last heard each host, and which were silent for long enough to be fenced.
+    /// Time of each host's last message to the running manager, and hosts whose silence allows a fence.
     heard: BTreeMap<HostId, Ns>,
     long_silent: BTreeSet<HostId>,
 }
 
-/// A reservation that a client knows of.
+/// Reservation known to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Acked {
     pub(super) id: ReservationId,
@@ -65,16 +65,16 @@ pub(super) struct Acked {
     pub(super) ended: bool,
 }
 
-/// The latest owner that a device let in.
+/// Latest owner granted by a device.
 #[derive(Clone, Copy, Debug)]
 struct Hand {
     epoch: Epoch,
     host: HostId,
-    /// Its host may know of it.
+    /// The host may have received the grant.
     told: bool,
-    /// Its host said that it can be used.
+    /// The host reported the slice online.
     online: bool,
-    /// Its host said that it let go, or a device or a person saw to it.
+    /// The host reported the release, or a device or an operator ended the access.
     let_go: bool,
 }
 
@@ -138,7 +138,7 @@ impl Truth {
 }
 
 impl World {
-    /// What must hold at every moment.
+    /// Checks the invariants of every step.
     pub(super) fn check(&mut self) {
         let mut owners: BTreeMap<SliceId, (Epoch, HostId)> = BTreeMap::new();
         let mut clash = None;
@@ -163,7 +163,7 @@ impl World {
         self.check_fences_advance();
     }
 
-    /// A batch that is about to be written.
+    /// Checks a batch before it is written.
     pub(super) fn check_batch(&mut self, records: &[Record]) {
         for record in records {
             self.check_rack_change(record, records);
@@ -206,8 +206,8 @@ impl World {
         }
     }
 
-    /// After a restore no slice is revoked while a process has it. A fence of its host ends that claim, also on a slice
-    /// that could not be revoked then.
+    /// Checks that no slice is revoked after a restore while a process uses it. A fence of the host ends
+    /// this protection, also for slices that could not be revoked by it.
     fn check_unclaimed(&mut self, slice: SliceId, before: Slot, after: Slot) {
         let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
         if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {
@@ -227,7 +227,7 @@ impl World {
         }
     }
 
-    /// What the ledger calls online is what its host called so.
+    /// Checks that slices online in the ledger were reported online by their hosts.
     fn check_online(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
         let hand = self.truth.hands.get(&slice);
         if !hand.is_some_and(|hand| (hand.epoch, hand.host) == (epoch, host) && hand.online) {
@@ -279,8 +279,8 @@ impl World {
         }
     }
 
-    /// Whether a new reservation's host, or an EMC of it, was cordoned, draining or out of reach well before it. What
-    /// changes in the same batch may have been decided before or after it.
+    /// Returns whether the host of a new reservation, or an EMC of it, was cordoned, draining or
+    /// unreachable before this batch. Changes in the same batch may precede or follow the reservation.
     fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
         let changes = |key| batch.iter().any(|record| record.key() == key);
         if changes(Key::Host(new.host)) {
@@ -303,7 +303,8 @@ impl World {
         !open
     }
 
-    /// A host is fenced only on request, or after a long silence; and by each EMC only once that has cut it off.
+    /// Checks that a host is fenced only on request or after a long silence, and that each EMC is listed
+    /// as fenced only after it has revoked the host's access.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
         let (was, unconfirmed_fences) = match self.truth.host(id) {
             Some(old) => (old.fence, old.unconfirmed_fences.clone()),
@@ -311,7 +312,7 @@ impl World {
         };
         let begins = was == Fence::None && host.fence != Fence::None;
         if begins {
-            // An EMC that has yet to answer an earlier fence has given the host nothing since.
+            // An EMC that has not confirmed an earlier fence has granted the host nothing since.
             self.truth.cut.retain(|(emc, cut)| *cut != id || unconfirmed_fences.contains(emc));
         }
         let owed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
@@ -330,7 +331,7 @@ impl World {
         if was != Fence::None && host.fence == Fence::None {
             self.check_return(id);
         } else if restarted {
-            self.note_returned(id); // a fence that began and ended in this batch is not seen
+            self.note_returned(id); // a fence that began and ended in this batch is invisible
         }
         if !begins {
             return;
@@ -341,7 +342,7 @@ impl World {
         }
     }
 
-    /// A fenced host returns only when nothing is left there that a device cannot take away.
+    /// Checks that a fenced host returns only without mappings that a device cannot revoke.
     fn check_return(&mut self, id: HostId) {
         let shared = |holding: &Holding| {
             self.devices.iter().any(|device| device.is_shared() && device.has(holding.slice))
@@ -360,8 +361,8 @@ impl World {
         theirs.for_each(|(_, hand)| hand.let_go = true);
     }
 
-    /// A host that is shown as fenced reaches nothing that it was given: each EMC has cut it off, or nothing of it is
-    /// there. A slice that an EMC could not revoke then is still the host's.
+    /// Checks that a fenced host cannot reach its former slices: each EMC has revoked its access, or holds
+    /// no slice of it. A slice that could not be revoked stays the host's.
     fn check_shown(&mut self) {
         let Some(running) = &self.program.running else { return };
         let shown = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
@@ -371,7 +372,7 @@ impl World {
             let kept = theirs.filter(|(_, hand)| hand.told).map(|(slice, _)| *slice).find(|slice| {
                 let device = self.devices.iter().zip(0..).find(|(device, _)| device.has(*slice));
                 let cut = device.is_some_and(|(_, emc)| self.truth.cut.contains(&(EmcId(emc), host)));
-                let known = self.truth.emc_of(*slice).is_some(); // a restored store may lack the EMC
+                let known = self.truth.emc_of(*slice).is_some(); // a restored store may not contain the EMC
                 known && (!cut || holder(&self.truth.slot(*slice)) != Some(host))
             });
             if let Some(slice) = kept {
@@ -386,13 +387,13 @@ impl World {
         self.now >= heard.after(self.weather.settings.lease_ttl).after(fence_after)
     }
 
-    /// Whether the manager has heard a host within its lease.
+    /// Returns whether the manager has received a message of the host within its lease.
     pub(super) fn is_lease_fresh(&self, host: HostId) -> bool {
         let heard = self.truth.heard.get(&host).copied().unwrap_or_default();
         self.now < heard.after(self.weather.settings.lease_ttl)
     }
 
-    /// A manager that starts gives everybody a fresh lease.
+    /// Gives every host a new lease, as a starting manager does.
     pub(super) fn fresh_leases(&mut self) {
         let hosts = self.hosts();
         self.truth.heard = hosts.into_iter().map(|host| (host, self.now)).collect();
@@ -402,7 +403,7 @@ impl World {
         self.truth.returns = returns::Returns::default();
     }
 
-    /// The manager has heard a host.
+    /// Records a message of a host.
     pub(super) fn heard(&mut self, host: HostId) {
         if self.is_long_silent(host) {
             self.truth.long_silent.insert(host);
@@ -414,7 +415,7 @@ impl World {
         records.iter().for_each(|record| self.truth.put(record));
     }
 
-    /// The store was replaced by an older one: replies to clients may be lost with it.
+    /// Records that an older store was restored: acknowledged requests may be missing.
     pub(super) fn forget_lost_history(&mut self, records: &[Record]) {
         let known: BTreeMap<ReservationId, &Reservation> = records
             .iter()
@@ -427,7 +428,7 @@ impl World {
         self.truth.acked.retain(|_, acked| is_known(acked));
     }
 
-    /// Nothing that a restored store contains about slices and fences counts: there is no order, call or fence to repeat.
+    /// Drops commands, calls and fences of the time before a restore: none is repeated.
     pub(super) fn doubt_everything(&mut self) {
         for record in self.truth.records.values_mut() {
             match record {
@@ -444,8 +445,8 @@ impl World {
         }
     }
 
-    /// The store was read: every answer that was given must be in it. A batch may have reached the disk although the manager
-    /// died.
+    /// Checks after a load that the store contains every acknowledged request. A batch may be durable
+    /// although the manager crashed before it knew.
     pub(super) fn truth_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
         if !restored {
             self.note_let_back(records);
@@ -464,7 +465,7 @@ impl World {
         }
     }
 
-    /// What a host says counts, and must be so.
+    /// Checks a report against the truth and records it.
     pub(super) fn note_have(&mut self, host: HostId, have: &Have) {
         for holding in had(have) {
             if let Some(hand) = self.truth.hands.get_mut(&holding.slice) {
@@ -479,7 +480,7 @@ impl World {
         self.note_unnamed(host, have);
         for failed in &have.failed {
             let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
-            // A device that cuts off does so then; of another it is no word that the host has let go.
+            // A revocation ends access at devices that enforce it; at others the host must release the slice.
             let cut = !self.device(failed.holding.slice).is_shared();
             if cut && (failed.reason == FailedReason::NotZero || scrubber) {
                 self.truth.let_go(host, failed.holding);
@@ -487,7 +488,7 @@ impl World {
         }
     }
 
-    /// After a restore, a complete report that follows an order of the restored ledger names everything a host has.
+    /// Checks that a complete report after a restore contains every slice that the host uses.
     fn note_unnamed(&mut self, host: HostId, have: &Have) {
         let asked = self.truth.host(host).is_some_and(|host| host.must_report);
         if !(asked && have.whole && Some(have.number.generation) == self.truth.generation()) {
@@ -504,7 +505,7 @@ impl World {
         let users = machine.processes.values().filter(|guest| guest.mapped.contains_key(&holding));
         let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.mapped[&holding])).collect();
         for (pid, reservation) in users {
-            // An emulated device cuts off by itself whom the host only stopped serving.
+            // An emulated device revokes access by itself where the host has only stopped using the slice.
             let forced = self.truth.forced.contains(&reservation);
             if shared || !forced {
                 let what = format!("{host} says it released {holding:?}, which process {pid} has");
@@ -513,7 +514,7 @@ impl World {
         }
     }
 
-    /// Nothing is handed out that would be forgotten with the agent.
+    /// Checks that memory is handed to a process only after the agent has recorded the process.
     pub(super) fn check_hand_out(&mut self, host: HostId, record: &VmRecord) {
         let kept = self.machine(host).records.get(&record.reservation).cloned();
         let known = kept.is_some_and(|kept| {
@@ -524,7 +525,7 @@ impl World {
         }
     }
 
-    /// A process lost memory it was using: somebody must have asked for that.
+    /// Checks that the loss of memory in use was requested.
     pub(super) fn check_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
         self.say(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
         let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.forced.contains(id));
@@ -539,22 +540,23 @@ impl World {
     }
 }
 
-/// The slices that a host has according to a report: after its agent's restart, those of VMs may not be online again yet.
+/// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs may
+/// not be online yet.
 fn had(have: &Have) -> impl Iterator<Item = &Holding> {
     have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online)
 }
 
-/// Whether a reservation is over.
+/// Returns whether a reservation has ended.
 pub(super) fn has_ended(reservation: &Reservation) -> bool {
     matches!(reservation.stage, Stage::Ended { .. })
 }
 
-/// Whether a reservation was made for a VM that was found running after a restore.
+/// Returns whether a reservation was created by the adoption of a running VM.
 fn is_adopted(reservation: &Reservation) -> bool {
     reservation.request.client.as_str() == "restored"
 }
 
-/// Whether a reservation still is what a client was told.
+/// Returns whether a reservation still equals the reply that a client received.
 fn is_kept(acked: &Acked, reservation: &Reservation) -> bool {
     let stage = match reservation.stage {
         Stage::Ended { .. } => true,

@@ -1,21 +1,21 @@
-//! Clocks: the wall clock jumps, and a whole day passes at once.
+//! Clocks: jumps of the wall clock, and days in which nothing runs.
 
 use rand::Rng as _;
 use units::{Ns, UnixMs, limits::REQUEST_ID_RETENTION};
 
 use super::World;
 
-/// The wall clock at the start of the world, in milliseconds: late enough for every jump back.
+/// Initial wall clock, in milliseconds: late enough for every jump back.
 const WALL_START_MS: u64 = 1000 * HOUR_MS;
 const HOUR_MS: u64 = 3600 * 1000;
-/// The longest jump of the wall clock, in hours.
+/// Longest jump of the wall clock, in hours.
 const JUMP_HOURS_MAX: u64 = 5;
 
-/// How far the wall clock is ahead of the monotonic clock.
+/// Offset of the wall clock from the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WallClock {
     ahead_ms: u64,
-    /// It never jumps.
+    /// The wall clock never jumps.
     is_steady: bool,
 }
 
@@ -26,7 +26,7 @@ impl Default for WallClock {
 }
 
 impl World {
-    /// The same world with a wall clock that starts at zero and never jumps.
+    /// Returns the same world with a wall clock that starts at zero and never jumps.
     #[must_use]
     pub fn with_steady_wall_clock(mut self) -> Self {
         self.wall_clock = WallClock { ahead_ms: 0, is_steady: true };
@@ -37,7 +37,7 @@ impl World {
         UnixMs(self.now.as_ms() + self.wall_clock.ahead_ms)
     }
 
-    /// An operator sets the wall clock, forwards or backwards.
+    /// Moves the wall clock forwards or backwards, as an operator may.
     pub(super) fn jump_wall_clock(&mut self) {
         let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
         let forwards = self.chance(0.5);
@@ -50,8 +50,8 @@ impl World {
         self.say(|| format!("the wall clock jumps by {ms} ms, forwards: {forwards}"));
     }
 
-    /// More than a day passes in which nothing runs, as if every machine had been suspended: pending events are due
-    /// as much later than before.
+    /// Lets more than a day pass in which nothing runs, as if every machine were suspended. Pending events
+    /// are delayed by the same time.
     pub(super) fn pass_a_day(&mut self) {
         let span = REQUEST_ID_RETENTION.after(Ns::secs(1));
         self.say(|| "a day passes".into());
@@ -75,7 +75,7 @@ mod tests {
     const SEEDS: u64 = 40;
     const STEPS: u64 = 1500;
 
-    /// Decisions use rack time alone, so the same story happens whatever the wall clock shows.
+    /// Decisions use monotonic time only, so the wall clock does not change the run.
     #[test]
     fn wall_clock_jumps_change_nothing_that_happens() {
         for seed in 0..SEEDS {

@@ -1,5 +1,5 @@
-//! A pool device in memory, in two kinds of physics. It is honest: what it answers is so. Whether the manager may ask
-//! what it asks is checked elsewhere.
+//! Model of a pool device, emulated or shared. Its replies are correct; the checker decides whether
+//! the manager's calls are allowed.
 
 use std::collections::BTreeSet;
 
@@ -7,21 +7,21 @@ use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, Slic
 use pool::protocol::{Handle, Holding};
 use units::{Epoch, HostId, SliceId};
 
-/// What a slice holds: nothing but zeros, or what a VM wrote last.
+/// Contents of a slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mark(pub u64);
 
 impl Mark {
-    /// Only zeros.
+    /// Zeros only.
     pub(super) const ZERO: Self = Self(0);
 }
 
-/// What a device can do to those who have a slice mapped.
+/// Behaviour of a device towards mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Physics {
-    /// Revoking cuts every mapping off, and a grant is born zero.
+    /// Revoking invalidates every mapping, and a grant starts zeroed.
     Emulated,
-    /// Revoking is only a note, and what was written stays until somebody writes over it.
+    /// Revoking changes the record only; contents stay until they are overwritten.
     SharedDax,
 }
 
@@ -33,21 +33,21 @@ struct Cell {
     holds: Mark,
 }
 
-/// One pool device.
+/// A pool device.
 #[derive(Debug)]
 pub(super) struct Device {
     physics: Physics,
     first: SliceId,
     cells: Vec<Cell>,
-    /// It answers nothing but errors.
+    /// Every call fails.
     pub(super) failed: bool,
     /// Slices whose grants and revocations fail.
     pub(super) bad: BTreeSet<SliceId>,
-    /// Earlier versions of its record, oldest first.
+    /// Earlier versions of the record, oldest first.
     snapshots: Vec<Vec<Cell>>,
 }
 
-/// Versions of its record that a device keeps for a later rollback.
+/// Versions of the record kept for a rollback.
 const SNAPSHOTS_MAX: usize = 3;
 
 impl Device {
@@ -62,7 +62,7 @@ impl Device {
         }
     }
 
-    /// Copies the record, as a backup of its folder does.
+    /// Saves a version of the record, like a backup of its folder.
     pub(super) fn take_snapshot(&mut self) {
         if self.snapshots.len() == SNAPSHOTS_MAX {
             self.snapshots.remove(0);
@@ -70,13 +70,13 @@ impl Device {
         self.snapshots.push(self.cells.clone());
     }
 
-    /// How many versions [`Device::roll_back`] can choose from.
+    /// Returns the number of versions that [`Device::roll_back`] can choose from.
     pub(super) fn snapshots(&self) -> usize {
         self.snapshots.len()
     }
 
-    /// Replaces the record by an earlier version, or by an empty one. The memory itself keeps its bytes, and mappings of
-    /// hosts stay, as on a device that cannot revoke access.
+    /// Replaces the record by an earlier version or an empty one. Contents and mappings stay, because the
+    /// device cannot revoke access.
     pub(super) fn roll_back(&mut self, version: Option<usize>) {
         let empty = vec![Cell::default(); self.cells.len()];
         let earlier = version.and_then(|n| self.snapshots.get(n).cloned()).unwrap_or(empty);
@@ -85,12 +85,12 @@ impl Device {
         }
     }
 
-    /// Whether the record has this epoch of a slice, or a later one.
+    /// Returns whether the record has this epoch of a slice, or a later one.
     pub(super) fn has_seen(&self, holding: Holding) -> bool {
         self.cells[(holding.slice.0 - self.first.0) as usize].highest >= holding.epoch
     }
 
-    /// Whether it cannot cut a host off.
+    /// Returns whether the device cannot revoke access.
     pub(super) fn is_shared(&self) -> bool {
         self.physics == Physics::SharedDax
     }
@@ -108,7 +108,7 @@ impl Device {
         &mut self.cells[(slice.0 - self.first.0) as usize]
     }
 
-    /// Whether a mapping of this grant still leads to the slice.
+    /// Returns whether a mapping of this grant still reaches the slice.
     pub(super) fn reaches(&self, holding: Holding, host: HostId) -> bool {
         let cell = &self.cells[(holding.slice.0 - self.first.0) as usize];
         self.physics == Physics::SharedDax || cell.grant == Some((holding.epoch, host))
@@ -122,7 +122,7 @@ impl Device {
         self.cell(slice).holds = mark;
     }
 
-    /// Does what it is asked, and says whose mappings it cut off on the way.
+    /// Performs a call and returns its result with the mappings that it invalidated.
     pub(super) fn perform(&mut self, call: &DeviceCall) -> (DeviceDone, Vec<Holding>) {
         let failed = |failure| DeviceDone::Failed { call: call.clone(), failure };
         if self.failed {
@@ -153,11 +153,11 @@ impl Device {
         }
     }
 
-    /// A call that is reported as failed may have taken effect.
+    /// Performs a call that is reported as failed and may still have taken effect.
     fn half_do(&mut self, call: &DeviceCall) -> Option<Holding> {
         match *call {
             DeviceCall::Grant { slice, epoch, host } => {
-                let _ = self.grant(slice, epoch, host); // reported as failed in any case
+                let _ = self.grant(slice, epoch, host); // the result is reported as failed in either case
                 None
             }
             DeviceCall::Revoke { slice, epoch } => self.revoke(slice, epoch),
@@ -190,7 +190,7 @@ impl Device {
         Some(Holding { slice, epoch: held })
     }
 
-    /// Takes everything from a host but the slices that fail.
+    /// Revokes all slices of a host except those that fail.
     fn fence(&mut self, host: HostId) -> Vec<Holding> {
         let theirs = self.grants().into_iter().filter(|(_, _, by)| *by == host);
         let theirs: Vec<_> = theirs.collect();
@@ -198,7 +198,8 @@ impl Device {
         works.into_iter().filter_map(|(slice, epoch, _)| self.revoke(slice, epoch)).collect()
     }
 
-    /// Loses its bytes and grants in a power failure. Unless its record is `emptied`, as on a tmpfs, the highest epochs stay.
+    /// Loses contents and grants in a power failure. The highest epochs stay, unless the record is
+    /// `emptied`, as on a tmpfs.
     pub(super) fn lose_power(&mut self, emptied: bool) -> Vec<Holding> {
         let lost = self.grants();
         for cell in &mut self.cells {
@@ -213,7 +214,7 @@ impl Device {
         cells.filter_map(|(slice, cell)| cell.grant.map(|(epoch, host)| (slice, epoch, host))).collect()
     }
 
-    /// Where a host finds a grant: of a shared device always at the same place.
+    /// Returns the handle of a grant; a shared device has one per slice.
     pub(super) fn handle(&self, slice: SliceId, epoch: Epoch) -> Handle {
         let place = if self.is_shared() { format!("{slice}") } else { format!("{slice}.{epoch}") };
         Handle::new("emc", place)

@@ -1,4 +1,5 @@
-//! What happens on hosts: machines start and die, agents follow their orders, processes fetch memory, use it and end.
+//! Events on hosts: machines boot and fail, agents apply desired states, processes attach memory, use it
+//! and end.
 
 use pool::{
     agent::{Adopted, Agent, Caller, Done, Effect, Event, HostFailure, Process, Ticket, VmRecord},
@@ -18,10 +19,10 @@ use super::{
     machine::{Guest, Job, Pid, Running},
 };
 
-/// How often a process asks for its memory before it gives up, and how long it waits in between.
+/// Attempts of a process to attach its memory, and the delay between them.
 const ASKS_MAX: u32 = 12;
 const ASK_AGAIN: Ns = Ns::ms(40);
-/// Ticks in a row that did nothing: more would be a busy loop.
+/// Consecutive ticks without effect; more indicate a busy loop.
 const IDLE_TICKS_MAX: u32 = 100;
 const AT_ONCE: Ns = Ns(20_000);
 const HOST_TAKES: Ns = Ns(300_000);
@@ -47,7 +48,7 @@ impl World {
         self.after(Ns::ms(1), Happening::AgentStarts(host, boot));
     }
 
-    /// The machine is off, and everything on it gone but its disk.
+    /// Powers the machine off. Only its disk survives.
     pub(super) fn power_off(&mut self, host: HostId) {
         self.kill_agent(host, false);
         self.say(|| format!("{host} is off"));
@@ -90,7 +91,8 @@ impl World {
         self.after(Ns::ZERO, Happening::Connects(host, instance));
     }
 
-    /// The agent dies; its kernel, if there is one, says so to the other end. What it was writing is there or not.
+    /// Kills the agent. A running kernel closes its connection. A write in progress may or may not be
+    /// durable.
     pub(super) fn kill_agent(&mut self, host: HostId, told: bool) {
         let machine = self.machine(host);
         machine.frozen_until = Ns::ZERO;
@@ -118,7 +120,7 @@ impl World {
         }
     }
 
-    /// A frozen agent sees what happens when it thaws.
+    /// Delivers events to a stopped agent after it resumes.
     pub(super) fn postpone(&mut self, host: HostId, again: impl FnOnce() -> Happening) -> bool {
         let until = self.machine(host).frozen_until;
         let frozen = until > self.now;
@@ -128,7 +130,7 @@ impl World {
         frozen
     }
 
-    /// One event for an agent, and all that it wants done about it.
+    /// Passes one event to an agent and performs its effects.
     pub(super) fn agent(&mut self, host: HostId, instance: u64, event: Event) {
         let now = self.now;
         let Some(running) = self.machine(host).running(instance) else { return };
@@ -246,7 +248,8 @@ impl World {
         if fails { Err(failed(FailedReason::Host, "the host fails")) } else { Ok(()) }
     }
 
-    /// From the first step of a call on; one that fails or ends halfway may leave it so.
+    /// Marks a slice as present in the kernel from the first step of a call; a failed call may leave it
+    /// so.
     pub(super) fn kernel_takes(&mut self, host: HostId, holding: Holding) {
         if self.device(holding.slice).is_shared() {
             self.machine(host).kernel.retain(|had| had.slice != holding.slice);
@@ -284,7 +287,7 @@ impl World {
         if verify && !users.is_empty() {
             return Err(failed(FailedReason::Host, "still in use"));
         }
-        // Where the device cannot cut a process off, the host takes the memory away itself.
+        // Where the device cannot revoke access, the host removes the mapping itself.
         if self.device(holding.slice).is_shared() {
             users.into_iter().for_each(|pid| self.lose_memory(host, pid, holding, "taken by the host"));
         }
@@ -301,7 +304,7 @@ impl World {
         Event::Recorded { reservation, result }
     }
 
-    /// A new process of a VM; it asks for its memory until it gets it.
+    /// Starts a process of a VM, which tries to attach until it succeeds.
     pub(super) fn launch(&mut self, host: HostId, vm: &Name) {
         let mark = Mark(self.rng.random_range(1..u64::MAX));
         let started = self.now.0;
@@ -349,7 +352,7 @@ impl World {
         self.machine(host).running(instance)?.tickets.remove(&ticket)
     }
 
-    /// A process gets its memory, looks at it and writes to it.
+    /// Hands memory to a process, which checks it for zeros and writes to it.
     fn hand_out(&mut self, host: HostId, instance: u64, ticket: Ticket, record: &VmRecord) {
         self.check_hand_out(host, record);
         let Some(pid) = self.take_ticket(host, instance, ticket) else { return };
@@ -382,7 +385,7 @@ impl World {
         self.device(holding.slice).write(holding.slice, mark);
     }
 
-    /// Time passes for a process: it writes, asks again or ends.
+    /// Lets a process write, attach again or end.
     pub(super) fn process_lives(&mut self, host: HostId, boot: u64, pid: Pid) {
         if self.machine(host).boot != boot {
             return;
@@ -434,7 +437,7 @@ impl World {
         }
     }
 
-    /// A process ends; sometimes a child of it stays a while with the same memory.
+    /// Ends a process; sometimes a child keeps the memory for a while.
     pub(super) fn end_process(&mut self, host: HostId, pid: Pid) {
         let Some(guest) = self.machine(host).processes.get(&pid).cloned() else { return };
         let leaves_child = !self.calm && !guest.mapped.is_empty() && self.chance(0.15);
@@ -463,7 +466,7 @@ impl World {
         }
     }
 
-    /// A device cut a mapping off: whoever has it dies of it.
+    /// Ends processes with a mapping that a device has invalidated.
     pub(super) fn cut_off(&mut self, holding: Holding, why: &str) {
         if self.device(holding.slice).is_shared() && why == "revoked" {
             return;
@@ -484,7 +487,7 @@ impl World {
     }
 }
 
-/// Where a kernel has a slice of a shared device, whoever's it is.
+/// Returns the handle of a slice of a shared device that a kernel has, independent of its owner.
 fn place(slice: SliceId) -> Arc<str> {
     slice.to_string().into()
 }

@@ -1,5 +1,5 @@
-//! One host: what survives its agent (processes, records), what survives the machine (its name, its EMCs), and the agent
-//! that runs on it now. It only holds things; what happens to them is told in [`hosts`](super::hosts).
+//! State of one host: parts that survive its agent (processes, records), parts that survive the machine
+//! (name, EMCs), and the running agent. Events are in [`hosts`](super::hosts).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +15,10 @@ use units::{HostId, Name, Ns, ReservationId, UnixMs};
 
 use super::device::Mark;
 
-/// As the host counts processes; used again after a restart of the machine.
+/// Process number on the host; reused after a reboot.
 pub(super) type Pid = u32;
 
-/// Something the agent asked its host to do.
+/// Call of the agent to its host.
 #[derive(Debug)]
 pub(super) enum Job {
     Online { holding: Holding, check_zero: bool },
@@ -35,21 +35,21 @@ pub(super) struct Machine {
     pub(super) up: bool,
     pub(super) boot: u64,
     pub(super) running: Option<Running>,
-    /// Its runtime directory.
+    /// Runtime directory.
     pub(super) records: BTreeMap<ReservationId, VmRecord>,
     pub(super) rack: Option<String>,
     pub(super) instances: u64,
-    /// Slices that its kernel has, or half has, agent or not; where the device can cut a host off that means nothing.
+    /// Slices that the kernel has, also partly. Irrelevant where the device can revoke access.
     pub(super) kernel: BTreeSet<Holding>,
     pub(super) processes: BTreeMap<Pid, Guest>,
     pub(super) next_pid: Pid,
-    /// Its agent does not run until then; its processes do.
+    /// Time until which the agent is stopped; processes run.
     pub(super) frozen_until: Ns,
-    /// Its network is out.
+    /// The network is down.
     pub(super) is_cut_off: bool,
 }
 
-/// One start of the agent.
+/// One run of the agent.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) agent: Agent,
@@ -59,19 +59,19 @@ pub(super) struct Running {
     pub(super) idle: u32,
     pub(super) watched: BTreeMap<ReservationId, Process>,
     pub(super) tickets: BTreeMap<Ticket, Pid>,
-    /// Slices it has mapped to zero them.
+    /// Slices mapped for a scrub.
     pub(super) scrubbing: BTreeSet<Holding>,
 }
 
-/// A process that is a VM, or the child of one.
+/// Process of a VM, or a child of one.
 #[derive(Clone, Debug)]
 pub(super) struct Guest {
     pub(super) process: Process,
     pub(super) vm: Name,
-    /// What it writes.
+    /// Value that it writes.
     pub(super) mark: Mark,
     pub(super) has_memory: bool,
-    /// What it was handed, and as which reservation's.
+    /// Memory that it received, with the reservation.
     pub(super) mapped: BTreeMap<Holding, ReservationId>,
     pub(super) asked: u32,
 }
@@ -95,7 +95,7 @@ impl Machine {
         }
     }
 
-    /// This start of the agent, if it is the one that runs.
+    /// Returns this run of the agent, if it is the current one.
     pub(super) fn running(&mut self, instance: u64) -> Option<&mut Running> {
         self.running.as_mut().filter(|running| running.instance == instance)
     }
@@ -114,12 +114,13 @@ impl Machine {
         self.processes.get(&process.pid).is_some_and(|guest| guest.process.is(process))
     }
 
-    /// What it could reach if somebody there wanted to.
+    /// Returns every slice that a process of the host can reach.
     pub(super) fn reachable(&self) -> impl Iterator<Item = Holding> {
         self.mappings().map(|(holding, _)| holding).chain(self.kernel.iter().copied())
     }
 
-    /// Who of this machine has a slice, under which epoch; process 0 is the agent.
+    /// Returns the processes of this machine with a mapping of a slice, and its epoch; process 0 is the
+    /// agent.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
         let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
         let agents = self.running.iter().flat_map(|running| running.scrubbing.iter());

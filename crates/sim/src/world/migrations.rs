@@ -1,5 +1,5 @@
-//! The scheduler's answers to requests to move VMs: accepted, declined and done, also repeated, and for VMs without a request
-//! or past their end.
+//! The scheduler's answers to migration requests: accepted, declined and done, also repeated, and for
+//! VMs without a request or after their end.
 
 use pool::{
     audit::Actor,
@@ -12,20 +12,20 @@ use units::{Name, ReservationId};
 
 use super::{World, check::Demand, has_ended, people::Asked};
 
-/// An answer that the manager has not acknowledged yet.
+/// Answer that the manager has not acknowledged yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AskedMove {
     vm: Name,
     answer: MigrationAnswer,
     words: String,
-    /// The durable request when the answer was sent.
+    /// Durable request at the time of the answer.
     request: Option<(ReservationId, Migration)>,
-    /// No other answer about this VM was outstanding then.
+    /// No other answer for this VM was outstanding at that time.
     is_alone: bool,
 }
 
 impl World {
-    /// Answers a request to move a VM, or one that does not exist.
+    /// Answers a migration request, or one that does not exist.
     pub(super) fn answer_move(&mut self) {
         let requested: Vec<Name> = self.truth.migrations().map(|(_, request)| request.vm.clone()).collect();
         let requested = if self.chance(0.85) { self.any(&requested) } else { None };

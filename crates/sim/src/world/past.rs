@@ -1,4 +1,4 @@
-//! A long past: a store that is full of one client's ended reservations when the world begins.
+//! A long history: a store with the maximum of ended reservations of one client.
 
 use pool::record::{EndedBy, Meta, Record, RequestKey, Reservation, Stage};
 use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
@@ -6,20 +6,20 @@ use units::{Bytes, HostId, Ns, RequestId, ReservationId, UnixMs};
 
 use super::{World, weather::name};
 
-/// How long the rack has run before.
+/// Time that the rack has run before.
 const PAST: Ns = Ns::secs(3600);
-/// Attempts to write it to a store that fails.
+/// Attempts to write the history to a store that fails.
 const ATTEMPTS_MAX: usize = 20;
 
 impl World {
-    /// Fills the store up to the bound of one client, if the disk allows it within a few attempts.
+    /// Fills the store up to the limit of one client, if the disk permits it within a few attempts.
     pub(super) fn remember_past(&mut self) {
         let ended = u64::try_from(ENDED_REQUESTS_PER_CLIENT_MAX).expect("a number of requests");
         let meta =
             Meta { rack_time: PAST, next_reservation: ReservationId(ended + 1), ..Meta::new("rack".into()) };
         let records = (1..=ended).map(|n| Record::Reservation(ReservationId(n), ended_reservation(n)));
         let records: Vec<Record> = std::iter::once(Record::Meta(meta)).chain(records).collect();
-        // A store is opened by its first load; both may fail.
+        // The first load opens the store; both may fail.
         for _ in 0..ATTEMPTS_MAX {
             if self.program.store.load().is_some() && self.program.store.commit(&records) {
                 self.story.counts.long_pasts += 1;

@@ -1,5 +1,5 @@
-//! Schedulers, launchers and operators: they ask for things, repeat themselves, contradict themselves, give up waiting,
-//! and hold the manager to what it answered.
+//! Client workload: schedulers, launchers and operators send, repeat and contradict requests, stop
+//! waiting, and check the replies.
 
 use std::collections::BTreeMap;
 
@@ -22,20 +22,20 @@ use super::{
     weather::name,
 };
 
-/// How many of the latest requests are acted upon.
+/// Number of the latest requests that clients act upon.
 const TENANTS_ACTIVE: usize = 10;
-/// How many names the VMs share.
+/// Number of names that VMs share.
 const VM_NAMES: usize = 12;
 
 #[derive(Debug, Default)]
 pub(super) struct People {
     tenants: Vec<Tenant>,
     pub(super) asked: BTreeMap<Token, Asked>,
-    /// The store's disk has little room.
+    /// The store's disk has little space.
     store_low: bool,
 }
 
-/// Somebody who wanted memory for a VM.
+/// A client with a request for a VM's memory.
 #[derive(Clone, Debug)]
 struct Tenant {
     reserve: Reserve,
@@ -49,13 +49,13 @@ pub(super) enum Asked {
         tenant: usize,
         content: Box<Reserve>,
         wait: bool,
-        /// The store's disk had room for it.
+        /// The store's disk had space for it.
         room: bool,
     },
     Wait,
     Commit,
     Release,
-    /// A fence, of a host that was connected or not.
+    /// A fence of a connected or disconnected host.
     Fence {
         connected: bool,
     },
@@ -98,12 +98,12 @@ impl World {
         devices.for_each(Device::take_snapshot);
     }
 
-    /// Asks, if somebody is there to hear it.
+    /// Sends a request if the manager is running.
     pub(super) fn ask(&mut self, ask: Ask, asked: Asked) {
         self.demand(ask, asked, None);
     }
 
-    /// Sends a request, with the demand on memory that it makes.
+    /// Sends a request and records its demand on memory.
     pub(super) fn demand(&mut self, ask: Ask, asked: Asked, demand: Option<Demand>) {
         if self.program.is_open() {
             let token = self.program.token();
@@ -141,7 +141,7 @@ impl World {
         (count > 0).then(|| self.rng.random_range(count.saturating_sub(TENANTS_ACTIVE)..count))
     }
 
-    /// The VM of one of the latest requests.
+    /// Returns the VM of one of the latest requests.
     pub(super) fn some_vm(&mut self) -> Option<Name> {
         self.some_tenant().map(|tenant| self.people.tenants[tenant].reserve.vm.clone())
     }
@@ -228,7 +228,7 @@ impl World {
         self.demand(ask, asked, demand);
     }
 
-    /// Nobody vouches for a machine that runs.
+    /// Operators confirm a power-off only for machines that are off.
     fn fence_some(&mut self) {
         let Some(host) = self.any(&self.hosts()) else { return };
         let off = !self.machine(host).up;
@@ -239,7 +239,7 @@ impl World {
         self.demand(ask, Asked::Fence { connected }, Some(demand));
     }
 
-    /// An operator lets a quarantined slice back.
+    /// An operator uncordons a quarantined slice.
     pub(super) fn let_back_some(&mut self) {
         let slices = self.quarantined();
         if let Some(slice) = self.any(&slices) {
@@ -248,7 +248,7 @@ impl World {
     }
 
     pub(super) fn quarantined(&self) -> Vec<SliceId> {
-        // After a restore, slices return by themselves, but for those of hosts that the backup lacks.
+        // After a restore, slices return by themselves, except those of hosts that the backup lacks.
         let returns =
             |slot: &Slot, why| matches!(why, Quarantine::Restored { .. }) && self.knows_holder(slot);
         let quarantined = |record: &Record| match record {
@@ -265,8 +265,8 @@ impl World {
         holder(slot).is_none_or(|host| self.truth.has_host(host))
     }
 
-    /// Asks for a slice to return to the cycle, also if a process uses it: that is to be refused, or the process is to keep it. A
-    /// host outside the rack is powered off before.
+    /// Uncordons a slice, also one that a process uses: the manager must refuse, or the process must keep
+    /// it. A host outside the rack is powered off before.
     pub(super) fn let_back(&mut self, slice: SliceId) {
         let slot = self.truth.slot(slice);
         if let Some(stranger) = holder(&slot).filter(|_| !self.knows_holder(&slot)) {
@@ -285,13 +285,13 @@ impl World {
         }
     }
 
-    /// The free space of the store's disk falls below the limit for new reservations, or rises above it.
+    /// Moves the free space of the store's disk below or above the limit for new reservations.
     pub(super) fn set_store_low(&mut self, low: bool) {
         self.people.store_low = low;
         self.report_store_space();
     }
 
-    /// The manager's program looks how much room the store's disk has, at the start too.
+    /// The manager's program checks the free space of the store's disk, also at start.
     pub(super) fn report_store_space(&mut self) {
         let low = self.people.store_low;
         self.manager(Event::StoreSpace { low });
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// The manager died: nobody hears of what they asked.
+    /// Drops outstanding requests after a crash of the manager.
     pub(super) fn forget_askers(&mut self) {
         self.people.asked.clear();
         self.truth.demands_cut_off();
@@ -346,14 +346,15 @@ impl World {
         }
     }
 
-    /// Only a request for new memory is refused because the disk is full, and only while it is.
+    /// Checks that only requests for new memory are refused for lack of disk space, and only while it is
+    /// short.
     fn check_full(&mut self, asked: &Asked, answer: &Result<Answer, Denied>) {
         if matches!(answer, Err(Denied::StoreFull)) && !matches!(asked, Asked::Reserve { room: false, .. }) {
             self.blame("a full disk stops nothing but new reservations", format!("{asked:?} is refused"));
         }
     }
 
-    /// The manager takes connections when its rack.toml is durable; without it, it does not start.
+    /// The manager accepts connections once its rack.toml is durable, and does not start without it.
     fn on_ready(&mut self, answer: &Result<Answer, Denied>) {
         let Some(running) = &mut self.program.running else { return };
         running.ready = None;
@@ -365,7 +366,7 @@ impl World {
         }
     }
 
-    /// The answer is what was asked, is on disk, and is what it was the first time.
+    /// Checks that a reply matches its request, is durable, and equals earlier replies.
     fn on_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
         let made = &view.reservation;
         let asked = (&content.vm, content.slices as usize, &content.request, content.uid);
@@ -405,7 +406,7 @@ impl World {
         }
     }
 
-    /// Who is told that a VM may start finds every slice online.
+    /// Checks that every slice of a ready reservation is online.
     fn check_ready(&mut self, view: &ReservationView) {
         let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(owner) if owner.reservation == view.id);
         let ready = view.reservation.slices.iter().all(online);
@@ -440,7 +441,7 @@ fn brief(ask: &Ask) -> String {
     }
 }
 
-/// The user of a tenant's VMs on their host.
+/// Returns the user of a tenant's VMs on their host.
 fn user(tenant: usize) -> UserId {
     u32::try_from(tenant).ok().and_then(|number| UserId::new(number).ok()).expect("tenants are few")
 }

@@ -1,5 +1,5 @@
-//! The manager's program: one life after another of the real machine, with a store and a thread per device. It performs
-//! effects as `pool-manager` does and may die between any two of them.
+//! The manager's program: consecutive runs of the real state machine, with a store and a thread per
+//! device. It performs effects like `pool-manager` and may crash between any two of them.
 
 use std::collections::VecDeque;
 
@@ -13,13 +13,13 @@ use units::{EmcId, HostId, Ns, limits::STORE_RETRY};
 
 use super::{Happening, Records, World, store::Store};
 
-/// Ticks in a row that did nothing: more would be a busy loop.
+/// Consecutive ticks without effect; more indicate a busy loop.
 const IDLE_TICKS_MAX: u32 = 100;
-/// How soon a machine that wants to be woken in the past is woken.
+/// Delay of a wakeup that is due in the past.
 const AT_ONCE: Ns = Ns(20_000);
-/// Slices that one event of the manager passes through: few, so that comparisons and orders have several pieces.
+/// Slices per event of the manager: few, so that comparisons and desired states have several pieces.
 const PIECE_MAX: usize = 4;
-/// How long a device takes.
+/// Duration of a device call.
 const DEVICE_TAKES: Ns = Ns(300_000);
 
 #[derive(Debug)]
@@ -31,27 +31,27 @@ pub(super) struct Program {
     tokens: u64,
 }
 
-/// One life of it.
+/// One run of the manager.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) manager: Manager,
     life: u64,
-    /// Rack time when it started, and when that was.
+    /// Rack time at its start, and the world's time.
     base: Ns,
     started: Ns,
-    /// It has its rack.toml and takes connections.
+    /// It has loaded its rack.toml and accepts connections.
     pub(super) ready: Option<Token>,
     pub(super) open: bool,
     writing: Option<(u64, Records)>,
-    /// When the write of the latest batch began, and that of the one before, in rack time. The decisions of the latest were
-    /// taken in between.
+    /// Rack times at which the writes of the latest two batches began. The decisions of the latest batch
+    /// were made in between.
     began: Ns,
     decided_since: Ns,
-    /// Calls that wait for each device's thread, and when the last of them will be done.
+    /// Calls queued for each device's thread, and the completion time of the last one.
     calls: Vec<(VecDeque<DeviceCall>, Ns)>,
     wake: Option<Ns>,
     idle: u32,
-    /// Events have been taken in about which nothing has been done.
+    /// Events were applied whose effects have not been performed.
     bursting: bool,
 }
 
@@ -65,7 +65,7 @@ impl Program {
         Token(self.tokens)
     }
 
-    /// Time has passed in which nothing ran.
+    /// Accounts for time in which nothing ran.
     pub(super) fn shift_waking(&mut self, span: Ns) {
         if let Some(running) = &mut self.running {
             running.wake = running.wake.map(|at| at.after(span));
@@ -76,29 +76,29 @@ impl Program {
         self.running.as_mut().filter(|running| running.life == life)
     }
 
-    /// The batch that is being written.
+    /// Returns the batch that is being written.
     pub(super) fn writing(&self) -> Option<&[Record]> {
         let (_, records) = self.running.as_ref()?.writing.as_ref()?;
         Some(records)
     }
 
-    /// Since when the latest batch was decided, in rack time.
+    /// Returns the rack time from which on the decisions of the latest batch were made.
     pub(super) fn decided_since(&self) -> Option<Ns> {
         self.running.as_ref().map(|running| running.decided_since)
     }
 
-    /// Fills the store's disk, or makes room again.
+    /// Fills the store's disk, or frees space.
     pub(super) fn set_disk_full(&mut self, full: bool) {
         self.disk_full = full;
         self.store.set_full(full);
     }
 
-    /// Whether it takes connections, and has done all that follows from the events so far.
+    /// Returns whether it accepts connections and has performed all effects of its events.
     pub(super) fn is_settled(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.open && !running.bursting)
     }
 
-    /// Whether it takes connections and requests.
+    /// Returns whether it accepts connections and requests.
     pub(super) fn is_open(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.open)
     }
@@ -152,10 +152,10 @@ impl World {
         self.report_store_space();
     }
 
-    /// It dies now. What its threads were about to do happens or does not.
+    /// Crashes. Calls of its threads may or may not take effect.
     pub(super) fn kill_manager(&mut self) {
         let writing = self.program.running.as_ref().and_then(|running| running.writing.clone());
-        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // it may reach the disk
+        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // the batch may become durable
         let Some(running) = self.program.running.take() else { return };
         self.say(|| "manager is killed".into());
         self.program.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
@@ -169,7 +169,7 @@ impl World {
         self.break_connections();
     }
 
-    /// One event for the manager. Sometimes others join it before anything is done about them.
+    /// Passes one event to the manager. Sometimes further events join before effects are performed.
     pub(super) fn manager(&mut self, event: Event) {
         let when = self.when();
         let burst = !self.calm && self.chance(0.2);
@@ -238,7 +238,7 @@ impl World {
         }
     }
 
-    /// Whether there was anything to do.
+    /// Returns whether there were effects to perform.
     fn perform_manager(&mut self) -> bool {
         let mut any = false;
         while let Some(effect) =
@@ -308,7 +308,7 @@ impl World {
                     self.doubt_everything();
                 }
                 self.follow_rack();
-                // A store that never held anything has nothing to go on with: the program ends and starts anew.
+                // A store that was never written cannot be loaded again: the program ends and restarts.
                 match meta {
                     Some(meta) => self.manager(Event::Loaded { meta, records, restored }),
                     None => {
@@ -332,7 +332,8 @@ impl World {
         }
     }
 
-    /// The operator's command to stop a machine has done so, or not, whether the manager that ran it still lives or not.
+    /// Ends an operator's fence command with success or failure, also if the manager that ran it has
+    /// crashed.
     pub(super) fn command_ends(&mut self, life: u64, emc: EmcId, host: HostId) {
         let stops = self.weather.stops.unwrap_or_default();
         let stopped = self.chance(stops);

@@ -1,5 +1,6 @@
-//! The operator's rack.toml: hosts and EMCs are added, removed, resized and wired otherwise while the rack runs. A change is
-//! accepted whole or refused whole; of one that got no answer either is possible until it is asked again.
+//! The operator's rack.toml: hosts and EMCs are added, removed, resized and attached differently while
+//! the rack runs. A change is accepted or refused as a whole. Without a reply either is possible, until
+//! the change is repeated.
 
 use pool::{
     denied::Denied,
@@ -19,23 +20,23 @@ use super::{
     weather::{emc, host, name},
 };
 
-/// Hosts and EMCs that a world may have had in all.
+/// Maximum of hosts and EMCs over the life of a world.
 const PLACES_MAX: usize = 4;
 
-/// The file, and the file before while either of both may be durable.
+/// The file, and its predecessor while either may be durable.
 #[derive(Debug)]
 pub(super) struct RackFile {
     spec: RackSpec,
-    /// The file before, while it is not known which of both is durable.
+    /// The predecessor, while it is unknown which of the two is durable.
     before: Option<RackSpec>,
-    /// Pool devices that every machine sees by itself.
+    /// Shared pool devices, which every machine sees.
     pub(super) seen: Vec<SeenDevice>,
-    /// The hosts and EMCs of the latest change.
+    /// Hosts and EMCs of the latest change.
     latest: ByName,
 }
 
 impl RackFile {
-    /// The file of a rack that has not started yet.
+    /// Creates the file of a new rack.
     pub(super) fn new(spec: RackSpec) -> Self {
         let seen = spec.emcs.iter().filter_map(seen).collect();
         Self { spec, before: Some(RackSpec::default()), seen, latest: ByName::default() }
@@ -45,7 +46,7 @@ impl RackFile {
         &self.spec
     }
 
-    /// The files of which one is durable.
+    /// Returns the files of which one is durable.
     pub(super) fn possible(&self) -> impl Iterator<Item = &RackSpec> {
         std::iter::once(&self.spec).chain(&self.before)
     }
@@ -56,7 +57,7 @@ fn seen(emc: &EmcSpec) -> Option<SeenDevice> {
 }
 
 impl World {
-    /// Asks the manager to take a new rack.toml, or the present one again if its outcome is not known.
+    /// Submits a new rack.toml, or the current one again if its outcome is unknown.
     pub(super) fn change_rack(&mut self) {
         let waits = self.people.asked.values().any(|asked| matches!(asked, Asked::Configure));
         if waits || !self.program.is_open() {
@@ -69,7 +70,7 @@ impl World {
         self.ask(Ask::Configure(self.rack.spec.clone()), Asked::Configure);
     }
 
-    /// Takes the answer to a rack.toml.
+    /// Processes the reply to a rack.toml.
     pub(super) fn rack_answered(&mut self, answer: &Result<Answer, Denied>) {
         match answer {
             Ok(_) => {
@@ -92,7 +93,7 @@ impl World {
         self.check_rack();
     }
 
-    /// Wires every host to every EMC, so that each slice can be scrubbed.
+    /// Attaches every host to every EMC, so that each slice can be scrubbed.
     pub(super) fn wire_everything(&mut self) {
         let mut rack = self.rack.spec.clone();
         let emcs: Vec<Name> = rack.emcs.iter().map(|emc| emc.name.clone()).collect();
@@ -127,7 +128,7 @@ impl World {
 
     fn add_host(&mut self, rack: &mut RackSpec) {
         let n = self.machines.len();
-        // Two restores of one backup give the same numbers, except those of hosts that devices name.
+        // Two restores of one backup assign the same numbers, except for hosts that devices name.
         let unused = self.truth.next_host().is_some_and(|id| self.machine_of(id).is_none());
         if n < PLACES_MAX && unused {
             let wires = rack.emcs.iter().map(|emc| emc.name.clone());
@@ -167,7 +168,7 @@ impl World {
         }
     }
 
-    /// Nothing of this may be accepted, a new host or EMC beside it no more than the rest.
+    /// Submits an invalid file: no part of it may be accepted, new hosts and EMCs included.
     fn ask_for_the_impossible(&mut self, rack: &mut RackSpec) {
         self.add_host(rack);
         self.add_emc(rack);
@@ -178,7 +179,8 @@ impl World {
         }
     }
 
-    /// The operator starts a restored manager with the file of its backup, or with the present one, which must not add anything.
+    /// Starts a restored manager with the file of its backup, or with the current one, which must not add
+    /// anything.
     pub(super) fn restore_rack(&mut self) {
         let (emcs, hosts) = self.truth.rack();
         let spec = &self.rack.spec;
@@ -192,9 +194,9 @@ impl World {
         }
     }
 
-    /// Adds the devices and machines that have become durable. Some operators make a backup of each rack. A backup of others
-    /// may lack machines and devices: these go on without the manager, no host is added under their numbers, and no device
-    /// is added.
+    /// Adds devices and machines once they are durable. Some operators back up every rack. Other backups
+    /// may lack machines and devices: these keep running, no host is added under their numbers, and no
+    /// device is added.
     pub(super) fn follow_rack(&mut self) {
         while let Some(emc) = self.truth.emc(EmcId(u32::try_from(self.devices.len()).expect("few"))).cloned()
         {

@@ -1,4 +1,4 @@
-//! Scrubs on hosts: they take a while, fail, or verify a part only; one that ends halfway leaves the old bytes.
+//! Scrubs on hosts: they take time, fail, or verify only a part. An incomplete scrub leaves old data.
 
 use pool::{
     agent::{Done, HostFailure},
@@ -34,7 +34,7 @@ impl World {
         if !self.reaches(holding, host) {
             return Err(failed(FailedReason::Host, "no such grant"));
         }
-        // A host that saw zeros in a part only: the rest is as it was.
+        // The host verified only a part: the remainder is unchanged.
         let partial = !self.calm && self.chance(self.weather.partial_scrubs);
         if !partial {
             self.device(holding.slice).write(holding.slice, Mark::ZERO);

@@ -1,5 +1,5 @@
-//! Where the world's manager keeps its records: anything that commits all or nothing, and may fail with nobody knowing
-//! which. The one here is a map; the system tests put the real store on a simulated disk in its place.
+//! Store of the simulated manager: it commits all or nothing, and after a failure the outcome is
+//! unknown. This one is a map; system tests use the real store on a simulated disk.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +7,27 @@ use pool::record::{Key, Meta, Record};
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 
-/// Backups that a store keeps.
+/// Number of backups that a store keeps.
 pub const BACKUPS_MAX: usize = 4;
 
-/// What keeps the manager's records.
+/// Store of the manager's records.
 pub trait Store: std::fmt::Debug {
-    /// Makes all of these durable (`true`), or nobody knows (`false`): then all or none of them are.
+    /// Commits the records. On `false`, all or none of them are durable.
     fn commit(&mut self, records: &[Record]) -> bool;
-    /// The manager dies; this was on its way.
+    /// The manager crashes during this commit.
     fn crash(&mut self, under_way: Option<&[Record]>);
-    /// Opens again and reads everything but decisions; `None` if that fails for now.
+    /// Reopens the store and reads everything except decisions; `None` if that fails.
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)>;
-    /// From now on nothing goes wrong by itself.
+    /// Stops injecting faults.
     fn calm(&mut self);
-    /// Keeps a copy of the present content as the latest of [`BACKUPS_MAX`] backups.
+    /// Saves a backup of the content, as the latest of [`BACKUPS_MAX`].
     fn backup(&mut self);
-    /// Replaces the content by a backup, under a generation above all before: by the latest, or by one that many backups
-    /// older if it is kept. `false` if there is no backup.
+    /// Restores the latest backup, or one that is `older` backups older if it exists, under a generation
+    /// above all earlier ones. Returns `false` without a backup.
     fn restore(&mut self, age: usize) -> bool;
-    /// From now on the disk has no room at all, or has room again.
+    /// Fills the disk, or frees it.
     fn set_full(&mut self, full: bool);
-    /// Whether the content was restored and has not been written to since.
+    /// Returns whether the content was restored and not written since.
     fn is_restored(&self) -> bool;
 }
 
@@ -37,7 +37,7 @@ pub struct MemoryStore {
     records: BTreeMap<Key, Record>,
     rng: Pcg64,
     failing: f64,
-    /// Copies of the content, oldest first.
+    /// Backups, oldest first.
     backups: Vec<BTreeMap<Key, Record>>,
     generation: u64,
     restored: bool,
@@ -45,7 +45,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty one, of whose commits and loads this part fails.
+    /// Creates an empty store, of whose commits and loads the given fraction fails.
     pub fn new(seed: u64, failing: f64) -> Self {
         Self {
             records: BTreeMap::new(),
@@ -86,7 +86,7 @@ impl Store for MemoryStore {
     }
 
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
-        // Opening it again may have to repair it, which needs room.
+        // Reopening may require a repair, which needs space.
         if self.rng.random_bool(self.failing) || (self.full && self.rng.random_bool(0.5)) {
             return None;
         }

@@ -1,21 +1,21 @@
-//! What happened, in words, and what came of it: the whole bug report of a failing seed.
+//! Event log and counts of a run: the report of a failing seed.
 
 use std::{collections::VecDeque, fmt};
 
 use units::Ns;
 
-/// A promise was broken. The seed replays it.
+/// A violated invariant. The seed reproduces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Of the world.
+    /// Seed of the world.
     pub seed: u64,
-    /// After so many steps.
+    /// Number of steps before the violation.
     pub step: u64,
-    /// Which promise.
+    /// The invariant.
     pub promise: &'static str,
-    /// In which way.
+    /// Description of the violation.
     pub what: String,
-    /// The latest events, if they were told.
+    /// The latest events, if they were logged.
     pub story: Vec<String>,
 }
 
@@ -30,36 +30,36 @@ impl std::error::Error for Failure {}
 
 const SUMMARY_COUNTS: usize = 29;
 
-/// What a world that kept every promise went through.
+/// Counts of events in a run without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Steps lived.
+    /// Steps.
     pub steps: u64,
     /// Reservations acknowledged.
     pub reserved: u64,
-    /// Processes that got the memory of their VM.
+    /// Processes that attached the memory of their VM.
     pub started: u64,
     /// Slices scrubbed.
     pub scrubbed: u64,
-    /// Slices handed to another host than the last.
+    /// Slices granted to another host than before.
     pub moved: u64,
     /// Faults injected.
     pub troubles: u64,
-    /// Stores replaced by a backup.
+    /// Restores from a backup.
     pub restored: u64,
-    /// Stores that began with a client's ended reservations.
+    /// Stores with a long history of ended reservations.
     pub long_pasts: u64,
     /// Power failures of emulated devices.
     pub devices_off: u64,
-    /// Those that emptied the device's directory.
+    /// Power failures that emptied the device's directory.
     pub devices_emptied: u64,
     /// Records of shared devices lost or replaced by an older copy.
     pub records_rolled_back: u64,
-    /// Times that the store's disk was full.
+    /// Full disks of the store.
     pub full_disks: u64,
     /// Durable writes that failed on a full disk.
     pub writes_without_room: u64,
-    /// Releases acknowledged while the disk had too little room for new reservations.
+    /// Releases acknowledged while the disk had too little space for reservations.
     pub releases_without_room: u64,
     /// Failures of single slices.
     pub slice_faults: u64,
@@ -67,34 +67,34 @@ pub struct Summary {
     pub partial_scrubs: u64,
     /// Jumps of the wall clock.
     pub clock_jumps: u64,
-    /// Whole days that passed at once.
+    /// Days in which nothing ran.
     pub days: u64,
-    /// Cordons, drains and uncordons of hosts that were acknowledged.
+    /// Acknowledged cordons, drains and uncordons of hosts.
     pub hosts_scheduled: u64,
-    /// Those of EMCs.
+    /// Acknowledged cordons, drains and uncordons of EMCs.
     pub emcs_scheduled: u64,
-    /// Changes of rack.toml that were accepted.
+    /// Accepted changes of rack.toml.
     pub rack_changes: u64,
-    /// Changes of rack.toml that were refused.
+    /// Refused changes of rack.toml.
     pub rack_refusals: u64,
-    /// Agents rejected because another speaks for the host.
+    /// Agents rejected because another one represents the host.
     pub contested: u64,
-    /// Requests to move a VM that the scheduler accepted.
+    /// Migration requests accepted by the scheduler.
     pub moves_accepted: u64,
-    /// Those that it declined.
+    /// Migration requests declined.
     pub moves_declined: u64,
-    /// Those that it reported done.
+    /// Migration requests reported as done.
     pub moves_done: u64,
-    /// Answers to such a request that had the same answer already.
+    /// Repeated answers to a migration request.
     pub moves_repeated: u64,
-    /// Answers refused because no such request exists, for ended VMs among them.
+    /// Answers refused because no such request exists, also for ended VMs.
     pub moves_unknown: u64,
-    /// Declined requests that were made again.
+    /// Declined migration requests that were sent again.
     pub moves_asked_again: u64,
 }
 
 impl Summary {
-    /// The counts with their names.
+    /// Returns the counts with their names.
     pub fn counts(&self) -> [(&'static str, u64); SUMMARY_COUNTS] {
         [
             ("steps", self.steps),
@@ -166,7 +166,7 @@ impl std::ops::AddAssign for Summary {
 
 #[derive(Debug, Default)]
 pub(super) struct Story {
-    /// The latest events, at most so many.
+    /// Returns up to `events` of the latest events.
     told: VecDeque<String>,
     most: usize,
     broken: Option<(&'static str, String)>,

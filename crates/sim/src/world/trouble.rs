@@ -1,11 +1,11 @@
-//! What goes wrong: programs and machines die, networks and devices fail, and all come back later, if not too soon.
+//! Fault injection: programs and machines crash, networks and devices fail, and recover later.
 
 use rand::Rng as _;
 use units::{HostId, Ns, SliceId};
 
 use super::{Happening, World, device::Device, store::BACKUPS_MAX};
 
-/// Something that will be over.
+/// A fault with an end.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     Network(HostId),
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// Mostly soon, sometimes after everybody's patience.
+    /// Returns the duration of a fault: mostly short, sometimes longer than all timeouts.
     pub(super) fn a_while(&mut self) -> Ns {
         let most = if self.chance(0.3) { Ns::secs(4) } else { Ns::ms(300) };
         self.between(Ns::ms(1), most)
@@ -54,8 +54,8 @@ impl World {
         self.after(span, Happening::ManagerStarts);
     }
 
-    /// The store is lost, and its backup takes its place: often while a device is down.
-    /// Epochs never repeat as long as the store or the record of the device has them: a world loses one of both.
+    /// Replaces the store by its backup, often while a device is down. Epochs never repeat as long as the
+    /// store or the record of the device has them: a world loses only one of the two.
     fn restore_backup(&mut self) {
         if self.weather.devices_forget {
             return self.lose_manager();
@@ -72,8 +72,8 @@ impl World {
         self.after(span, Happening::ManagerStarts);
     }
 
-    /// How many backups are newer than the one that is restored. Where no backup may lack a change of rack.toml, the latest
-    /// is.
+    /// Returns the number of backups newer than the restored one. It is 0 where no backup may lack a
+    /// change of rack.toml.
     fn backup_age(&mut self) -> usize {
         let any = self.weather.old_backups && self.chance(0.5);
         if any { self.rng.random_range(0..BACKUPS_MAX) } else { 0 }
@@ -112,7 +112,7 @@ impl World {
         self.after(span, Happening::TroubleEnds(Trouble::Device(emc)));
     }
 
-    /// Sometimes for longer than it takes until the slice is quarantined.
+    /// Lets a slice fail, sometimes until it is quarantined.
     fn fail_slice(&mut self) {
         let emc = self.rng.random_range(0..self.devices.len());
         let slices = self.devices[emc].slices();
@@ -124,8 +124,8 @@ impl World {
         self.after(span, Happening::TroubleEnds(Trouble::Slice(emc, slice)));
     }
 
-    /// The power of an emulated device fails, and with it that of its machine. What survives is its directory, unless that is on a
-    /// tmpfs. A shared device keeps its record beside the store of the manager.
+    /// Fails the power of an emulated device and its machine. Its directory survives unless it is on a
+    /// tmpfs. A shared device keeps its record beside the manager's store.
     fn power_device_off(&mut self) {
         let Some(emc) = self.some_device(|device| !device.is_shared()) else { return };
         let emptied = self.weather.devices_forget && self.chance(0.5);
@@ -133,7 +133,7 @@ impl World {
         self.story.counts.devices_off += 1;
         self.story.counts.devices_emptied += u64::from(emptied);
         if emptied {
-            self.lose_manager(); // one that runs keeps the old directory open
+            self.lose_manager(); // a running manager keeps the old directory open
             let of_machine = self.hosts().into_iter().filter(|_| self.rng.random_bool(0.5));
             of_machine.collect::<Vec<_>>().into_iter().for_each(|host| self.lose_host(host));
         }
@@ -143,8 +143,8 @@ impl World {
         }
     }
 
-    /// The folder with the record of a shared device is lost, or an older copy of it is put back. The manager is stopped for it:
-    /// the record is locked while it runs.
+    /// Loses the record of a shared device, or replaces it by an older copy. The manager is stopped for
+    /// that, because it locks the record.
     fn roll_device_back(&mut self) {
         let Some(emc) = self.some_device(Device::is_shared).filter(|_| self.weather.devices_forget) else {
             return;
@@ -163,7 +163,7 @@ impl World {
         self.any(&fitting.collect::<Vec<_>>())
     }
 
-    /// The disk of the store runs full: mostly the manager has noticed before that room is short.
+    /// Fills the store's disk. Mostly the manager has noticed before that space is short.
     fn run_out_of_disk(&mut self) {
         self.say(|| "the store's disk is full".into());
         self.story.counts.full_disks += 1;

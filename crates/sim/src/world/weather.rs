@@ -1,4 +1,4 @@
-//! What kind of world a seed gives: how big the rack is, what its devices can do, how reliable its wire is.
+//! Parameters of a world, drawn from its seed: size of the rack, kinds of devices, rates of faults.
 
 use pool::ledger::{EmcSpec, HostSpec, RackSpec};
 use pool::manager::Settings;
@@ -11,39 +11,39 @@ use super::{
     machine::Machine,
 };
 
-/// How long a durable write takes on most disks.
+/// Duration of a durable write on most disks.
 const STORE_TAKES: Ns = Ns(400_000);
 
 #[derive(Debug)]
 pub(super) struct Weather {
     pub(super) settings: Settings,
     pub(super) rack: RackSpec,
-    /// The part of all orders to stop a machine that succeed, if there is a command for it.
+    /// Fraction of fence commands that succeed; `None` without a fence command.
     pub(super) stops: Option<f64>,
-    /// Messages of one connection arrive in order or not at all, as on a real stream.
+    /// Messages of a connection arrive in order or not at all, as on a stream.
     pub(super) in_order: bool,
-    /// Parts of all messages that are lost or come twice.
+    /// Fractions of messages lost and duplicated.
     pub(super) lost: f64,
     pub(super) repeated: f64,
-    /// Parts of all commits and host calls that fail.
+    /// Fractions of commits and host calls that fail.
     pub(super) store_fails: f64,
-    /// How long a durable write takes, on average.
+    /// Mean duration of a durable write.
     pub(super) store_takes: Ns,
     pub(super) host_fails: f64,
-    /// Between two acts of people, and two troubles, on average.
+    /// Mean interval between client requests, and between faults.
     pub(super) act_every: Ns,
     pub(super) trouble_every: Ns,
-    /// Whether days pass at once.
+    /// Days may pass in which nothing runs.
     pub(super) days_pass: bool,
-    /// Whether the operator changes rack.toml.
+    /// The operator changes rack.toml.
     pub(super) rack_changes: bool,
-    /// Whether a backup may be older than the latest change of rack.toml.
+    /// A backup may be older than the latest change of rack.toml.
     pub(super) old_backups: bool,
-    /// Whether the record of a device may be lost or replaced by an older copy.
+    /// The record of a device may be lost or replaced by an older copy.
     pub(super) devices_forget: bool,
-    /// The part of all scrubs that verify only a part of the slice.
+    /// Fraction of scrubs that verify only a part of the slice.
     pub(super) partial_scrubs: f64,
-    /// Whether a client has as many ended reservations as may be remembered.
+    /// The store begins with the maximum of ended reservations of one client.
     pub(super) long_past: bool,
 }
 
@@ -93,7 +93,7 @@ impl Weather {
     }
 }
 
-/// Two or three hosts on one or two EMCs, not all pairs connected.
+/// Returns a rack of two or three hosts and one or two EMCs, with some pairs not attached.
 fn rack(rng: &mut Pcg64) -> RackSpec {
     let count = rng.random_range(1..=2);
     let emc = |n| emc(n, rng.random_range(2..=5), rng.random_bool(0.5));

@@ -1,5 +1,5 @@
-//! Connections between agents and the manager. A message may be late, lost, repeated or overtaken; what arrives on a
-//! connection that its receiver has closed is dropped, as a stream does. Either end may be the last to learn of an end.
+//! Connections between agents and the manager. Messages may be delayed, lost, duplicated or reordered.
+//! Messages on a closed connection are dropped. The ends learn of a close at different times.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,20 +14,20 @@ use units::{HostId, InstanceId, Ns};
 
 use super::{Happening, World, check::Orders};
 
-/// How long a message takes.
+/// Delay of a message.
 const WIRE_TAKES: Ns = Ns(150_000);
-/// How long the manager takes for one part of a report.
+/// Time that the manager takes for one part of a report.
 const PART_TAKES: Ns = Ns(20_000);
-/// Facts in one part of a report: few, so that most reports have several.
+/// Facts per part of a report: few, so that most reports have several parts.
 const REPORT_PART_MAX: usize = 8;
-/// How late the latest of them are.
+/// Longest delay of a message.
 const LATE_MAX: Ns = Ns::ms(600);
 
 #[derive(Debug, Default)]
 pub(super) struct Wire {
     sessions: BTreeMap<SessionId, Session>,
     made: u64,
-    /// Connections of agents that are to be rejected, with the host they claim.
+    /// Connections of agents to be rejected, with the host that they claim.
     intruders: BTreeMap<SessionId, HostId>,
 }
 
@@ -35,21 +35,21 @@ pub(super) struct Wire {
 struct Session {
     host: HostId,
     instance: u64,
-    /// Which ends still believe in it.
+    /// Ends for which the connection is open.
     manager: bool,
     agent: bool,
-    /// No message of either direction arrives before the latest one, if the wire keeps order.
+    /// Arrival time of the latest message in each direction, where order is kept.
     up: Ns,
     down: Ns,
-    /// The boot of the machine that its agent named.
+    /// Boot id that the agent sent.
     boot: u64,
-    /// All that the orders sent so far mean together, and the scrubs they named.
+    /// Sum of the desired states sent so far, and the scrubs in them.
     told: Option<Want>,
     scrubs: BTreeSet<Holding>,
 }
 
 impl Wire {
-    /// Time has passed in which nothing ran.
+    /// Accounts for time in which nothing ran.
     pub(super) fn shift(&mut self, span: Ns) {
         for session in self.sessions.values_mut() {
             (session.up, session.down) = (session.up.after(span), session.down.after(span));
@@ -58,7 +58,7 @@ impl Wire {
 }
 
 impl Session {
-    /// Adds an order to those sent before.
+    /// Adds a desired state to those sent before.
     fn add(&mut self, want: &Want) -> Orders {
         match &mut self.told {
             Some(told) => add_order(told, want),
@@ -75,7 +75,7 @@ impl Session {
     }
 }
 
-/// Computes from an order and the next one all that both mean together; not by the code that the agents use.
+/// Computes the sum of a desired state and its successor, independently of the agents' code.
 fn add_order(sum: &mut Want, next: &Want) {
     if next.base.is_none() {
         *sum = next.clone();
@@ -129,7 +129,7 @@ impl World {
         })
     }
 
-    /// Every machine sees every shared device.
+    /// Returns the shared devices, which every machine sees.
     fn seen_devices(&self) -> Vec<SeenDevice> {
         self.rack.seen.clone()
     }
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// When a message arrives: never, once or twice.
+    /// Returns the arrival times of a message: none, one or two.
     fn arrivals(&mut self, id: SessionId, up: bool) -> Vec<Ns> {
         let (lost, repeated) = (self.weather.lost, self.weather.repeated);
         let calm = self.calm;
@@ -242,7 +242,7 @@ impl World {
         self.agent(host, instance, Told::Want { rack: "rack".into(), want });
     }
 
-    /// A cable that is out: a stream sends again later, a worse wire forgets.
+    /// Returns whether the network is down: a stream retransmits later, other links lose the message.
     fn held_back<M>(&mut self, host: HostId, again: impl FnOnce(M) -> Happening, message: M) -> bool {
         if !self.machine(host).is_cut_off {
             return false;
@@ -253,8 +253,8 @@ impl World {
         true
     }
 
-    /// While the agent of a host is connected and was heard within its lease, another one connects in its name: an older one of
-    /// the same boot, or one of another machine. It must be rejected.
+    /// Connects a second agent while the agent of a host is connected with a valid lease: an older
+    /// instance of the same boot, or one of another machine. It must be rejected.
     pub(super) fn contest_host(&mut self, host: HostId) {
         let led = self.wire.sessions.values().find(|session| session.host == host && session.manager);
         let Some((instance, boot)) = led.map(|session| (session.instance, session.boot)) else { return };
@@ -286,7 +286,7 @@ impl World {
         }
     }
 
-    /// The manager ends a connection.
+    /// Closes a connection at the manager.
     pub(super) fn manager_closes(&mut self, id: SessionId, why: &Closed) {
         if self.wire.intruders.remove(&id).is_some() {
             self.story.counts.contested += u64::from(*why == Closed::Superseded);
@@ -302,7 +302,7 @@ impl World {
         self.after(Ns::ms(1), Happening::AgentHearsEnd(id));
     }
 
-    /// Something between the ends breaks; each learns of it in its own time.
+    /// Breaks a connection; each end notices it at its own time.
     pub(super) fn break_session(&mut self, host: HostId) {
         let id = self.machine(host).current_session();
         let Some(id) = id else { return };
@@ -312,7 +312,7 @@ impl World {
         self.after(other, Happening::AgentHearsEnd(id));
     }
 
-    /// The agent's end is gone with its process: its kernel tells the manager.
+    /// Closes the agent's end with its process; its kernel notifies the manager.
     pub(super) fn agent_gone(&mut self, id: SessionId, told: bool) {
         if let Some(session) = self.wire.sessions.get_mut(&id) {
             session.agent = false;
@@ -322,7 +322,7 @@ impl World {
         }
     }
 
-    /// The manager's ends are gone with its process.
+    /// Closes the manager's ends with its process.
     pub(super) fn break_connections(&mut self) {
         self.wire.intruders.clear();
         let open: Vec<SessionId> = self.wire.sessions.keys().copied().collect();
@@ -361,7 +361,7 @@ impl World {
         }
     }
 
-    /// Whether the manager has a connection of this host.
+    /// Returns whether the manager has a connection of this host.
     pub(super) fn speaks(&self, host: HostId) -> bool {
         self.wire.sessions.values().any(|session| session.host == host && session.manager)
     }

@@ -1,4 +1,4 @@
-//! Device calls: the ones that the records on disk justify, and the ones that devices confirmed.
+//! Device calls: calls justified by the records on disk, and calls confirmed by devices.
 
 use pool::{
     manager::{DeviceCall, DeviceDone},
@@ -11,7 +11,7 @@ use units::{EmcId, Epoch, HostId, SliceId};
 use super::{Hand, Truth};
 use crate::world::World;
 
-/// A call about one slice that its record on disk justifies.
+/// Call on one slice that its record on disk justifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Justified {
     /// Grant to this host under the slice's epoch.
@@ -20,7 +20,7 @@ enum Justified {
     Revoke,
 }
 
-/// The table of legitimate calls, by the state on disk. Any other call is illegitimate.
+/// Returns the call justified by the state on disk. Any other call is a violation.
 fn justified(slot: &Slot, cuts_off: bool) -> Option<Justified> {
     match slot.state {
         State::Assigned(owner) => Some(Justified::Grant(owner.host)),
@@ -28,7 +28,7 @@ fn justified(slot: &Slot, cuts_off: bool) -> Option<Justified> {
         State::Draining(_, Drain::Revoking) | State::Scrubbing(Scrub::Revoking { .. }) => {
             Some(Justified::Revoke)
         }
-        // Without the word of the host, only a device that cuts it off may revoke.
+        // Without a release by the host, only a device that enforces it may revoke.
         State::Quarantined(
             Quarantine::Dirty { revoked: false, .. } | Quarantine::ScrubFailed { revoked: false, .. },
         ) => cuts_off.then_some(Justified::Revoke),
@@ -57,7 +57,7 @@ impl Truth {
         }
     }
 
-    /// The EMC on disk whose slice this is.
+    /// Returns the EMC of a slice according to the records on disk.
     pub(in crate::world) fn emc_of(&self, slice: SliceId) -> Option<EmcId> {
         self.records.values().find_map(|record| match record {
             Record::Emc(id, emc) if (emc.first.0..emc.first.0 + emc.slices).contains(&slice.0) => Some(*id),
@@ -65,12 +65,12 @@ impl Truth {
         })
     }
 
-    /// Whether an EMC has yet to cut a host off, according to the records on disk.
+    /// Returns whether an EMC has yet to fence a host, according to the records on disk.
     fn is_fence_unconfirmed(&self, emc: EmcId, host: HostId) -> bool {
         self.host(host).is_some_and(|host| host.unconfirmed_fences.contains(&emc))
     }
 
-    /// Whether the records on disk justify a call to this device.
+    /// Returns whether the records on disk justify a call to this device.
     fn justifies(&self, emc: EmcId, call: &DeviceCall) -> bool {
         let Some(device) = self.emc(emc) else { return false };
         let owed = |slice: SliceId, epoch: Epoch| {
@@ -87,7 +87,7 @@ impl Truth {
             }
             DeviceCall::Revoke { slice, epoch } => owed(slice, epoch) == Some(Justified::Revoke),
             DeviceCall::Fence { host, powered_off } => {
-                // A host that returned has proven that nothing is left: its machine need not be stopped.
+                // A host that returned has proven that no mapping is left: its machine need not be stopped.
                 let fits = match self.host(host).map(|host| host.fence) {
                     Some(Fence::Fencing { powered_off: vouched }) => vouched || !powered_off,
                     Some(Fence::Fenced) => !powered_off,
@@ -101,14 +101,14 @@ impl Truth {
 }
 
 impl World {
-    /// A device is about to be called: the intent must be on disk, and must be the latest.
+    /// Checks that the intent of a device call is on disk and is the latest.
     pub(in crate::world) fn check_call(&mut self, emc: EmcId, call: &DeviceCall) {
         if !self.truth.justifies(emc, call) {
             self.blame("intent before act", format!("no record on disk justifies {call:?} at {emc}"));
         }
     }
 
-    /// A device has done something: a new owner is let in only when the last one has let go.
+    /// Checks that a grant follows the end of the previous owner's access.
     pub(in crate::world) fn note_device(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceDone) {
         match (call, done) {
             (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
@@ -124,7 +124,7 @@ impl World {
         }
     }
 
-    /// A slice that could not be revoked stays with its host, and may be taken later.
+    /// Keeps a slice that could not be revoked with its host; it may be revoked later.
     fn note_cut_off(&mut self, slices: &[SliceId], host: HostId) {
         for slice in slices {
             let Some(hand) = self.truth.hands.get(slice).copied().filter(|hand| hand.host == host) else {
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// A host counts as fenced by a device that cannot cut it off only when nothing is left there.
+    /// Checks that a fence by a device that cannot revoke access leaves no mapping on the host.
     fn check_stopped(&mut self, emc: EmcId, host: HostId) {
         let device = &self.devices[emc.0 as usize];
         let here = |holding: &Holding| device.is_shared() && device.has(holding.slice);
@@ -174,13 +174,13 @@ impl World {
         self.truth.hands.insert(slice, Hand { epoch, host, told: false, online: false, let_go: false });
     }
 
-    /// A device lost its power, and these grants with it.
+    /// Ends grants with a power failure of their device.
     pub(in crate::world) fn lost_with_power(&mut self, holding: Holding) {
         self.truth.lost.insert(holding);
         self.freed_by_hand(holding.slice);
     }
 
-    /// A person, or the loss of a device, took a slice from its owner.
+    /// Ends the ownership of a slice after an operator's confirmation or the loss of a device.
     pub(in crate::world) fn freed_by_hand(&mut self, slice: SliceId) {
         if let Some(hand) = self.truth.hands.get_mut(&slice) {
             hand.let_go = true;

@@ -1,4 +1,4 @@
-//! Counts and indexes: recomputed from the records on disk, and compared with the views of the manager.
+//! Counts and indexes, recomputed from the records on disk and compared with those of the manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,10 @@ use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
 use super::Truth;
 use crate::world::World;
 
-/// Durable writes between two comparisons.
+/// Durable writes between comparisons.
 const COMPARE_EVERY: u64 = 8;
 
-/// The slices of one EMC by state.
+/// Slices of one EMC by state.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EmcSlices {
     free: u32,
@@ -26,7 +26,7 @@ struct EmcSlices {
     quarantined: BTreeSet<SliceId>,
 }
 
-/// The slices and reservations of one host, and its cores and memory that may still be reserved.
+/// Slices, reservations, and free cores and memory of one host.
 #[derive(Debug, PartialEq, Eq)]
 struct HostUse {
     held: BTreeSet<SliceId>,
@@ -36,21 +36,21 @@ struct HostUse {
     local_free: Bytes,
 }
 
-/// Everything that follows from the records.
+/// Values derived from the records.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     emcs: BTreeMap<EmcId, EmcSlices>,
     hosts: BTreeMap<HostId, HostUse>,
-    /// The active and the last ended reservation of each VM.
+    /// Active and last ended reservation of each VM.
     vms: BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
-    /// How many of the slices of each reservation are online for it.
+    /// Number of online slices of each reservation.
     online: BTreeMap<ReservationId, u32>,
     next_expiry: Option<Ns>,
     next_forgetting: Option<Ns>,
     next_asking_again: Option<Ns>,
 }
 
-/// The reservation that owns a slice.
+/// Returns the reservation that owns a slice.
 pub(super) fn owner(slot: &Slot) -> Option<ReservationId> {
     match slot.state {
         State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
@@ -60,7 +60,7 @@ pub(super) fn owner(slot: &Slot) -> Option<ReservationId> {
     }
 }
 
-/// The host that may still reach a slice.
+/// Returns the host that may reach a slice.
 pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
     match slot.state {
         State::Free | State::Scrubbing(Scrub::Waiting) => None,
@@ -142,12 +142,12 @@ impl Truth {
         }
     }
 
-    /// Whether a host has nothing left to report after a restore.
+    /// Returns whether a host has reported everything after a restore.
     fn is_heard(&self, host: HostId) -> bool {
         self.host(host).is_some_and(|host| !host.must_report)
     }
 
-    /// Whether none of its slices is its own any more.
+    /// Returns whether all slices of a reservation are released.
     pub(super) fn is_released(&self, id: ReservationId, reservation: &Reservation) -> bool {
         reservation.slices.iter().all(|slice| owner(&self.slot(*slice)) != Some(id))
     }
@@ -172,8 +172,8 @@ impl Counts {
         }
     }
 
-    /// A request is forgotten only once all slices are `released`. No deadline passes while the host has yet to report after
-    /// a restore.
+    /// Returns the expiry of a request, which starts when all slices are `released`. Deadlines do not
+    /// expire while the host has yet to report after a restore.
     fn add_deadlines(&mut self, reservation: &Reservation, released: bool, heard: bool) {
         let earliest = |known: Option<Ns>, at: Ns| Some(known.map_or(at, |known| known.min(at)));
         match &reservation.stage {
@@ -187,7 +187,7 @@ impl Counts {
         }
     }
 
-    /// The same, as a ledger shows it.
+    /// Returns the same values from a ledger.
     fn shown_by(
         ledger: &Ledger,
         vms: &BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
@@ -226,7 +226,7 @@ impl Counts {
 }
 
 impl World {
-    /// Compares every few durable writes.
+    /// Compares after every few durable writes.
     pub(in crate::world) fn compare_now_and_then(&mut self) {
         self.truth.writes += 1;
         if self.truth.writes.is_multiple_of(COMPARE_EVERY) {
@@ -234,7 +234,7 @@ impl World {
         }
     }
 
-    /// Compares the views of the manager with the records on disk.
+    /// Compares the manager's values with the records on disk.
     pub(in crate::world) fn compare_with_disk(&mut self) {
         let Some(running) = &self.program.running else { return };
         let shown = running.manager.durable();
@@ -250,7 +250,7 @@ impl World {
         }
     }
 
-    /// A host or an EMC that the ledger does not find by its name.
+    /// Returns a host or EMC that the ledger does not find by its name.
     fn wrong_name(&self, shown: &Ledger) -> Option<String> {
         self.truth.records.iter().find_map(|(key, record)| {
             let found = match record {
@@ -262,7 +262,7 @@ impl World {
         })
     }
 
-    /// The alarm of a pool without usable slices is raised exactly when there is none.
+    /// Checks that CAPACITY_ZERO is raised exactly while no slice is usable.
     fn wrong_capacity(&self) -> Option<String> {
         let manager = &self.program.running.as_ref()?.manager;
         let up = self.truth.records.values().filter_map(|record| match record {

@@ -1,5 +1,5 @@
-//! Requests that take memory from a VM. An unanswered one justifies the act of the manager. If the answer is lost, the next
-//! read of the store shows the outcome.
+//! Requests that take memory from a VM. An outstanding request justifies the manager's action. If its
+//! reply is lost, the next load of the store shows the outcome.
 
 use std::collections::BTreeMap;
 
@@ -16,20 +16,20 @@ use crate::world::World;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::world) enum Demand {
-    /// To release a VM by force.
+    /// Forced release of a VM.
     Force(Name),
-    /// To fence a host.
+    /// Fence of a host.
     Fence(Name),
-    /// To let a quarantined slice back.
+    /// Uncordon of a quarantined slice.
     LetBack(SliceId),
-    /// To record an answer to a request to move a VM.
+    /// Answer to a migration request.
     Move(Name, MigrationAnswer),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Demands {
     unanswered: BTreeMap<Token, Demand>,
-    /// Requests whose outcome is known when the store is read.
+    /// Requests whose outcome the next load of the store shows.
     unknown: Vec<Demand>,
 }
 
@@ -42,7 +42,7 @@ impl Demands {
         self.unanswered.values().chain(&self.unknown)
     }
 
-    /// Answers to requests to move a VM that may not be on disk yet.
+    /// Returns answers to migration requests that may not be durable yet.
     pub(super) fn moves(&self) -> usize {
         self.open().filter(|open| matches!(open, Demand::Move(..))).count()
     }
@@ -63,7 +63,7 @@ impl Truth {
         self.demands.unknown.extend(demand.filter(|_| unknown));
     }
 
-    /// The manager died: no answer will come.
+    /// Marks all requests as unanswered after a crash of the manager.
     pub(in crate::world) fn demands_cut_off(&mut self) {
         let unanswered = std::mem::take(&mut self.demands.unanswered);
         self.demands.unknown.extend(unanswered.into_values());
@@ -75,7 +75,7 @@ impl Truth {
 }
 
 impl World {
-    /// Notes the slices that these durable records return to the cycle on request.
+    /// Records slices that durable records return to circulation on request.
     pub(super) fn note_let_back(&mut self, records: &[Record]) {
         for record in records {
             let Record::Slice(slice, slot) = record else { continue };

@@ -1,4 +1,5 @@
-//! Forgetting: an ended reservation and its request id are remembered for a day, or until its client has too many.
+//! Expiry: an ended reservation and its request id are kept for a day, or until its client exceeds its
+//! limit.
 
 use pool::record::{Record, Reservation, Stage};
 use std::collections::BTreeMap;
@@ -8,7 +9,7 @@ use units::{Name, Ns, ReservationId, SliceId};
 use super::{Truth, counts::owner};
 use crate::world::World;
 
-/// When a reservation ended, in rack time.
+/// Returns the rack time at which a reservation ended.
 fn ended_at(reservation: &Reservation) -> Option<Ns> {
     match reservation.stage {
         Stage::Ended { at, .. } => Some(at),
@@ -17,7 +18,7 @@ fn ended_at(reservation: &Reservation) -> Option<Ns> {
 }
 
 impl Truth {
-    /// The reservations as a batch leaves them.
+    /// Returns the reservations after a batch.
     pub(super) fn after<'a>(
         &'a self,
         batch: &'a [Record],
@@ -32,7 +33,7 @@ impl Truth {
         self.reservations().filter(move |(id, _)| !changed(id)).chain(new)
     }
 
-    /// Whether a client has so many ended reservations that this one, by when it ended, is one too many.
+    /// Returns whether an ended reservation exceeds the limit of its client.
     fn is_one_too_many(&self, id: ReservationId, gone: &Reservation, batch: &[Record]) -> bool {
         let same = self.after(batch).filter(|(_, r)| r.request.client == gone.request.client);
         let younger = same.filter_map(|(other, r)| Some((ended_at(r)?, other)));
@@ -50,11 +51,11 @@ impl Truth {
 }
 
 impl World {
-    /// A reservation is about to be forgotten.
+    /// Checks that a reservation may be deleted.
     pub(super) fn check_forgotten(&mut self, id: ReservationId, batch: &[Record]) {
         let Some(gone) = self.truth.reservation(id).cloned() else { return };
         let now = self.when().now;
-        // One that ended after the batch before was written is in no record.
+        // A reservation that ended after the previous batch was written is in no record.
         let ended = ended_at(&gone).or_else(|| self.program.decided_since());
         let old = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
         if !(old || ended_at(&gone).is_some() && self.truth.is_one_too_many(id, &gone, batch)) {
@@ -69,7 +70,7 @@ impl World {
         self.truth.acked.retain(|_, acked| acked.id != id);
     }
 
-    /// A reservation that should have been forgotten by now, or a client with too many.
+    /// Returns a reservation that should have expired, or a client above its limit.
     pub(in crate::world) fn not_forgotten(&mut self) -> Option<String> {
         let now = self.when().now;
         let mut by_client: BTreeMap<&Name, usize> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! Requests to move VMs: there is one for each VM under a draining place, and its answer is the scheduler's latest.
+//! Migration requests: one exists for each VM on a draining host or EMC, with the scheduler's latest
+//! answer.
 
 use pool::{
     audit::What,
@@ -13,7 +14,7 @@ use crate::world::World;
 const PROMISE: &str = "a request to move has the scheduler's latest answer";
 
 impl Truth {
-    /// The requests on disk.
+    /// Returns the requests on disk.
     pub(in crate::world) fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
         let from = Key::Migration(ReservationId(0))..=Key::Migration(ReservationId(u64::MAX));
         self.records.range(from).filter_map(|(_, record)| match record {
@@ -22,7 +23,7 @@ impl Truth {
         })
     }
 
-    /// The request on disk for a reservation.
+    /// Returns the request on disk for a reservation.
     pub(in crate::world) fn migration(&self, id: ReservationId) -> Option<&Migration> {
         match self.records.get(&Key::Migration(id)) {
             Some(Record::Migration(_, migration)) => Some(migration),
@@ -30,13 +31,13 @@ impl Truth {
         }
     }
 
-    /// The request on disk for a VM that has not ended.
+    /// Returns the request on disk for a VM that has not ended.
     pub(in crate::world) fn migration_of(&self, vm: &Name) -> Option<(ReservationId, &Migration)> {
         let active = |id| self.reservation(id).is_some_and(|reservation| !has_ended(reservation));
         self.migrations().find(|(id, migration)| migration.vm == *vm && active(*id))
     }
 
-    /// When the next declined request is due to be made again.
+    /// Returns the time at which the next declined request is due again.
     pub(super) fn next_asking_again(&self) -> Option<Ns> {
         self.migrations().filter_map(|(_, migration)| migration.again).min()
     }
@@ -50,7 +51,7 @@ impl Truth {
         host || reservation.slices.iter().any(under)
     }
 
-    /// A request on disk for a VM that has ended or that no draining place holds, or a VM under one without a request.
+    /// Returns a request for a VM that has ended or is not draining, or a draining VM without a request.
     pub(super) fn wrong_migration(&self) -> Option<String> {
         let stray = self.migrations().find(|(id, _)| {
             let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
@@ -72,8 +73,8 @@ fn changes_scheduling(batch: &[Record]) -> bool {
 }
 
 impl World {
-    /// A request is about to be written: a new answer needs the scheduler's, and a declined one has the time at which the request
-    /// is made again.
+    /// Checks a request before it is written: a new answer must come from the scheduler, and a declined
+    /// request must have the time of its repetition.
     pub(super) fn check_migration(&mut self, id: ReservationId, new: &Migration, batch: &[Record]) {
         let now = self.when().now;
         let old = self.truth.migration(id).cloned();
@@ -100,14 +101,14 @@ impl World {
         }
     }
 
-    /// Whether a request that was declined since the batch before is made again at the documented time.
+    /// Returns whether a request declined since the previous batch is repeated at the documented time.
     fn is_due_in_time(&self, at: Ns) -> bool {
         let (first, last) = (self.program.decided_since().unwrap_or_default(), self.when().now);
         let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);
         due.contains(&at)
     }
 
-    /// A request is about to be dropped: its reservation ends, or nothing under the VM drains any more.
+    /// Checks that a request is withdrawn only if its reservation ends or its drain is cancelled.
     pub(super) fn check_migration_gone(&mut self, id: ReservationId, batch: &[Record]) {
         let ended = self.truth.after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
         if !ended && !changes_scheduling(batch) {
@@ -115,7 +116,7 @@ impl World {
         }
     }
 
-    /// No answer is recorded twice.
+    /// Checks that no answer is recorded twice.
     pub(super) fn check_answers_counted(&mut self, batch: &[Record]) {
         let recorded = batch.iter().filter(|record| {
             matches!(record, Record::Decision(_, decision) if matches!(decision.what, What::MigrationAnswered { .. }))

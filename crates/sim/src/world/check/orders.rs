@@ -1,5 +1,5 @@
-//! Orders to hosts: the complete desired state of a host, computed from the records on disk and the grants that devices
-//! confirmed, and compared with the sum of the orders sent.
+//! Desired states: computed for each host from the records on disk and the confirmed grants, and compared
+//! with the sum of the messages sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,34 +14,34 @@ use units::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, Sli
 use super::Truth;
 use crate::world::World;
 
-/// Where hosts find grants, as devices named it to the present manager.
+/// Handles of grants, as returned by devices to the running manager.
 #[derive(Debug, Default)]
 pub(super) struct Named {
-    /// The manager has read its store, and no write has failed since.
+    /// The manager has loaded its store, and no write has failed since.
     loaded: bool,
     grants: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
-    /// Named by a comparison of contents: part of orders from the next durable write on.
+    /// Handles from a comparison of contents, used from the next durable write on.
     found_grants: Vec<(SliceId, (Epoch, Handle))>,
     found_places: Vec<(SliceId, Handle)>,
-    /// Scrubs of a whole slice that were reported since the store was read.
+    /// Complete scrubs reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
 }
 
-/// The orders of one session up to the latest.
+/// Desired states of one session up to the latest.
 pub(in crate::world) struct Orders {
     pub(in crate::world) host: HostId,
     pub(in crate::world) instance: InstanceId,
-    /// The boot that the agent named when it connected.
+    /// Boot id that the agent sent.
     pub(in crate::world) boot_id: String,
-    /// Scrubs that the latest order is the first to name.
+    /// Scrubs that the latest message contains for the first time.
     pub(in crate::world) first_scrubs: Vec<Holding>,
-    /// Their sum.
+    /// Sum of the messages.
     pub(in crate::world) sum: Want,
 }
 
 impl Named {
-    /// The store was read.
+    /// Resets the state after a load of the store.
     pub(super) fn load(&mut self) {
         self.loaded = true;
     }
@@ -80,12 +80,12 @@ impl Named {
         }
     }
 
-    /// Whether the device of a slice has no grant of it.
+    /// Returns whether the device of a slice has no grant of it.
     pub(super) fn is_revoked(&self, slice: SliceId) -> bool {
         self.loaded && !self.grants.contains_key(&slice)
     }
 
-    /// Where the host of exactly this grant finds it.
+    /// Returns the handle of exactly this grant.
     fn handle(&self, holding: Holding) -> Option<Handle> {
         let granted = self.grants.get(&holding.slice).filter(|(epoch, _)| *epoch == holding.epoch);
         granted.map(|(_, handle)| handle).or_else(|| self.places.get(&holding.slice)).cloned()
@@ -93,7 +93,7 @@ impl Named {
 }
 
 impl Truth {
-    /// The complete desired state of a host.
+    /// Computes the complete desired state of a host.
     fn desired(&self, id: HostId, instance: InstanceId) -> Option<Want> {
         let host = self.host(id)?;
         let Some(Record::Meta(meta)) = self.records.get(&Key::Meta) else { return None };
@@ -125,7 +125,7 @@ impl Truth {
         vms.collect()
     }
 
-    /// The slices of a reservation, if every one of them is granted to it.
+    /// Returns the slices of a reservation if all of them are granted to it.
     fn granted(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
         let granted = |slice: &SliceId| {
             let slot = self.slot(*slice);
@@ -159,13 +159,13 @@ impl Truth {
 }
 
 impl World {
-    /// A device has answered the present manager.
+    /// Records a reply of a device to the running manager.
     pub(in crate::world) fn note_answer(&mut self, done: &DeviceDone) {
         self.truth.named.answered(done);
     }
 
-    /// The present manager has compared the contents of a device. If the record lacks an epoch of a VM's slice, they count for
-    /// nothing, unless the end of that VM is decided and not durable yet: then the device works.
+    /// Records a comparison of a device's contents by the running manager. If the record lacks an epoch of
+    /// a VM's slice, the contents are ignored, unless the end of that VM is decided and not yet durable.
     pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: &DeviceDone) {
         let device = &self.devices[emc.0 as usize];
         let lacks_record = self.truth.slices_unknown_to(&self.devices).any(|(slice, _)| device.has(slice));
@@ -176,12 +176,12 @@ impl World {
         }
     }
 
-    /// The present manager learns whether its batch is durable.
+    /// Records the outcome of the running manager's batch.
     pub(in crate::world) fn note_stored(&mut self, ok: bool) {
         self.truth.named.stored(ok);
     }
 
-    /// The present manager receives a report.
+    /// Records a report to the running manager.
     pub(in crate::world) fn note_report(&mut self, host: HostId, have: &Have) {
         if self.truth.named.loaded {
             let whole = have.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    /// Checks an order, and that all orders of its session add up to the desired state of the host.
+    /// Checks a message, and that the messages of its session add up to the desired state of the host.
     pub(in crate::world) fn check_order(&mut self, order: &Want, orders: &Orders) {
         let Orders { host, sum, .. } = orders;
         self.check_granted(*host, order);
@@ -202,8 +202,8 @@ impl World {
         }
     }
 
-    /// No order of a VM before the boot of its session is on disk: it may have ended with the earlier boot. And none that
-    /// starts a scrub whose end was reported.
+    /// Checks that no VM is sent before the boot id of the session is on disk, because it may have ended
+    /// with the earlier boot, and that no scrub is sent whose end was reported.
     fn check_not_outdated(&mut self, orders: &Orders) {
         let host = self.truth.host(orders.host).filter(|host| host.fence == Fence::None);
         let boot = host.map(|host| host.boot_id.clone()).filter(|boot| !boot.is_empty());
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// A VM or a scrub is ordered only on a slice that its device granted to exactly this host under this epoch.
+    /// Checks that VMs and scrubs use only slices granted to exactly this host and epoch.
     fn check_granted(&mut self, host: HostId, order: &Want) {
         let vms = order.vms.values().flat_map(|vm| vm.slices.keys());
         for holding in vms.chain(order.scrub.keys()) {
@@ -232,7 +232,8 @@ impl World {
         }
     }
 
-    /// No order while a batch is being written that fences the host or ends the VMs of its earlier boot.
+    /// Checks that no message is sent while a batch is written that fences the host or ends VMs of its
+    /// earlier boot.
     fn check_not_overtaken(&mut self, id: HostId) {
         let Some(now) = self.truth.host(id).filter(|host| host.fence == Fence::None) else { return };
         let ends = |next: &Host| {

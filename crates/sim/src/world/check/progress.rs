@@ -1,5 +1,5 @@
-//! Progress of fencing: a device that works and cuts hosts off does so soon, and the slices of the fenced host on it start
-//! on their way back, also while other devices of the host have failed.
+//! Progress of fences: a working device that can revoke access does so soon, and the slices of the fenced
+//! host on it start to drain, also while other devices of the host have failed.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use units::{EmcId, HostId, Ns, ReservationId, SliceId, limits::DEVICE_RETRY};
 use super::Truth;
 use crate::world::{World, device::Device};
 
-/// The longest that nothing in the way may take.
+/// Time limit for a fence without an obstacle.
 const FENCED_WITHIN: Ns = Ns::ms(500);
 
-/// Since when nothing is in the way.
+/// Times since which there is no obstacle.
 #[derive(Debug, Default)]
 pub(super) struct Unhindered {
-    /// Of the fence of a host by a device.
+    /// For the fence of a host by a device.
     fences: BTreeMap<(EmcId, HostId), Ns>,
-    /// Of any call of a device: a manager calls one that failed only after a while.
+    /// For any call of a device: a failed device is called again after a delay.
     devices: BTreeMap<EmcId, Ns>,
 }
 
-/// Whether a slice is in a state that the fence of this host ends.
+/// Returns whether a slice is in a state that the fence of this host ends.
 fn waits_for_fence(state: State, fenced: HostId) -> bool {
     match state {
         State::Assigned(o)
@@ -43,7 +43,7 @@ fn waits_for_fence(state: State, fenced: HostId) -> bool {
 }
 
 impl Truth {
-    /// Devices that are to cut a host off and can do so by themselves.
+    /// Returns the devices that have to fence a host and can do so by themselves.
     fn to_fence(&self) -> Vec<(EmcId, HostId)> {
         let hosts = self.records.range(Key::Host(HostId(0))..Key::Slice(SliceId(0)));
         let fencing = hosts.filter_map(|(_, record)| match record {
@@ -55,8 +55,8 @@ impl Truth {
         fencing.flat_map(by).filter(|(emc, _)| self.emc(*emc).is_some_and(cuts_off)).collect()
     }
 
-    /// Slices of VMs, granted under an epoch that the record of their device lacks, with the reservation: such a device counts as
-    /// failed.
+    /// Returns slices of VMs, with the reservation, whose epoch the record of their device lacks: such a
+    /// device counts as failed.
     pub(in crate::world) fn slices_unknown_to<'a>(
         &'a self,
         devices: &'a [Device],
@@ -82,7 +82,7 @@ impl Truth {
 }
 
 impl World {
-    /// Time has passed in which nothing ran.
+    /// Accounts for time in which nothing ran.
     pub(in crate::world) fn forget_delays(&mut self) {
         self.truth.unhindered = Unhindered::default();
     }

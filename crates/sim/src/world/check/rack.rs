@@ -1,4 +1,4 @@
-//! rack.toml: the records on disk are one accepted file, whole, and nothing in use is removed.
+//! rack.toml: the records on disk correspond to one accepted file, and nothing in use is removed.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use units::{EmcId, HostId, Name, SliceId};
 use super::{Truth, counts::holder, has_ended};
 use crate::world::World;
 
-/// A rack by the names of its EMCs and hosts.
+/// Rack by the names of its EMCs and hosts.
 pub(in crate::world) type ByName = (BTreeMap<Name, EmcSpec>, BTreeMap<Name, HostSpec>);
 
 fn by_name(rack: &RackSpec) -> ByName {
@@ -50,8 +50,8 @@ impl Truth {
         rack
     }
 
-    /// Slices as a batch leaves them. One that its device has revoked after a whole scrub counts as free: it may become so
-    /// and go in one batch.
+    /// Returns the slices after a batch. A slice revoked after a complete scrub counts as free, because it
+    /// may be freed and removed in one batch.
     fn slots_after(&self, batch: &[Record]) -> BTreeMap<SliceId, Slot> {
         let slots = self.records.values().chain(batch).filter_map(|record| match record {
             Record::Slice(slice, slot) => Some((*slice, *slot)),
@@ -106,17 +106,17 @@ impl Truth {
         }
     }
 
-    /// How often the store was restored, or a number above.
+    /// Returns an upper bound of the number of restores.
     pub(super) fn generation(&self) -> Option<u64> {
         self.meta().map(|meta| meta.generation)
     }
 
-    /// The number of the next host.
+    /// Returns the number of the next host.
     pub(in crate::world) fn next_host(&self) -> Option<HostId> {
         self.meta().map(|meta| meta.next_host)
     }
 
-    /// The hosts of the rack on disk.
+    /// Returns the hosts of the rack on disk.
     pub(in crate::world) fn hosts(&self) -> impl Iterator<Item = (HostId, &Host)> {
         self.records.values().filter_map(|record| match record {
             Record::Host(id, host) => Some((*id, host)),
@@ -124,19 +124,19 @@ impl Truth {
         })
     }
 
-    /// The number of the next EMC.
+    /// Returns the number of the next EMC.
     pub(in crate::world) fn next_emc(&self) -> Option<usize> {
         self.meta().map(|meta| meta.next_emc.0 as usize)
     }
 
-    /// Whether a host is in the rack on disk.
+    /// Returns whether a host is in the rack on disk.
     pub(in crate::world) fn has_host(&self, host: HostId) -> bool {
         self.records.contains_key(&Key::Host(host))
     }
 }
 
 impl World {
-    /// Nothing that is in use is removed.
+    /// Checks that nothing in use is removed.
     pub(super) fn check_rack_change(&mut self, record: &Record, batch: &[Record]) {
         if concerns_rack(record.key())
             && let Some(what) = self.truth.cut_from_user(record, batch)
@@ -145,14 +145,14 @@ impl World {
         }
     }
 
-    /// A batch is durable.
+    /// Records a durable batch.
     pub(super) fn follow_rack_of(&mut self, batch: &[Record]) {
         if batch.iter().any(|record| concerns_rack(record.key())) {
             self.follow_rack();
         }
     }
 
-    /// The records on disk are an accepted file, or one whose answer is outstanding.
+    /// Checks that the records on disk are an accepted file, or one whose reply is outstanding.
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
         if !self.rack.possible().any(|rack| by_name(rack) == disk) {

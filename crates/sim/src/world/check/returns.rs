@@ -1,5 +1,5 @@
-//! How long slices take from their last owner back to free: measured from the durable writes, and compared with the time by
-//! which the manager sizes its buffer of free slices.
+//! Time of slices from their last owner to free, measured from durable writes and compared with the time
+//! that the manager uses to size its buffer of free slices.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use units::{Ns, SliceId};
 use super::Truth;
 use crate::world::World;
 
-/// The manager remembers so many windows of this length, the present one among them.
+/// Length and number of the manager's measuring windows, including the current one.
 const WINDOW: Ns = Ns::secs(10);
 const WINDOWS: u64 = 6;
 
-/// Returns that the present manager has seen.
+/// Returns of slices observed by the running manager.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
-    /// Slices on their way back, since when.
+    /// Start of each return in progress.
     since: BTreeMap<SliceId, Ns>,
-    /// When a slice became free, and how long that took.
+    /// Times at which slices became free, with the duration of the return.
     done: Vec<(Ns, Ns)>,
-    /// Whether the latest durable write moved a slice to another stage.
+    /// The latest durable write changed the stage of a slice.
     moved: bool,
 }
 
@@ -73,7 +73,7 @@ impl Returns {
 }
 
 impl Truth {
-    /// Records that are about to become part of the truth.
+    /// Processes records that are about to become durable.
     fn note_moves(&mut self, now: Ns, records: &[Record]) {
         self.returns.moved = false;
         for record in records {
@@ -89,7 +89,7 @@ impl Truth {
 }
 
 impl World {
-    /// A batch of the present manager is durable.
+    /// Records a durable batch of the running manager.
     pub(in crate::world) fn note_durable(&mut self, records: &[Record]) {
         let now = self.when().now;
         self.truth.note_moves(now, records);
@@ -98,7 +98,7 @@ impl World {
         self.follow_rack_of(records);
     }
 
-    /// Compares after a write that moved a slice: then the manager has just dropped windows that are too old.
+    /// Compares after a write that changed a slice's stage, when the manager has dropped expired windows.
     pub(in crate::world) fn check_returns(&mut self) {
         let now = self.when().now;
         let Some(running) = self.program.running.as_ref().filter(|_| self.truth.returns.moved) else {
