@@ -189,7 +189,7 @@ fn a_look_is_refused_whenever_the_memory_would_be() {
 fn connection_that_attached_a_vm_is_answered_about_no_other() {
     let (_rig, mut vmm) = running();
     assert!(vmm.say("attach b descriptors").starts_with("refused OTHER_VM attach.vm: b: must be a"));
-    assert!(vmm.say("look b").starts_with("refused OTHER_VM look.vm: b: must be a"));
+    assert!(vmm.say("look b").starts_with("refused OTHER_VM inspect.vm: b: must be a"));
     assert!(vmm.say("attach a descriptors").starts_with("attached local="));
 }
 
