@@ -1,8 +1,9 @@
-//! Who owns each slice, and why: the one truth of a rack. A ledger is the fold of its [`Record`]s.
+//! Ledger of slice ownership. A ledger is the fold of its [`Record`]s.
 //!
-//! Deciding changes nothing: every `decide_*` answers with a [`Change`] or a [`Denied`](crate::denied::Denied); [`Ledger::apply`] is the only
-//! way anything changes. The ledger calls no device and sends nothing; the [manager](crate::manager) makes changes
-//! durable and then acts on them.
+//! Decisions change nothing: every `decide_*` returns a [`Change`] or a
+//! [`Denied`](crate::denied::Denied), and only [`Ledger::apply`] changes the ledger. The ledger
+//! calls no device and sends nothing; the [manager](crate::manager) makes changes durable and then
+//! acts on them.
 
 pub(crate) mod ended;
 mod index;
@@ -34,21 +35,21 @@ use crate::{
     slice::{STATE_NAMES, Scrub, Slot, State},
 };
 
-/// What a decision would change: records to make durable together.
+/// Result of a decision: records to make durable together.
 #[must_use = "a change that is not applied did not happen"]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change(pub Vec<Record>);
 
-/// When something is decided: on the clock of decisions, and as people read time.
+/// Time of a decision, in rack time and as wall clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct When {
     /// Rack time.
     pub now: Ns,
-    /// As people read time.
+    /// Wall clock.
     pub wall: UnixMs,
 }
 
-/// Who owns each slice.
+/// Owners of all slices.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     meta: Meta,
@@ -60,52 +61,53 @@ pub struct Ledger {
     by_emc_name: BTreeMap<Name, EmcId>,
     by_host_name: BTreeMap<Name, HostId>,
     by_vm: IndexMap<Name, ReservationId, FxBuildHasher>,
-    /// Ended reservations of each VM, while they are remembered.
+    /// Ended reservations of each VM that are still recorded.
     ended_of_vm: BTreeMap<Name, BTreeSet<ReservationId>>,
     by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
     deadlines: BTreeSet<(Ns, ReservationId)>,
     broken: BTreeSet<ReservationId>,
-    /// When requests to move a VM that were declined are made again.
+    /// Times at which declined migration requests are sent again.
     declined: BTreeSet<(Ns, ReservationId)>,
-    /// Ended reservations whose slices are all back.
+    /// Ended reservations whose slices are all released.
     ended: EndedRequests,
-    /// The number of slices that serve a reservation or drain from it. A reservation without any has no entry.
+    /// Number of slices that serve a reservation or drain from it. Reservations without slices have
+    /// no entry.
     slices_out: IndexMap<ReservationId, u32, FxBuildHasher>,
     progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
     /// Slices whose holders are not in the rack, by holder.
     held_outside: BTreeMap<HostId, BTreeSet<SliceId>>,
 }
 
-/// An EMC with what follows from its slots.
+/// EMC with values derived from its slots.
 #[derive(Clone, Debug)]
 pub struct EmcEntry {
-    /// Its record.
+    /// Record.
     pub emc: Emc,
-    /// Whether its driver works, as far as the manager knows.
+    /// Whether the driver works, as last reported by the manager.
     pub up: bool,
     free: BTreeSet<SliceId>,
     to_scrub: BTreeSet<SliceId>,
     draining: u32,
-    /// The number of slices in each state, in the order of [`STATE_NAMES`].
+    /// Number of slices in each state, in the order of [`STATE_NAMES`].
     in_state: [u32; STATE_NAMES.len()],
     quarantined: BTreeSet<SliceId>,
     unclaimed: BTreeSet<SliceId>,
-    /// Hosts that may scrub its slices, by how many they scrub.
+    /// Hosts that may scrub its slices, by the number of slices that they scrub.
     scrubbers: BTreeSet<(usize, HostId)>,
-    /// Hosts wired to it that have yet to report after a restore.
+    /// Attached hosts that have yet to report after a restore.
     unreported: u32,
 }
 
-/// A host with what follows from its reservations and slots.
+/// Host with values derived from its reservations and slots.
 #[derive(Clone, Debug)]
 pub struct HostEntry {
-    /// Its record.
+    /// Record.
     pub host: Host,
     held: BTreeSet<SliceId>,
     scrubs: BTreeSet<SliceId>,
-    /// Whether its agent is connected and its lease fresh, as far as the manager knows.
+    /// Whether its agent is connected with a valid lease, as last reported by the manager.
     live: bool,
-    /// Whether a complete report of it has been heard since the ledger was loaded. Not durable.
+    /// Whether a complete report was received since the ledger was loaded. Not durable.
     reported: bool,
     reservations: BTreeSet<ReservationId>,
     cores_used: u32,
@@ -114,89 +116,90 @@ pub struct HostEntry {
 }
 
 impl EmcEntry {
-    /// How many slices may be reserved.
+    /// Returns the number of slices available for reservations.
     #[expect(clippy::cast_possible_truncation, reason = "an EMC has at most SLICES_PER_EMC_MAX slices")]
     pub fn free(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// How many slices are on their way back: draining or being scrubbed.
+    /// Returns the number of slices that drain or are scrubbed.
     pub fn draining(&self) -> u32 {
         self.draining
     }
 
-    /// How many slices are kept from everybody.
+    /// Returns the number of quarantined slices.
     #[expect(clippy::cast_possible_truncation, reason = "an EMC has at most SLICES_PER_EMC_MAX slices")]
     pub fn quarantined(&self) -> u32 {
         self.quarantined.len() as u32
     }
 
-    /// Slices kept from everybody, lowest first.
+    /// Returns the quarantined slices, lowest first.
     pub fn quarantined_slices(&self) -> impl Iterator<Item = SliceId> {
         self.quarantined.iter().copied()
     }
 
-    /// How many slices wait for a scrubber.
+    /// Returns the number of slices that wait for a scrubber.
     #[expect(clippy::cast_possible_truncation, reason = "an EMC has at most SLICES_PER_EMC_MAX slices")]
     pub fn to_scrub(&self) -> u32 {
         self.to_scrub.len() as u32
     }
 
-    /// Slices that wait for a scrubber, lowest first.
+    /// Returns the slices that wait for a scrubber, lowest first.
     pub fn slices_to_scrub(&self) -> impl Iterator<Item = SliceId> {
         self.to_scrub.iter().copied()
     }
 }
 
 impl HostEntry {
-    /// Slices it may still reach at a device.
+    /// Returns the slices that the host may still reach at a device.
     pub fn held(&self) -> impl ExactSizeIterator<Item = SliceId> {
         self.held.iter().copied()
     }
 
-    /// Slices that the host may still reach, ascending, from one on.
+    /// Returns the slices that the host may still reach, in ascending order from `from`.
     pub(crate) fn held_from(&self, from: SliceId) -> impl Iterator<Item = SliceId> {
         self.held.range(from..).copied()
     }
 
-    /// Its active reservations, ascending, from one on.
+    /// Returns its active reservations, in ascending order from `from`.
     pub(crate) fn reservations_from(&self, from: ReservationId) -> impl Iterator<Item = ReservationId> {
         self.reservations.range(from..).copied()
     }
 
-    /// The lowest slice of an EMC that the host may still reach there.
+    /// Returns the lowest slice of an EMC that the host may still reach.
     pub fn held_on(&self, emc: &Emc) -> Option<SliceId> {
         self.held.range(emc.first..emc.end()).next().copied()
     }
 
-    /// EMCs that it is wired to and cannot use, and why. Not durable: its agent says it anew.
+    /// Returns attached EMCs that it cannot use, with the reason. Not durable: its agent reports
+    /// them again.
     pub fn unseen(&self) -> &BTreeMap<EmcId, String> {
         &self.unseen
     }
 
-    /// How many slices it is scrubbing or about to.
+    /// Returns the number of slices that it scrubs or is chosen to scrub.
     pub fn scrubbing(&self) -> usize {
         self.scrubs.len()
     }
 
-    /// Its active reservations.
+    /// Returns its active reservations.
     pub fn reservations(&self) -> impl ExactSizeIterator<Item = ReservationId> {
         self.reservations.iter().copied()
     }
 
-    /// Cores that may still be reserved.
+    /// Returns the cores available for reservations.
     pub fn cores_free(&self) -> u32 {
         self.host.cores.saturating_sub(self.cores_used)
     }
 
-    /// Local memory that may still be reserved.
+    /// Returns the local memory available for reservations.
     pub fn local_free(&self) -> Bytes {
         self.host.local.saturating_sub(self.local_used)
     }
 }
 
 impl Ledger {
-    /// Of a rack without hosts, EMCs or past.
+    /// Creates the ledger of a rack without hosts, EMCs and history.
     pub fn new(meta: Meta) -> Self {
         let mut ledger = Self {
             meta: Meta::new(String::new()),
@@ -222,10 +225,10 @@ impl Ledger {
         ledger
     }
 
-    /// From all records of a store, in any order.
+    /// Builds a ledger from all records of a store, in any order.
     pub fn load(meta: Meta, records: impl IntoIterator<Item = Record>) -> Self {
         let mut records: Vec<_> = records.into_iter().collect();
-        records.sort_by_key(Record::key); // EMCs and hosts before slices, those before reservations
+        records.sort_by_key(Record::key); // EMCs and hosts precede slices, which precede reservations
         for record in &mut records {
             if let Record::Host(_, host) = record
                 && host.unconfirmed_fences.is_empty()
@@ -239,8 +242,8 @@ impl Ledger {
         ledger
     }
 
-    /// The only way anything changes. Answers with the records as they now are, decisions numbered: they must be made
-    /// durable before anybody outside learns of them.
+    /// Applies a change; the only way to change the ledger. Returns the records with their final
+    /// numbers, which must be durable before any effect leaves the process.
     pub fn apply(&mut self, change: Change) -> Vec<Record> {
         let mut records = change.0;
         for record in &mut records {
@@ -252,7 +255,7 @@ impl Ledger {
         records
     }
 
-    /// Takes one fact in, and keeps what follows from it.
+    /// Applies one record and updates the derived indexes.
     pub fn install(&mut self, record: Record) {
         match record {
             Record::Meta(meta) => self.meta = meta,
@@ -290,7 +293,7 @@ impl Ledger {
             scrubbers: BTreeSet::new(),
             unreported: 0,
         };
-        self.emcs.insert(id, entry); // no host is wired to it yet: EMCs come before hosts in a change
+        self.emcs.insert(id, entry); // no host is attached to it yet: EMCs precede hosts in a change
     }
 
     fn install_host(&mut self, id: HostId, host: Host) {
@@ -304,7 +307,8 @@ impl Ledger {
             }
             return;
         }
-        // A device may have named a host before rack.toml did: what is kept from everybody for that is the host's own.
+        // A device may have named a host before rack.toml did: slices quarantined for that reason
+        // are the host's.
         let held = self.held_outside.remove(&id).unwrap_or_default();
         let slot = |slice: &SliceId| self.slot(*slice).unwrap_or_default();
         let scrubs = held.iter().filter(|slice| slot(slice).is_being_scrubbed()).copied().collect();
@@ -324,7 +328,7 @@ impl Ledger {
     }
 
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
-        let Some((emc, old)) = self.slots.replace(id, slot) else { return }; // its EMC has been removed
+        let Some((emc, old)) = self.slots.replace(id, slot) else { return }; // its EMC was removed
         self.note_holder(id, old, slot);
         self.update_progress(id, old, slot);
         if old.reservation() != slot.reservation() {
@@ -397,8 +401,9 @@ impl Ledger {
         self.reservations.insert(id, reservation);
     }
 
-    /// Whether reservations of a host end at their deadlines. Not before it has reported since a restore: a VM that the
-    /// backup shows as reserved may have been committed since, and run.
+    /// Returns whether reservations of a host expire. They do not before the host has reported
+    /// since a restore: a VM that the backup shows as reserved may have been committed since, and
+    /// run.
     fn has_deadlines(&self, host: HostId) -> bool {
         self.hosts.get(&host).is_none_or(|entry| !entry.host.must_report)
     }
@@ -472,7 +477,7 @@ impl Ledger {
                 let slices: Vec<SliceId> =
                     self.emcs.get(&id).into_iter().flat_map(|entry| entry.emc.range()).collect();
                 for slice in slices {
-                    self.install_slot(slice, Slot::default()); // hosts and reservations have it no more
+                    self.install_slot(slice, Slot::default()); // hosts and reservations no longer contain it
                 }
                 if let Some(old) = self.emcs.remove(&id) {
                     self.by_emc_name.remove(&old.emc.name);
@@ -486,12 +491,12 @@ impl Ledger {
                 }
             }
             Key::Migration(id) => self.remove_migration(id),
-            // Which decisions are kept is written in the meta record.
+            // The meta record contains the range of stored decisions.
             Key::Decision(_) | Key::Slice(_) | Key::Meta => {}
         }
     }
 
-    /// The record that a key names now, as it is to be written down.
+    /// Returns the current record of a key.
     pub fn record(&self, key: Key) -> Record {
         let found = match key {
             Key::Meta => Some(Record::Meta(self.meta.clone())),
@@ -505,79 +510,79 @@ impl Ledger {
         found.unwrap_or(Record::Gone(key))
     }
 
-    /// What concerns the whole ledger.
+    /// Returns the record of the whole ledger.
     pub fn meta(&self) -> &Meta {
         &self.meta
     }
 
-    /// What concerns the whole ledger; for the one who makes it durable.
+    /// Returns the record of the whole ledger, for its writer.
     pub(crate) fn meta_mut(&mut self) -> &mut Meta {
         &mut self.meta
     }
 
-    /// One slice, if the pool has it.
+    /// Returns a slot, if the pool has the slice.
     pub fn slot(&self, slice: SliceId) -> Option<Slot> {
         self.slots.get(slice)
     }
 
-    /// All slices of EMCs that are there, in order, from one on.
+    /// Returns the slots of all existing slices, in ascending order from `from`.
     pub fn slots_from(&self, from: SliceId) -> impl Iterator<Item = (SliceId, EmcId, Slot)> {
         self.slots.from(from)
     }
 
-    /// The EMC whose slice this is.
+    /// Returns the EMC of a slice.
     pub fn emc_of(&self, slice: SliceId) -> Option<EmcId> {
         self.slots.emc_of(slice)
     }
 
-    /// All EMCs.
+    /// Returns all EMCs.
     pub fn emcs(&self) -> impl ExactSizeIterator<Item = (EmcId, &EmcEntry)> {
         self.emcs.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// One EMC.
+    /// Returns an EMC.
     pub fn emc(&self, id: EmcId) -> Option<&EmcEntry> {
         self.emcs.get(&id)
     }
 
-    /// Notes whether an EMC's driver works. Not durable: it is found out anew after a restart.
+    /// Sets whether an EMC's driver works. Not durable: it is determined again after a restart.
     pub fn set_emc_up(&mut self, id: EmcId, up: bool) {
         if let Some(entry) = self.emcs.get_mut(&id) {
             entry.up = up;
         }
     }
 
-    /// Notes which of its EMCs a host cannot use.
+    /// Sets the EMCs that a host cannot use.
     pub fn set_unseen(&mut self, id: HostId, unseen: BTreeMap<EmcId, String>) {
         self.change_host(id, |entry| entry.unseen = unseen);
     }
 
-    /// All hosts.
+    /// Returns all hosts.
     pub fn hosts(&self) -> impl ExactSizeIterator<Item = (HostId, &HostEntry)> {
         self.hosts.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// All hosts, in order of their numbers, from one on.
+    /// Returns all hosts in the order of their numbers, from `from`.
     pub fn hosts_from(&self, from: HostId) -> impl Iterator<Item = (HostId, &HostEntry)> {
         self.hosts.range(from..).map(|(id, entry)| (*id, entry))
     }
 
-    /// One host.
+    /// Returns a host.
     pub fn host(&self, id: HostId) -> Option<&HostEntry> {
         self.hosts.get(&id)
     }
 
-    /// A host by its name.
+    /// Returns a host by its name.
     pub fn host_named(&self, name: &Name) -> Option<HostId> {
         self.by_host_name.get(name).copied()
     }
 
-    /// An EMC by its name.
+    /// Returns an EMC by its name.
     pub fn emc_named(&self, name: &Name) -> Option<EmcId> {
         self.by_emc_name.get(name).copied()
     }
 
-    /// All remembered reservations after one, in order of their numbers.
+    /// Returns all recorded reservations above a number, in ascending order.
     pub fn reservations_after(
         &self,
         after: ReservationId,
@@ -585,45 +590,47 @@ impl Ledger {
         self.reservations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, r)| (*id, r))
     }
 
-    /// One reservation, ended ones too while they are remembered.
+    /// Returns a reservation, also an ended one that is still recorded.
     pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
         self.reservations.get(&id)
     }
 
-    /// The newest reservation of a VM that ended and is still remembered.
+    /// Returns the newest recorded reservation of a VM that has ended.
     pub fn ended_of(&self, vm: &Name) -> Option<ReservationId> {
         self.ended_of_vm.get(vm)?.last().copied()
     }
 
-    /// The active reservation of a VM.
+    /// Returns the active reservation of a VM.
     pub fn reservation_of(&self, vm: &Name) -> Option<ReservationId> {
         self.by_vm.get(vm).copied()
     }
 
-    /// When the next reservation ends for want of a commit.
+    /// Returns the next deadline of a commit.
     pub fn next_expiry(&self) -> Option<Ns> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// When the next ended reservation is past its time.
+    /// Returns the next expiry of an ended reservation.
     pub fn next_forgetting(&self) -> Option<Ns> {
         self.ended.next_expiry()
     }
 
-    /// Whether a host may reach a slice under exactly this number. Cheap: reports name thousands.
+    /// Returns whether a host may reach a slice under exactly this epoch. Takes constant time,
+    /// because reports contain thousands.
     pub fn is_held(&self, host: HostId, slice: SliceId, epoch: Epoch) -> bool {
         let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && slot.holder() == Some(host))
     }
 
-    /// Whether a slice is known to be online under exactly this number. Cheap: reports name thousands.
+    /// Returns whether a slice is online under exactly this epoch. Takes constant time, because
+    /// reports contain thousands.
     pub fn is_online(&self, slice: SliceId, epoch: Epoch) -> bool {
         let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && matches!(slot.state, State::Online(_)))
     }
 }
 
-/// A decision; [`Ledger::apply`] numbers it.
+/// Creates a decision, which [`Ledger::apply`] numbers.
 fn decision(when: When, actor: Actor, subject: Subject, what: What) -> Record {
     Record::Decision(0, Decision { at: when.wall, actor, subject, what })
 }

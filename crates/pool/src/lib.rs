@@ -1,6 +1,7 @@
-//! Who owns each slice. The [`ledger`] decides and records; [`manager`] and [`agent`] are the two ends of the protocol,
-//! each an event-in, effects-out machine. No clock, file, socket, thread or task: the services perform the effects, and
-//! the simulation performs the same ones on a world of its own.
+//! Slice ownership. The [`ledger`] decides and records; [`manager`] and [`agent`] are the two ends
+//! of the protocol, as state machines from events to effects. No clock, file, socket, thread or
+//! task is used: the services perform the effects, and the simulation performs the same effects in
+//! a simulated world.
 #![forbid(unsafe_code)]
 
 pub mod agent;

@@ -1,12 +1,14 @@
-//! Messages between manager and agent, as values: [`Want`] flows down, [`Have`] flows up. At the start of a session, and
-//! whenever it is in doubt, each side sends its complete state of one host, so a lost message costs time and never
-//! correctness. The services transport them.
+//! Messages between manager and agent: [`Want`] is the desired state sent by the manager, [`Have`]
+//! the observed state sent by the agent. At the start of a session, and whenever they may differ,
+//! each side sends its complete state of one host, so that a lost message costs time and never
+//! correctness. The services transport the messages.
 //!
-//! The whole truth about thousands of slices is long, and most of it is old. So a `Want` may say only what has changed
-//! since the order before, which it names: an agent that did not follow that one ignores it, and is soon told everything.
-//! A `Have` may leave out slices it named before, and VMs: facts are never taken back by silence. Reports are numbered in
-//! each session, so the manager detects a missing one in constant time and requests a whole report. A heartbeat is a report
-//! without news.
+//! Complete state of thousands of slices is long and mostly unchanged. A `Want` may therefore
+//! contain only the changes since an earlier version that it names: an agent with another version
+//! ignores it and soon receives complete state. A `Have` may leave out VMs and slices that were
+//! reported before: absence never retracts a fact. Reports are numbered in each session, so the
+//! manager detects a missing one in constant time and requests a complete report. A heartbeat is a
+//! report without changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,67 +21,67 @@ use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Slice
 /// One owner of one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Holding {
-    /// Which slice.
+    /// Slice.
     pub slice: SliceId,
-    /// Which of its owners.
+    /// Epoch of the owner.
     pub epoch: Epoch,
 }
 
-/// Where a host finds one grant.
+/// Location of a grant on a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Handle {
-    /// The name of the EMC it is of.
+    /// Name of the EMC.
     pub emc: Arc<str>,
-    /// How the EMC's driver names it on a host: for `emulated`, the path of its file.
+    /// The EMC driver's name for it on a host: for `emulated`, the path of its file.
     pub place: Arc<str>,
 }
 
 impl Handle {
-    /// Of an EMC, at a place of it.
+    /// Creates a handle from an EMC's name and a location.
     pub fn new(emc: impl Into<Arc<str>>, place: impl Into<Arc<str>>) -> Self {
         Self { emc: emc.into(), place: place.into() }
     }
 }
 
-/// Orders to one host.
+/// Desired state of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// Newer ones win.
+    /// Version; higher versions replace lower ones.
     pub number: DesiredVersion,
-    /// The order that this one changes; `None` says that this is all there is to say.
+    /// Version that this message changes; `None` if the state is complete.
     pub base: Option<DesiredVersion>,
-    /// The agent instance it is for; any other ignores it.
+    /// Agent instance that it is for; other instances ignore it.
     pub instance: InstanceId,
-    /// Bring these online for their VMs.
+    /// Slices to bring online for their VMs.
     pub vms: BTreeMap<ReservationId, WantVm>,
-    /// Give these back, then say so for exactly these.
+    /// Slices to release, each reported with the same epoch.
     pub release: BTreeMap<Holding, WantRelease>,
-    /// Zero, verify and give back.
+    /// Slices to zero, verify and release.
     pub scrub: BTreeMap<Holding, Handle>,
-    /// What the order before asked and this one does not.
+    /// Entries of the base version that no longer apply.
     pub no_more: NoMore,
-    /// The host was fenced: end everything that is left of before, then report [`Have::clean`].
+    /// The host was fenced: the agent ends everything of before, then reports [`Have::clean`].
     pub fenced: bool,
 }
 
-/// What is not asked any more.
+/// Entries that no longer apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NoMore {
-    /// These have no VM here.
+    /// Reservations without a VM on this host.
     pub vms: BTreeSet<ReservationId>,
-    /// Of these nothing is asked, unless a VM named here has them.
+    /// Slices without a task, unless a VM in this message has them.
     pub slices: BTreeSet<SliceId>,
 }
 
 impl Want {
-    /// The slices it says something about.
+    /// Returns the slices that the message mentions.
     pub fn slices(&self) -> impl Iterator<Item = SliceId> {
         let vms = self.vms.values().flat_map(|vm| vm.slices.keys());
         let named = vms.chain(self.release.keys()).chain(self.scrub.keys());
         named.map(|holding| holding.slice).chain(self.no_more.slices.iter().copied())
     }
 
-    /// Makes of an order, with the one that follows it, what the latter means in whole.
+    /// Merges the next message into this one.
     pub fn amend(&mut self, newer: Self) {
         if newer.base.is_none() {
             *self = newer;
@@ -97,7 +99,7 @@ impl Want {
     }
 }
 
-/// Takes what is said about any owner of a slice.
+/// Removes all entries about any owner of a slice.
 pub(crate) fn take_slice<T>(
     said: &mut BTreeMap<Holding, T>,
     slice: SliceId,
@@ -106,74 +108,78 @@ pub(crate) fn take_slice<T>(
     owners.into_iter().filter_map(|holding| said.remove_entry(&holding))
 }
 
-/// All owners of a slice there ever were or will be.
+/// Returns the range of all owners of a slice.
 pub(crate) fn owners_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
     Holding { slice, epoch: Epoch(0) }..=Holding { slice, epoch: Epoch(u64::MAX) }
 }
 
-/// A slice that is to be given back.
+/// Slice to release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantRelease {
-    /// Even from a VM that still runs.
+    /// Even from a running VM.
     pub force: bool,
-    /// Where the host finds it: an agent that has just started may know nothing of a slice that its predecessor brought online.
+    /// Location: an agent that has just started may not know a slice that an earlier instance
+    /// brought online.
     pub handle: Handle,
 }
 
-/// The memory of one VM, as its host should have it.
+/// Desired memory of one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantVm {
-    /// Its name.
+    /// Name.
     pub vm: Name,
-    /// Local memory to hand out with the slices.
+    /// Local memory to provide with the slices.
     pub local: Bytes,
-    /// Whether its pages must stay where they are.
+    /// Pages must not be migrated.
     pub pinned: bool,
-    /// The user that may use it beside root; `None` for the agent's own.
+    /// User that may use it beside root; `None` for the agent's user.
     pub uid: Option<UserId>,
-    /// Its slices.
+    /// Slices.
     pub slices: BTreeMap<Holding, Handle>,
 }
 
-/// Facts about one host.
+/// Observed state of one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Have {
-    /// The number of this report in its session, from 1 on.
+    /// Number of this report in its session, from 1.
     pub sequence: u64,
-    /// The number of the last report before this one. It is lower than `sequence - 1` if this one replaces others.
+    /// Number of the previous report. It is below `sequence - 1` if this report replaces others.
     pub after: u64,
-    /// Which part of the report this is, from 0 on, and whether another follows; see [`Have::into_parts`].
+    /// Index of this part, from 0; see [`Have::into_parts`].
     pub part: usize,
     /// Another part of the same report follows.
     pub is_continued: bool,
-    /// The order this answers; zero before the first.
+    /// Version of the desired state that it reflects; zero before the first.
     pub number: DesiredVersion,
-    /// Whether `online` and `vms` are all of it; else slices that have been told before are left out, and all VMs.
+    /// `online` and `vms` are complete; otherwise VMs and slices reported earlier are left out.
     pub whole: bool,
-    /// Usable by their VMs.
+    /// Slices usable by their VMs.
     pub online: Vec<Holding>,
-    /// Given back, no mapping left; repeated until the order no longer asks.
+    /// Released slices without any mapping; repeated until the desired state no longer contains
+    /// them.
     pub released: Vec<Holding>,
-    /// Zeroed and verified; repeated until the order no longer asks.
+    /// Zeroed and verified slices; repeated until the desired state no longer contains them.
     pub scrubbed: Vec<Scrubbed>,
-    /// Could not be done; repeated until the order no longer asks.
+    /// Failed operations; repeated until the desired state no longer contains them.
     pub failed: Vec<Failed>,
-    /// Registered VMs whose process lives. By reservation: a VM's name may be reserved again while its last life ends.
+    /// Registered VMs with a running process, by reservation, because a VM's name may be reserved
+    /// again while its last process ends.
     pub vms: BTreeMap<ReservationId, HaveVm>,
-    /// Reservations whose registered process is gone; repeated until the order no longer names them.
+    /// Reservations whose registered process has ended; repeated until the desired state no longer
+    /// contains them.
     pub ended: Vec<ReservationId>,
-    /// Nothing is left from before this instance: no registered process, no mapping, no descriptor.
+    /// No registered process, mapping or descriptor is left from before this instance.
     pub clean: bool,
 }
 
 impl Have {
-    /// The slices that the host has: those of its VMs, which are not online before an agent that restarted has opened them again,
-    /// and those online. A slice can occur twice.
+    /// Returns the slices of the host: slices of its VMs, which are not online before a restarted
+    /// agent has opened them, and slices online. A slice may occur twice.
     pub fn holdings(&self) -> impl Iterator<Item = &Holding> {
         self.vms.values().flat_map(|vm| &vm.slices).chain(&self.online)
     }
 
-    /// This report and the next as one.
+    /// Merges this report and the next.
     #[must_use]
     pub fn followed_by(self, newer: Self) -> Self {
         if newer.whole {
@@ -188,8 +194,8 @@ impl Have {
         Self { after: self.after, whole: self.whole, online, vms, ..newer }
     }
 
-    /// Splits a report into parts of at most `most` facts each, so that applying one takes bounded time. A VM counts as
-    /// many facts as it has slices, and is never split.
+    /// Splits a report into parts of at most `most` facts each, so that applying a part takes
+    /// bounded time. A VM counts as many facts as it has slices, and is never split.
     pub fn into_parts(mut self, most: usize) -> Vec<Self> {
         let (online, vms) = (std::mem::take(&mut self.online), std::mem::take(&mut self.vms));
         let (released, scrubbed) = (std::mem::take(&mut self.released), std::mem::take(&mut self.scrubbed));
@@ -208,23 +214,23 @@ impl Have {
         parts.parts
     }
 
-    /// The same report without facts.
+    /// Returns the same report without facts.
     fn without_facts(&self) -> Self {
         let Self { sequence, after, number, whole, clean, .. } = *self;
         Self { sequence, after, number, whole, clean, ..Self::default() }
     }
 }
 
-/// The parts of a report, while it is split.
+/// Parts of a report during the split.
 struct Parts {
     most: usize,
-    /// Facts for which the last part has room.
+    /// Remaining capacity of the last part, in facts.
     room: usize,
     parts: Vec<Have>,
 }
 
 impl Parts {
-    /// The part that the next fact goes to, which counts as `size` facts.
+    /// Returns the part for the next fact, which counts as `size` facts.
     fn next(&mut self, size: usize) -> &mut Have {
         if size > self.room && self.room < self.most {
             self.parts.push(self.parts[0].without_facts());
@@ -235,51 +241,51 @@ impl Parts {
     }
 }
 
-/// A VM that runs on memory of the pool.
+/// Running VM with pool memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HaveVm {
-    /// Its name.
+    /// Name.
     pub vm: Name,
-    /// Its process on that host.
+    /// Process id on its host.
     pub pid: u32,
-    /// The slices it was handed.
+    /// Slices that it received.
     pub slices: Vec<Holding>,
-    /// Local memory it was handed with them.
+    /// Local memory that it received.
     pub local: Bytes,
-    /// Whether its pages must stay where they are.
+    /// Pages must not be migrated.
     pub pinned: bool,
-    /// The user that may use it beside root, as in [`WantVm::uid`].
+    /// User that may use it beside root, as in [`WantVm::uid`].
     pub uid: Option<UserId>,
 }
 
-/// What a scrubber did.
+/// Result of a scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scrubbed {
-    /// Which slice, under which epoch of its own.
+    /// Slice, and the scrubber's epoch.
     pub holding: Holding,
-    /// When it began, as people read time.
+    /// Start, wall clock.
     pub started: UnixMs,
-    /// When the last byte was verified.
+    /// Time at which the last byte was verified.
     pub ended: UnixMs,
-    /// How many bytes were seen to be zero.
+    /// Number of bytes verified to be zero.
     pub verified: Bytes,
 }
 
-/// What a host could not do.
+/// Failed operation of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// With which slice.
+    /// Slice.
     pub holding: Holding,
-    /// Why.
+    /// Reason.
     pub reason: FailedReason,
-    /// In the host's words, errno included.
+    /// Description by the host, with errno.
     pub message: String,
 }
 
-/// Why a host could not do it.
+/// Reason of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailedReason {
-    /// The slice did not arrive as zeros.
+    /// The slice did not arrive zeroed.
     NotZero,
     /// The host could not open or map it.
     Host,

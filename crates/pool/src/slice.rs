@@ -1,5 +1,5 @@
-//! The life of one slice: a state machine with one `match`. It decides nothing about which slice goes where (the
-//! ledger does) and performs nothing (the manager says what to do).
+//! State machine of one slice, as one `match`. The ledger decides which slice is used for what, and
+//! the manager performs the calls.
 //!
 //! ```text
 //!            Assign        Granted        Onlined          Release            Released
@@ -9,160 +9,163 @@
 //!   Scrubbing(revoking) ◀── Scrubbed ── Scrubbing(working) ◀── Granted ── (granting) ◀── (waiting)
 //! ```
 //!
-//! Every change of hands, to a VM's host or to a scrubber, takes a new [`Epoch`]. A slice never has two owners because
-//! a grant follows only from `Free` or `Scrubbing(waiting)`, and both are reached only when the device has revoked.
+//! Every change of owner, to a VM's host or to a scrubber, uses a new [`Epoch`]. A slice never has
+//! two owners, because a grant follows only from `Free` or `Scrubbing(waiting)`, and both are
+//! reached only after the device has revoked the previous grant.
 //!
-//! Some devices cannot cut a host off: revoking is a note to them, and who had a slice reaches it until it lets go. So for
-//! all devices [`Call::Revoke`] follows only from the word of the host that it has let go of this epoch (`Released`,
-//! `Scrubbed`), from a proven stop of the host (`OwnerFenced`), or from a grant that its host was never told of
-//! (`Assigned`, `Granting`). Where neither is there, what has gone wrong is quarantined, and on the way back the host is
-//! asked first (`Scrubbing(leaving)`); only a device that does cut off needs no such word. A host's report of a failure is
-//! none: its agent may go on trying.
+//! Some devices cannot revoke access: they only record the revocation, and a host can reach a slice
+//! until it releases it. For all devices, [`Call::Revoke`] therefore follows only from a release of
+//! this epoch by the host (`Released`, `Scrubbed`), from a proven stop of the host (`OwnerFenced`),
+//! or from a grant that was never sent to the host (`Assigned`, `Granting`). Without these, a
+//! faulty slice is quarantined, and on its way back the host must release it first
+//! (`Scrubbing(leaving)`), unless the device can revoke access. A reported failure is no release,
+//! because the agent may retry.
 
 use serde::{Deserialize, Serialize};
 use units::{Epoch, HostId, ReservationId};
 
 use crate::protocol::Scrubbed;
 
-/// What the ledger knows about one slice.
+/// State of one slice in the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Slot {
-    /// The current or latest owner's number; 0 before the first.
+    /// Epoch of the current or latest owner; 0 before the first.
     pub epoch: Epoch,
-    /// Where it stands.
+    /// State.
     pub state: State,
-    /// Proof of the latest scrub.
+    /// Receipt of the latest scrub.
     pub receipt: Option<Receipt>,
 }
 
-/// Where a slice stands.
+/// State of a slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum State {
-    /// Zeroed and nobody's.
+    /// Zeroed, without an owner.
     #[default]
     Free,
     /// Owner recorded; the device has not confirmed the grant.
     Assigned(Owner),
-    /// Granted at the device; the host has not shown it online.
+    /// Granted at the device; not yet reported online.
     Onlining(Owner),
     /// Usable by its VM.
     Online(Owner),
-    /// Being taken back.
+    /// Being released.
     Draining(Owner, Drain),
-    /// Being zeroed by a host that owns it for just that.
+    /// Being zeroed by a host that owns it for this purpose.
     Scrubbing(Scrub),
-    /// Kept from everybody.
+    /// Quarantined.
     Quarantined(Quarantine),
 }
 
-/// The host that may reach a slice, and the reservation it does so for.
+/// Host that may reach a slice, and its reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owner {
-    /// Which host.
+    /// Host.
     pub host: HostId,
-    /// For whom.
+    /// Reservation.
     pub reservation: ReservationId,
 }
 
-/// How far taking back has come.
+/// Stage of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Drain {
-    /// The host has been asked; with force, even if the VM still runs.
+    /// The host is to release it; with force, even from a running VM.
     Host {
-        /// Whether a running VM loses it.
+        /// A running VM loses it.
         force: bool,
     },
-    /// The host has let go, or never knew: the device is to revoke.
+    /// The host has released it or never received it: the device is to revoke.
     Revoking,
 }
 
-/// How far scrubbing has come.
+/// Stage of a scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scrub {
-    /// Revoked everywhere; no scrubber yet.
+    /// Revoked everywhere; no scrubber is chosen.
     Waiting,
     /// A scrubber is chosen; the device has not confirmed its grant.
     Granting(HostId),
-    /// The scrubber is at work.
+    /// The scrubber is working.
     Working(HostId),
-    /// The scrubber is done or gone: the device is to revoke. Zeros only if `verified`.
+    /// The scrubber has finished or is gone: the device is to revoke. Zeroed only if `verified`.
     Revoking {
-        /// The scrubber.
+        /// Scrubber.
         host: Option<HostId>,
-        /// Whether its receipt is there.
+        /// The receipt exists.
         verified: bool,
     },
-    /// It was quarantined, and its device cannot cut off the host that may still reach it: that is asked to let go.
+    /// It was quarantined, and its device cannot revoke the access of the host that may still reach
+    /// it: the host is to release it.
     Leaving(HostId),
 }
 
-/// Why a slice is kept from everybody.
+/// Reason of a quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Quarantine {
-    /// It did not reach its owner as zeros.
+    /// It did not reach its owner zeroed.
     Dirty {
-        /// Who saw it.
+        /// Host that reported it.
         host: HostId,
-        /// Whether the device has revoked it since.
+        /// The device has revoked it since.
         revoked: bool,
     },
-    /// Its scrubber could not zero it.
+    /// Its scrubber failed.
     ScrubFailed {
-        /// The scrubber.
+        /// Scrubber.
         host: HostId,
-        /// Whether the device has revoked it since.
+        /// The device has revoked it since.
         revoked: bool,
     },
-    /// The device grants it to a host without the ledger knowing.
+    /// The device has a grant that the ledger does not contain.
     UnknownGrant {
-        /// Whom the device grants it to.
+        /// Owner according to the device.
         host: HostId,
     },
-    /// The device no longer has the grant that the ledger made.
+    /// The device no longer has the ledger's grant.
     LostGrant,
-    /// The ledger was restored from a backup and its hosts have not all reported.
+    /// The ledger was restored from a backup, and not all hosts have reported.
     Restored {
-        /// Whom the device grants it to, if anybody.
+        /// Owner according to the device, if any.
         host: Option<HostId>,
     },
-    /// The record of a device that cannot cut off lacks the grant that the ledger made.
+    /// The record of a device that cannot revoke access does not contain the ledger's grant.
     LostRecord {
-        /// Who was granted it, and may still reach it.
+        /// Owner of the grant, who may still reach it.
         host: HostId,
     },
-    /// The device works and could not grant or revoke the slice, however often it was called.
+    /// The device works and repeatedly failed to grant or revoke the slice.
     DeviceFailed {
-        /// The owner that was to get or lose it, and may reach it.
+        /// Owner of the failed grant or revocation, who may reach it.
         host: Option<HostId>,
-        /// The operating system's number of the last error, if it has one.
+        /// `errno` of the last error, if any.
         errno: Option<i32>,
     },
 }
 
-/// Proof that a slice held only zeros after its last owner had lost access.
+/// Evidence that a slice was zeroed after its last owner had lost access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Receipt {
-    /// Who scrubbed.
+    /// Scrubber.
     pub scrubber: HostId,
-    /// What it reported.
+    /// Its report.
     pub scrubbed: Scrubbed,
 }
 
-/// What may happen to a slice.
+/// Event of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A VM's host becomes its owner.
     Assign(Owner),
     /// The device has granted this epoch.
     Granted(Epoch),
-    /// The host shows it online.
+    /// The host reports it online.
     Onlined(HostId, Epoch),
-    /// Its VM ended, or will not start.
+    /// Its VM ended or will not start.
     Release {
         /// Take it even from a running VM.
         force: bool,
     },
-    /// The host has let go of it.
+    /// The host has released it.
     Released(HostId, Epoch),
     /// The device has revoked this epoch.
     Revoked(Epoch),
@@ -170,34 +173,34 @@ pub enum Event {
     ScrubBy(HostId),
     /// The scrubber reports zeros.
     Scrubbed(HostId, Scrubbed),
-    /// The scrubber gave up.
+    /// The scrubber failed.
     ScrubFailed(HostId, Epoch),
-    /// The host saw that it is not zero.
+    /// The host found it not zeroed.
     FoundDirty(HostId, Epoch),
-    /// The device cut this host off.
+    /// The device has fenced this host.
     OwnerFenced(HostId),
-    /// The device disagrees with the ledger, or the ledger with itself.
+    /// The device and the ledger, or parts of the ledger, disagree.
     Quarantine(Quarantine),
-    /// An operator, or a host's report, allows a quarantined slice back into the cycle.
+    /// An operator, or a host's report, returns a quarantined slice to circulation.
     Requalify {
-        /// Its host need not be asked: the device cuts it off, or it is known to have stopped.
+        /// Its host need not release it: the device can revoke access, or the host has stopped.
         let_go: bool,
     },
     /// A host's report and the device agree that a quarantined slice is in use.
     Adopt(Owner, Epoch),
-    /// The device's highest epoch is above ours: ours is old news.
+    /// The device's highest epoch is above the ledger's, which is outdated.
     Raise(Epoch),
 }
 
-/// An event that the slice's state does not accept.
+/// Error: the state of the slice does not accept the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NotNow;
 
 impl Slot {
-    /// What an event makes of this slot. Changes nothing itself.
+    /// Returns the slot after an event.
     ///
     /// # Errors
-    /// [`NotNow`] if the state does not accept the event: refused, never ignored.
+    /// [`NotNow`] if the state does not accept the event.
     pub fn step(self, event: Event) -> Result<Self, NotNow> {
         use Event as E;
         use State as S;
@@ -283,7 +286,7 @@ impl Slot {
         }
     }
 
-    /// The host that may still reach the slice at the device.
+    /// Returns the host that may still reach the slice at the device.
     pub fn holder(self) -> Option<HostId> {
         match self.state {
             State::Free | State::Scrubbing(Scrub::Waiting) => None,
@@ -298,7 +301,7 @@ impl Slot {
         }
     }
 
-    /// The reservation it serves, from assignment until the device has revoked.
+    /// Returns the reservation that it serves, from assignment until the device has revoked.
     pub fn reservation(self) -> Option<ReservationId> {
         match self.state {
             State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
@@ -308,18 +311,18 @@ impl Slot {
         }
     }
 
-    /// Whether a scrubber has it or is about to.
+    /// Returns whether a scrubber owns it or is chosen.
     pub fn is_being_scrubbed(self) -> bool {
         matches!(self.state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)))
     }
 
-    /// Whether it is kept from all hosts.
+    /// Returns whether it is quarantined.
     pub fn is_quarantined(self) -> bool {
         matches!(self.state, State::Quarantined(_))
     }
 
-    /// The call that a device owes to this state, if any; `cuts_off` says whether it can cut a host off. Safe to make
-    /// again: calls are idempotent on (slice, epoch).
+    /// Returns the outstanding device call of this state, if any; `cuts_off` says whether the
+    /// device can revoke access. Calls are idempotent in (slice, epoch) and may be repeated.
     pub fn device_call(self, cuts_off: bool) -> Option<Call> {
         match self.state {
             State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
@@ -339,12 +342,12 @@ impl Slot {
         }
     }
 
-    /// The state's name, as operators see it.
+    /// Returns the state's name for operators.
     pub fn state_name(self) -> &'static str {
         STATE_NAMES[self.state_index()]
     }
 
-    /// Index of the state's name in [`STATE_NAMES`].
+    /// Returns the index of the state's name in [`STATE_NAMES`].
     pub(crate) fn state_index(self) -> usize {
         match self.state {
             State::Free => 0,
@@ -358,29 +361,29 @@ impl Slot {
     }
 }
 
-/// Names of the states of a slice, as operators see them.
+/// Names of the states, as shown to operators.
 pub const STATE_NAMES: [&str; 7] =
     ["free", "assigned", "onlining", "online", "draining", "scrubbing", "quarantined"];
 
-/// What the device is to do with one slice.
+/// Device call for one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// Let this host reach it, and nobody else.
+    /// Grants access to this host only.
     Grant {
-        /// The owner's number.
+        /// Epoch.
         epoch: Epoch,
-        /// The owner.
+        /// Owner.
         host: HostId,
     },
-    /// Let nobody reach it.
+    /// Revokes all access.
     Revoke {
-        /// The last owner's number.
+        /// Epoch of the last owner.
         epoch: Epoch,
     },
 }
 
 impl Quarantine {
-    /// The host that may still reach the slice.
+    /// Returns the host that may still reach the slice.
     pub fn host(self) -> Option<HostId> {
         match self {
             Self::Dirty { host, revoked } | Self::ScrubFailed { host, revoked } => (!revoked).then_some(host),
@@ -390,7 +393,7 @@ impl Quarantine {
         }
     }
 
-    /// Whether ledger and device differ, or may differ, on the slice's owner.
+    /// Returns whether ledger and device differ, or may differ, on the slice's owner.
     pub(crate) fn is_about_owner(self) -> bool {
         match self {
             Self::UnknownGrant { .. } | Self::LostGrant | Self::Restored { .. } | Self::LostRecord { .. } => {
@@ -400,7 +403,8 @@ impl Quarantine {
         }
     }
 
-    /// How a slice goes back into the cycle: its host is asked to let go first, unless there is none or need not be.
+    /// Returns a slice to circulation: its host must release it first, unless there is none or it
+    /// need not.
     fn way_back(self, let_go: bool) -> Scrub {
         match self.host() {
             Some(host) if !let_go => Scrub::Leaving(host),
@@ -449,7 +453,7 @@ mod tests {
         Scrubbed { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
     }
 
-    /// A line of words is a story; the answer is how the slice ends, or which word was refused.
+    /// Runs a list of events, written as words, and returns the final state or the rejected word.
     fn check(story: &str, ends: &str) {
         let mut slot = Slot::default();
         for word in story.split_whitespace() {
@@ -625,7 +629,8 @@ mod tests {
     }
 
     proptest! {
-        /// The device table is the judge: it grants one owner at a time and only what the slot asks of it.
+        /// The device table checks the slot: it permits one owner at a time, and only calls that
+        /// the slot requests.
         #[test]
         fn a_slice_has_at_most_one_owner(story in prop::collection::vec(any_event(), 0..60)) {
             let mut slot = Slot::default();

@@ -1,13 +1,14 @@
-//! Request ids of ended reservations: how many are remembered, and which is forgotten first.
+//! Request ids of ended reservations: their limits, and the order of their expiry.
 //!
-//! Only reservations whose slices are all back are here. Their number is bounded for each client and in total; every
-//! index follows from the set of entries alone, so that a ledger read from its records forgets in the same order.
+//! Only reservations whose slices are all released are listed. Their number is bounded per client
+//! and in total. All indexes are derived from the set of entries, so that a ledger loaded from its
+//! records expires entries in the same order.
 //!
-//! Client names are certified under mTLS only; elsewhere a caller may use a new one for each request, so a share for each
-//! name protects no client. Time does: a caller cannot invent a past. While there are too many ids in total, those of
-//! clients without one that is [`CLIENT_ESTABLISHED_AFTER`] old are forgotten first, oldest first. A flood, under however
-//! many names, thus displaces its own ids and those of other new clients. Only where no new client is left, the client
-//! with the most ids loses its oldest.
+//! Client names are authenticated under mTLS only. Elsewhere a caller may use a new name for each
+//! request, so a quota per name protects no client. Age does, because it cannot be forged. Above
+//! the total limit, ids of clients without an entry older than [`CLIENT_ESTABLISHED_AFTER`] expire
+//! first, oldest first. A flood under any number of names therefore displaces its own ids and those
+//! of other new clients. Without new clients, the client with the most ids loses its oldest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,10 +17,10 @@ use units::limits::{
 };
 use units::{Name, Ns, ReservationId};
 
-/// When a reservation ended, and which it is.
+/// Time at which a reservation ended, and its number.
 type Entry = (Ns, ReservationId);
 
-/// Limits on remembered ids.
+/// Limits of stored ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub per_client: usize,
@@ -37,13 +38,13 @@ impl Default for Bounds {
     }
 }
 
-/// Ended reservations that may be forgotten.
+/// Ended reservations that may expire.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EndedRequests {
     pub(super) bounds: Bounds,
     all: BTreeSet<Entry>,
     by_client: BTreeMap<Name, BTreeSet<Entry>>,
-    /// Clients by the number of their entries.
+    /// Clients by number of entries.
     by_count: BTreeSet<(usize, Name)>,
     /// Clients by their oldest entry.
     by_oldest: BTreeMap<Entry, Name>,
@@ -76,25 +77,26 @@ impl EndedRequests {
         }
     }
 
-    /// When the next entry is past its time.
+    /// Returns the next expiry.
     pub(super) fn next_expiry(&self) -> Option<Ns> {
         self.all.first().map(|(at, _)| at.after(REQUEST_ID_RETENTION))
     }
 
-    /// Entries past their time, oldest first.
+    /// Returns expired entries, oldest first.
     pub(super) fn expired(&self, now: Ns) -> impl Iterator<Item = ReservationId> {
         let expired = self.all.iter().take_while(move |(at, _)| at.after(REQUEST_ID_RETENTION) <= now);
         expired.map(|(_, id)| *id)
     }
 
-    /// Whether more entries are remembered than allowed.
+    /// Returns whether there are more entries than allowed.
     pub(super) fn has_excess(&self) -> bool {
         self.all.len() > self.bounds.total
             || self.by_count.last().is_some_and(|(most, _)| *most > self.bounds.per_client)
     }
 
-    /// The entry to forget next because there are too many: of a client, or in total. None that ended at `durable_until` or
-    /// later is chosen, as the reply to its release may still wait for the disk.
+    /// Returns the entry to delete next because a client, or all clients together, exceed their
+    /// limit. Entries that ended at `durable_until` or later are not returned, because the reply to
+    /// their release may not be durable yet.
     pub(super) fn excess(&self, now: Ns, durable_until: Ns) -> Option<ReservationId> {
         if !self.has_excess() {
             return None;
@@ -110,8 +112,7 @@ impl EndedRequests {
         chosen.map(|(_, id)| id)
     }
 
-    /// The oldest entry of all clients that are not established yet: the oldest one of the client with the longest past
-    /// among them.
+    /// Returns the oldest entry of the clients that are not established.
     fn oldest_of_newcomers(&self, now: Ns) -> Option<Entry> {
         let since = Ns((now.0 + 1).saturating_sub(self.bounds.established_after.0));
         self.by_oldest.range((since, ReservationId(0))..).next().map(|(entry, _)| *entry)
@@ -122,7 +123,7 @@ impl EndedRequests {
         self.all.len()
     }
 
-    /// Entries by client, once every index agrees with them.
+    /// Returns the entries by client, after checking that every index agrees.
     #[cfg(test)]
     pub(super) fn checked(&self) -> &BTreeMap<Name, BTreeSet<Entry>> {
         let all: BTreeSet<Entry> = self.by_client.values().flatten().copied().collect();

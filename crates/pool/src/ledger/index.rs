@@ -1,4 +1,5 @@
-//! Indexes over the records, updated with each of them, so that no decision looks at all slices, hosts or reservations.
+//! Indexes over the records, updated with each record, so that no decision scans all slices, hosts
+//! or reservations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +11,12 @@ use crate::{
     slice::{Quarantine, STATE_NAMES, Slot, State},
 };
 
-/// The number of a reservation's slices that are assigned to it and have reached each stage.
+/// Number of a reservation's slices that have reached each stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// Slices that the device has granted to the host.
+    /// Slices granted by the device to the host.
     granted: u32,
-    /// Slices that the host has reported online; each is counted in `granted`, too.
+    /// Slices reported online by the host; each is also counted in `granted`.
     online: u32,
 }
 
@@ -38,55 +39,56 @@ impl Progress {
 }
 
 impl EmcEntry {
-    /// The next slice that waits for a scrubber, and the host for it: of those that may scrub it, the one that scrubs the
-    /// fewest, if it scrubs fewer than `pace`.
+    /// Returns the next slice that waits for a scrubber, and the candidate host with the fewest
+    /// scrubs, if it scrubs fewer than `pace` slices.
     pub fn next_scrub(&self, pace: usize) -> Option<(SliceId, HostId)> {
         let (_, host) = self.scrubbers.first().filter(|(busy, _)| *busy < pace)?;
         Some((*self.to_scrub.first()?, *host))
     }
 
-    /// The number of slices in each state, by the state's name.
+    /// Returns the number of slices in each state, by name.
     pub fn states(&self) -> impl Iterator<Item = (&'static str, u32)> {
         STATE_NAMES.into_iter().zip(self.in_state)
     }
 
-    /// Slices that wait for a claim after a restore, lowest first. A slice that a host outside the rack may reach is not
-    /// among them, and waits for an operator: whether a VM runs on it is unknown.
+    /// Returns slices that wait for a claim after a restore, lowest first. A slice that a host
+    /// outside the rack may reach is excluded and waits for an operator, because a VM may run on
+    /// it.
     pub fn unclaimed(&self) -> impl Iterator<Item = SliceId> {
         self.unclaimed.iter().copied()
     }
 
-    /// Slices that stay quarantined until an operator decides, lowest first.
+    /// Returns slices that stay quarantined until an operator decides, lowest first.
     pub fn quarantined_for_good(&self) -> impl Iterator<Item = SliceId> {
         let some = self.quarantined.len() > self.unclaimed.len();
         let quarantined = some.then(|| self.quarantined_slices()).into_iter().flatten();
         quarantined.filter(|slice| !self.unclaimed.contains(slice))
     }
 
-    /// The number of slices that stay quarantined until an operator decides.
+    /// Returns the number of slices that stay quarantined until an operator decides.
     pub fn quarantined_for_good_count(&self) -> usize {
         self.quarantined.len() - self.unclaimed.len()
     }
 
-    /// Whether a host that is wired to it has yet to report after a restore.
+    /// Returns whether an attached host has yet to report after a restore.
     pub(super) fn awaits_wired(&self) -> bool {
         self.unreported > 0
     }
 }
 
 impl HostEntry {
-    /// Slices that it is scrubbing or about to, lowest first.
+    /// Returns slices that the host scrubs or is chosen to scrub, lowest first.
     pub fn scrubs(&self) -> impl ExactSizeIterator<Item = SliceId> {
         self.scrubs.iter().copied()
     }
 
-    /// Whether its agent is connected and its lease fresh, as far as the manager noted it.
+    /// Returns whether its agent is connected with a valid lease, as last set by the manager.
     #[cfg(test)]
     pub(crate) fn is_live(&self) -> bool {
         self.live
     }
 
-    /// EMCs whose slices it may be given to scrub.
+    /// Returns the EMCs whose slices the host may scrub.
     fn scrubbable_emcs(&self) -> impl Iterator<Item = EmcId> {
         let fit = self.live && self.host.fence == Fence::None && !self.host.must_report;
         let wired = self.host.emcs.iter().filter(move |_| fit);
@@ -97,21 +99,22 @@ impl HostEntry {
 }
 
 impl Ledger {
-    /// Notes whether a host's agent is connected and its lease fresh. Not durable; only such hosts scrub.
+    /// Sets whether a host's agent is connected with a valid lease. Not durable; only such hosts
+    /// scrub.
     pub fn set_live(&mut self, id: HostId, live: bool) {
         if self.hosts.get(&id).is_some_and(|entry| entry.live != live) {
             self.change_host(id, |entry| entry.live = live);
         }
     }
 
-    /// Notes that a host has sent a complete report since the ledger was loaded. Not durable.
+    /// Records that a host has sent a complete report since the ledger was loaded. Not durable.
     pub fn set_reported(&mut self, id: HostId) {
         if let Some(entry) = self.hosts.get_mut(&id) {
             entry.reported = true;
         }
     }
 
-    /// Changes the entry of a host, and the indexes of its EMCs.
+    /// Changes the entry of a host and the indexes of its EMCs.
     pub(super) fn change_host(&mut self, id: HostId, change: impl FnOnce(&mut HostEntry)) {
         let Some(entry) = self.hosts.get(&id) else { return };
         unlist_host(&mut self.emcs, id, entry);
@@ -121,7 +124,7 @@ impl Ledger {
         }
     }
 
-    /// Lists a host that has just been added.
+    /// Adds a new host to the indexes.
     pub(super) fn host_added(&mut self, id: HostId) {
         let Some(entry) = self.hosts.get(&id) else { return };
         list_host(&mut self.emcs, id, entry);
@@ -129,7 +132,7 @@ impl Ledger {
         held.into_iter().for_each(|slice| self.list_unclaimed(slice));
     }
 
-    /// Takes a removed host off all lists.
+    /// Removes a host from the indexes.
     pub(super) fn host_removed(&mut self, id: HostId, old: &HostEntry) {
         unlist_host(&mut self.emcs, id, old);
         if !old.held.is_empty() {
@@ -160,7 +163,7 @@ impl Ledger {
         }
     }
 
-    /// Changes the set of slices that a host holds, whether the host is in the rack or not.
+    /// Changes the set of slices that a host holds, for hosts in and outside the rack.
     fn change_held(&mut self, host: HostId, change: impl FnOnce(&mut BTreeSet<SliceId>)) {
         if let Some(entry) = self.hosts.get_mut(&host) {
             return change(&mut entry.held);
@@ -172,7 +175,7 @@ impl Ledger {
         }
     }
 
-    /// Notes whether a slice waits for a claim.
+    /// Updates whether a slice waits for a claim.
     pub(super) fn list_unclaimed(&mut self, slice: SliceId) {
         let waits = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.knows_holder(slot));
         let Some(entry) = self.emc_of(slice).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
@@ -193,14 +196,14 @@ impl Ledger {
         }
     }
 
-    /// The progress of a slot's reservation, if that reservation contains the slice.
+    /// Returns the progress of a slot's reservation, if it contains the slice.
     fn progress_of(&mut self, slice: SliceId, slot: Slot) -> Option<(ReservationId, &mut Progress)> {
         let id = slot.reservation()?;
         self.reservations.get(&id)?.slices.binary_search(&slice).ok()?;
         Some((id, self.progress.entry(id).or_default()))
     }
 
-    /// Counts the progress of a reservation anew.
+    /// Recomputes the progress of a reservation.
     pub(super) fn recompute_progress(&mut self, id: ReservationId, reservation: &Reservation) {
         let mut progress = Progress::default();
         for slice in &reservation.slices {
@@ -210,17 +213,17 @@ impl Ledger {
         self.progress.insert(id, progress);
     }
 
-    /// How many of a reservation's slices its VM can use.
+    /// Returns the number of a reservation's slices that its VM can use.
     pub fn online(&self, id: ReservationId) -> u32 {
         self.progress.get(&id).map_or(0, |progress| progress.online)
     }
 
-    /// Whether every slice of a reservation is online.
+    /// Returns whether all slices of a reservation are online.
     pub fn is_all_online(&self, id: ReservationId, reservation: &Reservation) -> bool {
         self.online(id) as usize == reservation.slices.len()
     }
 
-    /// Whether the device has granted every slice of a reservation to its host.
+    /// Returns whether the device has granted all slices of a reservation to its host.
     pub fn is_granted(&self, id: ReservationId, reservation: &Reservation) -> bool {
         let granted = self.progress.get(&id).map_or(0, |progress| progress.granted);
         granted as usize == reservation.slices.len()

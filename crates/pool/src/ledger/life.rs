@@ -1,4 +1,4 @@
-//! The life of a reservation after it was made: commit, release, expiry, being broken, being forgotten.
+//! Life of a reservation after its creation: commit, release, expiry, failure, deletion.
 
 use units::{Name, Ns, ReservationId};
 
@@ -10,20 +10,21 @@ use crate::{
     slice::Event,
 };
 
-/// Names a reservation.
+/// Reference to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// By its number.
     Reservation(ReservationId),
-    /// By its VM, which has at most one; else the newest of its that ended, so that what is repeated finds it.
+    /// By its VM: the active reservation, or the newest ended one, so that repeated requests find
+    /// it.
     Vm(Name),
 }
 
 impl Ledger {
-    /// Which reservation is meant.
+    /// Returns the reservation's number.
     ///
     /// # Errors
-    /// Not known, or forgotten.
+    /// The reservation does not exist or was deleted.
     pub fn find(&self, target: &Target) -> Result<ReservationId, Denied> {
         match target {
             Target::Reservation(id) if self.reservations.contains_key(id) => Ok(*id),
@@ -35,10 +36,10 @@ impl Ledger {
         }
     }
 
-    /// The VM was started. Nothing to change if that was known.
+    /// Commits a reservation. The change is empty if it was committed before.
     ///
     /// # Errors
-    /// It ended or broke.
+    /// The reservation has ended or is broken.
     pub fn decide_commit(&self, when: When, id: ReservationId, actor: Actor) -> Result<Change, Denied> {
         let reservation = self.reservations.get(&id).ok_or(Denied::NoSuchReservation(id))?;
         match &reservation.stage {
@@ -56,10 +57,11 @@ impl Ledger {
         }
     }
 
-    /// The reservation ends; its slices drain. Nothing to change if it has, unless force is new.
+    /// Releases a reservation; its slices drain. The change is empty if it was released before,
+    /// unless `force` is new.
     ///
     /// # Errors
-    /// The reservation is not known.
+    /// The reservation does not exist.
     pub fn decide_end(
         &self,
         when: When,
@@ -80,7 +82,7 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Slices of this reservation that can start on their way back.
+    /// Returns the slices of this reservation that can start to drain.
     fn releasing(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
         let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
         let own = own.filter(|(_, slot)| slot.reservation() == Some(id));
@@ -88,8 +90,8 @@ impl Ledger {
             .collect()
     }
 
-    /// A reservation cannot become ready, or lost a slice. One that was not committed still ends at its deadline. Nothing to
-    /// change if it ended or broke before.
+    /// Breaks a reservation that cannot become ready or has lost a slice. An uncommitted one still
+    /// expires. The change is empty if the reservation has ended or was broken before.
     pub fn decide_break(&self, when: When, id: ReservationId, why: String) -> Change {
         let Some(reservation) = self.reservations.get(&id) else { return Change::default() };
         match reservation.stage {
@@ -105,30 +107,30 @@ impl Ledger {
         }
     }
 
-    /// Broken reservations, in order.
+    /// Returns broken reservations in ascending order.
     pub fn broken(&self) -> impl ExactSizeIterator<Item = (ReservationId, &Reservation)> {
         self.broken.iter().map(|id| (*id, &self.reservations[id]))
     }
 
-    /// Reservations whose commit is overdue, in order, at most so many.
+    /// Returns reservations with an expired deadline in ascending order, up to a limit.
     pub fn overdue(&self, when: When, most: usize) -> Vec<ReservationId> {
         self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(most).map(|(_, id)| *id).collect()
     }
 
-    /// Forgets ended reservations past their time, at most so many. One whose slices are still on their way back is kept.
+    /// Deletes expired reservations, up to a limit. Reservations with draining slices are kept.
     pub fn decide_forget(&self, when: When, most: usize) -> Change {
         let expired = self.ended.expired(when.now).take(most);
         Change(expired.map(|id| Record::Gone(Key::Reservation(id))).collect())
     }
 
-    /// Forgets the ended reservation that is the first to go while too many are remembered; see [`super::ended`]. Those that
+    /// Deletes the next ended reservation above the limits; see [`super::ended`]. Reservations that
     /// ended at `durable_until` or later are kept.
     pub fn decide_evict(&self, when: When, durable_until: Ns) -> Option<Change> {
         let id = self.ended.excess(when.now, durable_until)?;
         Some(Change(vec![Record::Gone(Key::Reservation(id))]))
     }
 
-    /// Whether more ended requests are remembered than allowed.
+    /// Returns whether more ended requests are recorded than allowed.
     pub fn has_excess_requests(&self) -> bool {
         self.ended.has_excess()
     }

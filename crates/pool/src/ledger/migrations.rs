@@ -1,5 +1,6 @@
-//! Requests to the scheduler to move a VM: asked by a drain, answered by the scheduler, asked again after it declined,
-//! withdrawn when nothing under the VM drains any more. Moving is the scheduler's; a request ends with its reservation.
+//! Migration requests: created by a drain, answered by the scheduler, repeated after it declined,
+//! withdrawn when the drain is cancelled. The scheduler migrates; a request ends with its
+//! reservation.
 
 use std::ops::Bound;
 
@@ -14,12 +15,12 @@ use crate::{
 };
 
 impl Ledger {
-    /// Requests to move VMs, whatever was answered.
+    /// Returns all migration requests.
     pub fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
         self.migrations.iter().map(|(id, m)| (*id, m))
     }
 
-    /// Those after a reservation, in order.
+    /// Returns the requests above a reservation's number, in ascending order.
     pub fn migrations_after(
         &self,
         after: ReservationId,
@@ -27,15 +28,15 @@ impl Ledger {
         self.migrations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, m)| (*id, m))
     }
 
-    /// The request to move the VM of this reservation.
+    /// Returns the migration request of a reservation.
     pub fn migration(&self, id: ReservationId) -> Option<&Migration> {
         self.migrations.get(&id)
     }
 
-    /// The scheduler's answer to a request to move a VM.
+    /// Records the scheduler's answer to a migration request.
     ///
     /// # Errors
-    /// No such request.
+    /// There is no such request.
     pub fn decide_migration(
         &self,
         when: When,
@@ -59,7 +60,7 @@ impl Ledger {
         Ok((id, Change(vec![Record::Migration(id, answered), about(when, actor, vm, what)])))
     }
 
-    /// Asks again for VMs whose move was declined long enough ago, at most so many.
+    /// Repeats migration requests that were declined long enough ago, up to a limit.
     pub fn decide_ask_again(&self, when: When, most: usize) -> Change {
         let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(most);
         let again = due.filter_map(|(_, id)| {
@@ -78,7 +79,7 @@ impl Ledger {
         Change(again.flatten().collect())
     }
 
-    /// When the next request that was declined is asked again.
+    /// Returns the time of the next repetition.
     pub fn next_asking_again(&self) -> Option<units::Ns> {
         self.declined.first().map(|(at, _)| *at)
     }

@@ -1,4 +1,4 @@
-//! The rack itself: which hosts and EMCs there are, which of them take new reservations, and cutting a host off.
+//! The rack: its hosts and EMCs, scheduling, and fencing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,64 +15,66 @@ use crate::{
     slice::Event,
 };
 
-/// A rack as its operator describes it, values checked.
+/// Validated description of a rack by its operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RackSpec {
-    /// Its pool devices.
+    /// EMCs.
     pub emcs: Vec<EmcSpec>,
-    /// Its hosts.
+    /// Hosts.
     pub hosts: Vec<HostSpec>,
 }
 
-/// A pool device as its operator describes it.
+/// Description of an EMC by the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmcSpec {
-    /// Its name.
+    /// Name.
     pub name: Name,
-    /// Its size.
+    /// Number of slices.
     pub slices: u32,
-    /// Which driver speaks to it.
+    /// Driver.
     pub driver: String,
-    /// Where the driver finds it.
+    /// Path of the device, as its driver expects it.
     pub path: String,
-    /// What its hosts call it, if they find it on buses of their own; then nothing cuts a host off it.
+    /// Serial number under which hosts see it, if it is attached to their buses; such a device
+    /// cannot revoke access.
     pub serial: Option<String>,
 }
 
-/// A host as its operator describes it.
+/// Description of a host by the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
-    /// Its name.
+    /// Name.
     pub name: Name,
-    /// Cores that may be reserved.
+    /// Cores available for reservations.
     pub cores: u32,
-    /// Local memory that may be reserved.
+    /// Local memory available for reservations.
     pub local: Bytes,
-    /// The EMCs it is wired to.
+    /// Attached EMCs.
     pub emcs: Vec<Name>,
 }
 
-/// What a cordon, an uncordon or a drain is about.
+/// Target of a cordon, uncordon or drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A host.
+    /// Host.
     Host(Name),
-    /// An EMC.
+    /// EMC.
     Emc(Name),
-    /// A slice; only quarantined ones, only to be let back.
+    /// Slice; only an uncordon of a quarantined slice is possible.
     Slice(SliceId),
 }
 
-/// Why nothing of a host may be removed after a restore: the host may run VMs that the backup does not contain.
+/// Reason why nothing of a host may be removed after a restore: it may run VMs that the backup does
+/// not contain.
 const UNREPORTED: &str = "it has not reported since the ledger was restored";
 
 impl Ledger {
-    /// What a new rack.toml changes: hosts and EMCs are added, resized in cores and local memory, wired to more, and
-    /// removed when nothing of them is in use.
+    /// Decides the changes of a new rack.toml: hosts and EMCs are added, resized in cores and local
+    /// memory, attached to more, and removed if they are not in use.
     ///
     /// # Errors
-    /// Removing what is in use, changing what a running rack cannot change, too many of anything, and adding to a restored
-    /// rack before every host has reported.
+    /// Removal of objects in use, changes that a running rack cannot make, exceeded limits, and
+    /// additions to a restored rack before every host has reported.
     pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Denied> {
         self.check_additions(spec)?;
         let mut said = Vec::new();
@@ -85,8 +87,9 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Checks that hosts and EMCs may be added. After a restore, they may have been part of the rack before under other numbers,
-    /// which devices and the reports of hosts name; those given after an earlier restore of the same backup are among them.
+    /// Checks that hosts and EMCs may be added. After a restore they may have been part of the rack
+    /// before, under numbers that devices and reports of hosts contain, also after an earlier
+    /// restore of the same backup.
     fn check_additions(&self, spec: &RackSpec) -> Result<(), Denied> {
         let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
         let Some(unreported) = unreported else { return Ok(()) };
@@ -99,9 +102,10 @@ impl Ledger {
         }
     }
 
-    /// Reserves the host numbers that a device names and the ledger does not know, so that no host added later gets one
-    /// of them: they may belong to hosts that were added after an earlier restore of the same backup. Ignores numbers at or
-    /// above the next one plus [`HOSTS_LOST_MAX`].
+    /// Reserves host numbers that a device reports and the ledger does not contain, so that hosts
+    /// added later do not get them: they may belong to hosts that were added after an earlier
+    /// restore of the same backup. Ignores numbers at or above the next number plus
+    /// [`HOSTS_LOST_MAX`].
     pub fn decide_hosts_named(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
         let next = self.meta.next_host.0;
         let lost = next..next.saturating_add(HOSTS_LOST_MAX);
@@ -181,7 +185,7 @@ impl Ledger {
                     if host != self.hosts[&id].host {
                         self.keeps_wires_in_use(&self.hosts[&id], &host)?;
                         said.push(format!("host {} changed", wanted.name));
-                        records.extend(completed(when, &mut host)); // by the removal of the last EMC to answer
+                        records.extend(completed(when, &mut host)); // completed by the removal of the last unconfirmed EMC
                         records.push(Record::Host(id, host));
                     }
                 }
@@ -224,10 +228,10 @@ impl Ledger {
         }
     }
 
-    /// Cordons, uncordons or drains a host or an EMC, or lets a quarantined slice back.
+    /// Cordons, uncordons or drains a host or an EMC, or uncordons a quarantined slice.
     ///
     /// # Errors
-    /// No such thing, or a slice that is not quarantined.
+    /// The target does not exist, or the slice is not quarantined.
     pub fn decide_scheduling(
         &self,
         when: When,
@@ -274,11 +278,11 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Active reservations on a host, or that own slices of an EMC, or may own them as their host has not reported since
-    /// a restore.
+    /// Returns active reservations on a host, or that own slices of an EMC or may own them because
+    /// their host has not reported since a restore.
     ///
     /// # Errors
-    /// No such host or EMC.
+    /// The host or EMC does not exist.
     pub fn reservations_at(&self, place: &Place) -> Result<Vec<units::ReservationId>, Denied> {
         match place {
             Place::Host(name) => {
@@ -302,8 +306,9 @@ impl Ledger {
         }
     }
 
-    /// Records the intent to fence a host before any device is called: its reservations end, and every EMC that it is
-    /// wired to or has slices of must confirm. Empty if the host is already being fenced, unless `powered_off` is new.
+    /// Records the intent to fence a host before any device is called: its reservations end, and
+    /// every EMC that is attached or has slices of the host must confirm. The change is empty if
+    /// the host is already being fenced, unless `powered_off` is new.
     pub fn decide_fence(
         &self,
         when: When,
@@ -320,8 +325,8 @@ impl Ledger {
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
         if !vouched {
             fencing.fenced_at = when.wall;
-            let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where its wire was lost
-            let doubtful = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may lack wires
+            let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where the connection was removed
+            let doubtful = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may not contain all connections
             let asked = holds_on.chain(entry.host.emcs.iter().copied()).chain(doubtful.copied());
             fencing.unconfirmed_fences.extend(asked);
             fencing.unwired_fences.clear();
@@ -334,13 +339,14 @@ impl Ledger {
         Change(records)
     }
 
-    /// The end of all that a host was to run.
+    /// Ends all reservations of a host.
     fn ends_all(&self, when: When, entry: &HostEntry, why: &EndedBy, actor: &Actor) -> Vec<Record> {
         let ends = entry.reservations().map(|id| self.decide_end(when, id, why.clone(), actor.clone()));
         ends.filter_map(Result::ok).flat_map(|change| change.0).collect()
     }
 
-    /// An EMC has cut the host off: slices there need only be revoked. The last EMC of a fence completes it.
+    /// Records that an EMC has fenced the host: slices there only need to be revoked. The last EMC
+    /// completes the fence.
     pub fn decide_cut_off(&self, when: When, host: HostId, emc: EmcId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.unconfirmed_fences.contains(&emc))
         else {
@@ -357,7 +363,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Completes a fence that waits for no EMC, as the host is wired to none.
+    /// Completes a fence without EMCs, for a host that is attached to none.
     pub fn decide_fenced(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -365,7 +371,7 @@ impl Ledger {
         Change(vec![Record::Host(host, new), decision])
     }
 
-    /// The slices that a host can no longer use, among those that it holds.
+    /// Returns the held slices that a host can no longer use.
     fn let_go(&self, host: HostId, among: impl Fn(SliceId) -> bool) -> Vec<Record> {
         let held = self.hosts.get(&host).into_iter().flat_map(HostEntry::held).filter(|slice| among(*slice));
         let records = held.filter_map(|slice| {
@@ -376,9 +382,9 @@ impl Ledger {
         records.collect()
     }
 
-    /// Applies the identity that an agent connected or reported with. A host that restarted, or reports that it holds
-    /// nothing, has released everything: its fence ends, and EMCs that have not confirmed it still have to. The VMs of a
-    /// restarted host end.
+    /// Applies the identity with which an agent connected or reported. A host that restarted, or
+    /// reports that it holds nothing, has released everything: its fence ends, and EMCs that have
+    /// not confirmed it still must. The VMs of a restarted host end.
     pub fn decide_report(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -401,8 +407,9 @@ impl Ledger {
         Change(records)
     }
 
-    /// A host has reported all it has since the ledger was restored. Its reservations whose slices no reported VM has are
-    /// broken: another VM may have been found on them.
+    /// Records that a host has reported everything since the ledger was restored. Its reservations
+    /// without slices in the report are broken, because other VMs may have been adopted on their
+    /// slices.
     pub fn decide_reported(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.must_report) else {
             return Change::default();
@@ -419,7 +426,7 @@ impl Ledger {
     }
 }
 
-/// Completes a fence once every EMC has cut the host off.
+/// Completes a fence once every EMC has confirmed it.
 fn completed(when: When, host: &mut Host) -> Option<Record> {
     if !matches!(host.fence, Fence::Fencing { .. }) || !host.unconfirmed_fences.is_empty() {
         return None;
@@ -428,8 +435,8 @@ fn completed(when: When, host: &mut Host) -> Option<Record> {
     Some(decision(when, Actor::Manager, Subject::Host(host.name.clone()), What::Fenced))
 }
 
-/// The EMCs that have yet to cut a host off when it is wired otherwise: those that are left in the rack, and while it is
-/// fenced the new ones, which may have granted it something.
+/// Returns the EMCs that must still fence a host after its connections changed: the ones that
+/// remain in the rack, and for a fenced host also the new ones, which may have granted it slices.
 fn unconfirmed_after_rewiring(old: &Host, wires: &[EmcId], emcs: &BTreeMap<Name, EmcId>) -> BTreeSet<EmcId> {
     let added = wires.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
     let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|kept| kept == *emc));
@@ -452,8 +459,8 @@ fn within(what: &'static str, n: u64, max: u64) -> Result<(), Denied> {
     if n <= max { Ok(()) } else { Err(Denied::TooMany { what, max }) }
 }
 
-/// The first number that is free after taking so many from one on. Numbers are never reused: devices, hosts and records of
-/// ended reservations may still know them.
+/// Returns the first number that is free after taking `count` numbers. Numbers are never reused,
+/// because devices, hosts and records of ended reservations may still contain them.
 fn number_after(first: u32, taken: u32, what: &'static str, max: u32) -> Result<u32, Denied> {
     let next = first.checked_add(taken).filter(|next| *next <= max);
     next.ok_or(Denied::TooMany { what, max: u64::from(max) })

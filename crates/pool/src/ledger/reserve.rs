@@ -1,5 +1,6 @@
-//! Reserving: is there room, which slices, and is this a repetition? A VM's slices come from one EMC wherever one has
-//! them all (Pond 4.4: an EMC is a failure domain), the one with the most free, so that load spreads.
+//! Reservations: capacity checks, choice of slices, and repeated requests. A VM's slices come from
+//! one EMC where possible (Pond 4.4: an EMC is a failure domain), the one with the most free
+//! slices, which balances load.
 
 use smallvec::SmallVec;
 use units::limits::{RESERVATIONS_PER_HOST_MAX, SLICES_PER_HOST_MAX};
@@ -13,35 +14,35 @@ use crate::{
     slice::{Event, Owner},
 };
 
-/// A request for a VM's memory, its values checked.
+/// Validated request for a VM's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    /// Makes a repetition recognisable.
+    /// Identifies repeated requests.
     pub request: RequestKey,
-    /// Which host.
+    /// Host.
     pub host: Name,
-    /// Which VM.
+    /// VM.
     pub vm: Name,
-    /// How much of the pool, in slices.
+    /// Pool memory, in slices.
     pub slices: u32,
-    /// How much local memory.
+    /// Local memory.
     pub local: Bytes,
-    /// How many cores.
+    /// Cores.
     pub cores: u32,
-    /// Whether the VM's pages must stay where they are.
+    /// The VM's pages must not be migrated.
     pub pinned: bool,
-    /// Ends by itself unless committed within this time.
+    /// Time until the reservation expires without a commit.
     pub commit_within: Ns,
-    /// The user of the host that may use it beside root; `None` for the agent's own user.
+    /// User of the host that may use it beside root; `None` for the agent's user.
     pub uid: Option<UserId>,
 }
 
-/// What a request to reserve comes to.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decided {
     /// A new reservation.
     New(ReservationId, Change),
-    /// The same request made this one before.
+    /// The reservation of an earlier identical request.
     Repeat(ReservationId),
 }
 
@@ -54,11 +55,11 @@ struct Taken {
 type Choice = SmallVec<[Taken; 2]>;
 
 impl Ledger {
-    /// What this request comes to. Changes nothing.
+    /// Decides a request.
     ///
     /// # Errors
-    /// A repeated request id with other content, a VM that has memory, a host that takes nothing new, too little of
-    /// anything.
+    /// A repeated request id with other contents, a VM with an active reservation, a host that
+    /// accepts no reservations, or insufficient capacity.
     pub fn decide_reserve(&self, when: When, ask: Reserve) -> Result<Decided, Denied> {
         if let Some(id) = self.by_request.get(&ask.request) {
             return self.repeated(*id, &ask);
@@ -75,7 +76,7 @@ impl Ledger {
 
     fn repeated(&self, id: ReservationId, ask: &Reserve) -> Result<Decided, Denied> {
         let had = &self.reservations[&id];
-        // The name of a host that was removed since is not known any more.
+        // The name of a removed host is unknown.
         let host = self.hosts.get(&had.host).map(|entry| &entry.host.name);
         let same = [
             ("vm", had.vm == ask.vm),
@@ -100,7 +101,8 @@ impl Ledger {
         Denied::VmTaken { vm: vm.clone(), reservation: id, host }
     }
 
-    /// One EMC that has all slices, the one with the most free; else the fewest EMCs that have them together.
+    /// Chooses the EMC with the most free slices that has all of them; otherwise the fewest EMCs
+    /// that have them together.
     fn choose(&self, host: &HostEntry, ask: &Reserve) -> Result<Choice, Denied> {
         let mut choice = Choice::new();
         if ask.slices == 0 {
@@ -128,7 +130,7 @@ impl Ledger {
         Ok(choice)
     }
 
-    /// Wired EMCs with free slices that may not be given now.
+    /// Returns attached EMCs with free slices that cannot be used now.
     fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, NotChosen)> {
         let wired = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
         let closed =
@@ -136,7 +138,7 @@ impl Ledger {
         closed.filter(|(_, free, _)| *free > 0).collect()
     }
 
-    /// The EMCs from which a host may be given slices.
+    /// Returns the EMCs from which a host may get slices.
     pub fn reach<'a>(&'a self, host: &'a HostEntry) -> impl Iterator<Item = (EmcId, &'a EmcEntry)> {
         let entries = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
         entries.filter(|(id, entry)| not_chosen(host, *id, entry).is_none())
@@ -223,7 +225,7 @@ fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<NotChose
     }
 }
 
-/// Whether a host takes new reservations, as far as the ledger knows.
+/// Returns whether a host accepts reservations, according to the ledger.
 pub(super) fn not_schedulable(host: &HostEntry) -> Option<&'static str> {
     match (host.host.fence, host.host.scheduling, host.host.must_report) {
         (Fence::Fencing { .. }, _, _) => Some("being fenced"),
@@ -236,7 +238,7 @@ pub(super) fn not_schedulable(host: &HostEntry) -> Option<&'static str> {
 }
 
 impl HostEntry {
-    /// Why it takes no new reservations, if it does not.
+    /// Returns the reason why it accepts no reservations.
     pub fn not_schedulable(&self) -> Option<&'static str> {
         not_schedulable(self)
     }

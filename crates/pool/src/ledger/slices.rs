@@ -1,4 +1,5 @@
-//! What happens to slices outside requests: devices and hosts report, scrubbers are chosen, something is not right.
+//! Changes of slices outside requests: reports of devices and hosts, choice of scrubbers,
+//! quarantine.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +16,14 @@ use crate::{
 };
 
 impl Ledger {
-    /// What an event makes of a slice, or `None` where the slice has moved on: reports may be late or repeated.
+    /// Applies an event to a slice; `None` if the slice has moved on, because reports may be late
+    /// or repeated.
     pub fn decide_slice(&self, slice: SliceId, event: Event) -> Option<Change> {
         let next = self.slot(slice)?.step(event).ok()?;
         Some(Change(vec![Record::Slice(slice, next)]))
     }
 
-    /// A slice is kept from everybody, and the reservation that had it is broken.
+    /// Quarantines a slice and breaks its reservation.
     pub fn decide_quarantine(
         &self,
         when: When,
@@ -43,8 +45,8 @@ impl Ledger {
         Some(Change(records))
     }
 
-    /// Has the EMC of a slice confirm the fence of the slice's holder if the fence did not concern it: a restored ledger
-    /// may lack the wire.
+    /// Requires the EMC of a slice to confirm the fence of the slice's holder, if the fence did not
+    /// include it: a restored ledger may not contain the connection.
     fn fence_to_confirm(&self, slice: SliceId, slot: Slot) -> Option<Record> {
         let (id, emc) = (slot.holder()?, self.emc_of(slice)?);
         let host = &self.hosts.get(&id)?.host;
@@ -59,11 +61,11 @@ impl Ledger {
         })
     }
 
-    /// An operator lets a quarantined slice back into the cycle. For a host that is not in the rack, which nobody can
-    /// ask, the operator's word counts.
+    /// Uncordons a quarantined slice. For a host outside the rack, which cannot report, the
+    /// operator's confirmation counts.
     ///
     /// # Errors
-    /// The slice is not there or not quarantined.
+    /// The slice does not exist or is not quarantined.
     pub fn decide_requalify(
         &self,
         when: When,
@@ -80,31 +82,32 @@ impl Ledger {
         Ok(Change(vec![Record::Slice(slice, next), decision(when, actor, Subject::Slice(slice), said)]))
     }
 
-    /// Whether it is certain without asking its host that it reaches a slice no more, once the device has revoked.
+    /// Returns whether its host certainly cannot reach the slice after a revocation by the device.
     fn needs_no_word(&self, slice: SliceId, slot: Slot) -> bool {
         self.cuts_off(slice) || self.is_unreachable(slice, slot)
     }
 
-    /// Whether no host can reach a slice: none holds it, or its EMC has fenced the holder.
+    /// Returns whether no host can reach a slice: it has no holder, or its EMC has fenced the
+    /// holder.
     fn is_unreachable(&self, slice: SliceId, slot: Slot) -> bool {
         let emc = self.emc_of(slice);
         let stopped = |host: &HostEntry| emc.is_some_and(|emc| host.host.is_cut_off(emc));
         slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
     }
 
-    /// Whether the host that may reach a slice, if there is one, is in the rack and thus can report and be asked.
+    /// Returns whether the holder of a slice, if any, is in the rack and can therefore report.
     pub(super) fn knows_holder(&self, slot: Slot) -> bool {
         slot.holder().is_none_or(|host| self.hosts.contains_key(&host))
     }
 
-    /// Whether a host that may reach slices of an EMC has yet to report after a restore: it is wired to the EMC, or the EMC
-    /// has granted it something.
+    /// Returns whether a host that may reach slices of an EMC has yet to report after a restore: it
+    /// is attached to the EMC, or has a grant of it.
     pub fn awaits_reports(&self, emc: EmcId) -> bool {
         let Some(entry) = self.emcs.get(&emc) else { return false };
         entry.awaits_wired() || self.unreported_on(emc).next().is_some()
     }
 
-    /// Hosts that have yet to report after a restore and may reach slices of an EMC.
+    /// Returns hosts that may reach slices of an EMC and have yet to report after a restore.
     pub(crate) fn unreported_on(&self, emc: EmcId) -> impl Iterator<Item = &Host> {
         let entry = self.emcs.get(&emc);
         let unreported = self.hosts.values().filter(move |entry| entry.host.must_report_on(emc));
@@ -114,21 +117,22 @@ impl Ledger {
         unreported.filter(may_reach).map(|entry| &entry.host)
     }
 
-    /// The epoch under which the device granted a slice to a VM. A device that does not know it is another one, or was emptied.
-    /// Slices on their way back have none, so that an EMC whose record is lost for good works again when its VMs have ended.
+    /// Returns the epoch of the grant to a VM. A device that does not know this epoch is another
+    /// device, or was emptied. Draining slices have no such epoch, so that an EMC with a lost
+    /// record works again when its VMs have ended.
     pub fn granted_epoch(&self, slice: SliceId) -> Option<Epoch> {
         let slot = self.slot(slice)?;
         matches!(slot.state, State::Onlining(_) | State::Online(_)).then_some(slot.epoch)
     }
 
-    /// Whether the device of a slice can cut a host off.
+    /// Returns whether the device of a slice can revoke access.
     pub fn cuts_off(&self, slice: SliceId) -> bool {
         self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.cuts_off())
     }
 
-    /// After a restore every host has reported, and no VM was found to use these slices: they return to the cycle. A host
-    /// that was granted one is asked to release it first, even where the device could revoke: a process that outlives its
-    /// VM may still have the memory.
+    /// Returns unclaimed slices to circulation after a restore, once every host has reported. The
+    /// holder of a slice must release it first, even where the device could revoke it: a process
+    /// that outlives its VM may still use the memory.
     pub fn decide_unclaimed(&self, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
@@ -141,11 +145,12 @@ impl Ledger {
 
     /// Adopts a running VM on slices that the ledger does not assign to it.
     ///
-    /// Reservation numbers rise and a VM has one active reservation, so of two reservations of one VM name the lower
-    /// number is the earlier, released one: its slices drain until its process ends.
+    /// Reservation numbers increase, and a VM has one active reservation. Of two reservations with
+    /// the same VM name the lower number is therefore the earlier, released one: its slices drain
+    /// until its process ends.
     ///
-    /// Returns `None` if the device does not confirm a slice, or if an earlier reservation of this name still has slices
-    /// and `id` is not of the lost history, so that the order is unknown.
+    /// Returns `None` if the device does not confirm a slice, or if an earlier reservation of this
+    /// name still has slices and `id` is not of the lost history, so that the order is unknown.
     pub fn decide_adopt(&self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> Option<Change> {
         let other = self.reservation_of(&vm.vm).filter(|other| *other != id);
         let known = self.reservations.get(&id);
@@ -166,7 +171,7 @@ impl Ledger {
         }
         if let Some(earlier) = other.filter(|_| ended.is_none()) {
             if self.is_in_use(earlier) && id >= self.meta.next_reservation {
-                return None; // not a number of the lost history, so it does not prove which life is later
+                return None; // not a number of the lost history: the order of the two reservations is unknown
             }
             records.extend(self.decide_end(when, earlier, earlier_life(), Actor::Manager).ok()?.0);
         }
@@ -188,22 +193,23 @@ impl Ledger {
         Some(Change(records))
     }
 
-    /// Whether a reservation has at least one of its slices.
+    /// Returns whether a reservation has at least one slice.
     fn is_in_use(&self, id: ReservationId) -> bool {
         let own = |slice: &SliceId| self.slot(*slice).is_some_and(|slot| slot.reservation() == Some(id));
         self.reservations[&id].slices.iter().any(own)
     }
 
-    /// A slice as its running VM has it: already, or because its device confirms the grant.
+    /// Returns the slot of a slice in use by its running VM, assigned before or confirmed by the
+    /// device.
     fn adopted(&self, holding: Holding, owner: Owner) -> Option<Slot> {
         let slot = self.slot(holding.slice)?;
         let own = slot.epoch == holding.epoch && slot.state == State::Online(owner);
         if own { Some(slot) } else { slot.step(Event::Adopt(owner, holding.epoch)).ok() }
     }
 
-    /// Reserves the numbers of slices that a host has and the ledger does not know, so that no EMC added later gets one of
-    /// them: their EMC may have been added after an earlier restore of the same backup. Ignores numbers from `end` on, which
-    /// no EMC can have had.
+    /// Reserves the numbers of slices that a host has and the ledger does not contain, so that EMCs
+    /// added later do not get them: their EMC may have been added after an earlier restore of the
+    /// same backup. Ignores numbers from `end`, which no EMC can have had.
     pub fn decide_slices_named(&self, slices: impl IntoIterator<Item = SliceId>, end: SliceId) -> Change {
         let lost = self.meta.next_slice..end;
         let highest = slices.into_iter().filter(|slice| lost.contains(slice)).max();
@@ -211,7 +217,7 @@ impl Ledger {
         Change(vec![Record::Meta(Meta { next_slice: SliceId(highest.0 + 1), ..self.meta.clone() })])
     }
 
-    /// A reservation of the lost history, as far as a report describes it: without cores.
+    /// Creates a reservation of the lost history from a report, without cores.
     fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &HaveVm) -> Reservation {
         let request = format!("restored:{}:{}", self.meta.generation, id.0);
         Reservation {
@@ -232,11 +238,12 @@ impl Ledger {
         }
     }
 
-    /// Quarantines everything after a restore: the store is older than the rack, so it is right about nothing until the
-    /// hosts have reported. Whether a host was fenced is old as well: it may run VMs by now, and a fence would end them. So
-    /// is its boot: one that differs does not prove that the host has released the memory of the lost history.
-    /// Reservation numbers continue above any that the lost history, or another restore of the same backup, can have used;
-    /// numbers of hosts and slices, which have 32 bits, above any of the lost history.
+    /// Quarantines everything after a restore. The store is older than the rack, so nothing in it
+    /// is reliable before the hosts have reported. Fences are outdated: a fenced host may run VMs
+    /// by now. Boot ids are outdated: a different one does not prove that the host has released the
+    /// memory of the lost history. Reservation numbers continue above all numbers of the lost
+    /// history and of other restores of the same backup; 32-bit numbers of hosts and slices above
+    /// all of the lost history.
     pub fn decide_restored(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {
             let why = Quarantine::Restored { host: slot.holder() };
@@ -250,7 +257,8 @@ impl Ledger {
             Record::Host(*id, host)
         });
         let Meta { generation, next_reservation, next_host, next_slice, .. } = self.meta;
-        // Each restore gets its own range of numbers by its generation; the bound, in the year 2106, avoids an overflow.
+        // The generation gives each restore its own range of numbers; the bound, in the year 2106,
+        // avoids an overflow.
         let of_generation = generation.min(u64::MAX / RESERVATIONS_LOST_MAX - 1) * RESERVATIONS_LOST_MAX;
         let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
         let meta = Meta {
@@ -262,7 +270,7 @@ impl Ledger {
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())
     }
 
-    /// Slices that stay quarantined until an operator decides, with the reason.
+    /// Returns slices that stay quarantined until an operator decides, with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
         let slices = self.emcs.values().flat_map(EmcEntry::quarantined_for_good);
         slices.filter_map(|slice| match self.slot(slice)?.state {
@@ -272,7 +280,8 @@ impl Ledger {
     }
 }
 
-/// The end of a reservation whose VM has a later life. Only a release, or its host's loss, made the name free again.
+/// Returns the end of a reservation whose VM name was reserved again: a release, or the loss of its
+/// host.
 fn earlier_life() -> EndedBy {
     EndedBy::Released { force: false, reason: "a later life of this VM was found running".into() }
 }
