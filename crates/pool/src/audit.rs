@@ -1,76 +1,76 @@
-//! Every decision with what it was made from, typed and small; it becomes words only when somebody asks.
+//! Decisions with their inputs, typed and compact; they are formatted on request only.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Name, ReservationId, SliceId, UnixMs};
 
-/// One decision.
+/// A decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// When, as people read time.
+    /// Time, wall clock.
     pub at: UnixMs,
-    /// Who asked.
+    /// Requester.
     pub actor: Actor,
-    /// What it is about.
+    /// Subject.
     pub subject: Subject,
-    /// What was decided, from what.
+    /// Decision with its inputs.
     pub what: What,
 }
 
-/// Who asked for a decision.
+/// Requester of a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Actor {
-    /// A scheduler or an operator.
+    /// Scheduler or operator.
     Client(Name),
     /// A host's agent.
     Agent(Name),
-    /// Nobody: a deadline, a device, a restart.
+    /// The manager: a deadline, a device, a restart.
     Manager,
 }
 
-/// What a decision is about.
+/// Subject of a decision.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Subject {
-    /// A VM and its memory.
+    /// VM and its memory.
     Vm(Name),
-    /// A host.
+    /// Host.
     Host(Name),
-    /// A pool device.
+    /// EMC.
     Emc(Name),
-    /// A slice.
+    /// Slice.
     Slice(SliceId),
-    /// The rack itself.
+    /// The rack.
     Rack,
 }
 
-/// What was decided, from what.
+/// Decision with its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum What {
-    /// How a VM's memory should be split.
+    /// Split of a VM's memory.
     Planned {
         /// Policy or model, with its version.
         model: String,
-        /// What was asked.
+        /// Request.
         memory: Bytes,
-        /// The local part.
+        /// Local memory.
         local: Bytes,
-        /// The pool's part.
+        /// Pool memory.
         pool: Bytes,
         /// Thresholds and inputs by name.
         facts: Vec<(String, String)>,
-        /// Hosts, and why not those that do not fit.
+        /// Hosts, with the reason for those that do not fit.
         hosts: Vec<(Name, Result<(), String>)>,
     },
     /// A host became owner of slices for a VM.
     Reserved {
-        /// As which reservation.
+        /// Reservation.
         reservation: ReservationId,
-        /// Which host.
+        /// Host.
         host: Name,
         /// Slices taken, and free slices before, by EMC.
         taken: Vec<(Name, u32, u32)>,
-        /// The other EMCs within reach: free slices, and why not.
+        /// Other reachable EMCs: free slices, and the reason why they were not chosen.
         others: Vec<(Name, u32, NotChosen)>,
         /// Local memory taken.
         local: Bytes,
@@ -81,118 +81,119 @@ pub enum What {
     Committed,
     /// The reservation ended.
     Ended {
-        /// Who or what ended it.
+        /// Cause.
         why: String,
     },
     /// A reservation cannot become ready or lost a slice.
     Broken {
-        /// What happened.
+        /// Reason.
         why: String,
     },
-    /// New reservations are no longer accepted.
+    /// Reservations are no longer accepted.
     Cordoned {
-        /// In the caller's words.
+        /// Reason given by the caller.
         reason: String,
     },
-    /// New reservations are accepted again.
+    /// Reservations are accepted again.
     Uncordoned {
-        /// In the caller's words.
+        /// Reason given by the caller.
         reason: String,
     },
-    /// VMs are asked to move away.
+    /// Migration of the VMs is requested.
     Draining {
-        /// In the caller's words.
+        /// Reason given by the caller.
         reason: String,
-        /// How many VMs were there.
+        /// Number of VMs.
         vms: u32,
     },
-    /// A host is cut off its slices.
+    /// A fence began.
     Fencing {
-        /// Why.
+        /// Reason.
         reason: String,
-        /// How many slices it had.
+        /// Number of the host's slices.
         slices: u32,
     },
-    /// Every device has cut the host off.
+    /// Every device has confirmed the fence.
     Fenced,
     /// A fenced host returned clean.
     Returned {
-        /// What proved it.
+        /// Evidence.
         proof: String,
     },
-    /// A slice is kept from everybody.
+    /// A slice was quarantined.
     Quarantined {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// A quarantined slice goes back into the cycle.
+    /// A quarantined slice returned to circulation.
     Requalified {
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// A VM was found running on memory that a restored ledger did not know it had.
+    /// A running VM was adopted on memory that a restored ledger did not assign to it.
     Adopted {
-        /// Its slices.
+        /// Slices.
         slices: Vec<SliceId>,
     },
-    /// The scheduler was asked to move the VM.
+    /// A migration request was sent.
     MigrationAsked {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// The scheduler need not move the VM any more.
+    /// A migration request was withdrawn.
     MigrationWithdrawn,
-    /// The scheduler answered a request to move the VM.
+    /// The scheduler answered a migration request.
     MigrationAnswered {
         /// "accepted", "declined" or "done".
         answer: String,
-        /// In the scheduler's words.
+        /// Explanation by the scheduler.
         words: String,
     },
-    /// rack.toml was read.
+    /// rack.toml was loaded.
     Configured {
-        /// What changed, one sentence each.
+        /// Changes, one sentence each.
         changes: Vec<String>,
     },
-    /// A host that was being cut off had nothing left. Earlier versions recorded it; now such a host returns.
+    /// A host during a fence had nothing left. Recorded by earlier versions; now such a host
+    /// returns.
     LetGo {
-        /// What proved it.
+        /// Evidence.
         proof: String,
     },
     /// Another model of a kind serves, or none.
     ModelServes {
-        /// Which kind.
+        /// Kind.
         kind: String,
-        /// Its version.
+        /// Version.
         version: Option<u32>,
-        /// The one before.
+        /// Previous version.
         before: Option<u32>,
     },
-    /// Tenants of a host have other weights.
+    /// Weights of a host's tenants changed.
     Weighed {
-        /// All that are set there now.
+        /// All weights of the host.
         weights: Vec<(Name, f64)>,
     },
 }
 
-/// Why slices were not taken from an EMC.
+/// Reason why an EMC was not chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotChosen {
-    /// It has fewer free slices than the VM needs, and another has them all.
+    /// It has fewer free slices than the VM needs, and another EMC has enough.
     TooSmall,
-    /// Another has more free slices.
+    /// Another EMC has more free slices.
     Fuller,
-    /// It takes no new reservations.
+    /// It is cordoned.
     Cordoned,
     /// Its driver reports errors.
     Failed,
-    /// Its VMs are asked to move away.
+    /// It is draining.
     Draining,
     /// The host does not see it.
     NotSeen,
     /// It has not confirmed the latest fence of the host.
     FenceUnconfirmed,
-    /// Another has as many free slices, and was chosen.
+    /// Another EMC has as many free slices and was chosen.
     Tied,
 }
 
@@ -233,26 +234,26 @@ impl std::fmt::Display for Actor {
     }
 }
 
-/// A decision in words.
+/// Formatted decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// One word.
+    /// Action, one word.
     pub action: &'static str,
-    /// One sentence.
+    /// Reason, one sentence.
     pub why: String,
-    /// What decided, with its version.
+    /// Policy or model, with its version.
     pub model: String,
     /// Inputs, thresholds and outcomes by name.
     pub facts: BTreeMap<String, String>,
-    /// What else was possible, and why it was not chosen.
+    /// Alternatives, each with the reason why it was rejected.
     pub alternatives: Vec<String>,
 }
 
-/// The rule by which slices are chosen; changes with the rule.
+/// Name of the rule that chooses slices; changes with the rule.
 pub const PLACEMENT_RULE: &str = "one-emc-most-free/1";
 
 impl What {
-    /// As words.
+    /// Formats the decision.
     pub fn words(&self) -> Words {
         let say = |action, why: String| Words { action, why, ..Words::default() };
         match self {
@@ -310,7 +311,7 @@ impl What {
     }
 }
 
-/// "maintenance (3 slices)", or "3 slices" where nobody gave a reason.
+/// Formats "maintenance (3 slices)", or "3 slices" without a reason.
 fn with_count(reason: &str, count: u32, one: &str, many: &str) -> String {
     let counted = format!("{count} {}", if count == 1 { one } else { many });
     if reason.is_empty() { counted } else { format!("{reason} ({counted})") }

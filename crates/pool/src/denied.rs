@@ -1,134 +1,135 @@
-//! Refusals: a word for the program, a sentence for the person.
+//! Rejections, each with a reason for programs and a message for people.
 
 use crate::audit::NotChosen;
 use units::{Bytes, Name, RequestId, ReservationId, SliceId};
 
-/// Why a request was refused. Nothing has changed.
+/// Reason why a request was rejected. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// rack.toml has no such host.
+    /// rack.toml does not contain the host.
     #[error("host {0} is not in this rack")]
     NoSuchHost(Name),
-    /// rack.toml has no such EMC.
+    /// rack.toml does not contain the EMC.
     #[error("emc {0} is not in this rack")]
     NoSuchEmc(Name),
-    /// The pool ends below.
+    /// The slice does not exist.
     #[error("slice {0} is not in this pool")]
     NoSuchSlice(SliceId),
-    /// No VM of that name has memory here.
+    /// No VM of this name has memory here.
     #[error("vm {0} has no reservation")]
     NoSuchVm(Name),
-    /// Never made, or forgotten.
+    /// The reservation does not exist, or was deleted.
     #[error("reservation {0} is not known")]
     NoSuchReservation(ReservationId),
-    /// No open request to move it.
+    /// The VM has no open migration request.
     #[error("vm {0} has no migration request")]
     NoSuchMigration(Name),
-    /// A value breaks its rule.
+    /// A value violates its rule.
     #[error("{field}: {value} {rule}")]
     BadValue {
-        /// Of the request.
+        /// Field of the request.
         field: &'static str,
-        /// As given.
+        /// Value.
         value: String,
-        /// "must be ...".
+        /// Rule, as "must be ...".
         rule: &'static str,
     },
-    /// One request id, two contents.
+    /// A request id was reused with other contents.
     #[error("request_id {id} was used for {reservation} with other content: {differs} differs")]
     RequestReused {
-        /// The id.
+        /// Request id.
         id: RequestId,
-        /// What it made the first time.
+        /// Reservation of the first request.
         reservation: ReservationId,
-        /// The first field that differs.
+        /// First field that differs.
         differs: &'static str,
     },
-    /// One VM, two reservations.
+    /// The VM has another reservation.
     #[error("vm {vm} has reservation {reservation} on host {host} already")]
     VmTaken {
-        /// The VM.
+        /// VM.
         vm: Name,
-        /// What it has.
+        /// Its reservation.
         reservation: ReservationId,
-        /// Where.
+        /// Its host.
         host: Name,
     },
-    /// The host takes nothing new.
+    /// The host accepts no reservations.
     #[error("host {host} is {why}")]
     HostNotSchedulable {
-        /// The host.
+        /// Host.
         host: Name,
-        /// "cordoned", "draining", "fenced", "unknown: its lease is over", ...
+        /// State: "cordoned", "draining", "fenced", "unknown: its lease is over", ...
         why: &'static str,
     },
-    /// The host has not spoken since the manager started; try again soon.
+    /// The host's agent has not connected since the manager started; retry soon.
     #[error("host {0} has not reported since the manager started")]
     HostExpected(Name),
-    /// Too few free slices within the host's reach.
+    /// Too few free slices on reachable EMCs.
     #[error("host {host} can reach {free} free slices, {asked} needed{}", not_counted(.closed))]
     OutOfSlices {
-        /// The host.
+        /// Host.
         host: Name,
-        /// How many it wants.
+        /// Slices requested.
         asked: u32,
-        /// How many there are.
+        /// Slices free.
         free: u32,
-        /// Wired EMCs that give none: their free slices, and why not.
+        /// Attached EMCs that cannot be used: free slices and reason.
         closed: Vec<(Name, u32, NotChosen)>,
     },
     /// Too little local memory.
     #[error("host {host} has {free} of local memory free, {asked} needed")]
     OutOfLocal {
-        /// The host.
+        /// Host.
         host: Name,
-        /// How much it wants.
+        /// Memory requested.
         asked: Bytes,
-        /// How much there is.
+        /// Memory free.
         free: Bytes,
     },
     /// Too few cores.
     #[error("host {host} has {free} cores free, {asked} needed")]
     OutOfCores {
-        /// The host.
+        /// Host.
         host: Name,
-        /// How many it wants.
+        /// Cores requested.
         asked: u32,
-        /// How many there are.
+        /// Cores free.
         free: u32,
     },
-    /// The disk under the store is nearly full.
+    /// The store's disk is nearly full.
     #[error("the store's disk is nearly full: releases work, new reservations do not")]
     StoreFull,
-    /// The reservation is past this.
+    /// The reservation's state does not permit the request.
     #[error("reservation {reservation} is {state}, which does not accept {what}")]
     WrongState {
-        /// Which.
+        /// Reservation.
         reservation: ReservationId,
-        /// What it is.
+        /// State.
         state: String,
-        /// What was asked.
+        /// Request.
         what: &'static str,
     },
-    /// The slice is not where this would make sense.
+    /// The slice's state does not permit the request.
     #[error("slice {slice} is {state}, which does not accept {what}")]
     SliceNotNow {
-        /// Which.
+        /// Slice.
         slice: SliceId,
-        /// What it is.
+        /// State.
         state: &'static str,
-        /// What was asked.
+        /// Request.
         what: &'static str,
     },
-    /// A running VM may have the slice.
+    /// A running VM may use the slice.
     #[error("slice {slice} stays quarantined: {why}")]
     SliceInDoubt {
-        /// Which.
+        /// Slice.
         slice: SliceId,
-        /// The VM that has it, or the host that has not reported.
+        /// The VM, or the host that has not reported.
         why: String,
     },
-    /// Adding what the backup does not contain, which may be in use under numbers that the ledger does not know.
+    /// The object is not in the restored backup and may be in use under numbers that the ledger
+    /// does not contain.
     #[error(
         "{what} is not in the restored ledger: it can be added when every host has reported, and {unreported} has not"
     )]
@@ -138,54 +139,55 @@ pub enum Denied {
         /// A host that has not reported.
         unreported: Name,
     },
-    /// Fencing a host that speaks to us.
+    /// The host to be fenced is connected.
     #[error("host {0} is connected: only a silent host is fenced")]
     HostConnected(Name),
-    /// Removing what is in use.
+    /// The object to be removed is in use.
     #[error("{what} cannot be removed: {why}; drain it first")]
     NotDrained {
         /// "host h1" or "emc e1".
         what: String,
-        /// What is left.
+        /// Remaining users.
         why: String,
     },
-    /// A change that a running rack cannot make.
+    /// A running rack cannot make this change.
     #[error("{what} cannot change from {from} to {to} while the rack runs")]
     Fixed {
-        /// Which field of which thing.
+        /// Object and field.
         what: String,
-        /// As it is.
+        /// Current value.
         from: String,
-        /// As asked.
+        /// Requested value.
         to: String,
     },
-    /// More than a limit allows.
+    /// A limit is exceeded.
     #[error("{what} would exceed the limit of {max}")]
     TooMany {
-        /// What.
+        /// Quantity.
         what: &'static str,
-        /// The limit.
+        /// Limit.
         max: u64,
     },
-    /// A durable write failed; whether the change happened is not known. The same request_id finds out.
+    /// A durable write failed, and its outcome is unknown. Repeating the request with the same
+    /// request_id determines it.
     #[error("the store failed and is being read again: repeat the request")]
     StoreFailed,
-    /// Not there yet.
+    /// The manager is starting.
     #[error("the manager is starting: {0}")]
     Starting(&'static str),
-    /// Time is up; nothing was changed by waiting.
+    /// The time limit expired; waiting changed nothing.
     #[error("reservation {reservation} has {online} of {slices} slices online after the time allowed")]
     NotReadyInTime {
-        /// Which.
+        /// Reservation.
         reservation: ReservationId,
-        /// How many are.
+        /// Slices online.
         online: u32,
-        /// How many should be.
+        /// Slices expected.
         slices: u32,
     },
 }
 
-/// "; not counted: 4 on e1 (cordoned)".
+/// Formats "; not counted: 4 on e1 (cordoned)".
 fn not_counted(closed: &[(Name, u32, NotChosen)]) -> String {
     let each = closed.iter().map(|(emc, free, why)| format!("{free} on {emc} ({why})"));
     let each = each.collect::<Vec<_>>().join(", ");
@@ -193,7 +195,7 @@ fn not_counted(closed: &[(Name, u32, NotChosen)]) -> String {
 }
 
 impl Denied {
-    /// The machine-readable reason, in UPPER_SNAKE_CASE.
+    /// Returns the machine-readable reason, in UPPER_SNAKE_CASE.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NoSuchHost(_) => "HOST_NOT_FOUND",

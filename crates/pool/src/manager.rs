@@ -1,9 +1,12 @@
-//! The manager's end of the protocol: events in, effects out. It keeps the order that all invariants rest on (decide,
-//! store, and only then reply, device call and order) and performs nothing itself.
+//! The manager's end of the protocol, from events to effects. It keeps the order on which all
+//! invariants depend (decide, store, and only then reply, device call and desired state) and
+//! performs nothing itself.
 //!
-//! Two ledgers: `head` has every decision at once, so that concurrent requests never pick the same slice; `durable` has
-//! what the store has confirmed. Everything that leaves the process (replies, device calls, orders, lists) is made from
-//! `durable`, so nothing ever has to be taken back. Decisions gather in one open batch while another is being written.
+//! There are two ledgers. `head` has every decision at once, so that concurrent requests never
+//! choose the same slice. `durable` has the decisions confirmed by the store. Everything that
+//! leaves the process (replies, device calls, desired states, lists) is derived from `durable`, so
+//! it never has to be retracted. Decisions are collected in one open batch while another is
+//! written.
 //!
 //! ```text
 //!   event ─▶ decide on head ─▶ open batch ─▶ Store ─▶ stored ─▶ durable ─┬▶ Reply
@@ -11,7 +14,8 @@
 //!                                                                        └▶ Send(Want): Have comes back as an event
 //! ```
 //!
-//! After a failed write nothing is known: everybody waiting hears UNAVAILABLE, and the store is read again.
+//! After a failed write its outcome is unknown: all callers get UNAVAILABLE, and the store is
+//! loaded again.
 
 mod asks;
 mod buffer;
@@ -57,143 +61,144 @@ use crate::{
     slice::Call,
 };
 
-/// Names one caller who waits for a reply.
+/// Identifies a caller that waits for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// Names one connection of an agent.
+/// Identifies a connection of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// What an operator may set.
+/// Settings of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// An agent must be heard at least this often.
+    /// Longest time between two messages of an agent before its lease expires.
     pub lease_ttl: Ns,
-    /// When a host that is silent past its lease is cut off; `None` never.
+    /// Silence after the lease before a host is fenced; `None` for never.
     pub fence_after: Option<Ns>,
 }
 
-/// What happens to the manager.
+/// Event for the manager.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Everything the store has; first of all, and after every failed write.
+    /// Contents of the store; first of all events, and after every failed write.
     Loaded {
-        /// What concerns the whole ledger.
+        /// State of the whole ledger.
         meta: Meta,
-        /// The rest, in any order.
+        /// All other records, in any order.
         records: Vec<Record>,
-        /// The store was restored from a backup and has not been used since.
+        /// The store was restored from a backup and not used since.
         restored: bool,
     },
-    /// Somebody asks for something.
+    /// A request.
     Ask(Token, Ask),
-    /// The caller is no longer interested.
+    /// The caller no longer waits.
     Gone(Token),
-    /// A batch is durable, or nobody knows.
+    /// A batch is durable, or its outcome is unknown.
     Stored {
-        /// Which batch.
+        /// Batch.
         batch: u64,
         /// Whether it is durable.
         ok: bool,
     },
-    /// A device answers.
+    /// Reply of a device.
     Device(EmcId, DeviceDone),
-    /// An agent connected and said who it is.
+    /// An agent connected and identified itself.
     AgentUp(SessionId, HostId, Hello),
-    /// An agent reports.
+    /// Report of an agent.
     AgentHave(SessionId, Have),
-    /// An agent's connection is gone.
+    /// An agent's connection closed.
     AgentDown(SessionId),
-    /// Whether the store's disk has room for new reservations.
+    /// Free space of the store's disk.
     StoreSpace {
-        /// Below the limit.
+        /// It is below the limit for reservations.
         low: bool,
     },
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done, in this order.
+/// Effect to be performed, in this order.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Make these durable, all or none, then say so.
+    /// Make these records durable, all or none, and report it.
     Store {
-        /// To be named in the answer.
+        /// Batch, named by the reply.
         batch: u64,
-        /// One per key.
+        /// Records, one per key.
         records: Arc<Vec<Record>>,
     },
-    /// Open the store again and read everything.
+    /// Reopen the store and load everything.
     Reload,
-    /// Answer a caller.
+    /// Reply to a caller.
     Reply(Token, Box<Result<Answer, Denied>>),
-    /// Ask a device, in order per device.
+    /// Call a device, in order per device.
     Device(EmcId, DeviceCall),
-    /// Send an order to an agent.
+    /// Send a desired state to an agent.
     Send(SessionId, Want),
-    /// Request a whole report from an agent.
+    /// Request a complete report from an agent.
     RequestReport(SessionId),
-    /// End an agent's connection.
+    /// Close an agent's connection.
     Close(SessionId, Closed),
-    /// This has become durable: for watchers, metrics and traces.
+    /// A batch became durable: for watchers, metrics and traces.
     Durable(Published),
 }
 
-/// Why the manager ends an agent's connection.
+/// Reason why the manager closes an agent's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// A newer instance, or a newer connection of the same one, speaks for the host.
+    /// A newer instance, or a newer connection of the same instance, represents the host.
     Superseded,
-    /// It claims a slice it was never given.
+    /// It reported a slice that it was never given.
     FalseClaim(SliceId, Epoch),
-    /// It was silent past its lease.
+    /// Its lease expired.
     LeaseOver,
-    /// The host is not in this rack any more.
+    /// The host was removed from the rack.
     HostGone,
 }
 
-/// What has become durable in one batch.
+/// Durable batch, as published.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// The ledger's revision with it.
+    /// Revision of the ledger.
     pub revision: Revision,
-    /// When.
+    /// Time.
     pub when: When,
-    /// The records.
+    /// Records.
     pub records: Arc<Vec<Record>>,
     /// Slices that changed state: from, to.
     pub transitions: Vec<(SliceId, &'static str, &'static str)>,
 }
 
-/// Decisions that become durable together, and who waits for them.
+/// Decisions that become durable together, with their callers.
 #[derive(Debug, Default)]
 struct Batch {
     number: u64,
     records: BTreeMap<Key, Record>,
     replies: Vec<(Token, Reply)>,
     waiting: Vec<(Token, ReservationId, Ns)>,
-    /// When it was opened, and whether somebody waits for it: then it waits for no company.
+    /// Time of its first decision, and whether a caller waits: then it is written without delay.
     since: Ns,
     urgent: bool,
 }
 
-/// A reply that is made when its batch is durable.
+/// Reply that is sent when its batch is durable.
 #[derive(Clone, Debug)]
 enum Reply {
     Reservation(ReservationId),
-    /// With the VMs that are to move, if it drains.
+    /// For a drain, with the VMs to be migrated.
     Place {
         place: crate::ledger::Place,
         drains: bool,
     },
     Migration(ReservationId),
     Done,
-    /// Decided from facts that may not be durable yet: it names a reservation that a failed write would undo.
+    /// Decided from records that may not be durable yet: it names a reservation that a failed write
+    /// would undo.
     Refused(Denied),
 }
 
-/// The manager's end of the protocol.
+/// State of the manager.
 #[derive(Debug)]
 pub struct Manager {
     settings: Settings,
@@ -201,7 +206,7 @@ pub struct Manager {
     durable: Ledger,
     loaded: bool,
     loaded_at: UnixMs,
-    /// No EMC that a restored ledger lacks had slices from here on.
+    /// EMCs that a restored ledger does not contain had no slices from this number on.
     lost_slices_end: SliceId,
     open: Batch,
     writing: Option<(Batch, Arc<Vec<Record>>)>,
@@ -211,48 +216,50 @@ pub struct Manager {
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
     faults: SliceFaults,
-    /// Fence calls under way, with whether the host is known to have stopped; and those that need a machine stopped which
-    /// is not yet.
+    /// Fence calls in progress, with whether the host is known to have stopped; and fences that
+    /// wait for the machine to be stopped.
     fencing: BTreeMap<(EmcId, HostId), bool>,
     stop_attempts: StopAttempts,
-    /// Running VMs, by host, that the ledger could not adopt; only hosts that have such VMs.
+    /// Running VMs that the ledger could not adopt, by host.
     unadopted: BTreeMap<HostId, Vec<UnadoptedVm>>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
-    /// Handles and places that a device named when it was compared; hosts see them with the next durable revision.
+    /// Handles and locations returned by comparisons; hosts receive them with the next durable
+    /// revision.
     found: BTreeMap<SliceId, (Epoch, Handle)>,
     found_places: BTreeMap<SliceId, Handle>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
-    /// What each caller waits for: callers leave often, and most of them wait for nothing.
+    /// Waiting replies of each caller: callers leave often, and most wait for nothing.
     waiting: BTreeMap<Token, (Ns, ReservationId)>,
     buffer: Buffer,
-    /// Since when the store's disk has had no room for new reservations.
+    /// Time since which the store's disk has no space for reservations.
     store_low_since: Option<UnixMs>,
-    /// When slices were quarantined since the ledger was loaded.
+    /// Time of each quarantine since the ledger was loaded.
     quarantined_at: BTreeMap<SliceId, UnixMs>,
-    /// When hosts were first found not to see a device that they are wired to.
+    /// Time at which a host was first found not to see an attached device.
     unseen_since: BTreeMap<HostId, UnixMs>,
     leases_expired: u64,
-    /// Events that may change whether the VMs of a report can be adopted: the ledger was loaded, an EMC was compared, a slice
-    /// was quarantined. A host that has not sent a whole report since the latest of them is asked for one.
+    /// Number of events that may change whether reported VMs can be adopted: a load of the ledger,
+    /// a comparison of an EMC, a quarantine. A host without a complete report since the latest of
+    /// them is asked for one.
     doubts: u64,
     /// Devices whose contents are being compared.
     comparisons: BTreeMap<EmcId, Comparison>,
-    /// How many slices one event passes through.
+    /// Number of slices that one event processes.
     piece: usize,
-    /// How often the ledger was loaded.
+    /// Number of loads of the ledger.
     loads: u64,
-    /// A fact came in since the last upkeep; a request alone makes none due.
+    /// An event arrived since the last upkeep; requests alone require none.
     upkeep_due: bool,
     forget_at: Ns,
-    /// Something that is not durable has changed since it was last asked: a host fell silent, an EMC failed.
+    /// Non-durable state changed since the last call: a host became silent, an EMC failed.
     changed: bool,
     effects: VecDeque<Effect>,
 }
 
 impl Manager {
-    /// Knows nothing until [`Event::Loaded`].
+    /// Creates a manager that waits for [`Event::Loaded`].
     pub fn new(settings: Settings) -> Self {
         let empty = || Ledger::new(Meta::new(String::new()));
         Self {
@@ -296,48 +303,49 @@ impl Manager {
         }
     }
 
-    /// Sets how many slices one event passes through when an EMC is compared or a complete order is made.
+    /// Sets the number of slices that one event processes in comparisons and complete desired
+    /// states.
     pub fn set_piece(&mut self, slices: usize) {
         self.piece = slices.max(1);
     }
 
-    /// What is durable: the only thing anybody outside may see.
+    /// Returns the durable ledger, the only one visible outside.
     pub fn durable(&self) -> &Ledger {
         &self.durable
     }
 
-    /// Changes what an operator may set.
+    /// Changes the settings of the operator.
     pub fn set(&mut self, settings: Settings) {
         self.settings = settings;
     }
 
-    /// Whether requests should wait until a batch has been written.
+    /// Returns whether requests should wait until a batch has been written.
     pub fn is_full(&self) -> bool {
         self.open.records.len() >= BATCH_CHANGES_MAX
     }
 
-    /// Whether anything decided is not yet durable.
+    /// Returns whether a decision is not durable yet.
     pub fn is_writing(&self) -> bool {
         self.writing.is_some() || !self.open.records.is_empty()
     }
 
-    /// Whether something that watchers see but no batch tells has changed since the last call.
+    /// Returns whether non-durable state visible to watchers has changed since the last call.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// Whether there is something to do or to tell before [`Manager::next_wakeup`].
+    /// Returns whether there is an effect or a change before [`Manager::next_wakeup`].
     pub fn has_news(&self) -> bool {
         !self.effects.is_empty() || self.changed
     }
 
-    /// The next thing to do, oldest first.
+    /// Returns the oldest effect.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// Takes one event in. [`Manager::settle`] is to follow once a burst of them is in; then what is to be done waits in
-    /// [`Manager::poll_effect`].
+    /// Applies one event. Call [`Manager::settle`] after a burst of events; effects are then
+    /// available from [`Manager::poll_effect`].
     pub fn handle(&mut self, when: When, event: Event) {
         self.upkeep_due |= !matches!(event, Event::Ask(..) | Event::Gone(_));
         match event {
@@ -354,7 +362,8 @@ impl Manager {
         }
     }
 
-    /// Does once for many events what follows from all of them: what is due by now, orders, the next durable write.
+    /// Performs the common work after a burst of events: deadlines, desired states, the next
+    /// durable write.
     pub fn settle(&mut self, when: When) {
         if self.loaded && std::mem::take(&mut self.upkeep_due) {
             self.keep_up(when);
@@ -363,10 +372,10 @@ impl Manager {
         self.write_batch(when);
     }
 
-    /// When to call [`Manager::handle`] with [`Event::Tick`] and settle, if nothing else happens first.
+    /// Returns the time of the next [`Event::Tick`], if no other event arrives before.
     pub fn next_wakeup(&self) -> Option<Ns> {
         if !self.loaded {
-            return None; // nothing is known, so nothing can be due
+            return None; // nothing is loaded, so nothing can be due
         }
         let batch = (!self.open.records.is_empty() && self.writing.is_none()).then(|| self.batch_due());
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
@@ -392,10 +401,11 @@ impl Manager {
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
-        self.stop_attempts.clear(); // an answer that came meanwhile was not looked at
+        self.stop_attempts.clear(); // replies received meanwhile were ignored
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
-            // The backup's orders and fences are old, and have no effects from the first moment on.
+            // Desired states and fences of the backup are outdated and have no effect from the
+            // start.
             let change = self.durable.decide_restored();
             self.durable.apply(change.clone());
             self.change(when, change);
@@ -405,8 +415,8 @@ impl Manager {
         self.drop_removed();
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.iter().for_each(|host| self.expect_host(when, *host));
-        hosts.iter().for_each(|host| self.complete_fence(when, *host)); // its completion may not be on disk
-        hosts.into_iter().for_each(|host| self.tell_host(host)); // what was just read may be news to the connected
+        hosts.iter().for_each(|host| self.complete_fence(when, *host)); // the completion may not be on disk
+        hosts.into_iter().for_each(|host| self.tell_host(host)); // the loaded state may be new for connected hosts
         (self.loads, self.doubts) = (self.loads + 1, self.doubts + 1);
         self.hear_boots(when);
         self.count_silence_anew(when);
@@ -414,7 +424,8 @@ impl Manager {
         emcs.into_iter().for_each(|emc| self.compare_emc(emc));
     }
 
-    /// Drops hosts and EMCs that are not in the ledger: their removal was written although the store reported an error.
+    /// Removes hosts and EMCs that are not in the ledger: their removal was written although the
+    /// store reported an error.
     fn drop_removed(&mut self) {
         let hosts = self.links.iter().map(|(host, _)| *host).filter(|host| self.head.host(*host).is_none());
         hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drop_host(host));
@@ -422,8 +433,8 @@ impl Manager {
         emcs.collect::<Vec<_>>().into_iter().for_each(|emc| self.drop_emc(emc));
     }
 
-    /// Applies a change, and forgets ended requests beyond their limits: at most as many as the change has records, so that
-    /// forgetting keeps up with ending.
+    /// Applies a change, and deletes ended requests beyond their limits: at most as many as the
+    /// change has records, so that deletion keeps up.
     fn change(&mut self, when: When, change: Change) {
         let most = change.0.len();
         self.apply(when, change);
@@ -439,14 +450,14 @@ impl Manager {
             if let Record::Emc(id, _) = &record
                 && !self.devices.contains_key(id)
             {
-                self.head.set_emc_up(*id, false); // nothing is taken from it before it is compared
+                self.head.set_emc_up(*id, false); // its slices are not used before it is compared
             }
             self.open.urgent |= self.is_awaited(&record);
             self.open.records.insert(record.key(), record);
         }
     }
 
-    /// Whether somebody waits for this step of a reservation or of one of its slices to be durable.
+    /// Returns whether a caller waits for this step of a reservation or of one of its slices.
     fn is_awaited(&self, record: &Record) -> bool {
         let concerned = match record {
             Record::Slice(_, slot) => slot.reservation(),
@@ -456,7 +467,7 @@ impl Manager {
         concerned.is_some_and(|id| self.waiters.contains_key(&id))
     }
 
-    /// Replies when everything decided so far is durable.
+    /// Sends a reply when everything decided so far is durable.
     fn reply_durable(&mut self, token: Token, reply: Reply) {
         if !self.open.records.is_empty() {
             self.open.urgent = true;
@@ -551,7 +562,7 @@ impl Manager {
         changed.collect()
     }
 
-    /// What a fact obliges us to, now that it is durable.
+    /// Performs the consequences of a record that became durable.
     fn act_on(&mut self, when: When, record: &Record, before: &BTreeMap<SliceId, crate::slice::Slot>) {
         match record {
             Record::Slice(id, slot) => {
@@ -608,7 +619,7 @@ impl Manager {
     }
 }
 
-/// A decision made outside the ledger, to be remembered with the others.
+/// Decision made outside the ledger, stored with the others.
 pub fn note(decision: Decision) -> Change {
     Change(vec![Record::Decision(0, decision)])
 }

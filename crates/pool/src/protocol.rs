@@ -304,14 +304,14 @@ pub struct Hello {
     pub devices: Vec<SeenDevice>,
 }
 
-/// A pool device as a host sees it.
+/// Shared pool device as seen by a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenDevice {
-    /// The same on every host that sees it.
+    /// Serial number, equal on every host that sees the device.
     pub serial: String,
-    /// How many whole slices it has there.
+    /// Capacity in whole slices.
     pub slices: u32,
-    /// What keeps the host from using it.
+    /// Reason why the host cannot use it.
     pub problem: Option<String>,
 }
 

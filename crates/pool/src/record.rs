@@ -1,5 +1,5 @@
-//! The ledger's facts, as they are made durable: a ledger is the fold of its records. How they are written down is the
-//! store's business.
+//! Durable records of the ledger: a ledger is the fold of its records. Their encoding is left to
+//! the store.
 
 use std::collections::BTreeSet;
 
@@ -8,28 +8,28 @@ use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, 
 
 use crate::{audit::Decision, slice::Slot};
 
-/// One durable fact. The newest of a [`Key`] counts.
+/// One durable record. The newest of each [`Key`] counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Record {
-    /// What concerns the whole ledger.
+    /// The whole ledger.
     Meta(Meta),
-    /// One EMC.
+    /// An EMC.
     Emc(EmcId, Emc),
-    /// One host.
+    /// A host.
     Host(HostId, Host),
-    /// One slice; a slice without a record is free and was never owned.
+    /// A slice; a slice without a record is free and was never owned.
     Slice(SliceId, Slot),
-    /// The memory of one VM.
+    /// Memory of a VM.
     Reservation(ReservationId, Reservation),
-    /// A request to move one VM.
+    /// A migration request.
     Migration(ReservationId, Migration),
-    /// One decision, by its number.
+    /// A decision, by its number.
     Decision(u64, Decision),
-    /// What this names is no more.
+    /// Deletes a record.
     Gone(Key),
 }
 
-/// What a record is about.
+/// Key of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Key {
     /// See [`Record::Meta`].
@@ -49,7 +49,7 @@ pub enum Key {
 }
 
 impl Record {
-    /// What it is about.
+    /// Returns the key of the record.
     pub fn key(&self) -> Key {
         match self {
             Self::Meta(_) => Key::Meta,
@@ -64,33 +64,33 @@ impl Record {
     }
 }
 
-/// What concerns the whole ledger.
+/// State of the whole ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
-    /// Tells this rack from every other.
+    /// Unique id of the rack.
     pub rack_uuid: String,
-    /// Rises when the store is restored from a backup.
+    /// Increases with every restore from a backup.
     pub generation: u64,
-    /// Rises with every durable batch.
+    /// Increases with every durable batch.
     pub revision: Revision,
-    /// Rack time of the latest batch: how long the manager has run, all lives added up.
+    /// Rack time of the latest batch: total running time of the manager.
     pub rack_time: Ns,
-    /// The next reservation's number.
+    /// Number of the next reservation.
     pub next_reservation: ReservationId,
-    /// The next decision's number.
+    /// Number of the next decision.
     pub next_decision: u64,
-    /// The oldest remembered decision's number.
+    /// Number of the oldest stored decision.
     pub first_decision: u64,
-    /// The next host's number.
+    /// Number of the next host.
     pub next_host: HostId,
-    /// The next EMC's number.
+    /// Number of the next EMC.
     pub next_emc: EmcId,
-    /// The first slice of the next EMC.
+    /// First slice of the next EMC.
     pub next_slice: SliceId,
 }
 
 impl Meta {
-    /// Of a rack that has just been founded.
+    /// Creates the state of a new rack.
     pub fn new(rack_uuid: String) -> Self {
         Self {
             rack_uuid,
@@ -107,98 +107,101 @@ impl Meta {
     }
 }
 
-/// Whether new reservations are accepted.
+/// Scheduling of a host or EMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scheduling {
-    /// They are.
+    /// Accepts reservations.
     #[default]
     Enabled,
-    /// They are not.
+    /// Accepts no reservations.
     Cordoned,
-    /// They are not, and what is there is to move away.
+    /// Accepts no reservations, and its VMs are to be migrated.
     Draining,
 }
 
-/// One pool device.
+/// EMC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Emc {
-    /// As rack.toml has it.
+    /// Name in rack.toml.
     pub name: Name,
-    /// Its lowest slice.
+    /// Lowest slice.
     pub first: SliceId,
-    /// How many slices it has.
+    /// Number of slices.
     pub slices: u32,
-    /// Which driver speaks to it.
+    /// Driver.
     pub driver: String,
-    /// Where the driver finds it.
+    /// Path of the device, as its driver expects it.
     pub path: String,
-    /// Whether new slices are taken from it.
+    /// Scheduling.
     pub scheduling: Scheduling,
-    /// What its hosts call it, if they find it on buses of their own. Such a device lets in whoever is wired to it.
+    /// Serial number under which hosts see it, if it is attached to their buses. Such a device is
+    /// accessible to every attached host.
     #[serde(deserialize_with = "if_written")]
     pub serial: Option<String>,
 }
 
-/// The last field of a record, which earlier versions did not write.
+/// Last field of a record, absent in records of earlier versions.
 fn if_written<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Ok(T::deserialize(from).unwrap_or_default())
 }
 
 impl Emc {
-    /// Whether it can cut a host off; else who had a slice reaches it until it lets go or stops.
+    /// Returns whether it can revoke access; otherwise a host reaches a slice until it releases it
+    /// or stops.
     pub fn cuts_off(&self) -> bool {
         self.serial.is_none()
     }
 
-    /// Its slices.
+    /// Returns its slices.
     pub fn range(&self) -> impl DoubleEndedIterator<Item = SliceId> + use<> {
         (self.first.0..self.end().0).map(SliceId)
     }
 
-    /// The number after its highest slice.
+    /// Returns the number after its highest slice.
     pub fn end(&self) -> SliceId {
         SliceId(self.first.0.saturating_add(self.slices))
     }
 
-    /// Whether the slice is its own.
+    /// Returns whether a slice belongs to it.
     pub fn contains(&self, slice: SliceId) -> bool {
         (self.first..self.end()).contains(&slice)
     }
 }
 
-/// One host.
+/// Host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// As rack.toml has it.
+    /// Name in rack.toml.
     pub name: Name,
-    /// Cores that may be reserved.
+    /// Cores available for reservations.
     pub cores: u32,
-    /// Local memory that may be reserved.
+    /// Local memory available for reservations.
     pub local: Bytes,
-    /// The EMCs it is wired to.
+    /// Attached EMCs.
     pub emcs: Vec<EmcId>,
-    /// Whether new reservations are accepted.
+    /// Scheduling.
     pub scheduling: Scheduling,
-    /// Whether it is cut off its slices.
+    /// Fence.
     pub fence: Fence,
-    /// The boot it was last seen in.
+    /// Boot id of the last connection.
     pub boot_id: String,
-    /// Whether the ledger was restored since it last reported.
+    /// The ledger was restored since the host last reported.
     pub must_report: bool,
-    /// EMCs that have not cut the host off since it was last fenced. It gets nothing from them until they have, even after
-    /// it returned.
+    /// EMCs that have not confirmed the latest fence. They grant the host nothing until they have,
+    /// even after it returned.
     #[serde(deserialize_with = "if_written")]
     pub unconfirmed_fences: BTreeSet<EmcId>,
-    /// EMCs to which the host is not wired and that have confirmed the present fence: a restored ledger may lack wires.
+    /// EMCs to which the host is not attached and that have confirmed the current fence: a restored
+    /// ledger may not contain all connections.
     #[serde(deserialize_with = "if_written")]
     pub unwired_fences: BTreeSet<EmcId>,
-    /// When the present fence began; 0 if an earlier version began it.
+    /// Start of the current fence; 0 if an earlier version recorded it.
     #[serde(deserialize_with = "if_written")]
     pub fenced_at: UnixMs,
 }
 
 impl Host {
-    /// Whether the host is fenced and this EMC has confirmed it.
+    /// Returns whether the host is fenced and this EMC has confirmed it.
     pub fn is_cut_off(&self, emc: EmcId) -> bool {
         match self.fence {
             Fence::None => false,
@@ -209,21 +212,21 @@ impl Host {
         }
     }
 
-    /// Whether the host may have wires and slices that a restored ledger lacks: it has not reported since, or was fenced
-    /// before it reported.
+    /// Returns whether the host may have connections and slices that a restored ledger does not
+    /// contain: it has not reported since, or was fenced before it reported.
     pub(crate) fn may_know_more(&self) -> bool {
         self.must_report || self.fence != Fence::None
     }
 
-    /// Whether slices of an EMC wait for this host's report after a restore. An EMC that has cut it off since leaves it
-    /// nothing to report; a fence that was complete in the backup may be outdated.
+    /// Returns whether slices of an EMC wait for this host's report after a restore. An EMC that
+    /// has fenced it since does not wait; a fence completed in the backup may be outdated.
     pub fn must_report_on(&self, emc: EmcId) -> bool {
         let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_cut_off(emc);
         self.must_report && !cut
     }
 
-    /// Has every EMC answer a fence that is not complete: one of a backup, or one begun by a version without
-    /// [`Host::unconfirmed_fences`].
+    /// Requires every EMC to confirm an incomplete fence: one of a backup, or one begun by a
+    /// version without [`Host::unconfirmed_fences`].
     pub(crate) fn restart_fence(&mut self) {
         if matches!(self.fence, Fence::Fencing { .. }) {
             self.unconfirmed_fences.extend(&self.emcs);
@@ -231,92 +234,92 @@ impl Host {
     }
 }
 
-/// Whether a host is cut off its slices.
+/// Fence of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fence {
-    /// It is not.
+    /// Not fenced.
     #[default]
     None,
-    /// It is being cut off; the EMCs in [`Host::unconfirmed_fences`] have not done it yet.
+    /// In progress: the EMCs in [`Host::unconfirmed_fences`] have not confirmed.
     Fencing {
-        /// An operator vouches that the machine is off.
+        /// An operator confirmed that the machine is powered off.
         powered_off: bool,
     },
-    /// It is cut off, until it returns with another boot id or proves itself clean.
+    /// Complete, until the host returns with another boot id or reports clean.
     Fenced,
 }
 
-/// Whose request id it is.
+/// Identity of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestKey {
-    /// Who asked.
+    /// Client.
     pub client: Name,
-    /// As which request.
+    /// Request id.
     pub id: RequestId,
 }
 
-/// The memory of one VM.
+/// Memory of one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// Whose memory it is.
+    /// VM.
     pub vm: Name,
-    /// Where.
+    /// Host.
     pub host: HostId,
-    /// Its slices, in ascending order.
+    /// Slices, in ascending order.
     pub slices: Vec<SliceId>,
-    /// Its local memory.
+    /// Local memory.
     pub local: Bytes,
-    /// Its cores.
+    /// Cores.
     pub cores: u32,
-    /// Whether its pages must stay where they are.
+    /// Pages must not be migrated.
     pub pinned: bool,
-    /// The request that made it.
+    /// Request that created it.
     pub request: RequestKey,
-    /// How long the request allowed until the commit.
+    /// Time that the request allowed until the commit.
     pub commit_within: Ns,
-    /// When it was made, as people read time.
+    /// Creation, wall clock.
     pub created: UnixMs,
-    /// How far its life has come.
+    /// Stage.
     pub stage: Stage,
-    /// The user of the host that may use it beside root; `None` for the agent's own user.
+    /// User of the host that may use it beside root; `None` for the agent's user.
     #[serde(deserialize_with = "if_written")]
     pub uid: Option<UserId>,
 }
 
-/// How far a reservation's life has come.
+/// Stage of a reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// Waiting for the commit until a moment of rack time.
+    /// Waiting for the commit.
     Reserved {
-        /// When it ends by itself.
+        /// Deadline, rack time.
         deadline: Ns,
-        /// The same as people read time; prolonged by the manager's downtime.
+        /// Deadline, wall clock; extended by the manager's downtime.
         deadline_unix: UnixMs,
     },
-    /// The VM runs on it.
+    /// In use by the VM.
     Committed,
-    /// It cannot become ready, or lost a slice; the scheduler is to release it.
+    /// It cannot become ready, or lost a slice; the scheduler has to release it.
     Broken {
-        /// What happened.
+        /// Reason.
         why: String,
-        /// When it ends by itself, in rack time; `None` if it had been committed.
+        /// Deadline, rack time; `None` if it was committed.
         #[serde(deserialize_with = "if_written")]
         deadline: Option<Ns>,
-        /// When it broke; 0 if under an earlier version.
+        /// Time of the failure; 0 if recorded by an earlier version.
         #[serde(deserialize_with = "if_written")]
         at: UnixMs,
     },
-    /// Over. Remembered so that a repeated request gets its answer.
+    /// Ended. Stored so that repeated requests get the same reply.
     Ended {
-        /// When, in rack time.
+        /// Rack time of the end.
         at: Ns,
-        /// Who or what ended it.
+        /// Cause.
         why: EndedBy,
     },
 }
 
 impl Stage {
-    /// The moment of rack time at which the reservation ends unless it is committed before.
+    /// Returns the rack time at which the reservation expires without a commit.
     pub fn deadline(&self) -> Option<Ns> {
         match self {
             Self::Reserved { deadline, .. } => Some(*deadline),
@@ -326,23 +329,23 @@ impl Stage {
     }
 }
 
-/// Who or what ended a reservation.
+/// Cause of the end of a reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndedBy {
-    /// A release.
+    /// Release.
     Released {
-        /// Even though the VM might still run.
+        /// Forced, even if the VM was running.
         force: bool,
-        /// In the caller's words.
+        /// Reason given by the caller.
         reason: String,
     },
-    /// Nobody committed it in time.
+    /// Not committed before its deadline.
     Deadline,
-    /// The VM's process is gone.
+    /// The VM's process ended.
     ProcessGone,
     /// Its host was fenced.
     HostFenced,
-    /// Its host has started again, and nothing that ran there runs any more.
+    /// Its host restarted, so its processes ended.
     HostRestarted,
 }
 
@@ -361,42 +364,42 @@ impl std::fmt::Display for EndedBy {
 }
 
 impl Reservation {
-    /// Whether it still holds memory for a VM.
+    /// Returns whether it still holds memory for a VM.
     pub fn is_active(&self) -> bool {
         !matches!(self.stage, Stage::Ended { .. })
     }
 }
 
-/// A request to the scheduler to move one VM.
+/// Request to the scheduler to migrate a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migration {
-    /// Which VM.
+    /// VM.
     pub vm: Name,
-    /// Away from where.
+    /// Current host.
     pub host: HostId,
-    /// Why.
+    /// Reason.
     pub why: String,
-    /// When it was asked, as people read time.
+    /// Time of the request, wall clock.
     pub asked: UnixMs,
-    /// What the scheduler said.
+    /// Answer of the scheduler.
     pub answer: MigrationAnswer,
-    /// In the scheduler's words.
+    /// Explanation by the scheduler.
     pub words: String,
-    /// When one that was declined is asked again, on the rack's clock.
+    /// Rack time at which a declined request is repeated.
     pub again: Option<Ns>,
 }
 
-/// What the scheduler said to a request to move a VM.
+/// Answer of the scheduler to a migration request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MigrationAnswer {
-    /// Nothing yet.
+    /// None yet.
     #[default]
     Open,
-    /// It will.
+    /// Accepted.
     Accepted,
-    /// It will not; it is asked again after [`units::limits::MIGRATION_REQUEST_RETRY_AFTER`].
+    /// Declined; repeated after [`units::limits::MIGRATION_REQUEST_RETRY_AFTER`].
     Declined,
-    /// It did.
+    /// Migrated.
     Done,
 }
 
@@ -406,7 +409,7 @@ mod tests {
 
     use super::*;
 
-    /// A host of EMCs 1 and 2 that has yet to report; EMC 1 has confirmed the fence.
+    /// Returns a host of EMCs 1 and 2 that has yet to report; EMC 1 has confirmed the fence.
     #[test]
     fn host_owes_a_report_except_on_emcs_that_have_confirmed_a_fence_under_way() {
         let [none, under_way, complete] = [Fence::None, Fence::Fencing { powered_off: false }, Fence::Fenced]

@@ -1,4 +1,5 @@
-//! Requests: each is decided on `head` at once and answered from `durable` when it is.
+//! Requests: each is decided on `head` at once and answered from `durable` when its batch is
+//! durable.
 
 use units::limits::WAITERS_MAX;
 use units::{HostId, Name, Ns, ReservationId, Revision};
@@ -11,122 +12,122 @@ use crate::{
     record::{EndedBy, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
 };
 
-/// What somebody asks for, its values checked.
+/// Validated request.
 #[derive(Clone, Debug)]
 pub enum Ask {
-    /// Memory for a VM; with `wait`, the answer comes when it is ready or the time is over.
+    /// Memory for a VM; with `wait`, the reply follows when it is ready or the time limit expires.
     Reserve {
-        /// What.
+        /// Request.
         reserve: Reserve,
-        /// How long to wait for the slices.
+        /// Time limit for the slices to come online.
         wait: Option<Ns>,
     },
-    /// What a [`Ask::Reserve`] would come to.
+    /// Result of an [`Ask::Reserve`], without performing it.
     Validate(Reserve),
-    /// An answer when all slices are online.
+    /// Waits until all slices are online.
     WaitReady {
-        /// Of which reservation.
+        /// Reservation.
         target: Target,
-        /// How long at most.
+        /// Time limit.
         within: Ns,
     },
     /// The VM was started.
     Commit {
-        /// Of which reservation.
+        /// Reservation.
         target: Target,
-        /// Who says so.
+        /// Requester.
         actor: Actor,
     },
     /// The VM ended or will not start.
     Release {
-        /// Of which reservation.
+        /// Reservation.
         target: Target,
-        /// Even if the VM still runs.
+        /// Even if the VM is running.
         force: bool,
-        /// In the caller's words.
+        /// Reason given by the caller.
         reason: String,
-        /// Who says so.
+        /// Requester.
         actor: Actor,
     },
     /// Cordon, uncordon or drain.
     Schedule {
-        /// What.
+        /// Operation.
         place: Place,
-        /// To which.
+        /// Target.
         to: Scheduling,
-        /// Who says so.
+        /// Requester.
         actor: Actor,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// Cut a silent host off.
+    /// Fence of a silent host.
     Fence {
-        /// Which.
+        /// Host.
         host: Name,
-        /// The operator vouches that the machine is off.
+        /// The operator confirms that the machine is powered off.
         powered_off: bool,
-        /// Who says so.
+        /// Requester.
         actor: Actor,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// The answer to a request to move a VM.
+    /// Answer to a migration request.
     ResolveMigration {
-        /// Which VM.
+        /// VM.
         vm: Name,
-        /// What the scheduler says.
+        /// Answer.
         answer: MigrationAnswer,
-        /// In its words.
+        /// Explanation by the scheduler.
         words: String,
-        /// Who says so.
+        /// Requester.
         actor: Actor,
     },
-    /// Remember a decision that was made outside the ledger.
+    /// Stores a decision made outside the ledger.
     Note(Decision),
     /// A new rack.toml.
     Configure(RackSpec),
 }
 
 impl Ask {
-    /// Whether the answer may wait for slices to come online, and not only for the disk.
+    /// Returns whether the reply may wait for slices to come online, and not only for the disk.
     pub fn waits_for_slices(&self) -> bool {
         matches!(self, Self::WaitReady { .. } | Self::Reserve { wait: Some(_), .. })
     }
 }
 
-/// What a caller gets.
+/// Reply to a caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// A reservation as it is now.
+    /// Current reservation.
     Reservation(ReservationView),
     /// A cordon, uncordon, drain or fence is durable.
     Scheduled {
-        /// With which revision.
+        /// Revision.
         revision: Revision,
-        /// VMs still there.
+        /// Remaining VMs.
         waiting_for: Vec<Name>,
     },
-    /// A migration request as it is now.
+    /// Current migration request.
     Migration(ReservationId, Migration),
-    /// It is done.
+    /// Done.
     Done(Revision),
 }
 
-/// A reservation with what follows from the ledger.
+/// Reservation with values derived from the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReservationView {
-    /// Its number.
+    /// Number.
     pub id: ReservationId,
-    /// Its host's name.
+    /// Name of its host.
     pub host: Name,
-    /// How many of its slices are online.
+    /// Number of online slices.
     pub online: u32,
-    /// The rest.
+    /// Record.
     pub reservation: Reservation,
 }
 
 impl Ledger {
-    /// A reservation with what follows from the ledger.
+    /// Returns a reservation with values derived from the ledger.
     pub fn view(&self, id: ReservationId) -> Option<ReservationView> {
         let reservation = self.reservation(id)?.clone();
         let gone = || Name::new("removed").expect("a name");
@@ -136,7 +137,7 @@ impl Ledger {
 }
 
 impl ReservationView {
-    /// Whether every slice is online for a VM that may still start.
+    /// Returns whether all slices are online for a VM that may still start.
     pub fn is_ready(&self) -> bool {
         let may_start = matches!(self.reservation.stage, Stage::Reserved { .. } | Stage::Committed);
         may_start && self.online as usize == self.reservation.slices.len()
@@ -187,7 +188,7 @@ impl Manager {
         }
     }
 
-    /// A repeated request is answered whatever its host's state; a new one needs a host that speaks to us.
+    /// Repeated requests are answered in any state of the host; new ones require a connected host.
     fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<Decided, Denied> {
         let host = self.head.host_named(&reserve.host);
         let decided = self.head.decide_reserve(when, reserve);
@@ -196,7 +197,7 @@ impl Manager {
             Denied::RequestReused { .. } | Denied::VmTaken { .. } | Denied::HostNotSchedulable { .. },
         ) = decided
         {
-            return decided; // true whether the host speaks to us or not
+            return decided; // independent of the host's connection
         }
         if let Some(host) = host {
             self.takes_reservations(host)?;
@@ -297,7 +298,7 @@ impl Manager {
             return Err(Denied::HostConnected(host));
         }
         if !powered_off && link.is_some_and(Link::is_expected) {
-            return Err(Denied::HostExpected(host)); // it may be about to speak, and its VMs run
+            return Err(Denied::HostExpected(host)); // its agent may be about to connect, and its VMs run
         }
         Ok((
             self.head.decide_fence(when, id, powered_off, actor, reason),
@@ -327,7 +328,7 @@ impl Manager {
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
 
-    /// Callers that wait for slices, or will when something is durable.
+    /// Callers that wait for slices, or will wait once a batch is durable.
     fn has_room_to_wait(&self) -> Result<(), Denied> {
         let written = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
         if self.waiter_deadlines.len() + self.open.waiting.len() + written < WAITERS_MAX {
@@ -354,7 +355,8 @@ impl Manager {
         self.answer_waiters(id);
     }
 
-    /// Answers who waits for a reservation, if it is ready or never will be; else its host is told soon.
+    /// Replies to callers that wait for a reservation if it is ready or never will be; otherwise
+    /// schedules a message to its host.
     pub(super) fn answer_waiters(&mut self, id: ReservationId) {
         if !self.waiters.contains_key(&id) {
             return;
@@ -438,8 +440,9 @@ mod tests {
         }
     }
 
-    /// A slice was lost with its device and let back by an operator; when it was online for the next VM, the first VM's
-    /// broken reservation counted it as its own and was said to be ready.
+    /// A slice was lost with its device and uncordoned by an operator. When it was online for the
+    /// next VM, the broken reservation of the first VM counted it as its own and was reported
+    /// ready.
     #[test]
     fn a_broken_reservation_is_not_ready_because_its_slice_is_online_for_another() {
         let mut ledger = Ledger::new(Meta::new("rack".into()));

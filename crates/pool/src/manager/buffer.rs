@@ -1,60 +1,61 @@
-//! How many free slices should be kept ready, so that starting a VM never waits for emptying another's memory.
+//! Size of the buffer of free slices, so that starting a VM never waits for reclamation.
 //!
-//! Pond (4.4, 4.5) finds that offlining at 1 to 10 GB/s suffices when a buffer of free slices is kept and refilled in
-//! the background. Its size follows demand and measured speed here: what the busiest stretch took that was as long as the
-//! slowest slice lately needed from its last owner back to free. Below the target, scrubbing runs at full pace; above it
-//! gently, so that it does not steal tenants' bandwidth, unless so much of the pool waits for it that the next wave of VMs
-//! would find the buffer too small.
+//! Pond (4.4, 4.5) finds that offlining at 1 to 10 GB/s suffices when a buffer of free slices is
+//! kept and refilled in the background. Here its size follows demand and measured speed: the
+//! largest demand in a period as long as the slowest slice recently needed from its last owner to
+//! free. Below the target, scrubbing runs at full pace; above it slowly, to save the tenants'
+//! bandwidth, unless so much of the pool waits for it that the next wave of VMs would exceed the
+//! buffer.
 
 use std::collections::BTreeMap;
 
 use units::limits::SCRUBS_PER_HOST_MAX;
 use units::{Ns, SliceId};
 
-/// Length of one window.
+/// Length of a window.
 const WINDOW: Ns = Ns::secs(10);
-/// How many windows are remembered.
+/// Number of windows.
 const WINDOWS: usize = 6;
-/// The least that is kept ready.
+/// Smallest target.
 const LEAST: u32 = 4;
-/// At most one part in so many of the pool is kept ready.
+/// Largest target, as the divisor of the pool's size.
 const POOL_PARTS: u32 = 4;
-/// Slices one host scrubs at a time while the buffer is full.
+/// Slices that one host scrubs at a time while the buffer is full.
 const GENTLE: usize = 4;
-/// Scrubbing is gentle only while less than one part in so many of the pool waits for it.
+/// Scrubbing is slow only while a smaller fraction of the pool, as a divisor, waits for it.
 const WAITING_PARTS: u32 = 16;
 
-/// What the pool has, in slices.
+/// Size of the pool, in slices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Supply {
-    /// All there are.
+    /// All slices.
     pub pool: u32,
-    /// Ready to be reserved.
+    /// Free slices.
     pub free: u32,
-    /// Waiting for a scrubber.
+    /// Slices waiting for a scrubber.
     pub to_scrub: u32,
 }
 
-/// Demand for slices lately, and how fast they came back.
+/// Recent demand for slices, and recent durations of their return.
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     window: u64,
     taken: [u32; WINDOWS],
-    /// The longest that a slice took which came back in a window.
+    /// Longest return completed in a window.
     drained: [Ns; WINDOWS],
-    /// Slices on their way back, since when.
+    /// Start of each return in progress.
     draining: BTreeMap<SliceId, Ns>,
 }
 
 impl Buffer {
-    /// Slices were reserved.
+    /// Records reserved slices.
     pub fn reserved(&mut self, now: Ns, slices: u32) {
         self.roll(now);
         let taken = &mut self.taken[slot(self.window)];
         *taken = taken.saturating_add(slices);
     }
 
-    /// A slice went from one state to another, by their names.
+    /// Records a change of a slice's state, by name.
     pub fn moved(&mut self, now: Ns, slice: SliceId, to: &str) {
         self.roll(now);
         match to {
@@ -67,12 +68,13 @@ impl Buffer {
         }
     }
 
-    /// How long the slowest slice took lately from its last owner back to free; zero if none came back.
+    /// Returns the longest recent time of a slice from its last owner to free; zero if none
+    /// returned.
     pub fn drain_time(&self) -> Ns {
         self.drained.iter().copied().max().unwrap_or_default()
     }
 
-    /// How many free slices to keep ready in a pool of this size.
+    /// Returns the target number of free slices for a pool of this size.
     pub fn target(&self, pool: u32) -> u32 {
         let windows = self.drain_time().0.div_ceil(WINDOW.0).clamp(1, WINDOWS as u64);
         let ends = (0..WINDOWS as u64).map(|back| self.window.saturating_sub(back));
@@ -81,21 +83,21 @@ impl Buffer {
         busiest.max(LEAST).min(pool / POOL_PARTS)
     }
 
-    /// Demand of a window so many before another, if it is remembered.
+    /// Returns the demand of a window that lies a number of windows before another.
     fn taken_in(&self, end: u64, back: u64) -> u32 {
         let oldest = (self.window + 1).saturating_sub(WINDOWS as u64);
         let window = end.checked_sub(back).filter(|window| *window >= oldest);
         window.map_or(0, |window| self.taken[slot(window)])
     }
 
-    /// How many slices one host may scrub at a time.
+    /// Returns the number of slices that one host may scrub at a time.
     pub fn pace(&self, supply: Supply) -> usize {
         let enough = supply.free >= self.target(supply.pool);
         let few_wait = supply.to_scrub <= supply.pool / WAITING_PARTS;
         if enough && few_wait { GENTLE } else { SCRUBS_PER_HOST_MAX }
     }
 
-    /// Forgets demand that is too old.
+    /// Drops expired windows.
     pub fn roll(&mut self, now: Ns) {
         let window = now.0 / WINDOW.0;
         let passed = window.saturating_sub(self.window);

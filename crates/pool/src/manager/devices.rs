@@ -1,5 +1,5 @@
-//! Devices: every durable intent is driven until the device confirms it. Calls are idempotent on (slice, epoch), so
-//! after a restart, a failure or a doubt they are simply made again.
+//! Devices: every durable intent is driven until the device confirms it. Calls are idempotent in
+//! (slice, epoch), so they are repeated after a restart, a failure or a doubt.
 
 use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs, limits::DEVICE_RETRY};
 
@@ -11,135 +11,137 @@ use crate::{
     slice::{Call, Event, Quarantine, Scrub, Slot, State},
 };
 
-/// What a device is asked.
+/// Device call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceCall {
-    /// What do you hold? Also the question whether it works at all.
+    /// Requests the contents, and tests whether the device works.
     Contents,
-    /// Let this host reach the slice, and nobody else.
+    /// Grants access to the slice to this host only.
     Grant {
-        /// Which slice.
+        /// Slice.
         slice: SliceId,
-        /// Under which number.
+        /// Epoch.
         epoch: Epoch,
-        /// Which host.
+        /// Host.
         host: HostId,
     },
-    /// Let nobody who got it under this number, or an older one, reach the slice.
+    /// Revokes access under this epoch and earlier ones.
     Revoke {
-        /// Which slice.
+        /// Slice.
         slice: SliceId,
-        /// Up to which number.
+        /// Highest epoch.
         epoch: Epoch,
     },
-    /// Cut a host off everything.
+    /// Fences a host.
     Fence {
-        /// Which host.
+        /// Host.
         host: HostId,
-        /// It is vouched for or proven that nothing is left on the host: a device that cannot cut it off need not have
+        /// The host is known to have nothing left: a device that cannot revoke access need not have
         /// the machine stopped.
         powered_off: bool,
     },
 }
 
-/// What a device answers.
+/// Reply of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceDone {
-    /// This is what it holds.
+    /// Contents.
     Contents(Contents),
-    /// The host can reach the slice.
+    /// The host can access the slice.
     Granted {
-        /// Which slice.
+        /// Slice.
         slice: SliceId,
-        /// Under which number.
+        /// Epoch.
         epoch: Epoch,
-        /// How the driver names it on a host.
+        /// Handle on the host.
         handle: Handle,
     },
-    /// Nobody of that number or older can reach the slice.
+    /// No owner of this epoch or earlier can access the slice.
     Revoked {
-        /// Which slice.
+        /// Slice.
         slice: SliceId,
-        /// Up to which number.
+        /// Highest epoch.
         epoch: Epoch,
     },
-    /// The host can reach nothing.
+    /// The host can access nothing.
     Fenced {
-        /// Which host.
+        /// Host.
         host: HostId,
     },
-    /// A call could not be done.
+    /// A call failed.
     Failed {
-        /// Which.
+        /// Call.
         call: DeviceCall,
-        /// Why.
+        /// Reason.
         failure: DeviceFailure,
     },
 }
 
-/// Why a device could not do what it was asked.
+/// Error of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceFailure {
-    /// It has granted this slice under this number or a higher one before.
+    /// It has granted the slice under this epoch or a higher one before.
     StaleEpoch {
-        /// The highest number it knows.
+        /// Highest epoch known to the device.
         highest: Epoch,
     },
-    /// Anything else, in the driver's words: the device counts as failed until it answers again.
+    /// Any other error, as described by the driver: the device counts as failed until it replies
+    /// again.
     Error(String),
-    /// It cannot cut the host off, and why the machine was not stopped. The device works.
+    /// It cannot revoke the host's access, with the reason why the machine was not stopped. The
+    /// device works.
     NotFenced(String),
-    /// A grant or a revocation failed for a reason of its slice alone. The device works.
+    /// A grant or revocation failed for a reason of its slice only. The device works.
     Slice(SliceError),
     /// It grants the slice to another owner. The device works.
     Held {
-        /// Under which number.
+        /// Epoch.
         epoch: Epoch,
-        /// Which host.
+        /// Host.
         host: HostId,
     },
 }
 
-/// Why a device could not grant or revoke one slice.
+/// Error of a grant or revocation of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceError {
-    /// In the driver's words.
+    /// Description by the driver.
     pub message: String,
-    /// As the operating system numbers it, if it was the operating system.
+    /// `errno`, if the error came from the operating system.
     pub errno: Option<i32>,
 }
 
-/// What a device holds.
+/// Contents of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Slices that some host can reach.
+    /// Slices that a host can access.
     pub grants: Vec<Grant>,
-    /// The highest number ever granted, by slice; none means never.
+    /// Highest epoch granted, by slice; absent if never granted.
     pub highest: Vec<(SliceId, Epoch)>,
-    /// Where a host finds a slice whoever has it, if that is the same for every grant: then it is known of one that the device
-    /// has forgotten, too.
+    /// Location of a slice on hosts, if it is the same for every grant: it is then also known for
+    /// grants that the device has lost.
     pub places: Vec<(SliceId, Handle)>,
 }
 
-/// A slice that a host can reach.
+/// Slice that a host can access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Which slice.
+    /// Slice.
     pub slice: SliceId,
-    /// Under which number.
+    /// Epoch.
     pub epoch: Epoch,
-    /// Which host.
+    /// Host.
     pub host: HostId,
-    /// How the driver names it on a host.
+    /// Handle on the host.
     pub handle: Handle,
 }
 
-/// What the manager knows of a device beside the ledger.
+/// State of a device beside the ledger.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceLink {
     pub(super) condition: Condition,
     asked: bool,
-    /// Its contents have been compared with the ledger since the store was read.
+    /// Its contents were compared with the ledger since the store was loaded.
     compared: bool,
 }
 
@@ -149,12 +151,12 @@ pub(super) enum Condition {
     Starting,
     /// It works.
     Up,
-    /// It does not.
+    /// It has failed.
     Failed { error: String, since: UnixMs, retry_at: Ns },
 }
 
 impl DeviceLink {
-    /// Of a device that has been compared and works.
+    /// State of a device that was compared and works.
     pub(super) fn up() -> Self {
         Self { condition: Condition::Up, asked: false, compared: true }
     }
@@ -176,16 +178,16 @@ impl DeviceLink {
 }
 
 impl Manager {
-    /// An EMC is part of the rack.
+    /// Adds an EMC of the rack.
     pub(super) fn expect_emc(&mut self, emc: EmcId) {
         if !self.devices.contains_key(&emc) {
             self.compare_emc(emc);
         }
     }
 
-    /// Asks an EMC what it holds; nothing is asked of it or taken from it before that is compared with the ledger. After
-    /// the store was read again, too: what an earlier comparison found may not be on disk, and an answer that came
-    /// meanwhile was not looked at.
+    /// Requests the contents of an EMC. It is not used before they are compared with the ledger,
+    /// also after the store was loaded again: results of an earlier comparison may not be durable,
+    /// and replies received meanwhile were ignored.
     pub(super) fn compare_emc(&mut self, emc: EmcId) {
         self.drop_comparison(emc);
         let link = self.devices.remove(&emc);
@@ -203,7 +205,7 @@ impl Manager {
         self.stop_attempts.remove_emc(emc);
     }
 
-    /// A slice was removed with its EMC. Its number is never reused.
+    /// Handles the removal of a slice with its EMC. Its number is never reused.
     pub(super) fn drop_slice(&mut self, slice: SliceId) {
         self.calls.remove(&slice);
         self.faults.remove(slice);
@@ -218,14 +220,15 @@ impl Manager {
         self.durable.set_emc_up(emc, up);
     }
 
-    /// Whether one of a host's EMCs has yet to be compared with the ledger.
+    /// Returns whether an EMC of a host has yet to be compared with the ledger.
     pub(super) fn has_starting_emc(&self, host: HostId) -> bool {
         let starting =
             |emc: &EmcId| self.devices.get(emc).is_none_or(|link| link.condition == Condition::Starting);
         self.head.host(host).is_some_and(|entry| entry.host.emcs.iter().any(starting))
     }
 
-    /// The first EMC of a host whose contents have not been compared with the ledger, whether it starts or has failed.
+    /// Returns the first EMC of a host that was not compared with the ledger, because it is
+    /// starting or has failed.
     pub(super) fn uncompared_emc(&self, host: HostId) -> Option<EmcId> {
         let emcs = &self.head.host(host)?.host.emcs;
         emcs.iter().copied().find(|emc| !self.is_compared(*emc))
@@ -239,12 +242,13 @@ impl Manager {
         self.devices.get(&emc).is_some_and(|link| link.compared)
     }
 
-    /// Whether a slice is on an EMC whose contents have not been compared with the ledger.
+    /// Returns whether a slice is on an EMC that was not compared with the ledger.
     pub(super) fn is_uncompared(&self, slice: SliceId) -> bool {
         self.head.emc_of(slice).is_some_and(|emc| !self.is_compared(emc))
     }
 
-    /// Makes the device call that a durable slot owes, unless a newer decision has overtaken it or one is under way.
+    /// Makes the device call required by a durable slot, unless a newer decision supersedes it or a
+    /// call is in progress.
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
@@ -266,13 +270,14 @@ impl Manager {
         self.effects.push_back(Effect::Device(emc, call));
     }
 
-    /// Whether more is decided about a slice than is durable.
+    /// Returns whether a decision about a slice is not durable yet.
     pub(super) fn is_overtaken(&self, slice: SliceId) -> bool {
         let of = |ledger: &Ledger| ledger.slot(slice).map(|slot| (slot.state, slot.epoch));
         of(&self.head) != of(&self.durable)
     }
 
-    /// A host that is fenced is granted nothing, nor one that returned before the EMC had cut it off.
+    /// Returns whether a host may be granted slices: not while it is fenced, nor after its return
+    /// before the EMC has confirmed the fence.
     fn is_cut_off(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
         self.head.host(host).is_none_or(|entry| {
@@ -291,7 +296,7 @@ impl Manager {
             DeviceDone::Contents(_) => {}
         }
         if !self.loaded || !self.devices.contains_key(&emc) {
-            return; // once the store is read again the device is asked what it holds
+            return; // the contents are requested after the store is loaded again
         }
         match done {
             DeviceDone::Contents(contents) => self.begin_comparison(when, emc, contents),
@@ -348,7 +353,7 @@ impl Manager {
                 DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. },
                 _,
             ) => {}
-            // A fence that failed is driven again when the EMC has been compared anew.
+            // A failed fence is driven again after the next comparison of the EMC.
             (DeviceFailure::Slice(SliceError { message: error, .. }) | DeviceFailure::Error(error), _) => {
                 self.fail_emc(when, emc, error);
             }
@@ -367,7 +372,7 @@ impl Manager {
         self.set_emc_up(emc, false);
     }
 
-    /// A failed device is asked again after a while what it holds.
+    /// Requests the contents of a failed device again after a delay.
     pub(super) fn retry_devices(&mut self, when: When) {
         for (emc, link) in &mut self.devices {
             if link.next_wakeup().is_some_and(|at| at <= when.now) {
@@ -377,8 +382,8 @@ impl Manager {
         }
     }
 
-    /// Handles that a device named are shown to hosts with the next durable revision: two orders of one number are equal,
-    /// so that the answer to one cannot be taken for the answer to the other.
+    /// Publishes handles of a device with the next durable revision: two desired states of one
+    /// version are equal, so a reply to one cannot be mistaken for a reply to the other.
     pub(super) fn note_found(&mut self, when: When) {
         if !self.found.is_empty() || !self.found_places.is_empty() {
             let meta = self.head.record(Key::Meta);
@@ -393,7 +398,8 @@ impl Manager {
         }
         for (slice, named) in std::mem::take(&mut self.found) {
             self.tell_holder(slice);
-            // What was found waits for a durable write, and while the store fails a later grant may come before it.
+            // The comparison's decisions wait for a durable write, and while the store fails a
+            // later grant may precede them.
             if self.handles.get(&slice).is_none_or(|(known, _)| *known <= named.0) {
                 self.handles.insert(slice, named);
             }
@@ -420,16 +426,18 @@ impl Manager {
             self.slice_event(when, slice, Event::Raise(high));
         }
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
-        // A device that revokes has lost the grant of a slice that its host was asked to release: nothing is left to release.
+        // A device that can revoke access has lost the grant of a slice that its host was to
+        // release: nothing is left to release.
         if let (None, State::Scrubbing(Scrub::Leaving(host)), true) =
             (grant, slot.state, self.head.cuts_off(slice))
         {
             return self.slice_event(when, slice, Event::OwnerFenced(host));
         }
-        // Who may reach it whatever the device's record says.
+        // The host that may reach it, independent of the device's record.
         let kept = slot.holder().filter(|_| !self.head.cuts_off(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
-        // Epochs count owners: a record that names an earlier one is older than the ledger or a host's report.
+        // Epochs count owners: a record with an earlier epoch is older than the ledger or a host's
+        // report.
         let is_outdated =
             |grant: &Grant| grant.epoch < slot.epoch && kept.is_some_and(|host| host != grant.host);
         let (why, detail) = match grant {
@@ -448,7 +456,7 @@ impl Manager {
                 let detail = format!("epoch {} at the device, {} in the ledger", grant.epoch, slot.epoch);
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
-            None if self.is_being_fenced(slot) => return, // the device may have done it: it is asked again
+            None if self.is_being_fenced(slot) => return, // the device may have performed it: the call is repeated
             None if needs_grant(slot)
                 && let Some(host) = kept =>
             {
@@ -477,7 +485,7 @@ impl Manager {
     }
 }
 
-/// Whether a slot claims that the device has confirmed its grant and not yet revoked it.
+/// Returns whether a slot states that the device has confirmed its grant and not yet revoked it.
 fn needs_grant(slot: Slot) -> bool {
     use crate::slice::Drain;
     matches!(

@@ -1,6 +1,6 @@
-//! Slices whose device calls fail while their device works. Each is tried again alone, after a pause that doubles with
-//! every failure, and is quarantined after [`SLICE_ATTEMPTS_MAX`] failures. Calls of other slices go on meanwhile. The
-//! counts are not durable: after a restart the attempts begin again.
+//! Slices whose device calls fail while their device works. Each is retried alone, after a delay
+//! that doubles with every failure, and is quarantined after [`SLICE_ATTEMPTS_MAX`] failures. Calls
+//! of other slices continue. Counts are not durable: after a restart they begin again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,17 +13,17 @@ use crate::{
     slice::{Event, Quarantine},
 };
 
-/// The failures of one slice since a call of it last succeeded.
+/// Failures of a slice since its last successful call.
 #[derive(Clone, Debug)]
 pub(super) struct SliceFault {
     pub(super) error: SliceError,
     pub(super) failures: u32,
     pub(super) since: UnixMs,
-    /// `None` once the pause is over.
+    /// `None` once the delay is over.
     retry_at: Option<Ns>,
 }
 
-/// All slices whose latest device call failed, at most as many as there are slices.
+/// Slices whose latest device call failed, at most as many as there are slices.
 #[derive(Debug, Default)]
 pub(super) struct SliceFaults {
     faults: BTreeMap<SliceId, SliceFault>,
@@ -45,7 +45,7 @@ impl SliceFaults {
         true
     }
 
-    /// Forgets the failures of a slice, because a call succeeded or none is due any more.
+    /// Drops the failures of a slice, because a call succeeded or none is due.
     pub(super) fn remove(&mut self, slice: SliceId) -> Option<SliceFault> {
         let fault = self.faults.remove(&slice)?;
         if let Some(at) = fault.retry_at {
@@ -62,7 +62,7 @@ impl SliceFaults {
         self.retries.first().map(|(at, _)| *at)
     }
 
-    /// A slice whose pause is over.
+    /// Returns a slice whose delay is over.
     fn pop_due(&mut self, now: Ns) -> Option<SliceId> {
         let (at, slice) = self.retries.first().copied().filter(|(at, _)| *at <= now)?;
         self.retries.remove(&(at, slice));
@@ -87,7 +87,7 @@ fn pause_after(failures: u32) -> Ns {
 }
 
 impl Manager {
-    /// The device works and refused a call of this slice alone.
+    /// Handles a call that failed for this slice only.
     pub(super) fn on_slice_failed(&mut self, when: When, slice: SliceId, error: SliceError) {
         self.changed = true;
         let cuts_off = self.head.cuts_off(slice);
@@ -96,12 +96,12 @@ impl Manager {
         if self.faults.record_failure(when, slice, error.clone()) {
             return;
         }
-        // The call may have taken effect in part, so the host that it concerns counts as able to reach the slice.
+        // The call may have taken partial effect, so its host counts as able to reach the slice.
         let why = Quarantine::DeviceFailed { host: slot.holder(), errno: error.errno };
         self.quarantine(when, slice, Event::Quarantine(why), &error.message);
     }
 
-    /// Makes the calls of failing slices whose pause is over.
+    /// Makes the calls of failing slices whose delay is over.
     pub(super) fn retry_slices(&mut self, when: When) {
         while let Some(slice) = self.faults.pop_due(when.now) {
             self.drive_slice(slice);
