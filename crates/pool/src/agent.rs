@@ -1,5 +1,6 @@
-//! The agent's end of the protocol: events in, effects out. It follows orders, remembers which process is which VM, and
-//! reports the truth about its host; it performs nothing itself and never decides who owns a slice.
+//! The agent's end of the protocol, from events to effects. It applies desired states, records the
+//! process of each VM, and reports the observed state of its host. It performs nothing itself and
+//! never decides ownership.
 //!
 //! ```text
 //!   Want ──▶ newest order ─┬▶ per slice: Online · Offline · Scrub ──▶ Done comes back as an event ─┐
@@ -7,8 +8,9 @@
 //!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, HandOut ─▶ ProcessGone ────────────────────────────────┘
 //! ```
 //!
-//! Everything is level-triggered: orders add up to the whole truth about the host, and acting on that twice, or on it and
-//! then on a newer one, ends in the same place. What is not mentioned is kept: absence is no order.
+//! The machine is level-triggered: messages add up to the complete desired state of the host, and
+//! applying that twice, or applying a newer one afterwards, has the same result. Objects that are
+//! not mentioned are kept.
 
 mod leftovers;
 mod slices;
@@ -32,354 +34,355 @@ use self::{
 };
 use crate::protocol::{Failed, FailedReason, Handle, Have, Holding, Scrubbed, Want, WantVm};
 
-/// Names one process that asked for the memory of its VM and waits for the answer.
+/// Identifies a process that requested the memory of its VM and waits for the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// One process of one machine. Two with the same pid differ in when they started.
+/// A process of a machine. The start time distinguishes processes with the same pid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// As the host counts.
+    /// Process id on the host.
     pub pid: u32,
-    /// When it started, in clock ticks since the machine did.
+    /// Start time, in clock ticks since the machine booted.
     pub started: u64,
-    /// Its control group, for people who look.
+    /// Control group, for diagnosis.
     pub cgroup: String,
 }
 
 impl Process {
-    /// Whether both are the same process, wherever its control group has been moved.
+    /// Returns whether both are the same process, in any control group.
     pub fn is(&self, other: &Self) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
 }
 
-/// A process that asks for memory, and its user.
+/// Process that requests memory, with its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// The process.
+    /// Process.
     pub process: Process,
-    /// Its user when it connected. A VMM that has given up root since still counts as root.
+    /// User at the time of the connection. A VMM that has given up root since still counts as root.
     pub uid: UserId,
 }
 
-/// Which process has which memory. On disk before the process gets the first descriptor.
+/// Record of the memory of a process. It is durable before the process gets the first descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmRecord {
-    /// Which life of which VM.
+    /// Reservation.
     pub reservation: ReservationId,
-    /// The VM's name.
+    /// Name of the VM.
     pub vm: Name,
-    /// The process that is this VM.
+    /// Process of the VM.
     pub process: Process,
-    /// Local memory handed out with the slices.
+    /// Local memory passed with the slices.
     pub local: Bytes,
-    /// Whether its pages must stay where they are.
+    /// Pages must not be migrated.
     pub pinned: bool,
-    /// The user that its memory is for; `None` for the agent's own.
+    /// User of its memory; `None` for the agent's user.
     pub uid: Option<UserId>,
-    /// The slices it was handed.
+    /// Slices passed to it.
     pub slices: BTreeMap<Holding, Handle>,
 }
 
-/// A record found at the start.
+/// Record found at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopted {
-    /// What it says.
+    /// Record.
     pub record: VmRecord,
     /// Whether exactly that process still runs.
     pub lives: bool,
 }
 
-/// What the host did.
+/// Successful host call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// The slice can be handed to its VM.
+    /// The slice can be passed to its VM.
     Onlined,
-    /// Nothing of the slice is left on this host.
+    /// The slice is closed on this host.
     Offlined,
-    /// The slice was zeroed and verified, and nothing of it is left on this host.
+    /// The slice was zeroed and verified, and is closed on this host.
     Scrubbed(Scrubbed),
 }
 
-/// What the host could not do. It left nothing half done.
+/// Error of a host call, which left nothing half done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFailure {
-    /// Which kind.
+    /// Kind.
     pub reason: FailedReason,
-    /// In the host's words, errno included.
+    /// Description by the host, with errno.
     pub message: String,
 }
 
-/// What happens to the agent.
+/// Event for the agent.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A manager welcomed us.
+    /// A manager accepted the connection.
     SessionUp {
-        /// The rack it manages.
+        /// Rack of the manager.
         rack: String,
-        /// It must hear us at least this often.
+        /// Longest time between two messages before the lease expires.
         lease_ttl: Ns,
     },
-    /// The connection is gone.
+    /// The connection closed.
     SessionDown,
-    /// An order.
+    /// A desired state.
     Want {
-        /// Of which rack.
+        /// Rack.
         rack: String,
-        /// What it says.
+        /// Contents.
         want: Want,
     },
-    /// The manager requests a whole report.
+    /// The manager requests a complete report.
     ReportRequested,
-    /// The host finished what it was told to do with a slice.
+    /// A call about a slice has completed.
     Done {
-        /// Which one.
+        /// Slice.
         holding: Holding,
-        /// How it went.
+        /// Result.
         result: Result<Done, HostFailure>,
     },
-    /// The host finished what it was told to do with something that a predecessor left.
+    /// A call about the remains of an earlier instance has completed.
     Cleared {
-        /// Where that was.
+        /// Location.
         place: Arc<str>,
-        /// How it went.
+        /// Result.
         result: Result<(), HostFailure>,
     },
-    /// A process asks for the memory of a VM.
+    /// A process requests the memory of a VM.
     Attach {
-        /// To be named in the answer.
+        /// Identifies the reply.
         ticket: Ticket,
-        /// Of this VM.
+        /// VM.
         vm: Name,
-        /// Who asks.
+        /// Process and user.
         caller: Caller,
     },
-    /// A VM's record is on disk, or could not be written.
+    /// A VM's record is durable, or could not be written.
     Recorded {
-        /// Whose.
+        /// Reservation.
         reservation: ReservationId,
-        /// Or why not.
+        /// Error.
         result: Result<(), String>,
     },
-    /// A watched process is gone, and with it all that it had mapped.
+    /// A watched process has ended, and with it all its mappings.
     ProcessGone {
-        /// Which VM it was.
+        /// Reservation of its VM.
         reservation: ReservationId,
     },
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done, in this order.
+/// Effect to be performed, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Open a slice, so that it can be handed out. Idempotent.
+    /// Open a slice, so that it can be passed to a VM. Idempotent.
     Online {
-        /// Which one.
+        /// Slice.
         holding: Holding,
-        /// How this host finds it.
+        /// Location on this host.
         handle: Handle,
-        /// Nobody had it under this epoch yet: see that it holds only zeros.
+        /// It has no owner under this epoch yet: verify that it is zeroed.
         check_zero: bool,
     },
     /// Close a slice. Idempotent.
     Offline {
-        /// Which one.
+        /// Slice.
         holding: Holding,
-        /// How this host finds it.
+        /// Location on this host.
         handle: Handle,
-        /// A process had it: see that none is left that has, a child of the VM's among them.
+        /// A process had it: verify that no process has it any more, also no child of the VM's
+        /// process.
         verify: bool,
     },
-    /// Zero a slice, see that it is zero, and close it. Idempotent.
+    /// Zero, verify and close a slice. Idempotent.
     Scrub {
-        /// Which one.
+        /// Slice.
         holding: Holding,
-        /// How this host finds it.
+        /// Location on this host.
         handle: Handle,
     },
-    /// Close what a predecessor left at this place, as nobody wants it any more. Idempotent.
+    /// Close the unused remains of an earlier instance at a location. Idempotent.
     Clear {
-        /// As in [`Handle::place`].
+        /// Location, as in [`Handle::place`].
         place: Arc<str>,
     },
-    /// Write this down, synced, and say so with [`Event::Recorded`].
+    /// Write this record, synced, and confirm with [`Event::Recorded`].
     Record(VmRecord),
-    /// Remove the record of this VM.
+    /// Delete the record of this VM.
     Forget(ReservationId),
-    /// Give a VM's memory to the process that asked.
+    /// Pass a VM's memory to the process that requested it.
     HandOut {
-        /// Who asked.
+        /// Request.
         ticket: Ticket,
-        /// What it gets.
+        /// Memory.
         record: VmRecord,
     },
-    /// Answer no.
+    /// Reject a request.
     Refuse {
-        /// Who asked.
+        /// Request.
         ticket: Ticket,
-        /// Why not.
+        /// Reason.
         why: Refusal,
     },
-    /// Say [`Event::ProcessGone`] when this process is gone.
+    /// Report [`Event::ProcessGone`] when this process has ended.
     Watch {
-        /// Which VM it is.
+        /// Reservation of its VM.
         reservation: ReservationId,
-        /// The process.
+        /// Process.
         process: Process,
     },
-    /// End the process of this VM.
+    /// Kill the process of this VM.
     Kill(ReservationId),
-    /// The process of this VM is gone: give back its local memory.
+    /// The process of this VM has ended: release its local memory.
     FreeLocal(ReservationId),
-    /// Tell the manager.
+    /// Send a report to the manager.
     SendHave(Have),
-    /// Remember, durably, which rack this host serves.
+    /// Record durably which rack this host serves.
     Remember {
-        /// Its uuid.
+        /// Unique id of the rack.
         rack: String,
     },
-    /// End the connection: this manager is not ours.
+    /// Close the connection: the manager is of another rack.
     HangUp(OtherRack),
-    /// An order was not followed. Harmless; for the log.
+    /// A desired state was rejected. Harmless; for the log.
     Bounced(DesiredVersion, Bounce),
 }
 
-/// Why a process does not get the memory of a VM.
+/// Reason why a process does not get the memory of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The order names no such VM.
+    /// The desired state does not contain the VM.
     #[error("no VM {0} on this host")]
     VmUnknown(Name),
-    /// Its slices are on their way, or on their way back.
+    /// Its slices are coming online or being released.
     #[error("{online} of {slices} slices of VM {vm} are online")]
     NotReady {
-        /// Which VM.
+        /// VM.
         vm: Name,
-        /// Slices that can be handed out now.
+        /// Slices ready now.
         online: usize,
-        /// Slices it will have.
+        /// Slices expected.
         slices: usize,
     },
     /// Another process has it.
     #[error("VM {vm} is process {pid}, which still runs")]
     Attached {
-        /// Which VM.
+        /// VM.
         vm: Name,
-        /// Whose it is.
+        /// Process.
         pid: u32,
     },
-    /// Another process had it: what it left in memory is nobody else's business.
+    /// Another process had it: its data must not reach a new process.
     #[error("VM {vm} was process {pid}, which is gone: reserve anew")]
     Ended {
-        /// Which VM.
+        /// VM.
         vm: Name,
-        /// Whose it was.
+        /// Process.
         pid: u32,
     },
     /// The caller is not the user of the VM's reservation.
     #[error("VM {vm} is user {user}'s: must be user {user} or root, not user {caller}{hint}")]
     OtherUser {
-        /// Which VM.
+        /// VM.
         vm: Name,
-        /// The user that may use it.
+        /// Permitted user.
         user: UserId,
-        /// The user that asked.
+        /// User of the caller.
         caller: UserId,
-        /// What to do if the reservation names no user.
+        /// Hint for a reservation without a user.
         hint: &'static str,
     },
-    /// The caller is the process of another VM already.
+    /// The caller is the process of another VM.
     #[error("process {pid} is VM {own} ({reservation}): must be another process for VM {vm}")]
     OtherVm {
-        /// The VM that was asked for.
+        /// Requested VM.
         vm: Name,
-        /// The process that asked.
+        /// Process of the caller.
         pid: u32,
-        /// The VM that it is.
+        /// VM of the caller.
         own: Name,
-        /// That VM's reservation.
+        /// Reservation of that VM.
         reservation: ReservationId,
     },
-    /// Nothing is handed out that is not on record.
+    /// The record could not be written, so nothing is passed.
     #[error("VM {vm} could not be recorded: {message}")]
     NotRecorded {
-        /// Which VM.
+        /// VM.
         vm: Name,
-        /// What the disk said.
+        /// Error of the disk.
         message: String,
     },
 }
 
-/// The manager speaks for another rack than the one this host serves.
+/// Error: the manager is of another rack than the one that this host serves.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this host serves rack {ours}, not {theirs}: empty its runtime directory if it was moved")]
 pub struct OtherRack {
-    /// The one remembered.
+    /// Recorded rack.
     pub ours: String,
-    /// The one that called.
+    /// Rack of the manager.
     pub theirs: String,
 }
 
-/// Why an order is not followed.
+/// Reason why a desired state is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Bounce {
-    /// A newer one has been seen.
+    /// A newer version was received.
     #[error("older than order {newest}")]
     Old {
-        /// The newest one.
+        /// Newest version.
         newest: DesiredVersion,
     },
-    /// It changes an order that is not the one followed last.
+    /// It changes another version than the latest one.
     #[error("changes order {base}, the newest followed is {newest}")]
     OtherBase {
-        /// What it changes.
+        /// Version that it changes.
         base: DesiredVersion,
-        /// The newest one.
+        /// Newest version.
         newest: DesiredVersion,
     },
-    /// It is for an earlier or later start of this agent.
+    /// It is for another run of this agent.
     #[error("for instance {theirs}, this is {ours}")]
     OtherInstance {
-        /// This start.
+        /// This run.
         ours: InstanceId,
-        /// The start it is for.
+        /// Run that it is for.
         theirs: InstanceId,
     },
-    /// It is another rack's.
+    /// It is of another rack.
     #[error(transparent)]
     OtherRack(#[from] OtherRack),
-    /// No manager has welcomed us yet, so nobody may order anything.
+    /// No manager has accepted the connection yet.
     #[error("no rack has welcomed this host")]
     NoRack,
 }
 
-/// The agent's end of the protocol.
+/// State of the agent.
 #[derive(Debug)]
 pub struct Agent {
     instance: InstanceId,
-    /// The agent's own user, whose VMs are those whose reservation names none.
+    /// User of the agent, who owns VMs whose reservation names none.
     user: UserId,
     rack: Option<String>,
     now: Ns,
-    /// How often to speak, while there is somebody to speak to.
+    /// Interval of heartbeats while connected.
     heartbeat: Option<Ns>,
     spoke: Ns,
-    /// The number of the latest report of this session.
+    /// Number of the latest report of this session.
     sequence: u64,
-    /// Something is to be told, and whether that is everything.
+    /// A report is due, and whether it must be complete.
     dirty: bool,
     tell_all: bool,
-    /// Brought online since the last report.
+    /// Slices brought online since the last report.
     untold: BTreeSet<Holding>,
     newest: DesiredVersion,
     fenced: bool,
-    /// What the newest order says, by VM and by slice.
+    /// Latest desired state, by VM and by slice.
     wanted: BTreeMap<ReservationId, WantVm>,
     orders: BTreeMap<Holding, Order>,
     slices: BTreeMap<Holding, Stand>,
-    /// Answers to orders, kept until the order no longer asks.
+    /// Results, kept until the desired state no longer contains them.
     released: BTreeSet<Holding>,
     scrubbed: BTreeMap<Holding, Scrubbed>,
     attempts: BTreeMap<Holding, Attempts>,
@@ -388,18 +391,18 @@ pub struct Agent {
     leftovers: Leftovers,
     /// There may be slices on this machine that the agent cannot see.
     is_blind: bool,
-    /// Calls under way that open or close a slice: short ones, unlike scrubs.
+    /// Calls in progress that open or close a slice: short ones, unlike scrubs.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
-    /// Which of them has or had a slice.
+    /// VM that has or had each slice.
     handed: BTreeMap<Holding, ReservationId>,
     effects: VecDeque<Effect>,
 }
 
 impl Agent {
-    /// An agent that starts with the VMs it finds. Their slices are opened again, their processes watched; those whose
-    /// process is gone are reported as ended. `rack` is the one this host has served before; `places` are the slices that a
-    /// predecessor left on the machine, by [`Handle::place`].
+    /// Creates an agent with the VMs found at start. Their slices are opened again, their processes
+    /// watched; VMs whose process has ended are reported. `rack` is the rack that this host served
+    /// before; `places` are slices left on the machine, by [`Handle::place`].
     pub fn new(
         now: Ns,
         instance: InstanceId,
@@ -439,17 +442,18 @@ impl Agent {
         agent
     }
 
-    /// Something keeps the agent from seeing all that a predecessor may have left: this host never says that nothing is.
+    /// Records that the agent cannot see all remains of an earlier instance: this host never
+    /// reports clean.
     pub fn note_blindness(&mut self) {
         self.is_blind = true;
     }
 
-    /// Sets the user that the agent runs as, which is root otherwise: the user of VMs whose reservation names none.
+    /// Sets the agent's user, by default root, who owns VMs whose reservation names none.
     pub fn set_user(&mut self, user: UserId) {
         self.user = user;
     }
 
-    /// Takes one event in. What is to be done about it waits in [`Agent::poll_effect`].
+    /// Applies one event. Effects are then available from [`Agent::poll_effect`].
     pub fn handle(&mut self, now: Ns, event: Event) {
         self.now = self.now.max(now);
         match event {
@@ -472,20 +476,23 @@ impl Agent {
         }
     }
 
-    /// The next thing to do, oldest first. A report comes last, so that many events handled between two calls share one.
+    /// Returns the oldest effect. Reports come last, so that events handled between two calls share
+    /// one.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front().or_else(|| {
             self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendHave(self.report()))
         })
     }
 
-    /// When to report what is new. Calls under way share a report, unless they take long.
+    /// Returns the time of the next report of changes. Calls in progress share a report, unless
+    /// they take long.
     fn report_due(&self) -> Option<Ns> {
         let due = if self.calls == 0 { Ns::ZERO } else { self.spoke.after(OBSERVED_STATE_LINGER) };
         (self.heartbeat.is_some() && self.dirty).then_some(due)
     }
 
-    /// Returns a whole report at the start of a session and on request, else what is new: the manager has received the rest.
+    /// Returns a complete report at the start of a session and on request, otherwise the changes:
+    /// the manager has received the rest.
     fn report(&mut self) -> Have {
         (self.dirty, self.spoke) = (false, self.now);
         let untold = std::mem::take(&mut self.untold);
@@ -500,16 +507,16 @@ impl Agent {
         Have { sequence: self.sequence, after, ..have }
     }
 
-    /// When to call [`Agent::handle`] with [`Event::Tick`], if nothing else happens first.
+    /// Returns the time of the next [`Event::Tick`], if no other event arrives before.
     pub fn next_wakeup(&self) -> Option<Ns> {
         let heartbeat = self.heartbeat.map(|every| self.spoke.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
-        let report = self.report_due().filter(|due| *due > self.now); // one that is due is an effect
+        let report = self.report_due().filter(|due| *due > self.now); // a due report is an effect
         let wakeups = [heartbeat, retry, self.next_forget(), self.leftovers.next_wakeup(), report];
         wakeups.into_iter().flatten().min()
     }
 
-    /// The whole truth about this host.
+    /// Returns the complete observed state of this host.
     pub fn have(&self) -> Have {
         let online = self.slices.iter().filter(|(_, stand)| matches!(stand, Stand::Online(_)));
         self.have_with(true, online.map(|(holding, _)| *holding).collect())
@@ -542,12 +549,12 @@ impl Agent {
         }
     }
 
-    /// The rack this host serves, once it has been welcomed.
+    /// Returns the rack that this host serves, once a manager has accepted it.
     pub fn rack(&self) -> Option<&str> {
         self.rack.as_deref()
     }
 
-    /// Whether a manager of our rack is listening.
+    /// Returns whether a manager of this host's rack is connected.
     pub fn is_heard(&self) -> bool {
         self.heartbeat.is_some()
     }
@@ -583,7 +590,7 @@ impl Agent {
         }
     }
 
-    /// Old orders bounce, and those for others.
+    /// Returns the reason to reject a desired state, if it is old or for another agent.
     fn admit(&self, rack: &str, want: &Want) -> Result<(), Bounce> {
         let ours = self.rack.as_deref().ok_or(Bounce::NoRack)?;
         if ours != rack {

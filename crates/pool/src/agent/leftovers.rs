@@ -1,6 +1,7 @@
-//! What is left on the machine of slices that are not open: by a predecessor of this agent, or by a call that failed halfway.
-//! What an order wants is taken over as it is; the rest is closed, also of a slice that the agent gives up, and only then is
-//! the manager told of that. Nobody loses anything by it, as whoever was handed a slice is on record.
+//! Remains of slices that are not open, left by an earlier instance of the agent or by a failed
+//! call. Remains in the desired state are adopted. Others are closed, also for a slice that the
+//! agent releases, before the manager receives a report of it. No VM is affected, because the
+//! memory of every process is recorded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,15 +14,15 @@ use units::{DesiredVersion, Ns};
 use super::{Agent, Effect, HostFailure, Order, Stand};
 use crate::protocol::{Handle, Holding};
 
-/// By [`Handle::place`]: a predecessor's epochs are nobody's business.
+/// Key of remains, by [`Handle::place`]: the epochs of an earlier instance do not matter.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers(BTreeMap<Arc<str>, State>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Until an order says what is to become of it, or until a moment if that was tried and failed.
+    /// Waiting for a desired state, or for a time after a failed attempt.
     Waiting(Option<Ns>),
-    /// A call is under way.
+    /// A call is in progress.
     Clearing,
 }
 
@@ -34,7 +35,7 @@ impl Leftovers {
         self.0.is_empty()
     }
 
-    /// There may be something.
+    /// Records that there may be remains at a location.
     pub(super) fn note(&mut self, handle: &Handle) {
         self.0.insert(Arc::clone(&handle.place), State::Waiting(None));
     }
@@ -43,7 +44,7 @@ impl Leftovers {
         self.0.contains_key(&handle.place)
     }
 
-    /// Whatever was left there is somebody's now, or gone.
+    /// Records that remains at a location are adopted or gone.
     pub(super) fn settle(&mut self, handle: &Handle) {
         self.0.remove(&handle.place);
     }
@@ -57,7 +58,7 @@ impl Leftovers {
         self.0.values().filter_map(at).min()
     }
 
-    /// Those that may be looked at now.
+    /// Returns the remains that may be processed now.
     fn due(&self, now: Ns) -> impl Iterator<Item = &Arc<str>> {
         let due = move |state: &State| matches!(state, State::Waiting(at) if at.is_none_or(|at| at <= now));
         self.0.iter().filter(move |(_, state)| due(state)).map(|(place, _)| place)
@@ -65,20 +66,20 @@ impl Leftovers {
 }
 
 impl Agent {
-    /// Whether a slice has to wait until what was left of it is closed.
+    /// Returns whether a slice has to wait until its remains are closed.
     pub(super) fn is_being_cleared(&self, holding: Holding) -> bool {
         let handle = self.orders.get(&holding).map(Order::handle);
         handle.is_some_and(|handle| self.leftovers.is_clearing(&handle.place))
     }
 
-    /// Closes what no order names. Before the first order nobody knows what that is.
+    /// Closes remains outside the desired state. Before the first desired state nothing is closed.
     pub(super) fn clear_leftovers(&mut self) {
         if self.leftovers.is_empty() || self.newest == DesiredVersion::default() {
             return;
         }
         let kept = self.places_in_use();
         for place in self.leftovers.due(self.now).cloned().collect::<Vec<_>>() {
-            let wanted = kept.contains(&place); // then the calls of its own see to it
+            let wanted = kept.contains(&place); // calls for the slice itself handle it then
             let state = if wanted { State::Waiting(None) } else { State::Clearing };
             self.leftovers.0.insert(Arc::clone(&place), state);
             if !wanted {
@@ -87,7 +88,8 @@ impl Agent {
         }
     }
 
-    /// Where there is a slice that an order says something about, that is open, or that a VM has or had.
+    /// Returns the locations of slices in the desired state, of open slices, and of slices that a
+    /// VM has or had.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
         let wanted = self.orders.iter().filter(|(holding, _)| !self.is_given_up(holding));
         let ordered = wanted.map(|(_, order)| order.handle());
@@ -96,12 +98,13 @@ impl Agent {
         ordered.chain(open).chain(handed).map(|handle| Arc::clone(&handle.place)).collect()
     }
 
-    /// Whether the manager is to hear that a slice cannot be had.
+    /// Returns whether to report the failure of a slice to the manager.
     fn is_given_up(&self, holding: &Holding) -> bool {
         self.attempts.get(holding).is_some_and(|attempts| attempts.told().is_some())
     }
 
-    /// Whether something may be there of a slice that could not be had: of the last attempt, or of the one under way.
+    /// Returns whether a failed slice may have left remains, from the last attempt or the current
+    /// one.
     pub(super) fn leaves_something(&self, holding: &Holding) -> bool {
         let tries = matches!(self.slices.get(holding), Some(Stand::Opening(_) | Stand::Scrubbing(_)));
         tries || self.orders.get(holding).is_some_and(|order| self.leftovers.has(order.handle()))

@@ -1,4 +1,4 @@
-//! What becomes of each slice: one call under way per slice, given back before taken, tried again when it failed.
+//! Slices on a host: one call in progress per slice, released before taken, retried after failures.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use units::{Epoch, Ns, ReservationId, SliceId};
 use super::{Agent, Done, Effect, HostFailure};
 use crate::protocol::{FailedReason, Handle, Holding, Want, WantRelease, WantVm, owners_of, take_slice};
 
-/// What the newest order says about one slice.
+/// Desired state of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Online(ReservationId, Handle),
@@ -19,7 +19,7 @@ pub(super) enum Order {
     Scrub(Handle),
 }
 
-/// Where one slice stands on this host. One that is nowhere on it has no entry.
+/// State of one slice on this host. Slices without state have no entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stand {
     Opening(Handle),
@@ -39,26 +39,26 @@ impl Stand {
     }
 }
 
-/// What has been tried with a slice and did not work.
+/// Failed attempts for a slice.
 #[derive(Clone, Debug)]
 pub(super) struct Attempts {
     count: u32,
     failure: HostFailure,
-    /// When to try again; a slice that was not zero is not asked twice.
+    /// Time of the next attempt; a slice that was not zeroed is not tried again.
     pub(super) next: Option<Ns>,
 }
 
 impl Attempts {
-    /// What the manager should hear of: what is certain, and what keeps failing.
+    /// Error to report: a definite one, or a repeated one.
     pub(super) fn told(&self) -> Option<&HostFailure> {
         (self.next.is_none() || self.count >= HOST_FAILURES_REPORTED_AFTER).then_some(&self.failure)
     }
 }
 
 impl Agent {
-    /// Takes an order as the whole truth about what is wanted, or as what has changed of it.
+    /// Applies a message as complete desired state, or as its changes.
     pub(super) fn follow(&mut self, want: Want) {
-        let whole = want.base.is_none() || want.fenced != self.fenced; // a fence concerns every slice
+        let whole = want.base.is_none() || want.fenced != self.fenced; // a fence affects every slice
         let mut touched = self.named(&want);
         let mut before = BTreeMap::new();
         if want.base.is_none() {
@@ -68,7 +68,7 @@ impl Agent {
         touched.iter().for_each(|slice| before.extend(take_slice(&mut self.orders, *slice)));
         if whole {
             let known = self.orders.keys().chain(before.keys());
-            let had = self.slices.keys().chain(self.handed.keys()); // a child of a VM that ended may still have it
+            let had = self.slices.keys().chain(self.handed.keys()); // a child of an ended VM may still have it
             touched.extend(known.chain(had).map(|holding| holding.slice));
         }
         self.fenced = want.fenced;
@@ -86,7 +86,7 @@ impl Agent {
         self.reconcile(&touched);
     }
 
-    /// Slices of which an order says something, be it that their VM is gone.
+    /// Returns slices mentioned in the desired state, including slices of ended VMs.
     fn named(&self, want: &Want) -> BTreeSet<SliceId> {
         let held = |vm: &WantVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
         let changed = want.no_more.vms.iter().chain(want.vms.keys());
@@ -94,8 +94,9 @@ impl Agent {
         want.slices().chain(had).collect()
     }
 
-    /// Answers, failures among them, are repeated until the order no longer asks the same. A slice that no order names may have
-    /// failed to close because the host is fenced or the slice has a later owner.
+    /// Results, also failures, are repeated until the desired state no longer contains them. A
+    /// slice outside the desired state may have failed to close, because the host is fenced or the
+    /// slice has a later owner.
     fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
         let touched = self.attempts.keys().filter(|holding| touched.contains(&holding.slice)).copied();
         let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_go(h).is_some())).collect();
@@ -112,7 +113,7 @@ impl Agent {
         }
     }
 
-    /// From what is wanted and what there is to what to do about it. Gives back before it takes.
+    /// Compares desired and observed state and starts calls. Releases precede acquisitions.
     fn reconcile(&mut self, touched: &BTreeSet<SliceId>) {
         let (mut back, mut take) = (Vec::new(), Vec::new());
         for slice in touched {
@@ -130,13 +131,13 @@ impl Agent {
         matches!(self.slices.get(&holding), Some(Stand::Online(_)))
     }
 
-    /// Whatever the order, its newest facts and the clock now allow to be done with one slice.
+    /// Starts the call for one slice that desired state, observed state and time permit.
     pub(super) fn step(&mut self, holding: Holding) {
         self.give_back(holding);
         self.take(holding);
     }
 
-    /// Gives a slice back if it should go and may.
+    /// Releases a slice if it should leave and may.
     fn give_back(&mut self, holding: Holding) {
         let Some(force) = self.must_go(holding) else { return };
         if self.released.contains(&holding) || self.waits(holding) || (self.is_in_use(holding) && !force) {
@@ -152,16 +153,16 @@ impl Agent {
         let named = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
         let handle = match (self.slices.get(&holding), named) {
             (Some(Stand::Online(handle)), _) => handle.clone(),
-            (Some(_), _) => return,         // a call is under way
-            (None, Some(handle)) => handle, // of a VM that has ended, or perhaps left by a predecessor
-            (None, None) => return,         // closed already, and nobody asks
+            (Some(_), _) => return,         // a call is in progress
+            (None, Some(handle)) => handle, // of an ended VM, or left by an earlier instance
+            (None, None) => return,         // closed, and nothing is requested
         };
         self.slices.insert(holding, Stand::Closing(handle.clone()));
         self.calls += 1;
         self.effects.push_back(Effect::Offline { holding, handle, verify });
     }
 
-    /// Whether a slice should leave this host, and if so, whether even from under its VM.
+    /// Returns whether a slice should leave this host, and whether even from under its VM.
     fn must_go(&self, holding: Holding) -> Option<bool> {
         match self.orders.get(&holding) {
             Some(Order::Release(release)) => Some(release.force),
@@ -170,12 +171,13 @@ impl Agent {
         }
     }
 
-    /// The order names a later owner of the same slice, so this one's time is over.
+    /// The desired state contains a later owner of the same slice, so this ownership has ended.
     fn is_succeeded(&self, holding: Holding) -> bool {
         self.orders.range(later_owners_of(holding)).next().is_some()
     }
 
-    /// Whether a later owner has, or had, what a VM that ended was handed: what is there is not that VM's any more.
+    /// Returns whether a later owner has or had memory passed to an ended VM, which then no longer
+    /// belongs to it.
     fn is_over(&self, holding: Holding, had: &Handle) -> bool {
         let ordered = self.orders.range(later_owners_of(holding)).map(|(_, order)| order.handle().clone());
         let handed = self
@@ -200,7 +202,7 @@ impl Agent {
         }
     }
 
-    /// For a VM.
+    /// Opens a slice for a VM.
     pub(super) fn open(&mut self, holding: Holding, handle: Handle) {
         let check_zero = self.handle_on_record(holding).is_none();
         self.slices.insert(holding, Stand::Opening(handle.clone()));
@@ -219,7 +221,7 @@ impl Agent {
         self.effects.push_back(Effect::Scrub { holding, handle });
     }
 
-    /// One call is over: where the slice stands now, and what comes next. Answers to no question are ignored.
+    /// Records the result of a call and starts the next one. Unexpected results are ignored.
     pub(super) fn on_done(&mut self, holding: Holding, result: Result<Done, HostFailure>) {
         let Some(stand) = self.slices.get(&holding).cloned() else { return };
         let short = matches!(stand, Stand::Opening(_) | Stand::Closing(_));
@@ -248,7 +250,7 @@ impl Agent {
         self.untold.insert(holding);
     }
 
-    /// The host may have left something half done of a slice that it could not open or scrub.
+    /// Records that a failed call may have left remains of a slice.
     fn on_failed(&mut self, holding: Holding, stand: &Stand, failure: HostFailure) {
         match stand {
             Stand::Closing(handle) => drop(self.slices.insert(holding, Stand::Online(handle.clone()))),
@@ -297,7 +299,7 @@ impl Agent {
         }
     }
 
-    /// A failure matters only while what failed is still asked for.
+    /// Returns whether the failed operation is still requested.
     fn note_failure(&mut self, holding: Holding, failed: &Stand, failure: HostFailure) {
         let asked = match failed {
             Stand::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
@@ -312,7 +314,7 @@ impl Agent {
         self.attempts.insert(holding, Attempts { count, failure, next });
     }
 
-    /// Whether a slice is not to be touched before a later moment, or not at all.
+    /// Returns whether a slice must not be tried before a later time, or at all.
     fn waits(&self, holding: Holding) -> bool {
         self.is_being_cleared(holding) || self.has_failed(holding)
     }
@@ -320,7 +322,7 @@ impl Agent {
     fn has_failed(&self, holding: Holding) -> bool {
         self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
             Some(at) => self.now < at,
-            // What was not zero is not taken again; it may still be given back.
+            // A slice that was not zeroed is not opened again; it may still be released.
             None => self.must_go(holding).is_none(),
         })
     }
@@ -330,7 +332,7 @@ impl Agent {
         for holding in due.map(|(holding, _)| *holding).collect::<Vec<_>>() {
             self.step(holding);
             if let Some(attempts) = self.attempts.get_mut(&holding) {
-                attempts.next = Some(self.now.after(HOST_RETRY)); // nothing may be due twice at the same moment
+                attempts.next = Some(self.now.after(HOST_RETRY)); // nothing may be due twice at the same time
             }
         }
     }
@@ -341,7 +343,7 @@ fn later_owners_of(Holding { slice, epoch }: Holding) -> RangeInclusive<Holding>
 }
 
 impl Order {
-    /// Where the host finds the slice.
+    /// Returns the location of a slice on the host.
     pub(super) fn handle(&self) -> &Handle {
         match self {
             Self::Online(_, handle) | Self::Scrub(handle) => handle,

@@ -1,4 +1,5 @@
-//! Which process is which VM. On record before it gets anything, watched until it is gone, never followed by another.
+//! Processes of VMs. A process is recorded before it gets memory, watched until it ends, and never
+//! succeeded by another.
 
 use std::collections::BTreeMap;
 
@@ -17,27 +18,28 @@ pub(super) struct Vm {
 
 #[derive(Clone, Debug)]
 enum Life {
-    /// On its way to the disk; these wait for it.
+    /// The record is being written; these requests wait for it.
     Recording(Vec<Ticket>),
-    /// Has been handed its memory.
+    /// Its memory was passed.
     Running,
-    /// Its process is gone.
+    /// Its process has ended.
     Ended {
-        /// Since when no order names it. A manager that has just started may not name it yet.
+        /// Time since which no desired state contains it. A manager that has just started may not
+        /// contain it yet.
         unnamed: Option<Ns>,
     },
 }
 
-/// What a caller is to a VM that it may have.
+/// Relation of a permitted caller to a VM.
 enum Permitted {
     /// Its process.
     Again(ReservationId),
-    /// The first process that asks for it.
+    /// The first process that requests it.
     First(ReservationId, WantVm),
 }
 
 impl Vm {
-    /// Whether a process has its memory, or is about to.
+    /// Returns whether a process has its memory, or will have it.
     pub(super) fn lives(&self) -> bool {
         !matches!(self.life, Life::Ended { .. })
     }
@@ -46,7 +48,7 @@ impl Vm {
         matches!(self.life, Life::Running)
     }
 
-    /// The slices it was handed, and where it was told to find them.
+    /// Returns the slices passed to it, with their locations.
     pub(super) fn slices(&self) -> &BTreeMap<Holding, Handle> {
         &self.record.slices
     }
@@ -79,19 +81,20 @@ impl Agent {
         Some(vm)
     }
 
-    /// Whether a process that lives has this slice, or is about to.
+    /// Returns whether a running process has this slice, or will have it.
     pub(super) fn is_in_use(&self, holding: Holding) -> bool {
         self.handed.get(&holding).and_then(|id| self.vms.get(id)).is_some_and(Vm::lives)
     }
 
-    /// How the VM that has or had this slice was told to find it.
+    /// Returns the location of this slice for the VM that has or had it.
     pub(super) fn handle_on_record(&self, holding: Holding) -> Option<Handle> {
         let reservation = self.handed.get(&holding)?;
         self.vms.get(reservation)?.record.slices.get(&holding).cloned()
     }
 
-    /// A slice was taken from its VM, dead or alive. With the last one the record on disk is written anew: an agent that starts
-    /// again would look for slices that are somebody else's by then.
+    /// Records that a slice was taken from its VM, running or ended. With the last slice the record
+    /// is rewritten: a restarted agent would otherwise look for slices that belong to others by
+    /// then.
     pub(super) fn drop_from_records(&mut self, holding: Holding) {
         if let Some(vm) = self.handed.remove(&holding).and_then(|id| self.vms.get_mut(&id)) {
             vm.record.slices.remove(&holding);
@@ -105,12 +108,12 @@ impl Agent {
         self.vms.get(&reservation).is_some_and(|vm| !vm.lives())
     }
 
-    /// Returns all VMs whose process runs.
+    /// Returns all VMs with a running process.
     pub fn live_vms(&self) -> BTreeMap<ReservationId, HaveVm> {
         self.vms.iter().filter(|(_, vm)| vm.runs()).map(|(id, vm)| (*id, reported(&vm.record))).collect()
     }
 
-    /// Returns one VM, if its process runs.
+    /// Returns a VM with a running process.
     pub fn live_vm(&self, reservation: ReservationId) -> Option<HaveVm> {
         self.vms.get(&reservation).filter(|vm| vm.runs()).map(|vm| reported(&vm.record))
     }
@@ -119,7 +122,7 @@ impl Agent {
         self.vms.iter().filter(|(_, vm)| !vm.lives()).map(|(id, _)| *id).collect()
     }
 
-    /// A process asks for the memory of a VM and is told, or waits for the disk.
+    /// Handles the request of a process for a VM's memory: replies, or waits for the disk.
     pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, caller: Caller) {
         let outcome = match self.permit(vm, &caller) {
             Ok(Permitted::Again(id)) => self.join(ticket, id),
@@ -130,15 +133,15 @@ impl Agent {
         };
         match outcome {
             Ok(Some(record)) => self.effects.push_back(Effect::HandOut { ticket, record }),
-            Ok(None) => {} // it hears when the record is on disk
+            Ok(None) => {} // the reply follows when the record is durable
             Err(why) => self.effects.push_back(Effect::Refuse { ticket, why }),
         }
     }
 
-    /// What a process that asked for the memory of a VM now would be handed. It is not: nothing is remembered of it.
+    /// Returns the memory that a process would get now, without recording anything.
     ///
     /// # Errors
-    /// Why it would not be.
+    /// The reason why it would be rejected.
     pub fn look(&self, vm: &Name, caller: Caller) -> Result<VmRecord, Refusal> {
         match self.permit(vm, &caller)? {
             Permitted::Again(id) => self.ready(self.vms[&id].record.clone()),
@@ -146,7 +149,7 @@ impl Agent {
         }
     }
 
-    /// Decides whether a caller may have a VM, whether its slices are online or not.
+    /// Decides whether a caller may have a VM, independent of the state of its slices.
     fn permit(&self, vm: &Name, caller: &Caller) -> Result<Permitted, Refusal> {
         let wanted = self.wanted_vm(vm);
         let known = wanted.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &caller.process));
@@ -165,7 +168,7 @@ impl Agent {
         }
     }
 
-    /// Permits root and the user that the reservation names; the agent's own user if it names none.
+    /// Permits root and the user named by the reservation; without one, the agent's user.
     fn check_user(&self, vm: &Name, named: Option<UserId>, caller: &Caller) -> Result<(), Refusal> {
         let user = named.unwrap_or(self.user);
         if [user, UserId::ROOT].contains(&caller.uid) {
@@ -175,7 +178,8 @@ impl Agent {
         Err(Refusal::OtherUser { vm: vm.clone(), user, caller: caller.uid, hint })
     }
 
-    /// A guest that broke out into its VMM must not fetch the memory of another VM, through a new connection either.
+    /// A guest that took over its VMM must not get the memory of another VM, also through a new
+    /// connection.
     fn check_is_no_vm(&self, vm: &Name, process: &Process) -> Result<(), Refusal> {
         let Some(own) = self.vms.values().find(|known| known.is(process)) else { return Ok(()) };
         let VmRecord { vm: own, reservation, process, .. } = &own.record;
@@ -192,13 +196,14 @@ impl Agent {
         wanted.map(|(id, wanted)| (*id, wanted.clone()))
     }
 
-    /// Which VM of this name a process is, whether an order names it at the moment or not.
+    /// Returns the VM of this name of a process, whether or not the desired state contains it.
     pub fn vm_of(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
         let same = |known: &&Vm| known.runs() && known.record.vm == *vm && known.record.process.is(process);
         self.vms.values().find(same).map(|known| known.record.reservation)
     }
 
-    /// A VM's own process asks again: it gets the same again, or waits with those that asked before the record was on disk.
+    /// Repeats the reply to a VM's own process, or lets it wait with earlier requests for the
+    /// record.
     fn join(&mut self, ticket: Ticket, reservation: ReservationId) -> Result<Option<VmRecord>, Refusal> {
         let vm = self.vms.get_mut(&reservation).expect("a VM that was permitted again is there");
         if let Life::Recording(tickets) = &mut vm.life {
@@ -209,14 +214,14 @@ impl Agent {
         self.ready(record).map(Some)
     }
 
-    /// A VM is handed out whole or not at all.
+    /// Returns the complete memory of a VM; a part of it is never passed.
     fn ready(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
         let online = record.slices.keys().filter(|holding| self.is_online(**holding)).count();
         let slices = record.slices.len();
         if online == slices { Ok(record) } else { Err(Refusal::NotReady { vm: record.vm, online, slices }) }
     }
 
-    /// A new process for a VM that has none: on record before it gets anything.
+    /// Records a new process for a VM without one before it gets memory.
     fn record(
         &mut self,
         ticket: Ticket,
@@ -230,7 +235,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What the first process of a VM gets, if nobody has any of it.
+    /// Returns the memory for the first process of a VM, if no other process has any of it.
     fn first(
         &self,
         reservation: ReservationId,
@@ -243,7 +248,7 @@ impl Agent {
         other.map_or(Ok(record), |other| Err(other.refusal()))
     }
 
-    /// The disk has answered. What was ordered meanwhile counts: only a VM that is still wanted is handed out.
+    /// Handles the write of a record. Only a VM that is still desired gets its memory.
     pub(super) fn on_recorded(&mut self, reservation: ReservationId, result: Result<(), String>) {
         let Some(Vm { record, life: Life::Recording(tickets) }) = self.vms.get(&reservation) else { return };
         let (record, tickets) = (record.clone(), tickets.clone());
@@ -264,7 +269,7 @@ impl Agent {
         self.effects.extend(tickets.into_iter().map(hand_out));
     }
 
-    /// Nobody got anything, so it never happened.
+    /// Drops a record whose process got nothing.
     fn withdraw(&mut self, reservation: ReservationId, tickets: Vec<Ticket>, why: &Refusal) {
         let gone = self.unregister(reservation);
         let refuse = |ticket| Effect::Refuse { ticket, why: why.clone() };
@@ -284,7 +289,8 @@ impl Agent {
         self.dirty = true;
     }
 
-    /// A fenced host ends the VMs that its order no longer names: they may have been started elsewhere.
+    /// Kills VMs of a fenced host that are outside the desired state: they may have been started
+    /// elsewhere.
     pub(super) fn end_strangers(&mut self) {
         let strangers = self.vms.values().filter(|vm| vm.runs() && !self.is_named(&vm.record));
         let kill: Vec<_> = strangers.map(|vm| Effect::Kill(vm.record.reservation)).collect();
@@ -295,7 +301,7 @@ impl Agent {
         self.wanted.contains_key(&record.reservation)
     }
 
-    /// After a new order: who has ended is told until it has not been named for a while.
+    /// After a desired state: an ended VM is reported until it has been absent for a while.
     pub(super) fn note_unnamed(&mut self) {
         let (now, wanted) = (self.now, &self.wanted);
         for vm in self.vms.values_mut() {
@@ -322,7 +328,8 @@ impl Agent {
         }
     }
 
-    /// While a slice of it is open, a VM is not forgotten: another process might be handed what it left.
+    /// A VM is kept while one of its slices is open, because another process could otherwise get
+    /// its data.
     fn forget_at(&self, vm: &Vm) -> Option<Ns> {
         let Life::Ended { unnamed: Some(since) } = vm.life else { return None };
         let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
@@ -342,7 +349,7 @@ fn reported(record: &VmRecord) -> HaveVm {
 }
 
 impl Vm {
-    /// Whether it has a process, and this one.
+    /// Returns whether the VM has a process, and it is this one.
     fn is(&self, process: &Process) -> bool {
         self.lives() && self.record.process.is(process)
     }

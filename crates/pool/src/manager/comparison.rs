@@ -1,8 +1,9 @@
-//! Comparison of an EMC's contents with the ledger, in pieces of bounded size, so that no other request waits for long. An EMC
-//! may have thousands of slices, and is not used before all of them are compared.
+//! Comparison of an EMC's contents with the ledger, in pieces of bounded size, so that other
+//! requests do not wait. An EMC may have thousands of slices, and is not used before all of them
+//! are compared.
 //!
-//! No call of the device is made meanwhile, so its contents stay as they were reported, and each slice is compared with its
-//! state at that moment. A fence that was under way begins the comparison again.
+//! The device is not called meanwhile, so its contents stay as reported, and each slice is compared
+//! with its current state. A fence in progress restarts the comparison.
 
 use units::{EmcId, Epoch, SliceId, limits::OWNER_EPOCH_MAX};
 
@@ -12,28 +13,28 @@ use super::{
 };
 use crate::{ledger::When, protocol::Handle};
 
-/// The contents of a device and how far they are compared.
+/// Contents of a device, and the progress of their comparison.
 #[derive(Clone, Debug)]
 pub(super) struct Comparison {
     contents: Contents,
     step: Step,
-    /// The slice that the next piece begins with.
+    /// First slice of the next piece.
     next: SliceId,
 }
 
-/// Each passes through all slices of the EMC before the next begins.
+/// Phases of a comparison. Each processes all slices of the EMC before the next begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Looks for signs of another device, before any slice changes.
+    /// Searches for signs of another device, before any slice changes.
     Check,
     Compare,
-    /// Makes the calls that the EMC owes. It works by now.
+    /// Makes the outstanding calls of the EMC, which works by then.
     Drive,
 }
 
 impl Comparison {
     fn new(mut contents: Contents, first: SliceId) -> Self {
-        contents.grants.sort_by_key(|grant| grant.slice); // drivers list them in order: this only checks it
+        contents.grants.sort_by_key(|grant| grant.slice); // drivers list grants in order: this only ensures it
         contents.highest.sort_by_key(|(slice, _)| *slice);
         contents.places.sort_by_key(|(slice, _)| *slice);
         Self { contents, step: Step::Check, next: first }
@@ -57,22 +58,22 @@ fn find<T>(sorted: &[T], slice: SliceId, key: impl Fn(&T) -> SliceId) -> Option<
 }
 
 impl Manager {
-    /// Begins to compare the contents of a device with the ledger.
+    /// Starts the comparison of a device's contents with the ledger.
     pub(super) fn begin_comparison(&mut self, when: When, emc: EmcId, contents: Contents) {
         let Some(first) = self.head.emc(emc).map(|entry| entry.emc.first) else { return };
         self.comparisons.insert(emc, Comparison::new(contents, first));
         self.continue_comparison(when, emc);
     }
 
-    /// Compares the next piece of an EMC that is being compared.
+    /// Compares the next piece of an EMC.
     pub(super) fn continue_comparisons(&mut self, when: When) {
         if let Some(emc) = self.comparisons.first_key_value().map(|(emc, _)| *emc) {
             self.continue_comparison(when, emc);
         }
     }
 
-    /// Quarantines slices on which ledger and device differ. A device that lacks the epoch of a VM's slice is another device, or
-    /// was emptied: it counts as failed, and no slice changes.
+    /// Quarantines slices on which ledger and device differ. A device that lacks the epoch of a
+    /// VM's slice is another device, or was emptied: it counts as failed, and no slice changes.
     fn continue_comparison(&mut self, when: When, emc: EmcId) {
         let Some(mut comparison) = self.comparisons.remove(&emc) else { return };
         let Some(end) = self.head.emc(emc).map(|entry| entry.emc.end()) else { return };
@@ -110,7 +111,7 @@ impl Manager {
         self.comparisons.insert(emc, comparison);
     }
 
-    /// Returns why a piece is of another device or of a damaged record.
+    /// Returns the evidence in a piece for another device or a damaged record.
     fn check_piece(
         &self,
         comparison: &Comparison,
@@ -160,14 +161,14 @@ impl Manager {
         Ok(())
     }
 
-    /// All slices are compared: the EMC works.
+    /// Ends a comparison: the EMC works.
     fn end_comparison(&mut self, emc: EmcId) {
-        self.doubts += 1; // VMs that could not be adopted may be now
+        self.doubts += 1; // VMs that could not be adopted may be adoptable now
         self.devices.insert(emc, DeviceLink::up());
         self.set_emc_up(emc, true);
     }
 
-    /// The device has changed since it reported its contents.
+    /// Restarts a comparison because the device has changed since it reported its contents.
     pub(super) fn repeat_comparison(&mut self, emc: EmcId) {
         if self.comparisons.get(&emc).is_some_and(|comparison| comparison.step != Step::Drive) {
             self.compare_emc(emc);

@@ -1,9 +1,11 @@
-//! Reports of hosts. Each fact is an event of its slice or VM; late and repeated ones change nothing. A report comes in parts
-//! of bounded size, and its end counts once the last part is applied.
+//! Reports of hosts. Each fact is an event of its slice or VM; late and repeated facts change
+//! nothing. A report is applied in parts of bounded size, and its completion counts after the last
+//! part.
 //!
-//! An agent sends a whole report at the start of its session and on request, and between them only what is new. The manager
-//! requests one when a report is missing, which their numbers show, and while the host is in doubt: it has VMs that could
-//! not be adopted, it has yet to report since a restore, or something has changed that decides which VMs can be adopted.
+//! An agent sends a complete report at the start of its session and on request, and otherwise only
+//! changes. The manager requests one when a report is missing, which sequence numbers show, and
+//! while VMs could not be adopted, the host has yet to report since a restore, or the conditions of
+//! adoption have changed.
 
 use units::limits::DESIRED_STATE_RESEND_AFTER;
 use units::{Epoch, HostId, Ns, SliceId};
@@ -17,41 +19,41 @@ use crate::{
     slice::{Event, Scrub, State},
 };
 
-/// The reports of one session.
+/// Reports of one session.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReportLog {
-    /// All reports up to this number are applied, or a whole one replaced them.
+    /// All reports up to this number were applied, or replaced by a complete one.
     complete: u64,
-    /// The highest number received.
+    /// Highest number received.
     latest: u64,
-    /// [`Manager::doubts`] when the latest whole report began; `None` before the first.
+    /// [`Manager::doubts`] when the latest complete report began; `None` before the first.
     whole_since: Option<u64>,
-    /// When a whole report was last requested.
+    /// Time of the latest request for a complete report.
     requested: Option<Ns>,
     partial: Option<PartialReport>,
 }
 
-/// State of a report between two of its parts.
+/// State of a report between two parts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartialReport {
     sequence: u64,
-    /// Parts so far; `None` if one is missing.
+    /// Number of parts so far; `None` if one is missing.
     parts: Option<usize>,
-    /// [`Manager::loads`] and [`Manager::doubts`] when its first part came.
+    /// [`Manager::loads`] and [`Manager::doubts`] at its first part.
     loads: u64,
     doubts: u64,
     pub(super) unadopted: Vec<UnadoptedVm>,
-    /// It names a slice of an EMC that has not been compared with the ledger.
+    /// It contains a slice of an EMC that was not compared with the ledger.
     pub(super) is_uncompared: bool,
 }
 
 impl ReportLog {
-    /// Whether a whole report of this session has been applied.
+    /// Returns whether a complete report of this session was applied.
     pub(super) fn has_reported(&self) -> bool {
         self.whole_since.is_some()
     }
 
-    /// The parts of this report so far.
+    /// Returns the state of this report.
     fn begin(&mut self, have: &Have, loads: u64, doubts: u64) -> PartialReport {
         self.latest = self.latest.max(have.sequence);
         let before = self.partial.take();
@@ -64,7 +66,7 @@ impl ReportLog {
         PartialReport { sequence: have.sequence, parts: begun.parts.map(|parts| parts + 1), ..begun }
     }
 
-    /// Notes that all parts of a report are applied.
+    /// Records that all parts of a report were applied.
     fn complete(&mut self, have: &Have) {
         if have.whole || have.after <= self.complete {
             self.complete = self.complete.max(have.sequence);
@@ -77,8 +79,8 @@ impl ReportLog {
 }
 
 impl Manager {
-    /// Applies a report, or a part of one. Only the newest report of a connection is checked for false claims: slices that an
-    /// older one names may have been forgotten since.
+    /// Applies a report or a part of one. Only the newest report of a connection is checked for
+    /// invalid slices, because slices of an older one may have been deleted since.
     pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
         let (loads, doubts) = (self.loads, self.doubts);
@@ -102,7 +104,7 @@ impl Manager {
         }
         self.hear_clean(when, host, have);
         if partial.parts.is_some() && partial.loads == self.loads {
-            self.end_report(when, host, have, partial); // else facts of earlier parts may be lost
+            self.end_report(when, host, have, partial); // otherwise facts of earlier parts may be lost
         }
         if !have.whole {
             self.request_report(when, host, session);
@@ -115,7 +117,7 @@ impl Manager {
         }
     }
 
-    /// All parts of a report are applied.
+    /// Completes a report after its last part.
     fn end_report(&mut self, when: When, host: HostId, have: &Have, partial: PartialReport) {
         let doubts = partial.doubts;
         if let Some(mut link) = self.links.get_mut(&host) {
@@ -129,7 +131,8 @@ impl Manager {
         }
     }
 
-    /// Requests a whole report of a host that needs one, at most once in [`DESIRED_STATE_RESEND_AFTER`].
+    /// Requests a complete report of a host that needs one, at most once per
+    /// [`DESIRED_STATE_RESEND_AFTER`].
     fn request_report(&mut self, when: When, host: HostId, session: SessionId) {
         if !self.needs_report(host) {
             return;
@@ -142,7 +145,8 @@ impl Manager {
         self.effects.push_back(Effect::RequestReport(session));
     }
 
-    /// Whether a host should send a whole report. One that is cut off has nothing to report but its orders' completion.
+    /// Returns whether a host should send a complete report. A fenced host only reports the
+    /// completion of its desired state.
     fn needs_report(&self, host: HostId) -> bool {
         let Some((link, entry)) = self.links.get(&host).zip(self.head.host(host)) else { return false };
         let (log, host_record) = (&link.reports, &entry.host);
@@ -151,7 +155,8 @@ impl Manager {
         host_record.fence == Fence::None && (log.has_gap() || in_doubt() || outdated())
     }
 
-    /// A slice that this host cannot have had: never there, another's, or of an epoch that never was.
+    /// Returns a slice that this host cannot have: it never existed, belongs to another host, or
+    /// has an impossible epoch.
     fn false_claim(&self, host: HostId, have: &Have) -> Option<Holding> {
         let entry = self.head.host(host)?;
         have.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
@@ -166,10 +171,11 @@ impl Manager {
         let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
             || entry.host.may_know_more();
         let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
-        // After a restore, or on an EMC with a foreign record, ledger or device may know less than the host.
+        // After a restore, or on an EMC with a foreign record, the host may know more than ledger
+        // and device.
         let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
         let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
-        // A report of a past grant may come after the wire was removed: it counts for nothing.
+        // A report of a past grant may follow the removal of the connection: it is ignored.
         (never || others) && !(wired && in_doubt)
     }
 
@@ -212,7 +218,7 @@ impl Manager {
         }
     }
 
-    /// A VM whose process is gone gives its memory back.
+    /// Releases the memory of a VM whose process has ended.
     fn hear_vms(&mut self, when: When, host: HostId, have: &Have) {
         let name = self.head.host(host).map(|entry| entry.host.name.clone());
         let Some(name) = name else { return };
@@ -224,7 +230,7 @@ impl Manager {
         }
     }
 
-    /// A fenced host proves itself clean only in answer to an order that names the fence.
+    /// A fenced host reports clean only in reply to a desired state that contains the fence.
     fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
         let told = self.links.get(&host).and_then(|link| link.told_fenced());
         if have.clean && told.is_some_and(|told| have.number >= told) {

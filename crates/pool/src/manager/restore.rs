@@ -1,10 +1,11 @@
-//! Adoption of running VMs, and the end of a restore. The ledger of a backup is older than the rack: every slice is
-//! quarantined until each host that can reach it has reported, running VMs are adopted with their slices, and only
-//! then do unclaimed slices return to the cycle.
+//! Adoption of running VMs, and the end of a restore. The ledger of a backup is older than the
+//! rack: every slice is quarantined until each host that can reach it has reported. Running VMs are
+//! adopted with their slices, and then unclaimed slices return to circulation.
 //!
-//! A host has reported once its agent has followed an order of the restored ledger (from then on it starts no VM of the
-//! lost history), every EMC of the host has been compared with the ledger, and every VM in the report has been adopted. A
-//! failed adoption leaves the host unreported: its slices are kept and an alarm names the VM.
+//! A host has reported once its agent has applied a desired state of the restored ledger (from then
+//! on it starts no VM of the lost history), every EMC of the host was compared with the ledger, and
+//! every VM in the report was adopted. A failed adoption leaves the host unreported: its slices are
+//! kept and an alarm names the VM.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,7 @@ use crate::{
     slice::{Event, Quarantine, State},
 };
 
-/// A running VM whose slices the ledger cannot give to it yet.
+/// Running VM whose slices the ledger cannot assign to it yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnadoptedVm {
     vm: Name,
@@ -32,8 +33,8 @@ pub(super) struct UnadoptedVm {
 }
 
 impl Manager {
-    /// Adopts the VMs of one part of a report. A fenced host, or one that is being fenced, adopts nothing: its orders end all
-    /// that is left.
+    /// Adopts the VMs of one part of a report. A fenced host, also during the fence, adopts
+    /// nothing: its desired state ends its VMs.
     pub(super) fn hear_report(&mut self, when: When, host: HostId, have: &Have, partial: &mut PartialReport) {
         self.claim_slices(when, host, have);
         if self.is_cut_off_host(host) {
@@ -53,8 +54,8 @@ impl Manager {
         self.unadopted.contains_key(&host)
     }
 
-    /// Notes whether the host has reported all it has since a restore, at the end of a whole report. Returns whether the report
-    /// counts, which that of a fenced host does not.
+    /// Records at the end of a complete report whether the host has reported everything since a
+    /// restore. Returns whether the report counts; the report of a fenced host does not.
     pub(super) fn hear_whole(
         &mut self,
         when: When,
@@ -84,7 +85,8 @@ impl Manager {
         true
     }
 
-    /// Reserves the numbers of slices that only a host knows of since a restore. It may have been fenced since.
+    /// Reserves the numbers of slices known only to a host since a restore. The host may have been
+    /// fenced since.
     pub(super) fn hear_lost_slices(&mut self, when: When, host: HostId, have: &Have) {
         if self.head.host(host).is_some_and(|entry| entry.host.may_know_more()) {
             let used = have.holdings().map(|holding| holding.slice);
@@ -93,8 +95,9 @@ impl Manager {
         }
     }
 
-    /// Records the slices of a report whose epochs are newer than those in the restored ledger and in the EMC, which may have lost its
-    /// record. Their epochs are never used again. If the EMC cannot cut the host off, the host is recorded as the holder.
+    /// Records slices of a report whose epochs are above those of the restored ledger and of the
+    /// EMC, which may have lost its record. Their epochs are never used again. If the EMC cannot
+    /// revoke access, the host is recorded as the holder.
     fn claim_slices(&mut self, when: When, host: HostId, have: &Have) {
         if !self.head.host(host).is_some_and(|entry| entry.host.may_know_more()) {
             return;
@@ -114,7 +117,8 @@ impl Manager {
         }
     }
 
-    /// Adopts each reported VM that the ledger does not know on its slices; returns the VMs it could not adopt.
+    /// Adopts reported VMs that the ledger does not have on their slices; returns the VMs that it
+    /// could not adopt.
     fn adopt_vms(&mut self, when: When, host: HostId, have: &Have) -> Vec<UnadoptedVm> {
         let unknown: Vec<_> = have.vms.iter().filter(|(id, vm)| self.is_unknown(host, **id, vm)).collect();
         let failed = unknown.into_iter().filter(|(id, vm)| !self.adopt_vm(when, host, **id, vm));
@@ -126,8 +130,9 @@ impl Manager {
         unadopted.collect()
     }
 
-    /// Whether a reported VM has a slice that is quarantined because ledger and device differ on its owner, or is missing from a
-    /// restored ledger, or was not committed there and has no slices that could be in doubt.
+    /// Returns whether a reported VM has a slice that is quarantined because ledger and device
+    /// differ on its owner, or is missing in a restored ledger, or was uncommitted there without
+    /// slices in doubt.
     fn is_unknown(&self, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
         let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
         let in_doubt = |slice: SliceId| {
@@ -148,13 +153,14 @@ impl Manager {
         true
     }
 
-    /// Whether the EMC of a slice has a grant of exactly this epoch on record.
+    /// Returns whether the record of the EMC has a grant of exactly this epoch.
     fn is_granted(&self, holding: Holding) -> bool {
         let records = [self.handles.get(&holding.slice), self.found.get(&holding.slice)];
         records.into_iter().flatten().any(|(epoch, _)| *epoch == holding.epoch)
     }
 
-    /// Whether a VM can be adopted under the number its host knows it by: the number is this VM's, or of the lost history.
+    /// Returns whether a VM can be adopted under its host's reservation number: the number is this
+    /// VM's, or of the lost history.
     fn can_adopt_as(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
         let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
         let active = self.head.host(host).map_or(0, |entry| entry.reservations().len());
@@ -164,7 +170,7 @@ impl Manager {
         }
     }
 
-    /// A host that is cut off runs nothing any more.
+    /// Drops the VMs of a fenced host.
     pub(super) fn forget_unadopted(&mut self, host: HostId) {
         self.note_unadopted(host, Vec::new());
     }
@@ -181,11 +187,12 @@ impl Manager {
         }
     }
 
-    /// Checks that an operator may return a quarantined slice to the cycle.
+    /// Checks whether an operator may uncordon a quarantined slice.
     ///
     /// # Errors
-    /// [`Denied::SliceInDoubt`] while a report names the slice as memory of a running VM, or while a host that may run a VM
-    /// on it has not reported since a restore, or since the manager started.
+    /// [`Denied::SliceInDoubt`] while a report contains the slice as memory of a running VM, or
+    /// while a host that may run a VM on it has not reported since a restore or since the manager
+    /// started.
     pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Denied> {
         let in_doubt = |why| Err(Denied::SliceInDoubt { slice, why });
         let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
@@ -197,7 +204,7 @@ impl Manager {
             return in_doubt(format!("host {} has not reported since the restore", host.name));
         }
         match self.unreported_users(emc, slice).next() {
-            // An EMC that cannot cut the host off has it asked to let go first.
+            // For an EMC that cannot revoke access, the host has to release the slice first.
             Some(host) if self.head.cuts_off(slice) => {
                 in_doubt(format!("host {host} has not reported since the manager started"))
             }
@@ -205,8 +212,9 @@ impl Manager {
         }
     }
 
-    /// Hosts that may run a VM on a quarantined slice and have not reported all VMs in their present session: the host that may reach
-    /// the slice, or where the EMC has lost the owner, every host of the EMC. An EMC that cut a host off left it nothing.
+    /// Returns hosts that may run a VM on a quarantined slice and have not sent a complete report
+    /// in their session: the host that may reach the slice or, if the EMC has lost the owner, every
+    /// host of the EMC. A fence by the EMC excludes a host.
     fn unreported_users(&self, emc: EmcId, slice: SliceId) -> impl Iterator<Item = &Name> {
         let slot = self.head.slot(slice).unwrap_or_default();
         let lost = matches!(slot.state, State::Quarantined(Quarantine::LostGrant));
@@ -220,7 +228,8 @@ impl Manager {
         unreported.map(|(_, entry)| &entry.host.name)
     }
 
-    /// Hosts that have not reported since a restore, and running VMs that could not be adopted.
+    /// Alarms of hosts that have not reported since a restore, and of running VMs that could not be
+    /// adopted.
     pub(super) fn restore_alarms(&self) -> impl Iterator<Item = Alarm> {
         let pending = self.durable.hosts().filter(|(_, entry)| entry.host.must_report);
         let pending = pending.map(|(id, entry)| Alarm {

@@ -1,5 +1,6 @@
-//! Which hosts see the devices that they are wired to. rack.toml says who is wired to what; where a device is shared and no
-//! driver can look, each agent says what its machine sees, and what a host does not see it is not given slices of.
+//! Visibility of shared devices. rack.toml lists attached hosts; since no driver can inspect a
+//! shared device, each agent reports the devices of its machine, and a host gets no slices of a
+//! device that it does not see.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use crate::{
 };
 
 impl Manager {
-    /// Compares what a host's agent said it sees with what rack.toml says. An agent that said nothing yet is believed.
+    /// Compares the devices reported by a host's agent with rack.toml. Without a report, rack.toml
+    /// is assumed.
     pub(super) fn note_sight(&mut self, when: When, host: HostId) {
         let Some(hello) = self.links.get(&host).and_then(|link| link.hello()) else { return };
         let unseen = unseen(&self.durable, host, &hello.devices);
@@ -47,7 +49,7 @@ impl Manager {
     }
 }
 
-/// The EMCs that a host is wired to and cannot use, and why.
+/// Returns attached EMCs that a host cannot use, with the reason.
 fn unseen(ledger: &Ledger, host: HostId, seen: &[SeenDevice]) -> BTreeMap<EmcId, String> {
     let wired = ledger.host(host).into_iter().flat_map(|entry| &entry.host.emcs);
     wired.filter_map(|emc| Some((*emc, why_unseen(&ledger.emc(*emc)?.emc, seen)?))).collect()

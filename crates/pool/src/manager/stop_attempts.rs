@@ -1,29 +1,29 @@
-//! Machines that must be stopped because an EMC cannot fence their hosts alone, indexed by the time of the next attempt, so
-//! that no event looks at all of them. While the agent of a host is connected, its machine is not stopped, and its attempts are
-//! not in the index.
+//! Machines that must be stopped because an EMC cannot fence their hosts alone, indexed by the time
+//! of the next attempt, so that no event scans all of them. While a host's agent is connected, its
+//! machine is not stopped, and its attempts are not in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::{EmcId, HostId, Ns, UnixMs};
 
-/// The pending stop of a machine, for an EMC that cannot fence its host alone.
+/// Pending stop of a machine, for an EMC that cannot fence its host alone.
 #[derive(Clone, Debug)]
 pub(super) struct StopAttempt {
-    /// Error of the latest attempt; `None` until the first has answered.
+    /// Error of the latest attempt; `None` before the first result.
     pub(super) why: Option<String>,
-    /// When the stop became due.
+    /// Time at which the stop became due.
     pub(super) since: UnixMs,
-    /// Time of the next attempt; [`Ns::NEVER`] while one is under way or none is needed.
+    /// Time of the next attempt; [`Ns::NEVER`] while one is in progress or none is needed.
     pub(super) retry_at: Ns,
 }
 
-/// All pending stops, by host and EMC.
+/// Pending stops, by host and EMC.
 #[derive(Debug, Default)]
 pub(super) struct StopAttempts {
     entries: BTreeMap<(HostId, EmcId), StopAttempt>,
-    /// Hosts whose agents are connected.
+    /// Hosts with a connected agent.
     connected: BTreeSet<HostId>,
-    /// Attempts that are to be made, by EMC.
+    /// Attempts to be made, by EMC.
     attempts: BTreeMap<EmcId, BTreeSet<(Ns, HostId)>>,
 }
 
@@ -37,7 +37,7 @@ impl StopAttempts {
         all.map(|((_, emc), attempt)| (*emc, attempt))
     }
 
-    /// Notes whether the agent of a host is connected.
+    /// Sets whether the agent of a host is connected.
     pub(super) fn set_connected(&mut self, host: HostId, connected: bool) {
         if self.connected.contains(&host) == connected {
             return;
@@ -82,23 +82,23 @@ impl StopAttempts {
         self.attempts.remove(&emc);
     }
 
-    /// Forgets all stops; which agents are connected stays known.
+    /// Removes all stops; connected agents are kept.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.attempts.clear();
     }
 
-    /// The earliest attempt to be made at each EMC.
+    /// Returns the earliest attempt at each EMC.
     pub(super) fn earliest(&self) -> impl Iterator<Item = (EmcId, Ns)> {
         self.attempts.iter().filter_map(|(emc, attempts)| Some((*emc, attempts.first()?.0)))
     }
 
-    /// Attempts to be made at an EMC, earliest first.
+    /// Returns the attempts at an EMC, earliest first.
     pub(super) fn attempts(&self, emc: EmcId) -> impl Iterator<Item = (Ns, HostId)> {
         self.attempts.get(&emc).into_iter().flatten().copied()
     }
 
-    /// Compares the index with one that is computed from all entries.
+    /// Compares the index with one computed from all entries.
     #[cfg(test)]
     pub(super) fn check(&self, connected: &BTreeSet<HostId>) {
         assert_eq!(&self.connected, connected, "hosts whose agents are connected");

@@ -1,6 +1,7 @@
-//! The manager's promises: scenarios as lines of words, each with what the manager does about them, and a property over
-//! stories of everything at once. The [`rig`] plays the store, the devices, the agents and the callers, and judges
-//! every effect as it comes out: what is not durable has no consequences, and no slice has two owners or old bytes.
+//! Invariants of the manager: scenarios as lines of words, each with the manager's effects, and a
+//! property over random sequences of events. The [`rig`] simulates store, devices, agents and
+//! callers, and checks every effect: nothing follows from a decision that is not durable, and no
+//! slice has two owners or old data.
 
 mod adoption;
 mod alarms;

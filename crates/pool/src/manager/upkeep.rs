@@ -1,4 +1,4 @@
-//! What goes on by itself: leases, deadlines, scrubbing, forgetting, retries.
+//! Periodic work: leases, deadlines, scrubbing, deletion, retries.
 
 use units::limits::{BATCH_CHANGES_MAX, RACK_TIME_SAVE_INTERVAL, RESERVATION_PRUNE_INTERVAL};
 use units::{EmcId, Ns, SliceId};
@@ -12,13 +12,13 @@ use crate::{
     slice::Event,
 };
 
-/// Changes of one kind that upkeep makes in one go; the rest follows in the next batch.
+/// Changes of one kind per round of upkeep; the remainder follows in the next batch.
 const UPKEEP_CHANGES_MAX: usize = BATCH_CHANGES_MAX / 32;
-/// Scrubs that one round of upkeep begins.
+/// Scrubs started per round of upkeep.
 const SCRUBS_CHOSEN_AT_ONCE_MAX: usize = UPKEEP_CHANGES_MAX / 2;
 
 impl Manager {
-    /// Everything that is due by now.
+    /// Performs everything that is due.
     pub(super) fn keep_up(&mut self, when: When) {
         self.watch_leases(when);
         self.retry_devices(when);
@@ -39,8 +39,9 @@ impl Manager {
         self.save_rack_time(when);
     }
 
-    /// Forgets ended requests past their time, now and then; as often as needed while there are many. Requests beyond the
-    /// limits go with the change that made them too many; here go those of a store written under other limits.
+    /// Deletes expired requests periodically, and as often as needed while there are many. Requests
+    /// beyond the limits are deleted with the change that exceeds them; here only those of a store
+    /// written under other limits.
     fn forget(&mut self, when: When) {
         if when.now < self.forget_at {
             return;
@@ -54,7 +55,7 @@ impl Manager {
         }
     }
 
-    /// Forgets at most so many ended requests beyond the limits, and returns how many.
+    /// Deletes up to `most` ended requests beyond the limits, and returns their number.
     pub(super) fn evict(&mut self, when: When, most: usize) -> usize {
         let durable_until = self.durable.meta().rack_time;
         for evicted in 0..most {
@@ -69,7 +70,7 @@ impl Manager {
         self.change(when, asked);
     }
 
-    /// Ends reservations whose commit is overdue, until enough has changed.
+    /// Ends reservations with an expired deadline, up to the limit of changes.
     fn end_overdue(&mut self, when: When) {
         let mut changes = 0;
         for id in self.head.overdue(when, UPKEEP_CHANGES_MAX) {
@@ -98,8 +99,8 @@ impl Manager {
         }
     }
 
-    /// Gives slices that wait for it to hosts that can scrub them, the least busy first. Each EMC has a share of the round;
-    /// the rest of those with few waiting slices goes to the others.
+    /// Assigns slices that wait for a scrub to hosts that can scrub them, the least busy first.
+    /// Each EMC has a share of the round; unused shares go to the others.
     fn choose_scrubbers(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, e)| e.up && e.to_scrub() > 0);
         let mut emcs: Vec<(u32, EmcId)> = waiting.map(|(id, e)| (e.to_scrub(), id)).collect();
@@ -115,7 +116,7 @@ impl Manager {
         }
     }
 
-    /// Chooses at most `most`, and returns how many it chose.
+    /// Chooses up to `most` scrubs, and returns their number.
     fn choose_scrubbers_on(&mut self, when: When, emc: EmcId, pace: usize, most: usize) -> usize {
         for chosen in 0..most {
             let Some((slice, host)) = self.head.emc(emc).and_then(|entry| entry.next_scrub(pace)) else {
@@ -126,7 +127,7 @@ impl Manager {
         most
     }
 
-    /// What the pool has, as far as scrubbing minds.
+    /// Returns the state of the pool for the choice of the scrubbing pace.
     fn supply(&self) -> Supply {
         self.head.emcs().fold(Supply::default(), |sum, (_, entry)| Supply {
             pool: sum.pool + entry.emc.slices,
@@ -135,7 +136,8 @@ impl Manager {
         })
     }
 
-    /// After a restore, slices that no report claimed go back into the cycle when every host that could has reported.
+    /// Returns unclaimed slices to circulation after a restore, once every host that could claim
+    /// them has reported.
     fn release_restored(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, entry)| entry.up && entry.unclaimed().next().is_some());
         let ready = waiting.filter(|(id, _)| !self.head.awaits_reports(*id));
@@ -147,7 +149,8 @@ impl Manager {
         }
     }
 
-    /// Deadlines run on rack time: it is written down now and then, so that a crash does not prolong them for long.
+    /// Deadlines use rack time: it is stored periodically, so that a crash does not extend them by
+    /// long.
     fn save_rack_time(&mut self, when: When) {
         if self.rack_time_due().is_some_and(|due| when.now >= due) {
             let meta = self.head.record(Key::Meta);
@@ -155,17 +158,17 @@ impl Manager {
         }
     }
 
-    /// When rack time is to be written down, if no batch does it anyway and something runs on it.
+    /// Returns when rack time has to be stored, if no batch does so and a deadline depends on it.
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
         let runs = self.head.next_expiry().or(self.head.next_forgetting()).or(self.head.next_asking_again());
         (!self.is_writing()).then_some(())?;
         runs.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVE_INTERVAL))
     }
 
-    /// When something ends by itself, or may be forgotten.
+    /// Returns the time of the next expiry or deletion.
     pub(super) fn next_upkeep(&self) -> Option<Ns> {
         if self.is_full() {
-            return None; // the write under way comes first
+            return None; // the write in progress comes first
         }
         let expiry = self.head.next_forgetting().map(|at| at.max(self.forget_at));
         let forgetting = if self.head.has_excess_requests() { Some(self.forget_at) } else { expiry };

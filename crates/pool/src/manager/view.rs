@@ -1,5 +1,5 @@
-//! What an operator may see beside the ledger: the state of hosts and EMCs, and alarms. Nothing here is durable; all of
-//! it follows from what is known now.
+//! State for operators beside the ledger: hosts, EMCs and alarms. It is not durable and derived
+//! from current knowledge.
 
 use units::limits::{RESERVATION_ALARMS_MAX, SLICE_ALARMS_MAX, SLICE_ATTEMPTS_MAX, STORE_FREE_BYTES_MIN};
 use units::{Bytes, EmcId, HostId, Ns, SliceId, UnixMs};
@@ -12,49 +12,49 @@ use crate::{
     record::{Fence, Host, Stage},
 };
 
-/// What a host looks like from here.
+/// State of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostState {
-    /// Its agent is connected and its lease is fresh.
+    /// Its agent is connected and its lease valid.
     Up,
-    /// Silent, lease not over.
+    /// Its agent is silent; the lease is valid.
     Silent,
-    /// Its lease is over: nothing new, its slices kept.
+    /// Its lease has expired: no new memory, its slices are kept.
     Unknown,
-    /// To be cut off its slices, which it keeps until that is certain.
+    /// It is being fenced; its slices are kept until access is known to be revoked.
     Fencing,
-    /// Cut off its slices.
+    /// Its access is revoked.
     Fenced,
-    /// Not heard since the manager started.
+    /// Its agent has not connected since the manager started.
     Expected,
 }
 
-/// What an EMC looks like from here.
+/// State of an EMC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EmcState {
     /// Its contents are being compared with the ledger.
     Starting,
     /// It works.
     Up,
-    /// It does not; in the driver's words.
+    /// It has failed, with the driver's error.
     Failed(String),
 }
 
-/// Something an operator should know.
+/// Condition that needs an operator's attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alarm {
-    /// In UPPER_SNAKE_CASE.
+    /// Reason, in UPPER_SNAKE_CASE.
     pub reason: &'static str,
-    /// What it is about.
+    /// Subject.
     pub subject: Subject,
-    /// One sentence.
+    /// Message, one sentence.
     pub message: String,
-    /// When the condition began; the manager's start if that is not recorded.
+    /// Start of the condition; the manager's start if it is unknown.
     pub since: UnixMs,
 }
 
 impl Manager {
-    /// What a host looks like from here.
+    /// Returns the state of a host.
     pub fn host_state(&self, host: HostId) -> HostState {
         let fence = self.durable.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         match (fence, self.links.get(&host)) {
@@ -75,18 +75,18 @@ impl Manager {
         }
     }
 
-    /// Why a host that is to be cut off is not yet, if somebody must know.
+    /// Returns the reason why a fence has not completed, if it needs an operator.
     pub fn not_fenced(&self, host: HostId) -> Option<&str> {
         self.why_unfenced(host).map(|(why, _)| why)
     }
 
-    /// What a host's agent said of itself, and when it was last heard.
+    /// Returns the identity sent by a host's agent, and the time of its last message.
     pub fn host_said(&self, host: HostId) -> (Option<&Hello>, Option<UnixMs>) {
         let link = self.links.get(&host);
         (link.and_then(|link| link.hello()), link.and_then(|link| link.heard_wall))
     }
 
-    /// What an EMC looks like from here.
+    /// Returns the state of an EMC.
     pub fn emc_state(&self, emc: EmcId) -> EmcState {
         match self.devices.get(&emc).map(|link| &link.condition) {
             None | Some(Condition::Starting) => EmcState::Starting,
@@ -95,28 +95,28 @@ impl Manager {
         }
     }
 
-    /// Whether a host takes new reservations now.
+    /// Returns whether a host accepts reservations now.
     pub fn is_schedulable(&self, host: HostId) -> bool {
         let fit = self.durable.host(host).is_some_and(|entry| entry.not_schedulable().is_none());
         fit && matches!(self.host_state(host), HostState::Up | HostState::Silent)
     }
 
-    /// How many leases have ended in silence since the manager started.
+    /// Returns the number of leases expired since the manager started.
     pub fn leases_expired(&self) -> u64 {
         self.leases_expired
     }
 
-    /// How many free slices should be ready.
+    /// Returns the target number of free slices.
     pub fn buffer_target(&self) -> u32 {
         self.buffer.target(self.durable.emcs().map(|(_, e)| e.emc.slices).sum())
     }
 
-    /// How long the slowest slice took lately from its last owner back to free.
+    /// Returns the longest recent time of a slice from its last owner to free.
     pub fn drain_time(&self) -> Ns {
         self.buffer.drain_time()
     }
 
-    /// Everything an operator should know now.
+    /// Returns all alarms.
     pub fn alarms(&self) -> Vec<Alarm> {
         let mut alarms: Vec<Alarm> = self
             .host_alarms()
@@ -152,7 +152,7 @@ impl Manager {
         self.changed = true;
     }
 
-    /// Notes when slices were quarantined; the ledger does not keep it.
+    /// Records times of quarantines, which the ledger does not contain.
     pub(super) fn date_quarantines(
         &mut self,
         when: When,
@@ -192,7 +192,7 @@ impl Manager {
         })
     }
 
-    /// Hosts for which two agents speak.
+    /// Alarms of hosts with two agents.
     fn contested_alarms(&self) -> impl Iterator<Item = Alarm> {
         self.durable.hosts().filter_map(|(id, entry)| {
             let link = self.links.get(&id)?;
@@ -211,7 +211,8 @@ impl Manager {
         })
     }
 
-    /// When the fence of a host began. Fences of earlier versions have no time, and count from the manager's start.
+    /// Returns the start of a host's fence. Fences of earlier versions have none and count from the
+    /// manager's start.
     fn fenced_since(&self, host: &Host) -> UnixMs {
         if host.fenced_at == UnixMs(0) { self.loaded_at } else { host.fenced_at }
     }
@@ -232,7 +233,7 @@ impl Manager {
         Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
     }
 
-    /// The EMCs that do not delay a fence and have not answered.
+    /// Returns a note on EMCs that do not delay a fence and have not confirmed it.
     fn unconfirmed_emcs_note(&self, host: &Host) -> String {
         let names: Vec<_> = host.unconfirmed_fences.iter().filter_map(|emc| self.emc_name(*emc)).collect();
         if names.is_empty() {
@@ -262,8 +263,8 @@ impl Manager {
         })
     }
 
-    /// Slices that wait for an operator: the first by name, all others as one number. What the ledger contained when it was
-    /// loaded counts from then on.
+    /// Alarms of slices that wait for an operator: the first by name, all others as one number.
+    /// Conditions loaded with the ledger count from the load.
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
@@ -282,8 +283,7 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Reservations that cannot become ready or lost a slice, such as by a restore: the first by name, all others as one
-    /// number.
+    /// Alarms of broken reservations: the first by name, all others as one number.
     fn reservation_alarms(&self) -> impl Iterator<Item = Alarm> {
         let broken = self.durable.broken();
         let more = broken.len().saturating_sub(RESERVATION_ALARMS_MAX);
@@ -306,7 +306,7 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Slices whose device calls fail: the first by name, all others as one number.
+    /// Alarms of slices whose device calls fail: the first by name, all others as one number.
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
         let rest = self.rest_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices fail");
         let listed = self.faults.iter().take(SLICE_ALARMS_MAX).map(|(slice, fault)| Alarm {
@@ -323,7 +323,7 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// The alarm for all of `count` conditions beyond the first `most`.
+    /// Returns the alarm for the conditions beyond the first `most`.
     pub(super) fn rest_alarm(
         &self,
         reason: &'static str,
