@@ -1,11 +1,14 @@
-//! The agent's promises: scenarios as lines of words, and properties over stories of random orders, failures and deaths.
+//! Invariants of the agent: scenarios as lines of words, and properties over random desired states,
+//! failures and crashes.
 //!
-//! Words in: `up` (welcomed by rack R), `up:Q` (by rack Q), `down`, `report` (a whole report is requested), `want:N:PARTS`, `ok:S.E`, `half:S.E` (a scrub that verified
-//! a part), `fail:S.E`, `dirty:S.E`,
-//! `cleared:S.E`, `unclear:S.E`, `attach:VM@PID` (by root), `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of an order: `a=1.1+2.1` (VM a has slices 1
-//! and 2, each of its first owner), `a/UID=...` (the same, for a user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of one that changes
-//! order N: `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` when they are whole, else `news:N`.
-//! VM `a` is reservation 1, `b` is 2.
+//! Words: `up` (accepted by rack R), `up:Q` (by rack Q), `down`, `report` (a complete report is
+//! requested), `want:N:PARTS`, `ok:S.E`, `half:S.E` (a scrub that verified a part), `fail:S.E`,
+//! `dirty:S.E`, `cleared:S.E`, `unclear:S.E`, `attach:VM@PID` (by root), `attach:VM@PID/UID`,
+//! `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of a desired state: `a=1.1+2.1` (VM
+//! a has slices 1 and 2, each of its first owner), `a/UID=...` (the same, for a user),
+//! `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of changes to version N:
+//! `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` if complete, otherwise `news:N`. VM `a`
+//! is reservation 1, `b` is 2.
 
 use std::fmt::Write as _;
 
@@ -210,12 +213,12 @@ fn effect_words(effect: &Effect) -> String {
     }
 }
 
-/// Slices that a predecessor left.
+/// Slices left by an earlier instance.
 fn left(places: &str) -> Vec<Arc<str>> {
     holdings(places).map(|holding| handle(holding).place).collect()
 }
 
-/// Runs a line of words through an agent, and says what the last word led to.
+/// Runs a line of words through an agent, and returns the effects of the last word.
 fn run(found: Vec<Adopted>, places: &str, script: &str) -> (Agent, String) {
     let mut now = Ns::secs(1);
     let mut agent = Agent::new(now, INSTANCE, None, found, left(places));
@@ -237,7 +240,7 @@ fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
     assert_eq!(run(found, "", script).1, expected, "after {script}");
 }
 
-/// What process 200 sees of VM a.
+/// Returns the reply to process 200 for VM a.
 #[track_caller]
 fn check_look(script: &str, expected: Result<&str, &str>) {
     let (agent, _) = run(Vec::new(), "", script);
@@ -392,8 +395,8 @@ fn what_a_predecessor_left_of_a_vm_that_has_ended_stays_until_it_is_asked_for_an
     check("up want:1:fenced ok:1.1", "record:a have:1:ended=a:clean");
 }
 
-/// Two agents died while VM a's slice went and VM b's came, which is the same memory: the record of a still named it, and its
-/// successor took from b what it had just brought online.
+/// Two agents crashed while VM a's slice was released and passed to VM b: the record of a still
+/// contained it, and the next agent took from b what it had just brought online.
 #[test]
 fn what_a_later_owner_has_is_not_closed_for_the_one_before_who_is_still_on_record() {
     let mut before = adopted("a", "1.1", false);
@@ -604,7 +607,7 @@ fn an_agent_that_starts_again_reports_who_died_meanwhile() {
     );
 }
 
-/// A child of a VM that had ended still had a slice: the agent of its fenced host, started anew, said that nothing was left.
+/// A child of an ended VM still had a slice: the restarted agent of its fenced host reported clean.
 #[test]
 fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
     let dead = || vec![adopted("a", "1.1", false)];

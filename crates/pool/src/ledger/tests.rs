@@ -1,4 +1,4 @@
-//! The ledger's promises, one sentence each. What must hold after any story at all is in [`story`].
+//! Invariants of the ledger, one scenario each. Invariants over random sequences are in [`story`].
 
 mod boundaries;
 mod ended;
@@ -34,13 +34,14 @@ fn tester() -> Actor {
 }
 
 impl RackSpec {
-    /// `e1=4 e2=8 h1:e1+e2`: EMCs with slices, hosts of 16 cores and 64 GiB with wires.
+    /// Parses `e1=4 e2=8 h1:e1+e2`: EMCs with slices, hosts of 16 cores and 64 GiB with attached
+    /// EMCs.
     pub(crate) fn in_words(text: &str) -> Self {
         let mut rack = Self::default();
         for word in text.split_whitespace() {
             if let Some((emc, slices)) = word.split_once('=') {
                 let (driver, path) = ("emulated".to_owned(), format!("/{emc}"));
-                // One that cannot cut a host off is written `e1=4!`.
+                // An EMC that cannot revoke access is written `e1=4!`.
                 let (slices, serial) = match slices.strip_suffix('!') {
                     Some(slices) => (slices, Some(format!("0x{}", &emc[1..]))),
                     None => (slices, None),
@@ -75,7 +76,7 @@ fn user(uid: u32) -> Option<UserId> {
     Some(UserId::new(uid).unwrap())
 }
 
-/// A ledger and what a store would have of it.
+/// A ledger with the records of its store.
 struct Rack {
     ledger: Ledger,
     disk: BTreeMap<Key, Record>,
@@ -113,7 +114,7 @@ impl Rack {
         }
     }
 
-    /// The slices that a new reservation gets.
+    /// Returns the slices of a new reservation.
     fn takes(&mut self, vm: &str, host: &str, slices: u32) -> Vec<u32> {
         let id = self.reserve(ask(vm, host, slices)).unwrap();
         self.ledger.reservation(id).unwrap().slices.iter().map(|s| s.0).collect()
@@ -134,7 +135,7 @@ impl Rack {
         self.apply(change);
     }
 
-    /// Device and host do their part for a slice that is reserved.
+    /// Grants and brings online a reserved slice.
     fn online(&mut self, slice: u32) {
         let slot = self.slot(slice);
         self.slice(slice, Event::Granted(slot.epoch));
@@ -153,7 +154,7 @@ impl Rack {
         &self.ledger.emcs[&self.ledger.emc_named(&name(emc)).unwrap()]
     }
 
-    /// What was decided last.
+    /// Returns the latest decision.
     fn why(&self) -> &What {
         let last = self.disk.values().rev().find_map(|record| match record {
             Record::Decision(_, decision) => Some(&decision.what),
@@ -563,7 +564,7 @@ fn host_that_returned_is_given_nothing_of_an_emc_that_has_not_cut_it_off() {
     rack.reserve(ask("a", "h1", 3)).unwrap();
 }
 
-/// Such a record names no EMC that has answered.
+/// Such a record contains no EMC that has confirmed.
 #[test]
 fn fence_begun_by_an_earlier_version_waits_for_every_emc() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
@@ -624,7 +625,7 @@ fn a_quarantined_slice_breaks_its_reservation_and_comes_back_only_when_let() {
     assert_eq!((rack.emc("e1").draining(), rack.emc("e1").quarantined()), (1, 0));
 }
 
-/// A rack restored from a backup in which VM a has slice 0 on h1, and what its devices then say.
+/// A rack restored from a backup in which VM a has slice 0 on h1, and the contents of its devices.
 fn restored() -> (Rack, ReservationId) {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
@@ -637,7 +638,7 @@ fn restored() -> (Rack, ReservationId) {
     (rack, id)
 }
 
-/// A report of a VM of user 2001 with 3 GiB of pinned local memory, and these slices under these epochs.
+/// A report of a VM of user 2001 with 3 GiB of pinned local memory, and slices with epochs.
 fn running<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> HaveVm {
     let holding = |(slice, epoch)| Holding { slice: SliceId(slice), epoch: Epoch(epoch) };
     let slices = slices.map(holding).to_vec();

@@ -1,11 +1,11 @@
-//! Cutting hosts off: at every device, once that is durable, until all have done it. A device that cannot cut off by
-//! itself has the machine stopped; until that is certain the host keeps what it has, so nobody else gets it, and an
-//! operator hears why.
+//! Fencing: once the intent is durable, every device is called until all have confirmed. For a
+//! device that cannot revoke access, the machine is stopped; until that is certain, the host keeps
+//! its slices, and an alarm gives the reason.
 //!
-//! Each EMC counts alone. [`Host::unconfirmed_fences`](crate::record::Host::unconfirmed_fences) is the durable list of
-//! those that have not confirmed it.
-//! A failed one on which the host holds nothing delays neither the fence nor the host's return: it is called when it
-//! works again, and until it has answered the host is given nothing there.
+//! EMCs are independent. [`Host::unconfirmed_fences`](crate::record::Host::unconfirmed_fences) is
+//! the durable list of EMCs that have not confirmed. A failed EMC without slices of the host delays
+//! neither the fence nor the host's return: it is called when it works again, and until it has
+//! confirmed, it grants the host nothing.
 
 use units::limits::FENCE_RETRY;
 use units::{EmcId, HostId, Ns, SliceId, UnixMs};
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Manager {
-    /// Cuts a host off at every device that works and has yet to do so, once the intent is durable.
+    /// Fences a host at every working device that has yet to confirm, once the intent is durable.
     pub(super) fn drive_fence(&mut self, when: When, host: HostId) {
         let Some(entry) = self.durable.host(host) else { return };
         let (fence, unconfirmed) = (entry.host.fence, entry.host.unconfirmed_fences.clone());
@@ -35,7 +35,7 @@ impl Manager {
         self.change(when, change);
     }
 
-    /// Cuts a host off at one device that has yet to do so, or notes that its machine has to be stopped for it.
+    /// Fences a host at one device, or schedules a stop of its machine.
     fn drive_fence_at(&mut self, when: When, emc: EmcId, host: HostId) {
         let Some(fence) = self.durable.host(host).map(|entry| entry.host.fence) else { return };
         // A host that returned has proven that nothing is left.
@@ -48,7 +48,7 @@ impl Manager {
         }
     }
 
-    /// Has a machine stopped for an EMC, unless that is under way or has its time.
+    /// Stops a machine for an EMC, unless an attempt is in progress or scheduled.
     fn expect_stop(&mut self, when: When, emc: EmcId, host: HostId) {
         let retry_at = self.first_attempt_at(when, host);
         match self.stop_attempts.get(emc, host) {
@@ -63,15 +63,15 @@ impl Manager {
         }
     }
 
-    /// Drives all fences at an EMC whose contents have been compared with the ledger.
+    /// Drives all fences at an EMC after its comparison with the ledger.
     pub(super) fn drive_fences_of_emc(&mut self, when: When, emc: EmcId) {
         let concerns = |host: &Host| host.unconfirmed_fences.contains(&emc);
         let hosts = self.durable.hosts().filter(|(_, entry)| concerns(&entry.host)).map(|(host, _)| host);
         hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drive_fence_at(when, emc, host));
     }
 
-    /// Drives the fence of a host that came to hold a slice, such as one that a comparison quarantined: its machine may
-    /// have to be stopped for it.
+    /// Drives the fence of a host that became holder of a slice, for example by a comparison: its
+    /// machine may have to be stopped for it.
     pub(super) fn drive_fence_of_holder(&mut self, when: When, slice: SliceId, host: HostId) {
         let Some(emc) = self.durable.emc_of(slice) else { return };
         if self.durable.host(host).is_some_and(|entry| entry.host.unconfirmed_fences.contains(&emc)) {
@@ -79,26 +79,27 @@ impl Manager {
         }
     }
 
-    /// Whether only a stop of its machine cuts a host off an EMC on which it holds slices, or may hold some that a restored
-    /// ledger lacks.
+    /// Returns whether only a stop of the machine revokes access to an EMC with slices of the host,
+    /// or with slices that a restored ledger may not contain.
     fn must_stop(&self, emc: EmcId, host: HostId) -> bool {
         let may_hold = self.holds_on(emc, host) || self.has_yet_to_report(host);
         may_hold && !self.cuts_off(emc) && self.is_fence_unconfirmed(emc, host)
     }
 
-    /// Whether a host has not reported since the ledger was restored.
+    /// Returns whether a host has not reported since the ledger was restored.
     fn has_yet_to_report(&self, host: HostId) -> bool {
         self.durable.host(host).is_some_and(|entry| entry.host.must_report)
     }
 
-    /// Whether an EMC has yet to cut a host off, in the durable ledger and after the decisions since.
+    /// Returns whether an EMC has yet to fence a host, in the durable ledger and after later
+    /// decisions.
     fn is_fence_unconfirmed(&self, emc: EmcId, host: HostId) -> bool {
         [&self.durable, &self.head]
             .into_iter()
             .all(|ledger| ledger.host(host).is_some_and(|entry| entry.host.unconfirmed_fences.contains(&emc)))
     }
 
-    /// Whether a host holds slices on an EMC, as far as the ledger knows.
+    /// Returns whether a host holds slices on an EMC, according to the ledger.
     fn holds_on(&self, emc: EmcId, host: HostId) -> bool {
         [&self.durable, &self.head].into_iter().any(|ledger| {
             let entries = ledger.host(host).zip(ledger.emc(emc));
@@ -106,8 +107,9 @@ impl Manager {
         })
     }
 
-    /// The EMCs that a fence of a host waits for: those with slices of it, those that may have some because the ledger was
-    /// restored and they have not been compared with it or need its machine stopped, and those that will soon have answered.
+    /// Returns the EMCs that delay a fence: EMCs with slices of the host, EMCs that may have some
+    /// because the ledger was restored and they were not compared with it or need the machine
+    /// stopped, and EMCs that will reply soon.
     pub(super) fn fence_waits_for(&self, host: HostId) -> impl Iterator<Item = EmcId> {
         let entry = self.durable.host(host).into_iter();
         let unconfirmed = entry.flat_map(|entry| entry.host.unconfirmed_fences.iter().copied());
@@ -122,19 +124,21 @@ impl Manager {
         link.is_none_or(|link| link.is_starting() || (link.is_up() && self.cuts_off(emc)))
     }
 
-    /// A manager that has just started has yet to hear whose agents speak: they have a whole lease for that.
+    /// Returns whether a just started manager still waits for connections: agents have a whole
+    /// lease for that.
     fn first_attempt_at(&self, when: When, host: HostId) -> Ns {
         let unheard = self.links.get(&host).filter(|link| !link.was_heard());
         unheard.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
     }
 
-    /// Has machines stopped that are to be: never one whose agent is connected, as that will prove that nothing is left.
+    /// Stops machines that are due, never one with a connected agent, because its report will prove
+    /// that nothing is left.
     pub(super) fn retry_fences(&mut self, when: When) {
         let emcs = self.next_stops().filter(|(_, at)| *at <= when.now).map(|(emc, _)| emc);
         for emc in emcs.collect::<Vec<_>>() {
             let due = self.stop_attempts.attempts(emc).take_while(|(at, _)| *at <= when.now);
             for host in due.map(|(_, host)| host).collect::<Vec<_>>() {
-                // An attempt that is under way or not needed any more has no time.
+                // An attempt that is in progress or no longer needed has no time.
                 self.stop_attempts.set_retry(emc, host, Ns::NEVER);
                 if self.must_stop(emc, host) && self.is_to_fence(emc, host, false) {
                     self.call_fence(emc, host, false);
@@ -143,12 +147,12 @@ impl Manager {
         }
     }
 
-    /// When a machine is next to be stopped.
+    /// Returns the time of the next stop of a machine.
     pub(super) fn next_fence(&self) -> Option<Ns> {
         self.next_stops().map(|(_, at)| at).min()
     }
 
-    /// Devices that work and are to have machines stopped, with the time of the first.
+    /// Returns working devices with machines to stop, each with the earliest time.
     fn next_stops(&self) -> impl Iterator<Item = (EmcId, Ns)> {
         let next = self.stop_attempts.earliest();
         next.filter(|(emc, _)| self.devices.get(emc).is_some_and(DeviceLink::is_up))
@@ -158,7 +162,8 @@ impl Manager {
         self.durable.emc(emc).is_some_and(|entry| entry.emc.cuts_off())
     }
 
-    /// Whether a device that works has yet to be asked, or asked anew because it need not stop the machine any more.
+    /// Returns whether a working device has to be called, or called again because it need not stop
+    /// the machine any more.
     fn is_to_fence(&self, emc: EmcId, host: HostId, powered_off: bool) -> bool {
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
         let asked = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
@@ -170,7 +175,7 @@ impl Manager {
         self.effects.push_back(Effect::Device(emc, DeviceCall::Fence { host, powered_off }));
     }
 
-    /// Of two calls the answer to the first leaves the second under way.
+    /// The reply to the first of two calls leaves the second in progress.
     pub(super) fn fence_answered(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
         if self.fencing.get(&(emc, host)).is_some_and(|asked| powered_off || !*asked) {
             self.fencing.remove(&(emc, host));
@@ -183,7 +188,8 @@ impl Manager {
         self.change(when, change);
     }
 
-    /// The host keeps what it has. Old news if something else has proven since that it has stopped.
+    /// Records that the machine was not stopped: the host keeps its slices. Ignored if its stop was
+    /// proven otherwise.
     pub(super) fn on_not_fenced(&mut self, when: When, emc: EmcId, host: HostId, why: String) {
         let fence = self.head.host(host).map(|entry| entry.host.fence);
         if fence == Some(Fence::Fencing { powered_off: false }) {
@@ -194,12 +200,13 @@ impl Manager {
         }
     }
 
-    /// Since when a host's machine is to be stopped. A later fence of the same host has another answer.
+    /// Returns the time since which a host's machine is to be stopped. A later fence of the same
+    /// host has another one.
     pub fn stopping_since(&self, host: HostId) -> Option<UnixMs> {
         self.stop_attempts.of_host(host).next().map(|(_, attempt)| attempt.since)
     }
 
-    /// Why a host that is being cut off is not yet, as far as that is known.
+    /// Returns the reason why a fence has not completed, if it is known.
     pub(super) fn why_unfenced(&self, host: HostId) -> Option<(&str, UnixMs)> {
         let mut of_host = self.stop_attempts.of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
         of_host.find_map(|(_, attempt)| Some((attempt.why.as_deref()?, attempt.since)))

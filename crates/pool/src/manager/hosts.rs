@@ -1,7 +1,7 @@
-//! Hosts: who speaks for them, how long since, what they are told and what they report.
+//! Hosts: sessions of their agents, leases, desired states and reports.
 //!
-//! Silence frees nothing. A host whose lease is over is `unknown`: it gets nothing new and keeps what it has, until it
-//! speaks again or is fenced.
+//! Silence frees nothing. A host with an expired lease is `unknown`: it gets no new memory and
+//! keeps its slices until its agent returns or it is fenced.
 
 use std::collections::BTreeSet;
 
@@ -18,32 +18,33 @@ use crate::{
     slice::{Drain, Event, Scrub, Slot, State},
 };
 
-/// What the manager knows of a host beside the ledger. Not durable: after a restart every host gets a full fresh lease.
+/// State of a host beside the ledger. Not durable: after a restart every host gets a full lease.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) session: Option<SessionId>,
     hello: Option<Hello>,
-    /// Last heard on the clock of decisions; the start of the manager before the first word.
+    /// Rack time of the last message; the manager's start before the first one.
     heard: Ns,
     pub(super) heard_wall: Option<UnixMs>,
     unknown_since: Option<(Ns, UnixMs)>,
     pub(super) order: Option<SentOrder>,
-    /// There is news that the next order is to carry.
+    /// There are changes for the next desired state.
     pub(super) order_due: bool,
     pub(super) news: News,
-    /// The newest order that its agent has reflected.
+    /// Newest version that its agent has reflected.
     pub(super) reflected: DesiredVersion,
-    /// The first order of this session that told it that it was fenced.
+    /// First version of this session that contained the fence.
     pub(super) told_fenced: Option<DesiredVersion>,
-    /// What this session was told to scrub.
+    /// Scrubs sent in this session.
     pub(super) told_to_scrub: BTreeSet<Holding>,
     rejected: Option<RejectedAgent>,
     pub(super) reports: ReportLog,
-    /// The complete order that is being made.
+    /// Complete desired state in preparation.
     pub(super) draft: Option<Draft>,
 }
 
-/// An older agent of the same boot, rejected while a newer instance speaks for the host. It shows that the host runs.
+/// Older agent of the same boot, rejected while a newer instance represents the host. It shows that
+/// the host runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RejectedAgent {
     pub(super) instance: InstanceId,
@@ -57,19 +58,19 @@ pub(super) struct SentOrder {
     pub(super) at: Ns,
 }
 
-/// What has changed for a host since its last order.
+/// Changes for a host since its last desired state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct News {
     pub(super) reservations: BTreeSet<ReservationId>,
     pub(super) slices: BTreeSet<SliceId>,
-    /// More than can be said so.
+    /// More changes than are listed.
     pub(super) all: bool,
-    /// Somebody waits for what the next order will bring.
+    /// A caller waits for the result of the next desired state.
     pub(super) awaited: bool,
 }
 
 impl News {
-    /// Notes a slice, reservations, or both. Beyond the limit the next order is a complete one.
+    /// Records a slice, reservations, or both. Beyond the limit the next desired state is complete.
     pub(super) fn note(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
         self.slices.extend(slice);
         self.reservations.extend(of);
@@ -119,12 +120,13 @@ impl Link {
         }
     }
 
-    /// Whether the present or latest session has reported all VMs of the host.
+    /// Returns whether the current or latest session has reported all VMs of the host.
     pub(super) fn has_reported(&self) -> bool {
         self.reports.has_reported()
     }
 
-    /// Notes that its agent spoke, and returns whether it reflects an older order than an earlier report did.
+    /// Records a message of its agent, and returns whether it reflects an older version than an
+    /// earlier report.
     pub(super) fn note_heard(&mut self, when: When, reflected: DesiredVersion) -> bool {
         (self.heard, self.heard_wall) = (when.now, Some(when.wall));
         let overtaken = reflected < self.reflected;
@@ -132,23 +134,23 @@ impl Link {
         overtaken
     }
 
-    /// The first order of this session that told it that it was fenced.
+    /// Returns the first version of this session that contained the fence.
     pub(super) fn told_fenced(&self) -> Option<DesiredVersion> {
         self.told_fenced
     }
 
-    /// Keeps a complete order whose next piece is due at once.
+    /// Keeps a complete desired state whose next piece is due at once.
     pub(super) fn keep_draft(&mut self, draft: Draft) {
         self.draft = Some(draft);
         self.order_due = true;
     }
 
-    /// Whether its agent has spoken to this manager.
+    /// Returns whether its agent has sent a message to this manager.
     pub(super) fn was_heard(&self) -> bool {
         self.hello.is_some()
     }
 
-    /// When its lease is over, if nothing more is heard.
+    /// Returns the end of its lease without further messages.
     pub(super) fn lease_end(&self, ttl: Ns) -> Ns {
         self.heard.after(ttl)
     }
@@ -177,12 +179,12 @@ impl Link {
         self.session.and(self.hello.as_ref()).map(|hello| hello.instance)
     }
 
-    /// Whether its agent is connected and its lease is fresh.
+    /// Returns whether its agent is connected with a valid lease.
     fn is_live(&self) -> bool {
         self.is_connected() && !self.is_unknown()
     }
 
-    /// The times at which something is due for the host.
+    /// Returns the times at which something is due for the host.
     pub(super) fn due(&self) -> Due {
         Due {
             heard: self.unknown_since.is_none().then_some(self.heard),
@@ -193,19 +195,19 @@ impl Link {
         }
     }
 
-    /// The older agent that keeps connecting, if there is one.
+    /// Returns the older agent that keeps connecting, if any.
     pub(super) fn rejected(&self) -> Option<RejectedAgent> {
         self.rejected
     }
 
-    /// Returns whether a newer instance than this one of the same boot is the host's agent: it is connected, or its lease is
-    /// not over.
+    /// Returns whether a newer instance of the same boot is the host's agent: it is connected, or
+    /// its lease has not expired.
     fn is_led_by_newer(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
         let newer = |led: &Hello| led.instance > hello.instance && led.boot_id == hello.boot_id;
         self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
     }
 
-    /// When it may be sent an order that is due.
+    /// Returns when the next due desired state may be sent.
     fn next_order(&self) -> Option<Ns> {
         self.session?;
         let Some(sent) = self.order.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
@@ -217,7 +219,7 @@ impl Link {
         }))
     }
 
-    /// When an order that was not answered is sent again.
+    /// Returns when an unanswered desired state is sent again.
     fn repeat_at(&self) -> Option<Ns> {
         let unanswered = |sent: &SentOrder| self.is_connected() && self.reflected < sent.number;
         let sent = self.order.filter(|sent| unanswered(sent) && self.draft.is_none())?;
@@ -259,7 +261,8 @@ impl Manager {
         self.note_live(host);
     }
 
-    /// Only a host whose agent is connected and whose lease is fresh scrubs slices; one whose agent is connected is not stopped.
+    /// Only hosts with a connected agent and a valid lease scrub slices; a host with a connected
+    /// agent is not stopped.
     fn note_live(&mut self, host: HostId) {
         let link = self.links.get(&host);
         self.stop_attempts.set_connected(host, link.is_some_and(Link::is_connected));
@@ -272,7 +275,8 @@ impl Manager {
             return self.reject_agent(when, session, host, hello.instance);
         }
         if self.awaits_boot(link, when, host, &hello) {
-            // No other agent is connected: most likely this machine restarted, so there is no contest to report.
+            // No other agent is connected: probably this machine restarted, so there is no contest
+            // to report.
             return match link.is_connected() {
                 true => self.reject_agent(when, session, host, hello.instance),
                 false => self.close(session, Closed::Superseded),
@@ -294,9 +298,9 @@ impl Manager {
         self.note_sight(when, host);
     }
 
-    /// Returns whether an agent of another boot than the recorded one has to wait until the lease is over: the host's VMs would
-    /// count as ended, although they run if the agent is that of another machine. A manager that has just started waits
-    /// for the recorded boot as well.
+    /// Returns whether an agent of another boot than the recorded one has to wait for the end of
+    /// the lease: the host's VMs would count as ended, although they run if the agent is on another
+    /// machine. A just started manager also waits for the recorded boot.
     fn awaits_boot(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
         self.head.host(host).is_some_and(|entry| {
             let is_other = !entry.host.boot_id.is_empty() && entry.host.boot_id != hello.boot_id;
@@ -305,7 +309,7 @@ impl Manager {
         })
     }
 
-    /// Rejects an agent while another is the host's, and notes the attempt.
+    /// Rejects an agent while another represents the host, and records the attempt.
     fn reject_agent(&mut self, when: When, session: SessionId, host: HostId, instance: InstanceId) {
         if let Some(mut link) = self.links.get_mut(&host) {
             let since = link.rejected.map_or(when.wall, |rejected| rejected.since);
@@ -315,7 +319,7 @@ impl Manager {
         self.close(session, Closed::Superseded);
     }
 
-    /// Forgets rejected agents that no longer connect: they try at least once in each lease.
+    /// Drops rejected agents that no longer connect: they try at least once per lease.
     fn forget_rejected(&mut self, when: When) {
         for host in self.links.rejected_until(when.now, self.settings.lease_ttl) {
             if let Some(mut link) = self.links.get_mut(&host) {
@@ -325,7 +329,7 @@ impl Manager {
         }
     }
 
-    /// Compares the index of links, and the notes of which hosts are live or connected, with the links.
+    /// Compares the index of links, and the live and connected hosts, with the links.
     #[cfg(test)]
     pub(super) fn check_indexes(&self) {
         self.links.check();
@@ -337,7 +341,8 @@ impl Manager {
         self.stop_attempts.check(&connected.collect());
     }
 
-    /// Agents that said who they are while the store was being read again: what was noted of it then is gone.
+    /// Applies the identities of agents that connected while the store was loaded, because the
+    /// state recorded then is lost.
     pub(super) fn hear_boots(&mut self, when: When) {
         let live = self.links.iter().filter(|(_, link)| link.is_connected());
         let said = live.filter_map(|(host, link)| Some((*host, link.hello()?.boot_id.clone())));
@@ -357,7 +362,7 @@ impl Manager {
         }
     }
 
-    /// A fence that was decided before the store was read again may not be on disk: it is decided again.
+    /// Decides a fence again whose decision before a load of the store may not be on disk.
     pub(super) fn count_silence_anew(&mut self, when: When) {
         for host in self.links.silent_for(Ns::NEVER, Ns::ZERO) {
             if let Some(mut link) = self.links.get_mut(&host)
@@ -368,7 +373,7 @@ impl Manager {
         }
     }
 
-    /// Leases that are over, and hosts to be fenced.
+    /// Handles expired leases, and hosts to be fenced.
     pub(super) fn watch_leases(&mut self, when: When) {
         self.forget_rejected(when);
         for host in self.links.lease_over(when.now, self.settings.lease_ttl) {
@@ -388,7 +393,8 @@ impl Manager {
         }
     }
 
-    /// Returns whether a host has never reported and can have no slices. Such a host stays expected: it is not fenced.
+    /// Returns whether a host has never reported and can have no slices. Such a host stays expected
+    /// and is not fenced.
     pub(super) fn never_started(&self, host: HostId) -> bool {
         self.head.host(host).is_some_and(|entry| {
             let has_nothing = entry.held().len() == 0 && entry.reservations().len() == 0;
@@ -410,7 +416,7 @@ impl Manager {
     }
 }
 
-/// What a slice's holder is asked to do with it, if anything, and as whose.
+/// Returns the task of a slice's holder, if any.
 pub(super) fn asked_of(slot: Option<Slot>) -> Option<(Epoch, State)> {
     let slot = slot?;
     match slot.state {

@@ -1,4 +1,5 @@
-//! The links of all hosts, indexed by the times at which something is due for a host, so that no event looks at every host.
+//! Links of all hosts, indexed by the times at which something is due, so that no event scans all
+//! hosts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,18 +10,18 @@ use units::{HostId, Ns};
 
 use super::hosts::Link;
 
-/// The times at which something is due for a host, on the clock of decisions.
+/// Times at which something is due for a host, in rack time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Due {
-    /// The latest report, while the lease runs.
+    /// Latest report, while the lease is valid.
     pub(super) heard: Option<Ns>,
-    /// The end of the lease, while the agent is not connected.
+    /// End of the lease, while the agent is not connected.
     pub(super) silent: Option<Ns>,
-    /// When an unanswered order is repeated.
+    /// Time at which an unanswered desired state is sent again.
     pub(super) repeat: Option<Ns>,
-    /// When the next order may be sent, if one is due.
+    /// Time at which the next due desired state may be sent.
     pub(super) order: Option<Ns>,
-    /// When an older agent was last rejected.
+    /// Time of the latest rejection of an older agent.
     pub(super) rejected: Option<Ns>,
 }
 
@@ -43,7 +44,7 @@ impl Schedule {
         self.0.first().map(|(at, _)| *at)
     }
 
-    /// Hosts whose time, `delay` later, has come, in ascending order.
+    /// Returns hosts whose time plus `delay` has passed, in ascending order.
     fn due(&self, now: Ns, delay: Ns) -> Vec<HostId> {
         let due = self.0.iter().take_while(|(at, _)| at.after(delay) <= now);
         let mut hosts: Vec<HostId> = due.map(|(_, host)| *host).collect();
@@ -52,7 +53,7 @@ impl Schedule {
     }
 }
 
-/// The links of all hosts.
+/// Links of all hosts.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     by_host: BTreeMap<HostId, Link>,
@@ -68,7 +69,7 @@ impl Links {
         self.by_host.get(host)
     }
 
-    /// Changes one link; the index follows when the guard is dropped.
+    /// Changes a link; the index is updated when the guard is dropped.
     pub(super) fn get_mut(&mut self, host: &HostId) -> Option<LinkMut<'_>> {
         let before = self.by_host.get(host)?.due();
         Some(LinkMut { links: self, host: *host, before })
@@ -90,32 +91,32 @@ impl Links {
         Some(link)
     }
 
-    /// Hosts whose lease of this length is over.
+    /// Returns hosts with an expired lease of this length.
     pub(super) fn lease_over(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.heard.due(now, ttl)
     }
 
-    /// Hosts that have been silent for so long past their lease.
+    /// Returns hosts that have been silent for a time after their lease.
     pub(super) fn silent_for(&self, now: Ns, time: Ns) -> Vec<HostId> {
         self.silent.due(now, time)
     }
 
-    /// Hosts whose order is to be repeated.
+    /// Returns hosts whose desired state has to be sent again.
     pub(super) fn repeats_due(&self, now: Ns) -> Vec<HostId> {
         self.repeats.due(now, Ns::ZERO)
     }
 
-    /// Hosts that may be sent the order that is due.
+    /// Returns hosts that may be sent a due desired state.
     pub(super) fn orders_due(&self, now: Ns) -> Vec<HostId> {
         self.orders.due(now, Ns::ZERO)
     }
 
-    /// Hosts at which an older agent was last rejected two leases ago or earlier.
+    /// Returns hosts at which an older agent was last rejected at least two leases ago.
     pub(super) fn rejected_until(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.rejected.due(now, two_leases(ttl))
     }
 
-    /// When the next of all these is due.
+    /// Returns the earliest of all these times.
     pub(super) fn next_wakeup(&self, ttl: Ns, fence_after: Option<Ns>) -> Option<Ns> {
         let lease = self.heard.first().map(|at| at.after(ttl));
         let fence = self.silent.first().and_then(|at| Some(at.after(fence_after?)));
@@ -131,7 +132,7 @@ impl Links {
         self.rejected.update(host, before.rejected, after.rejected);
     }
 
-    /// Compares the index with one that is computed from all links.
+    /// Compares the index with one computed from all links.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let mut computed = Self::default();
@@ -148,7 +149,7 @@ fn two_leases(ttl: Ns) -> Ns {
     Ns(ttl.0.saturating_mul(2))
 }
 
-/// One link that may be changed.
+/// Guard of a link that may be changed.
 pub(super) struct LinkMut<'a> {
     links: &'a mut Links,
     host: HostId,

@@ -1,8 +1,9 @@
-//! Orders to hosts: changes since the last one, or a complete order. One unanswered order at a time to each host.
+//! Desired states: changes since the last version, or complete state. At most one is unanswered per
+//! host.
 //!
-//! A complete order is made in pieces of bounded size, so that no other request waits for long. Each slice and reservation of
-//! the host is added as it is when its piece is made. Changes meanwhile are noted as for any order, and added again at the
-//! end: then the order matches the durable ledger at that moment.
+//! A complete desired state is built in pieces of bounded size, so that other requests do not wait.
+//! Each slice and reservation of the host is added in its state at that moment. Changes meanwhile
+//! are recorded and added at the end: then the result matches the durable ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,7 @@ use crate::{
     slice::{Drain, Scrub, State},
 };
 
-/// A complete order that is being made.
+/// Complete desired state in preparation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
     want: Option<Want>,
@@ -28,7 +29,8 @@ pub(super) struct Draft {
 }
 
 impl Manager {
-    /// Adds the next piece to the complete order of a host, or begins one. Returns it when it is complete.
+    /// Adds the next piece to the complete desired state of a host, or begins one. Returns it when
+    /// it is complete.
     fn continue_draft(&mut self, host: HostId) -> Option<Want> {
         let empty = self.empty_want(host)?;
         let mut draft = self.links.get_mut(&host)?.draft.take().unwrap_or_default();
@@ -43,7 +45,7 @@ impl Manager {
             return Some(empty);
         }
         if news.all {
-            return self.keep_draft(host, Draft::default()); // more has changed than is known: again from the beginning
+            return self.keep_draft(host, Draft::default()); // more changes than are listed: begin again
         }
         self.add_news(host, &news, &mut want);
         Some(want)
@@ -54,7 +56,7 @@ impl Manager {
         None
     }
 
-    /// Returns whether it was the last one.
+    /// Returns whether it was the last piece.
     fn add_piece(&self, host: HostId, draft: &mut Draft, want: &mut Want) -> bool {
         let Some(entry) = self.durable.host(host) else { return true };
         let mut room = self.piece;
@@ -89,7 +91,8 @@ impl Manager {
         }
     }
 
-    /// The next order to a reservation's host is not to linger: somebody waits for its slices.
+    /// Sends the next desired state to a reservation's host without delay, because a caller waits
+    /// for its slices.
     pub(super) fn hurry_order(&mut self, id: ReservationId) {
         let host = self.durable.reservation(id).map(|reservation| reservation.host);
         if let Some(mut link) = host.and_then(|host| self.links.get_mut(&host)) {
@@ -97,7 +100,7 @@ impl Manager {
         }
     }
 
-    /// A host is to be told of a slice, and of the reservations that have or had it.
+    /// Schedules a message to a host about a slice, and about reservations that have or had it.
     pub(super) fn tell_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
             link.news.note(Some(slice), of.into_iter().flatten());
@@ -105,7 +108,8 @@ impl Manager {
         }
     }
 
-    /// A reservation's host is to be told of it; of one whose slices are still to be granted it has not heard.
+    /// Schedules a message to a reservation's host; before its slices are granted, the host does
+    /// not know it.
     pub(super) fn tell_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         let waits = matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
         if waits {
@@ -117,7 +121,7 @@ impl Manager {
         }
     }
 
-    /// A host is to be told everything.
+    /// Schedules complete state for a host.
     pub(super) fn tell_host(&mut self, host: HostId) {
         if let Some(mut link) = self.links.get_mut(&host) {
             link.news.all = true;
@@ -125,13 +129,13 @@ impl Manager {
         }
     }
 
-    /// Sends the orders that are due, one unanswered order at a time to each host.
+    /// Sends due desired states, at most one unanswered per host.
     pub(super) fn send_orders(&mut self, when: When) {
         for host in self.links.orders_due(when.now) {
             if let Some(mut link) = self.links.get_mut(&host) {
                 link.order_due = false;
             }
-            // When that is durable, or lost, there is news for the host.
+            // When that becomes durable, or is lost, there are changes for the host.
             if self.decides_against(host) {
                 self.put_off_repeating(when, host);
             } else {
@@ -140,13 +144,13 @@ impl Manager {
         }
     }
 
-    /// Whether what is durable is not to be told a host any more.
+    /// Returns whether the durable state must no longer be sent to a host.
     fn decides_against(&self, host: HostId) -> bool {
         self.decides_a_fence_of(host) || self.decides_a_scrub_of(host) || self.decides_an_end_at(host)
     }
 
-    /// Whether a host is known to have started again, and it is not durable yet. What is durable would have it open slices for
-    /// VMs that have ended, with their bytes in them.
+    /// Returns whether a restart of a host is decided and not durable yet. The durable state would
+    /// open slices for VMs that have ended, with their data.
     fn decides_an_end_at(&self, host: HostId) -> bool {
         let (Some(before), Some(after)) = (self.durable.host(host), self.head.host(host)) else {
             return false;
@@ -155,16 +159,16 @@ impl Manager {
         before.fence == Fence::None && !before.boot_id.is_empty() && after.boot_id != before.boot_id
     }
 
-    /// Whether a host is decided to be cut off, and it is not durable yet. It was not connected then: what it were told now
-    /// it would take for its own after somebody vouched that it is off.
+    /// Returns whether a fence of a host is decided and not durable yet. The host was not connected
+    /// then: after an operator's confirmation of its power-off it would use what it is sent now.
     fn decides_a_fence_of(&self, host: HostId) -> bool {
         let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
     }
 
-    /// Whether a scrub of a host is decided to be over, and it is not durable yet. What is durable would tell the host to
-    /// scrub: an agent that has not been told so before, in this session, would do it on a slice that is somebody else's by
-    /// then.
+    /// Returns whether the end of a host's scrub is decided and not durable yet. The durable state
+    /// contains the scrub: an agent that has not received it in this session would scrub a slice
+    /// that belongs to another owner by then.
     fn decides_a_scrub_of(&self, host: HostId) -> bool {
         let told = self.links.get(&host).map(|link| &link.told_to_scrub);
         let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
@@ -183,7 +187,7 @@ impl Manager {
         }
     }
 
-    /// Orders that were not answered in time are sent again.
+    /// Sends unanswered desired states again.
     pub(super) fn repeat_orders(&mut self, when: When) {
         for host in self.links.repeats_due(when.now) {
             self.tell_host(host);
@@ -215,7 +219,7 @@ impl Manager {
         self.effects.push_back(Effect::Send(session, want));
     }
 
-    /// What has changed since an order, if that can be said.
+    /// Returns the changes since a version, if they are known.
     fn changed_want(&self, host: HostId, base: DesiredVersion, news: &News) -> Option<Want> {
         let mut want = self.empty_want(host)?;
         if news.all || want.fenced || want.number <= base {
@@ -236,7 +240,7 @@ impl Manager {
         Some(want)
     }
 
-    /// The whole truth about one host, from what is durable.
+    /// Returns the complete desired state of a host, from the durable ledger.
     pub fn want(&self, host: HostId) -> Option<Want> {
         let mut want = self.empty_want(host)?;
         if want.fenced {
@@ -266,7 +270,7 @@ impl Manager {
         })
     }
 
-    /// Adds what a host is to do with a slice that is no VM's, if anything.
+    /// Adds the task of a host for a slice without a VM, if any.
     fn want_slice(&self, host: HostId, slice: SliceId, want: &mut Want) -> bool {
         let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
             return false;
@@ -292,7 +296,7 @@ impl Manager {
         true
     }
 
-    /// Adds a VM that its host is to have ready, if it is one.
+    /// Adds a VM that its host has to provide with memory.
     fn want_vm(&self, host: HostId, id: ReservationId, want: &mut Want) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
         let Some(slices) = self.usable(id, reservation) else { return false };
@@ -301,7 +305,7 @@ impl Manager {
         true
     }
 
-    /// Whether every slice of a VM is granted, and the handles of all of them are stored.
+    /// Returns whether all slices of a VM are granted and their handles stored.
     fn is_usable(&self, id: ReservationId, reservation: &Reservation) -> bool {
         let holdings = |slice: &SliceId| {
             self.durable.slot(*slice).map(|slot| Holding { slice: *slice, epoch: slot.epoch })
@@ -310,8 +314,8 @@ impl Manager {
         self.durable.is_granted(id, reservation) && reservation.slices.iter().all(has_handle)
     }
 
-    /// A VM's slices, once every one of them is granted to it: an order never names a part of a VM's memory, nor a slice that
-    /// another VM was found on after a restore.
+    /// Returns a VM's slices once all of them are granted to it: a desired state never contains a
+    /// part of a VM's memory, nor a slice with another VM adopted after a restore.
     fn usable(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
         let ended = matches!(reservation.stage, Stage::Broken { .. } | Stage::Ended { .. });
         if ended || !self.durable.is_granted(id, reservation) {

@@ -1,10 +1,10 @@
-//! Limits of the agent: scrubs at the same time, its wakeups, and its answers about itself.
+//! Limits of the agent: concurrent scrubs, wakeups, and its own state.
 
 use units::limits::{ENDED_VMS_REPORTED_MAX, OBSERVED_STATE_LINGER, SCRUBS_PER_HOST_MAX};
 
 use super::*;
 
-/// The moment, since its start, at which an agent asks to be woken after a script of words.
+/// Returns the next wakeup of an agent after a script of words, since its start.
 fn wakes(script: &str) -> Option<Ns> {
     let (agent, _) = run(Vec::new(), "", script);
     agent.next_wakeup().map(|at| Ns(at.0 - Ns::secs(1).0))

@@ -1,4 +1,4 @@
-//! A slice has one VM: a process gets none that is on record for another.
+//! A slice has one VM: no process gets a slice that is recorded for another one.
 
 use super::*;
 

@@ -1,16 +1,16 @@
-//! Stories: random orders, repeated, reordered and foreign ones among them, to an agent whose host is slow and sometimes
-//! fails and whose VMs die when they like. What every effect must respect is checked as it comes out.
+//! Random desired states, also repeated, reordered and foreign ones, for an agent whose host is
+//! slow and fails and whose VMs end at any time. Every effect is checked.
 
 use units::limits::SCRUBS_PER_HOST_MAX;
 
 use super::*;
 
-/// The user that the reservation of VM a names; that of VM b names none.
+/// User of VM a's reservation; VM b's names none.
 const TENANT: u32 = 2001;
-/// The agent's own user.
+/// User of the agent.
 const AGENT: u32 = 990;
 
-/// One thing that happens.
+/// A random event.
 #[derive(Clone, Debug)]
 enum Turn {
     Order { number: u64, foreign: u8, wants: Vec<(u8, u32, u64)>, fenced: bool },
@@ -37,14 +37,14 @@ fn turn() -> impl Strategy<Value = Turn> {
     ]
 }
 
-/// A host made of sets: what was asked of it, what is on its disk, which processes have which slices.
+/// Model of a host as sets: calls, records on disk, slices of processes.
 struct World {
     now: Ns,
     agent: Agent,
     calls: BTreeMap<Holding, Effect>,
     to_record: BTreeMap<ReservationId, VmRecord>,
     disk: BTreeMap<ReservationId, VmRecord>,
-    /// What the kernel may still have of slices, by place.
+    /// Slices that the kernel may still have, by location.
     kernel: BTreeSet<Arc<str>>,
     clearing: BTreeSet<Arc<str>>,
     running: BTreeMap<ReservationId, VmRecord>,
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// VM a has the even slices, VM b the odd ones, so that an order never gives one slice to two.
+    /// VM a has the even slices, VM b the odd ones, so that a slice never has two VMs.
     fn order(&mut self, number: u64, foreign: u8, wants: &[(u8, u32, u64)], fenced: bool) {
         let mut want = want(number);
         want.fenced = fenced;
@@ -171,7 +171,7 @@ impl World {
             self.kernel.remove(&handle(holding).place);
         }
         if matches!((&call, &result), (Effect::Offline { .. }, Ok(_))) {
-            self.running.values_mut().for_each(|vm| drop(vm.slices.remove(&holding))); // taken by force, if at all
+            self.running.values_mut().for_each(|vm| drop(vm.slices.remove(&holding))); // removed by force, if at all
         }
         self.handle(Event::Done { holding, result });
     }
@@ -202,7 +202,7 @@ impl World {
         self.handle(Event::ProcessGone { reservation: id });
     }
 
-    /// The agent dies; the VMs and the disk stay.
+    /// Crashes the agent; VMs and disk stay.
     fn restart(&mut self) {
         let found = self.disk.values().map(|record| Adopted {
             record: record.clone(),
@@ -221,7 +221,7 @@ impl World {
         self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     }
 
-    /// What must hold whenever the agent wants something done.
+    /// Checks the invariants of every effect.
     fn perform(&mut self, effect: Effect) {
         match &effect {
             Effect::Online { holding, check_zero, .. } => {
@@ -296,7 +296,8 @@ impl World {
         order.is_some_and(|release| release.force)
     }
 
-    /// Memory is for one user and root, and a process is one VM. The VM's own process may ask again, whoever its user is by then.
+    /// Memory is for one user and root, and a process serves one VM. The VM's own process may
+    /// repeat the request as any user.
     fn check_caller(&self, record: &VmRecord, caller: &Caller) {
         assert!(record.process.is(&caller.process), "handed to another process than the one on record");
         let expected = if record.vm.as_str() == "a" { TENANT } else { AGENT };
@@ -325,7 +326,8 @@ impl World {
         self.running.values().any(|vm| vm.slices.contains_key(&holding))
     }
 
-    /// What was taken by force before the agent started again still is on record, and so waits for the VM's end.
+    /// Slices taken by force before a restart of the agent are still recorded, and wait for the
+    /// VM's end.
     fn is_on_record(&self, holding: Holding) -> bool {
         let live = self.disk.iter().filter(|(id, _)| self.running.contains_key(id));
         live.into_iter().any(|(_, record)| record.slices.contains_key(&holding))
@@ -348,13 +350,14 @@ impl World {
         for failed in have.failed.iter().filter(|failed| !self.given_back.contains(&failed.holding)) {
             let left = self.kernel.contains(&handle(failed.holding).place);
             let lives = self.has_user(failed.holding) || self.is_on_record(failed.holding);
-            // What cannot be closed is still there, and the report says so.
+            // A slice that cannot be closed remains, and the report contains it.
             let gives_back = self.order.as_ref().is_some_and(|order| must_go(order, failed.holding));
             assert!(!left || lives || gives_back, "{:?} failed, and something is left", failed.holding);
         }
     }
 
-    /// Everything answers and nobody dies any more: the order is carried out, as far as the living allow.
+    /// Everything responds and no process ends any more: the desired state is reached, as far as
+    /// the running VMs permit.
     fn settle(&mut self) {
         for _ in 0..200 {
             while !self.calls.is_empty() || !self.to_record.is_empty() || !self.clearing.is_empty() {
@@ -392,14 +395,14 @@ fn named(order: &Want, id: ReservationId) -> Option<&WantVm> {
     order.vms.get(&id)
 }
 
-/// Whether an order has a slice closed: it says so, fences the host, or names a later owner.
+/// Returns whether a desired state closes a slice: by a release, a fence, or a later owner.
 fn must_go(order: &Want, holding: Holding) -> bool {
     let named = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
     let mut later = named.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
     order.fenced || order.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
 }
 
-/// What an order says of one VM and of all slices that are or were its own.
+/// Returns the parts of a desired state about one VM and its current and former slices.
 fn part(order: &Want, odd: bool) -> Want {
     let mine = |slice: SliceId| (slice.0 % 2 == 1) == odd;
     let mut part = order.clone();
@@ -409,7 +412,7 @@ fn part(order: &Want, odd: bool) -> Want {
     part
 }
 
-/// An order as a change of another: what differs is said anew.
+/// Expresses a desired state as changes of another.
 fn change(before: &Want, after: &Want) -> Want {
     let mut change = Want { base: Some(before.number), ..want(after.number.revision.0) };
     (change.instance, change.fenced) = (after.instance, after.fenced);

@@ -1,4 +1,4 @@
-//! A VM's memory is for one user of the host and root, and a process is one VM.
+//! A VM's memory is for one user of the host and root, and a process serves one VM.
 
 use super::*;
 

@@ -173,7 +173,8 @@ fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
     assert_eq!(loaded.host(HostId(0)).unwrap().host.unconfirmed_fences, BTreeSet::new());
 }
 
-/// Their last steps before they were free and their removal may be one batch, of which a ledger sees the removal only.
+/// Their last steps to free and their removal may be one batch, of which a ledger sees the removal
+/// only.
 #[test]
 fn host_holds_nothing_of_an_emc_that_was_removed() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
@@ -211,7 +212,7 @@ fn migration_answer_keeps_message_and_time() {
     assert_eq!(rack.ledger.migrations[&id].asked, later.wall);
 }
 
-/// A restored ledger may lack a host on which a VM runs.
+/// A restored ledger may not contain a host on which a VM runs.
 #[test]
 fn slice_of_a_host_outside_the_rack_waits_for_an_operator_whatever_its_device() {
     for words in ["e1=4! h1:e1", "e1=4 h1:e1"] {

@@ -1,4 +1,4 @@
-//! How long the request ids of ended reservations are remembered.
+//! Expiry of the request ids of ended reservations.
 
 use units::limits::{ENDED_REQUESTS_MAX, ENDED_REQUESTS_PER_CLIENT_MAX};
 
@@ -18,7 +18,7 @@ fn request(client: &str, id: &str) -> RequestKey {
 }
 
 impl Rack {
-    /// Makes and ends a reservation without slices, and evicts the excess.
+    /// Creates and ends a reservation without slices, and evicts the excess.
     fn ends(&mut self, client: &str, id: &str, seconds: u64) -> ReservationId {
         let asked = Reserve { request: request(client, id), ..ask("brief", "h1", 0) };
         let reservation = self.reserve(asked).unwrap();

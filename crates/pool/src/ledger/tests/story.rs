@@ -1,11 +1,12 @@
-//! What holds after any story: refusals change nothing, a ledger is the fold of its records, and its sums add up.
+//! Invariants after random sequences: rejections change nothing, a ledger is the fold of its
+//! records, and its sums are right.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{ledger::ended::Bounds, slice::Call};
 
-/// One thing that somebody wants or reports; whether it makes sense is for the ledger to say.
+/// A random request or report, valid or not.
 #[derive(Clone, Debug)]
 enum Turn {
     Reserve { vm: u8, host: u8, slices: u32, cores: u32, request: u8, client: u8 },
@@ -174,7 +175,7 @@ impl Rack {
         })
     }
 
-    /// Something that could happen to a slice as it is, now and then something that could not.
+    /// Returns an event that is possible in the slice's state, sometimes an impossible one.
     fn step(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
         let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
@@ -212,7 +213,7 @@ impl Rack {
         if known.is_some_and(|known| known.vm != *vm || known.host != host)
             || !self.ledger.hosts.contains_key(&host)
         {
-            return Change::default(); // the manager gives it a number of its own
+            return Change::default(); // the manager assigns a number of its own
         }
         let slices = found.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
         let running = HaveVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
@@ -228,7 +229,7 @@ fn some_place(number: u8) -> Place {
     }
 }
 
-/// Everything a ledger knows, what it derived included, in an order of its own.
+/// Returns the complete state of a ledger, derived values included, in a fixed order.
 fn all_of(ledger: &Ledger) -> String {
     let by_vm: BTreeMap<_, _> = ledger.by_vm.iter().collect();
     let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
@@ -242,7 +243,8 @@ fn all_of(ledger: &Ledger) -> String {
     format!("{:#?}", (known, named, by_name, by_request, times, ledger.ended.checked(), slices_out))
 }
 
-/// Indexes of ended requests agree with the reservations, and a request of an active one is always found.
+/// Checks that indexes of ended requests agree with the reservations, and that requests of active
+/// ones are found.
 fn requests(ledger: &Ledger) {
     let mut out: BTreeMap<ReservationId, u32> = BTreeMap::new();
     for id in ledger.slots_from(SliceId(0)).filter_map(|(_, _, slot)| slot.reservation()) {
@@ -262,14 +264,14 @@ fn requests(ledger: &Ledger) {
     assert_eq!(&ended, ledger.ended.checked());
 }
 
-/// After upkeep as many ended requests are remembered as allowed.
+/// Checks that after upkeep no more ended requests are recorded than allowed.
 fn is_bounded(ledger: &Ledger) {
     let ended = ledger.ended.checked();
     assert!(ledger.ended.len() <= ledger.ended.bounds.total);
     assert!(ended.values().all(|requests| requests.len() <= ledger.ended.bounds.per_client));
 }
 
-/// Compares every index with one that is computed from the slots, hosts and reservations.
+/// Compares every index with one computed from slots, hosts and reservations.
 pub(super) fn indexes(ledger: &Ledger) {
     let slots = || ledger.slots_from(SliceId(0));
     for (id, host) in ledger.hosts() {
@@ -388,7 +390,7 @@ proptest! {
         }
     }
 
-    /// What is derived never drifts from what is recorded.
+    /// Derived values never differ from the records.
     #[test]
     fn a_ledger_is_the_fold_of_its_records(story in prop::collection::vec(turn(), 0..120)) {
         let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
@@ -404,7 +406,8 @@ proptest! {
         prop_assert_eq!(all_of(&loaded), all_of(&rack.ledger));
     }
 
-    /// However a story went, no slice changes hands but from free or scrubbed, and no number of an owner comes twice.
+    /// After any sequence, slices change their owner only from free or scrubbed, and epochs never
+    /// repeat.
     #[test]
     fn every_owner_of_a_slice_has_a_number_of_its_own(story in prop::collection::vec(turn(), 0..120)) {
         let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));

@@ -1,4 +1,5 @@
-//! Running VMs that cannot be adopted after a restore: their slices are kept, and an alarm names them and since when.
+//! Running VMs that cannot be adopted after a restore: their slices are kept, and an alarm names
+//! them with the time.
 
 use units::{
     Bytes, ReservationId, UnixMs,
@@ -8,8 +9,8 @@ use units::{
 use super::rig::{Rig, name};
 use crate::protocol::{Have, HaveVm};
 
-/// A rack restored from a backup in which VM a (1) runs on slice 0 of h1; later h2 was granted slices 4 and 5. All hosts
-/// are connected and only h2 has not reported.
+/// A rack restored from a backup in which VM a (1) runs on slice 0 of h1; later h2 was granted
+/// slices 4 and 5. All hosts are connected, and only h2 has not reported.
 fn restored() -> Rig {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go commit:a go");
@@ -30,7 +31,7 @@ fn write(rig: &mut Rig) {
     }
 }
 
-/// VMs that are not adopted, and since when.
+/// Returns VMs that are not adopted, with the time.
 fn unadopted(rig: &Rig) -> Vec<(String, UnixMs)> {
     let alarms = rig.manager.alarms().into_iter().filter(|alarm| alarm.reason == "VM_NOT_ADOPTED");
     alarms.map(|alarm| (alarm.subject.to_string(), alarm.since)).collect()

@@ -1,4 +1,4 @@
-//! Alarms: each has the time at which its condition began.
+//! Alarms: each has the start of its condition.
 
 use units::UnixMs;
 

@@ -1,19 +1,20 @@
-//! Slices that a host reports and that ledger or EMC do not know as its own: after restores from older backups, and on EMCs that
-//! lost their records or have those of another rack.
+//! Slices that a host reports and that ledger or EMC do not assign to it: after restores from older
+//! backups, and on EMCs that lost their records or have those of another rack.
 
 use super::rig::Rig;
 
-/// A VM on slice 0, which its host has reported.
+/// A VM on slice 0, reported by its host.
 const A_RUNS: &str = "reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go";
 
-/// A rack whose VM a runs on slice 0 of h1.
+/// Returns a rack whose VM a runs on slice 0 of h1.
 fn running() -> Rig {
     let mut rig = Rig::up();
     rig.run(A_RUNS);
     rig
 }
 
-/// The shared EMC has lost its record of slice 4, and the wire of its host is younger than the backup.
+/// The shared EMC has lost its record of slice 4, and the connection of its host is younger than
+/// the backup.
 #[test]
 fn vm_on_younger_wire_of_a_shared_emc_keeps_its_slice() {
     let mut rig = Rig::of("e1=4 e2=4! h1:e1 h2:e1+e2");
@@ -27,14 +28,14 @@ fn vm_on_younger_wire_of_a_shared_emc_keeps_its_slice() {
     rig.disk = backup;
     rig.run("restore stored device tick:10");
     rig.write_all();
-    // h1 reports first: the report names the slice.
+    // h1 reports first: the report contains the slice.
     let said = rig.run("up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go up:h2 tick:10 have:h2 go have:h1:online=4.1:vm1b=4.1 go");
     assert!(!said.contains("revoke(4.1)") && !said.contains("revoke(4."), "{said}");
     let slices = rig.run("slices");
     assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
 }
 
-/// The same with a wire that the backup has, and a slice without a VM.
+/// The same with a connection in the backup, and a slice without a VM.
 #[test]
 fn slice_online_at_its_host_is_released_before_it_is_reused() {
     let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
@@ -55,7 +56,7 @@ fn slice_online_at_its_host_is_released_before_it_is_reused() {
     assert!(!said.contains("revoke(4."), "{said}");
 }
 
-/// An operator vouches for h1, which then connects for a moment and reports VM a.
+/// An operator confirms that h1 is off, which then connects briefly and reports VM a.
 #[track_caller]
 fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
     rig.run("vouch:h1 go");
@@ -65,7 +66,7 @@ fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
     rig.tells("slices state:h1 | Fenced");
 }
 
-/// A fenced host reports its VM before it has received the order that names the fence.
+/// A fenced host reports its VM before it has received the desired state with the fence.
 #[test]
 fn vm_of_a_fenced_host_is_not_adopted() {
     assert_fenced_host_adopts_nothing(running().restored("", "", ""));
@@ -77,7 +78,7 @@ fn lost_vm_of_a_fenced_host_is_not_adopted() {
     assert_fenced_host_adopts_nothing(Rig::up().restored("", A_RUNS, ""));
 }
 
-/// Neither a release by force nor a fence freed a slice that was adopted for a fenced host.
+/// Neither a forced release nor a fence freed a slice adopted for a fenced host.
 #[test]
 fn slice_of_a_vm_on_a_fenced_host_returns() {
     let mut rig = Rig::up().restored("", A_RUNS, "");
@@ -114,7 +115,7 @@ fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
     assert!(said.contains("SLICE_IN_DOUBT"), "{said}");
 }
 
-/// The same where the directory comes back before an operator wants the slice.
+/// The same where the directory returns before an operator uncordons the slice.
 #[test]
 fn guest_survives_an_emptied_directory_that_comes_back() {
     let mut rig = running();
@@ -125,7 +126,8 @@ fn guest_survives_an_emptied_directory_that_comes_back() {
     assert!(!said.contains("revoke(0.1)"), "{said}");
 }
 
-/// h1 reports VM b on slice 1, which its EMC grants without the ledger; the number of b's reservation is of no lost history.
+/// h1 reports VM b on slice 1, which its EMC grants without the ledger; b's reservation number is
+/// of no lost history.
 fn vm_on_unknown_grant() -> Rig {
     let mut rig = running();
     rig.meddle(1, Some((1, "h1")));

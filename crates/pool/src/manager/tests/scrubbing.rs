@@ -1,8 +1,9 @@
-//! How many slices are scrubbed at the same time, and by which hosts.
+//! Number of concurrent scrubs, and their distribution over hosts.
 
 use super::rig::Rig;
 
-/// Two EMCs of 64 slices, one of them out of h1's reach. Scrubs by host in each durable write after VM a gave back its slices.
+/// Two EMCs of 64 slices, one of them not attached to h1. Scrubs by host in each durable write
+/// after the release of VM a.
 fn writes(slices: u32, away: &str) -> Vec<[usize; 2]> {
     let mut rig = Rig::up_as("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
     rig.run(&format!("reserve:a@h1={slices} go {away}"));

@@ -1,5 +1,5 @@
-//! What holds of devices that cannot cut a host off: it keeps what it has until it lets go or has stopped, and that is
-//! proven.
+//! Devices that cannot revoke access: a host keeps its slices until it has released them or has
+//! provably stopped.
 
 use super::rig::{Rig, name};
 use crate::{
@@ -7,10 +7,11 @@ use crate::{
     manager::{DeviceCall, DeviceDone, DeviceFailure, Event},
 };
 
-/// Two hosts on a device that cannot cut them off and on one that can; the third is on the latter alone.
+/// Two hosts on a device that cannot revoke access and on one that can; the third host is on the
+/// latter only.
 const RACK: &str = "e1=4! e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 
-/// A rack in which h1 has slice 0 online, of the device that cannot cut it off.
+/// Returns a rack in which h1 has slice 0 of the device that cannot revoke access online.
 fn rig() -> Rig {
     let mut rig = Rig::up_as(RACK);
     rig.run("reserve:a@h1=1 go");
@@ -44,7 +45,8 @@ fn machine_is_not_stopped_for_a_device_on_which_its_host_holds_nothing() {
     );
 }
 
-/// Its record has a grant that the ledger does not know, and nothing but a stop of the machine ends that.
+/// The device's record has a grant that the ledger does not contain, and only a stop of the machine
+/// ends it.
 #[test]
 fn machine_is_stopped_for_what_a_device_is_found_to_grant_when_it_returns() {
     let mut rig = Rig::up_as(RACK);
@@ -71,7 +73,7 @@ fn machine_is_stopped_for_a_grant_that_its_device_reports_in_refusing_another() 
     rig.tells("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
-/// An EMC that works and cuts hosts off answers soon: until it has, the host is not shown as fenced.
+/// A working EMC that can revoke access replies soon: until then the host is not shown as fenced.
 #[test]
 fn host_without_slices_is_fenced_when_its_emc_has_answered() {
     let mut rig = Rig::up();
@@ -90,7 +92,7 @@ fn machine_of_a_host_that_its_emc_cuts_off_is_not_to_be_stopped() {
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
-/// The answer of e1 is known, but not durable, when another change of the host becomes durable.
+/// The reply of e1 is known but not durable when another change of the host becomes durable.
 #[test]
 fn emc_that_has_cut_a_host_off_is_not_called_again() {
     let mut rig = Rig::up();
@@ -125,7 +127,8 @@ fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
     rig.tells("down:h1 tick:0 | e1.fence(h1)");
 }
 
-/// The host has released all it held when its machine is next to be stopped, and later the device names another grant.
+/// The host has released everything when its machine is next to be stopped, and later the device
+/// reports another grant.
 #[test]
 fn machine_is_stopped_again_for_a_grant_that_is_found_later() {
     let mut rig = rig();
@@ -217,8 +220,8 @@ fn a_host_that_proves_itself_clean_while_it_was_being_fenced_has_let_go_of_every
     assert!(rig.remembers(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
 }
 
-/// The command that stops a machine may take minutes: the answer of one that began before the host proved itself is not for
-/// the fence that came after.
+/// The fence command may take minutes: the result of a command that began before the host returned
+/// does not count for a later fence.
 #[test]
 fn a_later_fence_of_a_host_is_not_the_one_before() {
     let mut rig = rig();
@@ -238,8 +241,7 @@ fn a_later_fence_of_a_host_is_not_the_one_before() {
     assert!(second > first, "{second:?} after {first:?}");
 }
 
-/// Its agent may go on trying, or be told again by an order that was on its way: what it reports of a failure is no word
-/// that it has let go.
+/// The agent may retry, or receive a message that was in transit: a reported failure is no release.
 #[test]
 fn a_slice_that_did_not_arrive_as_zeros_goes_on_only_when_its_host_has_let_go() {
     Rig::up_as(RACK).tells(
@@ -293,7 +295,8 @@ fn a_grant_that_the_ledger_does_not_know_is_asked_back_before_anybody_gets_the_s
     );
 }
 
-/// The folder of its record was lost. A device that cuts off has then cut off; of this one nobody knows.
+/// The folder of its record was lost. A device that enforces access has then revoked it; of this
+/// one nothing is known.
 #[test]
 fn a_slice_whose_grant_is_missing_from_the_record_may_still_be_in_use() {
     let mut rig = rig();
@@ -324,8 +327,8 @@ fn after_a_restore_what_nobody_claims_is_asked_back_first() {
     );
 }
 
-/// It was vouched for while its order was on the way to the disk. Its machine came back before that was durable, was told
-/// of its VMs as before, and had a slice that then counted as let go.
+/// A power-off was confirmed while its decision was not durable. The machine returned before,
+/// received its VMs as before, and had a slice that then counted as released.
 #[test]
 fn a_host_is_told_nothing_before_its_fence_is_durable() {
     rig().tells(
@@ -347,7 +350,7 @@ fn stop_whose_answer_came_during_a_reload_is_tried_again() {
     assert!(said.contains("e1.fence(h1)"), "{said}");
 }
 
-/// The store reported an error for the write of the host's return, and it is on disk.
+/// The store reported an error for the write of the host's return, and the write is on disk.
 #[test]
 fn stop_of_a_host_that_returned_is_forgotten_when_the_ledger_is_read_again() {
     let mut rig = rig();
@@ -356,7 +359,7 @@ fn stop_of_a_host_that_returned_is_forgotten_when_the_ledger_is_read_again() {
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
-/// The command was asked to stop the machine before the operator vouched that it is off.
+/// The fence command was started before the operator confirmed the power-off.
 #[test]
 fn late_failure_to_stop_a_machine_that_is_off_is_not_tried_again() {
     let mut rig = rig();
@@ -368,7 +371,7 @@ fn late_failure_to_stop_a_machine_that_is_off_is_not_tried_again() {
     assert_eq!(rig.manager.stopping_since(h1), None);
 }
 
-/// Whether an EMC has cut h1 off, as far as the ledger knows.
+/// Returns whether an EMC has fenced h1, according to the ledger.
 fn has_cut_off_h1(rig: &Rig, emc: &str) -> bool {
     let emc = rig.manager.durable().emc_named(&name(emc)).unwrap();
     rig.manager.durable().host(rig.host("h1")).unwrap().host.is_cut_off(emc)

@@ -1,4 +1,4 @@
-//! What holds across the manager's lives.
+//! Behaviour across restarts of the manager.
 
 use units::limits::{AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH};
 
@@ -23,14 +23,14 @@ fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
          slices | 0.2:quarantined 1.1:quarantined@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined
          alarms | RESTORE_PENDING RESTORE_PENDING RESTORE_PENDING CAPACITY_ZERO",
     );
-    // Two hosts report, one with a VM that the backup has never heard of; the third is missing.
+    // Two hosts report, one with a VM that the backup does not contain; the third is missing.
     rig.tells(
         "restart device up:h1 up:h3 tick:10 stored
          reserve:d@h1=1 | reserve:d->HOST_NOT_SCHEDULABLE
          have:h1:online=1.1:vm3c=1.1 have:h3 tick:10 go
          slices | 0.2:quarantined 1.1:online@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined",
     );
-    // The third reports too: what it has is its own, and the rest is scrubbed before anybody gets it.
+    // The third reports too: its slices stay its own, and the others are scrubbed before reuse.
     rig.tells(
         "up:h2 have:h2:online=4.1:vm2b=4.1 go
          slices | 1.1:online@h1 4.1:online@h2
@@ -80,8 +80,8 @@ fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
     );
 }
 
-/// A batch was written although nobody knew. The host was told of the state before it, had answered, and was not told
-/// again: the slice stayed with it and never came online.
+/// A batch was written although its outcome was unknown. The host had received and answered the
+/// state before it, and was not sent a new one: the slice stayed with it and never came online.
 #[test]
 fn what_was_written_without_anybody_knowing_is_told_to_hosts_that_stayed_connected() {
     let mut rig = Rig::up();
@@ -111,7 +111,7 @@ fn the_oldest_decisions_are_forgotten_many_at_a_time() {
     assert!((2..=5).contains(&forgetting), "{forgetting} writes bore it");
 }
 
-/// The write that removes them reports an error and is on disk all the same.
+/// The write that removes them reports an error and is on disk.
 #[test]
 fn host_and_emc_whose_removal_is_found_on_disk_are_dropped() {
     let mut rig = Rig::up();

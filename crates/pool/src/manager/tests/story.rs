@@ -1,5 +1,5 @@
-//! Stories of chance: requests, reports, failures, restarts and silence in any order. What every effect must respect the
-//! [rig](super::rig) checks as it comes out; what must hold between two effects is checked here.
+//! Random sequences of requests, reports, failures, restarts and silence. The [rig](super::rig)
+//! checks every effect; invariants between effects are checked here.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     slice::State,
 };
 
-/// One thing that happens, or, where it cannot, does not.
+/// A random event, skipped where it is impossible.
 #[derive(Clone, Debug)]
 enum Turn {
     Say(String),
@@ -84,7 +84,8 @@ impl Rig {
         }
     }
 
-    /// Time passes to when the manager wants to be woken, and it does not ask for the same moment for ever.
+    /// Lets time pass to the manager's next wakeup, and checks that it does not request the same
+    /// time for ever.
     fn wake(&mut self) {
         let Some(at) = self.manager.next_wakeup().filter(|at| *at < Ns::secs(100_000)) else { return };
         self.now = self.now.max(at);
@@ -98,7 +99,8 @@ impl Rig {
     }
 }
 
-/// Every slice is free, with an owner, on its way back or quarantined, and no two reservations name one they hold.
+/// Checks that every slice is free, owned, draining or quarantined, and that no two reservations
+/// hold the same slice.
 fn holds_together(ledger: &Ledger) {
     for (id, entry) in ledger.emcs() {
         let of = |name: &str| count(ledger, id, name);
@@ -125,7 +127,7 @@ fn count(ledger: &Ledger, emc: EmcId, state: &str) -> u32 {
     u32::try_from(such).unwrap()
 }
 
-/// What is durable is what is on disk, whatever failed on the way.
+/// Checks that the durable ledger equals the disk after any failure.
 fn is_on_disk(rig: &Rig) {
     if rig.is_storing() || rig.is_reloading() {
         return;
@@ -150,7 +152,8 @@ proptest! {
         }
     }
 
-    /// However bad it was: when everything works again and every VM is released, every slice comes back.
+    /// After any sequence: when everything works again and every VM is released, every slice
+    /// becomes free.
     #[test]
     fn a_rack_comes_to_rest_after_any_story(rack in rack(), story in prop::collection::vec(turn(), 0..100)) {
         let mut rig = Rig::up_as(rack);
@@ -168,7 +171,7 @@ impl Rig {
         (0..8).for_each(|slice| drop(self.run(&format!("repair:{slice}"))));
         self.run("restart mend:e1 mend:e2 roomy go");
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host} go tick:1000 up:{host}/again go"))));
-        self.run("tick:4000"); // a machine that restarts with VMs is accepted once its lease is over
+        self.run("tick:4000"); // a restarted machine with VMs is accepted once its lease has expired
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host}/again go"))));
         for vm in ["a", "b", "c", "d"] {
             self.run(&format!("force:{vm} go tick:3 go"));

@@ -1,4 +1,4 @@
-//! Time: the manager names the moment at which it is to be woken, and nothing that is due waits for another event.
+//! Time: the manager returns its next wakeup, and nothing that is due waits for another event.
 
 use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
 
@@ -6,7 +6,7 @@ use super::rig::{Rig, SHARED, name, settings};
 use crate::manager::{HostState, Settings};
 
 impl Rig {
-    /// Lets time pass as far as the manager asks to be woken; store and devices do their part, agents do not.
+    /// Lets time pass to the manager's wakeups; store and devices respond, agents do not.
     fn sleep(&mut self, time: Ns) -> String {
         let (until, mut said) = (self.now.after(time), String::new());
         for _ in 0..10_000 {
@@ -45,7 +45,7 @@ fn machine_that_could_not_be_stopped_is_tried_again_without_any_other_event() {
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.sleep(Ns::secs(30));
-    rig.run("cordon:h2 stored"); // rack time is not to be saved at the same moment
+    rig.run("cordon:h2 stored"); // rack time is not to be stored at the same moment
     assert!(!rig.sleep(Ns::secs(29)).contains("e2.fence(h1)"));
     assert!(rig.sleep(Ns::secs(2)).contains("e2.fence(h1)"));
 }
@@ -133,7 +133,7 @@ fn device_that_answers_while_the_store_is_read_is_asked_nothing_yet() {
     );
 }
 
-/// The scrub that an order would name is over, which is not durable yet, so the order is put off.
+/// The scrub in the desired state has ended, which is not durable yet, so the message is delayed.
 #[test]
 fn order_that_is_put_off_does_not_wake_the_manager_without_end() {
     let mut rig = Rig::up();
