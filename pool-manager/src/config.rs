@@ -1,5 +1,5 @@
-//! `rack.toml`: the rack as its operator wants it. Holding a [`Config`] is proof that it was checked; whether the ledger
-//! allows what changed is the ledger's business.
+//! `rack.toml`: configuration of the rack. A [`Config`] has been validated; whether a running rack
+//! can apply its changes is decided by the ledger.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,54 +30,54 @@ pub use access::Access;
 pub use fixed::{Fixed, fixed};
 pub use written::Fault;
 
-/// A rack, checked.
+/// Validated configuration of a rack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The manager itself.
+    /// The manager.
     pub manager: Manager,
-    /// How long silence is borne.
+    /// Leases and fencing.
     pub lease: Lease,
-    /// How VMs are placed.
+    /// Placement of VMs.
     pub policy: Policy,
-    /// What may go wrong with forecasts, and how long outcomes are kept.
+    /// Risk limits of predictions, and retention of outcomes.
     pub prediction: Settings,
-    /// How a machine is stopped that no EMC can cut off.
+    /// Fence command for machines whose access no EMC can revoke.
     pub fence: Option<StopCommand>,
-    /// Which local users may call over the unix socket.
+    /// Local users of the unix socket.
     pub access: Access,
-    /// Who may speak from other machines; always there if `manager.listen` is not loopback.
+    /// TLS; always present if `manager.listen` is not loopback.
     pub tls: Option<Tls>,
-    /// Pool devices, in the order of their slices.
+    /// EMCs, in the order of their slices.
     pub emcs: Vec<Emc>,
     /// Hosts.
     pub hosts: Vec<Host>,
 }
 
-/// The manager itself. All paths of a [`Config`] are absolute.
+/// Settings of the manager. All paths of a [`Config`] are absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manager {
-    /// Where it answers.
+    /// Listening address.
     pub listen: Listen,
-    /// The directory of its store.
+    /// Directory of the store.
     pub store: PathBuf,
-    /// Where it tells its metrics.
+    /// Address of the metrics endpoint.
     pub metrics_listen: Option<SocketAddr>,
 }
 
-/// Where the manager listens unless rack.toml names another place.
+/// Default listening address.
 pub const LISTEN_DEFAULT: &str = "/run/tarn/manager.sock";
 
-/// Where to listen.
+/// Listening address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// An address and port.
+    /// IP address and port.
     Tcp(SocketAddr),
-    /// A socket in the file system.
+    /// Unix socket.
     Unix(PathBuf),
 }
 
 impl Listen {
-    /// Whether only this machine can get there.
+    /// Returns whether only this machine can connect.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
@@ -95,12 +95,12 @@ impl fmt::Display for Listen {
     }
 }
 
-/// How long silence is borne.
+/// Leases and fencing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// After so much silence a host is unknown.
+    /// Silence after which a host's lease expires.
     pub ttl: Ns,
-    /// After so much silence a host is fenced; `None` for never.
+    /// Silence after the lease before a host is fenced; `None` for never.
     pub fence_after: Option<Ns>,
 }
 
@@ -110,12 +110,12 @@ impl Default for Lease {
     }
 }
 
-/// How VMs are placed.
+/// Placement of VMs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
-    /// The part of a VM's memory that goes to the pool until a model knows better.
+    /// Fraction of a VM's memory from the pool without a serving model.
     pub pool_share: Fraction,
-    /// In what time a reservation must be committed unless its request says otherwise.
+    /// Default time limit for the commit of a reservation.
     pub commit_within: Ns,
 }
 
@@ -125,69 +125,69 @@ impl Default for Policy {
     }
 }
 
-/// Who may speak from other machines.
+/// TLS settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// The manager's certificate with its chain, and its private key; PEM.
+    /// The manager's certificate chain and private key; PEM.
     pub certificate: PathBuf,
-    /// See above.
+    /// Private key.
     pub key: PathBuf,
-    /// Who signs the certificates of those who call; PEM.
+    /// Certificate authority of clients; PEM.
     pub client_ca: PathBuf,
-    /// Names of certificates that may use the service Scheduler.
+    /// Names in certificates with the role scheduler.
     pub schedulers: Vec<Name>,
-    /// Names of certificates that may use the service Admin.
+    /// Names in certificates with the role admin.
     pub admins: Vec<Name>,
 }
 
-/// One pool device.
+/// EMC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emc {
-    /// Unlike every other EMC's.
+    /// Name, unique.
     pub name: Name,
-    /// How many it has.
+    /// Number of slices.
     pub slices: u32,
-    /// Who speaks to it.
+    /// Driver.
     pub driver: Driver,
-    /// Where the driver finds it; unlike every other EMC's.
+    /// Path of the device, as its driver expects it; unique.
     pub path: PathBuf,
-    /// What its hosts call it, if the driver cannot cut them off; unlike every other EMC's.
+    /// Serial number under which hosts see it, if it cannot revoke access; unique.
     pub serial: Option<String>,
 }
 
-/// One host.
+/// Host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Unlike every other host's.
+    /// Name, unique.
     pub name: Name,
-    /// Cores that may be reserved.
+    /// Cores available for reservations.
     pub cores: u32,
-    /// Local memory that may be reserved.
+    /// Local memory available for reservations.
     pub local: Bytes,
-    /// The EMCs it is wired to, at least one.
+    /// Attached EMCs, at least one.
     pub emcs: Vec<Name>,
-    /// The SHA-256 of its token; `None` if the manager keeps the token itself.
+    /// SHA-256 of its token; `None` if the manager keeps the token.
     pub token_sha256: Option<[u8; 32]>,
 }
 
-/// Why there is no [`Config`].
+/// Error of a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("read {}", path.display())]
     Read {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
-    /// It says what must not be; all of it.
+    /// The file violates rules; all violations are listed.
     #[error("{}", listed(path, faults))]
     Faults {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// What is wrong, at least one thing.
+        /// Violations, at least one.
         faults: Vec<Fault>,
     },
 }
@@ -198,20 +198,21 @@ fn listed(path: &Path, faults: &[Fault]) -> String {
 }
 
 impl Config {
-    /// Reads and checks a file.
+    /// Reads and validates a file.
     ///
     /// # Errors
-    /// [`ConfigError`] with everything that is wrong.
+    /// [`ConfigError`] with all violations.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let read = |errno| ConfigError::Read { path: path.to_owned(), errno };
         let text = fs::read_to_string(path).map_err(read)?;
         Self::parse(&text, path)
     }
 
-    /// Checks a text. The path is for messages; relative paths in the text are relative to its directory.
+    /// Validates a text. `path` is used in messages; relative paths in the text are relative to its
+    /// directory.
     ///
     /// # Errors
-    /// [`ConfigError::Faults`] with everything that is wrong.
+    /// [`ConfigError::Faults`] with all violations.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let text = Text::new(text);
         let document = text.parse();
@@ -226,7 +227,7 @@ impl Config {
     }
 }
 
-/// What was seen so far, for rules about more than one field.
+/// Values seen so far, for rules about several fields.
 #[derive(Debug)]
 struct Checker<'a> {
     base: &'a Path,
@@ -411,7 +412,7 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
             .map_err(|rule| format!("{rule}, or \"never\"")),
     });
     let (ttl, fence_after) = (ttl?.unwrap_or(default.ttl), fence_after?.unwrap_or(default.fence_after));
-    // An agent that was rejected for a newer one connects once in each lease: until then its host must not be fenced.
+    // A rejected agent connects once per lease: its host must not be fenced before.
     let rule = "must not be shorter than ttl_s";
     section.rule(fence_after.is_none_or(|after| after >= ttl), "fence_after_s", rule)?;
     section.end();

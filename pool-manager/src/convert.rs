@@ -1,6 +1,6 @@
-//! Wire to ours and back. Requests are checked here, each way to be wrong by name; behind this door no protobuf type is
-//! seen. (What agents say is converted in [`agent`]; what they tell of shares is kept as it came once it is checked in
-//! [`shares`], as nothing is decided by it.)
+//! Conversion between wire messages and the types of `pool`. Requests are validated here, with an
+//! error for each rule; protobuf types are not used beyond this module. Messages of agents are
+//! converted in [`agent`]; reports of shares are stored as received after the check in [`shares`].
 
 pub mod agent;
 pub mod lists;

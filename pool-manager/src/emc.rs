@@ -38,17 +38,18 @@ pub struct EmcPlace {
     pub serial: String,
     /// Its lowest slice.
     pub first: SliceId,
-    /// How many slices it has.
+    /// Number of slices.
     pub slices: u32,
-    /// The uuid of its rack.
+    /// Unique id of its rack.
     pub rack: String,
 }
 
-/// Starts the thread of one EMC. Calls that wait are made in a row, made durable and reported together. An idle device is
-/// checked every [`DEVICE_PROBE_INTERVAL`]. It ends when the sender is dropped.
+/// Starts the thread of an EMC. Queued calls are made in a row, made durable and reported together.
+/// An idle device is checked every [`DEVICE_PROBE_INTERVAL`]. The thread ends when the sender is
+/// dropped.
 ///
 /// # Errors
-/// The operating system has no more threads.
+/// The operating system cannot create a thread.
 pub fn start(
     place: EmcPlace,
     report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
@@ -56,7 +57,7 @@ pub fn start(
     start_probing(place, DEVICE_PROBE_INTERVAL.as_duration(), report)
 }
 
-/// As [`start`], with the time between two checks of an idle device.
+/// Like [`start`], with the interval between checks of an idle device.
 fn start_probing(
     place: EmcPlace,
     every: Duration,
@@ -82,15 +83,15 @@ fn start_probing(
     Ok(EmcCalls { sender, comparison: 0 })
 }
 
-/// The way to the thread of an EMC. A clone keeps the comparison that its owner's calls rest on.
+/// Sender to the thread of an EMC. A clone keeps the comparison on which its owner's calls rest.
 #[derive(Clone, Debug)]
 pub struct EmcCalls {
     sender: mpsc::Sender<EmcCall>,
-    /// Comparisons asked for so far.
+    /// Number of comparisons requested.
     comparison: u64,
 }
 
-/// A call with the number of the comparison that it rests on or, if it is one itself, that it has.
+/// Call with the number of the comparison on which it rests, or which it is.
 #[derive(Clone, Debug)]
 struct EmcCall {
     call: DeviceCall,
@@ -98,28 +99,29 @@ struct EmcCall {
 }
 
 impl EmcCalls {
-    /// Queues a call. The thread ends only with this and all its clones.
+    /// Queues a call. The thread ends only with this sender and all its clones.
     pub fn send(&mut self, call: DeviceCall) {
         self.comparison += u64::from(call == DeviceCall::Contents);
         let _ = self.sender.send(EmcCall { call, comparison: self.comparison });
     }
 }
 
-/// The device as its thread has it.
+/// The device as owned by its thread.
 #[derive(Default)]
 struct Link {
     open: Option<(Box<dyn Device>, Presence)>,
-    /// The comparison that opened it.
+    /// Comparison that opened it.
     opened_for: u64,
-    /// It was open before: it is not begun again where its directory is missing.
+    /// It was opened before: its directory is not created again if it is missing.
     was_open: bool,
 }
 
 impl Link {
-    /// The device for a call: open, and not replaced since the comparison that the call rests on.
+    /// Returns the device for a call: open, and not replaced since the comparison on which the call
+    /// rests.
     fn device(&mut self, place: &EmcPlace, call: &EmcCall) -> Result<&mut dyn Device, DeviceError> {
         if call.call != DeviceCall::Contents && (self.open.is_none() || call.comparison < self.opened_for) {
-            Presence::of(place.driver, &place.path)?; // a missing directory is the better reason
+            Presence::of(place.driver, &place.path)?; // a missing directory is the more precise error
             return Err(DeviceError::NotCompared { path: place.path.clone() });
         }
         self.open(place, call.comparison)
@@ -145,7 +147,8 @@ impl Link {
         presence.check().inspect_err(|_| self.open = None)
     }
 
-    /// Checks an idle device. A failure is reported as one of [`DeviceCall::Contents`], which is the call that is retried.
+    /// Checks an idle device. A failure is reported as one of [`DeviceCall::Contents`], which is
+    /// the call that is retried.
     fn probe(&mut self, place: &EmcPlace) -> Option<DeviceDone> {
         let error = units::chain(&self.check().err()?);
         tracing::warn!(emc = %place.name, error, "device vanished");
@@ -153,8 +156,8 @@ impl Link {
     }
 }
 
-/// Returns no answer that is not durable. Calls whose effects could not be made durable are asked again of a device that
-/// was opened again.
+/// Returns only durable results. Calls whose effects could not be made durable are repeated on a
+/// reopened device.
 fn perform_all(place: &EmcPlace, link: &mut Link, calls: Vec<EmcCall>) -> Vec<DeviceDone> {
     if let Err(error) = link.check() {
         return fail_all(place, calls, &error, "device vanished");
@@ -278,7 +281,7 @@ mod tests {
         DeviceCall::Grant { slice: SliceId(slice), epoch: Epoch(1), host: HostId(0) }
     }
 
-    /// Makes calls that rest on the latest comparison; the first of all is one.
+    /// Makes calls that rest on the latest comparison; the first call is a comparison.
     fn make_all(place: &EmcPlace, link: &mut Link, calls: Vec<DeviceCall>) -> Vec<DeviceDone> {
         if !link.was_open && calls[0] != DeviceCall::Contents {
             make_all(place, link, vec![DeviceCall::Contents]);
@@ -287,7 +290,7 @@ mod tests {
         perform_all(place, link, calls.into_iter().map(call).collect())
     }
 
-    /// A directory where a slice's file is to be stops root, too, unlike permissions.
+    /// A directory in place of a slice's file also stops root, unlike permissions.
     #[test]
     fn slice_whose_file_cannot_be_opened_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
@@ -322,7 +325,7 @@ mod tests {
         make_all(&place, &mut device, vec![grant(107)]);
         drop(device);
         let other = EmcPlace { rack: "other".to_owned(), ..place.clone() };
-        let stale = directory.path().join("slices/00007.0.h0"); // a revocation that its own rack would finish
+        let stale = directory.path().join("slices/00007.0.h0"); // a revocation that its own rack would complete
         std::fs::write(&stale, "").unwrap();
         let refused = make_all(&other, &mut Link::default(), vec![DeviceCall::Contents, grant(108)]);
         let errors = refused.iter().map(|done| match done {
@@ -363,8 +366,8 @@ mod tests {
         assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
     }
 
-    /// Calls that the manager made before it learned that the device vanished are not made on the one in its place, which may
-    /// have other grants.
+    /// Calls that the manager made before it knew that the device vanished are not made on its
+    /// replacement, which may have other grants.
     #[test]
     fn queued_call_of_a_vanished_device_is_refused_by_its_replacement() {
         let parent = tempfile::tempdir().unwrap();
@@ -395,7 +398,7 @@ mod tests {
         done.iter().all(vanished)
     }
 
-    /// Returns the first report that fits; the thread of the EMC reports within milliseconds.
+    /// Returns the first matching report; the thread of the EMC reports within milliseconds.
     fn await_report(reports: &mpsc::Receiver<Vec<DeviceDone>>, fits: impl Fn(&[DeviceDone]) -> bool) {
         loop {
             let done = reports.recv_timeout(Duration::from_secs(60)).expect("a report");

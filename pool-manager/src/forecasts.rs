@@ -1,5 +1,5 @@
-//! Forecasts at work: what is known of VMs before they start, who is asked about them, and what came of them. What a good forecast is, is
-//! `prediction`'s to say; what a VM gets of it is `plan`'s.
+//! Predictions in production: properties of VMs before they start, the serving models, and
+//! outcomes. Prediction quality is left to `prediction`, the split of a VM's memory to `plan`.
 //!
 //! ```text
 //!   PlanVm ──▶ foresee ──▶ plan remembered ──reservation──▶ VM has its memory ──agent: touched──▶ VM ended ──▶ outcome
@@ -39,23 +39,23 @@ use books::Pen;
 use models::Shelf;
 use state::State;
 
-/// What an operator may set.
+/// Settings of an operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// What may go wrong.
+    /// Risk limits.
     pub rules: Rules,
-    /// How long outcomes are kept.
+    /// Retention of outcomes.
     pub keep: Ns,
 }
 
-/// Forecasts of one rack.
+/// Predictions of a rack.
 #[derive(Debug)]
 pub struct Forecasts {
     state: RwLock<State>,
     shelf: tokio::sync::Mutex<Shelf>,
-    /// Held by whoever trains: there is one training at a time.
+    /// Held during a training: there is one at a time.
     training: Arc<Semaphore>,
-    /// One place for each reading of many outcomes, or of a model.
+    /// Permits for readings of many outcomes, or of a model.
     reading: Arc<Semaphore>,
     driver: Handle,
     metrics: Arc<Metrics>,
@@ -63,11 +63,11 @@ pub struct Forecasts {
     pen: Pen,
 }
 
-/// What a store has of forecasts, read before anybody may write.
+/// Predictions in the store, read before writers start.
 #[derive(Debug)]
 pub struct Loaded(rows::Loaded);
 
-/// Reads it.
+/// Reads them.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -76,7 +76,7 @@ pub fn load(store: &mut dyn Scan) -> Result<Loaded, StoreError> {
 }
 
 impl Forecasts {
-    /// Forecasts as they were left.
+    /// Creates predictions from the store's contents.
     pub fn new(
         Loaded(loaded): Loaded,
         driver: Handle,
@@ -122,7 +122,7 @@ impl Forecasts {
         forecasts
     }
 
-    /// A poisoned state is still one: a forecast that is worse harms less than none.
+    /// A poisoned state is used: a worse prediction harms less than none.
     fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -135,10 +135,10 @@ impl Forecasts {
         self.settings.borrow().rules
     }
 
-    /// What can be said of a VM that is planned now.
+    /// Predicts the memory of a VM that is planned now.
     ///
     /// # Errors
-    /// The manager stops.
+    /// The manager is stopping.
     pub fn foresee(&self, plan: &Plan) -> Result<Foreseen, Asked> {
         let begins = self.driver.look(|_, when| when.wall)?;
         let ask = VmRequest {
@@ -150,15 +150,16 @@ impl Forecasts {
         Ok(self.read().foresee(ask, plan.counters))
     }
 
-    /// The plan was answered: what was known and said is remembered until the VM has its memory.
+    /// Records a plan, with its inputs, until the VM has its memory.
     pub fn planned(&self, vm: &Name, begun: Begun) {
         self.write().planned(vm, begun);
     }
 
-    /// Takes in VMs that ended elsewhere or before; how many of them are new. Durable when it answers.
+    /// Adds VMs that ended elsewhere or before, and returns the number of new ones. Durable when it
+    /// returns.
     ///
     /// # Errors
-    /// The store failed: none of them was taken in.
+    /// The store failed: none was added.
     pub async fn add(&self, pasts: Vec<Past>) -> Result<u32, Asked> {
         let (numbers, mut writes): (Vec<u64>, Vec<_>) = {
             let mut state = self.write();
@@ -170,16 +171,16 @@ impl Forecasts {
         Ok(added)
     }
 
-    /// When outcomes must have ended that are kept.
+    /// Returns the time after which outcomes must have ended to be kept.
     ///
     /// # Errors
-    /// The manager stops.
+    /// The manager is stopping.
     pub fn oldest(&self) -> Result<UnixMs, Asked> {
         let (keep, now) = (self.settings.borrow().keep, self.driver.look(|_, when| when.wall)?);
         Ok(UnixMs(now.0.saturating_sub(keep.as_ms())))
     }
 
-    /// VMs that ended, those with higher numbers than `after`, and which to ask for next if there are more.
+    /// Returns ended VMs with numbers above `after`, and the start of the next page.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -191,10 +192,10 @@ impl Forecasts {
         Ok((page.into_iter().map(|(_, past)| past).collect(), next))
     }
 
-    /// Takes over how much the VMs of a host have touched, as its agent measured it.
+    /// Records the memory touched by the VMs of a host, as measured by its agent.
     ///
     /// # Errors
-    /// The manager stops.
+    /// The manager is stopping.
     pub fn touched(&self, host: HostId, told: &[(ReservationId, Bytes)]) -> Result<(), Asked> {
         if !told.is_empty() {
             let now = self.driver.look(|_, when| when.wall)?;
@@ -204,19 +205,20 @@ impl Forecasts {
         Ok(())
     }
 
-    /// A host's agent comes or goes: what it has said may be too little by now, and it tells everything anew.
+    /// Resets measurements of a host whose agent connected or disconnected: the agent reports them
+    /// again.
     pub fn agent_changes(&self, host: HostId) {
         self.write().forget_peaks(host);
     }
 
-    /// Shows in the metrics who serves, and where it is operated.
+    /// Updates the metrics of serving models and the operating point.
     fn show(&self) {
         let state = self.read();
         self.metrics.forecasts(state.serving(), state.point(), state.outcomes());
     }
 }
 
-/// Outcomes that a model's like was held against when it was made.
+/// Number of outcomes in the backtest of a new model.
 fn calibration_of(file: &ModelFile) -> Calibration {
     match &file.content {
         Content::Frigid { calibration, .. } => calibration.clone(),

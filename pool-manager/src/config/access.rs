@@ -1,4 +1,4 @@
-//! The section `[access]`: which local users may call over the unix socket, beside root and the manager's own user.
+//! Section `[access]`: local users of the unix socket beside root and the manager's user.
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use units::limits::ROLE_NAMES_MAX;
 use super::written::{Field, Section};
 use crate::role::Role;
 
-/// Local users who may call over the unix socket. Root and the manager's own user have every role.
+/// Local users of the unix socket. Root and the manager's user have every role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The group whose members may connect; only the socket's owner and root without it.
+    /// Group whose members may connect; without it only the socket's owner and root.
     pub group: Option<u32>,
-    /// User ids with the role Scheduler.
+    /// User ids with the role scheduler.
     pub schedulers: BTreeSet<u32>,
-    /// User ids with the role Admin.
+    /// User ids with the role admin.
     pub admins: BTreeSet<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! What EMCs need that cannot cut a host off: a serial number, by which hosts find them, and a command that stops a
-//! machine.
+//! Settings for EMCs that cannot revoke access: a serial number under which hosts see them, and a
+//! fence command.
 
 use units::limits::{FENCE_ARGUMENTS_MAX, FENCE_WITHIN_DEFAULT, FENCE_WITHIN_MAX, FENCE_WITHIN_MIN};
 
@@ -9,10 +9,10 @@ use crate::{
     power_off::{HOST, StopCommand},
 };
 
-/// Hexadecimal digits of a serial number.
+/// Maximum of hexadecimal digits of a serial number.
 const SERIAL_DIGITS_MAX: usize = 16;
 
-/// The section `[fence]`.
+/// Section `[fence]`.
 pub(super) fn command(mut section: Section<'_>) -> Option<StopCommand> {
     let there = section.has("command");
     let words = section.list("command", FENCE_ARGUMENTS_MAX, |field| field.str().map(str::to_owned));
@@ -34,7 +34,8 @@ pub(super) fn command(mut section: Section<'_>) -> Option<StopCommand> {
     Some(StopCommand { words: words?, within: within?.unwrap_or(FENCE_WITHIN_DEFAULT) })
 }
 
-/// A serial number as `/sys/bus/cxl/devices/memN/serial` shows it, so that what hosts report can be compared with it.
+/// Parses a serial number in the form of `/sys/bus/cxl/devices/memN/serial`, so that reports of
+/// hosts can be compared with it.
 pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
     let text = field.str()?;
     let digits = text.strip_prefix("0x").unwrap_or_default();
@@ -48,7 +49,7 @@ pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
     })
 }
 
-/// Why a device of this driver has none.
+/// Returns the reason why a device of this driver has no serial number.
 pub(super) fn no_serial(driver: Driver) -> String {
     let with: Vec<_> =
         Driver::ALL.into_iter().filter(|driver| !driver.cuts_off()).map(Driver::name).collect();

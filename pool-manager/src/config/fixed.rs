@@ -1,16 +1,16 @@
-//! What a reload cannot change. What it may change is the ledger's business.
+//! Settings that a reload cannot change. Changes of the rack are decided by the ledger.
 
 use units::Name;
 
 use super::{Config, Emc, Host};
 
-/// A field that cannot change while the manager runs.
+/// Setting that cannot change while the manager runs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {rule}")]
 pub struct Fixed {
-    /// Which.
+    /// Name.
     pub field: String,
-    /// What would have to be done instead.
+    /// How to change it.
     pub rule: &'static str,
 }
 
@@ -18,7 +18,8 @@ const RESTART: &str = "changes only with a restart of pool-manager";
 const NEVER: &str = "never changes: drain the EMC, remove it, and add it under another name";
 const WIRING: &str = "a host is only ever wired to more EMCs: drain the host and remove it first";
 
-/// What differs in `new` and cannot change while the manager runs; if there is any, nothing is to be changed.
+/// Returns the settings in `new` that cannot change while the manager runs; if there are any,
+/// nothing is changed.
 pub fn fixed(old: &Config, new: &Config) -> Vec<Fixed> {
     let emc = |name: &Name| old.emcs.iter().find(|emc| emc.name == *name);
     let host = |name: &Name| old.hosts.iter().find(|host| host.name == *name);

@@ -1,4 +1,4 @@
-//! `[prediction]`: what may go wrong with forecasts, and how long outcomes are kept.
+//! Section `[prediction]`: risk limits, and retention of outcomes.
 
 use units::{
     Fraction, Ns,
@@ -8,7 +8,7 @@ use units::{
 use super::written::{Field, Section};
 use crate::forecasts::{Rules, Settings};
 
-/// Outcomes are kept for a day at least: a model needs a past.
+/// Minimum retention of outcomes, in seconds: a model needs a day of data.
 const KEEP_MIN: Ns = Ns::secs(24 * 3600);
 
 impl Default for Settings {

@@ -1,5 +1,5 @@
-//! A TOML file as it is written: reads one field after the other and collects what is wrong, with line, value and rule,
-//! so that an operator hears everything at once. What the fields mean is the caller's business.
+//! Reader of a TOML file: reads fields one by one and collects all violations with line, value and
+//! rule. The meaning of the fields is left to the caller.
 
 use std::{
     cell::RefCell,
@@ -15,19 +15,19 @@ use toml::{
 };
 use units::{Name, Ns};
 
-/// How much of a wrong value is shown.
+/// Longest part of a wrong value that is shown.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// One thing that is wrong.
+/// Violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where, counted from 1; `None` if it is about the whole file.
+    /// Line, from 1; `None` if it concerns the whole file.
     pub line: Option<usize>,
-    /// Which field, such as `host[2].emcs[0]`; empty for a file that is not TOML.
+    /// Field, such as `host[2].emcs[0]`; empty if the file is not TOML.
     pub field: String,
-    /// What is there, as written.
+    /// Value, as written.
     pub value: Option<String>,
-    /// What ought to be.
+    /// Rule.
     pub rule: String,
 }
 
@@ -44,7 +44,7 @@ impl Display for Fault {
     }
 }
 
-/// The text and what was found wrong with it so far.
+/// Text with the violations found so far.
 #[derive(Debug)]
 pub(super) struct Text<'a> {
     text: &'a str,
@@ -56,7 +56,7 @@ impl<'a> Text<'a> {
         Self { text, faults: RefCell::default() }
     }
 
-    /// The document, if it is TOML at all.
+    /// Parses the document, if it is TOML.
     pub(super) fn parse(&self) -> Option<DeTable<'a>> {
         let (document, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
@@ -66,7 +66,7 @@ impl<'a> Text<'a> {
         errors.is_empty().then(|| document.into_inner())
     }
 
-    /// Everything that is wrong, by line.
+    /// Returns all violations by line.
     pub(super) fn into_faults(self) -> Vec<Fault> {
         let mut faults = self.faults.into_inner();
         faults.sort_by_key(|fault| fault.line);
@@ -79,7 +79,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// One table, whose fields are taken out one by one.
+/// Table whose fields are taken one by one.
 #[derive(Debug)]
 pub(super) struct Section<'a> {
     text: &'a Text<'a>,
@@ -115,12 +115,12 @@ impl<'a> Section<'a> {
         self.left.contains_key(key)
     }
 
-    /// Returns whether a field that has been read was there.
+    /// Returns whether a field that has been read exists.
     pub(super) fn was_given(&self, key: &str) -> bool {
         self.given.contains(key)
     }
 
-    /// A field that must be there. `None` once it has been reported.
+    /// Takes a required field. Returns `None` after reporting a violation.
     pub(super) fn required<T>(
         &mut self,
         key: &'static str,
@@ -133,7 +133,8 @@ impl<'a> Section<'a> {
         field.read(read)
     }
 
-    /// A field that need not be there. The outer `None` once it has been reported, the inner one without it.
+    /// Takes an optional field. The outer `None` reports a violation, the inner one a missing
+    /// field.
     pub(super) fn optional<T>(
         &mut self,
         key: &'static str,
@@ -142,7 +143,7 @@ impl<'a> Section<'a> {
         self.take(key).map_or(Some(None), |field| field.read(read).map(Some))
     }
 
-    /// A list that need not be there; what was wrong in it has been reported.
+    /// Takes an optional list; violations in it have been reported.
     pub(super) fn list<T>(
         &mut self,
         key: &'static str,
@@ -153,18 +154,18 @@ impl<'a> Section<'a> {
         items.iter().map(|item| item.read(&mut read)).collect::<Vec<_>>().into_iter().collect()
     }
 
-    /// A table in this one that need not be there.
+    /// Takes an optional table.
     pub(super) fn section(&mut self, key: &'static str) -> Option<Section<'a>> {
         self.optional(key, Field::section).flatten()
     }
 
-    /// Tables in this one, as written `[[key]]`; those that are tables.
+    /// Takes the tables of an array `[[key]]`.
     pub(super) fn sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
         let items = self.optional(key, |field| field.items(max)).flatten().unwrap_or_default();
         items.iter().filter_map(|item| item.read(Field::section)).collect()
     }
 
-    /// A rule about a field that has been taken. `None` once its breach has been reported.
+    /// Checks a rule of a taken field. Returns `None` after reporting a violation.
     pub(super) fn rule(&self, kept: bool, key: &'static str, rule: &str) -> Option<()> {
         if !kept {
             self.text.report(self.at, self.field(key), None, rule.to_owned());
@@ -172,7 +173,7 @@ impl<'a> Section<'a> {
         kept.then_some(())
     }
 
-    /// Nothing else may be here.
+    /// Reports all remaining fields as unknown.
     pub(super) fn end(self) {
         let rule = format!("unknown key; must be one of {}", self.known.join(", "));
         for (key, (at, _)) in &self.left {
@@ -181,7 +182,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// One value, and where it stands.
+/// Value with its position.
 #[derive(Debug)]
 pub(super) struct Field<'a> {
     text: &'a Text<'a>,
@@ -223,7 +224,7 @@ impl<'a> Field<'a> {
         Name::new(self.str()?).map_err(|error| error.to_string())
     }
 
-    /// A path; a relative one is relative to `base`.
+    /// Parses a path; a relative one is relative to `base`.
     pub(super) fn path(&self, base: &Path) -> Result<PathBuf, String> {
         absolute(base, self.str()?)
     }
@@ -244,7 +245,7 @@ impl<'a> Field<'a> {
         digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a number".to_owned())
     }
 
-    /// A time in seconds, which may be fractional.
+    /// Parses a time in seconds, possibly fractional.
     pub(super) fn seconds(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
         let in_seconds = |ns: &Ns| ns.as_duration().as_secs_f64();
         let rule = || {
@@ -259,7 +260,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// A path from wherever one stands; a relative one is relative to `base`.
+/// Returns an absolute path; a relative one is relative to `base`.
 pub(super) fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),

@@ -1,4 +1,4 @@
-//! What agents say, checked, and what they are told.
+//! Messages from and to agents, validated.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revis
 
 use super::requests::{Invalid, local, named, user};
 
-/// Who is calling: the host's name, and what its agent says of itself.
+/// Validates a Hello: the host's name, and the identity of its agent.
 ///
 /// # Errors
-/// Another version of the protocol, or something not well formed.
+/// Another protocol version, or a malformed field.
 pub fn hello(h: wire::Hello) -> Result<(Name, Hello), Invalid> {
     if h.protocol_version != proto::PROTOCOL_VERSION {
         let rule = format!("must be {}: update the older of manager and agent", proto::PROTOCOL_VERSION);
@@ -46,7 +46,7 @@ fn seen_device(d: wire::SeenDevice) -> Result<SeenDevice, Invalid> {
         return Err(Invalid::new("devices.serial", format!("{:?}", d.serial), rule));
     }
     let shown = |text: String| text.chars().take(REASON_BYTES_MAX / 4).collect();
-    let problem = d.problem.map(shown); // no letter has more than four bytes
+    let problem = d.problem.map(shown); // a character has at most four bytes
     Ok(SeenDevice { serial: d.serial, slices: d.slices, problem })
 }
 
@@ -58,10 +58,10 @@ fn reservation(text: &str) -> Result<ReservationId, Invalid> {
     text.parse().map_err(|problem| Invalid { field: "reservation", problem })
 }
 
-/// A report.
+/// Validates a report.
 ///
 /// # Errors
-/// Something not well formed, or more VMs than a host may have reservations.
+/// A malformed field, or more VMs than a host may have reservations.
 pub fn have(h: wire::ObservedState) -> Result<Have, Invalid> {
     if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
         let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
@@ -84,10 +84,10 @@ pub fn have(h: wire::ObservedState) -> Result<Have, Invalid> {
     })
 }
 
-/// How much VMs have touched, both kinds of memory together.
+/// Validates the memory touched by VMs; both kinds of memory are added.
 ///
 /// # Errors
-/// Something in it is not well formed.
+/// A malformed field.
 pub fn touched(told: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Bytes)>, Invalid> {
     let both = |vm: wire::VmTouched| {
         let bytes = Bytes::new(vm.local_bytes.saturating_add(vm.pool_bytes));
@@ -124,7 +124,7 @@ fn have_vm(vm: wire::ObservedVm) -> Result<(ReservationId, HaveVm), Invalid> {
     Ok((reservation(&vm.reservation)?, HaveVm { vm: name, pid: vm.pid, slices, local, pinned, uid }))
 }
 
-/// An order.
+/// Converts a desired state.
 pub fn want(rack_uuid: String, w: Want) -> wire::DesiredState {
     let slices = |slices: BTreeMap<Holding, _>| {
         let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::DesiredSlice {

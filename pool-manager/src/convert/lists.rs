@@ -1,5 +1,6 @@
-//! Lists of an answer, gathered in pieces: each piece is copied under the ledger's lock in bounded time, and other requests
-//! take their turn between two pieces. A list is therefore no snapshot: each entry is as it was when its piece was copied.
+//! Lists of a reply, collected in pieces: each piece is copied under the ledger's lock in bounded
+//! time, and other requests run between pieces. A list is therefore no snapshot: each entry is as
+//! it was when its piece was copied.
 
 use pool::manager::{Manager, ReservationView};
 use proto::v1 as wire;
@@ -8,23 +9,23 @@ use units::{HostId, ReservationId, SliceId};
 
 use super::views;
 
-/// Some entries of a list, and where the next piece begins if there is more.
+/// Entries of a list, with the start of the next piece.
 #[derive(Clone, Debug)]
 pub struct Piece<T, K> {
-    /// The entries, ascending.
+    /// Entries, ascending.
     pub entries: Vec<T>,
-    /// The key that the next piece begins with, or after.
+    /// Key at or after which the next piece begins.
     pub next: Option<K>,
 }
 
-/// At most [`HOSTS_PIECE_MAX`] hosts, from one on.
+/// Returns at most [`HOSTS_PIECE_MAX`] hosts, from a number on.
 pub fn hosts(manager: &Manager, from: HostId) -> Piece<wire::Host, HostId> {
     let mut hosts = manager.durable().hosts_from(from).map(|(id, _)| id);
     let shown = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host(manager, id));
     Piece { entries: shown.collect(), next: hosts.next() }
 }
 
-/// At most `most` and [`SLICES_PIECE_MAX`] slices, from one on.
+/// Returns at most `most` and [`SLICES_PIECE_MAX`] slices, from a number on.
 pub fn slices(manager: &Manager, from: SliceId, most: usize) -> Piece<wire::Slice, SliceId> {
     let ledger = manager.durable();
     let mut slots = ledger.slots_from(from);
@@ -33,8 +34,8 @@ pub fn slices(manager: &Manager, from: SliceId, most: usize) -> Piece<wire::Slic
     Piece { entries, next: slots.next().map(|(id, ..)| id) }
 }
 
-/// Reservations after one: at most `most`, with [`RESERVATIONS_PIECE_MAX`] slices unless the first one has more, among the next
-/// [`RESERVATIONS_SCANNED_MAX`].
+/// Returns reservations above a number: at most `most`, with [`RESERVATIONS_PIECE_MAX`] slices
+/// unless the first one has more, among the next [`RESERVATIONS_SCANNED_MAX`].
 pub fn reservations(
     manager: &Manager,
     after: ReservationId,

@@ -1,4 +1,4 @@
-//! What is said of outcomes and models, checked, and shown.
+//! Outcomes and models: validation of requests, and conversion of replies.
 
 use std::collections::HashMap;
 
@@ -18,14 +18,14 @@ use units::{Bytes, Fraction, UnixMs};
 use super::Invalid;
 use crate::forecasts::{Begun, Counters, Labels, Past, Shown, past};
 
-/// The first counters are shares of slots or cycles; measured ones may be a little too high.
+/// Number of counters that are fractions of slots or cycles; measured ones may be slightly above 1.
 const SHARES: usize = 12;
 const SHARE_MAX: f64 = 1.2;
 
-/// Whom a VM may resemble, and what is known of its workload.
+/// Validates the properties of a VM.
 ///
 /// # Errors
-/// One per way to be wrong.
+/// A violated rule.
 pub fn profile(vm: String, profile: Option<wire::VmProfile>) -> Result<(Groups, Option<Counters>), Invalid> {
     let wire::VmProfile { key, kind, place, counters } = profile.unwrap_or_default();
     let groups = Groups {
@@ -50,7 +50,7 @@ fn group(field: &'static str, text: String) -> Result<String, Invalid> {
     }
 }
 
-/// Counters by name; those that were not measured are NaN.
+/// Returns counters by name; counters that were not measured are NaN.
 fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counters, Invalid> {
     let mut counters = [f64::NAN; COUNTERS.len()];
     for (name, number) in named {
@@ -69,10 +69,10 @@ fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counter
     Ok(counters)
 }
 
-/// VMs that ended: all of them, or the first that is wrong.
+/// Validates ended VMs: all of them, or the first invalid one.
 ///
 /// # Errors
-/// One per way to be wrong, with the number of the outcome.
+/// A violated rule, with the number of the outcome.
 pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<Past>, Invalid> {
     if request.outcomes.len() > OUTCOMES_PER_REQUEST_MAX {
         let rule = format!("must be at most {OUTCOMES_PER_REQUEST_MAX} at once");
@@ -123,7 +123,7 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
     Ok(past(begun, peak, UnixMs(o.ended_unix_ms), usage).expect("it asked for memory"))
 }
 
-/// A VM that has ended, as it is told.
+/// Converts an ended VM.
 pub fn outcome_view(past: Past) -> wire::Outcome {
     let Past { begun: Begun { ask, counters, .. }, outcome } = past;
     let Outcome { ended, usage, .. } = outcome;
@@ -145,10 +145,10 @@ pub fn outcome_view(past: Past) -> wire::Outcome {
     }
 }
 
-/// A kind of model.
+/// Validates a kind of model.
 ///
 /// # Errors
-/// None is named.
+/// It is unspecified.
 pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
     match kind {
         wire::ModelKind::Frigid => Ok(Kind::Frigid),
@@ -161,10 +161,10 @@ pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
     }
 }
 
-/// How a model is written; none for a file of ours.
+/// Validates a model format; `None` for a file of Tarn.
 ///
 /// # Errors
-/// None is named.
+/// It is unspecified.
 pub fn format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid> {
     match format {
         wire::ModelFormat::Tarn => Ok(None),
@@ -177,10 +177,10 @@ pub fn format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid> {
     }
 }
 
-/// Labelled workloads.
+/// Validates labelled workloads.
 ///
 /// # Errors
-/// One per way to be wrong.
+/// A violated rule.
 pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
     let wire::Labels { workloads, pdm, modelled } = labels;
     if workloads.len() > LABELS_MAX {
@@ -204,7 +204,7 @@ pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
     Ok(Labels { workloads, pdm, modelled })
 }
 
-/// A model, without its bytes.
+/// Converts a model, without its file.
 pub fn model_view(shown: Shown) -> wire::Model {
     let about = shown.about;
     let kind = match shown.kind {

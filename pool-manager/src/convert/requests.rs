@@ -1,4 +1,4 @@
-//! Requests of schedulers and operators, checked.
+//! Requests of schedulers and operators, validated.
 
 use pool::{
     denied::Denied,
@@ -14,18 +14,18 @@ use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId, UserI
 
 use crate::plan::Plan;
 
-/// A way in which a request is wrong: field, value, rule.
+/// Violated rule of a request: field, value, rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct Invalid {
-    /// Which field.
+    /// Field.
     pub field: &'static str,
-    /// Its value and the rule.
+    /// Value and rule.
     pub problem: String,
 }
 
 impl Invalid {
-    /// A value that breaks a rule.
+    /// Creates the error of a value that violates a rule.
     pub fn new(field: &'static str, value: impl std::fmt::Display, rule: impl std::fmt::Display) -> Self {
         Self { field, problem: format!("{value} {rule}") }
     }
@@ -41,7 +41,7 @@ fn name(field: &'static str, text: &str) -> Result<Name, Invalid> {
     Name::new(text).map_err(|error: NameError| Invalid { field, problem: error.to_string() })
 }
 
-/// A VM that there may be from now on; what a reservation is called by, it may not be.
+/// Validates the name of a new VM, which must not have the form of a reservation id.
 fn new_vm(text: &str) -> Result<Name, Invalid> {
     if text.parse::<ReservationId>().is_ok() {
         let rule = "must not be r- and a number: that names a reservation";
@@ -50,15 +50,15 @@ fn new_vm(text: &str) -> Result<Name, Invalid> {
     name("vm", text)
 }
 
-/// A name that must be given.
+/// Validates a required name.
 ///
 /// # Errors
-/// It is empty or not a name.
+/// It is empty or malformed.
 pub fn named(field: &'static str, text: &str) -> Result<Name, Invalid> {
     name(field, text)
 }
 
-/// Who calls: over mTLS the certificate's name, otherwise what the caller says.
+/// Returns the client: over mTLS the certificate's name, otherwise the name in the request.
 pub fn client(said: &str, certified: Option<&Name>) -> Result<Name, Invalid> {
     match (certified, said) {
         (Some(name), _) => Ok(name.clone()),
@@ -67,7 +67,7 @@ pub fn client(said: &str, certified: Option<&Name>) -> Result<Name, Invalid> {
     }
 }
 
-/// A reason within its limit.
+/// Validates a reason.
 ///
 /// # Errors
 /// It is too long.
@@ -87,7 +87,7 @@ fn within(field: &'static str, value: u64, max: u64) -> Result<u64, Invalid> {
     if value <= max { Ok(value) } else { Err(Invalid::new(field, value, format!("must be at most {max}"))) }
 }
 
-/// Memory of the pool: not more than one VM may have, and whole slices.
+/// Validates pool memory: whole slices, within the limit of a VM.
 fn pool_slices(bytes: u64) -> Result<u32, Invalid> {
     let (asked, most) = (Bytes::new(bytes), Bytes::slices(SLICES_PER_VM_MAX));
     if asked > most {
@@ -106,7 +106,7 @@ pub(super) fn local(bytes: u64) -> Result<Bytes, Invalid> {
     }
 }
 
-/// A user of a host.
+/// Validates a user of a host.
 pub(super) fn user(uid: u32) -> Result<UserId, Invalid> {
     UserId::new(uid).map_err(|error| Invalid { field: "uid", problem: error.to_string() })
 }
@@ -115,10 +115,10 @@ fn cores(n: u32) -> Result<u32, Invalid> {
     within("cores", n.into(), CORES_PER_HOST_MAX.into()).map(|_| n)
 }
 
-/// A request to reserve. `commit_within` is the rack's default.
+/// Validates a reservation request. `commit_within` is the rack's default.
 ///
 /// # Errors
-/// One per way to be wrong.
+/// A violated rule.
 pub fn reserve(
     r: wire::ReserveRequest,
     certified: Option<&Name>,
@@ -148,10 +148,10 @@ pub fn reserve(
     Ok(reserve)
 }
 
-/// Names a reservation by exactly one of its id and its VM.
+/// Validates a reference to a reservation: exactly one of its id and its VM.
 ///
 /// # Errors
-/// Neither, both, or not well formed.
+/// Neither, both, or a malformed one.
 pub fn target(r: Option<wire::ReservationRef>) -> Result<Target, Invalid> {
     let r = r.unwrap_or_default();
     match (r.reservation.as_str(), r.vm.as_str()) {
@@ -165,10 +165,10 @@ pub fn target(r: Option<wire::ReservationRef>) -> Result<Target, Invalid> {
     }
 }
 
-/// How long a caller waits for slices at most.
+/// Validates the time limit of a caller that waits for slices.
 ///
 /// # Errors
-/// Longer than allowed.
+/// It exceeds the maximum.
 pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
     match within("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
         0 => Ok(WAIT_READY_MAX),
@@ -176,10 +176,10 @@ pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
     }
 }
 
-/// A host, an EMC or a slice: exactly one of them.
+/// Validates a target: exactly one of host, EMC and slice.
 ///
 /// # Errors
-/// None, several, or not well formed.
+/// None, several, or a malformed one.
 pub fn place(target: Option<wire::Target>) -> Result<Place, Invalid> {
     let t = target.unwrap_or_default();
     match (t.host.as_str(), t.emc.as_str(), t.slice) {
@@ -191,10 +191,10 @@ pub fn place(target: Option<wire::Target>) -> Result<Place, Invalid> {
     }
 }
 
-/// A VM to be planned.
+/// Validates a plan request.
 ///
 /// # Errors
-/// One per way to be wrong.
+/// A violated rule.
 pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
     let memory = Bytes::new(within("memory_bytes", r.memory_bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
     if memory == Bytes::ZERO || !memory.is_whole_mib() {
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// A change to a good request must be refused with the field's name, its value and the rule.
+    /// Checks that a change of a valid request is rejected with field, value and rule.
     fn refuses(change: impl Fn(&mut wire::ReserveRequest), field: &str, says: &[&str]) {
         let mut request = good();
         change(&mut request);
@@ -244,7 +244,7 @@ mod tests {
         refuses(|r| r.request_id = "x".repeat(129), "request_id", &["must be 1 to 128"]);
         refuses(|r| r.host = "../etc".into(), "host", &["../etc", "must be 1 to 63"]);
         refuses(|r| r.vm = "a b".into(), "vm", &["a b"]);
-        // `release r-1` would be the reservation's of that number, not the VM's.
+        // `release r-1` would mean the reservation with this number, not the VM.
         refuses(|r| r.vm = "r-1".into(), "vm", &["\"r-1\"", "must not be r- and a number"]);
         refuses(|r| r.commit_within_ms = u64::MAX, "commit_within_ms", &["at most"]);
         refuses(|r| r.uid = Some(u32::MAX), "uid", &["4294967295", "at most 4294967294"]);

@@ -1,5 +1,5 @@
-//! Weights that a scheduler sets, and what agents tell of shares, checked; and both shown. What is told is kept as it came: the manager decides
-//! nothing by it.
+//! Weights set by schedulers and shares reported by agents, validated and converted. Reports are
+//! stored as received, because the manager decides nothing from them.
 
 use std::{collections::BTreeSet, ops::RangeInclusive};
 
@@ -13,19 +13,19 @@ use units::limits::{
 use super::requests::{Invalid, named};
 use crate::shares::Weights;
 
-/// What becomes of a share.
+/// Values of `enforcer`.
 const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];
-/// Where what is known of a tenant comes from.
+/// Values of `access_source`.
 const LEARNT_FROM: [&str; 4] = ["damon", "pebs", "ibs", "none"];
-/// A part of a whole.
+/// Range of a fraction.
 const PART: RangeInclusive<f64> = 0.0..=1.0;
-/// Anything that is counted or compared.
+/// Range of a count or ratio.
 const NUMBER: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
 
-/// Weights to be set, by tenant; 0 takes back what was set.
+/// Validates weights to be set, by tenant; 0 removes a weight.
 ///
 /// # Errors
-/// Too many, a tenant that is no name or is named twice, or a weight out of range.
+/// Too many, an invalid or repeated tenant, or a weight out of range.
 pub fn changes(asked: Vec<wire::Weight>) -> Result<Weights, Invalid> {
     at_most_tenants("weights", asked.len())?;
     let mut changes = Weights::new();
@@ -46,7 +46,7 @@ pub fn changes(asked: Vec<wire::Weight>) -> Result<Weights, Invalid> {
     Ok(changes)
 }
 
-/// Weights that are set.
+/// Converts the weights of a host.
 pub fn weights(weights: &Weights) -> Vec<wire::Weight> {
     weights
         .iter()
@@ -54,21 +54,21 @@ pub fn weights(weights: &Weights) -> Vec<wire::Weight> {
         .collect()
 }
 
-/// What a host's agent told of an epoch, checked.
+/// Validated report of an epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told(wire::Shares);
 
 impl Told {
-    /// As it is shown.
+    /// Message as served.
     pub fn shown(self) -> wire::Shares {
         self.0
     }
 }
 
-/// What the agent of a host tells: of that host, whatever it says.
+/// Validates a report of an agent; the host is the session's.
 ///
 /// # Errors
-/// One per way to be wrong.
+/// A violated rule.
 pub fn told(host: &Name, shares: wire::Shares) -> Result<Told, Invalid> {
     if shares.epoch == 0 {
         return Err(Invalid::new("shares.epoch", 0, "must be 1 or more"));
@@ -125,7 +125,7 @@ fn certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
     c.envy.map_or(Ok(()), |envy| number("shares.certificate.envy", envy, NUMBER))
 }
 
-/// Says of which tenant.
+/// Adds the tenant to an error.
 fn of(tenant: &Name) -> impl FnOnce(Invalid) -> Invalid {
     move |Invalid { field, problem }| Invalid { field, problem: format!("{problem} (of {tenant})") }
 }
@@ -135,7 +135,7 @@ fn at_most_tenants(field: &'static str, count: usize) -> Result<(), Invalid> {
     if count <= TENANTS_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, count, rule())) }
 }
 
-/// No NaN is within anything.
+/// Returns whether a value is within a range; NaN is not.
 fn number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), Invalid> {
     let rule = || format!("must be a number from {} to {}", within.start(), within.end());
     if within.contains(&value) { Ok(()) } else { Err(Invalid::new(field, value, rule())) }
@@ -146,7 +146,7 @@ fn mib(field: &'static str, mib: u64) -> Result<(), Invalid> {
     if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, mib, rule())) }
 }
 
-/// What is not known is not there.
+/// Returns a value if it is known.
 fn share(field: &'static str, share: Option<&wire::Share>) -> Result<(), Invalid> {
     let Some(share) = share else { return Ok(()) };
     mib(field, share.memory_mib)?;

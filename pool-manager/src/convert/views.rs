@@ -1,4 +1,4 @@
-//! What the ledger has, as the wire shows it.
+//! Conversion of ledger objects into wire messages.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,12 @@ use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId};
 
 use crate::driver::WriteChunk;
 
-/// A name for a host that may have been removed since.
-/// What people call a host.
+/// Returns the name of a host, or its number if it was removed.
 pub fn host_name(ledger: &Ledger, id: HostId) -> String {
     ledger.host(id).map_or_else(|| id.to_string(), |entry| entry.host.name.to_string())
 }
 
-/// One slice.
+/// Converts a slice.
 pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slice {
     let vm = slot.reservation().and_then(|r| ledger.reservation(r)).map(|r| r.vm.to_string());
     wire::Slice {
@@ -35,7 +34,7 @@ pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slic
     }
 }
 
-/// Why it does not go on.
+/// Returns the reason of a quarantine.
 fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
     let fence = slot.holder().and_then(|host| ledger.host(host)).map(|entry| entry.host.fence);
     match (slot.state, fence) {
@@ -70,7 +69,7 @@ fn receipt(ledger: &Ledger, r: &Receipt) -> wire::ScrubReceipt {
     }
 }
 
-/// How far a reservation has come, in one word.
+/// Returns the state of a reservation.
 pub fn reservation_state(view: &ReservationView) -> wire::ReservationState {
     match view.reservation.stage {
         Stage::Reserved { .. } if view.is_ready() => wire::ReservationState::Ready,
@@ -81,7 +80,7 @@ pub fn reservation_state(view: &ReservationView) -> wire::ReservationState {
     }
 }
 
-/// One reservation.
+/// Converts a reservation.
 pub fn reservation(view: ReservationView) -> wire::Reservation {
     let state = reservation_state(&view).into();
     let r = view.reservation;
@@ -110,7 +109,7 @@ pub fn reservation(view: ReservationView) -> wire::Reservation {
     }
 }
 
-/// One decision, in words.
+/// Formats a decision.
 pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
     let words = decision.what.words();
     wire::Decision {
@@ -126,7 +125,7 @@ pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
     }
 }
 
-/// Whether new reservations are accepted, and whether a drain is over.
+/// Returns the scheduling state, and whether a drain is complete.
 fn scheduling(now: Scheduling, empty: bool) -> wire::Scheduling {
     match now {
         Scheduling::Enabled => wire::Scheduling::Enabled,
@@ -136,7 +135,7 @@ fn scheduling(now: Scheduling, empty: bool) -> wire::Scheduling {
     }
 }
 
-/// One host.
+/// Converts a host.
 pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
     let ledger = manager.durable();
     let entry = ledger.host(id)?;
@@ -173,7 +172,7 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// One EMC.
+/// Converts an EMC.
 pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
     let entry = manager.durable().emc(id)?;
     let (state, error) = match manager.emc_state(id) {
@@ -199,7 +198,7 @@ pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
     })
 }
 
-/// All EMCs.
+/// Converts all EMCs.
 pub fn emc_views(manager: &Manager) -> Vec<wire::Emc> {
     manager.durable().emcs().filter_map(|(id, _)| emc(manager, id)).collect()
 }

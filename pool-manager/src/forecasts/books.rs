@@ -1,5 +1,6 @@
-//! The books: who has memory, who gave it back, and what came of it, as the ledger's facts become durable. Entries are written a little
-//! later and many at once: nobody waits for them, and a crash loses a moment of them at most.
+//! Outcome log: follows durable records of the ledger and records VMs with memory, their end and
+//! their outcome. Entries are written in batches with a delay, since no caller waits; a crash loses
+//! a short period.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -20,12 +21,12 @@ use units::{
 use super::{Asked, Forecasts, rows};
 use crate::{driver::WriteChunk, store::Write};
 
-/// How long entries wait for company.
+/// Delay of a write, so that entries share it.
 const WRITTEN_EVERY: Duration = Duration::from_millis(500);
-/// How often it is looked whether outcomes are too old, and how the mix of VMs has changed.
+/// Interval of the expiry of outcomes and of the update of the mix of VMs.
 const TIDIED_EVERY: Duration = Duration::from_secs(60);
 
-/// Entries that are to be written.
+/// Entries to be written.
 #[derive(Debug, Default)]
 pub(super) struct Pen(Mutex<Vec<Write>>);
 
@@ -40,7 +41,7 @@ impl Pen {
 }
 
 impl Forecasts {
-    /// Keeps the books until the manager ends.
+    /// Runs the log until the manager stops.
     pub async fn keep_books(self: Arc<Self>) {
         let mut changes = self.driver.changes();
         self.reconcile();
@@ -63,7 +64,7 @@ impl Forecasts {
                 _ = tidied.tick() => self.tidy().await,
                 changed = settings.changed() => match changed {
                     Ok(()) => self.choose_point().await,
-                    Err(_) => return, // the manager ends
+                    Err(_) => return, // the manager is stopping
                 },
             }
             if self.read().is_point_due() {
@@ -93,13 +94,14 @@ impl Forecasts {
         }
     }
 
-    /// After a restart, or when too much happened at once: the ledger says who has memory. What ended meanwhile ended unseen.
+    /// Reads VMs with memory from the ledger, after a restart or an overflow of events. VMs that
+    /// ended meanwhile have no outcome.
     fn reconcile(&self) {
         let (mut active, mut after) = (Vec::new(), Some(ReservationId(0)));
         let mut now = UnixMs(0);
         while let Some(from) = after {
             let looked = self.driver.look(|manager, when| (when.wall, page_of_reservations(manager, from)));
-            let Ok((wall, page)) = looked else { return }; // the manager ends
+            let Ok((wall, page)) = looked else { return }; // the manager is stopping
             (now, after) = (wall, page.last().map(|(id, _)| *id));
             for (id, reservation) in page.into_iter().filter(|(_, reservation)| reservation.is_active()) {
                 self.note_reservation(id, &reservation, now);
@@ -114,7 +116,8 @@ impl Forecasts {
         }
     }
 
-    /// Writes what is to be written. Entries that cannot be are given up: what is in memory goes on to count until the next start.
+    /// Writes pending entries. Entries that cannot be written are dropped; the state in memory is
+    /// used until the next start.
     pub async fn write_down(&self) {
         let writes = self.pen.take();
         for batch in writes.chunks(BATCH_CHANGES_MAX) {
@@ -138,7 +141,7 @@ impl Forecasts {
         }
     }
 
-    /// Chooses where forecasts are operated, beside those who ask for them.
+    /// Chooses the operating point without delaying predictions.
     async fn choose_point(&self) {
         let basis = self.read().basis(self.rules());
         let serving = basis.serving;
@@ -148,7 +151,8 @@ impl Forecasts {
         }
     }
 
-    /// A history of the outcomes that are kept: groups remember the lowest share of VMs that were forgotten long ago.
+    /// Builds a history from stored outcomes: groups keep the smallest fraction of VMs that expired
+    /// long ago.
     async fn rebuild_history(&self) {
         self.write_down().await;
         let made_of = self.read().next_outcome();
@@ -163,18 +167,18 @@ impl Forecasts {
         match read.await {
             Ok(Ok(history)) => self.write().set_history(history, made_of),
             Ok(Err(error)) => tracing::warn!(error = units::chain(&error), "history not made anew"),
-            Err(_) => {} // the manager ends
+            Err(_) => {} // the manager is stopping
         }
     }
 }
 
-/// Copies the next reservations above a number, as many as may be copied under the ledger's lock at once.
+/// Copies the next reservations above a number, up to the limit per hold of the ledger's lock.
 fn page_of_reservations(manager: &Manager, above: ReservationId) -> Vec<(ReservationId, Reservation)> {
     let above = manager.durable().reservations_after(above).take(RESERVATIONS_PAGE_MAX);
     above.map(|(id, reservation)| (id, reservation.clone())).collect()
 }
 
-/// Whether a VM ended because it was over, and nothing that it touched went unseen.
+/// Returns whether a VM ended by itself with its memory measured completely.
 fn is_of_itself(why: &EndedBy) -> bool {
     match why {
         EndedBy::ProcessGone | EndedBy::Released { force: false, .. } => true,

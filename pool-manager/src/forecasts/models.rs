@@ -1,5 +1,5 @@
-//! Models from their making to their serving: trained on outcomes or labels, taken in from elsewhere, compared with the one that serves,
-//! promoted, rolled back. A model is durable before it serves, and every one is kept as the file it was.
+//! Lifecycle of models: training on outcomes or labels, import, comparison with the serving model,
+//! promotion, rollback. A model is durable before it serves, and stored as its original file.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,72 +29,72 @@ use super::{
 };
 use crate::driver::Asked;
 
-/// Rates at which a model's like is told.
+/// Target rates of a backtest.
 const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
-/// Where models are compared while nothing says how they are operated.
+/// Target rate of comparisons without a configured operating point.
 const RATE_COMPARED: f64 = 0.04;
-/// What makes trainings the same for the same rows.
+/// Seed, so that trainings on the same rows are equal.
 const SEED: u64 = 1;
-/// A training takes what others leave of the processors.
+/// Nice value of trainings, which use idle processors.
 const NICE: i32 = 10;
 
-/// Why there is no model.
+/// Error of a model operation.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// There is none of this version.
+    /// There is no model of this version.
     #[error("version: {} {version} is not kept: see `tarn get models`", kind.name())]
     NoSuchModel {
-        /// Of which kind.
+        /// Kind.
         kind: Kind,
-        /// Which version.
+        /// Version.
         version: u32,
     },
-    /// None serves.
+    /// No model serves.
     #[error("kind: no model of {} serves", .0.name())]
     NoneServes(Kind),
-    /// It serves already.
+    /// The model serves already.
     #[error("version: {} {version} serves already", kind.name())]
     Serves {
-        /// Of which kind.
+        /// Kind.
         kind: Kind,
-        /// Which version.
+        /// Version.
         version: u32,
     },
-    /// One at a time.
+    /// Another training is in progress.
     #[error("a model is being trained already: one at a time")]
     Busy,
-    /// There is too little to learn from.
+    /// There are too few outcomes.
     #[error("outcomes")]
     TooFew(#[from] TooFewOutcomes),
-    /// Labels teach nothing.
+    /// The labels cannot be trained on.
     #[error("labels")]
     Untold(#[from] EvaluationError),
-    /// Labels are needed.
+    /// Labels are missing.
     #[error("labels: none: must be there for a model of latency sensitivity")]
     Unlabelled,
-    /// It is not one.
+    /// The file is no model.
     #[error("content")]
     File(#[from] FileError),
-    /// It is one of another kind.
+    /// The file is a model of another kind.
     #[error("kind: the file is a model of {}: must be of {}", found.name(), asked.name())]
     OtherKind {
-        /// What was said.
+        /// Kind in the request.
         asked: Kind,
-        /// What it is.
+        /// Kind of the file.
         found: Kind,
     },
-    /// It was trained elsewhere, and is not taken.
+    /// The imported model is rejected.
     #[error("content")]
     Refused(#[from] ImportError),
-    /// The store, or the manager ends.
+    /// The store failed, or the manager is stopping.
     #[error(transparent)]
     Asked(#[from] Asked),
 }
 
-/// What a model is made of.
+/// Training data of a model.
 #[derive(Clone, Debug)]
 pub enum Training {
-    /// Outcomes, as they are kept.
+    /// Stored outcomes.
     Frigid,
     /// Labelled workloads.
     Sensitivity(Labels),
@@ -103,49 +103,50 @@ pub enum Training {
 /// Labelled workloads.
 #[derive(Clone, Debug)]
 pub struct Labels {
-    /// With local memory, and how much slower with the pool's.
+    /// Workloads with local memory, with their slowdown on pool memory.
     pub workloads: Vec<Workload>,
-    /// The margin.
+    /// Performance degradation margin.
     pub pdm: Fraction,
-    /// Whether they were modelled, and not measured.
+    /// Slowdowns come from a processor model.
     pub modelled: bool,
 }
 
-/// A model as it is shown.
+/// Model as listed.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// Its kind.
+    /// Kind.
     pub kind: Kind,
-    /// Its version.
+    /// Version.
     pub version: u32,
-    /// Whether it serves.
+    /// It serves.
     pub serves: bool,
-    /// Where it comes from.
+    /// Source.
     pub about: Provenance,
-    /// Its length.
+    /// Size in bytes.
     pub bytes: usize,
-    /// Its cuts, if it is of latency sensitivity.
+    /// Thresholds of a sensitivity model.
     pub cuts: Vec<sensitivity::Cutoff>,
-    /// Against the one that serves.
+    /// Comparison with the serving model.
     pub comparison: Option<Comparison>,
 }
 
-/// Two models on the same VMs, which began after the one that serves had been made: each with as much risk as keeps it within the rate.
+/// Two models on the same VMs, which started after the serving model was created, each at the risk
+/// that keeps it within the target rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
-    /// The one that serves.
+    /// Version of the serving model.
     pub version: u32,
-    /// VMs that both were held against.
+    /// Number of VMs.
     pub vms: usize,
-    /// The rate.
+    /// Target rate.
     pub rate: Fraction,
-    /// Share of memory, in whole slices.
+    /// Fraction of memory predicted frigid, in whole slices.
     pub share: f64,
-    /// That of the one that serves.
+    /// The same of the serving model.
     pub share_of_serving: f64,
 }
 
-/// Which models there are, and which serve.
+/// Stored models, and the serving ones.
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
     lines: BTreeMap<Kind, Line>,
@@ -153,7 +154,7 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    /// As a store has it. A file that cannot be read stays where it is and does not serve.
+    /// Loads models from the store. A file that cannot be read stays stored and does not serve.
     pub fn of(loaded: &rows::Loaded) -> Self {
         let mut shelf = Self { lines: loaded.lines.iter().cloned().collect(), models: BTreeMap::new() };
         for (kind, version, bytes) in &loaded.models {
@@ -168,7 +169,7 @@ impl Shelf {
         shelf
     }
 
-    /// Who serves.
+    /// Returns the serving models.
     pub fn serving(&self) -> impl Iterator<Item = (Kind, u32)> {
         self.lines.iter().filter_map(|(kind, line)| Some((*kind, line.serving()?)))
     }
@@ -195,7 +196,8 @@ impl Shelf {
         Ok(Shown { kind, version, serves, about, bytes, cuts, comparison: None })
     }
 
-    /// Models that make room for one more: the oldest that do not serve and will not again.
+    /// Returns the oldest models that neither serve nor may serve again, to be deleted for a new
+    /// one.
     fn too_many(&self, kind: Kind) -> Vec<u32> {
         let line = self.line(kind);
         let versions = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
@@ -205,16 +207,16 @@ impl Shelf {
 }
 
 impl Forecasts {
-    /// Every model that is kept.
+    /// Returns all stored models.
     pub async fn models(&self) -> Vec<Shown> {
         let shelf = self.shelf.lock().await;
         shelf.models.keys().filter_map(|(kind, version)| shelf.show(*kind, *version).ok()).collect()
     }
 
-    /// One model with its file; without a version the one that serves.
+    /// Returns a model with its file; without a version the serving one.
     ///
     /// # Errors
-    /// It is not there.
+    /// It does not exist.
     pub async fn model(&self, kind: Kind, version: Option<u32>) -> Result<(Shown, Vec<u8>), ModelError> {
         let shelf = self.shelf.lock().await;
         let version = version.or(shelf.line(kind).serving()).ok_or(ModelError::NoneServes(kind))?;
@@ -223,10 +225,10 @@ impl Forecasts {
         Ok((shown, self.bytes(kind, version).await?))
     }
 
-    /// Makes a model and keeps it. It does not serve.
+    /// Trains a model and stores it. It does not serve.
     ///
     /// # Errors
-    /// There is too little to learn from, or one is being trained already.
+    /// Too few outcomes, or another training is in progress.
     pub async fn train(&self, training: Training) -> Result<Shown, ModelError> {
         let place = self.place_to_train()?;
         let made = self.now()?;
@@ -235,7 +237,7 @@ impl Forecasts {
             Training::Sensitivity(_) => (Kind::Sensitivity, Vec::new()),
         };
         let file = aside(move || {
-            let _place = place; // given back when it is over, also if nobody waits any more
+            let _place = place; // released when the training ends, also without a waiting caller
             let about = Provenance { trained_by: "tarn".to_owned(), ..about(made) };
             match training {
                 Training::Frigid => frigid_file(&stays, &ModelSource::Trained, about),
@@ -252,10 +254,10 @@ impl Forecasts {
         Arc::clone(&self.training).try_acquire_owned().map_err(|_| ModelError::Busy)
     }
 
-    /// Takes a file of ours, and keeps it. It does not serve.
+    /// Stores an imported file of Tarn. It does not serve.
     ///
     /// # Errors
-    /// It is none, or of another kind.
+    /// It is no model, or of another kind.
     pub async fn take(&self, kind: Kind, bytes: Vec<u8>) -> Result<Shown, ModelError> {
         let file = aside(move || ModelFile::read(&bytes)).await??;
         if file.kind() != kind {
@@ -264,10 +266,11 @@ impl Forecasts {
         self.keep(kind, file).await
     }
 
-    /// Takes a model that was trained elsewhere, held against outcomes or labels, and keeps it. It does not serve.
+    /// Imports a model of another tool, calibrates it on outcomes or labels, and stores it. It does
+    /// not serve.
     ///
     /// # Errors
-    /// It is refused, or there is too little to hold it against.
+    /// It is rejected, or there are too few outcomes or labels.
     pub async fn import(
         &self,
         kind: Kind,
@@ -284,7 +287,7 @@ impl Forecasts {
         let about = Provenance { trained_by: trained_by.to_owned(), ..about(made) };
         let stays = if kind == Kind::Frigid { self.stays().await? } else { Vec::new() };
         let file = aside(move || {
-            let _place = place; // as above
+            let _place = place; // released like a training
             match kind {
                 Kind::Frigid => {
                     let names: Vec<String> = feature_names().collect();
@@ -302,10 +305,11 @@ impl Forecasts {
         self.keep(kind, file.await??).await
     }
 
-    /// How a model compares with the one that serves; then, unless it is only to be said, it serves.
+    /// Compares a model with the serving one and, unless only validation was requested, makes it
+    /// serve.
     ///
     /// # Errors
-    /// It is not there, or serves already.
+    /// It does not exist, or serves already.
     pub async fn promote(
         &self,
         kind: Kind,
@@ -331,7 +335,7 @@ impl Forecasts {
         Ok(Shown { comparison, ..shelf.show(kind, version)? })
     }
 
-    /// The model that served before serves again; after the first of all, none.
+    /// Makes the previous model serve again; after the first model, none.
     ///
     /// # Errors
     /// None serves.
@@ -352,7 +356,7 @@ impl Forecasts {
         version.map(|version| shelf.show(kind, version)).transpose()
     }
 
-    /// Durable first; then whoever asks next is told by it.
+    /// Writes the change, then applies it.
     async fn serve(
         &self,
         shelf: &mut Shelf,
@@ -389,13 +393,13 @@ impl Forecasts {
         let what = What::ModelServes { kind: kind.name().to_owned(), version, before };
         let decision = Decision { at: self.now()?, actor, subject: Subject::Rack, what };
         if let Err(error) = self.driver.ask(Ask::Note(decision)).await {
-            tracing::error!(error = units::chain(&error), "not on record"); // it serves all the same
+            tracing::error!(error = units::chain(&error), "not on record"); // it serves nevertheless
         }
         Ok(())
     }
 
-    /// On VMs that began after the model that serves had been made; of one that was made of those, too, by what its like said of them
-    /// before they ended.
+    /// Compares two models on VMs that started after the serving model was created. For a model
+    /// trained on these VMs, predictions of its backtest are used.
     async fn compare(
         &self,
         shelf: &Shelf,
@@ -405,7 +409,7 @@ impl Forecasts {
         let (Some(version), Kind::Frigid) = (shelf.line(kind).serving(), kind) else { return Ok(None) };
         let serving = match self.file(kind, version).await {
             Ok(file) => file,
-            Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // it does not serve either
+            Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // the other model does not serve either
             Err(other) => return Err(other),
         };
         let stays = self.stays().await?;
@@ -419,7 +423,7 @@ impl Forecasts {
 
     async fn keep(&self, kind: Kind, file: ModelFile) -> Result<Shown, ModelError> {
         let bytes = file.write()?;
-        let file = ModelFile::read(&bytes)?; // numbers that are none cannot be read again
+        let file = ModelFile::read(&bytes)?; // invalid numbers cannot be read again
         let mut shelf = self.shelf.lock().await;
         let mut line = shelf.line(kind);
         let version = line.next;
@@ -432,7 +436,7 @@ impl Forecasts {
         old.iter().for_each(|old| drop(shelf.models.remove(&(kind, *old))));
         shelf.lines.insert(kind, line);
         shelf.put(kind, version, &file, length);
-        let comparison = self.compare(&shelf, kind, &file).await.unwrap_or_default(); // it is kept all the same
+        let comparison = self.compare(&shelf, kind, &file).await.unwrap_or_default(); // the model is stored nevertheless
         tracing::info!(kind = kind.name(), version, rows = file.provenance.rows, "model kept");
         Ok(Shown { comparison, ..shelf.show(kind, version)? })
     }
@@ -454,7 +458,7 @@ impl Forecasts {
         found.ok_or(ModelError::NoSuchModel { kind, version })
     }
 
-    /// Everything that is kept of VMs that ended.
+    /// Reads all stored outcomes.
     pub(super) async fn pasts(&self) -> Result<Vec<(u64, Past)>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
         let place = self.place_to_read().await?;
@@ -482,13 +486,13 @@ impl Forecasts {
     }
 }
 
-/// On a thread of its own that takes what others leave: it has work for seconds or minutes.
+/// Runs long work on a thread with low priority.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ModelError> {
     let (done, result) = tokio::sync::oneshot::channel();
     let run = move || {
-        // Who may not be modest works all the same.
+        // Without the permission to lower its priority it runs normally.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-        let _ = done.send(work()); // whoever asked may have gone
+        let _ = done.send(work()); // the caller may have left
     };
     std::thread::Builder::new().name("models".into()).spawn(run).map_err(|_| Asked::Overloaded)?;
     Ok(result.await.map_err(|_| Asked::Stopping)?)
@@ -519,7 +523,7 @@ fn sensitivity_file(model: sensitivity::Model, labels: &Labels, about: Provenanc
     ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..about }, model)
 }
 
-/// An outcome shows how far a model can be trusted that spoke of its VM before it began.
+/// Calibration uses only outcomes of VMs that started after the prediction.
 fn judge(calibration: &mut Calibration, version: u32, past: &Past) {
     if let Some(remark) = past.begun.remark.filter(|remark| remark.version == version) {
         calibration
@@ -536,7 +540,7 @@ fn compared(
 ) -> Option<Comparison> {
     let end = |file: &ModelFile| file.provenance.window.map_or(UnixMs(0), |(_, end)| end);
     let (after, made) = (end(serving), end(candidate));
-    // What a later model's like was held against had ended by its end.
+    // The backtest of a later model used VMs that had ended by its creation.
     let until = if made > after { made } else { UnixMs(u64::MAX) };
     let stays: Vec<VmSample> = stays.iter().filter(|stay| stay.outcome.ended <= until).cloned().collect();
     let held = |file: &ModelFile| {

@@ -1,5 +1,6 @@
-//! Where both forecasts are operated: the two points that put most memory on the pool within what the operator allows (Pond, Eq. 1 as
-//! resolved in `prediction::combination`), chosen anew whenever models, outcomes of late or the mix of VMs change.
+//! Operating point of both predictions: the points that put most memory on the pool within the
+//! operator's limits (Pond, Eq. 1 as resolved in `prediction::combination`), chosen again when
+//! models, outcomes or the mix of VMs change.
 
 use prediction::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, solve},
@@ -8,52 +9,52 @@ use prediction::{
 };
 use units::Fraction;
 
-/// What the operator allows.
+/// Risk limits of the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// X: share of VMs that may be slowed down beyond the margin.
+    /// X: fraction of VMs that may be slowed down beyond the PDM.
     pub exceed_max: Fraction,
-    /// r: how likely a VM is slowed down beyond it if too much of its memory is on the pool.
+    /// r: probability that a VM with overpredicted frigid memory exceeds the PDM.
     pub overpredicted_exceeds: Fraction,
 }
 
 impl Default for Rules {
-    /// The paper's (Pond 6.4.3 and 6.5).
+    /// Values of the paper (Pond 6.4.3 and 6.5).
     fn default() -> Self {
         let share = |x| Fraction::new(x).expect("a share");
         Self { exceed_max: share(0.02), overpredicted_exceeds: share(0.25) }
     }
 }
 
-/// Where both forecasts are operated.
+/// Operating point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// What was chosen, and what is expected of it.
+    /// Chosen point, with its expected result.
     pub choice: CombinedPoint,
-    /// How much risk is taken for frigid memory; none while too few outcomes tell what it costs.
+    /// Risk of frigid predictions; none while there are too few outcomes.
     pub appetite: Option<RiskLimit>,
-    /// Who is placed whole; nobody without a model of latency sensitivity.
+    /// Threshold of pool-only placements; none without a sensitivity model.
     pub cut: Option<Cutoff>,
-    /// Of VMs of late, those whose counters were known: by VMs or by memory, whichever is more.
+    /// Fraction of recent VMs with known counters: by VMs or by memory, the larger one.
     pub history: Fraction,
-    /// What it was chosen under.
+    /// Limits under which it was chosen.
     pub rules: Rules,
 }
 
-/// Rates of overpredictions that are tried.
+/// Candidate rates of overpredictions.
 const RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
-/// No risk is taken.
+/// Point without risk.
 const NOTHING: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
 
 impl Point {
-    /// Nothing is taken.
+    /// Point without pool memory.
     pub fn nothing(rules: Rules) -> Self {
         Self::choose(&Calibration::default(), &[], Fraction::default(), rules)
     }
 
-    /// The best, by what outcomes of late say of each rate, and cuts of those they place.
+    /// Chooses the best point from recent outcomes and thresholds.
     pub fn choose(calibration: &Calibration, cuts: &[Cutoff], history: Fraction, rules: Rules) -> Self {
         let share = |x: f64| Fraction::new(x).expect("a share");
         let rates = RATES.map(share).into_iter();
@@ -69,7 +70,8 @@ impl Point {
         let points: Vec<FrigidPoint> = frigid.iter().map(|(point, _)| *point).collect();
         let choice = solve(&insensitive, &points, mix, rules.exceed_max);
         let chosen = frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, appetite)| *appetite);
-        // Where prices are known and none is worth what is allowed, nothing is taken: that is no want of knowledge.
+        // Where costs are known and no rate is worth its risk, nothing is taken: this is not a lack
+        // of data.
         let appetite = chosen.or_else(|| frigid.first().map(|_| NOTHING));
         let is_chosen = |cut: &&Cutoff| placed(cut) == choice.insensitive;
         let cut = cuts.iter().find(is_chosen).copied();
@@ -88,13 +90,13 @@ mod tests {
         Fraction::new(x).unwrap()
     }
 
-    /// VMs of which a share is forecast that grows with risk, and that leave between nothing and all.
+    /// Returns VMs with a predicted fraction that grows with risk and lies between none and all.
     fn calibration(vms: u32) -> Calibration {
         let mut calibration = Calibration::default();
         for vm in 0..vms {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
             let curve = Curve::new(prediction::frigid::QUANTILE_LEVELS);
-            let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // risk is worth it for the largest
+            let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // risk pays for the largest VMs only
             let judged =
                 CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };
             calibration.add(None, judged);
